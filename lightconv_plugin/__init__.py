@@ -1,0 +1,49 @@
+"""LightConv and DynamicConv for fairseq (Wu et al. 2019, Pay Less Attention with Lightweight and Dynamic Convolutions).
+
+`fairseq-train --user-dir lightconv_plugin …` imports this package, which mends what of fairseq does not run on today's
+Python, torch and numpy (fairseq_patches.py) and registers the models (models/). `import lightconv_plugin.ops` gives the
+operators to any PyTorch program and needs neither fairseq nor its seconds of import: the models are registered as soon
+as fairseq is there, whichever of the two is imported first.
+"""
+
+import importlib.util
+import sys
+from importlib.abc import MetaPathFinder
+
+__version__ = "0.1.0"
+
+
+def _register() -> None:
+    from lightconv_plugin import fairseq_patches
+
+    fairseq_patches.apply()
+    importlib.import_module("lightconv_plugin.models")
+
+
+class _WhenFairseqArrives(MetaPathFinder):
+    """Runs `_register` right after the first `import fairseq` of a process that imported this package before it.
+
+    Without it, `import lightconv_plugin.ops` followed by `--user-dir lightconv_plugin` in one process would leave the
+    models unknown: fairseq does not look again at a user directory that is already imported.
+    """
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname != "fairseq":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_then_register(module):
+                run(module)
+                _register()
+
+            spec.loader.exec_module = run_then_register
+        return spec
+
+
+if "fairseq" in sys.modules:
+    _register()
+else:
+    sys.meta_path.insert(0, _WhenFairseqArrives())

@@ -1,0 +1,287 @@
+"""Mends what of fairseq (0.12.2 and fairseq-fixed 0.12.3.1) does not run on today's torch and numpy, in memory.
+
+`apply()` is called when the plugin is imported, and looks at each breakage in turn: where the condition that breaks
+fairseq is not there, nothing is touched. Nothing under site-packages is written. `applied()` lists what was done.
+LIGHTCONV_SKIP_PATCHES="A,E" leaves patches out, which shows fairseq's own failure (for debugging, and for the tests).
+
+`fairseq-train`, `-generate`, `-interactive`, `-validate` and `-eval-lm` import the user directory while they build
+their argument parser, early enough for every patch. `fairseq-hydra-train` imports it in `fairseq_cli.train.main`, after
+`call_main` has chosen the processes: there every patch but F holds. To have F too, import the plugin first:
+
+    python -c "import lightconv_plugin, fairseq_cli.hydra_train as h; h.cli_main()" common.user_dir=… task.data=…
+
+or start the processes yourself and give the distributed_training group distributed_no_spawn=true,
+distributed_init_method, distributed_world_size, distributed_rank and, without a GPU, distributed_backend=gloo.
+"""
+
+import importlib.util
+import io
+import os
+import pickle
+import socket
+import sys
+import types
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+PATCHES: dict[str, Callable[[], bool]] = {}
+"""Letter -> function that mends one breakage; it returns False where there was nothing to mend."""
+
+_applied: dict[str, tuple[str, str]] = {}
+
+_LAUNCHER_VARIABLES = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"}
+
+
+def apply() -> None:
+    """Apply every patch that is needed here and has not been applied yet.
+
+    Raises:
+        ValueError: LIGHTCONV_SKIP_PATCHES names a patch that does not exist.
+    """
+    skipped = {letter.strip() for letter in os.environ.get("LIGHTCONV_SKIP_PATCHES", "").split(",")} - {""}
+    if unknown := skipped - PATCHES.keys():
+        raise ValueError(f"LIGHTCONV_SKIP_PATCHES: {', '.join(sorted(unknown))} is not one of {', '.join(PATCHES)}")
+    for letter, patch in PATCHES.items():
+        if letter not in skipped and letter not in _applied and patch():
+            _applied[letter] = (f"{letter} {patch.__name__}", patch.__doc__.strip().split("\n\n")[0])
+
+
+def applied() -> list[tuple[str, str]]:
+    """The patches in force: (letter and name, reason) of each, in the order in which they were applied."""
+    return list(_applied.values())
+
+
+def _patch(letter: str) -> Callable[[Callable[[], bool]], Callable[[], bool]]:
+    def register(function: Callable[[], bool]) -> Callable[[], bool]:
+        PATCHES[letter] = function
+        return function
+
+    return register
+
+
+def _load_refuses(sample: Any) -> bool:
+    """Whether torch.load, called the way fairseq calls it, refuses what torch.save wrote."""
+    buffer = io.BytesIO()
+    torch.save(sample, buffer)
+    buffer.seek(0)
+    try:
+        torch.load(buffer, map_location="cpu")
+    except pickle.UnpicklingError:
+        return True
+    return False
+
+
+@_patch("A")
+def safe_globals() -> bool:
+    """torch >= 2.6 loads with weights_only=True and refuses fairseq's checkpoints (Namespace, numpy statistics).
+
+    Loading stays restricted: what is added to torch's list can only hold data. A Namespace comes with every old-style
+    model or optimizer; numpy arrays and scalars with --eval-bleu and best scores, named `numpy.core` in files written
+    under numpy 1 and `numpy._core` under numpy 2; the three meters with files of fairseq 0.6 to 0.9, among them those
+    released in 2019. OmegaConf objects are in no checkpoint of a released fairseq and stay refused.
+    """
+    from fairseq.logging import meters
+
+    if not _load_refuses([Namespace(), np.zeros(1), np.float64(0)]):
+        return False
+    dtype_classes = {type(np.dtype(code)) for code in np.typecodes["All"]}
+    # taken from numpy's own pickles: the two functions live in a private module whose name depends on the version
+    builders = {"_reconstruct": np.zeros(1).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0]}
+    torch.serialization.add_safe_globals(
+        [Namespace, np.ndarray, np.dtype, *dtype_classes]
+        + [(f, f"numpy.{core}.multiarray.{name}") for name, f in builders.items() for core in ("core", "_core")]
+        + [(getattr(meters, n), f"fairseq.meters.{n}") for n in ("AverageMeter", "TimeMeter", "StopwatchMeter")]
+    )
+    return True
+
+
+@_patch("B")
+def broadcast_object() -> bool:
+    """torch >= 2.6 refuses the configuration that rank 0 sends to the others when several processes resume.
+
+    The message comes from a process of the same training over its own process group, not from a file: it is trusted as
+    torch.distributed trusts it, whose broadcast of objects takes the place of fairseq's.
+    """
+    from fairseq.distributed import utils
+
+    if not _load_refuses(utils._TensorPlaceholder(0)):
+        return False
+
+    def _broadcast_object_slow(obj: Any, src_rank: int, group: Any, dist_device: torch.device) -> Any:
+        box = [obj]
+        dist.broadcast_object_list(box, src=src_rank, group=group, device=dist_device)
+        return box[0]
+
+    utils._broadcast_object_slow = _broadcast_object_slow
+    return True
+
+
+@_patch("C")
+def numpy_compat() -> bool:
+    """numpy >= 2 has no `numpy.compat`, whose `long` fairseq uses (language models by sentence, batch buckets)."""
+    if hasattr(np, "compat"):
+        return False
+    np.compat = types.SimpleNamespace(long=int)
+    return True
+
+
+@_patch("D")
+def get_buckets() -> bool:
+    """numpy >= 2.4 has no `interpolation` argument of percentile, which --num-batch-buckets uses."""
+    from fairseq.data import data_utils
+
+    original = data_utils.get_buckets
+    try:
+        original(np.arange(1, 3), 1)
+    except TypeError:
+        pass
+    else:
+        return False
+
+    def get_buckets(sizes: np.ndarray, num_buckets: int) -> np.ndarray:
+        bounds = np.percentile(sizes, np.linspace(0, 100, num_buckets + 1), method="lower")
+        return np.unique(bounds[1:])
+
+    for module in _modules_binding("get_buckets", original):
+        module.get_buckets = get_buckets
+    return True
+
+
+def _modules_binding(name: str, value: Any) -> Iterator[types.ModuleType]:
+    """fairseq's loaded modules in which `name` is `value`: `from … import …` copies a function's binding."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name.split(".")[0] in {"fairseq", "fairseq_cli"} and vars(module).get(name) is value:
+            yield module
+
+
+@_patch("E")
+def bf16_without_xla() -> bool:
+    """fairseq takes --bf16 for a TPU and fails without torch_xla, on a GPU too.
+
+    The option parser sets `tpu`, and may be running already when the plugin is imported. So the flag is cleared one
+    step later, where every command turns its arguments into a configuration. (Hydra's own commands do not set it.)
+    """
+    from fairseq.dataclass import utils
+
+    if importlib.util.find_spec("torch_xla") is not None:
+        return False
+    original = utils.override_module_args
+
+    def override_module_args(args: Namespace) -> tuple[list[str], list[str]]:
+        if getattr(args, "bf16", False):
+            args.tpu = False
+        return original(args)
+
+    utils.override_module_args = override_module_args
+    return True
+
+
+@_patch("F")
+def processes_without_gpu() -> bool:
+    """fairseq counts CUDA devices to start processes: without any, data parallel training fails or does nothing.
+
+    `--distributed-world-size N` stops at an assertion; with an init method it starts 0 workers and exits 0; torchrun's
+    workers train apart, each as if it were alone, because the world size defaults to the number of GPUs and torchrun's
+    is read only where that is above 1 (so also with one GPU on each of several machines). Here N workers are started
+    with gloo, and a training under torchrun joins it. SLURM's variables serve fairseq on GPUs only.
+    """
+    from fairseq.distributed import utils
+
+    original = utils.call_main
+
+    def call_main(cfg: Any, main: Callable, **kwargs: Any) -> None:
+        parallel = cfg.distributed_training
+        launched = (
+            parallel.distributed_init_method is None
+            and os.environ.keys() >= _LAUNCHER_VARIABLES
+            and int(os.environ["WORLD_SIZE"]) > 1
+        )
+        # Only a training has a model in its configuration: evaluating is not split unless asked for.
+        if launched and parallel.distributed_world_size == 1 and cfg.model is not None:
+            parallel.distributed_world_size = int(os.environ["WORLD_SIZE"])
+        on_cpu = cfg.common.cpu or not torch.cuda.is_available()
+        if not on_cpu or cfg.common.tpu or parallel.distributed_world_size == 1:
+            return original(cfg, main, **kwargs)
+        if parallel.distributed_backend == "nccl":
+            parallel.distributed_backend = "gloo"
+        if launched:
+            parallel.distributed_init_method = "env://"
+            parallel.distributed_world_size = int(os.environ["WORLD_SIZE"])
+            parallel.distributed_rank = int(os.environ["RANK"])
+            parallel.distributed_no_spawn = True
+        if parallel.distributed_no_spawn:
+            if parallel.distributed_init_method is None:
+                raise ValueError("--distributed-no-spawn needs --distributed-init-method, such as tcp://localhost:PORT")
+            return original(cfg, main, **kwargs)
+        return _spawn(utils.distributed_main, cfg, main, kwargs)
+
+    utils.call_main = call_main
+    return True
+
+
+def _spawn(distributed_main: Callable, cfg: Any, main: Callable, kwargs: dict[str, Any]) -> None:
+    """Run `main(cfg, **kwargs)` in as many local processes as the world is large, ranks counted from 0."""
+    parallel = cfg.distributed_training
+    if parallel.distributed_rank != 0 or int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        raise ValueError(
+            f"without a GPU one command starts all {parallel.distributed_world_size} workers, on this machine. "
+            "For one command per worker use torchrun, or give each --distributed-no-spawn, "
+            "--distributed-init-method and --distributed-rank."
+        )
+    if parallel.distributed_init_method is None:
+        port = parallel.distributed_port
+        if port <= 0:
+            with socket.socket() as free:
+                free.bind(("localhost", 0))
+                port = free.getsockname()[1]
+        parallel.distributed_init_method = f"tcp://localhost:{port}"
+    # Every worker would take all cores, and each waits for the slowest: shared out, as torchrun does.
+    share = (os.cpu_count() or 1) // parallel.distributed_world_size
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
+    parallel.distributed_rank = None  # each worker adds its number to start_rank
+    torch.multiprocessing.spawn(
+        distributed_main, (main, cfg, {**kwargs, "start_rank": 0}), nprocs=parallel.distributed_world_size
+    )
+
+
+@_patch("G")
+def gather_without_gpu() -> bool:
+    """fairseq gathers statistics through CUDA tensors only: several processes cannot validate on the CPU.
+
+    Used by fairseq-validate and by the criterions whose statistics are not plain sums.
+    """
+    from fairseq.distributed import utils
+    from fairseq.utils import move_to_cpu
+
+    if torch.cuda.is_available():
+        return False
+
+    def all_gather_list(data: Any, group: Any = None, max_size: int = 16384) -> list[Any]:
+        group = utils.get_global_group() if group is None else group
+        gathered = [None] * dist.get_world_size(group)
+        dist.all_gather_object(gathered, move_to_cpu(data), group=group)
+        return gathered
+
+    utils.all_gather_list = all_gather_list
+    return True
+
+
+@_patch("H")
+def pytorch_ddp_without_gpu() -> bool:
+    """fairseq gives its default --ddp-backend pytorch_ddp a CUDA device number, which torch refuses for a CPU model."""
+    from fairseq.models import distributed_fairseq_model as wrappers
+
+    original = wrappers.DistributedDataParallel
+
+    def distributed_data_parallel(module: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
+        if all(parameter.device.type == "cpu" for parameter in module.parameters()):
+            kwargs.update(device_ids=None, output_device=None)
+        return original(module, **kwargs)
+
+    wrappers.DistributedDataParallel = distributed_data_parallel
+    return True

@@ -1,0 +1,123 @@
+"""The encoder-decoder: fairseq's Transformer, with a token mixer of its own in every layer."""
+
+import torch
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
+from torch import Tensor
+
+from lightconv_plugin.models.config import add_arguments, transformer_config
+from lightconv_plugin.models.layers import MixerDecoderLayer, MixerEncoderLayer, wrap_layer
+
+
+class ConvTransformerModel(TransformerModelBase):
+    """LightConv and DynamicConv encoder-decoders (Wu et al. 2019), and mixtures of both with self-attention.
+
+    Architectures by name: architectures.py. Options: config.py. Checkpoints of fairseq's own LightConv models, of every
+    version, load into it (ConvBlock.upgrade_state_dict_named).
+    """
+
+    @classmethod
+    def add_args(cls, parser):
+        """Adds the options, with this architecture's defaults; called by fairseq's command line."""
+        # fairseq's register_model leaves the dataclass under this very name.
+        add_arguments(parser, getattr(cls, "__dataclass")(), gen_parser_from_dataclass)
+
+    @classmethod
+    def build_model(cls, cfg, task):
+        """Builds the model for the task's dictionaries; ValueError names an option that is wrong."""
+        left_pad_target = bool(getattr(getattr(task, "cfg", None), "left_pad_target", False))
+        return super().build_model(transformer_config(cfg, left_pad_target=left_pad_target), task)
+
+    @classmethod
+    def build_encoder(cls, cfg, src_dict, embed_tokens):
+        return MixerEncoder(cfg, src_dict, embed_tokens)
+
+    @classmethod
+    def build_decoder(cls, cfg, tgt_dict, embed_tokens):
+        return MixerDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+
+
+class MixerEncoder(TransformerEncoderBase):
+    """fairseq's encoder over MixerEncoderLayers, one for each of cfg.encoder.mixers."""
+
+    def __init__(self, cfg, dictionary, embed_tokens):
+        self._specs = iter(cfg.encoder.mixers)  # build_encoder_layer is called once a layer, without its number
+        super().__init__(cfg, dictionary, embed_tokens)
+        del self._specs
+
+    def build_encoder_layer(self, cfg):
+        return wrap_layer(MixerEncoderLayer(cfg, next(self._specs)), cfg)
+
+    def forward_scriptable(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        return_all_hiddens: bool = False,
+        token_embeddings: Tensor | None = None,
+    ) -> dict[str, list[Tensor]]:
+        """src_tokens (B,T) → fairseq's encoder output, {"encoder_out": [(T,B,d)], "encoder_padding_mask": [(B,T)], …}.
+
+        The base class looks whether the batch has pads, which makes the host wait for the device in every forward and
+        breaks a compiled graph in two. Zeroing the pads always gives the same numbers.
+        """
+        padding_mask = src_tokens.eq(self.padding_idx)
+        x, embedding = self.forward_embedding(src_tokens, token_embeddings)
+        x = x.masked_fill(padding_mask.unsqueeze(-1), 0).transpose(0, 1)
+        states = [x] if return_all_hiddens else []
+        for layer in self.layers:
+            x = layer(x, encoder_padding_mask=padding_mask)
+            if return_all_hiddens:
+                states.append(x)
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        lengths = padding_mask.logical_not().sum(dim=1, dtype=torch.int32)
+        return {
+            "encoder_out": [x],
+            "encoder_padding_mask": [padding_mask],
+            "encoder_embedding": [embedding],
+            "encoder_states": states,
+            "fc_results": [],
+            "src_tokens": [],
+            "src_lengths": [lengths.reshape(-1, 1)],
+        }
+
+    def upgrade_state_dict_named(self, state_dict, name):
+        _fit_position_buffer(self, state_dict, name)
+        return super().upgrade_state_dict_named(state_dict, name)
+
+
+class MixerDecoder(TransformerDecoderBase):
+    """fairseq's decoder over MixerDecoderLayers, one for each of cfg.decoder.mixers."""
+
+    def __init__(self, cfg, dictionary, embed_tokens, no_encoder_attn=False):
+        self._specs = iter(cfg.decoder.mixers)
+        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn=no_encoder_attn)
+        del self._specs
+        # All that the base class reads this for is whether to make the target's padding mask without first asking the
+        # device if there are pads at all: make it always, and the forward never waits.
+        self.cross_self_attention = True
+
+    def build_decoder_layer(self, cfg, no_encoder_attn=False):
+        return wrap_layer(MixerDecoderLayer(cfg, next(self._specs), no_encoder_attn=no_encoder_attn), cfg)
+
+    def upgrade_state_dict_named(self, state_dict, name):
+        _fit_position_buffer(self, state_dict, name)
+        version = f"{name}.version"
+        if any(key.startswith(f"{name}.layers.") and ".linear1." in key for key in state_dict):
+            # Upstream's LightConv counts versions differently: its 2 has the final norm that the Transformer's lacks.
+            state_dict[version] = self.version.clone()
+        state_dict = super().upgrade_state_dict_named(state_dict, name)
+        if self.output_projection is None:
+            # The base class supplies a tied output projection also where an adaptive softmax replaces it.
+            state_dict.pop(f"{name}.output_projection.weight", None)
+        return state_dict
+
+
+def _fit_position_buffer(module, state_dict: dict, name: str) -> None:
+    """fairseq ≤ 0.12.2 saves a marker of its sinusoidal positions' device; newer versions don't know it."""
+    key = f"{name}.embed_positions._float_tensor"
+    marker = getattr(module.embed_positions, "_float_tensor", None)
+    if marker is None:
+        state_dict.pop(key, None)
+    else:
+        state_dict.setdefault(key, marker.clone())

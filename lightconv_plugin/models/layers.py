@@ -1,0 +1,49 @@
+"""fairseq's Transformer layers with another token mixer where self-attention was."""
+
+from fairseq.distributed import fsdp_wrap
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.modules.quant_noise import quant_noise
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
+from torch import nn
+
+from lightconv_plugin.modules import Linear, MixerSpec, build_mixer
+
+
+class _MixerLayer:
+    """What a layer of either side overrides: its self-attention, and the initialisation of its FFN (the paper's)."""
+
+    def __init__(self, cfg, mixer: MixerSpec, **kwargs):
+        self.mixer = mixer  # before the base class, which builds the self-attention
+        super().__init__(cfg, **kwargs)
+
+    def build_self_attention(self, embed_dim, cfg, **kwargs):
+        attention = super().build_self_attention
+        return build_mixer(
+            self.mixer,
+            embed_dim,
+            lambda: attention(embed_dim, cfg, **kwargs),
+            q_noise=self.quant_noise,
+            qn_block_size=self.quant_noise_block_size,
+        )
+
+    def build_fc1(self, input_dim, output_dim, q_noise, qn_block_size):
+        return quant_noise(Linear(input_dim, output_dim), q_noise, qn_block_size)
+
+    def build_fc2(self, input_dim, output_dim, q_noise, qn_block_size):
+        return quant_noise(Linear(input_dim, output_dim), q_noise, qn_block_size)
+
+
+class MixerEncoderLayer(_MixerLayer, TransformerEncoderLayerBase):
+    """Encoder layer: mixer, FFN; pre- or post-norm as the configuration says."""
+
+
+class MixerDecoderLayer(_MixerLayer, TransformerDecoderLayerBase):
+    """Decoder layer: mixer, attention over the encoder, FFN; pre- or post-norm as the configuration says."""
+
+
+def wrap_layer(layer: nn.Module, cfg) -> nn.Module:
+    """Activation checkpointing and FSDP around a layer, where the configuration asks for them."""
+    if cfg.checkpoint_activations:
+        layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+    # A checkpointed layer is always an FSDP unit of its own: its recomputation must not gather its neighbours.
+    return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)

@@ -1,0 +1,8 @@
+"""Token mixers as nn.Modules, and the block that makes one of them a drop-in for self-attention."""
+
+from lightconv_plugin.modules.block import ConvBlock
+from lightconv_plugin.modules.convolutions import DynamicConv, LightweightConv
+from lightconv_plugin.modules.linear import Linear
+from lightconv_plugin.modules.mixers import MIXERS, MixerSpec, build_mixer
+
+__all__ = ["MIXERS", "ConvBlock", "DynamicConv", "LightweightConv", "Linear", "MixerSpec", "build_mixer"]

@@ -1,0 +1,126 @@
+"""LightConv and DynamicConv as modules: the parameters around the operators of `lightconv_plugin.ops`.
+
+Both answer one interface, which is all that the block around them knows:
+
+    conv(x)              (T,B,C) → (T,B,C), the whole sequence at once
+    conv.step(x, state)  n more tokens (n,B,C) of a causal sequence and what was left of those before → (out, state)
+"""
+
+import torch
+from fairseq.modules.fairseq_dropout import FairseqDropout
+from torch import Tensor, nn
+
+from lightconv_plugin import ops
+from lightconv_plugin.modules.linear import Linear
+
+
+class _Convolution(nn.Module):
+    """What the two share: geometry, the dropout of the filter (DropConnect) and the optional output bias."""
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: int,
+        padding_l: int,
+        num_heads: int,
+        *,
+        weight_dropout: float = 0.0,
+        normalize: str = "softmax",
+        conv_bias: bool = False,
+    ):
+        super().__init__()
+        if num_heads < 1 or channels % num_heads:
+            raise ValueError(f"num_heads must divide the channels: got {num_heads=} for {channels=}")
+        if kernel_size < 1:
+            raise ValueError(f"kernel_size must be at least 1, got {kernel_size}")
+        if not 0 <= padding_l < kernel_size:
+            raise ValueError(f"padding_l must be in 0 … kernel_size - 1 = {kernel_size - 1}, got {padding_l}")
+        self.channels = channels
+        self.kernel_size = kernel_size
+        self.padding_l = padding_l
+        self.num_heads = num_heads
+        self.normalize = normalize
+        # FairseqDropout rather than a number: --retain-dropout can keep it on at inference.
+        self.weight_dropout_module = FairseqDropout(weight_dropout, module_name=self.__class__.__name__)
+        self.conv_bias = nn.Parameter(torch.zeros(channels)) if conv_bias else None
+
+    @property
+    def _dropout(self) -> float:
+        module = self.weight_dropout_module
+        return module.p if module.training or module.apply_during_inference else 0.0
+
+    def _options(self) -> dict:
+        return {"normalize": self.normalize, "dropout": self._dropout, "bias": self.conv_bias}
+
+    def _check_causal(self) -> None:
+        if self.padding_l != self.kernel_size - 1:
+            raise ValueError(
+                "step needs a causal convolution, padding_l = kernel_size - 1: "
+                f"got padding_l={self.padding_l}, kernel_size={self.kernel_size}"
+            )
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.channels}, kernel_size={self.kernel_size}, padding_l={self.padding_l}, "
+            f"num_heads={self.num_heads}, normalize={self.normalize}, weight_dropout={self.weight_dropout_module.p}"
+        )
+
+
+class LightweightConv(_Convolution):
+    """Lightweight convolution: one softmax-normalised filter a head, shared by its channels (Wu et al. 2019, sec. 3).
+
+    Args:
+        channels: C, divisible by num_heads; channel c belongs to head c // (C / num_heads).
+        kernel_size: K ≥ 1, odd or even.
+        padding_l: how many of the K taps lie before the current token: K − 1 is causal, (K − 1) // 2 centred.
+        num_heads: H.
+        weight_dropout: DropConnect, the probability with which a normalised weight is dropped (one mask a batch).
+        normalize: "softmax" (the paper's), "none" or another of `lightconv_plugin.ops`.
+        conv_bias: add a learned bias (C,) to the output.
+
+    Parameters: weight (H,1,K); conv_bias (C,) where asked for.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.weight = nn.Parameter(torch.empty(self.num_heads, 1, self.kernel_size))
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.lightconv(x, self.weight.squeeze(1), self.padding_l, **self._options())
+
+    def step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        self._check_causal()
+        return ops.lightconv_step(x, state, self.weight.squeeze(1), **self._options())
+
+
+class DynamicConv(_Convolution):
+    """Dynamic convolution: the filter of every position is predicted from it (Wu et al. 2019, section 4).
+
+    Args: as LightweightConv, and
+        query_size: features of the tensor that predicts the filters, C unless set.
+        bias: whether the prediction has a bias.
+        renorm_padding: normalise over the taps inside the sequence only.
+
+    Parameters: weight_linear.weight (H·K, query_size), row h·K + k; Xavier-uniform.
+    """
+
+    def __init__(
+        self, channels: int, *args, query_size: int | None = None, bias: bool = False, renorm_padding=False, **kwargs
+    ):
+        super().__init__(channels, *args, **kwargs)
+        self.renorm_padding = renorm_padding
+        self.weight_linear = Linear(query_size or channels, self.num_heads * self.kernel_size, bias=bias)
+
+    def _filters(self, query: Tensor) -> Tensor:
+        return self.weight_linear(query).unflatten(-1, (self.num_heads, self.kernel_size))
+
+    def _options(self) -> dict:
+        return {**super()._options(), "renorm_padding": self.renorm_padding}
+
+    def forward(self, x: Tensor, query: Tensor | None = None) -> Tensor:
+        return ops.dynamicconv(x, self._filters(x if query is None else query), self.padding_l, **self._options())
+
+    def step(self, x: Tensor, state: Tensor | None, query: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        self._check_causal()
+        return ops.dynamicconv_step(x, state, self._filters(x if query is None else query), **self._options())

@@ -1,0 +1,250 @@
+"""The operators: lightweight and dynamic convolutions over time, for any PyTorch program (imports torch only).
+
+A full pass over sequences, and the same one or a few tokens at a time:
+
+    out = lightconv(x, weight, padding_l)              one filter (H, K) for all positions
+    out = dynamicconv(x, weight, padding_l)            a filter (T, B, H, K) for each position
+    out, state = lightconv_step(x, state, weight)      causal, state None to begin with
+    out, state = dynamicconv_step(x, state, weight)
+
+Layout is (T, B, C) throughout; channel c belongs to head h = c div (C/H), whose channels share one filter.
+
+Types: float32, bfloat16, float16 and float64, one for all floating tensors of a call; sums, normalisation and sigmoid run
+in float32 (float64 for float64). Under autocast, floating tensors other than float64 are cast to autocast's dtype.
+x and weight may have any strides in T and B (so `y.transpose(0, 1)` of a (B, T, C) tensor needs no copy), and the result
+has the layout of `torch.empty_like(x)`; a channel stride other than 1 costs a copy. Every floating tensor argument has a gradient
+(of first order). An empty batch is allowed. Wrong arguments raise TypeError (types) or ValueError (shapes, devices, values).
+
+Source: Wu, Fan, Baevski, Dauphin and Auli, "Pay Less Attention with Lightweight and Dynamic Convolutions", ICLR 2019.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import checks, library  # noqa: F401 (library registers the operators)
+from .normalize import EPSILON, NORMALIZATIONS
+
+__all__ = [
+    "EPSILON",
+    "NORMALIZATIONS",
+    "dynamicconv",
+    "dynamicconv_step",
+    "lightconv",
+    "lightconv_step",
+]
+
+
+def lightconv(
+    x: Tensor,
+    weight: Tensor,
+    padding_l: int,
+    *,
+    normalize: str = "softmax",
+    dropout: float = 0.0,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    glu: bool = False,
+) -> Tensor:
+    """Lightweight convolution (Wu et al. 2019, section 3, equations 4 and 5): depthwise, weights shared in a head.
+
+        out[t, b, c] = bias[c] + Σ_k normalize(weight)[h, k] · x[t − padding_l + k, b, c],   h = c div (C/H)
+
+    Taps outside the sequence read zero; the normalisation is over all K taps, whatever T is.
+
+    Args:
+        x: (T, B, C), or (T, B, 2C) with `glu`; T ≥ 1.
+        weight: (H, K), before normalisation; K ≥ 1 and H divides C.
+        padding_l: taps to the left of the current position, 0 ≤ padding_l < K. K − 1 is causal; K // 2 is centred
+            (an even K then reaches one position further to the left than to the right).
+        normalize: one of `NORMALIZATIONS`, over the K taps.
+        dropout: DropConnect's probability p, 0 ≤ p < 1: each of the H·K normalised weights becomes 0 with probability p,
+            else is multiplied by 1/(1−p). p > 0 always drops: pass 0 in evaluation. Seeded from torch's default generator
+            of x's device (random.py defines the mask).
+        bias: (C,), added to every output.
+        lengths: (B,) int32 or int64: positions ≥ lengths[b] of x read as zero. Their content, NaN included, reaches
+            no output and no gradient; outputs there are those of an x that is zero there.
+        cu_seqlens: (N+1,) int32, rising from 0 to T, for B = 1: sequence i is x[cu_seqlens[i]:cu_seqlens[i+1]], and no
+            filter reaches across a boundary. Not together with `lengths`.
+        glu: use x[..., :C] · sigmoid(x[..., C:]) (rounded to x's dtype) in the place of x.
+
+    Returns:
+        (T, B, C), in x's dtype and layout.
+
+    Raises:
+        TypeError, ValueError: see `checks`. Values of lengths and cu_seqlens are checked on the CPU, outside tracing; on
+            other devices that would wait for the device, and values out of range are clamped to the sequence.
+    """
+    x, weight, bias = _prepare(x=x, weight=weight, bias=bias)
+    checks.convolution(
+        x,
+        weight,
+        padding_l,
+        dynamic=False,
+        normalize=normalize,
+        dropout=dropout,
+        bias=bias,
+        lengths=lengths,
+        cu_seqlens=cu_seqlens,
+        glu=glu,
+    )
+    x, seed = _contiguous_channels(x), _draw_seed(dropout, x)
+    return torch.ops.lightconv.lightconv(
+        x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, float(dropout), glu
+    )
+
+
+def dynamicconv(
+    x: Tensor,
+    weight: Tensor,
+    padding_l: int,
+    *,
+    normalize: str = "softmax",
+    dropout: float = 0.0,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    renorm_padding: bool = False,
+    glu: bool = False,
+) -> Tensor:
+    """Dynamic convolution (Wu et al. 2019, section 4): as `lightconv`, with a filter of its own at each position.
+
+        out[t, b, c] = bias[c] + Σ_k normalize(weight)[t, b, h, k] · x[t − padding_l + k, b, c],   h = c div (C/H)
+
+    Args:
+        weight: (T, B, H, K), before normalisation; any strides. In a model a linear function of x's row t.
+        dropout: as for `lightconv`, with one mask of the shape (T, B, H, K).
+        renorm_padding: normalise over those taps only that lie inside the sequence (0 ≤ t, t < T or lengths[b], or the
+            packed sequence's rows); the others weigh 0. A row without any such tap gives 0 (plus bias).
+        x, padding_l, normalize, bias, lengths, cu_seqlens, glu: as for `lightconv`.
+
+    Returns:
+        (T, B, C), in x's dtype and layout.
+
+    Raises:
+        TypeError, ValueError: as for `lightconv`.
+    """
+    x, weight, bias = _prepare(x=x, weight=weight, bias=bias)
+    checks.convolution(
+        x,
+        weight,
+        padding_l,
+        dynamic=True,
+        normalize=normalize,
+        dropout=dropout,
+        bias=bias,
+        lengths=lengths,
+        cu_seqlens=cu_seqlens,
+        glu=glu,
+        renorm_padding=renorm_padding,
+    )
+    x, seed = _contiguous_channels(x), _draw_seed(dropout, x)
+    return torch.ops.lightconv.dynamicconv(
+        x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, float(dropout), renorm_padding, glu
+    )
+
+
+def lightconv_step(
+    x: Tensor,
+    state: Tensor | None,
+    weight: Tensor,
+    *,
+    normalize: str = "softmax",
+    dropout: float = 0.0,
+    bias: Tensor | None = None,
+    glu: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The next n tokens of a causal `lightconv` (padding_l = K − 1): any chunking of a sequence equals the full pass.
+
+    Args:
+        x: the new tokens, (n, B, C), or (n, B, 2C) with `glu`; n ≥ 1.
+        state: None before the first token, then what the previous call returned: (r, B, C), the last r ≤ K − 1 inputs
+            (after the GLU), in x's dtype. Dimension 1 is the batch, so a beam search reorders it by
+            `state.index_select(1, order)`. Missing rows read as zero. Not changed by the call.
+        weight: (H, K).
+        normalize, dropout, bias, glu: as for `lightconv`.
+
+    Returns:
+        out (n, B, C), and the next state (min(r + n, K − 1), B, C), which shares no memory with the arguments.
+
+    Raises:
+        TypeError, ValueError: see `checks`.
+    """
+    x, state, weight, bias = _prepare(x=x, state=state, weight=weight, bias=bias)
+    checks.step(x, state, weight, dynamic=False, normalize=normalize, dropout=dropout, bias=bias, glu=glu)
+    x, state, seed = _contiguous_channels(x), _begin(state, x, glu), _draw_seed(dropout, x)
+    return torch.ops.lightconv.lightconv_step(x, state, weight, bias, seed, normalize, float(dropout), glu)
+
+
+def dynamicconv_step(
+    x: Tensor,
+    state: Tensor | None,
+    weight: Tensor,
+    *,
+    normalize: str = "softmax",
+    dropout: float = 0.0,
+    bias: Tensor | None = None,
+    renorm_padding: bool = False,
+    glu: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The next n tokens of a causal `dynamicconv` (padding_l = K − 1): any chunking of a sequence equals the full pass.
+
+    Args:
+        weight: (n, B, H, K), the filters of the new tokens.
+        renorm_padding: as for `dynamicconv`; rows that the state does not hold (the sequence's beginning) are outside.
+        x, state, normalize, dropout, bias, glu: as for `lightconv_step`.
+
+    Returns:
+        out (n, B, C), and the next state (min(r + n, K − 1), B, C), which shares no memory with the arguments.
+
+    Raises:
+        TypeError, ValueError: see `checks`.
+    """
+    x, state, weight, bias = _prepare(x=x, state=state, weight=weight, bias=bias)
+    checks.step(
+        x,
+        state,
+        weight,
+        dynamic=True,
+        normalize=normalize,
+        dropout=dropout,
+        bias=bias,
+        glu=glu,
+        renorm_padding=renorm_padding,
+    )
+    x, state, seed = _contiguous_channels(x), _begin(state, x, glu), _draw_seed(dropout, x)
+    return torch.ops.lightconv.dynamicconv_step(
+        x, state, weight, bias, seed, normalize, float(dropout), renorm_padding, glu
+    )
+
+
+def _prepare(**arguments: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Check that these are floating tensors, and do what autocast asks for: cast all but float64 to its dtype."""
+    checks.floating(**arguments)
+    device = arguments["x"].device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return tuple(arguments.values())
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(
+        value if value is None or value.dtype == torch.float64 else value.to(dtype) for value in arguments.values()
+    )
+
+
+def _contiguous_channels(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _draw_seed(dropout: float, x: Tensor) -> Tensor | None:
+    """A seed for this call, drawn on x's device: torch.manual_seed governs it, and the host does not wait for it."""
+    if dropout == 0:
+        return None
+    return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=x.device)
+
+
+def _begin(state: Tensor | None, x: Tensor, glu: bool) -> Tensor:
+    """The state before the first token: no rows."""
+    if state is not None:
+        return _contiguous_channels(state)
+    return x.new_empty((0, x.shape[1], x.shape[2] // 2 if glu else x.shape[2]))

@@ -1,0 +1,185 @@
+"""Every check of the operators' arguments. A message names the argument, what came and what is allowed.
+
+TypeError: something is not a tensor, not a number, or of the wrong dtype. ValueError: a shape, a device or a value.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from .normalize import NORMALIZATIONS
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def floating(**arguments: Tensor | None) -> None:
+    """All are tensors of an allowed floating dtype. None passes: it stands for an optional argument."""
+    for name, value in arguments.items():
+        if value is not None:
+            _tensor(name, value, DTYPES)
+
+
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    padding_l: int,
+    *,
+    dynamic: bool,
+    normalize: str,
+    dropout: float,
+    bias: Tensor | None,
+    lengths: Tensor | None,
+    cu_seqlens: Tensor | None,
+    glu: bool,
+    renorm_padding: bool = False,
+) -> None:
+    """The arguments of lightconv and dynamicconv; the floating ones have passed `floating`."""
+    _options(normalize, dropout, renorm_padding=renorm_padding, glu=glu)
+    _shapes(x, weight, bias, dynamic=dynamic, glu=glu)
+    kernel_size = weight.shape[-1]
+    if isinstance(padding_l, bool) or not isinstance(padding_l, (int, torch.SymInt)):
+        raise TypeError(f"padding_l must be an int, got {_what(padding_l)}")
+    if not 0 <= padding_l < kernel_size:
+        raise ValueError(f"padding_l must satisfy 0 <= padding_l < K = {kernel_size} (weight's last), got {padding_l}")
+    if lengths is not None and cu_seqlens is not None:
+        raise ValueError("lengths and cu_seqlens must not be given together: sequences are either padded or packed")
+    if lengths is not None:
+        _lengths(lengths, x)
+    if cu_seqlens is not None:
+        _cu_seqlens(cu_seqlens, x)
+
+
+def step(
+    x: Tensor,
+    state: Tensor | None,
+    weight: Tensor,
+    *,
+    dynamic: bool,
+    normalize: str,
+    dropout: float,
+    bias: Tensor | None,
+    glu: bool,
+    renorm_padding: bool = False,
+) -> None:
+    """The arguments of lightconv_step and dynamicconv_step; the floating ones have passed `floating`."""
+    _options(normalize, dropout, renorm_padding=renorm_padding, glu=glu)
+    _shapes(x, weight, bias, dynamic=dynamic, glu=glu)
+    if state is None:
+        return
+    _same_kind("state", state, x)
+    history, batch, channels = weight.shape[-1] - 1, x.shape[1], x.shape[2] // 2 if glu else x.shape[2]
+    if state.dim() != 3 or state.shape[0] > history or state.shape[1] != batch or state.shape[2] != channels:
+        raise ValueError(
+            f"state must be None or have shape (r, B, C) = (0 to K-1 = {history}, {batch}, {channels}), "
+            f"got {_shape(state)}"
+        )
+
+
+def _options(normalize: str, dropout: float, **flags: bool) -> None:
+    if not isinstance(normalize, str):
+        raise TypeError(f"normalize must be a str, got {_what(normalize)}")
+    if normalize not in NORMALIZATIONS:
+        raise ValueError(f"normalize must be one of {', '.join(NORMALIZATIONS)}, got {normalize!r}")
+    if isinstance(dropout, bool) or not isinstance(dropout, (int, float, torch.SymFloat)):
+        raise TypeError(f"dropout must be a float, got {_what(dropout)}")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must satisfy 0 <= dropout < 1, got {dropout}")
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be a bool, got {_what(value)}")
+
+
+def _shapes(x: Tensor, weight: Tensor, bias: Tensor | None, *, dynamic: bool, glu: bool) -> None:
+    """Dtypes, devices and shapes of the tensors that a full pass and a step have in common."""
+    _same_kind("weight", weight, x)
+    if x.dim() != 3:
+        raise ValueError(f"x must have three dimensions (T, B, {'2C' if glu else 'C'}), got shape {_shape(x)}")
+    steps, batch, channels = x.shape
+    if steps < 1 or channels < 1:
+        raise ValueError(f"x must have at least one time step and one channel, got shape {_shape(x)}")
+    if glu:
+        if channels % 2:
+            raise ValueError(f"x must have an even last dimension 2C with glu=True, got shape {_shape(x)}")
+        channels = channels // 2
+    if dynamic:
+        if weight.dim() != 4 or weight.shape[0] != steps or weight.shape[1] != batch:
+            raise ValueError(
+                f"weight must have shape (T, B, H, K) with x's T = {steps} and B = {batch}, got {_shape(weight)}"
+            )
+    elif weight.dim() != 2:
+        raise ValueError(f"weight must have shape (H, K), got {_shape(weight)}")
+    if weight.shape[-1] < 1 or weight.shape[-2] < 1:
+        raise ValueError(f"weight must have at least one head H and one tap K, got shape {_shape(weight)}")
+    if channels % weight.shape[-2]:
+        raise ValueError(
+            f"weight must have a number of heads H that divides C = {channels}, got H = {weight.shape[-2]} "
+            f"in shape {_shape(weight)}"
+        )
+    if bias is not None:
+        _same_kind("bias", bias, x)
+        if bias.dim() != 1 or bias.shape[0] != channels:
+            raise ValueError(f"bias must have shape (C,) = ({channels},), got {_shape(bias)}")
+
+
+def _lengths(lengths: Tensor, x: Tensor) -> None:
+    _tensor("lengths", lengths, (torch.int32, torch.int64))
+    _same_device("lengths", lengths, x)
+    if lengths.dim() != 1 or lengths.shape[0] != x.shape[1]:
+        raise ValueError(f"lengths must have shape (B,) = ({x.shape[1]},), got {_shape(lengths)}")
+    if _readable(lengths) and ((lengths < 0) | (lengths > x.shape[0])).any():
+        raise ValueError(f"lengths must lie in 0 to T = {x.shape[0]}, got {lengths.min()} to {lengths.max()}")
+
+
+def _cu_seqlens(cu_seqlens: Tensor, x: Tensor) -> None:
+    _tensor("cu_seqlens", cu_seqlens, (torch.int32,))
+    _same_device("cu_seqlens", cu_seqlens, x)
+    if x.shape[1] != 1:
+        raise ValueError(f"cu_seqlens (packed sequences) allows B = 1 only, got x of shape {_shape(x)}")
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
+        raise ValueError(f"cu_seqlens must have shape (N+1,) with N >= 1 sequences, got {_shape(cu_seqlens)}")
+    if _readable(cu_seqlens):
+        first, last, shortest = cu_seqlens[0].item(), cu_seqlens[-1].item(), cu_seqlens.diff().min().item()
+        if first != 0 or last != x.shape[0] or shortest < 0:
+            raise ValueError(
+                f"cu_seqlens must rise from 0 to T = {x.shape[0]} without falling, "
+                f"got first {first}, last {last}, smallest difference {shortest}"
+            )
+
+
+def _readable(tensor: Tensor) -> bool:
+    """Whether values may be looked at: not on a device one would wait for, and not while a graph is being traced."""
+    return (
+        not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+        and get_proxy_mode() is None
+        and type(tensor) is Tensor
+        and tensor.device.type == "cpu"
+    )
+
+
+def _tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {_what(value)}")
+    if value.dtype not in dtypes:
+        raise TypeError(f"{name} must have one of the dtypes {', '.join(map(str, dtypes))}, got {value.dtype}")
+
+
+def _same_kind(name: str, tensor: Tensor, x: Tensor) -> None:
+    if tensor.dtype != x.dtype:
+        raise TypeError(f"{name} must have x's dtype {x.dtype}, got {tensor.dtype}")
+    _same_device(name, tensor, x)
+
+
+def _same_device(name: str, tensor: Tensor, x: Tensor) -> None:
+    if tensor.device != x.device:
+        raise ValueError(f"{name} must be on x's device {x.device}, got {tensor.device}")
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)
+
+
+def _what(value: object) -> str:
+    return f"{value!r} ({type(value).__name__})"

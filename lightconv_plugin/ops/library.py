@@ -1,0 +1,151 @@
+"""The operators of torch's dispatcher, in the namespace `lightconv`: schemas, kernels, fake kernels, autograd.
+
+The reference is registered under CompositeExplicitAutograd, so that it serves every device; a kernel registered later
+for the key CPU or CUDA takes precedence, and nothing here or above changes. Such a kernel must allocate its results as
+the fake kernels below do. Only inputs are saved for the backward pass (and the dropout seed): normalised weights and masks
+are computed again.
+
+`seed` is a (1,) int64 tensor with dropout > 0, else None; what is made of it is defined in random.py.
+Gradients are first order: differentiating a backward operator raises.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import reference
+
+_library = torch.library.Library("lightconv", "DEF")
+
+_FULL = "Tensor? lengths, Tensor? cu_seqlens, Tensor? seed, SymInt padding_l, str normalize, float dropout"
+_STEP = "Tensor? seed, str normalize, float dropout"
+_SCHEMAS = (
+    f"lightconv(Tensor x, Tensor weight, Tensor? bias, {_FULL}, bool glu) -> Tensor",
+    f"dynamicconv(Tensor x, Tensor weight, Tensor? bias, {_FULL}, bool renorm_padding, bool glu) -> Tensor",
+    f"lightconv_backward(Tensor grad, Tensor x, Tensor weight, {_FULL}, bool glu, "
+    "bool need_x, bool need_weight) -> (Tensor, Tensor)",
+    f"dynamicconv_backward(Tensor grad, Tensor x, Tensor weight, {_FULL}, bool renorm_padding, bool glu, "
+    "bool need_x, bool need_weight) -> (Tensor, Tensor)",
+    f"lightconv_step(Tensor x, Tensor state, Tensor weight, Tensor? bias, {_STEP}, bool glu) -> (Tensor, Tensor)",
+    f"dynamicconv_step(Tensor x, Tensor state, Tensor weight, Tensor? bias, {_STEP}, bool renorm_padding, bool glu) "
+    "-> (Tensor, Tensor)",
+    f"lightconv_step_backward(Tensor? grad, Tensor? grad_state, Tensor x, Tensor state, Tensor weight, {_STEP}, "
+    "bool glu, bool need_x, bool need_state, bool need_weight) -> (Tensor, Tensor, Tensor)",
+    f"dynamicconv_step_backward(Tensor? grad, Tensor? grad_state, Tensor x, Tensor state, Tensor weight, {_STEP}, "
+    "bool renorm_padding, bool glu, bool need_x, bool need_state, bool need_weight) -> (Tensor, Tensor, Tensor)",
+)
+
+
+# ------------------------------------------------------------------------------------------------ fake kernels
+
+
+def _fake(x: Tensor, weight: Tensor, *options) -> Tensor:
+    return _like_channels(x, glu=options[-1])
+
+
+def _fake_backward(grad: Tensor, x: Tensor, weight: Tensor, *options) -> tuple[Tensor, Tensor]:
+    need_x, need_weight = options[-2:]
+    return _gradient(x, need_x), _gradient(weight, need_weight)
+
+
+def _fake_step(x: Tensor, state: Tensor, weight: Tensor, *options) -> tuple[Tensor, Tensor]:
+    out = _like_channels(x, glu=options[-1])
+    rows = torch.sym_min(state.shape[0] + x.shape[0], weight.shape[-1] - 1)
+    return out, state.new_empty((rows, *state.shape[1:]))
+
+
+def _fake_step_backward(
+    grad: Tensor | None, grad_state: Tensor | None, x: Tensor, state: Tensor, weight: Tensor, *options
+) -> tuple[Tensor, Tensor, Tensor]:
+    need_x, need_state, need_weight = options[-3:]
+    return _gradient(x, need_x), _gradient(state, need_state), _gradient(weight, need_weight)
+
+
+def _like_channels(x: Tensor, *, glu: bool) -> Tensor:
+    return torch.empty_like(x[..., : x.shape[-1] // 2] if glu else x)
+
+
+def _gradient(tensor: Tensor, needed: bool) -> Tensor:
+    return torch.empty_like(tensor) if needed else tensor.new_empty(0)
+
+
+# ------------------------------------------------------------------------------------------------ autograd
+
+
+def _save(ctx, inputs, output) -> None:
+    x, weight, _, lengths, cu_seqlens, seed, *ctx.options = inputs
+    ctx.save_for_backward(x, weight, lengths, cu_seqlens, seed)
+
+
+def _save_step(ctx, inputs, output) -> None:
+    x, state, weight, _, seed, *ctx.options = inputs
+    ctx.save_for_backward(x, state, weight, seed)
+    # An unused output hands None to the backward pass, not a tensor of zeros.
+    ctx.set_materialize_grads(False)
+
+
+def _backward_of(name: str):
+    operator = getattr(torch.ops.lightconv, name + "_backward")
+
+    def backward(ctx, grad):
+        need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
+        grad = _contiguous_channels(grad)
+        dx = dweight = None
+        if need_x or need_weight:
+            dx, dweight = operator(grad, *ctx.saved_tensors, *ctx.options, need_x, need_weight)
+        gradients = (dx if need_x else None, dweight if need_weight else None, _bias_gradient(grad, need_bias))
+        return *gradients, *[None] * (len(ctx.needs_input_grad) - len(gradients))
+
+    return backward
+
+
+def _step_backward_of(name: str):
+    operator = getattr(torch.ops.lightconv, name + "_backward")
+
+    def backward(ctx, grad, grad_state):
+        need_x, need_state, need_weight, need_bias = ctx.needs_input_grad[:4]
+        grad, grad_state = _contiguous_channels(grad), _contiguous_channels(grad_state)
+        dx, dstate, dweight = operator(
+            grad, grad_state, *ctx.saved_tensors, *ctx.options, need_x, need_state, need_weight
+        )
+        gradients = (
+            dx if need_x else None,
+            dstate if need_state else None,
+            dweight if need_weight else None,
+            _bias_gradient(grad, need_bias),
+        )
+        return *gradients, *[None] * (len(ctx.needs_input_grad) - len(gradients))
+
+    return backward
+
+
+def _contiguous_channels(grad: Tensor | None) -> Tensor | None:
+    """What the operators ask of x holds for gradients too; autograd makes expanded and transposed ones."""
+    return grad if grad is None or grad.stride(-1) == 1 else grad.contiguous()
+
+
+def _bias_gradient(grad: Tensor | None, needed: bool) -> Tensor | None:
+    return grad.sum((0, 1)) if needed and grad is not None else None
+
+
+def _no_second_order(ctx, *grads):
+    raise RuntimeError("the lightconv operators have first-order gradients only; a gradient of a gradient was asked for")
+
+
+# ------------------------------------------------------------------------------------------------ registration
+
+for _schema in _SCHEMAS:
+    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+
+for _name in ("lightconv", "dynamicconv"):
+    _operators = (
+        (_name, _fake, _save, _backward_of(_name)),
+        (_name + "_backward", _fake_backward, None, _no_second_order),
+        (_name + "_step", _fake_step, _save_step, _step_backward_of(_name + "_step")),
+        (_name + "_step_backward", _fake_step_backward, None, _no_second_order),
+    )
+    for _operator, _kernel, _setup, _backward in _operators:
+        _library.impl(_operator, getattr(reference, _operator), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"lightconv::{_operator}", _kernel, lib=_library)
+        torch.library.register_autograd(f"lightconv::{_operator}", _backward, setup_context=_setup, lib=_library)

@@ -1,0 +1,423 @@
+"""The operators in plain PyTorch: their definition, the oracle of the tests, and the backend that is always there.
+
+Both convolutions are one sum over the K taps of a filter (Wu et al. 2019, equations 3 to 5):
+
+    out[t, b, c] = bias[c] + Σ_k w[t, b, h, k] · u[t − padding_l + k, b, c],      h = c div (C/H)
+
+where u is x, or x[..., :C]·sigmoid(x[..., C:]) with `glu`, and w is the normalised and then dropped weight; for
+lightconv w does not depend on t and b. Taps outside the sequence read zero. The loop is over taps, each adding one
+shifted slice in place, so that nothing larger than the inputs is ever made (no T×T band, no unfolded T×B×C×K).
+
+Sums, normalisation and sigmoid run in float32 for half types and in float64 for float64. u is rounded to x's type, so
+that a state that holds u (the step functions) gives the same numbers as a full pass. What must not be read is masked or
+sliced away, never multiplied by zero: a NaN in padding stays where it is. Nothing here waits for a GPU.
+
+The signatures are those of the registered operators (library.py); arguments are checked before (checks.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .normalize import normalize as normalize_filter
+from .normalize import normalize_backward as normalize_filter_backward
+from .normalize import sigmoid
+from .random import dropout_scale
+
+# ------------------------------------------------------------------------------------------------ the operators
+
+
+def lightconv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lengths: Tensor | None,
+    cu_seqlens: Tensor | None,
+    seed: Tensor | None,
+    padding_l: int,
+    normalize: str,
+    dropout: float,
+    glu: bool,
+) -> Tensor:
+    """lightconv's forward pass: x (T, B, C or 2C), weight (H, K) → (T, B, C), in the layout of x."""
+    return dynamicconv(x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, dropout, False, glu)
+
+
+def lightconv_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    lengths: Tensor | None,
+    cu_seqlens: Tensor | None,
+    seed: Tensor | None,
+    padding_l: int,
+    normalize: str,
+    dropout: float,
+    glu: bool,
+    need_x: bool,
+    need_weight: bool,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of lightconv for x and weight; an empty tensor for one that is not needed."""
+    return dynamicconv_backward(
+        grad, x, weight, lengths, cu_seqlens, seed, padding_l, normalize, dropout, False, glu, need_x, need_weight
+    )
+
+
+def dynamicconv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lengths: Tensor | None,
+    cu_seqlens: Tensor | None,
+    seed: Tensor | None,
+    padding_l: int,
+    normalize: str,
+    dropout: float,
+    renorm_padding: bool,
+    glu: bool,
+) -> Tensor:
+    """dynamicconv's forward pass: x (T, B, C or 2C), weight (T, B, H, K) → (T, B, C), in the layout of x."""
+    sequence = _Sequence(x, lengths, cu_seqlens)
+    inside = sequence.inside(weight.shape[-1], -padding_l) if renorm_padding else None
+    taps = _Filter(weight, seed, normalize, dropout, inside).taps
+    source = _wide(_inputs(x, glu))
+    if sequence.pad is not None:
+        source = source.masked_fill(sequence.pad, 0)
+    out = _new_output(x, bias, glu)
+    _gather(out, source, taps, -padding_l, sequence.index)
+    return out.to(x.dtype)
+
+
+def dynamicconv_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    lengths: Tensor | None,
+    cu_seqlens: Tensor | None,
+    seed: Tensor | None,
+    padding_l: int,
+    normalize: str,
+    dropout: float,
+    renorm_padding: bool,
+    glu: bool,
+    need_x: bool,
+    need_weight: bool,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of dynamicconv for x and weight; an empty tensor for one that is not needed."""
+    sequence = _Sequence(x, lengths, cu_seqlens)
+    inside = sequence.inside(weight.shape[-1], -padding_l) if renorm_padding else None
+    filters = _Filter(weight, seed, normalize, dropout, inside)
+    grad = _wide(grad)
+    dx, dweight = x.new_empty(0), weight.new_empty(0)
+    if need_x:
+        dsource = _zeros(_channels(x, glu))
+        _scatter(dsource, grad, filters.taps, -padding_l, sequence.index)
+        dx = _inputs_backward(dsource, x, glu)
+        if sequence.pad is not None:
+            dx.masked_fill_(sequence.pad, 0)
+    if need_weight:
+        source = _wide(_inputs(x, glu))
+        if sequence.pad is not None:
+            source = source.masked_fill(sequence.pad, 0)
+        dtaps = torch.zeros_like(filters.taps)
+        _correlate(dtaps, source, grad, -padding_l, sequence.index)
+        dweight = torch.empty_like(weight).copy_(filters.backward(dtaps))
+    return dx, dweight
+
+
+def lightconv_step(
+    x: Tensor,
+    state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    normalize: str,
+    dropout: float,
+    glu: bool,
+) -> tuple[Tensor, Tensor]:
+    """n more tokens of a causal lightconv: x (n, B, C or 2C), state (r, B, C), weight (H, K) → (out, next state)."""
+    return dynamicconv_step(x, state, weight, bias, seed, normalize, dropout, False, glu)
+
+
+def lightconv_step_backward(
+    grad: Tensor | None,
+    grad_state: Tensor | None,
+    x: Tensor,
+    state: Tensor,
+    weight: Tensor,
+    seed: Tensor | None,
+    normalize: str,
+    dropout: float,
+    glu: bool,
+    need_x: bool,
+    need_state: bool,
+    need_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of lightconv_step for x, state and weight; an empty tensor for one that is not needed."""
+    return dynamicconv_step_backward(
+        grad, grad_state, x, state, weight, seed, normalize, dropout, False, glu, need_x, need_state, need_weight
+    )
+
+
+def dynamicconv_step(
+    x: Tensor,
+    state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    normalize: str,
+    dropout: float,
+    renorm_padding: bool,
+    glu: bool,
+) -> tuple[Tensor, Tensor]:
+    """n more tokens of a causal dynamicconv: x (n, B, C or 2C), state (r, B, C), weight (n, B, H, K) → (out, next)."""
+    new, seen = x.shape[0], state.shape[0]
+    history = weight.shape[-1] - 1
+    inside = _step_inside(x, seen, history) if renorm_padding else None
+    taps = _Filter(weight, seed, normalize, dropout, inside).taps
+    inputs = _inputs(x, glu)
+    out = _new_output(x, bias, glu)
+    # The state's rows come first in time, so each output still adds its taps in ascending order, as in a full pass.
+    _gather(out, _wide(state), taps, seen - history)
+    _gather(out, _wide(inputs), taps, -history)
+    from_inputs, from_state = _state_rows(new, seen, history)
+    return out.to(x.dtype), torch.cat([state[seen - from_state :], inputs[new - from_inputs :]])
+
+
+def dynamicconv_step_backward(
+    grad: Tensor | None,
+    grad_state: Tensor | None,
+    x: Tensor,
+    state: Tensor,
+    weight: Tensor,
+    seed: Tensor | None,
+    normalize: str,
+    dropout: float,
+    renorm_padding: bool,
+    glu: bool,
+    need_x: bool,
+    need_state: bool,
+    need_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of dynamicconv_step for x, state and weight; an empty tensor for one that is not needed."""
+    new, seen = x.shape[0], state.shape[0]
+    history = weight.shape[-1] - 1
+    inside = _step_inside(x, seen, history) if renorm_padding else None
+    filters = _Filter(weight, seed, normalize, dropout, inside)
+    from_inputs, from_state = _state_rows(new, seen, history)
+    grad = None if grad is None else _wide(grad)
+    dx, dstate, dweight = x.new_empty(0), state.new_empty(0), weight.new_empty(0)
+    if need_x:
+        dinputs = _zeros(_channels(x, glu))
+        if grad is not None:
+            _scatter(dinputs, grad, filters.taps, -history)
+        if grad_state is not None:
+            dinputs[new - from_inputs :] += grad_state[from_state:]
+        dx = _inputs_backward(dinputs, x, glu)
+    if need_state:
+        dstate = _zeros(state)
+        if grad is not None:
+            _scatter(dstate, grad, filters.taps, seen - history)
+        if grad_state is not None:
+            dstate[seen - from_state :] += grad_state[:from_state]
+        dstate = dstate.to(state.dtype)
+    if need_weight:
+        dtaps = torch.zeros_like(filters.taps)
+        if grad is not None:
+            _correlate(dtaps, _wide(state), grad, seen - history)
+            _correlate(dtaps, _wide(_inputs(x, glu)), grad, -history)
+        dweight = torch.empty_like(weight).copy_(filters.backward(dtaps))
+    return dx, dstate, dweight
+
+
+# ------------------------------------------------------------------------------------------------ sums over taps
+
+
+def _overlaps(out_rows: int, source_rows: int, kernel_size: int, offset: int) -> Iterator[tuple[int, slice, slice]]:
+    """Yield (k, rows of the output, rows of the source) for every tap k that meets the source at all.
+
+    Output row t and tap k read source row t + offset + k.
+    """
+    for k in range(max(0, 1 - offset - out_rows), min(kernel_size, source_rows - offset)):
+        first = max(0, -offset - k)
+        last = min(out_rows, source_rows - offset - k)
+        yield k, slice(first, last), slice(first + offset + k, last + offset + k)
+
+
+def _tap(taps: Tensor, k: int, rows: slice) -> Tensor:
+    """Tap k of (K, H) or (K, T, B, H) filters, shaped to multiply (rows, B, H, R)."""
+    return (taps[k] if taps.dim() == 2 else taps[k, rows]).unsqueeze(-1)
+
+
+def _crossing(index: Tensor | None, out_rows: slice, source_rows: slice) -> Tensor | None:
+    """(rows, 1, 1, 1): True where a packed output row would read another sequence's row; None if there is one only."""
+    return None if index is None else (index[out_rows] != index[source_rows]).view(-1, 1, 1, 1)
+
+
+def _heads(rows: Tensor, taps: Tensor) -> Tensor:
+    """(T, B, C) as (T, B, H, R), without a copy."""
+    return rows.unflatten(-1, (taps.shape[-1], rows.shape[-1] // taps.shape[-1]))
+
+
+def _gather(out: Tensor, source: Tensor, taps: Tensor, offset: int, index: Tensor | None = None) -> None:
+    """out[t] += Σ_k taps[k, t] · source[t + offset + k]."""
+    out, source = _heads(out, taps), _heads(source, taps)
+    for k, to, at in _overlaps(out.shape[0], source.shape[0], taps.shape[0], offset):
+        rows, crossing = source[at], _crossing(index, to, at)
+        if crossing is not None:
+            rows = rows.masked_fill(crossing, 0)
+        out[to].addcmul_(rows, _tap(taps, k, to))
+
+
+def _scatter(dsource: Tensor, grad: Tensor, taps: Tensor, offset: int, index: Tensor | None = None) -> None:
+    """The transpose of _gather: dsource[t + offset + k] += taps[k, t] · grad[t]."""
+    dsource, grad = _heads(dsource, taps), _heads(grad, taps)
+    for k, to, at in _overlaps(grad.shape[0], dsource.shape[0], taps.shape[0], offset):
+        rows, crossing = grad[to], _crossing(index, to, at)
+        if crossing is not None:
+            rows = rows.masked_fill(crossing, 0)
+        dsource[at].addcmul_(rows, _tap(taps, k, to))
+
+
+def _correlate(dtaps: Tensor, source: Tensor, grad: Tensor, offset: int, index: Tensor | None = None) -> None:
+    """dtaps[k, t] += Σ_r grad[t] · source[t + offset + k]; for (K, H) filters the sum is over t and b too."""
+    source, grad = _heads(source, dtaps), _heads(grad, dtaps)
+    buffer = torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
+    for k, to, at in _overlaps(grad.shape[0], source.shape[0], dtaps.shape[0], offset):
+        product, crossing = torch.mul(grad[to], source[at], out=buffer[to]), _crossing(index, to, at)
+        if crossing is not None:
+            product.masked_fill_(crossing, 0)
+        if dtaps.dim() == 2:
+            dtaps[k] += product.sum((0, 1, 3))
+        else:
+            dtaps[k, to] += product.sum(-1)
+
+
+# ------------------------------------------------------------------------------------------------ filters
+
+
+class _Filter:
+    """A weight on its way to the taps: widened, normalised, dropped. And the gradient's way back.
+
+    `taps` has the taps first: (K, H) or (K, T, B, H), contiguous. `inside` (K, T, B or 1, 1) limits the normalisation to
+    those taps (renorm_padding); the others weigh 0.
+    """
+
+    def __init__(
+        self, weight: Tensor, seed: Tensor | None, normalize: str, dropout: float, inside: Tensor | None
+    ) -> None:
+        self.kind, self.outside, self.scale = normalize, None, None
+        self.weight = _wide(weight).movedim(-1, 0).contiguous()
+        if inside is not None:
+            self.outside = ~inside
+            self.weight = self.weight.masked_fill(self.outside, float("-inf") if normalize == "softmax" else 0)
+        self.normalized = normalize_filter(self.weight, normalize)
+        if inside is not None:
+            # sigmoid(0) is not 0, and a softmax over nothing is NaN.
+            self.normalized = self.normalized.masked_fill(self.outside, 0)
+        self.taps = self.normalized
+        if dropout > 0:
+            self.scale = dropout_scale(seed, weight.shape, dropout, self.weight.dtype).movedim(-1, 0)
+            self.taps = self.normalized * self.scale
+
+    def backward(self, dtaps: Tensor) -> Tensor:
+        """The gradient for the weight, (H, K) or (T, B, H, K), given that for the taps (which is overwritten)."""
+        if self.scale is not None:
+            dtaps *= self.scale
+        if self.outside is not None:
+            dtaps.masked_fill_(self.outside, 0)
+        grad = normalize_filter_backward(dtaps, self.weight, self.normalized, self.kind)
+        if self.outside is not None:
+            grad = grad.masked_fill(self.outside, 0)
+        return grad.movedim(0, -1)
+
+
+# ------------------------------------------------------------------------------------------------ sequences
+
+
+class _Sequence:
+    """Where sequences begin and end, from `lengths` or `cu_seqlens`, computed on their device.
+
+    pad     (T, B, 1): True at t ≥ lengths[b]; None without lengths
+    index   (T,): the number of the packed sequence a row belongs to; None without cu_seqlens
+    """
+
+    def __init__(self, x: Tensor, lengths: Tensor | None, cu_seqlens: Tensor | None) -> None:
+        self.pad, self.index = None, None
+        self.rows = torch.arange(x.shape[0], device=x.device)
+        self.start, self.end = 0, x.shape[0]
+        if lengths is not None:
+            self.end = lengths.view(1, -1)
+            self.pad = (self.rows.view(-1, 1) >= self.end).unsqueeze(-1)
+        elif cu_seqlens is not None:
+            # The last sequence that begins at or before a row: empty sequences hold no row.
+            index = torch.searchsorted(cu_seqlens.contiguous(), self.rows.to(cu_seqlens.dtype), right=True) - 1
+            self.index = index.clamp(0, cu_seqlens.shape[0] - 2)
+            self.start = cu_seqlens[self.index].view(-1, 1)
+            self.end = cu_seqlens[self.index + 1].view(-1, 1)
+
+    def inside(self, kernel_size: int, offset: int) -> Tensor:
+        """(K, T, B or 1, 1): whether tap k of row t reads a row of its own sequence."""
+        taps = torch.arange(kernel_size, device=self.rows.device)
+        at = taps.view(-1, 1, 1) + self.rows.view(-1, 1) + offset
+        return ((at >= self.start) & (at < self.end)).unsqueeze(-1)
+
+
+def _step_inside(x: Tensor, seen: int, history: int) -> Tensor:
+    """(K, n, 1, 1): whether tap k of new row t reads a row that was seen."""
+    rows = torch.arange(x.shape[0], device=x.device)
+    taps = torch.arange(history + 1, device=x.device)
+    return taps.view(-1, 1, 1, 1) + rows.view(-1, 1, 1) >= history - seen
+
+
+def _state_rows(new: int, seen: int, history: int) -> tuple[int, int]:
+    """How many rows of the next state, the last min(seen + new, history), come from the inputs and from the state."""
+    from_inputs = min(new, history)
+    return from_inputs, min(seen, history - from_inputs)
+
+
+# ------------------------------------------------------------------------------------------------ inputs and outputs
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """The tensor in the precision of the sums: float32, or float64 as it is."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _zeros(like: Tensor) -> Tensor:
+    return torch.zeros_like(like, dtype=torch.promote_types(like.dtype, torch.float32))
+
+
+def _channels(x: Tensor, glu: bool) -> Tensor:
+    """x without its gates: the C channels whose layout the output takes."""
+    return x[..., : x.shape[-1] // 2] if glu else x
+
+
+def _inputs(x: Tensor, glu: bool) -> Tensor:
+    """u (T, B, C), what the filters see, in x's type."""
+    if not glu:
+        return x
+    value, gate = x.chunk(2, -1)
+    return (_wide(value) * sigmoid(_wide(gate))).to(x.dtype)
+
+
+def _inputs_backward(grad: Tensor, x: Tensor, glu: bool) -> Tensor:
+    """The gradient for x, in x's type and layout, given that for u in the precision of the sums."""
+    if not glu:
+        return grad.to(x.dtype)
+    value, gate = x.chunk(2, -1)
+    gate = sigmoid(_wide(gate))
+    dx = torch.empty_like(x)
+    dvalue, dgate = dx.chunk(2, -1)
+    dvalue.copy_(grad * gate)
+    dgate.copy_(grad * _wide(value) * gate * (1 - gate))
+    return dx
+
+
+def _new_output(x: Tensor, bias: Tensor | None, glu: bool) -> Tensor:
+    """The output before any tap, in the precision of the sums and the layout of x's first C channels."""
+    out = _zeros(_channels(x, glu))
+    return out if bias is None else out.add_(bias)

@@ -1,0 +1,150 @@
+"""Names, numbers and options of the architectures, as typed on fairseq's command line."""
+
+import subprocess
+import sys
+
+import pytest
+from fairseq import models, options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+from lightconv_plugin.models.architectures import ARCHITECTURES
+from lightconv_plugin.models.config import transformer_config
+
+from .toys import build, dictionary, task
+
+FAMILIES = ("lightweightconv", "dynamicconv", "lightconv")
+E, D = [3, 7, 15, 31, 31, 31, 31], [3, 7, 15, 31, 31, 31]
+# suffix: d, ffn, heads, glu, dropout, attention, weight, input
+TABLE = {
+    "": (512, 2048, 8, True, 0.1, 0.0, 0.0, 0.1),
+    "_wmt_en_de": (512, 2048, 8, True, 0.1, 0.0, 0.0, 0.1),
+    "_iwslt_de_en": (512, 1024, 4, False, 0.1, 0.1, 0.1, 0.0),
+    "_wmt_en_de_big": (1024, 4096, 16, True, 0.3, 0.1, 0.1, 0.1),
+    "_wmt_en_fr_big": (1024, 4096, 16, True, 0.1, 0.1, 0.1, 0.1),
+    "_wmt_zh_en_big": (1024, 4096, 16, True, 0.2, 0.2, 0.2, 0.1),
+}
+
+
+def parse(*arguments: str):
+    """The model's configuration that fairseq-train makes of a command line."""
+    parser = options.get_training_parser()
+    args = options.parse_args_and_arch(parser, ["data", *arguments])
+    return convert_namespace_to_omegaconf(args).model
+
+
+@pytest.mark.parametrize("suffix", TABLE)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_table(family, suffix):
+    cfg = transformer_config(parse("--arch", family + suffix))
+    d, ffn, heads, glu, dropout, attention, weight, input_ = TABLE[suffix]
+    for side, kernels in (cfg.encoder, E), (cfg.decoder, D):
+        assert (side.embed_dim, side.ffn_embed_dim, side.attention_heads) == (d, ffn, heads)
+        assert [m.kernel_size for m in side.mixers] == kernels
+        assert side.layers == len(kernels)
+        assert {m.kind for m in side.mixers} == {"lightweight" if family == "lightweightconv" else "dynamic"}
+        for m in side.mixers:
+            assert (m.conv_dim, m.num_heads, m.glu) == (d, heads, glu)
+            assert (m.weight_dropout, m.input_dropout, m.weight_softmax) == (weight, input_, True)
+            assert m.padding_l == (m.kernel_size - 1 if side is cfg.decoder else m.kernel_size // 2)
+        assert not side.normalize_before
+    assert (cfg.dropout, cfg.attention_dropout) == (dropout, attention)
+
+
+def test_every_architecture_is_registered():
+    assert set(ARCHITECTURES) == {f + s for f in FAMILIES for s in TABLE}
+    assert set(ARCHITECTURES) <= set(models.ARCH_MODEL_REGISTRY)
+    for name in ARCHITECTURES:
+        assert models.ARCH_MODEL_REGISTRY[name].__module__.startswith("lightconv_plugin.")
+
+
+@pytest.mark.parametrize(
+    "architecture, glu, millions",
+    [
+        ("lightweightconv_wmt_en_de_big", True, 208.9),
+        ("dynamicconv_wmt_en_de_big", True, 213.2),
+        ("lightweightconv_wmt_en_de_big", False, 195.2),
+        ("dynamicconv_wmt_en_de_big", False, 199.6),
+    ],
+)
+def test_parameter_counts_of_the_big_models(architecture, glu, millions):
+    joined = dictionary(32768)
+    model = build(architecture, task(joined), small=False, encoder_glu=glu, decoder_glu=glu, share_all_embeddings=True)
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == millions
+
+
+def test_upstream_flags_run_unchanged():
+    cfg = parse(
+        *"--arch lightconv_iwslt_de_en --dropout 0.3 --attention-dropout 0.1 --weight-dropout 0.2 --relu-dropout 0.05"
+        " --input-dropout 0.15 --encoder-glu 0 --decoder-glu True --encoder-conv-type dynamic"
+        " --decoder-conv-type lightweight --weight-softmax 1 --encoder-kernel-size-list [3,7,15] --encoder-layers 3"
+        " --decoder-kernel-size-list 31 --decoder-layers 2 --encoder-conv-dim 256 --decoder-conv-dim 128"
+        " --adaptive-softmax-cutoff 10,20 --adaptive-softmax-dropout 0.1 --encoder-normalize-before"
+        " --decoder-learned-pos --share-decoder-input-output-embed".split()
+    )
+    resolved = transformer_config(cfg)
+    assert [m.kernel_size for m in resolved.encoder.mixers] == [3, 7, 15]
+    assert [m.kernel_size for m in resolved.decoder.mixers] == [31, 31]
+    assert not resolved.encoder.mixers[0].glu and resolved.decoder.mixers[0].glu
+    assert resolved.encoder.mixers[0].kind == "dynamic" and resolved.decoder.mixers[0].kind == "lightweight"
+    assert (resolved.encoder.mixers[0].conv_dim, resolved.decoder.mixers[0].conv_dim) == (256, 128)
+    assert resolved.encoder.mixers[0].weight_dropout == 0.2 and resolved.encoder.mixers[0].input_dropout == 0.15
+    assert (resolved.dropout, resolved.activation_dropout) == (0.3, 0.05)
+    assert list(resolved.adaptive_softmax_cutoff) == [10, 20]
+    assert resolved.encoder.normalize_before and resolved.decoder.learned_pos
+    assert resolved.share_decoder_input_output_embed and not resolved.share_all_embeddings
+
+
+@pytest.mark.parametrize("written", ["3,7,15", "[3,7,15]", "[3, 7, 15]"])
+def test_both_forms_of_a_kernel_list(written):
+    cfg = parse("--arch", "dynamicconv", "--encoder-layers", "3", "--encoder-kernel-size-list", written)
+    assert list(cfg.encoder_kernel_size_list) == [3, 7, 15]
+
+
+def test_what_is_not_given_follows_from_what_is():
+    cfg = transformer_config(parse(*"--arch dynamicconv --encoder-embed-dim 64 --attention-dropout 0.2".split()))
+    assert (cfg.encoder.mixers[0].conv_dim, cfg.decoder.embed_dim, cfg.decoder.mixers[0].conv_dim) == (64, 64, 64)
+    assert (cfg.decoder.input_dim, cfg.decoder.output_dim, cfg.decoder.ffn_embed_dim) == (64, 64, 2048)
+    assert cfg.decoder.mixers[0].weight_dropout == 0.2
+
+
+def test_one_mixer_per_layer():
+    cfg = transformer_config(
+        parse(
+            *"--arch dynamicconv --encoder-layers 3 --encoder-kernel-size-list 5"
+            " --encoder-conv-type lightweight,dynamic,attention".split()
+        )
+    )
+    assert [m.kind for m in cfg.encoder.mixers] == ["lightweight", "dynamic", "attention"]
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ("--encoder-kernel-size-list 3,7", ["--encoder-kernel-size-list", "7 layers", "got 2"]),
+        ("--decoder-kernel-size-list 0", ["--decoder-kernel-size-list", "at least 1"]),
+        ("--encoder-conv-type fast", ["--encoder-conv-type", "'fast'", "lightweight, dynamic, attention"]),
+        ("--decoder-conv-type dynamic,lightweight", ["--decoder-conv-type", "6 layers", "got 2"]),
+        ("--encoder-attention-heads 7", ["--encoder-attention-heads", "7 heads", "512 channels"]),
+        ("--dropout 1.5", ["--dropout", "[0, 1)", "1.5"]),
+        ("--weight-dropout -0.1", ["--weight-dropout", "[0, 1)"]),
+        ("--decoder-layers 0", ["--decoder-layers", "at least 1", "got 0"]),
+    ],
+)
+def test_wrong_options_are_named(arguments, words):
+    with pytest.raises(ValueError) as error:
+        transformer_config(parse("--arch", "dynamicconv", *arguments.split()))
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_upstream_names_can_be_left_alone():
+    script = (
+        "import lightconv_plugin, fairseq\n"
+        "from fairseq.models import ARCH_MODEL_REGISTRY as r\n"
+        "assert r['lightconv_wmt_en_de_big'].__module__ == 'fairseq.models.lightconv'\n"
+        "assert r['dynamicconv_wmt_en_de_big'].__module__.startswith('lightconv_plugin.')\n"
+    )
+    import os
+
+    environment = {**os.environ, "LIGHTCONV_KEEP_UPSTREAM": "1"}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment, capture_output=True)

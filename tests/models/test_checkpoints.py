@@ -1,0 +1,185 @@
+"""Other people's checkpoints: fairseq's own LightConv in each layout it ever had, strictly, with equal numbers."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.models import lightconv as upstream
+
+from .toys import SMALL, batch, build, dictionary, task
+
+
+def upstream_model(task_, **options):
+    """fairseq's own model at toy size, in evaluation mode, with weights that are all away from their initial values."""
+    args = Namespace(**{**SMALL, "dropout": 0.0, "attention_dropout": 0.0, "weight_softmax": True, **options})
+    model = upstream.LightConvModel.build_model(args, task_).eval()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "conv_bias" in name:
+                p.fill_(float("nan"))  # what uninitialised memory may hold
+            else:
+                p.copy_(torch.randn(p.shape, generator=generator) * 0.3 + ("norm" in name and "weight" in name))
+    return model
+
+
+# The kernels are short where the decoder's softmax of fairseq is right for any length: T ≥ K.
+PARITY = [
+    pytest.param(dict(encoder_conv_type=e, decoder_conv_type=d, **o), id=f"{e}-{d}-{name}")
+    for e, d in [("dynamic", "dynamic"), ("lightweight", "lightweight"), ("lightweight", "dynamic")]
+    for name, o in {
+        "glu": {"encoder_glu": True, "decoder_glu": True},
+        "plain": {"encoder_glu": False, "decoder_glu": False},
+        "prenorm": {"encoder_normalize_before": True, "decoder_normalize_before": True},
+        "convdim": {"encoder_conv_dim": 32, "decoder_conv_dim": 8},
+        "tied": {"share_all_embeddings": True},
+        "nosoftmax": {"weight_softmax": False},
+    }.items()
+]
+
+
+@pytest.fixture
+def their_task():
+    return task(dictionary(30))
+
+
+@pytest.mark.parametrize("options", PARITY)
+@torch.no_grad()
+def test_parity_with_fairseqs_own_model(options, their_task):
+    theirs = upstream_model(their_task, **options)
+    ours = build("lightconv", their_task, dropout=0.0, attention_dropout=0.0, **options)
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    source, lengths, previous = batch((12, 9, 7), (9, 9, 9))
+    expected = theirs(source, lengths, previous)[0]
+    assert expected.isfinite().all() and expected.abs().max() > 1
+    torch.testing.assert_close(ours(source, lengths, previous)[0], expected, atol=1e-5, rtol=1e-5)
+
+
+def released_2019(state, *, tied: bool):
+    """The layout of fairseq ≤ 0.12.2, hence of the released files, made of today's."""
+    old = {}
+    for key, value in state.items():
+        if "conv_bias" in key:
+            continue
+        if key == "decoder.output_projection.weight":
+            if tied:
+                continue
+            key = "decoder.embed_out"
+        old[key.replace("layer_norm1", "layer_norms.0").replace("layer_norm2", "layer_norms.1")] = value
+    for side in ("encoder", "decoder"):
+        old[f"{side}.embed_positions._float_tensor"] = torch.zeros(1)
+    return old
+
+
+def cuda_trained(state):
+    return {k: v.squeeze(1) if k.endswith("conv.weight") else v for k, v in state.items()}
+
+
+def joint_attention_projection(state):
+    """Very old files keep the three projections of attention in one tensor."""
+    out = dict(state)
+    for kind in ("weight", "bias"):
+        for key in [k for k in state if k.endswith(f"encoder_attn.q_proj.{kind}")]:
+            parts = [out.pop(key.replace("q_proj", f"{p}_proj")) for p in "qkv"]
+            out[key.replace(f"q_proj.{kind}", f"in_proj_{kind}")] = torch.cat(parts)
+    return out
+
+
+@pytest.mark.parametrize("old_attention", [False, True], ids=["qkv", "in_proj"])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("normalize_before", [False, True], ids=["postnorm", "prenorm"])
+@pytest.mark.parametrize("kind", ["dynamic", "lightweight", "lightweight-cuda"])
+@torch.no_grad()
+def test_older_layouts_load_strictly(kind, normalize_before, tied, old_attention, their_task):
+    options = {
+        "encoder_conv_type": kind.split("-")[0],
+        "decoder_conv_type": kind.split("-")[0],
+        "encoder_normalize_before": normalize_before,
+        "decoder_normalize_before": normalize_before,
+        "share_decoder_input_output_embed": tied,
+    }
+    theirs = upstream_model(their_task, **options)
+    state = released_2019(theirs.state_dict(), tied=tied)
+    state = cuda_trained(state) if kind.endswith("cuda") else state
+    state = joint_attention_projection(state) if old_attention else state
+    ours = build("lightconv", their_task, **options)
+    ours.load_state_dict(state, strict=True)
+    source, lengths, previous = batch((12, 9, 7), (9, 9, 9))
+    torch.testing.assert_close(
+        ours(source, lengths, previous)[0], theirs(source, lengths, previous)[0], atol=1e-5, rtol=1e-5
+    )
+
+
+@torch.no_grad()
+def test_a_whole_file_of_2019_loads_like_any_checkpoint(tmp_path):
+    """As in fairseq-generate: arguments in a Namespace, the architecture by its upstream name, nothing else known."""
+    source = dictionary(30)
+    (tmp_path / "data").mkdir()
+    for language in ("de", "en"):
+        source.save(str(tmp_path / "data" / f"dict.{language}.txt"))
+    theirs = upstream_model(task(source), encoder_conv_type="dynamic", decoder_conv_type="dynamic")
+    args = Namespace(
+        **SMALL,
+        arch="lightconv_iwslt_de_en",
+        task="translation",
+        criterion="label_smoothed_cross_entropy",
+        optimizer="adam",
+        lr_scheduler="inverse_sqrt",
+        data=str(tmp_path / "data"),
+        source_lang="de",
+        target_lang="en",
+        left_pad_source="True",
+        left_pad_target="False",
+        dropout=0.3,
+        attention_dropout=0.1,
+        weight_dropout=0.1,
+        weight_softmax=True,
+        encoder_glu=True,
+        decoder_glu=True,
+        encoder_conv_type="dynamic",
+        decoder_conv_type="dynamic",
+        input_dropout=0.0,
+        share_all_embeddings=False,
+        label_smoothing=0.1,
+        max_source_positions=1024,
+        max_target_positions=1024,
+    )
+    file = tmp_path / "model.pt"
+    history = [{"num_updates": 7, "criterion_name": "LabelSmoothedCrossEntropyCriterion", "lr_scheduler_state": {}}]
+    torch.save(
+        {
+            "args": args,
+            "model": released_2019(theirs.state_dict(), tied=False),
+            "optimizer_history": history,
+            "extra_state": {"epoch": 1},
+            "last_optimizer_state": None,
+        },
+        file,
+    )
+    (ours,), _ = checkpoint_utils.load_model_ensemble([str(file)], task=None)
+    assert type(ours).__module__.startswith("lightconv_plugin.")
+    source_tokens, lengths, previous = batch((12, 9, 7), (9, 9, 9))
+    torch.testing.assert_close(
+        ours.eval()(source_tokens, lengths, previous)[0],
+        theirs(source_tokens, lengths, previous)[0],
+        atol=1e-5,
+        rtol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "lightweight", "attention", "lightweight,attention,dynamic"])
+def test_our_own_state_survives_a_round_trip(kind, their_task):
+    model = build(task_=their_task, encoder_conv_type=kind, decoder_conv_type=kind, decoder_normalize_before=True)
+    other = build(task_=their_task, encoder_conv_type=kind, decoder_conv_type=kind, decoder_normalize_before=True)
+    other.load_state_dict(model.state_dict(), strict=True)
+    for (name, a), (_, b) in zip(model.state_dict().items(), other.state_dict().items(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_a_checkpoint_of_other_kernels_is_refused(their_task):
+    with pytest.raises(RuntimeError, match=r"self_attn\.conv\.weight"):
+        build(encoder_conv_type="lightweight", task_=their_task).load_state_dict(
+            build(encoder_conv_type="lightweight", encoder_kernel_size_list=[3, 5, 7], task_=their_task).state_dict(),
+            strict=True,
+        )

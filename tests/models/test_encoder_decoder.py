@@ -1,0 +1,210 @@
+"""What must hold of every model: decoding is teacher forcing, pads never leak, all parameters train, nothing waits."""
+
+import pytest
+import torch
+from fairseq.sequence_generator import SequenceGenerator
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .toys import batch, build, dictionary, task
+
+MIXERS = ["lightweight", "dynamic", "attention", "lightweight,attention,dynamic"]
+
+
+def of(mixer, **options):
+    return build(encoder_conv_type=mixer, decoder_conv_type=mixer, **options)
+
+
+@pytest.mark.parametrize("target_length", [1, 3, 12])
+@pytest.mark.parametrize("normalize_before", [False, True])
+@pytest.mark.parametrize("mixer", MIXERS)
+@torch.no_grad()
+def test_incremental_decoding_is_teacher_forcing(mixer, normalize_before, target_length):
+    model = of(mixer, decoder_normalize_before=normalize_before, encoder_normalize_before=normalize_before)
+    source, lengths, _ = batch()
+    previous = torch.randint(4, 30, (3, target_length))
+    encoded = model.encoder(source, lengths)
+    whole, _ = model.decoder(previous, encoder_out=encoded)
+    state = {}
+    steps = [
+        model.decoder(previous[:, : t + 1], encoder_out=encoded, incremental_state=state)[0]
+        for t in range(target_length)
+    ]
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@torch.no_grad()
+def test_beam_reorder(mixer):
+    """After a reorder each row goes on as if it had always had the history of the row it was copied from.
+
+    The rows are beams of one sentence: fairseq's attention over the encoder relies on it and is not reordered.
+    """
+    model = of(mixer)
+    source, lengths, _ = batch((7, 7, 7))
+    source = source[:1].expand(3, -1)
+    previous = torch.randint(4, 30, (3, 12))
+    order = torch.tensor([2, 0, 0])
+    encoded = model.encoder(source, lengths)
+    state = {}
+    for t in range(6):
+        model.decoder(previous[:, : t + 1], encoder_out=encoded, incremental_state=state)
+    model.decoder.reorder_incremental_state_scripting(state, order)
+    previous = torch.cat([previous[order, :6], previous[:, 6:]], dim=1)
+    steps = [model.decoder(previous[:, : t + 1], encoder_out=encoded, incremental_state=state)[0] for t in range(6, 12)]
+    whole, _ = model.decoder(previous, encoder_out=encoded)
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole[:, 6:], atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("left_pad_source", [True, False], ids=["left", "right"])
+@pytest.mark.parametrize("mixer", MIXERS)
+@torch.no_grad()
+def test_a_batch_equals_each_sentence_alone(mixer, left_pad_source):
+    model = of(mixer)
+    lengths, target_lengths = (7, 1, 12, 4), (6, 8, 3, 1)
+    source, sizes, previous = batch(lengths, target_lengths, left_pad_source=left_pad_source)
+    together, _ = model(source, sizes, previous)
+    for row, (n, m) in enumerate(zip(lengths, target_lengths, strict=True)):
+        alone_source = source[row : row + 1, -n:] if left_pad_source else source[row : row + 1, :n]
+        alone, _ = model(alone_source, sizes[row : row + 1], previous[row : row + 1, :m])
+        torch.testing.assert_close(together[row : row + 1, :m], alone, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@torch.no_grad()
+def test_left_padded_targets(mixer):
+    """With --left-pad-target the pads come before the words, and a causal convolution must not read them."""
+    model = build(task_=task(left_pad_target=True), encoder_conv_type=mixer, decoder_conv_type=mixer)
+    source, sizes, _ = batch((7, 7))
+    words = torch.randint(4, 30, (1, 5))
+    padded = torch.cat([torch.full((1, 3), 1), words], dim=1)
+    together, _ = model(source[:1], sizes[:1], padded)
+    alone, _ = model(source[:1], sizes[:1], words)
+    torch.testing.assert_close(together[:, 3:], alone, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mixer", ["lightweight", "dynamic"])
+@torch.no_grad()
+def test_the_decoder_is_causal(mixer):
+    model = of(mixer)
+    source, sizes, _ = batch()
+    previous = torch.randint(4, 30, (3, 12))
+    changed = previous.clone()
+    changed[:, 7:] = torch.randint(4, 30, (3, 5))
+    torch.testing.assert_close(model(source, sizes, previous)[0][:, :7], model(source, sizes, changed)[0][:, :7])
+
+
+@pytest.mark.parametrize("even", [False, True], ids=["odd", "even"])
+@pytest.mark.parametrize("mixer", ["lightweight", "dynamic"])
+def test_every_parameter_gets_a_gradient(mixer, even):
+    """Plain DDP needs it: a parameter without gradient makes it wait for ever, or fail."""
+    kernels = [2, 4, 8] if even else [3, 5, 9]
+    model = of(mixer, encoder_kernel_size_list=kernels, decoder_kernel_size_list=kernels).train()
+    model(*batch())[0].square().sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_activation_checkpointing_changes_nothing(mixer):
+    """Also not the dropout: the recomputation must draw the same masks, those of the filters among them."""
+
+    def gradients(checkpoint_activations):
+        torch.manual_seed(1)
+        model = of(mixer, checkpoint_activations=checkpoint_activations, weight_dropout=0.3).train()
+        torch.manual_seed(2)
+        model(*batch())[0].square().sum().backward()
+        return {name: p.grad for name, p in model.named_parameters()}
+
+    plain, checkpointed = gradients(False), gradients(True)
+    assert plain.keys() == checkpointed.keys()
+    for name in plain:
+        # Sums of several users of one tensor come in another order, hence not the same bits.
+        torch.testing.assert_close(checkpointed[name], plain[name], atol=1e-4, rtol=1e-4)
+
+
+class _Waits(TorchDispatchMode):
+    """Counts the operations for which the host waits for the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default):
+            self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mixer", ["lightweight", "dynamic"])
+def test_the_forward_pass_never_waits_for_the_device(mixer):
+    # fairseq's sinusoidal positions compare a length that lives on the host; this could not tell it from a wait.
+    model = of(mixer, encoder_learned_pos=True, decoder_learned_pos=True).train()
+    arguments = batch()
+    with _Waits() as waits:
+        model(*arguments)
+    assert waits.seen == []
+
+
+def test_upstream_does_wait():
+    """Shows that the test above can fail."""
+    from fairseq.models.transformer import TransformerEncoderBase
+
+    model = build(encoder_learned_pos=True)
+    source, lengths, _ = batch()
+    with _Waits() as waits:
+        TransformerEncoderBase.forward_scriptable(model.encoder, source, lengths)
+    assert waits.seen
+
+
+def test_adaptive_softmax_in_translation():
+    model = build(adaptive_softmax_cutoff=[10, 20], share_decoder_input_output_embed=True)
+    source, lengths, previous = batch()
+    output = model(source, lengths, previous)
+    log_probs = model.get_normalized_probs(output, log_probs=True)
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(previous.shape))
+    model.load_state_dict(model.state_dict(), strict=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("mixer", ["lightweight", "dynamic"])
+@torch.no_grad()
+def test_half_precision_follows_float32(mixer, dtype):
+    model = of(mixer)
+    arguments = batch()
+    full = model(*arguments)[0]
+    half = model.to(dtype)(*arguments)[0]
+    assert half.dtype == dtype
+    torch.testing.assert_close(half.float(), full, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("mixer", ["lightweight", "dynamic"])
+def test_autocast(mixer):
+    model = of(mixer).train()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(*batch())[0].float().square().mean()
+    loss.backward()
+    assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_beam_search_finds_the_scores_of_teacher_forcing(mixer):
+    """fairseq's generator over the model: each hypothesis' token scores equal the full pass on that hypothesis."""
+    d = dictionary()
+    model = build(task_=task(d), encoder_conv_type=mixer, decoder_conv_type=mixer)
+    source, lengths, _ = batch()
+    generator = SequenceGenerator([model], d, beam_size=4, max_len_b=14)
+    hypotheses = generator.generate([model], {"net_input": {"src_tokens": source, "src_lengths": lengths}})
+    for row, beams in enumerate(hypotheses):
+        for hypothesis in beams:
+            tokens = hypothesis["tokens"]
+            previous = torch.cat([torch.tensor([d.eos()]), tokens[:-1]])[None]
+            with torch.no_grad():
+                output = model(source[row : row + 1], lengths[row : row + 1], previous)
+            log_probs = model.get_normalized_probs(output, log_probs=True)[0]
+            scores = log_probs[torch.arange(len(tokens)), tokens]
+            torch.testing.assert_close(hypothesis["positional_scores"], scores, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("option, value", [("encoder_layerdrop", 0.5), ("quant_noise_pq", 0.1)])
+def test_fairseqs_regularisers_work(option, value):
+    model = build(**{option: value}, **({"decoder_layerdrop": 0.5} if "layerdrop" in option else {})).train()
+    model(*batch())[0].sum().backward()

@@ -1,0 +1,154 @@
+"""The commands that fairseq's users know, with `--user-dir` added and nothing else."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.fairseq_cli import RECIPE, REPOSITORY, SIZE, USER_DIR, binarise, run
+
+PLUGIN = ["--user-dir", str(USER_DIR)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return binarise(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    """A checkpoint of two epochs, with BLEU in its validation, as upstream's recipe for IWSLT writes it."""
+    folder = tmp_path_factory.mktemp("run")
+    log = run(
+        "train", data, *PLUGIN, "--arch", "lightconv_iwslt_de_en", *SIZE, *RECIPE, "--save-dir", folder,
+        "--max-epoch", 2, "--dropout", 0.3, "--attention-dropout", 0.1, "--weight-dropout", 0.1,
+        "--encoder-glu", 0, "--decoder-glu", 0, "--keep-last-epochs", 10, "--eval-bleu", "--eval-bleu-args",
+        '{"beam": 2, "max_len_b": 12}', "--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric",
+    )  # fmt: skip
+    assert "lightconv architectures are lightconv_plugin's" in log
+    assert '"valid_bleu"' in log
+    return folder
+
+
+def updates(log: str) -> list[dict]:
+    return [json.loads(m) for m in re.findall(r"train_inner\b.*?(\{.*\})", log)]
+
+
+def test_resume(data, trained, tmp_path):
+    checkpoint = trained / "checkpoint_last.pt"
+    log = run(
+        "train", data, *PLUGIN, "--arch", "lightconv_iwslt_de_en", *SIZE, *RECIPE, "--save-dir", tmp_path,
+        "--restore-file", checkpoint, "--max-epoch", 3,
+    )  # fmt: skip
+    assert "Loaded checkpoint" in log
+    before = torch.load(checkpoint, weights_only=False)["optimizer_history"][-1]["num_updates"]
+    assert int(updates(log)[0]["num_updates"]) == before + 1
+
+
+def test_generate_and_interactive_agree(data, trained):
+    checkpoint = trained / "checkpoint_best.pt"
+    log = run("generate", data, *PLUGIN, "--path", checkpoint, "--beam", 3, "--cpu", "--gen-subset", "test")
+    assert "Generate test with beam=3: BLEU4" in log
+    source = dict(re.findall(r"^S-(\d+)\t(.*)$", log, re.M))
+    hypotheses = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", log, re.M))
+    typed = "".join(source[str(i)] + "\n" for i in range(4))
+    answers = run(
+        "interactive", data, *PLUGIN, "--path", checkpoint, "--beam", 3, "--cpu", stdin=typed
+    )  # fmt: skip
+    assert re.findall(r"^H-\d+\t\S+\t(.*)$", answers, re.M) == [hypotheses[str(i)] for i in range(4)]
+
+
+def test_validate(data, trained):
+    log = run(
+        "validate", data, *PLUGIN, "--task", "translation", "--path", trained / "checkpoint_best.pt", "--cpu",
+        "--valid-subset", "valid", "--max-tokens", 200,
+    )  # fmt: skip
+    assert re.search(r"valid \| .*loss", log)
+
+
+def test_from_pretrained(data, trained):
+    """In a process of its own, as a user's script: fairseq is imported after the plugin here, before it elsewhere."""
+    script = f"""
+import lightconv_plugin.models as m
+model = m.architectures.LightconvIwsltDeEnModel.from_pretrained(
+    {str(trained)!r}, "checkpoint_best.pt", {str(data)!r}, source_lang="de", target_lang="en")
+print("TRANSLATION", repr(model.translate("ich sieht den Hund", beam=2)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert re.search(r"^TRANSLATION '.*'$", done.stdout, re.M)
+
+
+CONFIG = """\
+# @package _group_
+common: {{log_format: json, log_interval: 1, cpu: true, user_dir: {plugin}}}
+checkpoint: {{save_dir: {folder}/checkpoints}}
+task: {{_name: translation, data: {data}, source_lang: de, target_lang: en}}
+criterion: {{_name: label_smoothed_cross_entropy, label_smoothing: 0.1}}
+dataset: {{max_tokens: 200, num_workers: 0}}
+optimization: {{max_update: 3, lr: [0.001]}}
+optimizer: {{_name: adam, adam_betas: "(0.9,0.98)"}}
+lr_scheduler: {{_name: inverse_sqrt, warmup_updates: 4}}
+model:
+  _name: lightweightconv_iwslt_de_en
+  encoder_embed_dim: 16
+  decoder_embed_dim: 16
+  encoder_layers: 2
+  decoder_layers: 2
+  encoder_kernel_size_list: [3, 7]
+  decoder_kernel_size_list: [5]
+"""
+
+
+def test_hydra_train_then_generate(data, tmp_path):
+    """The architecture's own numbers must hold wherever the file says nothing."""
+    (tmp_path / "small.yaml").write_text(CONFIG.format(plugin=USER_DIR, data=data, folder=tmp_path))
+    log = run(
+        "hydra-train", "--config-dir", tmp_path, "--config-name", "small", f"hydra.run.dir={tmp_path}/hydra",
+        "+model.decoder_ffn_embed_dim=40",
+    )  # fmt: skip
+    checkpoint = tmp_path / "checkpoints" / "checkpoint_last.pt"
+    model = torch.load(checkpoint, weights_only=False)["cfg"]["model"]
+    assert model["encoder_ffn_embed_dim"] == 1024 and model["decoder_ffn_embed_dim"] == 40
+    assert model["encoder_attention_heads"] == 4 and model["encoder_glu"] is False
+    assert model["weight_dropout"] == 0.1 and model["encoder_conv_type"] == "lightweight"
+    assert len(updates(log)) == 3
+    log = run("generate", data, *PLUGIN, "--path", checkpoint, "--beam", 2, "--cpu")
+    assert "Generate test with beam=2" in log
+
+
+def test_a_hydra_checkpoint_holds_nothing_but_plain_values(data, trained):
+    """It loads with torch's safe loader and no exceptions for the model's options."""
+    state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
+    assert isinstance(state["cfg"]["model"], dict) and state["args"] is None
+
+
+@pytest.mark.parametrize("architecture", ["dynamicconv_iwslt_de_en", "lightweightconv_iwslt_de_en"])
+def test_plain_ddp_with_two_processes(data, tmp_path, architecture):
+    """--ddp-backend pytorch_ddp, which fails or hangs on a parameter that gets no gradient."""
+    log = run(
+        "train", data, *PLUGIN, "--arch", architecture, *SIZE, *RECIPE, "--save-dir", tmp_path, "--max-update", 2,
+        "--distributed-world-size", 2, "--ddp-backend", "pytorch_ddp", "--distributed-backend", "gloo",
+        "--disable-validation", "--no-save",
+    )  # fmt: skip
+    assert len(updates(log)) == 2
+
+
+@pytest.mark.parametrize("flag", ["--bf16", "--amp", "--checkpoint-activations"])
+def test_precision_and_memory_flags(data, tmp_path, flag):
+    log = run(
+        "train", data, *PLUGIN, "--arch", "dynamicconv_iwslt_de_en", *SIZE, *RECIPE, "--save-dir", tmp_path,
+        "--max-update", 2, "--no-save", "--disable-validation", flag,
+    )  # fmt: skip
+    assert all(float(u["loss"]) < 20 for u in updates(log)) and len(updates(log)) == 2
+
+
+def test_a_wrong_option_is_one_clear_error(data, tmp_path):
+    log = run(
+        "train", data, *PLUGIN, "--arch", "dynamicconv_iwslt_de_en", *SIZE, *RECIPE, "--save-dir", tmp_path,
+        "--encoder-conv-type", "dynamic,lightweight,dynamic", fails=True,
+    )  # fmt: skip
+    assert "ValueError: --encoder-conv-type needs one entry, or one for each of the 2 layers" in log

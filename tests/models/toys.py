@@ -1,0 +1,67 @@
+"""Small dictionaries, tasks and models for the tests of models/."""
+
+from types import SimpleNamespace
+
+import torch
+from fairseq import models
+from fairseq.data import Dictionary
+from omegaconf import OmegaConf
+
+import lightconv_plugin.models  # noqa: F401 (registers the architectures)
+
+SMALL = {
+    "encoder_embed_dim": 16,
+    "decoder_embed_dim": 16,
+    "encoder_ffn_embed_dim": 24,
+    "decoder_ffn_embed_dim": 24,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_layers": 3,
+    "decoder_layers": 3,
+    "encoder_kernel_size_list": [3, 5, 9],
+    "decoder_kernel_size_list": [3, 5, 9],
+}
+
+
+def dictionary(size: int = 30) -> Dictionary:
+    d = Dictionary()
+    for i in range(size - len(d)):
+        d.add_symbol(f"w{i}")
+    return d
+
+
+def task(source: Dictionary | None = None, target: Dictionary | None = None, left_pad_target: bool = False):
+    source = source or dictionary()
+    return SimpleNamespace(
+        source_dictionary=source,
+        target_dictionary=target or source,
+        cfg=SimpleNamespace(left_pad_target=left_pad_target),
+    )
+
+
+def build(architecture: str = "dynamicconv", task_=None, *, small: bool = True, **options):
+    """The named architecture at toy size, in evaluation mode."""
+    config = models.MODEL_DATACLASS_REGISTRY[architecture]()
+    for name, value in {**(SMALL if small else {}), **options}.items():
+        assert hasattr(config, name), name
+        setattr(config, name, value)
+    config._name = architecture
+    return models.build_model(OmegaConf.structured(config), task_ or task()).eval()
+
+
+def batch(lengths=(7, 4, 9), target_lengths=(6, 8, 3), *, left_pad_source: bool = True, vocabulary: int = 30):
+    """(src_tokens, src_lengths, prev_output_tokens), padded as fairseq's collater does."""
+    pad = 1
+
+    def padded(sizes, left):
+        out = torch.full((len(sizes), max(sizes)), pad)
+        for row, n in enumerate(sizes):
+            tokens = torch.randint(4, vocabulary, (n,))
+            tokens[-1] = 2
+            out[row, -n:] = tokens if left else out[row, -n:]
+            if not left:
+                out[row, :n] = tokens
+        return out
+
+    source = padded(lengths, left_pad_source)
+    return source, torch.tensor(lengths), padded(target_lengths, False)
