@@ -27,15 +27,21 @@ class _WhenFairseqArrives(MetaPathFinder):
     models unknown: fairseq does not look again at a user directory that is already imported.
     """
 
+    _asking = False
+
     def find_spec(self, fullname, path=None, target=None):
-        if fullname != "fairseq":
+        if fullname != "fairseq" or self._asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._asking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asking = False
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
             def run_then_register(module):
+                sys.meta_path.remove(self)
                 run(module)
                 _register()
 

@@ -48,7 +48,7 @@ def apply() -> None:
         raise ValueError(f"LIGHTCONV_SKIP_PATCHES: {', '.join(sorted(unknown))} is not one of {', '.join(PATCHES)}")
     for letter, patch in PATCHES.items():
         if letter not in skipped and letter not in _applied and patch():
-            _applied[letter] = (f"{letter} {patch.__name__}", patch.__doc__.strip().split("\n\n")[0])
+            _applied[letter] = (f"{letter} {patch.__name__}", (patch.__doc__ or "").partition("\n")[0])
 
 
 def applied() -> list[tuple[str, str]]:
@@ -284,4 +284,75 @@ def pytorch_ddp_without_gpu() -> bool:
         return original(module, **kwargs)
 
     wrappers.DistributedDataParallel = distributed_data_parallel
+    return True
+
+
+@_patch("I")
+def encoder_layer_without_copies() -> bool:
+    """fairseq 0.12.2 keeps a second copy of every encoder layer's weights for a fused kernel that torch >= 2 refuses.
+
+    Its TransformerEncoderLayerBase fills the copies when a checkpoint is loaded and then calls the kernel the wrong way
+    (`Mask Type should be defined`). The copies get no gradient, which --ddp-backend pytorch_ddp refuses, they double
+    the layer's count of parameters, and they are read off `self_attn.q_proj`, which only one kind of token mixer has.
+    Without them the layer is the one of every other fairseq. Files written with the copies still load; to resume
+    training from one, --reset-optimizer.
+    """
+    from fairseq.modules.transformer_layer import TransformerEncoderLayerBase as Layer
+
+    if "_load_from_state_dict" not in vars(Layer):
+        return False
+    copies = [f"{part}_{kind}" for part in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias")]
+    original = Layer.__init__
+
+    def __init__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        build = self.build_self_attention
+        lent = []
+
+        def build_and_lend_projections(*args: Any, **kwargs: Any) -> torch.nn.Module:
+            mixer = build(*args, **kwargs)
+            for name in ("q_proj", "out_proj"):
+                if not hasattr(mixer, name):
+                    mixer.__dict__[name] = types.SimpleNamespace(weight=torch.empty(0, 0), bias=torch.empty(0))
+                    lent.append((mixer, name))
+            return mixer
+
+        self.__dict__["build_self_attention"] = build_and_lend_projections
+        original(self, *args, **kwargs)
+        del self.__dict__["build_self_attention"]
+        for mixer, name in lent:
+            del mixer.__dict__[name]
+        for name in copies:
+            delattr(self, name)
+
+    def _load_from_state_dict(self: torch.nn.Module, state_dict: dict, prefix: str, *args: Any) -> None:
+        for name in copies:
+            state_dict.pop(prefix + name, None)
+        super(Layer, self)._load_from_state_dict(state_dict, prefix, *args)
+
+    Layer.__init__ = __init__
+    Layer._load_from_state_dict = _load_from_state_dict
+    return True
+
+
+@_patch("J")
+def whole_epochs() -> bool:
+    """fairseq-fixed drops the last batch unless its size is a multiple of --required-batch-size-multiple, 8 by default.
+
+    `fairseq-generate` then translates, and computes BLEU over, fewer sentences than the test set has, without a word;
+    validation and training lose the same batch, that of the longest sentences. (In fairseq's main branch since
+    December 2022.) Here it is put back.
+    """
+    from fairseq.data import data_utils
+
+    original = data_utils.batch_by_size
+    if sum(map(len, original(np.arange(3), None, np.ones(3, dtype=np.int64), None, 2, 2))) == 3:
+        return False
+
+    def batch_by_size(indices: Any, *args: Any, **kwargs: Any) -> list[np.ndarray]:
+        indices = indices if isinstance(indices, np.ndarray) else np.fromiter(indices, dtype=np.int64)
+        batches = list(original(indices, *args, **kwargs))
+        kept = sum(map(len, batches))  # batches are consecutive slices of `indices`
+        return [*batches, indices[kept:]] if kept < len(indices) else batches
+
+    data_utils.batch_by_size = batch_by_size
     return True

@@ -9,11 +9,12 @@ A full pass over sequences, and the same one or a few tokens at a time:
 
 Layout is (T, B, C) throughout; channel c belongs to head h = c div (C/H), whose channels share one filter.
 
-Types: float32, bfloat16, float16 and float64, one for all floating tensors of a call; sums, normalisation and sigmoid run
-in float32 (float64 for float64). Under autocast, floating tensors other than float64 are cast to autocast's dtype.
-x and weight may have any strides in T and B (so `y.transpose(0, 1)` of a (B, T, C) tensor needs no copy), and the result
-has the layout of `torch.empty_like(x)`; a channel stride other than 1 costs a copy. Every floating tensor argument has a gradient
-(of first order). An empty batch is allowed. Wrong arguments raise TypeError (types) or ValueError (shapes, devices, values).
+Types: float32, bfloat16, float16 and float64, one for all floating tensors of a call; sums, normalisation and sigmoid
+run in float32 (float64 for float64). Under autocast, floating tensors other than float64 are cast to autocast's dtype.
+x and weight may have any strides in T and B (so `y.transpose(0, 1)` of a (B, T, C) tensor needs no copy), and the
+result has the layout of `torch.empty_like(x)`; a channel stride other than 1 costs a copy. Every floating tensor
+argument has a gradient (of first order). An empty batch is allowed. The result for one sentence does not depend on the
+batch it is in. Wrong arguments raise TypeError (types) or ValueError (shapes, devices, values).
 
 Source: Wu, Fan, Baevski, Dauphin and Auli, "Pay Less Attention with Lightweight and Dynamic Convolutions", ICLR 2019.
 """
@@ -23,7 +24,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import checks, library  # noqa: F401 (library registers the operators)
+from . import checks, library  # noqa: F401  (library registers the operators)
 from .normalize import EPSILON, NORMALIZATIONS
 
 __all__ = [
@@ -60,9 +61,9 @@ def lightconv(
         padding_l: taps to the left of the current position, 0 ≤ padding_l < K. K − 1 is causal; K // 2 is centred
             (an even K then reaches one position further to the left than to the right).
         normalize: one of `NORMALIZATIONS`, over the K taps.
-        dropout: DropConnect's probability p, 0 ≤ p < 1: each of the H·K normalised weights becomes 0 with probability p,
-            else is multiplied by 1/(1−p). p > 0 always drops: pass 0 in evaluation. Seeded from torch's default generator
-            of x's device (random.py defines the mask).
+        dropout: DropConnect's probability p, 0 ≤ p < 1: each of the H·K normalised weights becomes 0 with probability
+            p, else is multiplied by 1/(1−p). p > 0 always drops: pass 0 in evaluation. Seeded from torch's default
+            generator of x's device (random.py defines the mask).
         bias: (C,), added to every output.
         lengths: (B,) int32 or int64: positions ≥ lengths[b] of x read as zero. Their content, NaN included, reaches
             no output and no gradient; outputs there are those of an x that is zero there.
@@ -74,8 +75,8 @@ def lightconv(
         (T, B, C), in x's dtype and layout.
 
     Raises:
-        TypeError, ValueError: see `checks`. Values of lengths and cu_seqlens are checked on the CPU, outside tracing; on
-            other devices that would wait for the device, and values out of range are clamped to the sequence.
+        TypeError, ValueError: see `checks`. Values of lengths and cu_seqlens are checked on the CPU and outside tracing
+            only: elsewhere the host would have to wait for them. Unchecked, no value reads outside x.
     """
     x, weight, bias = _prepare(x=x, weight=weight, bias=bias)
     checks.convolution(

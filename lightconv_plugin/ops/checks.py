@@ -14,10 +14,13 @@ from .normalize import NORMALIZATIONS
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
+OPTIONAL = ("bias", "state")
+
+
 def floating(**arguments: Tensor | None) -> None:
-    """All are tensors of an allowed floating dtype. None passes: it stands for an optional argument."""
+    """All are tensors of an allowed floating dtype; the `OPTIONAL` ones may be None."""
     for name, value in arguments.items():
-        if value is not None:
+        if value is not None or name not in OPTIONAL:
             _tensor(name, value, DTYPES)
 
 

@@ -2,8 +2,8 @@
 
 The reference is registered under CompositeExplicitAutograd, so that it serves every device; a kernel registered later
 for the key CPU or CUDA takes precedence, and nothing here or above changes. Such a kernel must allocate its results as
-the fake kernels below do. Only inputs are saved for the backward pass (and the dropout seed): normalised weights and masks
-are computed again.
+the fake kernels below do. Only inputs (and the dropout seed) are saved for the backward pass: normalised weights and
+masks are computed again.
 
 `seed` is a (1,) int64 tensor with dropout > 0, else None; what is made of it is defined in random.py.
 Gradients are first order: differentiating a backward operator raises.
@@ -130,7 +130,7 @@ def _bias_gradient(grad: Tensor | None, needed: bool) -> Tensor | None:
 
 
 def _no_second_order(ctx, *grads):
-    raise RuntimeError("the lightconv operators have first-order gradients only; a gradient of a gradient was asked for")
+    raise RuntimeError("the lightconv operators have first-order gradients only; a second order was asked for")
 
 
 # ------------------------------------------------------------------------------------------------ registration

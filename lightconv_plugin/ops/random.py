@@ -49,6 +49,12 @@ def philox_4x32_10(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Te
     return c0, c1.bitwise_and_(_LOW), c2, c3.bitwise_and_(_LOW)
 
 
+def words_at(index: Tensor, seed: Tensor) -> tuple[Tensor, ...]:
+    """The four words of each counter i in `index` (n,), for a `seed` (1,); both int64. Four int64 tensors (n,)."""
+    zero = torch.zeros_like(seed)
+    return philox_4x32_10((index & _LOW, index >> 32, zero, zero), (seed & _LOW, (seed >> 32) & _LOW))
+
+
 def dropout_scale(seed: Tensor, shape: torch.Size, p: float, dtype: torch.dtype) -> Tensor:
     """Return the factors of DropConnect: 0 where dropped, 1/(1−p) where kept.
 
@@ -58,13 +64,10 @@ def dropout_scale(seed: Tensor, shape: torch.Size, p: float, dtype: torch.dtype)
     count = math.prod(shape)
     counters = -(-count // 4)
     threshold = math.ceil(p * 2.0**32)
-    key = (seed & _LOW, (seed >> 32) & _LOW)
     factors = torch.empty((counters, 4), dtype=dtype, device=seed.device)
-    zero = torch.zeros_like(seed)
     block = _BLOCK if seed.device.type == "cpu" else max(counters, 1)
     for start in range(0, counters, block):
         index = torch.arange(start, min(start + block, counters), device=seed.device)
-        words = philox_4x32_10((index & _LOW, index >> 32, zero, zero), key)
-        for lane, word in enumerate(words):
+        for lane, word in enumerate(words_at(index, seed)):
             torch.ge(word, threshold, out=factors[start : start + block, lane])
     return factors.flatten()[:count].mul_(1 / (1 - p)).view(shape)

@@ -6,7 +6,8 @@ Both convolutions are one sum over the K taps of a filter (Wu et al. 2019, equat
 
 where u is x, or x[..., :C]·sigmoid(x[..., C:]) with `glu`, and w is the normalised and then dropped weight; for
 lightconv w does not depend on t and b. Taps outside the sequence read zero. The loop is over taps, each adding one
-shifted slice in place, so that nothing larger than the inputs is ever made (no T×T band, no unfolded T×B×C×K).
+shifted slice in place, so that nothing larger than the inputs is ever made (no T×T band, no unfolded T×B×C×K). One
+code serves both operators: it takes filters (H, K) as well as (T, B, H, K).
 
 Sums, normalisation and sigmoid run in float32 for half types and in float64 for float64. u is rounded to x's type, so
 that a state that holds u (the step functions) gives the same numbers as a full pass. What must not be read is masked or
@@ -22,10 +23,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .normalize import normalize as normalize_filter
-from .normalize import normalize_backward as normalize_filter_backward
+from .filters import Filter, widen
 from .normalize import sigmoid
-from .random import dropout_scale
+from .sequences import Sequence, state_rows, step_inside
 
 # ------------------------------------------------------------------------------------------------ the operators
 
@@ -80,10 +80,10 @@ def dynamicconv(
     glu: bool,
 ) -> Tensor:
     """dynamicconv's forward pass: x (T, B, C or 2C), weight (T, B, H, K) → (T, B, C), in the layout of x."""
-    sequence = _Sequence(x, lengths, cu_seqlens)
+    sequence = Sequence(x, lengths, cu_seqlens)
     inside = sequence.inside(weight.shape[-1], -padding_l) if renorm_padding else None
-    taps = _Filter(weight, seed, normalize, dropout, inside).taps
-    source = _wide(_inputs(x, glu))
+    taps = Filter(weight, seed, normalize, dropout, inside).taps
+    source = widen(_inputs(x, glu))
     if sequence.pad is not None:
         source = source.masked_fill(sequence.pad, 0)
     out = _new_output(x, bias, glu)
@@ -107,10 +107,10 @@ def dynamicconv_backward(
     need_weight: bool,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of dynamicconv for x and weight; an empty tensor for one that is not needed."""
-    sequence = _Sequence(x, lengths, cu_seqlens)
+    sequence = Sequence(x, lengths, cu_seqlens)
     inside = sequence.inside(weight.shape[-1], -padding_l) if renorm_padding else None
-    filters = _Filter(weight, seed, normalize, dropout, inside)
-    grad = _wide(grad)
+    filters = Filter(weight, seed, normalize, dropout, inside)
+    grad = widen(grad)
     dx, dweight = x.new_empty(0), weight.new_empty(0)
     if need_x:
         dsource = _zeros(_channels(x, glu))
@@ -119,7 +119,7 @@ def dynamicconv_backward(
         if sequence.pad is not None:
             dx.masked_fill_(sequence.pad, 0)
     if need_weight:
-        source = _wide(_inputs(x, glu))
+        source = widen(_inputs(x, glu))
         if sequence.pad is not None:
             source = source.masked_fill(sequence.pad, 0)
         dtaps = torch.zeros_like(filters.taps)
@@ -176,14 +176,14 @@ def dynamicconv_step(
     """n more tokens of a causal dynamicconv: x (n, B, C or 2C), state (r, B, C), weight (n, B, H, K) → (out, next)."""
     new, seen = x.shape[0], state.shape[0]
     history = weight.shape[-1] - 1
-    inside = _step_inside(x, seen, history) if renorm_padding else None
-    taps = _Filter(weight, seed, normalize, dropout, inside).taps
+    inside = step_inside(x, seen, history) if renorm_padding else None
+    taps = Filter(weight, seed, normalize, dropout, inside).taps
     inputs = _inputs(x, glu)
     out = _new_output(x, bias, glu)
     # The state's rows come first in time, so each output still adds its taps in ascending order, as in a full pass.
-    _gather(out, _wide(state), taps, seen - history)
-    _gather(out, _wide(inputs), taps, -history)
-    from_inputs, from_state = _state_rows(new, seen, history)
+    _gather(out, widen(state), taps, seen - history)
+    _gather(out, widen(inputs), taps, -history)
+    from_inputs, from_state = state_rows(new, seen, history)
     return out.to(x.dtype), torch.cat([state[seen - from_state :], inputs[new - from_inputs :]])
 
 
@@ -205,10 +205,10 @@ def dynamicconv_step_backward(
     """Gradients of dynamicconv_step for x, state and weight; an empty tensor for one that is not needed."""
     new, seen = x.shape[0], state.shape[0]
     history = weight.shape[-1] - 1
-    inside = _step_inside(x, seen, history) if renorm_padding else None
-    filters = _Filter(weight, seed, normalize, dropout, inside)
-    from_inputs, from_state = _state_rows(new, seen, history)
-    grad = None if grad is None else _wide(grad)
+    inside = step_inside(x, seen, history) if renorm_padding else None
+    filters = Filter(weight, seed, normalize, dropout, inside)
+    from_inputs, from_state = state_rows(new, seen, history)
+    grad = None if grad is None else widen(grad)
     dx, dstate, dweight = x.new_empty(0), state.new_empty(0), weight.new_empty(0)
     if need_x:
         dinputs = _zeros(_channels(x, glu))
@@ -227,8 +227,8 @@ def dynamicconv_step_backward(
     if need_weight:
         dtaps = torch.zeros_like(filters.taps)
         if grad is not None:
-            _correlate(dtaps, _wide(state), grad, seen - history)
-            _correlate(dtaps, _wide(_inputs(x, glu)), grad, -history)
+            _correlate(dtaps, widen(state), grad, seen - history)
+            _correlate(dtaps, widen(_inputs(x, glu)), grad, -history)
         dweight = torch.empty_like(weight).copy_(filters.backward(dtaps))
     return dx, dstate, dweight
 
@@ -296,95 +296,7 @@ def _correlate(dtaps: Tensor, source: Tensor, grad: Tensor, offset: int, index: 
             dtaps[k, to] += product.sum(-1)
 
 
-# ------------------------------------------------------------------------------------------------ filters
-
-
-class _Filter:
-    """A weight on its way to the taps: widened, normalised, dropped. And the gradient's way back.
-
-    `taps` has the taps first: (K, H) or (K, T, B, H), contiguous. `inside` (K, T, B or 1, 1) limits the normalisation to
-    those taps (renorm_padding); the others weigh 0.
-    """
-
-    def __init__(
-        self, weight: Tensor, seed: Tensor | None, normalize: str, dropout: float, inside: Tensor | None
-    ) -> None:
-        self.kind, self.outside, self.scale = normalize, None, None
-        self.weight = _wide(weight).movedim(-1, 0).contiguous()
-        if inside is not None:
-            self.outside = ~inside
-            self.weight = self.weight.masked_fill(self.outside, float("-inf") if normalize == "softmax" else 0)
-        self.normalized = normalize_filter(self.weight, normalize)
-        if inside is not None:
-            # sigmoid(0) is not 0, and a softmax over nothing is NaN.
-            self.normalized = self.normalized.masked_fill(self.outside, 0)
-        self.taps = self.normalized
-        if dropout > 0:
-            self.scale = dropout_scale(seed, weight.shape, dropout, self.weight.dtype).movedim(-1, 0)
-            self.taps = self.normalized * self.scale
-
-    def backward(self, dtaps: Tensor) -> Tensor:
-        """The gradient for the weight, (H, K) or (T, B, H, K), given that for the taps (which is overwritten)."""
-        if self.scale is not None:
-            dtaps *= self.scale
-        if self.outside is not None:
-            dtaps.masked_fill_(self.outside, 0)
-        grad = normalize_filter_backward(dtaps, self.weight, self.normalized, self.kind)
-        if self.outside is not None:
-            grad = grad.masked_fill(self.outside, 0)
-        return grad.movedim(0, -1)
-
-
-# ------------------------------------------------------------------------------------------------ sequences
-
-
-class _Sequence:
-    """Where sequences begin and end, from `lengths` or `cu_seqlens`, computed on their device.
-
-    pad     (T, B, 1): True at t ≥ lengths[b]; None without lengths
-    index   (T,): the number of the packed sequence a row belongs to; None without cu_seqlens
-    """
-
-    def __init__(self, x: Tensor, lengths: Tensor | None, cu_seqlens: Tensor | None) -> None:
-        self.pad, self.index = None, None
-        self.rows = torch.arange(x.shape[0], device=x.device)
-        self.start, self.end = 0, x.shape[0]
-        if lengths is not None:
-            self.end = lengths.view(1, -1)
-            self.pad = (self.rows.view(-1, 1) >= self.end).unsqueeze(-1)
-        elif cu_seqlens is not None:
-            # The last sequence that begins at or before a row: empty sequences hold no row.
-            index = torch.searchsorted(cu_seqlens.contiguous(), self.rows.to(cu_seqlens.dtype), right=True) - 1
-            self.index = index.clamp(0, cu_seqlens.shape[0] - 2)
-            self.start = cu_seqlens[self.index].view(-1, 1)
-            self.end = cu_seqlens[self.index + 1].view(-1, 1)
-
-    def inside(self, kernel_size: int, offset: int) -> Tensor:
-        """(K, T, B or 1, 1): whether tap k of row t reads a row of its own sequence."""
-        taps = torch.arange(kernel_size, device=self.rows.device)
-        at = taps.view(-1, 1, 1) + self.rows.view(-1, 1) + offset
-        return ((at >= self.start) & (at < self.end)).unsqueeze(-1)
-
-
-def _step_inside(x: Tensor, seen: int, history: int) -> Tensor:
-    """(K, n, 1, 1): whether tap k of new row t reads a row that was seen."""
-    rows = torch.arange(x.shape[0], device=x.device)
-    taps = torch.arange(history + 1, device=x.device)
-    return taps.view(-1, 1, 1, 1) + rows.view(-1, 1, 1) >= history - seen
-
-
-def _state_rows(new: int, seen: int, history: int) -> tuple[int, int]:
-    """How many rows of the next state, the last min(seen + new, history), come from the inputs and from the state."""
-    from_inputs = min(new, history)
-    return from_inputs, min(seen, history - from_inputs)
-
-
 # ------------------------------------------------------------------------------------------------ inputs and outputs
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """The tensor in the precision of the sums: float32, or float64 as it is."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _zeros(like: Tensor) -> Tensor:
@@ -401,7 +313,7 @@ def _inputs(x: Tensor, glu: bool) -> Tensor:
     if not glu:
         return x
     value, gate = x.chunk(2, -1)
-    return (_wide(value) * sigmoid(_wide(gate))).to(x.dtype)
+    return (widen(value) * sigmoid(widen(gate))).to(x.dtype)
 
 
 def _inputs_backward(grad: Tensor, x: Tensor, glu: bool) -> Tensor:
@@ -409,11 +321,11 @@ def _inputs_backward(grad: Tensor, x: Tensor, glu: bool) -> Tensor:
     if not glu:
         return grad.to(x.dtype)
     value, gate = x.chunk(2, -1)
-    gate = sigmoid(_wide(gate))
+    gate = sigmoid(widen(gate))
     dx = torch.empty_like(x)
     dvalue, dgate = dx.chunk(2, -1)
     dvalue.copy_(grad * gate)
-    dgate.copy_(grad * _wide(value) * gate * (1 - gate))
+    dgate.copy_(grad * widen(value) * gate * (1 - gate))
     return dx
 
 

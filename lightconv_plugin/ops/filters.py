@@ -1,0 +1,51 @@
+"""From the weight that an operator is given to the filter that its taps multiply by, and back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .normalize import normalize as normalize_taps
+from .normalize import normalize_backward
+from .random import dropout_scale
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """The tensor in the precision of the sums: float32, or float64 as it is."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+class Filter:
+    """A weight on its way to the taps: widened, normalised, dropped. And the gradient's way back.
+
+    `taps` has the taps first: (K, H) or (K, T, B, H), contiguous. `inside` (K, T, B or 1, 1) limits the normalisation
+    to those taps (renorm_padding); the others weigh 0.
+    """
+
+    def __init__(
+        self, weight: Tensor, seed: Tensor | None, normalize: str, dropout: float, inside: Tensor | None
+    ) -> None:
+        self.kind, self.outside, self.scale = normalize, None, None
+        self.weight = widen(weight).movedim(-1, 0).contiguous()
+        if inside is not None:
+            self.outside = ~inside
+            self.weight = self.weight.masked_fill(self.outside, float("-inf") if normalize == "softmax" else 0)
+        self.normalized = normalize_taps(self.weight, normalize)
+        if inside is not None:
+            # sigmoid(0) is not 0, and a softmax over nothing is NaN.
+            self.normalized = self.normalized.masked_fill(self.outside, 0)
+        self.taps = self.normalized
+        if dropout > 0:
+            self.scale = dropout_scale(seed, weight.shape, dropout, self.weight.dtype).movedim(-1, 0)
+            self.taps = self.normalized * self.scale
+
+    def backward(self, dtaps: Tensor) -> Tensor:
+        """The gradient for the weight, (H, K) or (T, B, H, K), given that for the taps (which is overwritten)."""
+        if self.scale is not None:
+            dtaps *= self.scale
+        if self.outside is not None:
+            dtaps.masked_fill_(self.outside, 0)
+        grad = normalize_backward(dtaps, self.weight, self.normalized, self.kind)
+        if self.outside is not None:
+            grad = grad.masked_fill(self.outside, 0)
+        return grad.movedim(0, -1)

@@ -1,0 +1,44 @@
+"""Entry point of the `lightconv` command: parses, runs one sub-command, turns its errors into one line and a status.
+
+Exit status: 0 done; 1 `doctor` found something wrong; 2 bad arguments or input; 130 interrupted.
+"""
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+
+from lightconv_plugin.tools import average, doctor, score, user_dir
+from lightconv_plugin.tools.common import CommandError
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with all sub-commands; each leaves its function in `args.run`."""
+    parser = argparse.ArgumentParser(
+        prog="lightconv", description="Tools of the LightConv/DynamicConv plugin for fairseq."
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for module in (user_dir, doctor, average, score):
+        module.add_parser(commands)
+    return parser
+
+
+def _leave(signum, frame):
+    """SIGTERM as an exception, so that a half-written temporary file is removed on the way out."""
+    raise SystemExit(128 + signum)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `lightconv` with these arguments (default: those of the process) and return its exit status."""
+    args = build_parser().parse_args(argv)
+    previous = signal.signal(signal.SIGTERM, _leave)
+    try:
+        return args.run(args)
+    except (CommandError, OSError) as error:
+        print(f"lightconv {args.command}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"lightconv {args.command}: interrupted", file=sys.stderr)
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, previous)

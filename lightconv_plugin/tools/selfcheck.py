@@ -1,0 +1,110 @@
+"""The self-check of `lightconv doctor`: do the operators and one small model compute what they should on this machine?
+
+The expectation is worked out here once more, in float64 with plain loops over the paper's equations (Wu et al. 2019,
+3 to 5) and a gradient written by hand, so that it shares no code and no autograd with what it checks.
+"""
+
+import torch
+from torch import Tensor
+
+# A sequence shorter than the filter, where padding and normalisation are easiest to get wrong.
+LENGTH, BATCH, CHANNELS, HEADS, KERNEL_SIZE = 6, 2, 12, 3, 7
+CHUNKS = (1, 2, 3)  # of the sequence, for the step functions; they sum to LENGTH
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+def expected(x: Tensor, logits: Tensor, padding_l: int, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Output and gradients of a convolution with softmax-normalised filters.
+
+    x, grad (T,B,C) and logits (T,B,H,K), float64 → out (T,B,C), gradient of x (T,B,C), gradient of logits (T,B,H,K).
+    """
+    length, batch, _ = x.shape
+    heads, kernel_size = logits.shape[2:]
+    weight = logits.exp() / logits.exp().sum(dim=-1, keepdim=True)
+    by_head, grad_by_head = x.reshape(length, batch, heads, -1), grad.reshape(length, batch, heads, -1)
+    out, grad_x, grad_weight = torch.zeros_like(by_head), torch.zeros_like(by_head), torch.zeros_like(weight)
+    for t in range(length):
+        for k in range(kernel_size):
+            source = t - padding_l + k
+            if 0 <= source < length:
+                tap = weight[t, :, :, k, None]
+                out[t] += tap * by_head[source]
+                grad_x[source] += tap * grad_by_head[t]
+                grad_weight[t, :, :, k] = (grad_by_head[t] * by_head[source]).sum(dim=-1)
+    grad_logits = weight * (grad_weight - (weight * grad_weight).sum(dim=-1, keepdim=True))
+    return out.reshape_as(x), grad_x.reshape_as(x), grad_logits
+
+
+def operator_error(name: str, device: torch.device, dtype: torch.dtype) -> float:
+    """The largest absolute error of forward, backward and step of "lightconv" or "dynamicconv" with values near 1."""
+    from lightconv_plugin import ops
+
+    static = name == "lightconv"
+    operator, step = getattr(ops, name), getattr(ops, f"{name}_step")
+    generator = torch.Generator().manual_seed(29)
+    shape = (HEADS, KERNEL_SIZE) if static else (LENGTH, BATCH, HEADS, KERNEL_SIZE)
+    # Rounded to the type under test first, so that the input's rounding is not counted as an error.
+    x, grad, weight = (
+        torch.randn(size, generator=generator).to(dtype).double()
+        for size in ((LENGTH, BATCH, CHANNELS), (LENGTH, BATCH, CHANNELS), shape)
+    )
+    logits = weight.expand(LENGTH, BATCH, HEADS, KERNEL_SIZE)
+    errors = []
+
+    def compare(got: Tensor, want: Tensor) -> None:
+        if got.shape != want.shape:
+            raise ValueError(f"{name} gave shape {tuple(got.shape)} where {tuple(want.shape)} is right")
+        # NaN is infinitely wrong, and max() would pass over it.
+        errors.append((got.detach().double().cpu() - want).abs().nan_to_num(torch.inf).max().item())
+
+    for padding_l in (KERNEL_SIZE // 2, KERNEL_SIZE - 1):
+        out, grad_x, grad_logits = expected(x, logits, padding_l, grad)
+        on_device = [tensor.to(device, dtype).requires_grad_() for tensor in (x, weight)]
+        got = operator(*on_device, padding_l)
+        got.backward(grad.to(device, dtype))
+        compare(got, out)
+        compare(on_device[0].grad, grad_x)
+        compare(on_device[1].grad, grad_logits.sum(dim=(0, 1)) if static else grad_logits)
+
+    causal, state, start = [], None, 0
+    for size in CHUNKS:
+        part = slice(start, start + size)
+        chunk, state = step(
+            x[part].to(device, dtype), state, weight.to(device, dtype) if static else weight[part].to(device, dtype)
+        )
+        causal.append(chunk)
+        start += size
+    compare(torch.cat(causal), out)  # the last expectation above is the causal one
+    return max(errors)
+
+
+def decoding_error(architecture: str = "dynamicconv") -> float:
+    """Build the architecture at toy size; the largest difference between decoding step by step and all at once."""
+    from types import SimpleNamespace
+
+    from fairseq import models
+    from fairseq.data import Dictionary
+    from omegaconf import OmegaConf
+
+    dictionary = Dictionary()
+    for i in range(20):
+        dictionary.add_symbol(f"word{i}")
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary, cfg=None)
+    config = models.MODEL_DATACLASS_REGISTRY[architecture]()
+    config._name = architecture
+    for side in ("encoder", "decoder"):
+        for option, value in (("embed_dim", 16), ("ffn_embed_dim", 16), ("attention_heads", 2), ("layers", 1)):
+            setattr(config, f"{side}_{option}", value)
+        setattr(config, f"{side}_kernel_size_list", [KERNEL_SIZE])
+    model = models.build_model(OmegaConf.structured(config), task).eval()
+
+    tokens = torch.arange(4, 4 + LENGTH).repeat(BATCH, 1)
+    with torch.no_grad():
+        encoded = model.encoder(tokens, torch.full((BATCH,), LENGTH))
+        whole, _ = model.decoder(tokens, encoder_out=encoded)
+        state: dict = {}
+        steps = [
+            model.decoder(tokens[:, : t + 1], encoder_out=encoded, incremental_state=state)[0] for t in range(LENGTH)
+        ]
+    return (torch.cat(steps, dim=1) - whole).abs().nan_to_num(torch.inf).max().item()
