@@ -6,7 +6,7 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from torch import Tensor
 
 from lightconv_plugin.models.config import add_arguments, transformer_config
-from lightconv_plugin.models.layers import MixerDecoderLayer, MixerEncoderLayer, wrap_layer
+from lightconv_plugin.models.layers import MixerDecoderLayer, MixerEncoderLayer, move_to_end, wrap_layer
 
 
 class ConvTransformerModel(TransformerModelBase):
@@ -96,6 +96,8 @@ class MixerDecoder(TransformerDecoderBase):
         # All that the base class reads this for is whether to make the target's padding mask without first asking the
         # device if there are pads at all: make it always, and the forward never waits.
         self.cross_self_attention = True
+        if self.layer_norm is not None:
+            move_to_end(self, "layer_norm")
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
         return wrap_layer(MixerDecoderLayer(cfg, next(self._specs), no_encoder_attn=no_encoder_attn), cfg)

@@ -36,9 +36,22 @@ class _MixerLayer:
 class MixerEncoderLayer(_MixerLayer, TransformerEncoderLayerBase):
     """Encoder layer: mixer, FFN; pre- or post-norm as the configuration says."""
 
+    def __init__(self, cfg, mixer: MixerSpec):
+        super().__init__(cfg, mixer)
+        move_to_end(self, "self_attn_layer_norm", "final_layer_norm")
+
 
 class MixerDecoderLayer(_MixerLayer, TransformerDecoderLayerBase):
     """Decoder layer: mixer, attention over the encoder, FFN; pre- or post-norm as the configuration says."""
+
+
+def move_to_end(module: nn.Module, *names: str) -> None:
+    """Gives the parameters the order they have in fairseq's own LightConv.
+
+    An optimizer's saved state goes by that order: with another one, a training that fairseq began could not go on here.
+    """
+    for name in names:
+        module._modules[name] = module._modules.pop(name)
 
 
 def wrap_layer(layer: nn.Module, cfg) -> nn.Module:

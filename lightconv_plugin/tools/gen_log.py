@@ -47,8 +47,8 @@ def parse_gen_log(lines: Sequence[str], name: Path) -> Generated:
                 )
             if MESSAGE.search(text):
                 raise CommandError(
-                    f"{name}: {kind}-{number} has a message or a progress bar in it: standard output and standard error "
-                    "came into this file side by side; keep the latter out (2> errors.log)"
+                    f"{name}: {kind}-{number} has a message or a progress bar in it: standard output and standard "
+                    "error came into this file side by side; keep the latter out (2> errors.log)"
                 )
             if number in texts[kind]:
                 raise CommandError(

@@ -56,6 +56,18 @@ def test_parity_with_fairseqs_own_model(options, their_task):
     torch.testing.assert_close(ours(source, lengths, previous)[0], expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("options", PARITY)
+def test_parameters_come_in_fairseqs_order(options, their_task):
+    """An optimizer's saved state goes by the order of the parameters: a training that fairseq began must go on here."""
+
+    def shapes(model):
+        named = model.named_parameters()
+        return [("norm" in name, tuple(p.shape)) for name, p in named if not name.endswith("conv.conv_bias")]
+
+    ours = build("lightconv", their_task, **options)
+    assert shapes(ours) == shapes(upstream_model(their_task, **options))
+
+
 def released_2019(state, *, tied: bool):
     """The layout of fairseq ≤ 0.12.2, hence of the released files, made of today's."""
     old = {}

@@ -82,6 +82,28 @@ print("TRANSLATION", repr(model.translate("ich sieht den Hund", beam=2)))
     assert re.search(r"^TRANSLATION '.*'$", done.stdout, re.M)
 
 
+@pytest.mark.parametrize("conv_type", ["lightweight", "dynamic"])
+def test_a_training_that_fairseq_began(data, tmp_path, conv_type):
+    """fairseq's own LightConv for two epochs, then the same command with the plugin: it resumes and translates."""
+    command = [
+        data, *PLUGIN, "--arch", "lightconv_iwslt_de_en", *SIZE, *RECIPE, "--save-dir", tmp_path, "--dropout", 0,
+        "--attention-dropout", 0, "--weight-dropout", 0, "--encoder-conv-type", conv_type, "--decoder-conv-type",
+        conv_type, "--encoder-kernel-size-list", 3, "--decoder-kernel-size-list", 3,
+    ]  # fmt: skip
+    # Its dynamic layers have one parameter more than they use, which the optimizer's saved state counts.
+    fresh = ["--reset-optimizer"] if conv_type == "dynamic" else []
+    theirs = run("train", *command, "--max-epoch", 2, LIGHTCONV_KEEP_UPSTREAM="1")
+    assert "lightconv_plugin's" not in theirs
+    (tmp_path / "theirs").mkdir()
+    more = [*command, "--max-epoch", 3, "--restore-file", tmp_path / "checkpoint2.pt", *fresh]
+    expected = updates(run("train", *more, "--save-dir", tmp_path / "theirs", LIGHTCONV_KEEP_UPSTREAM="1"))
+    ours = updates(run("train", *more, "--save-dir", tmp_path / "ours"))
+    assert len(ours) == len(expected) > 1
+    assert [float(u["loss"]) for u in ours] == pytest.approx([float(u["loss"]) for u in expected], abs=0.005)
+    log = run("generate", data, *PLUGIN, "--path", tmp_path / "checkpoint2.pt", "--beam", 2, "--cpu")
+    assert "Generate test with beam=2" in log
+
+
 CONFIG = """\
 # @package _group_
 common: {{log_format: json, log_interval: 1, cpu: true, user_dir: {plugin}}}
@@ -137,11 +159,23 @@ def test_plain_ddp_with_two_processes(data, tmp_path, architecture):
     assert len(updates(log)) == 2
 
 
-@pytest.mark.parametrize("flag", ["--bf16", "--amp", "--checkpoint-activations"])
-def test_precision_and_memory_flags(data, tmp_path, flag):
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--bf16",
+        "--amp",
+        "--checkpoint-activations",
+        "--adaptive-softmax-cutoff 8,12 --criterion adaptive_loss --ddp-backend legacy_ddp",
+    ],
+)
+def test_flags_of_training(data, tmp_path, flags):
+    recipe = RECIPE
+    if "--criterion" in flags:
+        at = RECIPE.index("--criterion")
+        recipe = RECIPE[:at] + RECIPE[at + 4 :]  # without its own, and its label smoothing
     log = run(
-        "train", data, *PLUGIN, "--arch", "dynamicconv_iwslt_de_en", *SIZE, *RECIPE, "--save-dir", tmp_path,
-        "--max-update", 2, "--no-save", "--disable-validation", flag,
+        "train", data, *PLUGIN, "--arch", "dynamicconv_iwslt_de_en", *SIZE, *recipe, "--save-dir", tmp_path,
+        "--max-update", 2, "--no-save", "--disable-validation", *flags.split(),
     )  # fmt: skip
     assert all(float(u["loss"]) < 20 for u in updates(log)) and len(updates(log)) == 2
 
