@@ -15,6 +15,7 @@ distributed_init_method, distributed_world_size, distributed_rank and, without a
 """
 
 import importlib.util
+import inspect
 import io
 import os
 import pickle
@@ -135,13 +136,9 @@ def get_buckets() -> bool:
     """numpy >= 2.4 has no `interpolation` argument of percentile, which --num-batch-buckets uses."""
     from fairseq.data import data_utils
 
-    original = data_utils.get_buckets
-    try:
-        original(np.arange(1, 3), 1)
-    except TypeError:
-        pass
-    else:
+    if "interpolation" in inspect.signature(np.percentile).parameters:
         return False
+    original = data_utils.get_buckets
 
     def get_buckets(sizes: np.ndarray, num_buckets: int) -> np.ndarray:
         bounds = np.percentile(sizes, np.linspace(0, 100, num_buckets + 1), method="lower")
@@ -187,8 +184,9 @@ def processes_without_gpu() -> bool:
 
     `--distributed-world-size N` stops at an assertion; with an init method it starts 0 workers and exits 0; torchrun's
     workers train apart, each as if it were alone, because the world size defaults to the number of GPUs and torchrun's
-    is read only where that is above 1 (so also with one GPU on each of several machines). Here N workers are started
-    with gloo, and a training under torchrun joins it. SLURM's variables serve fairseq on GPUs only.
+    is read only where that is above 1 (so also with one GPU on each of several machines; fairseq 0.12.2 reads it, but
+    then wants NCCL). Here N workers are started with gloo, and a training under torchrun joins it. SLURM's variables
+    serve fairseq on GPUs only.
     """
     from fairseq.distributed import utils
 
@@ -205,8 +203,10 @@ def processes_without_gpu() -> bool:
         if launched and parallel.distributed_world_size == 1 and cfg.model is not None:
             parallel.distributed_world_size = int(os.environ["WORLD_SIZE"])
         on_cpu = cfg.common.cpu or not torch.cuda.is_available()
-        if not on_cpu or cfg.common.tpu or parallel.distributed_world_size == 1:
+        if not on_cpu or cfg.common.tpu:
             return original(cfg, main, **kwargs)
+        if parallel.distributed_world_size == 1 and parallel.distributed_init_method is None:
+            return main(cfg, **kwargs)
         if parallel.distributed_backend == "nccl":
             parallel.distributed_backend = "gloo"
         if launched:

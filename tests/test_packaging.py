@@ -18,6 +18,14 @@ assert registry["dynamicconv_wmt_en_de_big"].__module__ == "lightconv_plugin.mod
 
 LOOKS_FIRST = "import importlib.util, lightconv_plugin; importlib.util.find_spec('fairseq')"
 
+FIRST_IMPORTS = [
+    "import lightconv_plugin.ops",
+    "import lightconv_plugin.modules.convolutions",
+    "import lightconv_plugin.models.config",
+    "import fairseq",
+    LOOKS_FIRST,
+]
+
 
 def python(*arguments, path, cwd):
     environment = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
@@ -58,7 +66,7 @@ def test_a_checkout_given_by_user_dir_beside_an_installed_copy(installed, elsewh
     assert python("-c", REGISTERED, checkout, path=installed, cwd=elsewhere) == checkout
 
 
-@pytest.mark.parametrize("first", ["import lightconv_plugin.ops", "import fairseq", LOOKS_FIRST])
+@pytest.mark.parametrize("first", FIRST_IMPORTS)
 def test_either_import_may_come_first(first, repository, elsewhere):
     """A program that has used the operators must still get the models when fairseq imports the user directory."""
     script = first + "\n" + REGISTERED

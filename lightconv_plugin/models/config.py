@@ -9,7 +9,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer.transformer_config import DEFAULT_MIN_PARAMS_TO_WRAP
 
-from lightconv_plugin.modules import MIXERS, MixerSpec
+from lightconv_plugin.modules.mixers import MIXERS, MixerSpec
 
 ENCODER_KERNELS = [3, 7, 15, 31, 31, 31, 31]
 DECODER_KERNELS = [3, 7, 15, 31, 31, 31]

@@ -6,7 +6,8 @@ from fairseq.modules.quant_noise import quant_noise
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import nn
 
-from lightconv_plugin.modules import Linear, MixerSpec, build_mixer
+from lightconv_plugin.modules.linear import Linear
+from lightconv_plugin.modules.mixers import MixerSpec, build_mixer
 
 
 class _MixerLayer:

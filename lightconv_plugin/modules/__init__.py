@@ -1,5 +1,7 @@
 """Token mixers as nn.Modules, and the block that makes one of them a drop-in for self-attention."""
 
+import fairseq  # noqa: F401 (first of all: it registers the models, which import the modules below)
+
 from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.convolutions import DynamicConv, LightweightConv
 from lightconv_plugin.modules.linear import Linear
