@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Average the last N epoch checkpoints of a training into SAVE_DIR/averageN.pt.
+#
+#   scripts/average.sh SAVE_DIR [N]      N: 10 when not given
+#
+# `lightconv average --help` has the other ways to choose (updates, best, an upper bound).
+# shellcheck source=scripts/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+case ${1:-} in
+    -h | --help) usage; exit 0 ;;
+    '') usage >&2; exit 2 ;;
+esac
+save_dir=$1 number=${2:-10}
+[[ -d $save_dir ]] || die "no folder $save_dir with checkpoints"
+[[ $number =~ ^[1-9][0-9]*$ && $# -le 2 ]] || die "N must be a positive number, got: ${*:2}"
+use_python
+lightconv average --inputs "$save_dir" --num-epoch-checkpoints "$number" --output "$save_dir/average$number.pt"

@@ -1,0 +1,130 @@
+"""Finding the parts of a parallel corpus in a folder by their file names, and reading them with checks."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# train.en, val.de.gz, test_2016_flickr.en, dev-2013.de …: a part's name begins with one of these words.
+PARTS = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
+EXPECTED = "expected train.XX, valid.XX (or val.XX, dev.XX) and test*.XX, each for two languages XX, plain or .gz"
+_NAME = re.compile(r"^(?P<prefix>[^.].*?)\.(?P<lang>[a-z]{2,3})(\.gz)?$")
+
+
+class CorpusError(ValueError):
+    """The text on disk is not the parallel corpus that was asked for."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A language pair and the name prefixes of its parts; there may be several test sets."""
+
+    folder: Path
+    src: str
+    tgt: str
+    train: str
+    valid: str
+    tests: tuple[str, ...]
+
+    def splits(self) -> dict[str, str]:
+        """The parts by fairseq's names: train, valid, test, test1, test2, …"""
+        tests = {f"test{i or ''}": prefix for i, prefix in enumerate(self.tests)}
+        return {"train": self.train, "valid": self.valid, **tests}
+
+
+def locate(folder: Path, prefix: str, lang: str) -> Path:
+    """The file of one part in one language, plain before .gz."""
+    for path in (folder / f"{prefix}.{lang}", folder / f"{prefix}.{lang}.gz"):
+        if path.is_file():
+            return path
+    raise CorpusError(f"{folder} has neither {prefix}.{lang} nor {prefix}.{lang}.gz")
+
+
+def _belongs(prefix: str, part: str) -> bool:
+    return any(re.fullmatch(rf"{word}([._-].*)?", prefix) for word in PARTS[part])
+
+
+def find_corpus(
+    folder: Path,
+    src: str | None = None,
+    tgt: str | None = None,
+    train: str | None = None,
+    valid: str | None = None,
+    tests: Sequence[str] = (),
+) -> Corpus:
+    """Complete what is not given from the file names.
+
+    English is taken as the source when nothing is said, otherwise the first language in alphabetical order.
+    """
+    if not folder.is_dir():
+        raise CorpusError(f"no folder {folder}")
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    found = f"found: {', '.join(names[:20])}{' …' if len(names) > 20 else ''}" if names else "it is empty"
+    langs_of: dict[str, set[str]] = {}
+    for name in names:
+        if match := _NAME.match(name):
+            langs_of.setdefault(match["prefix"], set()).add(match["lang"])
+
+    if src is None or tgt is None:
+        trains = [p for p in langs_of if (p == train if train else _belongs(p, "train"))]
+        known = set().union(*(langs_of[p] for p in trains)) - {src, tgt}
+        missing = 2 - sum(lang is not None for lang in (src, tgt))
+        if len(known) != missing:
+            what = (
+                f"the languages of its training text are {sorted(known)}: choose with --src and --tgt"
+                if known
+                else EXPECTED
+            )
+            raise CorpusError(f"cannot tell the language pair of {folder}: {what}; {found}")
+        rest = sorted(known, key=lambda lang: (lang != "en", lang))
+        src = src or rest.pop(0)
+        tgt = tgt or rest.pop(0)
+    if src == tgt:
+        raise CorpusError(f"source and target language are both {src!r}")
+
+    def choose(part: str) -> list[str]:
+        prefixes = [p for p in sorted(langs_of) if _belongs(p, part) and {src, tgt} <= langs_of[p]]
+        if not prefixes:
+            raise CorpusError(f"{folder} has no {part} text for {src}-{tgt}: {EXPECTED}; {found}")
+        if len(prefixes) > 1 and part != "test":
+            raise CorpusError(f"{folder} has several {part} texts, {prefixes}: choose with --{part}-prefix")
+        return prefixes
+
+    return Corpus(
+        folder,
+        src,
+        tgt,
+        train or choose("train")[0],
+        valid or choose("valid")[0],
+        tuple(tests) or tuple(choose("test")),
+    )
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 text, plain or .gz, divided at line feeds only (U+2028 and the like stay inside a line)."""
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise CorpusError(f"{path} is not UTF-8: line {line}: {error.reason}") from None
+    except (EOFError, OSError) as error:
+        raise CorpusError(f"cannot read {path}: {error}") from None
+    lines = text.split("\n")
+    if not lines[-1]:
+        lines.pop()
+    return [line.rstrip("\r") for line in lines]
+
+
+def read_pair(folder: Path, prefix: str, src: str, tgt: str) -> tuple[list[str], list[str]]:
+    """Both sides of one part; they must be of equal, positive length."""
+    paths = locate(folder, prefix, src), locate(folder, prefix, tgt)
+    sides = read_lines(paths[0]), read_lines(paths[1])
+    if len(sides[0]) != len(sides[1]):
+        raise CorpusError(f"{paths[0]} has {len(sides[0])} lines but {paths[1]} has {len(sides[1])}")
+    if not sides[0]:
+        raise CorpusError(f"{paths[0]} is empty")
+    return sides

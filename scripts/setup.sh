@@ -1,0 +1,125 @@
+#!/usr/bin/env bash
+# Make .venv in this checkout: torch, fairseq, this plugin and its tests, versions pinned in scripts/constraints.txt.
+#
+#   scripts/setup.sh [--quiet]           some minutes the first time, nothing to do after that
+#   PYTHON=python3.12 scripts/setup.sh   choose the interpreter (3.10, 3.11 or 3.12)
+#
+# An interrupted set-up is finished by the next call; --quiet says nothing when there is nothing to do.
+# pip's own settings hold (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, proxies …).
+# shellcheck source=scripts/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+venv=$ROOT/.venv
+stamp=$venv/.lightconv-setup
+quiet=''
+case ${1:-} in
+    -h | --help) usage; exit 0 ;;
+    --quiet) quiet=1 ;;
+    '') ;;
+    *) die "unknown argument $1 (try --help)" ;;
+esac
+
+version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
+
+# What the environment depends on. A moved checkout counts: neither a venv nor an editable installation can be moved.
+fingerprint() {
+    { echo "$ROOT" "$(version_of "$venv/bin/python")"; cat "$SCRIPTS/setup.sh" "$SCRIPTS/constraints.txt" "$ROOT/setup.py"; } |
+        sha256sum
+}
+
+is_done() {
+    [[ -f $stamp && $(<"$stamp") == "$(fingerprint)" ]] &&
+        [[ -z ${PYTHON:-} || $(version_of "$PYTHON") == "$(version_of "$venv/bin/python")" ]]
+}
+
+choose_python() {
+    local candidate version
+    if [[ -n ${PYTHON:-} ]]; then
+        version=$(version_of "$PYTHON") || die "PYTHON=$PYTHON is not a Python interpreter"
+        [[ $version == 3.1[012] ]] || die "PYTHON=$PYTHON is Python $version; fairseq needs 3.10, 3.11 or 3.12"
+        python=$PYTHON
+        return
+    fi
+    for candidate in python3.11 python3.12 python3.10 python3; do
+        version=$(version_of "$candidate") || continue
+        [[ $version == 3.1[012] ]] || continue
+        python=$candidate
+        return
+    done
+    die "no Python 3.10, 3.11 or 3.12 found: install one (Debian 12: sudo apt install python3 python3-venv python3-dev) or name one by PYTHON=/path/to/python"
+}
+
+check_machine() {
+    local version available include
+    version=$(version_of "$python")
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        die "$python has no venv module: sudo apt install python$version-venv"
+    # fairseq has a ready wheel for 3.12 only; elsewhere its C++ and Cython parts are compiled.
+    if [[ $version != 3.12 ]]; then
+        command -v "${CXX:-g++}" >/dev/null || die "no C++ compiler (${CXX:-g++}), which fairseq needs: sudo apt install g++"
+        include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+        [[ -f $include/Python.h ]] || die "no Python headers ($include/Python.h), which fairseq needs: sudo apt install python$version-dev"
+    fi
+    available=$(df -Pk "$ROOT" | awk 'NR == 2 {print int($4 / 1024)}')
+    [[ -d $venv || $available -ge 3000 ]] || die "$available MB free in $ROOT, about 3000 MB are needed"
+}
+
+# pip with its messages on the terminal and in the log, and the usual causes of a failure in one line.
+pip_install() {
+    "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --log "$log" \
+        -c "$SCRIPTS/constraints.txt" "$@" >&2 && return
+    local cause="pip failed"
+    if grep -q 'No space left on device' "$log"; then
+        cause="the disk is full"
+    elif grep -qE 'NewConnectionError|NameResolutionError|Network is unreachable|Connection refused|ConnectTimeout|ReadTimeout' "$log"; then
+        cause="no network, or the package index cannot be reached"
+    elif grep -q 'Python.h: No such file' "$log"; then
+        cause="no Python headers: sudo apt install python$(version_of "$venv/bin/python")-dev"
+    fi
+    die "$cause while installing: ${*: -1} (all messages: $log); the same command continues"
+}
+
+install() {
+    local version
+    version=$(version_of "$venv/bin/python")
+    say "1/3 torch"
+    pip_install "torch"
+    say "2/3 fairseq (compiled on Python 3.10 and 3.11: about two minutes)"
+    pip_install numpy cython setuptools wheel ninja
+    case $version in
+        3.10) # Its omegaconf 2.0.6 has metadata that pip 24.1 and later refuse; its build wants a setuptools of its own.
+            pip_install 'pip<24.1'
+            pip_install fairseq
+            ;;
+        3.11) # Isolated, its build would download another torch, with 2.3 GB of CUDA.
+            pip_install --no-build-isolation fairseq-fixed
+            ;;
+        3.12) pip_install --only-binary fairseq-fixed fairseq-fixed ;;
+    esac
+    say "3/3 this plugin, ruff and pytest"
+    pip_install --no-build-isolation -e "${ROOT}[fairseq,test]"
+    "$venv/bin/python" -c 'import fairseq, lightconv_plugin, sacremoses, subword_nmt' >>"$log" 2>&1 ||
+        die "the new environment does not work: $(tail -n 1 "$log") (all messages: $log)"
+}
+
+is_done && { [[ -n $quiet ]] || say "set-up: $venv is up to date"; exit 0; }
+[[ -w $ROOT ]] || die "cannot write to $ROOT"
+exec 9>"$ROOT/.venv.lock"
+flock -n 9 || { say "set-up: waiting for another set-up of this checkout"; flock 9; }
+is_done && exit 0
+
+SECONDS=0
+python=''
+choose_python
+check_machine
+if [[ ! -x $venv/bin/pip || $(version_of "$venv/bin/python") != "$(version_of "$python")" ]]; then
+    say "set-up: $venv with $("$python" --version)"
+    rm -rf -- "$venv"
+    "$python" -m venv "$venv"
+fi
+rm -f -- "$stamp"
+log=$venv/setup.log
+: >"$log"
+install
+fingerprint >"$stamp"
+say "set-up: done in $SECONDS s"

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Everything that must hold before a change is committed: ruff, then pytest (arguments are passed to it).
+#
+#   scripts/test.sh [pytest options …]
+# shellcheck source=scripts/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+use_python
+cd "$ROOT"
+"$PY" -m ruff check .
+# One process a core; a test's own threads would only compete.
+export OMP_NUM_THREADS=1
+exec "$PY" -m pytest -n "$(nproc --all)" "$@"

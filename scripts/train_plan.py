@@ -1,0 +1,127 @@
+"""What `train.sh` adds to a configuration: absolute paths, and the batch divided over the processes that train.
+
+The configuration says how many tokens make an update, max_tokens × update_freq for one process. With N GPUs each takes
+an N-th of them, so that the same recipe gives the same updates on any machine. Prints `save_dir`, then hydra overrides,
+each ended by a NUL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def get(config: dict[str, Any], key: str) -> Any:
+    """config["a"]["b"] for "a.b"; None where it is missing."""
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def quote(value: str | Path) -> str:
+    """A string as hydra's override grammar reads it, whatever characters it has."""
+    text = str(value).replace("\\", "\\\\") if str(value).endswith("\\") else str(value)
+    return "'" + text.replace("'", "\\'") + "'"
+
+
+def divide_batch(tokens: int, max_tokens: int, processes: int) -> tuple[int, int]:
+    """(max_tokens, update_freq) of each process, so that all together take `tokens` an update.
+
+    A batch never grows beyond `max_tokens`, which is what fits the memory. Rounded down by less than a token a batch.
+    """
+    update_freq = math.ceil(tokens / (processes * max_tokens))
+    return tokens // (processes * update_freq), update_freq
+
+
+def plan(config: dict[str, Any], overrides: list[str], processes: int, root: Path, cwd: Path) -> tuple[Path, list[str]]:
+    """The save_dir and the overrides to pass on.
+
+    Relative paths are relative to the checkout in a configuration and to the working directory in an override.
+    """
+    given = dict(item.lstrip("+").split("=", 1) for item in overrides if "=" in item)
+    result = []
+
+    def path_of(key: str) -> Path:
+        if key in given:
+            return (cwd / given[key].strip("'\"")).resolve()
+        value = get(config, key)
+        if not isinstance(value, str):
+            raise ValueError(f"the configuration has no {key}: add it, or give {key}=PATH")
+        return (root / value).resolve()
+
+    data, save_dir = path_of("task.data"), path_of("checkpoint.save_dir")
+    if not data.is_dir():
+        raise ValueError(f"no folder {data} with binarised data: prepare it first, or give task.data=DATA-BIN")
+    result += [f"task.data={quote(data)}", f"checkpoint.save_dir={quote(save_dir)}"]
+    if "optimization.update_freq" not in given:
+        configured = get(config, "dataset.max_tokens")
+        if configured:
+            tokens = configured * (get(config, "optimization.update_freq") or [1])[0]
+            max_tokens, update_freq = divide_batch(tokens, int(given.get("dataset.max_tokens", configured)), processes)
+            result += [f"dataset.max_tokens={max_tokens}", f"optimization.update_freq=[{update_freq}]"]
+            print(
+                f"tokens an update: {processes} processes × {max_tokens} × update_freq {update_freq}"
+                f" = {processes * max_tokens * update_freq}",
+                file=sys.stderr,
+            )
+    mine = {item.split("=", 1)[0] for item in result}
+    return save_dir, [item for item in overrides if item.lstrip("+").split("=", 1)[0] not in mine] + result
+
+
+def mend(save_dir: Path) -> None:
+    """Put the newest whole epoch checkpoint in the place of a checkpoint_last.pt that a kill cut short.
+
+    fairseq copies a checkpoint to its second name byte by byte. A checkpoint is a zip archive, whose index comes last.
+    """
+    last = save_dir / "checkpoint_last.pt"
+    if not last.is_file() or zipfile.is_zipfile(last):
+        return
+    whole = [path for path in save_dir.glob("checkpoint[0-9]*.pt") if zipfile.is_zipfile(path)]
+    last.unlink()
+    if whole:
+        newest = max(whole, key=lambda path: path.stat().st_mtime)
+        temporary = last.with_name(last.name + ".tmp")
+        shutil.copyfile(newest, temporary)
+        os.replace(temporary, last)
+    print(f"{last} was cut short: going on from {newest.name if whole else 'the start'}", file=sys.stderr)
+
+
+def count_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("config", type=Path)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--mend", action="store_true", help="`config` is a save_dir: see mend()")
+    args = parser.parse_args()
+    if args.mend:
+        mend(args.config)
+        return 0
+    try:
+        with args.config.open(encoding="utf-8") as file:
+            config = yaml.safe_load(file)
+        save_dir, overrides = plan(config, args.overrides, max(1, count_gpus()), ROOT, Path(os.environ.get("PWD", ".")))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        print(f"train.sh: error: {error}", file=sys.stderr)
+        return 1
+    sys.stdout.write("".join(f"{item}\0" for item in [save_dir, *overrides]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""The scripts folder on the import path, a small corpus, and a way to start a script as a user would."""
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+
+def script_environment(**changes):
+    """The environment of a script under test: this interpreter instead of a set-up of its own, one thread."""
+    clean = {key: value for key, value in os.environ.items() if key not in ("PYTHON", "PYTHONPATH")}
+    return clean | {"LIGHTCONV_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"} | changes
+
+
+@pytest.fixture(scope="session")
+def run_script():
+    """Run scripts/NAME with arguments; the result has returncode, stdout, stderr."""
+
+    def run(name, *arguments, cwd=None, env=None, timeout=240):
+        command = [str(ROOT / "scripts" / name), *map(str, arguments)]
+        return subprocess.run(
+            command,
+            cwd=cwd,
+            env=env or script_environment(),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
+
+
+def write_parts(folder, names, sizes, seed=5):
+    """Parallel text of the grammar in parts of these names and numbers of lines."""
+    from grammar_corpus import pairs
+
+    folder.mkdir(parents=True, exist_ok=True)
+    stream = pairs(seed)
+    for name, size in zip(names, sizes, strict=True):
+        rows = list(itertools.islice(stream, size))
+        for lang, side in (("en", 0), ("de", 1)):
+            (folder / f"{name}.{lang}").write_text("".join(row[side] + "\n" for row in rows), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory, run_script):
+    """(raw, prepared): a miniature corpus, prepared by the real script in a path with a space and a comma."""
+    base = tmp_path_factory.mktemp("mini, corpus")
+    raw = write_parts(base / "raw text", ("train", "val", "test_2016_flickr"), (300, 20, 20))
+    out = base / "prepared"
+    done = run_script("prepare_multi30k.sh", "--data", raw, "--out", out, "--bpe", "200", "--workers", "2")
+    assert done.returncode == 0, done.stderr
+    return raw, out

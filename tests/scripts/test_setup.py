@@ -1,0 +1,216 @@
+"""setup.sh with interpreters that only pretend: the order of its steps, when it does nothing, what it says when it cannot."""
+
+import os
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from tests.scripts.conftest import ROOT
+
+# A Python whose version, modules and pip do what the environment variables FAKE_* say; what pip is asked for goes to pip.log.
+FAKE = r"""#!/usr/bin/env bash
+case "$*" in
+    *'sys.version_info'*) echo "${FAKE_VERSION:-3.11}" ;;
+    --version) echo "Python ${FAKE_VERSION:-3.11}.0" ;;
+    *'import ensurepip, venv'*) [[ -z ${FAKE_NO_VENV:-} ]] ;;
+    *'sysconfig'*) echo "$FAKE_INCLUDE" ;;
+    '-m venv '*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; cp "$0" "$3/bin/pip" ;;
+    *'-m pip install'*)
+        echo "${*##*constraints.txt }" >>"$FAKE_LOG"
+        if [[ -n ${FAKE_PIP_FAILS:-} && "$*" == *"${FAKE_PIP_FAILS}"* ]]; then
+            while [[ $1 != --log ]]; do shift; done
+            echo "$FAKE_PIP_SAYS" >>"$2"
+            exit 1
+        fi
+        sleep "${FAKE_SLEEP:-0}" ;;
+    *'import fairseq'*) [[ -z ${FAKE_BROKEN:-} ]] || { echo "ImportError: $FAKE_BROKEN" >&2; exit 1; } ;;
+    *) echo "fake python: unexpected: $*" >&2; exit 99 ;;
+esac
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout in a path with a space, and `run(**fakes)` that calls its setup.sh."""
+    root = tmp_path / "check out"
+    shutil.copytree(ROOT / "scripts", root / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "setup.py", root)
+    python = tmp_path / "bin/python3.11"
+    python.parent.mkdir()
+    python.write_text(FAKE)
+    python.chmod(0o755)
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include/Python.h").touch()
+
+    def start(*arguments, **fakes):
+        environment = {
+            "PATH": f"{python.parent}:/usr/bin:/bin",
+            "FAKE_LOG": str(tmp_path / "pip.log"),
+            "FAKE_INCLUDE": str(tmp_path / "include"),
+            "CXX": "true",
+            **fakes,
+        }
+        return subprocess.Popen(
+            [root / "scripts/setup.sh", *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(*arguments, **fakes):
+        process = start(*arguments, **fakes)
+        out, err = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    run.root, run.start, run.log = root, start, tmp_path / "pip.log"
+    return run
+
+
+def installed(checkout):
+    return checkout.log.read_text().splitlines() if checkout.log.exists() else []
+
+
+@pytest.mark.parametrize(
+    "version, fairseq",
+    [
+        ("3.10", ["pip<24.1", "fairseq"]),
+        ("3.11", ["--no-build-isolation fairseq-fixed"]),
+        ("3.12", ["--only-binary fairseq-fixed fairseq-fixed"]),
+    ],
+)
+def test_torch_comes_first_and_fairseq_as_its_python_needs(checkout, version, fairseq):
+    done = checkout(FAKE_VERSION=version)
+    assert done.returncode == 0, done.stderr
+    plugin = f"--no-build-isolation -e {checkout.root}[fairseq,test]"
+    assert installed(checkout) == ["torch", "numpy cython setuptools wheel ninja", *fairseq, plugin]
+    assert "set-up: done in" in done.stderr.splitlines()[-1]
+
+
+def test_the_second_call_does_nothing(checkout):
+    checkout()
+    before = installed(checkout)
+    start = time.monotonic()
+    done = checkout()
+    assert time.monotonic() - start < 2
+    assert done.returncode == 0 and "is up to date" in done.stderr
+    assert checkout("--quiet").stderr == ""
+    assert installed(checkout) == before
+
+
+@pytest.mark.parametrize("change", ["constraints", "setup.py", "python", "moved"])
+def test_a_change_is_taken_up(checkout, change):
+    checkout()
+    number, fakes = len(installed(checkout)), {}
+    match change:
+        case "constraints":
+            (checkout.root / "scripts/constraints.txt").open("a").write("new==1\n")
+        case "setup.py":
+            (checkout.root / "setup.py").open("a").write("# changed\n")
+        case "python":
+            fakes["PYTHON"] = shutil.copy(checkout.root.parent / "bin/python3.11", checkout.root.parent / "bin/other")
+            text = (checkout.root.parent / "bin/other").read_text()
+            (checkout.root.parent / "bin/other").write_text(text.replace("FAKE_VERSION:-3.11", "FAKE_VERSION:-3.12"))
+        case "moved":
+            moved = checkout.root.with_name("moved")
+            checkout.root.rename(moved)
+            environment = {
+                "PATH": f"{moved.parent}/bin:/usr/bin:/bin",
+                "FAKE_LOG": str(checkout.log),
+                "FAKE_INCLUDE": str(moved.parent / "include"),
+                "CXX": "true",
+            }
+            assert subprocess.run([moved / "scripts/setup.sh"], env=environment, check=False).returncode == 0
+            assert len(installed(checkout)) > number
+            return
+    assert checkout(**fakes).returncode == 0
+    assert len(installed(checkout)) > number
+
+
+def test_an_interrupted_setup_is_finished_by_the_next_call(checkout):
+    failed = checkout(FAKE_PIP_FAILS="fairseq-fixed", FAKE_PIP_SAYS="killed")
+    assert failed.returncode == 1
+    assert checkout().returncode == 0
+    assert installed(checkout)[-1].startswith("--no-build-isolation -e")
+    assert "is up to date" in checkout().stderr
+
+
+def test_two_calls_at_once_install_once(checkout):
+    processes = [checkout.start(FAKE_SLEEP="0.3") for _ in range(2)]
+    errors = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert len(installed(checkout)) == 4
+    assert sum("waiting for another set-up" in error for error in errors) == 1
+
+
+@pytest.mark.parametrize(
+    "fakes, message",
+    [
+        ({"PYTHON": "/nowhere/python"}, "PYTHON=/nowhere/python is not a Python interpreter"),
+        ({"PYTHON": "python3.11", "FAKE_VERSION": "3.9"}, "is Python 3.9; fairseq needs 3.10, 3.11 or 3.12"),
+        ({"PYTHON": "python3.11", "FAKE_VERSION": "3.13"}, "is Python 3.13; fairseq needs 3.10, 3.11 or 3.12"),
+        ({"FAKE_NO_VENV": "1"}, "has no venv module: sudo apt install python3.11-venv"),
+        ({"CXX": "no-such-compiler"}, "no C++ compiler (no-such-compiler), which fairseq needs: sudo apt install g++"),
+        ({"FAKE_INCLUDE": "/nowhere"}, "which fairseq needs: sudo apt install python3.11-dev"),
+        (
+            {"FAKE_PIP_FAILS": "numpy", "FAKE_PIP_SAYS": "No space left on device"},
+            "the disk is full while installing: ninja",
+        ),
+        (
+            {"FAKE_PIP_FAILS": "torch", "FAKE_PIP_SAYS": "NewConnectionError"},
+            "no network, or the package index cannot be reached",
+        ),
+        (
+            {"FAKE_PIP_FAILS": "fairseq-fixed", "FAKE_PIP_SAYS": "Python.h: No such file"},
+            "no Python headers: sudo apt install",
+        ),
+        ({"FAKE_PIP_FAILS": "torch", "FAKE_PIP_SAYS": "odd"}, "pip failed while installing: torch (all messages: "),
+        ({"FAKE_BROKEN": "no fairseq"}, "the new environment does not work: ImportError: no fairseq"),
+    ],
+    ids=[
+        "no-python",
+        "old",
+        "new",
+        "no-venv",
+        "no-compiler",
+        "no-headers",
+        "disk",
+        "network",
+        "late-headers",
+        "pip",
+        "import",
+    ],
+)
+def test_what_is_missing_is_said_in_one_line_with_the_remedy(checkout, fakes, message):
+    done = checkout(**fakes)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("setup.sh: error: ")
+    assert message in done.stderr.splitlines()[-1]
+    assert not (checkout.root / ".venv/.lightconv-setup").exists()
+
+
+def test_python_3_12_needs_no_compiler(checkout):
+    assert checkout(FAKE_VERSION="3.12", CXX="no-such-compiler", FAKE_INCLUDE="/nowhere").returncode == 0
+
+
+def test_no_interpreter_at_all(checkout, tmp_path):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("bash", "dirname", "cat", "sha256sum", "df", "awk", "flock", "env"):
+        os.symlink(shutil.which(name), tools / name)
+    done = checkout(PATH=str(tools))
+    assert done.returncode == 1
+    assert "no Python 3.10, 3.11 or 3.12 found" in done.stderr and "sudo apt install python3" in done.stderr
+
+
+def test_unknown_arguments_are_refused(checkout):
+    done = checkout("--fast")
+    assert done.returncode == 1 and "unknown argument --fast" in done.stderr
+
+
+def test_help_is_the_header(checkout):
+    done = checkout("--help")
+    assert done.returncode == 0 and "PYTHON=python3.12 scripts/setup.sh" in done.stdout
+    assert "shellcheck" not in done.stdout

@@ -1,0 +1,125 @@
+"""A step is done once, again when something changed, and leaves nothing half-made."""
+
+import multiprocessing
+
+import pytest
+from steps import Steps, digest
+
+
+@pytest.fixture
+def setting(tmp_path):
+    """(run, calls): `run(**changes)` runs one step that joins two inputs into two outputs; `calls` counts the work."""
+    calls = []
+    inputs = [tmp_path / "a", tmp_path / "b"]
+    for path in inputs:
+        path.write_text(path.name)
+
+    def make(first, second):
+        calls.append(1)
+        first.write_text("".join(path.read_text() for path in inputs))
+        second.mkdir()
+        (second / "inner").write_text("folder")
+
+    def run(params=(1, 2), make=make):
+        with Steps(tmp_path) as steps:
+            outputs = [tmp_path / "out/one", tmp_path / "out/two"]
+            return steps.run("join", "join", make, inputs=inputs, outputs=outputs, params={"p": params})
+
+    return run, calls, tmp_path
+
+
+def test_the_second_run_does_nothing(setting):
+    run, calls, root = setting
+    assert run() is True and run() is False
+    assert len(calls) == 1
+    assert (root / "out/one").read_text() == "ab" and (root / "out/two/inner").read_text() == "folder"
+
+
+@pytest.mark.parametrize("change", ["input", "output", "output-in-folder", "output-removed", "params", "stamp"])
+def test_any_change_runs_it_again(setting, change):
+    run, calls, root = setting
+    run()
+    params = (1, 2)
+    match change:
+        case "input":
+            (root / "a").write_text("c")
+        case "output":
+            (root / "out/one").write_text("tampered")
+        case "output-in-folder":
+            (root / "out/two/inner").write_text("tampered")
+        case "output-removed":
+            (root / "out/one").unlink()
+        case "params":
+            params = (1, 3)
+        case "stamp":
+            (root / ".steps/join.json").write_text("{cut sho")
+    assert run(params) is True and run(params) is False
+    assert len(calls) == 2
+    assert (root / "out/one").read_text() == ("cb" if change == "input" else "ab")
+
+
+def test_a_failure_leaves_no_output_and_is_repeated(setting):
+    run, _, root = setting
+
+    def fail(first, second):
+        first.write_text("half")
+        raise RuntimeError("on the way")
+
+    with pytest.raises(RuntimeError, match="on the way"):
+        run(make=fail)
+    assert not (root / "out/one").exists()
+    assert run() is True
+    assert not list((root / "out").glob("*.tmp"))
+
+
+def test_the_folder_can_be_moved(tmp_path):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/in").write_text("x")
+    calls = []
+
+    def run(root):
+        with Steps(root) as steps:
+
+            def make(out):
+                calls.append(1)
+                out.write_text("y")
+
+            steps.run("s", "s", make, inputs=[root / "in"], outputs=[root / "out"], params={})
+
+    run(tmp_path / "old")
+    (tmp_path / "old").rename(tmp_path / "new")
+    run(tmp_path / "new")
+    assert len(calls) == 1
+
+
+def _work(root, queue):
+    with Steps(root) as steps:
+
+        def make(out):
+            queue.put("made")
+            out.write_text("x")
+
+        steps.run("s", "s", make, inputs=[], outputs=[root / "out"], params={})
+
+
+def test_two_processes_do_the_work_once(tmp_path):
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    workers = [context.Process(target=_work, args=(tmp_path, queue)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(30)
+        assert worker.exitcode == 0
+    assert queue.get(timeout=5) == "made"
+    assert queue.empty()
+
+
+def test_the_digest_of_a_folder_sees_names_and_contents(tmp_path):
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f/a").write_text("1")
+    first = digest(tmp_path / "f")
+    (tmp_path / "f/a").rename(tmp_path / "f/b")
+    renamed = digest(tmp_path / "f")
+    (tmp_path / "f/b").write_text("2")
+    assert len({first, renamed, digest(tmp_path / "f")}) == 3
