@@ -6,7 +6,8 @@ LIGHTCONV_SKIP_PATCHES="A,E" leaves patches out, which shows fairseq's own failu
 
 `fairseq-train`, `-generate`, `-interactive`, `-validate` and `-eval-lm` import the user directory while they build
 their argument parser, early enough for every patch. `fairseq-hydra-train` imports it in `fairseq_cli.train.main`, after
-`call_main` has chosen the processes: there every patch but F holds. To have F too, import the plugin first:
+`call_main` has chosen the processes: there every patch but F holds. To have F too, import the plugin first (it must be
+installed, or its parent folder on PYTHONPATH):
 
     python -c "import lightconv_plugin, fairseq_cli.hydra_train as h; h.cli_main()" common.user_dir=… task.data=…
 
@@ -29,6 +30,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+
+from lightconv_plugin.safe_globals import checkpoint_globals
+from lightconv_plugin.safe_globals import meters as old_meters
 
 PATCHES: dict[str, Callable[[], bool]] = {}
 """Letter -> function that mends one breakage; it returns False where there was nothing to mend."""
@@ -81,23 +85,15 @@ def _load_refuses(sample: Any) -> bool:
 def safe_globals() -> bool:
     """torch >= 2.6 loads with weights_only=True and refuses fairseq's checkpoints (Namespace, numpy statistics).
 
-    Loading stays restricted: what is added to torch's list can only hold data. A Namespace comes with every old-style
-    model or optimizer; numpy arrays and scalars with --eval-bleu and best scores, named `numpy.core` in files written
-    under numpy 1 and `numpy._core` under numpy 2; the three meters with files of fairseq 0.6 to 0.9, among them those
-    released in 2019. OmegaConf objects are in no checkpoint of a released fairseq and stay refused.
+    Loading stays restricted: what is added to torch's list can only hold data (safe_globals.py), and the three meters
+    of fairseq 0.6 to 0.9, the time of the files released in 2019. OmegaConf objects are in no checkpoint of a released
+    fairseq and stay refused.
     """
     from fairseq.logging import meters
 
     if not _load_refuses([Namespace(), np.zeros(1), np.float64(0)]):
         return False
-    dtype_classes = {type(np.dtype(code)) for code in np.typecodes["All"]}
-    # taken from numpy's own pickles: the two functions live in a private module whose name depends on the version
-    builders = {"_reconstruct": np.zeros(1).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0]}
-    torch.serialization.add_safe_globals(
-        [Namespace, np.ndarray, np.dtype, *dtype_classes]
-        + [(f, f"numpy.{core}.multiarray.{name}") for name, f in builders.items() for core in ("core", "_core")]
-        + [(getattr(meters, n), f"fairseq.meters.{n}") for n in ("AverageMeter", "TimeMeter", "StopwatchMeter")]
-    )
+    torch.serialization.add_safe_globals([*checkpoint_globals(), *old_meters(vars(meters))])
     return True
 
 

@@ -269,17 +269,22 @@ def test_validation_with_two_workers(data, checkpoint):
 
 def test_hydra_train_with_two_workers(data, tmp_path):
     """F comes too late for fairseq-hydra-train, unless the plugin is imported first, as fairseq_patches.py says."""
-    settings = {
-        "common.user_dir": USER_DIR, "common.log_interval": 1, "common.log_format": "json", "task": "language_modeling",
-        "task.data": data.parent / "english", "task.tokens_per_sample": 20, "+model._name": "transformer_lm",
-        "+model.decoder_embed_dim": 16, "+model.decoder_layers": 1, "optimizer": "adam", "optimization.lr": "[0.01]",
-        "criterion": "cross_entropy", "dataset.max_tokens": 100, "dataset.num_workers": 0, "optimization.max_update": 2,
-        "checkpoint.save_dir": tmp_path / "checkpoints", "hydra.run.dir": tmp_path / "hydra",
-        "distributed_training.distributed_world_size": 2, "lr_scheduler": "fixed",
-    }  # fmt: skip
-    overrides = [f"{name}={value}" for name, value in settings.items()]
+    config = {
+        "common": {"user_dir": str(USER_DIR), "log_interval": 1, "log_format": "json"},
+        "task": {"_name": "language_modeling", "data": str(data.parent / "english"), "tokens_per_sample": 20},
+        "model": {"_name": "transformer_lm", "decoder_embed_dim": 16, "decoder_ffn_embed_dim": 16, "decoder_layers": 1},
+        "criterion": {"_name": "cross_entropy"},
+        "optimizer": {"_name": "adam"},
+        "lr_scheduler": {"_name": "fixed"},
+        "optimization": {"lr": [0.01], "max_update": 2},
+        "dataset": {"max_tokens": 100, "num_workers": 0},
+        "distributed_training": {"distributed_world_size": 2},
+        "checkpoint": {"no_save": True},
+    }
+    (tmp_path / "two.yaml").write_text(json.dumps(config))  # JSON is YAML
+    command = [f"--config-dir={tmp_path}", "--config-name=two", f"hydra.run.dir={tmp_path}/hydra"]
     process = subprocess.run(
-        [sys.executable, "-c", "import lightconv_plugin, fairseq_cli.hydra_train as h; h.cli_main()", *overrides],
+        [sys.executable, "-c", "import lightconv_plugin, fairseq_cli.hydra_train as h; h.cli_main()", *command],
         env={**os.environ, **NO_GPU, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,

@@ -1,6 +1,5 @@
 """What the sub-commands share: the error that ends a command, writing a file whole or not at all, loading safely."""
 
-import argparse
 import contextlib
 import os
 import re
@@ -40,43 +39,30 @@ def atomic_write(path: Path, binary: bool = False) -> Iterator[IO]:
         raise
 
 
-def checkpoint_globals() -> list:
-    """What fairseq's checkpoints hold beyond tensors, for torch.serialization.safe_globals: data, nothing that acts.
-
-    Namespace (args of models and optimizers); numpy arrays and numbers (statistics of --eval-bleu), which pickles call
-    `numpy.core` or `numpy._core` after the version that wrote them. The meters of files of 2019 and before stand for
-    training statistics that no command here needs: they become empty objects, so that fairseq need not be imported.
-    """
-    import numpy as np
-
-    dtype_classes = {type(np.dtype(code)) for code in np.typecodes["All"]}
-    builders = {"_reconstruct": np.zeros(1).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0]}
-    return [
-        argparse.Namespace,
-        np.ndarray,
-        np.dtype,
-        *dtype_classes,
-        *((f, f"numpy.{core}.multiarray.{name}") for name, f in builders.items() for core in ("core", "_core")),
-        *((type(name, (), {}), f"fairseq.meters.{name}") for name in ("AverageMeter", "TimeMeter", "StopwatchMeter")),
-    ]
-
-
 def safe_torch_load(path: Path) -> Any:
     """Load a file of torch.save to the CPU without running anything that it may hold.
 
-    Allowed beyond tensors and plain containers is only what fairseq itself writes into checkpoints
-    (`checkpoint_globals`). Anything else is a CommandError that names it.
+    Allowed beyond tensors and plain containers is only what fairseq itself writes into checkpoints (safe_globals.py).
+    Anything else is a CommandError that names it. The meters of old files stand for training statistics that no command
+    here needs: they become empty objects, so that fairseq need not be imported.
     """
     import pickle
 
     import torch
+
+    from lightconv_plugin import safe_globals
+
+    allowed = [
+        *safe_globals.checkpoint_globals(),
+        *safe_globals.meters({n: type(n, (), {}) for n in safe_globals.METERS}),
+    ]
 
     path = Path(path)
     if not path.is_file():
         raise CommandError(f"no such checkpoint: {path}")
     try:
         # torch warns about the pickle protocol of a file that it then refuses: the refusal says enough.
-        with warnings.catch_warnings(), torch.serialization.safe_globals(checkpoint_globals()):
+        with warnings.catch_warnings(), torch.serialization.safe_globals(allowed):
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
