@@ -4,6 +4,7 @@
 #   scripts/average.sh SAVE_DIR [N]      N: 10 when not given
 #
 # `lightconv average --help` has the other ways to choose (updates, best, an upper bound).
+
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 

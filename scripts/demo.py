@@ -16,7 +16,7 @@ from pathlib import Path
 
 from demo_report import Result, read_log, write_report
 from demo_training import Training, TrainingFailed, run_together
-from parallel_folder import CorpusError, find_corpus
+from parallel_folder import Corpus, CorpusError, find_corpus, locate, read_lines
 from steps import digest, say, write_text
 
 SCRIPTS = Path(__file__).resolve().parent
@@ -30,10 +30,10 @@ class DemoError(Exception):
 
 @dataclass(frozen=True)
 class Task:
-    """What is translated, and the settings that follow from it."""
+    """The settings for a corpus: configurations, overrides of them, epochs (how many of them averaged), BPE merges."""
 
-    raw: Path | None  # None: the grammar's corpus
     configs: Path
+    overrides: tuple[str, ...]
     epochs: int
     average: int
     merges: int
@@ -57,12 +57,15 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def task_of(args: argparse.Namespace) -> Task:
-    if args.raw is None:
-        epochs = args.epochs or 6
-        return Task(None, ROOT / "configs/demo", epochs, min(2, epochs), merges=2000)
-    epochs = args.epochs or 20
-    return Task(args.raw.resolve(), ROOT / "configs/multi30k_en_de", epochs, min(5, epochs), merges=10000)
+def task_of(raw: Path | None, corpus: Corpus, epochs: int | None) -> Task:
+    """Small models for the grammar's corpus (`raw` None) and folders no larger, those of Multi30k for larger ones."""
+    small = raw is None or len(read_lines(locate(corpus.folder, corpus.train, corpus.src))) <= 20000
+    epochs = epochs or (6 if raw is None else 20)
+    if small:
+        return Task(ROOT / "configs/demo", (), epochs, min(2, epochs), merges=2000)
+    # Of the recipe's 100 epochs the warm-up takes 17, which is too much of 20.
+    overrides = ("lr_scheduler.warmup_updates=1000",)
+    return Task(ROOT / "configs/multi30k_en_de", overrides, epochs, min(5, epochs), merges=10000)
 
 
 def run(*command: str | Path) -> None:
@@ -71,19 +74,21 @@ def run(*command: str | Path) -> None:
         raise DemoError(f"{Path(command[1]).name} failed")
 
 
-def prepare(args: argparse.Namespace, task: Task, work: Path) -> tuple[Path, str, str]:
-    """The corpus as fairseq's binary data: (folder of data-bin and the text, source language, target language)."""
-    raw, data = task.raw, work / "data"
-    if raw is None:
-        raw = work / "text"
-        run(sys.executable, SCRIPTS / "grammar_corpus.py", "--out", raw, "--seed", str(args.seed))
-    corpus = find_corpus(raw, args.src, args.tgt)
+def find_text(args: argparse.Namespace, work: Path) -> Corpus:
+    """The raw text: that of the folder given, or written now."""
+    if args.raw is not None:
+        return find_corpus(args.raw.resolve(), args.src, args.tgt)
+    run(sys.executable, SCRIPTS / "grammar_corpus.py", "--out", work / "text", "--seed", str(args.seed))
+    return find_corpus(work / "text")
+
+
+def prepare(corpus: Corpus, task: Task, data: Path) -> None:
+    """The corpus as fairseq's binary data, `data`/data-bin, with the text beside it."""
     run(
-        *(sys.executable, SCRIPTS / "prepare_text.py", "--raw", raw, "--out", data, "--bpe", str(task.merges)),
-        *("--src", corpus.src, "--tgt", corpus.tgt, "--train-prefix", corpus.train),
+        *(sys.executable, SCRIPTS / "prepare_text.py", "--raw", corpus.folder, "--out", data),
+        *("--bpe", str(task.merges), "--src", corpus.src, "--tgt", corpus.tgt, "--train-prefix", corpus.train),
         *("--valid-prefix", corpus.valid, "--test-prefix", ",".join(corpus.tests)),
     )
-    return data, corpus.src, corpus.tgt
 
 
 def claim(folder: Path, key: str) -> None:
@@ -107,22 +112,18 @@ def threads_each(systems: int) -> tuple[int, bool]:
     import torch
 
     cores = len(os.sched_getaffinity(0))
-    if torch.cuda.is_available() or cores < systems:
-        return int(os.environ.get("OMP_NUM_THREADS", cores)), False
-    return int(os.environ.get("OMP_NUM_THREADS", cores // systems)), True
+    together = not torch.cuda.is_available() and cores >= systems
+    said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    return int(said or (cores // systems if together else cores)), together
 
 
-def train_and_score(
-    args: argparse.Namespace, task: Task, work: Path, data: Path, langs: tuple[str, str]
-) -> list[Result]:
+def train_and_score(task: Task, seed: int, work: Path, data: Path, langs: tuple[str, str]) -> list[Result]:
     """Both systems, each trained, averaged and scored unless its result is there already."""
-    threads, together = threads_each(len(SYSTEMS))
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    corpus = digest(data / "data-bin")
+    text = digest(data / "data-bin")
     trainings = []
     for system in SYSTEMS:
         config = task.configs / f"{system}.yaml"
-        known = f"{digest(config)} {corpus} {langs} {args.seed}"
+        known = f"{digest(config)} {task.overrides} {text} {langs} {seed}"
         folder, key = work / system, hashlib.sha256(known.encode()).hexdigest()
         result = Result.read(folder / "result.json")
         if result and result.key == [key, task.epochs]:
@@ -130,72 +131,75 @@ def train_and_score(
             continue
         claim(folder, key)
         (folder / "result.json").unlink(missing_ok=True)
-        overrides = {
+        settings = {
             "task.data": data / "data-bin",
             "task.source_lang": langs[0],
             "task.target_lang": langs[1],
             "checkpoint.save_dir": folder,
             "checkpoint.patience": -1,
             "optimization.max_epoch": task.epochs,
-            "common.seed": args.seed,
+            "common.seed": seed,
         }
-        command = [SCRIPTS / "train.sh", config, *(f"{name}={value}" for name, value in overrides.items())]
-        trainings.append(Training(system, [str(part) for part in command], task.epochs, folder, [key, task.epochs]))
-    for group in [trainings] if together else [[training] for training in trainings]:
-        if group:
-            how = f"at the same time, threads each: {threads}" if len(group) > 1 else f"threads: {threads}"
-            say(f"training {' and '.join(t.name for t in group)}, epochs: {task.epochs} ({how})")
-            run_together(group, environment)
-    for training in trainings:
-        score(training, task, data, langs, environment, threads, together)
+        overrides = [*(f"{name}={value}" for name, value in settings.items()), *task.overrides]
+        command = [str(SCRIPTS / "train.sh"), str(config), *overrides]
+        trainings.append(Training(system, command, task.epochs, folder, [key, task.epochs]))
+    if trainings:
+        run_trainings(trainings, task, data)
     return [Result.read(work / system / "result.json") for system in SYSTEMS]
 
 
-def score(
-    training: Training, task: Task, data: Path, langs: tuple[str, str], environment: dict, threads: int, together: bool
-) -> None:
-    """Average the last checkpoints, translate and score the test set, and write the system's result.json."""
-    folder = training.folder
-    say(f"{training.name}: averaging the last {task.average} checkpoints, beam search on the test set")
-    checkpoint = folder / f"average{task.average}.pt"
+def run_trainings(trainings: list[Training], task: Task, data: Path) -> None:
+    """Train, translate and score; writes each system's result.json."""
+    threads, together = threads_each(len(SYSTEMS))
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    for group in [trainings] if together else [[training] for training in trainings]:
+        how = f"at the same time, threads each: {threads}" if len(group) > 1 else f"threads: {threads}"
+        say(f"training {' and '.join(t.name for t in group)}, epochs: {task.epochs} ({how})")
+        run_together(group, environment)
+    for training in trainings:
+        checkpoint, score = translate(training.folder, task.average, data, environment)
+        log = read_log(training.folder / "train.log")
+        Result(
+            key=training.key,
+            system=training.name,
+            score=score,
+            parameters=log.parameters,
+            tokens_per_second=log.tokens_per_second,
+            seconds=log.seconds,
+            epochs=task.epochs,
+            averaged=task.average,
+            threads=threads,
+            together=together,
+            generated=str(checkpoint.with_suffix(".test.gen")),
+        ).write(training.folder / "result.json")
+
+
+def translate(folder: Path, average: int, data: Path, environment: dict[str, str]) -> tuple[Path, dict]:
+    """Average the last checkpoints, translate and score the test set: (averaged checkpoint, the score)."""
+    say(f"{folder.name}: averaging the last {average} checkpoints, beam search on the test set")
+    checkpoint = folder / f"average{average}.pt"
+    # A model that has not learnt to stop would otherwise write 200 tokens a sentence.
+    options = ("--json", "--max-len-a", "2", "--max-len-b", "20")
     for command in (
-        [SCRIPTS / "average.sh", folder, str(task.average)],
-        # A model that has not learnt to stop would otherwise write 200 tokens a sentence.
-        [SCRIPTS / "score.sh", data / "data-bin", checkpoint, "--json", "--max-len-a", "2", "--max-len-b", "20"],
+        [SCRIPTS / "average.sh", folder, str(average)],
+        [SCRIPTS / "score.sh", data / "data-bin", checkpoint, *options],
     ):
-        with (folder / "score.log").open("a") as log:
-            done = subprocess.run(
-                [str(part) for part in command], env=environment, stdout=log, stderr=subprocess.STDOUT, check=False
-            )
+        log = folder / "score.log"
+        with log.open("a") as file:
+            done = subprocess.run(command, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False)
         if done.returncode != 0:
-            tail = "\n".join((folder / "score.log").read_text(errors="replace").splitlines()[-5:])
-            raise DemoError(
-                f"{Path(command[0]).name} failed for {training.name}:\n{tail}\n(all of it: {folder}/score.log)"
-            )
-    log = read_log(folder / "train.log")
-    Result(
-        key=training.key,
-        system=training.name,
-        score=json.loads(checkpoint.with_suffix(".test.score").read_text()),
-        parameters=log.parameters,
-        tokens_per_second=log.tokens_per_second,
-        seconds=log.seconds,
-        epochs=task.epochs,
-        averaged=task.average,
-        threads=threads,
-        together=together,
-        generated=str(checkpoint.with_suffix(".test.gen")),
-    ).write(folder / "result.json")
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+            raise DemoError(f"{Path(command[0]).name} failed for {folder.name}:\n{tail}\n(all of it: {log})")
+    return checkpoint, json.loads(checkpoint.with_suffix(".test.score").read_text(encoding="utf-8"))
 
 
 def main() -> int:
     args = parse()
     start = time.monotonic()
-    task = task_of(args)
     try:
-        if task.raw is not None:
-            find_corpus(task.raw, args.src, args.tgt)  # before anything is made for it
-        work = (args.work or ROOT / "runs/demo" / (task.raw.name if task.raw else "grammar")).resolve()
+        if args.raw is not None:
+            find_corpus(args.raw, args.src, args.tgt)  # before anything is made for it
+        work = (args.work or ROOT / "runs/demo" / (args.raw.resolve().name if args.raw else "grammar")).resolve()
         work.mkdir(parents=True, exist_ok=True)
         with (work / "lock").open("w") as lock:
             try:
@@ -203,9 +207,12 @@ def main() -> int:
             except BlockingIOError:
                 raise DemoError(f"another demo is working in {work}") from None
             say(f"work folder: {work}")
-            data, *langs = prepare(args, task, work)
-            results = train_and_score(args, task, work, data, tuple(langs))
-            print(write_report(work, data, *langs, results), flush=True)
+            corpus = find_text(args, work)
+            task = task_of(args.raw, corpus, args.epochs)
+            prepare(corpus, task, work / "data")
+            langs = corpus.src, corpus.tgt
+            results = train_and_score(task, args.seed, work, work / "data", langs)
+            print(write_report(work, work / "data", *langs, results), flush=True)
     except (CorpusError, DemoError, TrainingFailed, OSError) as error:
         print(f"demo.sh: error: {error}", file=sys.stderr)
         return 1

@@ -14,9 +14,7 @@ die() {
 }
 
 # The header comment of the calling script is its help.
-usage() {
-    sed -n '2,/^[^#]/{/^#/!d;s/^# \{0,1\}//;p}' "$0"
-}
+usage() { sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; }
 
 # Puts the interpreter with fairseq and this plugin first in PATH and names it in PY: the checkout's .venv (made if it is
 # missing or out of date), or, when LIGHTCONV_PYTHON names an interpreter, that one as it is.

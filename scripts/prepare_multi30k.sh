@@ -11,6 +11,7 @@
 # Punctuation normalised, Moses-tokenised, lower-cased, 10,000 joint BPE merges, joined dictionary, English → German.
 # `prepare_text.py --help` has more options (--src de --tgt en, --bpe N, …). Finished steps are not done again, whatever
 # interrupted the last run. test_2017_flickr and test_2017_mscoco, where they are there, become test1 and test2.
+
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 

@@ -4,8 +4,10 @@
 #   scripts/score.sh DATA_BIN CHECKPOINT [--subset test] [--json] [fairseq-generate options …]
 #   scripts/score.sh data/multi30k_en_de/data-bin runs/multi30k_en_de/dynamicconv/average10.pt --lenpen 1.2
 #
-# Beam 5 and length penalty 1 unless given. The log of fairseq-generate and the scores go beside the checkpoint, as CHECKPOINT.SUBSET.gen and .score.
-# With the folders of scripts/prepare_*.sh, sacreBLEU is computed against the raw references (without case if the data are lower-cased).
+# Beam 5 and length penalty 1 unless given. The log of fairseq-generate and the scores go beside the checkpoint, as
+# CHECKPOINT.SUBSET.gen and .score. With the folders of scripts/prepare_*.sh, sacreBLEU is computed against the raw
+# references (without case if the data are lower-cased).
+
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 

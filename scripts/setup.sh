@@ -6,6 +6,7 @@
 #
 # An interrupted set-up is finished by the next call; --quiet says nothing when there is nothing to do.
 # pip's own settings hold (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, proxies …).
+
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 

@@ -2,12 +2,15 @@
 # Everything that must hold before a change is committed: ruff, then pytest (arguments are passed to it).
 #
 #   scripts/test.sh [pytest options …]
+
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 use_python
 cd "$ROOT"
 "$PY" -m ruff check .
-# One process a core; a test's own threads would only compete.
+! command -v shellcheck >/dev/null || shellcheck -x scripts/*.sh .ci/run
+# One process a core; a test's own threads would only compete. A file's tests stay together: they share what was trained.
+cores=$(nproc)
 export OMP_NUM_THREADS=1
-exec "$PY" -m pytest -n "$(nproc --all)" "$@"
+exec "$PY" -m pytest -n "$cores" --dist loadfile "$@"

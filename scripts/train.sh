@@ -4,9 +4,10 @@
 #   scripts/train.sh CONFIG.yaml [hydra overrides …]
 #   scripts/train.sh configs/multi30k_en_de/dynamicconv.yaml optimization.max_epoch=30 common.seed=2
 #
-# Checkpoints and train.log go to checkpoint.save_dir, the data come from task.data (paths in a configuration are relative to the
-# checkout, paths in an override to the working directory). All GPUs are used, or all cores (OMP_NUM_THREADS, if set). A configuration's max_tokens × update_freq
-# is its tokens an update for one process; with N GPUs they are divided by N.
+# Checkpoints and train.log go to checkpoint.save_dir, the data come from task.data: paths in a configuration are relative
+# to the checkout, paths in an override to the working directory. All GPUs are used, or all cores (OMP_NUM_THREADS, if
+# set). A configuration's max_tokens × update_freq is its tokens an update; with N GPUs they are divided by N.
+
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 

@@ -1,4 +1,4 @@
-"""setup.sh with interpreters that only pretend: the order of its steps, when it does nothing, what it says when it cannot."""
+"""setup.sh with interpreters that only pretend: its steps, when it does nothing, what it says when it cannot go on."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ import pytest
 
 from tests.scripts.conftest import ROOT
 
-# A Python whose version, modules and pip do what the environment variables FAKE_* say; what pip is asked for goes to pip.log.
+# A Python whose version, modules and pip do as the variables FAKE_* say; what pip is asked for goes to FAKE_LOG.
 FAKE = r"""#!/usr/bin/env bash
 case "$*" in
     *'sys.version_info'*) echo "${FAKE_VERSION:-3.11}" ;;
@@ -18,7 +18,8 @@ case "$*" in
     *'sysconfig'*) echo "$FAKE_INCLUDE" ;;
     '-m venv '*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; cp "$0" "$3/bin/pip" ;;
     *'-m pip install'*)
-        echo "${*##*constraints.txt }" >>"$FAKE_LOG"
+        arguments=$*
+        echo "${arguments##*constraints.txt }" >>"$FAKE_LOG"
         if [[ -n ${FAKE_PIP_FAILS:-} && "$*" == *"${FAKE_PIP_FAILS}"* ]]; then
             while [[ $1 != --log ]]; do shift; done
             echo "$FAKE_PIP_SAYS" >>"$2"

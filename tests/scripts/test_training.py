@@ -5,8 +5,10 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.scripts.conftest import ROOT, script_environment
 
@@ -135,11 +137,16 @@ for path in map(pathlib.Path, sys.argv[2:]):
     task = tasks.translation.TranslationTask(config.task, words, words)
     model = models.build_model(config.model, task)
     print(path, type(model).__name__, sum(p.numel() for p in model.parameters()))
+from fairseq.models.transformer.transformer_legacy import base_architecture
+defaults = Namespace()
+base_architecture(defaults)
+print("defaults", *(name for name, value in vars(defaults).items() if value is not None and value is not False))
 """
 
 
-def test_the_models_have_the_parameters_that_the_configurations_claim():
-    """fairseq-hydra-train applies every value, to fairseq's own argparse-based Transformer too."""
+@pytest.fixture(scope="module")
+def built():
+    """Lines that BUILD prints for the configurations of Multi30k: path, class, parameters; defaults, names."""
     paths = sorted((ROOT / "configs/multi30k_en_de").glob("*.yaml"))
     done = subprocess.run(
         [sys.executable, "-c", BUILD, ROOT / "lightconv_plugin", *paths],
@@ -149,9 +156,27 @@ def test_the_models_have_the_parameters_that_the_configurations_claim():
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    built = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.startswith("/")}
-    assert len(built) == len(paths) == 3
-    for path in paths:
-        claimed = re.search(r"^#.*total +([\d,]+)$", path.read_text(encoding="utf-8"), re.MULTILINE)[1]
-        assert f"{int(built[str(path)][1]):,}" == claimed, path
-    assert {model for model, _ in built.values()} == {"DynamicconvModel", "LightweightconvModel", "TransformerModel"}
+    return {Path(first).stem: rest for first, *rest in map(str.split, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize(
+    "system, model",
+    [
+        ("dynamicconv", "DynamicconvModel"),
+        ("lightweightconv", "LightweightconvModel"),
+        ("transformer", "TransformerModel"),
+    ],
+)
+def test_a_model_has_the_parameters_that_its_configuration_claims(built, system, model):
+    """fairseq-hydra-train applies every value, to fairseq's own argparse-based Transformer too."""
+    text = (ROOT / f"configs/multi30k_en_de/{system}.yaml").read_text(encoding="utf-8")
+    claimed = re.search(r"^#.*total +([\d,]+)$", text, re.MULTILINE)[1]
+    assert built[system] == [model, claimed.replace(",", "")]
+
+
+@pytest.mark.parametrize("folder", ["multi30k_en_de", "demo"])
+def test_fairseqs_transformer_is_given_all_its_defaults(built, folder):
+    """Under hydra, fairseq 0.12.2 reads a missing option as None: it then builds another model, or fails late."""
+    config = yaml.safe_load((ROOT / f"configs/{folder}/transformer.yaml").read_text(encoding="utf-8"))
+    needed = {"encoder_embed_dim", "decoder_input_dim", "activation_fn", "quant_noise_pq_block_size"}
+    assert needed <= set(built["defaults"]) <= set(config["model"])
