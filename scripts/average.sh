@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Average the last N epoch checkpoints of a training into SAVE_DIR/averageN.pt.
+# Average the last N checkpoints of a training into SAVE_DIR/averageN.pt: those of epochs, or, where a training
+# keeps none of them (no_epoch_checkpoints), those by updates.
 #
 #   scripts/average.sh SAVE_DIR [N]      N: 10 when not given
 #
@@ -16,4 +17,6 @@ save_dir=$1 number=${2:-10}
 [[ -d $save_dir ]] || die "no folder $save_dir with checkpoints"
 [[ $number =~ ^[1-9][0-9]*$ && $# -le 2 ]] || die "N must be a positive number, got: ${*:2}"
 use_python
-lightconv average --inputs "$save_dir" --num-epoch-checkpoints "$number" --output "$save_dir/average$number.pt"
+kind=--num-epoch-checkpoints
+compgen -G "$save_dir/checkpoint[0-9]*.pt" >/dev/null || kind=--num-update-checkpoints
+lightconv average --inputs "$save_dir" "$kind" "$number" --output "$save_dir/average$number.pt"

@@ -22,6 +22,7 @@ from steps import digest, say, write_text
 SCRIPTS = Path(__file__).resolve().parent
 ROOT = SCRIPTS.parent
 SYSTEMS = ("dynamicconv", "transformer")
+AVERAGED = 3  # checkpoints, of the last three twentieths of a training
 
 
 class DemoError(Exception):
@@ -30,12 +31,10 @@ class DemoError(Exception):
 
 @dataclass(frozen=True)
 class Task:
-    """The settings for a corpus: configurations, overrides of them, epochs (how many of them averaged), BPE merges."""
+    """The settings for a corpus: configurations, updates of a training, BPE merges."""
 
     configs: Path
-    overrides: tuple[str, ...]
-    epochs: int
-    average: int
+    updates: int
     merges: int
 
 
@@ -44,28 +43,37 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         prog="demo.sh", description="Train DynamicConv and a Transformer, compare their BLEU."
     )
     parser.add_argument("raw", nargs="?", type=Path, metavar="DIR", help="folder of parallel text")
-    parser.add_argument("--epochs", type=int, metavar="N", help="default: 6 for the grammar's corpus, 20 for a folder")
+    parser.add_argument("--updates", type=int, metavar="N", help="length of a training (default: its configuration's)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the grammar and of the training")
     parser.add_argument("--work", type=Path, metavar="DIR", help="where everything goes (default: runs/demo/NAME)")
     parser.add_argument("--src", metavar="XX", help="source language, if the file names do not tell")
     parser.add_argument("--tgt", metavar="YY", help="target language")
     args = parser.parse_args(argv)
-    if args.epochs is not None and args.epochs < 1:
-        parser.error(f"--epochs must be positive, got {args.epochs}")
+    if args.updates is not None and args.updates < 4 * AVERAGED:
+        parser.error(f"--updates must be at least {4 * AVERAGED}, got {args.updates}")
     if args.raw is None and (args.src or args.tgt):
         parser.error("--src and --tgt go with a folder of text; the grammar's corpus is English–German")
     return args
 
 
-def task_of(raw: Path | None, corpus: Corpus, epochs: int | None) -> Task:
+def task_of(raw: Path | None, corpus: Corpus, updates: int | None) -> Task:
     """Small models for the grammar's corpus (`raw` None) and folders no larger, those of Multi30k for larger ones."""
     small = raw is None or len(read_lines(locate(corpus.folder, corpus.train, corpus.src))) <= 20000
-    epochs = epochs or (6 if raw is None else 20)
     if small:
-        return Task(ROOT / "configs/demo", (), epochs, min(2, epochs), merges=2000)
-    # Of the recipe's 100 epochs the warm-up takes 17, which is too much of 20.
-    overrides = ("lr_scheduler.warmup_updates=1000",)
-    return Task(ROOT / "configs/multi30k_en_de", overrides, epochs, min(5, epochs), merges=10000)
+        return Task(ROOT / "configs/demo", updates or 990, merges=2000)
+    return Task(ROOT / "configs/multi30k_en_de", updates or 1600, merges=10000)
+
+
+def schedule(updates: int) -> dict[str, int | str]:
+    """Overrides that give a training this length: it ends with a learning rate of 0, whatever the corpus' size."""
+    return {
+        "optimization.max_update": updates,
+        "lr_scheduler.total_num_update": updates,
+        "lr_scheduler.warmup_updates": updates * 5 // 16,
+        "checkpoint.save_interval_updates": updates // 20 or 1,
+        "checkpoint.keep_interval_updates": AVERAGED,
+        "checkpoint.no_epoch_checkpoints": "true",
+    }
 
 
 def run(*command: str | Path) -> None:
@@ -123,10 +131,10 @@ def train_and_score(task: Task, seed: int, work: Path, data: Path, langs: tuple[
     trainings = []
     for system in SYSTEMS:
         config = task.configs / f"{system}.yaml"
-        known = f"{digest(config)} {task.overrides} {text} {langs} {seed}"
+        known = f"{digest(config)} {task.updates} {text} {langs} {seed}"
         folder, key = work / system, hashlib.sha256(known.encode()).hexdigest()
         result = Result.read(folder / "result.json")
-        if result and result.key == [key, task.epochs]:
+        if result and result.key == key:
             say(f"{system}: trained and scored before")
             continue
         claim(folder, key)
@@ -136,13 +144,11 @@ def train_and_score(task: Task, seed: int, work: Path, data: Path, langs: tuple[
             "task.source_lang": langs[0],
             "task.target_lang": langs[1],
             "checkpoint.save_dir": folder,
-            "checkpoint.patience": -1,
-            "optimization.max_epoch": task.epochs,
             "common.seed": seed,
+            **schedule(task.updates),
         }
-        overrides = [*(f"{name}={value}" for name, value in settings.items()), *task.overrides]
-        command = [str(SCRIPTS / "train.sh"), str(config), *overrides]
-        trainings.append(Training(system, command, task.epochs, folder, [key, task.epochs]))
+        command = [str(SCRIPTS / "train.sh"), str(config), *(f"{name}={value}" for name, value in settings.items())]
+        trainings.append(Training(system, command, task.updates, folder, key))
     if trainings:
         run_trainings(trainings, task, data)
     return [Result.read(work / system / "result.json") for system in SYSTEMS]
@@ -154,10 +160,10 @@ def run_trainings(trainings: list[Training], task: Task, data: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     for group in [trainings] if together else [[training] for training in trainings]:
         how = f"at the same time, threads each: {threads}" if len(group) > 1 else f"threads: {threads}"
-        say(f"training {' and '.join(t.name for t in group)}, epochs: {task.epochs} ({how})")
+        say(f"training {' and '.join(t.name for t in group)}, {task.updates} updates ({how})")
         run_together(group, environment)
     for training in trainings:
-        checkpoint, score = translate(training.folder, task.average, data, environment)
+        checkpoint, score = translate(training.folder, data, environment)
         log = read_log(training.folder / "train.log")
         Result(
             key=training.key,
@@ -166,22 +172,22 @@ def run_trainings(trainings: list[Training], task: Task, data: Path) -> None:
             parameters=log.parameters,
             tokens_per_second=log.tokens_per_second,
             seconds=log.seconds,
-            epochs=task.epochs,
-            averaged=task.average,
+            updates=task.updates,
+            averaged=AVERAGED,
             threads=threads,
             together=together,
             generated=str(checkpoint.with_suffix(".test.gen")),
         ).write(training.folder / "result.json")
 
 
-def translate(folder: Path, average: int, data: Path, environment: dict[str, str]) -> tuple[Path, dict]:
+def translate(folder: Path, data: Path, environment: dict[str, str]) -> tuple[Path, dict]:
     """Average the last checkpoints, translate and score the test set: (averaged checkpoint, the score)."""
-    say(f"{folder.name}: averaging the last {average} checkpoints, beam search on the test set")
-    checkpoint = folder / f"average{average}.pt"
+    say(f"{folder.name}: averaging the last {AVERAGED} checkpoints, beam search on the test set")
+    checkpoint = folder / f"average{AVERAGED}.pt"
     # A model that has not learnt to stop would otherwise write 200 tokens a sentence.
     options = ("--json", "--max-len-a", "2", "--max-len-b", "20")
     for command in (
-        [SCRIPTS / "average.sh", folder, str(average)],
+        [SCRIPTS / "average.sh", folder, str(AVERAGED)],
         [SCRIPTS / "score.sh", data / "data-bin", checkpoint, *options],
     ):
         log = folder / "score.log"
@@ -208,7 +214,7 @@ def main() -> int:
                 raise DemoError(f"another demo is working in {work}") from None
             say(f"work folder: {work}")
             corpus = find_text(args, work)
-            task = task_of(args.raw, corpus, args.epochs)
+            task = task_of(args.raw, corpus, args.updates)
             prepare(corpus, task, work / "data")
             langs = corpus.src, corpus.tgt
             results = train_and_score(task, args.seed, work, work / "data", langs)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From an empty machine to a BLEU score: a small DynamicConv beside a Transformer of the same size.
 #
-#   scripts/demo.sh [DIR] [--epochs N] [--seed N] [--work DIR] [--src XX --tgt YY]
+#   scripts/demo.sh [DIR] [--updates N] [--seed N] [--work DIR] [--src XX --tgt YY]
 #
 # Without DIR the corpus is German–English text written by a small grammar (scripts/grammar_corpus.py): some minutes on two
 # cores, once .venv is there. DIR is any folder of parallel text: train.XX, valid.XX (or val, dev) and test*.XX for two

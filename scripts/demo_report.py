@@ -41,13 +41,13 @@ def read_log(path: Path) -> Log:
 class Result:
     """One system's score (what `lightconv score --json` prints) and how it came about; `key` says of what."""
 
-    key: list
+    key: str
     system: str
     score: dict
     parameters: int
     tokens_per_second: float
     seconds: float
-    epochs: int
+    updates: int
     averaged: int
     threads: int
     together: bool
@@ -119,9 +119,9 @@ def write_report(work: Path, data: Path, src: str, tgt: str, results: Sequence[R
     first = results[0]
     threads = _count(first.threads, "thread")
     how = f"at the same time, each with {threads}" if first.together else f"one after the other, with {threads}"
-    epochs = _count(first.epochs, "epoch")
     notes = [
-        f"{src} → {tgt}, {first.score['n']} test sentences; {epochs}, the last {first.averaged} averaged; beam 5.",
+        f"{src} → {tgt}, {first.score['n']} test sentences; {first.updates} updates, "
+        f"the last {first.averaged} checkpoints averaged; beam 5.",
         f"sacreBLEU {first.score['signature']}",
         f"Trained {how}; tokens/s are target tokens in training.",
     ]

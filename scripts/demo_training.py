@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_PROGRESS = re.compile(r"epoch (\d+):\s+(\d+) / (\d+) loss=([\d.]+).*?wps=([\d.]+)")
+_PROGRESS = re.compile(r" loss=([\d.]+).*?wps=([\d.]+).*?num_updates=(\d+)")
 
 
 class TrainingFailed(RuntimeError):
@@ -29,9 +29,9 @@ class Training:
 
     name: str
     command: list[str]
-    epochs: int
+    updates: int
     folder: Path
-    key: list
+    key: str
     process: subprocess.Popen | None = None
     state: str = "starting"
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=15))
@@ -54,11 +54,8 @@ class Training:
         for line in self.process.stdout:
             self.tail.append(line.rstrip())
             if match := _PROGRESS.search(line):
-                epoch, done, total, loss, speed = match.groups()
-                self.state = (
-                    f"epoch {int(epoch)}/{self.epochs} {100 * int(done) // int(total):3d} % "
-                    f"loss {float(loss):.2f} {float(speed):,.0f} tokens/s"
-                )
+                loss, speed, done = match.groups()
+                self.state = f"update {done}/{self.updates} loss {float(loss):.2f} {float(speed):,.0f} tokens/s"
 
     def stop(self) -> None:
         """End the training and everything it started."""

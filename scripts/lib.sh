@@ -42,7 +42,7 @@ compute_environment() {
     export MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-4294967296}
     export MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-8589934592}
     # What hydra says of fairseq's use of it at every start; other warnings stay.
-    local hydra=(hydra.main hydra._internal.hydra hydra.core.default_element fairseq_cli.hydra_train runpy)
+    local hydra=(hydra.main hydra._internal.hydra hydra.core.default_element __main__ runpy)
     PYTHONWARNINGS=$(printf 'ignore::UserWarning:%s,' "${hydra[@]}")${PYTHONWARNINGS:-}
     export PYTHONWARNINGS
 }

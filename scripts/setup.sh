@@ -41,13 +41,15 @@ choose_python() {
         python=$PYTHON
         return
     fi
-    for candidate in python3.11 python3.12 python3.10 python3; do
+    # The version that is there already stays.
+    for candidate in "$venv/bin/python" python3.11 python3.12 python3.10 python3; do
         version=$(version_of "$candidate") || continue
         [[ $version == 3.1[012] ]] || continue
         python=$candidate
         return
     done
-    die "no Python 3.10, 3.11 or 3.12 found: install one (Debian 12: sudo apt install python3 python3-venv python3-dev) or name one by PYTHON=/path/to/python"
+    die "no Python 3.10, 3.11 or 3.12 found: install one (Debian 12: sudo apt install python3 python3-venv python3-dev)" \
+        "or name one by PYTHON=/path/to/python"
 }
 
 check_machine() {
@@ -57,9 +59,11 @@ check_machine() {
         die "$python has no venv module: sudo apt install python$version-venv"
     # fairseq has a ready wheel for 3.12 only; elsewhere its C++ and Cython parts are compiled.
     if [[ $version != 3.12 ]]; then
-        command -v "${CXX:-g++}" >/dev/null || die "no C++ compiler (${CXX:-g++}), which fairseq needs: sudo apt install g++"
+        command -v "${CXX:-g++}" >/dev/null ||
+            die "no C++ compiler (${CXX:-g++}), which fairseq needs: sudo apt install g++"
         include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
-        [[ -f $include/Python.h ]] || die "no Python headers ($include/Python.h), which fairseq needs: sudo apt install python$version-dev"
+        [[ -f $include/Python.h ]] ||
+            die "no Python headers ($include/Python.h), which fairseq needs: sudo apt install python$version-dev"
     fi
     available=$(df -Pk "$ROOT" | awk 'NR == 2 {print int($4 / 1024)}')
     [[ -d $venv || $available -ge 3000 ]] || die "$available MB free in $ROOT, about 3000 MB are needed"
@@ -72,7 +76,7 @@ pip_install() {
     local cause="pip failed"
     if grep -q 'No space left on device' "$log"; then
         cause="the disk is full"
-    elif grep -qE 'NewConnectionError|NameResolutionError|Network is unreachable|Connection refused|ConnectTimeout|ReadTimeout' "$log"; then
+    elif grep -qE 'NewConnectionError|NameResolutionError|is unreachable|Connection refused|(Connect|Read)Timeout' "$log"; then
         cause="no network, or the package index cannot be reached"
     elif grep -q 'Python.h: No such file' "$log"; then
         cause="no Python headers: sudo apt install python$(version_of "$venv/bin/python")-dev"

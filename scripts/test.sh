@@ -11,6 +11,6 @@ cd "$ROOT"
 "$PY" -m ruff check .
 ! command -v shellcheck >/dev/null || shellcheck -x scripts/*.sh .ci/run
 # One process a core; a test's own threads would only compete. A file's tests stay together: they share what was trained.
-cores=$(nproc)
+cores=$(env -u OMP_NUM_THREADS nproc)
 export OMP_NUM_THREADS=1
 exec "$PY" -m pytest -n "$cores" --dist loadfile "$@"

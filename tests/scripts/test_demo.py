@@ -46,7 +46,7 @@ def processes_in(folder):
 def test_interrupted_continued_and_reused(corpus, tmp_path):
     """Ctrl-C while training ends everything it started; the same command goes on; after that there is nothing to do."""
     work = tmp_path / "the work"
-    command = [str(DEMO), str(corpus), "--epochs", "1", "--work", str(work)]
+    command = [str(DEMO), str(corpus), "--updates", "12", "--work", str(work)]
     process = subprocess.Popen(command, env=script_environment(), stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 200
     while not (work / "transformer/train.log").exists() and process.poll() is None and time.monotonic() < deadline:
@@ -62,7 +62,7 @@ def test_interrupted_continued_and_reused(corpus, tmp_path):
     done = demo(*command[1:])
     assert done.returncode == 0, done.stderr
     assert "binarise: done before" in done.stderr
-    assert "epoch 1/1" in done.stderr or "done" in done.stderr
+    assert "update 12/12" in done.stderr or "done" in done.stderr
     report = json.loads((work / "report.json").read_text())
     assert [system["system"] for system in report["systems"]] == ["dynamicconv", "transformer"]
     for system in report["systems"]:
@@ -85,13 +85,13 @@ def test_interrupted_continued_and_reused(corpus, tmp_path):
     [
         (["/nowhere/at/all"], 1, "no folder /nowhere/at/all"),
         ([ROOT / "configs"], 1, "cannot tell the language pair"),
-        (["--epochs", "0"], 2, "--epochs must be positive, got 0"),
-        (["--epochs", "few"], 2, "invalid int value: 'few'"),
+        (["--updates", "11"], 2, "--updates must be at least 12, got 11"),
+        (["--updates", "few"], 2, "invalid int value: 'few'"),
         (["--src", "en"], 2, "--src and --tgt go with a folder of text"),
         (["--fast"], 2, "unrecognized arguments: --fast"),
         (["a", "b"], 2, "unrecognized arguments: b"),
     ],
-    ids=["no-folder", "no-corpus", "no-epochs", "not-a-number", "language", "option", "two-folders"],
+    ids=["no-folder", "no-corpus", "few-updates", "not-a-number", "language", "option", "two-folders"],
 )
 def test_wrong_arguments(arguments, status, message):
     done = demo(*arguments)
@@ -157,12 +157,12 @@ def test_the_report_is_a_table_with_translations(tmp_path):
     generated.write_text("\n".join([*lines, last]) + "\n")
     score = {"n": 2, "bleu_tok": 100.0, "sacrebleu": 99.5, "chrf": 98.25, "signature": "tok:13a"}
     results = [
-        Result(["k", 1], system, score, 1234567, 4321.6, 90.0, 6, 2, 1, True, str(generated))
+        Result("key", system, score, 1234567, 4321.6, 90.0, 990, 3, 1, True, str(generated))
         for system in ("dynamicconv", "transformer")
     ]
     text = write_report(tmp_path, tmp_path, "en", "de", results)
     assert "| DynamicConv           |          100.00 |     99.50 | 98.25 |  1,234,567 |    4,322 |  1.5 min |" in text
-    assert "en → de, 2 test sentences; 6 epochs, the last 2 averaged; beam 5." in text
+    assert "en → de, 2 test sentences; 990 updates, the last 3 checkpoints averaged; beam 5." in text
     assert "at the same time, each with 1 thread;" in text
     assert "DynamicConv            der hund schläft." in text
     widths = {len(line) for line in text.splitlines() if line.startswith("|")}
@@ -173,25 +173,25 @@ def test_the_report_is_a_table_with_translations(tmp_path):
 
 
 def training(name, code, tmp_path):
-    return Training(name, ["bash", "-c", code], 3, tmp_path, [])
+    return Training(name, ["bash", "-c", code], 300, tmp_path, "key")
 
 
 def test_progress_of_two_trainings(tmp_path, capsys):
-    line = "epoch 002:     50 / 100 loss=2.5, nll_loss=1.0, ppl=2.14, wps=2993, ups=2.23"
+    line = "epoch 002:     50 / 100 loss=2.5, nll_loss=1.0, ppl=2.14, wps=2993, ups=2.23, num_updates=150"
     both = [training(name, f"echo '[x][train_inner][INFO] - {line}'", tmp_path) for name in ("one", "two")]
     run_together(both, os.environ)
     assert "one: done  |  two: done" in capsys.readouterr().err
 
 
 def test_the_state_is_that_of_the_last_progress_line(tmp_path):
-    line = "epoch 002:     50 / 100 loss=2.5, nll_loss=1.0, ppl=2.14, wps=2993, ups=2.23"
+    line = "epoch 002:     50 / 100 loss=2.5, nll_loss=1.0, ppl=2.14, wps=2993, ups=2.23, num_updates=150"
     one = training("one", f"echo '{line}'", tmp_path)
     one.start(os.environ)
     one.process.wait()
     deadline = time.monotonic() + 10
     while one.state == "starting" and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert one.state == "epoch 2/3  50 % loss 2.50 2,993 tokens/s"
+    assert one.state == "update 150/300 loss 2.50 2,993 tokens/s"
 
 
 def test_one_failure_ends_the_others_and_shows_its_output(tmp_path):

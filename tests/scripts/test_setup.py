@@ -138,6 +138,18 @@ def test_an_interrupted_setup_is_finished_by_the_next_call(checkout):
     assert "is up to date" in checkout().stderr
 
 
+def test_the_version_that_is_there_stays(checkout, tmp_path):
+    """A set-up made with PYTHON=… is brought up to date with that Python, not with the first that is found."""
+    other = tmp_path / "other"
+    other.write_text(FAKE.replace("FAKE_VERSION:-3.11", "FAKE_VERSION:-3.12"))
+    other.chmod(0o755)
+    assert checkout(PYTHON=str(other)).returncode == 0
+    (checkout.root / "scripts/constraints.txt").open("a").write("new==1\n")
+    checkout.log.unlink()
+    assert checkout().returncode == 0
+    assert "--only-binary fairseq-fixed fairseq-fixed" in installed(checkout)
+
+
 def test_two_calls_at_once_install_once(checkout):
     processes = [checkout.start(FAKE_SLEEP="0.3") for _ in range(2)]
     errors = [process.communicate(timeout=60)[1] for process in processes]
