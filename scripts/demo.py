@@ -60,7 +60,7 @@ def task_of(raw: Path | None, corpus: Corpus, updates: int | None) -> Task:
     """Small models for the grammar's corpus (`raw` None) and folders no larger, those of Multi30k for larger ones."""
     small = raw is None or len(read_lines(locate(corpus.folder, corpus.train, corpus.src))) <= 20000
     if small:
-        return Task(ROOT / "configs/demo", updates or 990, merges=2000)
+        return Task(ROOT / "configs/demo", updates or 1500, merges=2000)
     return Task(ROOT / "configs/multi30k_en_de", updates or 1600, merges=10000)
 
 
