@@ -24,6 +24,7 @@ from tests.fairseq_cli import REPOSITORY, USER_DIR, binarise, run
 pytest.importorskip("fairseq", reason="fairseq is not installed")
 
 from lightconv_plugin import fairseq_patches
+from lightconv_plugin.tools.common import safe_torch_load
 
 PLUGIN = ["--user-dir", str(USER_DIR)]
 RECIPE = "--optimizer adam --lr 0.01 --max-tokens 100 --num-workers 0 --log-format json --log-interval 1".split()
@@ -71,7 +72,7 @@ def checkpoint(data, tmp_path_factory):
 @pytest.fixture(scope="module")
 def old_checkpoint(checkpoint, tmp_path_factory):
     """`checkpoint` as fairseq 0.6 to 0.9 under numpy 1 wrote it: torch's old format, `args`, pickled meters."""
-    state = torch.load(checkpoint)
+    state = safe_torch_load(checkpoint)
     state["args"] = state.pop("cfg")["model"]
     state["last_optimizer_state"] = None
     meters = ModuleType("fairseq.meters")
@@ -262,7 +263,7 @@ def test_validation_with_two_workers(data, checkpoint):
             "--required-batch-size-multiple", 1, "--log-format", "simple", **NO_GPU, **environment,
         )  # fmt: skip
 
-    best = torch.load(checkpoint)["extra_state"]["best"]
+    best = safe_torch_load(checkpoint)["extra_state"]["best"]
     assert float(re.search(r"subset \| loss ([\d.]+)", validate())[1]) == pytest.approx(best, abs=1e-3)
     check_needed("G", "torch.cuda.ByteTensor", validate)
 

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,11 @@ def script_environment(**changes):
     """The environment of a script under test: this interpreter instead of a set-up of its own, one thread."""
     clean = {key: value for key, value in os.environ.items() if key not in ("PYTHON", "PYTHONPATH")}
     return clean | {"LIGHTCONV_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"} | changes
+
+
+def heed_ctrl_c():
+    """For Popen's preexec_fn: a shell without job control starts what it puts in the background with Ctrl-C ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

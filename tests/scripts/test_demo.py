@@ -11,7 +11,7 @@ from demo import DemoError, claim
 from demo_report import Log, Result, read_log, write_report
 from demo_training import Training, TrainingFailed, run_together
 
-from tests.scripts.conftest import ROOT, script_environment, write_parts
+from tests.scripts.conftest import ROOT, heed_ctrl_c, script_environment, write_parts
 
 DEMO = ROOT / "scripts/demo.sh"
 
@@ -47,7 +47,9 @@ def test_interrupted_continued_and_reused(corpus, tmp_path):
     """Ctrl-C while training ends everything it started; the same command goes on; after that there is nothing to do."""
     work = tmp_path / "the work"
     command = [str(DEMO), str(corpus), "--updates", "12", "--work", str(work)]
-    process = subprocess.Popen(command, env=script_environment(), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=script_environment(), stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c
+    )
     deadline = time.monotonic() + 200
     while not (work / "transformer/train.log").exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)

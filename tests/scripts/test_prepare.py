@@ -12,7 +12,7 @@ import time
 import pytest
 from prepare_text import keep_pair, learn_codes, map_lines, parse
 
-from tests.scripts.conftest import ROOT, script_environment, write_parts
+from tests.scripts.conftest import ROOT, heed_ctrl_c, script_environment, write_parts
 
 STEPS = ("raw text", "tokenise", "learn 200 BPE merges", "apply BPE", "binarise")
 ARGUMENTS = ("--bpe", "200", "--workers", "2")
@@ -81,7 +81,12 @@ def test_an_interruption_heals(tmp_path, stop):
         "2",
     ]
     process = subprocess.Popen(
-        command, env=script_environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env=script_environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=heed_ctrl_c,
     )
     deadline = time.monotonic() + 60
     while not (out / ".steps/raw.json").exists() and time.monotonic() < deadline:

@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -20,6 +19,7 @@ TINY = (
     "model.encoder_layers=3",
     "dataset.max_tokens=750",
     "common.log_interval=2",
+    "checkpoint.no_epoch_checkpoints=false",
 )
 
 
@@ -103,7 +103,7 @@ def test_a_second_training_in_the_same_place_is_refused(trained, prepared, run_s
         ("average.sh", [], 2, "scripts/average.sh SAVE_DIR"),
         ("average.sh", ["/nowhere"], 1, "no folder /nowhere"),
         ("average.sh", ["/tmp", "-3"], 1, "N must be a positive number, got: -3"),
-        ("average.sh", [ROOT / "configs", "2"], 2, "2 checkpoints named checkpointEPOCH.pt are asked for, found"),
+        ("average.sh", [ROOT / "configs", "2"], 2, "2 checkpoints named checkpoint_EPOCH_UPDATE.pt are asked for"),
         ("score.sh", ["/tmp"], 2, "scripts/score.sh DATA_BIN CHECKPOINT"),
         ("score.sh", ["/nowhere", "x.pt"], 1, "no folder /nowhere with binarised data"),
         ("score.sh", ["/tmp", "x.pt"], 1, "no checkpoint x.pt"),
@@ -136,7 +136,7 @@ for path in map(pathlib.Path, sys.argv[2:]):
         words.add_symbol(str(i))
     task = tasks.translation.TranslationTask(config.task, words, words)
     model = models.build_model(config.model, task)
-    print(path, type(model).__name__, sum(p.numel() for p in model.parameters()))
+    print(path.stem, type(model).__name__, sum(p.numel() for p in model.parameters()))
 from fairseq.models.transformer.transformer_legacy import base_architecture
 defaults = Namespace()
 base_architecture(defaults)
@@ -146,7 +146,7 @@ print("defaults", *(name for name, value in vars(defaults).items() if value is n
 
 @pytest.fixture(scope="module")
 def built():
-    """Lines that BUILD prints for the configurations of Multi30k: path, class, parameters; defaults, names."""
+    """Lines that BUILD prints for the configurations of Multi30k: name, class, parameters; defaults, names."""
     paths = sorted((ROOT / "configs/multi30k_en_de").glob("*.yaml"))
     done = subprocess.run(
         [sys.executable, "-c", BUILD, ROOT / "lightconv_plugin", *paths],
@@ -156,7 +156,7 @@ def built():
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return {Path(first).stem: rest for first, *rest in map(str.split, done.stdout.splitlines())}
+    return {first: rest for first, *rest in map(str.split, done.stdout.splitlines())}
 
 
 @pytest.mark.parametrize(
