@@ -6,6 +6,7 @@ from typing import List, Optional
 
 from fairseq import utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer.transformer_config import DEFAULT_MIN_PARAMS_TO_WRAP
 
@@ -100,7 +101,7 @@ class ConvTransformerConfig(FairseqDataclass):
 VALUED_BOOLEANS = ("encoder_glu", "decoder_glu", "weight_softmax")
 
 
-def add_arguments(parser, config: FairseqDataclass, gen_parser_from_dataclass) -> None:
+def add_arguments(parser, config: ConvTransformerConfig) -> None:
     """Adds `config`'s options with its defaults; `parser` is argparse's, or a group of it."""
     for name in VALUED_BOOLEANS:
         parser.add_argument(

@@ -1,7 +1,6 @@
 """The encoder-decoder: fairseq's Transformer, with a token mixer of its own in every layer."""
 
 import torch
-from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
 from torch import Tensor
 
@@ -20,7 +19,7 @@ class ConvTransformerModel(TransformerModelBase):
     def add_args(cls, parser):
         """Adds the options, with this architecture's defaults; called by fairseq's command line."""
         # fairseq's register_model leaves the dataclass under this very name.
-        add_arguments(parser, getattr(cls, "__dataclass")(), gen_parser_from_dataclass)
+        add_arguments(parser, getattr(cls, "__dataclass")())
 
     @classmethod
     def build_model(cls, cfg, task):
