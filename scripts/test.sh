@@ -9,7 +9,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 use_python
 cd "$ROOT"
 "$PY" -m ruff check .
-! command -v shellcheck >/dev/null || shellcheck -x scripts/*.sh .ci/run
+! command -v shellcheck >/dev/null || shellcheck -x scripts/*.sh benchmarks/*.sh .ci/run
+# Compiled here once, and not within the time limit of whichever test comes first. Tests say what a failure means.
+lightconv build cpu || true
 # One process a core; a test's own threads would only compete. A file's tests stay together: they share what was trained.
 cores=$(env -u OMP_NUM_THREADS nproc)
 export OMP_NUM_THREADS=1

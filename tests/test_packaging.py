@@ -1,10 +1,14 @@
-"""The package as it is installed: alone, beside a checkout, and in an environment without fairseq."""
+"""The package as it is installed: alone, beside a checkout, without fairseq, with and without compiled kernels."""
 
 import os
 import subprocess
 import sys
+import tarfile
+from pathlib import Path
 
 import pytest
+
+from tests.ops.native_toys import BROKEN, TOY
 
 REGISTERED = """
 import sys, argparse
@@ -27,27 +31,56 @@ FIRST_IMPORTS = [
 ]
 
 
-def python(*arguments, path, cwd):
-    environment = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+def start(*arguments, path, cwd, **environment):
+    environment = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(
         [sys.executable, *map(str, arguments)], env=environment, cwd=cwd, capture_output=True, text=True
     )
+
+
+def python(*arguments, path, cwd, **environment):
+    done = start(*arguments, path=path, cwd=cwd, **environment)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout.strip()
+
+
+def copy_of_the_source(folder):
+    """What is packaged, in a folder where setuptools may write; the kernels are a toy's, quick to compile."""
+    repository = Path(__file__).parent.parent
+    for name in ("setup.py", "MANIFEST.in", "pyproject.toml", "README.md", "lightconv_plugin"):
+        subprocess.run(["cp", "-r", repository / name, folder], check=True)
+    for name, files in {"cpu": {"toy.cpp": TOY, "toy.h": ""}, "cuda": {"toy.cu": "", "toy.cuh": ""}}.items():
+        (folder / name).mkdir()
+        for file, content in {**files, "notes.txt": ""}.items():
+            (folder / name / file).write_text(content)
+    return folder
+
+
+def install(source, target, **environment):
+    """`pip install .`, as it is where torch is there and no network."""
+    command = ["-m", "pip", "install", "--no-deps", "--no-build-isolation", "--target", target, source]
+    return start(*command, path="", cwd=source, **environment)
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """A folder with the package as `pip install .` lays it down."""
-    folder = tmp_path_factory.mktemp("site")
-    repository = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target"]
-    # A copy, because setuptools writes its build folder beside setup.py.
-    source = tmp_path_factory.mktemp("source")
-    for name in ("setup.py", "pyproject.toml", "README.md", "lightconv_plugin"):
-        subprocess.run(["cp", "-r", os.path.join(repository, name), source], check=True)
-    subprocess.run([*command, str(folder), str(source)], check=True)
+    folder, source = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("source")
+    done = install(copy_of_the_source(source), folder, LIGHTCONV_PREBUILD="")
+    assert done.returncode == 0, done.stderr
     return folder
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """One for all, so that the toy is compiled once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "the source").mkdir()
+    return copy_of_the_source(tmp_path / "the source")
 
 
 @pytest.fixture
@@ -74,7 +107,7 @@ def test_either_import_may_come_first(first, repository, elsewhere):
     assert python("-c", script, user_dir, path=repository, cwd=elsewhere) == user_dir
 
 
-def test_the_operators_alone(installed, elsewhere):
+def test_the_operators_alone(installed, elsewhere, cache):
     """With torch and nothing else: no fairseq, not even when it is installed."""
     script = """
 import sys
@@ -84,4 +117,94 @@ dynamicconv(torch.randn(5, 2, 8), torch.randn(5, 2, 4, 3), 2)
 foreign = {m.split(".")[0] for m in sys.modules} & {"fairseq", "omegaconf", "hydra", "sacrebleu", "sentencepiece"}
 assert not foreign, foreign
 """
-    python("-c", script, path=installed, cwd=elsewhere)
+    python("-c", script, path=installed, cwd=elsewhere, TORCH_EXTENSIONS_DIR=str(cache))
+
+
+# ------------------------------------------------------------------------------------------------ native kernels
+
+CALL = """
+import torch
+from lightconv_plugin import ops
+from lightconv_plugin.ops import native
+print((ops.lightconv(torch.randn(5, 2, 6), torch.randn(3, 4), 1) == 101).all().item(), native.decision("cpu").library)
+"""
+SOURCES = ["cpu/toy.cpp", "cpu/toy.h", "cuda/toy.cu", "cuda/toy.cuh"]
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_wheel_carries_the_sources_and_compiles_them(installed, elsewhere, cache):
+    assert files(installed / "lightconv_plugin" / "sources") == SOURCES
+    assert not (installed / "lightconv_plugin" / "prebuilt").exists()
+    assert "Root-Is-Purelib: true" in next(installed.glob("*.dist-info/WHEEL")).read_text()
+    used = python("-c", CALL, path=installed, cwd=elsewhere, TORCH_EXTENSIONS_DIR=str(cache))
+    assert used.startswith(f"True {cache}/lightconv_cpu/")
+
+
+def test_an_sdist_carries_the_sources(source):
+    build = "from setuptools.build_meta import build_sdist; print(build_sdist('.'))"
+    name = python("-c", build, path="", cwd=source).splitlines()[-1]
+    with tarfile.open(source / name) as archive:
+        inside = {member.name.partition("/")[2] for member in archive}
+    assert {*SOURCES, "setup.py", "README.md", "lightconv_plugin/ops/compile_library.py"} <= inside
+
+
+def test_prebuilt_kernels_are_installed_and_used(source, elsewhere, cache, tmp_path):
+    target = tmp_path / "site"
+    done = install(source, target, LIGHTCONV_PREBUILD="1", TORCH_EXTENSIONS_DIR=str(cache), TORCH_CUDA_ARCH_LIST="")
+    assert done.returncode == 0, done.stderr
+    (name,) = (target / "lightconv_plugin" / "prebuilt" / "lightconv_cpu").iterdir()
+    assert files(name) == ["build.json", "build.log", "lightconv_cpu.so"]
+    assert files(target / "lightconv_plugin" / "sources") == SOURCES
+    assert "Root-Is-Purelib: false" in next(target.glob("*.dist-info/WHEEL")).read_text()
+    # No cache and no compiler is needed any more.
+    used = python("-c", CALL, path=target, cwd=elsewhere, TORCH_EXTENSIONS_DIR="/dev/null/no", PATH="")
+    assert used == f"True {name}/lightconv_cpu.so"
+
+
+def test_an_editable_installation_compiles_into_the_cache(source, cache, tmp_path):
+    before = files(source / "lightconv_plugin")
+    build = f"from setuptools.build_meta import build_editable; build_editable({str(tmp_path)!r})"
+    python("-c", build, path="", cwd=source, LIGHTCONV_PREBUILD="1", TORCH_EXTENSIONS_DIR=str(cache))
+    used = python("-c", CALL, path=source, cwd=tmp_path, TORCH_EXTENSIONS_DIR=str(cache), PATH="")
+    assert used.startswith(f"True {cache}/lightconv_cpu/")
+    assert [name for name in files(source / "lightconv_plugin") if "__pycache__" not in name] == [
+        name for name in before if "__pycache__" not in name
+    ]
+
+
+def test_kernels_that_do_not_compile_end_the_installation(source, tmp_path):
+    (source / "cpu" / "toy.cpp").write_text(BROKEN)
+    target, cache = tmp_path / "site", tmp_path / "cache"
+    done = install(source, target, LIGHTCONV_PREBUILD="1", TORCH_EXTENSIONS_DIR=str(cache))
+    assert done.returncode != 0 and not target.exists()
+    said = done.stdout + done.stderr
+    assert "lightconv build: error: cpu: " in said and "three" in said
+    assert "LIGHTCONV_PREBUILD=1: the kernels could not be compiled, see above" in said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("", None),
+        ("0", None),
+        (
+            "1",
+            "cannot be imported: no torch here. Install torch, setuptools, wheel and ninja, then: LIGHTCONV_PREBUILD=1",
+        ),
+        ("yes", "LIGHTCONV_PREBUILD must be 1, 0 or unset, got 'yes'"),
+    ],
+    ids=["unset", "0", "1", "yes"],
+)
+def test_setup_py_needs_torch_for_compiling_only(value, said, source, tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    done = start(
+        "setup.py", "-q", "build_py", "-d", tmp_path / "out", path=tmp_path, cwd=source, LIGHTCONV_PREBUILD=value
+    )
+    if said is None:
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "out" / "lightconv_plugin" / "sources" / "cpu" / "toy.cpp").is_file()
+    else:
+        assert done.returncode == 1 and said in done.stderr

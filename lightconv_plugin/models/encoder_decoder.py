@@ -6,6 +6,7 @@ from torch import Tensor
 
 from lightconv_plugin.models.config import add_arguments, transformer_config
 from lightconv_plugin.models.layers import MixerDecoderLayer, MixerEncoderLayer, move_to_end, wrap_layer
+from lightconv_plugin.modules.dropout import replace_dropout
 
 
 class ConvTransformerModel(TransformerModelBase):
@@ -25,7 +26,9 @@ class ConvTransformerModel(TransformerModelBase):
     def build_model(cls, cfg, task):
         """Builds the model for the task's dictionaries; ValueError names an option that is wrong."""
         left_pad_target = bool(getattr(getattr(task, "cfg", None), "left_pad_target", False))
-        return super().build_model(transformer_config(cfg, left_pad_target=left_pad_target), task)
+        model = super().build_model(transformer_config(cfg, left_pad_target=left_pad_target), task)
+        replace_dropout(model)
+        return model
 
     @classmethod
     def build_encoder(cls, cfg, src_dict, embed_tokens):

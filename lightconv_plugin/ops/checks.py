@@ -80,15 +80,20 @@ def step(
         )
 
 
+def probability(name: str, value: float) -> None:
+    """Of dropping something; not of dropping everything."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat)):
+        raise TypeError(f"{name} must be a float, got {_what(value)}")
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must satisfy 0 <= {name} < 1, got {value}")
+
+
 def _options(normalize: str, dropout: float, **flags: bool) -> None:
     if not isinstance(normalize, str):
         raise TypeError(f"normalize must be a str, got {_what(normalize)}")
     if normalize not in NORMALIZATIONS:
         raise ValueError(f"normalize must be one of {', '.join(NORMALIZATIONS)}, got {normalize!r}")
-    if isinstance(dropout, bool) or not isinstance(dropout, (int, float, torch.SymFloat)):
-        raise TypeError(f"dropout must be a float, got {_what(dropout)}")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must satisfy 0 <= dropout < 1, got {dropout}")
+    probability("dropout", dropout)
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be a bool, got {_what(value)}")

@@ -1,12 +1,13 @@
 """The operators of torch's dispatcher, in the namespace `lightconv`: schemas, kernels, fake kernels, autograd.
 
-The reference is registered under CompositeExplicitAutograd, so that it serves every device; a kernel registered later
-for the key CPU or CUDA takes precedence, and nothing here or above changes. Such a kernel must allocate its results as
-the fake kernels below do. Only inputs (and the dropout seed) are saved for the backward pass: normalised weights and
-masks are computed again.
+Registered here, under CompositeExplicitAutograd, is what serves a device as long as there is no kernel of its own: at
+the first call it has native.py load one and calls that, or computes by the reference where there is none. A kernel for
+the key CPU or CUDA takes precedence, so that later calls go straight to it, and nothing here or above changes. Such a
+kernel must allocate its results as the fake kernels below do. Only inputs (and the dropout seed) are saved for the
+backward pass: normalised weights and masks are computed again.
 
 `seed` is a (1,) int64 tensor with dropout > 0, else None; what is made of it is defined in random.py.
-Gradients are first order: differentiating a backward operator raises.
+Gradients of the convolutions are first order: differentiating a backward operator raises.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import reference
+from . import native, reference
 
 _library = torch.library.Library("lightconv", "DEF")
 
@@ -34,6 +35,7 @@ _SCHEMAS = (
     "bool glu, bool need_x, bool need_state, bool need_weight) -> (Tensor, Tensor, Tensor)",
     f"dynamicconv_step_backward(Tensor? grad, Tensor? grad_state, Tensor x, Tensor state, Tensor weight, {_STEP}, "
     "bool renorm_padding, bool glu, bool need_x, bool need_state, bool need_weight) -> (Tensor, Tensor, Tensor)",
+    "dropout(Tensor x, Tensor seed, float p) -> Tensor",
 )
 
 
@@ -62,6 +64,10 @@ def _fake_step_backward(
     return _gradient(x, need_x), _gradient(state, need_state), _gradient(weight, need_weight)
 
 
+def _fake_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 def _like_channels(x: Tensor, *, glu: bool) -> Tensor:
     return torch.empty_like(x[..., : x.shape[-1] // 2] if glu else x)
 
@@ -83,6 +89,16 @@ def _save_step(ctx, inputs, output) -> None:
     ctx.save_for_backward(x, state, weight, seed)
     # An unused output hands None to the backward pass, not a tensor of zeros.
     ctx.set_materialize_grads(False)
+
+
+def _save_dropout(ctx, inputs, output) -> None:
+    _, seed, ctx.p = inputs
+    ctx.save_for_backward(seed)
+
+
+def _dropout_backward(ctx, grad):
+    # Linear, and its own transpose: the same factors once more.
+    return torch.ops.lightconv.dropout(grad, *ctx.saved_tensors, ctx.p), None, None
 
 
 def _backward_of(name: str):
@@ -135,17 +151,31 @@ def _no_second_order(ctx, *grads):
 
 # ------------------------------------------------------------------------------------------------ registration
 
+
+def _native_or_reference(name: str):
+    operator, by_reference = getattr(torch.ops.lightconv, name), getattr(reference, name)
+
+    def kernel(*args):
+        device_type = next(arg.device.type for arg in args if isinstance(arg, Tensor))
+        if native.backend(device_type) == "reference" or not native.has_kernel(name, device_type):
+            return by_reference(*args)
+        return operator(*args)  # which has a kernel of its own by now, and does not come here again
+
+    return kernel
+
+
 for _schema in _SCHEMAS:
     _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
+_OPERATORS = [("dropout", _fake_dropout, _save_dropout, _dropout_backward)]
 for _name in ("lightconv", "dynamicconv"):
-    _operators = (
+    _OPERATORS += [
         (_name, _fake, _save, _backward_of(_name)),
         (_name + "_backward", _fake_backward, None, _no_second_order),
         (_name + "_step", _fake_step, _save_step, _step_backward_of(_name + "_step")),
         (_name + "_step_backward", _fake_step_backward, None, _no_second_order),
-    )
-    for _operator, _kernel, _setup, _backward in _operators:
-        _library.impl(_operator, getattr(reference, _operator), "CompositeExplicitAutograd")
-        torch.library.register_fake(f"lightconv::{_operator}", _kernel, lib=_library)
-        torch.library.register_autograd(f"lightconv::{_operator}", _backward, setup_context=_setup, lib=_library)
+    ]
+for _operator, _kernel, _setup, _backward in _OPERATORS:
+    _library.impl(_operator, _native_or_reference(_operator), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"lightconv::{_operator}", _kernel, lib=_library)
+    torch.library.register_autograd(f"lightconv::{_operator}", _backward, setup_context=_setup, lib=_library)

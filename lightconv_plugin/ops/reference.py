@@ -25,6 +25,7 @@ from torch import Tensor
 
 from .filters import Filter, widen
 from .normalize import sigmoid
+from .random import dropout_scale
 from .sequences import Sequence, state_rows, step_inside
 
 # ------------------------------------------------------------------------------------------------ the operators
@@ -231,6 +232,12 @@ def dynamicconv_step_backward(
             _correlate(dtaps, widen(_inputs(x, glu)), grad, -history)
         dweight = torch.empty_like(weight).copy_(filters.backward(dtaps))
     return dx, dstate, dweight
+
+
+def dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
+    """x times the factors of `dropout_scale`, in x's type; contiguous."""
+    wide = widen(x.contiguous())
+    return (wide * dropout_scale(seed, x.shape, p, wide.dtype)).to(x.dtype)
 
 
 # ------------------------------------------------------------------------------------------------ sums over taps

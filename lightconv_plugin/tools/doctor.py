@@ -107,9 +107,10 @@ def examine() -> Report:
         if name not in versions:
             report.add(WARNING, name, f"not installed: {use}", f"pip install {name}")
     _compilers(report)
-    report.attempt("fairseq", f"install the one for this Python: {_fairseq_for_this_python()}", _fairseq, versions)
+    report.values |= {"backends": {}, "self_check": {}, "against_reference": {}}
     if importlib.util.find_spec("torch") is not None:
-        _operators(report)
+        report.attempt("operators", REPORT_IT, _operators)
+    report.attempt("fairseq", f"install the one for this Python: {_fairseq_for_this_python()}", _fairseq, versions)
     return report
 
 
@@ -127,7 +128,7 @@ def _torch(report: Report) -> None:
 
 
 def _compilers(report: Report) -> None:
-    """Which compilers there are. None is needed by this version, whose only backend is plain PyTorch."""
+    """Which compilers there are. They are needed once, for kernels that are not yet compiled."""
     found = {}
     for name in ("g++", "nvcc", "ninja"):
         path = shutil.which(name)
@@ -137,7 +138,7 @@ def _compilers(report: Report) -> None:
             said = answer.stdout.strip().splitlines()
             release = [line for line in said if "release" in line] or said[:1] or ["no answer to --version"]
             found[name] = f"{path} ({release[0].strip()})"
-        report.add(INFO, name, found[name] or "not found")
+        report.add(INFO, name, found[name] or "not on PATH")
     report.values["compilers"] = found
 
 
@@ -202,13 +203,14 @@ def _models(report: Report) -> None:
         )
         return
     report.add(OK, "models", f"{len(names)} architectures registered: {', '.join(names)}")
-    report.attempt("model self-check", REPORT_IT, _decoding)
+    for device in list(report.values["backends"])[:1]:
+        report.attempt("model self-check", REPORT_IT, _decoding, device)
 
 
-def _decoding(report: Report) -> None:
+def _decoding(report: Report, device: str) -> None:
     from lightconv_plugin.tools import selfcheck
 
-    error, tolerance = selfcheck.decoding_error(), 1e-5
+    error, tolerance = selfcheck.decoding_error(device=device), 1e-5
     good = error <= tolerance
     report.add(
         OK if good else FAILURE,
@@ -221,37 +223,66 @@ def _decoding(report: Report) -> None:
 def _operators(report: Report) -> None:
     import torch
 
-    report.values["backend"] = "reference"
-    report.add(INFO, "operators' backend", "reference (plain PyTorch, the only one of this version)")
-    forced = os.environ.get("LIGHTCONV_BACKEND", "reference")
-    if forced != "reference":
-        report.add(
-            FAILURE, "operators' backend", f"LIGHTCONV_BACKEND={forced} asks for another", "unset LIGHTCONV_BACKEND"
-        )
-    report.values["self_check"] = {}
-    devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-    for device in devices:
-        types = [torch.float32, torch.bfloat16] + ([torch.float16] if device != "cpu" else [])
-        for name in ("lightconv", "dynamicconv"):
-            for dtype in types:
-                where = f"{name} on {device}, {str(dtype).removeprefix('torch.')}"
-                report.attempt(where, REPORT_IT, _operator, where, name, device, dtype)
+    from lightconv_plugin.ops import libraries
+
+    forced = os.environ.get("LIGHTCONV_BACKEND")
+    kinds = [forced] if forced in libraries.KINDS else libraries.KINDS if torch.cuda.is_available() else ["cpu"]
+    for kind in kinds:
+        if not _backend(report, kind):
+            continue
+        devices = ["cpu"] if kind == "cpu" else [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        types = [torch.float32, torch.bfloat16] + ([torch.float16] if kind == "cuda" else [])
+        for device in devices:
+            for name in ("lightconv", "dynamicconv"):
+                for dtype in types:
+                    where = f"{name} on {device}, {str(dtype).removeprefix('torch.')}"
+                    report.attempt(where, REPORT_IT, _operator, where, name, device, dtype)
+
+
+def _backend(report: Report, kind: str) -> bool:
+    """Which backend serves tensors of a kind, compiled if need be; whether one does."""
+    from lightconv_plugin.ops import libraries, native
+
+    name = f"backend for {kind} tensors"
+    try:
+        decided = native.decision(kind)
+    except (RuntimeError, ValueError) as error:
+        known = error.__cause__.remedy if isinstance(error.__cause__, libraries.NativeError) else ""
+        report.add(FAILURE, name, str(error), known or "unset LIGHTCONV_BACKEND")
+        return False
+    report.values["backends"][kind] = {"backend": decided.backend}
+    if decided.error is not None:
+        # It computes, slowly. What this installation can do nothing about without the user is no fault of it.
+        status = WARNING if decided.error.remedy else FAILURE
+        log = f" (all messages: {decided.error.log})" if decided.error.log else ""
+        report.add(status, name, f"reference: {decided.error.cause}{log}", decided.error.remedy or REPORT_IT)
+    elif decided.library is None:
+        report.add(INFO, name, f"reference ({decided.reason})")
+    else:
+        about = libraries.information(decided.library)
+        report.values["backends"][kind] |= {"library": str(decided.library), **about}
+        target = about.get("capability") or ";".join(about.get("architectures", []))
+        built = f"compiled {about.get('built')} for {target} in {about.get('seconds')} s"
+        report.add(OK, name, f"{decided.backend}, {built}: {decided.library}")
+        report.add(INFO, f"flags of the {kind} kernels", " ".join(about.get("flags", [])))
+    return True
 
 
 def _operator(report: Report, where: str, name: str, device: str, dtype) -> None:
     import torch
 
+    from lightconv_plugin.ops import native
     from lightconv_plugin.tools import selfcheck
 
-    error, tolerance = selfcheck.operator_error(name, torch.device(device), dtype), selfcheck.TOLERANCE[dtype]
-    report.values["self_check"][where] = error
+    device, tolerance = torch.device(device), selfcheck.TOLERANCE[dtype]
+    error = report.values["self_check"][where] = selfcheck.operator_error(name, device, dtype)
+    detail = f"forward, backward and step differ from float64 by up to {error:.1e}"
     good = error <= tolerance
-    report.add(
-        OK if good else FAILURE,
-        where,
-        f"forward, backward and step differ from float64 by up to {error:.1e} (allowed: {tolerance:.0e})",
-        "" if good else REPORT_IT,
-    )
+    if native.backend(device.type) != "reference":
+        error = report.values["against_reference"][where] = selfcheck.reference_error(name, device, dtype)
+        detail += f", with all options from the reference by up to {error:.1e}"
+        good = good and error <= tolerance
+    report.add(OK if good else FAILURE, where, f"{detail} (allowed: {tolerance:.0e})", "" if good else REPORT_IT)
 
 
 def run(args: argparse.Namespace) -> int:

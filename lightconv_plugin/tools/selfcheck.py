@@ -1,7 +1,8 @@
 """The self-check of `lightconv doctor`: do the operators and one small model compute what they should on this machine?
 
 The expectation is worked out here once more, in float64 with plain loops over the paper's equations (Wu et al. 2019,
-3 to 5) and a gradient written by hand, so that it shares no code and no autograd with what it checks.
+3 to 5) and a gradient written by hand, so that it shares no code and no autograd with what it checks. Native kernels
+are also held against the package's reference, with every option, dropout's mask included.
 """
 
 import torch
@@ -79,7 +80,39 @@ def operator_error(name: str, device: torch.device, dtype: torch.dtype) -> float
     return max(errors)
 
 
-def decoding_error(architecture: str = "dynamicconv") -> float:
+def reference_error(name: str, device: torch.device, dtype: torch.dtype) -> float:
+    """The largest absolute difference between the backend in use and the reference, with every option turned on."""
+    from lightconv_plugin.ops import reference
+
+    generator = torch.Generator().manual_seed(31)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    static = name == "lightconv"
+    x, grad, bias = normal(LENGTH, BATCH, 2 * CHANNELS), normal(LENGTH, BATCH, CHANNELS), normal(CHANNELS)
+    weight = normal(*((HEADS, KERNEL_SIZE) if static else (LENGTH, BATCH, HEADS, KERNEL_SIZE)))
+    state, grad_state = normal(2, BATCH, CHANNELS), normal(KERNEL_SIZE - 1, BATCH, CHANNELS)
+    lengths, seed = torch.tensor([LENGTH, 4], device=device), torch.tensor([1234567890123], device=device)
+    options = ("softmax", 0.3, *(() if static else (True,)), True)  # normalize, dropout, renorm_padding, glu
+    full, step = (lengths, None, seed, KERNEL_SIZE // 2, *options), (seed, *options)
+    calls = {
+        name: (x, weight, bias, *full),
+        f"{name}_backward": (grad, x, weight, *full, True, True),
+        f"{name}_step": (x, state, weight, bias, *step),
+        f"{name}_step_backward": (grad, grad_state, x, state, weight, *step, True, True, True),
+    }
+    errors = []
+    for operator, arguments in calls.items():
+        got, want = getattr(torch.ops.lightconv, operator)(*arguments), getattr(reference, operator)(*arguments)
+        for ours, theirs in zip(*((r if isinstance(r, tuple) else (r,)) for r in (got, want)), strict=True):
+            if ours.shape != theirs.shape:
+                raise ValueError(f"{operator} gave shape {tuple(ours.shape)} where {tuple(theirs.shape)} is right")
+            errors.append((ours.double() - theirs.double()).abs().nan_to_num(torch.inf).max().item())
+    return max(errors)
+
+
+def decoding_error(architecture: str = "dynamicconv", device: str = "cpu") -> float:
     """Build the architecture at toy size; the largest difference between decoding step by step and all at once."""
     from types import SimpleNamespace
 
@@ -97,11 +130,11 @@ def decoding_error(architecture: str = "dynamicconv") -> float:
         for option, value in (("embed_dim", 16), ("ffn_embed_dim", 16), ("attention_heads", 2), ("layers", 1)):
             setattr(config, f"{side}_{option}", value)
         setattr(config, f"{side}_kernel_size_list", [KERNEL_SIZE])
-    model = models.build_model(OmegaConf.structured(config), task).eval()
+    model = models.build_model(OmegaConf.structured(config), task).to(device).eval()
 
-    tokens = torch.arange(4, 4 + LENGTH).repeat(BATCH, 1)
+    tokens = torch.arange(4, 4 + LENGTH).repeat(BATCH, 1).to(device)
     with torch.no_grad():
-        encoded = model.encoder(tokens, torch.full((BATCH,), LENGTH))
+        encoded = model.encoder(tokens, torch.full((BATCH,), LENGTH, device=device))
         whole, _ = model.decoder(tokens, encoder_out=encoded)
         state: dict = {}
         steps = [

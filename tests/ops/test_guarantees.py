@@ -11,6 +11,10 @@ from lightconv_plugin.ops import reference
 
 from .cases import OPERATORS, arguments, gradients
 
+pytestmark = pytest.mark.usefixtures("backend")
+# For what can be seen in the reference only: operations of torch inside an operator.
+REFERENCE_ALONE = pytest.mark.parametrize("backend", ["reference"], indirect=True)
+
 KINDS = ("lightconv", "dynamicconv", "dynamicconv-renorm")
 GARBAGE = {"nan": float("nan"), "inf": float("inf"), "large": 1e30}
 
@@ -179,6 +183,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
+@REFERENCE_ALONE
 @pytest.mark.parametrize("dropout", [0.0, 0.1], ids=["whole", "dropped"])
 @pytest.mark.parametrize("sequences", ["whole", "lengths", "packed"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -207,6 +212,7 @@ def test_only_arguments_are_kept_for_the_backward_pass(operator):
     assert [tensor.shape for tensor in kept if not tensor.is_floating_point()] == [(1,)]  # the seed
 
 
+@REFERENCE_ALONE
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_kernel_much_longer_than_the_sequence_costs_its_weights_only(operator):
     # 50,000 taps of which three meet the sequence: the loop must not visit the others.
@@ -258,30 +264,3 @@ def test_gradcheck(kind, sequences, glu):
         return getattr(ops, operator)(x, weight, 1, bias=bias, dropout=0.3, glu=glu, **options)
 
     assert torch.autograd.gradcheck(run, (x, weight, bias))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("sequences", ["whole", "lengths", "packed"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_on_cuda_the_same_numbers_and_no_wait_for_the_device(kind, sequences):
-    operator, options = options_of(kind)
-    if sequences == "lengths":
-        options["lengths"] = torch.tensor([9, 2, 0])
-    elif sequences == "packed":
-        options["cu_seqlens"] = torch.tensor([0, 2, 9], dtype=torch.int32)
-    x, weight, bias = arguments(operator, 9, 1 if sequences == "packed" else 3, 2, 4, 5, glu=True, bias=True)
-    grad = torch.randn(9, x.shape[1], 8, dtype=torch.float64)
-    there = [tensor.detach().cuda().requires_grad_() for tensor in (x, weight, bias)]
-    options_there = {
-        name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in options.items()
-    }
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        got = _everything(operator, *there, grad.cuda(), glu=True, dropout=0.3, **options_there)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert got[0].is_cuda and all(tensor.isfinite().all() for tensor in got)
-    got = _everything(operator, *there, grad.cuda(), glu=True, **options_there)
-    for ours, theirs in zip(got, _everything(operator, x, weight, bias, grad, glu=True, **options), strict=True):
-        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-12, atol=1e-12)

@@ -14,6 +14,10 @@ from lightconv_plugin import ops
 
 from .cases import OPERATORS, arguments, gradients
 
+pytestmark = pytest.mark.usefixtures("backend")
+# Processes of their own, to which it is all one which backend is in use here.
+ONCE = pytest.mark.parametrize("backend", ["reference"], indirect=True)
+
 STEPS = tuple(operator + "_step" for operator in OPERATORS)
 
 
@@ -87,13 +91,16 @@ def test_registered_below_autograd_for_every_device():
             assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"lightconv::{name}", "CompositeImplicitAutograd")
 
 
+@ONCE
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_kernel_for_a_device_takes_precedence(operator):
     # What a native backend does. In a process of its own: the registration cannot be undone for other tests' graphs.
     program = f"""
+        import os
         import torch
         from lightconv_plugin import ops
 
+        os.environ["LIGHTCONV_BACKEND"] = "reference"
         calls = []
         def kernel(x, weight, bias, *options):
             calls.append(tuple(weight.shape))
@@ -404,6 +411,7 @@ def _run(program):
     return done.stdout
 
 
+@ONCE
 def test_operators_work_where_torch_is_alone():
     _run("""
         import sys
@@ -425,5 +433,6 @@ def test_operators_work_where_torch_is_alone():
     """)
 
 
+@ONCE
 def test_importing_the_operators_does_not_import_fairseq():
     _run("import sys, lightconv_plugin.ops; assert 'fairseq' not in sys.modules and 'omegaconf' not in sys.modules")

@@ -10,6 +10,8 @@ from lightconv_plugin import ops
 from . import oracle
 from .cases import OPERATORS, arguments, check, expected, gradients, relative_error
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 # The other sizes go round while T, K and padding_l take every combination.
 _OTHERS = itertools.cycle(itertools.product((1, 3), (1, 2, 4), (1, 3, 8)))
 SHAPES = [

@@ -9,6 +9,8 @@ from lightconv_plugin import ops
 
 from .cases import OPERATORS, arguments, expected, gradients, relative_error
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 KINDS = ("lightconv", "dynamicconv", "dynamicconv-renorm")
 
 

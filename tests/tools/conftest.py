@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.ops.native_toys import broken, plain  # noqa: F401  (fixtures)
 from tests.tools.corpora import write
 
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
+from lightconv_plugin.ops import native, reference
+from lightconv_plugin.ops.libraries import NativeError
 from lightconv_plugin.tools import cli, doctor, selfcheck
 
 WITHOUT_FAIRSEQ = """
@@ -40,6 +42,12 @@ def statuses(report, status):
     return {finding.name: finding for finding in report.findings if finding.status == status}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _compiled():
+    """The kernels, before a test takes the compiler away."""
+    native.backend("cpu")
+
+
 @pytest.fixture
 def no_fairseq(monkeypatch):
     """In this process, `import fairseq` says that there is none; the operators' part is quick to look at alone."""
@@ -59,7 +67,10 @@ def test_all_is_well_with_fairseq(repository):
     assert said["plugin"] == str(repository / "lightconv_plugin")
     assert said["versions"]["torch"] == metadata.version("torch")
     assert said["torch"]["devices"] == [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    assert said["backend"] == "reference"
+    assert said["backends"]["cpu"]["backend"] == "cpu"
+    assert said["backends"]["cpu"]["library"].endswith("lightconv_cpu.so") and said["backends"]["cpu"]["built"]
+    assert set(said["against_reference"]) == set(said["self_check"])
+    assert all(0 <= error < 5e-2 for error in said["against_reference"].values())
     assert said["fairseq"]["available"] is True
     assert {"dynamicconv", "lightweightconv", "dynamicconv_wmt_en_de_big"} <= set(said["fairseq"]["architectures"])
     assert any(name.startswith("A ") for name, _ in said["fairseq"]["patches"])
@@ -93,7 +104,7 @@ def test_what_is_wrong_has_a_remedy_and_status_1(repository, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_FAIRSEQ)
     done = command(repository=repository, PYTHONPATH=str(tmp_path), LIGHTCONV_BACKEND="cuda")
     assert done.returncode == 1
-    assert "failure  operators' backend: LIGHTCONV_BACKEND=cuda asks for another\n" in done.stdout
+    assert "failure  backend for cuda tensors: LIGHTCONV_BACKEND=cuda: the CUDA kernels cannot be used" in done.stdout
     assert "         -> unset LIGHTCONV_BACKEND\n" in done.stdout
     assert done.stdout.endswith("something is wrong: see the lines marked failure\n")
 
@@ -169,6 +180,79 @@ def test_a_wrong_gradient_is_found(operator, no_fairseq, monkeypatch):
     assert f"{operator} on cpu, float32" in statuses(doctor.examine(), doctor.FAILURE)
 
 
+@pytest.mark.parametrize("operator", native.OPERATORS)
+@pytest.mark.parametrize("wrong", [1.01, float("nan")], ids=str)
+def test_a_kernel_that_differs_from_the_reference_is_found(operator, wrong, no_fairseq, monkeypatch):
+    if native.backend("cpu") == "reference":
+        pytest.skip(native.decision("cpu").reason)
+
+    def spoil(result):
+        return tuple(map(spoil, result)) if isinstance(result, tuple) else result * wrong
+
+    computed = getattr(reference, operator)
+    monkeypatch.setattr(reference, operator, lambda *arguments: spoil(computed(*arguments)))
+    name = operator.partition("_")[0]
+    found = statuses(doctor.examine(), doctor.FAILURE)[f"{name} on cpu, float32"]
+    assert "with all options from the reference by up to" in found.detail
+
+
+# ------------------------------------------------------------------------------------------------ backends
+
+
+def decided(monkeypatch, **values):
+    monkeypatch.setattr(native, "_decided", {"cpu": native.Decision(**values)})
+    return doctor.examine()
+
+
+def test_the_backend_in_use_is_told(no_fairseq, monkeypatch, tmp_path):
+    about = {"built": "2026-01-02", "capability": "AVX2", "seconds": 20, "flags": ["-O3", "-x"]}
+    (tmp_path / "build.json").write_text(json.dumps(about))
+    report = decided(monkeypatch, backend="cpu", library=tmp_path / "a.so")
+    detail = statuses(report, doctor.OK)["backend for cpu tensors"].detail
+    assert detail == f"cpu, compiled 2026-01-02 for AVX2 in 20 s: {tmp_path}/a.so"
+    assert statuses(report, doctor.INFO)["flags of the cpu kernels"].detail == "-O3 -x"
+    assert report.values["backends"]["cpu"] == {"backend": "cpu", "library": f"{tmp_path}/a.so", **about}
+
+
+def test_a_reference_that_was_asked_for_is_fine(no_fairseq, monkeypatch):
+    report = decided(monkeypatch, backend="reference", reason="LIGHTCONV_BACKEND=reference")
+    assert report.ok and report.values["backends"]["cpu"] == {"backend": "reference"}
+    assert "LIGHTCONV_BACKEND=reference" in statuses(report, doctor.INFO)["backend for cpu tensors"].detail
+    assert report.values["against_reference"] == {}
+
+
+def test_a_missing_compiler_is_a_warning_with_a_remedy(no_fairseq, monkeypatch):
+    error = NativeError("no C++ compiler was found", "apt install g++")
+    report = decided(monkeypatch, backend="reference", reason="r", error=error)
+    finding = statuses(report, doctor.WARNING)["backend for cpu tensors"]
+    assert finding.detail == "reference: no C++ compiler was found" and finding.remedy == "apt install g++"
+    assert report.ok
+
+
+def test_kernels_that_do_not_compile_are_a_failure(no_fairseq, monkeypatch, tmp_path):
+    error = NativeError("a.cpp:1: error: x", log=tmp_path / "log")
+    report = decided(monkeypatch, backend="reference", reason="r", error=error)
+    finding = statuses(report, doctor.FAILURE)["backend for cpu tensors"]
+    assert finding.detail == f"reference: a.cpp:1: error: x (all messages: {tmp_path}/log)"
+    assert finding.remedy == doctor.REPORT_IT
+    assert "lightconv on cpu, float32" in report.values["self_check"]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [("rubbish", "must be one of auto, cpu, cuda, reference"), ("cuda", "sees no CUDA device")]
+)
+def test_a_backend_that_cannot_be_had(value, said, monkeypatch):
+    if value == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    monkeypatch.setattr(native, "_decided", {})
+    monkeypatch.setenv("LIGHTCONV_BACKEND", value)
+    report = doctor.examine()
+    failures = statuses(report, doctor.FAILURE)
+    (finding,) = failures.values()  # and nothing follows from it
+    assert said in finding.detail and finding.remedy == "unset LIGHTCONV_BACKEND"
+    assert report.values["self_check"] == {}
+
+
 # ------------------------------------------------------------------------------------------------ fairseq, models
 
 
@@ -219,7 +303,7 @@ def test_models_that_are_not_registered_are_a_failure(monkeypatch):
 @pytest.mark.parametrize("error", [0.5, float("nan"), float("inf")], ids=str)
 def test_a_model_that_decodes_wrongly_is_a_failure(error, monkeypatch):
     pytest.importorskip("fairseq")
-    monkeypatch.setattr(selfcheck, "decoding_error", lambda: error)
+    monkeypatch.setattr(selfcheck, "decoding_error", lambda device: error)
     assert "model self-check" in statuses(doctor.examine(), doctor.FAILURE)
 
 
@@ -278,5 +362,5 @@ def test_compilers_are_listed_and_not_required(no_fairseq, monkeypatch, tmp_path
         "nvcc": f"{compiler} (Cuda compilation tools, release 13.0, V13.0.88)",
         "ninja": None,
     }
-    assert statuses(report, doctor.INFO)["ninja"].detail == "not found"
+    assert statuses(report, doctor.INFO)["ninja"].detail == "not on PATH"
     assert report.ok

@@ -1,0 +1,246 @@
+"""What is measured: our operators, our reference, and other ways to the same numbers or the same purpose.
+
+Every candidate gets what it likes best: its inputs in its own layout and type beforehand, filters already predicted and
+in its own order of taps. Conversions it makes itself are part of its time.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks import report
+from benchmarks.cases import Case
+from benchmarks.report import BenchmarkError
+from lightconv_plugin import ops
+from lightconv_plugin.ops import reference
+
+OURS, REFERENCE = "ours", "our reference"
+_ATTENTION_HEAD = 64
+_ATTENTION_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+@dataclass
+class Candidate:
+    """A differentiable call, ready to be made.
+
+    run: the forward pass, (T,B,C) or another layout; inputs: its leaves; grad: the gradient of its output.
+    to_tbc: brings the output to (T,B,C), where it has to equal the others'; None where it computes something else.
+    """
+
+    name: str
+    run: Callable[[], Tensor]
+    inputs: tuple[Tensor, ...]
+    grad: Tensor
+    to_tbc: Callable[[Tensor], Tensor] | None
+
+    def forward(self) -> None:
+        with torch.no_grad():
+            self.run()
+
+    def both(self) -> None:
+        torch.autograd.grad(self.run(), self.inputs, self.grad)
+
+    def backward(self) -> Callable[[], None]:
+        """The backward pass alone, of a forward pass made now."""
+        out = self.run()
+        return lambda: torch.autograd.grad(out, self.inputs, self.grad, retain_graph=True)
+
+
+@dataclass
+class Arguments:
+    """The numbers of a case: x (T,B,C or 2C), weight (H,K) or (T,B,H,K), grad (T,B,C); in the case's memory layout."""
+
+    operator: str
+    case: Case
+    x: Tensor
+    weight: Tensor
+    grad: Tensor
+
+    @property
+    def options(self) -> dict:
+        return {"normalize": self.case.normalize, "dropout": self.case.dropout, "glu": self.case.glu}
+
+    @property
+    def dynamic(self) -> bool:
+        return self.operator == "dynamicconv"
+
+    def normalized(self, weight: Tensor) -> Tensor:
+        """The filters of a peer that takes them normalised and dropped."""
+        if self.case.normalize == "softmax":
+            weight = weight.softmax(-1)
+        return F.dropout(weight, self.case.dropout) if self.case.dropout else weight
+
+
+def arguments(operator: str, case: Case, device: torch.device, dtype: torch.dtype) -> Arguments:
+    """Random numbers, the same in every run."""
+    generator = torch.Generator(device).manual_seed(20190429)
+
+    def normal(*shape: int) -> Tensor:
+        if case.batch_first and len(shape) > 2:
+            return normal_(shape[1], shape[0], *shape[2:]).transpose(0, 1)
+        return normal_(*shape)
+
+    def normal_(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=dtype)
+
+    steps, batch, channels = case.steps, case.batch, case.channels
+    x = normal(steps, batch, channels * (2 if case.glu else 1))
+    weight = normal(*(steps, batch) * (operator == "dynamicconv"), case.heads, case.kernel_size)
+    return Arguments(operator, case, x, weight, normal(steps, batch, channels))
+
+
+def as_it_is(out: Tensor) -> Tensor:
+    """The `to_tbc` of an output that is (T,B,C)."""
+    return out
+
+
+def leaf(tensor: Tensor) -> Tensor:
+    """A contiguous copy that gets a gradient."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format).requires_grad_()
+
+
+# ------------------------------------------------------------------------------------------------ ours
+
+
+def ours(a: Arguments) -> Candidate:
+    x, weight = a.x.detach().requires_grad_(), a.weight.detach().requires_grad_()
+    operator = getattr(ops, a.operator)
+    return Candidate(OURS, lambda: operator(x, weight, a.case.padding_l, **a.options), (x, weight), a.grad, as_it_is)
+
+
+class _Reference(torch.autograd.Function):
+    """The reference under autograd, whatever native kernels are registered."""
+
+    @staticmethod
+    def forward(ctx, x, weight, name, options):
+        ctx.save_for_backward(x, weight)
+        ctx.name, ctx.options = name, options
+        return getattr(reference, name)(x, weight, None, *options)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return (
+            *getattr(reference, ctx.name + "_backward")(grad, *ctx.saved_tensors, *ctx.options, True, True),
+            None,
+            None,
+        )
+
+
+def our_reference(a: Arguments) -> Candidate:
+    x, weight, case = a.x.detach().requires_grad_(), a.weight.detach().requires_grad_(), a.case
+    flags = (False, case.glu) if a.dynamic else (case.glu,)
+
+    def run() -> Tensor:
+        seed = torch.randint(2**63 - 1, (1,), device=x.device) if case.dropout else None
+        options = (None, None, seed, case.padding_l, case.normalize, case.dropout, *flags)
+        return _Reference.apply(x, weight, a.operator, options)
+
+    return Candidate(REFERENCE, run, (x, weight), a.grad, as_it_is)
+
+
+# ------------------------------------------------------------------------------------------------ torch
+
+
+def depthwise(a: Arguments) -> Iterator[Candidate]:
+    """torch's own convolution, x in its layout (B, C, T); for lightconv only, whose filter it can hold."""
+    case = a.case
+    if a.dynamic:
+        return
+    x, weight = leaf(a.x.permute(1, 2, 0)), leaf(a.weight)
+    right = case.kernel_size - 1 - case.padding_l
+
+    def run() -> Tensor:
+        inputs = F.glu(x, 1) if case.glu else x
+        taps = a.normalized(weight).repeat_interleave(case.channels // case.heads, 0).unsqueeze(1)
+        if case.padding_l == right:
+            return F.conv1d(inputs, taps, padding=right, groups=case.channels)
+        return F.conv1d(F.pad(inputs, (case.padding_l, right)), taps, groups=case.channels)
+
+    grad = a.grad.permute(1, 2, 0).contiguous()
+    yield Candidate("conv1d depthwise", run, (x, weight), grad, lambda out: out.permute(2, 0, 1))
+
+
+def attention(a: Arguments) -> Iterator[Candidate]:
+    """torch's scaled_dot_product_attention over the same (B, T, C), heads of 64; on a GPU in half types flash."""
+    case = a.case
+    if case.glu or case.channels % _ATTENTION_HEAD:
+        return
+    heads = case.channels // _ATTENTION_HEAD
+
+    def split(tensor: Tensor) -> Tensor:
+        return tensor.transpose(0, 1).unflatten(-1, (heads, _ATTENTION_HEAD)).transpose(1, 2).contiguous()
+
+    query, key, value = (leaf(split(a.x)) for _ in range(3))
+    flash = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+    kernels = _ATTENTION_KERNELS[:1] if flash else _ATTENTION_KERNELS
+
+    def run() -> Tensor:
+        with sdpa_kernel(kernels):
+            return F.scaled_dot_product_attention(query, key, value, dropout_p=case.dropout, is_causal=case.causal)
+
+    name = "attention (flash)" if flash else "attention"
+    yield Candidate(name, run, (query, key, value), split(a.grad), None)
+
+
+# ------------------------------------------------------------------------------------------------ fairseq's modules
+
+
+def import_fairseq() -> ModuleType | None:
+    """fairseq; None where it is not installed."""
+    with report.quiet():
+        try:
+            return importlib.import_module("fairseq")
+        except ModuleNotFoundError as error:
+            if error.name != "fairseq":
+                raise BenchmarkError(f"fairseq is installed and cannot be imported: {error}") from error
+            return None
+
+
+class _Given(nn.Module):
+    """In the place of a module's prediction of its filters: filters that are there already."""
+
+    def __init__(self, filters: Tensor) -> None:
+        super().__init__()
+        self.filters, self.out_features = filters, filters.shape[2] * filters.shape[3]
+
+    def forward(self, query: Tensor) -> Tensor:
+        return self.filters
+
+
+def fairseq_modules(a: Arguments) -> Iterator[Candidate]:
+    """fairseq's two ways in Python: a T×T band matrix, and unfolding (the one its dynamic models take)."""
+    if a.case.normalize not in ("softmax", "none") or import_fairseq() is None:
+        return
+    from fairseq.modules.dynamic_convolution import DynamicConv1dTBC
+    from fairseq.modules.lightweight_convolution import LightweightConv1dTBC
+
+    case = a.case
+    for path, unfold in (("band", False), ("unfold", True)):
+        x, weight = leaf(a.x), leaf(a.weight)
+        options = {
+            "kernel_size": case.kernel_size,
+            "padding_l": case.padding_l,
+            "num_heads": case.heads,
+            "weight_dropout": case.dropout,
+            "weight_softmax": case.normalize == "softmax",
+        }
+        module = (DynamicConv1dTBC if a.dynamic else LightweightConv1dTBC)(case.channels, **options)
+        if a.dynamic:
+            module.weight_linear = _Given(weight)
+        else:
+            del module.weight
+            module.weight = weight
+
+        def run(module=module, x=x, unfold=unfold) -> Tensor:
+            return module(F.glu(x, -1) if case.glu else x, unfold=unfold)
+
+        grad = a.grad.contiguous()
+        yield Candidate(f"fairseq {path}", run, (x, weight), grad, as_it_is)

@@ -1,0 +1,88 @@
+"""The shapes that are measured."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from benchmarks.report import BenchmarkError
+
+_TOKENS = 65_536  # times 1024 channels: 64M elements
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of an operator: T, B, C, H, K and its options.
+
+    batch_first: x lies in memory as (B, T, C) and is handed over through transpose(0, 1), as other layouts have it.
+    """
+
+    steps: int
+    batch: int
+    channels: int
+    heads: int
+    kernel_size: int
+    causal: bool = False
+    normalize: str = "softmax"
+    dropout: float = 0.0
+    glu: bool = False
+    batch_first: bool = False
+
+    @property
+    def padding_l(self) -> int:
+        return self.kernel_size - 1 if self.causal else (self.kernel_size - 1) // 2
+
+    @property
+    def name(self) -> str:
+        text = f"T{self.steps} B{self.batch} C{self.channels} H{self.heads} K{self.kernel_size}"
+        text += " causal" * self.causal + f" {self.normalize}" * (self.normalize != "softmax")
+        return text + " glu" * self.glu + f" dropout {self.dropout}" * (self.dropout > 0)
+
+
+def _short(per_head: int) -> Case:
+    """Dynamic short convolutions as language models use them: K = 4 on queries, keys and values."""
+    return Case(4096, 4, 2048, 2048 // per_head, 4, causal=True, normalize="none", batch_first=True)
+
+
+SETS: dict[str, tuple[Case, ...]] = {
+    # The five shapes of translation models, 4096 tokens each; the first two have the IWSLT models' heads.
+    "cpu": tuple(
+        Case(*numbers)
+        for numbers in (
+            (32, 128, 512, 4, 31),
+            (128, 32, 512, 4, 31),
+            (512, 8, 512, 16, 31),
+            (128, 32, 1024, 16, 31),
+            (128, 32, 1024, 16, 7),
+        )
+    ),
+    # 64M elements with the big models' 64 channels a head, for each kernel of the paper and one beyond.
+    "gpu": tuple(Case(256, _TOKENS // 256, 1024, 16, k) for k in (3, 7, 15, 31, 63)),
+    "short": tuple(map(_short, (1, 4, 16, 32))),
+    # The growth with T at a constant number of tokens.
+    "sweep": tuple(Case(64 * 4**i, _TOKENS // (64 * 4**i), 1024, 16, 31) for i in range(6)),
+    "quick": (Case(16, 2, 32, 4, 7), Case(8, 3, 32, 8, 4, causal=True, normalize="none", batch_first=True)),
+}
+
+
+def parse(text: str) -> tuple[Case, ...]:
+    """A set's name, or T,B,C,H,K with `c` after it for a causal one."""
+    if text in SETS:
+        return SETS[text]
+    match = re.fullmatch(r"(\d+),(\d+),(\d+),(\d+),(\d+)(c?)", text)
+    if match is None:
+        raise BenchmarkError(
+            f"--shapes: {text!r} is neither one of {', '.join(SETS)} nor T,B,C,H,K (T,B,C,H,Kc: causal)"
+        )
+    steps, batch, channels, heads, kernel_size = map(int, match.groups()[:5])
+    if min(steps, batch, channels, heads, kernel_size) < 1 or channels % heads:
+        raise BenchmarkError(f"--shapes: {text!r}: numbers must be at least 1, and H must divide C")
+    return (Case(steps, batch, channels, heads, kernel_size, causal=bool(match.group(6))),)
+
+
+VARIANTS = {
+    "plain": lambda case: case,
+    "glu": lambda case: replace(case, glu=True),
+    "dropout": lambda case: replace(case, dropout=0.1),
+    "causal": lambda case: replace(case, causal=True),
+}

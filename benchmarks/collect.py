@@ -1,0 +1,44 @@
+"""Puts the results of benchmarks/gpu.sh's parts into one file: `python -m benchmarks.collect WORK FILE [--print]`.
+
+WORK/parts has a line for each part that ran: its name, what became of it, its seconds, with tabs between them.
+WORK/json/NAME.json is what a benchmark wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from benchmarks import report
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.collect", description=__doc__.partition("\n")[0])
+    parser.add_argument("work", type=Path)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--print", action="store_true", help="print the tables")
+    options = parser.parse_args(arguments)
+    parts = []
+    for line in (options.work / "parts").read_text(encoding="utf-8").splitlines():
+        name, status, seconds = line.split("\t")
+        parts.append({"name": name, "status": status, "seconds": int(seconds)})
+    results = {
+        path.stem: json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted((options.work / "json").glob("*.json"))
+    }
+    report.write_json(options.file, {"benchmark": "gpu", "parts": parts, "results": results})
+    if options.print:
+        from benchmarks.operators import overview  # imports torch; without --print this is called after every part
+
+        for name, result in results.items():
+            if result["benchmark"] == "operators":
+                print(f"== {name}: {result['dtype']}, copy {result['rates']['bytes_per_s'] / 1e9:.0f} GB/s")
+                for measured in result["cases"][0]["floor"]:
+                    print(overview(result["cases"], measured) + "\n")
+        print(report.table(["part", "", "seconds"], [[p["name"], p["status"], p["seconds"]] for p in parts]))
+
+
+if __name__ == "__main__":
+    sys.exit(report.run(main))

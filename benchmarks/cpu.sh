@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# The benchmarks of a CPU, one after the other: operators, training step, generation. Nothing else may run meanwhile.
+#
+#   benchmarks/cpu.sh [--quick] [--out DIR]
+#
+# Writes DIR/cpu_*.json (DIR: benchmarks/results) and prints the tables. In an environment of scripts/setup.sh, with the
+# settings of scripts/train.sh (all cores; freed memory is kept). --quick: tiny sizes, to see that everything runs.
+
+# shellcheck source=scripts/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/lib.sh"
+
+out=$ROOT/benchmarks/results quick=()
+while (($#)); do
+    case $1 in
+        -h | --help) usage && exit ;;
+        --quick) quick=(--quick) && shift ;;
+        --out)
+            (($# > 1)) || die "--out needs a value"
+            out=$2 && shift 2
+            ;;
+        *) die "unknown argument $1 (--help lists them)" ;;
+    esac
+done
+out=$(absolute "$out")
+mkdir -p "$out"
+use_python
+compute_environment
+cd "$ROOT"
+
+measure() { # NAME PROGRAM OPTIONS…: one benchmark, its JSON in cpu_NAME.json
+    local name=$1 program=$2
+    shift 2
+    printf '\n== %s\n' "$name"
+    "$PY" -m "benchmarks.$program" --json "$out/cpu_$name.json" "${quick[@]}" "$@"
+}
+
+measure operators operators
+measure operators_bfloat16 operators --dtype bfloat16 --without "our reference"
+measure training_iwslt training
+measure training_multi30k training --preset multi30k_en_de
+measure generation generation

@@ -1,0 +1,251 @@
+"""Other people's GPU kernels, compiled or imported from folders that the caller names; none of their text is here.
+
+    --fairseq-source DIR    a checkout of fairseq: its CUDA layers fairseq/modules/{lightconv,dynamicconv}_layer
+    --dynamic-conv1d DIR    a checkout of dynamic-conv1d (Sieberling et al. 2026): headwise.py
+    --jet-nemotron DIR      a checkout of Jet-Nemotron: jetai/modeling/hf/dconv_fwdbwd.py
+
+`python -m benchmarks.gpu_peers` with these options compiles what is to be compiled, in as many processes, and leaves it
+in the caches: fairseq's layers take minutes, and Triton tries dozens of variants of each kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks import candidates as our_candidates
+from benchmarks.candidates import Arguments, Candidate, as_it_is, leaf
+from benchmarks.cases import SETS
+from benchmarks.report import BenchmarkError
+from benchmarks.report import run as run_main
+
+LAYERS = ("lightconv", "dynamicconv")
+_FAIRSEQ_KERNELS = (3, 5, 7, 15, 31, 63, 127, 255)
+# fairseq includes what uses SHFL_MASK and std::cout before what defines them (its issue 4277). Compiling for float16
+# alone, the one half type it knows, takes a third of the time.
+_MEND = """\
+#pragma once
+#include <iostream>
+#include <ATen/Dispatch.h>
+#define SHFL_MASK 0xffffffff
+#undef AT_DISPATCH_FLOATING_TYPES_AND_HALF
+#define AT_DISPATCH_FLOATING_TYPES_AND_HALF(TYPE, NAME, ...) \\
+  AT_DISPATCH_SWITCH(TYPE, NAME, AT_DISPATCH_CASE(at::kHalf, __VA_ARGS__))
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--fairseq-source", type=Path, metavar="DIR", help="compile fairseq's CUDA layers from there")
+    parser.add_argument("--dynamic-conv1d", type=Path, metavar="DIR", help="Sieberling et al.'s Triton kernels")
+    parser.add_argument("--jet-nemotron", type=Path, metavar="DIR", help="Jet-Nemotron's Triton kernels")
+
+
+def check(options: argparse.Namespace) -> None:
+    """Each folder that was named holds what is expected of it, and there is a GPU to use it on."""
+    expected = {
+        "fairseq_source": [f"fairseq/modules/{layer}_layer/cuda_function_gen.py" for layer in LAYERS],
+        "dynamic_conv1d": ["headwise.py"],
+        "jet_nemotron": ["jetai/modeling/hf/dconv_fwdbwd.py"],
+    }
+    for name, files in expected.items():
+        folder = getattr(options, name)
+        if folder is None:
+            continue
+        option = "--" + name.replace("_", "-")
+        for file in files:
+            if not (folder / file).is_file():
+                raise BenchmarkError(f"{option}: {folder} has no {file}")
+        if getattr(options, "device", "cuda") != "cuda":
+            raise BenchmarkError(f"{option} needs --device cuda")
+
+
+def candidates(a: Arguments, options: argparse.Namespace) -> Iterator[Candidate]:
+    """Those of the named peers that can compute this case."""
+    if options.fairseq_source is not None:
+        yield from _fairseq_layers(a, options.fairseq_source)
+    if options.dynamic_conv1d is not None:
+        yield from _dynamic_conv1d(a, options.dynamic_conv1d)
+    if options.jet_nemotron is not None:
+        yield from _jet_nemotron(a, options.jet_nemotron)
+
+
+# ------------------------------------------------------------------------------------------------ fairseq
+
+
+def build_fairseq_layer(layer: str, source: Path) -> ModuleType:
+    """Compiles a layer in torch's folder for extensions and loads it; a second call finds it there.
+
+    The work is done on copies, beside which fairseq's generator writes the files it includes.
+    """
+    from torch.utils import cpp_extension
+
+    modules = source / "fairseq" / "modules"
+    folder = modules / f"{layer}_layer"
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".cpp", ".cu", ".cuh", ".py"))
+    digest = hashlib.sha256(f"{torch.__version__} {torch.version.cuda} {_MEND}".encode())
+    for path in (*files, modules / "cuda_utils.cu"):
+        digest.update(path.read_bytes())
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
+    build = root / f"lightconv_benchmarks_{layer}_{digest.hexdigest()[:12]}"
+    if not build.exists():
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root) as partial:
+            copy = Path(partial) / "copy"
+            (copy / "layer").mkdir(parents=True)
+            for path in files:
+                shutil.copy(path, copy / "layer")
+            shutil.copy(modules / "cuda_utils.cu", copy)
+            (copy / "mend.h").write_text(_MEND, encoding="utf-8")
+            subprocess.run([sys.executable, "cuda_function_gen.py"], cwd=copy / "layer", check=True)
+            os.replace(copy, build)
+    # Not the CPU file beside them: it does not compile, and is not needed.
+    return cpp_extension.load(
+        f"{layer}_cuda",
+        [str(build / "layer" / name) for name in (f"{layer}_cuda.cpp", f"{layer}_cuda_kernel.cu")],
+        extra_cuda_cflags=["-O3", "-w", "-include", str(build / "mend.h")],
+        build_directory=str(build),
+    )
+
+
+_fairseq_layer = cache(build_fairseq_layer)
+
+
+class _FairseqFunction(torch.autograd.Function):
+    """A layer's two functions under autograd; x (B,C,T), filters (H,K) or (B,H,K,T), already normalised."""
+
+    @staticmethod
+    def forward(ctx, x, filters, padding_l, layer):
+        ctx.save_for_backward(x, filters)
+        ctx.padding_l, ctx.layer = padding_l, layer
+        return layer.forward(x, filters, padding_l)[0]
+
+    @staticmethod
+    def backward(ctx, grad):
+        dx, dfilters = ctx.layer.backward(grad.contiguous(), ctx.padding_l, *ctx.saved_tensors)
+        return dx, dfilters, None, None
+
+
+def _fairseq_layers(a: Arguments, source: Path) -> Iterator[Candidate]:
+    """The layers as fairseq calls them: (T,B,C) in and out, transposed inside."""
+    case = a.case
+    if (
+        a.x.dtype != torch.float16
+        or case.kernel_size not in _FAIRSEQ_KERNELS
+        or case.padding_l not in (case.kernel_size // 2, case.kernel_size - 1)
+        or case.normalize not in ("softmax", "none")
+    ):
+        return
+    layer = _fairseq_layer(a.operator, source.resolve())
+    x, weight = leaf(a.x), leaf(a.weight)
+
+    def run() -> Tensor:
+        filters = a.normalized(weight)
+        if a.dynamic:
+            filters = filters.permute(1, 2, 3, 0).contiguous()
+        inputs = (F.glu(x, -1) if case.glu else x).permute(1, 2, 0).contiguous()
+        return _FairseqFunction.apply(inputs, filters, case.padding_l, layer).permute(2, 0, 1)
+
+    yield Candidate("fairseq CUDA", run, (x, weight), a.grad.contiguous(), as_it_is)
+
+
+# ------------------------------------------------------------------------------------------------ Triton kernels
+
+
+@cache
+def _import_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"lightconv_benchmarks_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # Triton looks up a kernel's module by name
+    spec.loader.exec_module(module)
+    return module
+
+
+def _takes_short_convolution(a: Arguments) -> bool:
+    case = a.case
+    return a.dynamic and case.causal and case.normalize == "none" and not case.glu and not case.dropout
+
+
+def _batch_first(tensor: Tensor) -> Tensor:
+    return leaf(tensor.transpose(0, 1))
+
+
+def _swap(out: Tensor) -> Tensor:
+    return out.transpose(0, 1)
+
+
+def _dynamic_conv1d(a: Arguments, folder: Path) -> Iterator[Candidate]:
+    """x (B,T,C), weight (B,T,H,K) whose tap w meets x[t − w]: the reverse of ours."""
+    per_head = a.case.channels // a.case.heads
+    # Its blocks are 32 to 128 channels wide and hold whole heads; its ranges are powers of two.
+    if not _takes_short_convolution(a) or per_head > 32 or per_head & (per_head - 1):
+        return
+    convolve = _import_file((folder / "headwise.py").resolve()).headwise_dynamic_convolution
+    x, weight = _batch_first(a.x), _batch_first(a.weight.flip(-1))
+    yield Candidate("dynamic-conv1d", lambda: convolve(x, weight), (x, weight), _batch_first(a.grad).detach(), _swap)
+
+
+def _jet_nemotron(a: Arguments, folder: Path) -> Iterator[Candidate]:
+    """x (B,T,C), a filter for each channel (B,T,C,K), K ≤ 4 a power of two; heads' filters are repeated beforehand."""
+    case = a.case
+    if not _takes_short_convolution(a) or case.kernel_size not in (1, 2, 4):
+        return
+    if "einops" not in sys.modules and importlib.util.find_spec("einops") is None:
+        # The file imports `rearrange` and does not use it.
+        sys.modules["einops"] = types.ModuleType("einops")
+        sys.modules["einops"].rearrange = None
+    convolve = _import_file((folder / "jetai/modeling/hf/dconv_fwdbwd.py").resolve()).dynamic_conv_triton_autograd
+    x = _batch_first(a.x)
+    weight = _batch_first(a.weight.repeat_interleave(case.channels // case.heads, 2))
+    yield Candidate("Jet-Nemotron", lambda: convolve(x, weight), (x, weight), _batch_first(a.grad).detach(), _swap)
+
+
+def _prepare(task: tuple[str, int, argparse.Namespace]) -> str:
+    """Compiles one thing, in a process of its own; says what."""
+    kind, number, options = task
+    if kind == "fairseq":
+        build_fairseq_layer(LAYERS[number], options.fairseq_source)
+        return f"fairseq's {LAYERS[number]} layer is compiled"
+    case = SETS["short"][number]
+    a = our_candidates.arguments("dynamicconv", case, torch.device("cuda"), torch.bfloat16)
+    kernels = _dynamic_conv1d if kind == "dynamic-conv1d" else _jet_nemotron
+    folder = options.dynamic_conv1d if kind == "dynamic-conv1d" else options.jet_nemotron
+    for peer in kernels(a, folder):
+        peer.both()
+    torch.cuda.synchronize()
+    return f"{kind} is compiled for {case.name}"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_peers", description=__doc__.partition("\n")[0])
+    add_arguments(parser)
+    options = parser.parse_args(arguments)
+    check(options)
+    tasks = [("fairseq", number, options) for number in range(len(LAYERS))] if options.fairseq_source else []
+    for kind, folder in (("dynamic-conv1d", options.dynamic_conv1d), ("Jet-Nemotron", options.jet_nemotron)):
+        tasks += [(kind, number, options) for number in range(len(SETS["short"]))] if folder else []
+    if not tasks:
+        raise BenchmarkError("nothing to compile: name a folder (--help)")
+    with ProcessPoolExecutor(len(tasks), mp_context=get_context("spawn")) as pool:
+        for done in pool.map(_prepare, tasks):
+            print(done, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

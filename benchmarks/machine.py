@@ -1,0 +1,136 @@
+"""What a measurement ran on, in words; and the choice of device and threads."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+from benchmarks.report import BenchmarkError
+from lightconv_plugin.ops import native
+
+ROOT = Path(__file__).resolve().parent.parent
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+# What changes speed without being a version: threads, and whether freed memory is kept.
+_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TRIM_THRESHOLD_",
+    "LIGHTCONV_BACKEND",
+    "LD_PRELOAD",
+)
+_PACKAGES = ("lightconv-plugin", "fairseq", "fairseq-fixed", "ctranslate2", "triton", "numpy")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that all benchmarks have."""
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--threads", type=positive, metavar="N", help="threads of torch (default: as torch chooses)")
+    parser.add_argument("--repeats", type=positive, metavar="N", help="rounds that are timed, after the warm-up")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes and few rounds: seconds, and no evidence")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured to FILE")
+
+
+def prepare(options: argparse.Namespace) -> torch.device:
+    """Checks the options of `add_arguments`, sets the threads and returns the device."""
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise BenchmarkError("--device cuda: torch finds no CUDA device here")
+    if options.json is not None and not options.json.resolve().parent.is_dir():
+        raise BenchmarkError(f"--json: {options.json.resolve().parent} is not a folder")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    return torch.device(options.device)
+
+
+def positive(text: str) -> int:
+    """An argparse type: an integer of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def describe(device: torch.device) -> dict:
+    """The machine, the versions and the moment, as they stand in the JSON of every result.
+
+    Loads our kernels (and compiles them, if that is still to be done), so that no time of anything holds it.
+    """
+    try:
+        backend = native.backend(device.type)
+    except (RuntimeError, ValueError) as error:
+        raise BenchmarkError(str(error)) from error
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    description = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "backend": backend,
+        "simd": torch.backends.cpu.get_cpu_capability(),
+        "load": round(load(), 2),
+        "versions": versions,
+        "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        description |= {
+            "gpu": properties.name,
+            "gpu_memory_bytes": properties.total_memory,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "cuda": torch.version.cuda,
+        }
+    return description
+
+
+def headline(description: dict) -> str:
+    """One line for the top of a table."""
+    hardware = description.get("gpu") or f"{description['cpu']}, {description['simd']}"
+    line = f"{hardware}; {description['threads']} threads on {description['cores']} cores"
+    line += f"; torch {description['versions']['torch']}; {description['date']}"
+    line += f"; our backend: {description['backend']}"
+    # The load is what others did in the last minute: this process has hardly begun.
+    if description["load"] > 0.5:
+        line += f"\nwarning: the machine is busy (load {description['load']}); these times mean little"
+    return line
+
+
+def load() -> float:
+    """The load of the last minute: how many processes wanted a core."""
+    return os.getloadavg()[0]
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """The checkout's commit, with "+" where files differ from it; None where there is no repository."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")).resolve() != ROOT:
+            return None
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,262 @@
+"""The operators' forward and backward passes, beside floors and peers.
+
+    python -m benchmarks.operators                                     # float32 on this machine's cores, five shapes
+    python -m benchmarks.operators --device cuda --dtype bfloat16      # 64M elements, K = 3 to 63
+    python -m benchmarks.operators --device cuda --dtype bfloat16 --shapes short sweep --operators dynamicconv
+
+Passes: `forward` without gradients; `backward` of x and the filters alone; `both`, forward and backward as training has
+them. Floor: the least time for the bytes and the operations of a pass (floors.py), at the rates of this machine in
+the same run. How time and memory are taken: timing.py. What the peers are: candidates.py, gpu_peers.py.
+Before anything is timed, each peer's output is held against ours (dropout aside).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+
+import torch
+
+from benchmarks import candidates, floors, gpu_peers, machine, report, timing
+from benchmarks.candidates import OURS, Arguments, Candidate
+from benchmarks.cases import SETS, VARIANTS, Case, parse
+from benchmarks.report import BenchmarkError
+from lightconv_plugin.ops import native
+
+OPERATORS = ("lightconv", "dynamicconv")
+PASSES = ("forward", "backward", "both")
+_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
+_OUT_OF_MEMORY = "out of memory"
+
+
+def parser() -> argparse.ArgumentParser:
+    formatter = argparse.RawDescriptionHelpFormatter
+    result = argparse.ArgumentParser(
+        prog="python -m benchmarks.operators", description=__doc__, formatter_class=formatter
+    )
+    machine.add_arguments(result)
+    gpu_peers.add_arguments(result)
+    result.add_argument("--operators", nargs="+", choices=OPERATORS, default=list(OPERATORS))
+    result.add_argument("--dtype", choices=machine.DTYPES, default="float32")
+    result.add_argument(
+        "--shapes",
+        nargs="+",
+        metavar="SHAPE",
+        help=f"sets ({', '.join(SETS)}) or T,B,C,H,K (…Kc: causal); default: the device's",
+    )
+    result.add_argument(
+        "--variants",
+        nargs="+",
+        choices=VARIANTS,
+        default=["plain"],
+        help="each shape as it is, with GLU, with dropout …",
+    )
+    result.add_argument("--passes", nargs="+", choices=PASSES, help="default: forward both; on a GPU all three")
+    result.add_argument("--without", nargs="+", default=[], metavar="NAME", help="candidates to leave out, by name")
+    result.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
+    return result
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measures, prints tables and writes the JSON; BenchmarkError for wrong options."""
+    options = parser().parse_args(arguments)
+    device = machine.prepare(options)
+    gpu_peers.check(options)
+    cases = _cases(options, device)
+    dtype = machine.DTYPES[options.dtype]
+    if dtype == torch.float64 and device.type == "cuda":
+        raise BenchmarkError("--dtype float64 is for the CPU; on a GPU float32, bfloat16 and float16 are measured")
+    passes = [p for p in PASSES if p in (options.passes or (PASSES if device.type == "cuda" else ("forward", "both")))]
+    repeats = options.repeats or (3 if options.quick else 50 if device.type == "cuda" else 20)
+
+    description = machine.describe(device)
+    timer = timing.clock(device)
+    rates = floors.measure(device, dtype, quick=options.quick, timer=timer)
+    print(report_head(description, options, rates))
+    results = []
+    for operator in options.operators:
+        for case in cases:
+            result = _measure(operator, case, dtype, device, options, passes, repeats, timer, rates)
+            print(_case_table(result, passes), flush=True)
+            results.append(result)
+    print(overview(results, passes[-1]))
+    if options.json:
+        content = {
+            "benchmark": "operators",
+            "machine": description,
+            "dtype": options.dtype,
+            "rates": rates.as_dict(),
+            "repeats": repeats,
+            "quick": options.quick,
+            "load_at_end": round(machine.load(), 2),
+            "cases": results,
+        }
+        report.write_json(options.json, content)
+
+
+def report_head(description: dict, options: argparse.Namespace, rates: floors.Rates) -> str:
+    timed = "device time, caches flushed before each call" if options.device == "cuda" else "wall time"
+    return (
+        f"{machine.headline(description)}\n{options.dtype}; copy {rates.bytes_per_s / 1e9:.1f} GB/s (read + written), "
+        f"matrix product {rates.flops_per_s / 1e9:.0f} GFLOP/s; {timed}, medians of interleaved rounds"
+    )
+
+
+def _cases(options: argparse.Namespace, device: torch.device) -> list[Case]:
+    names = options.shapes or ["quick" if options.quick else "gpu" if device.type == "cuda" else "cpu"]
+    shapes = [case for name in names for case in parse(name)]
+    return list(dict.fromkeys(VARIANTS[variant](case) for variant in options.variants for case in shapes))
+
+
+# ------------------------------------------------------------------------------------------------ measuring
+
+
+def _measure(
+    operator: str,
+    case: Case,
+    dtype: torch.dtype,
+    device: torch.device,
+    options: argparse.Namespace,
+    passes: list[str],
+    repeats: int,
+    timer,
+    rates: floors.Rates,
+) -> dict:
+    """One case: every candidate, every pass; what becomes of it in the JSON."""
+    arguments = candidates.arguments(operator, case, device, dtype)
+    everyone = [c for c in _candidates(arguments, options) if c.name not in options.without]
+    timings: dict[str, dict] = {c.name: {} for c in everyone}
+    everyone = _checked(everyone, arguments, timings)
+    if not options.no_memory:
+        for candidate in list(everyone):
+            peak = _try(lambda candidate=candidate: timing.peak_bytes(candidate.both, device), candidate, timings)
+            timings[candidate.name]["peak_bytes"] = peak
+    everyone = [c for c in everyone if "error" not in timings[c.name]]
+    for name in passes:
+        calls = {c.name: _call(c, name, timings) for c in everyone}
+        calls = {candidate: call for candidate, call in calls.items() if call is not None}
+        for candidate, seconds in timing.interleaved(calls, repeats, timer).items():
+            timings[candidate][name] = timing.summary(seconds)
+        del calls
+    work = floors.work(operator, case, dtype.itemsize)
+    result = {
+        "operator": operator,
+        "name": case.name,
+        "case": asdict(case),
+        "backend": native.backend(device.type),
+        "floor": {
+            p: asdict(work[p]) | {"seconds": work[p].seconds(rates), "bound": work[p].bound(rates)} for p in passes
+        },
+        "candidates": timings,
+    }
+    del everyone, arguments
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return result
+
+
+def _candidates(arguments: Arguments, options: argparse.Namespace) -> list[Candidate]:
+    return [
+        candidates.ours(arguments),
+        candidates.our_reference(arguments),
+        *candidates.fairseq_modules(arguments),
+        *gpu_peers.candidates(arguments, options),
+        *candidates.depthwise(arguments),
+        *candidates.attention(arguments),
+    ]
+
+
+def _checked(everyone: list[Candidate], arguments: Arguments, timings: dict[str, dict]) -> list[Candidate]:
+    """Those that fit into memory; raises where one computes other numbers than we do."""
+    fitting, expected = [], None
+    for candidate in everyone:
+        with torch.no_grad():
+            out = _try(candidate.run, candidate, timings)
+        if out is None:
+            continue
+        fitting.append(candidate)
+        if candidate.to_tbc is None or arguments.case.dropout:
+            continue
+        out = candidate.to_tbc(out).float()
+        if expected is None:
+            expected = out
+        error = ((out - expected).norm() / expected.norm().clamp_min(1e-30)).item()
+        if not error <= _TOLERANCE[arguments.x.dtype]:
+            raise BenchmarkError(
+                f"{candidate.name} computes other numbers than {fitting[0].name} for {arguments.operator} "
+                f"{arguments.case.name}: relative error {error:.1e}"
+            )
+    return fitting
+
+
+def _call(candidate: Candidate, name: str, timings: dict[str, dict]) -> Callable[[], None] | None:
+    return _try(candidate.backward, candidate, timings) if name == "backward" else getattr(candidate, name)
+
+
+def _try(call: Callable, candidate: Candidate, timings: dict[str, dict]):
+    """The call's result; None, and a note of it, where it needs more memory than there is."""
+    try:
+        return call()
+    except torch.OutOfMemoryError:
+        timings[candidate.name]["error"] = _OUT_OF_MEMORY
+        gc.collect()
+        torch.cuda.empty_cache()
+        return None
+
+
+# ------------------------------------------------------------------------------------------------ tables
+
+
+def _median(result: dict, candidate: str, name: str) -> float | None:
+    return result["candidates"].get(candidate, {}).get(name, {}).get("median_s")
+
+
+def _ratio(numerator: float | None, denominator: float | None) -> str:
+    return report.digits(numerator / denominator) if numerator and denominator else "–"
+
+
+def _case_table(result: dict, passes: list[str]) -> str:
+    """A row for each candidate: its times, how many times the floor, how many times ours."""
+    headers = ["candidate"]
+    for name in passes:
+        headers += [f"{name}, ms", "÷ floor", "÷ ours"]
+    rows = []
+    for candidate, measured in result["candidates"].items():
+        label = f"{candidate} ({result['backend']})" if candidate == OURS else candidate
+        row = [label if "error" not in measured else f"{label}: {measured['error']}"]
+        for name in passes:
+            median = _median(result, candidate, name)
+            row += [
+                report.milliseconds(median),
+                _ratio(median, result["floor"][name]["seconds"]),
+                _ratio(median, _median(result, OURS, name)),
+            ]
+        peak = measured.get("peak_bytes")
+        rows.append([*row, report.digits(peak, 2**20)])
+    floors_text = ", ".join(
+        f"{name} {report.milliseconds(result['floor'][name]['seconds'])} ms ({result['floor'][name]['bound']})"
+        for name in passes
+    )
+    title = f"\n{result['operator']} {result['name']}; floor: {floors_text}\n"
+    return title + report.table([*headers, "peak, MiB"], rows)
+
+
+def overview(results: list[dict], name: str) -> str:
+    """A row for each case: ours, its floor, and how many times ours each peer takes."""
+    peers = list(dict.fromkeys(c for result in results for c in result["candidates"] if c != OURS))
+    rows = []
+    for result in results:
+        ours, floor = _median(result, OURS, name), result["floor"][name]["seconds"]
+        times = [_ratio(_median(result, peer, name), ours) for peer in peers]
+        label = f"{result['operator']} {result['name']}"
+        rows.append([label, report.milliseconds(ours), report.milliseconds(floor), _ratio(ours, floor), *times])
+    title = f"\n{name}: ours, and how many times as long the others take\n"
+    return title + report.table(["case", "ours, ms", "floor, ms", "÷ floor", *peers], rows)
+
+
+if __name__ == "__main__":
+    sys.exit(report.run(main))

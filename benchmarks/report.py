@@ -1,0 +1,83 @@
+"""Tables for people and JSON for programs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+
+class BenchmarkError(Exception):
+    """An argument or an environment with which a benchmark cannot run; the message is for the person who called it."""
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """An aligned Markdown table; all columns but the first are numbers and stand right."""
+    cells = [[str(cell) for cell in row] for row in (headers, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
+
+    def line(row: Sequence[str]) -> str:
+        first, *rest = zip(row, widths, strict=True)
+        return "| " + " | ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]) + " |"
+
+    rule = (
+        "|"
+        + "|".join("-" * (width + 2) if not column else "-" * (width + 1) + ":" for column, width in enumerate(widths))
+        + "|"
+    )
+    return "\n".join([line(cells[0]), rule, *map(line, cells[1:])])
+
+
+def digits(value: float | None, unit: float = 1.0) -> str:
+    """Three significant digits of value/unit; a dash for what was not measured."""
+    if value is None or math.isnan(value):
+        return "–"
+    value /= unit
+    if value == 0:
+        return "0"
+    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{min(decimals, 4)}f}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    return digits(seconds, 1e-3)
+
+
+def write_json(path: Path, content: dict) -> None:
+    """Writes the file whole or not at all."""
+    partial = path.with_name(path.name + f".part{os.getpid()}")
+    try:
+        partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def run(main: Callable[[], None]) -> int:
+    """Calls a benchmark's main; its errors become one line on stderr. Returns the exit status."""
+    try:
+        with quiet():
+            main()
+    except BenchmarkError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No log messages below a warning: fairseq sets the root logger to DEBUG when it is imported."""
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,76 @@
+"""fairseq's Trainer around a model, as `fairseq-train` would have it; and the batches it is fed."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+from fairseq import options as fairseq_options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.tasks.translation import TranslationTask
+from fairseq.trainer import Trainer
+from torch import nn
+
+from benchmarks import systems
+from benchmarks.report import BenchmarkError
+
+# fairseq's own use of an older torch.
+warnings.filterwarnings("ignore", category=FutureWarning, module=r"fairseq\.")
+
+WARM_UP = 2
+# The recipe of the paper's small models; the architecture named here is not built, the Trainer is given its model.
+_RECIPE = (
+    "--arch transformer --task translation --optimizer adam --adam-betas (0.9,0.98) --weight-decay 0.0001"
+    " --lr 1e-4 --lr-scheduler inverse_sqrt --warmup-updates 4000 --criterion label_smoothed_cross_entropy"
+    " --label-smoothing 0.1 --max-tokens 4096 --clip-norm 0 --seed 1"
+).split()
+
+
+def task_and_batches(
+    options: argparse.Namespace, preset: systems.Preset, count: int
+) -> tuple[TranslationTask, list[dict]]:
+    """A translation task and its first batches, in training's random order: of --data, or random tokens."""
+    if options.data is None:
+        words = systems.dictionary(preset.vocabulary)
+        return systems.task(words), systems.random_batches(preset, words, count)
+    try:
+        task = TranslationTask.setup_task(_configuration("cpu", options.dtype, str(options.data)).task)
+        task.load_dataset("train")
+    except Exception as error:  # fairseq raises bare Exceptions
+        raise BenchmarkError(f"--data: {options.data}: {error}") from error
+    iterator = task.get_batch_iterator(
+        task.dataset("train"),
+        max_tokens=options.max_tokens,
+        max_positions=(1024, 1024),
+        ignore_invalid_inputs=True,
+        required_batch_size_multiple=8,
+        seed=1,
+    )
+    batches = list(itertools.islice(iterator.next_epoch_itr(shuffle=True), count))
+    return task, batches
+
+
+def steps(
+    model: nn.Module, task: TranslationTask, device: torch.device, dtype: str, batches: Iterator[dict]
+) -> Callable[[], None]:
+    """A function that makes one update of the model, with the next batch."""
+    config = _configuration(device.type, dtype, "data")
+    trainer = Trainer(config, task, model, task.build_criterion(config.criterion))
+
+    def step() -> None:
+        if trainer.train_step([next(batches)]) is None:
+            raise BenchmarkError("a training step failed: out of memory, or gradients overflowed")
+
+    return step
+
+
+def _configuration(device: str, dtype: str, data: str):
+    """The whole configuration of fairseq-train with the recipe's options."""
+    arguments = [data, *_RECIPE, *["--cpu"] * (device == "cpu"), *["--bf16"] * (dtype == "bfloat16")]
+    parsed = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # what hydra says of fairseq's use of it
+        return convert_namespace_to_omegaconf(parsed)

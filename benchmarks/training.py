@@ -1,0 +1,116 @@
+"""One training step: forward, loss, backward and Adam's update by fairseq's own Trainer, ours beside fairseq's models.
+
+    python -m benchmarks.training                                        # IWSLT sizes, 40 × 25 random tokens, float32
+    python -m benchmarks.training --preset multi30k_en_de --data DIR     # batches of a data-bin folder
+    python -m benchmarks.training --preset wmt_en_de_big --device cuda --dtype bfloat16
+
+Tokens are those of the target. All systems take the same batches, one step of each in turn; medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import sys
+from pathlib import Path
+
+from benchmarks import machine, report, timing
+from benchmarks.report import BenchmarkError
+
+_BATCHES = 4
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        prog="python -m benchmarks.training",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    machine.add_arguments(result)
+    result.add_argument("--preset", choices=("iwslt_de_en", "multi30k_en_de", "wmt_en_de_big"), default="iwslt_de_en")
+    result.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    result.add_argument("--data", type=Path, metavar="DIR", help="a data-bin folder, instead of random tokens")
+    result.add_argument("--max-tokens", type=machine.positive, default=4096, help="tokens a batch with --data")
+    result.add_argument("--sentences", type=machine.positive, help="sentences a batch of random tokens")
+    result.add_argument("--length", type=machine.positive, help="tokens a sentence of random tokens")
+    result.add_argument("--systems", nargs="+", metavar="NAME", help="only these, as they are called in the table")
+    return result
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measures, prints a table and writes the JSON; BenchmarkError for wrong options."""
+    options = parser().parse_args(arguments)
+    device = machine.prepare(options)
+    if options.data and (options.sentences or options.length):
+        raise BenchmarkError("--sentences and --length are for random tokens, not for --data")
+    if options.data and not list(options.data.glob("dict.*.txt")):
+        raise BenchmarkError(f"--data: {options.data} is not a data-bin folder: it has no dict.*.txt")
+    # Here, not above: it takes seconds, and wrong options need not wait for it.
+    from benchmarks import systems, trainers
+
+    chosen = systems.choose(options.systems)
+    if options.systems and set(options.systems) != set(chosen):
+        raise BenchmarkError(f"--systems: allowed are {', '.join(map(repr, systems.SYSTEMS))}, got {options.systems}")
+    preset = systems.sized(systems.PRESETS[options.preset], options.quick, options.sentences, options.length)
+    repeats = options.repeats or (2 if options.quick else 10)
+    description = machine.describe(device)
+
+    task, batches = trainers.task_and_batches(options, preset, _BATCHES)
+    steps, results = {}, {}
+    for system in chosen:
+        model = systems.build(system, preset, task, tiny=options.quick)
+        results[system] = {"parameters": systems.parameters(model)}
+        steps[system] = trainers.steps(model, task, device, options.dtype, itertools.cycle(batches))
+    order = list(itertools.islice(itertools.cycle(range(len(batches))), repeats + trainers.WARM_UP))
+    timer = timing.WallClock(device)
+    for system, seconds in timing.interleaved(steps, repeats, timer, trainers.WARM_UP, even=True).items():
+        tokens = [batches[number]["ntokens"] for number in order[trainers.WARM_UP :]]
+        rates = [count / second for count, second in zip(tokens, seconds, strict=True)]
+        results[system] |= timing.summary(seconds) | {"tokens_per_s": statistics.median(rates)}
+    for system in chosen:
+        results[system]["peak_bytes"] = timing.peak_bytes(steps[system], device)
+
+    tokens = [batch["ntokens"] for batch in batches]
+    data = str(options.data) if options.data else f"random, {preset.sentences} × {preset.length} tokens"
+    print(f"{machine.headline(description)}\n{options.preset}, {options.dtype}; {data}; one step of fairseq's Trainer")
+    print(_table(results, systems))
+    if options.json:
+        content = {
+            "benchmark": "training",
+            "machine": description,
+            "preset": options.preset,
+            "dtype": options.dtype,
+            "data": data,
+            "vocabulary": len(task.target_dictionary),
+            "tokens_per_batch": tokens,
+            "repeats": repeats,
+            "quick": options.quick,
+            "load_at_end": round(machine.load(), 2),
+            "systems": results,
+        }
+        report.write_json(options.json, content)
+
+
+def _table(results: dict, systems) -> str:
+    rows = []
+    for system, measured in results.items():
+        speed = measured["tokens_per_s"]
+        against = [results.get(peer, {}).get("tokens_per_s") for peer in (systems.FAIRSEQ_DYNAMIC, systems.TRANSFORMER)]
+        ratios = [report.digits(speed / other) if other else "–" for other in against]
+        rows.append(
+            [
+                system,
+                f"{measured['parameters']:,}",
+                report.milliseconds(measured["median_s"]),
+                f"{speed:,.0f}",
+                *ratios,
+                report.digits(measured["peak_bytes"], 2**20),
+            ]
+        )
+    headers = ["system", "parameters", "step, ms", "tokens/s", "× fairseq DynamicConv", "× Transformer", "peak, MiB"]
+    return report.table(headers, rows)
+
+
+if __name__ == "__main__":
+    sys.exit(report.run(main))

@@ -1,0 +1,180 @@
+// The forward pass and the step, for any K, in tiles (tile.cuh): one launch.
+//
+// dynamicconv's filters lie skewed in shared memory: for S neighbouring outputs (a micro-tile) and a head, band[m][i]
+// is the weight with which output i takes row m, tap m - i. The S weights of a row are then two 16-byte reads that
+// all threads of the same micro-tile and head share.
+#pragma once
+
+#include "short.cuh"
+#include "tile.cuh"
+
+namespace lightconv {
+
+template <int S>
+struct SkewedWeights {
+  const float* band;
+  __device__ __forceinline__ float at(int m, int i) const { return band[m * S + i]; }
+  __device__ __forceinline__ void all(int m, float (&w)[S]) const { load_floats<S>(band + m * S, w); }
+};
+
+// The last rows of u become the next state.
+template <class T, int V>
+__device__ inline void write_next_state(const ConvParams& p, const Place& place) {
+  if (p.next_state.data == nullptr || place.row != 0) return;
+  const int64_t seen = p.steps + p.state_rows;
+  const int count = static_cast<int>(seen < p.kernel_size - 1 ? seen : p.kernel_size - 1);
+  for (int at = threadIdx.x; at < count * place.vectors; at += blockDim.x) {
+    const int row = at / place.vectors, c = (place.vector + at - row * place.vectors) * V;
+    T* to = static_cast<T*>(p.next_state.data) + row * p.next_state.stride_t + place.b * p.next_state.stride_b;
+    store_pack(to + c, load_input<T, V>(p, p.steps - count + row, place.b, c));
+  }
+}
+
+template <class T, bool kDynamic, int V, int S, int K>
+__global__ void __launch_bounds__(128, 3) forward_kernel(const ConvParams p, const Tile tile) {
+  LIGHTCONV_DYNAMIC_SHARED(float, filters);
+  const int pitch = tile.vectors * V;
+  T* rows = reinterpret_cast<T*>(filters + round_up((kDynamic ? tile.rows : 1) * tile.heads * tile.pitch, 4));
+  int2* spans = after<int2>(rows, (tile.rows + tile.taps - 1) * pitch);
+  const bool packed = p.cu_seqlens != nullptr;
+
+  const Place place = block_place<V>(p, tile, 0);
+  const Span span = packed ? Span{0, p.steps} : sequence_span(p, place.b, 0);
+  const int v = threadIdx.x % tile.vectors, micro = threadIdx.x / tile.vectors;
+  const bool busy = v < place.vectors && micro * S < tile.rows && place.row + micro * S < p.steps;
+  const int c = (place.vector + v) * V;
+  const int head = busy ? c / (p.channels / p.heads) - place.head : 0;
+
+  float acc[S][V];
+#pragma unroll
+  for (int i = 0; i < S; ++i) {
+#pragma unroll
+    for (int e = 0; e < V; ++e) acc[i][e] = 0.0f;
+  }
+  if (p.bias != nullptr && busy) {
+    float bias[V];
+    widen(load_pack<T, V>(static_cast<const T*>(p.bias) + c), bias);
+#pragma unroll
+    for (int i = 0; i < S; ++i) {
+#pragma unroll
+      for (int e = 0; e < V; ++e) acc[i][e] = bias[e];
+    }
+  }
+
+  for (int begin = 0; begin < p.kernel_size; begin += tile.taps) {
+    const int taps = min(tile.taps, p.kernel_size - begin);
+    const int64_t origin = place.row - p.padding_l + begin;
+    if (begin > 0) __syncthreads();
+    stage_rows<T, V>(rows, pitch, tile.rows + taps - 1, origin, span.begin, span.end, place.vector, place.vectors,
+                     [&](int64_t s, int channel) { return load_input<T, V>(p, s, place.b, channel); });
+    stage_filters<T>(p, place, place.row, kDynamic ? tile.rows : 1, begin, begin + taps,
+                     [&](int row, int h, int k, float value) {
+                       if constexpr (kDynamic) {
+                         const int i = row % S, filter = row / S * tile.heads + h;
+                         filters[(filter * tile.pitch + k - begin + i) * S + i] = value;
+                       } else {
+                         filters[h * tile.pitch + k - begin] = value;
+                       }
+                     });
+    if (packed) stage_spans(spans, p, place.b, place.row, tile.rows, origin, tile.rows + taps - 1);
+    __syncthreads();
+    if (!busy) continue;
+    const T* own = rows + micro * S * pitch + v * V;
+    const int2* limits = packed ? spans + micro * S : nullptr;
+    if constexpr (kDynamic) {
+      const SkewedWeights<S> weights{filters + (micro * tile.heads + head) * tile.pitch * S};
+      correlate<T, V, S, K>(acc, own, pitch, taps, weights, limits, micro * S);
+    } else {
+      const SharedWeights<S> weights{filters + head * tile.pitch};
+      correlate<T, V, S, K>(acc, own, pitch, taps, weights, limits, micro * S);
+    }
+  }
+
+  if (busy) {
+    T* out = static_cast<T*>(p.out.data) + place.b * p.out.stride_b + c;
+#pragma unroll
+    for (int i = 0; i < S; ++i) {
+      const int64_t t = place.row + micro * S + i;
+      if (t < p.steps) store_pack(out + t * p.out.stride_t, narrow<T, V>(acc[i]));
+    }
+  }
+  write_next_state<T, V>(p, place);
+}
+
+// Host: the largest tile that fits; the taps are halved only when even the smallest does not. With `taps_fixed` (a
+// kernel for one K) there is no tile (blocks 0) then.
+template <class T, int V, int S>
+Tile forward_tile(const ConvParams& p, bool taps_fixed) {
+  Tile tile;
+  const int all = p.channels / V;
+  const int widest = V == 1 || S == 1 ? 32 : 16;
+  tile.vectors = all < widest ? all : widest;
+  tile.heads = heads_touched(p, tile.vectors, V);
+  tile.groups = divide_up(all, tile.vectors);
+  tile.taps = taps_fixed || p.kernel_size < kChunkTaps ? p.kernel_size : kChunkTaps;
+  for (;; tile.taps = divide_up(tile.taps, 2)) {
+    tile.pitch = p.dynamic ? tile.taps + S - 1 : tile.taps;
+    for (tile.rows = 128 / widest * S; tile.rows >= S; tile.rows /= 2) {
+      if (tile.rows > S && tile.rows / 2 >= p.steps) continue;
+      const int filters = round_up((p.dynamic ? tile.rows : 1) * tile.heads * tile.pitch, 4);
+      tile.shared_bytes = tile_bytes<T>(filters, (tile.rows + tile.taps - 1) * tile.vectors * V,
+                                        p.cu_seqlens != nullptr ? tile.rows : 0);
+      if (tile.shared_bytes > kSharedBytes) continue;
+      tile.threads = round_up(tile.vectors * (tile.rows / S), 32);
+      tile.blocks = divide_up(p.steps, static_cast<int64_t>(tile.rows)) * p.batch * tile.groups;
+      return tile;
+    }
+    if (taps_fixed) return Tile{};
+  }
+}
+
+template <class T, bool kDynamic, int V, int S, int K>
+cudaError_t launch_forward(const ConvParams& p, const Tile& tile, cudaStream_t stream) {
+  if (tile.blocks > kMostBlocks) return cudaErrorInvalidConfiguration;
+  LIGHTCONV_LAUNCH((forward_kernel<T, kDynamic, V, S, K>), dim3(static_cast<unsigned>(tile.blocks)),
+                   dim3(tile.threads), tile.shared_bytes, stream, p, tile);
+  return cudaGetLastError();
+}
+
+// The paper's larger kernels have code of their own in float32; half types have them on the matrix units. A few rows
+// (decoding) are spread over more channels instead of micro-tiles that would be all but empty. All choices give the
+// same bits: each output adds its taps in order.
+template <class T, bool kDynamic, int V>
+cudaError_t tiled_forward(const ConvParams& p, cudaStream_t stream) {
+  if (p.steps <= kFewSteps) return launch_forward<T, kDynamic, V, 1, 0>(p, forward_tile<T, V, 1>(p, false), stream);
+  if constexpr (V > 1 && std::is_same_v<T, float>) {
+    const Tile tile = forward_tile<T, V, kSteps>(p, true);
+    if (tile.blocks > 0) {
+      switch (p.kernel_size) {
+        case 15: return launch_forward<T, kDynamic, V, kSteps, 15>(p, tile, stream);
+        case 31: return launch_forward<T, kDynamic, V, kSteps, 31>(p, tile, stream);
+        case 63: return launch_forward<T, kDynamic, V, kSteps, 63>(p, tile, stream);
+      }
+    }
+  }
+  return launch_forward<T, kDynamic, V, kSteps, 0>(p, forward_tile<T, V, kSteps>(p, false), stream);
+}
+
+// Whether everything that is read and written a vector at a time can be.
+template <class T>
+bool forward_wide(const ConvParams& p) {
+  constexpr int size = sizeof(T);
+  return p.channels / p.heads % kWide<T> == 0 && aligned(p.x, size, 16) && aligned(p.state, size, 16) &&
+         aligned(p.out, size, 16) && aligned(p.next_state, size, 16) && reinterpret_cast<uintptr_t>(p.bias) % 16 == 0;
+}
+
+// Registers for the shortest filters, where bytes are all that counts; then the matrix units, where they serve.
+template <class T>
+cudaError_t forward_of(const ConvParams& p, cudaStream_t stream) {
+  const bool is_short = short_forward_supported<T>(p);
+  if (is_short && p.kernel_size <= kShortest) return short_forward<T>(p, stream);
+  const bool full_pass = p.state_rows == 0 && p.next_state.data == nullptr;
+  if (full_pass && band_forward_supported(p)) return band_forward(p, stream);
+  if (is_short) return short_forward<T>(p, stream);
+  if (forward_wide<T>(p)) {
+    return p.dynamic ? tiled_forward<T, true, kWide<T>>(p, stream) : tiled_forward<T, false, kWide<T>>(p, stream);
+  }
+  return p.dynamic ? tiled_forward<T, true, 1>(p, stream) : tiled_forward<T, false, 1>(p, stream);
+}
+
+}  // namespace lightconv

@@ -1,0 +1,121 @@
+// The kernels of lightconv and dynamicconv for whoever calls them: plain pointers and sizes, nothing of torch.
+//
+//     out[t, b, c] = bias[c] + sum_k w[t, b, h, k] * u[t - padding_l + k, b, c],        h = c div (C/H)
+//
+// u is x, or x[..., :C] * sigmoid(x[..., C:]) rounded to x's type; w is the normalised, then dropped weight, computed
+// in float. One set of structs serves both operators and both ways to call them:
+//   lightconv     weight (H, K): `dynamic` is false and stride_t, stride_b of the weight are 0
+//   dynamicconv   weight (T, B, H, K)
+//   a full pass   `state_rows` is 0; rows of u before 0 and from T (or the sequence's end) on read as zero
+//   a step        padding_l = K-1, and rows -state_rows ... -1 of u exist: they are the rows of `state`
+// so a step is a full pass over n rows that begins in the middle of a sequence.
+//
+// All launchers put their work on `stream`, never wait for it, allocate nothing, and return the launch's error.
+#pragma once
+
+#ifdef LIGHTCONV_HOST
+#include "cuda_on_host.h"
+#else
+#include <cuda_runtime_api.h>
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+namespace lightconv {
+
+enum class Type : int { kFloat32, kFloat16, kBFloat16 };
+
+// The order of NORMALIZATIONS in ops/normalize.py.
+enum class Normalize : int { kSoftmax, kNone, kL2, kAbsL2, kSigmoid, kTanh, kL1, kAbs, kSquare };
+
+// A (T, B, C) tensor whose channels are contiguous; strides in elements. `data` is null where a tensor is absent.
+struct Rows {
+  const void* data = nullptr;
+  int64_t stride_t = 0;
+  int64_t stride_b = 0;
+};
+
+struct MutableRows {
+  void* data = nullptr;
+  int64_t stride_t = 0;
+  int64_t stride_b = 0;
+};
+
+// A (T, B, H, K) tensor with any strides, in elements; (H, K) with stride_t = stride_b = 0.
+struct Filters {
+  const void* data = nullptr;
+  int64_t stride_t = 0;
+  int64_t stride_b = 0;
+  int64_t stride_h = 0;
+  int64_t stride_k = 0;
+};
+
+struct ConvParams {
+  Type type = Type::kFloat32;  // of every floating tensor
+  bool dynamic = false;
+  int64_t steps = 0;           // T; the n new rows of a step
+  int64_t batch = 0;           // B
+  int channels = 0;            // C: of u and of out, so x has 2C with glu
+  int heads = 1;               // H, divides C
+  int kernel_size = 1;         // K
+  int padding_l = 0;
+  int state_rows = 0;          // r
+  Normalize normalize = Normalize::kSoftmax;
+  bool glu = false;
+  bool renorm_padding = false;  // normalise over the taps inside the sequence only (dynamic only)
+  int compute_capability = 80;  // of the current device: 75, 80, 86, 90, ...
+
+  const int64_t* seed = nullptr;   // one element on the device; null: no dropout
+  uint64_t drop_below = 0;         // keep a weight when its Philox word >= drop_below = ceil(p * 2^32)
+  float keep_scale = 1.0f;         // 1/(1-p)
+
+  const void* lengths = nullptr;   // (B,), int32 or int64
+  bool lengths_int64 = false;
+  int64_t lengths_stride = 1;
+  const int32_t* cu_seqlens = nullptr;  // (sequences + 1,)
+  int64_t cu_seqlens_stride = 1;
+  int64_t sequences = 0;
+
+  Rows x;
+  Filters weight;
+  const void* bias = nullptr;  // (C,), contiguous
+  Rows state;                  // (r, B, C): values of u
+  MutableRows out;             // (T, B, C); null in a backward pass
+  MutableRows next_state;      // (min(r + n, K-1), B, C); null but in a step
+};
+
+// The gradient of every tensor; those that are not wanted have a null pointer.
+struct ConvBackwardParams : ConvParams {
+  Rows grad;                   // (T, B, C): for out; null (a step whose output was not used): zero
+  Rows grad_state;             // for next_state; null: zero
+  MutableRows dx;              // (T, B, C or 2C)
+  MutableRows dstate;          // (r, B, C)
+  void* dweight = nullptr;     // strides below, in elements; t and b as in Filters
+  int64_t dweight_stride_t = 0;
+  int64_t dweight_stride_b = 0;
+  int64_t dweight_stride_h = 0;
+  int64_t dweight_stride_k = 0;
+  void* workspace = nullptr;   // workspace_bytes(params) bytes, 16-byte aligned, content undefined
+};
+
+// Full passes and steps. Nothing is launched for an empty batch.
+cudaError_t forward(const ConvParams& params, cudaStream_t stream);
+cudaError_t backward(const ConvBackwardParams& params, cudaStream_t stream);
+
+// What `backward` needs: float partial sums of lightconv's dweight; 0 when it needs none. May be called before
+// `workspace` is set; everything else of params must be.
+size_t workspace_bytes(const ConvBackwardParams& params);
+
+// The tensor-core path (band_*.cu), chosen inside forward and backward. `supported` must depend on types, sizes per
+// row (C, H, K, padding_l), options, alignments and the compute capability only: never on T, B or the content of a
+// sequence, so that the numbers of a sentence do not depend on its batch.
+//   band_forward    writes out (and bias). Only asked for full passes (state_rows == 0, next_state null).
+//   band_backward   writes dx and dweight, where not null; rows outside a sequence get dx = 0. Same.
+bool band_forward_supported(const ConvParams& params);
+bool band_backward_supported(const ConvBackwardParams& params);
+cudaError_t band_forward(const ConvParams& params, cudaStream_t stream);
+cudaError_t band_backward(const ConvBackwardParams& params, cudaStream_t stream);
+size_t band_workspace_bytes(const ConvBackwardParams& params);
+
+}  // namespace lightconv

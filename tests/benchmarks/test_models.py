@@ -1,0 +1,234 @@
+"""benchmarks.training and benchmarks.generation: the right models, the same work for each, tables and JSON."""
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+
+from benchmarks import generation, report, systems, training
+
+SMALL = systems.sized(systems.PRESETS["iwslt_de_en"], True, None, None)
+
+
+def run(program, capsys, *arguments):
+    status = report.run(lambda: program.main([str(argument) for argument in arguments]))
+    return status, *capsys.readouterr()
+
+
+@pytest.fixture(scope="module")
+def task():
+    return systems.task(systems.dictionary(100))
+
+
+# ------------------------------------------------------------------------------------------------ the models
+
+
+@pytest.mark.parametrize("preset", systems.PRESETS)
+@pytest.mark.parametrize("system", systems.SYSTEMS)
+def test_every_system_is_what_it_is_called(system, preset, task):
+    model = systems.build(system, systems.PRESETS[preset], task, tiny=True)
+    modules = {type(module).__module__ for module in model.modules()}
+    ours = "lightconv_plugin.modules.convolutions"
+    assert (ours in modules) == ("ours" in system)
+    assert ("fairseq.modules.dynamic_convolution" in modules) == (system == systems.FAIRSEQ_DYNAMIC)
+    assert ("fairseq.modules.lightweight_convolution" in modules) == (system == systems.FAIRSEQ_LIGHT)
+    assert type(model).__module__.startswith("lightconv_plugin" if "ours" in system else "fairseq")
+
+
+def test_another_mixer_under_a_systems_name_is_refused(task):
+    model = systems.build(systems.DYNAMIC, SMALL, task, tiny=True)
+    for system in (systems.LIGHT, systems.FAIRSEQ_DYNAMIC, systems.TRANSFORMER):
+        with pytest.raises(report.BenchmarkError, match="was built with other token mixers"):
+            systems._check(system, model)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(systems.LIGHT, systems.FAIRSEQ_LIGHT), (systems.DYNAMIC, systems.FAIRSEQ_DYNAMIC)]
+)
+def test_ours_and_fairseqs_have_the_same_parameters(ours, theirs, task):
+    """But for the convolutions' biases, which fairseq's dynamic layers carry along and never use."""
+    for preset in systems.PRESETS.values():
+        pair = [systems.build(system, preset, task, tiny=True) for system in (ours, theirs)]
+        unused = sum(p.numel() for name, p in pair[1].named_parameters() if name.endswith("conv.conv_bias"))
+        assert systems.parameters(pair[0]) == systems.parameters(pair[1]) - unused
+
+
+def test_sizes_of_the_presets(task):
+    sizes = {}
+    for name in ("iwslt_de_en", "multi30k_en_de"):
+        for system in systems.SYSTEMS:
+            model = systems.build(system, systems.PRESETS[name], task)
+            layer = model.encoder.layers[0]
+            sizes[name, system] = (len(model.encoder.layers), len(model.decoder.layers), layer.fc1.out_features)
+    for system in systems.SYSTEMS:
+        convolutions = system != systems.TRANSFORMER
+        assert sizes["iwslt_de_en", system] == (7 if convolutions else 6, 6, 1024)
+        assert sizes["multi30k_en_de", system] == (4, 4, 256)
+
+
+def test_random_batches_are_as_fairseqs_collater_makes_them():
+    words = systems.dictionary(100)
+    first, second = systems.random_batches(SMALL, words, 2)
+    again, _ = systems.random_batches(SMALL, words, 2)
+    assert len(words) == 100 and torch.equal(first["target"], again["target"])
+    assert not torch.equal(first["target"], second["target"])
+    inputs = first["net_input"]
+    assert inputs["src_tokens"].shape == first["target"].shape == (4, 6) and first["ntokens"] == 24
+    assert (inputs["src_tokens"][:, -1] == words.eos()).all() and (first["target"][:, -1] == words.eos()).all()
+    assert (inputs["prev_output_tokens"][:, 0] == words.eos()).all()
+    assert torch.equal(inputs["prev_output_tokens"][:, 1:], first["target"][:, :-1])
+    assert inputs["src_tokens"][:, :-1].min() >= words.nspecial
+
+
+# ------------------------------------------------------------------------------------------------ training
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_training_quick(capsys, tmp_path, dtype):
+    file = tmp_path / "training.json"
+    status, out, _ = run(training, capsys, "--quick", "--dtype", dtype, "--json", file)
+    content = json.loads(file.read_text(encoding="utf-8"))
+    assert status == 0 and list(content["systems"]) == list(systems.SYSTEMS)
+    assert content["benchmark"] == "training" and content["dtype"] == dtype
+    assert content["tokens_per_batch"] == [24] * 4 and content["vocabulary"] == 100
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("|")]
+    rows = {first: rest for first, *rest in cells}
+    speeds = {name: measured["tokens_per_s"] for name, measured in content["systems"].items()}
+    for name, measured in content["systems"].items():
+        assert measured["calls"] == 2 and measured["peak_bytes"] > 0 and measured["parameters"] > 10_000
+        assert rows[name][2] == f"{speeds[name]:,.0f}"
+        assert rows[name][3] == report.digits(speeds[name] / speeds[systems.FAIRSEQ_DYNAMIC])
+        assert rows[name][4] == report.digits(speeds[name] / speeds[systems.TRANSFORMER])
+
+
+def test_a_step_trains(task):
+    """What is timed changes every parameter that has a gradient, by Adam, with another dropout mask each time."""
+    from benchmarks import trainers
+
+    for system in (systems.DYNAMIC, systems.FAIRSEQ_DYNAMIC):
+        model = systems.build(system, SMALL, task, tiny=True)
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        batches = iter(systems.random_batches(SMALL, task.target_dictionary, 3))
+        step = trainers.steps(model, task, torch.device("cpu"), "float32", batches)
+        for _ in range(3):
+            step()
+        assert model.training
+        with pytest.raises(StopIteration):
+            step()
+        same = [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
+        assert all(name.endswith("conv_bias") for name in same)
+
+
+def test_only_the_named_systems(capsys, tmp_path):
+    file = tmp_path / "t.json"
+    status, out, _ = run(training, capsys, "--quick", "--systems", systems.LIGHT, "--json", file, "--repeats", 3)
+    content = json.loads(file.read_text(encoding="utf-8"))
+    assert status == 0 and list(content["systems"]) == [systems.LIGHT] and "–" in out
+    assert content["systems"][systems.LIGHT]["calls"] == 3
+
+
+def test_batches_of_a_data_bin_folder(capsys, tmp_path):
+    from tests.fairseq_cli import binarise
+
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    data = binarise(folder)
+    file = tmp_path / "t.json"
+    arguments = ("--quick", "--data", data, "--max-tokens", 60, "--systems", systems.DYNAMIC, systems.TRANSFORMER)
+    status, _, error = run(training, capsys, *arguments, "--json", file)
+    assert status == 0, error
+    content = json.loads(file.read_text(encoding="utf-8"))
+    assert content["data"] == str(data) and 1 < len(content["tokens_per_batch"]) <= 4
+    assert 0 < max(content["tokens_per_batch"]) <= 60 and len(set(content["tokens_per_batch"])) > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--data /nowhere", "--data: /nowhere is not a data-bin folder: it has no dict.*.txt"),
+        ("--data /nowhere --length 4", "--sentences and --length are for random tokens, not for --data"),
+        ("--systems LightConv", "--systems: allowed are 'DynamicConv (ours)', 'LightConv (ours)', 'fairseq"),
+        ("--json /nowhere/t.json", "--json: /nowhere is not a folder"),
+    ],
+)
+def test_training_refuses(capsys, arguments, message):
+    status, out, error = run(training, capsys, "--quick", *arguments.split())
+    assert status == 2 and not out and message in error and error.count("\n") == 1
+
+
+def test_a_data_bin_folder_without_a_training_set(capsys, tmp_path):
+    for language in ("de", "en"):
+        (tmp_path / f"dict.{language}.txt").write_text("a 3\nb 2\n", encoding="utf-8")
+    status, _, error = run(training, capsys, "--quick", "--data", tmp_path)
+    assert status == 2 and error.startswith(f"error: --data: {tmp_path}: ")
+
+
+# ------------------------------------------------------------------------------------------------ generation
+
+
+@pytest.mark.parametrize("preset", ["iwslt_de_en", "multi30k_en_de"])
+def test_generation_quick(capsys, tmp_path, preset):
+    file = tmp_path / "generation.json"
+    status, out, _ = run(generation, capsys, "--quick", "--preset", preset, "--json", file, "--beam", 3)
+    content = json.loads(file.read_text(encoding="utf-8"))
+    names = [name for name in content["systems"] if not name.startswith(generation.CTRANSLATE2)]
+    assert status == 0 and names == list(systems.SYSTEMS)
+    assert (content["sentences"], content["length"], content["beam"]) == (3, 5, 3)
+    for name, measured in content["systems"].items():
+        assert measured["sentences_per_s"] == pytest.approx(3 / measured["median_s"])
+        assert name in out and report.digits(measured["sentences_per_s"]) in out
+
+
+@pytest.mark.parametrize("system", systems.SYSTEMS)
+def test_every_translation_has_the_length_that_was_asked_for(system, task):
+    model = systems.build(system, SMALL, task, tiny=True)
+    (sample,) = systems.random_batches(SMALL, task.target_dictionary, 1)
+    generation._generation(model, task.target_dictionary, sample, torch.device("cpu"), 2, 9)()
+    assert not model.training
+
+
+def test_other_lengths_are_an_error(task, monkeypatch):
+    from fairseq.sequence_generator import SequenceGenerator
+
+    monkeypatch.setattr(
+        SequenceGenerator, "generate", lambda self, models, sample: [[{"tokens": torch.zeros(n)}] for n in (5, 4)]
+    )
+    model = systems.build(systems.LIGHT, SMALL, task, tiny=True)
+    (sample,) = systems.random_batches(SMALL, task.target_dictionary, 1)
+    generate = generation._generation(model, task.target_dictionary, sample, torch.device("cpu"), 2, 5)
+    with pytest.raises(report.BenchmarkError, match=r"5 tokens were asked for, got lengths \[4, 5\]"):
+        generate()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--length 1", "--length must be at least 2, got 1"),
+        ("--dtype float16", "--dtype float16 needs --device cuda"),
+        ("--systems x", "--systems: allowed are"),
+    ],
+)
+def test_generation_refuses(capsys, arguments, message):
+    status, out, error = run(generation, capsys, "--quick", *arguments.split())
+    assert status == 2 and not out and message in error
+
+
+def test_ctranslate2_runs_the_same_model(task, tmp_path):
+    pytest.importorskip("ctranslate2")
+    from benchmarks import ctranslate2_peer
+
+    model = systems.build(systems.TRANSFORMER, SMALL, task, tiny=True)
+    (sample,) = systems.random_batches(SMALL, task.target_dictionary, 1)
+    cpu = torch.device("cpu")
+    calls = ctranslate2_peer.translators(model, task.target_dictionary, sample, tmp_path, cpu, 2, 7)
+    assert list(calls) == ["float32", "int8"]
+    for call in calls.values():
+        call()
+    engine = ctranslate2_peer._engine(tmp_path / "float32", cpu)
+    other = systems.build(systems.TRANSFORMER, SMALL, task, tiny=True)
+    torch.nn.init.normal_(other.decoder.layers[0].fc1.weight)
+    tokens = [[task.source_dictionary[i] for i in row[:-1]] for row in sample["net_input"]["src_tokens"].tolist()]
+    with pytest.raises(report.BenchmarkError, match="CTranslate2 computes another model"):
+        ctranslate2_peer._check(engine, other, task.target_dictionary, sample, tokens)

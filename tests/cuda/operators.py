@@ -1,0 +1,158 @@
+"""The launchers of cuda/lightconv.h behind the signatures of the registered operators (ops/library.py)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lightconv_plugin.ops.normalize import NORMALIZATIONS
+
+from .host import Runner, Sparse
+
+_TYPES = (torch.float32, torch.float16, torch.bfloat16)  # the order of lightconv::Type
+_INPUTS = ("seed", "lengths", "cu_seqlens", "x", "weight", "bias", "state", "grad", "grad_state")
+
+
+class Operators:
+    """The eight operators, run on the host. Results are NaN before a call, so what is not written shows."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        compute_capability: int = 80,
+        shared_at_most: int = 99 * 1024,
+        grid_height: int = 65535,
+        mistake: int = 0,
+    ) -> None:
+        self.runner = runner
+        self.device = {
+            "compute_capability": compute_capability,
+            "shared_at_most": shared_at_most,
+            "grid_height": grid_height,
+            "mistake": mistake,
+        }
+
+    def on(self, **device: int) -> Operators:
+        """The same kernels on a device that differs in this."""
+        return Operators(self.runner, **(self.device | device))
+
+    def lightconv(self, x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, dropout, glu):
+        return self.dynamicconv(x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, dropout, False, glu)
+
+    def dynamicconv(self, x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, dropout, renorm, glu):
+        out = unwritten(channels(x, glu))
+        inputs = {"x": x, "weight": weight, "bias": bias, "lengths": lengths, "cu_seqlens": cu_seqlens, "seed": seed}
+        self._call(inputs, {"out": out}, padding_l, normalize, dropout, renorm, glu)
+        return out
+
+    def lightconv_backward(
+        self, grad, x, weight, lengths, cu_seqlens, seed, padding_l, normalize, dropout, glu, need_x, need_weight
+    ):
+        sequences = (lengths, cu_seqlens, seed)
+        return self.dynamicconv_backward(
+            grad, x, weight, *sequences, padding_l, normalize, dropout, False, glu, need_x, need_weight
+        )
+
+    def dynamicconv_backward(
+        self,
+        grad,
+        x,
+        weight,
+        lengths,
+        cu_seqlens,
+        seed,
+        padding_l,
+        normalize,
+        dropout,
+        renorm,
+        glu,
+        need_x,
+        need_weight,
+    ):
+        dx, dweight = gradient(x, need_x), gradient(weight, need_weight)
+        inputs = {"x": x, "weight": weight, "lengths": lengths, "cu_seqlens": cu_seqlens, "seed": seed, "grad": grad}
+        outputs = {"dx": dx, "dweight": dweight}
+        self._call(inputs, outputs, padding_l, normalize, dropout, renorm, glu, backward=True)
+        return dx, dweight
+
+    def lightconv_step(self, x, state, weight, bias, seed, normalize, dropout, glu):
+        return self.dynamicconv_step(x, state, weight, bias, seed, normalize, dropout, False, glu)
+
+    def dynamicconv_step(self, x, state, weight, bias, seed, normalize, dropout, renorm, glu):
+        history = weight.shape[-1] - 1
+        out = unwritten(channels(x, glu))
+        next_state = unwritten(state.new_empty(min(state.shape[0] + x.shape[0], history), *state.shape[1:]))
+        inputs = {"x": x, "state": state, "weight": weight, "bias": bias, "seed": seed}
+        outputs = {"out": out, "next_state": next_state}
+        self._call(inputs, outputs, history, normalize, dropout, renorm, glu)
+        return out, next_state
+
+    def lightconv_step_backward(
+        self, grad, grad_state, x, state, weight, seed, normalize, dropout, glu, need_x, need_state, need_weight
+    ):
+        options = (seed, normalize, dropout, False, glu)
+        return self.dynamicconv_step_backward(
+            grad, grad_state, x, state, weight, *options, need_x, need_state, need_weight
+        )
+
+    def dynamicconv_step_backward(
+        self, grad, grad_state, x, state, weight, seed, normalize, dropout, renorm, glu, need_x, need_state, need_weight
+    ):
+        history = weight.shape[-1] - 1
+        dx, dstate = gradient(x, need_x), gradient(state, need_state)
+        dweight = gradient(weight, need_weight)
+        inputs = {"x": x, "state": state, "weight": weight, "seed": seed, "grad": grad, "grad_state": grad_state}
+        outputs = {"dx": dx, "dstate": dstate, "dweight": dweight}
+        self._call(inputs, outputs, history, normalize, dropout, renorm, glu, backward=True)
+        return dx, dstate, dweight
+
+    def _call(self, inputs, outputs, padding_l, normalize, dropout, renorm, glu, backward=False) -> None:
+        x, weight, lengths, cu_seqlens = (inputs.get(name) for name in ("x", "weight", "lengths", "cu_seqlens"))
+        steps, batch, width = values(x).shape
+        filters = values(weight).shape
+        numbers = {
+            "backward": backward,
+            "type": _TYPES.index(values(x).dtype),
+            "dynamic": len(filters) == 4,
+            "steps": steps,
+            "batch": batch,
+            "channels": width // 2 if glu else width,
+            "heads": filters[-2],
+            "kernel_size": filters[-1],
+            "padding_l": padding_l,
+            "state_rows": 0 if inputs.get("state") is None else inputs["state"].shape[0],
+            "normalize": NORMALIZATIONS.index(normalize),
+            "glu": glu,
+            "renorm_padding": renorm,
+            "drop_below": math.ceil(dropout * 2**32),
+            "lengths_int64": lengths is not None and lengths.dtype == torch.int64,
+            "sequences": 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1,
+            **self.device,
+        }
+        fractions = {"keep_scale": 1 / (1 - dropout)}
+        # A tensor without elements has no memory: a state without rows, a gradient nobody wants are null pointers.
+        given = {name: inputs[name] for name in _INPUTS if inputs.get(name) is not None}
+        given = {name: tensor for name, tensor in given.items() if values(tensor).numel() or name in ("x", "weight")}
+        wanted = {name: tensor for name, tensor in outputs.items() if values(tensor).numel()}
+        self.runner.call(numbers, fractions, given, wanted)
+
+
+def values(tensor: Tensor | Sparse) -> Tensor:
+    return tensor.values if isinstance(tensor, Sparse) else tensor
+
+
+def channels(x: Tensor | Sparse, glu: bool) -> Tensor | Sparse:
+    return x[..., : x.shape[-1] // 2] if glu else x
+
+
+def unwritten(like: Tensor | Sparse) -> Tensor | Sparse:
+    """Memory for a result shaped and laid out as the registered operators do it, all NaN."""
+    if isinstance(like, Sparse):
+        return Sparse(torch.full_like(like.values, math.nan), like.strides)
+    return torch.empty_like(like).fill_(math.nan)
+
+
+def gradient(tensor: Tensor | Sparse, needed: bool) -> Tensor | Sparse:
+    return unwritten(tensor) if needed else values(tensor).new_empty(0)

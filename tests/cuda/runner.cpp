@@ -1,0 +1,266 @@
+// Reads calls of cuda/lightconv.h's launchers from standard input, runs them on the host, writes the results.
+//
+// Every tensor lies in memory of its exact size (the sanitizer watches both ends), or, where it says so, spread over
+// pages that are never touched, so that offsets beyond 2^31 can be tested. Every call is made twice, in both orders of
+// cuda_on_host.h, from the same memory: results that differ, or inputs that changed, are errors. The format, in
+// little-endian 64-bit words, is host.py's.
+
+#include "lightconv.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(address, bytes) (void)(address)
+#define ASAN_UNPOISON_MEMORY_REGION(address, bytes) (void)(address)
+#endif
+
+namespace {
+
+[[noreturn]] void stop(const char* why) {
+  std::fprintf(stderr, "runner: %s\n", why);
+  std::exit(97);
+}
+
+void get(void* to, std::size_t bytes) {
+  if (std::fread(to, 1, bytes, stdin) != bytes) stop("input ends within a call");
+}
+
+std::int64_t word() {
+  std::int64_t value;
+  get(&value, sizeof value);
+  return value;
+}
+
+std::string name() {
+  std::string text(static_cast<std::size_t>(word()), '\0');
+  get(text.data(), text.size());
+  return text;
+}
+
+void put(const void* from, std::size_t bytes) {
+  if (std::fwrite(from, 1, bytes, stdout) != bytes) stop("cannot write results");
+}
+
+// The part of a tensor's memory that holds something, and what it held before the call.
+struct Segment {
+  char* at;
+  std::vector<char> before, after;
+};
+
+struct Tensor {
+  char* block = nullptr;  // what was allocated
+  char* data = nullptr;   // where the tensor begins in it
+  std::size_t bytes = 0, lead = 0;
+  std::int64_t strides[4] = {};
+  bool writable = false, sparse = false;
+  std::vector<Segment> segments;
+
+  void allocate() {
+    if (sparse) {
+      void* memory =
+          mmap(nullptr, lead + bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (memory == MAP_FAILED) stop("no address space for a sparse tensor");
+      block = static_cast<char*>(memory);
+    } else {
+      block = static_cast<char*>(std::malloc(lead + bytes));
+      if (!block) stop("no memory for a tensor");
+      ASAN_POISON_MEMORY_REGION(block, lead);
+    }
+    data = block + lead;
+  }
+
+  void release() {
+    if (sparse) {
+      munmap(block, lead + bytes);
+    } else {
+      ASAN_UNPOISON_MEMORY_REGION(block, lead);
+      std::free(block);
+    }
+  }
+};
+
+struct Call {
+  std::map<std::string, std::int64_t> numbers;
+  std::map<std::string, double> fractions;
+  std::map<std::string, Tensor> tensors;
+
+  std::int64_t operator[](const char* key) const { return numbers.at(key); }
+
+  const Tensor* tensor(const char* key) const {
+    const auto found = tensors.find(key);
+    return found == tensors.end() ? nullptr : &found->second;
+  }
+  void* pointer(const char* key) const {
+    const Tensor* found = tensor(key);
+    return found ? found->data : nullptr;
+  }
+  lightconv::MutableRows rows(const char* key) const {
+    const Tensor* found = tensor(key);
+    if (!found) return {};
+    return {found->data, found->strides[0], found->strides[1]};
+  }
+  lightconv::Rows const_rows(const char* key) const {
+    const auto [data, stride_t, stride_b] = rows(key);
+    return {data, stride_t, stride_b};
+  }
+};
+
+Tensor read_tensor() {
+  Tensor tensor;
+  tensor.writable = word();
+  tensor.sparse = word();
+  tensor.lead = static_cast<std::size_t>(word());
+  tensor.bytes = static_cast<std::size_t>(word());
+  for (auto& stride : tensor.strides) stride = word();
+  tensor.allocate();
+  const auto segments = word();
+  for (std::int64_t i = 0; i < segments; ++i) {
+    const std::int64_t offset = word(), bytes = word();
+    if (bytes == 0) continue;
+    Segment segment{tensor.data + offset, std::vector<char>(static_cast<std::size_t>(bytes)), {}};
+    get(segment.before.data(), segment.before.size());
+    tensor.segments.push_back(std::move(segment));
+  }
+  return tensor;
+}
+
+Call read_call() {
+  Call call;
+  for (auto count = word(); count > 0; --count) {
+    const std::string key = name();
+    call.numbers[key] = word();
+  }
+  for (auto count = word(); count > 0; --count) {
+    const std::string key = name();
+    get(&call.fractions[key], sizeof(double));
+  }
+  for (auto count = word(); count > 0; --count) {
+    const std::string key = name();
+    call.tensors[key] = read_tensor();
+  }
+  return call;
+}
+
+// (T, B, H, K), or (H, K).
+lightconv::Filters filters(const Tensor& tensor, bool dynamic) {
+  const auto* s = tensor.strides;
+  if (dynamic) return {tensor.data, s[0], s[1], s[2], s[3]};
+  return {tensor.data, 0, 0, s[0], s[1]};
+}
+
+lightconv::ConvBackwardParams parameters(const Call& call) {
+  lightconv::ConvBackwardParams p;
+  p.type = static_cast<lightconv::Type>(call["type"]);
+  p.dynamic = call["dynamic"];
+  p.steps = call["steps"];
+  p.batch = call["batch"];
+  p.channels = static_cast<int>(call["channels"]);
+  p.heads = static_cast<int>(call["heads"]);
+  p.kernel_size = static_cast<int>(call["kernel_size"]);
+  p.padding_l = static_cast<int>(call["padding_l"]);
+  p.state_rows = static_cast<int>(call["state_rows"]);
+  p.normalize = static_cast<lightconv::Normalize>(call["normalize"]);
+  p.glu = call["glu"];
+  p.renorm_padding = call["renorm_padding"];
+  p.compute_capability = static_cast<int>(call["compute_capability"]);
+  p.seed = static_cast<const std::int64_t*>(call.pointer("seed"));
+  p.drop_below = static_cast<std::uint64_t>(call["drop_below"]);
+  p.keep_scale = static_cast<float>(call.fractions.at("keep_scale"));
+  p.lengths = call.pointer("lengths");
+  p.lengths_int64 = call["lengths_int64"];
+  p.sequences = call["sequences"];
+  if (const Tensor* lengths = call.tensor("lengths")) p.lengths_stride = lengths->strides[0];
+  if (const Tensor* cu_seqlens = call.tensor("cu_seqlens")) {
+    p.cu_seqlens = reinterpret_cast<const std::int32_t*>(cu_seqlens->data);
+    p.cu_seqlens_stride = cu_seqlens->strides[0];
+  }
+  p.x = call.const_rows("x");
+  p.weight = filters(call.tensors.at("weight"), p.dynamic);
+  p.bias = call.pointer("bias");
+  p.state = call.const_rows("state");
+  p.out = call.rows("out");
+  p.next_state = call.rows("next_state");
+  p.grad = call.const_rows("grad");
+  p.grad_state = call.const_rows("grad_state");
+  p.dx = call.rows("dx");
+  p.dstate = call.rows("dstate");
+  if (const Tensor* dweight = call.tensor("dweight")) {
+    const auto [data, stride_t, stride_b, stride_h, stride_k] = filters(*dweight, p.dynamic);
+    p.dweight = dweight->data;
+    p.dweight_stride_t = stride_t;
+    p.dweight_stride_b = stride_b;
+    p.dweight_stride_h = stride_h;
+    p.dweight_stride_k = stride_k;
+  }
+  return p;
+}
+
+cudaError_t run(const Call& call, lightconv_host::Order order) {
+  lightconv_host::order = order;
+  auto p = parameters(call);
+  if (!call["backward"]) return lightconv::forward(p, nullptr);
+  const std::size_t bytes = lightconv::workspace_bytes(p);
+  p.workspace = bytes ? std::malloc(bytes) : nullptr;
+  if (bytes) std::memset(p.workspace, order == lightconv_host::Order::ascending ? 0xff : 0x7f, bytes);
+  const cudaError_t error = lightconv::backward(p, nullptr);
+  std::free(p.workspace);
+  return error;
+}
+
+// "" or what is wrong between the first and the second run.
+std::string run_both(Call& call, cudaError_t& error) {
+  for (auto order : {lightconv_host::Order::ascending, lightconv_host::Order::descending}) {
+    for (auto& [key, tensor] : call.tensors)
+      for (auto& segment : tensor.segments) std::memcpy(segment.at, segment.before.data(), segment.before.size());
+    error = run(call, order);
+    const cudaError_t left_behind = cudaGetLastError();
+    if (error == cudaSuccess && left_behind != cudaSuccess)
+      return std::string("a launch failed and nobody noticed: ") + cudaGetErrorString(left_behind);
+    if (error != cudaSuccess) return "";
+    for (auto& [key, tensor] : call.tensors) {
+      for (auto& segment : tensor.segments) {
+        const auto& before = tensor.writable ? segment.after : segment.before;
+        const bool compare = !tensor.writable || order == lightconv_host::Order::descending;
+        if (compare && std::memcmp(segment.at, before.data(), before.size()))
+          return key + (tensor.writable ? " depends on the order in which threads run" : " was written to");
+        if (tensor.writable) segment.after.assign(segment.at, segment.at + segment.before.size());
+      }
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+int main() {
+  for (;;) {
+    std::int64_t begin;
+    if (std::fread(&begin, 1, sizeof begin, stdin) != sizeof begin) return 0;
+    Call call = read_call();
+    lightconv_host::device = {};
+    lightconv_host::device.shared_at_most = static_cast<int>(call["shared_at_most"]);
+    lightconv_host::device.grid_height = static_cast<unsigned>(call["grid_height"]);
+    lightconv_host::mistake = static_cast<int>(call["mistake"]);
+    cudaError_t error = cudaSuccess;
+    const std::string trouble = run_both(call, error);
+    const std::int64_t answer[] = {error, static_cast<std::int64_t>(trouble.size())};
+    put(answer, sizeof answer);
+    put(trouble.data(), trouble.size());
+    for (auto& [key, tensor] : call.tensors) {
+      for (auto& segment : tensor.segments)
+        if (tensor.writable) put(segment.at, segment.before.size());
+      tensor.release();
+    }
+    std::fflush(stdout);
+  }
+}

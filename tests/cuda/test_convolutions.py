@@ -1,0 +1,180 @@
+"""Forward and backward pass of both operators on the host against the reference in float64: sizes, types, options."""
+
+import itertools
+
+import pytest
+import torch
+
+from lightconv_plugin.ops.normalize import NORMALIZATIONS
+
+from .cases import Case, check
+
+OPERATORS = ("lightconv", "dynamicconv")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+KERNEL_SIZES = (1, 2, 3, 4, 5, 7, 8, 15, 16, 31, 32, 33, 63, 64, 100, 127, 254, 255)
+PER_HEAD = (1, 3, 8, 64)
+
+
+def padding(size, which):
+    """padding_l of a causal filter, a centred one, one that looks ahead, and one in between."""
+    return (size - 1, (size - 1) // 2, 0, size // 4)[which % 4]
+
+
+def sizes():
+    """Every kernel size with every number of channels per head; the rest goes round."""
+    for i, (size, per_head) in enumerate(itertools.product(KERNEL_SIZES, PER_HEAD)):
+        for j, operator in enumerate(OPERATORS):
+            steps = (1, 5, 17, 33, 70, 2, 129)[(i + j) % 7]
+            batch, heads = (1, 2, 3)[i % 3], (1, 2, 4, 3, 8)[(i + 2 * j) % 5]
+            rows = ("tbc", "btc", "sliced", "odd")[(i + i // 4) % 4]
+            filters = ("plain", "taps_first", "sliced")[(i // 3 + j) % 3]
+            dtype = DTYPES[(i + i // 3 + j) % 3]
+            yield Case(
+                operator, steps, batch, heads, per_head, size, padding(size, i + j), dtype, rows=rows, filters=filters
+            )
+
+
+def papers_sizes():
+    """The kernel sizes of the paper in every type, with rows as long as in its models, on old and new devices."""
+    for i, (operator, size, dtype) in enumerate(itertools.product(OPERATORS, (3, 7, 15, 31, 63), DTYPES)):
+        for j, (heads, per_head) in enumerate(((1, 128), (4, 64), (4, 32), (8, 16))):
+            capability = 75 if dtype != torch.float32 and (i + j) % 4 == 3 else 80
+            yield Case(
+                operator,
+                (70, 150, 33, 41)[(i + j) % 4],
+                (2, 1)[(i + j) % 2],
+                heads,
+                per_head,
+                size,
+                padding(size, (i + j) % 2),
+                dtype,
+                rows=("tbc", "btc", "tbc", "sliced")[j],
+                compute_capability=capability,
+            )
+
+
+def options():
+    """Every option with every normalisation, alone and together, for a narrow and a wide row."""
+    extras = [
+        {},
+        {"dropout": 0.3},
+        {"bias": True, "dropout": 0.5},
+        {"lengths": torch.int64},
+        {"lengths": torch.int32, "glu": True},
+        {"packed": True},
+        {"packed": True, "glu": True, "dropout": 0.25},
+        {"glu": True, "bias": True},
+        {"lengths": torch.int64, "dropout": 0.1, "glu": True, "bias": True},
+    ]
+    renorm = [
+        {"renorm": True},
+        {"renorm": True, "lengths": torch.int32, "dropout": 0.2},
+        {"renorm": True, "packed": True, "glu": True},
+    ]
+    count = 0
+    for operator, normalize in itertools.product(OPERATORS, NORMALIZATIONS):
+        chosen = extras + renorm * (operator == "dynamicconv")
+        for extra in chosen if normalize == "softmax" else chosen[count % 2 :: 2]:
+            count += 1
+            dtype = DTYPES[(count + count // 3) % 3]
+            heads, per_head, size = ((4, 8, 5), (2, 64, 7), (2, 16, 31), (5, 3, 4), (6, 1, 3))[count % 5]
+            steps, batch = (21, 4) if "packed" not in extra else (37, 1)
+            rows = ("tbc", "btc", "tbc", "odd")[count // 2 % 4]
+            yield Case(
+                operator,
+                steps,
+                batch,
+                heads,
+                per_head,
+                size,
+                padding(size, count),
+                dtype,
+                normalize=normalize,
+                rows=rows,
+                **extra,
+            )
+
+
+def short():
+    """The filters of language models: few taps, from one channel a head to many."""
+    extras = [{}, {"glu": True, "bias": True}, {"packed": True}, {"lengths": torch.int64}, {"normalize": "none"}]
+    for count, (operator, size, per_head) in enumerate(
+        itertools.product(OPERATORS, (3, 4, 7), (1, 2, 4, 8, 16, 32, 256))
+    ):
+        extra = extras[count % 5]
+        yield Case(
+            operator,
+            (100, 23, 9)[count % 3],
+            1 if extra.get("packed") else (2, 3)[count % 2],
+            max(16 // per_head, 1) + count % 4 // 3,
+            per_head,
+            size,
+            padding(size, count % 3),
+            DTYPES[count // 2 % 3],
+            renorm=operator == "dynamicconv" and count % 3 == 1,
+            rows=("tbc", "btc", "sliced", "odd")[count % 16 // 5],
+            filters=("plain", "plain", "plain", "taps_first", "sliced")[count // 3 % 5],
+            **extra,
+        )
+
+
+def wide():
+    """Half types with rows of a head wide enough for the matrix units: sizes that do not fill a tile, all options."""
+    widths = (16, 24, 40, 64, 72, 128, 136)
+    extras = [
+        {},
+        {"glu": True},
+        {"lengths": torch.int32, "bias": True},
+        {"packed": True, "steps": 90},
+        {"dropout": 0.4},
+        {"glu": True, "lengths": torch.int64, "dropout": 0.2, "bias": True},
+        {"packed": True, "glu": True, "dropout": 0.2, "steps": 70},
+    ]
+    for count, (operator, size, extra) in enumerate(itertools.product(OPERATORS, (8, 17, 18, 31, 49, 96), extras)):
+        per_head = widths[count % 7]
+        packed = extra.get("packed", False)
+        yield Case(
+            operator,
+            extra.get("steps", (16, 31, 65, 150)[count % 4]),
+            1 if packed else (2, 3)[count % 2],
+            2,
+            per_head,
+            size,
+            padding(size, count + count // 4),
+            DTYPES[1 + count % 2],
+            normalize=NORMALIZATIONS[count // 2 % 9] if count % 2 else "softmax",
+            renorm=operator == "dynamicconv" and count % 3 == 0,
+            rows=("tbc", "btc", "sliced", "odd")[count % 16 // 5],
+            filters=("plain", "taps_first", "sliced")[count % 3],
+            **{name: value for name, value in extra.items() if name != "steps"},
+        )
+
+
+def shapes():
+    """What does not fit the tables above."""
+    for operator in OPERATORS:
+        yield Case(operator, 300, 1, 2, 8, 31, 30)
+        yield Case(operator, 300, 1, 1, 64, 31, 15, torch.bfloat16)
+        yield Case(operator, 5, 40, 3, 4, 3, 1, torch.float16)  # many sentences
+        yield Case(operator, 9, 2, 64, 1, 4, 3, torch.bfloat16)  # many heads
+        yield Case(operator, 9, 2, 1, 300, 7, 3)  # one head of a size nobody has
+        yield Case(operator, 9, 2, 7, 5, 7, 3, torch.bfloat16)
+        yield Case(operator, 6, 0, 2, 4, 3, 1)  # no sentence at all
+        yield Case(operator, 25, 2, 2, 8, 7, 3, rows="still")
+        yield Case(operator, 40, 2, 2, 64, 15, 7, torch.bfloat16, rows="still")
+        yield Case(operator, 12, 3, 2, 16, 1, 0, torch.bfloat16, dropout=0.5, glu=True)
+        yield Case(operator, 3, 2, 2, 64, 255, 128, torch.bfloat16, dropout=0.5, lengths=torch.int64)
+        yield Case(operator, 45, 3, 2, 64, 31, 30, torch.float16, dropout=0.999)
+
+
+CASES = [*sizes(), *papers_sizes(), *options(), *short(), *wide(), *shapes()]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_forward(on_host, case):
+    check(case, "forward", on_host, ("out",))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_backward(on_host, case):
+    check(case, "backward", on_host, ("dx", "dweight"))

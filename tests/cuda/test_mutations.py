@@ -1,0 +1,233 @@
+"""A wrong kernel does not pass: each of these mistakes, made on purpose, is noticed by a call or two.
+
+All of them are written into one copy of the sources, each behind a number that says which one is being made, so that
+few files are compiled anew. What is replaced must be found once: a mistake whose text has gone with a change of the
+kernels fails here, and must be written anew, of the same kind.
+"""
+
+import dataclasses
+import shutil
+
+import pytest
+import torch
+
+from lightconv_plugin.ops import reference
+
+from . import host
+from .cases import Case, check, compare, doubled
+from .host import Sparse
+from .operators import Operators
+
+RESULTS = {"forward": ("out",), "backward": ("dx", "dweight"), "step": ("out", "next_state")}
+# What is compiled anew. Only templates are changed, which these files alone instantiate (and not functions that all
+# have in common, of which the linker would take any copy).
+UNITS = ("forward_float32.cu", "backward_float32.cu", "band_forward.cu", "band_backward.cu")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """`old` becomes `new` in `file`, where MISTAKE stands for "this one is being made"; `what` of `case` must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    what: str
+    case: Case
+
+    def __str__(self) -> str:
+        return self.name
+
+
+LIGHT = Case("lightconv", 21, 2, 3, 8, 9, 4)
+DYNAMIC = Case("dynamicconv", 21, 2, 3, 8, 9, 4)
+SHORT = Case("dynamicconv", 21, 2, 2, 8, 7, 3)
+WIDE = Case("dynamicconv", 40, 2, 2, 64, 31, 15, torch.float16)
+
+
+def other(case: Case, **changes) -> Case:
+    return dataclasses.replace(case, **changes)
+
+
+MISTAKES = [
+    Mistake(
+        "rows one step too late",
+        "forward.cuh",
+        "const int64_t origin = place.row - p.padding_l + begin;",
+        "const int64_t origin = place.row - p.padding_l + begin + MISTAKE;",
+        "forward",
+        LIGHT,
+    ),
+    Mistake(
+        "tap index one too high",
+        "tile.cuh",
+        "w[i] = filter[m - i];",
+        "w[i] = filter[m - i + MISTAKE];",
+        "forward",
+        other(LIGHT, size=31),
+    ),
+    Mistake(
+        "head forgotten",
+        "forward.cuh",
+        "weights{filters + (micro * tile.heads + head) * tile.pitch * S}",
+        "weights{filters + (micro * tile.heads + (MISTAKE ? 0 : head)) * tile.pitch * S}",
+        "forward",
+        DYNAMIC,
+    ),
+    Mistake(
+        "rows beyond the end read",
+        "tile.cuh",
+        "s >= begin && s < end ?",
+        "s >= begin && (MISTAKE || s < end) ?",
+        "forward",
+        LIGHT,
+    ),
+    Mistake(
+        "rows beyond the end written",
+        "forward.cuh",
+        "if (t < p.steps) store_pack(",
+        "if (MISTAKE || t < p.steps) store_pack(",
+        "forward",
+        LIGHT,
+    ),
+    Mistake(
+        "__syncthreads missing",
+        "forward.cuh",
+        "    __syncthreads();\n    if (!busy) continue;",
+        "    if (!MISTAKE) __syncthreads();\n    if (!busy) continue;",
+        "forward",
+        LIGHT,
+    ),
+    Mistake(
+        "second __syncthreads missing",
+        "forward.cuh",
+        "if (begin > 0) __syncthreads();",
+        "if (!MISTAKE && begin > 0) __syncthreads();",
+        "forward",
+        other(DYNAMIC, steps=70, size=100),
+    ),
+    Mistake(
+        "alignment of x not asked for",
+        "forward.cuh",
+        "kWide<T> == 0 && aligned(p.x, size, 16)",
+        "kWide<T> == 0 && (MISTAKE || aligned(p.x, size, 16))",
+        "forward",
+        other(LIGHT, rows="odd"),
+    ),
+    Mistake(
+        "dropout by another word",
+        "tile.cuh",
+        "component(factors, e)",
+        "component(factors, e ^ MISTAKE)",
+        "forward",
+        other(DYNAMIC, dropout=0.5),
+    ),
+    Mistake(
+        "a row of the next state too early",
+        "forward.cuh",
+        "load_input<T, V>(p, p.steps - count + row, place.b, c)",
+        "load_input<T, V>(p, p.steps - count + row - MISTAKE, place.b, c)",
+        "step",
+        other(DYNAMIC, steps=3, padding_l=8, seen=8),
+    ),
+    Mistake(
+        "short filters: the window moved too far",
+        "short.cuh",
+        "window[k][e] = window[k + 1][e];\n    }\n  }\n  if (p.next_state",
+        "window[k][e] = window[k + 1 + (MISTAKE && k + 2 < K)][e];\n    }\n  }\n  if (p.next_state",
+        "forward",
+        SHORT,
+    ),
+    Mistake(
+        "gradient of x: tap index one too low",
+        "input_gradient.cuh",
+        "filters[h * tile.pitch + taps - 1 - (k - begin)] = value;",
+        "filters[h * tile.pitch + max(taps - 1 - MISTAKE - (k - begin), 0)] = value;",
+        "backward",
+        LIGHT,
+    ),
+    Mistake(
+        "gradient of the weight: rows of another sentence",
+        "weight_gradient.cuh",
+        "if (at >= span.x && at < span.y) sums_of_tap",
+        "if (at >= span.x && (MISTAKE || at < span.y)) sums_of_tap",
+        "backward",
+        other(LIGHT, batch=1, packed=True),
+    ),
+    Mistake(
+        "matrix units: fragments of two columns exchanged",
+        "band_product.cuh",
+        "multiply_add<T>(sums[n + 1], a, b[2], b[3]);",
+        "multiply_add<T>(sums[n + 1], a, b[2 + MISTAKE], b[3 - MISTAKE]);",
+        "forward",
+        WIDE,
+    ),
+    Mistake(
+        "matrix units: copies not waited for",
+        "band_forward.cu",
+        "    wait_for_copies();",
+        "    if (!MISTAKE) wait_for_copies();",
+        "forward",
+        WIDE,
+    ),
+    Mistake(
+        "matrix units: __syncthreads missing",
+        "band_forward.cu",
+        "    __syncthreads();\n    const int channel0",
+        "    if (!MISTAKE) __syncthreads();\n    const int channel0",
+        "forward",
+        WIDE,
+    ),
+    Mistake(
+        "matrix units: the gradient's band one row off",
+        "band_backward.cu",
+        "band + (lane % 8 + lane / 16 * 8) * shape.band_pitch",
+        "band + (lane % 8 + lane / 16 * 8 + MISTAKE) * shape.band_pitch",
+        "backward",
+        WIDE,
+    ),
+]
+OFFSET = Mistake(
+    "an offset of 32 bits",
+    "common.cuh",
+    "(p.x.data) + s * p.x.stride_t + b * p.x.stride_b;\n  Pack<T, V> value",
+    "(p.x.data) + (MISTAKE ? static_cast<int>(s * p.x.stride_t) : s * p.x.stride_t) + b * p.x.stride_b;\n"
+    "  Pack<T, V> value",
+    "forward",
+    Case("lightconv", 3, 2, 2, 64, 5, 2),
+)
+ALL = [*MISTAKES, OFFSET]
+
+
+@pytest.fixture(scope="module")
+def mistaken(tmp_path_factory):
+    """The kernels with all mistakes in them; `mistake` says which one is made."""
+    folder = tmp_path_factory.mktemp("mistaken") / "cuda"
+    shutil.copytree(host.SOURCES, folder)
+    for number, mistake in enumerate(ALL, 1):
+        file = folder / mistake.file
+        text = file.read_text()
+        assert text.count(mistake.old) == 1, f"{mistake.file} has {text.count(mistake.old)} times: {mistake.old}"
+        new = mistake.new.replace("MISTAKE", f"(lightconv_host::mistake == {number})")
+        file.write_text(text.replace(mistake.old, new))
+    runner = host.Runner(host.build_runner(instead={unit: folder / unit for unit in UNITS}))
+    yield Operators(runner)
+    runner.close()
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_is_noticed(mistaken, mistake):
+    check(mistake.case, mistake.what, mistaken, RESULTS[mistake.what])
+    with pytest.raises(AssertionError):
+        made = mistaken.on(mistake=ALL.index(mistake) + 1)
+        check(mistake.case, mistake.what, made, RESULTS[mistake.what])
+
+
+def test_an_offset_of_32_bits_is_noticed(mistaken):
+    made = OFFSET.case.tensors()
+    far = made | {"x": Sparse(made["x"], (2**31 + 64, 256, 1))}
+    compare("out", OFFSET.case.forward(mistaken, far).values, OFFSET.case.forward(reference, doubled(made)))
+    # Wherever that leads: out of the tensor, or out of all memory.
+    with pytest.raises(AssertionError):
+        mistaken = mistaken.on(mistake=ALL.index(OFFSET) + 1)
+        compare("out", OFFSET.case.forward(mistaken, far).values, OFFSET.case.forward(reference, doubled(made)))

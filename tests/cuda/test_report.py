@@ -1,0 +1,60 @@
+"""The .cu sources compiled by nvcc: for real devices, without one."""
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+# One architecture takes about 40 s on two cores. LIGHTCONV_TEST_CUDA_ARCHS="75 80 86 90 100 120" takes all.
+ARCHITECTURES = os.environ.get("LIGHTCONV_TEST_CUDA_ARCHS", "90").split()
+
+
+def report(repository, *arguments):
+    command = [repository / "scripts" / "cuda_report.sh", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=1800)
+
+
+@pytest.fixture
+def nvcc():
+    if shutil.which("nvcc") is None:
+        pytest.skip("no nvcc: the kernels cannot be compiled for a device")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_compile_without_spills(repository, nvcc, architecture):
+    result = report(repository, "--arch", architecture)
+    assert result.returncode == 0, result.stderr + result.stdout
+    table = [line.split(maxsplit=5) for line in result.stdout.splitlines()[1:]]
+    assert all(row[0] == architecture and 0 < int(row[1]) <= 255 and row[2] == "0" for row in table)
+    for kernel in ("forward_kernel<float", "input_gradient_kernel<__half", "band::forward_kernel<__nv_bfloat16>"):
+        assert any(row[5].startswith(kernel) for row in table), f"no {kernel} among the kernels"
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    {
+        "__global__ void broken(int* p) { *p = missing; }": "does not compile: 90.kernel",
+        # Sixty-four sums for which a thread may have 32 registers.
+        "__global__ void __launch_bounds__(1024, 2) greedy(float* p) {\n"
+        "  float sums[64];\n"
+        "  for (int i = 0; i < 64; ++i) sums[i] = p[i * 7 + threadIdx.x];\n"
+        "  for (int n = 0; n < 99; ++n)\n"
+        '    _Pragma("unroll") for (int i = 0; i < 64; ++i) sums[i] = sums[i] * p[n] + sums[(i + 1) % 64];\n'
+        "  for (int i = 0; i < 64; ++i) p[i * 9 + threadIdx.x] = sums[i];\n"
+        "}": "1 of 1 kernels spill registers",
+    }.items(),
+    ids=["broken", "greedy"],
+)
+def test_reports_what_is_wrong(repository, nvcc, tmp_path, source, complaint):
+    (tmp_path / "kernel.cu").write_text(source)
+    result = report(repository, "--arch", "90", "--sources", str(tmp_path))
+    assert result.returncode == 1
+    assert complaint in result.stderr
+
+
+def test_reports_wrong_arguments(repository, tmp_path):
+    assert re.search(r'--arch must be numbers such as "80 90", got "x"', report(repository, "--arch", "x").stderr)
+    empty = report(repository, "--sources", str(tmp_path))
+    assert empty.returncode == 1 and "no .cu files in" in empty.stderr

@@ -1,0 +1,30 @@
+"""A short set of calls on a GPU, to be run under compute-sanitizer: `python -m tests.gpu.sanitize [NUMBER]`.
+
+With PYTORCH_NO_CUDA_MEMORY_CACHING=1 each tensor is an allocation of its own, so that an access beyond it is seen.
+"""
+
+import sys
+
+import torch
+
+from lightconv_plugin.ops import native
+from tests.gpu.cases import DTYPES, OPERATORS, Arguments, Case, drawn
+
+
+def main(number):
+    assert native.decision("cuda").backend == "cuda", native.decision("cuda").reason
+    cases = [
+        Case(operator, 40, 2, 2, 64, size, size // 2, dtype)
+        for operator in OPERATORS
+        for dtype in DTYPES.values()
+        for size in (4, 31)
+    ]
+    cases += [drawn(seed) for seed in range(number)]
+    for case in cases:
+        Arguments(case, torch.device("cuda")).everything()
+        torch.cuda.synchronize()
+    print(f"{len(cases)} calls, forward and backward")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 24)

@@ -1,0 +1,45 @@
+"""The backends that the operators' tests are run on, and fixtures for those of building native libraries."""
+
+import contextlib
+import warnings
+
+import pytest
+import torch
+
+from lightconv_plugin.ops import native, reference
+
+from .native_toys import broken, plain  # noqa: F401  (fixtures)
+
+BACKENDS = ("native", "reference")
+
+
+@contextlib.contextmanager
+def by_reference():
+    """Inside, the operators compute by the reference on the CPU, whatever is loaded."""
+    library = torch.library.Library("lightconv", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
+            for name in native.OPERATORS + native.CPU_OPERATORS:
+                library.impl(name, getattr(reference, name), "CPU")
+        yield
+    finally:
+        library._destroy()
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request):
+    """Both backends of the CPU in turn; a module asks for it by `pytestmark`.
+
+    "native" is skipped where it was not asked for or the tools are missing; kernels that do not compile are a failure.
+    """
+    if request.param == "reference":
+        with by_reference():
+            yield request.param
+    else:
+        decided = native.decision("cpu")
+        if decided.error is not None and not decided.error.remedy:
+            pytest.fail(decided.reason)
+        if decided.backend != "cpu":
+            pytest.skip(decided.reason)
+        yield request.param

@@ -1,0 +1,125 @@
+"""Small native libraries: what building, finding and loading are tested on, without compiling the kernels each time."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from lightconv_plugin.ops import libraries, native
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# No torch in it, so that it compiles in no time; it has no kernels.
+PLAIN = 'extern "C" int lightconv_answer() { return 42; }\n'
+BROKEN = "int one = 1;\nint two = three;\n"
+# Every operator for the CPU: 100, plus the number of threads that a parallel_for really uses.
+TOY = """
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+#include <ATen/ops/full_like.h>
+#include <torch/library.h>
+#include <mutex>
+#include <set>
+#include <thread>
+
+static void count_threads(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  std::mutex mutex;
+  std::set<std::thread::id> threads;
+  at::parallel_for(0, 64, 1, [&](int64_t, int64_t) {
+    std::lock_guard<std::mutex> guard(mutex);
+    threads.insert(std::this_thread::get_id());
+  });
+  const auto arguments = op.schema().arguments().size();
+  size_t first = 0;
+  while (!torch::jit::peek(*stack, first, arguments).isTensor()) ++first;
+  const at::Tensor x = torch::jit::peek(*stack, first, arguments).toTensor();
+  torch::jit::drop(*stack, arguments);
+  for (size_t i = 0; i < op.schema().returns().size(); ++i)
+    torch::jit::push(*stack, at::full_like(x, 100 + int64_t(threads.size())));
+}
+
+TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
+  for (const char* name : {OPERATORS})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&count_threads>());
+}
+""".replace("OPERATORS", ", ".join(f'"{name}"' for name in native.OPERATORS + native.CPU_OPERATORS))
+# A compiler that waits before it compiles until the file "go" beside it exists, and says by "begun" that it was called.
+SLOW_COMPILER = """#!/bin/sh
+case " $* " in
+    *" -c "*) : >"{folder}/begun"; for i in $(seq 600); do [ -e "{folder}/go" ] && break; sleep 0.1; done ;;
+esac
+exec {compiler} "$@"
+"""
+
+
+class Toy:
+    """Sources of kind "cpu" in a folder of their own, with a cache beside them."""
+
+    def __init__(self, folder: Path, source: str) -> None:
+        self.folder, self.sources, self.cache = folder, folder / "the sources", folder / "the cache"
+        self.sources.mkdir()
+        self.write(source)
+
+    def write(self, source: str, name: str = "toy.cpp") -> None:
+        (self.sources / name).write_text(source)
+
+    def slow_compiler(self) -> Path:
+        path = self.folder / "slow"
+        path.write_text(SLOW_COMPILER.format(folder=self.folder, compiler=os.environ.get("CXX") or "c++"))
+        path.chmod(0o755)
+        return path
+
+    def built(self) -> list[str]:
+        """All that is in the cache, hidden files too."""
+        return sorted(str(path.relative_to(self.cache)) for path in self.cache.rglob("*"))
+
+    def start(self, program: str, root: Path = ROOT, **environment: str) -> subprocess.Popen:
+        """Run a program in a process that has these sources and this cache."""
+        begin = f"""
+            from pathlib import Path
+            import torch
+            from lightconv_plugin import ops
+            from lightconv_plugin.ops import building, libraries, native, reference
+            libraries.SOURCES["cpu"] = Path({str(self.sources)!r})
+            x, weight = torch.randn(5, 2, 6), torch.randn(3, 4)
+        """
+        return subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(begin) + textwrap.dedent(program)],
+            env={**os.environ, "PYTHONPATH": str(root), "TORCH_EXTENSIONS_DIR": str(self.cache), **environment},
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, program: str, **options: str) -> tuple[str, str]:
+        """Its stdout and stderr, once it has ended well."""
+        process = self.start(program, **options)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        return out, err
+
+
+def in_this_process(toy: Toy, monkeypatch) -> Toy:
+    monkeypatch.setitem(libraries.SOURCES, "cpu", toy.sources)
+    monkeypatch.setattr(libraries, "PREBUILT", toy.folder / "prebuilt")
+    monkeypatch.setattr(native, "_decided", {})
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(toy.cache))
+    monkeypatch.delenv("LIGHTCONV_BACKEND", raising=False)
+    return toy
+
+
+@pytest.fixture
+def plain(tmp_path, monkeypatch):
+    """Sources that compile but have no kernels, here in this process."""
+    return in_this_process(Toy(tmp_path, PLAIN), monkeypatch)
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    """Sources that do not compile, here in this process."""
+    return in_this_process(Toy(tmp_path, BROKEN), monkeypatch)

@@ -1,0 +1,356 @@
+"""Compiling a library: once for all processes, whole or not at all, with a cause where it fails."""
+
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightconv_plugin.ops import building, libraries
+from lightconv_plugin.ops.libraries import NativeError
+
+from .native_toys import BROKEN, PLAIN
+
+BUILD = "print(building.build(libraries.recipe('cpu'), lambda: print('started'), lambda: print('waiting')))"
+
+
+def build(calls=None):
+    """Build the library of kind "cpu" here, keeping which of the callbacks were called."""
+    calls = [] if calls is None else calls
+    return building.build(
+        libraries.recipe("cpu"), lambda: calls.append("started"), lambda: calls.append("waiting"), calls.append
+    )
+
+
+def wait_for(path):
+    for _ in range(600):
+        if path.exists():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{path} did not appear")
+
+
+# ------------------------------------------------------------------------------------------------ it works
+
+
+def test_a_library_is_built_once(plain, monkeypatch):
+    calls = []
+    path = build(calls)
+    assert calls[0] == "started" and calls[-1] == "2/2 lightconv_cpu.so"
+    name = libraries.recipe("cpu").name
+    assert path == plain.cache / "lightconv_cpu" / name / "lightconv_cpu.so"
+    files = [f"/{name}.lock", f"/{name}", *(f"/{name}/{file}" for file in ("build.log", "build.json", path.name))]
+    assert plain.built() == sorted("lightconv_cpu" + file for file in ["", *files])
+    assert ctypes.CDLL(str(path)).lightconv_answer() == 42
+    about = libraries.information(path)
+    assert about["torch"] == torch.__version__ and about["sources"] == ["toy.cpp"]
+    assert about["capability"] == torch.backends.cpu.get_cpu_capability() and "-O3" in about["flags"]
+    assert "toy.cpp" in path.with_name("build.log").read_text()
+
+    monkeypatch.setenv("PATH", "")  # nothing is needed now
+    assert build(calls) == path and calls.count("started") == 1
+
+
+def test_a_prebuilt_library_needs_no_cache(plain, monkeypatch):
+    path = build()
+    prebuilt = libraries.PREBUILT / path.parent.parent.name / path.parent.name
+    prebuilt.parent.mkdir(parents=True)
+    path.parent.rename(prebuilt)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/dev/null/nowhere")
+    monkeypatch.setenv("PATH", "")
+    assert libraries.find("cpu") == build() == prebuilt / path.name
+
+
+def test_an_edited_source_is_compiled_again(plain):
+    first = build()
+    plain.write(PLAIN.replace("42", "43"))
+    second = build()
+    assert [ctypes.CDLL(str(path)).lightconv_answer() for path in (first, second)] == [42, 43]
+
+
+def test_ninja_of_this_environment_is_found_without_path(plain, monkeypatch):
+    ninja = pytest.importorskip("ninja")
+    tools = plain.folder / "tools"
+    tools.mkdir()
+    for name in ("c++", "g++", "sh", "ld", "as"):
+        if found := building.shutil.which(name):
+            (tools / name).symlink_to(found)
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.delenv("CXX", raising=False)
+    assert building._ninja().parent in (Path(sys.prefix, "bin"), Path(sys.executable).parent, Path(ninja.BIN_DIR))
+    assert build().is_file()
+
+
+def test_torch_in_a_path_with_spaces(plain):
+    folder = plain.folder / "site packages"
+    folder.mkdir()
+    (folder / "torch").symlink_to(Path(torch.__file__).parent)
+    path = os.pathsep.join([str(folder), str(Path(__file__).parents[2])])
+    out, _ = plain.run(f"print(torch.__file__); {BUILD}", PYTHONPATH=path)
+    assert "site packages" in out.splitlines()[0] and Path(out.splitlines()[-1]).is_file()
+
+
+def test_nothing_is_written_into_the_package(plain):
+    package = plain.folder / "installed" / "lightconv_plugin"
+    subprocess.run(["cp", "-r", str(libraries.PACKAGE), plain.folder], check=True)
+    package.parent.mkdir()
+    (plain.folder / "lightconv_plugin").rename(package)
+    subprocess.run(["chmod", "-R", "a-w", str(package)], check=True)
+    before = {str(path): path.stat().st_mtime_ns for path in package.rglob("*")}
+    out, _ = plain.run(
+        f"print(libraries.PACKAGE); {BUILD}",
+        root=package.parent,
+        PYTHONPATH=str(package.parent),
+        PYTHONDONTWRITEBYTECODE="1",
+    )
+    assert out.splitlines() == [str(package), "started", str(libraries.recipe("cpu").folder / "lightconv_cpu.so")]
+    assert {str(path): path.stat().st_mtime_ns for path in package.rglob("*")} == before
+    subprocess.run(["chmod", "-R", "u+w", str(package)], check=True)
+
+
+# ------------------------------------------------------------------------------------------------ it fails
+
+
+def test_a_failed_build_has_a_cause_and_a_log(broken):
+    for _ in range(2):  # the next process, or the next call, tries again
+        calls = []
+        with pytest.raises(NativeError) as failed:
+            build(calls)
+        assert calls[0] == "started"
+    name = libraries.recipe("cpu").name
+    assert failed.value.cause.endswith("error: ‘three’ was not declared in this scope") or "three" in failed.value.cause
+    assert failed.value.log == broken.cache / "lightconv_cpu" / f"{name}.log"
+    assert str(failed.value.log) in str(failed.value)
+    assert "-fopenmp" in failed.value.log.read_text()
+    assert broken.built() == ["lightconv_cpu", *(f"lightconv_cpu/{name}.{end}" for end in ("failed", "lock", "log"))]
+
+    broken.write(PLAIN)
+    broken.write(BROKEN, "notes.txt")
+    assert build().is_file()
+
+
+def test_a_failure_is_forgotten_when_the_same_sources_compile(broken, monkeypatch):
+    # As when a compiler was mended: the sources, and so the name, are the same.
+    recipe = libraries.recipe("cpu")
+    with pytest.raises(NativeError):
+        building.build(recipe)
+    monkeypatch.setattr(libraries, "recipe", lambda kind, architectures=(): recipe)
+    broken.write(PLAIN)
+    building.build(recipe)
+    assert not [name for name in broken.built() if name.endswith((".failed", f"{recipe.name}.log"))]
+
+
+def test_a_library_that_cannot_be_loaded_is_not_finished(plain):
+    plain.write('extern "C" void __kmpc_barrier();\nvoid wait() { __kmpc_barrier(); }\n')
+    with pytest.raises(NativeError, match=r"undefined symbol: __kmpc_barrier; compile by g\+\+ \(CXX=g\+\+\)"):
+        build()
+    assert libraries.find("cpu") is None
+
+
+def test_sources_that_change_meanwhile_do_not_get_the_name_of_the_old_ones(plain, monkeypatch):
+    run = building._run
+
+    def run_and_edit(*arguments):
+        plain.write(PLAIN.replace("42", "43"))
+        return run(*arguments)
+
+    monkeypatch.setattr(building, "_run", run_and_edit)
+    with pytest.raises(NativeError, match="the sources were changed while they were being compiled"):
+        build()
+    assert not [name for name in plain.built() if name.endswith(".so")]
+
+
+def test_no_compiler(plain, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler -x")
+    with pytest.raises(NativeError, match=r"no C\+\+ compiler was found \(looked for no-such-compiler -x\); install g"):
+        build()
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(plain.folder))
+    with pytest.raises(NativeError, match=r"looked for c\+\+ and g\+\+"):
+        build()
+    assert not plain.cache.exists()
+
+
+@pytest.mark.parametrize("where", ["/dev/null/cache", "/proc/cache"], ids=["no-folder", "read-only"])
+def test_a_cache_that_cannot_be_written(where, plain, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", where)
+    with pytest.raises(NativeError, match=f"cannot build in {where}/lightconv_cpu: .*; set TORCH_EXTENSIONS_DIR"):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("log", "cause", "remedy"),
+    [
+        ("[1/2] c++ error: x\na.cpp:3:1: error: no\nb.cpp:1:1: error: never\n", "a.cpp:3:1: error: no", ""),
+        ("g++: fatal error: Killed signal terminated program cc1plus\n", "g++: fatal error: Killed", "MAX_JOBS=1"),
+        ("a.cpp:1:10: fatal error: Python.h: No such file\n", "a.cpp:1:10: fatal error: Python.h", "Python headers"),
+        ("as: out.o: No space left on device\n", "as: out.o: No space left", "free some space"),
+        ("nvcc fatal   : Unsupported gpu architecture 'compute_20'\n", "nvcc fatal", "TORCH_CUDA_ARCH_LIST"),
+        ("/usr/bin/ld: cannot find -lc10_cuda\ncollect2: error: ld returned 1\n", "/usr/bin/ld: cannot find", ""),
+        ("Traceback …\nModuleNotFoundError: No module named 'setuptools'\n", "ModuleNotFoundError: No module", ""),
+        ("", "the compiling process ended with status -9", ""),
+    ],
+)
+def test_the_line_that_tells(log, cause, remedy):
+    got = building._cause(log, -9)
+    assert got[0].startswith(cause) and remedy in got[1] and bool(remedy) == bool(got[1])
+
+
+# ------------------------------------------------------------------------------------------------ several processes
+
+
+def _in_a_child(queue, barrier):
+    barrier.wait()
+    calls = []
+    try:
+        queue.put((str(build(calls)), "", calls))
+    except NativeError as error:
+        queue.put((error.cause, str(error.log), calls))
+
+
+def at_once(number):
+    """What forked processes get that build at once: the result or cause, the log, and which callbacks were called."""
+    context = multiprocessing.get_context("fork")
+    queue, barrier = context.Queue(), context.Barrier(number)
+    processes = [context.Process(target=_in_a_child, args=(queue, barrier)) for _ in range(number)]
+    for process in processes:
+        process.start()
+    results = [queue.get(timeout=120) for _ in processes]
+    for process in processes:
+        process.join()
+    return results
+
+
+def test_processes_at_once_build_once(plain):
+    results = at_once(4)
+    assert {result for result, _, _ in results} == {str(libraries.find("cpu"))}
+    assert sorted(calls[0] for _, _, calls in results) == ["started", "waiting", "waiting", "waiting"]
+
+
+def test_who_waited_for_a_build_that_failed_takes_its_failure(broken):
+    results = at_once(4)
+    assert len({(cause, log) for cause, log, _ in results}) == 1
+    assert "three" in results[0][0] and Path(results[0][1]).is_file()
+    assert sorted(calls[0] for _, _, calls in results) == ["started", "waiting", "waiting", "waiting"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=lambda how: how.name)
+def test_a_killed_build_leaves_nothing_that_is_used(how, plain):
+    slow = plain.slow_compiler()
+    process = plain.start(
+        f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {BUILD}", CXX=str(slow)
+    )
+    wait_for(plain.folder / "begun")
+    process.send_signal(how)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert libraries.find("cpu") is None
+    left = [name for name in plain.built() if "/." in name and name.count("/") == 1]
+    assert len(left) == (0 if how == signal.SIGINT else 1)
+    calls = []
+    assert build(calls).is_file() and calls[0] == "started"  # nobody holds the lock
+    (plain.folder / "go").touch()  # ends the compiler, if it is still there
+    assert not [name for name in plain.built() if "/." in name and name.count("/") == 1]
+
+
+def test_who_waits_for_a_build_that_is_killed_builds(plain):
+    first = plain.start(BUILD, CXX=str(plain.slow_compiler()))
+    wait_for(plain.folder / "begun")
+    second = plain.start(f"import sys; sys.stdout.reconfigure(line_buffering=True); {BUILD}")
+    assert second.stdout.readline() == "waiting\n"
+    first.kill()
+    first.communicate(timeout=60)
+    out, err = second.communicate(timeout=60)
+    (plain.folder / "go").touch()
+    assert out.splitlines() == ["started", str(libraries.find("cpu"))], err
+
+
+# ------------------------------------------------------------------------------------------------ CUDA
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def torch_with_cuda(monkeypatch):
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+
+
+def test_torch_without_cuda(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(NativeError, match=r"is built without CUDA.*; install a build of torch with CUDA"):
+        building.toolkit()
+
+
+def test_no_nvcc(torch_with_cuda, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(
+        NativeError, match=f"nvcc was not found: there is no {tmp_path}/bin/nvcc; install the CUDA toolkit"
+    ):
+        building.toolkit()
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("V12.4, release 12.4, x", "is of CUDA 12.4, but torch was built with CUDA 13.0"),
+        ("?", "does not say a version"),
+    ],
+)
+def test_an_nvcc_that_does_not_go_with_torch(version, said, torch_with_cuda, monkeypatch, tmp_path):
+    script(tmp_path / "nvcc", f"echo '{version}'")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(NativeError, match=said):
+        building.toolkit()
+
+
+def test_a_toolkit_is_where_nvcc_says(torch_with_cuda, monkeypatch, tmp_path):
+    # A script on PATH that calls the nvcc of a toolkit elsewhere.
+    home = tmp_path / "cuda-13.1"
+    home.mkdir()
+    answer = f"case $1 in --dryrun) echo '#$ TOP={home}/bin/..' >&2 ;; *) echo 'release 13.1, V13.1.5' ;; esac"
+    script(tmp_path / "usr" / "bin" / "nvcc", answer)
+    (home / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "usr" / "bin"), prepend=os.pathsep)
+    assert building.toolkit() == (home, "13.1")
+    script(tmp_path / "usr" / "bin" / "nvcc", "echo 'release 13.1, V13.1.5'")
+    assert building.toolkit() == (tmp_path / "usr", "13.1")
+
+
+def test_cuda_sources_are_compiled_by_nvcc_for_the_architectures(plain, monkeypatch):
+    """As far as it goes with the torch that is here: without CUDA, linking is what fails."""
+    nvcc = building.shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("there is no nvcc")
+    release = building.re.search(r"release (\d+\.\d+)", building._output([nvcc, "--version"]))[1]
+    cuda = torch.version.cuda
+    monkeypatch.setattr(torch.version, "cuda", cuda or release)
+    plain.write("__global__ void lightconv_kernel(float* x) { x[threadIdx.x] = 1; }\n", "toy.cu")
+    monkeypatch.setitem(libraries.SOURCES, "cuda", plain.sources)
+    recipe, steps = libraries.recipe("cuda", ("8.0", "9.0+PTX")), []
+    if cuda is None:
+        with pytest.raises(NativeError, match="cannot find -lc10_cuda") as failed:
+            building.build(recipe, progress=steps.append)
+        log = failed.value.log
+    else:
+        path = building.build(recipe, progress=steps.append)
+        assert path.parent.name == f"{recipe.key}-8.0_9.0+PTX"
+        assert json.loads(path.with_name("build.json").read_text())["architectures"] == ["8.0", "9.0+PTX"]
+        log = path.with_name("build.log")
+    assert {step.split()[1] for step in steps} >= {"toy.o", "toy.cuda.o"}
+    said = log.read_text()
+    assert "arch=compute_80,code=sm_80" in said and "arch=compute_90,code=compute_90" in said
+    assert "-c" in said and "arch=compute_75" not in said

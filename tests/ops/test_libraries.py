@@ -1,0 +1,264 @@
+"""What names a native library, where a finished one is looked for, and what runs on which GPU."""
+
+import platform
+
+import pytest
+import torch
+
+from lightconv_plugin.ops import libraries
+from lightconv_plugin.ops.libraries import NativeError
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Sets the compute capabilities of the GPUs that are there."""
+
+    def there(*capabilities):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: capabilities[i])
+
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    there()
+    return there
+
+
+@pytest.fixture
+def cuda(plain, monkeypatch):
+    """Sources of kind "cuda"."""
+    (plain.sources / "toy.cu").write_text("__global__ void kernel() {}\n")
+    monkeypatch.setitem(libraries.SOURCES, "cuda", plain.sources)
+    return plain
+
+
+def put(root, recipe):
+    """An empty file in the place of a finished library."""
+    path = root / recipe.library / recipe.name / recipe.file
+    path.parent.mkdir(parents=True)
+    path.touch()
+    return path
+
+
+# ------------------------------------------------------------------------------------------------ names
+
+
+def edit(toy, monkeypatch):
+    toy.write("// another\n")
+
+
+def add_a_header(toy, monkeypatch):
+    toy.write("// new\n", "toy.h")
+
+
+def rename_a_file(toy, monkeypatch):
+    (toy.sources / "toy.cpp").rename(toy.sources / "other.cpp")
+
+
+def upgrade_torch(toy, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.99.0+cpu")
+
+
+def upgrade_cuda(toy, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "99.0")
+
+
+def other_abi(toy, monkeypatch):
+    abi = torch.compiled_with_cxx11_abi()
+    monkeypatch.setattr(torch, "compiled_with_cxx11_abi", lambda: not abi)
+
+
+def other_machine(toy, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+
+
+def other_processor(toy, monkeypatch):
+    capability = "AVX2" if torch.backends.cpu.get_cpu_capability() == "AVX512" else "AVX512"
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+
+
+CHANGES = [
+    edit,
+    add_a_header,
+    rename_a_file,
+    upgrade_torch,
+    upgrade_cuda,
+    other_abi,
+    other_machine,
+    other_processor,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_whatever_decides_what_is_in_a_library_is_in_its_name(change, plain, monkeypatch):
+    before = libraries.recipe("cpu")
+    assert before.name == libraries.recipe("cpu").name
+    put(plain.cache, before)
+    assert libraries.find("cpu") == before.folder / before.file
+    change(plain, monkeypatch)
+    assert libraries.recipe("cpu").name != before.name
+    assert libraries.find("cpu") is None
+
+
+def test_what_does_not_go_into_a_library_is_not_in_its_name(plain, monkeypatch, tmp_path):
+    before = libraries.recipe("cpu").name
+    plain.write("notes", "README.md")
+    monkeypatch.setenv("CXX", "another-compiler")
+    moved = plain.sources.rename(tmp_path / "elsewhere")
+    monkeypatch.setitem(libraries.SOURCES, "cpu", moved)
+    assert libraries.recipe("cpu").name == before
+
+
+@pytest.mark.parametrize(
+    ("capability", "flag", "not_flag"),
+    [("AVX512", "-mavx512bw", None), ("AVX2", "-mavx2", "-mavx512f"), ("DEFAULT", "-O3", "-mavx2")],
+)
+def test_flags_are_those_of_the_processor(capability, flag, not_flag, plain, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    flags = libraries.recipe("cpu").cflags
+    assert flag in flags and not_flag not in flags and "-fopenmp" in flags
+
+
+def test_headers_are_not_compiled_by_themselves(cuda):
+    cuda.write("", "toy.h")
+    cuda.write("", "toy.cuh")
+    assert [path.name for path in libraries.recipe("cpu").sources] == ["toy.cpp"]
+    assert [path.name for path in libraries.recipe("cuda").sources] == ["toy.cpp", "toy.cu"]
+
+
+def test_no_sources(plain):
+    (plain.sources / "toy.cpp").unlink()
+    with pytest.raises(NativeError, match=r"there are no sources in .*the sources"):
+        libraries.find("cpu")
+
+
+def test_the_sources_of_this_checkout_are_found():
+    assert all(libraries.recipe(kind).sources for kind in libraries.KINDS)
+
+
+def test_the_cache_is_where_torch_keeps_what_it_compiles(monkeypatch, tmp_path):
+    from torch.utils.cpp_extension import get_default_build_root
+
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "chosen"))
+    assert libraries.cache_folder() == tmp_path / "chosen"
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
+    for caches in (None, tmp_path):
+        if caches:
+            monkeypatch.setenv("XDG_CACHE_HOME", str(caches))
+        else:
+            monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        assert str(libraries.cache_folder().resolve()) == get_default_build_root()
+
+
+def test_what_came_with_the_installation_is_found_first(plain):
+    recipe = libraries.recipe("cpu")
+    cached, prebuilt = put(plain.cache, recipe), put(libraries.PREBUILT, recipe)
+    assert libraries.find("cpu") == prebuilt
+    prebuilt.unlink()
+    assert libraries.find("cpu") == cached
+
+
+def test_information_that_is_missing_or_damaged(plain):
+    library = put(plain.cache, libraries.recipe("cpu"))
+    assert libraries.information(library) == {}
+    library.with_name("build.json").write_text("{")
+    assert libraries.information(library) == {}
+
+
+# ------------------------------------------------------------------------------------------------ GPU architectures
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("9.0", ("9.0",)),
+        ("9.0;8.0", ("8.0", "9.0")),
+        ("8.0 8.6  9.0+PTX", ("8.0", "8.6", "9.0+PTX")),
+        ("12.0;7.5;12.0;", ("7.5", "12.0")),
+        ("9.0a;9.0", ("9.0", "9.0a")),
+    ],
+)
+def test_lists_of_architectures(text, parsed):
+    assert libraries.parse_architectures(text) == parsed
+
+
+@pytest.mark.parametrize("text", ["", " ; ", "90", "sm_90", "9.0,8.0", "9.0+ptx", "Hopper", "8.0;;x"])
+def test_what_is_no_list_of_architectures(text):
+    with pytest.raises(ValueError, match=r"must be numbers such as '8.0;9.0'"):
+        libraries.parse_architectures(text)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "device", "runs"),
+    [
+        ("8.0", (8, 0), True),
+        ("8.0", (8, 6), True),
+        ("8.6", (8, 0), False),
+        ("8.0", (9, 0), False),
+        ("8.0+PTX", (9, 0), True),
+        ("9.0+PTX", (8, 6), False),
+        ("9.0a", (9, 0), True),
+        ("10.0a", (10, 3), False),
+        ("10.0a+PTX", (10, 3), False),
+        ("10.0f", (10, 3), True),
+        ("12.0", (12, 0), True),
+        ("1.2", (12, 0), False),
+        ("not-one", (8, 0), False),
+    ],
+)
+def test_what_runs_on_which_device(architecture, device, runs):
+    assert libraries.covers(architecture, device) == runs
+
+
+def test_options_of_nvcc():
+    assert libraries.gencode(["8.0", "9.0a+PTX"]) == (
+        "-gencode=arch=compute_80,code=sm_80",
+        "-gencode=arch=compute_90a,code=sm_90a",
+        "-gencode=arch=compute_90a,code=compute_90a",
+    )
+
+
+def test_what_is_compiled_for(gpus, monkeypatch):
+    with pytest.raises(NativeError, match="no GPU to compile for; name the architectures"):
+        libraries.chosen_architectures()
+    gpus((9, 0), (8, 0), (9, 0))
+    assert libraries.chosen_architectures() == ("8.0", "9.0")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "native")
+    assert libraries.chosen_architectures() == ("8.0", "9.0")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "7.5 8.6+PTX")
+    assert libraries.chosen_architectures() == ("7.5", "8.6+PTX")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "Ampere")
+    with pytest.raises(ValueError, match="TORCH_CUDA_ARCH_LIST: GPU architectures must be"):
+        libraries.chosen_architectures()
+
+
+@pytest.mark.parametrize(
+    ("built", "devices", "found"),
+    [
+        (["8.0;9.0"], [(9, 0)], "8.0;9.0"),
+        (["8.0;9.0"], [(8, 0), (9, 0)], "8.0;9.0"),
+        (["8.0;9.0"], [(8, 6)], "8.0;9.0"),
+        (["8.0;9.0"], [(7, 5)], None),
+        (["8.0", "9.0"], [(8, 0), (9, 0)], None),
+        (["8.0", "8.0;8.6", "8.6"], [(8, 6)], "8.6"),
+        (["7.5+PTX"], [(12, 0)], "7.5+PTX"),
+        ([], [(9, 0)], None),
+    ],
+)
+def test_a_library_for_all_devices_is_found(built, devices, found, cuda, gpus):
+    paths = {text: put(cuda.cache, libraries.recipe("cuda", libraries.parse_architectures(text))) for text in built}
+    gpus(*devices)
+    assert libraries.find("cuda") == (paths[found] if found else None)
+
+
+def test_a_library_for_gpus_that_is_not_finished_or_of_other_sources_is_not_found(cuda, gpus):
+    gpus((9, 0))
+    wide = libraries.recipe("cuda", ("8.0", "9.0"))
+    library = put(cuda.cache, wide)
+    exact = put(libraries.PREBUILT, libraries.recipe("cuda", ("9.0",)))
+    assert libraries.find("cuda") == exact
+    exact.unlink()
+    assert libraries.find("cuda") == library
+    library.unlink()
+    assert libraries.find("cuda") is None
+    library.touch()
+    cuda.write("// changed", "toy.cuh")
+    assert libraries.find("cuda") is None
