@@ -18,12 +18,12 @@ constexpr int64_t kBlock = 2048;
 template <class T>
 void drop(const T* x, T* out, int64_t from, int64_t n, const Dropout& dropout) {
   using S = Sum<T>;
-  uint32_t words[kBlock + 128];
-  S row[kBlock];
-  const uint32_t* word = words + philox_words(dropout.seed, from, n, words);
-  const S scale = S(dropout.scale);
+  uint32_t words[kBlock + 64];
+  S row[kBlock], factors[kBlock];
+  const int64_t at = philox_words(dropout.seed, from, n, words);
+  dropout_factors(dropout, words + at, n, factors);
   widen_row(x + from, n, row);
-  for (int64_t i = 0; i < n; ++i) row[i] *= word[i] >= dropout.threshold ? scale : S(0);
+  for (int64_t i = 0; i < n; ++i) row[i] *= factors[i];
   narrow_row(row, n, out + from);
 }
 

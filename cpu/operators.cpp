@@ -123,12 +123,10 @@ struct SharedFilter {
     taps = normalized;
     if (!p.dropout.active()) return;
     scales.resize(heads * pitch);
-    std::vector<uint32_t> words(heads * kernel_size + 128);
+    std::vector<uint32_t> words(heads * kernel_size + 64);
     const uint32_t* word = words.data() + philox_words(p.dropout.seed, 0, heads * kernel_size, words.data());
     for (int64_t h = 0; h < heads; ++h) {
-      for (int64_t k = 0; k < kernel_size; ++k) {
-        scales[h * pitch + k] = *word++ >= p.dropout.threshold ? S(p.dropout.scale) : S(0);
-      }
+      dropout_factors(p.dropout, word + h * kernel_size, kernel_size, scales.data() + h * pitch);
     }
     for (size_t i = 0; i < taps.size(); ++i) taps[i] *= scales[i];
   }

@@ -97,7 +97,7 @@ struct Cut {
 template <class T>
 Cut cut(const Problem<T>& p, int planes, int tables) {
   // Tiles are to stay in a core's second cache with all that is made for them.
-  constexpr int64_t kBytes = 400 * 1024, kRows = 128;
+  constexpr int64_t kBytes = 512 * 1024, kRows = 128;
   const int64_t longest = std::min(kRows, p.sources());
   const int64_t halo = p.kernel_size - 1;
   const int64_t of_head =

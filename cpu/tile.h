@@ -142,7 +142,11 @@ class Filters {
       normalized_ = arena.take<S>(size);
       scales_ = arena.take<S>(size);
     }
-    uint32_t* words = p.dropout.active() ? arena.take<uint32_t>(tile.heads() * p.kernel_size + 128) : nullptr;
+    uint32_t* words = nullptr;
+    if (p.dropout.active()) {
+      words = arena.take<uint32_t>(tile.heads() * p.kernel_size + 64 + pitch_);
+      factors_ = arena.take<S>(pitch_);
+    }
     for (int64_t t = begin; t < end; ++t) {
       fetch_ahead(p.weight.at(std::min(t + kAhead, end - 1), tile.sequence->batch, tile.head), tile.heads() * p.weight.head);
       normalize(t);
@@ -180,26 +184,21 @@ class Filters {
     const int64_t k = p_.kernel_size;
     const uint64_t row = (uint64_t(t) * p_.batch + tile_.sequence->batch) * p_.heads + tile_.head;
     words += philox_words(p_.dropout.seed, row * k, tile_.heads() * k, words);
-    drop_row(words, index(t, 0), k);
-  }
-
-  void drop_row(const uint32_t* words, int64_t at, int64_t k) {
-    const S scale = S(p_.dropout.scale);
-    for (int64_t h = 0; h < tile_.heads(); ++h, at += pitch_, words += k) {
-      for (int64_t i = 0; i < k; ++i) {
-        const S factor = words[i] >= p_.dropout.threshold ? scale : S(0);
-        if (scales_) scales_[at + i] = factor;
-        taps_[at + i] = normalized_[at + i] * factor;
+    for (int64_t h = 0; h < tile_.heads(); ++h, words += k) {
+      const int64_t at = index(t, h);
+      // The words of the next head make factors beyond K, where the filter is 0.
+      dropout_factors(p_.dropout, words, pitch_, factors_);
+      if (scales_) std::memcpy(scales_ + at, factors_, pitch_ * sizeof(S));
+      for (int64_t i = 0; i < pitch_; i += kWidth<S>) {
+        store(taps_ + at + i, load(normalized_ + at + i) * load(factors_ + i));
       }
-      std::fill(taps_ + at + k, taps_ + at + pitch_, S(0));
-      if (scales_) std::fill(scales_ + at + k, scales_ + at + pitch_, S(0));
     }
   }
 
   const Problem<T>& p_;
   const Tile& tile_;
   int64_t pitch_, begin_;
-  S *taps_ = nullptr, *normalized_ = nullptr, *scales_ = nullptr;
+  S *taps_ = nullptr, *normalized_ = nullptr, *scales_ = nullptr, *factors_ = nullptr;
 };
 
 // The taps of one head, transposed for convolve_columns: outputs `begin` … `end` − 1 (those of the sequence among
