@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> None:
             "vocabulary": preset.vocabulary,
             "repeats": repeats,
             "quick": options.quick,
-            "load_at_end": round(machine.load(), 2),
+            "busy_cores_at_end": round(machine.busy_cores(), 2),
             "systems": results,
         }
         report.write_json(options.json, content)

@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import time
 from pathlib import Path
 
 import torch
@@ -80,7 +81,7 @@ def describe(device: torch.device) -> dict:
         "threads": torch.get_num_threads(),
         "backend": backend,
         "simd": torch.backends.cpu.get_cpu_capability(),
-        "load": round(load(), 2),
+        "busy_cores": round(busy_cores(), 2),  # by others, at the start
         "versions": versions,
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
@@ -101,15 +102,28 @@ def headline(description: dict) -> str:
     line = f"{hardware}; {description['threads']} threads on {description['cores']} cores"
     line += f"; torch {description['versions']['torch']}; {description['date']}"
     line += f"; our backend: {description['backend']}"
-    # The load is what others did in the last minute: this process has hardly begun.
-    if description["load"] > 0.5:
-        line += f"\nwarning: the machine is busy (load {description['load']}); these times mean little"
+    if description["busy_cores"] > 0.3:
+        line += f"\nwarning: other work keeps {description['busy_cores']} cores busy; these times mean little"
     return line
 
 
-def load() -> float:
-    """The load of the last minute: how many processes wanted a core."""
-    return os.getloadavg()[0]
+def busy_cores() -> float:
+    """How many cores others keep busy, over half a second in which this process sleeps."""
+    if not _STAT.exists():
+        return os.getloadavg()[0]
+    before = _ticks()
+    time.sleep(0.5)
+    idle, total = (after - then for after, then in zip(_ticks(), before, strict=True))
+    return os.cpu_count() * (1 - idle / max(total, 1))
+
+
+_STAT = Path("/proc/stat")
+
+
+def _ticks() -> tuple[int, int]:
+    """Idle and all ticks of all cores since the machine began."""
+    ticks = [int(field) for field in _STAT.read_text(encoding="ascii").splitlines()[0].split()[1:9]]
+    return ticks[3] + ticks[4], sum(ticks)
 
 
 def _cpu_name() -> str:

@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> None:
             "rates": rates.as_dict(),
             "repeats": repeats,
             "quick": options.quick,
-            "load_at_end": round(machine.load(), 2),
+            "busy_cores_at_end": round(machine.busy_cores(), 2),
             "cases": results,
         }
         report.write_json(options.json, content)

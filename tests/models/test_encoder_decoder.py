@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.sequence_generator import SequenceGenerator
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from lightconv_plugin.modules.dropout import Dropout
 
 from .toys import batch, build, dictionary, task
 
@@ -208,3 +211,9 @@ def test_beam_search_finds_the_scores_of_teacher_forcing(mixer):
 def test_fairseqs_regularisers_work(option, value):
     model = build(**{option: value}, **({"decoder_layerdrop": 0.5} if "layerdrop" in option else {})).train()
     model(*batch())[0].sum().backward()
+
+
+def test_every_dropout_module_is_the_plugin_s_own():
+    model = of("lightweight,attention,dynamic", dropout=0.1, attention_dropout=0.1, weight_dropout=0.1)
+    modules = [module for module in model.modules() if isinstance(module, FairseqDropout)]
+    assert modules and {type(module) for module in modules} == {Dropout}
