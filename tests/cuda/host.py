@@ -16,6 +16,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import shlex
 import shutil
 import struct
 import subprocess
@@ -80,7 +81,8 @@ def _object(gxx: str, flags: list[str], source: Path) -> Path:
     listed = subprocess.run([gxx, *flags, "-MM", "-MT", "x", *language], capture_output=True, text=True)
     if listed.returncode:
         raise HostError(f"{source.name} does not compile on the host:\n{listed.stderr}")
-    files = listed.stdout.replace("\\\n", " ").split()[1:]
+    # A rule for make: lines go on after a backslash, and one stands before a space in a name.
+    files = shlex.split(listed.stdout.replace("\\\n", " "))[1:]
     content = [Path(file).read_bytes() for file in files]
     # Folders differ between copies of the sources; what is in them counts.
     options = [flag for flag in flags if not flag.startswith("-I")]
