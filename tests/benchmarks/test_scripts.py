@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -49,7 +50,7 @@ def gpu(tmp_path, repository):
     folder = tmp_path / "a folder"
     folder.mkdir()
     python = folder / "python3"
-    python.write_text(textwrap.dedent(STAND_IN).format(python=sys.executable), encoding="utf-8")
+    python.write_text(textwrap.dedent(STAND_IN).format(python=shlex.quote(sys.executable)), encoding="utf-8")
     python.chmod(0o755)
     (folder / "result").write_text(json.dumps(RESULT), encoding="utf-8")
 
