@@ -26,12 +26,7 @@ CTRANSLATE2 = "CTranslate2 Transformer"
 
 
 def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        prog="python -m benchmarks.generation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    machine.add_arguments(result)
+    result = machine.parser("generation", __doc__)
     result.add_argument("--preset", choices=("iwslt_de_en", "multi30k_en_de", "wmt_en_de_big"), default="iwslt_de_en")
     result.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     result.add_argument("--beam", type=machine.positive, default=5)

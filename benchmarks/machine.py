@@ -30,17 +30,23 @@ _VARIABLES = (
 _PACKAGES = ("lightconv-plugin", "fairseq", "fairseq-fixed", "ctranslate2", "triton", "numpy")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that all benchmarks have."""
+def parser(program: str, description: str) -> argparse.ArgumentParser:
+    """The command line of `python -m benchmarks.PROGRAM`, with the options that all benchmarks have."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{program}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=positive, metavar="N", help="threads of torch (default: as torch chooses)")
     parser.add_argument("--repeats", type=positive, metavar="N", help="rounds that are timed, after the warm-up")
     parser.add_argument("--quick", action="store_true", help="tiny sizes and few rounds: seconds, and no evidence")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured to FILE")
+    return parser
 
 
 def prepare(options: argparse.Namespace) -> torch.device:
-    """Checks the options of `add_arguments`, sets the threads and returns the device."""
+    """Checks the options of `parser`, sets the threads and returns the device."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise BenchmarkError("--device cuda: torch finds no CUDA device here")
     if options.json is not None and not options.json.resolve().parent.is_dir():

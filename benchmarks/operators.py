@@ -33,11 +33,7 @@ _OUT_OF_MEMORY = "out of memory"
 
 
 def parser() -> argparse.ArgumentParser:
-    formatter = argparse.RawDescriptionHelpFormatter
-    result = argparse.ArgumentParser(
-        prog="python -m benchmarks.operators", description=__doc__, formatter_class=formatter
-    )
-    machine.add_arguments(result)
+    result = machine.parser("operators", __doc__)
     gpu_peers.add_arguments(result)
     result.add_argument("--operators", nargs="+", choices=OPERATORS, default=list(OPERATORS))
     result.add_argument("--dtype", choices=machine.DTYPES, default="float32")

@@ -22,12 +22,7 @@ _BATCHES = 4
 
 
 def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        prog="python -m benchmarks.training",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    machine.add_arguments(result)
+    result = machine.parser("training", __doc__)
     result.add_argument("--preset", choices=("iwslt_de_en", "multi30k_en_de", "wmt_en_de_big"), default="iwslt_de_en")
     result.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     result.add_argument("--data", type=Path, metavar="DIR", help="a data-bin folder, instead of random tokens")

@@ -43,8 +43,8 @@ View<T> writable(const Tensor& tensor) {
   return {tensor.mutable_data_ptr<T>(), tensor.stride(0), tensor.stride(1)};
 }
 
-template <class T, class Element>
-FilterView<T> filter_view(Element* data, const Tensor& weight) {
+template <class T>
+FilterView<T> filter_view(T* data, const Tensor& weight) {
   const bool dynamic = weight.dim() == 4;
   return {data, dynamic ? weight.stride(0) : 0, dynamic ? weight.stride(1) : 0, weight.stride(-2), weight.stride(-1)};
 }
@@ -84,7 +84,9 @@ void set_sequences(Problem<T>& p, const Options& options) {
 
 template <class T>
 Problem<T> problem(const Tensor& x, const Tensor& weight, const Options& options) {
-  TORCH_CHECK(x.dim() == 3 && (weight.dim() == 2 || weight.dim() == 4), "lightconv: x must be (T, B, C), weight (H, K) or (T, B, H, K)");
+  TORCH_CHECK(
+      x.dim() == 3 && (weight.dim() == 2 || weight.dim() == 4),
+      "lightconv: x must be (T, B, C), weight (H, K) or (T, B, H, K)");
   TORCH_CHECK(weight.scalar_type() == x.scalar_type(), "lightconv: weight must have x's dtype");
   Problem<T> p;
   p.steps = x.size(0);
@@ -102,7 +104,7 @@ Problem<T> problem(const Tensor& x, const Tensor& weight, const Options& options
     p.dropout.scale = 1 / (1 - options.dropout);
   }
   p.x = view<T>(x);
-  p.weight = filter_view<const T>(weight.const_data_ptr<T>(), weight);
+  p.weight = filter_view(weight.const_data_ptr<T>(), weight);
   p.shared = weight.dim() == 2;
   return p;
 }
@@ -115,10 +117,15 @@ struct SharedFilter {
   using S = Sum<T>;
 
   explicit SharedFilter(const Problem<T>& p)
-      : heads(p.heads), kernel_size(p.kernel_size), pitch(p.filter_pitch()), logits(heads * pitch), normalized(heads * pitch) {
+      : heads(p.heads),
+        kernel_size(p.kernel_size),
+        pitch(p.filter_pitch()),
+        logits(heads * pitch),
+        normalized(heads * pitch) {
     for (int64_t h = 0; h < heads; ++h) {
       read_filter(p, p.weight.at(0, 0, h), logits.data() + h * pitch);
-      normalize_row(p.normalize, logits.data() + h * pitch, kernel_size, {0, kernel_size}, normalized.data() + h * pitch);
+      normalize_row(
+          p.normalize, logits.data() + h * pitch, kernel_size, {0, kernel_size}, normalized.data() + h * pitch);
     }
     taps = normalized;
     if (!p.dropout.active()) return;
@@ -192,7 +199,8 @@ void dispatch(const Tensor& x, F f) {
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "lightconv", [&] { f(scalar_t()); });
 }
 
-Tensor convolve(const Tensor& any_x, const Tensor& weight, const OptionalTensor& bias, int64_t padding_l, Options options) {
+Tensor convolve(
+    const Tensor& any_x, const Tensor& weight, const OptionalTensor& bias, int64_t padding_l, const Options& options) {
   const Tensor x = channels_last(any_x), out = new_output(x, options.glu);
   if (out.numel() == 0) return out;
   dispatch(x, [&](auto zero) {
@@ -207,7 +215,7 @@ Tensor convolve(const Tensor& any_x, const Tensor& weight, const OptionalTensor&
 }
 
 std::tuple<Tensor, Tensor> gradients(
-    const Tensor& any_grad, const Tensor& any_x, const Tensor& weight, int64_t padding_l, Options options, bool need_x,
+    const Tensor& any_grad, const Tensor& any_x, const Tensor& weight, int64_t padding_l, const Options& options, bool need_x,
     bool need_weight) {
   const Tensor x = channels_last(any_x), grad = channels_last(any_grad);
   const Tensor dx = new_gradient(x, need_x), dweight = new_gradient(weight, need_weight);
@@ -219,7 +227,7 @@ std::tuple<Tensor, Tensor> gradients(
     p.offset = -padding_l;
     p.grad = view<T>(grad);
     if (need_x) p.dx = writable<T>(dx);
-    if (need_weight) p.dweight = filter_view<T>(dweight.mutable_data_ptr<T>(), dweight);
+    if (need_weight) p.dweight = filter_view(dweight.mutable_data_ptr<T>(), dweight);
     set_sequences(p, options);
     run_backward(p);
   });
@@ -236,7 +244,7 @@ void set_state(Problem<T>& p, const Tensor& state, const Options& options) {
 }
 
 std::tuple<Tensor, Tensor> step(
-    const Tensor& any_x, const Tensor& any_state, const Tensor& weight, const OptionalTensor& bias, Options options) {
+    const Tensor& any_x, const Tensor& any_state, const Tensor& weight, const OptionalTensor& bias, const Options& options) {
   const Tensor x = channels_last(any_x), state = channels_last(any_state), out = new_output(x, options.glu);
   const int64_t rows = std::min(state.size(0) + x.size(0), weight.size(-1) - 1);
   const Tensor next = at::empty({rows, state.size(1), state.size(2)}, state.options());
@@ -254,7 +262,7 @@ std::tuple<Tensor, Tensor> step(
 
 std::tuple<Tensor, Tensor, Tensor> step_gradients(
     const OptionalTensor& any_grad, const OptionalTensor& any_grad_state, const Tensor& any_x, const Tensor& any_state,
-    const Tensor& weight, Options options, bool need_x, bool need_state, bool need_weight) {
+    const Tensor& weight, const Options& options, bool need_x, bool need_state, bool need_weight) {
   const Tensor x = channels_last(any_x), state = channels_last(any_state);
   const OptionalTensor grad = channels_last(any_grad), grad_state = channels_last(any_grad_state);
   const Tensor dx = new_gradient(x, need_x), dstate = new_gradient(state, need_state);
@@ -266,7 +274,7 @@ std::tuple<Tensor, Tensor, Tensor> step_gradients(
     Problem<T> p = problem<T>(x, weight, options);
     if (need_x) p.dx = writable<T>(dx);
     if (need_state) p.dstate = writable<T>(dstate);
-    if (grad && need_weight) p.dweight = filter_view<T>(dweight.mutable_data_ptr<T>(), dweight);
+    if (grad && need_weight) p.dweight = filter_view(dweight.mutable_data_ptr<T>(), dweight);
     if (grad) p.grad = view<T>(*grad);
     if (grad_state) p.grad_state = view<T>(*grad_state);
     set_state(p, state, options);
