@@ -9,8 +9,9 @@ A full pass over sequences, and the same one or a few tokens at a time:
 
 Layout is (T, B, C) throughout; channel c belongs to head h = c div (C/H), whose channels share one filter.
 
-Types: float32, bfloat16, float16 and float64 (which the kernels of a GPU do not take), one for all floating tensors of a
-call; sums, normalisation and sigmoid run in float32 (float64 for float64). Under autocast, floating tensors other than float64 are cast to autocast's dtype.
+Types: float32, bfloat16, float16 and float64 (which the CUDA kernels do not take), one for all floating tensors of a
+call; sums, normalisation and sigmoid run in float32 (float64 for float64). Under autocast, floating tensors other than
+float64 are cast to autocast's dtype.
 x and weight may have any strides in T and B (so `y.transpose(0, 1)` of a (B, T, C) tensor needs no copy), and the
 result has the layout of `torch.empty_like(x)`; a channel stride other than 1 costs a copy. Every floating tensor
 argument has a gradient (of first order). An empty batch is allowed. The result for one sentence does not depend on the
