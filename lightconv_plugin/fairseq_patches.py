@@ -352,3 +352,50 @@ def whole_epochs() -> bool:
 
     data_utils.batch_by_size = batch_by_size
     return True
+
+
+@_patch("K")
+def swish() -> bool:
+    """fairseq returns the class SiLU for --activation-fn swish, the TaLK models' activation, instead of a function.
+
+    A Transformer layer then builds a module of its input where it should compute, and fails.
+    """
+    from fairseq import utils
+
+    original = utils.get_activation_fn
+    if not inspect.isclass(original("swish")):
+        return False
+
+    def get_activation_fn(activation: str) -> Callable[..., torch.Tensor]:
+        return torch.nn.functional.silu if activation == "swish" else original(activation)
+
+    utils.get_activation_fn = get_activation_fn
+    return True
+
+
+@_patch("L")
+def repeated_ngrams() -> bool:
+    """fairseq without its CUDA extension compares padding, not words, for --no-repeat-ngram-size: nothing is blocked.
+
+    So on the CPU, and on a GPU wherever fairseq was installed from a wheel (fairseq issues 4709 and 5206).
+    """
+    from fairseq.ngram_repeat_block import NGramRepeatBlock
+
+    words = torch.tensor([[2, 4, 5, 6, 4, 5, 1, 1]])  # after "4 5 6 4 5", in a buffer for two words more
+    if NGramRepeatBlock(3, use_extension=False)(words, torch.zeros(1, 8), 1, 1, 5)[0, 6] == -torch.inf:
+        return False
+
+    def _no_repeat_ngram(
+        self: torch.nn.Module, tokens: torch.Tensor, lprobs: torch.Tensor, bsz: int, beam_size: int, step: int
+    ) -> torch.Tensor:
+        # tokens (hypotheses, length): words 1 … step are chosen; lprobs (hypotheses, vocabulary) are of the next one.
+        n = self.no_repeat_ngram_size
+        if step >= n:
+            ngrams = tokens[:, 1 : step + 1].unfold(1, n, 1)
+            repeats = (ngrams[:, :, :-1] == tokens[:, None, step + 2 - n : step + 1]).all(dim=2)
+            rows, begins = repeats.nonzero(as_tuple=True)
+            lprobs[rows, ngrams[rows, begins, -1]] = -torch.inf
+        return lprobs
+
+    NGramRepeatBlock._no_repeat_ngram = _no_repeat_ngram
+    return True

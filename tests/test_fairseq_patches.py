@@ -358,6 +358,28 @@ def test_encoder_layer_takes_any_mixer_and_holds_no_copies():
         layer.load_state_dict({**stored, "surprise": torch.zeros(1)}, strict=True)
 
 
+SWISH = """
+import torch, lightconv_plugin
+from fairseq.models.transformer import TransformerConfig
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+config = TransformerConfig(activation_fn="swish")
+config.encoder.embed_dim, config.encoder.ffn_embed_dim, config.encoder.attention_heads = 8, 12, 2
+layer = TransformerEncoderLayerBase(config).eval()
+x = torch.randn(5, 2, 8)
+out = layer(x, None)
+layer.activation_fn = lambda h: h * torch.sigmoid(h)
+torch.testing.assert_close(out, layer(x, None))
+"""
+
+
+@pytest.mark.parametrize("skipped", ["", "K"])
+def test_swish_is_a_function(skipped):
+    """K: in fairseq's own layer; without the patch it makes a module of its input."""
+    environment = {**os.environ, "LIGHTCONV_SKIP_PATCHES": skipped, "PYTHONPATH": str(REPOSITORY)}
+    result = subprocess.run([sys.executable, "-c", SWISH], env=environment, capture_output=True, text=True, timeout=300)
+    assert (result.returncode == 0) == (not skipped or not is_applied("K")), result.stderr[-2000:]
+
+
 def test_applied_once_and_listed(monkeypatch):
     from fairseq.distributed import utils
 

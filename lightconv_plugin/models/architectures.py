@@ -1,17 +1,21 @@
-"""The architectures by name, as a table: what each changes of the base model (config.py), and their registration.
+"""The encoder-decoders by name, as a table of what each changes of the base model (config.py), and the registration of
+all architectures; those of the language models are in language_model_config.py.
 
-Numbers: Wu et al. 2019, section 5 and fairseq's LightConv (the paper's own code).
+Numbers: Wu et al. 2019, section 5, and fairseq's LightConv (the paper's own code); Lioutas & Guo 2020 and its code.
 """
 
 import dataclasses
 import logging
 import os
+from collections.abc import Mapping
 
 from fairseq import models as fairseq_models
 from fairseq.models import register_model
 
-from lightconv_plugin.models.config import ConvTransformerConfig
+from lightconv_plugin.models.config import ConvTransformerConfig, option
 from lightconv_plugin.models.encoder_decoder import ConvTransformerModel
+from lightconv_plugin.models.language_model import ConvLanguageModel
+from lightconv_plugin.models.language_model_config import ConvLanguageModelConfig, language_model_architectures
 
 logger = logging.getLogger(__name__)
 
@@ -21,20 +25,50 @@ def _sides(**options) -> dict:
     return {f"{side}_{name}": value for name, value in options.items() for side in ("encoder", "decoder")}
 
 
+_IWSLT = {
+    **_sides(embed_dim=512, ffn_embed_dim=1024, attention_heads=4, glu=False),
+    "attention_dropout": 0.1,
+    "weight_dropout": 0.1,
+    "input_dropout": 0.0,
+}
 _BIG = _sides(embed_dim=1024, ffn_embed_dim=4096, attention_heads=16)
 
 SUFFIXES = {
     "": {},
     "_wmt_en_de": {},
-    "_iwslt_de_en": {
-        **_sides(embed_dim=512, ffn_embed_dim=1024, attention_heads=4, glu=False),
-        "attention_dropout": 0.1,
-        "weight_dropout": 0.1,
-        "input_dropout": 0.0,
-    },
+    "_iwslt_de_en": _IWSLT,
     "_wmt_en_de_big": {**_BIG, "dropout": 0.3, "attention_dropout": 0.1},
     "_wmt_en_fr_big": {**_BIG, "dropout": 0.1, "attention_dropout": 0.1},
     "_wmt_zh_en_big": {**_BIG, "dropout": 0.2, "attention_dropout": 0.2, "weight_dropout": 0.2},
+    # Upstream has no name for the paper's summarisation model: base size, regularised as its recipe says.
+    "_cnndm": {"dropout": 0.3, "attention_dropout": 0.1, "weight_dropout": 0.1},
+}
+
+
+def _reach(encoder: list[int], decoder: list[int]) -> dict:
+    return {"encoder_kernel_size_list": encoder, "decoder_kernel_size_list": decoder}
+
+
+_TALK = {**_sides(conv_type="talk"), "activation_fn": "swish"}
+_TALK_BASE = _reach([1, 3, 7, 15, 15, 15, 15], [1, 3, 7, 15, 15, 15])
+_TALK_LONG = _reach([3, 7, 15, 31, 31, 31, 31], [3, 7, 15, 31, 31, 31])
+# The published summarisation models have 6 decoder heads, which does not divide their 512 channels: they could not be
+# built. Here they have the encoder's 8. In them the offsets' dropout was meant for attention too.
+_TALK_CNNDM = {"dropout": 0.3, "attention_dropout": 0.1, "weight_dropout": 0.1}
+
+TALK_SUFFIXES = {
+    "": _TALK_BASE,
+    "_wmt_en_de": _TALK_BASE,
+    "_iwslt_de_en": {**_TALK_BASE, **_IWSLT},
+    "_wmt_en_de_big": {**_TALK_LONG, **_BIG, "dropout": 0.3, "attention_dropout": 0.1},
+    "_wmt_en_fr_big": {**_TALK_LONG, **_BIG, "dropout": 0.1, "attention_dropout": 0.1},
+    "_cnndm_std": {**_TALK_LONG, **_TALK_CNNDM},
+    "_cnndm_deep": {
+        **_TALK_CNNDM,
+        "encoder_layers": 10,
+        "decoder_layers": 10,
+        **_reach([3, 7, 15, *[31] * 7], [3, 7, *[31] * 8]),
+    },
 }
 
 # Name of the family → its token mixer. `lightconv` is upstream's name for both; there --{encoder,decoder}-conv-type
@@ -46,50 +80,65 @@ ARCHITECTURES = {
     family + suffix: {**_sides(conv_type=mixer), **options}
     for family, mixer in {**FAMILIES, **UPSTREAM_FAMILY}.items()
     for suffix, options in SUFFIXES.items()
-}
+    if not (family in UPSTREAM_FAMILY and suffix == "_cnndm")
+} | {"talkconv" + suffix: {**_TALK, **options} for suffix, options in TALK_SUFFIXES.items()}
+
+LANGUAGE_MODELS = language_model_architectures()
 
 
-def _config_class(name: str, options: dict) -> type:
+def _config_class(name: str, options: Mapping, base: type) -> type:
     """A dataclass of its own for each architecture: the one form of preset that both fairseq-train and hydra read."""
-    by_name = {f.name: f for f in dataclasses.fields(ConvTransformerConfig)}
-    changed = [
-        (key, by_name[key].type, dataclasses.field(default=value, metadata=by_name[key].metadata))
-        for key, value in options.items()
-    ]
-    return dataclasses.make_dataclass(name, changed, bases=(ConvTransformerConfig,), namespace={"__module__": __name__})
+    by_name = {f.name: f for f in dataclasses.fields(base)}
+    changed = [(key, by_name[key].type, option(value, **by_name[key].metadata)) for key, value in options.items()]
+    return dataclasses.make_dataclass(name, changed, bases=(base,), namespace={"__module__": __name__})
 
 
 def _camel(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-def _forget_upstream() -> type:
-    """Removes fairseq's own `lightconv` and its architectures from the registries; returns its model class."""
-    upstream = fairseq_models.MODEL_REGISTRY.pop("lightconv")
-    for architecture in fairseq_models.ARCH_MODEL_INV_REGISTRY.pop("lightconv"):
+def _forget_upstream(model: str) -> type:
+    """Removes a model of fairseq's own and its architectures from the registries; returns its class."""
+    upstream = fairseq_models.MODEL_REGISTRY.pop(model)
+    for architecture in fairseq_models.ARCH_MODEL_INV_REGISTRY.pop(model):
         for registry in ("ARCH_MODEL_REGISTRY", "ARCH_MODEL_NAME_REGISTRY", "ARCH_CONFIG_REGISTRY"):
-            getattr(fairseq_models, registry).pop(architecture)
+            getattr(fairseq_models, registry).pop(architecture, None)
     return upstream
 
 
-def _register() -> None:
-    families = dict(FAMILIES)
-    upstream_members = {}
-    if os.environ.get("LIGHTCONV_KEEP_UPSTREAM", "") in ("", "0"):
-        families |= UPSTREAM_FAMILY
-        # The addresses of the released models, for from_pretrained("dynamicconv.glu.wmt16.en-de").
-        upstream_members["hub_models"] = _forget_upstream().hub_models
-        logger.info("the lightconv architectures are lightconv_plugin's; LIGHTCONV_KEEP_UPSTREAM=1 leaves fairseq's")
-    for name, options in ARCHITECTURES.items():
-        family = name.split("_")[0]
-        if family not in families:
+def _register(
+    architectures: Mapping[str, Mapping], config_base: type, model_base: type, upstream_members: dict | None
+) -> None:
+    """A dataclass and a model class for each architecture, under the architecture's name.
+
+    `upstream_members` go into the classes that bear upstream's names; without them (None) those names are left alone.
+    """
+    for name, options in architectures.items():
+        upstreams = name.split("_")[0] in UPSTREAM_FAMILY
+        if upstreams and upstream_members is None:
             continue
-        config = _config_class(_camel(name) + "Config", options)
-        members = upstream_members if family in UPSTREAM_FAMILY else {}
-        model = type(_camel(name) + "Model", (ConvTransformerModel,), {"__module__": __name__, **members})
+        config = _config_class(_camel(name) + "Config", options, config_base)
+        members = upstream_members if upstreams else {}
+        model = type(_camel(name) + "Model", (model_base,), {"__module__": __name__, **members})
         # As module attributes they can be imported (architectures.DynamicconvModel), so also pickled for workers.
         globals().update({config.__name__: config, model.__name__: model})
         register_model(name, dataclass=config)(model)
 
 
-_register()
+def _take_over() -> bool:
+    """Whether upstream's names are to mean these models; if so, they are free afterwards."""
+    if os.environ.get("LIGHTCONV_KEEP_UPSTREAM", "") not in ("", "0"):
+        return False
+    logger.info("the lightconv architectures are lightconv_plugin's; LIGHTCONV_KEEP_UPSTREAM=1 leaves fairseq's")
+    return True
+
+
+if _take_over():
+    # With the addresses of the released models, for from_pretrained("dynamicconv.glu.wmt16.en-de").
+    _encoder_decoder = {"hub_models": _forget_upstream("lightconv").hub_models}
+    _forget_upstream("lightconv_lm")
+    _language_model = {}
+else:
+    _encoder_decoder = _language_model = None
+_register(ARCHITECTURES, ConvTransformerConfig, ConvTransformerModel, _encoder_decoder)
+_register(LANGUAGE_MODELS, ConvLanguageModelConfig, ConvLanguageModel, _language_model)

@@ -10,10 +10,11 @@ from lightconv_plugin.modules.dropout import replace_dropout
 
 
 class ConvTransformerModel(TransformerModelBase):
-    """LightConv and DynamicConv encoder-decoders (Wu et al. 2019), and mixtures of both with self-attention.
+    """LightConv and DynamicConv (Wu et al. 2019) and TaLK (Lioutas & Guo 2020) encoder-decoders, and mixtures of these
+    with each other, with self-attention and with the paper's earlier convolutions.
 
     Architectures by name: architectures.py. Options: config.py. Checkpoints of fairseq's own LightConv models, of every
-    version, load into it (ConvBlock.upgrade_state_dict_named).
+    version, and of the published TaLK models load into it (ConvBlock.upgrade_state_dict_named).
     """
 
     @classmethod
@@ -26,7 +27,8 @@ class ConvTransformerModel(TransformerModelBase):
     def build_model(cls, cfg, task):
         """Builds the model for the task's dictionaries; ValueError names an option that is wrong."""
         left_pad_target = bool(getattr(getattr(task, "cfg", None), "left_pad_target", False))
-        model = super().build_model(transformer_config(cfg, left_pad_target=left_pad_target), task)
+        defaults = getattr(cls, "__dataclass")()  # under this name fairseq's register_model leaves it
+        model = super().build_model(transformer_config(cfg, defaults=defaults, left_pad_target=left_pad_target), task)
         replace_dropout(model)
         return model
 

@@ -24,13 +24,17 @@ _UPSTREAM_NAMES = {
 class ConvBlock(nn.Module):
     """input dropout → Linear d→2c → GLU → zero the pads → convolution → Linear c→d (Wu et al. 2019, figure 2).
 
+    Without `glu` the first Linear maps d→c; without `project` there are no Linears, as the convolution mixes channels
+    and gates by itself (FullConv).
+
     It answers fairseq's MultiheadAttention call, so fairseq's Transformer layers take it as their self-attention and
-    keep norms, residuals, encoder attention and FFN. Without `glu` the first Linear maps d→c.
+    keep norms, residuals, encoder attention and FFN.
 
     Args:
         embed_dim: d.
         conv: the token mixer over c = conv.channels channels (convolutions.py).
         glu: gate the mixer's input (Dauphin et al. 2017): first half · sigmoid(second half).
+        project: whether there are the two Linears; else d = c.
         input_dropout: probability at the block's input.
         zero_pads: zero the positions of key_padding_mask before mixing, so that pads read like the outside of the
             sentence. An encoder needs it. In a causal decoder right pads come after all that counts: not needed.
@@ -43,20 +47,27 @@ class ConvBlock(nn.Module):
         conv: nn.Module,
         *,
         glu: bool,
+        project: bool = True,
         input_dropout: float = 0.0,
         zero_pads: bool = True,
         q_noise: float = 0.0,
         qn_block_size: int = 8,
     ):
         super().__init__()
-        self.glu = glu
+        if not project and conv.channels != embed_dim:
+            raise ValueError(f"a block without Linears needs conv.channels = embed_dim: {conv.channels} != {embed_dim}")
+        self.glu = glu and project
         self.zero_pads = zero_pads
         self.num_heads = conv.num_heads
         self.head_dim = embed_dim // conv.num_heads
         self.input_dropout_module = FairseqDropout(input_dropout, module_name=self.__class__.__name__)
-        self.linear1 = quant_noise(Linear(embed_dim, conv.channels * (2 if glu else 1)), q_noise, qn_block_size)
+
+        def linear(inputs: int, outputs: int) -> nn.Module:
+            return quant_noise(Linear(inputs, outputs), q_noise, qn_block_size) if project else nn.Identity()
+
+        self.linear1 = linear(embed_dim, conv.channels * (2 if glu else 1))
         self.conv = conv
-        self.linear2 = quant_noise(Linear(conv.channels, embed_dim), q_noise, qn_block_size)
+        self.linear2 = linear(conv.channels, embed_dim)
 
     def forward(
         self,

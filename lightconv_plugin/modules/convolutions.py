@@ -1,6 +1,7 @@
-"""LightConv and DynamicConv as modules: the parameters around the operators of `lightconv_plugin.ops`.
+"""LightConv, DynamicConv and their ancestor, the depthwise convolution, as modules: the parameters around the operators
+of `lightconv_plugin.ops`.
 
-Both answer one interface, which is all that the block around them knows:
+All answer one interface, which is all that the block around them knows:
 
     conv(x)              (T,B,C) → (T,B,C), the whole sequence at once
     conv.step(x, state)  n more tokens (n,B,C) of a causal sequence and what was left of those before → (out, state)
@@ -15,7 +16,7 @@ from lightconv_plugin.modules.linear import Linear
 
 
 class _Convolution(nn.Module):
-    """What the two share: geometry, the dropout of the filter (DropConnect) and the optional output bias."""
+    """What they share: geometry, the dropout of the filter (DropConnect) and the optional output bias."""
 
     def __init__(
         self,
@@ -92,6 +93,18 @@ class LightweightConv(_Convolution):
     def step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         self._check_causal()
         return ops.lightconv_step(x, state, self.weight.squeeze(1), **self._options())
+
+
+class DepthwiseConv(LightweightConv):
+    """Depthwise convolution: a filter of its own for every channel, not normalised (Wu et al. 2019, equation 3).
+
+    Args: as LightweightConv; there are no heads, or one for each channel.
+
+    Parameters: weight (C,1,K); conv_bias (C,) where asked for.
+    """
+
+    def __init__(self, channels: int, kernel_size: int, padding_l: int, **kwargs):
+        super().__init__(channels, kernel_size, padding_l, channels, normalize="none", **kwargs)
 
 
 class DynamicConv(_Convolution):

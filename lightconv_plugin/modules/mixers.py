@@ -6,16 +6,23 @@ from dataclasses import dataclass
 from torch import nn
 
 from lightconv_plugin.modules.block import ConvBlock
-from lightconv_plugin.modules.convolutions import DynamicConv, LightweightConv
+from lightconv_plugin.modules.convolutions import DepthwiseConv, DynamicConv, LightweightConv
+from lightconv_plugin.modules.full_convolution import FullConv
+from lightconv_plugin.modules.talk import TaLKConv
+from lightconv_plugin.modules.window_attention import WindowAttention
 
 
 @dataclass(frozen=True)
 class MixerSpec:
     """One layer's token mixer.
 
-    kind: "lightweight", "dynamic" or "attention" (fairseq's own multi-head attention, which reads none of the rest).
-    kernel_size, conv_dim, num_heads, glu, input_dropout, weight_dropout: see ConvBlock and LightweightConv.
-    weight_softmax: normalise the filter by softmax, else not at all.
+    kind: a name of MIXERS.
+    kernel_size: K of a convolution; the window of "window_attention"; for "talk" the longest reach L (and R).
+    conv_dim, glu, input_dropout: see ConvBlock; attention reads none of them.
+    num_heads: heads that share a filter or an offset ("lightweight", "dynamic", "talk"), or of attention.
+    weight_dropout: DropConnect of the filter; for "talk" the dropout of the offsets.
+    normalize: how the filters of "lightweight" and "dynamic" are normalised, one of ops.NORMALIZATIONS.
+    attention_dropout: of "window_attention"'s weights ("attention" takes fairseq's configuration).
     causal: a decoder's: the last tap is the current token. Else centred; an even kernel reaches one token further to
         the right than to the left.
     zero_pads: see ConvBlock.
@@ -28,7 +35,8 @@ class MixerSpec:
     glu: bool
     input_dropout: float
     weight_dropout: float
-    weight_softmax: bool
+    normalize: str
+    attention_dropout: float
     causal: bool
     zero_pads: bool
 
@@ -37,8 +45,53 @@ class MixerSpec:
         return self.kernel_size - 1 if self.causal else (self.kernel_size - 1) // 2
 
 
-_CONVOLUTIONS = {"lightweight": LightweightConv, "dynamic": DynamicConv}
-MIXERS = (*_CONVOLUTIONS, "attention")
+def _lightweight(spec: MixerSpec) -> nn.Module:
+    return LightweightConv(
+        spec.conv_dim,
+        spec.kernel_size,
+        spec.padding_l,
+        spec.num_heads,
+        weight_dropout=spec.weight_dropout,
+        normalize=spec.normalize,
+    )
+
+
+def _dynamic(spec: MixerSpec) -> nn.Module:
+    return DynamicConv(
+        spec.conv_dim,
+        spec.kernel_size,
+        spec.padding_l,
+        spec.num_heads,
+        weight_dropout=spec.weight_dropout,
+        normalize=spec.normalize,
+    )
+
+
+def _talk(spec: MixerSpec) -> nn.Module:
+    reach = spec.kernel_size
+    return TaLKConv(
+        spec.conv_dim, reach, 0 if spec.causal else reach, spec.num_heads, weight_dropout=spec.weight_dropout
+    )
+
+
+def _depthwise(spec: MixerSpec) -> nn.Module:
+    return DepthwiseConv(spec.conv_dim, spec.kernel_size, spec.padding_l, weight_dropout=spec.weight_dropout)
+
+
+def _conv(spec: MixerSpec) -> nn.Module:
+    return FullConv(spec.conv_dim, spec.kernel_size, spec.padding_l, glu=spec.glu, weight_dropout=spec.weight_dropout)
+
+
+_CONVOLUTIONS = {
+    "lightweight": _lightweight,
+    "dynamic": _dynamic,
+    "talk": _talk,
+    "depthwise": _depthwise,
+    "conv": _conv,
+}
+MIXERS = (*_CONVOLUTIONS, "attention", "window_attention")
+# Mixers in which the heads divide the convolution's channels.
+HEADED = ("lightweight", "dynamic", "talk")
 
 
 def build_mixer(
@@ -47,20 +100,22 @@ def build_mixer(
     """The module a fairseq Transformer layer takes as its `self_attn`; `build_attention` makes fairseq's own."""
     if spec.kind == "attention":
         return build_attention()
-    conv = _CONVOLUTIONS[spec.kind](
-        spec.conv_dim,
-        spec.kernel_size,
-        spec.padding_l,
-        spec.num_heads,
-        weight_dropout=spec.weight_dropout,
-        normalize="softmax" if spec.weight_softmax else "none",
-    )
+    noise = {"q_noise": q_noise, "qn_block_size": qn_block_size}
+    if spec.kind == "window_attention":
+        return WindowAttention(
+            embed_dim,
+            spec.num_heads,
+            left=spec.padding_l,
+            right=spec.kernel_size - 1 - spec.padding_l,
+            dropout=spec.attention_dropout,
+            **noise,
+        )
     return ConvBlock(
         embed_dim,
-        conv,
+        _CONVOLUTIONS[spec.kind](spec),
         glu=spec.glu,
+        project=spec.kind != "conv",
         input_dropout=spec.input_dropout,
         zero_pads=spec.zero_pads,
-        q_noise=q_noise,
-        qn_block_size=qn_block_size,
+        **noise,
     )

@@ -1,4 +1,4 @@
-"""The operators: lightweight and dynamic convolutions over time, for any PyTorch program (imports torch only).
+"""The operators: lightweight, dynamic and TaLK convolutions over time, for any PyTorch program (imports torch only).
 
 A full pass over sequences, and the same one or a few tokens at a time:
 
@@ -7,17 +7,23 @@ A full pass over sequences, and the same one or a few tokens at a time:
     out, state = lightconv_step(x, state, weight)      causal, state None to begin with
     out, state = dynamicconv_step(x, state, weight)
 
-Layout is (T, B, C) throughout; channel c belongs to head h = c div (C/H), whose channels share one filter.
+and the sum of a window whose ends each position chooses (TaLK), for which nothing is multiplied:
+
+    out = talkconv(x, offset_left, offset_right, max_left, max_right)      offsets (T, B, H)
+    out, state = talkconv_step(x, state, offset_left, max_left)
+
+Layout is (T, B, C) throughout; channel c belongs to head h = c div (C/H), whose channels share one filter or window.
 
 Types: float32, bfloat16, float16 and float64 (which the CUDA kernels do not take), one for all floating tensors of a
 call; sums, normalisation and sigmoid run in float32 (float64 for float64). Under autocast, floating tensors other than
 float64 are cast to autocast's dtype.
-x and weight may have any strides in T and B (so `y.transpose(0, 1)` of a (B, T, C) tensor needs no copy), and the
-result has the layout of `torch.empty_like(x)`; a channel stride other than 1 costs a copy. Every floating tensor
+x, weight and offsets may have any strides in T and B (so `y.transpose(0, 1)` of a (B, T, C) tensor needs no copy), and
+the result has the layout of `torch.empty_like(x)`; a channel stride other than 1 costs a copy. Every floating tensor
 argument has a gradient (of first order). An empty batch is allowed. The result for one sentence does not depend on the
 batch it is in. Wrong arguments raise TypeError (types) or ValueError (shapes, devices, values).
 
-Source: Wu, Fan, Baevski, Dauphin and Auli, "Pay Less Attention with Lightweight and Dynamic Convolutions", ICLR 2019.
+Sources: Wu, Fan, Baevski, Dauphin and Auli, "Pay Less Attention with Lightweight and Dynamic Convolutions", ICLR 2019;
+Lioutas and Guo, "Time-aware Large Kernel Convolutions", ICML 2020.
 """
 
 from __future__ import annotations
@@ -36,6 +42,8 @@ __all__ = [
     "dynamicconv_step",
     "lightconv",
     "lightconv_step",
+    "talkconv",
+    "talkconv_step",
 ]
 
 
@@ -221,6 +229,79 @@ def dynamicconv_step(
     return torch.ops.lightconv.dynamicconv_step(
         x, state, weight, bias, seed, normalize, float(dropout), renorm_padding, glu
     )
+
+
+def talkconv(
+    x: Tensor,
+    offset_left: Tensor,
+    offset_right: Tensor | None,
+    max_left: int,
+    max_right: int,
+    *,
+    lengths: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """TaLK convolution (Lioutas and Guo 2020, section 3): the sum of a window that each position and head chooses.
+
+        out[t, b, c] = 1 / (max_left + max_right + 1) · Σ_s part(t, s) · x[s, b, c],            h = c div (C/H)
+
+        part(t, s) = 1                                                           s = t
+                     clip(offset_left[t, b, h] · max_left − (t − s) + 1, 0, 1)   s < t
+                     clip(offset_right[t, b, h] · max_right − (s − t) + 1, 0, 1) s > t
+
+    So a window reaches offset · max rows to each side, the last row in part. Rows outside the sequence read zero,
+    which is the same as the paper's ends clamped into it. Its cost does not depend on the windows' sizes.
+
+    Args:
+        x: (T, B, C), T ≥ 1.
+        offset_left, offset_right: (T, B, H), any strides; H divides C. In a model sigmoids of a linear function of x's
+            row t, then dropout, which may make them larger than 1: windows then reach beyond max. Negative ones count
+            as 0, infinite ones reach to the sequence's end, NaN makes out[t, b] of its head NaN. offset_right is None
+            if and only if max_right is 0.
+        max_left, max_right: ints ≥ 0, in rows. max_right = 0 is causal.
+        lengths: (B,) int32 or int64: positions ≥ lengths[b] of x read as zero. Their content, NaN included, reaches
+            no output and no gradient; outputs there are those of an x that is zero there.
+        cu_seqlens: (N+1,) int32, rising from 0 to T, for B = 1: sequence i is x[cu_seqlens[i]:cu_seqlens[i+1]], and no
+            window reaches across a boundary. Not together with `lengths`.
+
+    Returns:
+        (T, B, C), in x's dtype and layout. NaN or ±inf in x is in those outputs only whose windows hold it. An offset's
+        gradient is that of the part of its window's last row: 0 where that is whole, or outside the sequence.
+
+    Raises:
+        TypeError, ValueError: see `checks`. Values of lengths and cu_seqlens are checked on the CPU and outside tracing
+            only: elsewhere the host would have to wait for them. Unchecked, no value reads outside x.
+    """
+    x, offset_left, offset_right = _prepare(x=x, offset_left=offset_left, offset_right=offset_right)
+    checks.talk(x, offset_left, offset_right, max_left, max_right, lengths=lengths, cu_seqlens=cu_seqlens)
+    return torch.ops.lightconv.talkconv(
+        _contiguous_channels(x), offset_left, offset_right, lengths, cu_seqlens, max_left, max_right
+    )
+
+
+def talkconv_step(x: Tensor, state: Tensor | None, offset_left: Tensor, max_left: int) -> tuple[Tensor, Tensor]:
+    """The next n tokens of a causal `talkconv` (max_right = 0): any chunking of a sequence equals the full pass.
+
+    Args:
+        x: the new tokens, (n, B, C), n ≥ 1.
+        state: None before the first token, then what the previous call returned: (r, B, C), the last r ≤ max_left
+            inputs, in x's dtype. Dimension 1 is the batch, so a beam search reorders it by
+            `state.index_select(1, order)`. Missing rows read as zero. Not changed by the call. (The paper's code keeps
+            prefix sums, which grow with the sequence, and keep a NaN for good.)
+        offset_left: (n, B, H), the offsets of the new tokens; at most 1, as the state has no rows beyond max_left.
+        max_left: as for `talkconv`.
+
+    Returns:
+        out (n, B, C), and the next state (min(r + n, max_left), B, C), which shares no memory with the arguments.
+
+    Raises:
+        TypeError, ValueError: see `checks`. An offset larger than 1 is found on the CPU and outside tracing only;
+            elsewhere such a window ends where the state does.
+    """
+    x, state, offset_left = _prepare(x=x, state=state, offset_left=offset_left)
+    checks.talk_step(x, state, offset_left, max_left)
+    x = _contiguous_channels(x)
+    return torch.ops.lightconv.talkconv_step(x, _begin(state, x, glu=False), offset_left, max_left)
 
 
 def dropout(x: Tensor, p: float) -> Tensor:

@@ -14,7 +14,7 @@ from .normalize import NORMALIZATIONS
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-OPTIONAL = ("bias", "state")
+OPTIONAL = ("bias", "state", "offset_right")
 
 
 def floating(**arguments: Tensor | None) -> None:
@@ -46,12 +46,7 @@ def convolution(
         raise TypeError(f"padding_l must be an int, got {_what(padding_l)}")
     if not 0 <= padding_l < kernel_size:
         raise ValueError(f"padding_l must satisfy 0 <= padding_l < K = {kernel_size} (weight's last), got {padding_l}")
-    if lengths is not None and cu_seqlens is not None:
-        raise ValueError("lengths and cu_seqlens must not be given together: sequences are either padded or packed")
-    if lengths is not None:
-        _lengths(lengths, x)
-    if cu_seqlens is not None:
-        _cu_seqlens(cu_seqlens, x)
+    _sequences(lengths, cu_seqlens, x)
 
 
 def step(
@@ -71,12 +66,49 @@ def step(
     _shapes(x, weight, bias, dynamic=dynamic, glu=glu)
     if state is None:
         return
-    _same_kind("state", state, x)
-    history, batch, channels = weight.shape[-1] - 1, x.shape[1], x.shape[2] // 2 if glu else x.shape[2]
-    if state.dim() != 3 or state.shape[0] > history or state.shape[1] != batch or state.shape[2] != channels:
+    _state(state, x, weight.shape[-1] - 1, "K-1", x.shape[2] // 2 if glu else x.shape[2])
+
+
+def talk(
+    x: Tensor,
+    offset_left: Tensor,
+    offset_right: Tensor | None,
+    max_left: int,
+    max_right: int,
+    *,
+    lengths: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> None:
+    """The arguments of talkconv; the floating ones have passed `floating`."""
+    _limit("max_left", max_left)
+    _limit("max_right", max_right)
+    _three_dimensions(x)
+    _offset("offset_left", offset_left, x)
+    if offset_right is None:
+        if max_right > 0:
+            raise TypeError(f"offset_right must be a tensor with max_right = {max_right}, got None (for max_right = 0)")
+    elif max_right == 0:
+        raise ValueError(f"offset_right must be None with max_right = 0, got a tensor of shape {_shape(offset_right)}")
+    else:
+        _offset("offset_right", offset_right, x)
+        if offset_right.shape[2] != offset_left.shape[2]:
+            raise ValueError(
+                f"offset_right must have offset_left's H = {offset_left.shape[2]}, got {_shape(offset_right)}"
+            )
+    _sequences(lengths, cu_seqlens, x)
+
+
+def talk_step(x: Tensor, state: Tensor | None, offset_left: Tensor, max_left: int) -> None:
+    """The arguments of talkconv_step; the floating ones have passed `floating`."""
+    _limit("max_left", max_left)
+    _three_dimensions(x)
+    _offset("offset_left", offset_left, x)
+    if state is not None:
+        _state(state, x, max_left, "max_left", x.shape[2])
+    if _readable(offset_left) and (offset_left > 1).any():
         raise ValueError(
-            f"state must be None or have shape (r, B, C) = (0 to K-1 = {history}, {batch}, {channels}), "
-            f"got {_shape(state)}"
+            f"offset_left must not exceed 1 in a step, which keeps the last max_left = {max_left} inputs only, "
+            f"got {offset_left[offset_left > 1].max().item():.6g}"
         )
 
 
@@ -102,11 +134,8 @@ def _options(normalize: str, dropout: float, **flags: bool) -> None:
 def _shapes(x: Tensor, weight: Tensor, bias: Tensor | None, *, dynamic: bool, glu: bool) -> None:
     """Dtypes, devices and shapes of the tensors that a full pass and a step have in common."""
     _same_kind("weight", weight, x)
-    if x.dim() != 3:
-        raise ValueError(f"x must have three dimensions (T, B, {'2C' if glu else 'C'}), got shape {_shape(x)}")
+    _three_dimensions(x, "2C" if glu else "C")
     steps, batch, channels = x.shape
-    if steps < 1 or channels < 1:
-        raise ValueError(f"x must have at least one time step and one channel, got shape {_shape(x)}")
     if glu:
         if channels % 2:
             raise ValueError(f"x must have an even last dimension 2C with glu=True, got shape {_shape(x)}")
@@ -129,6 +158,53 @@ def _shapes(x: Tensor, weight: Tensor, bias: Tensor | None, *, dynamic: bool, gl
         _same_kind("bias", bias, x)
         if bias.dim() != 1 or bias.shape[0] != channels:
             raise ValueError(f"bias must have shape (C,) = ({channels},), got {_shape(bias)}")
+
+
+def _three_dimensions(x: Tensor, channels: str = "C") -> None:
+    if x.dim() != 3:
+        raise ValueError(f"x must have three dimensions (T, B, {channels}), got shape {_shape(x)}")
+    if x.shape[0] < 1 or x.shape[2] < 1:
+        raise ValueError(f"x must have at least one time step and one channel, got shape {_shape(x)}")
+
+
+def _state(state: Tensor, x: Tensor, history: int, history_name: str, channels: int) -> None:
+    """The last rows that a step function was given before, `history` at most."""
+    _same_kind("state", state, x)
+    batch = x.shape[1]
+    if state.dim() != 3 or state.shape[0] > history or state.shape[1] != batch or state.shape[2] != channels:
+        raise ValueError(
+            f"state must be None or have shape (r, B, C) = (0 to {history_name} = {history}, {batch}, {channels}), "
+            f"got {_shape(state)}"
+        )
+
+
+def _limit(name: str, value: int) -> None:
+    """How many rows a window reaches to one side with an offset of 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"{name} must be an int, got {_what(value)}")
+    if value < 0:
+        raise ValueError(f"{name} must satisfy {name} >= 0, got {value}")
+
+
+def _offset(name: str, offset: Tensor, x: Tensor) -> None:
+    _same_kind(name, offset, x)
+    steps, batch, channels = x.shape
+    if offset.dim() != 3 or offset.shape[0] != steps or offset.shape[1] != batch:
+        raise ValueError(f"{name} must have shape (T, B, H) with x's T = {steps} and B = {batch}, got {_shape(offset)}")
+    if offset.shape[2] < 1 or channels % offset.shape[2]:
+        raise ValueError(
+            f"{name} must have a number of heads H >= 1 that divides C = {channels}, got H = {offset.shape[2]} "
+            f"in shape {_shape(offset)}"
+        )
+
+
+def _sequences(lengths: Tensor | None, cu_seqlens: Tensor | None, x: Tensor) -> None:
+    if lengths is not None and cu_seqlens is not None:
+        raise ValueError("lengths and cu_seqlens must not be given together: sequences are either padded or packed")
+    if lengths is not None:
+        _lengths(lengths, x)
+    if cu_seqlens is not None:
+        _cu_seqlens(cu_seqlens, x)
 
 
 def _lengths(lengths: Tensor, x: Tensor) -> None:

@@ -21,6 +21,10 @@ _library = torch.library.Library("lightconv", "DEF")
 
 _FULL = "Tensor? lengths, Tensor? cu_seqlens, Tensor? seed, SymInt padding_l, str normalize, float dropout"
 _STEP = "Tensor? seed, str normalize, float dropout"
+_TALK = (
+    "Tensor x, Tensor offset_left, Tensor? offset_right, Tensor? lengths, Tensor? cu_seqlens, "
+    "SymInt max_left, SymInt max_right"
+)
 _SCHEMAS = (
     f"lightconv(Tensor x, Tensor weight, Tensor? bias, {_FULL}, bool glu) -> Tensor",
     f"dynamicconv(Tensor x, Tensor weight, Tensor? bias, {_FULL}, bool renorm_padding, bool glu) -> Tensor",
@@ -35,6 +39,12 @@ _SCHEMAS = (
     "bool glu, bool need_x, bool need_state, bool need_weight) -> (Tensor, Tensor, Tensor)",
     f"dynamicconv_step_backward(Tensor? grad, Tensor? grad_state, Tensor x, Tensor state, Tensor weight, {_STEP}, "
     "bool renorm_padding, bool glu, bool need_x, bool need_state, bool need_weight) -> (Tensor, Tensor, Tensor)",
+    f"talkconv({_TALK}) -> Tensor",
+    f"talkconv_backward(Tensor grad, {_TALK}, bool need_x, bool need_left, bool need_right) "
+    "-> (Tensor, Tensor, Tensor)",
+    "talkconv_step(Tensor x, Tensor state, Tensor offset_left, SymInt max_left) -> (Tensor, Tensor)",
+    "talkconv_step_backward(Tensor? grad, Tensor? grad_state, Tensor x, Tensor state, Tensor offset_left, "
+    "SymInt max_left, bool need_x, bool need_state, bool need_left) -> (Tensor, Tensor, Tensor)",
     "dropout(Tensor x, Tensor seed, float p) -> Tensor",
 )
 
@@ -64,6 +74,30 @@ def _fake_step_backward(
     return _gradient(x, need_x), _gradient(state, need_state), _gradient(weight, need_weight)
 
 
+def _fake_talk(x: Tensor, *options) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _fake_talk_backward(
+    grad: Tensor, x: Tensor, offset_left: Tensor, offset_right: Tensor | None, *options
+) -> tuple[Tensor, Tensor, Tensor]:
+    need_x, need_left, need_right = options[-3:]
+    right = x.new_empty(0) if offset_right is None else _gradient(offset_right, need_right)
+    return _gradient(x, need_x), _gradient(offset_left, need_left), right
+
+
+def _fake_talk_step(x: Tensor, state: Tensor, offset_left: Tensor, max_left: int) -> tuple[Tensor, Tensor]:
+    rows = torch.sym_min(state.shape[0] + x.shape[0], max_left)
+    return torch.empty_like(x), state.new_empty((rows, *state.shape[1:]))
+
+
+def _fake_talk_step_backward(
+    grad: Tensor | None, grad_state: Tensor | None, x: Tensor, state: Tensor, offset_left: Tensor, max_left: int, *needs
+) -> tuple[Tensor, Tensor, Tensor]:
+    need_x, need_state, need_left = needs
+    return _gradient(x, need_x), _gradient(state, need_state), _gradient(offset_left, need_left)
+
+
 def _fake_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
@@ -88,6 +122,18 @@ def _save_step(ctx, inputs, output) -> None:
     x, state, weight, _, seed, *ctx.options = inputs
     ctx.save_for_backward(x, state, weight, seed)
     # An unused output hands None to the backward pass, not a tensor of zeros.
+    ctx.set_materialize_grads(False)
+
+
+def _save_talk(ctx, inputs, output) -> None:
+    *tensors, max_left, max_right = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.options = (max_left, max_right)
+
+
+def _save_talk_step(ctx, inputs, output) -> None:
+    *tensors, ctx.max_left = inputs
+    ctx.save_for_backward(*tensors)
     ctx.set_materialize_grads(False)
 
 
@@ -136,6 +182,29 @@ def _step_backward_of(name: str):
     return backward
 
 
+def _talk_backward(ctx, grad):
+    needs = ctx.needs_input_grad[:3]
+    gradients = (None,) * 3
+    if any(needs):
+        gradients = torch.ops.lightconv.talkconv_backward(
+            _contiguous_channels(grad), *ctx.saved_tensors, *ctx.options, *needs
+        )
+    return *_needed(gradients, needs), *[None] * (len(ctx.needs_input_grad) - 3)
+
+
+def _talk_step_backward(ctx, grad, grad_state):
+    needs = ctx.needs_input_grad[:3]
+    gradients = torch.ops.lightconv.talkconv_step_backward(
+        _contiguous_channels(grad), _contiguous_channels(grad_state), *ctx.saved_tensors, ctx.max_left, *needs
+    )
+    return *_needed(gradients, needs), None
+
+
+def _needed(gradients: tuple, needs: tuple[bool, ...]) -> list[Tensor | None]:
+    """An operator returns an empty tensor for a gradient that is not needed; autograd wants None."""
+    return [gradient if need else None for gradient, need in zip(gradients, needs, strict=True)]
+
+
 def _contiguous_channels(grad: Tensor | None) -> Tensor | None:
     """What the operators ask of x holds for gradients too; autograd makes expanded and transposed ones."""
     return grad if grad is None or grad.stride(-1) == 1 else grad.contiguous()
@@ -167,7 +236,13 @@ def _native_or_reference(name: str):
 for _schema in _SCHEMAS:
     _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
-_OPERATORS = [("dropout", _fake_dropout, _save_dropout, _dropout_backward)]
+_OPERATORS = [
+    ("dropout", _fake_dropout, _save_dropout, _dropout_backward),
+    ("talkconv", _fake_talk, _save_talk, _talk_backward),
+    ("talkconv_backward", _fake_talk_backward, None, _no_second_order),
+    ("talkconv_step", _fake_talk_step, _save_talk_step, _talk_step_backward),
+    ("talkconv_step_backward", _fake_talk_step_backward, None, _no_second_order),
+]
 for _name in ("lightconv", "dynamicconv"):
     _OPERATORS += [
         (_name, _fake, _save, _backward_of(_name)),

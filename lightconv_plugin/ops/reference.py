@@ -1,6 +1,7 @@
 """The operators in plain PyTorch: their definition, the oracle of the tests, and the backend that is always there.
 
-Both convolutions are one sum over the K taps of a filter (Wu et al. 2019, equations 3 to 5):
+talkconv is in reference_talk.py. Both other convolutions are one sum over the K taps of a filter (Wu et al. 2019,
+equations 3 to 5):
 
     out[t, b, c] = bias[c] + Σ_k w[t, b, h, k] · u[t − padding_l + k, b, c],      h = c div (C/H)
 
@@ -26,6 +27,12 @@ from torch import Tensor
 from .filters import Filter, widen
 from .normalize import sigmoid
 from .random import dropout_scale
+from .reference_talk import (  # noqa: F401  (the other operator's, found here by name)
+    talkconv,
+    talkconv_backward,
+    talkconv_step,
+    talkconv_step_backward,
+)
 from .sequences import Sequence, state_rows, step_inside
 
 # ------------------------------------------------------------------------------------------------ the operators

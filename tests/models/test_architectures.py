@@ -1,17 +1,24 @@
 """Names, numbers and options of the architectures, as typed on fairseq's command line."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
+import yaml
 from fairseq import models, options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-from lightconv_plugin.models.architectures import ARCHITECTURES
+from lightconv_plugin import ops
+from lightconv_plugin.models.architectures import ARCHITECTURES, LANGUAGE_MODELS
 from lightconv_plugin.models.config import transformer_config
+from lightconv_plugin.modules import MIXERS
 
 from .toys import build, dictionary, task
 
+ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = ("lightweightconv", "dynamicconv", "lightconv")
 E, D = [3, 7, 15, 31, 31, 31, 31], [3, 7, 15, 31, 31, 31]
 # suffix: d, ffn, heads, glu, dropout, attention, weight, input
@@ -22,6 +29,18 @@ TABLE = {
     "_wmt_en_de_big": (1024, 4096, 16, True, 0.3, 0.1, 0.1, 0.1),
     "_wmt_en_fr_big": (1024, 4096, 16, True, 0.1, 0.1, 0.1, 0.1),
     "_wmt_zh_en_big": (1024, 4096, 16, True, 0.2, 0.2, 0.2, 0.1),
+    "_cnndm": (512, 2048, 8, True, 0.3, 0.1, 0.1, 0.1),
+}
+BASE_REACH = [1, 3, 7, 15, 15, 15, 15], [1, 3, 7, 15, 15, 15]
+# suffix: as TABLE, and what the windows of encoder and decoder reach.
+TALK = {
+    "": (512, 2048, 8, True, 0.1, 0.0, 0.0, 0.1, *BASE_REACH),
+    "_wmt_en_de": (512, 2048, 8, True, 0.1, 0.0, 0.0, 0.1, *BASE_REACH),
+    "_iwslt_de_en": (512, 1024, 4, False, 0.1, 0.1, 0.1, 0.0, *BASE_REACH),
+    "_wmt_en_de_big": (1024, 4096, 16, True, 0.3, 0.1, 0.1, 0.1, E, D),
+    "_wmt_en_fr_big": (1024, 4096, 16, True, 0.1, 0.1, 0.1, 0.1, E, D),
+    "_cnndm_std": (512, 2048, 8, True, 0.3, 0.1, 0.1, 0.1, E, D),
+    "_cnndm_deep": (512, 2048, 8, True, 0.3, 0.1, 0.1, 0.1, [3, 7, 15] + [31] * 7, [3, 7] + [31] * 8),
 }
 
 
@@ -32,8 +51,10 @@ def parse(*arguments: str):
     return convert_namespace_to_omegaconf(args).model
 
 
-@pytest.mark.parametrize("suffix", TABLE)
-@pytest.mark.parametrize("family", FAMILIES)
+NAMES = [(f, s) for f in FAMILIES for s in TABLE if (f, s) != ("lightconv", "_cnndm")]  # which upstream never had
+
+
+@pytest.mark.parametrize("family, suffix", NAMES)
 def test_table(family, suffix):
     cfg = transformer_config(parse("--arch", family + suffix))
     d, ffn, heads, glu, dropout, attention, weight, input_ = TABLE[suffix]
@@ -44,16 +65,39 @@ def test_table(family, suffix):
         assert {m.kind for m in side.mixers} == {"lightweight" if family == "lightweightconv" else "dynamic"}
         for m in side.mixers:
             assert (m.conv_dim, m.num_heads, m.glu) == (d, heads, glu)
-            assert (m.weight_dropout, m.input_dropout, m.weight_softmax) == (weight, input_, True)
+            assert (m.weight_dropout, m.input_dropout, m.normalize) == (weight, input_, "softmax")
             assert m.padding_l == (m.kernel_size - 1 if side is cfg.decoder else m.kernel_size // 2)
         assert not side.normalize_before
     assert (cfg.dropout, cfg.attention_dropout) == (dropout, attention)
 
 
+@pytest.mark.parametrize("suffix", TALK)
+def test_talk_table(suffix):
+    cfg = transformer_config(parse("--arch", "talkconv" + suffix))
+    d, ffn, heads, glu, dropout, attention, weight, input_, encoder, decoder = TALK[suffix]
+    for side, reach in (cfg.encoder, encoder), (cfg.decoder, decoder):
+        assert (side.embed_dim, side.ffn_embed_dim, side.attention_heads) == (d, ffn, heads)
+        assert side.layers == len(reach)
+        assert [m.kernel_size for m in side.mixers] == reach
+        for m in side.mixers:
+            assert (m.kind, m.conv_dim, m.num_heads, m.glu) == ("talk", d, heads, glu)
+            assert (m.weight_dropout, m.input_dropout) == (weight, input_)
+    assert (cfg.dropout, cfg.attention_dropout, cfg.activation_fn) == (dropout, attention, "swish")
+
+
+def test_talk_reaches_to_both_sides_in_the_encoder_only():
+    model = build("talkconv", encoder_kernel_size_list=[1, 5, 9], decoder_kernel_size_list=[1, 5, 9])
+    reach = {
+        side: [(layer.self_attn.conv.max_left, layer.self_attn.conv.max_right) for layer in layers]
+        for side, layers in (("encoder", model.encoder.layers), ("decoder", model.decoder.layers))
+    }
+    assert reach == {"encoder": [(1, 1), (5, 5), (9, 9)], "decoder": [(1, 0), (5, 0), (9, 0)]}
+
+
 def test_every_architecture_is_registered():
-    assert set(ARCHITECTURES) == {f + s for f in FAMILIES for s in TABLE}
+    assert set(ARCHITECTURES) == {f + s for f, s in NAMES} | {"talkconv" + s for s in TALK}
     assert set(ARCHITECTURES) <= set(models.ARCH_MODEL_REGISTRY)
-    for name in ARCHITECTURES:
+    for name in [*ARCHITECTURES, *LANGUAGE_MODELS]:
         assert models.ARCH_MODEL_REGISTRY[name].__module__.startswith("lightconv_plugin.")
 
 
@@ -70,6 +114,20 @@ def test_parameter_counts_of_the_big_models(architecture, glu, millions):
     joined = dictionary(32768)
     model = build(architecture, task(joined), small=False, encoder_glu=glu, decoder_glu=glu, share_all_embeddings=True)
     assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == millions
+
+
+ABLATION = sorted((ROOT / "configs" / "wmt16_en_de").glob("*/*.yaml"))
+
+
+@pytest.mark.parametrize("config", ABLATION, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_parameter_counts_of_the_ablation(config):
+    """Beside the paper's own in its comment. The joined dictionary has 32,768 entries."""
+    text = config.read_text(encoding="utf-8")
+    options = yaml.safe_load(text)["model"]
+    with torch.device("meta"):
+        model = build(options.pop("_name"), task(dictionary(32768)), small=False, **options)
+    said = re.search(r"# ([\d.]+)M here", text)
+    assert said and float(said[1]) == round(sum(p.numel() for p in model.parameters()) / 1e6, 1)
 
 
 def test_upstream_flags_run_unchanged():
@@ -118,15 +176,35 @@ def test_one_mixer_per_layer():
 
 
 @pytest.mark.parametrize(
+    "arguments, normalize",
+    [("", "softmax"), ("--weight-softmax 0", "none")]
+    + [(f"--weight-normalization {n}", n) for n in ops.NORMALIZATIONS],
+)
+def test_every_normalisation_of_the_filter_is_a_flag(arguments, normalize):
+    cfg = transformer_config(parse("--arch", "dynamicconv", *arguments.split()))
+    assert {m.normalize for m in [*cfg.encoder.mixers, *cfg.decoder.mixers]} == {normalize}
+    model = build("dynamicconv", weight_normalization=normalize)
+    assert {layer.self_attn.conv.normalize for layer in model.encoder.layers} == {normalize}
+
+
+def test_attention_needs_no_kernel_sizes():
+    """The defaults' list is for 7 layers; no layer reads it here."""
+    cfg = transformer_config(parse(*"--arch dynamicconv --encoder-layers 2 --encoder-conv-type attention".split()))
+    assert [m.kind for m in cfg.encoder.mixers] == ["attention", "attention"]
+
+
+@pytest.mark.parametrize(
     "arguments, words",
     [
         ("--encoder-kernel-size-list 3,7", ["--encoder-kernel-size-list", "7 layers", "got 2"]),
         ("--decoder-kernel-size-list 0", ["--decoder-kernel-size-list", "at least 1"]),
-        ("--encoder-conv-type fast", ["--encoder-conv-type", "'fast'", "lightweight, dynamic, attention"]),
+        ("--encoder-conv-type fast", ["--encoder-conv-type", "'fast'", ", ".join(MIXERS)]),
         ("--decoder-conv-type dynamic,lightweight", ["--decoder-conv-type", "6 layers", "got 2"]),
         ("--encoder-attention-heads 7", ["--encoder-attention-heads", "7 heads", "512 channels"]),
         ("--dropout 1.5", ["--dropout", "[0, 1)", "1.5"]),
         ("--weight-dropout -0.1", ["--weight-dropout", "[0, 1)"]),
+        ("--weight-softmax 0 --weight-normalization softmax", ["--weight-softmax 0", "contradicts"]),
+        ("--encoder-conv-type conv --encoder-conv-dim 256", ["--encoder-conv-dim", "512", "got 256"]),
         ("--decoder-layers 0", ["--decoder-layers", "at least 1", "got 0"]),
     ],
 )

@@ -1,11 +1,14 @@
 """Other people's checkpoints: fairseq's own LightConv in each layout it ever had, strictly, with equal numbers."""
 
+import re
 from argparse import Namespace
 
 import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq.models import lightconv as upstream
+
+from lightconv_plugin.modules import MIXERS
 
 from .toys import SMALL, batch, build, dictionary, task
 
@@ -182,7 +185,90 @@ def test_a_whole_file_of_2019_loads_like_any_checkpoint(tmp_path):
     )
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "lightweight", "attention", "lightweight,attention,dynamic"])
+def published_talk(state, *, tied: bool):
+    """The layout of the published TaLK models, made of ours."""
+    old = {key: value for key, value in released_2019(state, tied=tied).items() if "_float_tensor" not in key}
+    names = {
+        ".self_attn.linear": ".linear",
+        ".self_attn.conv.": ".conv.",
+        "encoder#.self_attn_layer_norm.": "encoder#.layer_norms.0.",
+        "encoder#.final_layer_norm.": "encoder#.layer_norms.1.",
+        "decoder#.self_attn_layer_norm.": "decoder#.conv_layer_norm.",
+    }
+    out = {}
+    for key, value in old.items():
+        layer = re.match(r"(encoder|decoder)(\.layers\.\d+)", key)
+        for ours, theirs in names.items():
+            ours, theirs = (name.replace("#", layer[2] if layer else "#") for name in (ours, theirs))
+            key = key.replace(ours, theirs)
+        out[key] = value
+    return out
+
+
+TALK = {**SMALL, "encoder_glu": True, "decoder_glu": True, "max_source_positions": 1024, "max_target_positions": 1024}
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@torch.no_grad()
+def test_published_talk_layout_loads_strictly(tied, their_task):
+    options = {"share_decoder_input_output_embed": tied}
+    theirs, ours = (build("talkconv", their_task, **options) for _ in range(2))
+    state = published_talk(theirs.state_dict(), tied=tied)
+    # The names of its repository: talkconv/talkconv_fairseq/talkconv.py and talkconv_module.py.
+    for key in (
+        "encoder.layers.1.conv.offsets.weight",
+        "encoder.layers.2.layer_norms.1.bias",
+        "encoder.layers.0.linear1.weight",
+        "decoder.layers.0.conv.offsets.bias",
+        "decoder.layers.1.conv_layer_norm.weight",
+        "decoder.layers.2.linear2.bias",
+        "decoder.layers.2.encoder_attn.out_proj.weight",
+        "decoder.layers.2.final_layer_norm.weight",
+        *([] if tied else ["decoder.embed_out"]),
+    ):
+        assert key in state
+    assert not [key for key in state if "self_attn" in key or "output_projection" in key]
+    assert state["encoder.layers.0.conv.offsets.weight"].shape == (8, 16)
+    assert state["decoder.layers.0.conv.offsets.weight"].shape == (4, 16)
+    ours.load_state_dict(state, strict=True)
+    inputs = batch((12, 9, 7), (9, 9, 9))
+    assert torch.equal(ours(*inputs)[0], theirs(*inputs)[0])
+
+
+@torch.no_grad()
+def test_a_whole_talk_file_loads_by_its_architecture(tmp_path):
+    """Its arguments know neither mixers nor activation: the architecture's name stands for both."""
+    source = dictionary(30)
+    (tmp_path / "data").mkdir()
+    for language in ("de", "en"):
+        source.save(str(tmp_path / "data" / f"dict.{language}.txt"))
+    theirs = build("talkconv", task(source))
+    args = Namespace(
+        **TALK,
+        arch="talkconv_iwslt_de_en",
+        task="translation",
+        criterion="label_smoothed_cross_entropy",
+        optimizer="adam",
+        lr_scheduler="inverse_sqrt",
+        data=str(tmp_path / "data"),
+        source_lang="de",
+        target_lang="en",
+        left_pad_source="False",
+        left_pad_target="False",
+        share_all_embeddings=False,
+        label_smoothing=0.1,
+    )
+    file = tmp_path / "model.pt"
+    history = [{"num_updates": 7, "criterion_name": "LabelSmoothedCrossEntropyCriterion", "lr_scheduler_state": {}}]
+    content = {"args": args, "optimizer_history": history, "extra_state": {"epoch": 1}, "last_optimizer_state": None}
+    torch.save({**content, "model": published_talk(theirs.state_dict(), tied=False)}, file)
+    (ours,), _ = checkpoint_utils.load_model_ensemble([str(file)], task=None)
+    assert {layer.mixer.kind for layer in [*ours.encoder.layers, *ours.decoder.layers]} == {"talk"}
+    inputs = batch((12, 9, 7), (9, 9, 9))
+    assert torch.equal(ours.eval()(*inputs)[0], theirs(*inputs)[0])
+
+
+@pytest.mark.parametrize("kind", [*MIXERS, "lightweight,attention,dynamic"])
 def test_our_own_state_survives_a_round_trip(kind, their_task):
     model = build(task_=their_task, encoder_conv_type=kind, decoder_conv_type=kind, decoder_normalize_before=True)
     other = build(task_=their_task, encoder_conv_type=kind, decoder_conv_type=kind, decoder_normalize_before=True)

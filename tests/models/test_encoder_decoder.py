@@ -10,7 +10,8 @@ from lightconv_plugin.modules.dropout import Dropout
 
 from .toys import batch, build, dictionary, task
 
-MIXERS = ["lightweight", "dynamic", "attention", "lightweight,attention,dynamic"]
+CONVOLUTIONS = ["lightweight", "dynamic", "talk", "depthwise", "conv"]
+MIXERS = [*CONVOLUTIONS, "attention", "window_attention", "lightweight,attention,dynamic"]
 
 
 def of(mixer, **options):
@@ -85,7 +86,7 @@ def test_left_padded_targets(mixer):
     torch.testing.assert_close(together[:, 3:], alone, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("mixer", ["lightweight", "dynamic"])
+@pytest.mark.parametrize("mixer", [*CONVOLUTIONS, "window_attention"])
 @torch.no_grad()
 def test_the_decoder_is_causal(mixer):
     model = of(mixer)
@@ -97,7 +98,7 @@ def test_the_decoder_is_causal(mixer):
 
 
 @pytest.mark.parametrize("even", [False, True], ids=["odd", "even"])
-@pytest.mark.parametrize("mixer", ["lightweight", "dynamic"])
+@pytest.mark.parametrize("mixer", [*CONVOLUTIONS, "window_attention"])
 def test_every_parameter_gets_a_gradient(mixer, even):
     """Plain DDP needs it: a parameter without gradient makes it wait for ever, or fail."""
     kernels = [2, 4, 8] if even else [3, 5, 9]
@@ -137,7 +138,7 @@ class _Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("mixer", ["lightweight", "dynamic"])
+@pytest.mark.parametrize("mixer", [*CONVOLUTIONS, "window_attention"])
 def test_the_forward_pass_never_waits_for_the_device(mixer):
     # fairseq's sinusoidal positions compare a length that lives on the host; this could not tell it from a wait.
     model = of(mixer, encoder_learned_pos=True, decoder_learned_pos=True).train()
@@ -168,7 +169,7 @@ def test_adaptive_softmax_in_translation():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("mixer", ["lightweight", "dynamic"])
+@pytest.mark.parametrize("mixer", [*CONVOLUTIONS, "window_attention"])
 @torch.no_grad()
 def test_half_precision_follows_float32(mixer, dtype):
     model = of(mixer)
@@ -179,7 +180,7 @@ def test_half_precision_follows_float32(mixer, dtype):
     torch.testing.assert_close(half.float(), full, atol=0.1, rtol=0.1)
 
 
-@pytest.mark.parametrize("mixer", ["lightweight", "dynamic"])
+@pytest.mark.parametrize("mixer", [*CONVOLUTIONS, "window_attention"])
 def test_autocast(mixer):
     model = of(mixer).train()
     with torch.autocast("cpu", dtype=torch.bfloat16):

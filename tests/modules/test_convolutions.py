@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from fairseq.modules.dynamic_convolution import DynamicConv1dTBC
 from fairseq.modules.lightweight_convolution import LightweightConv1dTBC
 
-from lightconv_plugin.modules import DynamicConv, LightweightConv
+from lightconv_plugin.modules import DepthwiseConv, DynamicConv, LightweightConv
 
 KINDS = [LightweightConv, DynamicConv]
 
@@ -35,6 +36,21 @@ def test_fairseqs_dynamic_conv(kernel_size, padding_l, unfold):
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(20, 3, 24)
     torch.testing.assert_close(ours(x), theirs(x, unfold=unfold), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kernel_size, padding_l", [(1, 0), (3, 1), (3, 2), (4, 1), (15, 14)])
+@pytest.mark.parametrize("length", [2, 20])
+def test_depthwise_is_torchs_grouped_convolution(length, kernel_size, padding_l):
+    module = DepthwiseConv(24, kernel_size, padding_l)
+    x = torch.randn(length, 3, 24, requires_grad=True)
+    padded = F.pad(x.permute(1, 2, 0), (padding_l, kernel_size - 1 - padding_l))
+    expected = F.conv1d(padded, module.weight, groups=24).permute(2, 0, 1)
+    out = module(x)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    grad = torch.randn_like(out)
+    ours = torch.autograd.grad(out, (x, module.weight), grad)
+    theirs = torch.autograd.grad(expected, (x, module.weight), grad)
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,61 @@
+"""The language model: the decoder of the encoder-decoders without an encoder."""
+
+from fairseq.models import FairseqLanguageModel
+from fairseq.models.transformer import Embedding
+from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
+from torch import nn
+
+from lightconv_plugin.models.config import add_arguments
+from lightconv_plugin.models.encoder_decoder import MixerDecoder
+from lightconv_plugin.models.language_model_config import check_dictionaries, language_model_config
+from lightconv_plugin.modules.dropout import replace_dropout
+
+
+class ConvLanguageModel(FairseqLanguageModel):
+    """Language models of LightConv, DynamicConv (Wu et al. 2019) and TaLK convolutions (Lioutas & Guo 2020), of
+    self-attention, and of mixtures layer by layer.
+
+    Pre-norm, without a norm after the last layer. With --decoder-conv-type attention it computes what fairseq's
+    `transformer_lm` with --no-decoder-final-norm computes, under the same parameter names. Architectures and options:
+    language_model_config.py. Checkpoints of fairseq's own `lightconv_lm` of every version, and TaLK's, load into it.
+    """
+
+    @classmethod
+    def add_args(cls, parser):
+        """Adds the options, with this architecture's defaults; called by fairseq's command line."""
+        # fairseq's register_model leaves the dataclass under this very name.
+        add_arguments(parser, getattr(cls, "__dataclass")())
+
+    @classmethod
+    def build_model(cls, cfg, task):
+        """Builds the model for the task's dictionaries; ValueError names an option that is wrong."""
+        cfg = language_model_config(cfg, getattr(cls, "__dataclass")())
+        check_dictionaries(cfg, len(task.source_dictionary), len(task.target_dictionary))
+        embed_tokens = cls.build_embedding(cfg, task.source_dictionary)
+        model = cls(MixerDecoder(cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True))
+        replace_dropout(model)
+        return model
+
+    @classmethod
+    def build_embedding(cls, cfg, dictionary) -> nn.Module:
+        """The input embedding: (B,T) tokens → (B,T,embedding_dim). `cfg` is of language_model_config."""
+        if cfg.character_embeddings:
+            return CharacterTokenEmbedder(
+                dictionary,
+                cfg.character_filters,
+                cfg.character_embedding_dim,
+                cfg.decoder.embed_dim,
+                cfg.char_embedder_highway_layers,
+            )
+        if cfg.adaptive_input:
+            return AdaptiveInput(
+                len(dictionary),
+                dictionary.pad(),
+                cfg.decoder.input_dim,
+                cfg.adaptive_input_factor,
+                cfg.decoder.embed_dim,
+                cfg.adaptive_input_cutoff,
+                cfg.quant_noise.pq,
+                cfg.quant_noise.pq_block_size,
+            )
+        return Embedding(len(dictionary), cfg.decoder.input_dim, dictionary.pad())

@@ -1,0 +1,267 @@
+"""The options of the language models, what they resolve to, and the architectures by name.
+
+Numbers: Wu et al. 2019 and fairseq's `lightconv_lm` (the paper's own code); Lioutas & Guo 2020 and its code.
+"""
+
+from argparse import Namespace
+from ast import literal_eval
+from copy import copy
+from dataclasses import dataclass, fields, make_dataclass
+from typing import List, Optional
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models.transformer import TransformerConfig
+from omegaconf import II
+
+from lightconv_plugin.models.config import ConvTransformerConfig, check, fill_shared, mixers, option
+
+# Of the encoder-decoders' options a language model has all but those of the encoder and of the way to it.
+_ENCODER_DECODER_ONLY = {
+    "decoder_embed_path",
+    "share_all_embeddings",
+    "no_cross_attention",
+    "max_source_positions",
+    "max_target_positions",
+}
+_SHARED = [
+    (f.name, f.type, copy(f))
+    for f in fields(ConvTransformerConfig)
+    if not f.name.startswith(("_", "encoder_")) and f.name not in _ENCODER_DECODER_ONLY
+]
+_SharedConfig = make_dataclass("_SharedConfig", _SHARED, bases=(FairseqDataclass,), namespace={"__module__": __name__})
+
+
+@dataclass
+class ConvLanguageModelConfig(_SharedConfig):
+    """Options of a `ConvLanguageModel`; the defaults are upstream's base model (architecture `dynamicconv_lm`).
+
+    Here is what differs from a decoder of ConvTransformerConfig, from which the other options come.
+    """
+
+    decoder_embed_dim: int = option(512, "decoder embedding dimension")
+    decoder_ffn_embed_dim: int = option(2048, "decoder FFN dimension")
+    decoder_input_dim: Optional[int] = option(
+        None, "dimension of the input embeddings, of an adaptive input's first band (default: --decoder-embed-dim)"
+    )
+    decoder_normalize_before: bool = option(False, "of no effect: a language model always normalises before a block")
+
+    character_embeddings: bool = option(False, "make the token embeddings from characters, by convolutions")
+    character_filters: str = option(
+        "[(1, 64), (2, 128), (3, 192), (4, 256), (5, 256), (6, 256), (7, 256)]",
+        "filters of the character convolutions, (width, channels) each",
+    )
+    character_embedding_dim: int = option(4, "dimension of a character's embedding")
+    char_embedder_highway_layers: int = option(2, "highway layers after the character convolutions")
+
+    adaptive_input: bool = option(False, "adaptive input: rarer words have smaller embeddings")
+    adaptive_input_factor: float = option(4.0, "factor by which each adaptive input band's dimension shrinks")
+    adaptive_input_cutoff: Optional[List[int]] = option(
+        None, "comma separated list of adaptive input cutoff points, the word ranks that begin the next band"
+    )
+    tie_adaptive_weights: bool = option(False, "tie the word vectors of adaptive softmax and adaptive input")
+    tie_adaptive_proj: bool = option(False, "tie also their projections; needs --tie-adaptive-weights")
+
+    # Without a help text fairseq's command line leaves them to the task, whose options they are. A checkpoint keeps
+    # those of its training: scoring with a --context-window changes the task's.
+    tokens_per_sample: int = II("task.tokens_per_sample")
+    max_target_positions: Optional[int] = II("task.max_target_positions")
+
+
+def language_model_config(config, defaults: ConvLanguageModelConfig | None = None) -> TransformerConfig:
+    """Resolves and checks `config`, a ConvLanguageModelConfig as dataclass, DictConfig or Namespace.
+
+    `defaults`, the architecture's own, stand for what `config` lacks: old checkpoints hold what was an option then.
+
+    The result is what MixerDecoder and fairseq's decoder below it read, and the options of the embeddings, with
+    character_filters as a list of pairs. Raises ValueError naming the option.
+    """
+    defaults = defaults or _DEFAULTS
+    c = Namespace(**{f.name: getattr(config, f.name, getattr(defaults, f.name)) for f in _FIELDS})
+    for name in ("decoder_conv_dim", "decoder_input_dim", "decoder_output_dim"):
+        if getattr(c, name) is None:
+            setattr(c, name, c.decoder_embed_dim)
+    fill_shared(c)
+    if c.max_target_positions is None:
+        c.max_target_positions = c.tokens_per_sample
+    c.character_filters = _character_filters(c.character_filters)
+    for name in ("adaptive_input_cutoff", "adaptive_softmax_cutoff"):
+        setattr(c, name, _cutoff(c, name))
+    check(c, sides=("decoder",))
+    _check_embeddings(c)
+    # Upstream: "the model training is not stable without this".
+    c.decoder_normalize_before, c.no_decoder_final_norm = True, True
+    decoder_mixers = mixers(c, "decoder", causal=True, zero_pads=False)
+    resolved = TransformerConfig.from_namespace(c)
+    resolved.decoder.mixers = decoder_mixers
+    return resolved
+
+
+def check_dictionaries(c: TransformerConfig, inputs: int, outputs: int) -> None:
+    """Raises ValueError where the embeddings do not fit the numbers of entries of the two dictionaries."""
+    for name, used, size in (
+        ("adaptive_input_cutoff", c.adaptive_input, inputs),
+        ("adaptive_softmax_cutoff", c.adaptive_softmax_cutoff is not None, outputs),
+    ):
+        if used and getattr(c, name)[-1] > size:
+            raise ValueError(f"{_flag(name)} must not exceed the dictionary's {size} entries, got {getattr(c, name)}")
+    for name in ("tie_adaptive_weights", "share_decoder_input_output_embed"):
+        if getattr(c, name) and inputs != outputs:
+            raise ValueError(
+                f"{_flag(name)} needs one dictionary for input and output, without --output-dictionary-size: "
+                f"got {inputs} and {outputs} entries"
+            )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _character_filters(text: str) -> list[tuple[int, int]]:
+    try:
+        filters = [(int(width), int(channels)) for width, channels in literal_eval(text)]
+    except (SyntaxError, TypeError, ValueError):
+        filters = []
+    if not filters or min(min(pair) for pair in filters) < 1:
+        raise ValueError(
+            f"--character-filters must be a list of positive (width, channels), as in [(1, 64), (2, 128)]: got {text!r}"
+        )
+    return filters
+
+
+def _cutoff(c: Namespace, name: str) -> list[int] | None:
+    if getattr(c, name) is None:
+        return None
+    values = [int(value) for value in getattr(c, name)]
+    if not values or values[0] < 1 or sorted(set(values)) != values:
+        raise ValueError(f"{_flag(name)} must be increasing word ranks, as in 20000,60000: got {values}")
+    return values
+
+
+def _check_embeddings(c: Namespace) -> None:
+    for name in ("decoder_input_dim", "decoder_output_dim", "character_embedding_dim"):
+        if getattr(c, name) < 1:
+            raise ValueError(f"{_flag(name)} must be at least 1, got {getattr(c, name)}")
+    if not 0 <= c.adaptive_softmax_dropout < 1:
+        raise ValueError(f"--adaptive-softmax-dropout must be in [0, 1), got {c.adaptive_softmax_dropout}")
+    if c.adaptive_input and c.adaptive_input_cutoff is None:
+        raise ValueError("--adaptive-input needs --adaptive-input-cutoff, as in 20000,60000")
+    if c.adaptive_input and c.character_embeddings:
+        raise ValueError("--adaptive-input and --character-embeddings exclude each other")
+    for side, used, dim in (
+        ("input", c.adaptive_input, c.decoder_input_dim),
+        ("softmax", c.adaptive_softmax_cutoff is not None, c.decoder_output_dim),
+    ):
+        factor = getattr(c, f"adaptive_{side}_factor")
+        if used and (factor <= 0 or dim // factor ** len(getattr(c, f"adaptive_{side}_cutoff")) < 1):
+            raise ValueError(
+                f"--adaptive-{side}-factor: {factor:g} leaves no dimension of {dim} for the last band of "
+                f"--adaptive-{side}-cutoff {getattr(c, f'adaptive_{side}_cutoff')}"
+            )
+    if c.tie_adaptive_proj and not c.tie_adaptive_weights:
+        raise ValueError("--tie-adaptive-proj needs --tie-adaptive-weights")
+    if c.tie_adaptive_weights:
+        _check_tied_adaptive(c)
+    if c.share_decoder_input_output_embed:
+        _check_shared(c)
+
+
+def _check_tied_adaptive(c: Namespace) -> None:
+    if not c.adaptive_input or c.adaptive_softmax_cutoff is None:
+        raise ValueError("--tie-adaptive-weights needs --adaptive-input and --adaptive-softmax-cutoff")
+    for name in ("cutoff", "factor"):
+        of_input, of_softmax = (getattr(c, f"adaptive_{side}_{name}") for side in ("input", "softmax"))
+        if of_input != of_softmax:
+            raise ValueError(
+                f"--tie-adaptive-weights needs --adaptive-input-{name} equal to --adaptive-softmax-{name}: "
+                f"got {of_input} and {of_softmax}"
+            )
+    dims = c.decoder_embed_dim, c.decoder_input_dim, c.decoder_output_dim
+    if len(set(dims)) > 1:
+        raise ValueError(
+            "--tie-adaptive-weights needs --decoder-embed-dim, --decoder-input-dim and --decoder-output-dim to be "
+            f"equal: got {', '.join(map(str, dims))}"
+        )
+
+
+def _check_shared(c: Namespace) -> None:
+    for name in ("adaptive_input", "character_embeddings", "adaptive_softmax_cutoff"):
+        if getattr(c, name):
+            raise ValueError(
+                f"--share-decoder-input-output-embed cannot be used with {_flag(name)}"
+                + ("" if name == "character_embeddings" else "; --tie-adaptive-weights ties those of both kinds")
+            )
+    if c.decoder_input_dim != c.decoder_output_dim:
+        raise ValueError(
+            "--share-decoder-input-output-embed needs --decoder-input-dim equal to --decoder-output-dim: "
+            f"got {c.decoder_input_dim} and {c.decoder_output_dim}"
+        )
+
+
+_FIELDS = [f for f in fields(ConvLanguageModelConfig) if not f.name.startswith("_")]
+_DEFAULTS = ConvLanguageModelConfig()
+
+
+def _tied_adaptive(*cutoff: int) -> dict:
+    return {
+        "adaptive_input": True,
+        "adaptive_input_cutoff": list(cutoff),
+        "adaptive_softmax_cutoff": list(cutoff),
+        "tie_adaptive_weights": True,
+        "tie_adaptive_proj": True,
+    }
+
+
+_BIG = {"decoder_embed_dim": 1024, "decoder_ffn_embed_dim": 4096, "decoder_attention_heads": 16}
+# TaLK's model for WikiText-103. LightConv's authors trained none: there it has the same shape, by our choice.
+_WIKI103 = {
+    **_BIG,
+    **_tied_adaptive(20000, 60000),
+    "decoder_layers": 17,
+    "decoder_kernel_size_list": [3, 5, 7, 15, 31] + [63] * 12,
+    "dropout": 0.3,
+    "attention_dropout": 0.1,
+    "weight_dropout": 0.2,
+    "relu_dropout": 0.1,
+    "adaptive_softmax_dropout": 0.2,
+}
+
+LANGUAGE_MODELS = {
+    "_lm": {},
+    "_lm_gbw": {"decoder_ffn_embed_dim": 4096, "decoder_attention_heads": 16, "attention_dropout": 0.1},
+    # The paper's: 17 blocks with these kernels, and bands of 60k, 100k and 640k words (dimensions 1024, 256, 64), hence
+    # the cutoffs 60k and 160k. FFN, heads, GLU and the tying are not in its text; with these, DynamicConv has the 339M
+    # parameters that are reported for it (configs/gbw/dynamicconv.yaml adds them up).
+    "_lm_billion_word": {
+        **_BIG,
+        **_tied_adaptive(60000, 160000),
+        "decoder_layers": 17,
+        "decoder_kernel_size_list": [15] * 2 + [31] * 4 + [63] * 11,
+        "attention_dropout": 0.1,
+    },
+    "_lm_wiki103": _WIKI103,
+}
+
+TALK_LANGUAGE_MODELS = {
+    "_lm": {},
+    # Published with the base model's list of 6 windows for its 12 layers, which cannot be built. By our choice the list
+    # goes on as it ends.
+    "_lm_big": {**_BIG, "decoder_layers": 12, "decoder_kernel_size_list": [3, 7, 15] + [31] * 9},
+    "_lm_wiki103": _WIKI103,
+}
+
+_FAMILIES = {
+    "lightweightconv": ({"decoder_conv_type": "lightweight"}, LANGUAGE_MODELS),
+    "dynamicconv": ({"decoder_conv_type": "dynamic"}, LANGUAGE_MODELS),
+    # Upstream's name for both.
+    "lightconv": ({"decoder_conv_type": "dynamic"}, LANGUAGE_MODELS),
+    "talkconv": ({"decoder_conv_type": "talk", "activation_fn": "swish"}, TALK_LANGUAGE_MODELS),
+}
+
+
+def language_model_architectures() -> dict[str, dict]:
+    """Name of each architecture → what it changes of ConvLanguageModelConfig."""
+    return {
+        family + suffix: {**common, **options}
+        for family, (common, suffixes) in _FAMILIES.items()
+        for suffix, options in suffixes.items()
+    }

@@ -1,0 +1,68 @@
+"""The full convolution, every output channel from every input channel: what the paper's ablation begins with."""
+
+import torch
+import torch.nn.functional as F
+from fairseq.modules.fairseq_dropout import FairseqDropout
+from torch import Tensor, nn
+
+
+class FullConv(nn.Module):
+    """A non-separable convolution over time (row "CNN" of Wu et al. 2019, table 3), with gates as in convolutional
+    sequence to sequence learning (Gehring et al. 2017).
+
+    It mixes channels itself, so the block around it has no Linears. That makes C² parameters a block more than a
+    lightweight convolution has, for K = 3: the difference between those rows of the table.
+
+    Args:
+        channels: C, in and out.
+        kernel_size: K ≥ 1.
+        padding_l: how many of the K taps lie before the current token.
+        glu: convolve to 2C channels and gate: first half · sigmoid(second half).
+        weight_dropout: DropConnect, the probability with which a weight is dropped (one mask a batch).
+
+    Parameters: weight (C or 2C, C, K), Xavier-uniform; bias (C or 2C,), zero.
+    """
+
+    num_heads = 1
+    conv_bias = None
+
+    def __init__(
+        self, channels: int, kernel_size: int, padding_l: int, *, glu: bool = False, weight_dropout: float = 0.0
+    ):
+        super().__init__()
+        if kernel_size < 1:
+            raise ValueError(f"kernel_size must be at least 1, got {kernel_size}")
+        if not 0 <= padding_l < kernel_size:
+            raise ValueError(f"padding_l must be in 0 … kernel_size - 1 = {kernel_size - 1}, got {padding_l}")
+        self.channels = channels
+        self.kernel_size = kernel_size
+        self.padding_l = padding_l
+        self.glu = glu
+        self.weight_dropout_module = FairseqDropout(weight_dropout, module_name=self.__class__.__name__)
+        self.weight = nn.Parameter(torch.empty(channels * (2 if glu else 1), channels, kernel_size))
+        self.bias = nn.Parameter(torch.zeros(self.weight.shape[0]))
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(T,B,C) → (T,B,C); what lies outside the sequence reads zero."""
+        return self._convolve(x, self.padding_l, self.kernel_size - 1 - self.padding_l)
+
+    def step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """n more tokens (n,B,C) of a causal sequence; the state is the last min(seen, K − 1) inputs."""
+        history = self.kernel_size - 1
+        if self.padding_l != history:
+            raise ValueError(
+                "step needs a causal convolution, padding_l = kernel_size - 1: "
+                f"got padding_l={self.padding_l}, kernel_size={self.kernel_size}"
+            )
+        seen = x if state is None else torch.cat([state, x])
+        missing = history - (seen.shape[0] - x.shape[0])
+        return self._convolve(seen, missing, 0), seen[max(0, seen.shape[0] - history) :]
+
+    def _convolve(self, x: Tensor, left: int, right: int) -> Tensor:
+        y = F.pad(x.permute(1, 2, 0), (left, right))
+        y = F.conv1d(y, self.weight_dropout_module(self.weight), self.bias)
+        return (F.glu(y, dim=1) if self.glu else y).permute(2, 0, 1)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, kernel_size={self.kernel_size}, padding_l={self.padding_l}, glu={self.glu}"
