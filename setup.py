@@ -73,7 +73,7 @@ class MaybeBinary(Distribution):
 setup(
     name="lightconv-plugin",
     version="0.1.0",
-    description="LightConv and DynamicConv for fairseq: operators, models, recipes",
+    description="LightConv, DynamicConv and TaLK convolutions for fairseq: operators, models, recipes",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     python_requires=">=3.10",
@@ -81,6 +81,7 @@ setup(
     install_requires=[
         "torch>=2.6",
         "ninja",
+        "rouge-score>=0.1.2",
         "sacrebleu>=2.4",
         "sacremoses>=0.1",
         "sentencepiece>=0.2",
@@ -92,6 +93,7 @@ setup(
             "fairseq==0.12.2; python_version < '3.11'",
             "fairseq-fixed==0.12.3.1; python_version >= '3.11'",
         ],
+        "report": ["matplotlib>=3.8"],
         "test": ["pytest>=8", "pytest-xdist>=3", "ruff>=0.6"],
     },
     entry_points={"console_scripts": ["lightconv = lightconv_plugin.tools.cli:main"]},

@@ -56,13 +56,17 @@ class Candidate:
 
 @dataclass
 class Arguments:
-    """The numbers of a case: x (T,B,C or 2C), weight (H,K) or (T,B,H,K), grad (T,B,C); in the case's memory layout."""
+    """The numbers of a case: x (T,B,C or 2C), weight (H,K) or (T,B,H,K), grad (T,B,C); in the case's memory layout.
+
+    talkconv has one or two offsets (T,B,H) instead of a weight.
+    """
 
     operator: str
     case: Case
     x: Tensor
-    weight: Tensor
+    weight: Tensor | None
     grad: Tensor
+    offsets: tuple[Tensor, ...] = ()
 
     @property
     def options(self) -> dict:
@@ -71,6 +75,11 @@ class Arguments:
     @property
     def dynamic(self) -> bool:
         return self.operator == "dynamicconv"
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """What the operator takes besides x, and has gradients for."""
+        return self.offsets if self.weight is None else (self.weight,)
 
     def normalized(self, weight: Tensor) -> Tensor:
         """The filters of a peer that takes them normalised and dropped."""
@@ -93,6 +102,9 @@ def arguments(operator: str, case: Case, device: torch.device, dtype: torch.dtyp
 
     steps, batch, channels = case.steps, case.batch, case.channels
     x = normal(steps, batch, channels * (2 if case.glu else 1))
+    if operator == "talkconv":
+        offsets = tuple(normal(steps, batch, case.heads).sigmoid() for _ in range(2 if case.reach[1] else 1))
+        return Arguments(operator, case, x, None, normal(steps, batch, channels), offsets)
     weight = normal(*(steps, batch) * (operator == "dynamicconv"), case.heads, case.kernel_size)
     return Arguments(operator, case, x, weight, normal(steps, batch, channels))
 
@@ -111,39 +123,50 @@ def leaf(tensor: Tensor) -> Tensor:
 
 
 def ours(a: Arguments) -> Candidate:
-    x, weight = a.x.detach().requires_grad_(), a.weight.detach().requires_grad_()
+    inputs = tuple(tensor.detach().requires_grad_() for tensor in (a.x, *a.parameters))
     operator = getattr(ops, a.operator)
-    return Candidate(OURS, lambda: operator(x, weight, a.case.padding_l, **a.options), (x, weight), a.grad, as_it_is)
+    if a.operator == "talkconv":
+        x, left, right = (*inputs, None)[:3]
+        return Candidate(OURS, lambda: operator(x, left, right, *a.case.reach), inputs, a.grad, as_it_is)
+    return Candidate(OURS, lambda: operator(*inputs, a.case.padding_l, **a.options), inputs, a.grad, as_it_is)
 
 
 class _Reference(torch.autograd.Function):
-    """The reference under autograd, whatever native kernels are registered."""
+    """The reference under autograd, whatever native kernels are registered.
+
+    Of the operator's arguments `middle` are between the tensors with gradients and the options, in the forward pass.
+    """
 
     @staticmethod
-    def forward(ctx, x, weight, name, options):
-        ctx.save_for_backward(x, weight)
+    def forward(ctx, name, middle, options, *tensors):
+        ctx.save_for_backward(*tensors)
         ctx.name, ctx.options = name, options
-        return getattr(reference, name)(x, weight, None, *options)
+        return getattr(reference, name)(*tensors, *middle, *options)
 
     @staticmethod
     def backward(ctx, grad):
-        return (
-            *getattr(reference, ctx.name + "_backward")(grad, *ctx.saved_tensors, *ctx.options, True, True),
-            None,
-            None,
-        )
+        needs = [True] * len(ctx.saved_tensors)
+        backward = getattr(reference, ctx.name + "_backward")
+        if ctx.name != "talkconv":
+            return None, None, None, *backward(grad, *ctx.saved_tensors, *ctx.options, *needs)
+        x, left, right = (*ctx.saved_tensors, None)[:3]
+        gradients = backward(grad, x, left, right, *ctx.options, True, True, True)
+        return None, None, None, *gradients[: len(needs)]
 
 
 def our_reference(a: Arguments) -> Candidate:
-    x, weight, case = a.x.detach().requires_grad_(), a.weight.detach().requires_grad_(), a.case
+    inputs, case = tuple(tensor.detach().requires_grad_() for tensor in (a.x, *a.parameters)), a.case
     flags = (False, case.glu) if a.dynamic else (case.glu,)
 
     def run() -> Tensor:
-        seed = torch.randint(2**63 - 1, (1,), device=x.device) if case.dropout else None
+        seed = torch.randint(2**63 - 1, (1,), device=a.x.device) if case.dropout else None
         options = (None, None, seed, case.padding_l, case.normalize, case.dropout, *flags)
-        return _Reference.apply(x, weight, a.operator, options)
+        return _Reference.apply(a.operator, (None,), options, *inputs)
 
-    return Candidate(REFERENCE, run, (x, weight), a.grad, as_it_is)
+    def run_talk() -> Tensor:
+        return _Reference.apply(a.operator, (None,) * (3 - len(inputs)), (None, None, *case.reach), *inputs)
+
+    return Candidate(REFERENCE, run_talk if a.operator == "talkconv" else run, inputs, a.grad, as_it_is)
 
 
 # ------------------------------------------------------------------------------------------------ torch
@@ -152,7 +175,7 @@ def our_reference(a: Arguments) -> Candidate:
 def depthwise(a: Arguments) -> Iterator[Candidate]:
     """torch's own convolution, x in its layout (B, C, T); for lightconv only, whose filter it can hold."""
     case = a.case
-    if a.dynamic:
+    if a.operator != "lightconv":
         return
     x, weight = leaf(a.x.permute(1, 2, 0)), leaf(a.weight)
     right = case.kernel_size - 1 - case.padding_l
@@ -166,6 +189,38 @@ def depthwise(a: Arguments) -> Iterator[Candidate]:
 
     grad = a.grad.permute(1, 2, 0).contiguous()
     yield Candidate("conv1d depthwise", run, (x, weight), grad, lambda out: out.permute(2, 0, 1))
+
+
+def prefix_sums(a: Arguments) -> Iterator[Candidate]:
+    """talkconv as its paper has it, in plain PyTorch: differences of prefix sums that run over all of time."""
+    if a.operator != "talkconv":
+        return
+    case = a.case
+    inputs = x, *offsets = tuple(leaf(tensor) for tensor in (a.x, *a.offsets))
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    steps, per_head = torch.arange(case.steps, device=x.device).view(-1, 1, 1), case.channels // case.heads
+
+    def at(sums: Tensor, position: Tensor) -> Tensor:
+        """The sum up to a position, between two rows a mean of theirs."""
+        low = position.detach().floor()
+        part = (position - low).unsqueeze(-1)
+
+        def rows(index: Tensor) -> Tensor:
+            return sums.gather(0, index.long().unsqueeze(-1).expand(-1, -1, -1, per_head))
+
+        return (1 - part) * rows(low) + part * rows((low + 1).clamp(max=case.steps))
+
+    def run() -> Tensor:
+        sums = F.pad((x.to(dtype) / case.kernel_size).cumsum(0), (0, 0, 0, 0, 1, 0)).unflatten(-1, (case.heads, -1))
+        ends = [
+            steps + direction * offset.to(dtype) * most
+            for direction, offset, most in zip((-1, 1), offsets, case.reach, strict=False)
+        ]
+        first = ends[0].clamp(min=0)
+        last = ends[1].clamp(max=case.steps - 1) if len(ends) > 1 else steps.expand_as(first).to(dtype)
+        return (at(sums, last + 1) - at(sums, first)).flatten(-2).to(x.dtype)
+
+    yield Candidate("prefix sums", run, inputs, a.grad.contiguous(), as_it_is)
 
 
 def attention(a: Arguments) -> Iterator[Candidate]:
@@ -217,7 +272,7 @@ class _Given(nn.Module):
 
 def fairseq_modules(a: Arguments) -> Iterator[Candidate]:
     """fairseq's two ways in Python: a T×T band matrix, and unfolding (the one its dynamic models take)."""
-    if a.case.normalize not in ("softmax", "none") or import_fairseq() is None:
+    if a.weight is None or a.case.normalize not in ("softmax", "none") or import_fairseq() is None:
         return
     from fairseq.modules.dynamic_convolution import DynamicConv1dTBC
     from fairseq.modules.lightweight_convolution import LightweightConv1dTBC

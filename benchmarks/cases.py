@@ -12,7 +12,7 @@ _TOKENS = 65_536  # times 1024 channels: 64M elements
 
 @dataclass(frozen=True)
 class Case:
-    """One call of an operator: T, B, C, H, K and its options.
+    """One call of an operator: T, B, C, H, K and its options. talkconv's windows reach as far as K's taps.
 
     batch_first: x lies in memory as (B, T, C) and is handed over through transpose(0, 1), as other layouts have it.
     """
@@ -31,6 +31,11 @@ class Case:
     @property
     def padding_l(self) -> int:
         return self.kernel_size - 1 if self.causal else (self.kernel_size - 1) // 2
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """max_left and max_right of talkconv."""
+        return self.padding_l, self.kernel_size - 1 - self.padding_l
 
     @property
     def name(self) -> str:

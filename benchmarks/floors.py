@@ -1,9 +1,11 @@
 """The least time a pass can take: bytes that must move over the bandwidth, operations over the arithmetic rate.
 
 Each input is read once and each output written once. Per output element and tap one multiply-add forward, one for the
-gradient of x and one for that of the filters; K taps. The normalisation, the GLU and dropout are not counted. The
-rates are measured in the same run: a copy much larger than the caches (bytes read + bytes written), and a square matrix
-product in the operators' type, or in float32 where that is faster (float32 without TF32).
+gradient of x and one for that of the filters; K taps. The normalisation, the GLU and dropout are not counted. talkconv
+has two additions for a window (a running sum, a difference) and a multiply-add for each of its ends, as many for the
+gradient of x, and a multiply-add for each offset's. The rates are measured in the same run: a copy much larger than the
+caches (bytes read + bytes written), and a square matrix product in the operators' type, or in float32 where that is
+faster (float32 without TF32).
 """
 
 from __future__ import annotations
@@ -73,6 +75,12 @@ def work(operator: str, case: Case, itemsize: int) -> dict[str, Work]:
     tokens = case.steps * case.batch
     out = tokens * case.channels
     inputs = out * (2 if case.glu else 1)
+    if operator == "talkconv":
+        sides = 2 if case.reach[1] else 1
+        offsets = tokens * case.heads * sides
+        forward = Work((2 * out + offsets) * itemsize, (2 + 2 * sides) * out)
+        backward = Work((3 * out + 2 * offsets) * itemsize, (2 + 4 * sides) * out)
+        return {"forward": forward, "backward": backward, "both": forward + backward}
     filters = case.heads * case.kernel_size * (tokens if operator == "dynamicconv" else 1)
     forward = Work((inputs + out + filters) * itemsize, 2 * case.kernel_size * out)
     # Reads the output's gradient, x and the filters; writes the gradients of x and the filters.

@@ -17,7 +17,7 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 PYTHON=${PYTHON:-python3}
 out=${OUT:-$ROOT/benchmarks/results}
-parts="build tests memcheck main short half sweep single options racecheck training generation"
+parts="build tests memcheck main short half sweep single options talk talk_single racecheck training generation"
 chosen=$parts
 fairseq=${FAIRSEQ_SOURCE:-} dynamic=${DYNAMIC_CONV1D:-} jet=${JET_NEMOTRON:-}
 limit=${LIGHTCONV_GPU_SECONDS:-530} # for all of it; what has not begun by then is not begun
@@ -171,15 +171,21 @@ if [[ -n $background ]]; then
     [[ $status == ok ]] || fairseq='' dynamic='' jet='' # ours are measured all the same
 fi
 
-run main 70 operators main --dtype bfloat16 --shapes gpu --repeats 30
+filters=(--operators lightconv dynamicconv)
+run main 70 operators main "${filters[@]}" --dtype bfloat16 --shapes gpu --repeats 30
 run short 60 operators short --dtype bfloat16 --shapes short --operators dynamicconv --repeats 30 \
     ${dynamic:+--dynamic-conv1d "$dynamic"} ${jet:+--jet-nemotron "$jet"}
-run half 60 operators half --dtype float16 --shapes 256,256,1024,16,7 256,256,1024,16,31 64,128,512,4,31 --repeats 20 \
+run half 60 operators half "${filters[@]}" --dtype float16 --shapes 256,256,1024,16,7 256,256,1024,16,31 64,128,512,4,31 --repeats 20 \
     --without "our reference" ${fairseq:+--fairseq-source "$fairseq"}
-run sweep 80 operators sweep --dtype bfloat16 --shapes sweep 64,64,512,4,31 --variants causal --repeats 15 \
+run sweep 80 operators sweep "${filters[@]}" --dtype bfloat16 --shapes sweep 64,64,512,4,31 --variants causal --repeats 15 \
     --without "our reference" "fairseq band" "fairseq unfold"
-run single 40 operators single --dtype float32 --shapes 256,128,1024,16,7 256,128,1024,16,31 --repeats 15
-run options 40 operators options --dtype bfloat16 --shapes 256,256,1024,16,31 --variants glu dropout --repeats 15
+run single 40 operators single "${filters[@]}" --dtype float32 --shapes 256,128,1024,16,7 256,128,1024,16,31 --repeats 15
+run options 40 operators options "${filters[@]}" --dtype bfloat16 --shapes 256,256,1024,16,31 --variants glu dropout \
+    --repeats 15
+run talk 50 operators talk --operators talkconv --dtype bfloat16 --shapes gpu 4096,16,1024,16,63 \
+    --variants plain causal --repeats 15 --without "our reference" "attention (flash)"
+run talk_single 30 operators talk_single --operators talkconv --dtype float32 --shapes 256,128,1024,16,{7,31,63} \
+    --repeats 15 --without "our reference"
 run racecheck 60 sanitize racecheck
 run training 90 fairseq_program training
 run generation 60 fairseq_program generation --beam 4 --sentences 256

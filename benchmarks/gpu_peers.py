@@ -146,7 +146,8 @@ def _fairseq_layers(a: Arguments, source: Path) -> Iterator[Candidate]:
     """The layers as fairseq calls them: (T,B,C) in and out, transposed inside."""
     case = a.case
     if (
-        a.x.dtype != torch.float16
+        a.operator not in LAYERS
+        or a.x.dtype != torch.float16
         or case.kernel_size not in _FAIRSEQ_KERNELS
         or case.padding_l not in (case.kernel_size // 2, case.kernel_size - 1)
         or case.normalize not in ("softmax", "none")

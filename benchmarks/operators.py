@@ -7,7 +7,8 @@
 Passes: `forward` without gradients; `backward` of x and the filters alone; `both`, forward and backward as training has
 them. Floor: the least time for the bytes and the operations of a pass (floors.py), at the rates of this machine in
 the same run. How time and memory are taken: timing.py. What the peers are: candidates.py, gpu_peers.py.
-Before anything is timed, each peer's output is held against ours (dropout aside).
+talkconv has one window for K taps: max_left and max_right reach as far, at offsets 1; here they are sigmoids of normal
+numbers. Before anything is timed, each peer's output is held against ours (dropout aside).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from benchmarks.cases import SETS, VARIANTS, Case, parse
 from benchmarks.report import BenchmarkError
 from lightconv_plugin.ops import native
 
-OPERATORS = ("lightconv", "dynamicconv")
+OPERATORS = ("lightconv", "dynamicconv", "talkconv")
 PASSES = ("forward", "backward", "both")
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
 _OUT_OF_MEMORY = "out of memory"
@@ -61,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     device = machine.prepare(options)
     gpu_peers.check(options)
-    cases = _cases(options, device)
+    tasks = _tasks(options, device)
     dtype = machine.DTYPES[options.dtype]
     if dtype == torch.float64 and device.type == "cuda":
         raise BenchmarkError("--dtype float64 is for the CPU; on a GPU float32, bfloat16 and float16 are measured")
@@ -73,11 +74,10 @@ def main(arguments: list[str] | None = None) -> None:
     rates = floors.measure(device, dtype, quick=options.quick, timer=timer)
     print(report_head(description, options, rates))
     results = []
-    for operator in options.operators:
-        for case in cases:
-            result = _measure(operator, case, dtype, device, options, passes, repeats, timer, rates)
-            print(_case_table(result, passes), flush=True)
-            results.append(result)
+    for operator, case in tasks:
+        result = _measure(operator, case, dtype, device, options, passes, repeats, timer, rates)
+        print(_case_table(result, passes), flush=True)
+        results.append(result)
     print(overview(results, passes[-1]))
     if options.json:
         content = {
@@ -101,10 +101,18 @@ def report_head(description: dict, options: argparse.Namespace, rates: floors.Ra
     )
 
 
-def _cases(options: argparse.Namespace, device: torch.device) -> list[Case]:
+def _tasks(options: argparse.Namespace, device: torch.device) -> list[tuple[str, Case]]:
     names = options.shapes or ["quick" if options.quick else "gpu" if device.type == "cuda" else "cpu"]
     shapes = [case for name in names for case in parse(name)]
-    return list(dict.fromkeys(VARIANTS[variant](case) for variant in options.variants for case in shapes))
+    cases = dict.fromkeys(VARIANTS[variant](case) for variant in options.variants for case in shapes)
+    # talkconv has neither GLU nor dropout: in a model they come before it.
+    lacks = {"talkconv": [case for case in cases if case.glu or case.dropout]}
+    tasks = [(name, case) for name in options.operators for case in cases if case not in lacks.get(name, [])]
+    if not tasks:
+        raise BenchmarkError(
+            "--variants: talkconv has neither GLU nor dropout, and --operators names no other operator"
+        )
+    return tasks
 
 
 # ------------------------------------------------------------------------------------------------ measuring
@@ -162,6 +170,7 @@ def _candidates(arguments: Arguments, options: argparse.Namespace) -> list[Candi
         *candidates.fairseq_modules(arguments),
         *gpu_peers.candidates(arguments, options),
         *candidates.depthwise(arguments),
+        *candidates.prefix_sums(arguments),
         *candidates.attention(arguments),
     ]
 

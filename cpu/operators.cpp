@@ -1,21 +1,18 @@
 // The operators of lightconv_plugin/ops/library.py for CPU tensors: from torch's tensors to a Problem and back.
 // Arguments have been checked in Python (ops/checks.py); what is asserted here guards against direct calls.
 
-#include <ATen/ATen.h>
 #include <torch/library.h>
 
 #include <cmath>
 #include <string>
 #include <tuple>
 
+#include "arguments.h"
 #include "kernels.h"
 #include "tile.h"
 
 namespace lightconv {
 namespace {
-
-using at::Tensor;
-using OptionalTensor = std::optional<Tensor>;
 
 // ------------------------------------------------------------------------------------------------ arguments
 
@@ -25,23 +22,6 @@ struct Options {
   double dropout = 0;
   bool renorm = false, glu = false;
 };
-
-// A channel stride that is not 1 comes from direct calls only.
-Tensor channels_last(const Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
-
-OptionalTensor channels_last(const OptionalTensor& tensor) {
-  return tensor ? OptionalTensor(channels_last(*tensor)) : std::nullopt;
-}
-
-template <class T>
-View<const T> view(const Tensor& tensor) {
-  return {tensor.const_data_ptr<T>(), tensor.stride(0), tensor.stride(1)};
-}
-
-template <class T>
-View<T> writable(const Tensor& tensor) {
-  return {tensor.mutable_data_ptr<T>(), tensor.stride(0), tensor.stride(1)};
-}
 
 template <class T>
 FilterView<T> filter_view(T* data, const Tensor& weight) {
@@ -53,33 +33,9 @@ Tensor new_output(const Tensor& x, bool glu) {
   return at::empty_like(glu ? x.narrow(-1, 0, x.size(-1) / 2) : x);
 }
 
-Tensor new_gradient(const Tensor& like, bool needed) {
-  return needed ? at::empty_like(like) : at::empty({0}, like.options());
-}
-
-std::vector<int64_t> integers(const Tensor& tensor) {
-  const Tensor wide = tensor.to(at::kLong).contiguous();
-  return {wide.const_data_ptr<int64_t>(), wide.const_data_ptr<int64_t>() + wide.numel()};
-}
-
-// Values that were not checked (in a traced program) must not lead outside x either: they are clamped.
 template <class T>
 void set_sequences(Problem<T>& p, const Options& options) {
-  if (options.cu_seqlens) {
-    const std::vector<int64_t> edges = integers(*options.cu_seqlens);
-    int64_t first = 0;
-    for (size_t i = 1; i < edges.size(); ++i) {
-      const int64_t last = i + 1 == edges.size() ? p.steps : std::clamp(edges[i], first, p.steps);
-      if (first < last) p.sequences.push_back({0, first, last, first, last});
-      first = last;
-    }
-    return;
-  }
-  const std::vector<int64_t> lengths = options.lengths ? integers(*options.lengths) : std::vector<int64_t>();
-  for (int64_t b = 0; b < p.batch; ++b) {
-    const int64_t last = options.lengths ? std::clamp<int64_t>(lengths[b], 0, p.steps) : p.sources();
-    p.sequences.push_back({b, 0, last, 0, p.steps});
-  }
+  p.sequences = sequences_of(options.lengths, options.cu_seqlens, p.steps, p.seen, p.batch);
 }
 
 template <class T>
@@ -192,11 +148,6 @@ void run_backward(Problem<T>& p) {
   p.partial = p.dweight.data ? partial.data() : nullptr;
   backward(p);
   if (p.partial) filter.write_gradient(p, partial);
-}
-
-template <class F>
-void dispatch(const Tensor& x, F f) {
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "lightconv", [&] { f(scalar_t()); });
 }
 
 Tensor convolve(

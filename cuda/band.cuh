@@ -114,16 +114,21 @@ struct Shape {
   __host__ __device__ int rows() const { return kTile * warps; }
 };
 
-inline int per_head(const ConvParams& p) { return p.channels / p.heads; }
+inline int per_head(const Problem& p) { return p.channels / p.heads; }
 
-inline Shape shape_of(const ConvParams& p, int warps) {
+inline Shape rows_shape(const Problem& p, int warps) {
   Shape shape;
   shape.warps = warps;
-  shape.chunks = divide_up(kTile - 1 + p.kernel_size, kTile);
   shape.tiles = static_cast<int>(p.cu_seqlens != nullptr ? p.steps / shape.rows() + p.sequences
                                                          : divide_up(p.steps, int64_t{shape.rows()}));
   shape.width = round_up(per_head(p), kTile) < kSlice ? round_up(per_head(p), kTile) : kSlice;
   shape.row_pitch = shape.width + 8;
+  return shape;
+}
+
+inline Shape shape_of(const ConvParams& p, int warps) {
+  Shape shape = rows_shape(p, warps);
+  shape.chunks = divide_up(kTile - 1 + p.kernel_size, kTile);
   shape.band_pitch = kTile * shape.chunks + 8;
   shape.tap_pitch = p.kernel_size | 1;
   return shape;
@@ -148,7 +153,7 @@ inline int shared_for(int compute_capability, int blocks) {
 // The longest tiles that leave room for other blocks and are not mostly beyond the sequence's end. make(warps) is a
 // Shape. What is chosen changes no output: every tile of 16 rows is computed in the same way.
 template <class Make>
-inline Shape choose_shape(const ConvParams& p, int most_warps, Make make) {
+inline Shape choose_shape(const Problem& p, int most_warps, Make make) {
   const int64_t steps = p.cu_seqlens != nullptr ? p.steps / p.sequences : p.steps;
   const auto fits = [&](int warps, int blocks) {
     return kTile * warps / 2 < steps && make(warps).bytes <= shared_for(p.compute_capability, blocks);
@@ -201,7 +206,7 @@ struct Place {
 __device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x) % 32; }
 
 // The block's tile among those of all packed sequences, each of which begins a new one.
-__device__ inline void find_packed(const ConvParams& p, int rows_a_tile, int tile, Place& place) {
+__device__ inline void find_packed(const Problem& p, int rows_a_tile, int tile, Place& place) {
   int before = 0;
   for (int first = 0; first < p.sequences; first += 32) {
     const int i = first + lane_index();
@@ -230,7 +235,7 @@ __device__ inline void find_packed(const ConvParams& p, int rows_a_tile, int til
 }
 
 // Heads next to each other, then time: neighbouring blocks share cache lines of weights and halo rows of x.
-__device__ inline Place find_place(const ConvParams& p, const Shape& shape) {
+__device__ inline Place find_place(const Problem& p, const Shape& shape) {
   const int block = static_cast<int>(blockIdx.x), rest = block / p.heads, tile = rest % shape.tiles;
   Place place{block % p.heads, rest / shape.tiles, 0, 0, 0, 0};
   if (p.cu_seqlens != nullptr) {

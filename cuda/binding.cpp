@@ -1,100 +1,38 @@
 // The CUDA kernels of lightconv.h as kernels of torch's operators (lightconv_plugin/ops/library.py has the schemas).
-// The only file of this folder that knows torch. Arguments have been checked before (lightconv_plugin/ops/checks.py);
-// results are allocated as the operators' fake kernels say.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
+// Of this folder only this file, talk_binding.cpp and binding.h know torch. Arguments have been checked before
+// (lightconv_plugin/ops/checks.py); results are allocated as the operators' fake kernels say.
 #include <torch/library.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
-#include <optional>
 #include <string_view>
 #include <tuple>
 
-#include "lightconv.h"
+#include "binding.h"
 
 namespace {
 
-using at::Tensor;
 using lightconv::ConvBackwardParams;
 using lightconv::ConvParams;
-using OptionalTensor = std::optional<Tensor>;
+using namespace lightconv_binding;
 
 constexpr std::array<std::string_view, 9> kNormalizations = {"softmax", "none", "l2", "abs_l2", "sigmoid",
                                                              "tanh",    "l1",   "abs", "square"};
 
 // ------------------------------------------------------------------------------------------------ parameters
 
-lightconv::Rows rows(const Tensor& tensor) { return {tensor.const_data_ptr(), tensor.stride(0), tensor.stride(1)}; }
-
-lightconv::Rows rows(const OptionalTensor& tensor) { return tensor.has_value() ? rows(*tensor) : lightconv::Rows{}; }
-
-// A (T, B, channels) result that a kernel writes. Its layout is not the kernel's to choose: where the channels of
-// `tensor` do not lie together, the kernel writes to memory of its own, and `finish` copies.
-class Result {
- public:
-  explicit Result(Tensor tensor) : tensor_(std::move(tensor)), written_(tensor_) {
-    if (tensor_.dim() == 3 && tensor_.size(2) > 1 && tensor_.stride(2) != 1) {
-      written_ = at::empty(tensor_.sizes(), tensor_.options());
-    }
-  }
-
-  // No rows, or a gradient that is not wanted: nothing to write.
-  lightconv::MutableRows rows() const {
-    if (written_.numel() == 0) return {};
-    return {written_.mutable_data_ptr(), written_.stride(0), written_.stride(1)};
-  }
-
-  Tensor finish() {
-    if (!written_.is_same(tensor_)) tensor_.copy_(written_);
-    return tensor_;
-  }
-
- private:
-  Tensor tensor_, written_;
-};
-
-Tensor gradient_of(const Tensor& tensor, bool needed) {
-  return needed ? at::empty_like(tensor) : tensor.new_empty({0});
-}
-
-int checked_int(int64_t value, const char* name) {
-  TORCH_CHECK_VALUE(value <= std::numeric_limits<int>::max() / 2, name, " must be below 2^30 on CUDA, got ", value);
-  return static_cast<int>(value);
-}
-
-lightconv::Type type_of(const Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kFloat: return lightconv::Type::kFloat32;
-    case at::kHalf: return lightconv::Type::kFloat16;
-    case at::kBFloat16: return lightconv::Type::kBFloat16;
-    default:
-      TORCH_CHECK_TYPE(false, "x must be float32, float16 or bfloat16 on CUDA, got ", x.scalar_type(),
-                       " (float64 runs on the CPU, and on CUDA with LIGHTCONV_BACKEND=reference)");
-  }
-}
-
 // Everything but the rows: of a full pass as of a step.
 void set_common(ConvParams& p, const Tensor& x, const Tensor& weight, const OptionalTensor& seed,
                 std::string_view normalize, double dropout, bool renorm_padding, bool glu) {
-  p.type = type_of(x);
+  set_problem(p, x, glu ? x.size(2) / 2 : x.size(2), weight.size(-2));
   p.dynamic = weight.dim() == 4;
-  p.steps = x.size(0);
-  p.batch = x.size(1);
-  p.channels = checked_int(glu ? x.size(2) / 2 : x.size(2), "the number of channels C");
-  p.heads = checked_int(weight.size(-2), "the number of heads H");
   p.kernel_size = checked_int(weight.size(-1), "the kernel size K");
   const auto* kind = std::find(kNormalizations.begin(), kNormalizations.end(), normalize);
   TORCH_CHECK_VALUE(kind != kNormalizations.end(), "normalize is unknown to the CUDA kernels: ", normalize);
   p.normalize = static_cast<lightconv::Normalize>(kind - kNormalizations.begin());
   p.glu = glu;
   p.renorm_padding = renorm_padding;
-  p.x = rows(x);
   p.weight.data = weight.const_data_ptr();
   if (p.dynamic) {
     p.weight.stride_t = weight.stride(0);
@@ -108,31 +46,11 @@ void set_common(ConvParams& p, const Tensor& x, const Tensor& weight, const Opti
     p.drop_below = static_cast<uint64_t>(std::ceil(dropout * 4294967296.0));
     p.keep_scale = static_cast<float>(1.0 / (1.0 - dropout));
   }
-  int device = 0, major = 0, minor = 0;
-  C10_CUDA_CHECK(cudaGetDevice(&device));
-  C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  C10_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  p.compute_capability = 10 * major + minor;
 }
 
-void set_sequences(ConvParams& p, int64_t padding_l, const OptionalTensor& lengths, const OptionalTensor& cu_seqlens) {
-  p.padding_l = static_cast<int>(padding_l);
-  if (lengths.has_value()) {
-    p.lengths = lengths->const_data_ptr();
-    p.lengths_int64 = lengths->scalar_type() == at::kLong;
-    p.lengths_stride = lengths->stride(0);
-  }
-  if (cu_seqlens.has_value()) {
-    p.cu_seqlens = cu_seqlens->const_data_ptr<int32_t>();
-    p.cu_seqlens_stride = cu_seqlens->stride(0);
-    p.sequences = cu_seqlens->size(0) - 1;
-  }
-}
-
-void set_state(ConvParams& p, const Tensor& state) {
+void set_kernel_state(ConvParams& p, const Tensor& state) {
   p.padding_l = p.kernel_size - 1;
-  p.state_rows = static_cast<int>(state.size(0));
-  if (p.state_rows > 0) p.state = rows(state);
+  set_state(p, state);
 }
 
 void set_dweight(ConvBackwardParams& p, const Tensor& dweight) {
@@ -146,10 +64,6 @@ void set_dweight(ConvBackwardParams& p, const Tensor& dweight) {
 }
 
 // ------------------------------------------------------------------------------------------------ launches
-
-void check_launch(cudaError_t error, const char* operation) {
-  TORCH_CHECK(error == cudaSuccess, "lightconv::", operation, ": ", cudaGetErrorString(error));
-}
 
 void run_forward(const ConvParams& p, const char* operation) {
   check_launch(lightconv::forward(p, c10::cuda::getCurrentCUDAStream()), operation);
@@ -171,7 +85,8 @@ Tensor full_forward(const char* operation, const Tensor& x, const Tensor& weight
   const c10::cuda::CUDAGuard guard(x.device());
   ConvParams p;
   set_common(p, x, weight, seed, normalize, dropout, renorm_padding, glu);
-  set_sequences(p, padding_l, lengths, cu_seqlens);
+  p.padding_l = static_cast<int>(padding_l);
+  set_sequences(p, lengths, cu_seqlens);
   const Tensor all_bias = bias.has_value() ? bias->contiguous() : Tensor();
   if (bias.has_value()) p.bias = all_bias.const_data_ptr();
   Result out(at::empty_like(x.narrow(2, 0, p.channels)));
@@ -188,7 +103,8 @@ std::tuple<Tensor, Tensor> full_backward(const char* operation, const Tensor& gr
   const c10::cuda::CUDAGuard guard(x.device());
   ConvBackwardParams p;
   set_common(p, x, weight, seed, normalize, dropout, renorm_padding, glu);
-  set_sequences(p, padding_l, lengths, cu_seqlens);
+  p.padding_l = static_cast<int>(padding_l);
+  set_sequences(p, lengths, cu_seqlens);
   p.grad = rows(grad);
   Result dx(gradient_of(x, need_x));
   Tensor dweight = gradient_of(weight, need_weight);
@@ -204,7 +120,7 @@ std::tuple<Tensor, Tensor> step_forward(const char* operation, const Tensor& x, 
   const c10::cuda::CUDAGuard guard(x.device());
   ConvParams p;
   set_common(p, x, weight, seed, normalize, dropout, renorm_padding, glu);
-  set_state(p, state);
+  set_kernel_state(p, state);
   const Tensor all_bias = bias.has_value() ? bias->contiguous() : Tensor();
   if (bias.has_value()) p.bias = all_bias.const_data_ptr();
   Result out(at::empty_like(x.narrow(2, 0, p.channels)));
@@ -224,7 +140,7 @@ std::tuple<Tensor, Tensor, Tensor> step_backward(const char* operation, const Op
   const c10::cuda::CUDAGuard guard(x.device());
   ConvBackwardParams p;
   set_common(p, x, weight, seed, normalize, dropout, renorm_padding, glu);
-  set_state(p, state);
+  set_kernel_state(p, state);
   p.grad = rows(grad);
   p.grad_state = rows(grad_state);
   Result dx(gradient_of(x, need_x)), dstate(gradient_of(state, need_state));

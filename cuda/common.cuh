@@ -109,6 +109,12 @@ __device__ __forceinline__ Pack<T, V> narrow(const float (&values)[V]) {
   return pack;
 }
 
+// Row `row` of (T, B, C), from channel c on.
+template <class T, int V>
+__device__ __forceinline__ Pack<T, V> load_row(const Rows& rows, int64_t row, int64_t b, int c) {
+  return load_pack<T, V>(static_cast<const T*>(rows.data) + row * rows.stride_t + b * rows.stride_b + c);
+}
+
 // Host: whether rows of (T, B, C) can be read `bytes` at a time from every channel that is a multiple of that.
 inline bool aligned(const void* data, int64_t stride_t, int64_t stride_b, int element, int bytes) {
   return reinterpret_cast<uintptr_t>(data) % bytes == 0 && stride_t * element % bytes == 0 &&
@@ -167,7 +173,7 @@ struct Span {
 };
 
 // The sequence that row t of batch element b belongs to. Whatever lengths and cu_seqlens hold, it lies within the data.
-__device__ inline Span sequence_span(const ConvParams& p, int64_t b, int64_t t) {
+__device__ inline Span sequence_span(const Problem& p, int64_t b, int64_t t) {
   Span span{-static_cast<int64_t>(p.state_rows), p.steps};
   if (p.lengths != nullptr) {
     const int64_t at = b * p.lengths_stride;

@@ -51,24 +51,15 @@ struct Filters {
   int64_t stride_k = 0;
 };
 
-struct ConvParams {
+// What every operator is told: sizes, the rows of its sequences, its device.
+struct Problem {
   Type type = Type::kFloat32;  // of every floating tensor
-  bool dynamic = false;
   int64_t steps = 0;           // T; the n new rows of a step
   int64_t batch = 0;           // B
   int channels = 0;            // C: of u and of out, so x has 2C with glu
   int heads = 1;               // H, divides C
-  int kernel_size = 1;         // K
-  int padding_l = 0;
   int state_rows = 0;          // r
-  Normalize normalize = Normalize::kSoftmax;
-  bool glu = false;
-  bool renorm_padding = false;  // normalise over the taps inside the sequence only (dynamic only)
   int compute_capability = 80;  // of the current device: 75, 80, 86, 90, ...
-
-  const int64_t* seed = nullptr;   // one element on the device; null: no dropout
-  uint64_t drop_below = 0;         // keep a weight when its Philox word >= drop_below = ceil(p * 2^32)
-  float keep_scale = 1.0f;         // 1/(1-p)
 
   const void* lengths = nullptr;   // (B,), int32 or int64
   bool lengths_int64 = false;
@@ -78,11 +69,25 @@ struct ConvParams {
   int64_t sequences = 0;
 
   Rows x;
+  Rows state;              // (r, B, C): values of u
+  MutableRows out;         // (T, B, C); null in a backward pass
+  MutableRows next_state;  // the last rows of state and u, (…, B, C); null but in a step
+};
+
+struct ConvParams : Problem {
+  bool dynamic = false;
+  int kernel_size = 1;         // K; the next state has min(r + n, K-1) rows
+  int padding_l = 0;
+  Normalize normalize = Normalize::kSoftmax;
+  bool glu = false;
+  bool renorm_padding = false;  // normalise over the taps inside the sequence only (dynamic only)
+
+  const int64_t* seed = nullptr;   // one element on the device; null: no dropout
+  uint64_t drop_below = 0;         // keep a weight when its Philox word >= drop_below = ceil(p * 2^32)
+  float keep_scale = 1.0f;         // 1/(1-p)
+
   Filters weight;
   const void* bias = nullptr;  // (C,), contiguous
-  Rows state;                  // (r, B, C): values of u
-  MutableRows out;             // (T, B, C); null in a backward pass
-  MutableRows next_state;      // (min(r + n, K-1), B, C); null but in a step
 };
 
 // The gradient of every tensor; those that are not wanted have a null pointer.

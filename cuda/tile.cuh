@@ -59,7 +59,7 @@ __device__ inline Place block_place(const ConvParams& p, const Tile& tile, int64
 }
 
 // Host: how many heads `vectors` vectors of V channels touch at most.
-inline int heads_touched(const ConvParams& p, int vectors, int V) {
+inline int heads_touched(const Problem& p, int vectors, int V) {
   const int width = vectors * V, channels_of_head = p.channels / p.heads;
   if (channels_of_head % width == 0) return 1;
   const int touched = width % channels_of_head == 0 ? width / channels_of_head : (width - 1) / channels_of_head + 2;
@@ -98,7 +98,7 @@ __device__ __forceinline__ void stage_rows(T* shared, int pitch, int count, int6
 
 template <class T, int V>
 __device__ __forceinline__ Pack<T, V> load_gradient(const ConvBackwardParams& p, int64_t t, int64_t b, int c) {
-  return load_pack<T, V>(static_cast<const T*>(p.grad.data) + t * p.grad.stride_t + b * p.grad.stride_b + c);
+  return load_row<T, V>(p.grad, t, b, c);
 }
 
 // For each row of a tile, the rows [x, y) of its sequence counted from `origin`, cut to 0 ... limit; none for rows

@@ -15,7 +15,7 @@ case ${1:-} in
     -h | --help) usage; exit 0 ;;
     '') usage >&2; exit 2 ;;
 esac
-[[ -f $1 ]] || die "no configuration $1; there are: $(cd "$ROOT" && echo configs/*/*.yaml)"
+[[ -f $1 ]] || die "no configuration $1; there are: $(cd "$ROOT" && find configs -name "*.yaml" | sort | xargs)"
 config=$(absolute "$1")
 shift
 use_python

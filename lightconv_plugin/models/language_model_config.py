@@ -5,9 +5,10 @@ Numbers: Wu et al. 2019 and fairseq's `lightconv_lm` (the paper's own code); Lio
 
 from argparse import Namespace
 from ast import literal_eval
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, fields, make_dataclass
-from typing import List, Optional
+from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
@@ -55,8 +56,12 @@ class ConvLanguageModelConfig(_SharedConfig):
 
     adaptive_input: bool = option(False, "adaptive input: rarer words have smaller embeddings")
     adaptive_input_factor: float = option(4.0, "factor by which each adaptive input band's dimension shrinks")
-    adaptive_input_cutoff: Optional[List[int]] = option(
+    # Of any type: 20000,60000 as a text (in old checkpoints), a list, or the number that fairseq makes of a text 20000.
+    adaptive_input_cutoff: Any = option(
         None, "comma separated list of adaptive input cutoff points, the word ranks that begin the next band"
+    )
+    adaptive_softmax_cutoff: Any = option(
+        None, "comma separated list of adaptive softmax cutoff points; use with --criterion adaptive_loss"
     )
     tie_adaptive_weights: bool = option(False, "tie the word vectors of adaptive softmax and adaptive input")
     tie_adaptive_proj: bool = option(False, "tie also their projections; needs --tie-adaptive-weights")
@@ -129,11 +134,16 @@ def _character_filters(text: str) -> list[tuple[int, int]]:
 
 
 def _cutoff(c: Namespace, name: str) -> list[int] | None:
-    if getattr(c, name) is None:
+    given = getattr(c, name)
+    if given is None:
         return None
-    values = [int(value) for value in getattr(c, name)]
+    try:
+        read = literal_eval(given) if isinstance(given, str) else given
+        values = [int(value) for value in (read if isinstance(read, Iterable) else [read])]
+    except (SyntaxError, TypeError, ValueError):
+        values = []
     if not values or values[0] < 1 or sorted(set(values)) != values:
-        raise ValueError(f"{_flag(name)} must be increasing word ranks, as in 20000,60000: got {values}")
+        raise ValueError(f"{_flag(name)} must be increasing word ranks, as in 20000,60000: got {given}")
     return values
 
 
@@ -201,11 +211,12 @@ _FIELDS = [f for f in fields(ConvLanguageModelConfig) if not f.name.startswith("
 _DEFAULTS = ConvLanguageModelConfig()
 
 
-def _tied_adaptive(*cutoff: int) -> dict:
+def _tied_adaptive(cutoff: str) -> dict:
+    # As text: a list over the None of the base class would be lost with hydra 1.0.
     return {
         "adaptive_input": True,
-        "adaptive_input_cutoff": list(cutoff),
-        "adaptive_softmax_cutoff": list(cutoff),
+        "adaptive_input_cutoff": cutoff,
+        "adaptive_softmax_cutoff": cutoff,
         "tie_adaptive_weights": True,
         "tie_adaptive_proj": True,
     }
@@ -215,7 +226,7 @@ _BIG = {"decoder_embed_dim": 1024, "decoder_ffn_embed_dim": 4096, "decoder_atten
 # TaLK's model for WikiText-103. LightConv's authors trained none: there it has the same shape, by our choice.
 _WIKI103 = {
     **_BIG,
-    **_tied_adaptive(20000, 60000),
+    **_tied_adaptive("20000,60000"),
     "decoder_layers": 17,
     "decoder_kernel_size_list": [3, 5, 7, 15, 31] + [63] * 12,
     "dropout": 0.3,
@@ -233,7 +244,7 @@ LANGUAGE_MODELS = {
     # parameters that are reported for it (configs/gbw/dynamicconv.yaml adds them up).
     "_lm_billion_word": {
         **_BIG,
-        **_tied_adaptive(60000, 160000),
+        **_tied_adaptive("60000,160000"),
         "decoder_layers": 17,
         "decoder_kernel_size_list": [15] * 2 + [31] * 4 + [63] * 11,
         "attention_dropout": 0.1,

@@ -26,7 +26,9 @@ from .libraries import NativeError
 
 CHOICES = ("auto", "cpu", "cuda", "reference")
 OPERATORS = tuple(
-    name + suffix for name in ("lightconv", "dynamicconv") for suffix in ("", "_backward", "_step", "_step_backward")
+    name + suffix
+    for name in ("lightconv", "dynamicconv", "talkconv")
+    for suffix in ("", "_backward", "_step", "_step_backward")
 )
 CPU_OPERATORS = ("dropout",)  # on a GPU torch's own is as fast
 

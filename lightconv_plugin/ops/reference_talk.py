@@ -153,7 +153,7 @@ class _Windows:
     left: _Edge
     right: _Edge | None
     scale: float
-    unknown: Tensor  # where an offset is NaN
+    unknown: Tensor  # where an offset is NaN: so is the output; in the gradients it counts as 0
 
     @property
     def edges(self) -> tuple[_Edge, ...]:
@@ -171,7 +171,9 @@ def _windows(
 ) -> _Windows:
     """Output row i stands at row `first` + i; its sequence has the rows `start` … `end` − 1 (as in Sequence)."""
     start, end = (edge.unsqueeze(-1) if isinstance(edge, Tensor) else edge for edge in (start, end))
-    at = torch.arange(first, first + offset_left.shape[0], device=offset_left.device).view(-1, 1, 1)
+    count = first + offset_left.shape[0]
+    end = end.clamp(max=count) if isinstance(end, Tensor) else end  # lengths that were not checked
+    at = torch.arange(first, count, device=offset_left.device).view(-1, 1, 1)
 
     def side(offset: Tensor, limit: int, direction: int) -> tuple[Tensor, _Edge]:
         reach = widen(offset).clamp(min=0).mul(limit)
@@ -217,7 +219,7 @@ def _forward(source: Tensor, windows: _Windows) -> Tensor:
 def _offset_gradient(grad: Tensor, source: Tensor, windows: _Windows, edge: _Edge) -> Tensor:
     """The gradient for an offset (T, B, H): that of the part of the row beyond."""
     along = (grad * _rows_at(source, edge.row)).sum(-1) * (edge.slope * windows.scale)
-    return along.masked_fill_(~edge.read | windows.unknown, 0)
+    return along.masked_fill_(~edge.read, 0)
 
 
 def _source_gradient(grad: Tensor, windows: _Windows, count: int) -> Tensor:

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from lightconv_plugin.tools import average, build, doctor, score, user_dir
+from lightconv_plugin.tools import average, build, doctor, report, score, user_dir
 from lightconv_plugin.tools.common import CommandError
 
 
@@ -18,7 +18,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="lightconv", description="Tools of the LightConv/DynamicConv plugin for fairseq."
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (user_dir, doctor, build, average, score):
+    for module in (user_dir, doctor, build, average, score, report):
         module.add_parser(commands)
     return parser
 

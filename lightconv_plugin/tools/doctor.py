@@ -224,6 +224,7 @@ def _operators(report: Report) -> None:
     import torch
 
     from lightconv_plugin.ops import libraries
+    from lightconv_plugin.tools import selfcheck
 
     forced = os.environ.get("LIGHTCONV_BACKEND")
     kinds = [forced] if forced in libraries.KINDS else libraries.KINDS if torch.cuda.is_available() else ["cpu"]
@@ -233,7 +234,7 @@ def _operators(report: Report) -> None:
         devices = ["cpu"] if kind == "cpu" else [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         types = [torch.float32, torch.bfloat16] + ([torch.float16] if kind == "cuda" else [])
         for device in devices:
-            for name in ("lightconv", "dynamicconv"):
+            for name in selfcheck.OPERATORS:
                 for dtype in types:
                     where = f"{name} on {device}, {str(dtype).removeprefix('torch.')}"
                     report.attempt(where, REPORT_IT, _operator, where, name, device, dtype)

@@ -12,7 +12,7 @@ from lightconv_plugin.tools.common import CommandError
 
 SENTENCE = re.compile(r"([THD])-(\d+)\t(.*)", re.DOTALL)
 LAST_LINE = re.compile(r"Generate \S+ with beam=\d+: ")
-TRANSLATED = re.compile(r"Translated ([\d,]+) sentences \(")
+TRANSLATED = re.compile(r"Translated ([\d,]+) sentences \((?:[^)]*\) in [\d.]+s \(([\d.]+) sentences/s)?")
 EXAMPLES = re.compile(r" \S+-\S+ (\d+) examples$")
 MESSAGE = re.compile(r"\r|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \| [A-Z]+ \| |(?:DEBUG|INFO|WARNING|ERROR):[\w.]+:")
 SKIPPED = re.compile(r"([\d,]+) samples have invalid sizes and will be skipped")
@@ -27,17 +27,19 @@ class Generated:
     hypotheses: the final text of each (D-, after fairseq's own --bpe and --tokenizer; H- in logs that have no D-).
     references: the text of T-.
     decoded: whether --bpe or --tokenizer changed a hypothesis, so that its text may be plain already.
+    sentences_per_second: of the search itself, without loading and printing; None in a log that does not say it.
     """
 
     hypotheses: list[str]
     references: list[str]
     decoded: bool
+    sentences_per_second: float | None
 
 
 def parse_gen_log(lines: Sequence[str], name: Path) -> Generated:
     """Read the lines of a log of fairseq-generate; `name` is what errors call it."""
     texts: dict[str, dict[int, str]] = {"T": {}, "H": {}, "D": {}}
-    finished, counts = False, {}
+    finished, counts, speed = False, {}, None
     for line in lines:
         if match := SENTENCE.fullmatch(line):
             kind, number, text = match[1], int(match[2]), match[3]
@@ -67,12 +69,16 @@ def parse_gen_log(lines: Sequence[str], name: Path) -> Generated:
             )
         elif match := TRANSLATED.search(line):
             counts["it translated"] = int(match[1].replace(",", ""))
+            speed = float(match[2]) if match[2] else None
         elif match := EXAMPLES.search(line):
             counts["the data has"] = int(match[1])
-    return _checked(texts, finished, counts, name)
+    hypotheses, references, decoded = _checked(texts, finished, counts, name)
+    return Generated(hypotheses, references, decoded, speed)
 
 
-def _checked(texts: dict[str, dict[int, str]], finished: bool, counts: dict[str, int], name: Path) -> Generated:
+def _checked(
+    texts: dict[str, dict[int, str]], finished: bool, counts: dict[str, int], name: Path
+) -> tuple[list[str], list[str], bool]:
     if not texts["H"]:
         raise CommandError(
             f"{name} has no H- lines: it is not the output of fairseq-generate (or of one run with --quiet)"
@@ -95,4 +101,4 @@ def _checked(texts: dict[str, dict[int, str]], finished: bool, counts: dict[str,
             raise CommandError(f"{name}: fairseq-generate says that {who} {count} sentences, not {number} {LAST_BATCH}")
     rows = {kind: [texts[kind][i] for i in range(number)] for kind in kinds}
     hypotheses = rows.get("D", rows["H"])
-    return Generated(hypotheses, rows["T"], decoded=hypotheses != rows["H"])
+    return hypotheses, rows["T"], hypotheses != rows["H"]

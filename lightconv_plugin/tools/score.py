@@ -1,7 +1,9 @@
-"""`lightconv score`: tokenised BLEU as the papers report it, and sacreBLEU and chrF on detokenised text.
+"""`lightconv score`: tokenised BLEU as the papers report it, and sacreBLEU and chrF on detokenised text; or ROUGE.
 
     lightconv score --gen checkpoints/dynamicconv/gen.out --lang de --remove-bpe
     lightconv score --sys hypotheses.tok --ref references.tok --lang de --raw-ref references.de --json
+    lightconv score --metric rouge --gen gen.out --remove-bpe          of summaries: see rouge.py
+    lightconv score --gen gen.out --lang de --remove-bpe --speed --checkpoint average10.pt --json
 
 Tokenised BLEU is that of multi-bleu.perl, which `fairseq-score` computes too, on the tokens as they are. Where the two
 part, this follows multi-bleu.perl: an empty line has no token (fairseq-score counts one), and <unk> is a token like any
@@ -19,11 +21,16 @@ from pathlib import Path
 
 from lightconv_plugin.tools.common import CommandError, atomic_write
 from lightconv_plugin.tools.gen_log import parse_gen_log
+from lightconv_plugin.tools.parameters import count_parameters
+from lightconv_plugin.tools.rouge import RougeReport, rouge
 
 # On bytes, as the Perl of fairseq's compound_split_bleu.sh: "a-ö-b" is split twice, "a-o-b" once.
 COMPOUND = re.compile(rb"(\S)-(\S)")
 BPE_MARKS = ("@@", "sentencepiece")
 LEFT_OVER = re.compile(r"@@(?: |$)|\u2581")
+BLEU_OPTIONS = ("lang", "detok", "raw_ref", "lowercase", "compound_split")
+ROUGE_OPTIONS = ("no_stem", "sentence_end")
+FACTS = {"parameters": "parameters = {:,}", "sentences_per_second": "speed = {:.2f} sentences/s"}
 
 
 @dataclass(frozen=True)
@@ -191,39 +198,83 @@ def known_languages() -> set[str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    detok = args.detok
+    _check_options(args)
+    speed = None
     if args.gen:
-        if args.sys or args.ref:
-            raise CommandError("--gen has both sides: give either --gen or --sys with --ref")
         log = parse_gen_log(read_lines(args.gen), args.gen)
-        hypotheses, references = log.hypotheses, log.references
-        if log.decoded and detok is None:
+        hypotheses, references, speed = log.hypotheses, log.references, log.sentences_per_second
+        if log.decoded and args.detok is None and args.metric == "bleu":
             raise CommandError(
                 f"{args.gen} was written with --bpe or --tokenizer: say --detok none if its D- lines are plain text, "
                 "--detok moses if they still are tokens"
             )
-    elif args.sys and args.ref:
-        hypotheses, references = read_lines(args.sys), read_lines(args.ref)
+        if args.speed and speed is None:
+            raise CommandError(
+                f"--speed: {args.gen} has no line 'Translated … sentences (…) in …s (… sentences/s, …': "
+                "fairseq-generate may write it to standard error; append that to the log (2> messages)"
+            )
     else:
-        raise CommandError("give either --gen FILE or both --sys FILE and --ref FILE")
+        hypotheses, references = read_lines(args.sys), read_lines(args.ref)
     if not args.remove_bpe and any(LEFT_OVER.search(line) for line in hypotheses):
-        print("lightconv score: the translations look like subwords: was --remove-bpe forgotten?", file=sys.stderr)
-    report = score(
-        hypotheses,
-        references,
-        lang=args.lang,
-        detok=detok or "moses",
-        raw_references=read_lines(args.raw_ref) if args.raw_ref else None,
-        bpe=args.remove_bpe,
-        lowercase=args.lowercase,
-        compound_split=args.compound_split,
-    )
-    text = json.dumps(asdict(report), ensure_ascii=False) + "\n" if args.json else report.lines()
+        print("lightconv score: the text looks like subwords: was --remove-bpe forgotten?", file=sys.stderr)
+    report = (_rouge_report if args.metric == "rouge" else _bleu_report)(args, hypotheses, references)
+    facts = {}
+    if args.checkpoint:
+        facts["parameters"] = count_parameters(args.checkpoint)
+    if args.speed:
+        facts["sentences_per_second"] = speed
+    if args.json:
+        text = json.dumps(asdict(report) | facts, ensure_ascii=False) + "\n"
+    else:
+        text = report.lines() + "".join(f"{FACTS[name].format(value)}\n" for name, value in facts.items())
     if args.output:
         with atomic_write(args.output) as file:
             file.write(text)
     sys.stdout.write(text)
     return 0
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    if args.gen and (args.sys or args.ref):
+        raise CommandError("--gen has both sides: give either --gen or --sys with --ref")
+    if not args.gen and not (args.sys and args.ref):
+        raise CommandError("give either --gen FILE or both --sys FILE and --ref FILE")
+    if args.speed and not args.gen:
+        raise CommandError("--speed is read from the log of fairseq-generate: give it by --gen FILE")
+    others = {"bleu": ROUGE_OPTIONS, "rouge": BLEU_OPTIONS}[args.metric]
+    for name in others:
+        if getattr(args, name):
+            raise CommandError(f"--{name.replace('_', '-')} means nothing to --metric {args.metric}: leave it out")
+
+
+def _bleu_report(args: argparse.Namespace, hypotheses: list[str], references: list[str]) -> Report:
+    return score(
+        hypotheses,
+        references,
+        lang=args.lang,
+        detok=args.detok or "moses",
+        raw_references=read_lines(args.raw_ref) if args.raw_ref else None,
+        bpe=args.remove_bpe,
+        lowercase=args.lowercase,
+        compound_split=args.compound_split,
+    )
+
+
+def _rouge_report(args: argparse.Namespace, summaries: list[str], references: list[str]) -> RougeReport:
+    if args.remove_bpe:
+        summaries = [remove_bpe(line, args.remove_bpe) for line in summaries]
+        references = [remove_bpe(line, args.remove_bpe) for line in references]
+    sentence_end = args.sentence_end or "."
+    report = rouge(summaries, references, stem=not args.no_stem, sentence_end=sentence_end)
+    if report.empty:
+        print(f"lightconv score: {report.empty} of {report.n} summaries have no word; they score 0", file=sys.stderr)
+    if not any(sentence_end in line.split() for line in references):
+        print(
+            f"lightconv score: no reference has {sentence_end!r} as a token of its own, so each is one sentence for "
+            "ROUGE-Lsum: see --sentence-end",
+            file=sys.stderr,
+        )
+    return report
 
 
 def _bpe_mark(text: str) -> str:
@@ -233,31 +284,53 @@ def _bpe_mark(text: str) -> str:
     return mark
 
 
+DESCRIPTION = """\
+--metric bleu: tokenised BLEU (multi-bleu.perl's and fairseq-score's); sacreBLEU and chrF on detokenised text.
+
+--metric rouge: ROUGE-1, -2, -L and -Lsum by the library rouge-score: F1 with its 95% bootstrap interval, precision
+and recall. ROUGE-L takes each text as one sentence; ROUGE-Lsum, which papers on CNN/Daily Mail call ROUGE-L, goes
+sentence by sentence. Words are what rouge-score takes for them, a-z and 0-9 in a row, without case; any other character
+parts two words. The usual protocol runs PTBTokenizer (Stanford CoreNLP) over both sides: it makes "do n't" of "don't",
+so words "do", "n", "t" instead of "don", "t", and -lrb- of a bracket, a word "lrb". Give the tokens to compare with."""
+
+
 def add_parser(commands) -> None:
     parser = commands.add_parser(
         "score",
-        help="score translations: tokenised BLEU, sacreBLEU, chrF",
-        description="Tokenised BLEU (multi-bleu.perl's and fairseq-score's); sacreBLEU and chrF on detokenised text.",
+        help="score translations: tokenised BLEU, sacreBLEU, chrF; summaries: ROUGE",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--metric", choices=("bleu", "rouge"), default="bleu", help="default: %(default)s")
     parser.add_argument(
         "--gen", type=Path, metavar="FILE", help="the whole output of fairseq-generate, with references"
     )
-    parser.add_argument("--sys", type=Path, metavar="FILE", help="translations, one to a line (with --ref)")
+    parser.add_argument(
+        "--sys", type=Path, metavar="FILE", help="translations or summaries, one to a line (with --ref)"
+    )
     parser.add_argument("--ref", type=Path, metavar="FILE", help="references, one to a line (with --sys)")
-    parser.add_argument("--lang", metavar="CODE", help="target language, such as de")
     parser.add_argument(
         "--remove-bpe", nargs="?", const="@@", type=_bpe_mark, metavar="MARK",
         help="join subwords first: '@@ ' (the default of the option) or sentencepiece",
     )  # fmt: skip
-    parser.add_argument(
+    parser.add_argument("--speed", action="store_true", help="also the sentences/s that the log of --gen states")
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="also the number of this model's parameters")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, in one line")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write what is printed to this file")
+    bleu = parser.add_argument_group("of --metric bleu")
+    bleu.add_argument("--lang", metavar="CODE", help="target language, such as de")
+    bleu.add_argument(
         "--detok", choices=("moses", "none"),
         help="how to detokenise for sacreBLEU: Moses rules of --lang (default), or none for text that is plain already",
     )  # fmt: skip
-    parser.add_argument("--raw-ref", type=Path, metavar="FILE", help="untouched references for sacreBLEU and chrF")
-    parser.add_argument("--lowercase", action="store_true", help="score without regard to case")
-    parser.add_argument(
+    bleu.add_argument("--raw-ref", type=Path, metavar="FILE", help="untouched references for sacreBLEU and chrF")
+    bleu.add_argument("--lowercase", action="store_true", help="score without regard to case")
+    bleu.add_argument(
         "--compound-split", action="store_true", help="take a-b apart on both sides for tokenised BLEU (WMT En-De)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="also write what is printed to this file")
+    summaries = parser.add_argument_group("of --metric rouge")
+    summaries.add_argument("--no-stem", action="store_true", help="compare words, not their Porter stems")
+    summaries.add_argument(
+        "--sentence-end", metavar="TOKEN", help="the token that ends a sentence, for ROUGE-Lsum (default: '.')"
+    )
     parser.set_defaults(run=run)

@@ -1,16 +1,22 @@
 """The self-check of `lightconv doctor`: do the operators and one small model compute what they should on this machine?
 
-The expectation is worked out here once more, in float64 with plain loops over the paper's equations (Wu et al. 2019,
-3 to 5) and a gradient written by hand, so that it shares no code and no autograd with what it checks. Native kernels
-are also held against the package's reference, with every option, dropout's mask included.
+The expectation is worked out here once more, in float64 with plain loops over the papers' equations (Wu et al. 2019,
+3 to 5; Lioutas & Guo 2020, section 3) and gradients written by hand, so that it shares no code and no autograd with what
+it checks. Native kernels are also held against the package's reference, with every option, dropout's mask included.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+OPERATORS = ("lightconv", "dynamicconv", "talkconv")
+
 # A sequence shorter than the filter, where padding and normalisation are easiest to get wrong.
 LENGTH, BATCH, CHANNELS, HEADS, KERNEL_SIZE = 6, 2, 12, 3, 7
 CHUNKS = (1, 2, 3)  # of the sequence, for the step functions; they sum to LENGTH
+
+REACH = 4  # of talkconv's windows, which offsets of up to 1.5 leave
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
@@ -37,8 +43,85 @@ def expected(x: Tensor, logits: Tensor, padding_l: int, grad: Tensor) -> tuple[T
     return out.reshape_as(x), grad_x.reshape_as(x), grad_logits
 
 
+def expected_talk(
+    x: Tensor, left: Tensor, right: Tensor | None, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Output and gradients of a TaLK convolution with max_left = REACH, and max_right too unless `right` is None.
+
+    x, grad (T,B,C) and left, right (T,B,H), float64 → out, gradient of x (T,B,C), gradients of left and right (T,B,H).
+    """
+    length, batch, heads = left.shape
+    scale = 1 / (REACH + 1 if right is None else 2 * REACH + 1)
+    by_head, grad_by_head = x.reshape(length, batch, heads, -1), grad.reshape(length, batch, heads, -1)
+    out, grad_x = torch.zeros_like(by_head), torch.zeros_like(by_head)
+    grad_offset = {-1: torch.zeros_like(left), 1: None if right is None else torch.zeros_like(right)}
+    for t in range(length):
+        for source in range(length):
+            side = (source > t) - (source < t)
+            offset = {-1: left, 0: left, 1: right}[side]
+            if offset is None:
+                continue
+            # 1 for a row that the window holds, 0 for one outside, a fraction for the row at its end.
+            part = offset[t] * REACH - abs(source - t) + 1
+            share = (part.clamp(0, 1) if side else torch.ones_like(part)).unsqueeze(-1) * scale
+            out[t] += share * by_head[source]
+            grad_x[source] += share * grad_by_head[t]
+            if side:
+                slope = (grad_by_head[t] * by_head[source]).sum(dim=-1) * REACH * scale
+                grad_offset[side][t] += slope * ((part > 0) & (part < 1))
+    return out.reshape_as(x), grad_x.reshape_as(x), grad_offset[-1], grad_offset[1]
+
+
 def operator_error(name: str, device: torch.device, dtype: torch.dtype) -> float:
-    """The largest absolute error of forward, backward and step of "lightconv" or "dynamicconv" with values near 1."""
+    """The largest absolute error of forward, backward and step of an operator with values near 1.
+
+    `name` is one of OPERATORS.
+    """
+    errors = []
+
+    def compare(got: Tensor, want: Tensor) -> None:
+        if got.shape != want.shape:
+            raise ValueError(f"{name} gave shape {tuple(got.shape)} where {tuple(want.shape)} is right")
+        # NaN is infinitely wrong, and max() would pass over it.
+        errors.append((got.detach().double().cpu() - want).abs().nan_to_num(torch.inf).max().item())
+
+    if name == "talkconv":
+        _compare_talk(compare, device, dtype)
+    else:
+        _compare_convolution(name, compare, device, dtype)
+    return max(errors)
+
+
+def _compare_talk(compare: Callable[[Tensor, Tensor], None], device: torch.device, dtype: torch.dtype) -> None:
+    from lightconv_plugin import ops
+
+    generator = torch.Generator().manual_seed(30)
+    x, grad = (torch.randn(LENGTH, BATCH, CHANNELS, generator=generator).to(dtype).double() for _ in range(2))
+    left, right = ((1.5 * torch.rand(LENGTH, BATCH, HEADS, generator=generator)).to(dtype).double() for _ in range(2))
+    for offsets in ((left, right), (left.clamp(max=1), None)):
+        on_device = [None if tensor is None else tensor.to(device, dtype).requires_grad_() for tensor in (x, *offsets)]
+        got = ops.talkconv(*on_device, REACH, REACH if offsets[1] is not None else 0)
+        got.backward(grad.to(device, dtype))
+        out, *gradients = expected_talk(x, *offsets, grad)
+        compare(got, out)
+        for leaf, want in zip(on_device, gradients, strict=True):
+            if leaf is not None:
+                compare(leaf.grad, want)
+
+    causal, state, start = [], None, 0
+    for size in CHUNKS:
+        part = slice(start, start + size)
+        chunk, state = ops.talkconv_step(
+            x[part].to(device, dtype), state, left[part].clamp(max=1).to(device, dtype), REACH
+        )
+        causal.append(chunk)
+        start += size
+    compare(torch.cat(causal), out)  # the last expectation above is the causal one
+
+
+def _compare_convolution(
+    name: str, compare: Callable[[Tensor, Tensor], None], device: torch.device, dtype: torch.dtype
+) -> None:
     from lightconv_plugin import ops
 
     static = name == "lightconv"
@@ -51,14 +134,6 @@ def operator_error(name: str, device: torch.device, dtype: torch.dtype) -> float
         for size in ((LENGTH, BATCH, CHANNELS), (LENGTH, BATCH, CHANNELS), shape)
     )
     logits = weight.expand(LENGTH, BATCH, HEADS, KERNEL_SIZE)
-    errors = []
-
-    def compare(got: Tensor, want: Tensor) -> None:
-        if got.shape != want.shape:
-            raise ValueError(f"{name} gave shape {tuple(got.shape)} where {tuple(want.shape)} is right")
-        # NaN is infinitely wrong, and max() would pass over it.
-        errors.append((got.detach().double().cpu() - want).abs().nan_to_num(torch.inf).max().item())
-
     for padding_l in (KERNEL_SIZE // 2, KERNEL_SIZE - 1):
         out, grad_x, grad_logits = expected(x, logits, padding_l, grad)
         on_device = [tensor.to(device, dtype).requires_grad_() for tensor in (x, weight)]
@@ -77,7 +152,6 @@ def operator_error(name: str, device: torch.device, dtype: torch.dtype) -> float
         causal.append(chunk)
         start += size
     compare(torch.cat(causal), out)  # the last expectation above is the causal one
-    return max(errors)
 
 
 def reference_error(name: str, device: torch.device, dtype: torch.dtype) -> float:
@@ -89,19 +163,7 @@ def reference_error(name: str, device: torch.device, dtype: torch.dtype) -> floa
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype)
 
-    static = name == "lightconv"
-    x, grad, bias = normal(LENGTH, BATCH, 2 * CHANNELS), normal(LENGTH, BATCH, CHANNELS), normal(CHANNELS)
-    weight = normal(*((HEADS, KERNEL_SIZE) if static else (LENGTH, BATCH, HEADS, KERNEL_SIZE)))
-    state, grad_state = normal(2, BATCH, CHANNELS), normal(KERNEL_SIZE - 1, BATCH, CHANNELS)
-    lengths, seed = torch.tensor([LENGTH, 4], device=device), torch.tensor([1234567890123], device=device)
-    options = ("softmax", 0.3, *(() if static else (True,)), True)  # normalize, dropout, renorm_padding, glu
-    full, step = (lengths, None, seed, KERNEL_SIZE // 2, *options), (seed, *options)
-    calls = {
-        name: (x, weight, bias, *full),
-        f"{name}_backward": (grad, x, weight, *full, True, True),
-        f"{name}_step": (x, state, weight, bias, *step),
-        f"{name}_step_backward": (grad, grad_state, x, state, weight, *step, True, True, True),
-    }
+    calls = _talk_calls(normal, device) if name == "talkconv" else _convolution_calls(name, normal, device)
     errors = []
     for operator, arguments in calls.items():
         got, want = getattr(torch.ops.lightconv, operator)(*arguments), getattr(reference, operator)(*arguments)
@@ -110,6 +172,35 @@ def reference_error(name: str, device: torch.device, dtype: torch.dtype) -> floa
                 raise ValueError(f"{operator} gave shape {tuple(ours.shape)} where {tuple(theirs.shape)} is right")
             errors.append((ours.double() - theirs.double()).abs().nan_to_num(torch.inf).max().item())
     return max(errors)
+
+
+def _convolution_calls(name: str, normal: Callable[..., Tensor], device: torch.device) -> dict[str, tuple]:
+    static = name == "lightconv"
+    x, grad, bias = normal(LENGTH, BATCH, 2 * CHANNELS), normal(LENGTH, BATCH, CHANNELS), normal(CHANNELS)
+    weight = normal(*((HEADS, KERNEL_SIZE) if static else (LENGTH, BATCH, HEADS, KERNEL_SIZE)))
+    state, grad_state = normal(2, BATCH, CHANNELS), normal(KERNEL_SIZE - 1, BATCH, CHANNELS)
+    lengths, seed = torch.tensor([LENGTH, 4], device=device), torch.tensor([1234567890123], device=device)
+    options = ("softmax", 0.3, *(() if static else (True,)), True)  # normalize, dropout, renorm_padding, glu
+    full, step = (lengths, None, seed, KERNEL_SIZE // 2, *options), (seed, *options)
+    return {
+        name: (x, weight, bias, *full),
+        f"{name}_backward": (grad, x, weight, *full, True, True),
+        f"{name}_step": (x, state, weight, bias, *step),
+        f"{name}_step_backward": (grad, grad_state, x, state, weight, *step, True, True, True),
+    }
+
+
+def _talk_calls(normal: Callable[..., Tensor], device: torch.device) -> dict[str, tuple]:
+    x, grad = normal(LENGTH, BATCH, CHANNELS), normal(LENGTH, BATCH, CHANNELS)
+    left, right = (normal(LENGTH, BATCH, HEADS).sigmoid() * factor for factor in (1, 1.5))
+    state, grad_state = normal(2, BATCH, CHANNELS), normal(REACH, BATCH, CHANNELS)
+    full = (x, left, right, torch.tensor([LENGTH, 4], device=device), None, REACH, REACH)
+    return {
+        "talkconv": full,
+        "talkconv_backward": (grad, *full, True, True, True),
+        "talkconv_step": (x, state, left, REACH),
+        "talkconv_step_backward": (grad, grad_state, x, state, left, REACH, True, True, True),
+    }
 
 
 def decoding_error(architecture: str = "dynamicconv", device: str = "cpu") -> float:

@@ -13,7 +13,13 @@ from benchmarks.cases import SETS, Case, parse
 from lightconv_plugin.ops import native
 
 fairseq = candidates.import_fairseq()
-EVERYONE = ["ours", "our reference", *["fairseq band", "fairseq unfold"] * bool(fairseq), "conv1d depthwise"]
+MODULES = ["fairseq band", "fairseq unfold"] * bool(fairseq)
+EVERYONE = {
+    "lightconv": ["ours", "our reference", *MODULES, "conv1d depthwise"],
+    "dynamicconv": ["ours", "our reference", *MODULES],
+    "talkconv": ["ours", "our reference", "prefix sums"],
+}
+FILTERS = ("lightconv", "dynamicconv")
 
 
 def run(capsys, *arguments):
@@ -35,8 +41,7 @@ def test_quick(capsys, tmp_path):
         (operator, case.name) for operator in operators.OPERATORS for case in SETS["quick"]
     ]
     for case in content["cases"]:
-        names = EVERYONE if case["operator"] == "lightconv" else EVERYONE[:-1]
-        assert list(case["candidates"]) == names
+        assert list(case["candidates"]) == EVERYONE[case["operator"]]
         assert case["backend"] == native.backend("cpu")
         for measured in case["candidates"].values():
             assert measured["peak_bytes"] > 0
@@ -66,7 +71,7 @@ def test_variants_passes_and_types(capsys, tmp_path):
     arguments = "--quick --shapes 8,2,128,2,5c --variants plain glu dropout --passes backward both --dtype bfloat16"
     status, _, _ = run(capsys, *arguments.split(), "--no-memory", "--without", "our reference", "--json", file)
     cases = json.loads(file.read_text(encoding="utf-8"))["cases"]
-    assert status == 0 and len(cases) == 6
+    assert status == 0 and [c["operator"] for c in cases] == ["lightconv"] * 3 + ["dynamicconv"] * 3 + ["talkconv"]
     assert [c["case"]["glu"] for c in cases[:3]] == [False, True, False]
     assert [c["case"]["dropout"] for c in cases[:3]] == [0, 0, 0.1]
     for case in cases:
@@ -81,6 +86,7 @@ def test_variants_passes_and_types(capsys, tmp_path):
     [
         ("--shapes 8,2,30,4,3", "numbers must be at least 1, and H must divide C"),
         ("--shapes 8,2,30", "'8,2,30' is neither one of cpu, gpu, short, sweep, quick nor T,B,C,H,K"),
+        ("--operators talkconv --variants glu", "--variants: talkconv has neither GLU nor dropout, and --operators"),
         ("--json /nowhere/at/all.json", "--json: /nowhere/at is not a folder"),
         ("--fairseq-source /nowhere", "--fairseq-source: /nowhere has no fairseq/modules/lightconv_layer"),
         ("--dynamic-conv1d /nowhere", "--dynamic-conv1d: /nowhere has no headwise.py"),
@@ -123,19 +129,19 @@ def test_as_a_command():
 
 def every_candidate(operator, case, dtype=torch.float64):
     a = candidates.arguments(operator, case, torch.device("cpu"), dtype)
-    made = [candidates.ours(a), candidates.our_reference(a), *candidates.fairseq_modules(a), *candidates.depthwise(a)]
-    return a, made
+    made = [candidates.ours(a), candidates.our_reference(a), *candidates.fairseq_modules(a)]
+    return a, [*made, *candidates.depthwise(a), *candidates.prefix_sums(a)]
 
 
 @pytest.mark.parametrize("normalize", ["softmax", "none"])
 @pytest.mark.parametrize("glu", [False, True], ids=["plain", "glu"])
 @pytest.mark.parametrize("batch_first", [False, True], ids=["steps-first", "batch-first"])
 @pytest.mark.parametrize("causal", [False, True], ids=["centred", "causal"])
-@pytest.mark.parametrize("operator", operators.OPERATORS)
+@pytest.mark.parametrize("operator", FILTERS)
 def test_peers_compute_the_same_outputs_and_gradients(operator, causal, batch_first, glu, normalize):
     case = Case(12, 3, 12, 3, 5, causal, normalize, 0.0, glu, batch_first)
     _, made = every_candidate(operator, case)
-    assert [c.name for c in made] == (EVERYONE if operator == "lightconv" else EVERYONE[:-1])
+    assert [c.name for c in made] == EVERYONE[operator]
     ours, *others = made
     out = ours.run()
     gradients = torch.autograd.grad(out, ours.inputs, ours.grad)
@@ -145,6 +151,22 @@ def test_peers_compute_the_same_outputs_and_gradients(operator, causal, batch_fi
         pairs = ((peer.to_tbc(theirs), out), (peer.to_tbc(dx), gradients[0]), (dweight, gradients[1]))
         for got, want in pairs:
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)  # fairseq's softmax is in float32
+
+
+@pytest.mark.parametrize("batch_first", [False, True], ids=["steps-first", "batch-first"])
+@pytest.mark.parametrize("causal", [False, True], ids=["centred", "causal"])
+def test_talkconvs_peers_compute_the_same_outputs_and_gradients(causal, batch_first):
+    a, made = every_candidate("talkconv", Case(12, 3, 12, 3, 6, causal, batch_first=batch_first))
+    assert [c.name for c in made] == EVERYONE["talkconv"]
+    assert a.case.reach == ((5, 0) if causal else (2, 3)) and len(a.offsets) == 2 - causal
+    ours, *others = made
+    out = ours.run()
+    gradients = torch.autograd.grad(out, ours.inputs, ours.grad)
+    for peer in others:
+        theirs = peer.run()
+        torch.testing.assert_close(peer.to_tbc(theirs), out)
+        for got, want in zip(torch.autograd.grad(theirs, peer.inputs, peer.grad), gradients, strict=True):
+            torch.testing.assert_close(got, want)
 
 
 def test_a_peer_that_computes_something_else_is_refused(capsys, monkeypatch):
@@ -173,7 +195,7 @@ def test_a_peer_without_memory_costs_the_others_nothing(capsys, monkeypatch, tmp
     assert case["candidates"]["greedy"] == {"error": "out of memory"} and "both" in case["candidates"]["ours"]
 
 
-@pytest.mark.parametrize("operator", operators.OPERATORS)
+@pytest.mark.parametrize("operator", FILTERS)
 def test_dropout_reaches_every_candidate(operator):
     _, made = every_candidate(operator, Case(12, 3, 12, 3, 5, dropout=0.5))
     for candidate in made:
@@ -197,11 +219,15 @@ def test_floors_of_the_five_shapes():
 
 def test_work_counts_each_tensor_once():
     case = Case(10, 3, 8, 2, 5)
-    light, dynamic = (floors.work(operator, case, 2) for operator in operators.OPERATORS)
+    light, dynamic, talk = (floors.work(operator, case, 2) for operator in operators.OPERATORS)
     assert light["forward"] == floors.Work((240 + 240 + 10) * 2, 2 * 5 * 240)
     assert light["backward"] == floors.Work((240 + 240 + 240 + 10 + 10) * 2, 4 * 5 * 240)
     assert dynamic["forward"].bytes - light["forward"].bytes == (300 - 10) * 2
     assert dynamic["both"] == dynamic["forward"] + dynamic["backward"]
+    assert talk["forward"] == floors.Work((240 + 240 + 2 * 60) * 2, 6 * 240)
+    assert talk["backward"] == floors.Work((240 + 240 + 240 + 4 * 60) * 2, 10 * 240)
+    causal = floors.work("talkconv", Case(10, 3, 8, 2, 5, causal=True), 2)
+    assert causal["forward"] == floors.Work((240 + 240 + 60) * 2, 4 * 240)
     gated = floors.work("lightconv", Case(10, 3, 8, 2, 5, glu=True), 2)
     assert gated["forward"].bytes == (480 + 240 + 10) * 2
     assert gated["backward"].bytes == (240 + 480 + 480 + 20) * 2

@@ -79,12 +79,13 @@ def states(content):
 
 def test_everything_once_and_in_order(gpu):
     done, content, calls = gpu()
-    expected = "build tests memcheck main short half sweep single options racecheck training generation".split()
+    measured = ["main", "short", "half", "sweep", "single", "options", "talk", "talk_single"]
+    expected = ["build", "tests", "memcheck", *measured, "racecheck", "training", "generation"]
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(states(content)) == expected
     away = {"memcheck", "racecheck", "training", "generation"}  # neither compute-sanitizer nor fairseq
     assert states(content) == {name: "not here" if name in away else "ok" for name in expected}
-    assert set(content["results"]) == {"main", "short", "half", "sweep", "single", "options"}
+    assert set(content["results"]) == set(measured)
     assert [call.split()[-1] for call in calls if "pytest -q -m gpu" in call] == ["tests/gpu"]
     assert all("--device cuda" in call for call in calls if "benchmarks.operators" in call)
     assert "fairseq is not installed" in done.stdout and "compute-sanitizer was not found" in done.stdout

@@ -1,4 +1,4 @@
-"""The launchers of cuda/lightconv.h behind the signatures of the registered operators (ops/library.py)."""
+"""The launchers of lightconv.h and talk.h behind the signatures of the registered operators (ops/library.py)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from lightconv_plugin.ops.normalize import NORMALIZATIONS
 from .host import Runner, Sparse
 
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)  # the order of lightconv::Type
-_INPUTS = ("seed", "lengths", "cu_seqlens", "x", "weight", "bias", "state", "grad", "grad_state")
+_INPUTS = (
+    *("seed", "lengths", "cu_seqlens", "x", "weight", "bias", "state", "grad", "grad_state"),
+    *("offset_left", "offset_right"),
+)
 
 
 class Operators:
-    """The eight operators, run on the host. Results are NaN before a call, so what is not written shows."""
+    """The operators, run on the host. Results are NaN before a call, so what is not written shows."""
 
     def __init__(
         self,
@@ -108,30 +111,83 @@ class Operators:
         self._call(inputs, outputs, history, normalize, dropout, renorm, glu, backward=True)
         return dx, dstate, dweight
 
+    def talkconv(self, x, offset_left, offset_right, lengths, cu_seqlens, max_left, max_right):
+        out = unwritten(x)
+        inputs = {"x": x, "lengths": lengths, "cu_seqlens": cu_seqlens}
+        inputs |= {"offset_left": offset_left, "offset_right": offset_right}
+        self._talk(inputs, {"out": out}, max_left, max_right)
+        return out
+
+    def talkconv_backward(
+        self,
+        grad,
+        x,
+        offset_left,
+        offset_right,
+        lengths,
+        cu_seqlens,
+        max_left,
+        max_right,
+        need_x,
+        need_left,
+        need_right,
+    ):
+        dx, dleft = gradient(x, need_x), gradient(offset_left, need_left)
+        dright = values(x).new_empty(0) if offset_right is None else gradient(offset_right, need_right)
+        inputs = {"x": x, "lengths": lengths, "cu_seqlens": cu_seqlens, "grad": grad}
+        inputs |= {"offset_left": offset_left, "offset_right": offset_right}
+        self._talk(inputs, {"dx": dx, "dleft": dleft, "dright": dright}, max_left, max_right, backward=True)
+        return dx, dleft, dright
+
+    def talkconv_step(self, x, state, offset_left, max_left):
+        out = unwritten(x)
+        next_state = unwritten(state.new_empty(min(state.shape[0] + x.shape[0], max_left), *state.shape[1:]))
+        inputs = {"x": x, "state": state, "offset_left": offset_left}
+        self._talk(inputs, {"out": out, "next_state": next_state}, max_left, 0)
+        return out, next_state
+
+    def talkconv_step_backward(self, grad, grad_state, x, state, offset_left, max_left, need_x, need_state, need_left):
+        dx, dstate = gradient(x, need_x), gradient(state, need_state)
+        dleft = gradient(offset_left, need_left)
+        inputs = {"x": x, "state": state, "offset_left": offset_left, "grad": grad, "grad_state": grad_state}
+        self._talk(inputs, {"dx": dx, "dstate": dstate, "dleft": dleft}, max_left, 0, backward=True)
+        return dx, dstate, dleft
+
+    def _talk(self, inputs, outputs, max_left, max_right, backward=False) -> None:
+        heads = values(inputs["offset_left"]).shape[-1]
+        numbers = {"talk": 1, "backward": backward, "max_left": max_left, "max_right": max_right}
+        self._run(inputs, outputs, numbers, {}, values(inputs["x"]).shape[-1], heads)
+
     def _call(self, inputs, outputs, padding_l, normalize, dropout, renorm, glu, backward=False) -> None:
-        x, weight, lengths, cu_seqlens = (inputs.get(name) for name in ("x", "weight", "lengths", "cu_seqlens"))
-        steps, batch, width = values(x).shape
-        filters = values(weight).shape
+        width, filters = values(inputs["x"]).shape[-1], values(inputs["weight"]).shape
         numbers = {
+            "talk": 0,
             "backward": backward,
-            "type": _TYPES.index(values(x).dtype),
             "dynamic": len(filters) == 4,
-            "steps": steps,
-            "batch": batch,
-            "channels": width // 2 if glu else width,
-            "heads": filters[-2],
             "kernel_size": filters[-1],
             "padding_l": padding_l,
-            "state_rows": 0 if inputs.get("state") is None else inputs["state"].shape[0],
             "normalize": NORMALIZATIONS.index(normalize),
             "glu": glu,
             "renorm_padding": renorm,
             "drop_below": math.ceil(dropout * 2**32),
+        }
+        fractions = {"keep_scale": 1 / (1 - dropout)}
+        self._run(inputs, outputs, numbers, fractions, width // 2 if glu else width, filters[-2])
+
+    def _run(self, inputs, outputs, numbers, fractions, channels, heads) -> None:
+        lengths, cu_seqlens = inputs.get("lengths"), inputs.get("cu_seqlens")
+        x = values(inputs["x"])
+        numbers = numbers | {
+            "type": _TYPES.index(x.dtype),
+            "steps": x.shape[0],
+            "batch": x.shape[1],
+            "channels": channels,
+            "heads": heads,
+            "state_rows": 0 if inputs.get("state") is None else inputs["state"].shape[0],
             "lengths_int64": lengths is not None and lengths.dtype == torch.int64,
             "sequences": 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1,
             **self.device,
         }
-        fractions = {"keep_scale": 1 / (1 - dropout)}
         # A tensor without elements has no memory: a state without rows, a gradient nobody wants are null pointers.
         given = {name: inputs[name] for name in _INPUTS if inputs.get(name) is not None}
         given = {name: tensor for name, tensor in given.items() if values(tensor).numel() or name in ("x", "weight")}

@@ -1,4 +1,4 @@
-// Reads calls of cuda/lightconv.h's launchers from standard input, runs them on the host, writes the results.
+// Reads calls of cuda/lightconv.h's and cuda/talk.h's launchers from standard input, runs them on the host, writes the results.
 //
 // Every tensor lies in memory of its exact size (the sanitizer watches both ends), or, where it says so, spread over
 // pages that are never touched, so that offsets beyond 2^31 can be tested. Every call is made twice, in both orders of
@@ -6,6 +6,7 @@
 // little-endian 64-bit words, is host.py's.
 
 #include "lightconv.h"
+#include "talk.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -158,24 +159,14 @@ lightconv::Filters filters(const Tensor& tensor, bool dynamic) {
   return {tensor.data, 0, 0, s[0], s[1]};
 }
 
-lightconv::ConvBackwardParams parameters(const Call& call) {
-  lightconv::ConvBackwardParams p;
+void set_problem(lightconv::Problem& p, const Call& call) {
   p.type = static_cast<lightconv::Type>(call["type"]);
-  p.dynamic = call["dynamic"];
   p.steps = call["steps"];
   p.batch = call["batch"];
   p.channels = static_cast<int>(call["channels"]);
   p.heads = static_cast<int>(call["heads"]);
-  p.kernel_size = static_cast<int>(call["kernel_size"]);
-  p.padding_l = static_cast<int>(call["padding_l"]);
   p.state_rows = static_cast<int>(call["state_rows"]);
-  p.normalize = static_cast<lightconv::Normalize>(call["normalize"]);
-  p.glu = call["glu"];
-  p.renorm_padding = call["renorm_padding"];
   p.compute_capability = static_cast<int>(call["compute_capability"]);
-  p.seed = static_cast<const std::int64_t*>(call.pointer("seed"));
-  p.drop_below = static_cast<std::uint64_t>(call["drop_below"]);
-  p.keep_scale = static_cast<float>(call.fractions.at("keep_scale"));
   p.lengths = call.pointer("lengths");
   p.lengths_int64 = call["lengths_int64"];
   p.sequences = call["sequences"];
@@ -185,15 +176,35 @@ lightconv::ConvBackwardParams parameters(const Call& call) {
     p.cu_seqlens_stride = cu_seqlens->strides[0];
   }
   p.x = call.const_rows("x");
-  p.weight = filters(call.tensors.at("weight"), p.dynamic);
-  p.bias = call.pointer("bias");
   p.state = call.const_rows("state");
   p.out = call.rows("out");
   p.next_state = call.rows("next_state");
+}
+
+// What the gradients of both kinds of operator are called alike.
+template <class Params>
+void set_gradients(Params& p, const Call& call) {
   p.grad = call.const_rows("grad");
   p.grad_state = call.const_rows("grad_state");
   p.dx = call.rows("dx");
   p.dstate = call.rows("dstate");
+}
+
+lightconv::ConvBackwardParams convolution(const Call& call) {
+  lightconv::ConvBackwardParams p;
+  set_problem(p, call);
+  set_gradients(p, call);
+  p.dynamic = call["dynamic"];
+  p.kernel_size = static_cast<int>(call["kernel_size"]);
+  p.padding_l = static_cast<int>(call["padding_l"]);
+  p.normalize = static_cast<lightconv::Normalize>(call["normalize"]);
+  p.glu = call["glu"];
+  p.renorm_padding = call["renorm_padding"];
+  p.seed = static_cast<const std::int64_t*>(call.pointer("seed"));
+  p.drop_below = static_cast<std::uint64_t>(call["drop_below"]);
+  p.keep_scale = static_cast<float>(call.fractions.at("keep_scale"));
+  p.weight = filters(call.tensors.at("weight"), p.dynamic);
+  p.bias = call.pointer("bias");
   if (const Tensor* dweight = call.tensor("dweight")) {
     const auto [data, stride_t, stride_b, stride_h, stride_k] = filters(*dweight, p.dynamic);
     p.dweight = dweight->data;
@@ -205,16 +216,43 @@ lightconv::ConvBackwardParams parameters(const Call& call) {
   return p;
 }
 
-cudaError_t run(const Call& call, lightconv_host::Order order) {
-  lightconv_host::order = order;
-  auto p = parameters(call);
-  if (!call["backward"]) return lightconv::forward(p, nullptr);
-  const std::size_t bytes = lightconv::workspace_bytes(p);
+lightconv::TalkBackwardParams talk(const Call& call) {
+  lightconv::TalkBackwardParams p;
+  set_problem(p, call);
+  set_gradients(p, call);
+  p.max_left = static_cast<int>(call["max_left"]);
+  p.max_right = static_cast<int>(call["max_right"]);
+  const auto offsets = [&](auto& to, const char* key) {
+    const Tensor* tensor = call.tensor(key);
+    if (tensor) to = {tensor->data, tensor->strides[0], tensor->strides[1], tensor->strides[2]};
+  };
+  offsets(p.left, "offset_left");
+  offsets(p.right, "offset_right");
+  offsets(p.dleft, "dleft");
+  offsets(p.dright, "dright");
+  return p;
+}
+
+template <class Params>
+cudaError_t run_backward(Params p, std::size_t bytes, cudaError_t (*backward)(const Params&, cudaStream_t)) {
   p.workspace = bytes ? std::malloc(bytes) : nullptr;
-  if (bytes) std::memset(p.workspace, order == lightconv_host::Order::ascending ? 0xff : 0x7f, bytes);
-  const cudaError_t error = lightconv::backward(p, nullptr);
+  const bool ascending = lightconv_host::order == lightconv_host::Order::ascending;
+  if (bytes) std::memset(p.workspace, ascending ? 0xff : 0x7f, bytes);
+  const cudaError_t error = backward(p, nullptr);
   std::free(p.workspace);
   return error;
+}
+
+cudaError_t run(const Call& call, lightconv_host::Order order) {
+  lightconv_host::order = order;
+  if (call["talk"]) {
+    const auto p = talk(call);
+    if (!call["backward"]) return lightconv::talk_forward(p, nullptr);
+    return run_backward(p, lightconv::talk_workspace_bytes(p), lightconv::talk_backward);
+  }
+  const auto p = convolution(call);
+  if (!call["backward"]) return lightconv::forward(p, nullptr);
+  return run_backward(p, lightconv::workspace_bytes(p), lightconv::backward);
 }
 
 // "" or what is wrong between the first and the second run.

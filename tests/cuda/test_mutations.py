@@ -1,43 +1,20 @@
-"""A wrong kernel does not pass: each of these mistakes, made on purpose, is noticed by a call or two.
-
-All of them are written into one copy of the sources, each behind a number that says which one is being made, so that
-few files are compiled anew. What is replaced must be found once: a mistake whose text has gone with a change of the
-kernels fails here, and must be written anew, of the same kind.
-"""
+"""A wrong kernel does not pass: each of these mistakes, made on purpose, is noticed by a call or two (mutations.py)."""
 
 import dataclasses
-import shutil
 
 import pytest
 import torch
 
 from lightconv_plugin.ops import reference
 
-from . import host
+from . import mutations
 from .cases import Case, check, compare, doubled
 from .host import Sparse
-from .operators import Operators
+from .mutations import Mistake
 
 RESULTS = {"forward": ("out",), "backward": ("dx", "dweight"), "step": ("out", "next_state")}
-# What is compiled anew. Only templates are changed, which these files alone instantiate (and not functions that all
-# have in common, of which the linker would take any copy).
+# What is compiled anew.
 UNITS = ("forward_float32.cu", "backward_float32.cu", "band_forward.cu", "band_backward.cu")
-
-
-@dataclasses.dataclass(frozen=True)
-class Mistake:
-    """`old` becomes `new` in `file`, where MISTAKE stands for "this one is being made"; `what` of `case` must fail."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    what: str
-    case: Case
-
-    def __str__(self) -> str:
-        return self.name
-
 
 LIGHT = Case("lightconv", 21, 2, 3, 8, 9, 4)
 DYNAMIC = Case("dynamicconv", 21, 2, 3, 8, 9, 4)
@@ -201,18 +178,8 @@ ALL = [*MISTAKES, OFFSET]
 
 @pytest.fixture(scope="module")
 def mistaken(tmp_path_factory):
-    """The kernels with all mistakes in them; `mistake` says which one is made."""
-    folder = tmp_path_factory.mktemp("mistaken") / "cuda"
-    shutil.copytree(host.SOURCES, folder)
-    for number, mistake in enumerate(ALL, 1):
-        file = folder / mistake.file
-        text = file.read_text()
-        assert text.count(mistake.old) == 1, f"{mistake.file} has {text.count(mistake.old)} times: {mistake.old}"
-        new = mistake.new.replace("MISTAKE", f"(lightconv_host::mistake == {number})")
-        file.write_text(text.replace(mistake.old, new))
-    runner = host.Runner(host.build_runner(instead={unit: folder / unit for unit in UNITS}))
-    yield Operators(runner)
-    runner.close()
+    with mutations.mistaken(tmp_path_factory.mktemp("mistaken") / "cuda", ALL, UNITS) as operators:
+        yield operators
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)

@@ -28,7 +28,8 @@ def test_kernels_compile_without_spills(repository, nvcc, architecture):
     assert result.returncode == 0, result.stderr + result.stdout
     table = [line.split(maxsplit=5) for line in result.stdout.splitlines()[1:]]
     assert all(row[0] == architecture and 0 < int(row[1]) <= 255 and row[2] == "0" for row in table)
-    for kernel in ("forward_kernel<float", "input_gradient_kernel<__half", "band::forward_kernel<__nv_bfloat16>"):
+    named = ("forward_kernel<float", "input_gradient_kernel<__half", "band::forward_kernel<__nv_bfloat16>")
+    for kernel in (*named, "talk_forward_kernel<float", "talk_dx_kernel<__half", "band::talk_kernel<__nv_bfloat16"):
         assert any(row[5].startswith(kernel) for row in table), f"no {kernel} among the kernels"
 
 

@@ -8,7 +8,9 @@ import sys
 import torch
 
 from lightconv_plugin.ops import native
+from tests.gpu import talk_cases
 from tests.gpu.cases import DTYPES, OPERATORS, Arguments, Case, drawn
+from tests.gpu.talk_cases import TalkArguments, TalkCase
 
 
 def main(number):
@@ -20,8 +22,16 @@ def main(number):
         for size in (4, 31)
     ]
     cases += [drawn(seed) for seed in range(number)]
+    cases += [
+        TalkCase(150, 2, 2, per_head, 15, right, dtype, top=1.5)
+        for dtype in DTYPES.values()
+        for per_head in (4, 64)
+        for right in (0, 15)
+    ]
+    cases += [talk_cases.drawn(seed) for seed in range(number // 2)]
     for case in cases:
-        Arguments(case, torch.device("cuda")).everything()
+        arguments = TalkArguments if isinstance(case, TalkCase) else Arguments
+        arguments(case, torch.device("cuda")).everything()
         torch.cuda.synchronize()
     print(f"{len(cases)} calls, forward and backward")
 

@@ -148,7 +148,9 @@ def test_a_hydra_checkpoint_holds_nothing_but_plain_values(data, trained):
     assert isinstance(state["cfg"]["model"], dict) and state["args"] is None
 
 
-@pytest.mark.parametrize("architecture", ["dynamicconv_iwslt_de_en", "lightweightconv_iwslt_de_en"])
+@pytest.mark.parametrize(
+    "architecture", ["dynamicconv_iwslt_de_en", "lightweightconv_iwslt_de_en", "talkconv_iwslt_de_en"]
+)
 def test_plain_ddp_with_two_processes(data, tmp_path, architecture):
     """--ddp-backend pytorch_ddp, which fails or hangs on a parameter that gets no gradient."""
     log = run(
@@ -178,6 +180,20 @@ def test_flags_of_training(data, tmp_path, flags):
         "--max-update", 2, "--no-save", "--disable-validation", *flags.split(),
     )  # fmt: skip
     assert all(float(u["loss"]) < 20 for u in updates(log)) and len(updates(log)) == 2
+
+
+def test_a_mixer_of_each_kind(data, tmp_path):
+    """Trained in bfloat16, with filters dropped, resumed, and translating by beam search."""
+    command = [
+        "train", data, *PLUGIN, "--arch", "talkconv_iwslt_de_en", *SIZE, *RECIPE, "--save-dir", tmp_path, "--bf16",
+        "--encoder-conv-type", "talk,window_attention", "--decoder-conv-type", "depthwise,conv",
+        "--weight-dropout", 0.2, "--attention-dropout", 0.2,
+    ]  # fmt: skip
+    first = updates(run(*command, "--max-epoch", 1))
+    again = updates(run(*command, "--max-epoch", 2))
+    assert int(again[0]["num_updates"]) == int(first[-1]["num_updates"]) + 1
+    log = run("generate", data, *PLUGIN, "--path", tmp_path / "checkpoint_last.pt", "--beam", 3, "--cpu")
+    assert "Generate test with beam=3" in log and len(re.findall(r"^H-\d+\t", log, re.M)) == 12
 
 
 def test_a_wrong_option_is_one_clear_error(data, tmp_path):

@@ -66,7 +66,7 @@ def test_every_operator_goes_to_the_library_and_only_the_first_call_comes_by(toy
         native.backend = lambda device: asked.append(device) or decide(device)
         out = ops.lightconv(x, weight, 1)
         assert (out == 101).all() and asked == ["cpu"]
-        dynamic, state = torch.randn(5, 2, 3, 4), torch.randn(3, 2, 6)
+        dynamic, state, offset = torch.randn(5, 2, 3, 4), torch.randn(3, 2, 6), torch.rand(5, 2, 3)
         args = (None, 1, "softmax", 0.0)
         results = [
             torch.ops.lightconv.lightconv_backward(out, x, weight, None, None, *args, False, True, True)[0],
@@ -78,6 +78,10 @@ def test_every_operator_goes_to_the_library_and_only_the_first_call_comes_by(toy
                 None, state, x, state, weight, None, "none", 0.0, False, True, True, True)[2],
             torch.ops.lightconv.dynamicconv_step_backward(
                 out, None, x, state, dynamic, None, "none", 0.0, True, False, True, True, True)[2],
+            ops.talkconv(x, offset, offset, 2, 2),
+            *ops.talkconv_step(x, state, offset, 3),
+            *torch.ops.lightconv.talkconv_backward(out, x, offset, None, None, None, 2, 0, True, True, False),
+            *torch.ops.lightconv.talkconv_step_backward(out, None, x, state, offset, 3, True, True, True),
         ]
         assert all((result == 101).all() for result in results) and asked == ["cpu"]
         assert ops.lightconv(x.requires_grad_(), weight, 1).requires_grad

@@ -67,6 +67,17 @@ def test_once(server, tmp_path):
     assert [path.name for path in file.parent.iterdir()] == ["file.gz"]
 
 
+def test_a_plain_file_by_the_name_that_git_gives_it(server, tmp_path):
+    blob = hashlib.sha1(b"blob %d\0" % len(PACKED) + PACKED).hexdigest()
+    done = download(server.address, tmp_path / "plain file", blob)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "plain file").read_bytes() == PACKED
+    done = download(server.address, tmp_path / "another", SHA256)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(f"its checksum is {blob}, expected {SHA256}")
+    assert [path.name for path in tmp_path.iterdir()] == ["plain file"]
+
+
 def test_goes_on_where_it_stopped(server, tmp_path):
     (tmp_path / "file.gz.part").write_bytes(PACKED[:1000])
     assert download(server.address, tmp_path / "file.gz").returncode == 0

@@ -98,7 +98,7 @@ def test_a_second_training_in_the_same_place_is_refused(trained, prepared, run_s
     "script, arguments, status, message",
     [
         ("train.sh", [], 2, "scripts/train.sh CONFIG.yaml"),
-        ("train.sh", ["nothing.yaml"], 1, "no configuration nothing.yaml; there are: configs/demo/dynamicconv.yaml"),
+        ("train.sh", ["nothing.yaml"], 1, "no configuration nothing.yaml; there are: configs/"),
         ("train.sh", [ROOT / "configs/demo/transformer.yaml", "task.data=/nowhere"], 1, "no folder /nowhere"),
         ("average.sh", [], 2, "scripts/average.sh SAVE_DIR"),
         ("average.sh", ["/nowhere"], 1, "no folder /nowhere"),

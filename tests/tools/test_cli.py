@@ -12,7 +12,7 @@ import lightconv_plugin
 from lightconv_plugin.tools import cli, user_dir
 from lightconv_plugin.tools.common import CommandError, atomic_write
 
-COMMANDS = ["user-dir", "doctor", "build", "average", "score"]
+COMMANDS = ["user-dir", "doctor", "build", "average", "score", "report"]
 
 
 def command(*arguments, repository, **environment):

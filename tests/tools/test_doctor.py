@@ -127,6 +127,25 @@ def test_the_expectation_is_right(padding_l):
         torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_expectation_of_talkconv_is_right(causal):
+    """Against autograd through the band of shares, clip(reach − distance + 1, 0, 1)."""
+    x, grad = torch.randn(6, 2, 12, dtype=torch.float64), torch.randn(6, 2, 12, dtype=torch.float64)
+    left, right = (1.5 * torch.rand(6, 2, 3, dtype=torch.float64) for _ in range(2))
+    leaves = [tensor.clone().requires_grad_() for tensor in ((x, left) if causal else (x, left, right))]
+    distance = torch.arange(6) - torch.arange(6).view(6, 1, 1, 1)  # (T, 1, 1, T): how far to the right of t
+    band = (leaves[1].unsqueeze(-1) * selfcheck.REACH + distance + 1).clamp(0, 1) * (distance < 0) + (distance == 0)
+    if not causal:
+        band = band + (leaves[2].unsqueeze(-1) * selfcheck.REACH - distance + 1).clamp(0, 1) * (distance > 0)
+    band = band / (selfcheck.REACH * (1 if causal else 2) + 1)
+    want = torch.einsum("tbhs,sbhr->tbhr", band, leaves[0].unflatten(2, (3, 4))).flatten(2)
+    want.backward(grad)
+    results = selfcheck.expected_talk(x, left, None if causal else right, grad)
+    for got, expected in zip(results, (want.detach(), *(leaf.grad for leaf in leaves)), strict=False):
+        torch.testing.assert_close(got, expected)
+    assert (results[3] is None) == causal
+
+
 class Backward(torch.autograd.Function):
     """The identity with a wrong gradient."""
 
@@ -161,7 +180,7 @@ def raising(value):
     ],
     ids=["value", "nan", "shape", "error"],
 )
-@pytest.mark.parametrize("operator", ["lightconv", "dynamicconv", "lightconv_step", "dynamicconv_step"])
+@pytest.mark.parametrize("operator", [name + kind for name in selfcheck.OPERATORS for kind in ("", "_step")])
 def test_a_wrong_operator_is_found(operator, how, said, no_fairseq, monkeypatch, capsys):
     monkeypatch.setattr(ops, operator, spoiled(getattr(ops, operator), how))
     assert cli.main(["doctor"]) == 1
@@ -174,7 +193,7 @@ def test_a_wrong_operator_is_found(operator, how, said, no_fairseq, monkeypatch,
     assert "-> please report this" in out
 
 
-@pytest.mark.parametrize("operator", ["lightconv", "dynamicconv"])
+@pytest.mark.parametrize("operator", selfcheck.OPERATORS)
 def test_a_wrong_gradient_is_found(operator, no_fairseq, monkeypatch):
     monkeypatch.setattr(ops, operator, spoiled(getattr(ops, operator), Backward.apply))
     assert f"{operator} on cpu, float32" in statuses(doctor.examine(), doctor.FAILURE)

@@ -1,0 +1,293 @@
+"""A wrong kernel of talkconv does not pass: each of these mistakes is noticed by a call (mutations.py)."""
+
+import math
+
+import pytest
+import torch
+
+from . import mutations
+from .mutations import Mistake
+from .talk_cases import TalkCase, check
+
+UNITS = ("talk_float32.cu", "talk_band.cu")
+PLAIN = TalkCase(70, 2, 2, 8, 9, 5, top=1.6)
+ODD = TalkCase(70, 2, 3, 5, 9, 5, top=1.6, rows="odd")
+LENGTHS = TalkCase(60, 3, 2, 8, 9, 5, lengths=torch.int64)
+PACKED = TalkCase(90, 1, 2, 8, 9, 5, packed=True)
+FAR = TalkCase(330, 1, 1, 64, 3, 3, top=40)
+STEP = TalkCase(12, 2, 2, 8, 7, 0, seen=5)
+BAND = TalkCase(90, 2, 2, 72, 15, 7, torch.float16, top=1.6)
+BAND_FAR = TalkCase(330, 1, 1, 16, 3, 3, torch.float16, top=80)
+
+MISTAKES = [
+    Mistake(
+        "quads of another block",
+        "talk_forward.cuh",
+        "quads + (s - start) / 4 * pitch",
+        "quads + ((s - start) / 4 + MISTAKE) * pitch",
+        "forward",
+        PLAIN,
+    ),
+    Mistake(
+        "sixteens from rows that are not the first of sixteen",
+        "talk_forward.cuh",
+        "!(up_to_sixteen && (s & 15) == 0)",
+        "!(up_to_sixteen && (s & (MISTAKE ? 3 : 15)) == 0)",
+        "forward",
+        TalkCase(70, 1, 1, 8, 31, 31),
+    ),
+    Mistake(
+        "the fraction of the row before forgotten",
+        "talk_forward.cuh",
+        "if (window.before != 0.0f) {",
+        "if (!MISTAKE && window.before != 0.0f) {",
+        "forward",
+        PLAIN,
+    ),
+    Mistake(
+        "the row after instead of the one beyond",
+        "talk_forward.cuh",
+        "source.row(window.last, values);",
+        "source.row(max(window.last - MISTAKE, window.first), values);",
+        "forward",
+        PLAIN,
+    ),
+    Mistake(
+        "windows beyond what is staged taken for staged",
+        "talk_forward.cuh",
+        "window.most() <= stop) {",
+        "(MISTAKE || window.most() <= stop)) {",
+        "forward",
+        FAR,
+    ),
+    Mistake(
+        "__syncthreads missing before sums of four",
+        "talk_forward.cuh",
+        "      __syncthreads();\n      for (int at = threadIdx.x; at < count * vectors",
+        "      if (!MISTAKE) __syncthreads();\n      for (int at = threadIdx.x; at < count * vectors",
+        "forward",
+        PLAIN,
+    ),
+    Mistake(
+        "__syncthreads missing after sums of four",
+        "talk_forward.cuh",
+        "(stop - start) / 16);\n    __syncthreads();",
+        "(stop - start) / 16);\n    if (!MISTAKE) __syncthreads();",
+        "forward",
+        TalkCase(70, 1, 1, 8, 31, 31),
+    ),
+    Mistake(
+        "alignment of x not asked for",
+        "talk_forward.cuh",
+        "% kTalkVector == 0 && aligned(p.x, size, bytes)",
+        "% kTalkVector == 0 && (MISTAKE || aligned(p.x, size, bytes))",
+        "forward",
+        TalkCase(70, 2, 2, 8, 9, 5, rows="odd"),
+    ),
+    Mistake(
+        "a row of the next state too early",
+        "talk_forward.cuh",
+        "talk_row<T, V>(p, steps - kept + row, b, c)",
+        "talk_row<T, V>(p, steps - kept + row - MISTAKE, b, c)",
+        "step",
+        STEP,
+    ),
+    Mistake(
+        "head forgotten",
+        "talk_forward.cuh",
+        "c / (p.channels / p.heads), t,",
+        "(MISTAKE ? 0 : c / (p.channels / p.heads)), t,",
+        "forward",
+        ODD,
+    ),
+    Mistake(
+        "rows beyond the end in windows",
+        "talk_forward.cuh",
+        "static_cast<int>(span.end));\n    range.add",
+        "MISTAKE ? steps : static_cast<int>(span.end));\n    range.add",
+        "forward",
+        LENGTHS,
+    ),
+    Mistake(
+        "reaches: the last outputs of each chunk forgotten",
+        "talk_backward.cuh",
+        "t < min(t0 + kReachRows, steps)",
+        "t < min(t0 + kReachRows - 8 * MISTAKE, steps)",
+        "backward",
+        FAR,
+    ),
+    Mistake(
+        "reaches: the sequence of a chunk's first output for all",
+        "talk_backward.cuh",
+        "if (p.cu_seqlens != nullptr && t >= span.end)",
+        "if (!MISTAKE && p.cu_seqlens != nullptr && t >= span.end)",
+        "backward",
+        TalkCase(330, 1, 1, 64, 40, 40, packed=True),
+    ),
+    Mistake(
+        "reaches: a segment without its last chunk",
+        "talk_backward.cuh",
+        "at < kReachThreads; at += kReachHeads) range",
+        "at < (MISTAKE ? kReachHeads : kReachThreads); at += kReachHeads) range",
+        "backward",
+        FAR,
+    ),
+    Mistake(
+        "gradient of x: whole windows one row too long",
+        "talk_backward.cuh",
+        "if (at >= 0 && at + S <= whole) {",
+        "if (at >= 0 && at + S <= whole + MISTAKE) {",
+        "backward",
+        TalkCase(70, 2, 1, 8, 25, 9),
+    ),
+    Mistake(
+        "gradient of x: windows that miss a row next to them",
+        "talk_backward.cuh",
+        "if (at < -S || at > whole) continue;",
+        "if (at < -S + MISTAKE || at > whole) continue;",
+        "backward",
+        PLAIN,
+    ),
+    Mistake(
+        "gradient of x: another head's windows",
+        "talk_backward.cuh",
+        "windows[i * tile.heads + head];",
+        "windows[i * tile.heads + (MISTAKE ? 0 : head)];",
+        "backward",
+        ODD,
+    ),
+    Mistake(
+        "gradient of x: second __syncthreads missing",
+        "talk_backward.cuh",
+        "if (t0 > outputs.low) __syncthreads();",
+        "if (!MISTAKE && t0 > outputs.low) __syncthreads();",
+        "backward",
+        TalkCase(90, 1, 1, 8, 31, 31),
+    ),
+    Mistake(
+        "gradient of the state left out",
+        "talk_backward.cuh",
+        "if (p.grad_state.data != nullptr && s >= steps - kept) {",
+        "if (!MISTAKE && p.grad_state.data != nullptr && s >= steps - kept) {",
+        "step_backward",
+        STEP,
+    ),
+    Mistake(
+        "gradient of the offset: the row beside the right one",
+        "talk.cuh",
+        "talk_row<T, V>(p, begin + window.last, b, c)",
+        "talk_row<T, V>(p, max(begin + window.last - MISTAKE, 0), b, c)",
+        "backward",
+        PLAIN,
+    ),
+    Mistake(
+        "gradient of the offset: some lanes' channels forgotten",
+        "talk.cuh",
+        "right = group_sum(right, width);",
+        "right = group_sum(right, MISTAKE && width > 1 ? width / 2 : width);",
+        "backward",
+        PLAIN,
+    ),
+    Mistake(
+        "matrix units: fragments of rows exchanged",
+        "talk_band.cu",
+        "const Window window = rows[8 * half];",
+        "const Window window = rows[MISTAKE ? 0 : 8 * half];",
+        "forward",
+        BAND,
+    ),
+    Mistake(
+        "matrix units: a column's window for its neighbour's",
+        "talk_band.cu",
+        "second = columns[8 * half + 1];",
+        "second = columns[8 * half + !MISTAKE];",
+        "backward",
+        BAND,
+    ),
+    Mistake(
+        "matrix units: copies not waited for",
+        "talk_band.cu",
+        "      wait_for_copies();",
+        "      if (!MISTAKE) wait_for_copies();",
+        "forward",
+        BAND,
+    ),
+    Mistake(
+        "matrix units: __syncthreads missing",
+        "talk_band.cu",
+        "      __syncthreads();\n#pragma unroll 1",
+        "      if (!MISTAKE) __syncthreads();\n#pragma unroll 1",
+        "backward",
+        BAND,
+    ),
+    Mistake(
+        "matrix units: second __syncthreads missing",
+        "talk_band.cu",
+        "if (slice > 0 || start > all.low) __syncthreads();",
+        "if (!MISTAKE && (slice > 0 || start > all.low)) __syncthreads();",
+        "backward",
+        BAND_FAR,
+    ),
+    Mistake(
+        "matrix units: chunks that are needed left out",
+        "talk_band.cu",
+        "if (!mine.meets(s, s + kTile)) continue;",
+        "if (!mine.meets(s, s + kTile - MISTAKE)) continue;",
+        "forward",
+        BAND_FAR,
+    ),
+    Mistake(
+        "matrix units: rows written beyond the end",
+        "talk_band.cu",
+        "if (row < rows) *reinterpret_cast<uint4*>",
+        "if (MISTAKE || row < rows) *reinterpret_cast<uint4*>",
+        "forward",
+        TalkCase(37, 1, 1, 16, 3, 3, torch.float16),
+    ),
+    Mistake(
+        "matrix units: passes that overlap",
+        "talk_band.cu",
+        "start += shape.chunks * kTile) {",
+        "start += (shape.chunks - MISTAKE) * kTile) {",
+        "backward",
+        BAND_FAR,
+    ),
+    Mistake(
+        "matrix units: the offsets of some outputs forgotten",
+        "talk_band.cu",
+        "if (t < place.rows) {\n      gradient",
+        "if (t < place.rows - MISTAKE) {\n      gradient",
+        "backward",
+        BAND,
+    ),
+]
+SPREAD = Mistake(
+    "matrix units: what is not finite stays where zeros met it",
+    "talk_band.cu",
+    "if (__all_sync(kFullWarp, clean)) continue;",
+    "if (MISTAKE || __all_sync(kFullWarp, clean)) continue;",
+    "backward",
+    BAND,
+)
+ALL = [*MISTAKES, SPREAD]
+
+
+@pytest.fixture(scope="module")
+def mistaken(tmp_path_factory):
+    with mutations.mistaken(tmp_path_factory.mktemp("mistaken") / "cuda", ALL, UNITS) as operators:
+        yield operators
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_is_noticed(mistaken, mistake):
+    check(mistake.case, mistake.what, mistaken)
+    with pytest.raises(AssertionError):
+        check(mistake.case, mistake.what, mistaken.on(mistake=ALL.index(mistake) + 1))
+
+
+def test_a_spread_nan_is_noticed(mistaken):
+    made = SPREAD.case.tensors()
+    made["grad"][40, 0, 7] = math.nan
+    check(SPREAD.case, SPREAD.what, mistaken, made)
+    with pytest.raises(AssertionError):
+        check(SPREAD.case, SPREAD.what, mistaken.on(mistake=ALL.index(SPREAD) + 1), made)
