@@ -8,8 +8,8 @@
 
 #include <ATen/Parallel.h>
 
+#include "depthwise.h"
 #include "kernels.h"
-#include "tile.h"
 
 namespace lightconv {
 namespace {
@@ -67,6 +67,10 @@ class BackwardTile {
             shifted(out, h * pitch_), begin, end, shifted(grad, h * pitch_), s_.out_first, s_.out_last,
             filters.taps(h), p_.kernel_size, p_.offset, pitch_, nullptr);
       }
+    } else if (p_.each()) {
+      convolve_each<S, true>(
+          out, begin, end, grad, s_.out_first, s_.out_last, channel_taps(p_, tile_, filters, arena_), p_.kernel_size,
+          p_.offset, nullptr);
     } else {
       const Columns<S> grads = transposed(grad, last, width, kWidth<S>, arena_);
       const int64_t count = tile_.end - tile_.begin;
@@ -143,6 +147,12 @@ class BackwardTile {
             shifted(grad, h * pitch_), begin_, end_, shifted(source, h * pitch_), k, p_.offset, pitch_,
             partial_ + (tile_.head + h) * p_.filter_pitch());
       }
+      return;
+    }
+    if (p_.each()) {
+      correlate_each(
+          grad, begin_, end_, source, s_.in_first, s_.in_last, k, p_.offset, tile_.heads(),
+          partial_ + tile_.head * p_.filter_pitch(), p_.filter_pitch());
       return;
     }
     // Heads of whole vectors are transposed one by one, to stay in the first cache; narrow ones all at once.

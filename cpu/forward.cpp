@@ -6,8 +6,8 @@
 
 #include <ATen/Parallel.h>
 
+#include "depthwise.h"
 #include "kernels.h"
-#include "tile.h"
 
 namespace lightconv {
 namespace {
@@ -72,6 +72,15 @@ void forward_tile(const Problem<T>& p, const Tile& tile, Arena& arena) {
           head(out), begin, end, head(source), s.in_first, s.in_last, filters.taps(h), p.kernel_size, p.offset, pitch,
           bias(h));
     }
+  } else if (p.each()) {
+    S* start = nullptr;
+    if (p.bias) {
+      start = arena.take<S>(round_up<S>(width));
+      std::copy(bias(0), bias(0) + width, start);
+    }
+    convolve_each<S, false>(
+        out, begin, end, source, s.in_first, s.in_last, channel_taps(p, tile, filters, arena), p.kernel_size, p.offset,
+        start);
   } else {
     const Columns<S> sources = transposed(source, last, width, kWidth<S>, arena);
     Columns<S> results{nullptr, round_up<S>(end - begin) + kWidth<S>, begin};

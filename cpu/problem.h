@@ -64,6 +64,8 @@ struct Problem {
   int64_t filter_pitch() const { return round_up<S>(kernel_size); }
   // Heads as wide as a vector have channels in the lanes, narrower ones time (band.h).
   bool wide() const { return per_head >= kWidth<S>; }
+  // One channel a head, with a filter for all positions: the depthwise convolution.
+  bool each() const { return shared && per_head == 1; }
   int64_t channel_pitch() const { return wide() ? round_up<S>(per_head) : per_head; }
 
   // Taps of output t that meet a source of the sequence.

@@ -1,8 +1,9 @@
 """The self-check of `lightconv doctor`: do the operators and one small model compute what they should on this machine?
 
 The expectation is worked out here once more, in float64 with plain loops over the papers' equations (Wu et al. 2019,
-3 to 5; Lioutas & Guo 2020, section 3) and gradients written by hand, so that it shares no code and no autograd with what
-it checks. Native kernels are also held against the package's reference, with every option, dropout's mask included.
+3 to 5; Lioutas & Guo 2020, section 3) and gradients written by hand, so that it shares no code and no autograd with
+what it checks. Native kernels are also held against the package's reference, with every option, dropout's mask
+included.
 """
 
 from collections.abc import Callable
