@@ -1,4 +1,4 @@
-"""lightconv with a head for every channel, which has kernels of its own on a CPU: against torch's grouped convolution."""
+"""lightconv with a head for every channel, which has kernels of its own on a CPU: it is torch's grouped convolution."""
 
 import pytest
 import torch
