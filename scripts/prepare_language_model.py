@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gzip
-import os
 import re
 import shutil
 import subprocess
@@ -19,7 +18,7 @@ import sys
 from pathlib import Path
 
 from parallel_folder import CorpusError
-from steps import Steps, say
+from steps import Steps, cores, exit_status, say
 
 PARTS = ("train", "valid", "test")
 
@@ -96,8 +95,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--threshold", type=int, default=0, metavar="N", help="words seen less than N times become <unk> (default: 0)"
     )
-    cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--workers", type=int, default=cores, help="processes (default: all cores, here %(default)s)")
+    parser.add_argument("--workers", type=int, default=cores(), help="processes (default: all cores, here %(default)s)")
     args = parser.parse_args(argv)
     if args.threshold < 0:
         parser.error(f"--threshold must be at least 0, got {args.threshold}")
@@ -108,15 +106,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     args = parse()
-    try:
-        prepare(args.raw, args.out.resolve(), args.threshold, args.workers)
-    except (CorpusError, RuntimeError, OSError) as error:
-        print(f"prepare_language_model.py: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nprepare_language_model.py: interrupted; the same command continues", file=sys.stderr)
-        return 130
-    return 0
+    return exit_status(
+        "prepare_language_model.py", lambda: prepare(args.raw, args.out.resolve(), args.threshold, args.workers)
+    )
 
 
 if __name__ == "__main__":

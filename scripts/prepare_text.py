@@ -17,7 +17,6 @@ import contextlib
 import io
 import json
 import multiprocessing
-import os
 import re
 import signal
 import subprocess
@@ -28,15 +27,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from parallel_folder import Corpus, CorpusError, find_corpus, locate, read_lines, read_pair
-from steps import Steps, say, write_text
+from steps import Steps, cores, exit_status, say, write_text
 from tqdm import tqdm
 
 _work: Callable[[str], str]  # what the pool's processes apply to a line; set by their initialiser
-
-
-def cores() -> int:
-    """The processors this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def _tokeniser(lang: str, lowercase: bool) -> Callable[[str], str]:
@@ -217,20 +211,16 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def run(args: argparse.Namespace) -> None:
+    tests = tuple(filter(None, args.test_prefix.split(",")))
+    corpus = find_corpus(args.raw, args.src, args.tgt, args.train_prefix, args.valid_prefix, tests)
+    say(f"{corpus.src} → {corpus.tgt}: {corpus.train}, {corpus.valid}, {', '.join(corpus.tests)} in {args.raw}")
+    prepare(corpus, args.out.resolve(), args)
+
+
 def main() -> int:
     args = parse()
-    tests = tuple(filter(None, args.test_prefix.split(",")))
-    try:
-        corpus = find_corpus(args.raw, args.src, args.tgt, args.train_prefix, args.valid_prefix, tests)
-        say(f"{corpus.src} → {corpus.tgt}: {corpus.train}, {corpus.valid}, {', '.join(corpus.tests)} in {args.raw}")
-        prepare(corpus, args.out.resolve(), args)
-    except (CorpusError, RuntimeError, OSError) as error:
-        print(f"prepare_text.py: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nprepare_text.py: interrupted; the same command continues", file=sys.stderr)
-        return 130
-    return 0
+    return exit_status("prepare_text.py", lambda: run(args))
 
 
 if __name__ == "__main__":

@@ -12,10 +12,30 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from parallel_folder import CorpusError
+
 
 def say(message: str) -> None:
     """One line of progress on stderr, at once (stdout stays free for results)."""
     print(message, file=sys.stderr, flush=True)
+
+
+def cores() -> int:
+    """The processors this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def exit_status(program: str, action: Callable[[], None]) -> int:
+    """Do what a preparation is for; its exit status. What is wrong with the data or the machine is one line."""
+    try:
+        action()
+    except (CorpusError, RuntimeError, OSError) as error:
+        print(f"{program}: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"\n{program}: interrupted; the same command continues", file=sys.stderr)
+        return 130
+    return 0
 
 
 def digest(path: Path) -> str:

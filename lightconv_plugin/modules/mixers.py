@@ -45,19 +45,9 @@ class MixerSpec:
         return self.kernel_size - 1 if self.causal else (self.kernel_size - 1) // 2
 
 
-def _lightweight(spec: MixerSpec) -> nn.Module:
-    return LightweightConv(
-        spec.conv_dim,
-        spec.kernel_size,
-        spec.padding_l,
-        spec.num_heads,
-        weight_dropout=spec.weight_dropout,
-        normalize=spec.normalize,
-    )
-
-
-def _dynamic(spec: MixerSpec) -> nn.Module:
-    return DynamicConv(
+def _with_heads(spec: MixerSpec) -> nn.Module:
+    kind = {"lightweight": LightweightConv, "dynamic": DynamicConv}[spec.kind]
+    return kind(
         spec.conv_dim,
         spec.kernel_size,
         spec.padding_l,
@@ -83,8 +73,8 @@ def _conv(spec: MixerSpec) -> nn.Module:
 
 
 _CONVOLUTIONS = {
-    "lightweight": _lightweight,
-    "dynamic": _dynamic,
+    "lightweight": _with_heads,
+    "dynamic": _with_heads,
     "talk": _talk,
     "depthwise": _depthwise,
     "conv": _conv,

@@ -50,7 +50,9 @@ class Layer:
 
 
 class _Probe:
-    """Watches one mixer: `module` is the one that is hooked, its call is turned into rows of `layer`."""
+    """Watches one mixer: `module` is the one that is hooked, its call is turned into rows of `layer` by a subclass's
+    see(query, output).
+    """
 
     def __init__(self, layer: Layer, module: nn.Module):
         self.layer, self.module, self.show, self.read = layer, module, False, 0
@@ -63,9 +65,6 @@ class _Probe:
         if query.shape[1] != 1:
             raise ValueError(f"kernels are gathered from one sentence at a time, got a batch of {query.shape[1]}")
         self.see(query, output)
-
-    def see(self, query: Tensor, output) -> None:
-        raise NotImplementedError
 
     def finish(self) -> None:
         if self.layer.mean is not None and self.read:
