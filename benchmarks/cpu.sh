@@ -38,4 +38,7 @@ measure operators operators
 measure operators_bfloat16 operators --dtype bfloat16 --without "our reference"
 measure training_iwslt training
 measure training_multi30k training --preset multi30k_en_de
+# Models of 200 million parameters: those of the papers, without fairseq's own convolutions, which would not fit beside them.
+measure training_wmt training --preset wmt_en_de_big --sentences 16 --repeats 3 \
+    --systems "DynamicConv (ours)" "LightConv (ours)" "TaLK (ours)" "fairseq Transformer"
 measure generation generation

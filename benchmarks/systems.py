@@ -29,9 +29,9 @@ from omegaconf import OmegaConf
 
 from lightconv_plugin.models import architectures
 
-DYNAMIC, LIGHT = "DynamicConv (ours)", "LightConv (ours)"
+DYNAMIC, LIGHT, TALK = "DynamicConv (ours)", "LightConv (ours)", "TaLK (ours)"
 FAIRSEQ_DYNAMIC, FAIRSEQ_LIGHT, TRANSFORMER = "fairseq DynamicConv", "fairseq LightConv", "fairseq Transformer"
-SYSTEMS = (DYNAMIC, LIGHT, FAIRSEQ_DYNAMIC, FAIRSEQ_LIGHT, TRANSFORMER)
+SYSTEMS = (DYNAMIC, LIGHT, TALK, FAIRSEQ_DYNAMIC, FAIRSEQ_LIGHT, TRANSFORMER)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ _TINY_SIDE = {"embed_dim": 32, "ffn_embed_dim": 48, "layers": 2, "attention_head
 _TINY = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in _TINY_SIDE.items()}
 _TINY_ENDS = {"decoder_input_dim": 32, "decoder_output_dim": 32}
 _TINY_KERNELS = {"encoder_kernel_size_list": [3, 7], "decoder_kernel_size_list": [3, 7]}
-_CONFIGS = {DYNAMIC: "dynamicconv", FAIRSEQ_DYNAMIC: "dynamicconv", TRANSFORMER: "transformer"}
+_CONFIGS = {DYNAMIC: "dynamicconv", TALK: "talkconv", FAIRSEQ_DYNAMIC: "dynamicconv", TRANSFORMER: "transformer"}
+_FAMILIES = {DYNAMIC: "dynamicconv", LIGHT: "lightweightconv", TALK: "talkconv"}
 
 
 def sized(preset: Preset, quick: bool, sentences: int | None, length: int | None) -> Preset:
@@ -120,7 +121,7 @@ def build(system: str, preset: Preset, task, *, tiny: bool = False) -> nn.Module
     options = _options(system, preset)
     if tiny:
         options |= _TINY | (_TINY_ENDS if system == TRANSFORMER else _TINY_KERNELS)
-    build_model = _build_ours if system in (DYNAMIC, LIGHT) else _build_fairseqs
+    build_model = _build_ours if system in _FAMILIES else _build_fairseqs
     model = build_model(system, preset, options, task)
     _check(system, model)
     return model
@@ -130,7 +131,7 @@ def _options(system: str, preset: Preset) -> dict:
     """What the model's options are beyond its architecture's."""
     # What fairseq's command line would fill in.
     options = {"max_source_positions": 1024, "max_target_positions": 1024}
-    if system != TRANSFORMER:
+    if system not in (TALK, TRANSFORMER):
         options["weight_softmax"] = True
     if isinstance(preset.architecture, str):
         file = _CONFIGS.get(system, "lightweightconv")
@@ -143,9 +144,8 @@ def _options(system: str, preset: Preset) -> dict:
 
 
 def _build_ours(system: str, preset: Preset, options: dict, task) -> nn.Module:
-    family = "dynamicconv" if system == DYNAMIC else "lightweightconv"
     suffix = "" if isinstance(preset.architecture, str) else preset.architecture[0]
-    name = "".join(part.capitalize() for part in (family + suffix).split("_"))
+    name = "".join(part.capitalize() for part in (_FAMILIES[system] + suffix).split("_"))
     config = getattr(architectures, name + "Config")()
     for option, value in options.items():
         setattr(config, option, value)
@@ -168,6 +168,7 @@ def _build_fairseqs(system: str, preset: Preset, options: dict, task) -> nn.Modu
 _MODULES = {
     DYNAMIC: ("lightconv_plugin.modules.convolutions", "DynamicConv"),
     LIGHT: ("lightconv_plugin.modules.convolutions", "LightweightConv"),
+    TALK: ("lightconv_plugin.modules.talk", "TaLKConv"),
     FAIRSEQ_DYNAMIC: ("fairseq.modules.dynamic_convolution", "DynamicConv"),
     FAIRSEQ_LIGHT: ("fairseq.modules.lightweight_convolution", "LightweightConv"),
 }

@@ -30,8 +30,9 @@ def task():
 def test_every_system_is_what_it_is_called(system, preset, task):
     model = systems.build(system, systems.PRESETS[preset], task, tiny=True)
     modules = {type(module).__module__ for module in model.modules()}
-    ours = "lightconv_plugin.modules.convolutions"
-    assert (ours in modules) == ("ours" in system)
+    ours = "lightconv_plugin.modules."
+    assert (ours + "convolutions" in modules) == (system in (systems.DYNAMIC, systems.LIGHT))
+    assert (ours + "talk" in modules) == (system == systems.TALK)
     assert ("fairseq.modules.dynamic_convolution" in modules) == (system == systems.FAIRSEQ_DYNAMIC)
     assert ("fairseq.modules.lightweight_convolution" in modules) == (system == systems.FAIRSEQ_LIGHT)
     assert type(model).__module__.startswith("lightconv_plugin" if "ours" in system else "fairseq")
@@ -39,7 +40,7 @@ def test_every_system_is_what_it_is_called(system, preset, task):
 
 def test_another_mixer_under_a_systems_name_is_refused(task):
     model = systems.build(systems.DYNAMIC, SMALL, task, tiny=True)
-    for system in (systems.LIGHT, systems.FAIRSEQ_DYNAMIC, systems.TRANSFORMER):
+    for system in (systems.LIGHT, systems.TALK, systems.FAIRSEQ_DYNAMIC, systems.TRANSFORMER):
         with pytest.raises(report.BenchmarkError, match="was built with other token mixers"):
             systems._check(system, model)
 
@@ -149,7 +150,10 @@ def test_batches_of_a_data_bin_folder(capsys, tmp_path):
     [
         ("--data /nowhere", "--data: /nowhere is not a data-bin folder: it has no dict.*.txt"),
         ("--data /nowhere --length 4", "--sentences and --length are for random tokens, not for --data"),
-        ("--systems LightConv", "--systems: allowed are 'DynamicConv (ours)', 'LightConv (ours)', 'fairseq"),
+        (
+            "--systems LightConv",
+            "--systems: allowed are 'DynamicConv (ours)', 'LightConv (ours)', 'TaLK (ours)', 'fairseq",
+        ),
         ("--json /nowhere/t.json", "--json: /nowhere is not a folder"),
     ],
 )

@@ -1,0 +1,196 @@
+"""What it takes to reproduce the rows that were not run: command, data, tokens, arithmetic, hours at measured speeds.
+
+    python -m benchmarks.costs                 writes benchmarks/COSTS.md
+    python -m benchmarks.costs --check         fails if the page is not what the configurations and measurements say
+
+Tokens are updates × tokens an update, from each configuration. The work is 6 floating-point operations a parameter and
+token (2 forward, 4 backward), for a source and a target token together: max_tokens counts the longer side, and each of
+its tokens passes the encoder or the decoder once. Embeddings that are only looked up count too, the convolutions and
+attention's products of positions do not. Hours are computed only from files of benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from benchmarks.report import BenchmarkError, digits, table
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "benchmarks" / "COSTS.md"
+SYSTEMS = {
+    "lightweightconv": "LightConv (ours)",
+    "dynamicconv": "DynamicConv (ours)",
+    "talkconv": "TaLK (ours)",
+    "transformer": "fairseq Transformer",
+}
+# Task → what its training data are, and the preset of benchmarks/training.py that has its models' size.
+TASKS = {
+    "iwslt14_de_en": ("160,239 pairs", "iwslt_de_en"),
+    "wmt16_en_de": ("4.5 million pairs", "wmt_en_de_big"),
+    "wmt14_en_de": ("4.5 million pairs", "wmt_en_de_big"),
+    "wmt14_en_fr": ("35.5 million pairs", "wmt_en_de_big"),
+    "wmt17_zh_en": ("as prepared", "wmt_en_de_big"),
+    "cnndm": ("287,113 articles", None),
+    "gbw": ("0.8 billion words", None),
+    "wikitext103": ("103 million words", None),
+}
+TOTAL = re.compile(r"^#.* total +([\d,]+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training as its configuration describes it."""
+
+    config: Path
+    data: str
+    preset: str | None
+    updates: int
+    tokens: int
+    parameters: int
+
+    @property
+    def operations(self) -> float:
+        """Floating-point operations of the matrix products of the whole training."""
+        return 6.0 * self.parameters * self.tokens
+
+
+def read_run(path: Path, data: str, preset: str | None) -> Run:
+    """BenchmarkError where the configuration does not say what is needed."""
+    text = path.read_text(encoding="utf-8")
+    config = yaml.safe_load(text)
+    total = TOTAL.search(text)
+    if not total:
+        raise BenchmarkError(f"{path} does not add up its parameters in its comment")
+    try:
+        optimization = config["optimization"]
+        updates = optimization["max_update"]
+        tokens = updates * config["dataset"]["max_tokens"] * optimization["update_freq"][0]
+    except (KeyError, IndexError, TypeError) as error:
+        raise BenchmarkError(f"{path} has no {error}") from error
+    return Run(path, data, preset, updates, tokens, int(total[1].replace(",", "")))
+
+
+def runs() -> Iterator[Run]:
+    """The four systems of every task that is not run here, in the order of TASKS."""
+    for task, (data, preset) in TASKS.items():
+        for system in SYSTEMS:
+            yield read_run(ROOT / "configs" / task / f"{system}.yaml", data, preset)
+
+
+def measurements(folder: Path) -> dict[str, dict]:
+    """The training benchmarks at the sizes of the papers, by file name: cpu_training_… and gpu_training_… ."""
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        # benchmarks/gpu.sh collects all of its parts in one file.
+        parts = content["results"].values() if content.get("benchmark") == "gpu" else [content]
+        for part in parts:
+            if part.get("benchmark") == "training" and part["preset"] in ("iwslt_de_en", "wmt_en_de_big"):
+                found[path.name] = part
+    return found
+
+
+def machine_of(content: dict) -> str:
+    machine = content["machine"]
+    return machine.get("gpu") or f"{machine['threads']} threads of {machine['cpu']}"
+
+
+def hours(run: Run, content: dict) -> str:
+    """Hours of a training at the measured speed of its system; a dash where that was not measured at this size."""
+    measured = content["systems"].get(SYSTEMS[run.config.stem])
+    if run.preset != content["preset"] or not measured:
+        return "–"
+    return f"{run.tokens / measured['tokens_per_s'] / 3600:,.0f}"
+
+
+def page(folder: Path = RESULTS) -> str:
+    """The whole page."""
+    found = measurements(folder)
+    machines = sorted({machine_of(content) for content in found.values()})
+    rows, previous = [], None
+    for run in runs():
+        task = run.config.parent.name
+        row = [f"`{task}/{run.config.stem}`", run.data if task != previous else ""]
+        row += [
+            f"{run.parameters / 1e6:,.1f}",
+            f"{run.updates:,}",
+            f"{run.tokens / 1e9:,.2f}",
+            digits(run.operations, 1e18),
+        ]
+        row += [
+            f"{run.operations / 100e12 / 3600:,.0f}" if run.operations > 1e18 else digits(run.operations / 100e12, 3600)
+        ]
+        for name in machines:
+            cells = [hours(run, content) for content in found.values() if machine_of(content) == name]
+            row.append(next((cell for cell in cells if cell != "–"), "–"))
+        rows.append(row)
+        previous = task
+    headers = ["configuration", "training data", "parameters, M", "updates", "tokens, billion", "10¹⁸ operations"]
+    headers += ["hours at 100 TFLOP/s", *(f"hours, {name}" for name in machines)]
+    sources = [
+        f"- `{name}`: {machine_of(content)}, {content['dtype']}, torch {content['machine']['versions']['torch']}, "
+        f"batches of {content['data'].removeprefix('random, ').removesuffix(' tokens')} random tokens; tokens/s: "
+        + ", ".join(f"{system} {values['tokens_per_s']:,.0f}" for system, values in content["systems"].items())
+        for name, content in found.items()
+    ]
+    gpu = any("gpu" in content["machine"] for content in found.values())
+    return TEXT.format(
+        table=table(headers, rows),
+        sources="\n".join(sources) or "- none",
+        gpu="" if gpu else NO_GPU,
+    )
+
+
+NO_GPU = """
+**No GPU has been measured**, so there are no GPU-hours here: *hours at 100 TFLOP/s* is only a scale, the time of one
+device that did the matrix products at that sustained rate and nothing else. `benchmarks/gpu.sh` measures the tokens a
+second of these models; with its results in `benchmarks/results`, this page has a column of hours for that GPU.
+"""
+
+TEXT = """# What the other rows cost: none of these was run
+
+Each row below is one command, `scripts/reproduce.sh configs/TASK/SYSTEM.yaml --seeds 1 2 3`: it prepares the data,
+trains every seed, tunes the number of averaged checkpoints and the length penalty on the validation set, and tests.
+**Not one of them has been run to the end**; the figures are of one seed's training alone. What was run is in
+RESULTS.md.
+{gpu}
+{table}
+
+Training data after the preparation. Tokens are updates × tokens an update (max_tokens × update_freq of the
+configuration); padding counts. Operations are 6 × parameters × tokens: an upper bound, as embeddings that are only
+looked up count too. A dash: not measured at this size.
+
+The measurements, one training step of fairseq's Trainer (`python -m benchmarks.training`):
+
+{sources}
+
+This page is written by `python -m benchmarks.costs`.
+"""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if the page is out of date")
+    options = parser.parse_args(arguments)
+    text = page()
+    if not options.check:
+        PAGE.write_text(text, encoding="utf-8")
+        print(f"wrote {PAGE.relative_to(ROOT)}")
+    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text:
+        raise BenchmarkError("benchmarks/COSTS.md is out of date: python -m benchmarks.costs writes it")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BenchmarkError as error:
+        sys.exit(f"benchmarks.costs: error: {error}")
