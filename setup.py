@@ -94,6 +94,8 @@ setup(
             "fairseq-fixed==0.12.3.1; python_version >= '3.11'",
         ],
         "report": ["matplotlib>=3.8"],
+        "tensorboard": ["tensorboard>=2.14"],
+        "chinese": ["jieba>=0.42"],
         "test": ["pytest>=8", "pytest-xdist>=3", "ruff>=0.6"],
     },
     entry_points={"console_scripts": ["lightconv = lightconv_plugin.tools.cli:main"]},

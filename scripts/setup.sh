@@ -102,7 +102,7 @@ install() {
         3.12) pip_install --only-binary fairseq-fixed fairseq-fixed ;;
     esac
     say "3/3 this plugin, ruff and pytest"
-    pip_install --no-build-isolation -e "${ROOT}[fairseq,report,test]"
+    pip_install --no-build-isolation -e "${ROOT}[fairseq,report,tensorboard,chinese,test]"
     "$venv/bin/python" -c 'import fairseq, lightconv_plugin, sacremoses, subword_nmt' >>"$log" 2>&1 ||
         die "the new environment does not work: $(tail -n 1 "$log") (all messages: $log)"
 }

@@ -85,7 +85,7 @@ def installed(checkout):
 def test_torch_comes_first_and_fairseq_as_its_python_needs(checkout, version, fairseq):
     done = checkout(FAKE_VERSION=version)
     assert done.returncode == 0, done.stderr
-    plugin = f"--no-build-isolation -e {checkout.root}[fairseq,report,test]"
+    plugin = f"--no-build-isolation -e {checkout.root}[fairseq,report,tensorboard,chinese,test]"
     assert installed(checkout) == ["torch", "numpy cython setuptools wheel ninja", *fairseq, plugin]
     assert "set-up: done in" in done.stderr.splitlines()[-1]
 
