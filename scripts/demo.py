@@ -16,8 +16,9 @@ from pathlib import Path
 
 from demo_report import Result, read_log, write_report
 from demo_training import Training, TrainingFailed, run_together
-from parallel_folder import Corpus, CorpusError, find_corpus, locate, read_lines
+from parallel_folder import Corpus, CorpusError, find_corpus, locate
 from steps import digest, say, write_text
+from text_pool import count_lines
 
 SCRIPTS = Path(__file__).resolve().parent
 ROOT = SCRIPTS.parent
@@ -58,7 +59,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def task_of(raw: Path | None, corpus: Corpus, updates: int | None) -> Task:
     """Small models for the grammar's corpus (`raw` None) and folders no larger, those of Multi30k for larger ones."""
-    small = raw is None or len(read_lines(locate(corpus.folder, corpus.train, corpus.src))) <= 20000
+    small = raw is None or count_lines(locate(corpus.folder, corpus.train, corpus.src)) <= 20000
     if small:
         return Task(ROOT / "configs/demo", updates or 1500, merges=2000)
     return Task(ROOT / "configs/multi30k_en_de", updates or 1600, merges=10000)

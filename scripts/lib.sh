@@ -47,41 +47,4 @@ compute_environment() {
     export PYTHONWARNINGS
 }
 
-# download ADDRESS FILE CHECKSUM: fetch a file unless it is there already; the checksum is `digest`'s. A file is only given
-# its name when it is whole and right, and an interrupted transfer goes on where it stopped. ADDRESS may be a local path.
-download() {
-    local address=$1 file=$2 checksum=$3 part=$2.part found
-    [[ -f $file && $(digest "$file") == "$checksum" ]] && return
-    mkdir -p "$(dirname "$file")"
-    if [[ $address != *://* ]]; then
-        [[ -f $address ]] || die "no file $address"
-        cp -- "$address" "$part"
-    else
-        command -v curl >/dev/null || die "curl is needed to download $address (on Debian: apt install curl)"
-        say "downloading $address"
-        local curl=(curl -fL --retry 3 --connect-timeout 20 --progress-bar -o "$part")
-        # What cannot be resumed (no ranges, or another file) is started over.
-        if ! { [[ -f $part ]] && "${curl[@]}" -C - "$address" && [[ $(digest "$part") == "$checksum" ]]; }; then
-            rm -f -- "$part"
-            "${curl[@]}" "$address" ||
-                die "cannot download $address: without a network, put the files into a folder and give it by --data"
-        fi
-    fi
-    found=$(digest "$part")
-    if [[ $found != "$checksum" ]]; then
-        rm -f -- "$part"
-        die "$address is not the expected file: its checksum is $found, expected $checksum"
-    fi
-    mv -- "$part" "$file"
-}
-
-# digest FILE[.part]: of a .gz the SHA-256 of the text inside, which does not change with the packing; of another file
-# the name that git gives to its content (git hash-object), by which a file in a repository is known without having it.
-digest() {
-    case ${1%.part} in
-        *.gz) gzip -dc -- "$1" 2>/dev/null | sha256sum || true ;;
-        *) { printf 'blob %s\0' "$(stat -c %s -- "$1")"; cat -- "$1"; } | sha1sum ;;
-    esac | cut -d ' ' -f 1
-}
-
 absolute() { realpath -m -- "$1"; }

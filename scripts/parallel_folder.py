@@ -1,8 +1,7 @@
-"""Finding the parts of a parallel corpus in a folder by their file names, and reading them with checks."""
+"""Finding the parts of a parallel corpus in a folder by their file names."""
 
 from __future__ import annotations
 
-import gzip
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,30 +100,3 @@ def find_corpus(
         valid or choose("valid")[0],
         tuple(tests) or tuple(choose("test")),
     )
-
-
-def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text, plain or .gz, divided at line feeds only (U+2028 and the like stay inside a line)."""
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise CorpusError(f"{path} is not UTF-8: line {line}: {error.reason}") from None
-    except (EOFError, OSError) as error:
-        raise CorpusError(f"cannot read {path}: {error}") from None
-    lines = text.split("\n")
-    if not lines[-1]:
-        lines.pop()
-    return [line.rstrip("\r") for line in lines]
-
-
-def read_pair(folder: Path, prefix: str, src: str, tgt: str) -> tuple[list[str], list[str]]:
-    """Both sides of one part; they must be of equal, positive length."""
-    paths = locate(folder, prefix, src), locate(folder, prefix, tgt)
-    sides = read_lines(paths[0]), read_lines(paths[1])
-    if len(sides[0]) != len(sides[1]):
-        raise CorpusError(f"{paths[0]} has {len(sides[0])} lines but {paths[1]} has {len(sides[1])}")
-    if not sides[0]:
-        raise CorpusError(f"{paths[0]} is empty")
-    return sides

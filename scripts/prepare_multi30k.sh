@@ -1,42 +1,37 @@
 #!/usr/bin/env bash
 # Multi30k (task 1, English–German): raw text to fairseq's binary data.
 #
-#   scripts/prepare_multi30k.sh [--data DIR] [--out DIR] [--mirror URL|DIR] [prepare_text.py options …]
+#   scripts/prepare_multi30k.sh [--data DIR] [--out DIR] [--mirror URL|DIR] [--workers N] [prepare_text.py options …]
 #
 #   --data DIR     folder that holds train, val and test_2016_flickr .en and .de, plain or .gz
 #                  (without it they are downloaded to data/multi30k)
 #   --out DIR      default data/multi30k_en_de: raw/ tok/ bpe/ data-bin/
 #   --mirror PLACE address or folder to take the raw files from instead of GitHub
+#   --any-size     files of other content than the published ones, from a mirror
+#   --workers N    processes (default: all cores)
 #
-# Punctuation normalised, Moses-tokenised, lower-cased, 10,000 joint BPE merges, joined dictionary, English → German.
-# `prepare_text.py --help` has more options (--src de --tgt en, --bpe N, …). Finished steps are not done again, whatever
-# interrupted the last run. test_2017_flickr and test_2017_mscoco, where they are there, become test1 and test2.
+# Punctuation normalised, Moses-tokenised, lower-cased, 4,000 joint BPE merges (29,000 sentences are too few for the usual
+# 10,000), joined dictionary, English → German. `prepare_text.py --help` has more options (--src de --tgt en, --bpe N, …).
+# Finished steps are not done again, whatever interrupted the last run. test_2017_flickr and test_2017_mscoco, where they
+# are there, become test1 and test2.
 
-# shellcheck source=scripts/lib.sh
-source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+# shellcheck source=scripts/prepare_lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/prepare_lib.sh"
 
 # multi30k/dataset of 2026-07-07; the files themselves have not changed since 2018.
 commit=a3d2e0d26b56f3846f66a952536ffed4e401d05a
-mirror=https://raw.githubusercontent.com/multi30k/dataset/$commit/data/task1/raw
-data='' out=$ROOT/data/multi30k_en_de options=()
-while [[ $# -gt 0 ]]; do
-    case $1 in
-        -h | --help) usage; exit 0 ;;
-        --data | --out | --mirror)
-            [[ $# -ge 2 && -n $2 ]] || die "$1 needs a value"
-            declare "${1#--}=$2"
-            shift
-            ;;
-        *) options+=("$1") ;;
-    esac
-    shift
+prepare_options data/multi30k data/multi30k_en_de "$@"
+options=()
+for option in "${OPTIONS[@]}"; do
+    # heeded by fetch; prepare_text.py knows nothing of sizes
+    if [[ $option != --any-size ]]; then options+=("$option"); fi
 done
 
-if [[ -z $data ]]; then
-    data=$ROOT/data/multi30k
+if ((!GIVEN_DATA)); then
+    need_disk 0.1 "$DATA" "$OUT"
     # SHA-256 of the text inside each .gz
     while read -r sha256 name; do
-        download "$mirror/$name.gz" "$data/$name.gz" "$sha256"
+        fetch "https://raw.githubusercontent.com/multi30k/dataset/$commit/data/task1/raw/$name.gz" "text:$sha256"
     done <<'END'
 460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6 train.en
 2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72 train.de
@@ -50,12 +45,10 @@ c3078bc3b36808bf9d20eb2347ed6137016179ef59ec0d2b9b8ecc3fb2880081 test_2017_flick
 58277df3c75f92f7145a11b910b553d1cf82c439249d4dc237c899609eafac22 test_2017_mscoco.de
 END
 fi
-[[ -d $data ]] || die "no folder $data: --data is a folder with train.en, train.de, val.en, … (plain or .gz)"
 
 tests=test_2016_flickr
 for name in test_2017_flickr test_2017_mscoco; do
-    if compgen -G "$data/$name.*" >/dev/null; then tests+=,$name; fi
+    if compgen -G "$DATA/$name.*" >/dev/null; then tests+=,$name; fi
 done
-use_python
-"$PY" "$SCRIPTS/prepare_text.py" --raw "$data" --out "$out" --src en --tgt de \
+prepare prepare_text.py --raw "$DATA" --out "$OUT" --src en --tgt de --workers "$WORKERS" --bpe 4000 \
     --train-prefix train --valid-prefix val --test-prefix "$tests" "${options[@]}"

@@ -14,107 +14,29 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import json
-import multiprocessing
-import re
-import signal
-import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable
-from importlib.metadata import version
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
-from parallel_folder import Corpus, CorpusError, find_corpus, locate, read_lines, read_pair
+import bpe
+import moses
+from binarise import binarise_pairs
+from pairs import clean_pairs
+from parallel_folder import Corpus, CorpusError, find_corpus, locate
 from steps import Steps, cores, exit_status, say, write_text
-from tqdm import tqdm
-
-_work: Callable[[str], str]  # what the pool's processes apply to a line; set by their initialiser
+from text_pool import iter_lines, map_file, write_lines
 
 
-def _tokeniser(lang: str, lowercase: bool) -> Callable[[str], str]:
-    from sacremoses import MosesPunctNormalizer, MosesTokenizer
-
-    normaliser, tokeniser = MosesPunctNormalizer(lang=lang), MosesTokenizer(lang=lang)
-
-    def tokenise(line: str) -> str:
-        line = normaliser.normalize(line.lower() if lowercase else line)
-        # split() also removes white space that other programs might take for the end of a line
-        return " ".join(tokeniser.tokenize(line, return_str=True).split())
-
-    return tokenise
-
-
-def _encoder(codes: Path) -> Callable[[str], str]:
-    from subword_nmt.apply_bpe import BPE
-
-    with codes.open(encoding="utf-8") as file:
-        return BPE(file).process_line
-
-
-def _start_worker(factory: Callable[..., Callable[[str], str]], arguments: tuple) -> None:
-    global _work
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the pool
-    _work = factory(*arguments)
-
-
-def _apply(line: str) -> str:
-    return _work(line)
-
-
-def map_lines(
-    factory: Callable[..., Callable[[str], str]], arguments: tuple, lines: list[str], title: str, workers: int
-) -> list[str]:
-    """`factory(*arguments)` made once in each process and applied to every line, in order, with a progress bar."""
-    often = 0.2 if sys.stderr.isatty() else 10
-    bar = {"total": len(lines), "desc": f"  {title}", "unit": " lines", "mininterval": often, "leave": False}
-    with multiprocessing.Pool(workers, _start_worker, (factory, arguments)) as pool:
-        return list(tqdm(pool.imap(_apply, lines, chunksize=256), **bar))
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(line + "\n" for line in lines)
-
-
-def learn_codes(texts: Iterable[Path], merges: int, output: Path) -> None:
-    """Joint BPE: the merges are learned on the words of all texts together (as `cat texts | subword-nmt learn-bpe`)."""
-    from subword_nmt import learn_bpe
-
-    words: Counter[str] = Counter()
-    for path in texts:
-        for line in read_lines(path):
-            words.update(line.split())
-    vocabulary = io.StringIO("".join(f"{word} {count}\n" for word, count in words.items()))
-    with output.open("w", encoding="utf-8") as file:
-        learn_bpe.learn_bpe(vocabulary, file, merges, is_dict=True)
-
-
-def keep_pair(source: str, target: str, max_len: int, max_ratio: float) -> bool:
-    """Whether a training pair is usable: both sides 1 … max_len tokens, neither more than max_ratio times the other."""
-    n, m = len(source.split()), len(target.split())
-    return min(n, m) > 0 and max(n, m) <= max_len and max(n, m) <= max_ratio * min(n, m)
-
-
-def binarise(root: Path, corpus: Corpus, joined: bool, workers: int, output: Path) -> None:
-    """fairseq-preprocess, its own messages to preprocess.log and its counts to the terminal."""
-    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--source-lang", corpus.src, "--target-lang", corpus.tgt]
-    tests = ",".join(f"bpe/{name}" for name in corpus.splits() if name.startswith("test"))
-    command += ["--trainpref", "bpe/train", "--validpref", "bpe/valid", "--testpref", tests]
-    command += ["--destdir", str(output.relative_to(root)), "--workers", str(workers)]
-    command += ["--joined-dictionary"] if joined else []
-    # Started in the folder, with relative names: fairseq divides --testpref at commas, and the folder may have one.
-    with (root / "preprocess.log").open("w", encoding="utf-8") as log:
-        process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        tail: list[str] = []
-        for line in process.stdout:
-            log.write(line)
-            tail = [*tail[-15:], line]
-            if "Dictionary:" in line or " sents, " in line:
-                say("  " + re.sub(r".*(?=\[)", "", line.rstrip()))
-    if process.wait() != 0:
-        raise RuntimeError(f"fairseq-preprocess failed with status {process.returncode}:\n{''.join(tail)}")
+def copy_pair(sources: list[Path], outputs: list[Path]) -> int:
+    """Copy both sides of one part, decompressed; how many pairs. They must be of equal, positive length."""
+    lengths = [write_lines(output, iter_lines(source)) for source, output in zip(sources, outputs, strict=True)]
+    if lengths[0] != lengths[1]:
+        raise CorpusError(f"{sources[0]} has {lengths[0]} lines but {sources[1]} has {lengths[1]}")
+    if not lengths[0]:
+        raise CorpusError(f"{sources[0]} is empty")
+    return lengths[0]
 
 
 def prepare(corpus: Corpus, out: Path, args: argparse.Namespace) -> None:
@@ -128,55 +50,54 @@ def prepare(corpus: Corpus, out: Path, args: argparse.Namespace) -> None:
     def by_name(outputs: Iterable[Path]) -> dict[tuple[str, str], Path]:
         return dict(zip([(split, lang) for split in splits for lang in langs], outputs, strict=True))
 
+    tokeniser = partial(moses.tokeniser, normalise=True, lowercase_first=args.lowercase, keep_last=True)
+
     def raw(*outputs: Path) -> None:
         target = by_name(outputs)
         for split, prefix in splits.items():
-            for lang, lines in zip(langs, read_pair(corpus.folder, prefix, *langs), strict=True):
-                write_lines(target[split, lang], lines)
-            say(f"  {split}: {len(lines)} pairs of lines")
+            sides = [locate(corpus.folder, prefix, lang) for lang in langs]
+            say(f"  {split}: {copy_pair(sides, [target[split, lang] for lang in langs])} pairs of lines")
 
     def tok(*outputs: Path) -> None:
         for (split, lang), path in by_name(outputs).items():
-            lines = read_lines(out / "raw" / f"{split}.{lang}")
-            write_lines(path, map_lines(_tokeniser, (lang, args.lowercase), lines, f"{split}.{lang}", args.workers))
+            name = f"{split}.{lang}"
+            map_file(tokeniser, (lang,), out / "raw" / name, path, name, args.workers)
 
     def codes(output: Path) -> None:
-        learn_codes([out / "tok" / f"train.{lang}" for lang in langs], args.bpe, output)
+        bpe.learn_codes([out / "tok" / f"train.{lang}" for lang in langs], args.bpe, output)
 
-    def bpe(*outputs: Path) -> None:
+    def encode(*outputs: Path) -> None:
         target = by_name(outputs)
-        for split in splits:
-            pair = []
-            for lang in langs:
-                lines = read_lines(out / "tok" / f"{split}.{lang}")
-                pair.append(map_lines(_encoder, (out / "bpe" / "codes",), lines, f"{split}.{lang}", args.workers))
-            rows = list(zip(*pair, strict=True))
-            if split == "train":
-                kept = [row for row in rows if keep_pair(*row, args.max_len, args.max_ratio)]
-                if not kept:
-                    raise CorpusError(
-                        f"no training pair is left after --max-len {args.max_len} --max-ratio {args.max_ratio}"
-                    )
-                say(f"  train: {len(kept)} of {len(rows)} pairs kept")
-                rows = kept
-            for lang, lines in zip(langs, zip(*rows, strict=True), strict=True):
-                write_lines(target[split, lang], lines)
+        for (split, lang), path in target.items():
+            name = f"{split}.{lang}"
+            map_file(bpe.encoder, (out / "bpe" / "codes",), out / "tok" / name, path, name, args.workers)
+        encoded = [target["train", lang] for lang in langs]
+        cleaned = [path.with_suffix(".clean") for path in encoded]
+        kept, of = clean_pairs(encoded, cleaned, args.max_ratio, 1, args.max_len)
+        if not kept:
+            raise CorpusError(f"no training pair is left after --max-len {args.max_len} --max-ratio {args.max_ratio}")
+        for source, output in zip(cleaned, encoded, strict=True):
+            source.replace(output)
+        say(f"  train: {kept} of {of} pairs kept")
+
+    def data_bin(output: Path) -> None:
+        binarise_pairs(out, *langs, list(splits), args.joined, args.workers, output)
 
     with Steps(out) as steps:
         sources = [locate(corpus.folder, prefix, lang) for prefix in splits.values() for lang in langs]
         steps.run("raw", "raw text", raw, inputs=sources, outputs=files("raw"), params={})
-        moses = {"sacremoses": version("sacremoses"), "langs": langs, "lowercase": args.lowercase}
-        steps.run("tok", "tokenise", tok, inputs=files("raw"), outputs=files("tok"), params=moses)
+        how = {**moses.versions(), "langs": langs, "lowercase": args.lowercase}
+        steps.run("tok", "tokenise", tok, inputs=files("raw"), outputs=files("tok"), params=how)
         train = [out / "tok" / f"train.{lang}" for lang in langs]
         code_file = out / "bpe" / "codes"
-        merges = {"subword-nmt": version("subword-nmt"), "merges": args.bpe}
+        merges = {**bpe.versions(), "merges": args.bpe}
         steps.run("codes", f"learn {args.bpe} BPE merges", codes, inputs=train, outputs=[code_file], params=merges)
         clean = {"max_len": args.max_len, "max_ratio": args.max_ratio}
-        steps.run("bpe", "apply BPE", bpe, inputs=[*files("tok"), code_file], outputs=files("bpe"), params=clean)
+        steps.run("bpe", "apply BPE", encode, inputs=[*files("tok"), code_file], outputs=files("bpe"), params=clean)
         steps.run(
             "data-bin",
             "binarise",
-            lambda output: binarise(out, corpus, args.joined, args.workers, output),
+            data_bin,
             inputs=files("bpe"),
             outputs=[out / "data-bin"],
             params={"joined": args.joined, "langs": langs},

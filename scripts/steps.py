@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -30,6 +31,9 @@ def exit_status(program: str, action: Callable[[], None]) -> int:
     try:
         action()
     except (CorpusError, RuntimeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = f" in {error.filename}" if error.filename else ""
+            error = f"no space left{where}: make room, the same command continues"
         print(f"{program}: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -38,13 +42,14 @@ def exit_status(program: str, action: Callable[[], None]) -> int:
     return 0
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file, or of a folder's relative file names and contents."""
+def digest(path: Path, of_file: Callable[[Path], str] | None = None) -> str:
+    """SHA-256 of a file, or of a folder's relative file names and contents (the latter by `of_file`)."""
     if path.is_dir():
-        listing = [(str(p.relative_to(path)), digest(p)) for p in sorted(path.rglob("*")) if p.is_file()]
+        files = [p for p in sorted(path.rglob("*")) if p.is_file()]
+        listing = [(str(p.relative_to(path)), (of_file or digest)(p)) for p in files]
         return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
-    sha = hashlib.sha256()
     with path.open("rb") as file:
+        sha = hashlib.sha256()
         while block := file.read(1 << 20):
             sha.update(block)
     return sha.hexdigest()
@@ -63,6 +68,47 @@ def write_text(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
+
+
+class Digests:
+    """`digest`, which remembers large files in a file of its own, as long as their size, inode and change time stay.
+
+    What was changed within the last seconds before it was read is not remembered: another change could have left the
+    same time.
+    """
+
+    LARGE = 32 << 20  # bytes; smaller files are read in every run
+
+    def __init__(self, memory: Path) -> None:
+        self._memory = memory
+        self._in_this_run: dict[Path, str] = {}
+        try:
+            self._known = json.loads(memory.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            self._known = {}
+
+    def forget(self, path: Path) -> None:
+        """The path has been written anew."""
+        self._in_this_run.pop(path, None)
+
+    def __call__(self, path: Path) -> str:
+        if path not in self._in_this_run:
+            self._in_this_run[path] = digest(path, self._of_file) if path.is_dir() else self._of_file(path)
+        return self._in_this_run[path]
+
+    def _of_file(self, path: Path) -> str:
+        before = path.stat()
+        if before.st_size < self.LARGE:
+            return digest(path)
+        state = [before.st_size, before.st_ino, before.st_ctime_ns]
+        name = str(path.resolve())
+        *known, found = self._known.get(name, [None])
+        if known != state:
+            found = digest(path)
+            if time.time_ns() - before.st_ctime_ns > 3_000_000_000:
+                self._known[name] = [*state, found]
+                write_text(self._memory, json.dumps(self._known, indent=1))
+        return found
 
 
 class Steps:
@@ -84,7 +130,7 @@ class Steps:
         except BlockingIOError:
             say(f"waiting: another process is working in {root}")
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._digests: dict[Path, str] = {}
+        self._digest = Digests(self._stamps / "digests.json")
 
     def close(self) -> None:
         """Let the next process work in this folder."""
@@ -122,11 +168,16 @@ class Steps:
         for path, temporary in zip(outputs, temporaries, strict=True):
             path.parent.mkdir(parents=True, exist_ok=True)
             remove(temporary)
-        make(*temporaries)
+        try:
+            make(*temporaries)
+        except BaseException:
+            for temporary in temporaries:
+                remove(temporary)
+            raise
         for path, temporary in zip(outputs, temporaries, strict=True):
             remove(path)
             os.replace(temporary, path)
-            self._digests.pop(path, None)
+            self._digest.forget(path)
         write_text(stamp, json.dumps({**wanted, "outputs": self._listing(outputs)}, indent=1))
         say(f"{title}: {time.monotonic() - start:.1f} s")
         return True
@@ -134,11 +185,6 @@ class Steps:
     def _listing(self, paths: Sequence[Path]) -> list[list[str]]:
         """[name, SHA-256] of each; names relative to the folder, so that it can be moved."""
         return [[os.path.relpath(path, self.root), self._digest(path)] for path in paths]
-
-    def _digest(self, path: Path) -> str:
-        if path not in self._digests:
-            self._digests[path] = digest(path)
-        return self._digests[path]
 
     def _is_done(self, stamp: Path, wanted: Mapping[str, object], outputs: Sequence[Path]) -> bool:
         if not stamp.is_file() or not all(path.exists() for path in outputs):

@@ -1,5 +1,6 @@
 """The way from raw text to binary data: what it makes, that it makes it once, and that interruptions heal."""
 
+import gzip
 import io
 import json
 import os
@@ -10,12 +11,15 @@ import sys
 import time
 
 import pytest
-from prepare_text import keep_pair, learn_codes, map_lines, parse
+from bpe import encoder, learn_codes
+from prepare_text import parse
 
+from tests.scripts.archive_server import LOCAL, serve
 from tests.scripts.conftest import ROOT, heed_ctrl_c, script_environment, write_parts
 
 STEPS = ("raw text", "tokenise", "learn 200 BPE merges", "apply BPE", "binarise")
 ARGUMENTS = ("--bpe", "200", "--workers", "2")
+LANGS = ("en", "de")
 
 
 def test_everything_is_there(prepared):
@@ -89,16 +93,17 @@ def test_an_interruption_heals(tmp_path, stop):
         preexec_fn=heed_ctrl_c,
     )
     deadline = time.monotonic() + 60
-    while not (out / ".steps/raw.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    time.sleep(0.3)  # into the tokenising
+    while not (out / "tok/train.en.tmp").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.001)
     os.killpg(process.pid, stop)
     error = process.communicate(timeout=60)[1]
-    assert not (out / ".steps/tok.json").exists()
+    assert not (out / ".steps/tok.json").exists() and not list((out / "tok").glob("*.en"))
     if stop == signal.SIGINT:
         assert process.returncode == 130
         assert error.splitlines()[-1] == "prepare_text.py: interrupted; the same command continues"
         assert "Traceback" not in error
+        assert not list(out.rglob("*.tmp"))
+        return  # what goes on is the same
     done = subprocess.run(command, env=script_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "raw text: done before" in done.stderr and "tokenise: done before" not in done.stderr
@@ -110,10 +115,10 @@ def test_an_interruption_heals(tmp_path, stop):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--data", "nowhere"], "no folder nowhere"),
+        (["--data", "nowhere"], "--data: no folder"),
         (["--data"], "--data needs a value"),
         (["--data", ".", "--out", "x"], "has neither train.en nor train.en.gz"),
-        (["--mirror", "empty"], "no file empty/train.en.gz"),
+        (["--mirror", "empty"], "empty/train.en.gz"),
     ],
     ids=["no-folder", "no-value", "no-files", "bad-mirror"],
 )
@@ -149,29 +154,18 @@ def test_merges_are_those_of_subword_nmt_on_both_texts_together(tmp_path):
     assert (tmp_path / "codes").read_text() == expected.getvalue()
 
 
-def _reverse(suffix):
-    return lambda line: line[::-1] + suffix
+def test_encoding_is_that_of_subword_nmt_also_when_it_forgets(tmp_path, monkeypatch):
+    from subword_nmt.apply_bpe import BPE
 
-
-def test_lines_keep_their_order_over_several_processes():
-    lines = [f"line {i}" for i in range(1000)]
-    assert map_lines(_reverse, ("!",), lines, "reverse", 3) == [line[::-1] + "!" for line in lines]
-
-
-@pytest.mark.parametrize(
-    "source, target, kept",
-    [
-        ("a b", "c d", True),
-        ("", "c", False),
-        ("a", "", False),
-        ("a b c d", "e", False),
-        ("a b c", "d", True),
-        ("a " * 6, "b " * 6, False),
-    ],
-    ids=["good", "no-source", "no-target", "ratio", "ratio-at-bound", "too-long"],
-)
-def test_cleaning(source, target, kept):
-    assert keep_pair(source, target, max_len=5, max_ratio=3.0) is kept
+    text = "the lower the newer lowest newest slower"
+    (tmp_path / "text").write_text(f"{text}\n" * 3)
+    learn_codes([tmp_path / "text"], 12, tmp_path / "codes")
+    with (tmp_path / "codes").open() as codes:
+        expected = BPE(codes).process_line(text)
+    assert "@@ " in expected
+    monkeypatch.setattr("bpe._CACHED_WORDS", 2)
+    encode = encoder(tmp_path / "codes")
+    assert [encode(text), encode(""), encode(text)] == [expected, "", expected]
 
 
 @pytest.mark.parametrize("option, value", [("--bpe", "0"), ("--workers", "-1"), ("--max-ratio", "0.5")])
@@ -179,3 +173,56 @@ def test_numbers_out_of_range_are_refused(option, value, capsys):
     with pytest.raises(SystemExit):
         parse(["--raw", "a", "--out", "b", option, value])
     assert f"{option} must be" in capsys.readouterr().err
+
+
+NAMES = ("train", "val", "test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
+
+
+def test_from_the_web_interrupted_and_taken_up(tmp_path):
+    """A mirror with all ten files: killed in the second one, cut off in the third, then done; then nothing to do."""
+    raw = write_parts(tmp_path / "raw", NAMES, (200, 10, 10, 5, 5))
+    files = {
+        f"{name}.{lang}.gz": gzip.compress((raw / f"{name}.{lang}").read_bytes()) for name in NAMES for lang in LANGS
+    }
+    copy = shutil.copytree(ROOT / "scripts", tmp_path / "checkout/scripts")  # downloads go below the checkout
+    (tmp_path / "checkout/lightconv_plugin").symlink_to(ROOT / "lightconv_plugin")
+    down = tmp_path / "checkout/data/multi30k"
+    with serve(files) as server:
+        command = [copy / "prepare_multi30k.sh", "--mirror", server.address, "--out", tmp_path / "out", "--any-size"]
+        command += ["--bpe", "100", "--workers", "2"]
+        environment = script_environment(**LOCAL)
+        server.slow["train.de.gz"] = 2000
+        with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+            deadline = time.monotonic() + 60
+            part = down / "train.de.gz.part"
+            while not part.exists() and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            os.killpg(process.pid, signal.SIGKILL)
+        assert sorted(path.name for path in down.iterdir()) == ["SHA256SUMS", "train.de.gz.part", "train.en.gz"]
+        server.slow.clear()
+        server.cuts["val.en.gz"] = [100]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert [path for path, _ in server.requests].count("train.en.gz") == 1
+        assert ("val.en.gz", 100) in server.requests
+        server.requests.clear()
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode, server.requests) == (0, [])
+    assert done.stderr.count("done before") == len(STEPS)
+    assert sorted(path.name for path in down.iterdir()) == sorted([*files, "SHA256SUMS"])
+    assert list(json.loads((tmp_path / "out/corpus.json").read_text())["splits"]) == [
+        *("train", "valid", "test", "test1", "test2")
+    ]
+    assert (tmp_path / "out/data-bin/test2.en-de.de.idx").is_file()
+
+
+def test_the_usual_number_of_merges(run_script, tmp_path):
+    """prepare_multi30k.sh learns 4,000 merges where nothing else is said; the user's word comes after it."""
+    raw = write_parts(tmp_path / "raw", NAMES[:3], (30, 2, 2))
+    (raw / "train.de").write_text("\n" * 30)  # no pair is left: it ends there
+    for options, merges in (((), 4000), (("--bpe", "50"), 50)):
+        done = run_script("prepare_multi30k.sh", "--data", raw, "--out", tmp_path / "out", *options)
+        assert f"learn {merges} BPE merges ..." in done.stderr
+        assert "no training pair is left after --max-len 250 --max-ratio 9.0" in done.stderr.splitlines()[-1]
+    assert not list((tmp_path / "out").rglob("*.tmp"))
+    assert not (tmp_path / "out/bpe/train.de").exists()

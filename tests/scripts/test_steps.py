@@ -1,9 +1,14 @@
 """A step is done once, again when something changed, and leaves nothing half-made."""
 
+import errno
 import multiprocessing
+import os
+import time
 
 import pytest
-from steps import Steps, digest
+import steps as steps_module
+from parallel_folder import CorpusError
+from steps import Digests, Steps, digest, exit_status
 
 
 @pytest.fixture
@@ -67,7 +72,7 @@ def test_a_failure_leaves_no_output_and_is_repeated(setting):
 
     with pytest.raises(RuntimeError, match="on the way"):
         run(make=fail)
-    assert not (root / "out/one").exists()
+    assert not (root / "out").exists() or not list((root / "out").iterdir())
     assert run() is True
     assert not list((root / "out").glob("*.tmp"))
 
@@ -123,3 +128,76 @@ def test_the_digest_of_a_folder_sees_names_and_contents(tmp_path):
     renamed = digest(tmp_path / "f")
     (tmp_path / "f/b").write_text("2")
     assert len({first, renamed, digest(tmp_path / "f")}) == 3
+
+
+@pytest.fixture
+def large(tmp_path, monkeypatch):
+    """(file, reads, digests): a file that counts as large and was written long ago; the reads of it so far."""
+    monkeypatch.setattr(Digests, "LARGE", 10)
+    file = tmp_path / "in/large"
+    file.parent.mkdir()
+    file.write_bytes(b"x" * 100)
+    now = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now() + 10_000_000_000)
+    reads = []
+    monkeypatch.setattr(steps_module, "digest", lambda path, *of: reads.append(path) or digest(path, *of))
+    return file, reads, lambda: Digests(tmp_path / "memory.json")
+
+
+def test_a_large_file_is_read_once_by_many_runs(large):
+    file, reads, digests = large
+    expected, of_folder = digest(file), digest(file.parent)
+    reads.clear()
+    assert [digests()(file) for _ in range(3)] == [expected] * 3
+    assert reads == [file]
+    assert digests()(file.parent) == of_folder
+    assert reads == [file, file.parent]  # the folder's listing; not the file again
+
+
+@pytest.mark.parametrize("change", ["content", "content-with-the-old-time", "another-file", "memory"])
+def test_a_changed_large_file_is_read_again(large, change, tmp_path):
+    file, reads, digests = large
+    digests()(file)
+    old = file.stat()
+    time.sleep(0.02)
+    match change:
+        case "content":
+            file.write_bytes(b"y" * 100)
+        case "content-with-the-old-time":
+            file.write_bytes(b"y" * 100)
+            os.utime(file, ns=(old.st_atime_ns, old.st_mtime_ns))
+        case "another-file":
+            (tmp_path / "new").write_bytes(b"y" * 100)
+            os.utime(tmp_path / "new", ns=(old.st_atime_ns, old.st_mtime_ns))
+            (tmp_path / "new").replace(file)
+        case "memory":
+            (tmp_path / "memory.json").write_text("{cut sho")
+    assert digests()(file) == digest(file)
+    assert reads == [file, file]
+
+
+def test_a_large_file_just_written_is_not_remembered(large, monkeypatch):
+    file, reads, digests = large
+    monkeypatch.setattr(time, "time_ns", lambda: file.stat().st_ctime_ns + 1_000_000)
+    digests()(file)
+    digests()(file)
+    assert reads == [file, file]
+
+
+@pytest.mark.parametrize(
+    "error, line",
+    [
+        (CorpusError("no text"), "x: error: no text"),
+        (RuntimeError("killed"), "x: error: killed"),
+        (PermissionError(errno.EACCES, "Permission denied", "f"), "x: error: [Errno 13] Permission denied: 'f'"),
+        (OSError(errno.ENOSPC, "No space left on device"), "no space left: make room, the same command continues"),
+    ],
+    ids=["corpus", "runtime", "os", "disk"],
+)
+def test_what_is_wrong_is_one_line(error, line, capsys):
+    def fail():
+        raise error
+
+    assert exit_status("x", fail) == 1
+    err = capsys.readouterr().err
+    assert line in err and err.count("\n") == 1
