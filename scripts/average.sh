@@ -17,6 +17,4 @@ save_dir=$1 number=${2:-10}
 [[ -d $save_dir ]] || die "no folder $save_dir with checkpoints"
 [[ $number =~ ^[1-9][0-9]*$ && $# -le 2 ]] || die "N must be a positive number, got: ${*:2}"
 use_python
-kind=--num-epoch-checkpoints
-compgen -G "$save_dir/checkpoint[0-9]*.pt" >/dev/null || kind=--num-update-checkpoints
-lightconv average --inputs "$save_dir" "$kind" "$number" --output "$save_dir/average$number.pt"
+lightconv average --inputs "$save_dir" --num-last-checkpoints "$number" --output "$save_dir/average$number.pt"

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from parallel_folder import read_lines
 from steps import write_text
+from text_pool import iter_lines
 
 _PARAMETERS = re.compile(r"num\. (?:shared )?model params: ([\d,]+)")
 _EPOCH = re.compile(r"\[train\]\[INFO\] - epoch (\d+) \|.*\| wps ([\d.]+) \|.*\| train_wall ([\d.]+)")
@@ -88,12 +88,12 @@ def _translations(data: Path, src: str, tgt: str, results: Sequence[Result], num
 
     from lightconv_plugin.tools.gen_log import parse_gen_log
 
-    sources, references = (read_lines(data / "raw" / f"test.{lang}") for lang in (src, tgt))
+    sources, references = (list(iter_lines(data / "raw" / f"test.{lang}")) for lang in (src, tgt))
     plain = MosesDetokenizer(lang=tgt)
     systems = {}
     for result in results:
         path = Path(result.generated)
-        systems[result.system] = parse_gen_log(read_lines(path), path).hypotheses
+        systems[result.system] = parse_gen_log(list(iter_lines(path)), path).hypotheses
     samples = []
     for i in range(0, len(sources), max(1, len(sources) // number))[:number]:
         sample = {"source": sources[i], "reference": references[i]}

@@ -5,8 +5,9 @@
 #   scripts/score.sh data/multi30k_en_de/data-bin runs/multi30k_en_de/dynamicconv/average10.pt --lenpen 1.2
 #   scripts/score.sh data/cnndm/data-bin runs/cnndm/dynamicconv/average10.pt @configs/cnndm/generate.args
 #
-# --metric rouge scores summaries, with --no-stem and --sentence-end TOKEN as for `lightconv score`; --metric bleu is the
-# default. @FILE stands for the arguments in a file, where # begins a comment; the last of several equal options counts.
+# --metric rouge scores summaries; --metric bleu is the default. These options go to `lightconv score`, whose --help says
+# what they do: --lang, --detok, --raw-ref, --lowercase, --compound-split, --against, --samples; --no-stem, --sentence-end.
+# @FILE stands for the arguments in a file, where # begins a comment; the last of several equal options counts.
 #
 # Beam 5 and length penalty 1 unless given. The log of fairseq-generate and the scores go beside the checkpoint, as
 # CHECKPOINT.SUBSET.gen and .score. With the folders of scripts/prepare_*.sh, sacreBLEU is computed against the raw
@@ -42,8 +43,12 @@ while [[ $# -gt 0 ]]; do
     case $1 in
         --subset | --gen-subset) [[ $# -ge 2 ]] || die "$1 needs a name"; subset=$2; shift ;;
         --metric) [[ $# -ge 2 ]] || die "--metric needs a value: bleu or rouge"; metric=$2; shift ;;
-        --sentence-end) [[ $# -ge 2 ]] || die "--sentence-end needs a token"; score+=("$1" "$2"); shift ;;
-        --no-stem) score+=("$1") ;;
+        --lang | --detok | --raw-ref | --against | --samples | --sentence-end)
+            [[ $# -ge 2 ]] || die "$1 needs a value"
+            score+=("$1" "$2")
+            shift
+            ;;
+        --lowercase | --compound-split | --no-stem) score+=("$1") ;;
         --json) json=(--json) ;;
         *) generate+=("$1") ;;
     esac
@@ -56,15 +61,8 @@ compgen -G "$data/$subset.*.idx" >/dev/null || die "$data has no subset $subset"
 use_python
 compute_environment
 
-if [[ $metric == bleu ]]; then
-    sides=$(cd "$data" && echo "$subset".*-*.*.idx)   # test.en-de.de.idx test.en-de.en.idx
-    [[ ${sides%% *} =~ \.([a-z]+)-([a-z]+)\.[a-z]+\.idx$ ]] || die "cannot tell the languages of $data"
-    tgt=${BASH_REMATCH[2]}
-    corpus=$(dirname "$(absolute "$data")")
-    score+=(--lang "$tgt")
-    [[ -f $corpus/raw/$subset.$tgt ]] && score+=(--raw-ref "$corpus/raw/$subset.$tgt")
-    [[ -f $corpus/corpus.json ]] && grep -q '"lowercase": true' "$corpus/corpus.json" && score+=(--lowercase)
-fi
+# The language, the raw references and the case.
+[[ $metric == rouge ]] || score+=(--data "$data" --subset "$subset")
 
 log=${checkpoint%.pt}.$subset
 say "generating for $subset: $log.gen"

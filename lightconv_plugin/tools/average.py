@@ -2,9 +2,10 @@
 
     lightconv average --inputs checkpoints --num-epoch-checkpoints 10 --output checkpoints/average10.pt
 
-The options are those of fairseq's scripts/average_checkpoints.py. Sums are in float64 and one checkpoint is in memory
-at a time. Settings (cfg, args, task state …) are those of the newest input; the optimizer's state and the exponential
-moving average belong to one training step, not to the mean, and are left out (so are the meters of old files).
+The options are those of fairseq's scripts/average_checkpoints.py, and --num-last-checkpoints. Sums are in float64 and
+one checkpoint is in memory at a time. Settings (cfg, args, task state …) are those of the newest input; the optimizer's
+state and the exponential moving average belong to one training step, not to the mean, and are left out (so are the
+meters of old files). The names, sizes and times of the inputs are kept under "averaged_files".
 """
 
 import argparse
@@ -13,7 +14,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightconv_plugin.tools.common import CommandError, atomic_write, safe_torch_load
+from lightconv_plugin.tools.common import CommandError, atomic_write, positive, safe_torch_load
 
 EPOCH_NAME = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE_NAME = re.compile(r"checkpoint_\d+_(\d+)\.pt")
@@ -59,6 +60,19 @@ def last_checkpoints(
             + (f"; without the bound: {_listing([path for _, path in found])}" if len(found) > len(within) else "")
         )
     return [path for _, path in within[:number]]
+
+
+def only_by_updates(files: Sequence[Path]) -> bool:
+    """Whether a training kept no checkpoint of an epoch, so that its last ones are those by updates."""
+    return not any(EPOCH_NAME.fullmatch(path.name) for path in files)
+
+
+def checkpoints_in_order(folder: Path) -> list[Path]:
+    """The checkpoints that a training keeps, the newest first: those of epochs, or, if it keeps none, by updates."""
+    files = candidates([folder])
+    pattern = UPDATE_NAME if only_by_updates(files) else EPOCH_NAME
+    found = [path for path in files if pattern.fullmatch(path.name)]
+    return last_checkpoints(found, len(found), only_by_updates(found))
 
 
 def best_checkpoints(files: Sequence[Path], number: int, maximize: bool | None = None) -> list[Path]:
@@ -226,6 +240,27 @@ def _listing(paths: Sequence[Path]) -> str:
     return f"{len(paths)}" + (f": {', '.join(path.name for path in paths)}" if paths else "")
 
 
+def average_once(files: Sequence[Path], output: Path) -> bool:
+    """`average`, unless `output` already is the mean of these files as they are now; returns whether it was made.
+
+    Sizes and times of change tell whether they are: contents of many gigabytes are not compared.
+    """
+    if output.is_file():
+        try:
+            state = safe_torch_load(output)
+        except CommandError:
+            state = None  # cut off, or something else: it is written anew
+        if isinstance(state, dict) and state.get("averaged_files") == _stamps(files):
+            return False
+    average(files, output)
+    return True
+
+
+def _stamps(files: Sequence[Path]) -> list[list]:
+    """Name, size in bytes and time of the last change of each file."""
+    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+
+
 def average(files: Sequence[Path], output: Path) -> dict:
     """Write the mean of the checkpoints `files` to `output` and return it.
 
@@ -242,9 +277,10 @@ def average(files: Sequence[Path], output: Path) -> dict:
     if output.resolve() in seen:
         raise CommandError(f"--output {output} is one of the checkpoints to average: name another file")
     mean = Mean()
+    stamps = _stamps(files)  # before they are read: what changes meanwhile is noticed the next time
     for path in tqdm(files, desc="averaging", unit="file"):
         mean.add(path, load_checkpoint(path))
-    result = mean.result()
+    result = mean.result() | {"averaged_files": stamps}
     with atomic_write(output, binary=True) as file:
         torch.save(result, file)
     return result
@@ -252,20 +288,23 @@ def average(files: Sequence[Path], output: Path) -> dict:
 
 def select(args: argparse.Namespace) -> list[Path]:
     """The checkpoints that the command's options name, the newest (or best) first; explicit files in their order."""
-    last = args.num_epoch_checkpoints or args.num_update_checkpoints
+    last = args.num_last_checkpoints or args.num_epoch_checkpoints or args.num_update_checkpoints
     if args.checkpoint_upper_bound is not None and not last:
-        raise CommandError("--checkpoint-upper-bound needs --num-epoch-checkpoints or --num-update-checkpoints")
+        raise CommandError(
+            "--checkpoint-upper-bound needs --num-last-checkpoints, --num-epoch-checkpoints or --num-update-checkpoints"
+        )
     if args.maximize_best_checkpoint_metric is not None and not args.num_best_checkpoints:
         raise CommandError("--[no-]maximize-best-checkpoint-metric needs --num-best-checkpoints")
     files = candidates(args.inputs)
     if last:
-        return last_checkpoints(files, last, bool(args.num_update_checkpoints), args.checkpoint_upper_bound)
+        by_updates = only_by_updates(files) if args.num_last_checkpoints else bool(args.num_update_checkpoints)
+        return last_checkpoints(files, last, by_updates, args.checkpoint_upper_bound)
     if args.num_best_checkpoints:
         return best_checkpoints(files, args.num_best_checkpoints, args.maximize_best_checkpoint_metric)
     if args.inputs[0].is_dir():
         raise CommandError(
-            f"{args.inputs[0]} is a folder: say which of its checkpoints, with --num-epoch-checkpoints, "
-            "--num-update-checkpoints or --num-best-checkpoints, or give files"
+            f"{args.inputs[0]} is a folder: say which of its checkpoints, with --num-last-checkpoints, "
+            "--num-epoch-checkpoints, --num-update-checkpoints or --num-best-checkpoints, or give files"
         )
     return files
 
@@ -279,18 +318,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _positive(text: str) -> int:
-    number = int(text) if text.isascii() and text.isdigit() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return number
-
-
 def add_parser(commands) -> None:
     parser = commands.add_parser(
         "average",
         help="average the parameters of several checkpoints",
         description="Writes the mean of several checkpoints of one training as a checkpoint without optimizer state.",
+        epilog="example: lightconv average --inputs runs/a --num-last-checkpoints 10 --output runs/a/average10.pt",
     )
     parser.add_argument(
         "--inputs",
@@ -303,22 +336,28 @@ def add_parser(commands) -> None:
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument(
-        "--num-epoch-checkpoints", type=_positive, metavar="N", help="average the last N of the epochs (checkpointE.pt)"
+        "--num-last-checkpoints",
+        type=positive,
+        metavar="N",
+        help="average the last N of the epochs, or, where the training kept none of those, by updates",
+    )
+    choice.add_argument(
+        "--num-epoch-checkpoints", type=positive, metavar="N", help="average the last N of the epochs (checkpointE.pt)"
     )
     choice.add_argument(
         "--num-update-checkpoints",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="average the last N by updates (checkpoint_E_U.pt)",
     )
     choice.add_argument(
         "--num-best-checkpoints",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="average the N best (checkpoint.best_METRIC_VALUE.pt)",
     )
     parser.add_argument(
-        "--checkpoint-upper-bound", type=_positive, metavar="N", help="leave out epochs (or updates) after this one"
+        "--checkpoint-upper-bound", type=positive, metavar="N", help="leave out epochs (or updates) after this one"
     )
     parser.add_argument(
         "--maximize-best-checkpoint-metric",

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from lightconv_plugin.tools import average, build, doctor, report, score, user_dir
+from lightconv_plugin.tools import average, build, convert, doctor, report, score, tune, user_dir
 from lightconv_plugin.tools.common import CommandError
 
 
@@ -18,7 +18,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="lightconv", description="Tools of the LightConv/DynamicConv plugin for fairseq."
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (user_dir, doctor, build, average, score, report):
+    for module in (user_dir, doctor, build, average, tune, score, convert, report):
         module.add_parser(commands)
     return parser
 
@@ -30,7 +30,15 @@ def _leave(signum, frame):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `lightconv` with these arguments (default: those of the process) and return its exit status."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    rest = None
+    if argv[:1] == ["tune"] and "--" in argv:
+        # What follows "--" goes to fairseq as it is; argparse would take the first of it for a positional.
+        at = argv.index("--")
+        argv, rest = argv[:at], argv[at + 1 :]
     args = build_parser().parse_args(argv)
+    if rest is not None:
+        args.rest = rest
     previous = signal.signal(signal.SIGTERM, _leave)
     try:
         return args.run(args)

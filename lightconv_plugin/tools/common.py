@@ -1,5 +1,6 @@
 """What the sub-commands share: the error that ends a command, writing a file whole or not at all, loading safely."""
 
+import argparse
 import contextlib
 import os
 import re
@@ -12,6 +13,14 @@ from typing import IO, Any
 
 class CommandError(Exception):
     """Bad input of a command. Its text is what the user reads, in one line, before exit status 2."""
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return number
 
 
 @contextlib.contextmanager
@@ -39,6 +48,24 @@ def atomic_write(path: Path, binary: bool = False) -> Iterator[IO]:
         raise
 
 
+def read_lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 file without their ends; only "\\n" and "\\r\\n" end a line, as for `wc -l`."""
+    if not path.is_file():
+        raise CommandError(f"no such file: {path}")
+    content = path.read_bytes()
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise CommandError(f"{path} is not UTF-8: byte {content[error.start]:#04x} in line {line}") from error
+    lines = text.split("\n")
+    if not lines[-1]:
+        lines.pop()
+    if not lines:
+        raise CommandError(f"{path} is empty")
+    return [line.removesuffix("\r") for line in lines]
+
+
 def safe_torch_load(path: Path) -> Any:
     """Load a file of torch.save to the CPU without running anything that it may hold.
 
@@ -55,6 +82,12 @@ def safe_torch_load(path: Path) -> Any:
     allowed = [
         *safe_globals.checkpoint_globals(),
         *safe_globals.meters({n: type(n, (), {}) for n in safe_globals.METERS}),
+    ]
+    # What fairseq_patches.py has allowed for this process stays: torch takes all of its list back afterwards.
+    before = torch.serialization.get_safe_globals()
+    names = {entry[1] for entry in before if isinstance(entry, tuple)}
+    allowed = [
+        entry for entry in allowed if (entry[1] not in names if isinstance(entry, tuple) else entry not in before)
     ]
 
     path = Path(path)

@@ -11,7 +11,9 @@ from pathlib import Path
 from lightconv_plugin.tools.common import CommandError
 
 SENTENCE = re.compile(r"([THD])-(\d+)\t(.*)", re.DOTALL)
-LAST_LINE = re.compile(r"Generate \S+ with beam=\d+: ")
+LAST_LINE = re.compile(r"(?:\| )?Generate \S+ with beam=\d+: ")  # the bar: of 2019 and before
+# How it ends with whichever of fairseq's scorers: "BLEU4 = …)", "WER: 12.34".
+WHOLE = re.compile(r".*: (?:BLEU.*\)|(?!BLEU).*\d)")
 TRANSLATED = re.compile(r"Translated ([\d,]+) sentences \((?:[^)]*\) in [\d.]+s \(([\d.]+) sentences/s)?")
 EXAMPLES = re.compile(r" \S+-\S+ (\d+) examples$")
 MESSAGE = re.compile(r"\r|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \| [A-Z]+ \| |(?:DEBUG|INFO|WARNING|ERROR):[\w.]+:")
@@ -34,6 +36,11 @@ class Generated:
     references: list[str]
     decoded: bool
     sentences_per_second: float | None
+
+
+def is_gen_log(lines: Sequence[str]) -> bool:
+    """Whether this is the output of fairseq-generate, whole or not, and no plain text."""
+    return any(SENTENCE.fullmatch(line) or LAST_LINE.match(line) for line in lines)
 
 
 def parse_gen_log(lines: Sequence[str], name: Path) -> Generated:
@@ -60,9 +67,13 @@ def parse_gen_log(lines: Sequence[str], name: Path) -> Generated:
                 _, tab, text = text.partition("\t")
                 if not tab:
                     raise CommandError(f"{name}: {kind}-{number} has a score and no text: is the line cut off?")
+            if "\t" in text:
+                raise CommandError(
+                    f"{name}: {kind}-{number} has another line in it: a line was cut off before it ended"
+                )
             texts[kind][number] = text
         elif LAST_LINE.match(line):
-            finished = True
+            finished = WHOLE.fullmatch(line) is not None
         elif match := SKIPPED.search(line):
             raise CommandError(
                 f"{name}: fairseq-generate skipped {match[1]} sentences that were too long for the model"

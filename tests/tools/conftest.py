@@ -2,8 +2,28 @@
 
 import pytest
 
+from tests import fairseq_cli
 from tests.ops.native_toys import broken, plain  # noqa: F401  (fixtures)
 from tests.tools.corpora import write
+
+
+@pytest.fixture(scope="session")
+def toy_data(tmp_path_factory):
+    """A folder of binarised data, German to English, of a dozen words."""
+    pytest.importorskip("fairseq")
+    return fairseq_cli.binarise(tmp_path_factory.mktemp("a corpus"))
+
+
+@pytest.fixture(scope="session")
+def toy_training(toy_data, tmp_path_factory):
+    """The folder of four epochs of a small DynamicConv on them; not to be written to."""
+    folder = tmp_path_factory.mktemp("check points")
+    fairseq_cli.run(
+        *("train", toy_data, "--user-dir", fairseq_cli.USER_DIR, "--arch", "dynamicconv_iwslt_de_en"),
+        *(*fairseq_cli.SIZE, *fairseq_cli.RECIPE, "--lr", "0.02", "--share-decoder-input-output-embed"),
+        *("--save-dir", folder, "--max-epoch", 4),
+    )
+    return folder
 
 
 @pytest.fixture

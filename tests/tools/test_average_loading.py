@@ -179,3 +179,28 @@ def test_meters_of_2019_are_read_and_left_out(tmp_path, output):
     old = renamed(path, f"c{__name__}\nAverageMeter\n".encode(), b"cfairseq.meters\nAverageMeter\n")
     assert lightconv("--inputs", old, "--output", output) == 0
     assert torch.load(output)["extra_state"] == {"epoch": 1}
+
+
+def test_what_was_allowed_before_loading_stays_allowed(tmp_path):
+    """torch's context manager takes back on leaving also what others allowed: fairseq could then load nothing more."""
+    path = save(tmp_path / "a.pt", {"w": torch.ones(1)}, args=Namespace(arch="x"))
+    registered = torch.serialization.get_safe_globals()
+    try:
+        torch.serialization.add_safe_globals([Namespace])
+        assert safe_torch_load(path)["args"].arch == "x"
+        assert torch.load(path, weights_only=True)["args"].arch == "x"
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(registered)
+
+
+def test_loading_allows_nothing_afterwards(tmp_path):
+    path = save(tmp_path / "a.pt", {"w": torch.ones(1)}, args=Namespace(arch="x"))
+    registered = torch.serialization.get_safe_globals()
+    try:
+        torch.serialization.clear_safe_globals()
+        safe_torch_load(path)
+        assert torch.serialization.get_safe_globals() == []
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(registered)

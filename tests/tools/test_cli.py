@@ -12,7 +12,7 @@ import lightconv_plugin
 from lightconv_plugin.tools import cli, user_dir
 from lightconv_plugin.tools.common import CommandError, atomic_write
 
-COMMANDS = ["user-dir", "doctor", "build", "average", "score", "report"]
+COMMANDS = ["user-dir", "doctor", "build", "average", "tune", "score", "convert", "report"]
 
 
 def command(*arguments, repository, **environment):
@@ -26,7 +26,9 @@ def command(*arguments, repository, **environment):
     )
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["user-dir"], ["score", "--help"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["user-dir"], *([name, "--help"] for name in ("score", "tune", "convert"))], ids=" ".join
+)
 def test_what_needs_no_library_imports_none(arguments, repository):
     done = command(*arguments, repository=repository)
     assert done.returncode == 0
@@ -38,6 +40,14 @@ def test_what_needs_no_library_imports_none(arguments, repository):
 def test_help_names_every_command(repository):
     done = command("--help", repository=repository)
     assert all(name in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", ["average", "tune", "score", "convert"])
+def test_the_help_of_a_command_has_an_example(name, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([name, "--help"])
+    assert stopped.value.code == 0
+    assert f"lightconv {name} " in capsys.readouterr().out.split("example:")[1]
 
 
 def test_user_dir_is_the_package_that_is_imported(capsys):

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from lightconv_plugin.tools.common import CommandError
 from lightconv_plugin.tools.gen_log import parse_gen_log
 from tests.tools.corpora import CORPORA, PLAIN, SENTENCES, TOKENISED, as_json, refused, write
 
@@ -67,6 +68,16 @@ BROKEN = {
     "cut-after-H": (cut_after("H-"), "is cut off"),
     "cut-after-T": (cut_after("T-"), "is cut off"),
     "last-line-cut": (log_of(SENTENCES, SENTENCES, end=("Generate test wi",)), "is cut off"),
+    "last-line-cut-in-the-score": (log_of(SENTENCES, SENTENCES, end=(END[:-30],)), "is cut off: it does not end with"),
+    "last-line-cut-before-the-score": (log_of(SENTENCES, SENTENCES, end=(END[:29],)), "is cut off"),
+    "cut-in-a-hypothesis": ([*cut_after("H-")[:-1], cut_after("H-")[-1][:-9]], "is cut off"),
+    "cut-in-a-reference": ([*cut_after("T-")[:-1], cut_after("T-")[-1][:-9]], "is cut off"),
+    "cut-in-a-number": ([*cut_after("D-")[:-1], "D-"], "is cut off"),
+    "before-the-last-line-and-the-summary": (cut_after("P-"), "is cut off"),
+    "a-line-runs-into-the-next": (
+        "\n".join(log_of(SENTENCES, SENTENCES)).replace(" .\nP-", "P-", 1).split("\n"),
+        "has another line in it: a line was cut off",
+    ),
     "missing-sentence": (without("S-3\t", "T-3\t", "H-3\t", "D-3\t"), "1 of 10 sentences have no T- line: T-3"),
     "missing-H": (without("H-2\t", "H-4\t"), "2 of 10 sentences have no H- line: H-2, H-4"),
     "missing-D": (without("D-2\t"), "1 of 10 sentences have no D- line: D-2"),
@@ -112,6 +123,33 @@ def test_a_log_that_is_not_whole_is_refused(case, tmp_path, capsys):
     assert said in message
     assert str(log) in message
     assert not (tmp_path / "score.json").exists()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        END,
+        f"| {END}",
+        "Generate test with beam=5: BLEU = 38.91 69.2/44.6/31.4/22.6 (BP = 0.990 ratio = 0.99 hyp_len = 9 ref_len = 9)",
+        "Generate valid1 with beam=12: WER: 12.34",
+        "Generate test with beam=5: chrF2 = 58.1",
+    ],
+)
+def test_the_last_line_of_every_scorer_ends_a_log(end, tmp_path):
+    assert parse_gen_log(log_of(SENTENCES, SENTENCES, end=(end,)), tmp_path).hypotheses == SENTENCES
+
+
+def test_a_file_of_any_length_is_either_cut_off_or_whole(tmp_path, capsys):
+    """Cut at every byte: never a score but that of all."""
+    content = "".join(f"{line}\n" for line in log_of(SENTENCES[:3], SENTENCES[:3]))
+    whole = content.rindex(")") + 1
+    for length in range(len(content) - 150, len(content)):
+        lines = content[:length].split("\n")
+        if length < whole:
+            with pytest.raises(CommandError, match="is cut off"):
+                parse_gen_log(lines, tmp_path)
+        else:
+            assert parse_gen_log(lines, tmp_path).hypotheses == SENTENCES[:3]
 
 
 def test_progress_bars_between_the_lines_do_no_harm(tmp_path):

@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 import sacrebleu
 
-from lightconv_plugin.tools import score
-from lightconv_plugin.tools.common import CommandError
+from lightconv_plugin.tools import bleu
+from lightconv_plugin.tools.common import CommandError, read_lines
 from tests.tools.corpora import CORPORA, PLAIN, SENTENCES, TOKENISED, as_json, refused, run, write
 
 
@@ -106,6 +106,29 @@ def test_nothing_but_empty_translations_score_0(files, capsys):
     assert (got["bleu_tok"], got["sacrebleu"], got["chrf"], got["bp"], got["ratio"]) == (0, 0, 0, 0, 0)
 
 
+ODD = {
+    "crlf": lambda line: f"{line}\r",
+    "many-spaces": lambda line: f"  {line.replace(' ', '   ')} \t ",
+    "form-feed": lambda line: line.replace(" ", "\x0c"),
+    "no-break-space": lambda line: line.replace(" ", "\u00a0"),
+    "thin-space": lambda line: line.replace(" ", "\u2009"),
+}
+
+
+@pytest.mark.parametrize("side", ["both", "translations", "references"])
+@pytest.mark.parametrize("odd", ODD)
+def test_spaces_of_every_kind_only_part_words(odd, side, files, capsys):
+    hypotheses, references = CORPORA["good"]
+    expected = multi_bleu(hypotheses, references)[0]
+    if side != "references":
+        hypotheses = [ODD[odd](line) for line in hypotheses]
+    if side != "translations":
+        references = [ODD[odd](line) for line in references]
+    got = as_json(capsys, *files(hypotheses, references), "--detok", "none")
+    assert got["bleu_tok"] == pytest.approx(expected, abs=1e-9)
+    assert f"BLEU4 = {got['bleu_tok']:.2f}, " in fairseq_line(hypotheses, references)
+
+
 def test_an_unknown_word_of_a_log_never_matches(files, capsys):
     """fairseq-generate prints <unk> of references as <<unk>>."""
     got = as_json(capsys, *files(["a <unk> c d e f"], ["a <<unk>> c d e f"]), "--detok", "none")
@@ -119,7 +142,7 @@ def test_an_unknown_word_of_a_log_never_matches(files, capsys):
 def test_compounds_are_split_as_by_upstreams_perl(line):
     substitute = "s{(\\S)-(\\S)}{$1 ##AT##-##AT## $2}g"
     perl = subprocess.run(["perl", "-ple", substitute], input=f"{line}\n".encode(), capture_output=True, check=True)
-    assert f"{score.split_compounds(line)}\n" == perl.stdout.decode()
+    assert f"{bleu.split_compounds(line)}\n" == perl.stdout.decode()
 
 
 # ------------------------------------------------------------------------------------------------ sacreBLEU and chrF
@@ -133,7 +156,7 @@ def test_detokenised_text_equals_the_untouched_reference(files, tmp_path, capsys
     assert got["bleu_tok"] == pytest.approx(100)
     got = as_json(capsys, *files(TOKENISED, TOKENISED), "--detok", "none", "--raw-ref", raw)
     assert got["sacrebleu"] < 90
-    assert score.detokenise(TOKENISED, "de") == PLAIN
+    assert bleu.detokenise(TOKENISED, "de") == PLAIN
 
 
 @pytest.mark.parametrize("lower", [False, True], ids=["case", "lowercase"])
@@ -157,7 +180,7 @@ def test_sacrebleu_is_the_library_on_plain_text(lower, files, tmp_path, capsys):
 def test_without_raw_references_both_sides_are_detokenised(files, capsys):
     hypotheses, references = CORPORA["real-like"]
     got = as_json(capsys, *files(hypotheses, references), "--lang", "de")
-    plain, plain_references = score.detokenise(hypotheses, "de"), score.detokenise(references, "de")
+    plain, plain_references = bleu.detokenise(hypotheses, "de"), bleu.detokenise(references, "de")
     assert got["sacrebleu"] == sacrebleu.corpus_bleu(plain, [plain_references]).score
     assert got["chrf"] == sacrebleu.corpus_chrf(plain, [plain_references]).score
 
@@ -201,14 +224,14 @@ def test_a_tokeniser_that_is_not_installed_is_an_error(files, capsys, monkeypatc
     ],
 )
 def test_remove_bpe(mark, line, words):
-    assert score.remove_bpe(line, mark) == words
+    assert bleu.remove_bpe(line, mark) == words
 
 
 @pytest.mark.parametrize("symbol", ["@@ ", "sentencepiece"])
 def test_remove_bpe_is_fairseqs(symbol):
     data_utils = pytest.importorskip("fairseq.data.data_utils")
     for line in ("un@@ glaub@@ lich , a@@", "▁un glaub lich ▁, ▁a", "a @@ b@@ @@ c", " ▁ x ▁ "):
-        assert score.remove_bpe(line, symbol.strip()) == data_utils.post_process(line, symbol)
+        assert bleu.remove_bpe(line, symbol.strip()) == data_utils.post_process(line, symbol)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +352,7 @@ def test_an_unknown_detokeniser_is_refused(files, capsys):
 
 def test_no_sentences_are_refused():
     with pytest.raises(CommandError, match="no sentences"):
-        score.score([], [], detok="none")
+        bleu.score([], [], detok="none")
 
 
 @pytest.mark.parametrize(
@@ -346,4 +369,4 @@ def test_no_sentences_are_refused():
 )
 def test_lines_end_where_wc_says(content, lines, tmp_path):
     (tmp_path / "x").write_bytes(content)
-    assert score.read_lines(tmp_path / "x") == lines
+    assert read_lines(tmp_path / "x") == lines

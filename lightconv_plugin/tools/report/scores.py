@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lightconv_plugin.tools.common import CommandError
+from lightconv_plugin.tools.bleu import LEFT_OVER, remove_bpe
+from lightconv_plugin.tools.common import CommandError, read_lines
 from lightconv_plugin.tools.gen_log import LAST_LINE, parse_gen_log
-from lightconv_plugin.tools.score import LEFT_OVER, read_lines, remove_bpe
 
 # Key → heading. The keys are those of `lightconv score --json`, but for "bleu".
 MEASURES = {
