@@ -11,13 +11,16 @@ installed, or its parent folder on PYTHONPATH):
 
     python -c "import lightconv_plugin, fairseq_cli.hydra_train as h; h.cli_main()" common.user_dir=… task.data=…
 
-or start the processes yourself and give the distributed_training group distributed_no_spawn=true,
-distributed_init_method, distributed_world_size, distributed_rank and, without a GPU, distributed_backend=gloo.
+(scripts/train.sh does), or start the processes yourself and give the distributed_training group
+distributed_no_spawn=true, distributed_init_method, distributed_world_size, distributed_rank and, without a GPU,
+distributed_backend=gloo.
 """
 
 import importlib.util
 import inspect
 import io
+import logging
+import math
 import os
 import pickle
 import socket
@@ -33,6 +36,8 @@ import torch.distributed as dist
 
 from lightconv_plugin.safe_globals import checkpoint_globals
 from lightconv_plugin.safe_globals import meters as old_meters
+
+logger = logging.getLogger(__name__)
 
 PATCHES: dict[str, Callable[[], bool]] = {}
 """Letter -> function that mends one breakage; it returns False where there was nothing to mend."""
@@ -398,4 +403,28 @@ def repeated_ngrams() -> bool:
         return lprobs
 
     NGramRepeatBlock._no_repeat_ngram = _no_repeat_ngram
+    return True
+
+
+@_patch("M")
+def finished_training() -> bool:
+    """fairseq trains one update more each time that a training with all its --max-update updates is started again.
+
+    It compares the two numbers only after an update. So the same command is not harmless, and a training whose process
+    dies between its last checkpoint and its end, and which is restarted, ends in another state.
+    """
+    from fairseq import checkpoint_utils
+
+    original = checkpoint_utils.load_checkpoint
+
+    def load_checkpoint(cfg: Any, trainer: Any, **kwargs: Any) -> tuple[dict | None, Any]:
+        extra_state, epochs = original(cfg, trainer, **kwargs)
+        last = trainer.cfg.optimization.max_update
+        if extra_state is not None and 0 < last <= trainer.get_num_updates():
+            logger.info("the training already has %d updates (max_update: %d)", trainer.get_num_updates(), last)
+            # fairseq trains `while epochs.next_epoch_idx <= max_epoch`, which may be infinity.
+            epochs = types.SimpleNamespace(next_epoch_idx=math.nan)
+        return extra_state, epochs
+
+    checkpoint_utils.load_checkpoint = load_checkpoint
     return True

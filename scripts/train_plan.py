@@ -1,18 +1,20 @@
 """What `train.sh` adds to a configuration: absolute paths, and the batch divided over the processes that train.
 
-The configuration says how many tokens make an update, max_tokens × update_freq for one process. With N GPUs each takes
-an N-th of them, so that the same recipe gives the same updates on any machine. Prints `save_dir`, then hydra overrides,
-each ended by a NUL.
+The configuration says how many tokens make an update, max_tokens × update_freq for one process. With N processes each
+takes an N-th of them, so that the same recipe gives the same updates on any machine. Prints `save_dir`, the number of
+processes on this machine, then hydra overrides, each ended by a NUL.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import os
 import shutil
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,17 @@ def quote(value: str | Path) -> str:
     return "'" + text.replace("'", "\\'") + "'"
 
 
+def given_values(overrides: list[str]) -> dict[str, str]:
+    """Key -> value of the overrides that set one."""
+    return dict(item.lstrip("+").split("=", 1) for item in overrides if "=" in item)
+
+
+def replaced(overrides: list[str], new: list[str]) -> list[str]:
+    """The overrides with `new` in the place of those of the same keys."""
+    keys = given_values(new).keys()
+    return [item for item in overrides if item.lstrip("+").split("=", 1)[0] not in keys] + new
+
+
 def divide_batch(tokens: int, max_tokens: int, processes: int) -> tuple[int, int]:
     """(max_tokens, update_freq) of each process, so that all together take `tokens` an update.
 
@@ -49,7 +62,7 @@ def plan(config: dict[str, Any], overrides: list[str], processes: int, root: Pat
 
     Relative paths are relative to the checkout in a configuration and to the working directory in an override.
     """
-    given = dict(item.lstrip("+").split("=", 1) for item in overrides if "=" in item)
+    given = given_values(overrides)
     result = []
 
     def path_of(key: str) -> Path:
@@ -75,19 +88,53 @@ def plan(config: dict[str, Any], overrides: list[str], processes: int, root: Pat
                 f" = {processes * max_tokens * update_freq}",
                 file=sys.stderr,
             )
-    mine = {item.split("=", 1)[0] for item in result}
-    return save_dir, [item for item in overrides if item.lstrip("+").split("=", 1)[0] not in mine] + result
+    return save_dir, replaced(overrides, result)
+
+
+def tensorboard(config: dict[str, Any], overrides: list[str], save_dir: Path, root: Path, cwd: Path) -> list[str]:
+    """The overrides with an absolute common.tensorboard_logdir: `save_dir`/tensorboard where nothing else is said."""
+    key = "common.tensorboard_logdir"
+    given = given_values(overrides)
+    if key in given:
+        value, base = given[key].strip("'\""), cwd
+    else:
+        value, base = get(config, key), root
+        if not isinstance(config.get("common"), dict) or "tensorboard_logdir" not in config["common"]:
+            value = str(save_dir / "tensorboard")
+    if value in ("null", "", None):
+        return replaced(overrides, [f"{key}=null"])
+    if not any(importlib.util.find_spec(name) for name in ("tensorboard", "tensorboardX")):
+        print("no TensorBoard files: the package tensorboard is not installed", file=sys.stderr)
+        return replaced(overrides, [f"{key}=null"])
+    return replaced(overrides, [f"{key}={quote((base / value).resolve())}"])
+
+
+def count_processes(config: dict[str, Any], overrides: list[str], asked: int, count_gpus: Callable[[], int]) -> int:
+    """Processes on this machine: as many as asked for, or (0) one for each GPU, without GPUs one.
+
+    Raises:
+        ValueError: more than there are GPUs, or fairseq's own setting of the number.
+    """
+    given = given_values(overrides)
+    for key in ("distributed_training.distributed_world_size", "distributed_training.distributed_num_procs"):
+        if key in given or get(config, key) is not None:
+            raise ValueError(f"{key} follows from --processes and --nodes: give these")
+    on_cpu = str(given.get("common.cpu", get(config, "common.cpu"))).lower() == "true"
+    gpus = 0 if on_cpu else count_gpus()
+    if gpus and asked > gpus:
+        raise ValueError(f"--processes {asked}: this machine has {gpus} GPUs; for its processors add common.cpu=true")
+    return asked or max(1, gpus)
 
 
 def mend(save_dir: Path) -> None:
-    """Put the newest whole epoch checkpoint in the place of a checkpoint_last.pt that a kill cut short.
+    """Put the newest whole checkpoint in the place of a checkpoint_last.pt that a kill cut short.
 
     fairseq copies a checkpoint to its second name byte by byte. A checkpoint is a zip archive, whose index comes last.
     """
     last = save_dir / "checkpoint_last.pt"
     if not last.is_file() or zipfile.is_zipfile(last):
         return
-    whole = [path for path in save_dir.glob("checkpoint[0-9]*.pt") if zipfile.is_zipfile(path)]
+    whole = [path for path in save_dir.glob("checkpoint*.pt") if path != last and zipfile.is_zipfile(path)]
     last.unlink()
     if whole:
         newest = max(whole, key=lambda path: path.stat().st_mtime)
@@ -107,19 +154,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("config", type=Path)
     parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--mend", action="store_true", help="`config` is a save_dir: see mend()")
+    parser.add_argument("--processes", type=int, default=0, help="on this machine; 0: one for each GPU")
+    parser.add_argument("--nodes", type=int, default=1, help="machines that train together")
     args = parser.parse_args()
-    if args.mend:
-        mend(args.config)
-        return 0
+    cwd = Path(os.environ.get("PWD", "."))
     try:
         with args.config.open(encoding="utf-8") as file:
             config = yaml.safe_load(file)
-        save_dir, overrides = plan(config, args.overrides, max(1, count_gpus()), ROOT, Path(os.environ.get("PWD", ".")))
+        processes = count_processes(config, args.overrides, args.processes, count_gpus)
+        world = processes * args.nodes
+        save_dir, overrides = plan(config, args.overrides, world, ROOT, cwd)
+        overrides = tensorboard(config, overrides, save_dir, ROOT, cwd)
+        overrides.append(f"distributed_training.distributed_world_size={world}")
     except (OSError, ValueError, yaml.YAMLError) as error:
         print(f"train.sh: error: {error}", file=sys.stderr)
         return 1
-    sys.stdout.write("".join(f"{item}\0" for item in [save_dir, *overrides]))
+    sys.stdout.write("".join(f"{item}\0" for item in [save_dir, processes, *overrides]))
     return 0
 
 

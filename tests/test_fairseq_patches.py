@@ -172,6 +172,20 @@ def test_that_generation_without_whole_epochs_drops_sentences(data, old_checkpoi
     assert len(re.findall(r"^H-\d+\t", log, re.M)) == (8 if is_applied("J") else 12)
 
 
+def test_a_training_that_has_ended_stays_as_it_is(data, checkpoint, tmp_path):
+    """M: fairseq trains one update more each time that the same command is given again."""
+    shutil.copy(checkpoint, tmp_path)
+
+    def again(**environment):
+        return train(data, tmp_path, "--max-update", 4, **environment)
+
+    log = again()
+    assert "already has 4 updates" in log and "done training" in log
+    assert losses(log) == {}
+    assert (tmp_path / checkpoint.name).read_bytes() == checkpoint.read_bytes()
+    assert sorted(losses(again(LIGHTCONV_SKIP_PATCHES="M"))) == [5]
+
+
 def test_a_checkpoint_that_runs_a_command_is_refused(tmp_path):
     """A widens what may be loaded, not to code: neither a system call nor Python's own eval."""
     from fairseq import checkpoint_utils

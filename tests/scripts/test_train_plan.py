@@ -1,10 +1,11 @@
-"""The batch divided over processes, paths made absolute, and checkpoints that a kill cut short."""
+"""The batch divided over processes, how many they are, paths made absolute, and checkpoints that a kill cut short."""
 
+import os
 import zipfile
 
 import pytest
 import yaml
-from train_plan import divide_batch, mend, plan, quote
+from train_plan import count_processes, divide_batch, mend, plan, quote, tensorboard
 
 from tests.scripts.conftest import ROOT
 
@@ -107,8 +108,78 @@ def test_a_checkpoint_cut_short_is_replaced_by_the_newest_whole_one(tmp_path, ca
     assert not (tmp_path / "checkpoint_last.pt").exists()
 
 
+def test_the_checkpoints_between_epochs_mend_too(tmp_path):
+    """With no_epoch_checkpoints the only others are those of updates (checkpoint_1_100.pt) and the best one."""
+    for age, name in enumerate(("checkpoint_3_20.pt", "checkpoint_2_10.pt", "checkpoint_best.pt", "average3.pt")):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr("data", name * 50)
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    os.utime(tmp_path / "average3.pt", (2000, 2000))
+    for newest in ("checkpoint_3_20.pt", "checkpoint_2_10.pt", "checkpoint_best.pt"):
+        (tmp_path / "checkpoint_last.pt").write_bytes(b"PK cut")
+        mend(tmp_path)
+        assert (tmp_path / "checkpoint_last.pt").read_bytes() == (tmp_path / newest).read_bytes()
+        (tmp_path / newest).write_bytes(b"PK cut")
+
+
 @pytest.mark.parametrize(
-    "path", sorted((ROOT / "configs").glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}-{path.stem}"
+    "config, overrides, asked, gpus, expected",
+    [
+        ({}, [], 0, 0, 1),
+        ({}, [], 0, 4, 4),
+        ({}, [], 3, 4, 3),
+        ({}, [], 2, 0, 2),
+        ({}, ["common.cpu=true"], 0, 4, 1),
+        ({"common": {"cpu": True}}, [], 8, 4, 8),
+        ({"common": {"cpu": True}}, ["common.cpu=false"], 0, 4, 4),
+    ],
+    ids=["cpu", "gpus", "some-gpus", "gloo", "cpu-beside-gpus", "gloo-beside-gpus", "gpus-after-all"],
+)
+def test_processes(config, overrides, asked, gpus, expected):
+    assert count_processes(config, overrides, asked, lambda: gpus) == expected
+
+
+@pytest.mark.parametrize(
+    "overrides, asked, message",
+    [
+        ([], 5, "--processes 5: this machine has 4 GPUs"),
+        (["distributed_training.distributed_world_size=2"], 0, "follows from --processes and --nodes"),
+    ],
+    ids=["more-than-gpus", "fairseqs-own"],
+)
+def test_impossible_processes(overrides, asked, message):
+    with pytest.raises(ValueError, match=message):
+        count_processes({}, overrides, asked, lambda: 4)
+
+
+@pytest.mark.parametrize(
+    "common, override, expected",
+    [
+        ({}, None, "'{0}/run/tensorboard'"),
+        ({"tensorboard_logdir": "logs"}, None, "'{0}/root/logs'"),
+        ({"tensorboard_logdir": "logs"}, "common.tensorboard_logdir=mine", "'{0}/here/mine'"),
+        ({"tensorboard_logdir": None}, None, "null"),
+        ({"tensorboard_logdir": "logs"}, "common.tensorboard_logdir=null", "null"),
+    ],
+    ids=["default", "configured", "given", "configured-off", "given-off"],
+)
+def test_where_tensorboard_writes(tmp_path, monkeypatch, capsys, common, override, expected):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    overrides = ["common.seed=2", *filter(None, [override])]
+    places = tmp_path / "run", tmp_path / "root", tmp_path / "here"
+    wanted = f"common.tensorboard_logdir={expected.format(tmp_path)}"
+    assert tensorboard({"common": common}, overrides, *places) == ["common.seed=2", wanted]
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert tensorboard({"common": common}, overrides, *places) == ["common.seed=2", "common.tensorboard_logdir=null"]
+    said = capsys.readouterr().err
+    assert said.count("the package tensorboard is not installed") == (expected != "null")
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(path for path in (ROOT / "configs").glob("*/*.yaml") if path.stem != "protocol"),
+    ids=lambda path: f"{path.parent.name}-{path.stem}",
 )
 def test_every_configuration_says_its_tokens_and_where_things_go(path, tmp_path):
     config = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -117,4 +188,5 @@ def test_every_configuration_says_its_tokens_and_where_things_go(path, tmp_path)
     (tmp_path / config["task"]["data"]).mkdir(parents=True)
     save_dir, _ = plan(config, [], 1, tmp_path, tmp_path)
     assert save_dir.name == path.stem
-    assert f"{config['dataset']['max_tokens']} × {config['optimization']['update_freq'][0]}" in path.read_text()
+    said = path.read_text(encoding="utf-8").replace(",", "")
+    assert f"{config['dataset']['max_tokens']} × {config['optimization']['update_freq'][0]}" in said

@@ -1,0 +1,93 @@
+"""Runs torchrun for train.sh: starts this machine's processes (train_worker.py), and all of them again when one dies.
+
+torchrun notices a death, ends the other processes, meets the other machines and starts all anew; fairseq goes on from
+the last checkpoint. Here: the log, the settings of torchrun, and an end in one line instead of a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from train_worker import GAVE_UP, log_to
+
+WORKER = Path(__file__).with_name("train_worker.py")
+
+
+def torchrun_arguments(args: argparse.Namespace, starts: Path) -> list[str]:
+    """The command line of torchrun."""
+    settings = [f"--nproc-per-node={args.processes}", f"--max-restarts={args.max_restarts}"]
+    host = args.rendezvous.rpartition(":")[0]
+    if args.nodes == 1:
+        settings.append("--standalone")
+    else:
+        # read_timeout: seconds for which the machines wait for the one that hosts the rendezvous, 0.
+        settings += [
+            *(f"--nnodes={args.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={args.rendezvous}"),
+            *("--rdzv-id=train.sh", f"--rdzv-conf=is_host={int(args.node_rank == 0)},read_timeout=600"),
+        ]
+    if host in ("", "localhost", "127.0.0.1"):
+        settings.append("--local-addr=localhost")  # nobody elsewhere need know the name of this machine
+    return [*settings, str(WORKER), str(args.save_dir), str(starts), *args.hydra]
+
+
+def why_it_ended(rank: int, status: int, starts: Path, max_restarts: int) -> str:
+    """Which process ended how, and why torchrun did not start all of them once more."""
+    if starts.exists() and starts.read_text(encoding="utf-8") == GAVE_UP:
+        return "a process has died (see above); not started again, as no checkpoint was written since the last start"
+    ended = f"ended with status {status}" if status > 0 else f"was killed by {signal.Signals(-status).name}"
+    return f"process {rank} {ended}; not started again, as --max-restarts is {max_restarts}"
+
+
+def launch(args: argparse.Namespace, starts: Path) -> tuple[int, str]:
+    """Exit status, and what to say of it."""
+    # Else the processes of a restart would find, and call, the addresses of those that have died.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.run import parse_args, run
+
+    try:
+        run(parse_args(torchrun_arguments(args, starts)))
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        return 1, "error: " + why_it_ended(rank, failure.exitcode, starts, args.max_restarts)
+    except SignalException as error:
+        return 128 + error.sigval, f"ended by {error.sigval.name}; the same command goes on from the last checkpoint"
+    except RendezvousError as error:
+        return 1, f"error: the {args.nodes} machines do not meet at {args.rendezvous}: {error}"
+    return 0, ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name in ("--processes", "--nodes", "--node-rank", "--max-restarts"):
+        parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--rendezvous", required=True, help="HOST:PORT; empty for one machine")
+    parser.add_argument("--save-dir", type=Path, required=True)
+    parser.add_argument("--log", type=Path, required=True)
+    parser.add_argument("hydra", nargs="*", help="arguments of fairseq-hydra-train")
+    args = parser.parse_args()
+    streams = os.dup(1), os.dup(2)
+    tee = log_to(args.log)
+    try:
+        with tempfile.TemporaryDirectory(prefix="train.") as folder:
+            status, message = launch(args, Path(folder, "starts"))
+    except KeyboardInterrupt:
+        status, message = 130, "ended by SIGINT before it began"
+    finally:
+        for stream, before in zip((1, 2), streams, strict=True):
+            os.dup2(before, stream)
+        tee.wait()
+    if message:
+        print(f"train.sh: {message}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
