@@ -61,7 +61,8 @@ def test_fairseq_knows_every_option(config):
     save_dir = Path(content["checkpoint"]["save_dir"])
     assert save_dir.is_relative_to(Path("runs", config.relative_to(ROOT / "configs").parent))
     assert save_dir.name == config.stem
-    used = "scripts/demo.sh" if config.parent.name == "demo" else f"scripts/train.sh {config.relative_to(ROOT)}"
+    others = {"demo": "scripts/demo.sh", "smoke": "scripts/reproduce.sh --smoke"}
+    used = others.get(config.parent.name, f"scripts/train.sh {config.relative_to(ROOT)}")
     assert used in text, f"its comment must say how to run it: {used}"
 
 
