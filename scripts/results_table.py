@@ -1,7 +1,7 @@
 """Rows of reproductions and the table of all of them: means over seeds, and RESULTS.md.
 
 A row is a JSON file RESULTS/TASK/SYSTEM.json. The table is made of these files and of the protocols of configs/ alone,
-so that it is the same whoever makes it; systems without a row are listed as not run.
+so that it is the same whoever makes it; systems and tasks without a row are listed as not run.
 """
 
 from __future__ import annotations
@@ -197,18 +197,17 @@ def cells(section: Section, system: str) -> dict[str, str]:
     return found
 
 
-def markdown(rows: Sequence[Mapping[str, str]]) -> str:
-    """A Markdown table, its columns aligned: the first to the left, the others to the right."""
+def markdown(rows: Sequence[Mapping[str, str]], left: int = 1) -> str:
+    """A Markdown table, its columns aligned: the first `left` ones to the left, the others to the right."""
     columns = list(rows[0])
     table = [columns, *([row[name] for name in columns] for row in rows)]
     widths = [max(3, *(len(line[i]) for line in table)) for i in range(len(columns))]
+    rule = ["-" * width if i < left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
     lines = [
-        "| " + " | ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
-        + " |"
-        for line in table
-    ]  # fmt: skip
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    return "\n".join([lines[0], "| " + " | ".join(rule) + " |", *lines[1:]])
+        [cell.ljust(widths[i]) if i < left else cell.rjust(widths[i]) for i, cell in enumerate(line)]
+        for line in (table[0], rule, *table[1:])
+    ]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def grouped(section: Section, of: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
@@ -260,6 +259,37 @@ def render_section(section: Section) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def render_not_run(rest: Sequence[Section]) -> str:
+    """The tasks without any row, in one table: the published figures, and the command that would make a row."""
+    rows = []
+    for section in rest:
+        row = {"task": section.about("title"), "configurations": f"`configs/{section.task}`"}
+        row |= {"test": section.about("test"), "measure": section.about("measure")}
+        row |= {title: section.paper(system)[0] for system, title in PAPER_NAMES.items()}
+        extra = [system for system in section.systems() if system not in PAPER_NAMES]
+        row["others"] = "; ".join(f"{section.title_of(system)}: {section.paper(system)[0]}" for system in extra) or DASH
+        rows.append(row)
+    of: dict[str, list[str]] = {}
+    for section in rest:
+        for system in section.systems():
+            if source := section.paper(system)[1]:
+                of.setdefault(source, []).append(f"{section.title_of(system)} on {section.about('title')}")
+    lines = [
+        "## Not run",
+        "",
+        "One command each, such as the one below; costs: `benchmarks/COSTS.md`. The figures are the papers'.",
+        "",
+        markdown(rows, left=4),
+        "",
+        "```sh",
+        command(f"configs/{rest[0].task}/{rest[0].systems()[0]}.yaml", SEEDS, ()),
+        "```",
+        "",
+        *(f"- paper: {source}: {', '.join(whose)}." for source, whose in of.items()),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
 def _versions(known: Mapping[str, str | None]) -> str:
     return ", ".join(f"{name} {value}" for name, value in known.items() if value)
 
@@ -287,7 +317,10 @@ def write_table(results: Path, table: Path, configs: Path, tasks: Sequence[str] 
     with _locked(results):
         shown = os.path.relpath(results, ROOT) if results.is_relative_to(ROOT) else results.name
         text = HEAD.format(results=shown, dash=DASH)
-        text += "".join(f"\n{render_section(section)}" for section in sections(results, configs, tasks))
+        known = list(sections(results, configs, tasks))
+        text += "".join(f"\n{render_section(section)}" for section in known if section.rows)
+        if rest := [section for section in known if not section.rows]:
+            text += f"\n{render_not_run(rest)}"
         write_text(table, text)
     return text
 

@@ -110,7 +110,7 @@ def test_the_table_alone(run_script, tmp_path):
     done = run_script("reproduce.sh", "--table", "--results", tmp_path)
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
-    assert "scripts/reproduce.sh configs/multi30k_en_de/dynamicconv.yaml --seeds 1 2 3  # not run" in text
+    assert "## Not run" in text and "| WMT14 En-Fr " in text and "`configs/multi30k_en_de`" in text
     assert "smoke" not in text
 
 

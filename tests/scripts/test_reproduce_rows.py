@@ -136,6 +136,33 @@ def test_the_table(tmp_path):
     assert write_table(tmp_path / "results", table, tmp_path / "configs") == text
 
 
+NOT_RUN = """
+## Not run
+
+One command each, such as the one below; costs: `benchmarks/COSTS.md`. The figures are the papers'.
+
+| task   | configurations  | test     | measure        | LightConv | DynamicConv | TaLK | self-attention |     others |
+| ------ | --------------- | -------- | -------------- | --------: | ----------: | ---: | -------------: | ---------: |
+| A task | `configs/other` | newstest | tokenised BLEU |      34.8 |           – |    – |              – | tiny: 35.5 |
+
+```sh
+scripts/reproduce.sh configs/other/lightweightconv.yaml --seeds 1 2 3
+```
+
+- paper: Wu et al. 2019, Pay Less Attention with Lightweight and Dynamic Convolutions: LightConv on A task.
+- paper: Lioutas & Guo 2020, Time-aware Large Kernel Convolutions: tiny on A task.
+"""
+
+
+def test_tasks_that_were_not_run(tmp_path):
+    task(tmp_path / "configs/other", ("lightweightconv", "tiny"), systems={"tiny": {"paper": "TaLK"}})
+    folder = task(tmp_path / "configs/task", ("dynamicconv",), systems=...)
+    write_row(tmp_path / "results", row([run(1, 30.0, 28.0)], folder, "dynamicconv"))
+    text = write_table(tmp_path / "results", tmp_path / "RESULTS.md", tmp_path / "configs")
+    assert text.count("\n## ") == 2, "what was run comes first"
+    assert text[text.index("\n## Not run") :] == NOT_RUN
+
+
 def test_the_table_of_summaries_and_of_language_models(tmp_path):
     tune = {"average": [1], "lenpen": [2.0], "by": "rougeLsum"}
     folder = task(tmp_path / "configs/sums", metric="rouge", tune=tune, paper="CNN-DailyMail", score=...)
