@@ -155,7 +155,7 @@ def test_the_report_is_a_table_with_translations(tmp_path):
         for i in (0, 1)
         for kind, score in (("T", ""), ("H", "0\t"), ("D", "0\t"))
     ]
-    last = "Generate test with beam=5: BLEU4 = 100.00"
+    last = "Generate test with beam=5: BLEU4 = 100.00, 100.0/100.0/100.0/100.0 (BP=1.000)"
     generated.write_text("\n".join([*lines, last]) + "\n")
     score = {"n": 2, "bleu_tok": 100.0, "sacrebleu": 99.5, "chrf": 98.25, "signature": "tok:13a"}
     results = [

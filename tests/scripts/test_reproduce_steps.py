@@ -19,7 +19,7 @@ from reproduce_job import parse, plan
 from reproduce_state import State, StateError, StepFailed, changes
 from results_table import write_row
 
-from tests.scripts.conftest import ROOT
+from tests.scripts.conftest import ROOT, heed_ctrl_c
 from tests.scripts.test_reproduce_rows import CONFIG, task
 
 PREPARE = """\
@@ -465,7 +465,13 @@ def start(world):
     arguments += [f"task.data={world.path}/data/data-bin"]
     fakes = str(world.path / "scripts")
     code = CHILD.format(scripts=str(ROOT / "scripts"), root=str(ROOT), fakes=fakes, arguments=arguments)
-    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_ctrl_c,
+    )
 
 
 def wait_for(path, process):
