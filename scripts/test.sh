@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that must hold before a change is committed: ruff, then pytest (arguments are passed to it).
+# Everything that must hold before a change is committed: ruff, shellcheck, then pytest (arguments are passed to it).
 #
 #   scripts/test.sh [pytest options …]
 
@@ -9,7 +9,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 use_python
 cd "$ROOT"
 "$PY" -m ruff check .
-! command -v shellcheck >/dev/null || shellcheck -x scripts/*.sh benchmarks/*.sh .ci/run
+shellcheck -x scripts/*.sh benchmarks/*.sh .ci/run
 # Compiled here once, and not within the time limit of whichever test comes first. Tests say what a failure means.
 lightconv build cpu || true
 # One process a core; a test's own threads would only compete. A file's tests stay together: they share what was trained.
