@@ -220,15 +220,17 @@ def grouped(section: Section, of: Mapping[str, Sequence[str]]) -> list[tuple[str
 
 
 def speed(run: Mapping[str, Any]) -> str:
-    """Of one training: target tokens a second, time in updates, on what; empty where its log does not say."""
-    if run["tokens_per_second"] is None:
+    """Of one training: target tokens a second, time in updates, on what.
+
+    Empty where its log does not say, or not on what: the threads of a training that was taken over are not known.
+    """
+    if run["tokens_per_second"] is None or not (run["gpus"] or run["threads"]):
         return ""
-    place = ""
     if run["gpus"]:
-        place = f" ({len(run['gpus'])} × {run['gpus'][0]})"
-    elif run["threads"]:
-        place = f" ({run['threads']} thread{'s' if run['threads'] != 1 else ''})"
-    return f"{run['tokens_per_second']:,.0f} tokens/s, {run['train_seconds'] / 60:,.1f} min{place}"
+        place = f"{len(run['gpus'])} × {run['gpus'][0]}"
+    else:
+        place = f"{run['threads']} thread{'s' if run['threads'] != 1 else ''}"
+    return f"{run['tokens_per_second']:,.0f} tokens/s, {run['train_seconds'] / 60:,.1f} min ({place})"
 
 
 def render_section(section: Section) -> str:

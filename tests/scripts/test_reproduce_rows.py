@@ -134,6 +134,9 @@ def test_the_table(tmp_path):
     head = text[: text.index("\n## ")]
     assert "– means not run" in head and "sample standard deviation" in head and "It was not measured here" in head
     assert write_table(tmp_path / "results", table, tmp_path / "configs") == text
+    write_row(tmp_path / "results", row([run(1, 30.0, 28.0, threads=None)], folder, "dynamicconv"))
+    text = write_table(tmp_path / "results", table, tmp_path / "configs")
+    assert "training of DynamicConv" not in text, "a speed on nobody knows what"
 
 
 NOT_RUN = """
