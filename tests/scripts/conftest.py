@@ -20,8 +20,10 @@ def script_environment(**changes):
 
 
 def heed_ctrl_c():
-    """For Popen's preexec_fn: a shell without job control starts what it puts in the background with Ctrl-C ignored."""
+    """For Popen's preexec_fn: a shell without job control starts what it puts in the background with Ctrl-C ignored;
+    nohup has the end of the terminal ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
