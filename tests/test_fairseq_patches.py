@@ -254,6 +254,7 @@ def test_torchrun(data, tmp_path, skipped, trainings):
     command += ["fairseq_cli.train", data, *PLUGIN, *TRANSFORMER, *RECIPE, "--no-save", "--max-update", 2]
     process = subprocess.run(
         [*map(str, command), "--ddp-backend", "legacy_ddp"],
+        cwd=tmp_path,  # fairseq makes its folder of checkpoints all the same
         env={**os.environ, **NO_GPU, "OMP_NUM_THREADS": "1", "LIGHTCONV_SKIP_PATCHES": skipped},
         capture_output=True,
         text=True,
