@@ -32,6 +32,8 @@ from steps import Steps, cores, exit_status, say, write_text
 from text_pool import iter_lines, map_file
 from tqdm import tqdm
 
+from lightconv_plugin.tools.common import positive
+
 SIDES = ("article", "summary")
 LISTS = {"train": "all_train.txt", "valid": "all_val.txt", "test": "all_test.txt"}
 # Stories with text: 114 of the training part have none (the README of See et al.; TensorFlow Datasets' table).
@@ -233,16 +235,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--lists", type=Path, required=True, metavar="DIR", help=f"folder of {', '.join(LISTS.values())}"
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where raw/ tok/ bpe/ data-bin/ go")
-    parser.add_argument("--bpe", type=int, default=30000, metavar="N", help="merges (default %(default)s)")
+    parser.add_argument("--bpe", type=positive, default=30000, metavar="N", help="merges (default %(default)s)")
     parser.add_argument(
         "--any-size", action="store_true", help="do not check that there are as many stories as published"
     )
-    parser.add_argument("--workers", type=int, default=cores(), help="processes (default: all cores, here %(default)s)")
-    args = parser.parse_args(argv)
-    for name in ("bpe", "workers"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name} must be positive, got {getattr(args, name)}")
-    return args
+    parser.add_argument(
+        "--workers", type=positive, default=cores(), help="processes (default: all cores, here %(default)s)"
+    )
+    return parser.parse_args(argv)
 
 
 def main() -> int:

@@ -31,6 +31,8 @@ from parallel_folder import CorpusError
 from steps import Steps, cores, exit_status, remove, say, write_text
 from text_pool import count_lines, iter_lines, map_file, write_lines
 
+from lightconv_plugin.tools.common import positive
+
 LANGS = ("de", "en")
 TESTS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 SPLITS = ("train", "valid", "test")
@@ -165,14 +167,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--archive", type=Path, required=True, metavar="FILE", help="de-en.tgz")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where raw/ tok/ bpe/ data-bin/ go")
-    parser.add_argument("--bpe", type=int, default=MERGES, metavar="N", help="merges (default %(default)s)")
+    parser.add_argument("--bpe", type=positive, default=MERGES, metavar="N", help="merges (default %(default)s)")
     parser.add_argument("--any-size", action="store_true", help="accept other numbers of lines than the published ones")
-    parser.add_argument("--workers", type=int, default=cores(), help="processes (default: all cores, here %(default)s)")
-    args = parser.parse_args(argv)
-    for name in ("bpe", "workers"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name} must be positive, got {getattr(args, name)}")
-    return args
+    parser.add_argument(
+        "--workers", type=positive, default=cores(), help="processes (default: all cores, here %(default)s)"
+    )
+    return parser.parse_args(argv)
 
 
 def main() -> int:

@@ -213,8 +213,8 @@ def test_a_changed_archive_is_taken_up(tmp_path, sentences, capsys, monkeypatch)
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--bpe", "0"], "--bpe must be positive, got 0"),
-        (["--workers", "-2"], "--workers must be positive"),
+        (["--bpe", "0"], "argument --bpe: must be a whole number of at least 1, got '0'"),
+        (["--workers", "-2"], "argument --workers: must be a whole number of at least 1, got '-2'"),
         (["--bogus"], "unrecognized arguments: --bogus"),
     ],
 )
