@@ -27,6 +27,15 @@ def toy_training(toy_data, tmp_path_factory):
 
 
 @pytest.fixture
+def their_task():
+    """A translation task with one dictionary of 30 words for both sides."""
+    pytest.importorskip("fairseq")
+    from tests.models.toys import dictionary, task
+
+    return task(dictionary(30))
+
+
+@pytest.fixture
 def output(tmp_path):
     """A file to write, alone in its folder."""
     (tmp_path / "out").mkdir()
