@@ -12,6 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+from tests.scripts.reproduction_world import templates, world  # noqa: E402, F401  (fixtures, which import scripts)
+
 
 def script_environment(**changes):
     """The environment of a script under test: this interpreter instead of a set-up of its own, one thread."""

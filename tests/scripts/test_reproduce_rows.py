@@ -3,41 +3,11 @@
 import json
 
 import pytest
-import yaml
 from reproduce_job import parse, plan
 from reproduce_protocol import ROOT, ProtocolError, canonical, read_protocol, row_digest, settings_of
 from results_table import RowError, best_seed, command, mean_sd, read_rows, summarise, write_row, write_table
 
-PROTOCOL = {
-    "prepare": "scripts/prepare_x.sh --bpe 100",
-    "metric": "bleu",
-    "generate": ["--beam", 5],
-    "score": ["--compound-split"],
-    "tune": {"average": [1, 5], "lenpen": [0.6, 1], "by": "bleu_tok"},
-    "measure": "tokenised BLEU",
-    "test": "newstest",
-    "paper": "IWSLT14 De-En",
-    "title": "A task",
-    "note": "The systems differ in the mixer alone.",
-    "systems": {"talkconv": {"generate": ["--beam", "4"]}},
-}
-CONFIG = {
-    "model": {"dropout": 0.3},
-    "task": {"data": "data/x/data-bin", "target_lang": "de"},
-    "dataset": {"max_tokens": 4000},
-    "optimization": {"lr": [0.0005], "update_freq": [2], "max_update": 100},
-    "checkpoint": {"save_dir": "runs/x/y"},
-}
-
-
-def task(folder, configs=("dynamicconv", "talkconv"), **changes):
-    """A task's folder with these configurations; a key changed to `...` is left out."""
-    folder.mkdir(parents=True, exist_ok=True)
-    content = {key: value for key, value in (PROTOCOL | changes).items() if value is not ...}
-    (folder / "protocol.yaml").write_text(yaml.safe_dump(content, allow_unicode=True), encoding="utf-8")
-    for system in configs:
-        (folder / f"{system}.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
-    return folder
+from tests.scripts.reproduction_world import CONFIG, PROTOCOL, task
 
 
 def run(seed, valid, bleu, sacre=30.0, **changes):

@@ -2,12 +2,8 @@
 write down that they were called (the real ones: test_reproduce.py)."""
 
 import fcntl
-import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -15,102 +11,8 @@ import pytest
 import reproduce
 import reproduce_training
 import yaml
-from reproduce_job import parse, plan
 from reproduce_state import State, StateError, StepFailed, changes
 from results_table import write_row
-
-from tests.scripts.conftest import ROOT, heed_ctrl_c
-from tests.scripts.test_reproduce_rows import CONFIG, task
-
-PREPARE = """\
-echo prepare "$@" >>"$CALLS"
-while [[ $# -gt 1 ]]; do case $1 in --out) out=$2 ;; esac; shift; done
-mkdir -p "$out/data-bin"
-for name in dict.de.txt train.en-de.de.idx train.en-de.de.bin valid.en-de.de.bin test.en-de.de.bin; do
-    [[ -f $out/data-bin/$name ]] || echo "$name" >"$out/data-bin/$name"
-done
-"""
-# Ends early after the updates in $UPDATES, as if it were killed.
-TRAIN = """\
-echo train "$@" >>"$CALLS"
-for item in "${@:2}"; do case $item in checkpoint.save_dir=*) dir=${item#*=} ;; esac; done
-mkdir -p "$dir"
-echo "checkpoints and log: $dir (2 × 3 threads)" >&2
-echo "[fairseq_cli.train][INFO] - {" >>"$dir/train.log"
-if [[ -n ${PAUSE:-} ]]; then sleep "$PAUSE"; fi
-for updates in 50 ${UPDATES:-100}; do
-    cp "$TEMPLATES/$updates.pt" "$dir/checkpoint_last.pt"
-    cp "$TEMPLATES/$updates.pt" "$dir/checkpoint_1_$updates.pt"
-done
-if [[ -n ${FAIL:-} ]]; then echo "the reason" >&2; exit 3; fi
-"""
-SCORE = """\
-echo score "$@" >>"$CALLS"
-if [[ -n ${FAIL_SCORE:-} ]]; then echo "the reason" >&2; exit 4; fi
-echo '{"bleu_tok": 30.5, "sacrebleu": 29.5, "chrf": 55.0, "signature": "s", "chrf_signature": "c", "parameters": 7}'
-"""
-TUNE = """\
-echo tune "$@" >>"$CALLS"
-echo "tuning: 1/1" >&2
-while [[ $# -gt 1 ]]; do case $1 in --output) out=$2 ;; esac; [[ $1 == -- ]] && break; shift; done
-dir=$(dirname "$out")
-[[ -f $dir/average5.pt ]] || echo mean >"$dir/average5.pt"
-printf '{"average": 5, "lenpen": 0.6, "score": 31.5, "checkpoint": "%s", "tried": []}\n' "$dir/average5.pt" >"$out"
-"""
-
-
-@pytest.fixture(scope="module")
-def templates(tmp_path_factory):
-    """Checkpoints as fairseq-hydra-train writes them, of 50 and 100 updates, and one with another dropout."""
-    torch = pytest.importorskip("torch")
-    folder = tmp_path_factory.mktemp("templates")
-    cfg = {**CONFIG, "common": {"seed": 1}, "distributed_training": {"distributed_world_size": 2}}
-    # What train.sh makes of 4000 × 2 tokens for two processes.
-    cfg |= {"dataset": {"max_tokens": 4000}, "optimization": CONFIG["optimization"] | {"update_freq": [1]}}
-    for name, updates, dropout in (("50", 50, 0.3), ("100", 100, 0.3), ("other", 100, 0.2)):
-        state = {"cfg": cfg | {"model": {"dropout": dropout}}, "optimizer_history": [{"num_updates": updates}]}
-        torch.save(state, folder / f"{name}.pt")
-    return folder
-
-
-@pytest.fixture
-def world(tmp_path, monkeypatch, templates):
-    """A task whose programs are those above; `world.row(*arguments)` reproduces, `world.calls()` what was called."""
-    scripts = tmp_path / "scripts"
-    scripts.mkdir()
-    for name, text in (("prepare.sh", PREPARE), ("train.sh", TRAIN), ("score.sh", SCORE), ("tune.sh", TUNE)):
-        (scripts / name).write_text(f"#!/usr/bin/env bash\nset -euo pipefail\n{text}")
-        (scripts / name).chmod(0o755)
-    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
-    monkeypatch.setenv("TEMPLATES", str(templates))
-    monkeypatch.setattr(reproduce, "SCRIPTS", scripts)
-    monkeypatch.setattr(reproduce, "TOOLS", (str(scripts / "tune.sh"),))
-    return World(tmp_path)
-
-
-class World:
-    def __init__(self, path):
-        self.path = path
-        self.folder = task(path / "configs/task", prepare=str(path / "scripts/prepare.sh"))
-        self.config = self.folder / "dynamicconv.yaml"
-        self.runs = path / "runs/task/dynamicconv"
-
-    def job(self, *arguments, seeds=(1, 2)):
-        data = f"task.data={self.path}/data/data-bin"
-        arguments = [self.config, "--seeds", *seeds, "--runs", self.path / "runs", data, *arguments]
-        return plan(parse([str(part) for part in arguments]))
-
-    def row(self, *arguments, seeds=(1, 2)):
-        job = self.job(*arguments, seeds=seeds)
-        with State(job.folder) as state:
-            return reproduce.Reproduction(job, state).row()
-
-    def calls(self):
-        """The programs called since this was last asked, and all of their arguments as text."""
-        path = self.path / "calls"
-        lines = path.read_text().splitlines() if path.exists() else []
-        path.unlink(missing_ok=True)
-        return [line.split()[0] for line in lines], "\n".join(lines)
 
 
 def test_a_row_from_nothing_and_again(world, capfd):
@@ -438,77 +340,6 @@ def test_what_a_training_took(tmp_path):
     }
     nothing = reproduce_training.facts(tmp_path / "nowhere", 1, tmp_path / "none")
     assert nothing == {"updates": 1, "tokens_per_second": None, "train_seconds": None, "gpus": [], "threads": None}
-
-
-# The whole command in a process of its own, with the programs above.
-CHILD = """
-import sys
-sys.path[:0] = [{scripts!r}, {root!r}]
-import reproduce, pathlib
-reproduce.SCRIPTS = pathlib.Path({fakes!r})
-reproduce.TOOLS = ({fakes!r} + "/tune.sh",)
-sys.argv[1:] = {arguments!r}
-sys.exit(reproduce.main())
-"""
-
-
-def start(world):
-    arguments = [
-        str(world.config),
-        "--seeds",
-        "1",
-        "--runs",
-        f"{world.path}/runs",
-        "--results",
-        f"{world.path}/results",
-    ]
-    arguments += [f"task.data={world.path}/data/data-bin"]
-    fakes = str(world.path / "scripts")
-    code = CHILD.format(scripts=str(ROOT / "scripts"), root=str(ROOT), fakes=fakes, arguments=arguments)
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=heed_ctrl_c,
-    )
-
-
-def wait_for(path, process):
-    deadline = time.monotonic() + 30
-    while not path.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert path.exists(), process.communicate()
-
-
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_what_was_started(world, monkeypatch, kind):
-    monkeypatch.setenv("PAUSE", "31.4")
-    process = start(world)
-    wait_for(world.runs / "seed1/train.log", process)
-    process.send_signal(kind)
-    error = process.communicate(timeout=15)[1]
-    assert process.returncode == 130
-    assert error.splitlines()[-1] == "reproduce.sh: interrupted; the same command continues"
-    assert not (world.path / "results").exists()
-    with State(world.runs):
-        pass  # nothing that was started holds the lock
-
-
-def test_after_a_kill_the_step_that_goes_on_is_waited_for(world, monkeypatch):
-    monkeypatch.setenv("PAUSE", "2")
-    process = start(world)
-    wait_for(world.runs / "seed1/train.log", process)
-    process.kill()
-    process.communicate()
-    monkeypatch.delenv("PAUSE")
-    process = start(world)
-    output, error = process.communicate(timeout=60)
-    assert process.returncode == 0, error
-    assert "waiting: another reproduction, or a step that one left running" in error
-    assert world.calls()[0] == ["prepare", "train", "prepare", "tune", "score"], "the training went on to its end"
-    assert "| DynamicConv |     1 |" in output
-    assert json.loads((world.path / "results/task/dynamicconv.json").read_text())["runs"][0]["threads"] == 6
 
 
 def test_changes_are_told_by_their_place():
