@@ -7,6 +7,7 @@ from torch import Tensor
 from lightconv_plugin.models.config import add_arguments, transformer_config
 from lightconv_plugin.models.layers import MixerDecoderLayer, MixerEncoderLayer, move_to_end, wrap_layer
 from lightconv_plugin.modules.dropout import replace_dropout
+from lightconv_plugin.modules.linear import replace_linear
 
 
 class ConvTransformerModel(TransformerModelBase):
@@ -30,6 +31,7 @@ class ConvTransformerModel(TransformerModelBase):
         defaults = getattr(cls, "__dataclass")()  # under this name fairseq's register_model leaves it
         model = super().build_model(transformer_config(cfg, defaults=defaults, left_pad_target=left_pad_target), task)
         replace_dropout(model)
+        replace_linear(model)
         return model
 
     @classmethod

@@ -9,6 +9,7 @@ from lightconv_plugin.models.config import add_arguments
 from lightconv_plugin.models.encoder_decoder import MixerDecoder
 from lightconv_plugin.models.language_model_config import check_dictionaries, language_model_config
 from lightconv_plugin.modules.dropout import replace_dropout
+from lightconv_plugin.modules.linear import replace_linear
 
 
 class ConvLanguageModel(FairseqLanguageModel):
@@ -34,6 +35,7 @@ class ConvLanguageModel(FairseqLanguageModel):
         embed_tokens = cls.build_embedding(cfg, task.source_dictionary)
         model = cls(MixerDecoder(cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True))
         replace_dropout(model)
+        replace_linear(model)
         return model
 
     @classmethod

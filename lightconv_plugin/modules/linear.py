@@ -1,12 +1,98 @@
-"""The one initialisation of every linear layer of these models: Xavier-uniform weights and zero biases."""
+"""The linear layers of these models: one initialisation, and on CPUs the quicker of torch's two matrix products."""
 
-from torch import nn
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+# Below these, what oneDNN does before it begins takes longer than the product.
+_ROWS, _WEIGHTS = 64, 128 * 256
 
 
 class Linear(nn.Linear):
-    """nn.Linear initialised as in the paper's models (Glorot & Bengio 2010); (…, in_features) → (…, out_features)."""
+    """nn.Linear initialised as in the paper's models (Glorot & Bengio 2010); (…, in_features) → (…, out_features).
+
+    torch computes float32 products by MKL, which on processors that are not Intel's runs at half the speed of oneDNN,
+    the library by which torch computes its other types. There, this layer takes oneDNN for float32 too.
+    """
 
     def reset_parameters(self) -> None:
         nn.init.xavier_uniform_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if _suits(input, self.weight):
+            out = _Product.apply(input.reshape(-1, input.shape[-1]).contiguous(), self.weight, self.bias)
+            return out.reshape(*input.shape[:-1], self.out_features)
+        return super().forward(input)
+
+
+def replace_linear(module: nn.Module) -> None:
+    """Every nn.Linear below `module` becomes a `Linear` with the same parameters, in place."""
+    for child in module.modules():
+        if type(child) is nn.Linear:
+            child.__class__ = Linear  # hooks, names and parameters stay as they are
+
+
+def _suits(x: Tensor, weight: Tensor) -> bool:
+    """Whether oneDNN is to compute x @ weightᵀ."""
+    if torch.jit.is_tracing() or torch.jit.is_scripting() or torch.compiler.is_compiling():
+        return False
+    return (
+        x.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
+        and x.numel() >= _ROWS * x.shape[-1]
+        and weight.numel() >= _WEIGHTS
+        and _has_slow_mkl()
+        and torch.backends.mkldnn.enabled
+        and not torch.is_autocast_enabled("cpu")
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+@lru_cache(maxsize=1)
+def _has_slow_mkl() -> bool:
+    """Whether torch's float32 products run on MKL on a processor that is not Intel's, and oneDNN is there."""
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
+        return False
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    try:
+        vendors = {line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("vendor_id")}
+    except OSError:
+        return False
+    return bool(vendors) and not any("GenuineIntel" in line for line in vendors)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x (N,I), weight (O,I), bias (O,) → x @ weightᵀ + bias, (N,O). Matrices may be transposed."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+class _Product(torch.autograd.Function):
+    """`_product` with its derivatives, of any order."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        grad = grad.contiguous()  # that of a sum is one number, expanded
+        wanted = ctx.needs_input_grad
+        grad_x = grad_weight = grad_bias = None
+        if wanted[0]:
+            grad_x = _Product.apply(grad, weight.t(), None)
+        if wanted[1]:
+            # The side with more rows is the left one: it is the quicker order.
+            if weight.shape[0] > weight.shape[1]:
+                grad_weight = _Product.apply(x.t().contiguous(), grad.t(), None).t()
+            else:
+                grad_weight = _Product.apply(grad.t(), x.t(), None)
+        if wanted[2]:
+            grad_bias = grad.sum(dim=0)
+        return grad_x, grad_weight, grad_bias

@@ -17,10 +17,12 @@ def test_xavier_uniform_and_zero_biases():
 
 
 def test_every_linear_of_the_model_has_it():
-    """But attention's and the output projection's, which are fairseq's own."""
-    model = build()
-    plain = [name for name, m in model.named_modules() if type(m) is nn.Linear]
-    assert all("encoder_attn" in name or name.endswith("output_projection") for name in plain)
+    """But attention's and the output projection's, which fairseq initialises."""
+    for name, module in build().named_modules():
+        if isinstance(module, nn.Linear) and "encoder_attn" not in name and not name.endswith("output_projection"):
+            bound = math.sqrt(6 / (module.in_features + module.out_features))
+            assert module.weight.abs().max() <= bound, name
+            assert module.bias is None or not module.bias.any(), name
 
 
 def test_filters():

@@ -1,0 +1,156 @@
+"""The linear layer by oneDNN: products and all derivatives are those of torch; where it is taken and where not."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from lightconv_plugin.modules import linear
+from lightconv_plugin.modules.linear import Linear, replace_linear
+from tests.models.toys import batch, build
+
+needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+
+
+@pytest.fixture
+def onednn(monkeypatch):
+    """oneDNN for every size, whatever the processor; a list of the products that it computed."""
+    computed = []
+    product = linear._product
+
+    def counted(*args):
+        computed.append(args)
+        return product(*args)
+
+    monkeypatch.setattr(linear, "_has_slow_mkl", lambda: True)
+    monkeypatch.setattr(linear, "_ROWS", 1)
+    monkeypatch.setattr(linear, "_WEIGHTS", 1)
+    monkeypatch.setattr(linear, "_product", counted)
+    return computed
+
+
+def layer(inputs, outputs, bias=True):
+    torch.manual_seed(inputs + outputs)
+    made = Linear(inputs, outputs, bias=bias)
+    if bias:
+        nn.init.normal_(made.bias)
+    return made
+
+
+@needs_onednn
+@pytest.mark.parametrize("shape", [(1,), (7,), (3, 5), (2, 3, 4), (130,), (0,)])
+@pytest.mark.parametrize("inputs, outputs", [(1, 1), (16, 48), (48, 16), (33, 7), (7, 33)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_and_gradients(onednn, shape, inputs, outputs, bias):
+    made = layer(inputs, outputs, bias)
+    exact = copy.deepcopy(made).double()
+    x = torch.randn(*shape, inputs, requires_grad=True)
+    y = x.detach().double().requires_grad_()
+    out, expected = made(x), nn.functional.linear(y, exact.weight, exact.bias)
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    expected.backward(grad.double())
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+    assert bool(onednn) == bool(x.numel())
+    for ours, theirs in zip((x, *made.parameters()), (y, *exact.parameters()), strict=True):
+        assert ours.grad.is_contiguous()
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-5, atol=1e-5)
+
+
+@needs_onednn
+@pytest.mark.parametrize("view", ["transposed", "part", "every-other", "expanded"])
+def test_any_strides(onednn, view):
+    made = layer(24, 40)
+    whole = torch.randn(12, 10, 48)
+    x = {
+        "transposed": whole[..., :24].transpose(0, 1),
+        "part": whole[..., 24:],
+        "every-other": whole[..., ::2],
+        "expanded": whole[:1, :, :24].expand(12, 10, 24),
+    }[view]
+    x.requires_grad_()
+    made(x).sum().backward()  # a gradient that is one number, expanded
+    torch.testing.assert_close(made(x), nn.functional.linear(x, made.weight, made.bias), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(made.weight.grad, x.sum(dim=(0, 1)).expand(40, 24), rtol=1e-5, atol=1e-4)
+    assert len(onednn) == 4
+
+
+@needs_onednn
+def test_only_what_is_wanted_is_computed(onednn):
+    made = layer(24, 40)
+    with torch.no_grad():
+        made(torch.randn(5, 24))
+    assert len(onednn) == 1
+    made.requires_grad_(False)
+    made(torch.randn(5, 24, requires_grad=True)).sum().backward()
+    assert len(onednn) == 3
+
+
+@needs_onednn
+def test_second_derivatives(onednn):
+    made = layer(8, 6, bias=False)
+    x = torch.randn(4, 8, requires_grad=True)
+    (gradient,) = torch.autograd.grad(made(x).tanh().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.square().sum(), made.weight)
+    y = x.detach().requires_grad_()
+    out = nn.functional.linear(y, made.weight).tanh().sum()
+    (gradient,) = torch.autograd.grad(out, y, create_graph=True)
+    (expected,) = torch.autograd.grad(gradient.square().sum(), made.weight)
+    torch.testing.assert_close(second, expected, rtol=1e-4, atol=1e-5)
+
+
+@needs_onednn
+def test_where_torchs_own_product_is_taken(onednn):
+    made = layer(24, 40)
+    x = torch.randn(9, 24)
+    copy.deepcopy(made).double()(x.double())
+    copy.deepcopy(made).bfloat16()(x.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert made(x).dtype == torch.bfloat16
+    with torch.backends.mkldnn.flags(enabled=False):
+        made(x)
+    assert torch.func.vmap(made)(x[:, None]).shape == (9, 1, 40)
+    exported = torch.export.export(made, (x,)).module()
+    assert not onednn
+    traced = torch.jit.trace(made, x, check_trace=False)
+    onednn.clear()  # tracing looks first what the layer gives
+    torch.testing.assert_close(traced(x), exported(x))
+    assert not onednn
+
+
+def test_small_products_stay_with_torch(monkeypatch):
+    monkeypatch.setattr(linear, "_has_slow_mkl", lambda: True)
+    monkeypatch.setattr(linear, "_product", None)
+    layer(512, 512)(torch.randn(2, 31, 512))
+    layer(64, 64)(torch.randn(200, 64))
+
+
+@pytest.mark.parametrize(
+    "text, slow",
+    [("vendor_id\t: AuthenticAMD\n", True), ("vendor_id\t: GenuineIntel\n", False), ("CPU part: 1\n", False)],
+)
+@needs_onednn
+def test_the_processor_decides(monkeypatch, tmp_path, text, slow):
+    (tmp_path / "cpuinfo").write_text(text * 2)
+    monkeypatch.setattr(linear, "Path", lambda name: tmp_path / "cpuinfo")
+    assert linear._has_slow_mkl.__wrapped__() == (slow and torch.backends.mkl.is_available())
+    monkeypatch.setattr(linear, "Path", lambda name: tmp_path / "none")
+    assert linear._has_slow_mkl.__wrapped__() is False
+
+
+def test_a_model_computes_by_it(onednn):
+    model = build()
+    assert {type(module) for module in model.modules() if isinstance(module, nn.Linear)} == {Linear}
+    model(*batch())
+    assert onednn
+
+
+def test_every_linear_of_a_model_becomes_one():
+    tree = nn.ModuleDict({"a": nn.Linear(3, 4), "b": nn.Sequential(nn.Linear(4, 5, bias=False), nn.ReLU())})
+    before = dict(tree.named_parameters())
+    replace_linear(tree)
+    assert type(tree["a"]) is type(tree["b"][0]) is Linear
+    assert all(parameter is before[name] for name, parameter in tree.named_parameters())
+    with pytest.raises(RuntimeError):
+        tree["a"](torch.randn(2, 5))
