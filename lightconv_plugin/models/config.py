@@ -101,6 +101,9 @@ class ConvTransformerConfig(FairseqDataclass):
     max_target_positions: int = option(1024, "longest target sentence, in tokens")
     checkpoint_activations: bool = option(False, "recompute activations in the backward pass instead of keeping them")
     offload_activations: bool = option(False, "as --checkpoint-activations, and keep the layers' inputs on the CPU")
+    compile_blocks: bool = option(
+        False, "run each layer through torch.compile in training (evaluation and generation stay as they are)"
+    )
     min_params_to_wrap: int = option(DEFAULT_MIN_PARAMS_TO_WRAP, "smallest layer that FSDP wraps by itself")
     quant_noise_pq: float = option(0.0, "iterative PQ quantization noise at training time")
     quant_noise_pq_block_size: int = option(8, "block size of quantization noise at training time")
@@ -145,6 +148,7 @@ def transformer_config(
     decoder_mixers = mixers(c, "decoder", causal=True, zero_pads=left_pad_target)
     resolved = TransformerConfig.from_namespace(c)
     resolved.encoder.mixers, resolved.decoder.mixers = encoder_mixers, decoder_mixers
+    resolved.compile_blocks = bool(c.compile_blocks)
     return resolved
 
 

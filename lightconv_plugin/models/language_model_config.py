@@ -98,6 +98,7 @@ def language_model_config(config, defaults: ConvLanguageModelConfig | None = Non
     decoder_mixers = mixers(c, "decoder", causal=True, zero_pads=False)
     resolved = TransformerConfig.from_namespace(c)
     resolved.decoder.mixers = decoder_mixers
+    resolved.compile_blocks = bool(c.compile_blocks)
     return resolved
 
 

@@ -1,5 +1,9 @@
 """fairseq's Transformer layers with another token mixer where self-attention was."""
 
+from collections.abc import Callable
+from functools import cache
+
+import torch
 from fairseq.distributed import fsdp_wrap
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.quant_noise import quant_noise
@@ -9,13 +13,30 @@ from torch import nn
 from lightconv_plugin.modules.linear import Linear
 from lightconv_plugin.modules.mixers import MixerSpec, build_mixer
 
+# Graphs that a layer's code may have: one for each kind of mixer, kernel size, type, … of all layers of a process.
+_GRAPHS = 64
+
+
+@cache
+def _compiled(forward: Callable) -> Callable:
+    """fairseq's forward pass of a layer under torch.compile, for batches of any size; one for all layers."""
+    config = torch._dynamo.config
+    limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # torch < 2.7
+    setattr(config, limit, max(getattr(config, limit), _GRAPHS))
+    return torch.compile(forward, dynamic=True)
+
 
 class _MixerLayer:
-    """What a layer of either side overrides: its self-attention, and the initialisation of its FFN (the paper's)."""
+    """What a layer of either side overrides: its self-attention, and the initialisation of its FFN (the paper's).
+
+    With cfg.compile_blocks its forward pass in training is compiled. The module itself is not wrapped, so names of
+    parameters, copies and checkpoints are as without.
+    """
 
     def __init__(self, cfg, mixer: MixerSpec, **kwargs):
         self.mixer = mixer  # before the base class, which builds the self-attention
         super().__init__(cfg, **kwargs)
+        self.compile_block = getattr(cfg, "compile_blocks", False)
 
     def build_self_attention(self, embed_dim, cfg, **kwargs):
         attention = super().build_self_attention
@@ -41,9 +62,25 @@ class MixerEncoderLayer(_MixerLayer, TransformerEncoderLayerBase):
         super().__init__(cfg, mixer)
         move_to_end(self, "self_attn_layer_norm", "final_layer_norm")
 
+    def forward(self, *args, **kwargs):
+        """As fairseq's layer: x (T,B,d) and the padding mask (B,T) → (T,B,d)."""
+        if self.compile_block and self.training:
+            return _compiled(TransformerEncoderLayerBase.forward)(self, *args, **kwargs)
+        return super().forward(*args, **kwargs)
+
 
 class MixerDecoderLayer(_MixerLayer, TransformerDecoderLayerBase):
     """Decoder layer: mixer, attention over the encoder, FFN; pre- or post-norm as the configuration says."""
+
+    def forward(self, x, encoder_out=None, encoder_padding_mask=None, incremental_state=None, *args, **kwargs):
+        """As fairseq's layer: x (T,B,d), the encoder's output (S,B,d) and pads (B,S) → ((T,B,d), weights, None).
+
+        A step with an incremental state is never compiled: the state changes its keys and sizes with every token.
+        """
+        arguments = (x, encoder_out, encoder_padding_mask, incremental_state, *args)
+        if self.compile_block and self.training and incremental_state is None:
+            return _compiled(TransformerDecoderLayerBase.forward)(self, *arguments, **kwargs)
+        return super().forward(*arguments, **kwargs)
 
 
 def move_to_end(module: nn.Module, *names: str) -> None:
