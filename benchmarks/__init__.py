@@ -3,10 +3,13 @@
     python -m benchmarks.operators      forward and backward of the operators, beside floors and other implementations
     python -m benchmarks.training       one update of fairseq's Trainer
     python -m benchmarks.generation     fairseq's beam search
-    benchmarks/cpu.sh, benchmarks/gpu.sh    all of it, into benchmarks/results/
+    python -m benchmarks.recipes        short real trainings of the four mixers, and their scores
+    benchmarks/cpu.sh, gpu.sh, gpu_fairseq.sh   all of it, into benchmarks/results/
+    python -m benchmarks.targets        what the results say of each target
+    python -m benchmarks.plots          time against T, with the floor
 
-Every program interleaves what it compares (one call of each, then the next round), reports medians, and checks that the
-peers compute the same numbers before it times them. A machine that does something else falsifies every ratio.
+The first three interleave what they compare (one call of each, then the next round), report medians, and check that the
+peers compute the same numbers before they time them. A machine that does something else falsifies every ratio.
 """
 
 import os

@@ -65,7 +65,7 @@ SETS: dict[str, tuple[Case, ...]] = {
     "gpu": tuple(Case(256, _TOKENS // 256, 1024, 16, k) for k in (3, 7, 15, 31, 63)),
     "short": tuple(map(_short, (1, 4, 16, 32))),
     # The growth with T at a constant number of tokens.
-    "sweep": tuple(Case(64 * 4**i, _TOKENS // (64 * 4**i), 1024, 16, 31) for i in range(6)),
+    "sweep": tuple(Case(t, _TOKENS // t, 1024, 16, 31) for t in (64, 256, 1024, 4096, 8192, 16_384, 65_536)),
     "quick": (Case(16, 2, 32, 4, 7), Case(8, 3, 32, 8, 4, causal=True, normalize="none", batch_first=True)),
 }
 

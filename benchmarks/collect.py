@@ -1,4 +1,5 @@
-"""Puts the results of benchmarks/gpu.sh's parts into one file: `python -m benchmarks.collect WORK FILE [--print]`.
+"""Puts the results of the parts of gpu.sh or gpu_fairseq.sh into one file:
+`python -m benchmarks.collect WORK FILE [--print]`.
 
 WORK/parts has a line for each part that ran: its name, what became of it, its seconds, with tabs between them.
 WORK/json/NAME.json is what a benchmark wrote.
@@ -28,7 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
         path.stem: json.loads(path.read_text(encoding="utf-8"))
         for path in sorted((options.work / "json").glob("*.json"))
     }
-    report.write_json(options.file, {"benchmark": "gpu", "parts": parts, "results": results})
+    report.write_json(options.file, {"benchmark": options.file.stem, "parts": parts, "results": results})
     if options.print:
         from benchmarks.operators import overview  # imports torch; without --print this is called after every part
 

@@ -9,24 +9,17 @@
 # Writes DIR/gpu.json (everything measured, with what became of each part) and DIR/gpu.log; DIR is $OUT, or benchmarks/results.
 # A part that fails or takes too long costs the others nothing; the exit status is 1 if any did.
 
-# Functions are called through `run` and `trap`:
+# Functions are called through `run`:
 # shellcheck disable=SC2317,SC2329
 
-set -euo pipefail
+# shellcheck source=benchmarks/gpu_lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/gpu_lib.sh"
 
-ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-PYTHON=${PYTHON:-python3}
 out=${OUT:-$ROOT/benchmarks/results}
 parts="build tests memcheck main short half sweep single options talk talk_single racecheck training generation"
 chosen=$parts
 fairseq=${FAIRSEQ_SOURCE:-} dynamic=${DYNAMIC_CONV1D:-} jet=${JET_NEMOTRON:-}
 limit=${LIGHTCONV_GPU_SECONDS:-530} # for all of it; what has not begun by then is not begun
-
-usage() { sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; }
-die() {
-    printf '%s: error: %s\n' "${0##*/}" "$*" >&2
-    exit 2
-}
 
 while (($#)); do
     case $1 in
@@ -45,78 +38,22 @@ while (($#)); do
         *) die "unknown argument $1 (--help lists them)" ;;
     esac
 done
-for part in $chosen; do
-    [[ " $parts " == *" $part "* ]] || die "--parts: $part is none of: $parts"
-done
+check_parts
 for folder in "$fairseq" "$dynamic" "$jet"; do
     [[ -z $folder || -d $folder ]] || die "$folder is not a folder"
 done
-for program in "$PYTHON" timeout; do
-    command -v "$program" >/dev/null || die "$program is needed"
-done
+require_programs "$PYTHON" timeout
 fairseq=${fairseq:+$(realpath "$fairseq")} dynamic=${dynamic:+$(realpath "$dynamic")} jet=${jet:+$(realpath "$jet")}
-mkdir -p "$out"
-out=$(realpath "$out")
+out=$(realpath -m "$out")
 cd "$ROOT"
 export PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || die "torch finds no CUDA device here"
-
-work=$(mktemp -d)
-background=''
-tee_pid=''
-finish() {
-    [[ -z $background ]] || kill "$background" 2>/dev/null || true
-    rm -rf -- "$work"
-    exec >&3 2>&4
-    [[ -z $tee_pid ]] || wait "$tee_pid" || true # it has written all of the log
-}
-exec 3>&1 4>&2
-trap finish EXIT
-# An empty cache, so that the build is measured; set TORCH_EXTENSIONS_DIR to keep what is compiled.
-export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-$work/extensions}
-mkdir -p "$work/json" "$TORCH_EXTENSIONS_DIR"
-: >"$work/parts"
-exec > >(tee "$out/gpu.log") 2>&1
-tee_pid=$!
-
-begin=$SECONDS
-failed=0
-
-# part NAME LIMIT COMMAND…: one part, under its own limit of seconds and what is left of all; notes what became of it.
-part() {
-    local name=$1 seconds=$2 start=$SECONDS status=0 left=$((limit - SECONDS + begin)) word=ok
-    shift 2
-    [[ " $chosen " == *" $name "* ]] || return 0
-    printf '\n=== %s\n' "$name"
-    if ((left < 5)); then
-        word="no time left" failed=1
-    else
-        timeout --kill-after=5 "$((seconds < left ? seconds : left))" "$@" || status=$?
-        if ((status == 124 || status == 137)); then
-            word="out of time" failed=1
-        elif ((status == 77)); then
-            word="not here" # what it needs is not on this machine: said in the log
-        elif ((status)); then
-            word="failed ($status)" failed=1
-        fi
-    fi
-    printf '%s\t%s\t%s\n' "$name" "$word" "$((SECONDS - start))" >>"$work/parts"
-    "$PYTHON" -m benchmarks.collect "$work" "$out/gpu.json" || failed=1
-}
+begin_run gpu
 
 operators() {
     local name=$1
     shift
     "$PYTHON" -m benchmarks.operators --device cuda --json "$work/json/$name.json" "$@"
-}
-
-build() {
-    LIGHTCONV_BACKEND=cuda "$PYTHON" -c '
-import time
-start = time.perf_counter()
-from lightconv_plugin.ops import native
-decided = native.decision("cuda")
-print(f"{decided.library}: built and loaded in {time.perf_counter() - start:.1f} s")'
 }
 
 sanitize() {
@@ -139,20 +76,9 @@ sanitize() {
     return "$status"
 }
 
-fairseq_program() {
-    if ! "$PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("fairseq") is None)'; then
-        echo "fairseq is not installed"
-        return 77
-    fi
-    "$PYTHON" -m "benchmarks.$1" --device cuda --dtype bfloat16 --json "$work/json/$1.json" --preset wmt_en_de_big "${@:2}"
-}
+export -f operators sanitize
 
-# The functions run under `timeout`, hence in shells of their own.
-export -f operators build sanitize fairseq_program
-export PYTHON work
-run() { part "$1" "$2" bash -c 'set -euo pipefail; "$@"' "$1" "${@:3}"; }
-
-run build 120 build
+run build 120 build cuda
 peers=(${fairseq:+--fairseq-source "$fairseq"} ${dynamic:+--dynamic-conv1d "$dynamic"} ${jet:+--jet-nemotron "$jet"})
 if ((${#peers[@]})); then
     timeout 240 "$PYTHON" -m benchmarks.gpu_peers "${peers[@]}" >"$work/peers.log" 2>&1 &
@@ -167,7 +93,7 @@ if [[ -n $background ]]; then
     wait "$background" || status=failed failed=1
     background=''
     cat "$work/peers.log"
-    printf 'peers\t%s\t0\n' "$status" >>"$work/parts"
+    note peers "$status" 0
     [[ $status == ok ]] || fairseq='' dynamic='' jet='' # ours are measured all the same
 fi
 
@@ -187,10 +113,7 @@ run talk 50 operators talk --operators talkconv --dtype bfloat16 --shapes gpu 40
 run talk_single 30 operators talk_single --operators talkconv --dtype float32 --shapes 256,128,1024,16,{7,31,63} \
     --repeats 15 --without "our reference"
 run racecheck 60 sanitize racecheck
-run training 90 fairseq_program training
-run generation 60 fairseq_program generation --beam 4 --sentences 256
-
-printf '\n'
-"$PYTHON" -m benchmarks.collect "$work" "$out/gpu.json" --print || failed=1
-printf '%s seconds; %s\n' "$((SECONDS - begin))" "$out/gpu.json"
-exit "$failed"
+big=(--device cuda --dtype bfloat16 --preset wmt_en_de_big)
+run training 90 fairseq_program training "${big[@]}"
+run generation 60 fairseq_program generation "${big[@]}" --beam 4 --sentences 256
+end_run

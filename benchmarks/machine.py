@@ -98,13 +98,16 @@ def describe(device: torch.device) -> dict:
             "gpu_memory_bytes": properties.total_memory,
             "compute_capability": f"{properties.major}.{properties.minor}",
             "cuda": torch.version.cuda,
+            "driver": _driver(),
         }
     return description
 
 
 def headline(description: dict) -> str:
     """One line for the top of a table."""
-    hardware = description.get("gpu") or f"{description['cpu']}, {description['simd']}"
+    hardware = f"{description['cpu']}, {description['simd']}"
+    if "gpu" in description:
+        hardware = f"{description['gpu']}, driver {description['driver']}, CUDA {description['cuda']}"
     line = f"{hardware}; {description['threads']} threads on {description['cores']} cores"
     line += f"; torch {description['versions']['torch']}; {description['date']}"
     line += f"; our backend: {description['backend']}"
@@ -139,6 +142,16 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def _driver() -> str | None:
+    """The version of the NVIDIA driver; None where nvidia-smi does not say."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return next(iter(done.stdout.split()), None)
 
 
 def _commit() -> str | None:

@@ -1,76 +1,15 @@
 """benchmarks/gpu.sh and cpu.sh: parts, limits, failures, wrong arguments. A stand-in takes Python's place."""
 
-import json
+import functools
 import os
-import shlex
 import subprocess
-import sys
-import textwrap
 
 import pytest
 
-STAND_IN = """\
-    #!/bin/bash
-    # Answers as python3 would on a machine with a GPU; the plan says what each module does instead.
-    echo "$*" >>"$CALLS"
-    case "$*" in
-        *"benchmarks.collect"*) exec {python} "$@" ;;
-        "-c import sys, torch"*) exit 0 ;;
-        "-c import importlib.util"*) exit 1 ;;
-    esac
-    json=''
-    for ((i = 1; i < $#; i++)); do
-        next=$((i + 1))
-        [[ ${{!i}} != --json ]] || json=${{!next}}
-    done
-    [[ -z $json ]] || cp "$RESULT" "$json"
-    while IFS='|' read -r pattern action; do
-        [[ "$*" != *"$pattern"* ]] || eval "$action"
-    done <"$PLAN"
-"""
-RESULT = {
-    "benchmark": "operators",
-    "dtype": "bfloat16",
-    "rates": {"bytes_per_s": 4e12, "flops_per_s": 7e14},
-    "cases": [
-        {
-            "operator": "lightconv",
-            "name": "T1 B1 C1 H1 K1",
-            "backend": "cuda",
-            "floor": {"both": {"seconds": 0.001}},
-            "candidates": {"ours": {"both": {"median_s": 0.00125}}, "peer": {"both": {"median_s": 0.005}}},
-        }
-    ],
-}
-
 
 @pytest.fixture
-def gpu(tmp_path, repository):
-    """Runs gpu.sh with the stand-in; returns the process, the JSON and the stand-in's calls."""
-    folder = tmp_path / "a folder"
-    folder.mkdir()
-    python = folder / "python3"
-    python.write_text(textwrap.dedent(STAND_IN).format(python=shlex.quote(sys.executable)), encoding="utf-8")
-    python.chmod(0o755)
-    (folder / "result").write_text(json.dumps(RESULT), encoding="utf-8")
-
-    def run(*arguments, plan="", **environment):
-        (folder / "plan").write_text(plan, encoding="utf-8")
-        settings = {"PYTHON": python} | {name: folder / name.lower() for name in ("CALLS", "PLAN", "RESULT")}
-        done = subprocess.run(
-            [repository / "benchmarks" / "gpu.sh", "--out", folder / "out", *arguments],
-            env=os.environ | {name: str(value) for name, value in (settings | environment).items()},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        file = folder / "out" / "gpu.json"
-        content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-        calls = (folder / "calls").read_text(encoding="utf-8").splitlines() if (folder / "calls").exists() else []
-        return done, content, [call for call in calls if "benchmarks.collect" not in call and not call.startswith("-c")]
-
-    return run
+def gpu(stand_in):
+    return functools.partial(stand_in, "gpu")
 
 
 def states(content):
@@ -170,7 +109,7 @@ def test_wrong_arguments_of_the_cpus_script(repository, arguments):
     assert done.returncode == 1 and arguments[0] in done.stderr
 
 
-@pytest.mark.parametrize("name", ["cpu.sh", "gpu.sh"])
+@pytest.mark.parametrize("name", ["cpu.sh", "gpu.sh", "gpu_fairseq.sh", "wheels.sh"])
 def test_help(repository, name):
     done = subprocess.run([repository / "benchmarks" / name, "--help"], capture_output=True, text=True, check=True)
-    assert f"benchmarks/{name} [" in done.stdout
+    assert f"benchmarks/{name} " in done.stdout

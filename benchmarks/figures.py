@@ -1,0 +1,161 @@
+"""Figures that the targets are about, taken from what the benchmarks wrote: ratios of one run's times, rates, memory.
+
+A measure is a function of a result: the figures of each case or system that it is about, none where it is not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.report import BenchmarkError
+
+OURS = "ours"
+_LARGE = 64 * 2**20  # elements of x from which the share of the bandwidth counts
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one program measured, and the file it stands in."""
+
+    file: str
+    content: dict
+
+    @property
+    def on_gpu(self) -> bool:
+        return "gpu" in self.content["machine"]
+
+    @property
+    def date(self) -> str:
+        return self.content["machine"].get("date", "")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number, and the case or system that it belongs to."""
+
+    value: float
+    of: str
+
+
+def read_file(path: Path) -> dict[str, Result]:
+    """What a file holds, by name: under "" what one program wrote; by the parts' names what gpu.sh put together.
+
+    Results of --quick, and files of other kinds (scores of trainings), have nothing.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise BenchmarkError(f"{path}: {error}") from error
+    if not isinstance(content, dict):
+        return {}
+    contents = content["results"] if isinstance(content.get("results"), dict) else {"": content}
+    return {name: Result(path.name, one) for name, one in contents.items() if _counts(one)}
+
+
+def _counts(content: object) -> bool:
+    measured = isinstance(content, dict) and isinstance(content.get("machine"), dict) and "benchmark" in content
+    return measured and not content.get("quick")
+
+
+def read(folder: Path) -> list[Result]:
+    """All that the folder's *.json hold."""
+    if not folder.is_dir():
+        raise BenchmarkError(f"{folder} is not a folder")
+    return [result for path in sorted(folder.glob("*.json")) for result in read_file(path).values()]
+
+
+Measure = Callable[[Result], Iterable[Figure]]
+
+
+def median(case: dict, candidate: str, name: str) -> float | None:
+    return case["candidates"].get(candidate, {}).get(name, {}).get("median_s")
+
+
+def _cases(result: Result, *operators: str, gpu: bool, dtype: str) -> Iterator[dict]:
+    content = result.content
+    if content["benchmark"] == "operators" and result.on_gpu == gpu and content["dtype"] == dtype:
+        yield from (case for case in content["cases"] if case["operator"] in operators)
+
+
+def _label(case: dict, name: str = "both") -> str:
+    return f"{case['operator']} {case['name']}" + f", {name}" * (name != "both")
+
+
+def against(peers: Iterable[str], passes: Iterable[str], **where) -> Measure:
+    """How many times as long as ours the best of the peers takes, for each case that `keep` keeps."""
+    operators = where.pop("operators", ("lightconv", "dynamicconv"))
+    keep = where.pop("keep", lambda case: True)
+
+    def measure(result: Result) -> Iterator[Figure]:
+        for case in _cases(result, *operators, **where):
+            for name in passes if keep(case["case"]) else ():
+                ours = median(case, OURS, name)
+                theirs = [time for peer in peers if (time := median(case, peer, name))]
+                if ours and theirs:
+                    yield Figure(min(theirs) / ours, _label(case, name))
+
+    return measure
+
+
+def over_floor(result: Result) -> Iterator[Figure]:
+    for case in _cases(result, "lightconv", "dynamicconv", gpu=False, dtype="float32"):
+        if ours := median(case, OURS, "both"):
+            yield Figure(ours / case["floor"]["both"]["seconds"], _label(case))
+
+
+def bandwidth(operator: str, most_taps: float) -> Measure:
+    """Bytes of a pass over its time, as a share of the copy's rate."""
+
+    def measure(result: Result) -> Iterator[Figure]:
+        for case in _cases(result, operator, gpu=True, dtype="bfloat16"):
+            sizes = case["case"]
+            large = sizes["steps"] * sizes["batch"] * sizes["channels"] >= _LARGE
+            plain = not (sizes["glu"] or sizes["dropout"])
+            for name in ("forward", "backward") if large and plain and sizes["kernel_size"] <= most_taps else ():
+                if ours := median(case, OURS, name):
+                    rate = case["floor"][name]["bytes"] / ours
+                    yield Figure(rate / result.content["rates"]["bytes_per_s"], _label(case, name))
+
+    return measure
+
+
+def peak_share(result: Result) -> Iterator[Figure]:
+    for case in _cases(result, "lightconv", "dynamicconv", gpu=True, dtype="float16"):
+        ours, theirs = (case["candidates"].get(name, {}).get("peak_bytes") for name in (OURS, "fairseq CUDA"))
+        if ours and theirs:
+            yield Figure(ours / theirs, _label(case))
+
+
+def growth(quantity: Callable[[dict], float | None], what: str) -> Measure:
+    """The largest T of cases that differ in T and B only, against T = 1024, at as many tokens."""
+
+    def measure(result: Result) -> Iterator[Figure]:
+        kinds: dict[str, dict[int, dict]] = {}
+        for case in _cases(result, "lightconv", "dynamicconv", gpu=True, dtype="bfloat16"):
+            sizes = case["case"]
+            rest = {key: value for key, value in sizes.items() if key not in ("steps", "batch")}
+            kind = json.dumps([case["operator"], sizes["steps"] * sizes["batch"], rest], sort_keys=True)
+            kinds.setdefault(kind, {})[sizes["steps"]] = case
+        for cases in kinds.values():
+            ends = [quantity(cases[steps]) if steps in cases else None for steps in (1024, 65_536)]
+            if all(ends):
+                yield Figure(ends[1] / ends[0], f"{_label(cases[65_536])}, {what}")
+
+    return measure
+
+
+def systems(benchmark: str, speed: str, peer: str, *, ours: str, gpu: bool, **sizes) -> Measure:
+    """Our speed over the peer's, of runs with these sizes."""
+
+    def measure(result: Result) -> Iterator[Figure]:
+        content = result.content
+        right = all(content.get(key) == value for key, value in sizes.items())
+        if content["benchmark"] == benchmark and result.on_gpu == gpu and right:
+            first, second = (content["systems"].get(name, {}).get(speed) for name in (ours, peer))
+            if first and second:
+                yield Figure(first / second, f"{ours} ÷ {peer}, {content['preset']}")
+
+    return measure

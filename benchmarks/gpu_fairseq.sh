@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# What of the GPU's measurements needs fairseq, in one call of at most nine minutes: training and generation of the big
+# models of WMT'14 En-De beside fairseq's Transformer, then short trainings of all four mixers on real text, in bfloat16.
+#
+#   benchmarks/gpu_fairseq.sh [--wheels DIR] [--data DATA_BIN] [--out DIR] [--parts "environment build …"] [--updates N]
+#
+#   --wheels DIR     fairseq and what it needs, as benchmarks/wheels.sh collects them on a machine with a network. They go
+#                    into an environment that is thrown away afterwards and sees torch and all else of python3's
+#                    (or PYTHON's). Default: $WHEELS; without either, fairseq has to be installed there already
+#   --data DATA_BIN  the folder that scripts/prepare_multi30k.sh makes (data/multi30k_en_de/data-bin); the two folders above
+#                    it, when they are there, have the references. Without it nothing is trained
+#   --updates N      of each of those trainings, which run at the same time (default 1500)
+#   --device cpu     everything at tiny sizes and without a GPU, to see that it runs; the figures mean nothing
+#
+# Writes DIR/gpu_fairseq.json (everything measured, with card, driver and versions, and what became of each part) and
+# DIR/gpu_fairseq.log; DIR is $OUT, or benchmarks/results. A part that fails or takes too long costs the others nothing; the
+# exit status is 1 if any did.
+
+# Functions are called through `run`:
+# shellcheck disable=SC2317,SC2329
+
+# shellcheck source=benchmarks/gpu_lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/gpu_lib.sh"
+
+out=${OUT:-$ROOT/benchmarks/results}
+parts="environment build training generation recipes"
+chosen=$parts
+wheels=${WHEELS:-} data='' device=cuda updates=''
+limit=${LIGHTCONV_GPU_SECONDS:-530} # for all of it; what has not begun by then is not begun
+
+while (($#)); do
+    case $1 in
+        -h | --help) usage && exit ;;
+        --out | --parts | --wheels | --data | --updates | --device)
+            (($# > 1)) || die "$1 needs a value"
+            case $1 in
+                --out) out=$2 ;;
+                --parts) chosen=$2 ;;
+                --wheels) wheels=$2 ;;
+                --data) data=$2 ;;
+                --updates) updates=$2 ;;
+                --device) device=$2 ;;
+            esac
+            shift 2
+            ;;
+        *) die "unknown argument $1 (--help lists them)" ;;
+    esac
+done
+check_parts
+[[ $device == cuda || $device == cpu ]] || die "--device must be cuda or cpu, got: $device"
+[[ -z $updates || $updates =~ ^[1-9][0-9]{0,5}$ ]] || die "--updates must be a whole number from 1, got: $updates"
+[[ -z $wheels ]] || compgen -G "$wheels/*.whl" >/dev/null || die "--wheels: $wheels has no *.whl (benchmarks/wheels.sh)"
+[[ -z $data ]] || compgen -G "$data/dict.*.txt" >/dev/null || die "--data: $data is not a data-bin folder"
+require_programs "$PYTHON" timeout
+wheels=${wheels:+$(realpath "$wheels")} data=${data:+$(realpath "$data")}
+out=$(realpath -m "$out")
+cd "$ROOT"
+export PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+if [[ $device == cuda ]]; then
+    "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || die "torch finds no CUDA device here"
+fi
+begin_run gpu_fairseq
+
+# An environment with the wheels before everything that python3 has. Without pip: python3's own, seen from in there, is
+# enough. When python3 belongs to an environment too, --system-site-packages would show that one's base: hence the .pth.
+environment() {
+    if [[ -z $1 ]]; then
+        echo "no --wheels: what $PYTHON has"
+    else
+        "$PYTHON" -m venv --without-pip --system-site-packages "$work/env"
+        local python=$work/env/bin/python
+        "$PYTHON" -c '
+import site, sys
+print(*[path for path in sys.path if path.endswith(("site-packages", "dist-packages"))], sep="\n")
+' >"$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/parent.pth"
+        "$python" -m pip --disable-pip-version-check install --quiet --no-index --no-deps --ignore-installed \
+            --no-warn-script-location "$1"/*.whl
+        PYTHON=$python
+    fi
+    # A wheel of torch among the others would hide the one that knows the GPU.
+    "$PYTHON" -c '
+import sys
+try:
+    import fairseq
+except ImportError as error:
+    sys.exit(f"fairseq cannot be imported: {error}")
+import torch
+print(f"fairseq: {fairseq.__path__[0]}, torch {torch.__version__}: {torch.__path__[0]}")'
+}
+
+recipes() {
+    if [[ -z $1 ]]; then
+        echo "no --data: nothing to train on"
+        return 77
+    fi
+    fairseq_program recipes --data "$@"
+}
+export -f environment recipes
+
+quick=()
+[[ $device == cuda ]] || quick=(--quick)
+options=(--device "$device" --dtype bfloat16)
+big=("${options[@]}" --preset wmt_en_de_big "${quick[@]}")
+run environment 60 environment "$wheels"
+[[ ! -x $work/env/bin/python ]] || export PYTHON=$work/env/bin/python
+run build 120 build "$device"
+run training 150 fairseq_program training "${big[@]}"
+run generation 120 fairseq_program generation "${big[@]}" --beam 4 --sentences 256
+run recipes 240 recipes "$data" "${options[@]}" --updates "${updates:-1500}" --seconds 215
+end_run

@@ -1,0 +1,170 @@
+"""Time against T, log-log, with the floor drawn: pictures of what benchmarks.operators measured.
+
+    python -m benchmarks.plots [FILE …] [--out DIR]
+
+Of each file (cpu_operators*.json and gpu.json of benchmarks/results/, unless some are named) every set of cases that
+differ in T, B and H only and hold as many tokens, three T of them at least, is a curve; a picture has a panel for each
+operator: forward and backward pass of ours, of its peers, and the floor. With the number of tokens held constant, what
+grows with the square of T rises in a straight line and what grows with T is level. Needs matplotlib
+(pip install '.[report]').
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import report
+from benchmarks.figures import OURS, Result, median, read_file
+from benchmarks.report import BenchmarkError
+
+RESULTS = Path(__file__).resolve().parent / "results"
+_LEAST = 3  # points of a curve
+_PASS = "both"
+# Of Okabe and Ito's palette, which the colour-blind tell apart too. A candidate looks the same in every picture.
+_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#999999")
+_MARKERS = "osD^vP*"
+_KNOWN = (OURS, "our reference", "fairseq band", "fairseq unfold", "conv1d depthwise", "attention")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One operator's cases by T: the candidates' medians, and the floor, in seconds. `title` says the rest."""
+
+    title: str
+    steps: tuple[int, ...]
+    floor: tuple[float, ...]
+    times: dict[str, tuple[float | None, ...]]
+
+
+def panels(result: Result) -> Iterator[Panel]:
+    """The curves of a result of benchmarks.operators."""
+    sets: dict[str, dict[int, dict]] = {}
+    for case in result.content["cases"]:
+        sizes = case["case"]
+        # H may differ: the multiplications are the same, the floor counts the filters' bytes, the title names it.
+        rest = {key: value for key, value in sizes.items() if key not in ("steps", "batch", "heads")}
+        key = json.dumps([case["operator"], sizes["steps"] * sizes["batch"], rest], sort_keys=True)
+        if _PASS in case["floor"]:
+            sets.setdefault(key, {}).setdefault(sizes["steps"], case)
+    for cases in sets.values():
+        if len(cases) >= _LEAST:
+            yield _panel([cases[steps] for steps in sorted(cases)])
+
+
+def _panel(cases: list[dict]) -> Panel:
+    sizes = [case["case"] for case in cases]
+    heads = list(dict.fromkeys(str(size["heads"]) for size in sizes))
+    first = sizes[0]
+    title = f"{cases[0]['operator']}, K = {first['kernel_size']}" + ", causal" * first["causal"]
+    title += f"\n{first['steps'] * first['batch']:,} tokens × {first['channels']} channels, H = {', '.join(heads)}"
+    names = dict.fromkeys(name for case in cases for name in case["candidates"])
+    times = {name: tuple(median(case, name, _PASS) for case in cases) for name in names}
+    return Panel(
+        title,
+        tuple(size["steps"] for size in sizes),
+        tuple(case["floor"][_PASS]["seconds"] for case in cases),
+        {name: values for name, values in times.items() if any(values)},
+    )
+
+
+def _looks(names: list[str]) -> dict[str, dict]:
+    """Colour and marker of each name, ours first; "attention (flash)" and plain "attention" are one."""
+    places = {name: _KNOWN.index(base) for name in names if (base := name.partition(" (")[0]) in _KNOWN}
+    places |= {name: len(_KNOWN) + i for i, name in enumerate(name for name in names if name not in places)}
+    order = sorted(places, key=places.get)
+    return {name: {"color": _COLOURS[places[name] % 7], "marker": _MARKERS[places[name] % 7]} for name in order}
+
+
+def _labelled(steps: tuple[int, ...]) -> list[int]:
+    """Those whose labels have room beside each other."""
+    chosen = [steps[0]]
+    for t in steps[1:]:
+        if t >= 4 * chosen[-1]:
+            chosen.append(t)
+    return chosen
+
+
+def draw(drawn: list[Panel], title: str, file: Path) -> None:
+    """Draws the panels beside each other into a PNG file, with one legend for all."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+    except ModuleNotFoundError as error:
+        raise BenchmarkError(f"{error.name} is not installed: pip install '.[report]'") from error
+
+    names = list(dict.fromkeys(name for panel in drawn for name in panel.times))
+    looks = _looks(names)
+    names = list(looks)
+    figure = Figure(figsize=(1.2 + 4.4 * len(drawn), 4.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, len(drawn), sharey=True, squeeze=False)[0]
+    lines = {}
+    for axis, panel in zip(axes, drawn, strict=True):
+        floor = [1e3 * seconds for seconds in panel.floor]
+        lines["floor"] = axis.plot(panel.steps, floor, color="black", linestyle="--", linewidth=1.5)[0]
+        for name in names:
+            points = [(t, 1e3 * s) for t, s in zip(panel.steps, panel.times.get(name, ()), strict=False) if s]
+            if points:
+                width = 2.4 if name == OURS else 1.4
+                lines[name] = axis.plot(*zip(*points, strict=True), linewidth=width, markersize=5, **looks[name])[0]
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xticks(_labelled(panel.steps))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.yaxis.set_minor_formatter(NullFormatter())
+        axis.set_xlabel("T")
+        axis.set_title(panel.title, fontsize=10)
+        axis.grid(which="major", color="#DDDDDD", linewidth=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("forward + backward, ms")
+    figure.suptitle(title, fontsize=9)
+    order = [*(name for name in names if name in lines), "floor"]
+    figure.legend([lines[name] for name in order], order, loc="outside right center", frameon=False, fontsize=9)
+    figure.savefig(file, dpi=130)
+
+
+def pictures(path: Path, folder: Path) -> list[Path]:
+    """The pictures of a file's results, FOLDER/NAME.png or FOLDER/NAME_PROGRAM.png; those that were drawn."""
+    made = []
+    for name, result in read_file(path).items():
+        if result.content["benchmark"] != "operators":
+            continue
+        if drawn := list(panels(result)):
+            machine = result.content["machine"]
+            hardware = machine.get("gpu", machine["cpu"])
+            threads = f", {machine['threads']} threads" * ("gpu" not in machine)
+            title = f"{hardware}{threads}, {result.content['dtype']}, torch {machine['versions']['torch']}"
+            file = folder / (f"{path.stem}_{name}.png" if name else f"{path.stem}.png")
+            draw(drawn, title + "; floor: the least time for the bytes and operations", file)
+            made.append(file)
+    return made
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Draws, and prints the names of the pictures; BenchmarkError where there is nothing to draw."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.plots", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="default: benchmarks/results")
+    options = parser.parse_args(arguments)
+    files = options.files or sorted([*RESULTS.glob("cpu_operators*.json"), *RESULTS.glob("gpu.json")])
+    if not options.out.is_dir():
+        raise BenchmarkError(f"--out: {options.out} is not a folder")
+    made = [picture for path in files for picture in pictures(path, options.out)]
+    if not made:
+        raise BenchmarkError(f"no {_LEAST} cases that differ in T only in {', '.join(map(str, files)) or RESULTS}")
+    for picture in made:
+        print(picture)
+
+
+if __name__ == "__main__":
+    sys.exit(report.run(main))

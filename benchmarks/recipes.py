@@ -1,0 +1,266 @@
+"""Short real trainings of the four mixers of configs/multi30k_en_de, all at the same time, and their scores.
+
+    python -m benchmarks.recipes --data DATA_BIN --device cuda --dtype bfloat16 --updates 1500 --json FILE
+
+Each is `scripts/train.sh` with its configuration, whose learning rate rises and falls within `--updates` instead; then
+`scripts/score.sh` on the test set, beam 5. They answer whether everything trains on this device and in this type: the
+loss falls, checkpoints load, translations have a score. They share the device, so their speed says nothing about a
+mixer's; benchmarks.training measures that. What is not done after `--seconds` stops where it is (fairseq saves its
+checkpoint then) and is scored as it is. The exit status is 1 if any training failed or did not learn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks import machine, report
+from benchmarks.machine import ROOT
+from benchmarks.report import BenchmarkError
+from lightconv_plugin.tools.report.logs import Training, parse_log
+
+SYSTEMS = ("dynamicconv", "lightweightconv", "talkconv", "transformer")
+_CONFIGS = ROOT / "configs" / "multi30k_en_de"
+_WARM_UP = 9  # the recipes' rates rise for a ninth of their updates
+_POINTS = 20  # of the training loss
+_EXCEPTION = re.compile(r"[\w.]*(Error|Exception)(: .*)?$")
+_TO_STOP = 15.0  # seconds in which a process that was told to end does
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        prog="python -m benchmarks.recipes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    result.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="data-bin of scripts/prepare_multi30k.sh"
+    )
+    result.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    result.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    result.add_argument("--updates", type=machine.positive, default=1500)
+    result.add_argument(
+        "--seconds", type=machine.positive, default=200, help="at most, for training and scoring together"
+    )
+    result.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    result.add_argument("--no-score", action="store_true", help="train only")
+    result.add_argument("--threads", type=machine.positive, metavar="N", help="of each training (default: a share)")
+    result.add_argument("--folder", type=Path, metavar="DIR", help="keep checkpoints and logs there")
+    result.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured to FILE")
+    return result
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Trains, scores, prints a table and writes the JSON; BenchmarkError for wrong options and failed trainings."""
+    options = parser().parse_args(arguments)
+    share = options.threads or max(1, len(os.sched_getaffinity(0)) // len(options.systems))
+    device = machine.prepare(options)
+    if not list(options.data.glob("dict.*.txt")):
+        raise BenchmarkError(f"--data: {options.data} is not a data-bin folder: it has no dict.*.txt")
+    description = machine.describe(device)
+    # `timeout` ends a part by this signal; nothing that was started may outlive it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with contextlib.ExitStack() as stack:
+        folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="recipes.")))
+        folder.mkdir(parents=True, exist_ok=True)
+        runs = [Run(name, folder.resolve() / name, options, share) for name in options.systems]
+        stack.callback(stop, runs)
+        results = measure(runs, options)
+    print(machine.headline(description))
+    print(f"configs/multi30k_en_de, {options.dtype}, {options.updates} updates, {len(runs)} trainings at the same time")
+    print(_table(results))
+    if options.json:
+        content = {
+            "benchmark": "recipes",
+            "machine": description,
+            "dtype": options.dtype,
+            "data": str(options.data),
+            "updates": options.updates,
+            "at_the_same_time": len(runs),
+            "systems": results,
+        }
+        report.write_json(options.json, content)
+    wrong = {name: result["status"] for name, result in results.items() if result["status"] not in ("ok", "stopped")}
+    if wrong:
+        raise BenchmarkError("; ".join(f"{name}: {status}" for name, status in wrong.items()))
+
+
+class Run:
+    """One system: its training, then its scoring, each a process in a session of its own.
+
+    folder: where checkpoints and logs go. `process` is what runs now, or ran last.
+    """
+
+    def __init__(self, name: str, folder: Path, options: argparse.Namespace, threads: int) -> None:
+        self.name, self.folder, self.options = name, folder, options
+        self.environment = os.environ | {"LIGHTCONV_PYTHON": sys.executable, "OMP_NUM_THREADS": str(threads)}
+        self.process: subprocess.Popen | None = None
+        self.seconds = 0.0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def train(self, seconds: float) -> None:
+        """Starts the training, which fairseq ends after `seconds` of updates at the latest."""
+        self._start("train", training_command(self.name, self.folder, self.options, seconds))
+
+    def score(self) -> None:
+        self._start("score", scoring_command(self.folder, self.options))
+
+    def _start(self, kind: str, command: list[str]) -> None:
+        with open(self.folder / f"{kind}.out", "wb") as out, open(self.folder / f"{kind}.err", "wb") as messages:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=messages,
+                env=self.environment,
+                start_new_session=True,
+            )
+
+    def training(self) -> Training | None:
+        """What train.sh's log says so far."""
+        log = self.folder / "train.log"
+        trainings = parse_log(log.read_text(encoding="utf-8", errors="replace")).trainings if log.exists() else []
+        return trainings[-1] if trainings else None
+
+    def last_words(self, kind: str) -> str:
+        """The last exception that the process's log or messages name, else the last message."""
+        files = [self.folder / name for name in (f"{kind}.log", f"{kind}.err")]
+        lines = [line for file in files if file.exists() for line in file.read_text("utf-8", "replace").splitlines()]
+        said = [line.strip() for line in lines if line.strip()]
+        named = [line for line in said if _EXCEPTION.match(line)]
+        return (named or said or ["nothing was said"])[-1]
+
+
+def training_command(name: str, folder: Path, options: argparse.Namespace, seconds: float) -> list[str]:
+    """scripts/train.sh with the system's configuration and what a short training changes of it."""
+    overrides = {
+        "task.data": options.data.resolve(),
+        "checkpoint.save_dir": folder,
+        "checkpoint.save_interval_updates": 0,
+        "optimization.max_update": options.updates,
+        "optimization.stop_time_hours": seconds / 3600,
+        "lr_scheduler.total_num_update": options.updates,
+        "lr_scheduler.warmup_updates": max(1, options.updates // _WARM_UP),
+        "common.bf16": str(options.dtype == "bfloat16").lower(),
+        "common.cpu": str(options.device == "cpu").lower(),
+        "common.log_format": "json",
+        "common.log_interval": max(1, options.updates // _POINTS),
+        "common.tensorboard_logdir": "null",
+    }
+    settings = [f"{key}={_quoted(value)}" for key, value in overrides.items()]
+    script = ROOT / "scripts" / "train.sh"
+    return [str(script), "--processes", "1", "--max-restarts", "0", str(_CONFIGS / f"{name}.yaml"), *settings]
+
+
+def _quoted(value: object) -> str:
+    """Paths as hydra's override grammar reads them, whatever characters they have."""
+    return "'" + str(value).replace("'", "\\'") + "'" if isinstance(value, Path) else str(value)
+
+
+def scoring_command(folder: Path, options: argparse.Namespace) -> list[str]:
+    script, checkpoint = ROOT / "scripts" / "score.sh", folder / "checkpoint_last.pt"
+    return [str(script), str(options.data.resolve()), str(checkpoint), "--json", *["--cpu"] * (options.device == "cpu")]
+
+
+def measure(runs: list[Run], options: argparse.Namespace) -> dict[str, dict]:
+    """Trains all, then scores all that have a checkpoint; the results by system."""
+    start = time.monotonic()
+    # Two thirds of the time for the updates: start, last validation, checkpoint and scores need the rest.
+    for run in runs:
+        run.train(options.seconds * 2 / 3)
+    _wait(runs, start, options.seconds)
+    results = {run.name: _result(run, options) for run in runs}
+    if options.no_score:
+        return results
+    trained = [run for run in runs if (run.folder / "checkpoint_last.pt").exists() and run.process.returncode == 0]
+    if options.seconds - (time.monotonic() - start) < 1:
+        return results
+    for run in trained:
+        run.score()
+    _wait(trained, start, options.seconds)
+    for run in trained:
+        results[run.name] |= _score(run)
+    return results
+
+
+def _wait(runs: list[Run], start: float, seconds: float) -> None:
+    """Until all have ended or the time has: then they are ended."""
+    begin = time.monotonic()
+    while any(run.process.poll() is None for run in runs) and time.monotonic() - start < seconds:
+        for run in runs:
+            if run.process.poll() is None:
+                run.seconds = time.monotonic() - begin
+        time.sleep(0.1)
+    stop(runs)
+
+
+def stop(runs: list[Run]) -> None:
+    """Ends what still runs of them, politely at first: train.sh then ends its own processes."""
+    alive = [run.process for run in runs if run.process is not None and run.process.poll() is None]
+    for process in alive:
+        os.killpg(process.pid, signal.SIGTERM)
+    end = time.monotonic() + _TO_STOP
+    for process in alive:
+        try:
+            process.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _result(run: Run, options: argparse.Namespace) -> dict:
+    training = run.training()
+    train = [] if training is None else training.train
+    losses = [(record.update, record.values["loss"]) for record in train if "loss" in record.values]
+    valid = [] if training is None else training.valid("valid")
+    result = {
+        "status": "ok",
+        "updates": 0 if training is None else training.updates,
+        "seconds": round(run.seconds, 1),
+        "parameters": None if training is None else training.parameters,
+        "loss": losses,
+        "valid_loss": [(record.update, record.values["loss"]) for record in valid if "loss" in record.values],
+    }
+    if run.process.returncode:
+        word = "out of time" if run.process.returncode in (143, -signal.SIGTERM, -signal.SIGKILL) else "training failed"
+        result["status"] = f"{word} ({run.process.returncode}): {run.last_words('train')}"
+    elif len(losses) < 2 or not math.isfinite(losses[-1][1]) or losses[-1][1] >= losses[0][1]:
+        ends = [loss for _, loss in (losses[:1] + losses[1:][-1:])]
+        result["status"] = f"did not learn: training loss {' → '.join(f'{loss:.3f}' for loss in ends) or 'unknown'}"
+    elif result["updates"] < options.updates:
+        result["status"] = "stopped"
+    return result
+
+
+def _score(run: Run) -> dict:
+    if run.process.returncode:
+        return {"status": f"scoring failed ({run.process.returncode}): {run.last_words('score')}"}
+    lines = (run.folder / "score.out").read_text(encoding="utf-8").splitlines()
+    try:
+        return {"score": json.loads(lines[-1])}
+    except (IndexError, json.JSONDecodeError):
+        return {"status": f"scoring failed: it printed no JSON: {run.last_words('score')}"}
+
+
+def _table(results: dict[str, dict]) -> str:
+    rows = []
+    for name, result in results.items():
+        ends = [
+            values[end][1] if values else None for values in (result["loss"], result["valid_loss"]) for end in (0, -1)
+        ]
+        bleu = result.get("score", {}).get("sacrebleu")
+        rows.append([name, result["status"], result["updates"], *map(report.digits, ends), report.digits(bleu)])
+    headers = ["system", "", "updates", "loss, first", "last", "valid loss, first", "last", "sacreBLEU"]
+    return report.table(headers, rows)
+
+
+if __name__ == "__main__":
+    sys.exit(report.run(main))

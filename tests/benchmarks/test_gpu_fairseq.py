@@ -1,0 +1,210 @@
+"""benchmarks/gpu_fairseq.sh and wheels.sh: parts, options, the environment of wheels, failures."""
+
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+PARTS = ["environment", "build", "training", "generation", "recipes"]
+
+
+@pytest.fixture
+def script(stand_in):
+    return functools.partial(stand_in, "gpu_fairseq")
+
+
+@pytest.fixture
+def data(tmp_path):
+    folder = tmp_path / "data bin"
+    folder.mkdir()
+    (folder / "dict.en.txt").write_text("a 1\n", encoding="utf-8")
+    return folder
+
+
+def states(content):
+    return {part["name"]: part["status"] for part in content["parts"]}
+
+
+def wheel(folder, name, **files):
+    """A wheel with these modules or packages' __init__.py."""
+    folder.mkdir(exist_ok=True)
+    info = f"{name}-1.0.dist-info"
+    contents = {f"{module}.py".replace("___init__", "/__init__"): text for module, text in files.items()}
+    contents[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: nowhere\n"
+    contents[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    contents[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in [*contents, f"{info}/RECORD"])
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
+        for path, text in contents.items():
+            archive.writestr(path, text)
+
+
+def test_everything_once_and_in_order(script, data):
+    done, content, calls = script("--data", data, FAIRSEQ_MISSING=0)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert content["benchmark"] == "gpu_fairseq" and states(content) == dict.fromkeys(PARTS, "ok")
+    assert set(content["results"]) == {"training", "generation", "recipes"}
+    training, generation, recipes = calls
+    big = "--device cuda --dtype bfloat16 --preset wmt_en_de_big"
+    assert training.startswith("-m benchmarks.training --json ") and training.endswith(big)
+    assert generation.endswith(f"{big} --beam 4 --sentences 256")
+    assert f"--data {data} --device cuda --dtype bfloat16 --updates 1500 --seconds 215" in recipes
+
+
+def test_what_is_not_there_is_said(script):
+    done, content, calls = script()
+    assert done.returncode == 0 and not calls
+    away = dict.fromkeys(["training", "generation", "recipes"], "not here")
+    assert states(content) == dict.fromkeys(PARTS, "ok") | away
+    assert "fairseq is not installed" in done.stdout and "no --data: nothing to train on" in done.stdout
+    assert "no --wheels" in done.stdout
+
+
+def test_a_failure_costs_the_other_parts_nothing(script, data):
+    plan = "benchmarks.training|exit 3\nbenchmarks.generation|kill -9 $$\n"
+    done, content, _ = script("--data", data, plan=plan, FAIRSEQ_MISSING=0)
+    assert done.returncode == 1
+    expected = {"training": "failed (3)", "generation": "out of time", "recipes": "ok"}
+    assert states(content) == dict.fromkeys(PARTS, "ok") | expected
+
+
+def test_chosen_parts_updates_and_the_cpu(script, data):
+    done, content, calls = script(
+        "--parts", "training recipes", "--data", data, "--updates", "7", "--device", "cpu", FAIRSEQ_MISSING=0
+    )
+    assert done.returncode == 0 and list(states(content)) == ["training", "recipes"]
+    assert calls[0].endswith("--device cpu --dtype bfloat16 --preset wmt_en_de_big --quick")
+    assert "--device cpu --dtype bfloat16 --updates 7" in calls[1]
+
+
+def test_time_runs_out(script, data):
+    done, content, calls = script("--data", data, LIGHTCONV_GPU_SECONDS=4, FAIRSEQ_MISSING=0)
+    assert done.returncode == 1 and states(content) == dict.fromkeys(PARTS, "no time left") and not calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--frobnicate"], "unknown argument --frobnicate"),
+        (["--data"], "--data needs a value"),
+        (["--parts", "build main"], "--parts: main is none of: environment build"),
+        (["--wheels", "/nowhere"], "--wheels: /nowhere has no *.whl (benchmarks/wheels.sh)"),
+        (["--data", "/nowhere"], "--data: /nowhere is not a data-bin folder"),
+        (["--device", "tpu"], "--device must be cuda or cpu, got: tpu"),
+        (["--updates", "0"], "--updates must be a whole number from 1, got: 0"),
+    ],
+)
+def test_wrong_arguments(script, arguments, message):
+    done, content, calls = script(*arguments)
+    assert done.returncode == 2 and message in done.stderr and content is None and not calls
+
+
+def real(repository, tmp_path, wheels):
+    """The part `environment` with this test's own Python; what it printed, and the exit status."""
+    options = ("--device", "cpu", "--parts", "environment", "--wheels", wheels, "--out", tmp_path / "out")
+    done = subprocess.run(
+        [repository / "benchmarks" / "gpu_fairseq.sh", *options],
+        env=os.environ | {"PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
+    return done.stdout + done.stderr, done.returncode
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="this Python has no pip")
+def test_wheels_come_before_what_python_has_and_torch_is_pythons(repository, tmp_path):
+    import torch
+
+    wheels = tmp_path / "wheels of mine"
+    wheel(wheels, "fairseq_fixed", fairseq___init__="import of_another_wheel\n")
+    wheel(wheels, "another", of_another_wheel="")
+    out, status = real(repository, tmp_path, wheels)
+    assert status == 0, out
+    (line,) = [line for line in out.splitlines() if line.startswith("fairseq: ")]
+    assert "/env/lib/python" in line and line.endswith(f"torch {torch.__version__}: {torch.__path__[0]}")
+    assert not os.path.exists(line.split()[1].rstrip(","))  # thrown away
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="this Python has no pip")
+def test_wheels_that_lack_something(repository, tmp_path):
+    wheel(tmp_path / "wheels", "fairseq_fixed", fairseq___init__="import not_to_be_found\n")
+    out, status = real(repository, tmp_path, tmp_path / "wheels")
+    assert status == 1 and "fairseq cannot be imported: No module named 'not_to_be_found'" in out
+
+
+# ------------------------------------------------------------------------------------------------ wheels.sh
+
+PIP = """\
+#!/bin/bash
+# pip wheel, without a network: makes an empty file for each package, except those in LACK.
+echo "$*" >>"$CALLS"
+folder=''
+for ((i = 1; i <= $#; i++)); do
+    next=$((i + 1))
+    [[ ${!i} != --wheel-dir ]] || folder=${!next}
+done
+past=''
+for word in "$@"; do
+    [[ $past != */constraints.txt && -z $inside ]] || { inside=1; [[ " $LACK " == *" $word "* ]] ||
+        touch "$folder/${word//-/_}-1.0-py3-none-any.whl"; }
+    past=$word
+done
+"""
+
+
+@pytest.fixture
+def wheels(repository, tmp_path):
+    python = tmp_path / "python3.12"
+    python.write_text(PIP, encoding="utf-8")
+    python.chmod(0o755)
+
+    def run(*arguments, lack=""):
+        return subprocess.run(
+            [repository / "benchmarks" / "wheels.sh", *arguments],
+            env=os.environ
+            | {"CALLS": str(tmp_path / "calls"), "LACK": lack, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+def test_wheels_are_collected_at_pinned_versions(wheels, repository, tmp_path):
+    folder = tmp_path / "a new" / "folder"
+    done = wheels(folder)
+    assert done.returncode == 0, done.stderr
+    call = (tmp_path / "calls").read_text(encoding="utf-8")
+    assert "wheel --no-deps" in call and f"--constraint {repository / 'scripts' / 'constraints.txt'}" in call
+    names = [path.name.partition("-1.0")[0] for path in folder.glob("*.whl")]
+    assert {"fairseq_fixed", "omegaconf", "hydra_core", "antlr4_python3_runtime", "cloudpickle"} <= set(names)
+    assert not {"torch", "numpy"} & set(names) and done.stdout.startswith(f"{len(names)} wheels, ")
+    # Every one of them has a version there.
+    pinned = (repository / "scripts" / "constraints.txt").read_text(encoding="utf-8").lower()
+    assert all(f"{name.replace('_', '-').lower()}==" in pinned for name in names)
+
+
+def test_a_wheel_that_did_not_come(wheels, tmp_path):
+    done = wheels(tmp_path / "folder", lack="hydra-core")
+    assert done.returncode == 2 and "no wheel of hydra-core came" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no folder was named"),
+        (["a", "b"], "one folder, got a and b"),
+        (["--frobnicate"], "unknown argument --frobnicate"),
+        (["a", "--python"], "--python needs a value"),
+        (["a", "--python", "python-of-nowhere"], "python-of-nowhere is needed"),
+    ],
+)
+def test_wrong_arguments_of_wheels(wheels, arguments, message):
+    done = wheels(*arguments)
+    assert done.returncode == 2 and message in done.stderr

@@ -1,0 +1,45 @@
+"""What stands in a result about the GPU it was measured on."""
+
+import torch
+
+from benchmarks import machine
+
+
+def nvidia_smi(monkeypatch, folder, script):
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def test_the_driver_is_what_nvidia_smi_says(monkeypatch, tmp_path):
+    nvidia_smi(monkeypatch, tmp_path, "printf '600.12.3\\n600.12.3\\n'")
+    assert machine._driver() == "600.12.3"
+
+
+def test_no_driver(monkeypatch, tmp_path):
+    nvidia_smi(monkeypatch, tmp_path, "echo no devices; exit 6")
+    assert machine._driver() is None
+    nvidia_smi(monkeypatch, tmp_path, "true")
+    assert machine._driver() is None
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert machine._driver() is None
+
+
+def test_a_gpus_result_names_card_driver_and_versions(monkeypatch, tmp_path):
+    nvidia_smi(monkeypatch, tmp_path, "echo 600.12.3")
+    properties = type("Properties", (), {"name": "A card", "total_memory": 8, "major": 9, "minor": 0})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(machine.native, "backend", lambda kind: kind)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    description = machine.describe(torch.device("cuda"))
+    found = {key: description[key] for key in ("gpu", "driver", "cuda", "compute_capability", "backend")}
+    assert found == {
+        "gpu": "A card",
+        "driver": "600.12.3",
+        "cuda": "13.0",
+        "compute_capability": "9.0",
+        "backend": "cuda",
+    }
+    assert description["versions"]["torch"] == torch.__version__
+    assert machine.headline(description).startswith("A card, driver 600.12.3, CUDA 13.0; ")
