@@ -45,11 +45,15 @@ def start(world):
     )
 
 
-def wait_for(path, process):
+def wait_until(holds, process):
     deadline = time.monotonic() + 30
-    while not path.exists() and process.poll() is None and time.monotonic() < deadline:
+    while not holds() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert path.exists(), process.communicate()
+    assert holds(), process.communicate()
+
+
+def wait_for(path, process):
+    wait_until(path.exists, process)
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -70,6 +74,7 @@ def test_after_a_kill_the_step_that_goes_on_is_waited_for(world, monkeypatch):
     monkeypatch.setenv("PAUSE", "2")
     process = start(world)
     wait_for(world.runs / "seed1/train.log", process)
+    wait_until(lambda: "threads" in "".join(log.read_text() for log in world.runs.rglob("*train*.log")), process)
     process.kill()
     process.communicate()
     monkeypatch.delenv("PAUSE")
