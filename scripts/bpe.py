@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
 from text_pool import iter_lines
 
-_CACHED_WORDS = 1_000_000  # in each process; subword-nmt itself would keep every different word of the text
+from lightconv_plugin.text.subwords import bpe_encoder as encoder
+
+__all__ = ["encoder", "learn_codes", "versions"]
 
 
 def versions() -> dict[str, str]:
@@ -32,18 +34,3 @@ def learn_codes(texts: Iterable[Path], merges: int, output: Path) -> None:
     vocabulary = io.StringIO("".join(f"{word} {count}\n" for word, count in words.items()))
     with output.open("w", encoding="utf-8") as file:
         learn_bpe.learn_bpe(vocabulary, file, merges, is_dict=True)
-
-
-def encoder(codes: Path) -> Callable[[str], str]:
-    """What encodes a tokenised line with the merges of `codes`, as `subword-nmt apply-bpe -c codes` does."""
-    from subword_nmt.apply_bpe import BPE
-
-    with codes.open(encoding="utf-8") as file:
-        bpe = BPE(file)
-
-    def encode(line: str) -> str:
-        if len(bpe.cache) > _CACHED_WORDS:
-            bpe.cache.clear()
-        return bpe.process_line(line)
-
-    return encode

@@ -32,6 +32,7 @@ from steps import Steps, cores, exit_status, say, write_text
 from text_pool import iter_lines, map_file
 from tqdm import tqdm
 
+from lightconv_plugin.text.recipe import Recipe
 from lightconv_plugin.tools.common import positive
 
 SIDES = ("article", "summary")
@@ -223,6 +224,7 @@ def prepare(args: argparse.Namespace) -> None:
             params={},
         )
         about = {"src": SIDES[0], "tgt": SIDES[1], "splits": LISTS, "lowercase": True, "bpe": args.bpe}
+        about["text"] = dict.fromkeys(SIDES, Recipe("sacremoses", "en", lowercase="last").as_json())
         write_text(out / "corpus.json", json.dumps(about, indent=1) + "\n")
 
 

@@ -5,7 +5,7 @@
     tok/       Moses-tokenised, lower-cased; the training text cleaned by length, every 23rd line moved to valid
     bpe/       joint byte-pair encoding: `codes`, learned on both sides of the training text, and the encoded text
     data-bin/  what fairseq-train reads, with a dictionary for each language
-    corpus.json  languages, splits, whether the text is lower-cased
+    corpus.json  languages, splits, whether the text is lower-cased, how it was tokenised
 
 The order of the steps is that of fairseq's prepare-iwslt14.sh.
 """
@@ -31,6 +31,7 @@ from parallel_folder import CorpusError
 from steps import Steps, cores, exit_status, remove, say, write_text
 from text_pool import count_lines, iter_lines, map_file, write_lines
 
+from lightconv_plugin.text.recipe import Recipe
 from lightconv_plugin.tools.common import positive
 
 LANGS = ("de", "en")
@@ -160,6 +161,8 @@ class Preparation:
             )
             about = {"src": "de", "tgt": "en", "splits": {split: split for split in SPLITS}}
             about |= {"lowercase": True, "bpe": self.merges}
+            recipes = {lang: Recipe("moses", lang, lowercase="last", plain_apostrophe=True) for lang in LANGS}
+            about["text"] = {lang: recipe.as_json() for lang, recipe in recipes.items()}
             write_text(self.out / "corpus.json", json.dumps(about, indent=1) + "\n")
 
 

@@ -4,7 +4,7 @@
     tok/       lower-cased (unless --no-lowercase), punctuation normalised, Moses-tokenised
     bpe/       joint byte-pair encoding: `codes`, learned on both sides of the training text, and the encoded text
     data-bin/  what fairseq-train reads
-    corpus.json  languages, the parts' original names, whether the text is lower-cased
+    corpus.json  languages, the parts' original names, whether the text is lower-cased, how it was tokenised
 
 Lower-casing comes before normalisation and tokenisation, the order of the Multi30k authors' own script, whose tokenised
 files this reproduces.
@@ -27,6 +27,8 @@ from pairs import clean_pairs
 from parallel_folder import Corpus, CorpusError, find_corpus, locate
 from steps import Steps, cores, exit_status, say, write_text
 from text_pool import iter_lines, map_file, write_lines
+
+from lightconv_plugin.text.recipe import Recipe
 
 
 def copy_pair(sources: list[Path], outputs: list[Path]) -> int:
@@ -103,6 +105,9 @@ def prepare(corpus: Corpus, out: Path, args: argparse.Namespace) -> None:
             params={"joined": args.joined, "langs": langs},
         )
         about = {"src": corpus.src, "tgt": corpus.tgt, "splits": splits, "lowercase": args.lowercase, "bpe": args.bpe}
+        case = "first" if args.lowercase else ""
+        recipes = {lang: Recipe("moses", lang, lowercase=case, normalise=True, keep_last=True) for lang in langs}
+        about["text"] = {lang: recipe.as_json() for lang, recipe in recipes.items()}
         write_text(out / "corpus.json", json.dumps(about, indent=1) + "\n")
 
 

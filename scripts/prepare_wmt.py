@@ -31,6 +31,9 @@ from prepare_wmt_sources import Source, append_source, extract_sgm
 from steps import Steps, cores, exit_status, remove, say, write_text
 from text_pool import map_file, write_lines
 
+from lightconv_plugin.text.chinese import segmenter
+from lightconv_plugin.text.recipe import Recipe
+
 _VERBS = {"tok": "tokenise", "encoded": "apply BPE to", "bpe": "apply BPE to"}
 RATIO, MIN_LEN, MAX_LEN = 1.5, 1, 250  # of the pairs kept, in pieces
 
@@ -119,27 +122,6 @@ TASKS = {
 }
 
 
-def segmenter() -> Callable[[str], str]:
-    """What divides a Chinese line into words.
-
-    Spaces between Chinese characters go first: a part of CWMT comes divided already, by another program.
-    """
-    import jieba
-    import regex
-
-    jieba.setLogLevel("WARNING")
-    jieba.initialize()
-    chinese = r"[\p{Han}\u3000-\u303f\uff01-\uff5e]"  # characters, their punctuation, full-width letters and digits
-    between = regex.compile(rf"(?<={chinese})\s+(?={chinese})")
-    non_printing = regex.compile(r"\p{C}")
-
-    def segment(line: str) -> str:
-        line = between.sub("", non_printing.sub(" ", line))
-        return " ".join(" ".join(jieba.cut(line)).split())
-
-    return segment
-
-
 def training_tokeniser(lang: str) -> Callable[[str], str]:
     """For training text, and validation text that was a part of it."""
     return moses.tokeniser(lang, normalise=True, remove_non_printing=True, aggressive=True)
@@ -149,6 +131,11 @@ def evaluation_tokeniser(lang: str) -> Callable[[str], str]:
     """For validation and test sets of their own: their text is not normalised, but for the typographic apostrophe."""
     tokenise = moses.tokeniser(lang, aggressive=True)
     return lambda line: tokenise(line.replace("’", "'"))
+
+
+def _recipe(lang: str) -> Recipe:
+    """What has been done with the text of the test set, for others to repeat."""
+    return Recipe("jieba", lang) if lang == "zh" else Recipe("moses", lang, aggressive=True, plain_apostrophe=True)
 
 
 def _tokenising(lang: str, training: bool) -> tuple[Callable[..., Callable[[str], str]], tuple, dict[str, object]]:
@@ -322,6 +309,7 @@ class Preparation:
             "lowercase": False,
             "bpe": self.merges,
             "joined_dictionary": joined,
+            "text": {lang: _recipe(lang).as_json() for lang in self.langs},
         }
         write_text(self.out / "corpus.json", json.dumps(about, indent=1) + "\n")
 

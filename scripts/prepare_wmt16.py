@@ -23,6 +23,8 @@ from prepare_wmt_sources import expect, same_length
 from steps import Steps, cores, exit_status, remove, say, write_text
 from text_pool import count_lines, iter_lines, write_lines
 
+from lightconv_plugin.text.recipe import Recipe
+
 ARCHIVE = "wmt16_en_de.tar.gz"
 LANGS = ("en", "de")
 SETS = {"valid": "newstest2013", "test": "newstest2014"}
@@ -113,6 +115,7 @@ def run(args: argparse.Namespace) -> None:
             "bpe": 32_000,
             "joined_dictionary": True,
             "raw_by_detokenising": made,
+            "text": {lang: Recipe("moses", lang).as_json() for lang in LANGS},  # by all that is known of the archive
         }
         write_text(out / "corpus.json", json.dumps(about, indent=1) + "\n")
 

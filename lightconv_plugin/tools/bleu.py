@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lightconv_plugin.text.recipe import moses_languages
+from lightconv_plugin.text.subwords import join
 from lightconv_plugin.tools.common import CommandError
 
 # On bytes, as the Perl of fairseq's compound_split_bleu.sh: "a-ö-b" is split twice, "a-o-b" once.
@@ -57,9 +59,7 @@ class Report:
 
 def remove_bpe(line: str, mark: str) -> str:
     """Words from subwords, as fairseq's --remove-bpe: `mark` is "@@" (subword-nmt) or "sentencepiece"."""
-    if mark == "sentencepiece":
-        return line.replace(" ", "").replace("\u2581", " ").strip()
-    return f"{line} ".replace("@@ ", "").rstrip()
+    return join([line], "sentencepiece" if mark == "sentencepiece" else "bpe")
 
 
 def split_compounds(line: str) -> str:
@@ -174,12 +174,5 @@ def _check(hypotheses, references, raw_references, lang, detok) -> None:
 
 def check_language(lang: str | None) -> None:
     """Raises CommandError for a language that cannot be detokenised or told to sacreBLEU; None is none."""
-    if lang is not None and lang not in known_languages():
-        raise CommandError(f"--lang {lang!r} is not known; allowed: {', '.join(sorted(known_languages()))}")
-
-
-def known_languages() -> set[str]:
-    """The codes of the languages that sacremoses has rules for: for any other it would use its English ones unasked."""
-    from sacremoses.corpus import NonbreakingPrefixes
-
-    return set(NonbreakingPrefixes().available_langs.values()) | {"ja", "ko"}
+    if lang is not None and lang not in moses_languages():
+        raise CommandError(f"--lang {lang!r} is not known; allowed: {', '.join(sorted(moses_languages()))}")

@@ -16,9 +16,12 @@ from tests.scripts.reproduction_world import templates, world  # noqa: E402, F40
 
 
 def script_environment(**changes):
-    """The environment of a script under test: this interpreter instead of a set-up of its own, one thread."""
-    clean = {key: value for key, value in os.environ.items() if key not in ("PYTHON", "PYTHONPATH")}
-    return clean | {"LIGHTCONV_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"} | changes
+    """The environment of a script under test: this interpreter instead of a set-up of its own, one thread.
+
+    The plugin is this checkout's, as lib.sh has it: another one may be installed.
+    """
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHON"}
+    return clean | {"LIGHTCONV_PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | changes
 
 
 def heed_ctrl_c():
@@ -69,3 +72,17 @@ def prepared(tmp_path_factory, run_script):
     done = run_script("prepare_multi30k.sh", "--data", raw, "--out", out, "--bpe", "200", "--workers", "2")
     assert done.returncode == 0, done.stderr
     return raw, out
+
+
+def check_recipes(out):
+    """What corpus.json says of the text of each language repeats how the test set was tokenised."""
+    import json
+
+    from lightconv_plugin.text.recipe import Recipe
+
+    about = json.loads((out / "corpus.json").read_text(encoding="utf-8"))
+    assert set(about["text"]) == {about["src"], about["tgt"]}
+    for lang, known in about["text"].items():
+        tokenise = Recipe.of_json(known).tokenise()
+        raw, tok = ((out / kind / f"test.{lang}").read_text(encoding="utf-8").split("\n") for kind in ("raw", "tok"))
+        assert [tokenise(line) for line in raw] == tok and len(tok) > 2

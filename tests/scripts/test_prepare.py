@@ -15,7 +15,7 @@ from bpe import encoder, learn_codes
 from prepare_text import parse
 
 from tests.scripts.archive_server import LOCAL, serve
-from tests.scripts.conftest import ROOT, heed_ctrl_c, script_environment, write_parts
+from tests.scripts.conftest import ROOT, check_recipes, heed_ctrl_c, script_environment, write_parts
 
 STEPS = ("raw text", "tokenise", "learn 200 BPE merges", "apply BPE", "binarise")
 ARGUMENTS = ("--bpe", "200", "--workers", "2")
@@ -36,6 +36,7 @@ def test_everything_is_there(prepared):
     about = json.loads((out / "corpus.json").read_text())
     assert about["splits"] == {"train": "train", "valid": "val", "test": "test_2016_flickr"}
     assert (about["src"], about["tgt"], about["lowercase"]) == ("en", "de", True)
+    check_recipes(out)
 
 
 def test_the_text_is_lower_cased_tokenised_and_joined_again_by_removing_bpe(prepared):
@@ -163,7 +164,7 @@ def test_encoding_is_that_of_subword_nmt_also_when_it_forgets(tmp_path, monkeypa
     with (tmp_path / "codes").open() as codes:
         expected = BPE(codes).process_line(text)
     assert "@@ " in expected
-    monkeypatch.setattr("bpe._CACHED_WORDS", 2)
+    monkeypatch.setattr("lightconv_plugin.text.subwords._CACHED_WORDS", 2)
     encode = encoder(tmp_path / "codes")
     assert [encode(text), encode(""), encode(text)] == [expected, "", expected]
 

@@ -11,7 +11,7 @@ from parallel_folder import CorpusError
 from prepare_cnndm import EXPECTED, parse_story, places, spool_stories, tokeniser, write_parts
 
 from tests.scripts.archive_server import serve
-from tests.scripts.conftest import ROOT
+from tests.scripts.conftest import ROOT, check_recipes
 from tests.scripts.language_archives import files_of, make_checkout, no_leftovers, run_in, stop_at, write_tar
 
 SIZES = {"train": 60, "val": 8, "test": 7}
@@ -120,6 +120,7 @@ def test_text_is_tokenised_lower_cased_and_encoded(prepared):
     assert "@@ " in encoded and encoded.replace("@@ ", "") == summary
     about = json.loads((out / "corpus.json").read_text())
     assert (about["src"], about["tgt"], about["lowercase"], about["bpe"]) == ("article", "summary", True, 150)
+    check_recipes(out)
 
 
 def test_one_dictionary_for_both_sides(prepared):

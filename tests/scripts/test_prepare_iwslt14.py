@@ -16,7 +16,7 @@ from parallel_folder import CorpusError
 from prepare_iwslt14 import LINES, WORDS, Preparation, expect, parse, segments_of, training_lines
 
 from tests.scripts.archive_server import LOCAL, iwslt_archive, serve
-from tests.scripts.conftest import ROOT, script_environment
+from tests.scripts.conftest import ROOT, check_recipes, script_environment
 
 STEPS = ("raw text", "tokenise", "learn 120 BPE merges", "apply BPE", "binarise")
 TALK = 20
@@ -83,6 +83,7 @@ def test_everything_is_there_and_nothing_else(prepared):
     assert not list(prepared.rglob("*.tmp")) and not list(prepared.rglob("*.part"))
     about = json.loads((prepared / "corpus.json").read_text())
     assert (about["src"], about["tgt"], about["lowercase"], about["bpe"]) == ("de", "en", True, 120)
+    check_recipes(prepared)
     assert {path.name for path in (prepared / "data-bin").glob("*.bin")} == {
         f"{split}.de-en.{lang}.bin" for split in about["splits"] for lang in ("de", "en")
     }

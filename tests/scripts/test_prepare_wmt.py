@@ -14,7 +14,7 @@ from prepare_wmt import TASKS, evaluation_tokeniser, segmenter, training_tokenis
 from lightconv_plugin.tools.cli import main as lightconv
 from tests.scripts import wmt_archives
 from tests.scripts.archive_server import LOCAL, serve
-from tests.scripts.conftest import script_environment
+from tests.scripts.conftest import check_recipes, script_environment
 from tests.scripts.language_archives import make_checkout, no_leftovers, stop_at
 
 MINIATURE = ("--any-size", "--workers", "2")
@@ -56,6 +56,8 @@ def check_parts(out, langs, splits=("train", "valid", "test")):
         ]
     about = json.loads((out / "corpus.json").read_text())
     assert (about["src"], about["tgt"], about["lowercase"]) == (source, target, False)
+    if (out / "tok").is_dir():  # the archive of wmt16_en_de is tokenised already
+        check_recipes(out)
     assert no_leftovers(out)
     assert not list(out.glob(".unpacked*")) and not list(out.glob(".whole*"))
     return about

@@ -1,0 +1,157 @@
+"""How the text of a corpus became tokens, written down beside the corpus, to be repeated on any other text.
+
+scripts/prepare_*.py put a recipe for each language into corpus.json (key "text"): the one for text as a test set is,
+which is what a user has. Training text may have gone through more, such as the normalising of its punctuation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+
+TOKENISERS = ("moses", "sacremoses", "jieba", "none")
+LOWERCASE = ("", "first", "last")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """From raw text of one language to tokens between spaces, and back.
+
+    tokeniser: "moses" (text/moses.py), "sacremoses" (that library's, nothing escaped), "jieba" (Chinese words) or
+        "none" (the text is left as it is but for runs of white space)
+    lang: of the text, such as "de"; Moses' rules depend on it
+    lowercase: "" to keep the case, "first" before anything else, "last" after the tokeniser
+    normalise, aggressive, keep_last: of `moses.tokeniser`
+    plain_apostrophe: ’ becomes ' first, as fairseq's scripts do with test sets
+
+    Raises ValueError for anything else.
+    """
+
+    tokeniser: str
+    lang: str
+    lowercase: str = ""
+    normalise: bool = False
+    aggressive: bool = False
+    keep_last: bool = False
+    plain_apostrophe: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tokeniser not in TOKENISERS:
+            raise ValueError(f"tokeniser must be one of {', '.join(TOKENISERS)}, got {self.tokeniser!r}")
+        if self.lowercase not in LOWERCASE:
+            raise ValueError(f"lowercase must be '', 'first' or 'last', got {self.lowercase!r}")
+        if not isinstance(self.lang, str) or (self.tokeniser != "none" and not self.lang):
+            raise ValueError(f"lang must be the code of a language, got {self.lang!r}")
+        for name in ("normalise", "aggressive", "keep_last", "plain_apostrophe"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
+
+    def as_json(self) -> dict[str, object]:
+        """For corpus.json: what differs from the defaults."""
+        defaults = {field.name: field.default for field in fields(self)}
+        return {name: value for name, value in asdict(self).items() if value != defaults[name]}
+
+    @classmethod
+    def of_json(cls, known: object) -> Recipe:
+        """The recipe that `as_json` wrote. ValueError says what is wrong with anything else."""
+        if not isinstance(known, Mapping):
+            raise ValueError(f"a recipe is an object with {', '.join(f.name for f in fields(cls))}, got {known!r}")
+        if unknown := set(known) - {field.name for field in fields(cls)}:
+            raise ValueError(f"a recipe has no {', '.join(sorted(map(str, unknown)))}")
+        if lacking := {"tokeniser", "lang"} - set(known):
+            raise ValueError(f"a recipe needs {' and '.join(sorted(lacking))}")
+        return cls(**known)
+
+    def tokenise(self) -> Callable[[str], str]:
+        """What turns a raw line into tokens between single spaces.
+
+        Raises:
+            ValueError: the tokeniser has no rules for the language. RuntimeError: its library is not installed.
+        """
+        steps: list[Callable[[str], str]] = []
+        if self.plain_apostrophe:
+            steps.append(lambda line: line.replace("’", "'"))
+        if self.tokeniser == "moses":
+            from lightconv_plugin.text import moses
+
+            self._check_language()
+            first, last = self.lowercase == "first", self.lowercase == "last"
+            steps.append(
+                moses.tokeniser(
+                    self.lang,
+                    lowercase=last,
+                    normalise=self.normalise,
+                    aggressive=self.aggressive,
+                    lowercase_first=first,
+                    keep_last=self.keep_last,
+                )
+            )
+            return _chain(steps)
+        if self.lowercase == "first":
+            steps.append(str.lower)
+        steps.append(self._other())
+        if self.lowercase == "last":
+            steps.append(str.lower)
+        return _chain(steps)
+
+    def _other(self) -> Callable[[str], str]:
+        if self.tokeniser == "sacremoses":
+            from sacremoses import MosesTokenizer
+
+            self._check_language()
+            moses = MosesTokenizer(lang=self.lang)
+
+            def tokens(line: str) -> str:
+                """Paragraphs stand between tabs: the full stop at the end of each is a token."""
+                parts = (" ".join(moses.tokenize(paragraph, escape=False)) for paragraph in line.split("\t"))
+                return " ".join(" ".join(parts).split())
+
+            return tokens
+        if self.tokeniser == "jieba":
+            from lightconv_plugin.text.chinese import segmenter
+
+            try:
+                return segmenter()
+            except ModuleNotFoundError as error:
+                raise RuntimeError(
+                    f"Chinese is divided into words by {error.name}, which is missing: pip install {error.name}"
+                ) from error
+        return lambda line: " ".join(line.split())
+
+    def detokenise(self) -> Callable[[str], str]:
+        """What turns tokens between spaces into text as people write it; case stays as it is.
+
+        Raises:
+            ValueError: Moses has no rules for the language.
+        """
+        if self.tokeniser in ("moses", "sacremoses"):
+            from sacremoses import MosesDetokenizer
+
+            self._check_language()
+            moses = MosesDetokenizer(lang=self.lang)
+            return lambda line: moses.detokenize(line.split())
+        if self.tokeniser == "jieba":
+            from lightconv_plugin.text.chinese import join
+
+            return join
+        return lambda line: line
+
+    def _check_language(self) -> None:
+        if self.lang not in (known := moses_languages()):
+            raise ValueError(f"Moses has no rules for the language {self.lang!r}; it has {', '.join(sorted(known))}")
+
+
+def moses_languages() -> set[str]:
+    """The codes of the languages that sacremoses has rules for: for any other it would use its English ones unasked."""
+    from sacremoses.corpus import NonbreakingPrefixes
+
+    return set(NonbreakingPrefixes().available_langs.values()) | {"ja", "ko"}
+
+
+def _chain(steps: list[Callable[[str], str]]) -> Callable[[str], str]:
+    def through(line: str) -> str:
+        for step in steps:
+            line = step(line)
+        return line
+
+    return through

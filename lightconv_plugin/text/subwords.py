@@ -1,0 +1,80 @@
+"""Words to subwords and back: byte-pair encoding by subword-nmt, or sentencepiece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+MARKS = {"bpe": "@@", "sentencepiece": "\u2581"}
+"""By which a dictionary shows its kind of subwords: at the end of a piece that goes on, at the beginning of a word."""
+
+_CACHED_WORDS = 1_000_000  # in each process; subword-nmt itself would keep every different word of the text
+
+
+def kind_of(pieces: Iterable[str]) -> str:
+    """ "bpe", "sentencepiece" or "words": what the entries of a dictionary are.
+
+    Of entries with a mark there may be a few in any dictionary, as words of web text: one in a hundred is needed.
+    """
+    total = 0
+    marked = dict.fromkeys(MARKS, 0)
+    for total, piece in enumerate(pieces, 1):  # noqa: B007
+        marked["bpe"] += piece.endswith(MARKS["bpe"]) and len(piece) > len(MARKS["bpe"])
+        marked["sentencepiece"] += piece.startswith(MARKS["sentencepiece"])
+    kind = max(marked, key=marked.__getitem__)
+    return kind if marked[kind] * 100 >= max(total, 1) else "words"
+
+
+def bpe_encoder(codes: Path) -> Callable[[str], str]:
+    """What encodes a tokenised line with the merges of `codes`, as `subword-nmt apply-bpe -c codes` does.
+
+    Raises:
+        ValueError: the file holds no merges. OSError: it cannot be read.
+    """
+    from subword_nmt.apply_bpe import BPE
+
+    try:
+        with Path(codes).open(encoding="utf-8") as file:
+            bpe = BPE(file)
+    except (SystemExit, ValueError, IndexError) as error:  # subword-nmt ends the process at a line that is no merge
+        raise ValueError(f"{codes} is not a file of merges as `subword-nmt learn-bpe` writes it") from error
+
+    def encode(line: str) -> str:
+        if len(bpe.cache) > _CACHED_WORDS:
+            bpe.cache.clear()
+        return bpe.process_line(line)
+
+    return encode
+
+
+def sentencepiece_encoder(model: Path) -> Callable[[str], str]:
+    """What encodes a line by a sentencepiece model; the pieces stand between spaces.
+
+    Raises:
+        ValueError: the file is no such model. OSError: it cannot be read.
+    """
+    import sentencepiece
+
+    content = Path(model).read_bytes()
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(content)
+    except RuntimeError as error:
+        raise ValueError(f"{model} is not a model of sentencepiece") from error
+    if not processor.GetPieceSize():  # what some versions make of an empty file
+        raise ValueError(f"{model} is not a model of sentencepiece")
+    return lambda line: " ".join(processor.EncodeAsPieces(line))
+
+
+def join(pieces: Iterable[str], kind: str) -> str:
+    """The words of pieces, by the kind that `kind_of` tells; between spaces.
+
+    A piece of BPE that goes on is joined to the next one, whatever that is; at the end of the sentence only its mark
+    goes.
+    """
+    line = " ".join(pieces)
+    if kind == "sentencepiece":
+        return line.replace(" ", "").replace(MARKS[kind], " ").strip()
+    if kind == "bpe":
+        return f"{line} ".replace("@@ ", "").rstrip()
+    return line

@@ -1,0 +1,110 @@
+"""Recipes: what each tokeniser does by them, the way back, and reading what a corpus.json holds."""
+
+import json
+
+import pytest
+
+from lightconv_plugin.text import moses
+from lightconv_plugin.text.recipe import Recipe
+
+RECIPES = [
+    Recipe("moses", "de"),
+    Recipe("moses", "en", lowercase="last", plain_apostrophe=True),
+    Recipe("moses", "en", lowercase="first", normalise=True, keep_last=True),
+    Recipe("moses", "de", aggressive=True, plain_apostrophe=True),
+    Recipe("sacremoses", "en", lowercase="last"),
+    Recipe("jieba", "zh"),
+    Recipe("none", ""),
+]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+def test_a_recipe_survives_json(recipe):
+    assert Recipe.of_json(json.loads(json.dumps(recipe.as_json()))) == recipe
+
+
+@pytest.mark.parametrize(
+    "known, said",
+    [
+        ([], "a recipe is an object"),
+        ({}, "a recipe needs lang and tokeniser"),
+        ({"tokeniser": "moses"}, "a recipe needs lang"),
+        ({"tokeniser": "perl", "lang": "de"}, "tokeniser must be one of moses, sacremoses, jieba, none, got 'perl'"),
+        ({"tokeniser": "moses", "lang": ""}, "lang must be the code of a language, got ''"),
+        ({"tokeniser": "none", "lang": None}, "lang must be"),
+        ({"tokeniser": "moses", "lang": "de", "lowercase": True}, "lowercase must be '', 'first' or 'last', got True"),
+        ({"tokeniser": "moses", "lang": "de", "normalise": "yes"}, "normalise must be true or false, got 'yes'"),
+        ({"tokeniser": "moses", "lang": "de", "casing": 1}, "a recipe has no casing"),
+    ],
+)
+def test_anything_else_is_refused(known, said):
+    with pytest.raises(ValueError) as raised:
+        Recipe.of_json(known)
+    assert said in str(raised.value)
+
+
+HARD = ["It’s “well-known” in the U.S.", "Don't  say\t3,5 %!", "", "Ein A&B-Test ...", "Er kam z.B. am 3. Mai."]
+
+
+@pytest.mark.parametrize(
+    "recipe, equal",
+    [
+        (Recipe("moses", "en"), moses.tokeniser("en")),
+        (Recipe("moses", "de", aggressive=True), moses.tokeniser("de", aggressive=True)),
+        (Recipe("moses", "en", lowercase="last"), moses.tokeniser("en", lowercase=True)),
+        (Recipe("moses", "de", lowercase="first"), moses.tokeniser("de", lowercase_first=True)),
+        (
+            Recipe("moses", "de", lowercase="first", normalise=True, keep_last=True),
+            moses.tokeniser("de", normalise=True, lowercase_first=True, keep_last=True),
+        ),
+        (Recipe("none", "", lowercase="first"), lambda line: " ".join(line.lower().split())),
+    ],
+    ids=lambda given: str(given) if isinstance(given, Recipe) else "",  # a function's name has its address
+)
+def test_tokenise(recipe, equal):
+    plain = Recipe(**{**vars(recipe), "plain_apostrophe": True})
+    for line in HARD:
+        assert recipe.tokenise()(line) == equal(line)
+        assert plain.tokenise()(line) == equal(line.replace("’", "'"))
+
+
+def test_sacremoses_escapes_nothing_and_takes_paragraphs_apart():
+    tokenise = Recipe("sacremoses", "en", lowercase="last").tokenise()
+    assert tokenise('A "man" & I don\'t.\tYes.') == 'a " man " & i don \'t . yes .'
+
+
+@pytest.mark.parametrize("name", ["moses", "sacremoses"])
+def test_detokenise_is_the_way_back(name):
+    lines = ['He said: "Yes, (really)!"', "We don't see Anna's 3,5 % | [there] & then."]
+    recipe = Recipe(name, "en")
+    assert [recipe.detokenise()(recipe.tokenise()(line)) for line in lines] == [
+        lines[0],
+        lines[1].replace("5 %", "5%"),
+    ]
+
+
+def test_what_only_tokenising_took_apart_is_joined():
+    recipe = Recipe("moses", "en", aggressive=True)
+    assert recipe.detokenise()(recipe.tokenise()("state-of-the-art A-B.")) == "state-of-the-art A-B."
+    assert Recipe("none", "").detokenise()("a , b") == "a , b"
+
+
+def test_chinese():
+    pytest.importorskip("jieba")
+    recipe = Recipe("jieba", "zh")
+    tokens = recipe.tokenise()("联合国大会今天讨论了 GPU 机器翻译。")
+    assert tokens.split() == ["联合国大会", "今天", "讨论", "了", "GPU", "机器翻译", "。"]
+    assert recipe.detokenise()(tokens) == "联合国大会今天讨论了 GPU 机器翻译。"
+
+
+def test_a_missing_segmenter_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "jieba", None)
+    with pytest.raises(RuntimeError, match="pip install jieba"):
+        Recipe("jieba", "zh").tokenise()
+
+
+@pytest.mark.parametrize("name", ["moses", "sacremoses"])
+@pytest.mark.parametrize("way", ["tokenise", "detokenise"])
+def test_languages_without_rules_are_refused(name, way):
+    with pytest.raises(ValueError, match="no rules for the language 'xx'; it has as, bn"):
+        getattr(Recipe(name, "xx"), way)()

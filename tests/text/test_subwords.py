@@ -1,0 +1,73 @@
+"""Subwords: encoders against their libraries' commands, joining against fairseq's own, telling the kinds apart."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+
+from lightconv_plugin.text.subwords import bpe_encoder, join, kind_of, sentencepiece_encoder
+
+TEXT = "the lower the newer lowest newest slower"
+
+
+@pytest.fixture
+def codes(tmp_path):
+    from subword_nmt.learn_bpe import learn_bpe
+
+    with (tmp_path / "codes").open("w", encoding="utf-8") as file:
+        learn_bpe(io.StringIO(f"{TEXT}\n" * 3), file, 12)
+    return tmp_path / "codes"
+
+
+def test_bpe_is_that_of_the_command(codes):
+    done = subprocess.run(
+        [sys.executable, "-m", "subword_nmt.apply_bpe", "-c", codes],
+        input=f"{TEXT}\nunseen words\n", capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    encode = bpe_encoder(codes)
+    assert "@@ " in done.stdout
+    assert [encode(TEXT), encode("unseen words")] == done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("content", ["these are not merges\n", "#version: 0.2\none\n", b"\xff\xfe"])
+def test_files_without_merges_are_refused(content, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match="file is not a file of merges"):
+        bpe_encoder(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no model", bytes(range(256))])
+def test_files_that_are_no_sentencepiece_model_are_refused(content, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="file is not a model of sentencepiece"):
+        sentencepiece_encoder(path)
+
+
+@pytest.mark.parametrize(
+    "pieces, kind",
+    [
+        ("un@@ glaub@@ lich , nicht", "bpe"),
+        ("ein Wort@@", "bpe"),
+        ("@@ x @@", "bpe"),
+        ("▁un glaub lich ▁", "sentencepiece"),
+        ("▁ ▁a b ▁c", "sentencepiece"),
+        ("plain words", "words"),
+        ("", "words"),
+    ],
+)
+def test_join_equals_fairseqs_remove_bpe(pieces, kind):
+    pytest.importorskip("fairseq")
+    from fairseq.data.data_utils import post_process
+
+    symbol = {"bpe": "@@ ", "sentencepiece": "sentencepiece", "words": None}[kind]
+    assert join(pieces.split(), kind) == (post_process(pieces, symbol) if symbol else pieces)
+
+
+def test_the_kind_of_a_dictionary():
+    plain = [f"word{i}" for i in range(1000)]
+    assert kind_of(plain) == kind_of([]) == kind_of([*plain, "me@@", "▁", "@@"]) == "words"
+    assert kind_of([*plain, *(f"x{i}@@" for i in range(20)), "▁a"]) == "bpe"
+    assert kind_of([*plain, *(f"▁x{i}" for i in range(20)), "a@@"]) == "sentencepiece"
