@@ -81,6 +81,7 @@ setup(
     install_requires=[
         "torch>=2.6",
         "ninja",
+        "regex",
         "rouge-score>=0.1.2",
         "sacrebleu>=2.4",
         "sacremoses>=0.1",

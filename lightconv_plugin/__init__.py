@@ -1,9 +1,9 @@
 """LightConv and DynamicConv for fairseq (Wu et al. 2019, Pay Less Attention with Lightweight and Dynamic Convolutions).
 
 `fairseq-train --user-dir lightconv_plugin …` imports this package, which mends what of fairseq does not run on today's
-Python, torch and numpy (fairseq_patches.py) and registers the models (models/). `import lightconv_plugin.ops` gives the
-operators to any PyTorch program and needs neither fairseq nor its seconds of import: the models are registered as soon
-as fairseq is there, whichever of the two is imported first.
+Python, torch and numpy (fairseq_patches.py), registers the models (models/) and --task translation_fast (generation/).
+`import lightconv_plugin.ops` gives the operators to any PyTorch program and needs neither fairseq nor its seconds of
+import: the models are registered as soon as fairseq is there, whichever of the two is imported first.
 """
 
 import importlib.util
@@ -18,6 +18,7 @@ def _register() -> None:
 
     fairseq_patches.apply()
     importlib.import_module("lightconv_plugin.models")
+    importlib.import_module("lightconv_plugin.generation.task")
 
 
 class _WhenFairseqArrives(MetaPathFinder):

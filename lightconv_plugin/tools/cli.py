@@ -1,6 +1,7 @@
 """Entry point of the `lightconv` command: parses, runs one sub-command, turns its errors into one line and a status.
 
-Exit status: 0 done; 1 `doctor` found something wrong, or `build` failed; 2 bad arguments or input; 130 interrupted.
+Exit status: 0 done; 1 `doctor` found something wrong, `build` failed, or `translate` left a line empty; 2 bad arguments
+or input; 130 interrupted.
 """
 
 import argparse
@@ -8,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from lightconv_plugin.tools import average, build, convert, doctor, report, score, tune, user_dir
+from lightconv_plugin.tools import average, build, convert, doctor, report, score, translate, tune, user_dir
 from lightconv_plugin.tools.common import CommandError
 
 
@@ -18,7 +19,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="lightconv", description="Tools of the LightConv/DynamicConv plugin for fairseq."
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (user_dir, doctor, build, average, tune, score, convert, report):
+    for module in (user_dir, doctor, build, average, tune, score, translate, convert, report):
         module.add_parser(commands)
     return parser
 

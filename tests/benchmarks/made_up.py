@@ -56,4 +56,9 @@ def models(benchmark: str, preset: str, speeds: dict[str, float], *, gpu: bool, 
     """A result of benchmarks.training or .generation; speeds: tokens or sentences a second by system."""
     unit = {"training": "tokens_per_s", "generation": "sentences_per_s"}[benchmark]
     content = {"benchmark": benchmark, "machine": machine(gpu=gpu), "preset": preset, "dtype": dtype, "quick": False}
-    return content | {"systems": {name: {unit: speed} for name, speed in speeds.items()}} | changes
+    systems = {name: {unit: speed} for name, speed in speeds.items()}
+    if benchmark == "training":
+        return content | {"systems": systems} | changes
+    of_setting = {name: changes.pop(name) for name in ("beam", "sentences") if name in changes}
+    other = {"beam": 7, "sentences": 7, "systems": {name: {unit: 1.0} for name in speeds}}
+    return content | {"settings": [other, {**of_setting, "systems": systems}]} | changes

@@ -52,7 +52,7 @@ def test_everything_once_and_in_order(script, data):
     training, generation, recipes = calls
     big = "--device cuda --dtype bfloat16 --preset wmt_en_de_big"
     assert training.startswith("-m benchmarks.training --json ") and training.endswith(big)
-    assert generation.endswith(f"{big} --beam 4 --sentences 256")
+    assert f"{big} --beam 4 --sentences 256 --systems DynamicConv (ours)" in generation
     assert f"--data {data} --device cuda --dtype bfloat16 --updates 1500 --seconds 215" in recipes
 
 

@@ -1,4 +1,4 @@
-"""benchmarks.training and benchmarks.generation: the right models, the same work for each, tables and JSON."""
+"""benchmarks.training: the right models, the same work for each, tables and JSON."""
 
 import json
 
@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("fairseq")
 
-from benchmarks import generation, report, systems, training
+from benchmarks import report, systems, training
 
 SMALL = systems.sized(systems.PRESETS["iwslt_de_en"], True, None, None)
 
@@ -167,72 +167,3 @@ def test_a_data_bin_folder_without_a_training_set(capsys, tmp_path):
         (tmp_path / f"dict.{language}.txt").write_text("a 3\nb 2\n", encoding="utf-8")
     status, _, error = run(training, capsys, "--quick", "--data", tmp_path)
     assert status == 2 and error.startswith(f"error: --data: {tmp_path}: ")
-
-
-# ------------------------------------------------------------------------------------------------ generation
-
-
-@pytest.mark.parametrize("preset", ["iwslt_de_en", "multi30k_en_de"])
-def test_generation_quick(capsys, tmp_path, preset):
-    file = tmp_path / "generation.json"
-    status, out, _ = run(generation, capsys, "--quick", "--preset", preset, "--json", file, "--beam", 3)
-    content = json.loads(file.read_text(encoding="utf-8"))
-    names = [name for name in content["systems"] if not name.startswith(generation.CTRANSLATE2)]
-    assert status == 0 and names == list(systems.SYSTEMS)
-    assert (content["sentences"], content["length"], content["beam"]) == (3, 5, 3)
-    for name, measured in content["systems"].items():
-        assert measured["sentences_per_s"] == pytest.approx(3 / measured["median_s"])
-        assert name in out and report.digits(measured["sentences_per_s"]) in out
-
-
-@pytest.mark.parametrize("system", systems.SYSTEMS)
-def test_every_translation_has_the_length_that_was_asked_for(system, task):
-    model = systems.build(system, SMALL, task, tiny=True)
-    (sample,) = systems.random_batches(SMALL, task.target_dictionary, 1)
-    generation._generation(model, task.target_dictionary, sample, torch.device("cpu"), 2, 9)()
-    assert not model.training
-
-
-def test_other_lengths_are_an_error(task, monkeypatch):
-    from fairseq.sequence_generator import SequenceGenerator
-
-    monkeypatch.setattr(
-        SequenceGenerator, "generate", lambda self, models, sample: [[{"tokens": torch.zeros(n)}] for n in (5, 4)]
-    )
-    model = systems.build(systems.LIGHT, SMALL, task, tiny=True)
-    (sample,) = systems.random_batches(SMALL, task.target_dictionary, 1)
-    generate = generation._generation(model, task.target_dictionary, sample, torch.device("cpu"), 2, 5)
-    with pytest.raises(report.BenchmarkError, match=r"5 tokens were asked for, got lengths \[4, 5\]"):
-        generate()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--length 1", "--length must be at least 2, got 1"),
-        ("--dtype float16", "--dtype float16 needs --device cuda"),
-        ("--systems x", "--systems: allowed are"),
-    ],
-)
-def test_generation_refuses(capsys, arguments, message):
-    status, out, error = run(generation, capsys, "--quick", *arguments.split())
-    assert status == 2 and not out and message in error
-
-
-def test_ctranslate2_runs_the_same_model(task, tmp_path):
-    pytest.importorskip("ctranslate2")
-    from benchmarks import ctranslate2_peer
-
-    model = systems.build(systems.TRANSFORMER, SMALL, task, tiny=True)
-    (sample,) = systems.random_batches(SMALL, task.target_dictionary, 1)
-    cpu = torch.device("cpu")
-    calls = ctranslate2_peer.translators(model, task.target_dictionary, sample, tmp_path, cpu, 2, 7)
-    assert list(calls) == ["float32", "int8"]
-    for call in calls.values():
-        call()
-    engine = ctranslate2_peer._engine(tmp_path / "float32", cpu)
-    other = systems.build(systems.TRANSFORMER, SMALL, task, tiny=True)
-    torch.nn.init.normal_(other.decoder.layers[0].fc1.weight)
-    tokens = [[task.source_dictionary[i] for i in row[:-1]] for row in sample["net_input"]["src_tokens"].tolist()]
-    with pytest.raises(report.BenchmarkError, match="CTranslate2 computes another model"):
-        ctranslate2_peer._check(engine, other, task.target_dictionary, sample, tokens)

@@ -81,7 +81,8 @@ def peaks(value):
 
 
 CPU_TRAINING = on("cpu", "training", "iwslt_de_en", "float32")
-CPU_GENERATION = on("cpu", "generation", "iwslt_de_en", "float32")
+CPU_GENERATION = on("cpu", "generation", "iwslt_de_en", "float32", beam=5, sentences=32)
+CPU_SENTENCE = on("cpu", "generation", "iwslt_de_en", "float32", beam=5, sentences=1)
 GPU_TRAINING = on("gpu", "training", "wmt_en_de_big", "bfloat16")
 GPU_GENERATION = on("gpu", "generation", "wmt_en_de_big", "bfloat16", beam=4, sentences=256)
 SHORT = SETS["short"][0]
@@ -93,10 +94,14 @@ MADE = {
     ("CPU operators", "dynamic models take"): times(SETS["cpu"][2], "dynamicconv", "fairseq unfold", cpu),
     ("CPU training", "fairseq's DynamicConv"): ratio_of(CPU_TRAINING, "fairseq DynamicConv"),
     ("CPU training", "Transformer"): ratio_of(CPU_TRAINING, targets.TRANSFORMER),
-    ("CPU generation", "fairseq's"): ratio_of(CPU_GENERATION, targets.TRANSFORMER),
-    ("CPU generation, float32", "CTranslate2"): ratio_of(CPU_GENERATION, "CTranslate2 Transformer, float32"),
-    ("CPU generation, int8", "CTranslate2"): ratio_of(
+    ("32 sentences", "fairseq's"): ratio_of(CPU_GENERATION, targets.TRANSFORMER),
+    ("32 sentences, float32", "CTranslate2"): ratio_of(CPU_GENERATION, "CTranslate2 Transformer, float32"),
+    ("32 sentences, int8", "CTranslate2"): ratio_of(
         CPU_GENERATION, "CTranslate2 Transformer, int8", f"{targets.DYNAMIC}, int8"
+    ),
+    ("one sentence, float32", "CTranslate2"): ratio_of(CPU_SENTENCE, "CTranslate2 Transformer, float32"),
+    ("one sentence, int8", "CTranslate2"): ratio_of(
+        CPU_SENTENCE, "CTranslate2 Transformer, int8", f"{targets.DYNAMIC}, int8"
     ),
     ("GPU lightconv", "80 %"): with_bandwidth("lightconv", LARGE),
     ("GPU dynamicconv, K ≤ 31", "65 %"): with_bandwidth("dynamicconv", LARGE),

@@ -12,7 +12,7 @@ import lightconv_plugin
 from lightconv_plugin.tools import cli, user_dir
 from lightconv_plugin.tools.common import CommandError, atomic_write
 
-COMMANDS = ["user-dir", "doctor", "build", "average", "tune", "score", "convert", "report"]
+COMMANDS = ["user-dir", "doctor", "build", "average", "tune", "score", "translate", "convert", "report"]
 
 
 def command(*arguments, repository, **environment):
@@ -27,7 +27,9 @@ def command(*arguments, repository, **environment):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["user-dir"], *([name, "--help"] for name in ("score", "tune", "convert"))], ids=" ".join
+    "arguments",
+    [["--help"], ["user-dir"], *([name, "--help"] for name in ("score", "tune", "translate", "convert"))],
+    ids=" ".join,
 )
 def test_what_needs_no_library_imports_none(arguments, repository):
     done = command(*arguments, repository=repository)
@@ -42,7 +44,7 @@ def test_help_names_every_command(repository):
     assert all(name in done.stdout for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", ["average", "tune", "score", "convert"])
+@pytest.mark.parametrize("name", ["average", "tune", "score", "translate", "convert"])
 def test_the_help_of_a_command_has_an_example(name, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main([name, "--help"])

@@ -1,0 +1,43 @@
+"""From logits to the best continuations of each sentence, without a tensor of all log-probabilities."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import lightconv_plugin.ops  # noqa: F401  (registers torch.ops.lightconv)
+
+
+def log_normalisers(logits: Tensor) -> Tensor:
+    """log Σ_v exp(logits[n, v]), (N,V) → (N,); +∞ where a logit is NaN or +∞, so that the row's probabilities are 0.
+
+    That is what fairseq's search makes of such rows. Their logits are overwritten by −∞.
+    """
+    normalisers = torch.ops.lightconv.log_normalisers(logits)
+    broken = ~normalisers.isfinite()
+    if bool(broken.any()):
+        logits[broken] = -torch.inf
+        normalisers[broken] = torch.inf
+    return normalisers
+
+
+def best_continuations(
+    logits: Tensor, normalisers: Tensor, scores: Tensor | None, sentences: int, count: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The `count` best pairs of a hypothesis and a next word, for each sentence.
+
+    Args:
+        logits: (sentences · hypotheses, V), −∞ for forbidden words.
+        normalisers: (sentences · hypotheses,), what makes them log-probabilities.
+        scores: (sentences, hypotheses), log-probabilities of the hypotheses so far; None for 0.
+        count: at most hypotheses · V.
+
+    Returns:
+        (scores, words, hypotheses), each (sentences, count), the best first.
+    """
+    values, words = torch.ops.lightconv.best_of_rows(logits, min(count, logits.shape[1]))
+    values = (values - normalisers.unsqueeze(1)).view(sentences, -1, values.shape[1])
+    if scores is not None:
+        values = values + scores.unsqueeze(2)
+    best, at = values.flatten(1).topk(count, dim=1)
+    return best, words.view(sentences, -1).gather(1, at), at.div(values.shape[2], rounding_mode="floor")

@@ -1,0 +1,179 @@
+"""An encoder made ready for inference: its linear layers packed, its convolutions and attentions as they are."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from fairseq.models.transformer import TransformerEncoder, TransformerEncoderBase
+from fairseq.modules import MultiheadAttention
+from fairseq.modules.transformer_layer import TransformerEncoderLayer, TransformerEncoderLayerBase
+from torch import Tensor, nn
+
+from lightconv_plugin import ops
+from lightconv_plugin.generation.linear import PackedLinear, round_rows
+from lightconv_plugin.generation.sublayers import (
+    FeedForward,
+    Residual,
+    UnsupportedModelError,
+    check_attention,
+    optional_norm,
+    pack,
+)
+from lightconv_plugin.models.encoder_decoder import MixerEncoder
+from lightconv_plugin.models.layers import MixerEncoderLayer
+from lightconv_plugin.modules.block import ConvBlock
+from lightconv_plugin.modules.convolutions import DynamicConv
+from lightconv_plugin.modules.window_attention import WindowAttention
+
+_ENCODERS = (MixerEncoder, TransformerEncoder, TransformerEncoderBase)
+_LAYERS = (MixerEncoderLayer, TransformerEncoderLayer, TransformerEncoderLayerBase)
+
+
+class PackedEncoder:
+    """A trained encoder, for batches of which only the words are given.
+
+    Args:
+        encoder: that of a ConvTransformerModel or of fairseq's Transformer, in evaluation mode.
+        dtype: arithmetic of the linear layers, see PackedLinear.
+
+    Raises:
+        UnsupportedModelError: another encoder; the text says what is in the way.
+    """
+
+    def __init__(self, encoder: nn.Module, dtype: str = "float32"):
+        if type(encoder) not in _ENCODERS:
+            raise UnsupportedModelError(f"an encoder of type {type(encoder).__name__}")
+        self._embed = encoder.forward_embedding
+        self._padding_idx = encoder.padding_idx
+        self.layers = [_Layer(layer, dtype) for layer in encoder.layers]
+        self.final_norm = optional_norm(encoder.layer_norm)
+
+    @torch.no_grad()
+    def __call__(self, src_tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """src_tokens (S,T) → encoded (T,S,d), and pads (S,T) bool; what is encoded at pads means nothing."""
+        pads = src_tokens.eq(self._padding_idx)
+        x = self._embed(src_tokens)[0].masked_fill(pads.unsqueeze(-1), 0).transpose(0, 1)
+        batch = _Batch(pads)
+        rows = batch.rows(x.reshape(-1, x.shape[2]))
+        for layer in self.layers:
+            rows = layer(rows, batch)
+        if self.final_norm is not None:
+            rows = self.final_norm(rows)
+        return batch.grid(rows), pads
+
+
+class _Batch:
+    """The shape of a batch: T · S rows, time first, and a few more where products are quicker with more."""
+
+    def __init__(self, pads: Tensor):
+        self.sentences, self.steps = pads.shape
+        self.device = pads.device
+        self.pads = pads if bool(pads.any()) else None
+        self._missing = round_rows(pads.numel(), pads.device) - pads.numel()
+        self._masks: dict[tuple, Tensor | None] = {}
+
+    def rows(self, x: Tensor) -> Tensor:
+        """(T · S, C) → (rows, C)."""
+        return F.pad(x, (0, 0, 0, self._missing)) if self._missing else x
+
+    def grid(self, rows: Tensor) -> Tensor:
+        """(rows, C) → (T, S, C), a view."""
+        return rows[: self.steps * self.sentences].view(self.steps, self.sentences, -1)
+
+    def without_pads(self, x: Tensor) -> Tensor:
+        """(T,S,C) with zeros at pads; x is overwritten."""
+        return x if self.pads is None else x.masked_fill_(self.pads.t().unsqueeze(-1), 0)
+
+    def seen(self, left: int | None, right: int | None) -> Tensor | None:
+        """Which keys each query sees, (S or 1, 1, T or 1, T) bool; None for all.
+
+        In a window, `left` and `right` steps to either side, a pad sees itself, so that no row is empty.
+        """
+        key = (left, right)
+        if key not in self._masks:
+            seen = None if self.pads is None else ~self.pads[:, None, None]
+            if left is not None:
+                times = torch.arange(self.steps, device=self.device)
+                distance = times - times.unsqueeze(1)
+                window = (distance >= -left) & (distance <= right)
+                seen = window[None, None] if seen is None else window & (seen | (distance == 0))
+            self._masks[key] = seen
+        return self._masks[key]
+
+
+class _Layer:
+    """Mixer and FFN, (rows, d) → (rows, d)."""
+
+    def __init__(self, layer: nn.Module, dtype: str):
+        if type(layer) not in _LAYERS:
+            raise UnsupportedModelError(f"an encoder layer of type {type(layer).__name__}")
+        if getattr(layer, "return_fc", False):
+            raise UnsupportedModelError("an encoder whose layers return more than their output")
+        self.mixer = _build_mixer(layer.self_attn, dtype)
+        self.residual = Residual(layer.self_attn_layer_norm, layer.normalize_before)
+        self.feed_forward = FeedForward(layer, dtype)
+
+    def __call__(self, x: Tensor, batch: _Batch) -> Tensor:
+        x = self.residual.leave(self.mixer(self.residual.enter(x), batch), x)
+        return self.feed_forward(x)
+
+
+class _ConvMixer:
+    """A ConvBlock; what predicts dynamic filters is one of its linear layers."""
+
+    def __init__(self, block: ConvBlock, dtype: str):
+        self.conv, self.glu, self.zero_pads = block.conv, block.glu, block.zero_pads
+        project = isinstance(block.linear1, nn.Linear)
+        self.linear1 = pack(block.linear1, dtype=dtype) if project else None
+        self.linear2 = pack(block.linear2, dtype=dtype) if project else None
+        self.predict: PackedLinear | None = None
+        if type(block.conv) is DynamicConv:
+            self.predict = pack(block.conv.weight_linear, dtype=dtype)
+
+    def __call__(self, x: Tensor, batch: _Batch) -> Tensor:
+        x = x.clone() if self.linear1 is None else self.linear1(x)
+        if self.glu:
+            x = F.glu(x, dim=1)
+        if self.zero_pads:
+            batch.without_pads(batch.grid(x))
+        grid = batch.grid(x)
+        if self.predict is None:
+            y = self.conv(grid)
+        else:
+            conv = self.conv
+            filters = batch.grid(self.predict(x)).unflatten(2, (conv.num_heads, conv.kernel_size))
+            y = ops.dynamicconv(
+                grid,
+                filters,
+                conv.padding_l,
+                normalize=conv.normalize,
+                bias=conv.conv_bias,
+                renorm_padding=conv.renorm_padding,
+            )
+        y = batch.rows(y.reshape(-1, y.shape[2]))
+        return y if self.linear2 is None else self.linear2(y)
+
+
+class _Attention:
+    """fairseq's self-attention, or WindowAttention."""
+
+    def __init__(self, attention: MultiheadAttention, dtype: str):
+        check_attention(attention)
+        self.heads, self.head_dim = attention.num_heads, attention.head_dim
+        window = isinstance(attention, WindowAttention)
+        self.left, self.right = (attention.left, attention.right) if window else (None, None)
+        self.project = pack(attention.q_proj, attention.k_proj, attention.v_proj, dtype=dtype)
+        self.out_proj = pack(attention.out_proj, dtype=dtype)
+
+    def __call__(self, x: Tensor, batch: _Batch) -> Tensor:
+        projected = batch.grid(self.project(x)).unflatten(2, (3, self.heads, self.head_dim)).permute(2, 1, 3, 0, 4)
+        y = F.scaled_dot_product_attention(*projected, attn_mask=batch.seen(self.left, self.right))
+        return self.out_proj(batch.rows(y.permute(2, 0, 1, 3).reshape(-1, self.heads * self.head_dim)))
+
+
+def _build_mixer(module: nn.Module, dtype: str) -> _ConvMixer | _Attention:
+    if type(module) is ConvBlock:
+        return _ConvMixer(module, dtype)
+    if type(module) in (MultiheadAttention, WindowAttention):
+        return _Attention(module, dtype)
+    raise UnsupportedModelError(f"an encoder layer with {type(module).__name__}")

@@ -1,0 +1,190 @@
+"""From checkpoints of fairseq's translation models to models that search, safely, with errors that say what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightconv_plugin.tools.common import CommandError, safe_torch_load
+
+_TABLE = "{}.embed_tokens.weight"
+
+
+class TranslationError(CommandError, ValueError):
+    """What a user of `Translator` or of `lightconv translate` has to change; the text names it."""
+
+
+@contextlib.contextmanager
+def without_progress() -> Iterator[None]:
+    """Without fairseq's messages about each thing that it loads and hydra's about fairseq; logged warnings stay."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.INFO))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            yield
+    finally:
+        logging.disable(before)
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint, brought to today's layout by fairseq; only tensors and settings are loaded.
+
+    Raises TranslationError (or its base, CommandError) where there is no such file, or it is not a checkpoint of an
+    encoder-decoder.
+    """
+    if not path.is_file():
+        raise TranslationError(f"no such checkpoint: {path}")
+    from fairseq import checkpoint_utils
+
+    try:
+        with without_progress():
+            state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    except Exception as error:
+        safe_torch_load(path)  # says what is wrong with the file, if it is the file
+        raise TranslationError(
+            f"{path} is not a checkpoint of fairseq: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        ) from error
+    if not isinstance(state.get("model"), dict) or not (state.get("cfg") or state.get("args")):
+        raise TranslationError(f"{path} is not a checkpoint of fairseq: it has no parameters, or no settings with them")
+    if not any(name.startswith("encoder.") for name in state["model"]):
+        raise TranslationError(
+            f"{path} has no encoder: it is a checkpoint of a language model, and only translation models translate"
+        )
+    return state
+
+
+def task_settings(state: dict[str, Any]):
+    """The task's part of a checkpoint's configuration; its fields can be read and changed."""
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from omegaconf import OmegaConf
+
+    if state.get("args"):  # a checkpoint of before 2021
+        state["cfg"], state["args"] = state.get("cfg") or convert_namespace_to_omegaconf(state["args"]), None
+    OmegaConf.set_struct(state["cfg"].task, False)
+    return state["cfg"].task
+
+
+def find_data(settings, checkpoint: Path, data: Path | None) -> Path:
+    """The folder with the dictionaries: `data`, or the one that the training names, or the checkpoint's own.
+
+    Raises TranslationError where none of them has dictionaries.
+    """
+    named = [Path(part) for part in str(settings.get("data") or "").split(":")[:1] if part]
+    tried = [data] if data is not None else [*named, checkpoint.absolute().parent]
+    for folder in tried:
+        if any(folder.glob("dict.*.txt")):
+            return folder
+    places = " nor in ".join(map(str, tried))
+    raise TranslationError(f"no dictionaries (dict.XX.txt) in {places}: give their folder by --data DATA_BIN")
+
+
+def languages(settings, data: Path, source: str | None, target: str | None) -> tuple[str, str]:
+    """(source, target): as given, or as the training has it, or by the names of the dictionaries in `data`.
+
+    Raises TranslationError where they cannot be told, or have no dictionary.
+    """
+    there = sorted(path.name.removeprefix("dict.").removesuffix(".txt") for path in data.glob("dict.*.txt"))
+    source, target = source or settings.get("source_lang"), target or settings.get("target_lang")
+    if source is None or target is None:
+        from fairseq.data.data_utils import infer_language_pair
+
+        inferred = infer_language_pair(str(data))  # from the names of the binarised texts, if there are any
+        source, target = source or inferred[0], target or inferred[1]
+    if source is None or target is None:
+        raise TranslationError(
+            f"neither the checkpoint nor {data} tells the languages: give --source-lang and --target-lang, "
+            f"of {', '.join(there)}"
+        )
+    for option, lang in (("--source-lang", source), ("--target-lang", target)):
+        if lang not in there:
+            raise TranslationError(f"{option} {lang}: {data} has no dict.{lang}.txt; it has {', '.join(there)}")
+    return source, target
+
+
+def build_task(settings, data: Path, source: str, target: str):
+    """fairseq's task of the training with the dictionaries of `data`.
+
+    Raises TranslationError where the task is not one of translation from one language to another by beam search.
+    """
+    from fairseq import tasks
+    from fairseq.tasks.translation import TranslationTask
+
+    from lightconv_plugin.generation.task import TranslationFastTask
+
+    name = settings.get("_name") or settings.get("task")
+    kind = tasks.TASK_REGISTRY.get(name, object)
+    if not issubclass(kind, TranslationTask):
+        raise TranslationError(f"the checkpoint's task is {name!r}: only translation and tasks built on it are known")
+    if kind.build_generator not in (TranslationTask.build_generator, TranslationFastTask.build_generator):
+        raise TranslationError(f"the checkpoint's task {name!r} has a search of its own, not beam search as it is here")
+    settings.data, settings.source_lang, settings.target_lang = str(data), source, target
+    settings.eval_bleu = False  # what it would build is for the validation
+    try:
+        with without_progress():
+            return tasks.setup_task(settings, from_checkpoint=True)
+    except (OSError, ValueError) as error:
+        raise TranslationError(f"the dictionaries of {data} cannot be read: {error}") from error
+
+
+def check_sizes(state: dict[str, Any], checkpoint: Path, task, data: Path) -> None:
+    """TranslationError where a dictionary has another number of entries than the embeddings have rows.
+
+    Embeddings that are not one table, such as adaptive ones, are left to `build_model`.
+    """
+    cfg = task.cfg
+    sides = (("encoder", cfg.source_lang, task.source_dictionary), ("decoder", cfg.target_lang, task.target_dictionary))
+    for side, lang, dictionary in sides:
+        table = state["model"].get(_TABLE.format(side))
+        if table is not None and len(table) != len(dictionary):
+            raise TranslationError(
+                f"{checkpoint} has {len(table):,} embeddings in its {side}, but {data / f'dict.{lang}.txt'} has "
+                f"{len(dictionary):,} entries with fairseq's own: it is not the dictionary of that training; give the "
+                "right folder by --data, the right direction by --source-lang and --target-lang"
+            )
+
+
+@dataclass
+class Opened:
+    """The first checkpoint of an ensemble with its task. `state` may be given away to a model."""
+
+    state: dict[str, Any]
+    task: Any
+    data: Path
+    source: str
+    target: str
+
+
+def open_first(path: Path, data: Path | None, source: str | None, target: str | None) -> Opened:
+    """Read a checkpoint and the dictionaries that belong to it, and check that they fit.
+
+    Raises TranslationError as the functions above.
+    """
+    state = read_checkpoint(path)
+    settings = task_settings(state)
+    data = find_data(settings, path, data)
+    source, target = languages(settings, data, source, target)
+    task = build_task(settings, data, source, target)
+    check_sizes(state, path, task, data)
+    return Opened(state, task, data, source, target)
+
+
+def build_model(state: dict[str, Any], checkpoint: Path, task):
+    """The model of a checkpoint in evaluation mode, on the CPU, float32. TranslationError where it does not fit."""
+    from fairseq import checkpoint_utils
+
+    task_settings(state).eval_bleu = False
+    try:
+        with without_progress():
+            models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], task=task, state=state)
+    except Exception as error:
+        # Whatever its configuration asks for and is not there: an architecture, a module, parameters of other shapes.
+        raise TranslationError(
+            f"{checkpoint} cannot be built: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        ) from error
+    return models[0].float().eval()

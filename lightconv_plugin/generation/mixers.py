@@ -1,0 +1,312 @@
+"""The mixers of a decoder, one token a step: what each keeps, and how it reads that through the table of ancestors.
+
+A mixer here is built from the module of the same name in modules/ (or from fairseq's attention) and answers
+
+    memory = mixer.memory(beams, like)  tensors for what it keeps in one search, of the dtype and device of `like`
+    y = mixer(x, memory, beams)         x (N,d), a row a hypothesis, beams.advance() called → (N,d), a new tensor
+
+It writes the step's inputs where the rows stand now and never moves them; `Beams` knows from which rows a hypothesis
+descends. `memory.keep(sources, targets)` moves sentences (Beams.keep).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from fairseq.modules import MultiheadAttention
+from torch import Tensor, nn
+
+from lightconv_plugin.generation.beams import Beams, move
+from lightconv_plugin.generation.linear import PackedLinear, round_rows
+from lightconv_plugin.generation.sublayers import UnsupportedModelError, attend, check_attention, pack
+from lightconv_plugin.modules.block import ConvBlock
+from lightconv_plugin.modules.convolutions import DepthwiseConv, DynamicConv, LightweightConv
+from lightconv_plugin.modules.full_convolution import FullConv
+from lightconv_plugin.modules.talk import TaLKConv
+from lightconv_plugin.modules.window_attention import WindowAttention
+from lightconv_plugin.ops.normalize import normalize
+
+_FIRST_STEPS = 32
+
+
+class Ring:
+    """The last `slots` inputs of every row, (slots, capacity, width, channels); the input of step t is in t mod slots.
+
+    float32 (float64 for such a model) whatever the model has: half precision would save little, and its sums are in
+    float32 anyway.
+    """
+
+    def __init__(self, beams: Beams, slots: int, channels: int, like: Tensor):
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        shape = (slots, beams.capacity, beams.width, channels)
+        self.rows = torch.zeros(shape, dtype=dtype, device=like.device)  # what is not written yet reads zero
+
+    def append(self, x: Tensor, beams: Beams) -> None:
+        """x (N,C) is the current step's input."""
+        slot = self.rows[beams.time % self.rows.shape[0]]
+        slot[: beams.live, : beams.active] = x.view(beams.live, beams.active, -1)
+
+    def weighted_sum(self, weights: Tensor, beams: Beams) -> Tensor:
+        """weights (N·H, taps), the current step's first → (N,C), each of the H heads over its own C/H channels."""
+        taps, heads = weights.shape[1], weights.shape[0] // beams.rows
+        table = self.rows.view(-1, self.rows.shape[-1] // heads)
+        addresses = beams.addresses(taps, self.rows.shape[0], heads)
+        sums = F.embedding_bag(addresses, table, mode="sum", per_sample_weights=weights.to(table.dtype))
+        return sums.view(beams.rows, -1)
+
+    def gather(self, taps: int, beams: Beams) -> Tensor:
+        """(N, taps, C): the last `taps` inputs of each row's history, the current step's first."""
+        addresses = beams.addresses(taps, self.rows.shape[0], 1)
+        return self.rows.view(-1, self.rows.shape[-1]).index_select(0, addresses.view(-1)).view(beams.rows, taps, -1)
+
+    def keep(self, sources: Tensor, targets: Tensor) -> None:
+        move(self.rows, 1, sources, targets)
+
+
+class _Filtered:
+    """Lightweight and dynamic convolutions: Σ over the taps, one filter for the channels of a head."""
+
+    def __init__(self, conv: LightweightConv | DynamicConv):
+        self.slots = conv.kernel_size
+        self.channels = conv.channels
+        self.heads = conv.num_heads
+        self.normalize = conv.normalize
+        self.bias = None if conv.conv_bias is None else conv.conv_bias.detach()
+
+    def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
+        # At the beginning of a sentence most taps of a long filter lie before it: they are not read.
+        taps = min(self.slots, beams.time + 1)
+        y = memory.weighted_sum(self._filters(x, taps, beams), beams).to(x.dtype)
+        return y if self.bias is None else y.add_(self.bias)
+
+    def _filters(self, x: Tensor, taps: int, beams: Beams) -> Tensor:
+        """(N·H, taps), normalised, the current step's first."""
+        raise NotImplementedError
+
+
+class _Lightweight(_Filtered):
+    def __init__(self, conv: LightweightConv, dtype: str):
+        super().__init__(conv)
+        weight = conv.weight.detach().squeeze(1)
+        weight = normalize(weight.to(torch.promote_types(weight.dtype, torch.float32)).t(), conv.normalize).t()
+        self.filters = weight.flip(1).contiguous()  # (H, K), the current token's tap first
+
+    def _filters(self, x: Tensor, taps: int, beams: Beams) -> Tensor:
+        return self.filters[:, :taps].repeat(beams.rows, 1)
+
+
+class _Dynamic(_Filtered):
+    def __init__(self, conv: DynamicConv, dtype: str):
+        super().__init__(conv)
+        if conv.weight_linear.in_features != conv.channels:
+            raise UnsupportedModelError("a dynamic convolution whose filters are predicted from another tensor")
+        self.renorm_padding = conv.renorm_padding
+
+        def current_first(parameter: Tensor | None) -> Tensor | None:
+            if parameter is None:
+                return None
+            return parameter.detach().unflatten(0, (self.heads, self.slots)).flip(1).flatten(0, 1)
+
+        linear = conv.weight_linear
+        self.predict = PackedLinear(current_first(linear.weight), current_first(linear.bias), dtype)
+
+    def _filters(self, x: Tensor, taps: int, beams: Beams) -> Tensor:
+        weights = self.predict(x).view(-1, self.slots)
+        if weights.dtype not in (torch.float32, torch.float64):
+            weights = weights.float()
+        if self.renorm_padding:
+            weights = weights[:, :taps]
+        if self.normalize == "softmax":
+            weights = torch.softmax(weights, dim=1)
+        else:
+            weights = normalize(weights.t(), self.normalize).t()
+        return weights[:, :taps].contiguous()
+
+
+class _Depthwise(_Filtered):
+    """A filter for each channel: heads of one channel would make sums of single numbers, so the rows are gathered."""
+
+    def __init__(self, conv: DepthwiseConv, dtype: str):
+        super().__init__(conv)
+        self.filters = _Lightweight(conv, dtype).filters.t().contiguous()  # (K, C)
+
+    def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
+        taps = min(self.slots, beams.time + 1)
+        y = memory.gather(taps, beams).mul_(self.filters[:taps]).sum(dim=1).to(x.dtype)
+        return y if self.bias is None else y.add_(self.bias)
+
+
+class _TaLK:
+    """The window's weights are 1 for the rows that are in it, a fraction for the last, as ops.talkconv defines them."""
+
+    def __init__(self, conv: TaLKConv, dtype: str):
+        if conv.max_right:
+            raise UnsupportedModelError("a TaLK convolution in the decoder that looks ahead")
+        self.slots = conv.max_left + 1
+        self.channels = conv.channels
+        self.heads = conv.num_heads
+        # A handful of outputs decides how far the windows reach: in full precision, it costs nothing.
+        self.offsets = pack(conv.offsets, dtype="float32")
+
+    def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
+        taps = min(self.slots, beams.time + 1)
+        reach = torch.sigmoid(self.offsets(x))
+        reach = reach.to(torch.promote_types(x.dtype, torch.float32)).view(-1, 1) * (self.slots - 1) + 1
+        parts = (reach - torch.arange(taps, device=x.device)).clamp_(0, 1)
+        parts[:, 0] = 1
+        return memory.weighted_sum(parts.div_(self.slots), beams).to(x.dtype)
+
+
+class _Full:
+    """A full convolution: one product over all taps and channels."""
+
+    def __init__(self, conv: FullConv, dtype: str):
+        self.slots = conv.kernel_size
+        self.channels = conv.channels
+        self.glu = conv.glu
+        weight = conv.weight.detach().flip(2).transpose(1, 2)  # (O, K, C), the current token's tap first
+        self.product = PackedLinear(weight.flatten(1), conv.bias, dtype)
+
+    def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
+        y = self.product(memory.gather(self.slots, beams).flatten(1).to(x.dtype))
+        return F.glu(y, dim=1) if self.glu else y
+
+
+_CONVOLUTIONS = {
+    LightweightConv: _Lightweight,
+    DepthwiseConv: _Depthwise,
+    DynamicConv: _Dynamic,
+    TaLKConv: _TaLK,
+    FullConv: _Full,
+}
+
+
+class ConvMixer:
+    """A ConvBlock: Linear, GLU, convolution, Linear."""
+
+    def __init__(self, block: ConvBlock, dtype: str):
+        conv = block.conv
+        if type(conv) not in _CONVOLUTIONS:
+            raise UnsupportedModelError(f"a convolution of type {type(conv).__name__}")
+        if getattr(conv, "padding_l", 0) != getattr(conv, "kernel_size", 1) - 1 and not isinstance(conv, TaLKConv):
+            raise UnsupportedModelError("a convolution in the decoder that looks ahead")
+        self.conv = _CONVOLUTIONS[type(conv)](conv, dtype)
+        self.glu = block.glu
+        project = isinstance(block.linear1, nn.Linear)
+        self.linear1 = pack(block.linear1, dtype=dtype) if project else None
+        self.linear2 = pack(block.linear2, dtype=dtype) if project else None
+
+    def memory(self, beams: Beams, like: Tensor) -> Ring:
+        return Ring(beams, self.conv.slots, self.conv.channels, like)
+
+    def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
+        if self.linear1 is not None:
+            x = self.linear1(x)
+        if self.glu:
+            x = F.glu(x, dim=1)
+        memory.append(x, beams)
+        x = self.conv(x, memory, beams)
+        return x if self.linear2 is None else self.linear2(x)
+
+
+class Cache:
+    """Keys and values of all steps and hypotheses, (capacity, heads, steps, width, head_dim); they grow by doubling."""
+
+    def __init__(self, beams: Beams, heads: int, head_dim: int, like: Tensor):
+        # Zeros: cells that no hypothesis wrote are multiplied by 0, and must not hold a NaN.
+        shape = (beams.capacity, heads, _FIRST_STEPS, beams.width, head_dim)
+        self.keys, self.values = like.new_zeros(shape), like.new_zeros(shape)
+
+    def append(self, keys: Tensor, values: Tensor, beams: Beams) -> None:
+        """keys, values (live, heads, active, head_dim) are the current step's."""
+        if beams.time == self.keys.shape[2]:
+            self.keys = torch.cat([self.keys, torch.zeros_like(self.keys)], dim=2)
+            self.values = torch.cat([self.values, torch.zeros_like(self.values)], dim=2)
+        self.keys[: beams.live, :, beams.time, : beams.active] = keys
+        self.values[: beams.live, :, beams.time, : beams.active] = values
+
+    def last(self, steps: int, beams: Beams) -> tuple[Tensor, Tensor]:
+        """Keys and values of the last steps, each (live, heads, steps · width, head_dim), the oldest first; no copy."""
+        span = slice(beams.time + 1 - steps, beams.time + 1)
+        return self.keys[: beams.live, :, span].flatten(2, 3), self.values[: beams.live, :, span].flatten(2, 3)
+
+    def keep(self, sources: Tensor, targets: Tensor) -> None:
+        move(self.keys, 0, sources, targets)
+        move(self.values, 0, sources, targets)
+
+
+class SelfAttention:
+    """fairseq's self-attention, or WindowAttention.
+
+    The hypotheses of a sentence share their past, so a sentence's queries are multiplied with all its keys at once, and
+    a mask leaves each its ancestors: nothing is copied when hypotheses change places, and what is multiplied in vain
+    is little beside the linear layers.
+    """
+
+    def __init__(self, attention: MultiheadAttention, dtype: str):
+        check_attention(attention)
+        self.heads, self.head_dim = attention.num_heads, attention.head_dim
+        self.window = attention.left + 1 if isinstance(attention, WindowAttention) else None
+        self.project = pack(attention.q_proj, attention.k_proj, attention.v_proj, dtype=dtype)
+        self.out_proj = pack(attention.out_proj, dtype=dtype)
+
+    def memory(self, beams: Beams, like: Tensor) -> Cache:
+        return Cache(beams, self.heads, self.head_dim, like)
+
+    def __call__(self, x: Tensor, memory: Cache, beams: Beams) -> Tensor:
+        query, *new = self.project(x).view(beams.live, beams.active, 3, -1).unbind(2)
+        memory.append(*(part.unflatten(2, (self.heads, self.head_dim)).transpose(1, 2) for part in new), beams)
+        steps = beams.time + 1 if self.window is None else min(self.window, beams.time + 1)
+        y = attend(query, *memory.last(steps, beams), beams.mask(steps, x.dtype))
+        return self.out_proj(y.flatten(0, 1))
+
+
+class Source:
+    """Keys and values of the encoder's output, each (capacity, heads, source, head_dim), and its pads.
+
+    mask: (capacity, 1, 1, source), −∞ at pads; None where there are none.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, mask: Tensor | None):
+        self.keys, self.values, self.mask = keys, values, mask
+
+    def keep(self, sources: Tensor, targets: Tensor) -> None:
+        move(self.keys, 0, sources, targets)
+        move(self.values, 0, sources, targets)
+
+
+class EncoderAttention:
+    """Attention over the encoder's output: the hypotheses of a sentence are the queries of one product."""
+
+    def __init__(self, attention: MultiheadAttention, dtype: str):
+        check_attention(attention)
+        self.heads, self.head_dim = attention.num_heads, attention.head_dim
+        self.query = pack(attention.q_proj, dtype=dtype)
+        self.keys_values = pack(attention.k_proj, attention.v_proj, dtype=dtype)
+        self.out_proj = pack(attention.out_proj, dtype=dtype)
+
+    def memory(self, encoded: Tensor, mask: Tensor | None, beams: Beams) -> Source:
+        """encoded (T,S,d) → keys and values of its S sentences."""
+        steps, sentences, _ = encoded.shape
+        rows = encoded.flatten(0, 1)
+        missing = round_rows(rows.shape[0], rows.device) - rows.shape[0]
+        projected = self.keys_values(F.pad(rows, (0, 0, 0, missing)) if missing else rows)[: rows.shape[0]]
+        keys_values = encoded.new_zeros(2, beams.capacity, self.heads, steps, self.head_dim)
+        parts = projected.view(steps, sentences, 2, self.heads, self.head_dim).permute(2, 1, 3, 0, 4)
+        keys_values[:, :sentences] = parts
+        return Source(*keys_values, mask)
+
+    def __call__(self, x: Tensor, memory: Source, beams: Beams) -> Tensor:
+        live = beams.live
+        query = self.query(x).view(live, beams.active, -1)
+        mask = None if memory.mask is None else memory.mask[:live]
+        return self.out_proj(attend(query, memory.keys[:live], memory.values[:live], mask).flatten(0, 1))
+
+
+def build_mixer(module: nn.Module, dtype: str) -> ConvMixer | SelfAttention:
+    """The step mixer of what stands as `self_attn` in a decoder layer; UnsupportedModelError if there is none."""
+    if type(module) is ConvBlock:
+        return ConvMixer(module, dtype)
+    if type(module) in (MultiheadAttention, WindowAttention):
+        return SelfAttention(module, dtype)
+    raise UnsupportedModelError(f"a decoder layer with {type(module).__name__}")

@@ -1,0 +1,60 @@
+"""PackedEncoder against the encoder that it was made from."""
+
+import pytest
+import torch
+
+from lightconv_plugin.generation.encoder import PackedEncoder
+from lightconv_plugin.modules.mixers import MIXERS
+from lightconv_plugin.ops import NORMALIZATIONS
+from tests.generation import toys
+
+OPTIONS = {
+    "plain": {},
+    "gated": {"encoder_glu": True},
+    "pre-norm": {"encoder_normalize_before": True},
+    "channels": {"encoder_conv_dim": 32, "encoder_kernel_size_list": [2, 9, 40]},
+    "embedding": {"layernorm_embedding": True, "encoder_learned_pos": True, "activation_fn": "gelu"},
+}
+
+
+def check(model, sample, tolerance: float = 1e-5):
+    encoder = model.encoder
+    with torch.no_grad():
+        expected = encoder(**sample)["encoder_out"][0]
+        output, pads = PackedEncoder(encoder)(sample["src_tokens"])
+    words = ~pads.t()
+    assert output.shape == expected.shape
+    torch.testing.assert_close(output[words], expected[words], rtol=1e-4, atol=tolerance)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("mixer", [*MIXERS, "dynamic,window_attention,attention"])
+def test_our_encoders(mixer, options):
+    options = {"encoder_glu": False, **options}
+    if mixer == "conv":
+        options.pop("encoder_conv_dim", None)
+    model = toys.ours(encoder_conv_type=mixer, **options)
+    check(model, toys.batch(7, left_pad=True)["net_input"])
+    check(model, toys.batch(3, left_pad=False)["net_input"])
+    tokens = torch.randint(4, toys.VOCABULARY, (3, 6))  # no pads, and no rows to fill up
+    check(model, {"src_tokens": tokens, "src_lengths": torch.full((3,), 6)})
+
+
+@pytest.mark.parametrize("kind", NORMALIZATIONS)
+def test_normalisations(kind):
+    model = toys.ours(weight_normalization=kind, weight_softmax=kind == "softmax")
+    check(model, toys.batch()["net_input"])
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_fairseqs_encoder(before):
+    check(toys.fairseqs(encoder_normalize_before=before), toys.batch(7)["net_input"])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.03), ("int8", 0.06)])
+def test_lower_precision_is_close(dtype, tolerance):
+    model = toys.ours(encoder_conv_type="dynamic,attention,talk")
+    tokens = toys.batch(7)["net_input"]["src_tokens"]
+    expected, pads = PackedEncoder(model.encoder)(tokens)
+    error = (PackedEncoder(model.encoder, dtype)(tokens)[0] - expected)[~pads.t()]
+    assert 1e-5 < float(error.square().mean().sqrt() / expected[~pads.t()].std()) < tolerance

@@ -1,0 +1,168 @@
+"""Every model that FastGenerator covers gives the hypotheses and scores of fairseq's SequenceGenerator."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+from fairseq.models.transformer import TransformerModel, transformer_legacy
+from fairseq.modules.fairseq_dropout import FairseqDropout
+
+from lightconv_plugin.generation import StepModel, UnsupportedModelError
+from lightconv_plugin.modules.mixers import MIXERS
+from lightconv_plugin.ops import NORMALIZATIONS
+from tests.generation import toys
+from tests.models.toys import dictionary, task
+
+HYBRIDS = {
+    "dynamic-attention-talk": "dynamic,attention,talk",
+    "window-conv-depthwise": "window_attention,conv,depthwise",
+    "lightweight-attention-dynamic": "lightweight,attention,dynamic",
+}
+
+
+def check(models, seeds=range(3), **options):
+    found_lengths = set()
+    for seed in seeds:
+        torch.manual_seed(seed)
+        sample = toys.batch(left_pad=seed % 2 == 0)
+        theirs, found = toys.generate_both(models, sample, **{"min_len": 1 + 7 * seed, **options})
+        toys.assert_same(theirs, found)
+        found_lengths |= toys.lengths(theirs)
+    assert len(found_lengths) > 1  # hypotheses end at different steps, and sentences leave the batch one by one
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["post-norm", "pre-norm"])
+@pytest.mark.parametrize("glu", [False, True], ids=["plain", "glu"])
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_mixers(mixer, glu, before):
+    check([toys.ours(mixer, decoder_glu=glu, decoder_normalize_before=before, encoder_normalize_before=before)])
+
+
+@pytest.mark.parametrize("types", HYBRIDS.values(), ids=HYBRIDS)
+def test_hybrids(types):
+    check([toys.ours(types)])
+
+
+@pytest.mark.parametrize("kind", NORMALIZATIONS)
+@pytest.mark.parametrize("mixer", ["lightweight", "dynamic"])
+def test_normalisations(mixer, kind):
+    check([toys.ours(mixer, weight_normalization=kind, weight_softmax=kind == "softmax")], seeds=range(1))
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("sizes", [[1, 2, 4], [31, 31, 31], [40, 1, 15]], ids=str)
+def test_kernel_sizes(mixer, sizes):
+    """Kernels of one tap, even ones, and longer ones than any hypothesis."""
+    check([toys.ours(mixer, decoder_kernel_size_list=sizes)], seeds=range(1))
+
+
+OURS = {
+    "conv-dim": {"decoder_conv_dim": 32},
+    "output-dim": {"decoder_output_dim": 12},
+    "no-cross-attention": {"no_cross_attention": True},
+    "learned-positions": {"decoder_learned_pos": True, "encoder_learned_pos": True, "max_target_positions": 40},
+    "no-positions": {"no_token_positional_embeddings": True},
+    "no-scale": {"no_scale_embedding": True},
+    "layernorm-embedding": {"layernorm_embedding": True},
+    "gelu": {"activation_fn": "gelu"},
+    "swish": {"activation_fn": "swish"},
+    "tied": {"share_decoder_input_output_embed": True},
+    "all-tied": {"share_all_embeddings": True},
+    "wide-encoder": {"encoder_embed_dim": 24},
+    "layerdrop": {"decoder_layerdrop": 0.3, "encoder_layerdrop": 0.3},
+}
+
+
+@pytest.mark.parametrize("mixer", ["dynamic", "attention"])
+@pytest.mark.parametrize("options", OURS.values(), ids=OURS)
+def test_options_of_our_models(mixer, options):
+    check([toys.ours(mixer, **options)], seeds=range(2))
+
+
+TRANSFORMERS = {
+    "plain": {},
+    "pre-norm": {"encoder_normalize_before": True, "decoder_normalize_before": True},
+    "pre-norm-no-final": {"decoder_normalize_before": True, "no_decoder_final_norm": True},
+    "learned": {"decoder_learned_pos": True, "encoder_learned_pos": True},
+    "no-positions": {"no_token_positional_embeddings": True},
+    "layernorm-embedding": {"layernorm_embedding": True, "no_scale_embedding": True},
+    "dims": {"decoder_input_dim": 20, "decoder_output_dim": 12},
+    "wide-encoder": {"encoder_embed_dim": 32, "encoder_attention_heads": 2},
+    "tied": {"share_decoder_input_output_embed": True},
+    "no-cross-attention": {"no_cross_attention": True},
+    "activation": {"activation_fn": "gelu_accurate"},
+    "tanh": {"activation_fn": "tanh"},
+}
+
+
+@pytest.mark.parametrize("options", TRANSFORMERS.values(), ids=TRANSFORMERS)
+def test_fairseqs_transformer(options):
+    check([toys.fairseqs(**options)])
+
+
+def test_fairseqs_transformer_base():
+    check([toys.fairseqs_base()])
+
+
+def test_ensemble_of_different_models():
+    models = [toys.ours("dynamic"), toys.fairseqs(), toys.ours("talk", decoder_layers=1, decoder_kernel_size_list=[4])]
+    check(models)
+    check(models[:2], temperature=0.7)
+
+
+def test_long_hypotheses():
+    """Rings turn over several times, and tables and caches grow."""
+    torch.manual_seed(2)
+    model = toys.ours("dynamic,attention,window_attention")
+    theirs, found = toys.generate_both([model], toys.batch(3), min_len=70, max_len_b=90, beam_size=3)
+    toys.assert_same(theirs, found)
+
+
+def test_double_precision():
+    torch.manual_seed(4)
+    for mixer in MIXERS:
+        theirs, found = toys.generate_both([toys.ours(mixer).double()], toys.batch(3), beam_size=3)
+        toys.assert_same(theirs, found, tolerance=1e-6)
+
+
+def test_after_preparation_for_inference():
+    """As fairseq-generate prepares its models."""
+    models = [toys.fairseqs(), toys.ours("dynamic,attention,talk")]
+    generation = Namespace(beam=5, no_beamable_mm=False, print_alignment=False, retain_dropout=False)
+    for model in models:
+        model.prepare_for_inference_(Namespace(generation=generation))
+        check([model], seeds=range(2), beam_size=5)
+
+
+REFUSED = {
+    "adaptive softmax": {"adaptive_softmax_cutoff": "20,40"},
+    "cross-self-attention": {"cross_self_attention": True, "no_cross_attention": True},
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_refused_transformers(reason):
+    sizes = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in toys.SIDE.items()}
+    arguments = Namespace(**sizes, max_source_positions=64, max_target_positions=64, **REFUSED[reason])
+    transformer_legacy.base_architecture(arguments)
+    model = TransformerModel.build_model(arguments, task(dictionary(toys.VOCABULARY))).eval()
+    with pytest.raises(UnsupportedModelError, match=reason):
+        StepModel(model)
+
+
+def test_refuses_dropout_that_stays_on():
+    model = toys.ours(dropout=0.1)
+    for module in model.modules():
+        if isinstance(module, FairseqDropout):
+            module.make_generation_fast_(name="", retain_dropout=True)
+    with pytest.raises(UnsupportedModelError, match="retain-dropout"):
+        StepModel(model)
+
+
+def test_refuses_other_layers():
+    model = toys.ours()
+    model.decoder.layers[1].fc1 = torch.nn.Sequential(model.decoder.layers[1].fc1)
+    with pytest.raises(UnsupportedModelError, match="Sequential"):
+        StepModel(model)
+    with pytest.raises(UnsupportedModelError, match="Linear"):
+        StepModel(torch.nn.Linear(2, 2))

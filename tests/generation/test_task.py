@@ -1,0 +1,89 @@
+"""--task translation_fast in fairseq's own commands."""
+
+import re
+from argparse import Namespace
+
+import pytest
+import torch
+from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
+
+from lightconv_plugin.generation import FastGenerator
+from lightconv_plugin.generation.task import TranslationFastConfig, TranslationFastTask
+from tests import fairseq_cli
+from tests.generation import toys
+from tests.models.toys import dictionary
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """(data-bin, checkpoint of a hybrid trained with --task translation, what the training printed)."""
+    folder = tmp_path_factory.mktemp("fast")
+    data = fairseq_cli.binarise(folder)
+    types = ["--decoder-conv-type", "dynamic,attention"]
+    log = fairseq_cli.run(
+        *["train", data, "--user-dir", fairseq_cli.USER_DIR, "--arch", "dynamicconv", *fairseq_cli.SIZE, *types],
+        *[*fairseq_cli.RECIPE, "--lr", "1e-2", "--max-update", "60", "--save-dir", folder, "--no-epoch-checkpoints"],
+        *["--task", "translation_fast", "--eval-bleu", "--eval-bleu-args", '{"beam": 2, "max_len_b": 12}'],
+    )
+    return data, folder / "checkpoint_last.pt", log
+
+
+def lines(output: str, kinds: str = "HDP") -> list[str]:
+    return sorted(line for line in output.splitlines() if re.match(f"[{kinds}]-[0-9]+\t", line))
+
+
+def generate(trained, *arguments, command: str = "generate", **options) -> str:
+    data, checkpoint, _ = trained
+    common = [data, "--path", checkpoint, "--user-dir", fairseq_cli.USER_DIR, "--cpu"]
+    return fairseq_cli.run(command, *common, "--max-len-b", "20", *arguments, **options)
+
+
+def test_generate_writes_the_same_hypotheses(trained):
+    options = ["--batch-size", "5", "--beam", "4", "--nbest", "3", "--num-workers", "0", "--prefix-size", "1"]
+    expected = generate(trained, *options)
+    found = generate(trained, *options, "--task", "translation_fast")
+    assert len(lines(expected)) == 3 * 3 * 12
+    assert [line.split("\t")[::2] for line in lines(found, "HD")] == [
+        line.split("\t")[::2] for line in lines(expected, "HD")
+    ]
+    for kind in "HDP":
+        for ours, theirs in zip(lines(found, kind), lines(expected, kind), strict=True):
+            numbers = [[float(number) for number in line.split("\t")[1].split()] for line in (ours, theirs)]
+            assert numbers[0] == pytest.approx(numbers[1], abs=2e-4)
+    assert "fairseq's own generator translates" not in found
+    assert re.search("Generate test .*BLEU.*", found)[0] == re.search("Generate test .*BLEU.*", expected)[0]
+
+
+def test_interactive_in_eight_bits(trained):
+    text = "ich sieht den Hund\nnicht oft\n"
+    options = ["--source-lang", "de", "--target-lang", "en", "--task", "translation_fast"]
+    output = generate(trained, *options, "--generation-dtype", "int8", command="interactive", stdin=text)
+    assert len(lines(output, "H")) == 2
+
+
+def test_says_why_it_is_not_fast(trained):
+    output = generate(
+        trained, "--task", "translation_fast", "--sampling", "--beam", "2", "--nbest", "2", "--num-workers", "0"
+    )
+    assert output.count("search by Sampling is not covered by the fast one") == 1
+
+
+def test_validation_translates_with_the_weights_of_the_day(trained):
+    """One generator serves a training's validations; BLEU must not stay that of the first."""
+    scores = re.findall(r'"valid_bleu": "([0-9.]+)"', trained[2])
+    assert len(scores) > 2
+    assert len(set(scores)) > 1
+
+
+def test_builds_the_generator_that_was_asked_for():
+    words = dictionary(toys.VOCABULARY)
+    task = TranslationFastTask(TranslationFastConfig(generation_dtype="int8"), words, words)
+    torch.manual_seed(1)
+    models = [toys.ours()]
+    generator = task.build_generator(models, Namespace(beam=3, lenpen=0.5, no_repeat_ngram_size=2, unnormalized=True))
+    assert (type(generator), generator.dtype, generator.beam_size) == (FastGenerator, "int8", 3)
+    assert (generator.options.len_penalty, generator.options.no_repeat_ngram_size) == (0.5, 2)
+    assert not generator.options.normalize_scores
+    aligned = task.build_generator(models, Namespace(print_alignment="hard"))
+    assert type(aligned) is SequenceGeneratorWithAlignment
+    assert type(task.build_generator(models, Namespace(), seq_gen_cls=SequenceGenerator)) is SequenceGenerator

@@ -1,0 +1,248 @@
+"""What Translator finds by itself, and what it says about what it does not find or what does not fit."""
+
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+
+from lightconv_plugin.generation import Translator
+from lightconv_plugin.generation.loading import TranslationError
+from lightconv_plugin.tools.common import CommandError
+from tests.generation import translation_toys as toys
+from tests.tools.checkpoints import state
+
+LINES = toys.lines(3, seed=5)
+SHORT = {"max_len_b": 20}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """(data, checkpoint): to be read only."""
+    folder = tmp_path_factory.mktemp("corpus")
+    data = toys.make_corpus(folder / "corpus")
+    return data, toys.make_checkpoint(folder / "model.pt", data)
+
+
+@pytest.fixture(scope="module")
+def expected(made):
+    return [t.text for t in Translator(made[1], **SHORT).translate(LINES)]
+
+
+def texts(translator) -> list[str]:
+    return [t.text for t in translator.translate(LINES)]
+
+
+def refused(match: str, path, *args, **options) -> None:
+    with pytest.raises(TranslationError, match=match):
+        Translator(path, *args, **options)
+
+
+def test_everything_is_found(made):
+    translator = Translator(made[1], **SHORT)
+    assert (translator.source_lang, translator.target_lang, translator.notes) == ("de", "en", ())
+
+
+@pytest.mark.parametrize("merges", ["bpecodes", "code"])
+def test_a_folder_with_all_beside_the_checkpoint(merges, made, expected, tmp_path):
+    """As fairseq's released models are packed; the folder of the training is gone."""
+    data, _ = made
+    for name in ("dict.de.txt", "dict.en.txt"):
+        shutil.copy(data / name, tmp_path)
+    shutil.copy(data.parent / "bpe" / "codes", tmp_path / merges)
+    path = toys.make_checkpoint(tmp_path / "m.pt", data, task={"data": "/no/such/data-bin"})
+    translator = Translator(path, lowercase=True, **SHORT)
+    assert texts(translator) == expected
+    assert len(translator.notes) == 1 and "Moses' tokeniser is taken" in translator.notes[0]
+    assert Translator(path, lowercase=True, tokenizer="moses", **SHORT).notes == ()
+
+
+def test_data_that_is_named_goes_first(made, expected, tmp_path):
+    path = toys.make_checkpoint(tmp_path / "m.pt", made[0], task={"data": "/no/such/data-bin"})
+    refused(f"no dictionaries .* in /no/such/data-bin nor in {tmp_path}: .* --data", path)
+    assert texts(Translator(path, made[0], **SHORT)) == expected
+    refused(f"no dictionaries .* in {tmp_path}:", made[1], tmp_path)
+
+
+def test_codes_and_tokenisers_that_are_named(made, expected):
+    data, path = made
+    codes = data.parent / "bpe" / "codes"
+    assert texts(Translator(path, bpe_codes=codes, tokenizer="moses", **SHORT)) == expected
+    prepared = [toys.bpe(data)(toys.RECIPE.tokenise()(line)) for line in LINES]
+    plain = Translator(path, bpe_codes="none", tokenizer="none", **SHORT).translate(prepared)
+    moses = Translator(path, **SHORT).translate(LINES)
+    assert [t.tokens for t in plain] == [t.tokens for t in moses]
+
+
+def test_corpora_without_a_recipe(made, expected, tmp_path):
+    """As they were before recipes were written down: what is known of the case is used, and one note says the rest."""
+    data = tmp_path / "corpus" / "data-bin"
+    shutil.copytree(made[0].parent, data.parent)
+    (data.parent / "corpus.json").write_text('{"src": "de", "tgt": "en", "lowercase": true}')
+    translator = Translator(made[1], data, **SHORT)
+    assert texts(translator) == expected
+    assert "and lower case" in translator.notes[0]
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("no JSON", "corpus.json is not the JSON"),
+        ({"text": {"de": {"tokeniser": "perl", "lang": "de"}}}, "text, de: tokeniser must be one of moses"),
+        ({"text": {"de": {"tokeniser": "moses"}}}, "text, de: a recipe needs lang"),
+        ({"text": {"de": 3}}, "text, de: a recipe is an object"),
+        ({"text": {"de": {"tokeniser": "moses", "lang": "xx"}}}, "no rules for the language 'xx'.*--tokenizer none"),
+    ],
+)
+def test_a_damaged_corpus_json_is_named(text, said, made, tmp_path):
+    data = tmp_path / "data-bin"
+    shutil.copytree(made[0], data)
+    shutil.copytree(made[0].parent / "bpe", tmp_path / "bpe")
+    (tmp_path / "corpus.json").write_text(text if isinstance(text, str) else json.dumps(text))
+    refused(said, made[1], data)
+
+
+def test_missing_merges(made, tmp_path):
+    data = tmp_path / "data-bin"
+    shutil.copytree(made[0], data)
+    refused(r"byte-pair encoding, but there is no .*bpe/codes: give --bpe-codes FILE", made[1], data)
+    refused("--bpe-codes: no such file: nowhere", made[1], data, bpe_codes="nowhere")
+    refused("--sentencepiece: no such file: nowhere", made[1], data, sentencepiece="nowhere")
+    refused("exclude one another", made[1], bpe_codes="a", sentencepiece="b")
+    (tmp_path / "text").write_text("this is a text, not merges\n")
+    refused("text is not a file of merges", made[1], data, bpe_codes=tmp_path / "text")
+    refused("text is not a model of sentencepiece", made[1], data, sentencepiece=tmp_path / "text")
+
+
+def test_a_dictionary_of_another_size_is_named_before_anything_is_built(made, tmp_path):
+    data = tmp_path / "data-bin"
+    shutil.copytree(made[0], data)
+    with (data / "dict.en.txt").open("a", encoding="utf-8") as file:
+        file.write("another 1\n")
+    refused(r"model.pt has \d+ embeddings in its decoder, but .*dict.en.txt has \d+ entries", made[1], data)
+    with (data / "dict.de.txt").open("a", encoding="utf-8") as file:
+        file.write("another 1\n")
+    refused("in its encoder, but .*dict.de.txt", made[1], data)
+    (data / "dict.de.txt").write_text("no number\n")
+    refused("dictionaries of .* cannot be read", made[1], data)
+
+
+def test_a_second_checkpoint_with_other_dictionaries(made, tmp_path):
+    other = toys.make_corpus(tmp_path / "corpus")
+    with (other / "dict.de.txt").open("a", encoding="utf-8") as file:
+        file.write("another 1\n")
+    path = toys.make_checkpoint(tmp_path / "other.pt", other)
+    refused("other.pt has .* in its encoder", [made[1], path])
+    refused("path must name a checkpoint", [])
+
+
+def test_languages(made, tmp_path):
+    nameless = {"source_lang": None, "target_lang": None}
+    path = toys.make_checkpoint(tmp_path / "m.pt", made[0], task=nameless)
+    refused("--source-lang and --target-lang, of de, en", path)
+    assert Translator(path, source_lang="de", target_lang="en").source_lang == "de"
+    refused("--source-lang fr: .* has no dict.fr.txt; it has de, en", made[1], source_lang="fr")
+
+
+def test_what_is_no_checkpoint_of_a_translation_model(made, tmp_path):
+    data, _ = made
+    refused("no such checkpoint: nowhere.pt", "nowhere.pt")
+    (tmp_path / "text.pt").write_text("a text")
+    refused("no such checkpoint: nowhere.pt", [tmp_path / "text.pt", "nowhere.pt"])
+    with pytest.raises(CommandError, match=r"text\.pt"):
+        Translator(tmp_path / "text.pt")
+    torch.save({"weight": torch.ones(3)}, tmp_path / "tensors.pt")
+    refused("tensors.pt is not a checkpoint of fairseq", tmp_path / "tensors.pt")
+    history = [{"optimizer_name": "O", "num_updates": 1, "lr_scheduler_state": {}}]
+    cfg = {"task": {"_name": "language_modeling", "data": str(data)}, "model": {"_name": "dynamicconv_lm"}}
+    parameters = {"decoder.embed_tokens.weight": torch.ones(3, 3)}
+    torch.save(state(parameters, cfg=cfg, optimizer_history=history), tmp_path / "lm.pt")
+    refused("lm.pt has no encoder: it is a checkpoint of a language model", tmp_path / "lm.pt")
+    path = toys.make_checkpoint(tmp_path / "other.pt", data, task={"_name": "translation_fast"})
+    assert Translator(path).beam == 5
+    path = toys.make_checkpoint(tmp_path / "other.pt", data, task={"_name": "translation_lev"})
+    refused("'translation_lev' has a search of its own", path)
+    path = toys.make_checkpoint(tmp_path / "other.pt", data, task={"_name": "denoising"})
+    refused("task is 'denoising'", path)
+
+
+class Evil:
+    def __reduce__(self):
+        return exec, ("import sys; sys.evil = True",)
+
+
+def test_nothing_in_a_checkpoint_is_run(tmp_path):
+    torch.save({"model": {"encoder.x": Evil()}}, tmp_path / "evil.pt")
+    with pytest.raises(CommandError, match=r"evil\.pt is refused: loading it would run"):
+        Translator(tmp_path / "evil.pt")
+    assert not hasattr(sys, "evil")
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"beam": 0}, "beam must be a whole number of at least 1, got 0"),
+        ({"batch_tokens": 2.5}, "batch_tokens must be a whole number"),
+        ({"threads": 0}, "threads must be"),
+        ({"threads": -1}, "threads must be"),
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"max_len_b": -1}, "max_len_b must be a whole number of at least 0"),
+        ({"max_len_a": -0.5}, "max_len_a must be a number from 0 on"),
+        ({"min_len": 9, "max_len_b": 8}, "min_len must be at most max_len_b = 8, got 9"),
+        ({"lenpen": float("nan")}, "lenpen must be a number, got nan"),
+        ({"temperature": 0}, "temperature must be positive"),
+        ({"dtype": "float16"}, "dtype must be one of float32, bfloat16, int8, got 'float16'"),
+        ({"device": "tpu7"}, "device must be cpu, cuda or cuda:N, got 'tpu7'"),
+        ({"device": "cuda:99"}, "device 'cuda:99' is not there"),
+        ({"tokenizer": "perl"}, "tokenizer must be one of moses, none, got 'perl'"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_wrong_options_name_themselves(options, said, made):
+    refused(said, made[1], **options)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_smaller_types_translate(dtype, made):
+    """How near they come is tested where they are computed."""
+    for translation in Translator(made[1], dtype=dtype, **SHORT).translate(LINES):
+        assert translation.text and translation.score < 0
+
+
+def test_a_closed_translator_says_so(made):
+    with Translator(made[1]) as translator:
+        pass
+    with pytest.raises(TranslationError, match="is closed"):
+        translator.translate(LINES)
+
+
+def test_sentencepiece(made, tmp_path):
+    import sentencepiece
+    from fairseq.data import Dictionary
+
+    data = tmp_path / "data-bin"
+    data.mkdir()
+    (tmp_path / "text").write_text("\n".join([*toys.SENTENCES["de"], *toys.SENTENCES["en"]] * 3))
+    sentencepiece.SentencePieceTrainer.Train(
+        f"--input={tmp_path / 'text'} --model_prefix={data / 'spm'} --vocab_size=60 --hard_vocab_limit=false "
+        "--minloglevel=2"
+    )
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(data / "spm.model"))
+    dictionary = Dictionary()
+    for i in range(3, processor.GetPieceSize()):
+        dictionary.add_symbol(processor.IdToPiece(i))
+    for lang in ("de", "en"):
+        dictionary.save(str(data / f"dict.{lang}.txt"))
+    path = toys.make_checkpoint(tmp_path / "m.pt", data)
+    translator = Translator(path, **SHORT)
+    line = toys.SENTENCES["de"][0]
+    pieces = processor.EncodeAsPieces(line)
+    assert translator._indices(line)[0] == [dictionary.index(piece) for piece in pieces] + [dictionary.eos()]
+    assert translator.notes == ()
+    for found in translator.translate(LINES):
+        assert found.text == "".join(found.tokens).replace("▁", " ").strip()
+    (data / "spm.model").unlink()
+    refused("of sentencepiece, but there is no .*: give --sentencepiece MODEL", path)
