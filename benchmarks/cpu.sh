@@ -41,4 +41,6 @@ measure training_multi30k training --preset multi30k_en_de
 # Models of 200 million parameters: those of the papers, without fairseq's own convolutions, which would not fit beside them.
 measure training_wmt training --preset wmt_en_de_big --sentences 16 --repeats 3 \
     --systems "DynamicConv (ours)" "LightConv (ours)" "TaLK (ours)" "fairseq Transformer"
+# Each system in a process of its own, and as fairseq-generate is started: threads that wait may spin.
+unset OMP_WAIT_POLICY
 measure generation generation

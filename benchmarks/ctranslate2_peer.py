@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import ctranslate2
@@ -12,29 +13,17 @@ from ctranslate2.specs import common_spec, transformer_spec
 from torch import nn
 
 from benchmarks.report import BenchmarkError
+from benchmarks.searches import Batch, Settings, collate
 
 KINDS = ("float32", "int8")
 
 
-def translators(
-    model: nn.Module, words, sample: dict, folder: Path, device: torch.device, beam: int, length: int
-) -> dict[str, Callable[[], None]]:
-    """For each arithmetic a function that translates the batch, `length` tokens a sentence; models go to `folder`.
-
-    Raises BenchmarkError if the engine, in float32, scores the batch's translations otherwise than the model does.
-    """
-    tokens = [[words[index] for index in row[:-1]] for row in sample["net_input"]["src_tokens"].tolist()]
-    result = {}
-    for kind in KINDS:
-        engine = _engine(_save(model, words, folder / kind, kind), device)
-        if kind == "float32":
-            _check(engine, model, words, sample, tokens)
-        result[kind] = _translation(engine, tokens, beam, length)
-    return result
-
-
 @torch.no_grad()
-def _save(model: nn.Module, words, folder: Path, kind: str) -> Path:
+def save(model: nn.Module, source, target, folder: Path, kind: str) -> Path:
+    """Writes fairseq's Transformer in the engine's own format, in float32 or with 8-bit weights; the folder.
+
+    source, target: the dictionaries.
+    """
     layers = (len(model.encoder.layers), len(model.decoder.layers))
     heads = model.encoder.layers[0].self_attn.num_heads
     pre_norm = model.encoder.layer_norm is not None
@@ -45,9 +34,8 @@ def _save(model: nn.Module, words, folder: Path, kind: str) -> Path:
         parameter.requires_grad_(False)  # the converter takes .numpy() of them
     converter.set_transformer_encoder(spec.encoder, model.encoder)
     converter.set_transformer_decoder(spec.decoder, model.decoder)
-    vocabulary = ["<blank>" if word == words.pad_word else word for word in words.symbols]
-    spec.register_source_vocabulary(vocabulary)
-    spec.register_target_vocabulary(vocabulary)
+    for words, register in ((source, spec.register_source_vocabulary), (target, spec.register_target_vocabulary)):
+        register(["<blank>" if word == words.pad_word else word for word in words.symbols])
     spec.config.decoder_start_token = spec.config.eos_token
     spec.config.add_source_eos = True
     spec.validate()
@@ -57,29 +45,85 @@ def _save(model: nn.Module, words, folder: Path, kind: str) -> Path:
     return folder
 
 
-def _engine(folder: Path, device: torch.device) -> ctranslate2.Translator:
-    threads = torch.get_num_threads()
-    return ctranslate2.Translator(
-        str(folder), device=device.type, compute_type=folder.name, inter_threads=1, intra_threads=threads
-    )
+class EngineSearch:
+    """A saved model in the engine; see searches.TorchSearch.
+
+    The engine can use its threads within a batch, or give each a part of it: whichever is faster for the first batch
+    that is translated is kept, for each number of sentences.
+    """
+
+    def __init__(self, folder: Path, source, target, settings: Settings, device: torch.device, kind: str):
+        self.source, self.target = source, target
+        self.parameters, self.peak_bytes = None, None  # the engine does not tell
+        self.folder, self.settings, self.device, self.kind = folder, settings, device, kind
+        self._together = self._engine(1, torch.get_num_threads())
+        self._apart: ctranslate2.Translator | None = None
+        self._choice: dict[int, Callable[[list[list[str]]], list]] = {}
+
+    def _engine(self, inter: int, intra: int) -> ctranslate2.Translator:
+        return ctranslate2.Translator(
+            str(self.folder),
+            device=self.device.type,
+            compute_type=self.kind,
+            inter_threads=inter,
+            intra_threads=intra,
+        )
+
+    def translate(self, batch: Batch) -> list[list[int]]:
+        """BenchmarkError where lengths are not as forced."""
+        tokens = [[self.source[index] for index in sentence[:-1]] for sentence in batch]
+        if len(batch) not in self._choice:
+            self._choice[len(batch)] = self._fastest(tokens)
+        results = self._choice[len(batch)](tokens)
+        lengths = {len(result.hypotheses[0]) for result in results}
+        if self.settings.length is not None and lengths != {self.settings.length}:
+            wanted = self.settings.length
+            raise BenchmarkError(f"CTranslate2: {wanted} tokens were asked for, got lengths {sorted(lengths)}")
+        return [[self.target.index(token) for token in result.hypotheses[0]] for result in results]
+
+    def score(self, source: Sequence[int], target: Sequence[int]) -> list[float]:
+        """Log-probabilities of the target's tokens, its end among them."""
+        texts = [self.source[index] for index in source[:-1]], [self.target[index] for index in target[:-1]]
+        return self._together.score_batch([texts[0]], [texts[1]])[0].log_probs
+
+    def _fastest(self, tokens: list[list[str]]) -> Callable[[list[list[str]]], list]:
+        threads = torch.get_num_threads()
+        ways = [self._way(self._together, 0)]
+        if threads > 1 and len(tokens) > 1 and self.device.type == "cpu":
+            if self._apart is None:
+                self._apart = self._engine(threads, 1)
+            ways.append(self._way(self._apart, -(-len(tokens) // threads)))
+
+        def seconds(way: Callable) -> float:
+            way(tokens)
+            start = time.perf_counter()
+            way(tokens)
+            return time.perf_counter() - start
+
+        return min(ways, key=seconds) if len(ways) > 1 else ways[0]
+
+    def _way(self, engine: ctranslate2.Translator, part: int) -> Callable[[list[list[str]]], list]:
+        """part: sentences of a thread; 0: all together."""
+        options = {"beam_size": self.settings.beam, "length_penalty": self.settings.lenpen, "max_batch_size": part}
+        if self.settings.length is None:
+            options |= {"max_decoding_length": self.settings.longest}
+        else:
+            # The engine does not count the end: as many steps as the others make.
+            options |= {"min_decoding_length": self.settings.length, "max_decoding_length": self.settings.length}
+        return lambda tokens: engine.translate_batch(tokens, **options)
 
 
 @torch.no_grad()
-def _check(engine: ctranslate2.Translator, model: nn.Module, words, sample: dict, tokens: list[list[str]]) -> None:
-    translations = [[words[index] for index in row[:-1]] for row in sample["target"].tolist()]
-    ours = torch.tensor([scores.log_probs for scores in engine.score_batch(tokens, translations)])
-    logits = model.eval()(**sample["net_input"])
-    theirs = model.get_normalized_probs(logits, log_probs=True).gather(2, sample["target"].unsqueeze(-1)).squeeze(-1)
-    if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3):
-        difference = (ours - theirs).abs().max()
-        raise BenchmarkError(f"CTranslate2 computes another model: log-probabilities differ by up to {difference:.2g}")
-
-
-def _translation(engine: ctranslate2.Translator, tokens: list[list[str]], beam: int, length: int) -> Callable[[], None]:
-    def translate() -> None:
-        results = engine.translate_batch(tokens, beam_size=beam, min_decoding_length=length, max_decoding_length=length)
-        lengths = {len(result.hypotheses[0]) for result in results}
-        if lengths != {length}:
-            raise BenchmarkError(f"CTranslate2: {length} tokens were asked for, got lengths {sorted(lengths)}")
-
-    return translate
+def check(search: EngineSearch, model: nn.Module, sources: Batch, targets: Batch) -> None:
+    """BenchmarkError if the engine, in float32, scores these translations otherwise than the model does."""
+    for source, target in zip(sources, targets, strict=True):
+        ours = torch.tensor(search.score(source, target))
+        goal = torch.as_tensor(target)
+        net_input = collate([source], search.source.pad(), torch.device("cpu"))
+        logits = model.eval()(**net_input, prev_output_tokens=goal.roll(1).unsqueeze(0))
+        theirs = model.get_normalized_probs(logits, log_probs=True)[0].gather(1, goal.unsqueeze(1)).squeeze(1)
+        if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3):
+            difference = (ours - theirs).abs().max()
+            raise BenchmarkError(
+                f"CTranslate2 computes another model: log-probabilities differ by up to {difference:.2g}"
+            )

@@ -148,14 +148,17 @@ def growth(quantity: Callable[[dict], float | None], what: str) -> Measure:
 
 
 def systems(benchmark: str, speed: str, peer: str, *, ours: str, gpu: bool, **sizes) -> Measure:
-    """Our speed over the peer's, of runs with these sizes."""
+    """Our speed over the peer's, of runs with these sizes (of generation, which has several settings: of those)."""
 
     def measure(result: Result) -> Iterator[Figure]:
         content = result.content
-        right = all(content.get(key) == value for key, value in sizes.items())
-        if content["benchmark"] == benchmark and result.on_gpu == gpu and right:
-            first, second = (content["systems"].get(name, {}).get(speed) for name in (ours, peer))
-            if first and second:
-                yield Figure(first / second, f"{ours} ÷ {peer}, {content['preset']}")
+        if content["benchmark"] != benchmark or result.on_gpu != gpu:
+            return
+        for setting in content.get("settings", [{}]):
+            found = {**content, **setting}
+            if all(found.get(key) == value for key, value in sizes.items()):
+                first, second = (found["systems"].get(name, {}).get(speed) for name in (ours, peer))
+                if first and second:
+                    yield Figure(first / second, f"{ours} ÷ {peer}, {found['preset']}")
 
     return measure

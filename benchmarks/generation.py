@@ -1,11 +1,19 @@
-"""Translation by fairseq's beam search, ours beside fairseq's models, and CTranslate2's Transformer where it is there.
+"""Translation: ours beside fairseq's models in fairseq's search, and CTranslate2's Transformer where it is there.
 
-    python -m benchmarks.generation                          # IWSLT sizes, beam 5, 32 sentences × 25 tokens, float32
+    python -m benchmarks.generation                       # IWSLT sizes, greedy and beam 5, batches of 1 and of 32
+    python -m benchmarks.generation --data data/multi30k_en_de/data-bin --path DynamicConv=average5.pt …
     python -m benchmarks.generation --preset wmt_en_de_big --beam 4 --sentences 256 --device cuda --dtype bfloat16
 
-Weights are random, so lengths are forced: every hypothesis has `--length` tokens, the end of the sentence included, and
-every system makes as many steps. CTranslate2 (`pip install ctranslate2`) runs fairseq's Transformer with the same
-weights, in float32 and with 8-bit integers, with as many threads. One batch of each system in turn; medians.
+Without --data weights are random and lengths are forced: every hypothesis has `--length` tokens, the end of the
+sentence included, and every system makes as many steps. With --data, trained models translate a test set, with BLEU
+beside the speed: batches of like lengths, then the first sentences one by one for the latency.
+
+On a CPU each system has a process of its own, as threads of one engine that wait by spinning would slow down the next;
+peak is then its memory for model, packed weights and a batch, on a GPU that of a batch alone.
+"(ours)" alone is our search with our model in its own arithmetic; "bfloat16" and "int8" are those of its linear layers.
+CTranslate2 (`pip install ctranslate2`) runs fairseq's Transformer with the same weights, in float32 and with 8-bit
+integers, with as many threads, used within a batch or across its sentences, whichever is faster. One call of each
+system in turn; medians.
 """
 
 from __future__ import annotations
@@ -14,118 +22,227 @@ import argparse
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks import machine, report, timing
+from benchmarks import isolated, machine, report, timing
 from benchmarks.report import BenchmarkError
+from benchmarks.searches import CTRANSLATE2, FAIRSEQ, FAST, Batch, Settings, TorchSearch
 
-CTRANSLATE2 = "CTranslate2 Transformer"
+ENGINE = "CTranslate2 Transformer"
+_KINDS = ("float32", "int8")  # CTranslate2's
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """model: a name of systems.SYSTEMS, or of --path. search: see searches.py. dtype: of the linear layers."""
+
+    model: str
+    search: str
+    dtype: str = "float32"
 
 
 def parser() -> argparse.ArgumentParser:
     result = machine.parser("generation", __doc__)
     result.add_argument("--preset", choices=("iwslt_de_en", "multi30k_en_de", "wmt_en_de_big"), default="iwslt_de_en")
-    result.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-    result.add_argument("--beam", type=machine.positive, default=5)
-    result.add_argument("--sentences", type=machine.positive, default=32)
-    result.add_argument("--length", type=machine.positive, default=25, help="tokens of a source and of a translation")
+    result.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="of the models")
+    result.add_argument("--beam", type=machine.positive, nargs="+", help="one or several (default: 1 5; --data: 5)")
+    result.add_argument("--sentences", type=machine.positive, nargs="+", help="of a batch (default: 1 32; --data: 32)")
+    result.add_argument("--length", type=machine.positive, help="tokens of a source and of a translation (default: 25)")
     result.add_argument("--systems", nargs="+", metavar="NAME", help="only these, as they are called in the table")
+    trained = result.add_argument_group("trained models")
+    trained.add_argument("--data", type=Path, metavar="DATA_BIN", help="translate the test set of this folder")
+    trained.add_argument("--path", nargs="+", metavar="NAME=CHECKPOINT", help="one of each system, all of one training")
+    trained.add_argument("--lenpen", type=float, default=1.0, metavar="X", help="length penalty (default: %(default)s)")
+    trained.add_argument("--latency", type=machine.positive, default=100, metavar="N", help="so many one by one")
     return result
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, prints a table and writes the JSON; BenchmarkError for wrong options."""
+    """Measures, prints tables and writes the JSON; BenchmarkError for wrong options."""
     options = parser().parse_args(arguments)
     device = machine.prepare(options)
-    if options.length < 2:
-        raise BenchmarkError(f"--length must be at least 2, got {options.length}")
+    if options.length == 1:
+        raise BenchmarkError("--length must be at least 2, got 1")
     if options.dtype == "float16" and device.type == "cpu":
         raise BenchmarkError("--dtype float16 needs --device cuda")
-    # Here, not above: it takes seconds, and wrong options need not wait for it.
+    if bool(options.data) != bool(options.path):
+        raise BenchmarkError("--data and --path go together: a data-bin folder, and NAME=CHECKPOINT of each system")
+    if options.data:
+        if options.length:
+            raise BenchmarkError("--length is for random weights: trained models decide themselves")
+        # Here, not above: fairseq takes seconds, and wrong options need not wait for it.
+        from benchmarks import trained
+
+        content = trained.measure(options, device)
+    else:
+        content = _random(options, device)
+    if options.json:
+        report.write_json(options.json, content | {"busy_cores_at_end": round(machine.busy_cores(), 2)})
+
+
+def with_ctranslate2(dtype: str) -> bool:
+    """Whether the peer takes part: it is there, and computes as the others."""
+    return dtype == "float32" and importlib.util.find_spec("ctranslate2") is not None
+
+
+def ours(
+    model: str, name: str, options: argparse.Namespace, device: torch.device, dtypes: tuple[str, ...]
+) -> dict[str, Candidate]:
+    """Our search with a model, in its own arithmetic and, where float32 is that on a CPU, in `dtypes`."""
+    found = {name: Candidate(model, FAST)}
+    if options.dtype == "float32" and device.type == "cpu":
+        found |= {f"{name}, {dtype}": Candidate(model, FAST, dtype) for dtype in dtypes}
+    return found
+
+
+def engines(model: str, options: argparse.Namespace) -> dict[str, Candidate]:
+    if not with_ctranslate2(options.dtype):
+        return {}
+    return {f"{ENGINE}, {kind}": Candidate(model, CTRANSLATE2, kind) for kind in _KINDS}
+
+
+def choose(candidates: dict[str, Candidate], names: list[str] | None) -> dict[str, Candidate]:
+    """All, or those that were named; BenchmarkError for other names."""
+    if names is None:
+        return candidates
+    if unknown := set(names) - set(candidates):
+        allowed = ", ".join(map(repr, candidates))
+        raise BenchmarkError(f"--systems: allowed are {allowed}, got {', '.join(map(repr, sorted(unknown)))}")
+    return {name: candidate for name, candidate in candidates.items() if name in names}
+
+
+def _candidates(options: argparse.Namespace, device: torch.device, systems) -> dict[str, Candidate]:
+    found = {}
+    found |= ours(systems.DYNAMIC, systems.DYNAMIC, options, device, ("bfloat16", "int8"))
+    for system in (systems.LIGHT, systems.TALK):
+        found |= ours(system, system, options, device, ("int8",))
+    found[f"{systems.DYNAMIC}, fairseq's search"] = Candidate(systems.DYNAMIC, FAIRSEQ)
+    for system in (systems.FAIRSEQ_DYNAMIC, systems.FAIRSEQ_LIGHT, systems.TRANSFORMER):
+        found[system] = Candidate(system, FAIRSEQ)
+    found |= ours(systems.TRANSFORMER, f"{systems.TRANSFORMER}, our search", options, device, ("int8",))
+    return choose(found | engines(systems.TRANSFORMER, options), options.systems)
+
+
+# ------------------------------------------------------------------------------ random weights, forced lengths
+
+
+@dataclass(frozen=True)
+class Job:
+    """A candidate with random weights, and what it is built from. folder: for CTranslate2's model.
+
+    sources, targets: translations by which CTranslate2 is compared with the model that it was made from.
+    """
+
+    candidate: Candidate
+    preset: Any
+    settings: Settings
+    dtype: str
+    device: str
+    tiny: bool
+    folder: Path
+    sources: Batch
+    targets: Batch
+
+    def __call__(self) -> Any:
+        from benchmarks import systems
+
+        words = systems.dictionary(self.preset.vocabulary)
+        model = systems.build(self.candidate.model, self.preset, systems.task(words), tiny=self.tiny)
+        device, kind = torch.device(self.device), self.candidate.dtype
+        if self.candidate.search != CTRANSLATE2:
+            model = model.to(device, machine.DTYPES[self.dtype])
+            return TorchSearch(self.candidate.search, model, words, self.settings, device, kind)
+        from benchmarks import ctranslate2_peer
+
+        folder = ctranslate2_peer.save(model, words, words, Path(tempfile.mkdtemp(dir=self.folder)) / kind, kind)
+        search = ctranslate2_peer.EngineSearch(folder, words, words, self.settings, device, kind)
+        if kind == "float32":
+            ctranslate2_peer.check(search, model, self.sources, self.targets)
+        return search
+
+
+def _random(options: argparse.Namespace, device: torch.device) -> dict:
     from benchmarks import systems
 
-    chosen = systems.choose(options.systems)
-    if options.systems and set(options.systems) != set(chosen):
-        raise BenchmarkError(f"--systems: allowed are {', '.join(map(repr, systems.SYSTEMS))}, got {options.systems}")
-    sentences, length = (3, 5) if options.quick else (options.sentences, options.length)
-    preset = systems.sized(systems.PRESETS[options.preset], options.quick, sentences, length)
-    repeats = options.repeats or (2 if options.quick else 7)
+    candidates = _candidates(options, device, systems)
+    beams = options.beam or ([2] if options.quick else [1, 5])
+    sizes = options.sentences or ([3] if options.quick else [1, 32])
+    length = options.length or (5 if options.quick else 25)
+    preset = systems.sized(systems.PRESETS[options.preset], options.quick, max(sizes), length)
     description = machine.describe(device)
-
-    words = systems.dictionary(preset.vocabulary)
-    task = systems.task(words)
-    (sample,) = systems.random_batches(preset, words, 1)
-    calls, results = {}, {}
-    with tempfile.TemporaryDirectory() as folder:
-        for system in chosen:
-            model = systems.build(system, preset, task, tiny=options.quick)
-            results[system] = {"parameters": systems.parameters(model)}
-            if system == systems.TRANSFORMER and importlib.util.find_spec("ctranslate2"):
-                from benchmarks import ctranslate2_peer
-
-                for kind, call in ctranslate2_peer.translators(
-                    model, words, sample, Path(folder), device, options.beam, preset.length
-                ).items():
-                    calls[f"{CTRANSLATE2}, {kind}"] = call
-            model = model.to(device, machine.DTYPES[options.dtype])
-            calls[system] = _generation(model, words, sample, device, options.beam, preset.length)
-        timings = timing.interleaved(calls, repeats, timing.WallClock(device), even=True)
-    for system, seconds in timings.items():
-        measured = timing.summary(seconds)
-        results.setdefault(system, {}).update(measured, sentences_per_s=preset.sentences / measured["median_s"])
-
     print(machine.headline(description))
-    print(f"{options.preset}, {options.dtype}, beam {options.beam}, {preset.sentences} × {preset.length} tokens")
-    print(_table(results, systems.TRANSFORMER))
-    if options.json:
-        content = {
-            "benchmark": "generation",
-            "machine": description,
-            "preset": options.preset,
-            "dtype": options.dtype,
-            "beam": options.beam,
-            "sentences": preset.sentences,
-            "length": preset.length,
-            "vocabulary": preset.vocabulary,
-            "repeats": repeats,
-            "quick": options.quick,
-            "busy_cores_at_end": round(machine.busy_cores(), 2),
-            "systems": results,
-        }
-        report.write_json(options.json, content)
+
+    (sample,) = systems.random_batches(preset, systems.dictionary(preset.vocabulary), 1)
+    sources, targets = sample["net_input"]["src_tokens"].tolist(), sample["target"].tolist()
+    settings = []
+    with tempfile.TemporaryDirectory() as folder:
+        for beam in beams:
+            search = Settings(beam, length=length)
+            given = (preset, search, options.dtype, device.type, options.quick, Path(folder), sources[:2], targets[:2])
+            places = isolated.begin({name: Job(candidate, *given) for name, candidate in candidates.items()}, device)
+            try:
+                for measured in _sizes(places, sizes, sources, options):
+                    settings.append({"beam": beam, "length": length, **measured})
+            finally:
+                for place in places.values():
+                    place.close()
+    for setting in settings:
+        print(f"\n{options.preset}, {options.dtype}, beam {setting['beam']}, {setting['sentences']} × {length} tokens")
+        print(_table(setting["systems"], systems.TRANSFORMER))
+    return {
+        "benchmark": "generation",
+        "machine": description,
+        "preset": options.preset,
+        "dtype": options.dtype,
+        "vocabulary": preset.vocabulary,
+        "quick": options.quick,
+        "settings": settings,
+    }
 
 
-def _generation(model, words, sample: dict, device: torch.device, beam: int, length: int) -> Callable[[], None]:
-    """A batch as `fairseq-generate` translates it."""
-    from fairseq.sequence_generator import SequenceGenerator
+def _sizes(places: dict, sizes: list[int], sources: Batch, options: argparse.Namespace) -> Iterator[dict]:
+    """What was measured for each size of a batch."""
+    parameters = {name: place.parameters() for name, place in places.items()}
+    for size in sizes:
+        repeats = (options.repeats or (2 if options.quick else 5)) * (2 if size == 1 else 1)
+        seconds: dict[str, list[float]] = {name: [] for name in places}
+        for number in range(1 + repeats):
+            for name, place in places.items():
+                (taken,), _ = place.translate([sources[:size]])
+                if number:  # the first is the warm-up
+                    seconds[name].append(taken)
+        systems = {name: _measured(parameters[name], values, size) for name, values in seconds.items()}
+        for name, place in places.items():
+            systems[name]["peak_bytes"] = place.peak_bytes()
+        yield {"sentences": size, "systems": systems}
 
-    generation = argparse.Namespace(beam=beam, no_beamable_mm=False, print_alignment=False, retain_dropout=False)
-    model.eval().prepare_for_inference_(argparse.Namespace(generation=generation))
-    inner = length - 1
-    generator = SequenceGenerator([model], words, beam_size=beam, max_len_a=0, max_len_b=inner, min_len=inner)
-    inputs = {name: sample["net_input"][name].to(device) for name in ("src_tokens", "src_lengths")}
 
-    def generate() -> None:
-        hypotheses = generator.generate([model], {"net_input": inputs})
-        lengths = {len(beams[0]["tokens"]) for beams in hypotheses}
-        if lengths != {length}:
-            raise BenchmarkError(f"translations of {length} tokens were asked for, got lengths {sorted(lengths)}")
-
-    return generate
+def _measured(parameters: int | None, seconds: list[float], sentences: int) -> dict:
+    found = timing.summary(seconds)
+    found["sentences_per_s"] = sentences / found["median_s"]
+    return found | ({"parameters": parameters} if parameters else {})
 
 
 def _table(results: dict, transformer: str) -> str:
-    base = results.get(transformer, {}).get("sentences_per_s")
+    bases = [
+        results.get(name, {}).get("sentences_per_s") for name in (transformer, f"{ENGINE}, float32", f"{ENGINE}, int8")
+    ]
     rows = []
     for system, measured in results.items():
         speed = measured["sentences_per_s"]
         parameters = f"{measured['parameters']:,}" if "parameters" in measured else "–"
-        against = report.digits(speed / base) if base else "–"
-        rows.append([system, parameters, report.milliseconds(measured["median_s"]), report.digits(speed), against])
-    return report.table(["system", "parameters", "batch, ms", "sentences/s", "× fairseq Transformer"], rows)
+        against = [report.digits(speed / base) if base else "–" for base in bases]
+        peak = report.digits(measured.get("peak_bytes"), 2**20)
+        rows.append(
+            [system, parameters, report.milliseconds(measured["median_s"]), report.digits(speed), *against, peak]
+        )
+    headers = ["system", "parameters", "batch, ms", "sentences/s", "× fairseq Transformer"]
+    return report.table([*headers, "× CTranslate2", "× its int8", "peak, MiB"], rows)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,8 @@ class Verdict:
 _FAIRSEQ_PATHS = ("fairseq band", "fairseq unfold")
 _CPU = {"gpu": False, "dtype": "float32"}
 _IWSLT = {"ours": DYNAMIC, "preset": "iwslt_de_en", **_CPU}
-_IWSLT_INT8 = {"ours": f"{DYNAMIC}, int8", "preset": "iwslt_de_en", "gpu": False}
+_IN_INT8 = _IWSLT | {"ours": f"{DYNAMIC}, int8"}
+_BATCH, _ALONE = {"beam": 5, "sentences": 32}, {"beam": 5, "sentences": 1}
 _BIG = {"ours": DYNAMIC, "gpu": True, "dtype": "bfloat16", "preset": "wmt_en_de_big"}
 _SHORT = {"operators": ("dynamicconv",), "gpu": True, "dtype": "bfloat16"}
 _ATTENTION = {"peers": ["attention (flash)"], "passes": ["forward", "both"], "gpu": True, "dtype": "bfloat16"}
@@ -116,29 +117,34 @@ TARGETS = (
         systems("training", "tokens_per_s", TRANSFORMER, **_IWSLT),
     ),
     Target(
-        "CPU generation",
+        "CPU generation, beam 5, 32 sentences",
         "≥ 2 × fairseq's Transformer",
         2,
-        systems("generation", "sentences_per_s", TRANSFORMER, **_IWSLT),
+        systems("generation", "sentences_per_s", TRANSFORMER, **_IWSLT, **_BATCH),
     ),
     Target(
-        "CPU generation, float32",
+        "CPU generation, beam 5, 32 sentences, float32",
         "≥ 1.3 × CTranslate2's Transformer",
         1.3,
-        systems("generation", "sentences_per_s", f"{CTRANSLATE2}, float32", **_IWSLT),
+        systems("generation", "sentences_per_s", f"{CTRANSLATE2}, float32", **_IWSLT, **_BATCH),
     ),
     Target(
-        "CPU generation, int8",
+        "CPU generation, beam 5, 32 sentences, int8",
         "≥ 1.3 × CTranslate2's Transformer",
         1.3,
-        systems(
-            "generation",
-            "sentences_per_s",
-            f"{CTRANSLATE2}, int8",
-            ours=f"{DYNAMIC}, int8",
-            gpu=False,
-            preset="iwslt_de_en",
-        ),
+        systems("generation", "sentences_per_s", f"{CTRANSLATE2}, int8", **_IN_INT8, **_BATCH),
+    ),
+    Target(
+        "CPU generation, one sentence, float32",
+        "no slower than CTranslate2's Transformer",
+        1,
+        systems("generation", "sentences_per_s", f"{CTRANSLATE2}, float32", **_IWSLT, **_ALONE),
+    ),
+    Target(
+        "CPU generation, one sentence, int8",
+        "no slower than CTranslate2's Transformer",
+        1,
+        systems("generation", "sentences_per_s", f"{CTRANSLATE2}, int8", **_IN_INT8, **_ALONE),
     ),
     Target(
         "GPU lightconv, bfloat16, T·B·C ≥ 64M, forward and backward",

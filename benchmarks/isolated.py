@@ -1,0 +1,161 @@
+"""Searches in processes of their own: engines whose threads wait by spinning would slow down whatever runs after them.
+
+It also makes memory measurable: each process holds one model and one search.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.report import BenchmarkError, quiet
+
+_STATUS = Path("/proc/self/status")
+_REST = 0.25  # seconds in which the threads of the process before go to sleep
+
+
+class Isolated:
+    """What `build()` returns (a search, see searches.py), in a new process; it translates there.
+
+    Args:
+        build: can be pickled.
+        threads: of torch in that process.
+
+    Raises BenchmarkError, in whichever method comes next, where the process fails.
+    """
+
+    def __init__(self, build: Callable[[], Any], threads: int):
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        # Not daemonic: such processes may not begin others, as our search does.
+        self._process = context.Process(target=_serve, args=(theirs, build, threads))
+        self._process.start()
+        theirs.close()
+
+    def parameters(self) -> int | None:
+        """Of the model; None where the search does not tell. To be called once, before all else."""
+        return self._receive()
+
+    def translate(self, batches: list) -> tuple[list[float], list[list[list[int]]]]:
+        """Seconds for each batch, one after the other, and their translations."""
+        time.sleep(_REST)
+        return self._ask("translate", batches)
+
+    def peak_bytes(self) -> int | None:
+        """The most memory that model, search and translations took, beyond the libraries; None where nobody tells."""
+        return self._ask("peak", None)
+
+    def _ask(self, what: str, argument: Any) -> Any:
+        self._connection.send((what, argument))
+        return self._receive()
+
+    def _receive(self) -> Any:
+        try:
+            answer = self._connection.recv()
+        except (EOFError, OSError):
+            self._process.join(5)
+            raise BenchmarkError(f"a search's process ended with status {self._process.exitcode}") from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self._connection.close()  # which ends it
+        self._process.join(20)
+        if self._process.is_alive():
+            self._process.kill()
+
+
+class OnGPU:
+    """The same in this process: a GPU's memory would not hold a context for each, and nothing there spins."""
+
+    def __init__(self, build: Callable[[], Any], threads: int):
+        self._search = build()
+
+    def parameters(self) -> int | None:
+        return self._search.parameters
+
+    def translate(self, batches: list) -> tuple[list[float], list[list[list[int]]]]:
+        return _translate(self._search, batches)
+
+    def peak_bytes(self) -> int | None:
+        """Of the last call of translate, beyond what was held before it."""
+        return self._search.peak_bytes
+
+    def close(self) -> None:
+        self._search = None
+
+
+def begin(jobs: Mapping[str, Callable[[], Any]], device: torch.device) -> dict[str, Isolated | OnGPU]:
+    """Each job's search in its place, ready to translate."""
+    kind = OnGPU if device.type == "cuda" else Isolated
+    return {name: kind(job, torch.get_num_threads()) for name, job in jobs.items()}
+
+
+def _translate(search: Any, batches: list) -> tuple[list[float], list[list[list[int]]]]:
+    seconds, found = [], []
+    for batch in batches:
+        start = time.perf_counter()
+        found.append(search.translate(batch))  # lists: a device is done
+        seconds.append(time.perf_counter() - start)
+    return seconds, found
+
+
+def _serve(connection, build: Callable[[], Any], threads: int) -> None:
+    with quiet(), contextlib.suppress(EOFError, OSError):
+        torch.set_num_threads(threads)
+        try:
+            before = _libraries()
+            search = build()
+            connection.send(search.parameters)
+            while True:
+                what, argument = connection.recv()
+                connection.send(_translate(search, argument) if what == "translate" else _peak(before))
+        except BenchmarkError as error:
+            connection.send(error)
+        except (RuntimeError, ValueError, TypeError) as error:
+            connection.send(BenchmarkError(f"{type(error).__name__}: {error}"))
+
+
+def _libraries() -> int | None:
+    """Resident memory with all libraries loaded, before any model is built."""
+    import fairseq.sequence_generator  # noqa: F401
+
+    import lightconv_plugin.generation  # noqa: F401
+    from lightconv_plugin.ops import native
+
+    with contextlib.suppress(ImportError):
+        import ctranslate2  # noqa: F401
+    native.backend("cpu")
+    return _resident("VmRSS")
+
+
+def _peak(before: int | None) -> int | None:
+    """Of this process, and of those that it has begun the pages that they do not share with it."""
+    if before is None:
+        return None
+    children = [process.pid for process in multiprocessing.active_children()]
+    return _resident("VmHWM") - before + sum(_private(pid) for pid in children)
+
+
+def _private(pid: int) -> int:
+    total = 0
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
+        if line.startswith(("Private_Dirty:", "Private_Clean:")):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+def _resident(name: str) -> int | None:
+    if not _STATUS.exists():
+        return None
+    for line in _STATUS.read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise LookupError(f"{_STATUS} has no {name}")

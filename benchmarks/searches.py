@@ -1,0 +1,93 @@
+"""The searches that translate in the benchmarks: ours, fairseq's, and CTranslate2's engine, behind one interface.
+
+A searcher answers `translate(batch)`: a batch is a list of sentences, each the indices of its tokens with the end of
+the sentence; what comes back are the best translations' indices, without their ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.report import BenchmarkError
+
+Batch = Sequence[Sequence[int]]
+FAST, FAIRSEQ, CTRANSLATE2 = "ours", "fairseq", "CTranslate2"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of a search.
+
+    length: tokens that every hypothesis has, the end included; None where the models decide, up to `longest`.
+    """
+
+    beam: int = 5
+    lenpen: float = 1.0
+    length: int | None = None
+    longest: int = 200
+
+    def fairseqs(self) -> dict:
+        """As SequenceGenerator and ours take them."""
+        options = {"beam_size": self.beam, "len_penalty": self.lenpen, "max_len_a": 0, "max_len_b": self.longest}
+        if self.length is not None:
+            options |= {"max_len_b": self.length - 1, "min_len": self.length - 1}
+        return options
+
+
+class TorchSearch:
+    """fairseq's SequenceGenerator or our FastGenerator with one model, which is taken over."""
+
+    def __init__(
+        self, kind: str, model: nn.Module, words, settings: Settings, device: torch.device, dtype: str = "float32"
+    ):
+        self.words, self.length, self.device = words, settings.length, device
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.peak_bytes: int | None = None  # of a GPU's memory, in the last call
+        model.eval()
+        if kind == FAST:
+            from lightconv_plugin.generation import FastGenerator
+
+            self.generator = FastGenerator([model], words, dtype=dtype, **settings.fairseqs())
+        elif kind == FAIRSEQ:
+            from fairseq.sequence_generator import SequenceGenerator
+
+            # As fairseq-generate prepares its models.
+            generation = argparse.Namespace(
+                beam=settings.beam, no_beamable_mm=False, print_alignment=False, retain_dropout=False
+            )
+            model.prepare_for_inference_(argparse.Namespace(generation=generation))
+            self.generator = SequenceGenerator([model], words, **settings.fairseqs())
+        else:
+            raise ValueError(f"kind must be {FAST!r} or {FAIRSEQ!r}, got {kind!r}")
+
+    def translate(self, batch: Batch) -> list[list[int]]:
+        """BenchmarkError where lengths are not as forced."""
+        net_input = collate(batch, self.words.pad(), self.device)
+        before = self._reset_memory()
+        found = [beams[0]["tokens"].tolist()[:-1] for beams in self.generator.generate([], {"net_input": net_input})]
+        if before is not None:
+            self.peak_bytes = torch.cuda.max_memory_allocated() - before
+        lengths = {len(tokens) + 1 for tokens in found}
+        if self.length is not None and lengths != {self.length}:
+            raise BenchmarkError(f"translations of {self.length} tokens were asked for, got lengths {sorted(lengths)}")
+        return found
+
+    def _reset_memory(self) -> int | None:
+        if self.device.type != "cuda":
+            return None
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+
+
+def collate(batch: Batch, pad: int, device: torch.device) -> dict[str, Tensor]:
+    """net_input of fairseq's batches, padded on the left as fairseq-generate does."""
+    lengths = torch.tensor([len(sentence) for sentence in batch])
+    tokens = torch.full((len(batch), int(lengths.max())), pad)
+    for row, sentence in zip(tokens, batch, strict=True):
+        row[len(row) - len(sentence) :] = torch.as_tensor(sentence)
+    return {"src_tokens": tokens.to(device), "src_lengths": lengths.to(device)}
