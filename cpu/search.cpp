@@ -170,7 +170,9 @@ at::Tensor attend(
   TORCH_CHECK(channels % 16 == 0, "lightconv: the channels of a head must be a multiple of 16, got ", channels);
   for (const at::Tensor& tensor : {query, keys, values}) {
     TORCH_CHECK(tensor.scalar_type() == at::kFloat, "lightconv: attend computes in float32");
-    TORCH_CHECK(tensor.stride(-1) == 1 && tensor.stride(-2) == tensor.size(-1), "lightconv: steps must be contiguous");
+    // A stride along one element may be any number.
+    const bool rows_follow = tensor.size(-2) == 1 || tensor.stride(-2) == tensor.size(-1);
+    TORCH_CHECK(tensor.stride(-1) == 1 && rows_follow, "lightconv: steps must be contiguous");
   }
   if (mask) {
     TORCH_CHECK(

@@ -80,6 +80,12 @@ def test_attention(sentences, heads, steps, channels, queries, masked):
     torch.testing.assert_close(found.double(), oracle(query, keys, values, mask), rtol=0, atol=3e-6)
 
 
+def test_one_query_one_step_of_any_stride():
+    query = torch.randn(3, 96).as_strided((3, 1, 32), (96, 5, 1))
+    cells = torch.randn(2, 3, 2, 7, 16)[:, :, :, :1].as_strided((2, 3, 2, 1, 16), (672, 224, 112, 3, 1))
+    torch.testing.assert_close(attend(query, *cells, None).double(), oracle(query, *cells, None), rtol=0, atol=1e-6)
+
+
 def test_large_scores():
     query, keys, values = torch.full((1, 2, 16), 100.0), torch.randn(1, 1, 5, 16) * 100, torch.randn(1, 1, 5, 16)
     torch.testing.assert_close(
