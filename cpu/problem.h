@@ -13,6 +13,10 @@
 #include "philox.h"
 #include "scalars.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace lightconv {
 
 // A (time, batch, channels) tensor with contiguous channels.
@@ -125,6 +129,10 @@ Cut cut(const Problem<T>& p, int planes, int tables) {
 class Arena {
  public:
   void reset() {
+#if defined(__SANITIZE_ADDRESS__)
+    blocks_.clear();
+    size_ = 0;
+#endif
     if (blocks_.size() > 1) {
       const int64_t total = size_;
       blocks_.clear();
@@ -148,6 +156,14 @@ class Arena {
   template <class S>
   S* take(int64_t n) {
     const int64_t bytes = (n * int64_t(sizeof(S)) + kLine - 1) / kLine * kLine;
+#if defined(__SANITIZE_ADDRESS__)
+    // A block for each, so that the sanitizer sees its end; full of NaN, so that what is read unwritten shows.
+    add(bytes);
+    char *start = blocks_.back().start, *end = start + n * int64_t(sizeof(S));
+    std::memset(start, 0xFF, bytes);
+    __asan_poison_memory_region(end, blocks_.back().memory.get() + bytes + kLine - end);
+    return reinterpret_cast<S*>(start);
+#endif
     if (blocks_.empty() || used_ + bytes > blocks_.back().size) {
       add(std::max<int64_t>(bytes, int64_t(1) << 20));
       used_ = 0;

@@ -16,6 +16,12 @@ from torch.utils import cpp_extension
 if __name__ == "__main__":
     # cpp_extension writes this folder into the linker's command as it is: a space in torch's path would cut it in two.
     cpp_extension.TORCH_LIB_PATH = shlex.quote(cpp_extension.TORCH_LIB_PATH)
+    # And a compiler of several words (CXX="ccache g++") it takes for one with spaces in its name.
+    if len(shlex.split(os.environ["CXX"])) > 1:
+        with open("compiler.sh", "w") as script:  # in the folder of the build, which is the working one
+            script.write(f'#!/bin/sh\nexec {os.environ["CXX"]} "$@"\n')
+        os.chmod("compiler.sh", 0o755)
+        os.environ["CXX"] = "./compiler.sh"
     # Nor does it look for CUDA where torch has none. The sources compile there, too; only linking them is impossible.
     cpp_extension.CUDA_HOME = os.environ.get("CUDA_HOME")
     cpp_extension.load(**json.loads(sys.argv[2]), is_python_module=False, verbose=True)

@@ -272,6 +272,13 @@ def _crossing(index: Tensor | None, out_rows: slice, source_rows: slice) -> Tens
     return None if index is None else (index[out_rows] != index[source_rows]).view(-1, 1, 1, 1)
 
 
+def _inside(rows: Tensor, tap: Tensor, crossing: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Both factors of a product, 0 where it crosses into another sequence: either may be NaN or infinite there."""
+    if crossing is None:
+        return rows, tap
+    return rows.masked_fill(crossing, 0), torch.where(crossing, 0, tap)
+
+
 def _heads(rows: Tensor, taps: Tensor) -> Tensor:
     """(T, B, C) as (T, B, H, R), without a copy."""
     return rows.unflatten(-1, (taps.shape[-1], rows.shape[-1] // taps.shape[-1]))
@@ -281,20 +288,16 @@ def _gather(out: Tensor, source: Tensor, taps: Tensor, offset: int, index: Tenso
     """out[t] += Σ_k taps[k, t] · source[t + offset + k]."""
     out, source = _heads(out, taps), _heads(source, taps)
     for k, to, at in _overlaps(out.shape[0], source.shape[0], taps.shape[0], offset):
-        rows, crossing = source[at], _crossing(index, to, at)
-        if crossing is not None:
-            rows = rows.masked_fill(crossing, 0)
-        out[to].addcmul_(rows, _tap(taps, k, to))
+        rows, tap = _inside(source[at], _tap(taps, k, to), _crossing(index, to, at))
+        out[to].addcmul_(rows, tap)
 
 
 def _scatter(dsource: Tensor, grad: Tensor, taps: Tensor, offset: int, index: Tensor | None = None) -> None:
     """The transpose of _gather: dsource[t + offset + k] += taps[k, t] · grad[t]."""
     dsource, grad = _heads(dsource, taps), _heads(grad, taps)
     for k, to, at in _overlaps(grad.shape[0], dsource.shape[0], taps.shape[0], offset):
-        rows, crossing = grad[to], _crossing(index, to, at)
-        if crossing is not None:
-            rows = rows.masked_fill(crossing, 0)
-        dsource[at].addcmul_(rows, _tap(taps, k, to))
+        rows, tap = _inside(grad[to], _tap(taps, k, to), _crossing(index, to, at))
+        dsource[at].addcmul_(rows, tap)
 
 
 def _correlate(dtaps: Tensor, source: Tensor, grad: Tensor, offset: int, index: Tensor | None = None) -> None:

@@ -72,15 +72,14 @@ def band(
     if factors is not None:
         factors = factors.expand(steps, batch, heads, size)
 
+    where = segments(steps, batch, lengths, cu_seqlens)
+    spans = torch.tensor([[where[t, b] for b in range(batch)] for t in range(steps)]).view(steps, batch, 2)
+    first, last = spans.split(1, -1)
     # reads[t, b, k, s]: tap k of row t reads row s
-    reads = torch.zeros(steps, batch, size, steps, dtype=torch.float64)
-    for (t, b), (first, last) in segments(steps, batch, lengths, cu_seqlens).items():
-        for k in range(size):
-            if first <= t - padding_l + k < last:
-                reads[t, b, k, t - padding_l + k] = 1
-    readable = torch.zeros(steps, batch, 1, dtype=torch.bool)
-    for (t, b), (first, last) in segments(steps, batch, lengths, cu_seqlens).items():
-        readable[t, b] = first <= t < last
+    rows = torch.arange(steps)
+    sources = (rows.view(-1, 1) - padding_l + torch.arange(size)).view(steps, 1, size)
+    reads = (((first <= sources) & (sources < last)).unsqueeze(-1) & (sources.unsqueeze(-1) == rows)).double()
+    readable = (first <= rows.view(-1, 1, 1)) & (rows.view(-1, 1, 1) < last)
     x = torch.where(readable, x, 0.0)
 
     inside = reads.sum(-1)[:, :, None, :] > 0 if renorm_padding else torch.ones(1, 1, 1, size, dtype=torch.bool)

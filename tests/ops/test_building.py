@@ -4,6 +4,7 @@ import ctypes
 import json
 import multiprocessing
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -86,6 +87,19 @@ def test_ninja_of_this_environment_is_found_without_path(plain, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     assert building._ninja().parent in (Path(sys.prefix, "bin"), Path(sys.executable).parent, Path(ninja.BIN_DIR))
     assert build().is_file()
+
+
+def test_a_compiler_with_options(plain, monkeypatch):
+    """CXX="ccache g++" is what many people have."""
+    wrapper = plain.folder / "a wrapper"
+    wrapper.write_text('#!/bin/sh\necho "$1" >"$(dirname "$0")/called"\nshift\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    plain.write(PLAIN.replace("42", "ANSWER"))
+    monkeypatch.setenv("CXX", f"{shlex.quote(str(wrapper))} first c++ '-DANSWER=40 + 4'")
+    path = build()
+    assert ctypes.CDLL(str(path)).lightconv_answer() == 44
+    assert (plain.folder / "called").read_text() == "first\n"
+    assert libraries.information(path)["compiler"] == os.environ["CXX"]
 
 
 def test_torch_in_a_path_with_spaces(plain):

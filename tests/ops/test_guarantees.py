@@ -82,6 +82,23 @@ def test_packed_sequences_do_not_see_each_other(kind, padding_l, garbage):
     assert torch.equal(dx[others], want[others])
 
 
+@pytest.mark.parametrize("normalize", ["softmax", "none"])
+@pytest.mark.parametrize("padding_l", [0, 2, 4])
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_filters_of_a_packed_sequence_do_not_reach_the_others(kind, padding_l, normalize):
+    operator, options = options_of(kind)
+    edges = torch.tensor([0, 4, 4, 6, 11], dtype=torch.int32)
+    x, weight, _ = arguments(operator, 11, 1, 2, 2, 5)
+    grad = torch.randn(11, 1, 4, dtype=torch.float64)
+    others = [0, 1, 2, 3, 6, 7, 8, 9, 10]
+    results = []
+    for dirty in (weight, weight.detach().clone().index_fill_(0, torch.tensor([4, 5]), torch.nan).requires_grad_()):
+        out = getattr(ops, operator)(x, dirty, padding_l, normalize=normalize, cu_seqlens=edges, **options)
+        results.append((out, *gradients(out, (x, dirty), grad)))
+    for clean, got in zip(*results, strict=True):
+        assert torch.equal(got[others], clean[others])
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_packed_sequences_equal_each_alone(operator):
     x, weight, bias = arguments(operator, 11, 1, 2, 2, 5, bias=True)

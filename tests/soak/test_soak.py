@@ -1,0 +1,61 @@
+"""The long runs, short: that they run, and that memory which grows is seen."""
+
+import pytest
+import torch
+
+from . import loads, run
+from .memory import GrowthError, Memory
+
+
+def test_operators(capsys):
+    assert run.main(["operators", "--count", "60", "--allowed", "200"]) == 0
+    assert capsys.readouterr().out.startswith("60 calls: ")
+
+
+def test_training(tmp_path):
+    pytest.importorskip("fairseq")
+    memory = loads.training(20, tmp_path)
+    assert len(memory.samples) == 20 and memory.growth < 100
+
+
+def test_translation(tmp_path):
+    pytest.importorskip("fairseq")
+    memory = loads.translation(200, tmp_path, batch=10)
+    assert len(memory.samples) == 20 and memory.growth < 100
+
+
+def test_what_is_kept_is_seen():
+    kept, memory = [], Memory()
+    for _ in range(40):
+        kept.append(torch.ones(2**18))  # 1 MiB
+        memory.sample()
+    with pytest.raises(GrowthError, match=r"kept: .* grew by \+1\d\.\d MiB in the second half \(8 allowed\)"):
+        memory.check("kept")
+
+
+def test_what_is_kept_from_the_first_half_alone_is_not_growth():
+    memory = Memory()
+    memory.samples = [100.0] * 30 + [400.0] * 71 + [900.0]
+    assert memory.growth == 0 and memory.check("steady").startswith(
+        "steady: 100 MiB at the beginning, 400 in the middle"
+    )
+
+
+def test_too_few_samples_say_nothing():
+    memory = Memory()
+    memory.sample()
+    with pytest.raises(ValueError, match="at least 20 samples, got 1"):
+        memory.check("short")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["models"], "must be one of operators, training, translation, got models"),
+        (["--count", "3"], "at least 20, got 3"),
+    ],
+)
+def test_wrong_options(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        run.main(arguments)
+    assert message in capsys.readouterr().err
