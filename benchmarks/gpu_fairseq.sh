@@ -49,8 +49,8 @@ done
 check_parts
 [[ $device == cuda || $device == cpu ]] || die "--device must be cuda or cpu, got: $device"
 [[ -z $updates || $updates =~ ^[1-9][0-9]{0,5}$ ]] || die "--updates must be a whole number from 1, got: $updates"
-[[ -z $wheels ]] || compgen -G "$wheels/*.whl" >/dev/null || die "--wheels: $wheels has no *.whl (benchmarks/wheels.sh)"
-[[ -z $data ]] || compgen -G "$data/dict.*.txt" >/dev/null || die "--data: $data is not a data-bin folder"
+[[ -z $wheels ]] || (cd -- "$wheels" && compgen -G "*.whl" >/dev/null) || die "--wheels: $wheels has no *.whl (benchmarks/wheels.sh)"
+[[ -z $data ]] || (cd -- "$data" && compgen -G "dict.*.txt" >/dev/null) || die "--data: $data is not a data-bin folder"
 require_programs "$PYTHON" timeout
 wheels=${wheels:+$(realpath "$wheels")} data=${data:+$(realpath "$data")}
 out=$(realpath -m "$out")

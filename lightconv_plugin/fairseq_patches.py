@@ -34,6 +34,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from lightconv_plugin import fairseq_guards
 from lightconv_plugin.safe_globals import checkpoint_globals
 from lightconv_plugin.safe_globals import meters as old_meters
 
@@ -428,3 +429,7 @@ def finished_training() -> bool:
 
     checkpoint_utils.load_checkpoint = load_checkpoint
     return True
+
+
+_patch("N")(fairseq_guards.settings_that_run)
+_patch("O")(fairseq_guards.other_dictionaries)

@@ -99,9 +99,10 @@ def _tar_members(archive: Path, packing: str) -> Iterator[Member]:
     with _OPENERS[packing](archive) if packing else archive.open("rb") as file:
         stream = _Counted(file)
         with tarfile.open(fileobj=stream, mode="r|") as tar:
-            for member in tar:
+            while (member := tar.next()) is not None:
                 if not member.isdir():
                     yield Member(member.name, member.isreg(), lambda member=member: tar.extractfile(member))
+                tar.members.clear()  # it would remember all of them, which may be millions
             end = tar.offset
         while stream.read(_BLOCK):
             pass  # to the last byte: the checksum of the compression comes after the end of the archive

@@ -14,6 +14,7 @@ case ${1:-} in
     '') usage >&2; exit 2 ;;
 esac
 save_dir=$1 number=${2:-10}
+[[ $save_dir != -* ]] || save_dir=./$save_dir # no option of the tools below
 [[ -d $save_dir ]] || die "no folder $save_dir with checkpoints"
 [[ $number =~ ^[1-9][0-9]*$ && $# -le 2 ]] || die "N must be a positive number, got: ${*:2}"
 use_python

@@ -29,7 +29,7 @@ while [[ $# -gt 0 ]]; do
 done
 [[ $jobs =~ ^[1-9][0-9]*$ ]] || die "--jobs must be a number of processes, got \"$jobs\""
 [[ $architectures =~ ^[0-9]+[af]?(\ [0-9]+[af]?)*$ ]] || die "--arch must be numbers such as \"80 90\", got \"$architectures\""
-compgen -G "$sources/*.cu" >/dev/null || die "no .cu files in $sources"
+(cd -- "$sources" && compgen -G "*.cu" >/dev/null) || die "no .cu files in $sources"
 if ! nvcc=$(command -v nvcc); then
     nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
     [[ -x $nvcc ]] || die "nvcc is needed: put it in PATH or name the toolkit's folder in CUDA_HOME"

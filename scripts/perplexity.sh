@@ -16,8 +16,12 @@ case ${1:-} in
     -h | --help) usage; exit 0 ;;
 esac
 [[ $# -ge 2 ]] || { usage >&2; exit 2; }
-[[ -d $1 ]] || die "no folder $1 with binarised data"
-[[ -f $2 ]] || die "no checkpoint $2"
+data=$1 checkpoint=$2
+shift 2
+[[ $data != -* ]] || data=./$data # no option of the tool below
+[[ $checkpoint != -* ]] || checkpoint=./$checkpoint
+[[ -d $data ]] || die "no folder $data with binarised data"
+[[ -f $checkpoint ]] || die "no checkpoint $checkpoint"
 use_python
 compute_environment
-"$PY" "$SCRIPTS/perplexity.py" "$@"
+"$PY" "$SCRIPTS/perplexity.py" "$data" "$checkpoint" "$@"

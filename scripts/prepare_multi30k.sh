@@ -48,7 +48,7 @@ fi
 
 tests=test_2016_flickr
 for name in test_2017_flickr test_2017_mscoco; do
-    if compgen -G "$DATA/$name.*" >/dev/null; then tests+=,$name; fi
+    if (cd -- "$DATA" && compgen -G "$name.*" >/dev/null); then tests+=,$name; fi
 done
 prepare prepare_text.py --raw "$DATA" --out "$OUT" --src en --tgt de --workers "$WORKERS" --bpe 4000 \
     --train-prefix train --valid-prefix val --test-prefix "$tests" "${options[@]}"

@@ -12,7 +12,6 @@ import re
 import struct
 import sys
 import time
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,8 +63,10 @@ def head(checkpoint: Path) -> tuple[dict[str, Any], int]:
 
 def progress(folder: Path, settings: Mapping[str, str]) -> tuple[bool, int, dict[str, Any]]:
     """(whether the training is finished, its updates, the settings it was made with) by its last checkpoint."""
+    from lightconv_plugin.tools.common import is_cut_short
+
     last = folder / "checkpoint_last.pt"
-    if not last.is_file() or not zipfile.is_zipfile(last):
+    if not last.is_file() or is_cut_short(last):
         return False, 0, {}
     stored, updates = head(last)
     limit = float(settings.get("optimization.max_update", 0))

@@ -55,9 +55,11 @@ while [[ $# -gt 0 ]]; do
     shift
 done
 [[ $metric == bleu || $metric == rouge ]] || die "--metric must be bleu or rouge, got: $metric"
+[[ $data != -* ]] || data=./$data # no option of the tools below
+[[ $checkpoint != -* ]] || checkpoint=./$checkpoint
 [[ -d $data ]] || die "no folder $data with binarised data"
 [[ -f $checkpoint ]] || die "no checkpoint $checkpoint"
-compgen -G "$data/$subset.*.idx" >/dev/null || die "$data has no subset $subset"
+(cd -- "$data" && compgen -G "$subset.*.idx" >/dev/null) || die "$data has no subset $subset"
 use_python
 compute_environment
 

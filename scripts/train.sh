@@ -87,6 +87,4 @@ exec "$PY" "$SCRIPTS/train_launch.py" \
     --processes "$processes" --nodes "$nodes" --node-rank "$node_rank" --rendezvous "$rendezvous" \
     --max-restarts "$max_restarts" --save-dir "$save_dir" --log "$log" -- \
     --config-dir "$(dirname "$config")" --config-name "$(basename "$config" .yaml)" \
-    "hydra.run.dir='${save_dir//\'/\\\'}/hydra'" \
-    "common.user_dir='${ROOT//\'/\\\'}/lightconv_plugin'" \
     "${planned[@]:2}"

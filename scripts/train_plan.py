@@ -11,14 +11,15 @@ import argparse
 import importlib.util
 import math
 import os
+import re
 import shutil
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
+from data_bin import check_data
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -32,9 +33,12 @@ def get(config: dict[str, Any], key: str) -> Any:
 
 
 def quote(value: str | Path) -> str:
-    """A string as hydra's override grammar reads it, whatever characters it has."""
-    text = str(value).replace("\\", "\\\\") if str(value).endswith("\\") else str(value)
-    return "'" + text.replace("'", "\\'") + "'"
+    """A string as hydra's override grammar reads it. ValueError where it has what hydra would replace."""
+    text = str(value)
+    if "${" in text:
+        raise ValueError(f"{text}: a name with ${{ cannot be given to hydra, which takes it for a variable")
+    # Backslashes are themselves, but for those before a quotation mark or the end.
+    return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), text) + "'"
 
 
 def given_values(overrides: list[str]) -> dict[str, str]:
@@ -76,6 +80,7 @@ def plan(config: dict[str, Any], overrides: list[str], processes: int, root: Pat
     data, save_dir = path_of("task.data"), path_of("checkpoint.save_dir")
     if not data.is_dir():
         raise ValueError(f"no folder {data} with binarised data: prepare it first, or give task.data=DATA-BIN")
+    check_data(data)
     result += [f"task.data={quote(data)}", f"checkpoint.save_dir={quote(save_dir)}"]
     if "optimization.update_freq" not in given:
         configured = get(config, "dataset.max_tokens")
@@ -131,16 +136,19 @@ def mend(save_dir: Path) -> None:
 
     fairseq copies a checkpoint to its second name byte by byte. A checkpoint is a zip archive, whose index comes last.
     """
+    from lightconv_plugin.tools.common import is_cut_short
+
     last = save_dir / "checkpoint_last.pt"
-    if not last.is_file() or zipfile.is_zipfile(last):
+    if not last.is_file() or not is_cut_short(last):
         return
-    whole = [path for path in save_dir.glob("checkpoint*.pt") if path != last and zipfile.is_zipfile(path)]
-    last.unlink()
+    whole = [path for path in save_dir.glob("checkpoint*.pt") if path != last and not is_cut_short(path)]
     if whole:
         newest = max(whole, key=lambda path: path.stat().st_mtime)
         temporary = last.with_name(last.name + ".tmp")
         shutil.copyfile(newest, temporary)
-        os.replace(temporary, last)
+        os.replace(temporary, last)  # until then it is there, cut short: without it, the training would begin anew
+    else:
+        last.unlink()
     print(f"{last} was cut short: going on from {newest.name if whole else 'the start'}", file=sys.stderr)
 
 
@@ -166,10 +174,11 @@ def main() -> int:
         save_dir, overrides = plan(config, args.overrides, world, ROOT, cwd)
         overrides = tensorboard(config, overrides, save_dir, ROOT, cwd)
         overrides.append(f"distributed_training.distributed_world_size={world}")
+        own = [f"hydra.run.dir={quote(save_dir / 'hydra')}", f"common.user_dir={quote(ROOT / 'lightconv_plugin')}"]
     except (OSError, ValueError, yaml.YAMLError) as error:
         print(f"train.sh: error: {error}", file=sys.stderr)
         return 1
-    sys.stdout.write("".join(f"{item}\0" for item in [save_dir, processes, *overrides]))
+    sys.stdout.write("".join(f"{item}\0" for item in [save_dir, processes, *own, *overrides]))
     return 0
 
 

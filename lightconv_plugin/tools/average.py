@@ -11,10 +11,11 @@ meters of old files). The names, sizes and times of the inputs are kept under "a
 import argparse
 import math
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightconv_plugin.tools.common import CommandError, atomic_write, positive, safe_torch_load
+from lightconv_plugin.tools.common import CommandError, is_cut_short, positive, safe_torch_load, torch_save
 
 EPOCH_NAME = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE_NAME = re.compile(r"checkpoint_\d+_(\d+)\.pt")
@@ -36,11 +37,19 @@ def candidates(inputs: Sequence[Path]) -> list[Path]:
             f"--inputs takes files or one folder, got {len(inputs)} entries with the folder {folders[0]}"
         )
     if folders:
-        return sorted(path for path in folders[0].iterdir() if path.is_file())
+        return sorted(path for path in folders[0].iterdir() if path.is_file() and not _left_out(path))
     for path in inputs:
         if not path.is_file():
             raise CommandError(f"no such checkpoint: {path}")
     return list(inputs)
+
+
+def _left_out(path: Path) -> bool:
+    """Whether a checkpoint in a folder was cut short, by a kill or a full disk: the ones before it are taken."""
+    cut = path.match("checkpoint*.pt") and is_cut_short(path)
+    if cut:
+        print(f"{path} was cut short: left out", file=sys.stderr)
+    return cut
 
 
 def last_checkpoints(
@@ -266,7 +275,6 @@ def average(files: Sequence[Path], output: Path) -> dict:
 
     Raises CommandError for everything that would make it a wrong file; nothing is then written.
     """
-    import torch
     from tqdm import tqdm
 
     seen: dict[Path, Path] = {}
@@ -281,8 +289,7 @@ def average(files: Sequence[Path], output: Path) -> dict:
     for path in tqdm(files, desc="averaging", unit="file"):
         mean.add(path, load_checkpoint(path))
     result = mean.result() | {"averaged_files": stamps}
-    with atomic_write(output, binary=True) as file:
-        torch.save(result, file)
+    torch_save(result, output)
     return result
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import warnings
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -27,18 +28,20 @@ def positive(text: str) -> int:
 def atomic_write(path: Path, binary: bool = False) -> Iterator[IO]:
     """Open a temporary file beside `path` that takes its name only when the block ends without an error.
 
-    Whoever reads `path` sees the old content or all of the new one, and a failure leaves no file behind.
-    Text is UTF-8 with "\\n" line ends.
+    Whoever reads `path` sees the old content or all of the new one, and a failure leaves no file behind. What a process
+    that was killed has left goes at the next write of the same file. Text is UTF-8 with "\\n" line ends.
     """
     path = Path(path)
     if path.is_dir():
         raise CommandError(f"{path} is a folder: name a file to write")
     if not path.absolute().parent.is_dir():
         raise CommandError(f"cannot write {path}: there is no folder {path.absolute().parent}")
+    _remove_abandoned(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     how: dict[str, Any] = {"mode": "xb"} if binary else {"mode": "x", "encoding": "utf-8", "newline": "\n"}
     try:
         with temporary.open(**how) as file:
+            _lock(file)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -46,6 +49,57 @@ def atomic_write(path: Path, binary: bool = False) -> Iterator[IO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def torch_save(value: Any, path: Path) -> None:
+    """Write a file of torch.save by `atomic_write`.
+
+    Raises OSError, with `path`, where that cannot be written: of a full disk, torch itself tells nothing but positions.
+    """
+    import torch
+
+    with atomic_write(path, binary=True) as file:
+        try:
+            torch.save(value, file)
+        except RuntimeError as error:
+            if isinstance(cause := error.__context__, OSError):
+                raise OSError(cause.errno, cause.strerror, str(path)) from error
+            raise
+
+
+def _lock(file: IO) -> bool:
+    """Lock a file for as long as it is open; whether it is locked now. Not where neither system nor place has locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the temporary files of `path` whose writers were killed: no such process is here, and nobody locks them.
+
+    The lock tells of writers on other machines that share the folder.
+    """
+    pattern = re.compile(re.escape(f".{path.name}.") + r"(\d+)\.[0-9a-f]{8}\.tmp")
+    with contextlib.suppress(OSError):  # what cannot be removed stays
+        for entry in path.absolute().parent.iterdir():
+            if (match := pattern.fullmatch(entry.name)) and not _is_running(int(match[1])):
+                with entry.open("rb") as file:
+                    if _lock(file):
+                        entry.unlink()
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user
+        return True
+    return True
 
 
 def read_lines(path: Path) -> list[str]:
@@ -64,6 +118,16 @@ def read_lines(path: Path) -> list[str]:
     if not lines:
         raise CommandError(f"{path} is empty")
     return [line.removesuffix("\r") for line in lines]
+
+
+def is_cut_short(checkpoint: Path) -> bool:
+    """Whether a file of torch.save was not written to its end: an archive without its index, which comes last.
+
+    Files of torch before 1.6 are no archives: of them this cannot be told, and the answer is no.
+    """
+    with checkpoint.open("rb") as file:
+        begin = file.read(2)
+    return begin in (b"", b"P", b"PK", b"\0\0") and not zipfile.is_zipfile(checkpoint)
 
 
 def safe_torch_load(path: Path) -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightconv_plugin.tools.common import CommandError, atomic_write, safe_torch_load
+from lightconv_plugin.tools.common import CommandError, safe_torch_load, torch_save
 from lightconv_plugin.tools.layouts import (
     LAYOUTS,
     architecture_in,
@@ -192,15 +192,12 @@ def _in_a_row(entries: dict, source: Order, target: Order) -> dict:
 def run(args: argparse.Namespace) -> int:
     import logging
 
-    import torch
-
     logging.disable(logging.INFO)  # what fairseq says while it is imported
     try:
         if args.output.exists() and args.output.samefile(args.input):
             raise CommandError(f"{args.output} is the file to convert: name another one")
         converted, said = convert(args.input, args.to)
-        with atomic_write(args.output, binary=True) as file:
-            torch.save(converted, file)
+        torch_save(converted, args.output)
     finally:
         logging.disable(logging.NOTSET)
     for line in said:

@@ -243,9 +243,9 @@ def at_once(number):
 
 
 def test_processes_at_once_build_once(plain):
-    results = at_once(4)
+    results = at_once(8)
     assert {result for result, _, _ in results} == {str(libraries.find("cpu"))}
-    assert sorted(calls[0] for _, _, calls in results) == ["started", "waiting", "waiting", "waiting"]
+    assert sorted(calls[0] for _, _, calls in results) == ["started", *["waiting"] * 7]
 
 
 def test_who_waited_for_a_build_that_failed_takes_its_failure(broken):

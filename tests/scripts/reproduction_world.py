@@ -56,8 +56,8 @@ echo "checkpoints and log: $dir (2 × 3 threads)" >&2
 echo "[fairseq_cli.train][INFO] - {" >>"$dir/train.log"
 if [[ -n ${PAUSE:-} ]]; then sleep "$PAUSE"; fi
 for updates in 50 ${UPDATES:-100}; do
-    cp "$TEMPLATES/$updates.pt" "$dir/checkpoint_last.pt"
     cp "$TEMPLATES/$updates.pt" "$dir/checkpoint_1_$updates.pt"
+    cp "$TEMPLATES/$updates.pt" "$dir/checkpoint_last.pt"
 done
 if [[ -n ${FAIL:-} ]]; then echo "the reason" >&2; exit 3; fi
 """
@@ -71,16 +71,14 @@ echo tune "$@" >>"$CALLS"
 echo "tuning: 1/1" >&2
 while [[ $# -gt 1 ]]; do case $1 in --output) out=$2 ;; esac; [[ $1 == -- ]] && break; shift; done
 dir=$(dirname "$out")
-[[ -f $dir/average5.pt ]] || echo mean >"$dir/average5.pt"
+[[ -f $dir/average5.pt ]] || { echo mean >"$dir/mean.tmp" && mv "$dir/mean.tmp" "$dir/average5.pt"; }
 printf '{"average": 5, "lenpen": 0.6, "score": 31.5, "checkpoint": "%s", "tried": []}\n' "$dir/average5.pt" >"$out"
 """
 
 
-@pytest.fixture(scope="module")
-def templates(tmp_path_factory):
+def write_templates(folder):
     """Checkpoints as fairseq-hydra-train writes them, of 50 and 100 updates, and one with another dropout."""
     torch = pytest.importorskip("torch")
-    folder = tmp_path_factory.mktemp("templates")
     cfg = {**CONFIG, "common": {"seed": 1}, "distributed_training": {"distributed_world_size": 2}}
     # What train.sh makes of 4000 × 2 tokens for two processes.
     cfg |= {"dataset": {"max_tokens": 4000}, "optimization": CONFIG["optimization"] | {"update_freq": [1]}}
@@ -90,14 +88,24 @@ def templates(tmp_path_factory):
     return folder
 
 
+def write_programs(folder):
+    """The programs above, in a folder of their own."""
+    folder.mkdir()
+    for name, text in (("prepare.sh", PREPARE), ("train.sh", TRAIN), ("score.sh", SCORE), ("tune.sh", TUNE)):
+        (folder / name).write_text(f"#!/usr/bin/env bash\nset -euo pipefail\n{text}")
+        (folder / name).chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def templates(tmp_path_factory):
+    return write_templates(tmp_path_factory.mktemp("templates"))
+
+
 @pytest.fixture
 def world(tmp_path, monkeypatch, templates):
     """A task whose programs are those above; `world.row(*arguments)` reproduces, `world.calls()` what was called."""
-    scripts = tmp_path / "scripts"
-    scripts.mkdir()
-    for name, text in (("prepare.sh", PREPARE), ("train.sh", TRAIN), ("score.sh", SCORE), ("tune.sh", TUNE)):
-        (scripts / name).write_text(f"#!/usr/bin/env bash\nset -euo pipefail\n{text}")
-        (scripts / name).chmod(0o755)
+    scripts = write_programs(tmp_path / "scripts")
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
     monkeypatch.setenv("TEMPLATES", str(templates))
     monkeypatch.setattr(reproduce, "SCRIPTS", scripts)

@@ -1,7 +1,10 @@
 """The batch divided over processes, how many they are, paths made absolute, and checkpoints that a kill cut short."""
 
+import errno
 import os
+import shutil
 import zipfile
+from pathlib import Path
 
 import pytest
 import yaml
@@ -106,6 +109,42 @@ def test_a_checkpoint_cut_short_is_replaced_by_the_newest_whole_one(tmp_path, ca
         path.write_bytes(b"PK cut")
     mend(tmp_path)
     assert not (tmp_path / "checkpoint_last.pt").exists()
+
+
+def test_a_checkpoint_of_torch_before_1_6_is_no_cut_one(tmp_path, capsys):
+    """Its format is no archive; a training that began long ago goes on from it."""
+    import torch
+
+    last = tmp_path / "checkpoint_last.pt"
+    torch.save({"model": torch.ones(3)}, last, _use_new_zipfile_serialization=False)
+    torch.save({"model": torch.ones(2)}, tmp_path / "checkpoint_best.pt", _use_new_zipfile_serialization=False)
+    content = last.read_bytes()
+    mend(tmp_path)
+    assert last.read_bytes() == content
+    for cut in (b"", bytes(1000), b"PK cut"):
+        last.write_bytes(cut)
+        mend(tmp_path)
+        assert last.read_bytes() == (tmp_path / "checkpoint_best.pt").read_bytes()
+        assert "going on from checkpoint_best.pt" in capsys.readouterr().err
+
+
+def test_a_mending_that_is_killed_or_finds_no_room_loses_nothing(tmp_path, monkeypatch):
+    """Else the training would begin anew, as if there were no checkpoint."""
+    with zipfile.ZipFile(tmp_path / "checkpoint1.pt", "w") as archive:
+        archive.writestr("data", "one" * 50)
+    last = tmp_path / "checkpoint_last.pt"
+    last.write_bytes(b"PK cut")
+
+    def half(source, target):
+        Path(target).write_bytes(Path(source).read_bytes()[:20])
+        raise OSError(errno.ENOSPC, "No space left on device", str(target))
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
+        patched.setattr(shutil, "copyfile", half)
+        mend(tmp_path)
+    mend(tmp_path)
+    assert last.read_bytes() == (tmp_path / "checkpoint1.pt").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint1.pt", "checkpoint_last.pt"]
 
 
 def test_the_checkpoints_between_epochs_mend_too(tmp_path):

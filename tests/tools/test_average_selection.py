@@ -147,3 +147,19 @@ def test_paths_with_spaces(tmp_path):
     make(folder, *EPOCHS)
     assert lightconv("--inputs", folder, "--num-epoch-checkpoints", 2, "--output", folder / "the mean.pt") == 0
     assert (folder / "the mean.pt").exists()
+
+
+def test_checkpoints_that_were_cut_short_give_way_to_the_ones_before(tmp_path, capsys):
+    make(tmp_path, *EPOCHS)
+    whole = (tmp_path / "checkpoint10.pt").read_bytes()
+    for name, content in (("checkpoint10.pt", whole[:700]), ("checkpoint3.pt", b"")):
+        (tmp_path / name).write_bytes(content)
+    assert lightconv("--inputs", tmp_path, "--num-last-checkpoints", 2, "--output", tmp_path / "mean.pt") == 0
+    said = capsys.readouterr().err
+    for name in ("checkpoint10.pt", "checkpoint3.pt"):
+        assert f"{tmp_path / name} was cut short: left out" in said
+    mean = torch.load(tmp_path / "mean.pt", weights_only=True)
+    assert mean["averaged_from"] == ["checkpoint2.pt", "checkpoint1.pt"]
+    assert "3 checkpoints named" in refused(
+        capsys, "--inputs", tmp_path, "--num-last-checkpoints", 3, "--output", tmp_path / "m3.pt"
+    )

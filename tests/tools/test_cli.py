@@ -1,5 +1,6 @@
 """The command itself: its start, its ways out, and what the sub-commands share."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -179,3 +180,23 @@ def test_atomic_write_says_where_it_cannot_write(name, said, tmp_path):
     with pytest.raises(CommandError, match=said), atomic_write(tmp_path / name):
         pytest.fail("must not begin")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_atomic_write_removes_what_a_killed_process_has_left(tmp_path):
+    """Of the same file only, and not what is still being written, here or on another machine (which holds a lock)."""
+    for name in ("file", "other"):
+        if (child := os.fork()) == 0:
+            with atomic_write(tmp_path / name):
+                os.kill(os.getpid(), signal.SIGKILL)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    left = {path.name.split(".")[1]: path for path in tmp_path.iterdir()}
+    assert left.keys() == {"file", "other"}
+    elsewhere = tmp_path / left["file"].name.replace(".tmp", "").replace(left["file"].name[-12:-4], "00000000.tmp")
+    with elsewhere.open("w") as locked, atomic_write(tmp_path / "third") as third:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        for name in ("file", "third"):
+            with atomic_write(tmp_path / name) as file:
+                file.write("new")
+        assert elsewhere.exists() and not left["file"].exists() and left["other"].exists()
+        third.write("of a living process")
+    assert (tmp_path / "file").read_text() == "new" and (tmp_path / "third").read_text() == "of a living process"

@@ -1,0 +1,67 @@
+"""Settings that are written as Python expressions, such as "[(512, 3)] * 20", evaluated without running anything.
+
+fairseq calls Python's own `eval` on them, and finds them in checkpoints too: a file whose tensors are loaded safely
+could still run a command by a setting.
+"""
+
+import ast
+import operator
+from typing import Any
+
+LONGEST = 10_000  # items of a list; the longest setting of fairseq's own has some dozens
+
+_BINARY = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}
+_UNARY = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_}
+
+
+def evaluate(text: str, *scopes: object) -> Any:
+    """The value of an expression of numbers, strings, True, False, None, + - * / //, lists, tuples, sets and dicts.
+
+    Takes the place of `eval`: `scopes`, its dictionaries of names, are not read, since no name means anything here.
+
+    Raises:
+        TypeError: not a text. SyntaxError: not an expression. ValueError: an expression with anything else in it.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"a setting to evaluate must be a str, got {type(text).__name__}")
+    try:
+        return _value(ast.parse(text.strip(), mode="eval").body, text)
+    except RecursionError:
+        raise ValueError(f"the setting {text[:200]!r} is nested too deeply") from None
+
+
+def _value(node: ast.expr, text: str) -> Any:
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Tuple):
+        return tuple(_value(item, text) for item in node.elts)
+    if isinstance(node, ast.List):
+        return [_value(item, text) for item in node.elts]
+    if isinstance(node, ast.Set):
+        return {_value(item, text) for item in node.elts}
+    if isinstance(node, ast.Dict) and None not in node.keys:
+        return {_value(k, text): _value(v, text) for k, v in zip(node.keys, node.values, strict=True)}
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
+        return _UNARY[type(node.op)](_value(node.operand, text))
+    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+        left, right = _value(node.left, text), _value(node.right, text)
+        if isinstance(node.op, ast.Mult):
+            _check_product(left, right, text)
+        return _BINARY[type(node.op)](left, right)
+    raise ValueError(
+        f"the setting {text[:200]!r} is refused: {ast.unparse(node)[:80]!r} in it is code, and only numbers, texts, "
+        "lists, tuples, dicts and + - * / // of them are evaluated"
+    )
+
+
+def _check_product(left: Any, right: Any, text: str) -> None:
+    """A repeated list or text must stay small."""
+    for items, times in ((left, right), (right, left)):
+        if isinstance(items, (str, bytes, list, tuple)) and isinstance(times, int) and len(items) * times > LONGEST:
+            raise ValueError(f"the setting {text[:200]!r} is refused: it has more than {LONGEST:,} items")
