@@ -34,7 +34,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from lightconv_plugin import fairseq_guards
+from lightconv_plugin import fairseq_batches, fairseq_guards
 from lightconv_plugin.safe_globals import checkpoint_globals
 from lightconv_plugin.safe_globals import meters as old_meters
 
@@ -433,3 +433,4 @@ def finished_training() -> bool:
 
 _patch("N")(fairseq_guards.settings_that_run)
 _patch("O")(fairseq_guards.other_dictionaries)
+_patch("P")(fairseq_batches.same_batches_when_resumed)

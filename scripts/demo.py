@@ -52,6 +52,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.updates is not None and args.updates < 4 * AVERAGED:
         parser.error(f"--updates must be at least {4 * AVERAGED}, got {args.updates}")
+    if args.seed < 0:
+        parser.error(f"--seed must be at least 0, got {args.seed}")
     if args.raw is None and (args.src or args.tgt):
         parser.error("--src and --tgt go with a folder of text; the grammar's corpus is English–German")
     return args

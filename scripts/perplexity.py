@@ -21,7 +21,10 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--subset", "--gen-subset", default="test")
     parser.add_argument("--context-window", type=int, default=0, metavar="N")
     parser.add_argument("--json", action="store_true")
-    return parser.parse_known_args()
+    args, options = parser.parse_known_args()
+    if args.context_window < 0:
+        parser.error(f"--context-window must be at least 0, got {args.context_window}")
+    return args, options
 
 
 def main() -> int:

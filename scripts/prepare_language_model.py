@@ -210,6 +210,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add_common(parser)
     args = parser.parse_args(argv)
     check_common(parser, args)
+    if args.expect_entries is not None and args.expect_entries < 1:
+        parser.error(f"--expect-entries must be positive, got {args.expect_entries}")
     return args
 
 

@@ -2,6 +2,7 @@
 # Sourced by the prepare_*.sh scripts: their common options, room on the disk, checked downloads.
 #
 #   prepare_options DATA OUT "$@"
+#   check_options MODULE.py arguments …
 #   need_disk GIB "$DATA" "$OUT"
 #   fetch ADDRESS CHECKSUM [NAME]
 #   prepare MODULE.py arguments …
@@ -185,6 +186,13 @@ fetch() {
     if [[ $checksum == record && -z $known ]]; then
         printf '%s  %s\n' "$(digest sha256 "$file")" "$name" >>"$sums"
     fi
+}
+
+# check_options MODULE.py arguments …: end here if the Python part would refuse them, before anything is fetched for it.
+check_options() {
+    local parse='import importlib, sys; sys.argv = sys.argv[1:]; sys.path.insert(0, sys.argv.pop(0))
+importlib.import_module(sys.argv[0].removesuffix(".py")).parse()'
+    "$PY" -c "$parse" "$SCRIPTS" "$@"
 }
 
 # prepare MODULE.py arguments …: the Python part of a preparation.

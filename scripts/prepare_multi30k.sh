@@ -27,6 +27,10 @@ for option in "${OPTIONS[@]}"; do
     if [[ $option != --any-size ]]; then options+=("$option"); fi
 done
 
+arguments=(--raw "$DATA" --out "$OUT" --src en --tgt de --workers "$WORKERS" --bpe 4000
+    --train-prefix train --valid-prefix val)
+check_options prepare_text.py "${arguments[@]}" "${options[@]}"
+
 if ((!GIVEN_DATA)); then
     need_disk 0.1 "$DATA" "$OUT"
     # SHA-256 of the text inside each .gz
@@ -50,5 +54,4 @@ tests=test_2016_flickr
 for name in test_2017_flickr test_2017_mscoco; do
     if (cd -- "$DATA" && compgen -G "$name.*" >/dev/null); then tests+=,$name; fi
 done
-prepare prepare_text.py --raw "$DATA" --out "$OUT" --src en --tgt de --workers "$WORKERS" --bpe 4000 \
-    --train-prefix train --valid-prefix val --test-prefix "$tests" "${options[@]}"
+prepare prepare_text.py "${arguments[@]}" --test-prefix "$tests" "${options[@]}"

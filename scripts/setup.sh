@@ -3,6 +3,9 @@
 #
 #   scripts/setup.sh [--quiet]           some minutes the first time, nothing to do after that
 #   PYTHON=python3.12 scripts/setup.sh   choose the interpreter (3.10, 3.11 or 3.12)
+#   scripts/setup.sh --venv DIR --torch 2.6.0
+#                                        an environment elsewhere, with another torch (newest: whichever that is) than
+#                                        the pinned one (scripts/test_matrix.sh makes several)
 #
 # An interrupted set-up is finished by the next call; --quiet says nothing when there is nothing to do.
 # pip's own settings hold (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, proxies …).
@@ -10,21 +13,34 @@
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-venv=$ROOT/.venv
+venv=$ROOT/.venv quiet='' torch=''
+while (($#)); do
+    case $1 in
+        -h | --help) usage; exit 0 ;;
+        --quiet) quiet=1 ;;
+        --venv)
+            [[ ${2:-} ]] || die "--venv needs a folder"
+            venv=$(absolute "$2")
+            shift
+            ;;
+        --torch)
+            [[ ${2:-} =~ ^([0-9]+(\.[0-9]+)+(\+[a-z0-9.]+)?|newest)$ ]] ||
+                die "--torch must be a version such as 2.6.0, or newest, got: ${2:-nothing}"
+            torch=$2
+            shift
+            ;;
+        *) die "unknown argument $1 (try --help)" ;;
+    esac
+    shift
+done
 stamp=$venv/.lightconv-setup
-quiet=''
-case ${1:-} in
-    -h | --help) usage; exit 0 ;;
-    --quiet) quiet=1 ;;
-    '') ;;
-    *) die "unknown argument $1 (try --help)" ;;
-esac
+constraints=$SCRIPTS/constraints.txt
 
 version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
 
 # What the environment depends on. A moved checkout counts: neither a venv nor an editable installation can be moved.
 fingerprint() {
-    { echo "$ROOT" "$(version_of "$venv/bin/python")"; cat "$SCRIPTS/setup.sh" "$SCRIPTS/constraints.txt" "$ROOT/setup.py"; } |
+    { echo "$ROOT" "$(version_of "$venv/bin/python")$torch"; cat "$SCRIPTS/setup.sh" "$SCRIPTS/constraints.txt" "$ROOT/setup.py"; } |
         sha256sum
 }
 
@@ -65,14 +81,15 @@ check_machine() {
         [[ -f $include/Python.h ]] ||
             die "no Python headers ($include/Python.h), which fairseq needs: sudo apt install python$version-dev"
     fi
-    available=$(df -Pk "$ROOT" | awk 'NR == 2 {print int($4 / 1024)}')
-    [[ -d $venv || $available -ge 3000 ]] || die "$available MB free in $ROOT, about 3000 MB are needed"
+    available=$(df -Pk "$(dirname "$venv")" | awk 'NR == 2 {print int($4 / 1024)}')
+    [[ -d $venv || $available -ge 3000 ]] ||
+        die "$available MB free in $(dirname "$venv"), about 3000 MB are needed"
 }
 
 # pip with its messages on the terminal and in the log, and the usual causes of a failure in one line.
 pip_install() {
     "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --log "$log" \
-        -c "$SCRIPTS/constraints.txt" "$@" >&2 && return
+        -c "$constraints" "$@" >&2 && return
     local cause="pip failed"
     if grep -q 'No space left on device' "$log"; then
         cause="the disk is full"
@@ -108,8 +125,9 @@ install() {
 }
 
 is_done && { [[ -n $quiet ]] || say "set-up: $venv is up to date"; exit 0; }
-[[ -w $ROOT ]] || die "cannot write to $ROOT"
-exec 9>"$ROOT/.venv.lock"
+mkdir -p "$(dirname "$venv")"
+[[ -w $(dirname "$venv") ]] || die "cannot write to $(dirname "$venv")"
+exec 9>"$venv.lock"
 flock -n 9 || { say "set-up: waiting for another set-up of this checkout"; flock 9; }
 is_done && exit 0
 
@@ -125,6 +143,12 @@ fi
 rm -f -- "$stamp"
 log=$venv/setup.log
 : >"$log"
+if [[ $torch ]]; then
+    # What torch pins itself must be free too.
+    grep -vE '^(torch|sympy|triton)==' "$constraints" >"$venv/constraints.txt"
+    [[ $torch == newest ]] || printf 'torch==%s\n' "$torch" >>"$venv/constraints.txt"
+    constraints=$venv/constraints.txt
+fi
 install
 fingerprint >"$stamp"
 say "set-up: done in $SECONDS s"

@@ -14,6 +14,8 @@
 #   --max-restarts N     times that the processes are started again from the last checkpoint when one of them dies
 #                        (default 3, 0: never). Only if a checkpoint was written since they were last started: what
 #                        fails at once would fail again. Ctrl-C and SIGTERM end the training
+#   --timeout SECONDS    how long processes and machines wait for one that hangs or cannot be reached (default 600);
+#                        after that it counts as dead. Only of several; longer than any of them may be busy alone
 #
 # Checkpoints, train.log (of several machines also train.nodeR.log: all that R printed) and tensorboard/ (another place by
 # common.tensorboard_logdir=DIR, none by common.tensorboard_logdir=null) go to checkpoint.save_dir, the data come from
@@ -31,7 +33,7 @@ whole() {
     ((number >= $3)) || die "$1 must be a whole number from $3, got: $2"
 }
 
-config='' processes=0 nodes='' node_rank='' rendezvous='' max_restarts=3 overrides=()
+config='' processes=0 nodes='' node_rank='' rendezvous='' max_restarts=3 timeout=600 overrides=()
 (($#)) || { usage >&2; exit 2; }
 while (($#)); do
     case $1 in
@@ -45,7 +47,11 @@ while (($#)); do
             shift
             ;;
         --max-restarts) whole "$1" "${2:-}" 0; max_restarts=$number; shift ;;
-        -*) die "no option $1; there are --processes, --nodes, --node-rank, --rendezvous, --max-restarts, --help" ;;
+        --timeout) whole "$1" "${2:-}" 1; timeout=$number; shift ;;
+        -*)
+            die "no option $1; there are --processes, --nodes, --node-rank, --rendezvous, --max-restarts, --timeout," \
+                "--help"
+            ;;
         *) if [[ $config ]]; then overrides+=("$1"); else config=$1; fi ;;
     esac
     shift
@@ -85,6 +91,6 @@ compute_environment
 say "checkpoints and log: $save_dir ($processes × $OMP_NUM_THREADS threads)"
 exec "$PY" "$SCRIPTS/train_launch.py" \
     --processes "$processes" --nodes "$nodes" --node-rank "$node_rank" --rendezvous "$rendezvous" \
-    --max-restarts "$max_restarts" --save-dir "$save_dir" --log "$log" -- \
+    --max-restarts "$max_restarts" --timeout "$timeout" --save-dir "$save_dir" --log "$log" -- \
     --config-dir "$(dirname "$config")" --config-name "$(basename "$config" .yaml)" \
     "${planned[@]:2}"

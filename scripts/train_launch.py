@@ -25,14 +25,16 @@ def torchrun_arguments(args: argparse.Namespace, starts: Path) -> list[str]:
     if args.nodes == 1:
         settings.append("--standalone")
     else:
-        # read_timeout: seconds for which the machines wait for the one that hosts the rendezvous, 0.
+        # read_timeout: seconds for which the machines wait for the one that hosts the rendezvous, 0; join_timeout: for
+        # one another.
+        waits = f"read_timeout={args.timeout},join_timeout={args.timeout}"
         settings += [
             *(f"--nnodes={args.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={args.rendezvous}"),
-            *("--rdzv-id=train.sh", f"--rdzv-conf=is_host={int(args.node_rank == 0)},read_timeout=600"),
+            *("--rdzv-id=train.sh", f"--rdzv-conf=is_host={int(args.node_rank == 0)},{waits}"),
         ]
     if host in ("", "localhost", "127.0.0.1"):
         settings.append("--local-addr=localhost")  # nobody elsewhere need know the name of this machine
-    return [*settings, str(WORKER), str(args.save_dir), str(starts), *args.hydra]
+    return [*settings, str(WORKER), str(args.save_dir), str(starts), str(args.timeout), *args.hydra]
 
 
 def why_it_ended(rank: int, status: int, starts: Path, max_restarts: int) -> str:
@@ -40,6 +42,8 @@ def why_it_ended(rank: int, status: int, starts: Path, max_restarts: int) -> str
     if starts.exists() and starts.read_text(encoding="utf-8") == GAVE_UP:
         return "a process has died (see above); not started again, as no checkpoint was written since the last start"
     ended = f"ended with status {status}" if status > 0 else f"was killed by {signal.Signals(-status).name}"
+    if status == -signal.SIGKILL:
+        ended += " (so does the kernel when memory runs out: dmesg tells)"
     return f"process {rank} {ended}; not started again, as --max-restarts is {max_restarts}"
 
 
@@ -66,7 +70,7 @@ def launch(args: argparse.Namespace, starts: Path) -> tuple[int, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("--processes", "--nodes", "--node-rank", "--max-restarts"):
+    for name in ("--processes", "--nodes", "--node-rank", "--max-restarts", "--timeout"):
         parser.add_argument(name, type=int, required=True)
     parser.add_argument("--rendezvous", required=True, help="HOST:PORT; empty for one machine")
     parser.add_argument("--save-dir", type=Path, required=True)

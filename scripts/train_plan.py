@@ -22,6 +22,11 @@ import yaml
 from data_bin import check_data
 
 ROOT = Path(__file__).resolve().parent.parent
+# fairseq's groups. hydra reads a file of such a name as that group, and finds all others in it unknown.
+GROUPS = (
+    "bmuf bpe checkpoint common common_eval criterion dataset distributed_training ema eval_lm generation interactive"
+    " lr_scheduler model optimization optimizer scoring task tokenizer"
+).split()
 
 
 def get(config: dict[str, Any], key: str) -> Any:
@@ -50,6 +55,42 @@ def replaced(overrides: list[str], new: list[str]) -> list[str]:
     """The overrides with `new` in the place of those of the same keys."""
     keys = given_values(new).keys()
     return [item for item in overrides if item.lstrip("+").split("=", 1)[0] not in keys] + new
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The configuration, as far as it can be told without fairseq that it is one.
+
+    Raises:
+        OSError, ValueError, yaml.YAMLError: it is not; the message names the file and the key.
+    """
+    if path.suffix != ".yaml" or path.stem in GROUPS:
+        raise ValueError(f"{path}: a configuration must be called NAME.yaml, NAME not one of {', '.join(GROUPS)}")
+    text = path.read_text(encoding="utf-8")
+    config = yaml.safe_load(text)
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} must hold groups of options, as those in configs/ do, got: {type(config).__name__}")
+    for key, value in config.items():
+        if key not in (*GROUPS, "hydra", "defaults"):
+            raise ValueError(f"{path}: there is no group {key}, only {', '.join(GROUPS)}")
+        if key != "defaults" and not isinstance(value, dict):
+            raise ValueError(f"{path}: {key} must hold options, got: {value!r}")
+    if not re.match(r"(#.*\n|\s*\n)*#\s*@package\s+_global_\s*\n", text):
+        raise ValueError(
+            f"{path} must begin with the line '# @package _global_', by which hydra knows where it belongs"
+        )
+    return config
+
+
+def whole_number(key: str, value: Any) -> int:
+    """The value, or the text of an override, of an option that is a number from 1.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    text = str(value).strip("'\"")
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise ValueError(f"{key} must be a whole number from 1, got: {value}")
+    return int(text)
 
 
 def divide_batch(tokens: int, max_tokens: int, processes: int) -> tuple[int, int]:
@@ -81,12 +122,17 @@ def plan(config: dict[str, Any], overrides: list[str], processes: int, root: Pat
     if not data.is_dir():
         raise ValueError(f"no folder {data} with binarised data: prepare it first, or give task.data=DATA-BIN")
     check_data(data)
-    result += [f"task.data={quote(data)}", f"checkpoint.save_dir={quote(save_dir)}"]
+    new = "" if get(config, "task.data") is not None else "+"  # hydra's word for what is not in the configuration
+    result += [f"{new}task.data={quote(data)}", f"checkpoint.save_dir={quote(save_dir)}"]
     if "optimization.update_freq" not in given:
         configured = get(config, "dataset.max_tokens")
         if configured:
-            tokens = configured * (get(config, "optimization.update_freq") or [1])[0]
-            max_tokens, update_freq = divide_batch(tokens, int(given.get("dataset.max_tokens", configured)), processes)
+            key = "dataset.max_tokens"
+            steps = get(config, "optimization.update_freq") or [1]
+            if not isinstance(steps, list):
+                raise ValueError(f"optimization.update_freq must be a list such as [2], got: {steps}")
+            tokens = whole_number(key, configured) * whole_number("optimization.update_freq[0]", steps[0])
+            max_tokens, update_freq = divide_batch(tokens, whole_number(key, given.get(key, configured)), processes)
             result += [f"dataset.max_tokens={max_tokens}", f"optimization.update_freq=[{update_freq}]"]
             print(
                 f"tokens an update: {processes} processes × {max_tokens} × update_freq {update_freq}"
@@ -153,8 +199,17 @@ def mend(save_dir: Path) -> None:
 
 
 def count_gpus() -> int:
+    """The GPUs that torch can use.
+
+    Raises:
+        ValueError: it can use none, though the machine has a driver for them: days on the processors are not meant.
+    """
     import torch
 
+    from lightconv_plugin.tools import machine
+
+    if (problem := machine.gpu_problem()) is not None:
+        raise ValueError(f"{problem[0]}: {problem[1]}, or train on the processors: common.cpu=true")
     return torch.cuda.device_count()
 
 
@@ -167,8 +222,7 @@ def main() -> int:
     args = parser.parse_args()
     cwd = Path(os.environ.get("PWD", "."))
     try:
-        with args.config.open(encoding="utf-8") as file:
-            config = yaml.safe_load(file)
+        config = read_config(args.config)
         processes = count_processes(config, args.overrides, args.processes, count_gpus)
         world = processes * args.nodes
         save_dir, overrides = plan(config, args.overrides, world, ROOT, cwd)

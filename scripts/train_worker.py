@@ -1,8 +1,9 @@
 """One process of a training: what torchrun starts for train_launch.py.
 
-    train_worker.py SAVE_DIR STARTS [arguments of fairseq-hydra-train …]
+    train_worker.py SAVE_DIR STARTS TIMEOUT [arguments of fairseq-hydra-train …]
 
-STARTS is a file of this machine that remembers which checkpoint the last start began with.
+STARTS is a file of this machine that remembers which checkpoint the last start began with, TIMEOUT the seconds that a
+process waits for the others.
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ import signal
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+from train_errors import check_model, explain
 from train_plan import mend
 
 GAVE_UP = "gave up"
@@ -77,8 +83,46 @@ def check_same_number() -> None:
         raise SystemExit(1)
 
 
+def limit_waiting(timeout: int) -> None:
+    """Have every group of processes give up on one that does not answer for so many seconds.
+
+    fairseq names no time, and torch's own is half an hour with gloo.
+    """
+    import torch.distributed as dist
+
+    for name in ("init_process_group", "new_group"):
+        setattr(dist, name, partial(getattr(dist, name), timeout=timedelta(seconds=timeout)))
+
+
+def check_before_work() -> None:
+    """Have the model's options checked before fairseq's processes meet."""
+    from fairseq.distributed import utils
+
+    original = utils.call_main
+
+    def call_main(cfg: Any, main: Any, **kwargs: Any) -> None:
+        check_model(cfg.model)
+        original(cfg, main, **kwargs)
+
+    utils.call_main = call_main
+
+
+def train(cli_main: Callable[[], None], timeout: int) -> None:
+    """fairseq's training; what is known to go wrong ends it in one line, with HYDRA_FULL_ERROR=1 in a traceback too."""
+    if os.environ.get("HYDRA_FULL_ERROR", "0") != "0":
+        return cli_main()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # hydra hands exceptions on
+    try:
+        return cli_main()
+    except Exception as error:
+        if not (why := explain(error, timeout)):
+            raise
+        say(f"error: process {os.environ['RANK']}: {why}")
+        raise SystemExit(1) from None
+
+
 def main() -> None:
-    save_dir, starts = Path(sys.argv[1]), Path(sys.argv[2])
+    save_dir, starts, timeout = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends at Ctrl-C without a traceback
     first_here = os.environ["LOCAL_RANK"] == "0"
@@ -95,11 +139,14 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=UserWarning, module="fairseq_cli.hydra_train")
     from fairseq_cli import hydra_train
 
-    sys.argv[:] = [hydra_train.__file__, *sys.argv[3:]]
+    if int(os.environ["WORLD_SIZE"]) > 1:
+        limit_waiting(timeout)
+    sys.argv[:] = [hydra_train.__file__, *sys.argv[4:]]
     # torchrun numbers machines by their names: the process that writes the log may be on any of them.
     if first and int(os.environ["GROUP_WORLD_SIZE"]) > 1:
         log_to(save_dir / "train.log")
-    hydra_train.cli_main()
+    check_before_work()
+    train(hydra_train.cli_main, timeout)
 
 
 if __name__ == "__main__":

@@ -107,6 +107,7 @@ def examine() -> Report:
         if name not in versions:
             report.add(WARNING, name, f"not installed: {use}", f"pip install {name}")
     _compilers(report)
+    report.attempt("machine", REPORT_IT, _machine)
     report.values |= {"backends": {}, "self_check": {}, "against_reference": {}}
     if importlib.util.find_spec("torch") is not None:
         report.attempt("operators", REPORT_IT, _operators)
@@ -140,6 +141,33 @@ def _compilers(report: Report) -> None:
             found[name] = f"{path} ({release[0].strip()})"
         report.add(INFO, name, found[name] or "not on PATH")
     report.values["compilers"] = found
+
+
+def _machine(report: Report) -> None:
+    """GPUs that are not used; memory and disk that are short, where kernels are still to be compiled."""
+    from lightconv_plugin.tools import machine
+
+    memory = machine.available_memory()
+    if memory is not None:
+        report.add(INFO, "memory", f"{memory / (1 << 30):.1f} GiB available")
+    if importlib.util.find_spec("torch") is None:
+        return
+    from lightconv_plugin.ops import libraries
+
+    if (problem := machine.gpu_problem()) is not None:
+        report.add(WARNING, "GPUs", *problem)
+    cache = libraries.cache_folder()
+    if libraries.find("cpu") is not None:
+        return
+    free, writable = machine.room(cache)
+    if not writable:
+        report.add(WARNING, "cache of kernels", f"{cache} cannot be written to", "set TORCH_EXTENSIONS_DIR")
+    elif free < machine.CACHE_ROOM:
+        short = f"{free >> 20} MiB are free at {cache}, compiling wants {machine.CACHE_ROOM >> 20}"
+        report.add(WARNING, "cache of kernels", short, "make room, or set TORCH_EXTENSIONS_DIR")
+    if memory is not None and memory < machine.COMPILER_MEMORY:
+        short = f"{memory >> 20} MiB are available, compiling wants {machine.COMPILER_MEMORY >> 20}"
+        report.add(WARNING, "memory", short, "end other programs, or compile one file at a time: MAX_JOBS=1")
 
 
 def _fairseq_for_this_python() -> str:

@@ -3,12 +3,13 @@
 import errno
 import os
 import shutil
+import re
 import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
-from train_plan import count_processes, divide_batch, mend, plan, quote, tensorboard
+from train_plan import count_processes, divide_batch, mend, plan, quote, read_config, tensorboard
 
 from tests.scripts.conftest import ROOT
 
@@ -229,3 +230,51 @@ def test_every_configuration_says_its_tokens_and_where_things_go(path, tmp_path)
     assert save_dir.name == path.stem
     said = path.read_text(encoding="utf-8").replace(",", "")
     assert f"{config['dataset']['max_tokens']} × {config['optimization']['update_freq'][0]}" in said
+
+
+def test_data_that_the_configuration_leaves_open(config, tmp_path):
+    del config["task"]["data"]
+    _, overrides = plan(config, ["task.data=root/data"], 1, tmp_path / "root", tmp_path)
+    assert [item for item in overrides if "task.data" in item] == [f"+task.data='{tmp_path}/root/data'"]
+
+
+HEAD = "# @package _global_\n"
+
+
+@pytest.mark.parametrize(
+    "name, text, said",
+    [
+        ("model.yaml", HEAD + "model: {_name: x}\n", "NAME not one of bmuf, "),
+        ("a.yml", HEAD + "model: {_name: x}\n", "a configuration must be called NAME.yaml"),
+        ("a.yaml", "model: {_name: x}\n", "must begin with the line '# @package _global_'"),
+        ("a.yaml", HEAD + "modle: {_name: x}\n", "a.yaml: there is no group modle, only bmuf, "),
+        ("a.yaml", HEAD + "max_update: 3\n", "a.yaml: there is no group max_update"),
+        ("a.yaml", HEAD + "model: dynamicconv\n", "a.yaml: model must hold options, got: 'dynamicconv'"),
+        ("a.yaml", HEAD + "- model\n", "must hold groups of options, as those in configs/ do, got: list"),
+        ("a.yaml", "", "got: NoneType"),
+        ("a.yaml", HEAD + "model: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
+        ("a.yaml", HEAD + "model: [\n", "while parsing"),
+    ],
+)
+def test_a_file_that_is_no_configuration(name, text, said, tmp_path):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises((ValueError, yaml.YAMLError)) as refused:
+        read_config(path)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "key, value, given, said",
+    [
+        ("dataset", {"max_tokens": "many"}, [], "dataset.max_tokens must be a whole number from 1, got: many"),
+        ("dataset", {"max_tokens": 1.5}, [], "dataset.max_tokens must be a whole number from 1, got: 1.5"),
+        ("dataset", {"max_tokens": True}, [], "dataset.max_tokens must be a whole number from 1, got: True"),
+        ("dataset", {"max_tokens": 9}, ["dataset.max_tokens=-1"], "dataset.max_tokens must be a whole number from 1"),
+        ("optimization", {"update_freq": 2}, [], "optimization.update_freq must be a list such as [2], got: 2"),
+        ("optimization", {"update_freq": ["x"]}, [], "optimization.update_freq[0] must be a whole number from 1, got"),
+    ],
+)
+def test_a_batch_that_is_none(key, value, given, said, config, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        plan({**config, key: value}, given, 1, tmp_path / "root", tmp_path)

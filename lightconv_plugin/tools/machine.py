@@ -1,0 +1,66 @@
+"""What of a machine can be in the way: GPUs that torch cannot use, too little memory, no place for compiled kernels."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+DRIVER = Path("/proc/driver/nvidia/version")
+MEMORY = Path("/proc/meminfo")
+COMPILER_MEMORY = 2 << 30
+"""Bytes that two compilers at work want; the largest of our sources take about 0.6 GiB each."""
+CACHE_ROOM = 200 << 20
+"""Bytes of free disk for compiling and keeping the libraries."""
+
+
+def driver() -> str:
+    """Version of the NVIDIA driver that is loaded, "?" if it does not say, empty without one."""
+    try:
+        text = DRIVER.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    found = re.search(r"Kernel Module.*?(\d+\.\d[\d.]*)", text)
+    return found[1] if found else "?"
+
+
+def gpu_problem() -> tuple[str, str] | None:
+    """Why torch does not use the GPUs of a machine with an NVIDIA driver, and what helps; None if nothing is amiss.
+
+    GPUs that CUDA_VISIBLE_DEVICES hides are not meant to be used.
+    """
+    import torch
+
+    version = driver()
+    if not version or os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1") or torch.cuda.is_available():
+        return None
+    if torch.version.cuda is None:
+        return (
+            f"there is an NVIDIA driver ({version}), but torch {torch.__version__} is built without CUDA",
+            "install a build of torch with CUDA",
+        )
+    try:
+        torch.cuda.init()
+        cause = "torch sees no device"
+    except Exception as error:  # RuntimeError, AssertionError and torch's own, as it comes
+        cause = " ".join(str(error).split()).partition(". ")[0]
+    return (
+        f"there is an NVIDIA driver ({version}), but torch {torch.__version__} cannot use it: {cause}",
+        f"install a driver for CUDA {torch.version.cuda}, or a torch built for an older CUDA",
+    )
+
+
+def available_memory() -> int | None:
+    """Bytes that programs can still take without swapping; None where the system does not say."""
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", MEMORY.read_text(encoding="ascii"), re.MULTILINE)
+    except (OSError, UnicodeDecodeError):
+        return None
+    return int(found[1]) << 10 if found else None
+
+
+def room(folder: Path) -> tuple[int, bool]:
+    """Free bytes where `folder` is or would be made, and whether one may write there."""
+    there = folder
+    while not there.is_dir() and there != there.parent:
+        there = there.parent
+    return shutil.disk_usage(there).free, os.access(there, os.W_OK | os.X_OK)

@@ -1,0 +1,74 @@
+"""What ends a training by no fault of this code, in one line each, for train_worker.py.
+
+Wrong configurations, missing data, too little memory, processes that do not answer.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
+CLOSED = ("connection closed", "connection reset", "broken pipe", "connection refused")
+LATE = ("timed out waiting", "wait timeout", "timeout after", "timed out after", "timed out.")
+PLAIN = ("could not infer language pair", "cannot load model parameters from checkpoint")
+
+
+class ConfigError(ValueError):
+    """An option that is wrong; the text names it."""
+
+
+def check_model(model: Any) -> None:
+    """Raise ConfigError where the `model` group of a composed configuration cannot be built, before anything is loaded.
+
+    fairseq finds out when it builds the model: after the processes have met and the dictionaries are read.
+    """
+    from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+
+    from lightconv_plugin.models.config import transformer_config
+    from lightconv_plugin.models.encoder_decoder import ConvTransformerModel
+    from lightconv_plugin.models.language_model import ConvLanguageModel
+    from lightconv_plugin.models.language_model_config import language_model_config
+
+    name = getattr(model, "_name", None)
+    known = {**MODEL_REGISTRY, **ARCH_MODEL_REGISTRY}
+    if name not in known:
+        alike = difflib.get_close_matches(str(name), known, n=3)
+        raise ConfigError(
+            f"model._name: there is no model {name}" + (f"; is it {' or '.join(alike)}?" if alike else "")
+        )
+    built = known[name]
+    try:
+        defaults = getattr(built, "__dataclass", lambda: None)()
+        if issubclass(built, ConvTransformerModel):
+            transformer_config(model, defaults=defaults)
+        elif issubclass(built, ConvLanguageModel):
+            language_model_config(model, defaults)
+    except ValueError as error:
+        raise ConfigError(f"model: {error}") from error
+
+
+def explain(error: BaseException, timeout: int) -> str:
+    """What an exception means, in one line that says what to do; nothing if it is none of these."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    said = " ".join(str(error).split())
+    text = said.lower()
+    if isinstance(error, (ConfigError, OmegaConfBaseException)):
+        return said
+    if isinstance(error, HydraException):
+        # What is wrong stands in the exception that it was made of, where in its own text.
+        cause = " ".join(str(error.__cause__).split()) if error.__cause__ else ""
+        return said if cause in said else f"{said} {cause}"
+    if isinstance(error, FileNotFoundError) or text.startswith("dataset not found"):
+        return f"{said}: are the data prepared, and whole? (task.data)"
+    if isinstance(error, MemoryError) or any(sign in text for sign in MEMORY):
+        remedy = "a smaller dataset.max_tokens with a larger optimization.update_freq needs less"
+        return f"not enough memory: {remedy} ({said or type(error).__name__})"
+    if isinstance(error, RuntimeError):
+        if any(sign in text for sign in LATE):
+            return f"waited {timeout} s (--timeout) in vain for another, which hangs or cannot be reached ({said})"
+        if any(sign in text for sign in CLOSED):
+            return f"lost its connection to another, which has died or cannot be reached ({said})"
+    return said if any(sign in text for sign in PLAIN) else ""
