@@ -125,8 +125,8 @@ install() {
 }
 
 is_done && { [[ -n $quiet ]] || say "set-up: $venv is up to date"; exit 0; }
-mkdir -p "$(dirname "$venv")"
-[[ -w $(dirname "$venv") ]] || die "cannot write to $(dirname "$venv")"
+[[ -d ${venv%/*} ]] || mkdir -p "${venv%/*}"
+[[ -w ${venv%/*} ]] || die "cannot write to ${venv%/*}"
 exec 9>"$venv.lock"
 flock -n 9 || { say "set-up: waiting for another set-up of this checkout"; flock 9; }
 is_done && exit 0

@@ -39,7 +39,8 @@ def check_model(model: Any) -> None:
         )
     built = known[name]
     try:
-        defaults = getattr(built, "__dataclass", lambda: None)()
+        make_defaults = getattr(built, "__dataclass", None)  # None for fairseq's models of before 2021
+        defaults = make_defaults() if make_defaults is not None else None
         if issubclass(built, ConvTransformerModel):
             transformer_config(model, defaults=defaults)
         elif issubclass(built, ConvLanguageModel):

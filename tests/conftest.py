@@ -1,5 +1,6 @@
 """Shared fixtures. Threads are capped: several workers of pytest-xdist with a full OpenMP team each would crawl."""
 
+import logging
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -11,6 +12,15 @@ import torch
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(20190429)
+
+
+@pytest.fixture(autouse=True)
+def _no_handler_outlives_its_test():
+    """Programs that run in this process log to their standard error, which is the test's, and closed after it."""
+    root = logging.getLogger()
+    before = root.handlers[:]
+    yield
+    root.handlers[:] = [h for h in root.handlers if h in before or type(h) is not logging.StreamHandler]
 
 
 @pytest.fixture(scope="session")

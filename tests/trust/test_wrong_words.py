@@ -191,7 +191,7 @@ def place(folder):
     """What a script wants to be there before it looks at its options."""
     (folder / "config.yaml").touch()
     (folder / "data").mkdir()
-    return {"average.sh": [folder / "data"], "train.sh": [folder / "config.yaml"]}
+    return {"average.sh": [folder / "data"], "train.sh": [folder / "config.yaml"], "fuzz.sh": ["1"]}
 
 
 def made(folder):
