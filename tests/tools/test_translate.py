@@ -141,7 +141,8 @@ def test_a_reader_that_leaves_is_no_error(made, repository):
     """As `lightconv translate … | head -1`: no traceback."""
     script = (
         "set -o pipefail; yes 'Zwei Hunde' | head -20000 |"
-        f" {shlex.quote(sys.executable)} -m lightconv_plugin.tools translate --path '{made[1]}' --max-len-b 2 --beam 1 --buffer 1"
+        f" {shlex.quote(sys.executable)} -m lightconv_plugin.tools translate --path '{made[1]}'"
+        " --max-len-b 2 --beam 1 --buffer 1"
         " | head -1"
     )
     environment = {**os.environ, "PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1"}
