@@ -224,6 +224,7 @@ def test_bf16_when_the_parser_is_already_running():
         assert config.common.bf16 != on_tpu
 
 
+@pytest.mark.long
 def test_two_workers_equal_two_batches_per_update(data, tmp_path):
     """F and H: plain --distributed-world-size 2, stopped and resumed (B), against one process; fails without each."""
     batches = ["--batch-size", 4, "--required-batch-size-multiple", 1]  # 15 of them: the last update has only one
@@ -269,6 +270,7 @@ def test_torchrun(data, tmp_path, skipped, trainings):
     assert ("initialized host" in log) == (trainings == 1)
 
 
+@pytest.mark.long
 def test_validation_with_two_workers(data, checkpoint):
     """G: two workers find the loss that the training found with one."""
 

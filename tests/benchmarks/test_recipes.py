@@ -180,6 +180,7 @@ def test_wrong_options(capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_real_training(tmp_path, capsys, monkeypatch):
     from tests import fairseq_cli
 

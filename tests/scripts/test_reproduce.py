@@ -59,6 +59,7 @@ def kill_when(ready, command, everything):
     process.wait()
 
 
+@pytest.mark.long
 def test_killed_in_training_and_in_tuning_it_ends_in_the_same_row(undisturbed, tmp_path):
     alone, _ = undisturbed
     runs = tmp_path / "killed twice"

@@ -126,6 +126,7 @@ def test_a_killed_process_is_started_again(config, with_dropout):
     assert (training.save_dir / "train.log").read_text(encoding="utf-8") in training.output
 
 
+@pytest.mark.long
 def test_a_process_that_stops_answering_counts_as_dead(config, two):
     """Process 1 is frozen for longer than --timeout: process 0 gives up, and both go on from the last checkpoint."""
     training = Training(config, "frozen", "--processes", "2", "--timeout", "10", *NO_DROPOUT)
@@ -151,6 +152,7 @@ wait "$second" && exit "$status"
 """
 
 
+@pytest.mark.long
 def test_two_machines_under_slurm_survive_a_killed_process(config, two, tmp_path):
     programs, spool = tmp_path / "bin", tmp_path / "spool"
     programs.mkdir()
