@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -26,11 +25,11 @@ Hypotheses = list[list[dict[str, Tensor]]]
 _FEWEST = 2
 
 
-class FastGenerator:
-    """Translates batches as fairseq's SequenceGenerator does, with the same results, in less time.
+class FastGenerator(SequenceGenerator):
+    """fairseq's SequenceGenerator with the same results, in less time.
 
-    Whatever it does not cover goes to a SequenceGenerator of the same options, and one line in the log says why: models
-    without a StepModel, other search strategies than beam search, constraints, language model fusion.
+    Whatever it does not cover is left to the class above, and one line in the log says why: models without a StepModel,
+    other search strategies than beam search, constraints, language model fusion.
 
     Weights are read at the first batch; call `refresh` when they have changed since. The attention of a hypothesis is
     not kept: it is an empty tensor.
@@ -38,14 +37,12 @@ class FastGenerator:
     Args:
         models: an ensemble of encoder-decoders.
         tgt_dict: their target dictionary.
-        beam_size, max_len_a, max_len_b, max_len, min_len, normalize_scores, len_penalty, unk_penalty, temperature,
-        match_source_len, no_repeat_ngram_size, search_strategy, eos, symbols_to_strip_from_output, lm_model, lm_weight,
-        tokens_to_suppress: SequenceGenerator's, with its meaning, but beam_size is 5 unless given.
         dtype: arithmetic of the linear layers, one of linear.DTYPES. Where fairseq's generator steps in, the
             models run in their own.
         processes: that share the sentences of a batch on a CPU; None for as many as torch has threads. They are forked
             from this one (on Linux; elsewhere threads share each operation) at the first batch of at least two
             sentences for each of two, and hold the weights of that moment.
+        options: SequenceGenerator's.
 
     Raises:
         ValueError: an option out of range, naming it; or "int8" for models on a GPU (at the first batch).
@@ -56,91 +53,32 @@ class FastGenerator:
         models: Sequence[nn.Module],
         tgt_dict: Any,
         *,
-        beam_size: int = 5,
-        max_len_a: float = 0,
-        max_len_b: int = 200,
-        max_len: int = 0,
-        min_len: int = 1,
-        normalize_scores: bool = True,
-        len_penalty: float = 1.0,
-        unk_penalty: float = 0.0,
-        temperature: float = 1.0,
-        match_source_len: bool = False,
-        no_repeat_ngram_size: int = 0,
-        search_strategy: strategies.Search | None = None,
-        eos: int | None = None,
-        symbols_to_strip_from_output: set[int] | None = None,
-        lm_model: nn.Module | None = None,
-        lm_weight: float = 1.0,
-        tokens_to_suppress: Iterable[str] = (),
         dtype: str = "float32",
         processes: int | None = None,
+        **options: Any,
     ):
-        if not models:
-            raise ValueError("models must be at least one model, got none")
-        if beam_size < 1:
-            raise ValueError(f"beam_size must be at least 1, got {beam_size}")
-        if not temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {temperature}")
-        if processes is not None and processes < 1:
-            raise ValueError(f"processes must be at least 1, got {processes}")
-        if no_repeat_ngram_size < 0:
-            raise ValueError(f"no_repeat_ngram_size must be at least 0, got {no_repeat_ngram_size}")
+        _check(models, tgt_dict, processes=processes, **options)
+        super().__init__(models, tgt_dict, **options)
         self.dtype, self.processes = check_dtype(dtype), processes
         self.models = list(models)
-        self.pad, self.unk = tgt_dict.pad(), tgt_dict.unk()
-        self.eos = tgt_dict.eos() if eos is None else eos
-        self.symbols_to_strip_from_output = {*(symbols_to_strip_from_output or ()), self.eos}
-        tokens_to_suppress = tuple(tokens_to_suppress)
-        suppress = tuple(tgt_dict.index(token) for token in tokens_to_suppress)
-        if self.unk in suppress:
-            unknown = tokens_to_suppress[suppress.index(self.unk)]
-            raise ValueError(f"tokens_to_suppress must be words of the target dictionary, got {unknown!r}")
-        # The pad is never chosen, so there cannot be more hypotheses.
-        self.beam_size = min(beam_size, len(tgt_dict) - 1)
-        self.max_len_a, self.max_len_b = max_len_a, max_len_b
-        limits = [model.max_decoder_positions() for model in models if hasattr(model, "max_decoder_positions")]
-        self.max_len = max_len or min([*limits, sys.maxsize])
+        suppress = () if self.token_indices_to_suppress is None else self.token_indices_to_suppress.tolist()
         self.options = SearchOptions(
             pad=self.pad,
             unk=self.unk,
             eos=self.eos,
             beam_size=self.beam_size,
-            min_len=min_len,
-            normalize_scores=normalize_scores,
-            len_penalty=len_penalty,
-            unk_penalty=unk_penalty,
-            temperature=temperature,
-            match_source_len=match_source_len,
-            no_repeat_ngram_size=no_repeat_ngram_size,
-            suppress=suppress,
+            min_len=self.min_len,
+            normalize_scores=self.normalize_scores,
+            len_penalty=self.len_penalty,
+            unk_penalty=self.unk_penalty,
+            temperature=self.temperature,
+            match_source_len=self.match_source_len,
+            no_repeat_ngram_size=options.get("no_repeat_ngram_size", 0),
+            suppress=tuple(suppress),
         )
-        self._fairseq = {
-            "tgt_dict": tgt_dict,
-            "beam_size": beam_size,
-            "max_len_a": max_len_a,
-            "max_len_b": max_len_b,
-            "max_len": max_len,
-            "min_len": min_len,
-            "normalize_scores": normalize_scores,
-            "len_penalty": len_penalty,
-            "unk_penalty": unk_penalty,
-            "temperature": temperature,
-            "match_source_len": match_source_len,
-            "no_repeat_ngram_size": no_repeat_ngram_size,
-            "search_strategy": search_strategy,
-            "eos": eos,
-            "symbols_to_strip_from_output": symbols_to_strip_from_output,
-            "lm_model": lm_model,
-            "lm_weight": lm_weight,
-            "tokens_to_suppress": tokens_to_suppress,
-        }
         self._steps: list[StepModel] | None = None
         self._forks: Forks | None = None
-        self._fallback: SequenceGenerator | None = None
         self._reasons: set[str] = set()
-        for model in self.models:
-            model.eval()
 
     def refresh(self) -> None:
         """The next batch reads the weights anew."""
@@ -153,21 +91,6 @@ class FastGenerator:
             self._forks.close()
             self._forks = None
 
-    @torch.no_grad()
-    def generate(self, models: Sequence[nn.Module] | None, sample: dict[str, Any], **kwargs: Any) -> Hypotheses:
-        """Translates a batch.
-
-        Args:
-            models: not read, as in fairseq: the models are those of the constructor.
-            sample: fairseq's batch; net_input holds src_tokens (S,T), with pads on either side, and src_lengths.
-            prefix_tokens, constraints, bos_token: SequenceGenerator.generate's.
-
-        Returns:
-            For each sentence a list of hypotheses, the best first, each a dict of tokens (n,) int64 with the end of the
-            sentence, score, positional_scores (n,) float32, and attention and alignment, which are empty.
-        """
-        return self._generate(sample, **kwargs)
-
     def _generate(
         self,
         sample: dict[str, Any],
@@ -175,10 +98,15 @@ class FastGenerator:
         constraints: Tensor | None = None,
         bos_token: int | None = None,
     ) -> Hypotheses:
+        """What `generate` and `forward` of the class above call, which take its arguments and give its results.
+
+        sample: fairseq's batch; net_input holds src_tokens (S,T), with pads on either side, and src_lengths.
+        """
         net_input = sample["net_input"]
         reason = self._why_not(net_input, constraints)
         if reason is not None:
-            return self._by_fairseq(reason, sample, prefix_tokens, constraints, bos_token)
+            self._say(reason)
+            return super()._generate(sample, prefix_tokens, constraints, bos_token)
         source = net_input["src_tokens"]
         lengths = net_input.get("src_lengths")
         if lengths is None:
@@ -239,10 +167,9 @@ class FastGenerator:
 
     def _why_not(self, net_input: dict[str, Any], constraints: Tensor | None) -> str | None:
         """Why this batch is fairseq's to translate; None if it is not, and then the StepModels are there."""
-        strategy = self._fairseq["search_strategy"]
-        if strategy is not None and type(strategy) is not strategies.BeamSearch:
-            return f"search by {type(strategy).__name__}"
-        if self._fairseq["lm_model"] is not None:
+        if type(self.search) is not strategies.BeamSearch:
+            return f"search by {type(self.search).__name__}"
+        if self.lm_model is not None:
             return "fusion with a language model"
         if constraints is not None:
             return "constraints"
@@ -255,16 +182,39 @@ class FastGenerator:
                 return str(error)
         return None
 
-    def _by_fairseq(self, reason: str, sample: dict[str, Any], prefix_tokens, constraints, bos_token) -> Hypotheses:
+    def _say(self, reason: str) -> None:
+        """Once for each reason."""
         if reason not in self._reasons:
             self._reasons.add(reason)
             asked = "" if self.dtype == "float32" else f", not in {self.dtype}"
             logger.info("fairseq's own generator translates%s: %s is not covered by the fast one", asked, reason)
-        if self._fallback is None:
-            self._fallback = SequenceGenerator(self.models, **self._fairseq)
-        return self._fallback.generate(
-            self.models, sample, prefix_tokens=prefix_tokens, constraints=constraints, bos_token=bos_token
-        )
+
+
+def _check(
+    models: Sequence[nn.Module],
+    tgt_dict: Any,
+    *,
+    processes: int | None,
+    beam_size: int = 1,
+    temperature: float = 1.0,
+    no_repeat_ngram_size: int = 0,
+    tokens_to_suppress: Iterable[str] = (),
+    **others: Any,
+) -> None:
+    """ValueError for what fairseq asserts without a name, or takes without a word."""
+    if not models:
+        raise ValueError("models must be at least one model, got none")
+    if beam_size < 1:
+        raise ValueError(f"beam_size must be at least 1, got {beam_size}")
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0, got {temperature}")
+    if processes is not None and processes < 1:
+        raise ValueError(f"processes must be at least 1, got {processes}")
+    if no_repeat_ngram_size < 0:
+        raise ValueError(f"no_repeat_ngram_size must be at least 0, got {no_repeat_ngram_size}")
+    for token in tokens_to_suppress:
+        if tgt_dict.index(token) == tgt_dict.unk():
+            raise ValueError(f"tokens_to_suppress must be words of the target dictionary, got {token!r}")
 
 
 def _tensors(hypothesis: dict[str, np.ndarray]) -> dict[str, Tensor]:

@@ -11,6 +11,8 @@ descends. `memory.keep(sources, targets)` moves sentences (Beams.keep).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
@@ -63,7 +65,7 @@ class Ring:
         move(self.rows, 1, sources, targets)
 
 
-class _Filtered:
+class _Filtered(ABC):
     """Lightweight and dynamic convolutions: Σ over the taps, one filter for the channels of a head."""
 
     def __init__(self, conv: LightweightConv | DynamicConv):
@@ -79,9 +81,9 @@ class _Filtered:
         y = memory.weighted_sum(self._filters(x, taps, beams), beams).to(x.dtype)
         return y if self.bias is None else y.add_(self.bias)
 
+    @abstractmethod
     def _filters(self, x: Tensor, taps: int, beams: Beams) -> Tensor:
         """(N·H, taps), normalised, the current step's first."""
-        raise NotImplementedError
 
 
 class _Lightweight(_Filtered):
@@ -123,12 +125,12 @@ class _Dynamic(_Filtered):
         return weights[:, :taps].contiguous()
 
 
-class _Depthwise(_Filtered):
+class _Depthwise(_Lightweight):
     """A filter for each channel: heads of one channel would make sums of single numbers, so the rows are gathered."""
 
     def __init__(self, conv: DepthwiseConv, dtype: str):
-        super().__init__(conv)
-        self.filters = _Lightweight(conv, dtype).filters.t().contiguous()  # (K, C)
+        super().__init__(conv, dtype)
+        self.filters = self.filters.t().contiguous()  # (K, C)
 
     def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
         taps = min(self.slots, beams.time + 1)

@@ -6,6 +6,7 @@ A case is a frozen dataclass of plain values: what hypothesis prints of a failur
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ LOGITS = ("normal", "small", "large", "zero", "equal", "extreme", "masked")
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class Case(ABC):
     """What the convolutions and talkconv have in common.
 
     `pieces`: None for a full pass, else how many tokens each call of the step function is given, whose sum is `steps`;
@@ -53,9 +54,9 @@ class Case:
         return self.heads * self.per_head
 
     @property
+    @abstractmethod
     def history(self) -> int:
         """Rows that a state can hold."""
-        raise NotImplementedError
 
     def sequences(self) -> dict[str, Tensor]:
         """The arguments `lengths` and `cu_seqlens`, where there are any."""

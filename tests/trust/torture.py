@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,24 +73,24 @@ class Fork:
         return self._reap(0)
 
 
-class Work:
+class Work(ABC):
     """Something that can be killed. `name` is what the command line calls it, `title` what the table does."""
 
     name = title = ""
     any_name = True  # whether it is to work in folders of any name
     refusal = ""  # with which a start may end while another one is at work, instead of waiting for it
 
+    @abstractmethod
     def build(self, world: Path) -> None:
         """Make the folder from which every trial starts."""
-        raise NotImplementedError
 
+    @abstractmethod
     def start(self, place: Path, log: Path, token: str) -> Process:
         """Begin, or go on, in a copy of that folder; both output streams go to `log`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def outcome(self, place: Path) -> dict[str, str]:
         """What a finished run leaves: every name, and a digest of what has to be equal bit for bit."""
-        raise NotImplementedError
 
     def progress(self, place: Path) -> int:
         """A number that grows when the work proper of a start begins, after its imports; always 0: not told."""
