@@ -15,12 +15,14 @@ def _seeded():
 
 
 @pytest.fixture(autouse=True)
-def _no_handler_outlives_its_test():
+def _no_logging_outlives_its_test():
     """Programs that run in this process log to their standard error, which is the test's, and closed after it."""
-    root = logging.getLogger()
-    before = root.handlers[:]
+    loggers = [logging.getLogger(), logging.getLogger("lightconv_plugin")]
+    before = [(logger.handlers[:], logger.level) for logger in loggers]
     yield
-    root.handlers[:] = [h for h in root.handlers if h in before or type(h) is not logging.StreamHandler]
+    for logger, (handlers, level) in zip(loggers, before, strict=True):
+        logger.handlers[:] = [h for h in logger.handlers if h in handlers or type(h) is not logging.StreamHandler]
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -249,6 +249,7 @@ def test_what_is_no_backend(value, plain, monkeypatch):
 
 def test_a_forced_backend_that_cannot_be_built_is_an_error(broken, monkeypatch, caplog, capsys):
     monkeypatch.setenv("LIGHTCONV_BACKEND", "cpu")
+    caplog.set_level(logging.WARNING)  # a program without a log of its own
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"LIGHTCONV_BACKEND=cpu: the CPU kernels cannot be used: .*messages: "):
             native.backend("cpu")
