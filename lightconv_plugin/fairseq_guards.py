@@ -1,4 +1,4 @@
-"""Two patches of fairseq_patches.py for checkpoints of strangers: no setting runs, no dictionary is mistaken."""
+"""Patches of fairseq_patches.py for checkpoints: no setting runs, nothing of another model is mistaken for its own."""
 
 import sys
 from typing import Any
@@ -50,3 +50,61 @@ def other_dictionaries() -> bool:
 
     BaseFairseqModel.load_state_dict = load_state_dict
     return True
+
+
+def optimizers_of_other_parameters() -> bool:
+    """fairseq counts the parameters of a saved optimizer, and does not look whether they are those of the model.
+
+    With another order of the same number, as a training that fairseq 0.12.2 began has it, the first update fails far
+    away ("The size of tensor a (24) must match"), or moments of the same shape go to other parameters.
+    """
+    from fairseq.optim import FairseqOptimizer
+
+    original = FairseqOptimizer.load_state_dict
+
+    def load_state_dict(self: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        ours = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        theirs = [number for group in state_dict["param_groups"] for number in group["params"]]
+        cause = None
+        if len(ours) != len(theirs):
+            cause = f"of {len(theirs)} parameters, and the model here has {len(ours)}"
+        else:
+            for place, (parameter, number) in enumerate(zip(ours, theirs, strict=True), 1):
+                for name in ("exp_avg", "momentum_buffer"):  # of a parameter's shape in every optimizer that has them
+                    saved = state_dict["state"].get(number, {}).get(name)
+                    if cause is None and torch.is_tensor(saved) and saved.shape != parameter.shape:
+                        shapes = f"{tuple(saved.shape)}, and the model's is {tuple(parameter.shape)}"
+                        cause = f"of other parameters: the shape of its parameter {place} is {shapes}"
+        if cause is not None:
+            raise ValueError(
+                f"the checkpoint's optimizer state is {cause}; --reset-optimizer goes on from its parameters alone"
+            )
+        return original(self, state_dict, *args, **kwargs)
+
+    FairseqOptimizer.load_state_dict = load_state_dict
+    return True
+
+
+def uninitialised_positions() -> bool:
+    """fairseq 0.12.2 saves a number that nothing ever sets with sinusoidal positions: the memory's, at times NaN.
+
+    It marks a device and a type. Two runs of the same training left different files.
+    """
+    from fairseq.modules import SinusoidalPositionalEmbedding as Positions
+
+    if not hasattr(Positions(4, 0, 2), "_float_tensor"):
+        return False
+    original = Positions.__init__
+
+    def __init__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.register_load_state_dict_post_hook(_zero_marker)
+        _zero_marker(self)
+
+    Positions.__init__ = __init__
+    return True
+
+
+def _zero_marker(positions: Any, keys: Any = None) -> None:
+    """Also what fairseq puts into a state before it loads it."""
+    positions._float_tensor.zero_()

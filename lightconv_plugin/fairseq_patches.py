@@ -434,3 +434,5 @@ def finished_training() -> bool:
 _patch("N")(fairseq_guards.settings_that_run)
 _patch("O")(fairseq_guards.other_dictionaries)
 _patch("P")(fairseq_batches.same_batches_when_resumed)
+_patch("Q")(fairseq_guards.optimizers_of_other_parameters)
+_patch("R")(fairseq_guards.uninitialised_positions)

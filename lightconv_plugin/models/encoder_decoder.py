@@ -88,8 +88,7 @@ class MixerEncoder(TransformerEncoderBase):
         }
 
     def upgrade_state_dict_named(self, state_dict, name):
-        _fit_position_buffer(self, state_dict, name)
-        return super().upgrade_state_dict_named(state_dict, name)
+        return _fit_position_buffer(self, super().upgrade_state_dict_named(state_dict, name), name)
 
 
 class MixerDecoder(TransformerDecoderBase):
@@ -109,7 +108,6 @@ class MixerDecoder(TransformerDecoderBase):
         return wrap_layer(MixerDecoderLayer(cfg, next(self._specs), no_encoder_attn=no_encoder_attn), cfg)
 
     def upgrade_state_dict_named(self, state_dict, name):
-        _fit_position_buffer(self, state_dict, name)
         version = f"{name}.version"
         if any(key.startswith(f"{name}.layers.") and ".linear1." in key for key in state_dict):
             # Upstream's LightConv counts versions differently: its 2 has the final norm that the Transformer's lacks.
@@ -118,14 +116,15 @@ class MixerDecoder(TransformerDecoderBase):
         if self.output_projection is None:
             # The base class supplies a tied output projection also where an adaptive softmax replaces it.
             state_dict.pop(f"{name}.output_projection.weight", None)
-        return state_dict
+        return _fit_position_buffer(self, state_dict, name)
 
 
-def _fit_position_buffer(module, state_dict: dict, name: str) -> None:
-    """fairseq ≤ 0.12.2 saves a marker of its sinusoidal positions' device; newer versions don't know it."""
+def _fit_position_buffer(module, state_dict: dict, name: str) -> dict:
+    """fairseq ≤ 0.12.2 saves a marker of its sinusoidal positions' device, whose value nobody set; others don't."""
     key = f"{name}.embed_positions._float_tensor"
     marker = getattr(module.embed_positions, "_float_tensor", None)
     if marker is None:
         state_dict.pop(key, None)
     else:
-        state_dict.setdefault(key, marker.clone())
+        state_dict[key] = marker.clone()
+    return state_dict
