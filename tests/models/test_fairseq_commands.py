@@ -83,7 +83,7 @@ print("TRANSLATION", repr(model.translate("ich sieht den Hund", beam=2)))
     assert re.search(r"^TRANSLATION '.*'$", done.stdout, re.M)
 
 
-@pytest.mark.parametrize("conv_type", ["lightweight", "dynamic"])
+@pytest.mark.parametrize("conv_type", ["lightweight", pytest.param("dynamic", marks=pytest.mark.long)])
 def test_a_training_that_fairseq_began(data, tmp_path, conv_type):
     """fairseq's own LightConv for two epochs, then the same command with the plugin: it resumes and translates."""
     command = [
@@ -152,7 +152,12 @@ def test_a_hydra_checkpoint_holds_nothing_but_plain_values(data, trained):
 
 
 @pytest.mark.parametrize(
-    "architecture", ["dynamicconv_iwslt_de_en", "lightweightconv_iwslt_de_en", "talkconv_iwslt_de_en"]
+    "architecture",
+    [
+        "dynamicconv_iwslt_de_en",
+        pytest.param("lightweightconv_iwslt_de_en", marks=pytest.mark.long),
+        pytest.param("talkconv_iwslt_de_en", marks=pytest.mark.long),
+    ],
 )
 def test_plain_ddp_with_two_processes(data, tmp_path, architecture):
     """--ddp-backend pytorch_ddp, which fails or hangs on a parameter that gets no gradient."""
