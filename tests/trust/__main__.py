@@ -37,6 +37,8 @@ def torture(name: str, args: argparse.Namespace, folder: Path) -> Result | None:
             trials.end()
     for line in result.differences:
         say(f"  {line}")
+    lost = len(result.differences) or "nothing"
+    say(f"{name}: {result.kills} kills, {result.failed} full disks, {result.trials} completed runs, {lost} lost")
     return result
 
 
