@@ -11,11 +11,16 @@ import os
 import signal
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 from train_worker import GAVE_UP, log_to
 
 WORKER = Path(__file__).with_name("train_worker.py")
+ANSWER = 10  # seconds after --timeout that the processes have to say themselves what they waited for
 
 
 def torchrun_arguments(args: argparse.Namespace, starts: Path) -> list[str]:
@@ -35,6 +40,37 @@ def torchrun_arguments(args: argparse.Namespace, starts: Path) -> list[str]:
     if host in ("", "localhost", "127.0.0.1"):
         settings.append("--local-addr=localhost")  # nobody elsewhere need know the name of this machine
     return [*settings, str(WORKER), str(args.save_dir), str(starts), str(args.timeout), *args.hydra]
+
+
+def watch(rendezvous: str, seconds: float, give_up: Callable[[], None]) -> None:
+    """Call give_up() once the machine that hosts the rendezvous, which did answer, has not for so many seconds.
+
+    torchrun itself may wait for ever where that machine stands still, or its network is gone without a word: torch's
+    client gives up on a request in time, says so to the other side, and waits for its answer, without a limit. Calls
+    of this thread's own client end up there too, hence a second thread. An error is not the matter here: then torchrun
+    has one as well.
+    """
+    from torch.distributed import TCPStore
+
+    host, _, port = rendezvous.rpartition(":")
+    answered, over = float("inf"), False
+
+    def ask() -> None:
+        nonlocal answered, over
+        try:
+            store = TCPStore(host.strip("[]"), int(port), is_master=False, timeout=timedelta(seconds=seconds))
+            while True:
+                store.check(["train.sh"])
+                answered = time.monotonic()
+                time.sleep(min(1, seconds / 10))
+        except Exception:
+            over = True
+
+    threading.Thread(target=ask, daemon=True).start()
+    while not over:
+        time.sleep(min(1, seconds / 10))
+        if time.monotonic() - answered > seconds:
+            return give_up()
 
 
 def why_it_ended(rank: int, status: int, starts: Path, max_restarts: int) -> str:
@@ -79,9 +115,27 @@ def main() -> int:
     args = parser.parse_args()
     streams = os.dup(1), os.dup(2)
     tee = log_to(args.log)
+    folder = tempfile.TemporaryDirectory(prefix="train.")
+
+    def give_up() -> None:
+        for stream, before in zip((1, 2), streams, strict=True):
+            os.dup2(before, stream)
+        print(
+            f"train.sh: error: the machine at {args.rendezvous} has not answered for {args.timeout + ANSWER} s "
+            f"(--timeout {args.timeout}): it hangs, or cannot be reached; when it can, the same command goes on from "
+            "the last checkpoint",
+            file=sys.stderr,
+            flush=True,
+        )
+        folder.cleanup()
+        os._exit(1)  # the main thread cannot; processes that train die with this one
+
+    if args.node_rank > 0:
+        arguments = args.rendezvous, args.timeout + ANSWER, give_up
+        threading.Thread(target=watch, args=arguments, daemon=True).start()
     try:
-        with tempfile.TemporaryDirectory(prefix="train.") as folder:
-            status, message = launch(args, Path(folder, "starts"))
+        with folder:
+            status, message = launch(args, Path(folder.name, "starts"))
     except KeyboardInterrupt:
         status, message = 130, "ended by SIGINT before it began"
     finally:

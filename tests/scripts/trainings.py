@@ -93,7 +93,11 @@ class Training:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGTERM)
-            self.process.wait()
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:  # it hangs where Python's signal handlers are not run
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
         return self.output
 
     @property
