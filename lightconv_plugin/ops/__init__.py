@@ -326,11 +326,17 @@ def dropout(x: Tensor, p: float) -> Tensor:
     return torch.ops.lightconv.dropout(x, _draw_seed(p, x), float(p)) if p > 0 else x
 
 
+# Asked once, for the compiler of torch 2.6 cannot trace the question. Of other devices torch refuses to tell the rest.
+_AUTOCAST = tuple(
+    device for device in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla") if torch.amp.is_autocast_available(device)
+)
+
+
 def _prepare(**arguments: Tensor | None) -> tuple[Tensor | None, ...]:
     """Check that these are floating tensors, and do what autocast asks for: cast all but float64 to its dtype."""
     checks.floating(**arguments)
     device = arguments["x"].device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    if device not in _AUTOCAST or not torch.is_autocast_enabled(device):
         return tuple(arguments.values())
     dtype = torch.get_autocast_dtype(device)
     return tuple(
