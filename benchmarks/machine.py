@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.report import BenchmarkError
-from lightconv_plugin.ops import native
+from lightconv_plugin.ops import backends
 
 ROOT = Path(__file__).resolve().parent.parent
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -70,7 +70,7 @@ def describe(device: torch.device) -> dict:
     Loads our kernels (and compiles them, if that is still to be done), so that no time of anything holds it.
     """
     try:
-        backend = native.backend(device.type)
+        backend = backends.backend(device.type)
     except (RuntimeError, ValueError) as error:
         raise BenchmarkError(str(error)) from error
     versions = {"python": platform.python_version(), "torch": torch.__version__}

@@ -25,7 +25,7 @@ from benchmarks import candidates, floors, gpu_peers, machine, report, timing
 from benchmarks.candidates import OURS, Arguments, Candidate
 from benchmarks.cases import SETS, VARIANTS, Case, parse
 from benchmarks.report import BenchmarkError
-from lightconv_plugin.ops import native
+from lightconv_plugin.ops import backends
 
 OPERATORS = ("lightconv", "dynamicconv", "talkconv")
 PASSES = ("forward", "backward", "both")
@@ -150,7 +150,7 @@ def _measure(
         "operator": operator,
         "name": case.name,
         "case": asdict(case),
-        "backend": native.backend(device.type),
+        "backend": backends.backend(device.type),
         "floor": {
             p: asdict(work[p]) | {"seconds": work[p].seconds(rates), "bound": work[p].bound(rates)} for p in passes
         },

@@ -27,7 +27,7 @@ from pathlib import Path
 from benchmarks import machine, report
 from benchmarks.machine import ROOT
 from benchmarks.report import BenchmarkError
-from lightconv_plugin.tools.report.logs import Training, parse_log
+from lightconv_plugin.report.logs import Training, parse_log
 
 SYSTEMS = ("dynamicconv", "lightweightconv", "talkconv", "transformer")
 _CONFIGS = ROOT / "configs" / "multi30k_en_de"

@@ -26,8 +26,8 @@ from fairseq.data.data_utils import load_indexed_dataset
 from fairseq.models.transformer import TransformerEncoder, TransformerEncoderBase
 
 from lightconv_plugin.generation.loading import Opened, TranslationError, build_model, open_first
+from lightconv_plugin.scoring.bleu import measures
 from lightconv_plugin.text.subwords import join, kind_of
-from lightconv_plugin.tools.bleu import measures
 
 _FEW = 10  # sentences
 

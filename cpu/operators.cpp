@@ -1,4 +1,4 @@
-// The operators of lightconv_plugin/ops/library.py for CPU tensors: from torch's tensors to a Problem and back.
+// The operators of lightconv_plugin/ops/registration.py for CPU tensors: from torch's tensors to a Problem and back.
 // Arguments have been checked in Python (ops/checks.py); what is asserted here guards against direct calls.
 
 #include <torch/library.h>

@@ -1,4 +1,4 @@
-// DropConnect's mask: Philox-4x32-10 as lightconv_plugin/ops/random.py defines it, a vector of counters at a time.
+// DropConnect's mask: Philox-4x32-10 as lightconv_plugin/ops/philox.py defines it, a vector of counters at a time.
 #pragma once
 
 #if defined(__SSE2__)

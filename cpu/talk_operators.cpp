@@ -1,4 +1,4 @@
-// talkconv and talkconv_step of lightconv_plugin/ops/library.py for CPU tensors: from torch's tensors to a TalkProblem
+// talkconv and talkconv_step of lightconv_plugin/ops/registration.py for CPU tensors: from torch's tensors to a TalkProblem
 // and back.
 
 #include <torch/library.h>

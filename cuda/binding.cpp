@@ -1,4 +1,4 @@
-// The CUDA kernels of lightconv.h as kernels of torch's operators (lightconv_plugin/ops/library.py has the schemas).
+// The CUDA kernels of lightconv.h as kernels of torch's operators (lightconv_plugin/ops/registration.py has the schemas).
 // Of this folder only this file, talk_binding.cpp and binding.h know torch. Arguments have been checked before
 // (lightconv_plugin/ops/checks.py); results are allocated as the operators' fake kernels say.
 #include <torch/library.h>

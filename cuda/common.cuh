@@ -129,7 +129,7 @@ inline bool aligned(const MutableRows& rows, int element, int bytes) {
 
 // ------------------------------------------------------------------------------------------------ dropout
 
-// Philox-4x32-10 (Salmon et al. 2011) with counter (index, 0, 0): ops/random.py says which word belongs to which
+// Philox-4x32-10 (Salmon et al. 2011) with counter (index, 0, 0): ops/philox.py says which word belongs to which
 // weight. `index` is the weight's row-major index div 4, word index mod 4.
 __device__ __forceinline__ uint4 philox(uint64_t index, uint64_t seed) {
   uint32_t c0 = static_cast<uint32_t>(index), c1 = static_cast<uint32_t>(index >> 32), c2 = 0, c3 = 0;

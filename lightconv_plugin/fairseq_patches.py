@@ -35,8 +35,8 @@ import torch
 import torch.distributed as dist
 
 from lightconv_plugin import fairseq_batches, fairseq_guards
-from lightconv_plugin.safe_globals import checkpoint_globals
-from lightconv_plugin.safe_globals import meters as old_meters
+from lightconv_plugin.checkpoints.safe_globals import checkpoint_globals
+from lightconv_plugin.checkpoints.safe_globals import meters as old_meters
 
 logger = logging.getLogger(__name__)
 

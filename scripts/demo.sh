@@ -18,4 +18,4 @@ case ${1:-} in
     -h | --help) usage; exit 0 ;;
 esac
 use_python
-exec "$PY" "$SCRIPTS/demo.py" "$@"
+exec "$PY" -m lightconv_plugin.recipes.demo.run "$@"

@@ -30,7 +30,7 @@ use_python() {
     export PATH PYTHONPATH
 }
 
-lightconv() { "$PY" -m lightconv_plugin.tools "$@"; }
+lightconv() { "$PY" -m lightconv_plugin "$@"; }
 
 # Settings of a process that computes; what the caller has set stays.
 compute_environment() {

@@ -24,4 +24,4 @@ shift 2
 [[ -f $checkpoint ]] || die "no checkpoint $checkpoint"
 use_python
 compute_environment
-"$PY" "$SCRIPTS/perplexity.py" "$data" "$checkpoint" "$@"
+"$PY" -m lightconv_plugin.cli.perplexity "$data" "$checkpoint" "$@"

@@ -29,7 +29,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/prepare_lib.sh"
 prepare_options data/cnndm/download data/cnndm "$@"
 arguments=(--stories "$DATA/cnn_stories.tgz" "$DATA/dailymail_stories.tgz" --lists "$DATA" --out "$OUT"
     --workers "$WORKERS" "${OPTIONS[@]}")
-check_options prepare_cnndm.py "${arguments[@]}"
+check_options data.cnndm "${arguments[@]}"
 need_disk 8 "$OUT"
 
 # The archives' checksums are those TensorFlow Datasets has for their first place, Google Drive; so are those of the lists.
@@ -41,4 +41,4 @@ fetch $lists/all_train.txt sha256:a5cee49f3a6c862c26ce29308236d2a99625ab6c86a43b
 fetch $lists/all_val.txt sha256:81887e982b045083409c6ee838aede8ff4b97291605bcfb21bffc456a16991db
 fetch $lists/all_test.txt sha256:c4f5efb5ec2126430a5c156efbd13d0e9c4cb490169e552c38b4a51981a009bd
 
-prepare prepare_cnndm.py "${arguments[@]}"
+prepare data.cnndm "${arguments[@]}"

@@ -29,11 +29,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/prepare_lib.sh"
 prepare_options data/gbw/download data/gbw "$@"
 archive=1-billion-word-language-modeling-benchmark-r13output.tar.gz
 arguments=(--archive "$DATA/$archive" --out "$OUT" --workers "$WORKERS" "${OPTIONS[@]}")
-check_options prepare_gbw.py "${arguments[@]}"
+check_options data.gbw "${arguments[@]}"
 need_disk 14 "$OUT"
 
 # The checksum is TensorFlow Datasets'.
 fetch "https://www.statmt.org/lm-benchmark/$archive" \
     sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e
 
-prepare prepare_gbw.py "${arguments[@]}"
+prepare data.gbw "${arguments[@]}"

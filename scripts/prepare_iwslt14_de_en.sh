@@ -20,8 +20,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/prepare_lib.sh"
 
 prepare_options data/iwslt14_de_en/download data/iwslt14_de_en "$@"
 arguments=(--archive "$DATA/de-en.tgz" --out "$OUT" --workers "$WORKERS" "${OPTIONS[@]}")
-check_options prepare_iwslt14.py "${arguments[@]}"
+check_options data.iwslt14 "${arguments[@]}"
 need_disk 0.5 "$OUT"
 # Nobody has published a checksum of the archive.
 fetch https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz record
-prepare prepare_iwslt14.py "${arguments[@]}"
+prepare data.iwslt14 "${arguments[@]}"

@@ -2,10 +2,10 @@
 # Sourced by the prepare_*.sh scripts: their common options, room on the disk, checked downloads.
 #
 #   prepare_options DATA OUT "$@"
-#   check_options MODULE.py arguments …
+#   check_options MODULE arguments …
 #   need_disk GIB "$DATA" "$OUT"
 #   fetch ADDRESS CHECKSUM [NAME]
-#   prepare MODULE.py arguments …
+#   prepare MODULE arguments …
 
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -91,7 +91,7 @@ is_right() {
     local found
     if [[ $2 == record ]]; then
         # exit_status's line is the reason; a plain text has nothing to be checked but that it is there
-        wrong=$("$PY" "$SCRIPTS/archives.py" "$1" "$3" 2>&1) && return
+        wrong=$("$PY" -m lightconv_plugin.recipes.data.archives "$1" "$3" 2>&1) && return
         wrong=${wrong#*error: }
         return 1
     else
@@ -188,12 +188,12 @@ fetch() {
     fi
 }
 
-# check_options MODULE.py arguments …: end here if the Python part would refuse them, before anything is fetched for it.
+# check_options MODULE arguments …: end here if the Python part would refuse them, before anything is fetched for it.
 check_options() {
-    local parse='import importlib, sys; sys.argv = sys.argv[1:]; sys.path.insert(0, sys.argv.pop(0))
-importlib.import_module(sys.argv[0].removesuffix(".py")).parse()'
-    "$PY" -c "$parse" "$SCRIPTS" "$@"
+    local parse='import importlib, sys; sys.argv = sys.argv[1:]
+importlib.import_module("lightconv_plugin.recipes." + sys.argv[0]).parse()'
+    "$PY" -c "$parse" "$@"
 }
 
-# prepare MODULE.py arguments …: the Python part of a preparation.
-prepare() { "$PY" "$SCRIPTS/$1" "${@:2}"; }
+# prepare MODULE arguments …: the Python part of a preparation.
+prepare() { "$PY" -m "lightconv_plugin.recipes.$1" "${@:2}"; }

@@ -29,7 +29,7 @@ done
 
 arguments=(--raw "$DATA" --out "$OUT" --src en --tgt de --workers "$WORKERS" --bpe 4000
     --train-prefix train --valid-prefix val)
-check_options prepare_text.py "${arguments[@]}" "${options[@]}"
+check_options data.parallel_text "${arguments[@]}" "${options[@]}"
 
 if ((!GIVEN_DATA)); then
     need_disk 0.1 "$DATA" "$OUT"
@@ -54,4 +54,4 @@ tests=test_2016_flickr
 for name in test_2017_flickr test_2017_mscoco; do
     if (cd -- "$DATA" && compgen -G "$name.*" >/dev/null); then tests+=,$name; fi
 done
-prepare prepare_text.py "${arguments[@]}" --test-prefix "$tests" "${options[@]}"
+prepare data.parallel_text "${arguments[@]}" --test-prefix "$tests" "${options[@]}"

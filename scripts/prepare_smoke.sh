@@ -14,6 +14,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/prepare_lib.sh"
 prepare_options runs/smoke/data/text runs/smoke/data "$@"
 if ((!GIVEN_DATA)); then
     DATA=$OUT/text
-    prepare grammar_corpus.py --out "$DATA" --train 600 --valid 40 --test 40
+    prepare demo.corpus --out "$DATA" --train 600 --valid 40 --test 40
 fi
-prepare prepare_text.py --raw "$DATA" --out "$OUT" --src en --tgt de --bpe 300 --workers "$WORKERS" "${OPTIONS[@]}"
+prepare data.parallel_text --raw "$DATA" --out "$OUT" --src en --tgt de --bpe 300 --workers "$WORKERS" "${OPTIONS[@]}"

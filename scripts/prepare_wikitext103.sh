@@ -24,11 +24,11 @@ prepare_options data/wikitext103/download data/wikitext103 "$@"
 arguments=(--raw "$DATA/wikitext-103-v1.zip" --out "$OUT" --workers "$WORKERS"
     --expect train:1801350:103227021 --expect valid:3760:217646 --expect test:4358:245569 --expect-entries 267744
     "${OPTIONS[@]}")
-check_options prepare_language_model.py "${arguments[@]}"
+check_options data.language_model "${arguments[@]}"
 need_disk 2 "$OUT"
 
 # The copy of the corpus's first author: since 2024 Salesforce's own address has been closed. The checksum is the original's.
 fetch https://wikitext.smerity.com/wikitext-103-v1.zip \
     sha256:242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590
 
-prepare prepare_language_model.py "${arguments[@]}"
+prepare data.language_model "${arguments[@]}"

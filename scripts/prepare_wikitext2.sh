@@ -20,7 +20,7 @@ prepare_options data/wikitext-2 data/wikitext2 "$@"
 arguments=(--raw "$DATA" --out "$OUT" --workers "$WORKERS"
     --expect train:36718:2088628 --expect valid:3760:217646 --expect test:4358:245569 --expect-entries 33280
     "${OPTIONS[@]}")
-check_options prepare_language_model.py "${arguments[@]}"
+check_options data.language_model "${arguments[@]}"
 
 # The copy in PyTorch's examples of 2025-08-25; the files themselves have not changed since 2017.
 commit=77f55b912142e11fcfdf5b530231fb9c52f181e8
@@ -32,4 +32,4 @@ if ((!GIVEN_DATA)); then # files of one's own may be packed, and have other name
     fetch "$address/test.txt" blob:6f3fc88e4cd88456ea892971f9f12243e8428624
 fi
 
-prepare prepare_language_model.py "${arguments[@]}"
+prepare data.language_model "${arguments[@]}"

@@ -76,7 +76,7 @@ room() {
 prepare_task() {
     local arguments=("$1" --data "$DATA" --out "$OUT" --workers "$WORKERS" "${OPTIONS[@]}")
     shift
-    prepare prepare_wmt.py "${arguments[@]}" --check-options
+    prepare data.wmt "${arguments[@]}" --check-options
     fetch_wmt "$@"
-    prepare prepare_wmt.py "${arguments[@]}"
+    prepare data.wmt "${arguments[@]}"
 }

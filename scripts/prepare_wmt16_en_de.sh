@@ -25,8 +25,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/prepare_lib.sh"
 
 prepare_options data/wmt16_en_de/download data/wmt16_en_de "$@"
 arguments=(--data "$DATA" --out "$OUT" --workers "$WORKERS" "${OPTIONS[@]}")
-prepare prepare_wmt16.py "${arguments[@]}" --check-options
+prepare data.wmt16 "${arguments[@]}" --check-options
 need_disk 4 "$OUT"
 fetch "https://drive.usercontent.google.com/download?id=0B_bZck-ksdkpM25jRUN2X2UxMm8&export=download&confirm=t" \
     sha256:86f7f6e0bab3259a34712b4c034dc933f406d6735ce03fd6de6b9ccb5191ce2e wmt16_en_de.tar.gz
-prepare prepare_wmt16.py "${arguments[@]}"
+prepare data.wmt16 "${arguments[@]}"

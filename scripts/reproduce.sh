@@ -25,4 +25,4 @@ case ${1:-} in
     '') usage >&2; exit 2 ;;
 esac
 use_python
-exec "$PY" "$SCRIPTS/reproduce.py" "$@"
+exec "$PY" -m lightconv_plugin.recipes.reproduce.run "$@"

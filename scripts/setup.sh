@@ -5,7 +5,7 @@
 #   PYTHON=python3.12 scripts/setup.sh   choose the interpreter (3.10, 3.11 or 3.12)
 #   scripts/setup.sh --venv DIR --torch 2.6.0
 #                                        an environment elsewhere, with another torch (newest: whichever that is) than
-#                                        the pinned one (scripts/test_matrix.sh makes several)
+#                                        the pinned one (scripts/dev/test_matrix.sh makes several)
 #
 # An interrupted set-up is finished by the next call; --quiet says nothing when there is nothing to do.
 # pip's own settings hold (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, proxies …).

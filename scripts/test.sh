@@ -9,7 +9,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 use_python
 cd "$ROOT"
 "$PY" -m ruff check .
-shellcheck -x scripts/*.sh benchmarks/*.sh .ci/run
+shellcheck -x scripts/*.sh scripts/dev/*.sh benchmarks/*.sh .ci/run
 # Compiled here once, and not within the time limit of whichever test comes first. Tests say what a failure means.
 lightconv build cpu || true
 # One process a core; a test's own threads would only compete. A file's tests stay together: they share what was trained.

@@ -70,7 +70,7 @@ use_python
 
 plan=$(mktemp)
 trap 'rm -f "$plan"' EXIT
-"$PY" "$SCRIPTS/train_plan.py" --processes "$processes" --nodes "$nodes" "$config" -- "${overrides[@]}" >"$plan"
+"$PY" -m lightconv_plugin.recipes.training.plan --processes "$processes" --nodes "$nodes" "$config" -- "${overrides[@]}" >"$plan"
 mapfile -d '' -t planned <"$plan"
 rm -f "$plan"
 save_dir=${planned[0]} processes=${planned[1]}
@@ -89,7 +89,7 @@ if [[ -z ${OMP_NUM_THREADS:-} ]]; then
 fi
 compute_environment
 say "checkpoints and log: $save_dir ($processes × $OMP_NUM_THREADS threads)"
-exec "$PY" "$SCRIPTS/train_launch.py" \
+exec "$PY" -m lightconv_plugin.recipes.training.launch \
     --processes "$processes" --nodes "$nodes" --node-rank "$node_rank" --rendezvous "$rendezvous" \
     --max-restarts "$max_restarts" --timeout "$timeout" --save-dir "$save_dir" --log "$log" -- \
     --config-dir "$(dirname "$config")" --config-name "$(basename "$config" .yaml)" \

@@ -8,6 +8,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
+from tests import ROOT
+from tests.fixtures import broken, files, output, plain, their_task, toy_data, toy_training  # noqa: F401  (fixtures)
+
 
 @pytest.fixture(autouse=True)
 def _seeded():
@@ -28,6 +31,4 @@ def _no_logging_outlives_its_test():
 @pytest.fixture(scope="session")
 def repository():
     """The checkout's root folder."""
-    from pathlib import Path
-
-    return Path(__file__).resolve().parent.parent
+    return ROOT

@@ -24,7 +24,7 @@ from tests.fairseq_cli import REPOSITORY, USER_DIR, binarise, run
 pytest.importorskip("fairseq", reason="fairseq is not installed")
 
 from lightconv_plugin import fairseq_patches
-from lightconv_plugin.tools.common import safe_torch_load
+from lightconv_plugin.checkpoints.loading import safe_torch_load
 
 PLUGIN = ["--user-dir", str(USER_DIR)]
 RECIPE = "--optimizer adam --lr 0.01 --max-tokens 100 --num-workers 0 --log-format json --log-interval 1".split()

@@ -89,7 +89,7 @@ def elsewhere(tmp_path):
 
 
 def test_user_dir_of_an_installed_copy(installed, elsewhere):
-    user_dir = python("-m", "lightconv_plugin.tools", "user-dir", path=installed, cwd=elsewhere)
+    user_dir = python("-m", "lightconv_plugin.cli", "user-dir", path=installed, cwd=elsewhere)
     assert user_dir == str(installed / "lightconv_plugin")
     assert python("-c", REGISTERED, user_dir, path=installed, cwd=elsewhere) == user_dir
 
@@ -125,8 +125,8 @@ assert not foreign, foreign
 CALL = """
 import torch
 from lightconv_plugin import ops
-from lightconv_plugin.ops import native
-print((ops.lightconv(torch.randn(5, 2, 6), torch.randn(3, 4), 1) == 101).all().item(), native.decision("cpu").library)
+from lightconv_plugin.ops import backends
+print((ops.lightconv(torch.randn(5, 2, 6), torch.randn(3, 4), 1) == 101).all().item(), backends.decision("cpu").library)
 """
 SOURCES = ["cpu/toy.cpp", "cpu/toy.h", "cuda/toy.cu", "cuda/toy.cuh"]
 
@@ -148,7 +148,7 @@ def test_an_sdist_carries_the_sources(source):
     name = python("-c", build, path="", cwd=source).splitlines()[-1]
     with tarfile.open(source / name) as archive:
         inside = {member.name.partition("/")[2] for member in archive}
-    assert {*SOURCES, "setup.py", "README.md", "lightconv_plugin/ops/compile_library.py"} <= inside
+    assert {*SOURCES, "setup.py", "README.md", "lightconv_plugin/ops/compile_worker.py"} <= inside
 
 
 def test_prebuilt_kernels_are_installed_and_used(source, elsewhere, cache, tmp_path):

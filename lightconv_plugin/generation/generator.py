@@ -12,9 +12,9 @@ from fairseq import search as strategies
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
+from lightconv_plugin.generation.beam_search import SearchOptions, beam_search
 from lightconv_plugin.generation.forks import Forks, can_fork
 from lightconv_plugin.generation.linear import check_dtype
-from lightconv_plugin.generation.search import SearchOptions, beam_search
 from lightconv_plugin.generation.steps import StepModel
 from lightconv_plugin.generation.sublayers import UnsupportedModelError
 

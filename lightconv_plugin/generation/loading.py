@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightconv_plugin.tools.common import CommandError, safe_torch_load
+from lightconv_plugin.checkpoints.loading import safe_torch_load
+from lightconv_plugin.errors import InputError
 
 _TABLE = "{}.embed_tokens.weight"
 
 
-class TranslationError(CommandError, ValueError):
+class TranslationError(InputError, ValueError):
     """What a user of `Translator` or of `lightconv translate` has to change; the text names it."""
 
 
@@ -35,7 +36,7 @@ def without_progress() -> Iterator[None]:
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """The content of a checkpoint, brought to today's layout by fairseq; only tensors and settings are loaded.
 
-    Raises TranslationError (or its base, CommandError) where there is no such file, or it is not a checkpoint of an
+    Raises TranslationError (or its base, InputError) where there is no such file, or it is not a checkpoint of an
     encoder-decoder.
     """
     if not path.is_file():

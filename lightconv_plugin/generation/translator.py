@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightconv_plugin.generation.loading import TranslationError, open_first
-from lightconv_plugin.generation.searching import Found, Searcher, SearchSettings, check_device
-from lightconv_plugin.generation.text import build_pipeline
+from lightconv_plugin.generation.searcher import Found, Searcher, SearchSettings, check_device
+from lightconv_plugin.generation.text_pipeline import build_pipeline
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from fairseq.modules.fairseq_dropout import FairseqDropout
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import native
+from lightconv_plugin.ops import backends
 
 
 class Dropout(FairseqDropout):
@@ -22,7 +22,7 @@ class Dropout(FairseqDropout):
 
     @staticmethod
     def _native(x: Tensor) -> bool:
-        return x.device.type == "cpu" and not torch.compiler.is_compiling() and native.backend("cpu") == "cpu"
+        return x.device.type == "cpu" and not torch.compiler.is_compiling() and backends.backend("cpu") == "cpu"
 
 
 def replace_dropout(module: nn.Module) -> None:

@@ -31,7 +31,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import checks, library  # noqa: F401  (library registers the operators)
+from lightconv_plugin.ops import checks, registration  # noqa: F401  (library registers the operators)
+
 from .normalize import EPSILON, NORMALIZATIONS
 
 __all__ = [
@@ -73,7 +74,7 @@ def lightconv(
         normalize: one of `NORMALIZATIONS`, over the K taps.
         dropout: DropConnect's probability p, 0 ≤ p < 1: each of the H·K normalised weights becomes 0 with probability
             p, else is multiplied by 1/(1−p). p > 0 always drops: pass 0 in evaluation. Seeded from torch's default
-            generator of x's device (random.py defines the mask).
+            generator of x's device (philox.py defines the mask).
         bias: (C,), added to every output.
         lengths: (B,) int32 or int64: positions ≥ lengths[b] of x read as zero. Their content, NaN included, reaches
             no output and no gradient; outputs there are those of an x that is zero there.
@@ -307,7 +308,7 @@ def talkconv_step(x: Tensor, state: Tensor | None, offset_left: Tensor, max_left
 def dropout(x: Tensor, p: float) -> Tensor:
     """x with elements dropped: 0 with probability p, else times 1/(1−p); always, so pass 0 in evaluation.
 
-    The mask is the one of random.py, drawn again for the gradient instead of being kept, from a seed of torch's default
+    The mask is the one of philox.py, drawn again for the gradient instead of being kept, from a seed of torch's default
     generator of x's device. It is here for the CPU, where it costs a fraction of torch's own dropout; there are no
     CUDA kernels for it.
 

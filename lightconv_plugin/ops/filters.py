@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lightconv_plugin.ops.philox import dropout_scale
+
 from .normalize import normalize as normalize_taps
 from .normalize import normalize_backward
-from .random import dropout_scale
 
 
 def widen(tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ Sums, normalisation and sigmoid run in float32 for half types and in float64 for
 that a state that holds u (the step functions) gives the same numbers as a full pass. What must not be read is masked or
 sliced away, never multiplied by zero: a NaN in padding stays where it is. Nothing here waits for a GPU.
 
-The signatures are those of the registered operators (library.py); arguments are checked before (checks.py).
+The signatures are those of the registered operators (registration.py); arguments are checked before (checks.py).
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from lightconv_plugin.ops.philox import dropout_scale
+
 from .filters import Filter, widen
 from .normalize import sigmoid
-from .random import dropout_scale
 from .reference_search import attend, best_of_rows, log_normalisers  # noqa: F401  (those of beam search)
 from .reference_talk import (  # noqa: F401  (the other operator's, found here by name)
     talkconv,

@@ -15,7 +15,7 @@ and the window lo … hi is after[lo] + before[hi] in the largest blocks that di
 in which lo and hi differ is the blocks' size. NaN and ±inf so reach those windows only that hold them. The backward
 pass is the transpose, step by step. Both make log₂ T passes over tensors of x's size, whatever the windows are.
 
-The signatures are those of the registered operators (library.py); arguments are checked before (checks.py).
+The signatures are those of the registered operators (registration.py); arguments are checked before (checks.py).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import candidates, floors, operators, report, timing
 from benchmarks.cases import SETS, Case, parse
-from lightconv_plugin.ops import native
+from lightconv_plugin.ops import backends
 
 fairseq = candidates.import_fairseq()
 MODULES = ["fairseq band", "fairseq unfold"] * bool(fairseq)
@@ -42,7 +42,7 @@ def test_quick(capsys, tmp_path):
     ]
     for case in content["cases"]:
         assert list(case["candidates"]) == EVERYONE[case["operator"]]
-        assert case["backend"] == native.backend("cpu")
+        assert case["backend"] == backends.backend("cpu")
         for measured in case["candidates"].values():
             assert measured["peak_bytes"] > 0
             for name in ("forward", "both"):

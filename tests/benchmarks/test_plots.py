@@ -8,7 +8,7 @@ import torch
 from benchmarks import plots, report
 from benchmarks.cases import SETS, Case
 from benchmarks.figures import Result
-from tests.benchmarks import made_up
+from tests.benchmarks import synthetic
 
 pytest.importorskip("matplotlib")
 
@@ -20,12 +20,12 @@ def sweep(operator="lightconv", **peers):
     measured = []
     for shape in SETS["sweep"]:
         times = {"ours": 1e-4} | {name: 1e-4 * (shape.steps / 64) ** power for name, power in peers.items()}
-        measured.append(made_up.case(operator, shape, "bfloat16", times))
+        measured.append(synthetic.case(operator, shape, "bfloat16", times))
     return measured
 
 
 def content(measured):
-    return made_up.operators(measured, gpu=True, dtype="bfloat16")
+    return synthetic.operators(measured, gpu=True, dtype="bfloat16")
 
 
 def run(capsys, *arguments):
@@ -35,7 +35,7 @@ def run(capsys, *arguments):
 
 def test_a_panel_is_a_set_of_cases_that_differ_in_t_and_b():
     measured = sweep(attention=1.0) + sweep("dynamicconv")
-    measured.append(made_up.case("lightconv", Case(64, 1024, 1024, 16, 7), "bfloat16", {"ours": 1.0}))
+    measured.append(synthetic.case("lightconv", Case(64, 1024, 1024, 16, 7), "bfloat16", {"ours": 1.0}))
     light, dynamic = plots.panels(Result("gpu.json", content(measured[::-1])))
     assert {light.title.split(",")[0], dynamic.title.split(",")[0]} == {"lightconv", "dynamicconv"}
     light, dynamic = sorted((light, dynamic), key=lambda panel: panel.title, reverse=True)
@@ -45,7 +45,7 @@ def test_a_panel_is_a_set_of_cases_that_differ_in_t_and_b():
     assert set(dynamic.times) == {"ours"}
     # 65,536 tokens of 1024 channels in 2 bytes: 2 and 3 tensors moved, and (16, 31) filters, 4 TB/s.
     filters = 16 * 31 * 2
-    assert light.floor == pytest.approx([(5 * 2**26 * 2 + 3 * filters) / made_up.RATES.bytes_per_s] * 7)
+    assert light.floor == pytest.approx([(5 * 2**26 * 2 + 3 * filters) / synthetic.RATES.bytes_per_s] * 7)
 
 
 def test_fewer_than_three_lengths_are_no_curve():
@@ -71,17 +71,17 @@ def test_a_candidate_looks_the_same_in_every_picture():
 
 def test_pictures_of_both_kinds_of_files(capsys, tmp_path):
     cpu = [
-        made_up.case("lightconv", Case(t, 4096 // t, 512, h, 31), "float32", {"ours": 1e-3, "fairseq band": 1e-5 * t})
+        synthetic.case("lightconv", Case(t, 4096 // t, 512, h, 31), "float32", {"ours": 1e-3, "fairseq band": 1e-5 * t})
         for t, h in ((32, 4), (128, 4), (512, 16))
     ]
     files = {
-        "cpu_operators": made_up.operators(cpu, gpu=False, dtype="float32"),
+        "cpu_operators": synthetic.operators(cpu, gpu=False, dtype="float32"),
         "gpu": {
             "benchmark": "gpu",
             "results": {
                 "sweep": content(sweep(attention=1.0) + sweep("dynamicconv")),
                 "main": content(sweep()[:1]),
-                "training": made_up.models("training", "wmt_en_de_big", {}, gpu=True, dtype="bfloat16"),
+                "training": synthetic.models("training", "wmt_en_de_big", {}, gpu=True, dtype="bfloat16"),
             },
         },
         "other": {"bleu": 1.0},

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import report, targets
 from benchmarks.cases import SETS, Case
 from benchmarks.figures import Result, read
-from tests.benchmarks import made_up
+from tests.benchmarks import synthetic
 
 LARGE = SETS["gpu"][3]  # K = 31
 ATTENTION = Case(8192, 8, 1024, 16, 31, causal=True)
@@ -19,20 +19,20 @@ def find(name, text):
 
 
 def cpu(times, shape=SETS["cpu"][0], operator="dynamicconv"):
-    return made_up.operators([made_up.case(operator, shape, "float32", times)], gpu=False, dtype="float32")
+    return synthetic.operators([synthetic.case(operator, shape, "float32", times)], gpu=False, dtype="float32")
 
 
 def gpu(times, shape=LARGE, operator="dynamicconv", dtype="bfloat16", **peaks):
-    return made_up.operators([made_up.case(operator, shape, dtype, times, **peaks)], gpu=True, dtype=dtype)
+    return synthetic.operators([synthetic.case(operator, shape, dtype, times, **peaks)], gpu=True, dtype=dtype)
 
 
 def floor(shape, operator, dtype, name):
-    return made_up.case(operator, shape, dtype, {})["floor"][name]
+    return synthetic.case(operator, shape, dtype, {})["floor"][name]
 
 
 def on(device, benchmark, preset, dtype, **sizes):
     def result(ours, peer, name):
-        return made_up.models(benchmark, preset, {name: ours, peer: 100.0}, gpu=device == "gpu", dtype=dtype, **sizes)
+        return synthetic.models(benchmark, preset, {name: ours, peer: 100.0}, gpu=device == "gpu", dtype=dtype, **sizes)
 
     return result
 
@@ -51,7 +51,7 @@ def with_bandwidth(operator, shape):
 
     def result(value):
         forward, backward = (floor(shape, operator, "bfloat16", name)["bytes"] for name in ("forward", "backward"))
-        return gpu({"ours": min(forward, backward / 2) / made_up.RATES.bytes_per_s / value}, shape, operator)
+        return gpu({"ours": min(forward, backward / 2) / synthetic.RATES.bytes_per_s / value}, shape, operator)
 
     return result
 
@@ -61,12 +61,12 @@ def grown(key):
         measured = []
         for shape in SETS["sweep"]:
             factor = value if shape.steps == 65_536 else 1.0
-            one = made_up.case(
+            one = synthetic.case(
                 "lightconv", shape, "bfloat16", {"ours": 1e-3 * (factor if key == "time" else 1)}, ours=1
             )
             one["candidates"]["ours"]["peak_bytes"] = 1e6 * (factor if key == "memory" else 1)
             measured.append(one)
-        return made_up.operators(measured, gpu=True, dtype="bfloat16")
+        return synthetic.operators(measured, gpu=True, dtype="bfloat16")
 
     return result
 
@@ -139,8 +139,8 @@ def test_other_results_say_nothing(names):
     result = Result("a.json", MADE[names](target.limit))
     content = result.content
     wrong = [content | {"dtype": "float64"}] if content["benchmark"] == "operators" else [content | {"preset": "other"}]
-    other = {k: v for k, v in content["machine"].items() if k not in made_up.GPU}
-    wrong.append(content | {"machine": other if result.on_gpu else content["machine"] | made_up.GPU})
+    other = {k: v for k, v in content["machine"].items() if k not in synthetic.GPU}
+    wrong.append(content | {"machine": other if result.on_gpu else content["machine"] | synthetic.GPU})
     wrong.append(content | {"benchmark": "recipes"})
     for changed in wrong:
         assert targets.judge(target, [Result("a.json", changed)]).status == targets.UNKNOWN
@@ -149,10 +149,10 @@ def test_other_results_say_nothing(names):
 def test_the_worst_case_counts():
     target = find("CPU operators", "T ≤ 128")
     measured = [
-        made_up.case("lightconv", shape, "float32", {"ours": 1.0, "fairseq band": ratio, "fairseq unfold": 50.0})
+        synthetic.case("lightconv", shape, "float32", {"ours": 1.0, "fairseq band": ratio, "fairseq unfold": 50.0})
         for shape, ratio in ((SETS["cpu"][0], 5.0), (SETS["cpu"][1], 2.0), (SETS["cpu"][2], 1.0))
     ]
-    verdict = targets.judge(target, [Result("a.json", made_up.operators(measured, gpu=False, dtype="float32"))])
+    verdict = targets.judge(target, [Result("a.json", synthetic.operators(measured, gpu=False, dtype="float32"))])
     assert verdict.status == targets.MISSED and verdict.figure.value == pytest.approx(2.0)
     assert verdict.figure.of == f"lightconv {SETS['cpu'][1].name}"
 

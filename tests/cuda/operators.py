@@ -1,4 +1,4 @@
-"""The launchers of lightconv.h and talk.h behind the signatures of the registered operators (ops/library.py)."""
+"""The launchers of lightconv.h and talk.h behind the signatures of the registered operators (ops/registration.py)."""
 
 from __future__ import annotations
 

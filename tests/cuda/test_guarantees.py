@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightconv_plugin.ops import reference
-from lightconv_plugin.ops.random import dropout_scale
+from lightconv_plugin.ops.philox import dropout_scale
 from lightconv_plugin.ops.sequences import Sequence
 
 from .cases import Case, compare, doubled

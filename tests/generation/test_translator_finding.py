@@ -9,11 +9,11 @@ import torch
 
 pytest.importorskip("fairseq")
 
+from lightconv_plugin.errors import InputError
 from lightconv_plugin.generation import Translator
 from lightconv_plugin.generation.loading import TranslationError
-from lightconv_plugin.tools.common import CommandError
+from tests.checkpoints.checkpoints import state
 from tests.generation import translation_toys as toys
-from tests.tools.checkpoints import state
 
 LINES = toys.lines(3, seed=5)
 SHORT = {"max_len_b": 20}
@@ -152,7 +152,7 @@ def test_what_is_no_checkpoint_of_a_translation_model(made, tmp_path):
     refused("no such checkpoint: nowhere.pt", "nowhere.pt")
     (tmp_path / "text.pt").write_text("a text")
     refused("no such checkpoint: nowhere.pt", [tmp_path / "text.pt", "nowhere.pt"])
-    with pytest.raises(CommandError, match=r"text\.pt"):
+    with pytest.raises(InputError, match=r"text\.pt"):
         Translator(tmp_path / "text.pt")
     torch.save({"weight": torch.ones(3)}, tmp_path / "tensors.pt")
     refused("tensors.pt is not a checkpoint of fairseq", tmp_path / "tensors.pt")
@@ -176,7 +176,7 @@ class Evil:
 
 def test_nothing_in_a_checkpoint_is_run(tmp_path):
     torch.save({"model": {"encoder.x": Evil()}}, tmp_path / "evil.pt")
-    with pytest.raises(CommandError, match=r"evil\.pt is refused: loading it would run"):
+    with pytest.raises(InputError, match=r"evil\.pt is refused: loading it would run"):
         Translator(tmp_path / "evil.pt")
     assert not hasattr(sys, "evil")
 

@@ -17,8 +17,8 @@ from subword_nmt.learn_bpe import learn_bpe
 
 import lightconv_plugin.models  # noqa: F401  (registers ours)
 from lightconv_plugin.text.recipe import Recipe
+from tests.checkpoints.checkpoints import state
 from tests.models import toys
-from tests.tools.checkpoints import state
 
 RECIPE = Recipe("moses", "de", lowercase="last", plain_apostrophe=True)
 SENTENCES = {

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightconv_plugin.ops import native
+from lightconv_plugin.ops import backends
 
 CUDA = pytest.param(
     "cuda",
@@ -13,7 +13,7 @@ CUDA = pytest.param(
 
 def _device(name):
     if name == "cuda":
-        decided = native.decision("cuda")
+        decided = backends.decision("cuda")
         # LIGHTCONV_BACKEND=reference puts the reference's plain PyTorch to these tests; else they are for the kernels.
         assert decided.backend == "cuda" or "LIGHTCONV_BACKEND" in decided.reason, decided.reason
         torch.cuda.empty_cache()

@@ -7,14 +7,14 @@ import sys
 
 import torch
 
-from lightconv_plugin.ops import native
+from lightconv_plugin.ops import backends
 from tests.gpu import talk_cases
 from tests.gpu.cases import DTYPES, OPERATORS, Arguments, Case, drawn
 from tests.gpu.talk_cases import TalkArguments, TalkCase
 
 
 def main(number):
-    assert native.decision("cuda").backend == "cuda", native.decision("cuda").reason
+    assert backends.decision("cuda").backend == "cuda", backends.decision("cuda").reason
     cases = [
         Case(operator, 40, 2, 2, 64, size, size // 2, dtype)
         for operator in OPERATORS

@@ -7,8 +7,8 @@ import torch
 
 from benchmarks.timing import peak_bytes
 from lightconv_plugin import ops
-from lightconv_plugin.ops import native
-from lightconv_plugin.ops.random import dropout_scale
+from lightconv_plugin.ops import backends
+from lightconv_plugin.ops.philox import dropout_scale
 
 from .cases import DTYPES, OPERATORS, Arguments, Case, drawn
 
@@ -164,7 +164,7 @@ def test_memory_is_linear_in_time(operator, device):
         arguments.everything()
         peaks.append(peak_bytes(arguments.everything, device))
     assert peaks[1] <= 2.1 * peaks[0] and peaks[2] <= 2.1 * peaks[1]
-    if native.backend(device.type) != "reference":
+    if backends.backend(device.type) != "reference":
         needed = sum(tensor.nbytes for tensor in (arguments.x, arguments.x, arguments.weight))
         assert peaks[2] <= 1.25 * needed + 2**20
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import native, reference
+from lightconv_plugin.ops import backends, reference
 
 from .cases import DTYPES, LAYOUTS, TOLERANCE, relative_error
 from .talk_cases import TalkArguments, TalkCase, check, drawn, grid
@@ -286,7 +286,7 @@ def test_autocast(dtype, device):
 
 
 def test_float64_is_refused(cuda):
-    if native.backend("cuda") == "reference":
+    if backends.backend("cuda") == "reference":
         pytest.skip("the reference computes float64 everywhere")
     a = TalkArguments(TalkCase(9, 2, 2, 16, 7, 3, torch.float64), cuda)
     with pytest.raises(TypeError, match="x must be float32, float16 or bfloat16 on CUDA, got"):

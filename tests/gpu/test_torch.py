@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import native
+from lightconv_plugin.ops import backends
 
 from .cases import DTYPES, OPERATORS, Arguments, Case
 
 
 def test_the_native_kernels_serve_every_operator(cuda):
-    if native.backend("cuda") == "reference":
+    if backends.backend("cuda") == "reference":
         pytest.skip("LIGHTCONV_BACKEND=reference")
-    for name in native.OPERATORS:
+    for name in backends.OPERATORS:
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"lightconv::{name}", "CUDA")
 
 
@@ -119,7 +119,7 @@ def test_only_what_is_needed_is_computed(operator, device):
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_float64_is_refused(operator, cuda):
-    if native.backend("cuda") == "reference":
+    if backends.backend("cuda") == "reference":
         pytest.skip("the reference computes float64 everywhere")
     a = Arguments(Case(operator, 9, 2, 2, 16, 7, 3, torch.float64), cuda)
     with pytest.raises(TypeError, match="x must be float32, float16 or bfloat16 on CUDA, got"):

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,10 +14,10 @@ from lightconv_plugin import ops
 from lightconv_plugin.models.architectures import ARCHITECTURES, LANGUAGE_MODELS
 from lightconv_plugin.models.config import transformer_config
 from lightconv_plugin.modules import MIXERS
+from tests import ROOT
 
 from .toys import build, dictionary, task
 
-ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = ("lightweightconv", "dynamicconv", "lightconv")
 E, D = [3, 7, 15, 31, 31, 31, 31], [3, 7, 15, 31, 31, 31]
 # suffix: d, ffn, heads, glu, dropout, attention, weight, input

@@ -8,7 +8,7 @@ from fairseq.modules.fairseq_dropout import FairseqDropout
 from torch import nn
 
 from lightconv_plugin.modules.dropout import Dropout, replace_dropout
-from lightconv_plugin.ops import native
+from lightconv_plugin.ops import backends
 
 
 class Calls(torch.utils._python_dispatch.TorchDispatchMode):
@@ -31,7 +31,7 @@ def run(module, x):
 
 def test_trains_by_the_operator_where_there_is_a_native_kernel():
     out, by_ours = run(Dropout(0.25, "Name"), torch.ones(100_000))
-    assert by_ours == (native.backend("cpu") == "cpu")
+    assert by_ours == (backends.backend("cpu") == "cpu")
     assert set(out.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
 
 
@@ -44,7 +44,7 @@ def test_does_nothing_in_evaluation_and_keeps_going_where_it_is_retained():
 
 
 def test_torch_s_own_where_the_operator_does_not_serve(monkeypatch):
-    monkeypatch.setattr(native, "backend", lambda device_type: "reference")
+    monkeypatch.setattr(backends, "backend", lambda device_type: "reference")
     out, by_ours = run(Dropout(0.5), torch.ones(1000))
     assert not by_ours and (out == 0).any()
 

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from lightconv_plugin.ops import native, reference
+from lightconv_plugin.ops import backends, reference
 
 from .native_toys import broken, plain  # noqa: F401  (fixtures)
 
@@ -20,7 +20,7 @@ def by_reference():
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
-            for name in native.OPERATORS + native.CPU_OPERATORS:
+            for name in backends.OPERATORS + backends.CPU_OPERATORS:
                 library.impl(name, getattr(reference, name), "CPU")
         yield
     finally:
@@ -37,7 +37,7 @@ def backend(request):
         with by_reference():
             yield request.param
     else:
-        decided = native.decision("cpu")
+        decided = backends.decision("cpu")
         if decided.error is not None and not decided.error.remedy:
             pytest.fail(decided.reason)
         if decided.backend != "cpu":

@@ -1,4 +1,4 @@
-"""Small native libraries: what building, finding and loading are tested on, without compiling the kernels each time."""
+"""Small native libraries: compilation, finding and loading are tested on them, without compiling the kernels."""
 
 import os
 import subprocess
@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lightconv_plugin.ops import libraries, native
-
-ROOT = Path(__file__).resolve().parents[2]
+from lightconv_plugin.ops import artifacts, backends
+from tests import ROOT
 
 # No torch in it, so that it compiles in no time; it has no kernels.
 PLAIN = 'extern "C" int lightconv_answer() { return 42; }\n'
@@ -46,7 +45,7 @@ TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
   for (const char* name : {OPERATORS})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&count_threads>());
 }
-""".replace("OPERATORS", ", ".join(f'"{name}"' for name in native.OPERATORS + native.CPU_OPERATORS))
+""".replace("OPERATORS", ", ".join(f'"{name}"' for name in backends.OPERATORS + backends.CPU_OPERATORS))
 # A compiler that waits before it compiles until the file "go" beside it exists, and says by "begun" that it was called.
 SLOW_COMPILER = """#!/bin/sh
 case " $* " in
@@ -83,8 +82,8 @@ class Toy:
             from pathlib import Path
             import torch
             from lightconv_plugin import ops
-            from lightconv_plugin.ops import building, libraries, native, reference
-            libraries.SOURCES["cpu"] = Path({str(self.sources)!r})
+            from lightconv_plugin.ops import compilation, artifacts, backends, reference
+            artifacts.SOURCES["cpu"] = Path({str(self.sources)!r})
             x, weight = torch.randn(5, 2, 6), torch.randn(3, 4)
         """
         return subprocess.Popen(
@@ -105,9 +104,9 @@ class Toy:
 
 
 def in_this_process(toy: Toy, monkeypatch) -> Toy:
-    monkeypatch.setitem(libraries.SOURCES, "cpu", toy.sources)
-    monkeypatch.setattr(libraries, "PREBUILT", toy.folder / "prebuilt")
-    monkeypatch.setattr(native, "_decided", {})
+    monkeypatch.setitem(artifacts.SOURCES, "cpu", toy.sources)
+    monkeypatch.setattr(artifacts, "PREBUILT", toy.folder / "prebuilt")
+    monkeypatch.setattr(backends, "_decided", {})
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(toy.cache))
     monkeypatch.delenv("LIGHTCONV_BACKEND", raising=False)
     return toy

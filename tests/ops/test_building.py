@@ -14,19 +14,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightconv_plugin.ops import building, libraries
-from lightconv_plugin.ops.libraries import NativeError
+from lightconv_plugin.ops import artifacts, compilation
+from lightconv_plugin.ops.artifacts import NativeError
 
 from .native_toys import BROKEN, PLAIN
 
-BUILD = "print(building.build(libraries.recipe('cpu'), lambda: print('started'), lambda: print('waiting')))"
+BUILD = "print(compilation.build(artifacts.recipe('cpu'), lambda: print('started'), lambda: print('waiting')))"
 
 
 def build(calls=None):
     """Build the library of kind "cpu" here, keeping which of the callbacks were called."""
     calls = [] if calls is None else calls
-    return building.build(
-        libraries.recipe("cpu"), lambda: calls.append("started"), lambda: calls.append("waiting"), calls.append
+    return compilation.build(
+        artifacts.recipe("cpu"), lambda: calls.append("started"), lambda: calls.append("waiting"), calls.append
     )
 
 
@@ -45,12 +45,12 @@ def test_a_library_is_built_once(plain, monkeypatch):
     calls = []
     path = build(calls)
     assert calls[0] == "started" and calls[-1] == "2/2 lightconv_cpu.so"
-    name = libraries.recipe("cpu").name
+    name = artifacts.recipe("cpu").name
     assert path == plain.cache / "lightconv_cpu" / name / "lightconv_cpu.so"
     files = [f"/{name}.lock", f"/{name}", *(f"/{name}/{file}" for file in ("build.log", "build.json", path.name))]
     assert plain.built() == sorted("lightconv_cpu" + file for file in ["", *files])
     assert ctypes.CDLL(str(path)).lightconv_answer() == 42
-    about = libraries.information(path)
+    about = artifacts.information(path)
     assert about["torch"] == torch.__version__ and about["sources"] == ["toy.cpp"]
     assert about["capability"] == torch.backends.cpu.get_cpu_capability() and "-O3" in about["flags"]
     assert "toy.cpp" in path.with_name("build.log").read_text()
@@ -61,12 +61,12 @@ def test_a_library_is_built_once(plain, monkeypatch):
 
 def test_a_prebuilt_library_needs_no_cache(plain, monkeypatch):
     path = build()
-    prebuilt = libraries.PREBUILT / path.parent.parent.name / path.parent.name
+    prebuilt = artifacts.PREBUILT / path.parent.parent.name / path.parent.name
     prebuilt.parent.mkdir(parents=True)
     path.parent.rename(prebuilt)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/dev/null/nowhere")
     monkeypatch.setenv("PATH", "")
-    assert libraries.find("cpu") == build() == prebuilt / path.name
+    assert artifacts.find("cpu") == build() == prebuilt / path.name
 
 
 def test_an_edited_source_is_compiled_again(plain):
@@ -81,11 +81,11 @@ def test_ninja_of_this_environment_is_found_without_path(plain, monkeypatch):
     tools = plain.folder / "tools"
     tools.mkdir()
     for name in ("c++", "g++", "sh", "ld", "as"):
-        if found := building.shutil.which(name):
+        if found := compilation.shutil.which(name):
             (tools / name).symlink_to(found)
     monkeypatch.setenv("PATH", str(tools))
     monkeypatch.delenv("CXX", raising=False)
-    assert building._ninja().parent in (Path(sys.prefix, "bin"), Path(sys.executable).parent, Path(ninja.BIN_DIR))
+    assert compilation._ninja().parent in (Path(sys.prefix, "bin"), Path(sys.executable).parent, Path(ninja.BIN_DIR))
     assert build().is_file()
 
 
@@ -99,7 +99,7 @@ def test_a_compiler_with_options(plain, monkeypatch):
     path = build()
     assert ctypes.CDLL(str(path)).lightconv_answer() == 44
     assert (plain.folder / "called").read_text() == "first\n"
-    assert libraries.information(path)["compiler"] == os.environ["CXX"]
+    assert artifacts.information(path)["compiler"] == os.environ["CXX"]
 
 
 def test_torch_in_a_path_with_spaces(plain):
@@ -113,18 +113,18 @@ def test_torch_in_a_path_with_spaces(plain):
 
 def test_nothing_is_written_into_the_package(plain):
     package = plain.folder / "installed" / "lightconv_plugin"
-    subprocess.run(["cp", "-r", str(libraries.PACKAGE), plain.folder], check=True)
+    subprocess.run(["cp", "-r", str(artifacts.PACKAGE), plain.folder], check=True)
     package.parent.mkdir()
     (plain.folder / "lightconv_plugin").rename(package)
     subprocess.run(["chmod", "-R", "a-w", str(package)], check=True)
     before = {str(path): path.stat().st_mtime_ns for path in package.rglob("*")}
     out, _ = plain.run(
-        f"print(libraries.PACKAGE); {BUILD}",
+        f"print(artifacts.PACKAGE); {BUILD}",
         root=package.parent,
         PYTHONPATH=str(package.parent),
         PYTHONDONTWRITEBYTECODE="1",
     )
-    assert out.splitlines() == [str(package), "started", str(libraries.recipe("cpu").folder / "lightconv_cpu.so")]
+    assert out.splitlines() == [str(package), "started", str(artifacts.recipe("cpu").folder / "lightconv_cpu.so")]
     assert {str(path): path.stat().st_mtime_ns for path in package.rglob("*")} == before
     subprocess.run(["chmod", "-R", "u+w", str(package)], check=True)
 
@@ -138,7 +138,7 @@ def test_a_failed_build_has_a_cause_and_a_log(broken):
         with pytest.raises(NativeError) as failed:
             build(calls)
         assert calls[0] == "started"
-    name = libraries.recipe("cpu").name
+    name = artifacts.recipe("cpu").name
     assert failed.value.cause.endswith("error: ‘three’ was not declared in this scope") or "three" in failed.value.cause
     assert failed.value.log == broken.cache / "lightconv_cpu" / f"{name}.log"
     assert str(failed.value.log) in str(failed.value)
@@ -152,12 +152,12 @@ def test_a_failed_build_has_a_cause_and_a_log(broken):
 
 def test_a_failure_is_forgotten_when_the_same_sources_compile(broken, monkeypatch):
     # As when a compiler was mended: the sources, and so the name, are the same.
-    recipe = libraries.recipe("cpu")
+    recipe = artifacts.recipe("cpu")
     with pytest.raises(NativeError):
-        building.build(recipe)
-    monkeypatch.setattr(libraries, "recipe", lambda kind, architectures=(): recipe)
+        compilation.build(recipe)
+    monkeypatch.setattr(artifacts, "recipe", lambda kind, architectures=(): recipe)
     broken.write(PLAIN)
-    building.build(recipe)
+    compilation.build(recipe)
     assert not [name for name in broken.built() if name.endswith((".failed", f"{recipe.name}.log"))]
 
 
@@ -165,17 +165,17 @@ def test_a_library_that_cannot_be_loaded_is_not_finished(plain):
     plain.write('extern "C" void __kmpc_barrier();\nvoid wait() { __kmpc_barrier(); }\n')
     with pytest.raises(NativeError, match=r"undefined symbol: __kmpc_barrier; compile by g\+\+ \(CXX=g\+\+\)"):
         build()
-    assert libraries.find("cpu") is None
+    assert artifacts.find("cpu") is None
 
 
 def test_sources_that_change_meanwhile_do_not_get_the_name_of_the_old_ones(plain, monkeypatch):
-    run = building._run
+    run = compilation._run
 
     def run_and_edit(*arguments):
         plain.write(PLAIN.replace("42", "43"))
         return run(*arguments)
 
-    monkeypatch.setattr(building, "_run", run_and_edit)
+    monkeypatch.setattr(compilation, "_run", run_and_edit)
     with pytest.raises(NativeError, match="the sources were changed while they were being compiled"):
         build()
     assert not [name for name in plain.built() if name.endswith(".so")]
@@ -213,7 +213,7 @@ def test_a_cache_that_cannot_be_written(where, plain, monkeypatch):
     ],
 )
 def test_the_line_that_tells(log, cause, remedy):
-    got = building._cause(log, -9)
+    got = compilation._cause(log, -9)
     assert got[0].startswith(cause) and remedy in got[1] and bool(remedy) == bool(got[1])
 
 
@@ -244,7 +244,7 @@ def at_once(number):
 
 def test_processes_at_once_build_once(plain):
     results = at_once(8)
-    assert {result for result, _, _ in results} == {str(libraries.find("cpu"))}
+    assert {result for result, _, _ in results} == {str(artifacts.find("cpu"))}
     assert sorted(calls[0] for _, _, calls in results) == ["started", *["waiting"] * 7]
 
 
@@ -265,7 +265,7 @@ def test_a_killed_build_leaves_nothing_that_is_used(how, plain):
     process.send_signal(how)
     process.communicate(timeout=60)
     assert process.returncode != 0
-    assert libraries.find("cpu") is None
+    assert artifacts.find("cpu") is None
     left = [name for name in plain.built() if "/." in name and name.count("/") == 1]
     assert len(left) == (0 if how == signal.SIGINT else 1)
     calls = []
@@ -283,7 +283,7 @@ def test_who_waits_for_a_build_that_is_killed_builds(plain):
     first.communicate(timeout=60)
     out, err = second.communicate(timeout=60)
     (plain.folder / "go").touch()
-    assert out.splitlines() == ["started", str(libraries.find("cpu"))], err
+    assert out.splitlines() == ["started", str(artifacts.find("cpu"))], err
 
 
 # ------------------------------------------------------------------------------------------------ CUDA
@@ -306,7 +306,7 @@ def torch_with_cuda(monkeypatch):
 def test_torch_without_cuda(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(NativeError, match=r"is built without CUDA.*; install a build of torch with CUDA"):
-        building.toolkit()
+        compilation.toolkit()
 
 
 def test_no_nvcc(torch_with_cuda, monkeypatch, tmp_path):
@@ -314,7 +314,7 @@ def test_no_nvcc(torch_with_cuda, monkeypatch, tmp_path):
     with pytest.raises(
         NativeError, match=f"nvcc was not found: there is no {tmp_path}/bin/nvcc; install the CUDA toolkit"
     ):
-        building.toolkit()
+        compilation.toolkit()
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_an_nvcc_that_does_not_go_with_torch(version, said, torch_with_cuda, mon
     script(tmp_path / "nvcc", f"echo '{version}'")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(NativeError, match=said):
-        building.toolkit()
+        compilation.toolkit()
 
 
 def test_a_toolkit_is_where_nvcc_says(torch_with_cuda, monkeypatch, tmp_path):
@@ -339,28 +339,28 @@ def test_a_toolkit_is_where_nvcc_says(torch_with_cuda, monkeypatch, tmp_path):
     script(tmp_path / "usr" / "bin" / "nvcc", answer)
     (home / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "usr" / "bin"), prepend=os.pathsep)
-    assert building.toolkit() == (home, "13.1")
+    assert compilation.toolkit() == (home, "13.1")
     script(tmp_path / "usr" / "bin" / "nvcc", "echo 'release 13.1, V13.1.5'")
-    assert building.toolkit() == (tmp_path / "usr", "13.1")
+    assert compilation.toolkit() == (tmp_path / "usr", "13.1")
 
 
 def test_cuda_sources_are_compiled_by_nvcc_for_the_architectures(plain, monkeypatch):
     """As far as it goes with the torch that is here: without CUDA, linking is what fails."""
-    nvcc = building.shutil.which("nvcc")
+    nvcc = compilation.shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("there is no nvcc")
-    release = building.re.search(r"release (\d+\.\d+)", building._output([nvcc, "--version"]))[1]
+    release = compilation.re.search(r"release (\d+\.\d+)", compilation._output([nvcc, "--version"]))[1]
     cuda = torch.version.cuda
     monkeypatch.setattr(torch.version, "cuda", cuda or release)
     plain.write("__global__ void lightconv_kernel(float* x) { x[threadIdx.x] = 1; }\n", "toy.cu")
-    monkeypatch.setitem(libraries.SOURCES, "cuda", plain.sources)
-    recipe, steps = libraries.recipe("cuda", ("8.0", "9.0+PTX")), []
+    monkeypatch.setitem(artifacts.SOURCES, "cuda", plain.sources)
+    recipe, steps = artifacts.recipe("cuda", ("8.0", "9.0+PTX")), []
     if cuda is None:
         with pytest.raises(NativeError, match="cannot find -lc10_cuda") as failed:
-            building.build(recipe, progress=steps.append)
+            compilation.build(recipe, progress=steps.append)
         log = failed.value.log
     else:
-        path = building.build(recipe, progress=steps.append)
+        path = compilation.build(recipe, progress=steps.append)
         assert path.parent.name == f"{recipe.key}-8.0_9.0+PTX"
         assert json.loads(path.with_name("build.json").read_text())["architectures"] == ["8.0", "9.0+PTX"]
         log = path.with_name("build.log")

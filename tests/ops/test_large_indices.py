@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import libraries, random
+from lightconv_plugin.ops import artifacts, philox
+from tests.robustness.fuzz.running import drawn
 
 from ..cuda import host
 from ..cuda.test_guarantees import STRIDES
-from ..fuzz.running import drawn
 from . import cases, talk_cases
 
 # Indices of weights: beyond 2³¹, 2³², and beyond 2³⁴, where Philox' counter has an upper half.
@@ -77,7 +77,7 @@ def test_talkconv(per_head, strides, dtype):
 @pytest.mark.parametrize("first", FIRST)
 def test_dropout_masks_of_the_reference(first, seed):
     quads = torch.arange(first // 4, first // 4 + 10)
-    words = torch.stack(random.words_at(quads, torch.tensor([seed])), -1).flatten()[first % 4 :][:33]
+    words = torch.stack(philox.words_at(quads, torch.tensor([seed])), -1).flatten()[first % 4 :][:33]
     want = drawn(seed, (33,), 0.3, first) > 0
     assert torch.equal(words >= math.ceil(0.3 * 2**32), want)
 
@@ -87,9 +87,9 @@ def cpu_masks(tmp_path_factory):
     """cpu/philox.h's mask of n weights from one on, compiled for this processor as the library is."""
     if shutil.which("g++") is None:
         pytest.skip("no g++")
-    recipe, target = libraries.recipe("cpu"), tmp_path_factory.mktemp("philox") / "philox.so"
+    recipe, target = artifacts.recipe("cpu"), tmp_path_factory.mktemp("philox") / "philox.so"
     source = host.HERE.parent / "ops" / "philox_at.cpp"
-    command = ["g++", "-std=c++20", "-shared", "-fPIC", *recipe.cflags, f"-I{libraries.SOURCES['cpu']}", source]
+    command = ["g++", "-std=c++20", "-shared", "-fPIC", *recipe.cflags, f"-I{artifacts.SOURCES['cpu']}", source]
     subprocess.run([*map(str, command), "-o", str(target)], check=True)
     function = ctypes.CDLL(str(target)).factors_at
     unsigned, signed, real = ctypes.c_uint64, ctypes.c_int64, ctypes.c_double

@@ -5,8 +5,8 @@ import platform
 import pytest
 import torch
 
-from lightconv_plugin.ops import libraries
-from lightconv_plugin.ops.libraries import NativeError
+from lightconv_plugin.ops import artifacts
+from lightconv_plugin.ops.artifacts import NativeError
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def gpus(monkeypatch):
 def cuda(plain, monkeypatch):
     """Sources of kind "cuda"."""
     (plain.sources / "toy.cu").write_text("__global__ void kernel() {}\n")
-    monkeypatch.setitem(libraries.SOURCES, "cuda", plain.sources)
+    monkeypatch.setitem(artifacts.SOURCES, "cuda", plain.sources)
     return plain
 
 
@@ -89,22 +89,22 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_whatever_decides_what_is_in_a_library_is_in_its_name(change, plain, monkeypatch):
-    before = libraries.recipe("cpu")
-    assert before.name == libraries.recipe("cpu").name
+    before = artifacts.recipe("cpu")
+    assert before.name == artifacts.recipe("cpu").name
     put(plain.cache, before)
-    assert libraries.find("cpu") == before.folder / before.file
+    assert artifacts.find("cpu") == before.folder / before.file
     change(plain, monkeypatch)
-    assert libraries.recipe("cpu").name != before.name
-    assert libraries.find("cpu") is None
+    assert artifacts.recipe("cpu").name != before.name
+    assert artifacts.find("cpu") is None
 
 
 def test_what_does_not_go_into_a_library_is_not_in_its_name(plain, monkeypatch, tmp_path):
-    before = libraries.recipe("cpu").name
+    before = artifacts.recipe("cpu").name
     plain.write("notes", "README.md")
     monkeypatch.setenv("CXX", "another-compiler")
     moved = plain.sources.rename(tmp_path / "elsewhere")
-    monkeypatch.setitem(libraries.SOURCES, "cpu", moved)
-    assert libraries.recipe("cpu").name == before
+    monkeypatch.setitem(artifacts.SOURCES, "cpu", moved)
+    assert artifacts.recipe("cpu").name == before
 
 
 @pytest.mark.parametrize(
@@ -113,54 +113,54 @@ def test_what_does_not_go_into_a_library_is_not_in_its_name(plain, monkeypatch, 
 )
 def test_flags_are_those_of_the_processor(capability, flag, not_flag, plain, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    flags = libraries.recipe("cpu").cflags
+    flags = artifacts.recipe("cpu").cflags
     assert flag in flags and not_flag not in flags and "-fopenmp" in flags
 
 
 def test_headers_are_not_compiled_by_themselves(cuda):
     cuda.write("", "toy.h")
     cuda.write("", "toy.cuh")
-    assert [path.name for path in libraries.recipe("cpu").sources] == ["toy.cpp"]
-    assert [path.name for path in libraries.recipe("cuda").sources] == ["toy.cpp", "toy.cu"]
+    assert [path.name for path in artifacts.recipe("cpu").sources] == ["toy.cpp"]
+    assert [path.name for path in artifacts.recipe("cuda").sources] == ["toy.cpp", "toy.cu"]
 
 
 def test_no_sources(plain):
     (plain.sources / "toy.cpp").unlink()
     with pytest.raises(NativeError, match=r"there are no sources in .*the sources"):
-        libraries.find("cpu")
+        artifacts.find("cpu")
 
 
 def test_the_sources_of_this_checkout_are_found():
-    assert all(libraries.recipe(kind).sources for kind in libraries.KINDS)
+    assert all(artifacts.recipe(kind).sources for kind in artifacts.KINDS)
 
 
 def test_the_cache_is_where_torch_keeps_what_it_compiles(monkeypatch, tmp_path):
     from torch.utils.cpp_extension import get_default_build_root
 
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "chosen"))
-    assert libraries.cache_folder() == tmp_path / "chosen"
+    assert artifacts.cache_folder() == tmp_path / "chosen"
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
     for caches in (None, tmp_path):
         if caches:
             monkeypatch.setenv("XDG_CACHE_HOME", str(caches))
         else:
             monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-        assert str(libraries.cache_folder().resolve()) == get_default_build_root()
+        assert str(artifacts.cache_folder().resolve()) == get_default_build_root()
 
 
 def test_what_came_with_the_installation_is_found_first(plain):
-    recipe = libraries.recipe("cpu")
-    cached, prebuilt = put(plain.cache, recipe), put(libraries.PREBUILT, recipe)
-    assert libraries.find("cpu") == prebuilt
+    recipe = artifacts.recipe("cpu")
+    cached, prebuilt = put(plain.cache, recipe), put(artifacts.PREBUILT, recipe)
+    assert artifacts.find("cpu") == prebuilt
     prebuilt.unlink()
-    assert libraries.find("cpu") == cached
+    assert artifacts.find("cpu") == cached
 
 
 def test_information_that_is_missing_or_damaged(plain):
-    library = put(plain.cache, libraries.recipe("cpu"))
-    assert libraries.information(library) == {}
+    library = put(plain.cache, artifacts.recipe("cpu"))
+    assert artifacts.information(library) == {}
     library.with_name("build.json").write_text("{")
-    assert libraries.information(library) == {}
+    assert artifacts.information(library) == {}
 
 
 # ------------------------------------------------------------------------------------------------ GPU architectures
@@ -177,13 +177,13 @@ def test_information_that_is_missing_or_damaged(plain):
     ],
 )
 def test_lists_of_architectures(text, parsed):
-    assert libraries.parse_architectures(text) == parsed
+    assert artifacts.parse_architectures(text) == parsed
 
 
 @pytest.mark.parametrize("text", ["", " ; ", "90", "sm_90", "9.0,8.0", "9.0+ptx", "Hopper", "8.0;;x"])
 def test_what_is_no_list_of_architectures(text):
     with pytest.raises(ValueError, match=r"must be numbers such as '8.0;9.0'"):
-        libraries.parse_architectures(text)
+        artifacts.parse_architectures(text)
 
 
 @pytest.mark.parametrize(
@@ -205,11 +205,11 @@ def test_what_is_no_list_of_architectures(text):
     ],
 )
 def test_what_runs_on_which_device(architecture, device, runs):
-    assert libraries.covers(architecture, device) == runs
+    assert artifacts.covers(architecture, device) == runs
 
 
 def test_options_of_nvcc():
-    assert libraries.gencode(["8.0", "9.0a+PTX"]) == (
+    assert artifacts.gencode(["8.0", "9.0a+PTX"]) == (
         "-gencode=arch=compute_80,code=sm_80",
         "-gencode=arch=compute_90a,code=sm_90a",
         "-gencode=arch=compute_90a,code=compute_90a",
@@ -218,16 +218,16 @@ def test_options_of_nvcc():
 
 def test_what_is_compiled_for(gpus, monkeypatch):
     with pytest.raises(NativeError, match="no GPU to compile for; name the architectures"):
-        libraries.chosen_architectures()
+        artifacts.chosen_architectures()
     gpus((9, 0), (8, 0), (9, 0))
-    assert libraries.chosen_architectures() == ("8.0", "9.0")
+    assert artifacts.chosen_architectures() == ("8.0", "9.0")
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "native")
-    assert libraries.chosen_architectures() == ("8.0", "9.0")
+    assert artifacts.chosen_architectures() == ("8.0", "9.0")
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "7.5 8.6+PTX")
-    assert libraries.chosen_architectures() == ("7.5", "8.6+PTX")
+    assert artifacts.chosen_architectures() == ("7.5", "8.6+PTX")
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "Ampere")
     with pytest.raises(ValueError, match="TORCH_CUDA_ARCH_LIST: GPU architectures must be"):
-        libraries.chosen_architectures()
+        artifacts.chosen_architectures()
 
 
 @pytest.mark.parametrize(
@@ -244,21 +244,21 @@ def test_what_is_compiled_for(gpus, monkeypatch):
     ],
 )
 def test_a_library_for_all_devices_is_found(built, devices, found, cuda, gpus):
-    paths = {text: put(cuda.cache, libraries.recipe("cuda", libraries.parse_architectures(text))) for text in built}
+    paths = {text: put(cuda.cache, artifacts.recipe("cuda", artifacts.parse_architectures(text))) for text in built}
     gpus(*devices)
-    assert libraries.find("cuda") == (paths[found] if found else None)
+    assert artifacts.find("cuda") == (paths[found] if found else None)
 
 
 def test_a_library_for_gpus_that_is_not_finished_or_of_other_sources_is_not_found(cuda, gpus):
     gpus((9, 0))
-    wide = libraries.recipe("cuda", ("8.0", "9.0"))
+    wide = artifacts.recipe("cuda", ("8.0", "9.0"))
     library = put(cuda.cache, wide)
-    exact = put(libraries.PREBUILT, libraries.recipe("cuda", ("9.0",)))
-    assert libraries.find("cuda") == exact
+    exact = put(artifacts.PREBUILT, artifacts.recipe("cuda", ("9.0",)))
+    assert artifacts.find("cuda") == exact
     exact.unlink()
-    assert libraries.find("cuda") == library
+    assert artifacts.find("cuda") == library
     library.unlink()
-    assert libraries.find("cuda") is None
+    assert artifacts.find("cuda") is None
     library.touch()
     cuda.write("// changed", "toy.cuh")
-    assert libraries.find("cuda") is None
+    assert artifacts.find("cuda") is None

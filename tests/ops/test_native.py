@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import building, libraries, library, native, reference
+from lightconv_plugin.ops import artifacts, backends, compilation, reference, registration
 
 from .conftest import by_reference
 from .native_toys import BROKEN, TOY, Toy
 
-LOADED = "print(ops.lightconv(x, weight, 1).unique().tolist(), native.decision('cpu').library)"
+LOADED = "print(ops.lightconv(x, weight, 1).unique().tolist(), backends.decision('cpu').library)"
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_a_compiled_library_is_loaded_in_no_time_and_with_no_tools(toy):
         began = time.perf_counter()
         ops.lightconv(x, weight, 1)
         print(time.perf_counter() - began)
-        assert native.backend("cpu") == "cpu"
+        assert backends.backend("cpu") == "cpu"
         assert not {"torch.utils.cpp_extension", "setuptools", "ninja"} & set(sys.modules)
         """,
         PATH="",
@@ -62,8 +62,8 @@ def test_a_compiled_library_is_loaded_in_no_time_and_with_no_tools(toy):
 def test_every_operator_goes_to_the_library_and_only_the_first_call_comes_by(toy):
     toy.run("""
         asked = []
-        decide = native.backend
-        native.backend = lambda device: asked.append(device) or decide(device)
+        decide = backends.backend
+        backends.backend = lambda device: asked.append(device) or decide(device)
         out = ops.lightconv(x, weight, 1)
         assert (out == 101).all() and asked == ["cpu"]
         dynamic, state, offset = torch.randn(5, 2, 3, 4), torch.randn(3, 2, 6), torch.rand(5, 2, 3)
@@ -106,8 +106,8 @@ def test_the_backend_is_logged_once(toy):
 def test_threads_that_come_first_together_decide_once(toy):
     toy.run("""
         import threading
-        calls, load = [], native._load
-        native._load = lambda kind: calls.append(kind) or load(kind)
+        calls, load = [], backends._load
+        backends._load = lambda kind: calls.append(kind) or load(kind)
         results, barrier = [], threading.Barrier(8)
         def work():
             barrier.wait()
@@ -124,7 +124,7 @@ def test_a_fork_in_the_middle_of_the_decision_does_not_hang_the_child(toy):
         import os
         def call():
             return bool((ops.lightconv(x, weight, 1) > 100).all())
-        with native._lock:  # a thread of the parent is deciding
+        with backends._lock:  # a thread of the parent is deciding
             child = os.fork()
             if child == 0:
                 import threading
@@ -158,7 +158,7 @@ def test_torchs_own_threads_are_used(toy):
 def test_compiled_graphs_made_before_and_after_the_first_call(toy):
     toy.run("""
         run = torch.compile(lambda x: ops.lightconv(x * 1, weight, 1) + 1, fullgraph=True, backend="aot_eager")
-        assert (run(x) > 101).all() and native.backend("cpu") == "cpu" and (run(x) > 101).all()
+        assert (run(x) > 101).all() and backends.backend("cpu") == "cpu" and (run(x) > 101).all()
     """)
 
 
@@ -173,8 +173,8 @@ def test_a_failure_is_told_once_and_the_reference_computes(tmp_path):
             out = ops.lightconv(x, weight, 1)
             torch.testing.assert_close(out, reference.lightconv(x, weight, *[None] * 4, 1, "softmax", 0.0, False))
             ops.dynamicconv(x, dynamic, 1).sum().backward()
-        assert dynamic.grad.any() and native.backend("cpu") == "reference"
-        print(native.decision("cpu").error.log)
+        assert dynamic.grad.any() and backends.backend("cpu") == "reference"
+        print(backends.decision("cpu").error.log)
     """
     out, err = toy.run(program, PYTHONWARNINGS="error")
     compiling, warning = err.splitlines()
@@ -186,14 +186,14 @@ def test_a_failure_is_told_once_and_the_reference_computes(tmp_path):
 
 
 def test_a_library_without_kernels_is_a_failure(plain):
-    out, err = plain.run("print(native.backend('cpu')); assert ops.lightconv(x, weight, 1).shape == x.shape")
+    out, err = plain.run("print(backends.backend('cpu')); assert ops.lightconv(x, weight, 1).shape == x.shape")
     assert out == "reference\n" and "has no kernel for lightconv, lightconv_backward, " in err
 
 
 def test_a_library_that_cannot_be_loaded_any_more(plain, caplog):
-    path = building.build(libraries.recipe("cpu"))
+    path = compilation.build(artifacts.recipe("cpu"))
     path.write_bytes(b"not a library")
-    assert native.backend("cpu") == native.backend("cpu") == "reference"
+    assert backends.backend("cpu") == backends.backend("cpu") == "reference"
     (record,) = (record for record in caplog.records if record.levelno == logging.WARNING)
     assert f"cannot load {path}: " in record.getMessage() and f"delete {path.parent}" in record.getMessage()
 
@@ -202,22 +202,22 @@ def test_architectures_that_leave_out_a_gpu_are_a_failure(plain, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: (9, 0))
-    monkeypatch.setitem(libraries.SOURCES, "cuda", plain.sources)
+    monkeypatch.setitem(artifacts.SOURCES, "cuda", plain.sources)
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;8.6")
-    decided = native.decision("cuda")
+    decided = backends.decision("cuda")
     assert decided.backend == "reference"
     assert "TORCH_CUDA_ARCH_LIST=8.0;8.6 has nothing for a GPU here, of capability 9.0; add it, or" in decided.reason
-    monkeypatch.setattr(native, "_decided", {})
+    monkeypatch.setattr(backends, "_decided", {})
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "new")
-    assert "TORCH_CUDA_ARCH_LIST: GPU architectures must be numbers" in native.decision("cuda").reason
+    assert "TORCH_CUDA_ARCH_LIST: GPU architectures must be numbers" in backends.decision("cuda").reason
 
 
 def test_an_operator_that_a_backend_does_not_have_is_computed_by_the_reference(monkeypatch):
     # As dropout on a GPU: without the question, the operator would call itself.
-    monkeypatch.setattr(native, "_decided", {"cpu": native.Decision("cpu")})
-    monkeypatch.setattr(native, "has_kernel", lambda operator, device: False)
+    monkeypatch.setattr(backends, "_decided", {"cpu": backends.Decision("cpu")})
+    monkeypatch.setattr(backends, "has_kernel", lambda operator, device: False)
     x, seed = torch.randn(5, 2, 6), torch.tensor([3])
-    out = library._native_or_reference("dropout")(x, seed, 0.5)
+    out = registration._native_or_reference("dropout")(x, seed, 0.5)
     assert torch.equal(out, reference.dropout(x, seed, 0.5))
 
 
@@ -226,16 +226,16 @@ def test_an_operator_that_a_backend_does_not_have_is_computed_by_the_reference(m
 
 def test_the_reference_loads_nothing(plain, monkeypatch):
     monkeypatch.setenv("LIGHTCONV_BACKEND", "reference")
-    monkeypatch.setattr(libraries, "find", lambda kind: pytest.fail("looked for a library"))
-    assert [native.backend(device) for device in ("cpu", "cuda", "xpu")] == ["reference"] * 3
+    monkeypatch.setattr(artifacts, "find", lambda kind: pytest.fail("looked for a library"))
+    assert [backends.backend(device) for device in ("cpu", "cuda", "xpu")] == ["reference"] * 3
     assert not plain.cache.exists()
 
 
 @pytest.mark.parametrize("value", ["", "auto"], ids=["empty", "auto"])
 def test_other_devices_have_the_reference(value, plain, monkeypatch):
     monkeypatch.setenv("LIGHTCONV_BACKEND", value)
-    assert native.decision("xpu").backend == "reference"
-    assert native.decision("xpu").reason == "there are no native kernels for xpu tensors"
+    assert backends.decision("xpu").backend == "reference"
+    assert backends.decision("xpu").reason == "there are no native kernels for xpu tensors"
 
 
 @pytest.mark.parametrize("value", ["CPU", "native", "gpu", "0"])
@@ -244,7 +244,7 @@ def test_what_is_no_backend(value, plain, monkeypatch):
     said = f"LIGHTCONV_BACKEND must be one of auto, cpu, cuda, reference, or unset, got '{value}'"
     for _ in range(2):
         with pytest.raises(ValueError, match=said):
-            native.backend("cpu")
+            backends.backend("cpu")
 
 
 def test_a_forced_backend_that_cannot_be_built_is_an_error(broken, monkeypatch, caplog, capsys):
@@ -252,7 +252,7 @@ def test_a_forced_backend_that_cannot_be_built_is_an_error(broken, monkeypatch, 
     caplog.set_level(logging.WARNING)  # a program without a log of its own
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"LIGHTCONV_BACKEND=cpu: the CPU kernels cannot be used: .*messages: "):
-            native.backend("cpu")
+            backends.backend("cpu")
     assert capsys.readouterr().err.count("compiling the CPU kernels") == 1
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -262,7 +262,7 @@ def test_a_forced_backend_serves_no_other_device(forced, device, plain, monkeypa
     monkeypatch.setenv("LIGHTCONV_BACKEND", forced)
     said = f"LIGHTCONV_BACKEND={forced}: these kernels are for {forced} tensors, got tensors on {device}"
     with pytest.raises(RuntimeError, match=said):
-        native.backend(device)
+        backends.backend(device)
     assert not plain.cache.exists()
 
 
@@ -271,7 +271,7 @@ def test_cuda_without_a_gpu(plain, monkeypatch):
         pytest.skip("there is a GPU")
     monkeypatch.setenv("LIGHTCONV_BACKEND", "cuda")
     with pytest.raises(RuntimeError, match="the CUDA kernels cannot be used: torch sees no CUDA device"):
-        native.backend("cuda")
+        backends.backend("cuda")
 
 
 def test_an_operator_under_a_wrong_backend_raises(toy):
@@ -285,7 +285,7 @@ def test_an_operator_under_a_wrong_backend_raises(toy):
                 assert "LIGHTCONV_BACKEND" in str(caught)
             else:
                 raise AssertionError(value)
-            native._decided.clear()
+            backends._decided.clear()
         os.environ["LIGHTCONV_BACKEND"] = "cpu"
         assert (ops.lightconv(x, weight, 1) > 100).all()
     """)

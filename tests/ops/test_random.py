@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops.random import dropout_scale, philox_4x32_10, words_at
+from lightconv_plugin.ops.philox import dropout_scale, philox_4x32_10, words_at
 
 from . import oracle
 
@@ -53,7 +53,7 @@ def test_words_of_large_indices(index):
 
 def test_positions_beyond_one_block_of_work(monkeypatch):
     whole = dropout_scale(torch.tensor([11]), torch.Size((1003,)), 0.3, torch.float32)
-    monkeypatch.setattr("lightconv_plugin.ops.random._BLOCK", 7)
+    monkeypatch.setattr("lightconv_plugin.ops.philox._BLOCK", 7)
     assert torch.equal(dropout_scale(torch.tensor([11]), torch.Size((1003,)), 0.3, torch.float32), whole)
 
 

@@ -1,0 +1,1 @@
+"""Checkpoints: read safely, averaged, converted between layouts."""

@@ -1,0 +1,376 @@
+"""`lightconv average`: the mean of several checkpoints of one training, as one checkpoint.
+
+    lightconv average --inputs checkpoints --num-epoch-checkpoints 10 --output checkpoints/average10.pt
+
+The options are those of fairseq's scripts/average_checkpoints.py, and --num-last-checkpoints. Sums are in float64 and
+one checkpoint is in memory at a time. Settings (cfg, args, task state …) are those of the newest input; the optimizer's
+state and the exponential moving average belong to one training step, not to the mean, and are left out (so are the
+meters of old files). The names, sizes and times of the inputs are kept under "averaged_files".
+"""
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lightconv_plugin.checkpoints.loading import is_cut_short, safe_torch_load, torch_save
+from lightconv_plugin.cli.arguments import positive
+from lightconv_plugin.errors import InputError
+
+EPOCH_NAME = re.compile(r"checkpoint(\d+)\.pt")
+UPDATE_NAME = re.compile(r"checkpoint_\d+_(\d+)\.pt")
+BEST_NAME = re.compile(r"checkpoint\.best_(.+)_(-?\d+(?:\.\d+)?)\.pt")
+
+# Which way is better, for checkpoints that do not say it themselves.
+HIGHER_IS_BETTER = {"accuracy", "bleu", "chrf", "f1", "sacrebleu", "rouge"}
+LOWER_IS_BETTER = {"loss", "nll_loss", "ppl", "ter", "wer", "cer", "uer"}
+
+# Integer entries that count steps, and so differ between checkpoints: the newest is kept.
+COUNTERS = ("num_batches_tracked",)
+
+
+def candidates(inputs: Sequence[Path]) -> list[Path]:
+    """The files to choose from: those given, or all of the one folder given."""
+    folders = [path for path in inputs if path.is_dir()]
+    if folders and len(inputs) > 1:
+        raise InputError(
+            f"--inputs takes files or one folder, got {len(inputs)} entries with the folder {folders[0]}"
+        )
+    if folders:
+        return sorted(path for path in folders[0].iterdir() if path.is_file() and not _left_out(path))
+    for path in inputs:
+        if not path.is_file():
+            raise InputError(f"no such checkpoint: {path}")
+    return list(inputs)
+
+
+def _left_out(path: Path) -> bool:
+    """Whether a checkpoint in a folder was cut short, by a kill or a full disk: the ones before it are taken."""
+    cut = path.match("checkpoint*.pt") and is_cut_short(path)
+    if cut:
+        print(f"{path} was cut short: left out", file=sys.stderr)
+    return cut
+
+
+def last_checkpoints(
+    files: Sequence[Path], number: int, update_based: bool, upper_bound: int | None = None
+) -> list[Path]:
+    """The `number` latest checkpointE.pt (or checkpoint_E_U.pt when `update_based`), the newest first.
+
+    `upper_bound` leaves out those of a later epoch (or update); the bound itself is in.
+    """
+    pattern, kind = (UPDATE_NAME, "checkpoint_EPOCH_UPDATE.pt") if update_based else (EPOCH_NAME, "checkpointEPOCH.pt")
+    found = [(int(match[1]), path) for path in files if (match := pattern.fullmatch(path.name))]
+    within = sorted(((n, path) for n, path in found if upper_bound is None or n <= upper_bound), reverse=True)
+    if len(within) < number:
+        bound = "" if upper_bound is None else f" up to {upper_bound}"
+        raise InputError(
+            f"{number} checkpoints named {kind}{bound} are asked for, found {_listing([path for _, path in within])}"
+            + (f"; without the bound: {_listing([path for _, path in found])}" if len(found) > len(within) else "")
+        )
+    return [path for _, path in within[:number]]
+
+
+def only_by_updates(files: Sequence[Path]) -> bool:
+    """Whether a training kept no checkpoint of an epoch, so that its last ones are those by updates."""
+    return not any(EPOCH_NAME.fullmatch(path.name) for path in files)
+
+
+def checkpoints_in_order(folder: Path) -> list[Path]:
+    """The checkpoints that a training keeps, the newest first: those of epochs, or, if it keeps none, by updates."""
+    files = candidates([folder])
+    pattern = UPDATE_NAME if only_by_updates(files) else EPOCH_NAME
+    found = [path for path in files if pattern.fullmatch(path.name)]
+    return last_checkpoints(found, len(found), only_by_updates(found))
+
+
+def best_checkpoints(files: Sequence[Path], number: int, maximize: bool | None = None) -> list[Path]:
+    """The `number` best checkpoint.best_METRIC_VALUE.pt, the best first, in the order in which fairseq keeps them.
+
+    `maximize` None asks a checkpoint's own settings (if they are about this metric), then the metric's name.
+    """
+    found = [(match[1], float(match[2]), path) for path in files if (match := BEST_NAME.fullmatch(path.name))]
+    metrics = sorted({metric for metric, _, _ in found})
+    if len(metrics) > 1:
+        raise InputError(
+            f"there are best checkpoints by {len(metrics)} metrics ({', '.join(metrics)}): "
+            "give --inputs the files of one of them"
+        )
+    if len(found) < number:
+        raise InputError(
+            f"{number} checkpoints named checkpoint.best_METRIC_VALUE.pt are asked for, found "
+            f"{_listing([path for _, _, path in found])} (fairseq-train writes them with --keep-best-checkpoints)"
+        )
+    if maximize is None:
+        maximize = _maximize(metrics[0], found[0][2])
+    ranked = sorted(((value, path.name, path) for _, value, path in found), reverse=maximize)
+    return [path for _, _, path in ranked[:number]]
+
+
+def _maximize(metric: str, checkpoint: Path) -> bool:
+    state = load_checkpoint(checkpoint)
+    cfg, args = state.get("cfg"), state.get("args")
+    settings = cfg.get("checkpoint") if cfg else vars(args) if args else None
+    if settings and settings.get("best_checkpoint_metric") == metric:
+        return bool(settings.get("maximize_best_checkpoint_metric", False))
+    if metric in HIGHER_IS_BETTER:
+        return True
+    if metric in LOWER_IS_BETTER:
+        return False
+    raise InputError(
+        f"is a higher {metric} better or a lower one? {checkpoint} does not say: "
+        "give --maximize-best-checkpoint-metric or --no-maximize-best-checkpoint-metric"
+    )
+
+
+def load_checkpoint(path: Path) -> dict:
+    """A checkpoint of fairseq without its optimizer's state; its parameters are under "model"."""
+    import torch
+
+    state = safe_torch_load(path)
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict) or not state["model"]:
+        raise InputError(f"{path} is not a checkpoint of fairseq: it has no parameters under 'model'")
+    for key, value in state["model"].items():
+        if not isinstance(value, torch.Tensor):
+            raise InputError(f"{path}: {key} is a {type(value).__name__}, not a tensor")
+    state.pop("last_optimizer_state", None)
+    for entry in state.get("optimizer_history") or []:
+        entry.pop("optimizer", None)  # where files of 2018 and before have it
+    for key in ("ema", "ema_fp32_params", "train_meters"):
+        (state.get("extra_state") or {}).pop(key, None)
+    return state
+
+
+class Mean:
+    """The mean of the parameters of checkpoints that are added one by one, summed in float64."""
+
+    def __init__(self):
+        self.files: list[Path] = []
+        self._sums: dict = {}  # owner -> float64 sum
+        self._kept: dict = {}  # integers: equal in all files, or a counter of the newest
+        self._first: dict = {}  # key -> (shape, dtype) in the first file
+        self._owner: dict[str, str] = {}  # key -> the key that names the memory it shares in every file so far
+        self._newest: dict = {}
+        self._updates = -math.inf
+
+    def add(self, path: Path, state: dict) -> None:
+        """Add what `load_checkpoint` returned for `path`; the parameters are taken out of `state`.
+
+        Raises InputError when keys, shapes or types are not those of the first file, when integers differ that are
+        not counters, or when a parameter is not finite.
+        """
+        model = state.pop("model")
+        if not self.files:
+            self._first = {key: (tuple(value.shape), value.dtype) for key, value in model.items()}
+        self._check(path, model)
+        self._regroup(_shared_memory(model))
+        updates = (state.get("optimizer_history") or [{}])[-1].get("num_updates", -1)
+        newer = updates > self._updates
+        for key, value in model.items():
+            if not value.is_floating_point():
+                self._keep(path, key, value, newer)
+            elif self._owner[key] == key:
+                self._sums[key] = self._sums.get(key, 0) + _finite(path, key, value.double())
+        if newer:
+            self._updates, self._newest = updates, state
+        self.files.append(path)
+
+    def result(self) -> dict:
+        """The checkpoint: the settings of the newest file, each parameter in its own type, tied ones still tied."""
+        means = {key: (total / len(self.files)).to(self._first[key][1]) for key, total in self._sums.items()}
+        values = {**means, **self._kept}
+        model = {key: values[self._owner[key]] for key in self._first}
+        return {**self._newest, "model": model, "averaged_from": [path.name for path in self.files]}
+
+    def _check(self, path: Path, model: dict) -> None:
+        first = self.files[0] if self.files else path
+        missing, unknown = sorted(self._first.keys() - model.keys()), sorted(model.keys() - self._first.keys())
+        if missing or unknown:
+            parts = [f"lacks {_some(missing)}"] if missing else []
+            parts += [f"has {_some(unknown)} in addition"] if unknown else []
+            raise InputError(f"{path} does not hold the same parameters as {first}: it {' and '.join(parts)}")
+        for key, value in model.items():
+            shape, dtype = self._first[key]
+            if tuple(value.shape) != shape:
+                raise InputError(f"{path}: {key} has shape {tuple(value.shape)}, but {shape} in {first}")
+            if value.dtype != dtype:
+                raise InputError(f"{path}: {key} is {value.dtype}, but {dtype} in {first}")
+
+    def _regroup(self, shared: dict[str, str]) -> None:
+        """Keys stay tied only while they share memory in every file; one that parts gets a sum of its own."""
+        owner: dict[str, str] = {}
+        groups: dict[tuple, str] = {}
+        for key in sorted(shared):
+            owner[key] = groups.setdefault((self._owner.get(key), shared[key]), key)
+        for key in set(owner.values()) - self._sums.keys():
+            if self._owner.get(key) in self._sums:
+                self._sums[key] = self._sums[self._owner[key]]
+        self._owner = owner
+
+    def _keep(self, path: Path, key: str, value, newer: bool) -> None:
+        import torch
+
+        if key not in self._kept or (newer and key.endswith(COUNTERS)):
+            self._kept[key] = value.clone()
+        elif not key.endswith(COUNTERS) and not torch.equal(self._kept[key], value):
+            raise InputError(
+                f"{path}: {key} ({value.dtype}) is not what it is in {self.files[0]}; a mean of integers has no meaning"
+            )
+
+
+def _shared_memory(model: dict) -> dict[str, str]:
+    """For each key the first key (in alphabetical order) that is the same tensor in memory, itself if none is."""
+    first: dict[tuple, str] = {}
+    owner = {}
+    for key in sorted(model):
+        value = model[key]
+        place = (value.data_ptr(), tuple(value.shape), value.stride(), value.dtype) if value.numel() else (key,)
+        owner[key] = first.setdefault(place, key)
+    return owner
+
+
+def _finite(path: Path, key: str, value):
+    """`value` (float64), or a InputError if it has NaN or infinity."""
+    finite = value.isfinite()
+    if finite.all():
+        return value
+    if key.endswith(".conv.conv_bias") and value.dim() == 3:
+        # fairseq's own DynamicConv saves this bias of shape (1, 1, C) without ever initialising or using it.
+        return value.where(finite, 0)
+    bad = int((~finite).sum())
+    raise InputError(f"{path}: {key} has {bad} values of {value.numel()} that are NaN or infinite")
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _listing(paths: Sequence[Path]) -> str:
+    return f"{len(paths)}" + (f": {', '.join(path.name for path in paths)}" if paths else "")
+
+
+def average_once(files: Sequence[Path], output: Path) -> bool:
+    """`average`, unless `output` already is the mean of these files as they are now; returns whether it was made.
+
+    Sizes and times of change tell whether they are: contents of many gigabytes are not compared.
+    """
+    if output.is_file():
+        try:
+            state = safe_torch_load(output)
+        except InputError:
+            state = None  # cut off, or something else: it is written anew
+        if isinstance(state, dict) and state.get("averaged_files") == _stamps(files):
+            return False
+    average(files, output)
+    return True
+
+
+def _stamps(files: Sequence[Path]) -> list[list]:
+    """Name, size in bytes and time of the last change of each file."""
+    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+
+
+def average(files: Sequence[Path], output: Path) -> dict:
+    """Write the mean of the checkpoints `files` to `output` and return it.
+
+    Raises InputError for everything that would make it a wrong file; nothing is then written.
+    """
+    from tqdm import tqdm
+
+    seen: dict[Path, Path] = {}
+    for path in files:
+        if path.resolve() in seen:
+            raise InputError(f"{path} is given twice")
+        seen[path.resolve()] = path
+    if output.resolve() in seen:
+        raise InputError(f"--output {output} is one of the checkpoints to average: name another file")
+    mean = Mean()
+    stamps = _stamps(files)  # before they are read: what changes meanwhile is noticed the next time
+    for path in tqdm(files, desc="averaging", unit="file"):
+        mean.add(path, load_checkpoint(path))
+    result = mean.result() | {"averaged_files": stamps}
+    torch_save(result, output)
+    return result
+
+
+def select(args: argparse.Namespace) -> list[Path]:
+    """The checkpoints that the command's options name, the newest (or best) first; explicit files in their order."""
+    last = args.num_last_checkpoints or args.num_epoch_checkpoints or args.num_update_checkpoints
+    if args.checkpoint_upper_bound is not None and not last:
+        raise InputError(
+            "--checkpoint-upper-bound needs --num-last-checkpoints, --num-epoch-checkpoints or --num-update-checkpoints"
+        )
+    if args.maximize_best_checkpoint_metric is not None and not args.num_best_checkpoints:
+        raise InputError("--[no-]maximize-best-checkpoint-metric needs --num-best-checkpoints")
+    files = candidates(args.inputs)
+    if last:
+        by_updates = only_by_updates(files) if args.num_last_checkpoints else bool(args.num_update_checkpoints)
+        return last_checkpoints(files, last, by_updates, args.checkpoint_upper_bound)
+    if args.num_best_checkpoints:
+        return best_checkpoints(files, args.num_best_checkpoints, args.maximize_best_checkpoint_metric)
+    if args.inputs[0].is_dir():
+        raise InputError(
+            f"{args.inputs[0]} is a folder: say which of its checkpoints, with --num-last-checkpoints, "
+            "--num-epoch-checkpoints, --num-update-checkpoints or --num-best-checkpoints, or give files"
+        )
+    return files
+
+
+def run(args: argparse.Namespace) -> int:
+    files = select(args)
+    average(files, args.output)
+    print(f"mean of {len(files)} checkpoints written to {args.output}:")
+    for path in files:
+        print(f"  {path}")
+    return 0
+
+
+def add_parser(commands) -> None:
+    parser = commands.add_parser(
+        "average",
+        help="average the parameters of several checkpoints",
+        description="Writes the mean of several checkpoints of one training as a checkpoint without optimizer state.",
+        epilog="example: lightconv average --inputs runs/a --num-last-checkpoints 10 --output runs/a/average10.pt",
+    )
+    parser.add_argument(
+        "--inputs",
+        nargs="+",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="checkpoints, or the one folder to choose from",
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument(
+        "--num-last-checkpoints",
+        type=positive,
+        metavar="N",
+        help="average the last N of the epochs, or, where the training kept none of those, by updates",
+    )
+    choice.add_argument(
+        "--num-epoch-checkpoints", type=positive, metavar="N", help="average the last N of the epochs (checkpointE.pt)"
+    )
+    choice.add_argument(
+        "--num-update-checkpoints",
+        type=positive,
+        metavar="N",
+        help="average the last N by updates (checkpoint_E_U.pt)",
+    )
+    choice.add_argument(
+        "--num-best-checkpoints",
+        type=positive,
+        metavar="N",
+        help="average the N best (checkpoint.best_METRIC_VALUE.pt)",
+    )
+    parser.add_argument(
+        "--checkpoint-upper-bound", type=positive, metavar="N", help="leave out epochs (or updates) after this one"
+    )
+    parser.add_argument(
+        "--maximize-best-checkpoint-metric",
+        action=argparse.BooleanOptionalAction,
+        help="whether a higher metric is better (default: what the checkpoint says, else known by the metric's name)",
+    )
+    parser.set_defaults(run=run)

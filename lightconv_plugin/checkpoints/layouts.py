@@ -1,0 +1,362 @@
+"""The layouts of checkpoints of LightConv, DynamicConv and TaLK models: names and order of parameters, options.
+
+plugin           ours: fairseq's Transformer layers, with the block under `self_attn`
+fairseq          fairseq's main branch since late 2022: the block in the layer itself, `layer_norm1`, `conv_bias`
+fairseq-0.12.2   its releases, and the files released in 2019: `layer_norms.0`, `embed_out`, nothing for a tied output
+talk             the TaLK paper's repository: as fairseq-0.12.2, over fairseq 0.8, whose settings are one Namespace
+"""
+
+import re
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from types import SimpleNamespace
+from typing import Any
+
+from lightconv_plugin.errors import InputError
+
+LAYOUTS = ("plugin", "fairseq", "fairseq-0.12.2", "talk")
+# Which mixers a layout's own code has, and its activation.
+MIXERS = {
+    "fairseq": ({"lightweight", "dynamic"}, "relu"),
+    "fairseq-0.12.2": ({"lightweight", "dynamic"}, "relu"),
+    "talk": ({"talk"}, "swish"),
+}
+UPSTREAM_ARCHITECTURES = {
+    "lightconv": ("", "_wmt_en_de", "_iwslt_de_en", "_wmt_en_de_big", "_wmt_en_fr_big", "_wmt_zh_en_big"),
+    "lightconv_lm": ("", "_gbw"),
+    "talkconv": ("", "_iwslt_de_en", "_wmt_en_de_big", "_wmt_en_fr_big", "_cnndm_std", "_cnndm_deep"),
+    "talkconv_lm": ("", "_big", "_wiki103"),
+}
+# Options that upstream lacks. The first change what a model computes: only these values are upstream's.
+FIXED = {"layernorm_embedding": False, "no_scale_embedding": False, "no_cross_attention": False}
+# These only concern how it is trained: upstream goes without them.
+TRAINING_ONLY = {
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+    "checkpoint_activations": False,
+    "offload_activations": False,
+    "quant_noise_pq": 0.0,
+    "quant_noise_scalar": 0.0,
+}
+NOT_UPSTREAM = {
+    *FIXED,
+    *TRAINING_ONLY,
+    *("activation_fn", "weight_normalization", "min_params_to_wrap", "quant_noise_pq_block_size"),
+}
+DYNAMIC_WEIGHT = ".conv.weight_linear.weight"
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a checkpoint says of its model, in our terms.
+
+    architecture: one of ours. options: all of its configuration. resolved: what they come to (fairseq's
+    TransformerConfig, with our mixers). module: the model on torch's meta device: names, shapes and order, no memory.
+    """
+
+    architecture: str
+    options: dict[str, Any]
+    resolved: Any
+    module: Any
+
+    @property
+    def is_language_model(self) -> bool:
+        return "_lm" in self.architecture
+
+    @property
+    def sides(self) -> dict[str, Any]:
+        """The configuration of each side that the model has, by "encoder" and "decoder"."""
+        names = ("decoder",) if self.is_language_model else ("encoder", "decoder")
+        return {name: getattr(self.resolved, name) for name in names}
+
+    @property
+    def tied(self) -> bool:
+        """Whether the output projection is the decoder's embedding."""
+        return bool(self.options["share_decoder_input_output_embed"] or self.options.get("share_all_embeddings"))
+
+
+def our_architecture(name: str) -> str:
+    """Our name for the architecture of a checkpoint; upstream's lightconv… are named after their default mixer.
+
+    Raises InputError where it is none of these models.
+    """
+    from fairseq import models
+
+    import lightconv_plugin.models  # noqa: F401 (registers the architectures)
+
+    ours = re.sub(r"^lightconv(?=_|$)", "dynamicconv", name)
+    if not re.match(r"(lightweight|dynamic|talk)conv(_|$)", ours) or ours not in models.MODEL_DATACLASS_REGISTRY:
+        raise InputError(
+            f"its architecture is {name}, none of LightConv, DynamicConv and TaLK: their names begin with lightconv, "
+            "lightweightconv, dynamicconv or talkconv"
+        )
+    return ours
+
+
+def read_model(settings: Mapping[str, Any], architecture: str, state: Mapping[str, Any]) -> Model:
+    """The model of a checkpoint by its settings and its parameters, in whichever layout they are.
+
+    Raises InputError for options with which no model can be built.
+    """
+    import torch
+    from fairseq import models
+    from omegaconf import OmegaConf
+
+    from lightconv_plugin.models.config import transformer_config
+    from lightconv_plugin.models.language_model_config import language_model_config
+
+    name = our_architecture(architecture)
+    config = models.MODEL_DATACLASS_REGISTRY[name]()
+    for field in fields(config):
+        if field.name in settings and not field.name.startswith("_"):
+            setattr(config, field.name, settings[field.name])
+    config._name = name
+    try:
+        if "_lm" not in name and isinstance(config.adaptive_softmax_cutoff, str):  # upstream's form
+            config.adaptive_softmax_cutoff = [int(rank) for rank in config.adaptive_softmax_cutoff.split(",")]
+        resolved = (language_model_config if "_lm" in name else transformer_config)(config)
+        with torch.device("meta"):
+            module = models.build_model(OmegaConf.structured(config), _task(state, resolved, "_lm" in name))
+    except (ValueError, KeyError) as error:
+        raise InputError(f"no model can be built by its options: {error}") from error
+    options = {f.name: _plain(getattr(config, f.name)) for f in fields(config) if not f.name.startswith("_")}
+    found = Model(name, options, resolved, module)
+    kinds = {mixer.kind for side in found.sides.values() for mixer in side.mixers}
+    lightweight = re.sub("^dynamicconv", "lightweightconv", name)
+    if kinds == {"lightweight"} and lightweight in models.MODEL_DATACLASS_REGISTRY:
+        found = Model(lightweight, options, resolved, module)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """An option as checkpoints hold it: choices as text, lists as lists."""
+    value = getattr(value, "value", value)
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def _task(state: Mapping[str, Any], resolved, language_model: bool):
+    """Dictionaries of as many entries as the embeddings have."""
+    from fairseq.data import Dictionary
+
+    def dictionary(entries: int) -> Dictionary:
+        words = Dictionary()
+        for number in range(entries - len(words)):
+            words.add_symbol(f"{number}")
+        return words
+
+    def rows(key: str) -> int:
+        return state[key].shape[0]
+
+    target = _entries(state, resolved)
+    if not language_model:
+        source, target = rows("encoder.embed_tokens.weight"), rows("decoder.embed_tokens.weight")
+    elif "decoder.embed_tokens.weight" in state:
+        source = rows("decoder.embed_tokens.weight")
+    elif resolved.adaptive_input:
+        bands = len(resolved.adaptive_input_cutoff) + 1
+        source = sum(rows(f"decoder.embed_tokens.embeddings.{band}.0.weight") for band in range(bands))
+    else:
+        source = target  # of characters: no parameter counts words
+    source_dictionary = dictionary(source)
+    target_dictionary = source_dictionary if target in (None, source) else dictionary(target)
+    return SimpleNamespace(
+        dictionary=source_dictionary,
+        source_dictionary=source_dictionary,
+        output_dictionary=target_dictionary,
+        target_dictionary=target_dictionary,
+        cfg=SimpleNamespace(left_pad_target=False),
+    )
+
+
+def _entries(state: Mapping[str, Any], resolved) -> int | None:
+    """Words of the output; None where they are those of the input."""
+    for key in ("decoder.output_projection.weight", "decoder.embed_out"):
+        if key in state:
+            return state[key].shape[0]
+    if resolved.adaptive_softmax_cutoff is None:
+        return None
+    last = len(resolved.adaptive_softmax_cutoff) - 1
+    return resolved.adaptive_softmax_cutoff[-1] + state[f"decoder.adaptive_softmax.tail.{last}.2.weight"].shape[0]
+
+
+def layout_of(model: Model, state: Mapping[str, Any]) -> str:
+    """The layout that these parameters are in."""
+    keys = state.keys()
+    if any(".self_attn" in key for key in keys) or not any(".layers." in key for key in keys):
+        return "plugin"
+    if all(mixer.kind == "talk" for side in model.sides.values() for mixer in side.mixers):
+        return "talk"
+    new = any(".layer_norm1." in key or key.endswith(".conv.conv_bias") for key in keys)
+    new = new or "decoder.output_projection.weight" in keys
+    old = any(".layer_norms." in key or key.endswith(("embed_out", "embed_positions._float_tensor")) for key in keys)
+    return "fairseq" if new and not old else "fairseq-0.12.2"
+
+
+def our_state(model: Model, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters under our names and in our shapes, by the model's own rules for the files of others.
+
+    Raises InputError where a name is unknown or missing, or a shape is another.
+    """
+    found = dict(state)
+    model.module.upgrade_state_dict(found)
+    expected = model.module.state_dict()
+    for what, names in (
+        ("unknown", found.keys() - expected.keys()),
+        ("missing", expected.keys() - found.keys()),
+    ):
+        if names:
+            listed = ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            raise InputError(f"parameters that are {what} for {model.architecture}: {listed}")
+    for key, value in found.items():
+        if value.shape != expected[key].shape:
+            raise InputError(
+                f"{key} has shape {tuple(value.shape)}, but by the options it must have {tuple(expected[key].shape)}"
+            )
+    # A buffer of the model, not of the file: the number of the layout.
+    versions = {key: expected[key].clone() for key in ("encoder.version", "decoder.version") if key in expected}
+    return {key: versions.get(key, found[key]) for key in expected}
+
+
+def name_in(layout: str, key: str) -> str:
+    """Our name of a parameter → its name in a layout."""
+    if layout == "plugin":
+        return key
+    old = layout != "fairseq"
+    if old and key == "decoder.output_projection.weight":
+        return "decoder.embed_out"
+    match = re.fullmatch(r"((encoder|decoder)\.layers\.\d+\.)(.+)", key)
+    if not match:
+        return key
+    rest = re.sub(r"^self_attn\.(?=(linear1|linear2|conv)\.)", "", match[3])
+    norms = {"self_attn_layer_norm.": "conv_layer_norm."}
+    if match[2] == "encoder":
+        first, second = ("layer_norms.0.", "layer_norms.1.") if old else ("layer_norm1.", "layer_norm2.")
+        norms = {"self_attn_layer_norm.": first, "final_layer_norm.": second}
+    for ours, theirs in norms.items():
+        rest = re.sub(f"^{re.escape(ours)}", theirs, rest)
+    return match[1] + rest
+
+
+def state_in(layout: str, model: Model, ours: Mapping[str, Any]) -> dict[str, Any]:
+    """Our parameters → those of a layout; tied ones stay one tensor.
+
+    Raises InputError where an output that should be tied is not.
+    """
+    import torch
+
+    if layout == "plugin":
+        return dict(ours)
+    out: dict[str, Any] = {}
+    for key, value in ours.items():
+        if key in ("encoder.version", "decoder.version"):
+            value = torch.tensor([2.0])
+        elif key.endswith(".embed_positions._float_tensor"):
+            continue
+        elif key == "decoder.output_projection.weight" and model.tied and layout != "fairseq":
+            if not torch.equal(value, ours["decoder.embed_tokens.weight"]):
+                raise InputError(
+                    "the output projection is not the decoder's embedding, as the options say: an error?"
+                )
+            continue
+        if layout == "fairseq" and key.endswith(DYNAMIC_WEIGHT):
+            # A parameter of its layer that it never uses and never initialises.
+            out[name_in(layout, key).replace("weight_linear.weight", "conv_bias")] = value.new_zeros(
+                1, 1, value.shape[1]
+            )
+        out[name_in(layout, key)] = value
+    if layout != "fairseq" and not model.options["no_token_positional_embeddings"]:
+        for side in model.sides:
+            if not model.options[f"{side}_learned_pos"]:
+                out[f"{side}.embed_positions._float_tensor"] = torch.zeros(1)
+    return out
+
+
+def parameter_order(layout: str, model: Model) -> list[tuple[str | None, tuple[int, ...]]]:
+    """(our name, shape) of the parameters of a model in the order in which a layout's code has them.
+
+    An optimizer's state goes by it. The name is None for one that we do not have.
+    """
+    order: list[tuple[str | None, tuple[int, ...]]] = []
+    for name, parameter in model.module.named_parameters():
+        if layout == "fairseq" and name.endswith(DYNAMIC_WEIGHT):
+            order.append((None, (1, 1, parameter.shape[1])))
+        order.append((name, tuple(parameter.shape)))
+    output = next((entry for entry in order if entry[0] == "decoder.output_projection.weight"), None)
+    if output and layout in ("fairseq-0.12.2", "talk"):
+        # There it is a parameter of the decoder itself, and a module's own parameters come before its parts'.
+        order.remove(output)
+        first = next(i for i, (name, _) in enumerate(order) if name and name.startswith("decoder."))
+        order.insert(first, output)
+    return order
+
+
+def architecture_in(layout: str, model: Model) -> str:
+    """The name of the architecture in a layout: the same preset where there is one, else the family's base."""
+    if layout == "plugin":
+        return model.architecture
+    suffix = re.sub(r"^[a-z]+conv(_lm(?=_|$))?", "", model.architecture)
+    family = ("talkconv" if layout == "talk" else "lightconv") + ("_lm" if model.is_language_model else "")
+    return family + (suffix if suffix in UPSTREAM_ARCHITECTURES[family] else "")
+
+
+def options_in(layout: str, model: Model) -> tuple[dict[str, Any], list[str]]:
+    """The model's options for a layout's own code, none left to a default; and which of ours are left out.
+
+    Raises InputError for what that code cannot compute, naming the option.
+    """
+    if layout == "plugin":
+        return model.options, []
+    _check_expressible(layout, model)
+    out = {name: value for name, value in model.options.items() if name not in NOT_UPSTREAM}
+    for side, config in model.sides.items():
+        mixers = config.mixers
+        out |= {
+            f"{side}_embed_dim": config.embed_dim,
+            f"{side}_ffn_embed_dim": config.ffn_embed_dim,
+            f"{side}_conv_dim": mixers[0].conv_dim,
+            f"{side}_conv_type": mixers[0].kind,
+            f"{side}_kernel_size_list": [mixer.kernel_size for mixer in mixers],
+        }
+    decoder = model.sides["decoder"]
+    out |= {"decoder_input_dim": decoder.input_dim, "decoder_output_dim": decoder.output_dim}
+    out |= {"weight_softmax": model.resolved.weight_normalization == "softmax"}
+    out |= {"weight_dropout": decoder.mixers[0].weight_dropout}
+    for name in ("adaptive_input_cutoff", "adaptive_softmax_cutoff"):
+        if out.get(name) is not None:
+            out[name] = ",".join(map(str, getattr(model.resolved, name)))
+    if model.is_language_model:
+        out |= {"decoder_normalize_before": True, "max_target_positions": model.resolved.max_target_positions}
+    else:
+        # Upstream reads them in translation too and has no option for them.
+        out |= {"tie_adaptive_weights": False, "tie_adaptive_proj": False}
+    left_out = [
+        f"{name}={model.options[name]}"
+        for name, without in TRAINING_ONLY.items()
+        if model.options.get(name, without) != without
+    ]
+    return out, left_out
+
+
+def _check_expressible(layout: str, model: Model) -> None:
+    kinds, activation = MIXERS[layout]
+
+    def fail(option: str, value, allowed: str):
+        raise InputError(f"the layout {layout} cannot express --{option.replace('_', '-')} {value}: it has {allowed}")
+
+    for side, config in model.sides.items():
+        found = [mixer.kind for mixer in config.mixers]
+        if len(set(found)) > 1 or found[0] not in kinds:
+            fail(f"{side}_conv_type", ",".join(found), f"one of {', '.join(sorted(kinds))} for all layers")
+    if layout != "talk" and model.resolved.weight_normalization not in ("softmax", "none"):
+        fail("weight_normalization", model.resolved.weight_normalization, "softmax and none")
+    if str(model.resolved.activation_fn) != activation:
+        fail("activation_fn", model.resolved.activation_fn, activation)
+    for name, value in FIXED.items():
+        if model.options.get(name, value) != value:
+            fail(name, model.options[name], "no such option")
+
+
+def as_mapping(settings: Any) -> dict[str, Any]:
+    """Settings of a checkpoint, a dictionary or a Namespace, as a dictionary."""
+    return dict(vars(settings)) if isinstance(settings, Namespace) else dict(settings or {})

@@ -1,0 +1,184 @@
+"""`lightconv score`: BLEU and chrF of translations, ROUGE of summaries, the perplexity that fairseq-eval-lm found.
+
+    lightconv score --gen checkpoints/dynamicconv/gen.out --lang de --remove-bpe
+    lightconv score --gen gen.out --data data/iwslt14_de_en/data-bin --against transformer/gen.out
+    lightconv score --sys hypotheses.tok --ref references.tok --lang de --raw-ref references.de --json
+    lightconv score --metric rouge --gen gen.out --remove-bpe
+    lightconv score --metric perplexity --log eval_lm.log --json
+
+What the measures are is said in bleu.py, rouge.py and significance.py.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from lightconv_plugin.checkpoints.parameters import count_parameters
+from lightconv_plugin.cli.arguments import positive
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import atomic_write, read_lines
+from lightconv_plugin.scoring.bleu import LEFT_OVER, measures
+from lightconv_plugin.scoring.generate_log import parse_gen_log
+from lightconv_plugin.scoring.options import (
+    BLEU_OPTIONS,
+    ROUGE_OPTIONS,
+    add_bleu_options,
+    add_rouge_options,
+    bleu_options,
+    bleu_report,
+    bpe_mark,
+    check_decoded,
+    refuse,
+    rouge_report,
+    take_from_data,
+)
+from lightconv_plugin.scoring.perplexity import parse_eval_lm_log
+from lightconv_plugin.scoring.significance import SAMPLES, compare, read_other
+
+FACTS = {"parameters": "parameters = {:,}", "sentences_per_second": "speed = {:.2f} sentences/s"}
+TEXT_OPTIONS = ("gen", "sys", "ref", "remove_bpe", "speed")
+# Options by the metric that knows them.
+OPTIONS = {
+    "bleu": (*TEXT_OPTIONS, *BLEU_OPTIONS, "data", "against", "samples"),
+    "rouge": (*TEXT_OPTIONS, *ROUGE_OPTIONS),
+    "perplexity": ("log",),
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    _check_options(args)
+    found, lines = (_of_log if args.metric == "perplexity" else _of_text)(args)
+    facts = {"parameters": count_parameters(args.checkpoint)} if args.checkpoint else {}
+    if "sentences_per_second" in found:
+        facts["sentences_per_second"] = found.pop("sentences_per_second")
+    if args.json:
+        text = json.dumps(found | facts, ensure_ascii=False) + "\n"
+    else:
+        text = lines + "".join(f"{FACTS[name].format(value)}\n" for name, value in facts.items())
+    if args.output:
+        with atomic_write(args.output) as file:
+            file.write(text)
+    sys.stdout.write(text)
+    return 0
+
+
+def _of_log(args: argparse.Namespace) -> tuple[dict, str]:
+    found = parse_eval_lm_log(read_lines(args.log), args.log)
+    return asdict(found), found.lines()
+
+
+def _of_text(args: argparse.Namespace) -> tuple[dict, str]:
+    """What is printed as JSON, and for people."""
+    speed = None
+    if args.gen:
+        log = parse_gen_log(read_lines(args.gen), args.gen)
+        hypotheses, references, speed = log.hypotheses, log.references, log.sentences_per_second
+        if args.metric == "bleu":
+            check_decoded(args, log, args.gen)
+        if args.speed and speed is None:
+            raise InputError(
+                f"--speed: {args.gen} has no line 'Translated … sentences (…) in …s (… sentences/s, …': "
+                "fairseq-generate may write it to standard error; append that to the log (2> messages)"
+            )
+    else:
+        hypotheses, references = read_lines(args.sys), read_lines(args.ref)
+    if not args.remove_bpe and any(LEFT_OVER.search(line) for line in hypotheses):
+        print("lightconv score: the text looks like subwords: was --remove-bpe forgotten?", file=sys.stderr)
+    if args.data:
+        take_from_data(args, args.data, args.subset)
+    report = (rouge_report if args.metric == "rouge" else bleu_report)(args, hypotheses, references)
+    found, lines = asdict(report), report.lines()
+    if args.against:
+        other = read_other(args.against, references)
+        options = bleu_options(args)
+        sides = (measures(side, references, **options) for side in (hypotheses, other))
+        significance = compare(*sides, str(args.against), args.samples or SAMPLES)
+        found["against"] = significance.as_json()
+        lines += significance.lines()
+    if args.speed:
+        found["sentences_per_second"] = speed
+    return found, lines
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    known = OPTIONS[args.metric]
+    others = {name for names in OPTIONS.values() for name in names} - set(known)
+    refuse(args, sorted(others), f"means nothing to --metric {args.metric}")
+    if args.metric == "perplexity":
+        if not args.log:
+            raise InputError("--metric perplexity needs --log FILE, the output of fairseq-eval-lm")
+        return
+    if args.gen and (args.sys or args.ref):
+        raise InputError("--gen has both sides: give either --gen or --sys with --ref")
+    if not args.gen and not (args.sys and args.ref):
+        raise InputError("give either --gen FILE or both --sys FILE and --ref FILE")
+    if args.speed and not args.gen:
+        raise InputError("--speed is read from the log of fairseq-generate: give it by --gen FILE")
+    if args.samples and not args.against:
+        raise InputError("--samples belongs to the test of --against FILE: give both or neither")
+
+
+DESCRIPTION = """\
+--metric bleu: tokenised BLEU (multi-bleu.perl's and fairseq-score's); sacreBLEU and chrF on detokenised text.
+
+--metric rouge: ROUGE-1, -2, -L and -Lsum by the library rouge-score: F1 with its 95% bootstrap interval, precision
+and recall. ROUGE-L takes each text as one sentence; ROUGE-Lsum, which papers on CNN/Daily Mail call ROUGE-L, goes
+sentence by sentence. Words are what rouge-score takes for them, a-z and 0-9 in a row, without case; any other character
+parts two words. The usual protocol runs PTBTokenizer (Stanford CoreNLP) over both sides: it makes "do n't" of "don't",
+so words "do", "n", "t" instead of "don", "t", and -lrb- of a bracket, a word "lrb". Give the tokens to compare with.
+
+--metric perplexity: of a language model, as fairseq-eval-lm wrote it to its log. scripts/perplexity.sh runs it, too.
+
+A log that is cut off, or not of one whole run, is an error."""
+EXAMPLE = """\
+example:
+  lightconv score --gen gen.out --lang de --remove-bpe
+  lightconv score --gen dynamicconv/gen.out --data data/iwslt14_de_en/data-bin --against transformer/gen.out --json
+  lightconv score --metric rouge --gen gen.out --remove-bpe
+  lightconv score --metric perplexity --log eval_lm.log"""
+
+
+def add_parser(commands) -> None:
+    parser = commands.add_parser(
+        "score",
+        help="score translations: BLEU, chrF, significance; summaries: ROUGE; language models: perplexity",
+        description=DESCRIPTION,
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--metric", choices=tuple(OPTIONS), default="bleu", help="default: %(default)s")
+    parser.add_argument(
+        "--gen", type=Path, metavar="FILE", help="the whole output of fairseq-generate, with references"
+    )
+    parser.add_argument(
+        "--sys", type=Path, metavar="FILE", help="translations or summaries, one to a line (with --ref)"
+    )
+    parser.add_argument("--ref", type=Path, metavar="FILE", help="references, one to a line (with --sys)")
+    parser.add_argument(
+        "--remove-bpe", nargs="?", const="@@", type=bpe_mark, metavar="MARK",
+        help="join subwords first: '@@ ' (the default of the option) or sentencepiece",
+    )  # fmt: skip
+    parser.add_argument("--speed", action="store_true", help="also the sentences/s that the log of --gen states")
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="also the number of this model's parameters")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, in one line")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write what is printed to this file")
+    add_bleu_options(parser)
+    corpus = parser.add_argument_group("BLEU of a corpus that scripts/prepare_*.sh made")
+    corpus.add_argument(
+        "--data", type=Path, metavar="DATA_BIN",
+        help="take language, untouched references and case from this folder and the one above, where not given",
+    )  # fmt: skip
+    corpus.add_argument("--subset", default="test", metavar="NAME", help="the subset of --data (default: %(default)s)")
+    test = parser.add_argument_group("significance of a difference in BLEU and chrF")
+    test.add_argument(
+        "--against", type=Path, metavar="FILE",
+        help="the other system: a log of fairseq-generate, or translations one to a line. Paired bootstrap test: "
+        "p-values, and mean and 95%% interval of both",
+    )  # fmt: skip
+    test.add_argument("--samples", type=positive, metavar="N", help=f"samples of the test (default: {SAMPLES})")
+    add_rouge_options(parser)
+    models = parser.add_argument_group("of --metric perplexity")
+    models.add_argument("--log", type=Path, metavar="FILE", help="the output of fairseq-eval-lm")
+    parser.set_defaults(run=run)

@@ -1,0 +1,19 @@
+"""`lightconv user-dir`: the path that fairseq's --user-dir wants."""
+
+import argparse
+
+from lightconv_plugin.paths import package_dir
+
+
+def run(args: argparse.Namespace) -> int:
+    print(package_dir())
+    return 0
+
+
+def add_parser(commands) -> None:
+    parser = commands.add_parser(
+        "user-dir",
+        help="print the path for fairseq's --user-dir",
+        description='Prints the folder of the plugin: fairseq-train --user-dir "$(lightconv user-dir)" …',
+    )
+    parser.set_defaults(run=run)

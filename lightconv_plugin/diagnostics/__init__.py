@@ -1,0 +1,1 @@
+"""What `lightconv doctor` looks at."""

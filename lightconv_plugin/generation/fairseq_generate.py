@@ -1,0 +1,81 @@
+"""fairseq-generate inside this process: many settings are tried without starting Python and fairseq anew for each."""
+
+import contextlib
+import io
+import logging
+import sys
+import warnings
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.paths import package_dir
+from lightconv_plugin.scoring.generate_log import Generated, parse_gen_log
+
+# What scripts/score.sh gives fairseq-generate too, before the user's options.
+DEFAULTS = ("--beam", "5", "--lenpen", "1", "--remove-bpe", "--max-tokens", "8000")
+
+
+def generate(data: Path, checkpoint: Path, subset: str, options: Sequence[str]) -> Generated:
+    """Translate a subset as `fairseq-generate DATA --path CHECKPOINT --gen-subset SUBSET OPTIONS` does.
+
+    It is that command's own main function; what it prints is read like any of its logs. The plugin is imported, and
+    DEFAULTS stand before the options. A progress bar goes to standard error where that is a terminal.
+
+    Raises InputError for options that it does not know, when it fails, and when its log is not whole.
+    """
+    args = [str(data), "--path", str(checkpoint), "--gen-subset", subset, "--user-dir", str(package_dir())]
+    progress = "tqdm" if sys.stderr.isatty() else "none"
+    # A loading process costs five seconds to end in a process that goes on, and search does not wait for its data.
+    args += ["--num-workers", "0", "--log-format", progress]
+    config = parse_options([*args, *DEFAULTS, *options])
+    printed = io.StringIO()
+    try:
+        with _messages_to(printed), contextlib.redirect_stdout(printed):
+            from fairseq_cli import generate as command
+
+            command.main(config)
+    except Exception as error:
+        # fairseq raises Exception itself for a sentence that is too long, RuntimeError for other parameters, …
+        raise InputError(
+            f"fairseq-generate failed for {checkpoint} on {subset}: {type(error).__name__}: {error}"
+        ) from error
+    return parse_gen_log(printed.getvalue().split("\n"), Path(f"the output of fairseq-generate for {checkpoint}"))
+
+
+def parse_options(arguments: Sequence[str]):
+    """fairseq-generate's configuration for these arguments, by its own parser; InputError says what is wrong."""
+
+    def fail(message: str):
+        raise InputError(f"in the options for fairseq-generate: {message}")
+
+    with _messages_to(io.StringIO()):  # those of its start
+        from fairseq import options, utils
+        from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+        utils.import_user_module(Namespace(user_dir=str(package_dir())))
+        parser = options.get_generation_parser()
+        parser.error = fail
+        return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, list(arguments)))
+
+
+@contextlib.contextmanager
+def _messages_to(stream: io.StringIO) -> Iterator[None]:
+    """What fairseq logs goes to `stream`: how many sentences there were, and were left out, is among it.
+
+    The warnings that it causes at every start say nothing about a setting: they are left out.
+    """
+    root = logging.getLogger()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(levelname)s | %(name)s | %(message)s"))
+    others, level = root.handlers[:], root.level
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            yield
+    finally:
+        root.handlers[:] = others
+        root.setLevel(level)

@@ -1,0 +1,245 @@
+"""What a native library is made of, and where a finished one lies.
+
+A library is named by a hash of everything that decides what is in it: the sources, the flags, torch, its CUDA version
+and C++ ABI, the machine's architecture. An edit or an upgrade therefore has a name of its own, and what was built for
+something else is not found. The compiler is not part of the name: whichever made the library, it serves, and a machine
+without one can use a library that came with the installation or a shared cache.
+
+    lightconv_plugin/prebuilt/lightconv_cpu/HASH/lightconv_cpu.so         by LIGHTCONV_PREBUILD=1 pip install .
+    $TORCH_EXTENSIONS_DIR/lightconv_cpu/HASH/lightconv_cpu.so             at first use, or by `lightconv build`
+    $TORCH_EXTENSIONS_DIR/lightconv_cuda/HASH-8.0_9.0/lightconv_cuda.so   with the GPU architectures it was built for
+
+Beside a library lie build.log (all that the compiler said) and build.json (when, how). This module only looks;
+compilation.py makes, backends.py loads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+KINDS = ("cpu", "cuda")
+PACKAGE = Path(__file__).resolve().parent.parent
+PREBUILT = PACKAGE / "prebuilt"
+# In a wheel the sources are inside the package; in a checkout the package is beside them.
+SOURCES = {
+    kind: PACKAGE / "sources" / kind if (PACKAGE / "sources").is_dir() else PACKAGE.parent / kind for kind in KINDS
+}
+
+_COMPILED = {"cpu": (".cpp",), "cuda": (".cpp", ".cu")}
+_HASHED = (".cpp", ".cu", ".cuh", ".h")
+_SIMD_FLAGS = {
+    "AVX2": ("-mavx2", "-mfma", "-mf16c"),
+    "AVX512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"),
+}
+_ARCHITECTURE = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
+
+
+class NativeError(Exception):
+    """Why a native library cannot be had: the cause in one line, what helps against it, the file with all messages."""
+
+    def __init__(self, cause: str, remedy: str = "", log: Path | None = None) -> None:
+        super().__init__("; ".join([cause, *([remedy] if remedy else []), *([f"all messages: {log}"] if log else [])]))
+        self.cause, self.remedy, self.log = cause, remedy, log
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that goes into one library; `name` is that of its folder."""
+
+    kind: str
+    architectures: tuple[str, ...]
+    sources: tuple[Path, ...]
+    cflags: tuple[str, ...]
+    cuda_cflags: tuple[str, ...]
+    key: str
+
+    @property
+    def library(self) -> str:
+        return f"lightconv_{self.kind}"
+
+    @property
+    def file(self) -> str:
+        return self.library + ".so"
+
+    @property
+    def name(self) -> str:
+        return "-".join([self.key, *(["_".join(self.architectures)] if self.architectures else [])])
+
+    @property
+    def folder(self) -> Path:
+        """Where the library is built."""
+        return cache_folder() / self.library / self.name
+
+
+def cache_folder() -> Path:
+    """TORCH_EXTENSIONS_DIR, or where torch itself keeps what it compiles."""
+    if chosen := os.environ.get("TORCH_EXTENSIONS_DIR"):
+        return Path(chosen).absolute()
+    caches = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return Path(caches, "torch_extensions").absolute()
+
+
+def recipe(kind: str, architectures: Iterable[str] = ()) -> Recipe:
+    """How to build the library of this kind; `architectures` of GPUs, as parsed, for kind "cuda" only.
+
+    Raises:
+        NativeError: there are no sources.
+    """
+    folder = SOURCES[kind]
+    files = sorted(path for path in folder.glob("*") if path.suffix in _HASHED)
+    sources = tuple(path for path in files if path.suffix in _COMPILED[kind])
+    if not sources:
+        raise NativeError(f"there are no sources in {folder}", "install the package again")
+    if kind == "cpu":
+        # Compiled with -fopenmp but not linked with it: libgomp is the one that torch has loaded, with its threads.
+        simd = _SIMD_FLAGS.get(torch.backends.cpu.get_cpu_capability(), ())
+        cflags, cuda_cflags = ("-O3", "-fopenmp", *simd), ()
+    else:
+        cflags, cuda_cflags = ("-O3",), ("-O3",)
+    made_of = {
+        "kind": kind,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cxx11_abi": torch.compiled_with_cxx11_abi(),
+        "machine": f"{sys.platform}-{platform.machine()}",
+        "flags": [cflags, cuda_cflags],
+    }
+    digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode())
+    for path in files:
+        content = path.read_bytes()
+        digest.update(f"\0{path.name}\0{len(content)}\0".encode() + content)
+    architectures = tuple(architectures)
+    return Recipe(
+        kind, architectures, sources, cflags, (*cuda_cflags, *gencode(architectures)), digest.hexdigest()[:16]
+    )
+
+
+def find(kind: str) -> Path | None:
+    """The finished library for this machine (for kind "cuda": for all its GPUs); None if it is yet to be built.
+
+    Raises:
+        NativeError: there are no sources.
+    """
+    if kind == "cpu":
+        return finished(recipe(kind))
+    devices = capabilities()
+    wanted = recipe(kind, of_devices(devices))
+    # What was built for just these devices, before what they can also run.
+    others = (
+        folder / wanted.file
+        for root in _roots()
+        for folder in sorted((root / wanted.library).glob(f"{wanted.key}-*"))
+        if serves(folder, devices)
+    )
+    return finished(wanted) or next((path for path in others if path.is_file()), None)
+
+
+def finished(wanted: Recipe) -> Path | None:
+    """The library of this very recipe, if it has been built."""
+    paths = (root / wanted.library / wanted.name / wanted.file for root in _roots())
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _roots() -> tuple[Path, Path]:
+    return PREBUILT, cache_folder()
+
+
+def information(library: Path) -> dict:
+    """What build.json beside the library says; empty if it cannot be read."""
+    try:
+        return json.loads(library.with_name("build.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+# ------------------------------------------------------------------------------------------------ GPU architectures
+
+
+def parse_architectures(text: str) -> tuple[str, ...]:
+    """The architectures of a list such as "8.0;9.0+PTX" (also separated by spaces, as torch allows), in order.
+
+    Raises:
+        ValueError: something in it is not an architecture, or it is empty.
+    """
+    names = re.split(r"[;\s]+", text.strip(" ;\t\n"))
+    for name in names:
+        if not _ARCHITECTURE.fullmatch(name):
+            raise ValueError(f"GPU architectures must be numbers such as '8.0;9.0' or '9.0+PTX', got {text!r}")
+    return tuple(sorted(set(names), key=lambda name: (_parts(name), name)))
+
+
+def chosen_architectures() -> tuple[str, ...]:
+    """What to compile for where nothing else is said: TORCH_CUDA_ARCH_LIST, else the GPUs that are there.
+
+    Raises:
+        ValueError: TORCH_CUDA_ARCH_LIST cannot be understood.
+        NativeError: there is neither.
+    """
+    listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
+    if listed and listed != "native":
+        try:
+            return parse_architectures(listed)
+        except ValueError as error:
+            raise ValueError(f"TORCH_CUDA_ARCH_LIST: {error}") from None
+    devices = capabilities()
+    if not devices:
+        raise NativeError(
+            "there is no GPU to compile for",
+            "name the architectures: lightconv build --cuda-arch '8.0;9.0', or TORCH_CUDA_ARCH_LIST='8.0;9.0'",
+        )
+    return of_devices(devices)
+
+
+def capabilities() -> list[tuple[int, int]]:
+    """The compute capabilities of the GPUs that torch sees, each once."""
+    return sorted({torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())})
+
+
+def of_devices(devices: Iterable[tuple[int, int]]) -> tuple[str, ...]:
+    return tuple(f"{major}.{minor}" for major, minor in devices)
+
+
+def serves(folder: Path, devices: Iterable[tuple[int, int]]) -> bool:
+    """Whether the library in a folder, named KEY-8.0_9.0+PTX, has code that each of these devices can run."""
+    architectures = folder.name.partition("-")[2].split("_")
+    return all(any(covers(name, device) for name in architectures) for device in devices)
+
+
+def covers(architecture: str, device: tuple[int, int]) -> bool:
+    """Whether code for an architecture runs on a device.
+
+    Machine code runs on later devices of the same major version ("a": on that very device only); PTX on all later ones.
+    """
+    match = _ARCHITECTURE.fullmatch(architecture)
+    if match is None:
+        return False
+    major, minor, only, ptx = int(match[1]), int(match[2]), match[3], match[4]
+    if only == "a":
+        return device == (major, minor)
+    return (device[0] == major and device[1] >= minor) or (bool(ptx) and device >= (major, minor))
+
+
+def gencode(architectures: Sequence[str]) -> tuple[str, ...]:
+    """nvcc's options for a list of architectures."""
+    flags = []
+    for architecture in architectures:
+        number = architecture.removesuffix("+PTX").replace(".", "")
+        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        if architecture.endswith("+PTX"):
+            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+    return tuple(flags)
+
+
+def _parts(architecture: str) -> tuple[int, int]:
+    match = _ARCHITECTURE.fullmatch(architecture)
+    return int(match[1]), int(match[2])

@@ -1,0 +1,170 @@
+"""Which backend computes: compiles the native kernels at first use, loads them, falls back to the reference.
+
+    backend("cpu")      "cpu": cpu/*.cpp, compiled here;   "reference": reference.py, in plain PyTorch
+    backend("cuda")     "cuda": cuda/*.cu, compiled here;  "reference"
+
+Decided once for a device type, at the first call with such tensors (or of `backend`). With the library in the cache
+that is a matter of milliseconds; else it is compiled first, by one process while others wait (compilation.py).
+
+LIGHTCONV_BACKEND: `auto` (or unset): native kernels, or else, after one warning that says why, the reference;
+`reference`: no native code is compiled or loaded; `cpu` or `cuda`: that one or an error, for tensors elsewhere too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lightconv_plugin.ops import artifacts
+from lightconv_plugin.ops.artifacts import NativeError
+
+CHOICES = ("auto", "cpu", "cuda", "reference")
+OPERATORS = tuple(
+    name + suffix
+    for name in ("lightconv", "dynamicconv", "talkconv")
+    for suffix in ("", "_backward", "_step", "_step_backward")
+)
+CPU_OPERATORS = ("dropout", "log_normalisers", "best_of_rows", "attend")  # on a GPU torch's own are as fast
+
+_logger = logging.getLogger("lightconv_plugin")
+_lock = threading.RLock()
+_decided: dict[str, Decision] = {}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Which backend serves a device type, and why it is the reference if it is (`error` if native code failed)."""
+
+    backend: str
+    library: Path | None = None
+    reason: str = ""
+    error: NativeError | None = None
+
+
+def backend(device_type: str) -> str:
+    """The backend for tensors on "cpu", "cuda" or another device type: "cpu", "cuda" or "reference".
+
+    Compiles and loads what is needed for the answer.
+
+    Raises:
+        ValueError: LIGHTCONV_BACKEND has a value that it cannot have.
+        RuntimeError: LIGHTCONV_BACKEND asks for a backend that cannot be had, or that does not serve this device.
+    """
+    return decision(device_type).backend
+
+
+def decision(device_type: str) -> Decision:
+    """As `backend`, with the reasons."""
+    forced = _forced()
+    if (decided := _decided.get(device_type)) is None:
+        with _lock:
+            if (decided := _decided.get(device_type)) is None:
+                decided = _decided[device_type] = _decide(device_type, forced)
+    if forced in artifacts.KINDS and decided.backend != forced:
+        raise RuntimeError(f"LIGHTCONV_BACKEND={forced}: {decided.reason}") from decided.error
+    return decided
+
+
+def has_kernel(operator: str, device_type: str) -> bool:
+    """Whether an operator has a kernel of its own for a device type by now."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"lightconv::{operator}", device_type.upper())
+
+
+def _forced() -> str:
+    value = os.environ.get("LIGHTCONV_BACKEND") or "auto"
+    if value not in CHOICES:
+        raise ValueError(f"LIGHTCONV_BACKEND must be one of {', '.join(CHOICES)}, or unset, got {value!r}")
+    return value
+
+
+def _decide(device_type: str, forced: str) -> Decision:
+    if forced == "reference":
+        decided = Decision("reference", reason="LIGHTCONV_BACKEND=reference")
+    elif forced in artifacts.KINDS and forced != device_type:
+        reason = f"these kernels are for {forced} tensors, got tensors on {device_type}"
+        decided = Decision("reference", reason=reason)
+    elif device_type not in artifacts.KINDS:
+        decided = Decision("reference", reason=f"there are no native kernels for {device_type} tensors")
+    else:
+        try:
+            decided = Decision(device_type, _load(device_type))
+        except NativeError as error:
+            reason = f"the {device_type.upper()} kernels cannot be used: {error}"
+            decided = Decision("reference", reason=reason, error=error)
+            if forced == "auto":
+                # Not by `warnings`: a filter that hides it, or makes it an exception, would be wrong here.
+                _logger.warning("%s. Computing with the reference, which is slower", reason)
+    why = f" ({decided.library or decided.reason})" if decided.error is None else ""
+    _logger.info("operators on %s tensors: backend %s%s", device_type, decided.backend, why)
+    return decided
+
+
+def _load(kind: str) -> Path:
+    """Register the native kernels with torch's dispatcher; the library's path."""
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise NativeError("torch sees no CUDA device")
+    library = artifacts.find(kind)
+    if library is None:
+        library = _build(kind)
+    try:
+        torch.ops.load_library(str(library))
+    except OSError as error:
+        cause = " ".join(str(error.__cause__ or error).split())
+        raise NativeError(
+            f"cannot load {library}: {cause}",
+            f"delete {library.parent}, and it is compiled again",
+            library.with_name("build.log"),
+        ) from error
+    wanted = OPERATORS + CPU_OPERATORS if kind == "cpu" else OPERATORS
+    missing = [name for name in wanted if not has_kernel(name, kind)]
+    if missing:
+        raise NativeError(f"{library} has no kernel for {', '.join(missing)}", log=library.with_name("build.log"))
+    return library
+
+
+def _build(kind: str) -> Path:
+    from lightconv_plugin.ops import compilation
+
+    try:
+        architectures = artifacts.chosen_architectures() if kind == "cuda" else ()
+    except ValueError as error:
+        raise NativeError(str(error), "unset TORCH_CUDA_ARCH_LIST: the GPUs that are there are the default") from None
+    for device in artifacts.capabilities() if kind == "cuda" else ():
+        if not any(artifacts.covers(name, device) for name in architectures):
+            raise NativeError(
+                f"TORCH_CUDA_ARCH_LIST={';'.join(architectures)} has nothing for a GPU here, of capability "
+                f"{device[0]}.{device[1]}",
+                "add it, or unset TORCH_CUDA_ARCH_LIST",
+            )
+    return compilation.build(
+        artifacts.recipe(kind, architectures),
+        started=lambda: _say(f"compiling the {kind.upper()} kernels (once, about {_SECONDS[kind]} s) ..."),
+        waiting=lambda: _say(f"waiting for another process that compiles the {kind.upper()} kernels ..."),
+    )
+
+
+_SECONDS = {"cpu": 30, "cuda": 60}
+
+
+def _say(message: str) -> None:
+    """Tell whoever waits: in the program's log, or, where it has none at this level, on stderr."""
+    if _logger.isEnabledFor(logging.INFO) and _logger.hasHandlers():
+        _logger.info(message)
+    else:
+        print(f"lightconv_plugin: {message}", file=sys.stderr, flush=True)
+
+
+def _after_fork() -> None:
+    """A child has none of the threads that may have held the lock."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,270 @@
+"""Compiles a native library into the cache, once, however many processes want it.
+
+The lock is the kernel's (flock), so that it is gone with the process that held it. A build happens in a temporary
+folder beside the result, whose parts are then renamed into place, the library last: what a killed build leaves is never
+used, and the next build removes it. Who waited for a build that failed takes over its failure and does not try again;
+a process that comes later does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from lightconv_plugin.ops import artifacts
+from lightconv_plugin.ops.artifacts import NativeError, Recipe
+
+_RUN = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+_STEP = re.compile(r"^\[(\d+/\d+)\] .*? -o (\S+)", re.MULTILINE)
+_ERROR = re.compile(
+    r"\berror\b.*:|undefined (reference|symbol)|cannot find|No space left|Killed|Unsupported gpu", re.IGNORECASE
+)
+# What in a failed build's messages shows what to do about it.
+_REMEDIES = (
+    ("No space left", "free some space, or set TORCH_EXTENSIONS_DIR to a folder on another disk"),
+    ("__kmpc_", "compile by g++ (CXX=g++): torch's OpenMP here is GNU's, and this compiler makes code for another"),
+    ("Python.h", "install the Python headers (on Debian and Ubuntu: apt install python3-dev)"),
+    ("Killed", "there was too little memory: compile with fewer processes (MAX_JOBS=1)"),
+    ("Unsupported gpu architecture", "name architectures that this nvcc knows (TORCH_CUDA_ARCH_LIST, --cuda-arch)"),
+)
+
+
+def build(
+    recipe: Recipe,
+    started: Callable[[], None] = lambda: None,
+    waiting: Callable[[], None] = lambda: None,
+    progress: Callable[[str], None] = lambda step: None,
+) -> Path:
+    """Return the library, compiling it unless it is there.
+
+    `started` is called before compiling, `waiting` before waiting for another process that does, and `progress` with
+    a text such as "2/3 dynamicconv.o" after each step.
+
+    Raises:
+        NativeError: no tools, no place to write, or a failed build (with its log).
+    """
+    if (found := artifacts.finished(recipe)) is not None:
+        return found
+    environment = _environment(recipe)
+    result = recipe.folder / recipe.file
+    root = recipe.folder.parent
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        record = root / f"{recipe.name}.failed"
+        before = _stamp(record)
+        with _locked(root / f"{recipe.name}.lock", waiting) as waited:
+            if not result.is_file():
+                if waited and _stamp(record) not in (None, before):
+                    failure = json.loads(record.read_text(encoding="utf-8"))
+                    raise NativeError(failure["cause"], failure["remedy"], Path(failure["log"]))
+                started()
+                _compile(recipe, environment, record, progress)
+    except OSError as error:
+        raise NativeError(
+            f"cannot build in {root}: {error}", "set TORCH_EXTENSIONS_DIR to a folder that can be written to"
+        ) from error
+    return result
+
+
+def toolkit() -> tuple[Path, str]:
+    """The folder of the CUDA toolkit and its version, such as "13.0".
+
+    Raises:
+        NativeError: there is no nvcc, or torch cannot use what it makes.
+    """
+    cuda = torch.version.cuda
+    if cuda is None:
+        raise NativeError(
+            f"torch {torch.__version__} is built without CUDA, and CUDA kernels must be linked to a torch that has it",
+            "install a build of torch with CUDA",
+        )
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    nvcc = Path(home, "bin", "nvcc") if home else Path(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc")
+    remedy = f"install the CUDA toolkit {cuda} (nvcc) and put it on PATH, or name its folder by CUDA_HOME"
+    if not nvcc.is_file():
+        raise NativeError(f"nvcc was not found: {f'there is no {nvcc}' if home else 'it is not on PATH'}", remedy)
+    if not (release := re.search(r"release (\d+)\.(\d+)", _output([nvcc, "--version"]))):
+        raise NativeError(f"{nvcc} --version does not say a version", remedy)
+    if release[1] != cuda.split(".")[0]:
+        raise NativeError(f"{nvcc} is of CUDA {release[1]}.{release[2]}, but torch was built with CUDA {cuda}", remedy)
+    # nvcc may be a script or a link outside its toolkit; it knows where its headers are.
+    top = re.search(r"^#\$ TOP=(.+)$", _output([nvcc, "--dryrun", "-E", "-x", "cu", os.devnull]), re.MULTILINE)
+    home = Path(top[1]).resolve() if top else nvcc.resolve().parent.parent
+    return home, f"{release[1]}.{release[2]}"
+
+
+def _output(command: list) -> str:
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout + done.stderr
+
+
+def _environment(recipe: Recipe) -> dict[str, str]:
+    """That of the compiling process: the tools on PATH, the same Python modules to be found."""
+    environment = dict(os.environ)
+    environment["CXX"] = _compiler()
+    if recipe.kind == "cuda":
+        environment["CUDA_HOME"] = str(toolkit()[0])
+    environment["PATH"] = os.pathsep.join([environment.get("PATH", os.defpath), str(_ninja().parent)])
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path and os.path.exists(path))
+    return environment
+
+
+def _compiler() -> str:
+    """The command of the C++ compiler: CXX, or the first that there is of the usual ones."""
+    chosen = os.environ.get("CXX", "").strip()
+    for command in [chosen] if chosen else ["c++", "g++"]:
+        if shutil.which(shlex.split(command)[0]):
+            return command
+    raise NativeError(
+        f"no C++ compiler was found (looked for {chosen or 'c++ and g++'})",
+        "install g++ (on Debian and Ubuntu: apt install g++), or name a compiler by CXX",
+    )
+
+
+def _ninja() -> Path:
+    """ninja from PATH, or from the environment that this Python belongs to, whether it is activated or not."""
+    folders = [Path(sys.prefix, "bin"), Path(sys.executable).parent]
+    with contextlib.suppress(ImportError):
+        import ninja
+
+        folders.append(Path(ninja.BIN_DIR))
+    if found := shutil.which("ninja") or shutil.which("ninja", path=os.pathsep.join(map(str, folders))):
+        return Path(found).absolute()
+    raise NativeError("ninja was not found", "pip install ninja")
+
+
+@contextlib.contextmanager
+def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[bool]:
+    """Hold the lock of a file; the value is whether another process had it first."""
+    try:
+        import fcntl
+    except ImportError:
+        raise NativeError("native kernels are compiled on Linux only") from None
+    with path.open("a") as file:
+        waited = False
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waited = True
+            waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield waited
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What changes whenever the file is replaced; None if there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_mtime_ns, status.st_ino
+
+
+def _compile(recipe: Recipe, environment: dict[str, str], record: Path, progress: Callable[[str], None]) -> None:
+    """Build and put into place; the lock is held."""
+    folder = recipe.folder
+    for left in folder.parent.glob(f".{folder.name}.*"):  # of builds that were killed
+        shutil.rmtree(left, ignore_errors=True)
+    temporary = folder.parent / f".{folder.name}.{os.getpid()}-{secrets.token_hex(3)}"
+    temporary.mkdir()
+    try:
+        began = time.time()
+        status = _run(recipe, temporary, environment, progress)
+        unchanged = artifacts.recipe(recipe.kind, recipe.architectures) == recipe
+        if status or not unchanged:
+            log = folder.parent / f"{folder.name}.log"
+            os.replace(temporary / "build.log", log)
+            cause, remedy = _cause(log.read_text(encoding="utf-8", errors="replace"), status)
+            if not unchanged:
+                cause, remedy = "the sources were changed while they were being compiled", "start again"
+            failure = {"cause": cause, "remedy": remedy, "log": str(log)}
+            _write(temporary / "failed", failure)
+            os.replace(temporary / "failed", record)
+            raise NativeError(cause, remedy, log)
+        information = {
+            "built": time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(began)),
+            "seconds": round(time.time() - began, 1),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "capability": torch.backends.cpu.get_cpu_capability() if recipe.kind == "cpu" else None,
+            "architectures": recipe.architectures,
+            "flags": [*recipe.cflags] if recipe.kind == "cpu" else [*recipe.cuda_cflags],
+            "compiler": environment["CXX"],
+            "sources": [path.name for path in recipe.sources],
+        }
+        _write(temporary / "build.json", information)
+        folder.mkdir(exist_ok=True)
+        for name in ("build.log", "build.json", recipe.file):
+            os.replace(temporary / name, folder / name)
+        record.unlink(missing_ok=True)
+        record.with_suffix(".log").unlink(missing_ok=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write(path: Path, content: dict) -> None:
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _run(recipe: Recipe, folder: Path, environment: dict[str, str], progress: Callable[[str], None]) -> int:
+    """Compile into `folder`, with everything said in its build.log; the exit status."""
+    arguments = {
+        "name": recipe.library,
+        "sources": [str(path) for path in recipe.sources],
+        "extra_cflags": list(recipe.cflags),
+        "extra_cuda_cflags": list(recipe.cuda_cflags),
+        "with_cuda": recipe.kind == "cuda",
+        "build_directory": str(folder),
+    }
+    script = str(Path(__file__).with_name("compile_worker.py"))
+    log, seen = folder / "build.log", 0
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _RUN, script, json.dumps(arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=0.2)
+                steps = _STEP.findall(log.read_text(encoding="utf-8", errors="replace"))
+                for number, target in steps[seen:]:
+                    progress(f"{number} {Path(target).name}")
+                seen = len(steps)
+                if process.returncode is not None:
+                    return process.returncode
+        finally:
+            if process.poll() is None:  # interrupted: the compilers that it started, too
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _cause(log: str, status: int) -> tuple[str, str]:
+    """The line that tells most of a failed build's messages, and what helps against it, if that is known."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    telling = [line for line in lines if _ERROR.search(line) and not line.startswith("[")]  # "[1/2] c++ ...": a command
+    cause = telling[0] if telling else lines[-1] if lines else f"the compiling process ended with status {status}"
+    remedy = next((remedy for sign, remedy in _REMEDIES if sign in log), "")
+    return cause[:300], remedy

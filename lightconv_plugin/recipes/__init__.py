@@ -1,0 +1,1 @@
+"""From raw data to a row of a table: preparation, training, reproduction, the demonstration."""

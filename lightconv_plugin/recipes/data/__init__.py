@@ -1,0 +1,1 @@
+"""Preparing corpora."""

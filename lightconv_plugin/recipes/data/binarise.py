@@ -1,0 +1,85 @@
+"""fairseq-preprocess: its own messages go to preprocess.log in the prepared folder, its counts to the terminal."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lightconv_plugin.recipes.steps import say
+
+
+def _preprocess(root: Path, options: Sequence[str], workers: int, output: Path) -> None:
+    command = [sys.executable, "-m", "fairseq_cli.preprocess", *options]
+    command += ["--destdir", str(output.relative_to(root)), "--workers", str(workers)]
+    # Started in the folder, with relative names: fairseq divides --testpref at commas, and the folder may have one.
+    with (root / "preprocess.log").open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        tail: list[str] = []
+        for line in process.stdout:
+            log.write(line)
+            tail = [*tail[-15:], line]
+            if "Dictionary:" in line or " sents, " in line:
+                say("  " + re.sub(r".*(?=\[)", "", line.rstrip()))
+    if process.wait() != 0:
+        raise RuntimeError(f"fairseq-preprocess failed with status {process.returncode}:\n{''.join(tail)}")
+
+
+def _texts(splits: Sequence[str], prefix: str) -> list[str]:
+    """--trainpref, --validpref, --testpref: the splits named test… are joined by commas, in their order."""
+    tests = [prefix.format(split) for split in splits if split.startswith("test")]
+    options = []
+    for part, names in (("train", [prefix.format("train")]), ("valid", [prefix.format("valid")]), ("test", tests)):
+        if names and (part == "test" or part in splits):
+            options += [f"--{part}pref", ",".join(names)]
+    return options
+
+
+def binarise_pairs(
+    root: Path,
+    src: str,
+    tgt: str,
+    splits: Sequence[str],
+    joined: bool,
+    workers: int,
+    output: Path,
+    extra: Sequence[str] = (),
+    prefix: str = "bpe/{}",
+) -> None:
+    """Binarise root/bpe/SPLIT.LANG of two languages into `output`, a folder below `root`.
+
+    Args:
+        splits: train, valid, test, test1, …
+        joined: one dictionary for both languages
+        extra: further options of fairseq-preprocess, such as --nwordssrc 32768
+        prefix: of the files of a split, relative to `root`
+
+    Raises:
+        RuntimeError: fairseq-preprocess failed; with the end of its output.
+    """
+    options = ["--source-lang", src, "--target-lang", tgt, *_texts(splits, prefix)]
+    _preprocess(root, [*options, *(["--joined-dictionary"] if joined else []), *extra], workers, output)
+
+
+def binarise_text(
+    root: Path,
+    splits: Sequence[str],
+    prefix: str,
+    threshold: int,
+    workers: int,
+    output: Path,
+    extra: Sequence[str] = (),
+) -> None:
+    """Binarise running text, one file a split, for language models.
+
+    Args:
+        prefix: the file of a split, relative to `root`, such as raw/{}.txt
+        threshold: words seen less often than this become <unk>
+
+    Raises:
+        RuntimeError: fairseq-preprocess failed; with the end of its output.
+    """
+    options = ["--only-source", "--thresholdsrc", str(threshold), *_texts(splits, prefix)]
+    _preprocess(root, [*options, *extra], workers, output)

@@ -1,0 +1,35 @@
+"""Byte-pair encoding by subword-nmt: learning from texts of any size, and the encoder for `text_pool.map_file`."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+
+from lightconv_plugin.recipes.data.text_pool import iter_lines
+from lightconv_plugin.text.subwords import bpe_encoder as encoder
+
+__all__ = ["encoder", "learn_codes", "versions"]
+
+
+def versions() -> dict[str, str]:
+    """What the results depend on besides the texts, for the parameters of a step."""
+    return {"subword-nmt": version("subword-nmt")}
+
+
+def learn_codes(texts: Iterable[Path], merges: int, output: Path) -> None:
+    """Joint BPE: the merges are learned on the words of all texts together (as `cat texts | subword-nmt learn-bpe`).
+
+    Only the counts of the different words are held.
+    """
+    from subword_nmt import learn_bpe
+
+    words: Counter[str] = Counter()
+    for path in texts:
+        for line in iter_lines(path):
+            words.update(line.split())
+    vocabulary = io.StringIO("".join(f"{word} {count}\n" for word, count in words.items()))
+    with output.open("w", encoding="utf-8") as file:
+        learn_bpe.learn_bpe(vocabulary, file, merges, is_dict=True)

@@ -1,0 +1,257 @@
+"""CNN/Daily Mail's stories to fairseq's binary data for summarisation, in resumable steps; not anonymised.
+
+    raw/       train, valid, test .article and .summary: a story a line, its paragraphs or highlights divided by tabs
+    tok/       Moses-tokenised, then lower-cased; the paragraphs joined
+    bpe/       joint byte-pair encoding: `codes`, learned on both sides of the training part, and the encoded text
+    data-bin/  what fairseq-train reads: article → summary, one dictionary
+    corpus.json  the sides, whether the text is lower-cased, the number of merges
+
+The processing is that of See, Liu & Manning (2017) but for the tokeniser: what comes after a story's first @highlight
+is its summary, a paragraph or highlight that does not end like a sentence gets a full stop, stories without text are
+left out. Lists of addresses say which part a story belongs to, and its place there; its file has the address's SHA-1 as
+its name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import sys
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path, PurePosixPath
+
+from tqdm import tqdm
+
+from lightconv_plugin.cli.arguments import positive
+from lightconv_plugin.recipes.data.archives import read_members
+from lightconv_plugin.recipes.data.binarise import binarise_pairs
+from lightconv_plugin.recipes.data.bpe import encoder, learn_codes
+from lightconv_plugin.recipes.data.parallel_folder import CorpusError
+from lightconv_plugin.recipes.data.text_pool import iter_lines, map_file
+from lightconv_plugin.recipes.steps import Steps, cores, exit_status, say, write_text
+from lightconv_plugin.text.recipe import Recipe
+
+SIDES = ("article", "summary")
+LISTS = {"train": "all_train.txt", "valid": "all_val.txt", "test": "all_test.txt"}
+# Stories with text: 114 of the training part have none (the README of See et al.; TensorFlow Datasets' table).
+EXPECTED = {"train": 287_113, "valid": 13_368, "test": 11_490}
+SENTENCE_ENDS = tuple(".!?'`\")\u2019\u201d")
+LONGEST_STORY = 16 << 20  # bytes; the longest has a few hundred thousand
+
+
+def read_addresses(path: Path) -> list[str]:
+    """The file names, without ending, of the stories of a list of addresses, in its order.
+
+    Raises:
+        CorpusError: a line is not an address, or there is none.
+    """
+    names = []
+    for number, line in enumerate(iter_lines(path), 1):
+        address = line.strip()
+        if not address.startswith(("http://", "https://")):
+            raise CorpusError(f"{path}, line {number}: expected an address (http://…), got {address[:80]!r}")
+        names.append(hashlib.sha1(address.encode()).hexdigest())
+    if not names:
+        raise CorpusError(f"{path} is empty")
+    return names
+
+
+def places(lists: Mapping[str, Path]) -> tuple[dict[str, int], dict[str, range]]:
+    """(file name → number of the story, part → its numbers). CorpusError where an address is there twice."""
+    numbers: dict[str, int] = {}
+    parts = {}
+    for part, path in lists.items():
+        start = len(numbers)
+        for line, name in enumerate(read_addresses(path), 1):
+            if numbers.setdefault(name, start + line - 1) != start + line - 1:
+                raise CorpusError(f"{path}, line {line}: this address is in the lists twice")
+        parts[part] = range(start, len(numbers))
+    return numbers, parts
+
+
+def parse_story(text: str) -> tuple[list[str], list[str]]:
+    """(paragraphs of the article, highlights) of a story, with a full stop where one is missing."""
+    article: list[str] = []
+    highlights: list[str] = []
+    into = article
+    for line in text.split("\n"):
+        line = " ".join(line.split())
+        if line.lower().startswith("@highlight"):
+            into = highlights
+        elif line:
+            into.append(line if line.endswith(SENTENCE_ENDS) else f"{line} .")
+    return article, highlights
+
+
+def spool_stories(archives: list[Path], numbers: Mapping[str, int], spool: Path) -> array[int]:
+    """Write the stories of these names to `spool`, two lines each, in the archives' order; where each begins.
+
+    Raises:
+        CorpusError: one is missing, there twice, too long or not UTF-8.
+    """
+    offsets = array("q", [-1]) * len(numbers)
+    often = 0.2 if sys.stderr.isatty() else 10
+    bar = tqdm(total=len(numbers), desc="  stories", unit=" stories", mininterval=often, leave=False)
+    with spool.open("wb") as file, bar:
+        for archive in archives:
+            for member, open_member in read_members(archive):
+                number = numbers.get(PurePosixPath(member).stem) if member.endswith(".story") else None
+                if number is None:
+                    continue
+                if offsets[number] != -1:
+                    raise CorpusError(f"{archive}: the story {member} is there twice")
+                with open_member() as story:
+                    content = story.read(LONGEST_STORY + 1)
+                if len(content) > LONGEST_STORY:
+                    raise CorpusError(f"{archive}: {member} has more than {LONGEST_STORY:,} bytes, which is no story")
+                try:
+                    sides = parse_story(content.decode())
+                except UnicodeDecodeError as error:
+                    raise CorpusError(f"{archive}: {member} is not UTF-8: {error.reason}") from None
+                offsets[number] = file.tell()
+                file.writelines(("\t".join(side) + "\n").encode() for side in sides)
+                bar.update()
+    missing = [name for name, number in numbers.items() if offsets[number] == -1]
+    if missing:
+        where = " or ".join(str(archive) for archive in archives)
+        raise CorpusError(f"{len(missing):,} stories of the lists are not in {where}, the first: {missing[0]}.story")
+    return offsets
+
+
+def write_parts(
+    archives: list[Path],
+    lists: Mapping[str, Path],
+    expected: Mapping[str, int],
+    outputs: Mapping[tuple[str, str], Path],
+) -> None:
+    """Write each part's articles and summaries, in the order of its list.
+
+    Raises:
+        CorpusError: a list or story is wrong, or a part has not as many stories with text as are expected.
+    """
+    numbers, parts = places(lists)
+    spool = outputs["train", "article"].with_name("stories.tmp")
+    try:
+        offsets = spool_stories(archives, numbers, spool)
+        with spool.open("rb") as stories:
+            for part, members in parts.items():
+                with contextlib.ExitStack() as stack:
+                    files = [stack.enter_context(outputs[part, side].open("wb")) for side in SIDES]
+                    kept = 0
+                    for number in members:
+                        stories.seek(offsets[number])
+                        sides = stories.readline(), stories.readline()
+                        if b"\n" in sides:
+                            continue  # no text, or no highlights
+                        kept += 1
+                        for file, line in zip(files, sides, strict=True):
+                            file.write(line)
+                say(f"  {part}: {kept:,} stories, {len(members) - kept:,} without text left out")
+                if kept != expected.get(part, kept):
+                    raise CorpusError(
+                        f"{lists[part]}: {part} has {kept:,} stories with text, expected {expected[part]:,}; "
+                        "--any-size takes others as they are"
+                    )
+                if not kept:
+                    raise CorpusError(f"{lists[part]}: no story of {part} has text")
+    finally:
+        spool.unlink(missing_ok=True)
+
+
+def tokeniser() -> Callable[[str], str]:
+    """What turns the paragraphs of a side, divided by tabs, into one tokenised, lower-cased line."""
+    from sacremoses import MosesTokenizer
+
+    moses = MosesTokenizer(lang="en")
+
+    def tokens(line: str) -> Iterator[str]:
+        for paragraph in line.split("\t"):
+            # Not escaped: ROUGE would take the "quot" of &quot; for a word. Lower-cased afterwards: Moses tells the end
+            # of a sentence by the capital letter that follows.
+            yield from moses.tokenize(paragraph, escape=False)
+
+    return lambda line: " ".join(" ".join(tokens(line)).lower().split())
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """All steps."""
+    out = args.out.resolve()
+    lists = {part: args.lists / name for part, name in LISTS.items()}
+    names = [(part, side) for part in LISTS for side in SIDES]
+    expected = {} if args.any_size else EXPECTED
+    for path in (*args.stories, *lists.values()):
+        if not path.is_file():
+            raise CorpusError(f"no file {path}")
+
+    def files(kind: str) -> list[Path]:
+        return [out / kind / f"{part}.{side}" for part, side in names]
+
+    def raw(*outputs: Path) -> None:
+        write_parts(args.stories, lists, expected, dict(zip(names, outputs, strict=True)))
+
+    def tok(*outputs: Path) -> None:
+        for source, output in zip(files("raw"), outputs, strict=True):
+            map_file(tokeniser, (), source, output, source.name, args.workers)
+
+    def codes(output: Path) -> None:
+        learn_codes([out / "tok" / f"train.{side}" for side in SIDES], args.bpe, output)
+
+    def bpe(*outputs: Path) -> None:
+        for source, output in zip(files("tok"), outputs, strict=True):
+            map_file(encoder, (code_file,), source, output, source.name, args.workers)
+
+    code_file = out / "bpe" / "codes"
+    with Steps(out) as steps:
+        sources = [*args.stories, *lists.values()]
+        # The sizes are among what the step depends on, so that stories taken with --any-size are counted without it.
+        steps.run("raw", "stories", raw, inputs=sources, outputs=files("raw"), params={"expected": expected})
+        moses = {"sacremoses": version("sacremoses")}
+        steps.run("tok", "tokenise", tok, inputs=files("raw"), outputs=files("tok"), params=moses)
+        merges = {"subword-nmt": version("subword-nmt"), "merges": args.bpe}
+        train = [out / "tok" / f"train.{side}" for side in SIDES]
+        steps.run("codes", f"learn {args.bpe} BPE merges", codes, inputs=train, outputs=[code_file], params=merges)
+        steps.run("bpe", "apply BPE", bpe, inputs=[*files("tok"), code_file], outputs=files("bpe"), params={})
+        steps.run(
+            "data-bin",
+            "binarise",
+            lambda output: binarise_pairs(out, *SIDES, list(LISTS), True, args.workers, output),
+            inputs=files("bpe"),
+            outputs=[out / "data-bin"],
+            params={},
+        )
+        about = {"src": SIDES[0], "tgt": SIDES[1], "splits": LISTS, "lowercase": True, "bpe": args.bpe}
+        about["text"] = dict.fromkeys(SIDES, Recipe("sacremoses", "en", lowercase="last").as_json())
+        write_text(out / "corpus.json", json.dumps(about, indent=1) + "\n")
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--stories", type=Path, nargs="+", required=True, metavar="TGZ", help="archives of .story files"
+    )
+    parser.add_argument(
+        "--lists", type=Path, required=True, metavar="DIR", help=f"folder of {', '.join(LISTS.values())}"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where raw/ tok/ bpe/ data-bin/ go")
+    parser.add_argument("--bpe", type=positive, default=30000, metavar="N", help="merges (default %(default)s)")
+    parser.add_argument(
+        "--any-size", action="store_true", help="do not check that there are as many stories as published"
+    )
+    parser.add_argument(
+        "--workers", type=positive, default=cores(), help="processes (default: all cores, here %(default)s)"
+    )
+    return parser.parse_args(argv)
+
+
+def main() -> int:
+    args = parse()
+    return exit_status("prepare_cnndm.py", lambda: prepare(args))
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        sys.exit(main())

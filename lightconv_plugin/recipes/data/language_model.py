@@ -1,0 +1,238 @@
+"""From running text, tokenised already, to fairseq's binary data for language models, in resumable steps.
+
+    raw/       train.txt, valid.txt, test.txt as they came, unpacked: one sentence or paragraph a line
+    data-bin/  what fairseq-train --task language_modeling reads; every line ends with </s>, also an empty one
+
+The vocabulary is that of the training text; <unk> in the text is fairseq's own unknown word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from lightconv_plugin.recipes.data.archives import kind, unpack
+from lightconv_plugin.recipes.data.binarise import binarise_text
+from lightconv_plugin.recipes.data.parallel_folder import CorpusError
+from lightconv_plugin.recipes.steps import Steps, cores, exit_status, remove, say
+
+PARTS = ("train", "valid", "test")
+# More text than this is not unpacked from an archive: it is not what it says it is.
+UNPACKED_LIMIT = 8 << 30
+
+
+class Size(NamedTuple):
+    """Of a text: lines, and tokens as language models count them, </s> at the end of every line among them.
+
+    As a size that is expected, None for tokens is any number of them.
+    """
+
+    lines: int
+    tokens: int | None
+
+    def __str__(self) -> str:
+        return f"{self.lines:,} lines" + ("" if self.tokens is None else f", {self.tokens:,} tokens")
+
+    def fits(self, found: Size) -> bool:
+        """Whether a text of the size `found` is the one expected."""
+        return self.lines == found.lines and self.tokens in (None, found.tokens)
+
+
+def find_part(paths: Sequence[Path], part: str, place: Path) -> Path:
+    """The file of a part: train.txt, wiki.train.tokens, … plain before .gz.
+
+    Raises:
+        CorpusError: there is none, or there are several, in `place`.
+    """
+    pattern = re.compile(rf"(.*[._-])?{part}(\.[a-z]+)?(\.gz)?")
+    found = sorted(path for path in paths if pattern.fullmatch(path.name))
+    found = [path for path in found if path.suffix != ".gz" or path.with_suffix("") not in found]
+    if len(found) != 1:
+        wanted = f"one file {part}.txt (or wiki.{part}.tokens, …), plain or .gz"
+        raise CorpusError(f"{place}: expected {wanted}, found {', '.join(p.name for p in found) or 'none'}")
+    return found[0]
+
+
+def is_archive(place: Path) -> bool:
+    """Whether a file is a tar or zip by its name."""
+    return place.is_file() and kind(place.name)[0] != ""
+
+
+def copy_text(source: Path, output: Path) -> None:
+    """Copy a text, decompressed where it is .gz. CorpusError where it is empty or cut short."""
+    opener = gzip.open if source.suffix == ".gz" else open
+    try:
+        with opener(source, "rb") as file, output.open("wb") as out:
+            shutil.copyfileobj(file, out, 1 << 20)
+    except (EOFError, gzip.BadGzipFile) as error:
+        raise CorpusError(f"{source} cannot be decompressed: {error}") from error
+    if not output.stat().st_size:
+        raise CorpusError(f"{source} is empty")
+
+
+def size(text: Path) -> Size:
+    """Counted as `wc` does and as those who publish a corpus did: words end at ASCII white space."""
+    lines = words = 0
+    with text.open("rb") as file:
+        for line in file:
+            lines += 1
+            words += len(line.split())
+    return Size(lines, words + lines)
+
+
+def check_sizes(texts: Mapping[str, Path], expected: Mapping[str, Size], source: Path) -> None:
+    """Say how large the parts are. CorpusError if one is not as large as it is known to be."""
+    for part, text in texts.items():
+        found = size(text)
+        say(f"  {part}: {found}")
+        if part in expected and not expected[part].fits(found):
+            raise CorpusError(
+                f"{source}: {part} has {found}, expected {expected[part]}; --any-size takes another text as it is"
+            )
+
+
+def entries(data: Path) -> int:
+    """The dictionary's entries, with fairseq's four special ones and its padding to a multiple of 8."""
+    with (data / "dict.txt").open("rb") as file:
+        return 4 + sum(1 for _ in file)
+
+
+def prepare(
+    make_raw: Callable[..., None],
+    inputs: Sequence[Path],
+    out: Path,
+    *,
+    threshold: int,
+    workers: int,
+    expected: Mapping[str, Size],
+    expected_entries: int | None = None,
+) -> None:
+    """All steps into `out`.
+
+    Args:
+        make_raw: writes the text of each of PARTS to the paths it is given.
+        inputs: the files that `make_raw` reads.
+        threshold: words seen less often become <unk>.
+        expected: sizes of parts that must be met. expected_entries: entries that the dictionary must have.
+    """
+    texts = [out / "raw" / f"{part}.txt" for part in PARTS]
+
+    def raw(*outputs: Path) -> None:
+        make_raw(*outputs)
+        check_sizes(dict(zip(PARTS, outputs, strict=True)), expected, inputs[0])
+
+    def data_bin(output: Path) -> None:
+        binarise_text(out, PARTS, "raw/{}.txt", threshold, workers, output)
+        found = entries(output)
+        if expected_entries not in (None, found):
+            raise CorpusError(f"{inputs[0]}: the dictionary has {found:,} entries, expected {expected_entries:,}")
+
+    with Steps(out) as steps:
+        # The sizes are among what the step depends on, so that text taken with --any-size is counted without it.
+        steps.run("raw", "raw text", raw, inputs=inputs, outputs=texts, params={"expected": dict(expected)})
+        params = {"threshold": threshold, "entries": expected_entries}
+        steps.run("data-bin", "binarise", data_bin, inputs=texts, outputs=[out / "data-bin"], params=params)
+
+
+def from_place(place: Path, out: Path) -> tuple[Callable[..., None], list[Path]]:
+    """(what writes the parts' text, the files it reads) for a folder or an archive. CorpusError if there is neither."""
+    if is_archive(place):
+        folder = out / "unpacked.tmp"
+
+        def unpacked(*outputs: Path) -> None:
+            remove(folder)
+            try:
+                files = unpack(place, folder, [f"*{part}*" for part in PARTS], UNPACKED_LIMIT)
+                for part, output in zip(PARTS, outputs, strict=True):
+                    copy_text(find_part(files, part, place), output)
+            finally:
+                remove(folder)
+
+        return unpacked, [place]
+    if not place.is_dir():
+        raise CorpusError(f"{place} is neither a folder nor a tar or zip" if place.exists() else f"no folder {place}")
+    files = [find_part([path for path in place.iterdir() if path.is_file()], part, place) for part in PARTS]
+
+    def copied(*outputs: Path) -> None:
+        for path, output in zip(files, outputs, strict=True):
+            copy_text(path, output)
+
+    return copied, files
+
+
+def expected_size(text: str) -> tuple[str, Size]:
+    """("train", Size(36718, 2088628)) of "train:36718:2088628"."""
+    match = re.fullmatch(rf"({'|'.join(PARTS)}):(\d+):(\d+)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"expected PART:LINES:TOKENS with one of {', '.join(PARTS)}, got {text!r}")
+    return match[1], Size(int(match[2]), int(match[3]))
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """The options that every preparation of text for language models has."""
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where raw/ and data-bin/ go")
+    parser.add_argument("--any-size", action="store_true", help="do not check that the text has its known size")
+    parser.add_argument("--workers", type=int, default=cores(), help="processes (default: all cores, here %(default)s)")
+
+
+def check_common(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """One clear line where a number is out of its range."""
+    if args.threshold < 0:
+        parser.error(f"--threshold must be at least 0, got {args.threshold}")
+    if args.workers < 1:
+        parser.error(f"--workers must be positive, got {args.workers}")
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--raw", type=Path, required=True, metavar="PLACE", help="folder, tar or zip with train, valid and test text"
+    )
+    parser.add_argument(
+        "--threshold", type=int, default=0, metavar="N", help="words seen less than N times become <unk> (default: 0)"
+    )
+    parser.add_argument(
+        "--expect",
+        type=expected_size,
+        action="append",
+        default=[],
+        metavar="PART:LINES:TOKENS",
+        help="the known size of a part, the </s> of every line among the tokens",
+    )
+    parser.add_argument("--expect-entries", type=int, metavar="N", help="the known size of the dictionary")
+    add_common(parser)
+    args = parser.parse_args(argv)
+    check_common(parser, args)
+    if args.expect_entries is not None and args.expect_entries < 1:
+        parser.error(f"--expect-entries must be positive, got {args.expect_entries}")
+    return args
+
+
+def main() -> int:
+    args = parse()
+
+    def action() -> None:
+        out = args.out.resolve()
+        known = {} if args.any_size else dict(args.expect)
+        prepare(
+            *from_place(args.raw, out),
+            out,
+            threshold=args.threshold,
+            workers=args.workers,
+            expected=known,
+            expected_entries=None if args.any_size else args.expect_entries,
+        )
+
+    return exit_status("prepare_language_model.py", action)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        sys.exit(main())

@@ -1,0 +1,202 @@
+"""Texts of any size, line by line: reading with checks, writing, and a pool of processes that maps them.
+
+Nothing here holds a whole text: what is in memory is a few blocks of a megabyte for each process.
+"""
+
+from __future__ import annotations
+
+import gzip
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import IO, BinaryIO
+
+from tqdm import tqdm
+
+from lightconv_plugin.recipes.data.parallel_folder import CorpusError
+
+BLOCK = 1 << 20  # bytes of text handed to a process at a time: large against the cost of handing over
+_BOM = b"\xef\xbb\xbf"
+
+_work: Callable[[str], str] | Exception  # what a process of the pool applies to a line; set when it starts
+
+
+class _NotUtf8(Exception):
+    """Its arguments: how many lines of the block come before, and what is wrong. (Exceptions travel by pickle.)"""
+
+
+def open_text(path: Path) -> IO[bytes]:
+    """The bytes of a text, decompressed where its name ends with .gz."""
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+
+
+def _unreadable(path: Path, error: Exception) -> Exception:
+    return CorpusError(f"cannot read {path}: {error}")
+
+
+def iter_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 text, plain or .gz, without their ends, one after the other.
+
+    A line ends at a line feed only (U+2028 and the like stay inside one); a carriage return before it goes too, and so
+    does a byte order mark at the beginning.
+
+    Raises:
+        CorpusError: the text cannot be read, or a line, named, is not UTF-8.
+    """
+    number = 0
+    try:
+        with open_text(path) as file:
+            for number, line in enumerate(file, 1):
+                text = (line.removeprefix(_BOM) if number == 1 else line).decode()
+                yield text.removesuffix("\n").rstrip("\r")
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{path} is not UTF-8: line {number}: {error.reason}") from None
+    except (EOFError, OSError, zlib.error) as error:
+        raise _unreadable(path, error) from None
+
+
+def _blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Blocks of whole lines, about `size` bytes each."""
+    rest = b""
+    while data := file.read(size):
+        cut = data.rfind(b"\n") + 1
+        if cut:
+            yield rest + data[:cut]
+            rest = data[cut:]
+        else:
+            rest += data
+    if rest:
+        yield rest
+
+
+def count_lines(path: Path) -> int:
+    """How many lines `iter_lines` gives."""
+    lines, last = 0, b"\n"
+    try:
+        with open_text(path) as file:
+            while data := file.read(BLOCK):
+                lines += data.count(b"\n")
+                last = data[-1:]
+    except (EOFError, OSError, zlib.error) as error:
+        raise _unreadable(path, error) from None
+    return lines + (last != b"\n")
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> int:
+    """Write lines, each ended by a line feed; their number."""
+    count = 0
+    with path.open("w", encoding="utf-8", newline="\n", buffering=BLOCK) as file:
+        for line in lines:
+            file.write(line + "\n")
+            count += 1
+    return count
+
+
+def _end_with_parent() -> None:
+    """For a thread of a pool's process: end when the parent is gone, however it went."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
+def _start(factory: Callable[..., Callable[[str], str]], arguments: tuple) -> None:
+    global _work
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the pool
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        _work = factory(*arguments)
+    except Exception as error:  # raised here, it would only say that the pool is broken
+        _work = error
+
+
+def _map_block(block: bytes, first: bool, work: Callable[[str], str] | None = None) -> tuple[bytes, int]:
+    """The block mapped, and its number of lines."""
+    if first:
+        block = block.removeprefix(_BOM)
+    try:
+        text = block.decode()
+    except UnicodeDecodeError as error:
+        raise _NotUtf8(block.count(b"\n", 0, error.start), error.reason) from None
+    lines = text.removesuffix("\n").replace("\r\n", "\n").split("\n")
+    work = work or _work
+    if isinstance(work, Exception):
+        raise work
+    mapped = [work(line.rstrip("\r")) for line in lines]
+    result = "\n".join(mapped)
+    if result.count("\n") != len(lines) - 1:
+        raise ValueError("one line became several")
+    return (result + "\n").encode(), len(lines)
+
+
+def map_file(
+    factory: Callable[..., Callable[[str], str]],
+    arguments: tuple,
+    source: Path,
+    output: Path,
+    title: str,
+    workers: int,
+) -> int:
+    """Write `source` to `output`, line by line through `factory(*arguments)`, made once in each process; in order.
+
+    Args:
+        factory: importable, and so is nothing but its arguments handed over; what it makes maps a line to a line
+        source: UTF-8 text, plain or .gz, read as by `iter_lines`
+        title: of the progress bar
+        workers: processes; a text of a single block is mapped in this one
+
+    Returns:
+        the number of lines
+
+    Raises:
+        CorpusError: as `iter_lines`. RuntimeError: a process of the pool was killed.
+    """
+    done = 0
+    often = 0.2 if sys.stderr.isatty() else 10
+    tqdm.monitor_interval = 0  # its thread would be there when the next pool forks
+    size = source.stat().st_size
+    if source.suffix != ".gz":
+        workers = min(workers, size // BLOCK + 1)
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _start, (factory, arguments))
+    waiting: deque[Future[tuple[bytes, int]]] = deque()
+    bar = tqdm(total=size, desc=f"  {title}", unit="B", unit_scale=True, mininterval=often, leave=False)
+
+    with source.open("rb") as raw, output.open("wb", buffering=BLOCK) as out, bar:
+
+        def write(block: tuple[bytes, int]) -> None:
+            nonlocal done
+            out.write(block[0])
+            done += block[1]
+            bar.set_postfix_str(f"{done} lines", refresh=False)
+            bar.update(raw.tell() - bar.n)
+
+        try:
+            file = gzip.GzipFile(fileobj=raw) if source.suffix == ".gz" else raw
+            if workers <= 1:
+                work = factory(*arguments)
+                for number, block in enumerate(_blocks(file, BLOCK)):
+                    write(_map_block(block, number == 0, work))
+            else:
+                for number, block in enumerate(_blocks(file, BLOCK)):
+                    waiting.append(pool.submit(_map_block, block, number == 0))
+                    if len(waiting) > 2 * workers:  # no more text in memory than keeps every process busy
+                        write(waiting.popleft().result())
+                while waiting:
+                    write(waiting.popleft().result())
+        except _NotUtf8 as error:
+            raise CorpusError(f"{source} is not UTF-8: line {done + error.args[0] + 1}: {error.args[1]}") from None
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise _unreadable(source, error) from None
+        except BrokenProcessPool:
+            raise RuntimeError(
+                f"a process that worked on {source} was killed, perhaps for want of memory: try fewer --workers"
+            ) from None
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    return done

@@ -1,0 +1,141 @@
+"""The parts of the WMT corpora, out of their archives: parallel text and the sgm files of the test sets."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from lightconv_plugin.recipes.data.archives import unpack
+from lightconv_plugin.recipes.data.parallel_folder import CorpusError
+from lightconv_plugin.recipes.data.text_pool import BLOCK, count_lines, iter_lines, open_text, write_lines
+from lightconv_plugin.recipes.steps import remove
+
+_BOM = b"\xef\xbb\xbf"
+_SEGMENT = re.compile(r"<seg\s[^>]*>(.*)</seg>")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A part of a corpus, in one archive."""
+
+    name: str
+    archive: str
+    members: tuple[str, str]  # source and target side as `archives.unpack` takes them; files of a * go in numeric order
+    gib: int  # nothing of it is larger, unpacked
+    pairs: int | None = None  # None: not known to us; the archive's checksum says that it is the published one
+
+
+def _numeric(path: Path) -> list[object]:
+    """Sorts Book2 before Book10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
+
+
+def unpack_sides(source: Source, archive: Path, into: Path) -> list[tuple[Path, Path]]:
+    """The files of both sides, matched one to one.
+
+    Raises:
+        CorpusError: as `archives.unpack`, or one side has more files than the other.
+    """
+    files = unpack(archive, into, source.members, source.gib << 30)
+    sides = []
+    for pattern in source.members:
+        matching = [path for path in files if fnmatchcase(path.relative_to(into).as_posix(), pattern)]
+        sides.append(sorted(matching, key=_numeric))
+    if len(sides[0]) != len(sides[1]):
+        counts = [f"{len(side)} files {pattern}" for side, pattern in zip(sides, source.members, strict=True)]
+        raise CorpusError(f"{archive} has {' and '.join(counts)}: each needs its other side")
+    return list(zip(*sides, strict=True))
+
+
+def same_length(source: Path, target: Path, what: str) -> int:
+    """The number of lines of both files, which must be equal and positive; `what` they are is for the message."""
+    counts = count_lines(source), count_lines(target)
+    if counts[0] != counts[1]:
+        names = f"{source.name} has {counts[0]:,} lines but {target.name} has {counts[1]:,}"
+        raise CorpusError(f"{what}: the sides do not belong together: {names}")
+    if not counts[0]:
+        raise CorpusError(f"{what}: {source.name} is empty")
+    return counts[0]
+
+
+def expect(found: int, expected: int | None, what: str, any_size: bool) -> None:
+    """Refuse another number than the published one."""
+    if expected is not None and found != expected and not any_size:
+        raise CorpusError(f"{what} has {found:,} pairs, published are {expected:,} (--any-size takes it as it is)")
+
+
+def _append(source: Path, output: Path) -> None:
+    """Append a text (plain or .gz) as it is, but without a byte order mark and with an end to its last line."""
+    with open_text(source) as file, output.open("ab") as out:
+        block = file.read(BLOCK).removeprefix(_BOM)
+        last = b""
+        while block:
+            out.write(block)
+            last = block[-1:]
+            block = file.read(BLOCK)
+        if last != b"\n":
+            out.write(b"\n")
+
+
+def append_source(source: Source, data: Path, scratch: Path, outputs: Sequence[Path], any_size: bool) -> int:
+    """Append both sides of a parallel text to `outputs`; the number of pairs.
+
+    Args:
+        data: the folder of the archives
+        scratch: a folder to unpack into; it is gone afterwards
+
+    Raises:
+        CorpusError: the archive is damaged or lacks a file, its sides have different numbers of lines, or they are not
+            as many as were published (unless `any_size`).
+    """
+    remove(scratch)
+    pairs = 0
+    for files in unpack_sides(source, data / source.archive, scratch):
+        pairs += same_length(*files, f"{source.name} in {source.archive}")
+        for path, output in zip(files, outputs, strict=True):
+            _append(path, output)
+    expect(pairs, source.pairs, f"{source.name} in {source.archive}", any_size)
+    shutil.rmtree(scratch)
+    return pairs
+
+
+def read_sgm(path: Path) -> list[str]:
+    """The segments of an sgm file of WMT, one a line, runs of white space made one space (as sacreBLEU reads them).
+
+    These files are no proper SGML: entities are not resolved, by nobody.
+
+    Raises:
+        CorpusError: a line with a segment is not one whole segment, or there is none.
+    """
+    segments = []
+    for number, line in enumerate(iter_lines(path), 1):
+        if "<seg" not in line.lower() and "</seg" not in line.lower():
+            continue
+        match = _SEGMENT.fullmatch(line.strip())
+        if match is None or "<seg" in match[1].lower():
+            raise CorpusError(f"{path.name}: line {number} is not one <seg …>text</seg>: {line.strip()[:80]}")
+        segments.append(" ".join(match[1].split()))
+    if not segments:
+        raise CorpusError(f"{path.name} has no segments")
+    return segments
+
+
+def extract_sgm(source: Source, data: Path, scratch: Path, outputs: Sequence[Path], any_size: bool) -> int:
+    """Write both sides of a test set as plain text; the number of segments. Arguments and errors: `append_source`."""
+    remove(scratch)
+    files = unpack_sides(source, data / source.archive, scratch)
+    if len(files) != 1:
+        raise CorpusError(f"{source.archive} has {len(files)} files {source.members[0]} instead of one")
+    sides = [read_sgm(path) for path in files[0]]
+    if len(sides[0]) != len(sides[1]):
+        counts = f"{files[0][0].name} has {len(sides[0])} segments but {files[0][1].name} has {len(sides[1])}"
+        raise CorpusError(f"{source.name} in {source.archive}: the sides do not belong together: {counts}")
+    expect(len(sides[0]), source.pairs, f"{source.name} in {source.archive}", any_size)
+    for side, output in zip(sides, outputs, strict=True):
+        write_lines(output, side)
+    shutil.rmtree(scratch)
+    return len(sides[0])

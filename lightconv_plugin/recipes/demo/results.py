@@ -1,0 +1,137 @@
+"""What a training's log says, a system's result, and the table of several."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lightconv_plugin.recipes.data.text_pool import iter_lines
+from lightconv_plugin.recipes.steps import write_text
+
+_PARAMETERS = re.compile(r"num\. (?:shared )?model params: ([\d,]+)")
+_EPOCH = re.compile(r"\[train\]\[INFO\] - epoch (\d+) \|.*\| wps ([\d.]+) \|.*\| train_wall ([\d.]+)")
+NAMES = {"dynamicconv": "DynamicConv", "lightweightconv": "LightConv", "transformer": "Transformer (fairseq)"}
+
+
+@dataclass(frozen=True)
+class Log:
+    """`seconds`: time in updates, over all epochs; `tokens_per_second`: target tokens, the epochs' mean."""
+
+    parameters: int
+    tokens_per_second: float
+    seconds: float
+
+
+def read_log(path: Path) -> Log:
+    """Read train.log. An epoch that was interrupted and done again counts once."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    parameters = _PARAMETERS.search(text)
+    epochs = {int(epoch): (float(wps), float(wall)) for epoch, wps, wall in _EPOCH.findall(text)}
+    if parameters is None or not epochs:
+        raise ValueError(f"{path} is not the log of a training that finished an epoch")
+    speeds, walls = zip(*epochs.values(), strict=True)
+    return Log(int(parameters[1].replace(",", "")), sum(speeds) / len(speeds), sum(walls))
+
+
+@dataclass(frozen=True)
+class Result:
+    """One system's score (what `lightconv score --json` prints) and how it came about; `key` says of what."""
+
+    key: str
+    system: str
+    score: dict
+    parameters: int
+    tokens_per_second: float
+    seconds: float
+    updates: int
+    averaged: int
+    threads: int
+    together: bool
+    generated: str
+
+    @staticmethod
+    def read(path: Path) -> Result | None:
+        """The result at `path`, None where there is none."""
+        return Result(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+
+    def write(self, path: Path) -> None:
+        write_text(path, json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n")
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, its columns aligned: the first to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        lines.append("| " + " | ".join(cells) + " |")
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines.insert(1, "| " + " | ".join(rule) + " |")
+    return "\n".join(lines)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min"
+
+
+def _translations(data: Path, src: str, tgt: str, results: Sequence[Result], number: int = 5) -> list[dict[str, str]]:
+    """Some sentences of the test set, evenly spaced, with each system's translation as plain text."""
+    from sacremoses import MosesDetokenizer
+
+    from lightconv_plugin.scoring.generate_log import parse_gen_log
+
+    sources, references = (list(iter_lines(data / "raw" / f"test.{lang}")) for lang in (src, tgt))
+    plain = MosesDetokenizer(lang=tgt)
+    systems = {}
+    for result in results:
+        path = Path(result.generated)
+        systems[result.system] = parse_gen_log(list(iter_lines(path)), path).hypotheses
+    samples = []
+    for i in range(0, len(sources), max(1, len(sources) // number))[:number]:
+        sample = {"source": sources[i], "reference": references[i]}
+        sample |= {name: plain.detokenize(lines[i].split()) for name, lines in systems.items()}
+        samples.append({name: textwrap.shorten(text, 300, placeholder=" …") for name, text in sample.items()})
+    return samples
+
+
+def write_report(work: Path, data: Path, src: str, tgt: str, results: Sequence[Result]) -> str:
+    """The report as Markdown, also written to report.md and report.json in `work`."""
+    rows = [("system", "BLEU, tokenised", "sacreBLEU", "chrF2", "parameters", "tokens/s", "training")]
+    for result in results:
+        score = result.score
+        rows.append(
+            (
+                NAMES[result.system],
+                *(f"{score[name]:.2f}" for name in ("bleu_tok", "sacrebleu", "chrf")),
+                f"{result.parameters:,}",
+                f"{result.tokens_per_second:,.0f}",
+                _duration(result.seconds),
+            )
+        )
+    first = results[0]
+    threads = _count(first.threads, "thread")
+    how = f"at the same time, each with {threads}" if first.together else f"one after the other, with {threads}"
+    notes = [
+        f"{src} → {tgt}, {first.score['n']} test sentences; {first.updates} updates, "
+        f"the last {first.averaged} checkpoints averaged; beam 5.",
+        f"sacreBLEU {first.score['signature']}",
+        f"Trained {how}; tokens/s are target tokens in training.",
+    ]
+    samples = _translations(data, src, tgt, results)
+    width = max(len(NAMES.get(name, name)) for name in samples[0])
+    lines = ["", _table(rows), "", *notes, ""]
+    for sample in samples:
+        lines += ["```", *(f"{NAMES.get(name, name):<{width}}  {text}" for name, text in sample.items()), "```", ""]
+    text = "\n".join(lines)
+    write_text(work / "report.md", text.lstrip())
+    report = {"src": src, "tgt": tgt, "systems": [asdict(result) for result in results], "translations": samples}
+    write_text(work / "report.json", json.dumps(report, ensure_ascii=False, indent=1) + "\n")
+    return text

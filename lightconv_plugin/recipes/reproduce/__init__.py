@@ -1,0 +1,1 @@
+"""One row of the papers' tables."""

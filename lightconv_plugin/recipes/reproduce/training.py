@@ -1,0 +1,188 @@
+"""A seed's training: whether it is done, whether one that is there already is the one asked for, and what it took.
+
+Finished is a training whose checkpoint_last.pt has as many updates as asked for, or whose log ends as fairseq ends it
+(max_epoch, patience, stop_min_lr). One that reproduce.sh did not begin is taken over when the settings stored in its
+checkpoint are those of the configuration, and its log tells of data of the same size; otherwise it is left alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import struct
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightconv_plugin.recipes.demo.results import read_log
+from lightconv_plugin.recipes.reproduce.protocol import canonical, flatten, is_machine
+from lightconv_plugin.recipes.reproduce.state import identity
+from lightconv_plugin.recipes.steps import say
+
+NUMBERED = re.compile(r"checkpoint(\d+|_\d+_\d+)\.pt")
+START = "[fairseq_cli.train][INFO] - {"  # the line with all settings, once in each run
+_END = re.compile(r"\[INFO\] - done training in [\d.]+ seconds")
+_LOADED = re.compile(r"loaded ([\d,]+) examples from: .*?([^/\n]+)$", re.MULTILINE)
+_TYPES = re.compile(r"\[INFO\] - (?:\[(\w+)\] )?dictionary: ([\d,]+) types")
+_GPU = re.compile(r"rank +(\d+): capabilities.*name = (.+?) *$", re.MULTILINE)
+_THREADS = re.compile(r"^checkpoints and log: .* \((\d+) × (\d+) threads\)$", re.MULTILINE)
+_PROGRESS = re.compile(r" loss=([\d.]+).*?wps=([\d.]+).*?num_updates=(\d+)")
+SIZE = ("dataset.max_tokens", "optimization.update_freq")
+
+
+class OtherTraining(ValueError):
+    """A folder has a training that is not the one asked for."""
+
+
+def numbered(folder: Path) -> dict[str, list[int]]:
+    """{name: [size, time]} of the checkpoints of epochs and updates."""
+    return {
+        path.name: identity(path) for path in sorted(folder.glob("checkpoint*.pt")) if NUMBERED.fullmatch(path.name)
+    }
+
+
+def last_run(folder: Path) -> str:
+    """What train.log says from the last start of fairseq on; empty where there is no log."""
+    log = folder / "train.log"
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    begin = text.rfind(START)
+    return text[max(begin, 0) :]
+
+
+def head(checkpoint: Path) -> tuple[dict[str, Any], int]:
+    """(settings by full key, updates) of a checkpoint of fairseq-hydra-train."""
+    from lightconv_plugin.checkpoints.loading import safe_torch_load
+
+    state = safe_torch_load(checkpoint)
+    history = state.get("optimizer_history") or [{}]
+    cfg = {key: vars(value) if hasattr(value, "__dict__") else value for key, value in (state.get("cfg") or {}).items()}
+    return flatten(cfg), int(history[-1].get("num_updates", 0))
+
+
+def progress(folder: Path, settings: Mapping[str, str]) -> tuple[bool, int, dict[str, Any]]:
+    """(whether the training is finished, its updates, the settings it was made with) by its last checkpoint."""
+    from lightconv_plugin.checkpoints.loading import is_cut_short
+
+    last = folder / "checkpoint_last.pt"
+    if not last.is_file() or is_cut_short(last):
+        return False, 0, {}
+    stored, updates = head(last)
+    limit = float(settings.get("optimization.max_update", 0))
+    finished = updates >= limit > 0 or _END.search(last_run(folder)) is not None
+    return finished, updates, stored
+
+
+def differences(settings: Mapping[str, str], stored: Mapping[str, Any]) -> list[str]:
+    """Settings of a configuration that a checkpoint says otherwise, a line for each; what it does not say is passed."""
+    found = []
+    for key, wanted in settings.items():
+        if key in stored and key not in SIZE and not is_machine(key) and canonical(stored[key]) != wanted:
+            found.append(f"{key} {canonical(stored[key])} instead of {wanted}")
+    if all(key in settings and key in stored for key in SIZE):
+        processes = int(stored.get("distributed_training.distributed_world_size") or 1)
+        frequency = float(canonical(stored[SIZE[1]]).split(",")[0])
+        tokens = float(settings[SIZE[0]]) * float(settings[SIZE[1]].split(",")[0])
+        used = float(stored[SIZE[0]]) * frequency * processes
+        # train.sh divides the tokens over the processes and rounds down.
+        if not tokens - frequency * processes < used <= tokens:
+            found.append(f"tokens an update {used:.0f} instead of {tokens:.0f}")
+    return found
+
+
+def _examples(index: Path) -> int | None:
+    """Sentences in a text binarised by fairseq (mmap), None where it is of another kind."""
+    if not index.is_file():
+        return None
+    header = index.read_bytes()[:26] if index.stat().st_size < 64 else index.open("rb").read(26)
+    return struct.unpack_from("<Q", header, 18)[0] if header.startswith(b"MMIDIDX\x00\x00") else None
+
+
+def data_differences(log: str, data: Path) -> list[str]:
+    """Where the log of a training tells of other data than `data` has, by dictionaries and numbers of sentences."""
+    found = []
+    for lang, types in _TYPES.findall(log):
+        path = data / (f"dict.{lang}.txt" if lang else "dict.txt")
+        # fairseq has four symbols of its own before those of the file.
+        here = sum(1 for _ in path.open("rb")) + 4 if path.is_file() else None
+        if here != int(types.replace(",", "")):
+            found.append(f"a dictionary of {types} entries instead of {path.name}'s {here}")
+    for number, name in _LOADED.findall(log):
+        here = _examples(data / f"{name}.idx")
+        if here is not None and here != int(number.replace(",", "")):
+            found.append(f"{name} with {number} sentences instead of {here}")
+    return sorted(set(found))
+
+
+def check_same(folder: Path, settings: Mapping[str, str], seed: int, stored: Mapping[str, Any], data: Path) -> None:
+    """A training that reproduce.sh did not begin must be the one asked for.
+
+    Raises:
+        OtherTraining: it is not; the text says where it differs.
+    """
+    found = differences(settings, stored)
+    if stored.get("common.seed", seed) != seed:
+        found.append(f"common.seed {stored['common.seed']} instead of {seed}")
+    found += data_differences(last_run(folder), data)
+    if found:
+        raise OtherTraining(
+            f"{folder} has a training that was not begun by reproduce.sh and has {'; '.join(found)}: "
+            "move it away, or choose another place by --runs"
+        )
+
+
+def move_aside(folder: Path) -> Path:
+    """Give a folder the first free name FOLDER.old1, FOLDER.old2 …: nothing that took long is removed."""
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.old{number}")).exists():
+        number += 1
+    folder.rename(aside)
+    return aside
+
+
+def wait_for_training(folder: Path) -> None:
+    """Wait while train.sh works in this folder: one started by hand, or left by a run that was killed."""
+    if not (folder / "lock").is_file():
+        return
+    with (folder / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting: a training is writing to {folder}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def facts(folder: Path, updates: int, messages: Path) -> dict[str, Any]:
+    """What a finished training took, by its log and by the messages of train.sh; None for what they do not say."""
+    try:
+        known = read_log(folder / "train.log")
+        speed, seconds = round(known.tokens_per_second, 1), round(known.seconds, 1)
+    except (OSError, ValueError):
+        speed = seconds = None
+    gpus = [name for _, name in sorted(set(_GPU.findall(last_run(folder))))]
+    said = _THREADS.search(messages.read_text(encoding="utf-8", errors="replace")) if messages.is_file() else None
+    threads = int(said[1]) * int(said[2]) if said else None
+    return {
+        "updates": updates,
+        "tokens_per_second": speed,
+        "train_seconds": seconds,
+        "gpus": gpus,
+        "threads": threads,
+    }
+
+
+class ProgressLine:
+    """Shows now and then how far a training is, from the lines of its log."""
+
+    def __init__(self, name: str, updates: str) -> None:
+        self.name, self.updates = name, updates
+        self._often = 1 if sys.stderr.isatty() else 60
+        self._shown = time.monotonic()
+
+    def __call__(self, line: str) -> None:
+        match = _PROGRESS.search(line)
+        if match and time.monotonic() - self._shown >= self._often:
+            self._shown = time.monotonic()
+            loss, speed, done = match.groups()
+            say(f"  {self.name}: update {done}/{self.updates}, loss {float(loss):.2f}, {float(speed):,.0f} tokens/s")

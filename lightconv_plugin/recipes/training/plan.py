@@ -1,0 +1,241 @@
+"""What `train.sh` adds to a configuration: absolute paths, and the batch divided over the processes that train.
+
+The configuration says how many tokens make an update, max_tokens × update_freq for one process. With N processes each
+takes an N-th of them, so that the same recipe gives the same updates on any machine. Prints `save_dir`, the number of
+processes on this machine, then hydra overrides, each ended by a NUL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightconv_plugin.recipes.data.data_bin import check_data
+
+ROOT = Path(__file__).resolve().parents[3]
+# fairseq's groups. hydra reads a file of such a name as that group, and finds all others in it unknown.
+GROUPS = (
+    "bmuf bpe checkpoint common common_eval criterion dataset distributed_training ema eval_lm generation interactive"
+    " lr_scheduler model optimization optimizer scoring task tokenizer"
+).split()
+
+
+def get(config: dict[str, Any], key: str) -> Any:
+    """config["a"]["b"] for "a.b"; None where it is missing."""
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def quote(value: str | Path) -> str:
+    """A string as hydra's override grammar reads it. ValueError where it has what hydra would replace."""
+    text = str(value)
+    if "${" in text:
+        raise ValueError(f"{text}: a name with ${{ cannot be given to hydra, which takes it for a variable")
+    # Backslashes are themselves, but for those before a quotation mark or the end.
+    return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), text) + "'"
+
+
+def given_values(overrides: list[str]) -> dict[str, str]:
+    """Key -> value of the overrides that set one."""
+    return dict(item.lstrip("+").split("=", 1) for item in overrides if "=" in item)
+
+
+def replaced(overrides: list[str], new: list[str]) -> list[str]:
+    """The overrides with `new` in the place of those of the same keys."""
+    keys = given_values(new).keys()
+    return [item for item in overrides if item.lstrip("+").split("=", 1)[0] not in keys] + new
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The configuration, as far as it can be told without fairseq that it is one.
+
+    Raises:
+        OSError, ValueError, yaml.YAMLError: it is not; the message names the file and the key.
+    """
+    if path.suffix != ".yaml" or path.stem in GROUPS:
+        raise ValueError(f"{path}: a configuration must be called NAME.yaml, NAME not one of {', '.join(GROUPS)}")
+    text = path.read_text(encoding="utf-8")
+    config = yaml.safe_load(text)
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} must hold groups of options, as those in configs/ do, got: {type(config).__name__}")
+    for key, value in config.items():
+        if key not in (*GROUPS, "hydra", "defaults"):
+            raise ValueError(f"{path}: there is no group {key}, only {', '.join(GROUPS)}")
+        if key != "defaults" and not isinstance(value, dict):
+            raise ValueError(f"{path}: {key} must hold options, got: {value!r}")
+    if not re.match(r"(#.*\n|\s*\n)*#\s*@package\s+_global_\s*\n", text):
+        raise ValueError(
+            f"{path} must begin with the line '# @package _global_', by which hydra knows where it belongs"
+        )
+    return config
+
+
+def whole_number(key: str, value: Any) -> int:
+    """The value, or the text of an override, of an option that is a number from 1.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    text = str(value).strip("'\"")
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise ValueError(f"{key} must be a whole number from 1, got: {value}")
+    return int(text)
+
+
+def divide_batch(tokens: int, max_tokens: int, processes: int) -> tuple[int, int]:
+    """(max_tokens, update_freq) of each process, so that all together take `tokens` an update.
+
+    A batch never grows beyond `max_tokens`, which is what fits the memory. Rounded down by less than a token a batch.
+    """
+    update_freq = math.ceil(tokens / (processes * max_tokens))
+    return tokens // (processes * update_freq), update_freq
+
+
+def plan(config: dict[str, Any], overrides: list[str], processes: int, root: Path, cwd: Path) -> tuple[Path, list[str]]:
+    """The save_dir and the overrides to pass on.
+
+    Relative paths are relative to the checkout in a configuration and to the working directory in an override.
+    """
+    given = given_values(overrides)
+    result = []
+
+    def path_of(key: str) -> Path:
+        if key in given:
+            return (cwd / given[key].strip("'\"")).resolve()
+        value = get(config, key)
+        if not isinstance(value, str):
+            raise ValueError(f"the configuration has no {key}: add it, or give {key}=PATH")
+        return (root / value).resolve()
+
+    data, save_dir = path_of("task.data"), path_of("checkpoint.save_dir")
+    if not data.is_dir():
+        raise ValueError(f"no folder {data} with binarised data: prepare it first, or give task.data=DATA-BIN")
+    check_data(data)
+    new = "" if get(config, "task.data") is not None else "+"  # hydra's word for what is not in the configuration
+    result += [f"{new}task.data={quote(data)}", f"checkpoint.save_dir={quote(save_dir)}"]
+    if "optimization.update_freq" not in given:
+        configured = get(config, "dataset.max_tokens")
+        if configured:
+            key = "dataset.max_tokens"
+            steps = get(config, "optimization.update_freq") or [1]
+            if not isinstance(steps, list):
+                raise ValueError(f"optimization.update_freq must be a list such as [2], got: {steps}")
+            tokens = whole_number(key, configured) * whole_number("optimization.update_freq[0]", steps[0])
+            max_tokens, update_freq = divide_batch(tokens, whole_number(key, given.get(key, configured)), processes)
+            result += [f"dataset.max_tokens={max_tokens}", f"optimization.update_freq=[{update_freq}]"]
+            print(
+                f"tokens an update: {processes} processes × {max_tokens} × update_freq {update_freq}"
+                f" = {processes * max_tokens * update_freq}",
+                file=sys.stderr,
+            )
+    return save_dir, replaced(overrides, result)
+
+
+def tensorboard(config: dict[str, Any], overrides: list[str], save_dir: Path, root: Path, cwd: Path) -> list[str]:
+    """The overrides with an absolute common.tensorboard_logdir: `save_dir`/tensorboard where nothing else is said."""
+    key = "common.tensorboard_logdir"
+    given = given_values(overrides)
+    if key in given:
+        value, base = given[key].strip("'\""), cwd
+    else:
+        value, base = get(config, key), root
+        if not isinstance(config.get("common"), dict) or "tensorboard_logdir" not in config["common"]:
+            value = str(save_dir / "tensorboard")
+    if value in ("null", "", None):
+        return replaced(overrides, [f"{key}=null"])
+    if not any(importlib.util.find_spec(name) for name in ("tensorboard", "tensorboardX")):
+        print("no TensorBoard files: the package tensorboard is not installed", file=sys.stderr)
+        return replaced(overrides, [f"{key}=null"])
+    return replaced(overrides, [f"{key}={quote((base / value).resolve())}"])
+
+
+def count_processes(config: dict[str, Any], overrides: list[str], asked: int, count_gpus: Callable[[], int]) -> int:
+    """Processes on this machine: as many as asked for, or (0) one for each GPU, without GPUs one.
+
+    Raises:
+        ValueError: more than there are GPUs, or fairseq's own setting of the number.
+    """
+    given = given_values(overrides)
+    for key in ("distributed_training.distributed_world_size", "distributed_training.distributed_num_procs"):
+        if key in given or get(config, key) is not None:
+            raise ValueError(f"{key} follows from --processes and --nodes: give these")
+    on_cpu = str(given.get("common.cpu", get(config, "common.cpu"))).lower() == "true"
+    gpus = 0 if on_cpu else count_gpus()
+    if gpus and asked > gpus:
+        raise ValueError(f"--processes {asked}: this machine has {gpus} GPUs; for its processors add common.cpu=true")
+    return asked or max(1, gpus)
+
+
+def mend(save_dir: Path) -> None:
+    """Put the newest whole checkpoint in the place of a checkpoint_last.pt that a kill cut short.
+
+    fairseq copies a checkpoint to its second name byte by byte. A checkpoint is a zip archive, whose index comes last.
+    """
+    from lightconv_plugin.checkpoints.loading import is_cut_short
+
+    last = save_dir / "checkpoint_last.pt"
+    if not last.is_file() or not is_cut_short(last):
+        return
+    whole = [path for path in save_dir.glob("checkpoint*.pt") if path != last and not is_cut_short(path)]
+    if whole:
+        newest = max(whole, key=lambda path: path.stat().st_mtime)
+        temporary = last.with_name(last.name + ".tmp")
+        shutil.copyfile(newest, temporary)
+        os.replace(temporary, last)  # until then it is there, cut short: without it, the training would begin anew
+    else:
+        last.unlink()
+    print(f"{last} was cut short: going on from {newest.name if whole else 'the start'}", file=sys.stderr)
+
+
+def count_gpus() -> int:
+    """The GPUs that torch can use.
+
+    Raises:
+        ValueError: it can use none, though the machine has a driver for them: days on the processors are not meant.
+    """
+    import torch
+
+    from lightconv_plugin.diagnostics import machine
+
+    if (problem := machine.gpu_problem()) is not None:
+        raise ValueError(f"{problem[0]}: {problem[1]}, or train on the processors: common.cpu=true")
+    return torch.cuda.device_count()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("config", type=Path)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--processes", type=int, default=0, help="on this machine; 0: one for each GPU")
+    parser.add_argument("--nodes", type=int, default=1, help="machines that train together")
+    args = parser.parse_args()
+    cwd = Path(os.environ.get("PWD", "."))
+    try:
+        config = read_config(args.config)
+        processes = count_processes(config, args.overrides, args.processes, count_gpus)
+        world = processes * args.nodes
+        save_dir, overrides = plan(config, args.overrides, world, ROOT, cwd)
+        overrides = tensorboard(config, overrides, save_dir, ROOT, cwd)
+        overrides.append(f"distributed_training.distributed_world_size={world}")
+        own = [f"hydra.run.dir={quote(save_dir / 'hydra')}", f"common.user_dir={quote(ROOT / 'lightconv_plugin')}"]
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        print(f"train.sh: error: {error}", file=sys.stderr)
+        return 1
+    sys.stdout.write("".join(f"{item}\0" for item in [save_dir, processes, *own, *overrides]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""One process of a training: what torchrun starts for train_launch.py.
+
+    train_worker.py SAVE_DIR STARTS TIMEOUT [arguments of fairseq-hydra-train …]
+
+STARTS is a file of this machine that remembers which checkpoint the last start began with, TIMEOUT the seconds that a
+process waits for the others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from lightconv_plugin.recipes.training.errors import check_model, explain
+from lightconv_plugin.recipes.training.plan import mend
+
+GAVE_UP = "gave up"
+PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def say(message: str) -> None:
+    """One line for the user, at once."""
+    print(f"train.sh: {message}", file=sys.stderr, flush=True)
+
+
+def log_to(path: Path) -> subprocess.Popen:
+    """Send both output streams, also of processes started later, to stdout and the end of a file. Returns the tee."""
+    # In a session of its own: Ctrl-C must not end it before the last line is written.
+    tee = subprocess.Popen(["tee", "-a", str(path)], stdin=subprocess.PIPE, start_new_session=True)
+    for stream in (1, 2):
+        os.dup2(tee.stdin.fileno(), stream)
+    tee.stdin.close()
+    return tee
+
+
+def die_with_parent() -> None:
+    """End with torchrun, even if that is killed: nobody would hold the lock, or end this process."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def newest_state(save_dir: Path) -> str:
+    """What changes whenever a checkpoint is written: the last checkpoint's file, as a text."""
+    try:
+        # Opened, since a network file system looks up the state of a file afresh when it is opened.
+        with (save_dir / "checkpoint_last.pt").open("rb") as file:
+            found = os.fstat(file.fileno())
+    except FileNotFoundError:
+        return "none"
+    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"
+
+
+def may_start(save_dir: Path, starts: Path) -> bool:
+    """Whether this is the first start, or a checkpoint was written since the last one."""
+    if not starts.exists():
+        return True
+    last = starts.read_text(encoding="utf-8")
+    if last == GAVE_UP:  # torchrun tries until its restarts are used up
+        return False
+    if last == newest_state(save_dir):
+        say("no checkpoint was written since the last start: not trying again")
+        starts.write_text(GAVE_UP, encoding="utf-8")
+        return False
+    restart, most = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["TORCHELASTIC_MAX_RESTARTS"]
+    say(f"a process has died: restart {restart} of {most}, from the last checkpoint")
+    return True
+
+
+def check_same_number() -> None:
+    """The tokens of an update were divided by the number of machines × that of the processes on this one."""
+    world, machines, here = (int(os.environ[f"{of}WORLD_SIZE"]) for of in ("", "GROUP_", "LOCAL_"))
+    if world != machines * here:
+        say(f"error: {machines} machines have {world} processes, this one {here}: all need the same --processes")
+        raise SystemExit(1)
+
+
+def limit_waiting(timeout: int) -> None:
+    """Have every group of processes give up on one that does not answer for so many seconds.
+
+    fairseq names no time, and torch's own is half an hour with gloo.
+    """
+    import torch.distributed as dist
+
+    for name in ("init_process_group", "new_group"):
+        setattr(dist, name, partial(getattr(dist, name), timeout=timedelta(seconds=timeout)))
+
+
+def check_before_work() -> None:
+    """Have the model's options checked before fairseq's processes meet."""
+    from fairseq.distributed import utils
+
+    original = utils.call_main
+
+    def call_main(cfg: Any, main: Any, **kwargs: Any) -> None:
+        check_model(cfg.model)
+        original(cfg, main, **kwargs)
+
+    utils.call_main = call_main
+
+
+def train(cli_main: Callable[[], None], timeout: int) -> None:
+    """fairseq's training; what is known to go wrong ends it in one line, with HYDRA_FULL_ERROR=1 in a traceback too."""
+    if os.environ.get("HYDRA_FULL_ERROR", "0") != "0":
+        return cli_main()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # hydra hands exceptions on
+    try:
+        return cli_main()
+    except Exception as error:
+        if not (why := explain(error, timeout)):
+            raise
+        say(f"error: process {os.environ['RANK']}: {why}")
+        raise SystemExit(1) from None
+
+
+def main() -> None:
+    save_dir, starts, timeout = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends at Ctrl-C without a traceback
+    first_here = os.environ["LOCAL_RANK"] == "0"
+    if first_here and not may_start(save_dir, starts):
+        raise SystemExit(1)
+    check_same_number()
+    first = os.environ["RANK"] == "0"
+    if first:
+        mend(save_dir)
+    if first_here:
+        starts.write_text(newest_state(save_dir), encoding="utf-8")
+    import_module("lightconv_plugin")  # before fairseq counts the processes: patch F of fairseq_patches.py
+    # What hydra says of fairseq's use of it.
+    warnings.filterwarnings("ignore", category=UserWarning, module="fairseq_cli.hydra_train")
+    from fairseq_cli import hydra_train
+
+    if int(os.environ["WORLD_SIZE"]) > 1:
+        limit_waiting(timeout)
+    sys.argv[:] = [hydra_train.__file__, *sys.argv[4:]]
+    # torchrun numbers machines by their names: the process that writes the log may be on any of them.
+    if first and int(os.environ["GROUP_WORLD_SIZE"]) > 1:
+        log_to(save_dir / "train.log")
+    check_before_work()
+    train(hydra_train.cli_main, timeout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""From a run's checkpoint to a model that reads sentences of its data, with fairseq and safe loading."""
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import lightconv_plugin  # noqa: F401  (registers the models once fairseq is there)
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.report.kernels import LONGEST_SHOWN
+
+# Positions to gather kernels from: enough for a stable mean, some seconds of a small model on a CPU.
+MOST_SENTENCES, MOST_TOKENS = 64, 3000
+LONGEST = 256  # a language model's blocks are cut to this
+SHOWN = 2
+
+
+@dataclass
+class Sentence:
+    """One sentence: the model's arguments (a batch of one), and its tokens as they stand at each position."""
+
+    inputs: dict
+    tokens: dict[str, list[str]]
+
+
+@dataclass
+class Opened:
+    """A model in evaluation. `task` has the dictionaries of the data in `folder`; None without, `missing` says why."""
+
+    model: nn.Module
+    task: object | None
+    folder: Path
+    missing: str = ""
+
+
+def open_model(checkpoint: Path, data_bin: Path | None) -> Opened:
+    """Build and load the checkpoint's model.
+
+    data_bin: a folder of binarised data instead of the one that the checkpoint names. Without dictionaries the model is
+    built for as many symbols as its embeddings have. Raises InputError saying what does not fit.
+    """
+    from fairseq import checkpoint_utils
+
+    with _quiet():
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
+        settings = _task_settings(state, checkpoint)
+        if data_bin is not None:
+            settings["data"] = str(data_bin)
+        # A sentence alone needs no padding.
+        for name, value in (("num_batch_buckets", 0), ("required_seq_len_multiple", 1)):
+            if name in settings:
+                settings[name] = value
+        missing = find_missing(settings)
+        task = _task_without_data(settings, state["model"]) if missing else None
+        try:
+            models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], task=task, state=state)
+        except RuntimeError as error:
+            where = "" if missing else f" with the dictionaries of {settings['data']}"
+            why = " ".join(str(error).split())[:300]
+            raise InputError(f"{checkpoint.name} cannot be loaded{where}: {why}") from error
+    return Opened(models[0].float().eval(), None if missing else task, _folder(settings), missing)
+
+
+def _task_settings(state: dict, checkpoint: Path):
+    """The task's part of a checkpoint's configuration, to be read and changed like a dictionary."""
+    from omegaconf import OmegaConf
+
+    if state.get("args"):
+        return vars(state["args"])
+    if not state.get("cfg"):
+        raise InputError(f"{checkpoint.name} does not say what model it is of: it has neither 'cfg' nor 'args'")
+    OmegaConf.set_struct(state["cfg"].task, False)
+    return state["cfg"].task
+
+
+def _folder(settings) -> Path:
+    return Path(str(settings.get("data")).split(":")[0])  # fairseq takes several, for the epochs in turn
+
+
+def find_missing(settings) -> str:
+    """What of the binarised data that the task names is not there, as a sentence; "" if all of it is."""
+    folder = _folder(settings)
+    if not settings.get("data") or not folder.is_dir():
+        return f"there is no folder {settings.get('data') or ''} with the binarised data; give it by --data-bin"
+    languages = [settings.get("source_lang"), settings.get("target_lang")]
+    names = [f"dict.{lang}.txt" for lang in languages if lang] or ["dict.txt"]
+    if settings.get("_name", settings.get("task")) == "translation" and not all(languages):
+        names = []  # fairseq finds the languages by the files' names
+    lacking = [name for name in names if not (folder / name).is_file()]
+    return f"{folder} has no {' and no '.join(lacking)}; give the right folder by --data-bin" if lacking else ""
+
+
+def _task_without_data(settings, parameters: dict[str, torch.Tensor]):
+    from argparse import Namespace
+
+    from fairseq.tasks.language_modeling import LanguageModelingTask
+    from fairseq.tasks.translation import TranslationTask
+
+    cfg = Namespace(**settings)
+    target = _dictionary(parameters, "decoder")
+    if any(key.startswith("encoder.") for key in parameters):
+        return TranslationTask(cfg, _dictionary(parameters, "encoder"), target)
+    return LanguageModelingTask(cfg, target, target)
+
+
+def _dictionary(parameters: dict[str, torch.Tensor], side: str):
+    """A dictionary of as many symbols as the side's embeddings have rows."""
+    from fairseq.data import Dictionary
+
+    prefix = f"{side}.embed_tokens."
+    # An adaptive input has a band of rows each in embeddings.N.0.weight.
+    tables = [v for k, v in parameters.items() if k == f"{prefix}weight" or (k.startswith(prefix) and ".0.weight" in k)]
+    if not tables or any("char" in key for key in parameters if key.startswith(prefix)):
+        raise InputError(f"without its dictionary the model's {side} cannot be built")
+    dictionary = Dictionary()
+    for i in range(sum(len(table) for table in tables) - len(dictionary)):
+        dictionary.add_symbol(f"symbol{i}")
+    return dictionary
+
+
+def split_of(folder: Path) -> str:
+    """The subset that sentences are taken from: test, where the binarised data have one, else valid."""
+    return "test" if any(folder.glob("test.*idx")) else "valid"
+
+
+def load_dataset(task, split: str):
+    with _quiet():
+        task.load_dataset(split)
+    return task.dataset(split)
+
+
+def spread(total: int, number: int) -> list[int]:
+    """`number` of the numbers 0 … total − 1, evenly spaced (all, if there are no more)."""
+    number = min(number, total)
+    return [(2 * i + 1) * total // (2 * number) for i in range(number)]
+
+
+def sentences(task, dataset) -> list[Sentence]:
+    """Sentences of a dataset, evenly spaced, up to MOST_TOKENS positions."""
+    found, total = [], 0
+    for index in spread(len(dataset), MOST_SENTENCES):
+        sample = dataset.collater([dataset[index]])
+        inputs = {k: v for k, v in sample["net_input"].items() if v is not None}
+        if "prev_output_tokens" not in inputs:
+            inputs["src_tokens"] = inputs["src_tokens"][:, :LONGEST]
+            inputs["src_lengths"] = inputs["src_lengths"].clamp(max=LONGEST)
+        found.append(Sentence(inputs, _tokens(task, inputs)))
+        total += max(tokens.shape[1] for name, tokens in inputs.items() if name.endswith("tokens"))
+        if total >= MOST_TOKENS:
+            break
+    return found
+
+
+def _tokens(task, inputs: dict) -> dict[str, list[str]]:
+    if "prev_output_tokens" in inputs:
+        sides = {
+            "encoder": (inputs["src_tokens"], task.source_dictionary),
+            "decoder": (inputs["prev_output_tokens"], task.target_dictionary),
+        }
+    else:
+        sides = {"decoder": (inputs["src_tokens"], task.source_dictionary)}
+    return {side: [words[int(i)] for i in tokens[0]] for side, (tokens, words) in sides.items()}
+
+
+def choose_shown(found: Sequence[Sentence]) -> list[int]:
+    """Which sentences to draw over time: two of those that can be drawn whole, of middling length rather than short."""
+    lengths = [max(map(len, sentence.tokens.values())) for sentence in found]
+
+    def rank(i: int) -> tuple:
+        return lengths[i] > LONGEST_SHOWN, -min(lengths[i], 18), i
+
+    return sorted(sorted(range(len(found)), key=rank)[:SHOWN])
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without fairseq's progress messages, which a page does not need."""
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(before)

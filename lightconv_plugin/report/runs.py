@@ -1,0 +1,228 @@
+"""What lies in the folder of a run: its settings, its log, its scores, and which checkpoint to look into."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from lightconv_plugin.checkpoints.averaging import EPOCH_NAME, UPDATE_NAME, load_checkpoint
+from lightconv_plugin.checkpoints.parameters import count_parameters
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.report.logs import Training, parse_log
+from lightconv_plugin.report.scores import (
+    Score,
+    Translations,
+    generate_logs,
+    generated_score,
+    read_score,
+    read_translations,
+    score_files,
+)
+
+# As scripts/train.sh, hydra, and the usual redirections name a log.
+LOG_NAMES = ("train.log", "hydra/hydra_train.log", "hydra_train.log", "log.txt", "train.txt")
+_AVERAGE = re.compile(r"average(\d+)\.pt")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A training's configuration as plain dictionaries, by fairseq's names; empty where unknown."""
+
+    model: Mapping = field(default_factory=dict)
+    task: Mapping = field(default_factory=dict)
+    common: Mapping = field(default_factory=dict)
+    dataset: Mapping = field(default_factory=dict)
+    optimization: Mapping = field(default_factory=dict)
+
+    @property
+    def architecture(self) -> str | None:
+        return self.model.get("_name") or self.model.get("arch")
+
+    @property
+    def pair(self) -> tuple[str, str] | None:
+        source, target = self.task.get("source_lang"), self.task.get("target_lang")
+        return (source, target) if source and target else None
+
+    @property
+    def language_model(self) -> bool:
+        return "language_modeling" in str(self.task.get("_name") or self.task.get("task") or "")
+
+    @property
+    def mixers(self) -> dict[str, list[str]]:
+        """The token mixer of each layer: {"encoder": […], "decoder": […]}, a language model has no encoder."""
+        found = {}
+        for side in ("decoder",) if self.language_model else ("encoder", "decoder"):
+            layers = self.model.get(f"{side}_layers")
+            if layers is None:
+                continue
+            names = str(self.model.get(f"{side}_conv_type") or self._family()).split(",")
+            names = [name.strip() for name in names]
+            found[side] = names * int(layers) if len(names) == 1 else names
+        return found
+
+    def _family(self) -> str:
+        families = {"lightweightconv": "lightweight", "dynamicconv": "dynamic", "lightconv": "dynamic"}
+        families |= {"talkconv": "talk", "transformer": "attention"}
+        return families.get((self.architecture or "").split("_")[0], "unknown")
+
+    @staticmethod
+    def read(content: Mapping) -> "Settings":
+        """From the `cfg` of a checkpoint or a hydra configuration, or the `args` of an old checkpoint (flat)."""
+        if "model" not in content:
+            return Settings(*[content] * 5)
+        parts = ("model", "task", "common", "dataset", "optimization")
+        return Settings(*(content.get(part) or {} for part in parts))
+
+
+@dataclass
+class Run:
+    """A run's folder, read. problems: what could not be read and why, one sentence each, to be shown on the page."""
+
+    name: str
+    folder: Path
+    settings: Settings = field(default_factory=Settings)
+    training: Training | None = None
+    earlier: list[Training] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
+    translations: list[Translations] = field(default_factory=list)
+    checkpoint: Path | None = None
+    checkpoint_updates: int | None = None
+    averaged_from: list[str] = field(default_factory=list)
+    parameters: int | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+def check_folder(folder: Path) -> None:
+    """InputError unless the folder is that of a training."""
+    if not folder.exists():
+        raise InputError(f"RUN_DIR: there is no folder {folder}")
+    if not folder.is_dir():
+        raise InputError(f"RUN_DIR: {folder} is a file; give the folder of a training (fairseq's --save-dir)")
+    known = [folder / name for name in LOG_NAMES]
+    if not any(path.is_file() for path in known) and not list(folder.glob("*.pt")) and not list(folder.glob("*.log")):
+        raise InputError(
+            f"RUN_DIR: {folder} is not the folder of a training: it has neither checkpoints (*.pt) nor a log "
+            f"({', '.join(LOG_NAMES)} or *.log)"
+        )
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """A name for each folder: its last part, and as many parts before it as it takes to tell them apart."""
+    parts = [folder.resolve().parts for folder in folders]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(p[-length:]) for p in parts]
+        if len(set(names)) == len(names):
+            return names
+    raise InputError("RUN_DIR: a folder is given twice")
+
+
+def read_run(folder: Path, name: str, checkpoint: str | None = None) -> Run:
+    """Everything of a run but what its model computes. What cannot be read becomes one of the run's problems."""
+    run = Run(name, folder)
+    _read_log(run)
+    _read_checkpoint(run, checkpoint)
+    _read_settings(run)
+    _read_scores(run)
+    run.parameters = run.training.parameters if run.training else None
+    if run.parameters is None and run.checkpoint:
+        run.parameters = count_parameters(run.checkpoint)
+    return run
+
+
+def _read_log(run: Run) -> None:
+    others = sorted(path for path in run.folder.glob("*.log") if path.name not in LOG_NAMES)
+    seen = []
+    for path in [*(run.folder / name for name in LOG_NAMES), *others]:
+        if not path.is_file():
+            continue
+        seen.append(path.name)
+        log = parse_log(path.read_text(encoding="utf-8", errors="replace"))
+        if not log.trainings:
+            continue
+        *run.earlier, run.training = log.trainings
+        if log.broken:
+            run.problems.append(f"{path.name}: {log.broken} lines of statistics are cut off and were left out.")
+        if run.earlier:
+            ends = ", ".join(f"{training.updates:,}" for training in run.earlier)
+            run.problems.append(
+                f"{path.name} holds {len(log.trainings)} trainings, each begun at update 0; the last is shown. "
+                f"Those before it ended at update {ends}."
+            )
+        return
+    what = f"{', '.join(seen)} holds no line of a training's statistics" if seen else "there is no log of the training"
+    run.problems.append(f"No learning curve: {what}.")
+
+
+def choose_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint to look into: the newest average, else the best, else the last one written."""
+    averages = [path for path in folder.glob("*.pt") if _AVERAGE.fullmatch(path.name)]
+    if averages:
+        return max(averages, key=lambda path: (path.stat().st_mtime, path.name))
+    for name in ("checkpoint_best.pt", "checkpoint_last.pt"):
+        if (folder / name).is_file():
+            return folder / name
+    for pattern in (EPOCH_NAME, UPDATE_NAME):
+        found = [(int(match[1]), path) for path in folder.glob("*.pt") if (match := pattern.fullmatch(path.name))]
+        if found:
+            return max(found)[1]
+    return next(iter(sorted(folder.glob("*.pt"))), None)
+
+
+def _read_checkpoint(run: Run, name: str | None) -> None:
+    run.checkpoint = run.folder / name if name else choose_checkpoint(run.folder)
+    if run.checkpoint is None:
+        run.problems.append("There is no checkpoint (*.pt): no kernels, and no translations but those of a log.")
+        return
+    try:
+        state = load_checkpoint(run.checkpoint)
+    except InputError as error:
+        run.problems.append(f"The checkpoint cannot be used: {error}.")
+        run.checkpoint = None
+        return
+    history = state.get("optimizer_history") or [{}]
+    run.checkpoint_updates = history[-1].get("num_updates")
+    run.averaged_from = state.get("averaged_from") or []
+    content = state.get("cfg") or (vars(state["args"]) if state.get("args") else None)
+    if content:
+        run.settings = Settings.read(content)
+
+
+def _read_settings(run: Run) -> None:
+    """hydra's copy of the configuration, where no checkpoint says it."""
+    path = run.folder / "hydra" / ".hydra" / "config.yaml"
+    if run.settings.architecture or not path.is_file():
+        return
+    import yaml
+
+    try:
+        run.settings = with_defaults(Settings.read(yaml.safe_load(path.read_text(encoding="utf-8"))))
+    except (yaml.YAMLError, AttributeError, TypeError) as error:
+        run.problems.append(f"hydra/.hydra/config.yaml cannot be read: {type(error).__name__}.")
+
+
+def with_defaults(settings: Settings) -> Settings:
+    """The settings of a configuration file, which has only what it changes, with the architecture's own."""
+    from fairseq.models import MODEL_DATACLASS_REGISTRY
+
+    import lightconv_plugin.models  # noqa: F401  (registers the architectures)
+
+    architecture = MODEL_DATACLASS_REGISTRY.get(settings.architecture)
+    return replace(settings, model={**vars(architecture()), **settings.model}) if architecture else settings
+
+
+def _read_scores(run: Run) -> None:
+    for path in score_files(run.folder):
+        try:
+            run.scores.append(read_score(path))
+        except (InputError, OSError) as error:
+            run.problems.append(f"{error}.")
+    scored = {(score.checkpoint, score.subset) for score in run.scores}
+    for path in generate_logs(run.folder):
+        try:
+            run.translations.append(read_translations(path))
+            score = generated_score(path)
+        except (InputError, OSError) as error:
+            run.problems.append(f"{error}.")
+            continue
+        if score and (score.checkpoint, score.subset) not in scored:
+            run.scores.append(score)

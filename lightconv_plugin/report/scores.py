@@ -1,0 +1,146 @@
+"""Scores and translations that lie in a run's folder, as scripts/score.sh and fairseq's commands leave them.
+
+CHECKPOINT.SUBSET.score    what `lightconv score` printed, text or JSON
+CHECKPOINT.SUBSET.gen      what fairseq-generate printed; generate-SUBSET.txt where --results-path named the folder
+CHECKPOINT.SUBSET.ppl      a perplexity: what scripts/perplexity.sh writes (JSON), or fairseq-eval-lm printed
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import read_lines
+from lightconv_plugin.scoring.bleu import LEFT_OVER, remove_bpe
+from lightconv_plugin.scoring.generate_log import LAST_LINE, parse_gen_log
+
+# Key → heading. The keys are those of `lightconv score --json`, but for "bleu".
+MEASURES = {
+    "bleu": "BLEU, tokenised",
+    "sacrebleu": "sacreBLEU",
+    "chrf": "chrF2",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+    "rougeLsum": "ROUGE-Lsum",
+    "perplexity": "perplexity",
+}
+_JSON_NAMES = {"bleu_tok": "bleu", "ppl": "perplexity"}
+_NUMBER = r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
+_TEXT = {
+    "bleu": re.compile(rf"^(?:Generate \S+ with beam=\d+: )?BLEU4? = {_NUMBER}", re.MULTILINE),
+    "sacrebleu": re.compile(rf"^sacreBLEU = {_NUMBER}", re.MULTILINE),
+    "chrf": re.compile(rf"^chrF2 = {_NUMBER}", re.MULTILINE),
+    "rouge1": re.compile(rf"^ROUGE-1 = {_NUMBER}", re.MULTILINE),
+    "rouge2": re.compile(rf"^ROUGE-2 = {_NUMBER}", re.MULTILINE),
+    "rougeL": re.compile(rf"^ROUGE-L = {_NUMBER}", re.MULTILINE),
+    "rougeLsum": re.compile(rf"^ROUGE-Lsum = {_NUMBER}", re.MULTILINE),
+    "perplexity": re.compile(rf"\b[Pp]erplexity(?: =|:)\s*{_NUMBER}"),
+}
+_SIGNATURE = re.compile(r"(?:^(sacreBLEU|chrF2) = \S+|^F1 of \d+ \S+.*?)  (\S+\|\S+)$", re.MULTILINE)
+_REMARK = re.compile(r"^BLEU4 .*\)  (tokenised.*?)(?:, \d+ sentences)?$", re.MULTILINE)
+_NAME = re.compile(r"(?:(?P<checkpoint>.+)\.(?P<subset>\w+)|generate-(?P<only>\w+))\.(?:score|gen|txt|ppl)")
+SUFFIXES = (".score", ".ppl")
+
+
+@dataclass
+class Score:
+    """One file's scores. values: by MEASURES. details: signatures and the like, as the file has them."""
+
+    checkpoint: str
+    subset: str
+    values: dict[str, float] = field(default_factory=dict)
+    details: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Translations:
+    """One log of fairseq-generate, subwords joined; lists in the order of the data. sources: "" where not printed."""
+
+    checkpoint: str
+    subset: str
+    sources: list[str]
+    references: list[str]
+    hypotheses: list[str]
+
+
+def _named(path: Path) -> tuple[str, str]:
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        return path.stem, ""
+    return match["checkpoint"] or "", match["subset"] or match["only"]
+
+
+def read_score(path: Path) -> Score:
+    """The scores in a file; InputError where it holds none."""
+    text = "\n".join(read_lines(path))
+    score = Score(*_named(path))
+    if text.lstrip().startswith("{"):
+        _from_json(path, text, score)
+    else:
+        for key, pattern in _TEXT.items():
+            if found := pattern.findall(text):
+                score.values[key] = float(found[-1])
+        score.details += _REMARK.findall(text)
+        score.details += [f"{name} {signature}".strip() for name, signature in _SIGNATURE.findall(text)]
+    if not score.values:
+        raise InputError(f"{path.name} holds no score that is known here ({', '.join(MEASURES.values())})")
+    return score
+
+
+def _from_json(path: Path, text: str, score: Score) -> None:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{path.name} is not JSON: is it cut off? ({error})") from error
+    for key, value in content.items():
+        name = _JSON_NAMES.get(key, key)
+        if name in MEASURES and isinstance(value, (int, float)):
+            score.values[name] = float(value)
+    said = {"lowercase": "lower-cased", "compound_split": "compounds split"}
+    score.details += [", ".join(word for key, word in said.items() if content.get(key))]
+    names = {"signature": "sacreBLEU" if "sacrebleu" in score.values else "", "chrf_signature": "chrF2"}
+    score.details += [f"{name} {content[key]}".strip() for key, name in names.items() if content.get(key)]
+    if "context_window" in content:  # of scripts/perplexity.sh
+        sample = f"samples of {content.get('tokens_per_sample')} tokens, context window {content['context_window']}"
+        score.details.append(sample)
+    score.details = [detail for detail in score.details if detail]
+
+
+def generated_score(path: Path) -> Score | None:
+    """The BLEU in the line "Generate … with beam=…" of a log of fairseq-generate, None if there is none."""
+    found = [match for line in read_lines(path) if LAST_LINE.match(line) and (match := _TEXT["bleu"].match(line))]
+    if not found:
+        return None
+    return Score(*_named(path), {"bleu": float(found[-1][1])}, ["by fairseq-generate, on its own tokens"])
+
+
+def read_translations(path: Path) -> Translations:
+    """Sources, references and hypotheses of a log of fairseq-generate; InputError as parse_gen_log."""
+    lines = read_lines(path)
+    log = parse_gen_log(lines, path)
+    sources = [""] * len(log.references)
+    for line in lines:
+        head, tab, text = line.partition("\t")
+        if tab and head.startswith("S-") and head[2:].isdigit() and int(head[2:]) < len(sources):
+            sources[int(head[2:])] = text
+    sides = (sources, log.references, log.hypotheses)
+    return Translations(*_named(path), *([join_subwords(line) for line in side] for side in sides))
+
+
+def join_subwords(line: str) -> str:
+    """Words of a line that may be in subwords of subword-nmt or sentencepiece."""
+    if LEFT_OVER.search(line):
+        return remove_bpe(line, "sentencepiece" if "\u2581" in line else "@@")
+    return line
+
+
+def generate_logs(folder: Path) -> list[Path]:
+    """The logs of fairseq-generate in a folder, the newest first."""
+    found = [*folder.glob("*.gen"), *folder.glob("generate-*.txt")]
+    return sorted(found, key=lambda path: (-path.stat().st_mtime, path.name))
+
+
+def score_files(folder: Path) -> list[Path]:
+    return sorted(path for suffix in SUFFIXES for path in folder.glob(f"*{suffix}") if path.is_file())

@@ -1,0 +1,1 @@
+"""BLEU, chrF, ROUGE, perplexity, significance, and fairseq's logs they are read from."""

@@ -1,0 +1,178 @@
+"""BLEU and chrF of translations: tokenised BLEU as the papers report it, sacreBLEU and chrF on detokenised text.
+
+Tokenised BLEU is that of multi-bleu.perl, which `fairseq-score` computes too, on the tokens as they are. Where the two
+part, this follows multi-bleu.perl: an empty line has no token (fairseq-score counts one), and <unk> is a token like any
+other (fairseq-score never matches one in a reference; fairseq-generate prints it there as <<unk>>, so that it matches
+nowhere). A line is split at any Unicode space, as fairseq does; multi-bleu.perl, which reads bytes, leaves a no-break
+space and its like in the word. Text is UTF-8, one sentence to a line.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.text.recipe import moses_languages
+from lightconv_plugin.text.subwords import join
+
+# On bytes, as the Perl of fairseq's compound_split_bleu.sh: "a-ö-b" is split twice, "a-o-b" once.
+COMPOUND = re.compile(rb"(\S)-(\S)")
+LEFT_OVER = re.compile(r"@@(?: |$)|\u2581")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `lightconv score` found. Scores and precisions are on the scale 0 to 100."""
+
+    bleu_tok: float
+    precisions: list[float]
+    bp: float
+    ratio: float
+    sys_len: int
+    ref_len: int
+    sacrebleu: float
+    signature: str
+    chrf: float
+    chrf_signature: str
+    n: int
+    lang: str | None
+    detok: str
+    lowercase: bool
+    compound_split: bool
+
+    def lines(self) -> str:
+        """For people: the first line in fairseq-score's own form."""
+        precisions = "/".join(f"{p:.1f}" for p in self.precisions)
+        how = "".join(
+            f", {word}"
+            for word, on in (("lower-cased", self.lowercase), ("compounds split", self.compound_split))
+            if on
+        )
+        return (
+            f"BLEU4 = {self.bleu_tok:.2f}, {precisions} (BP={self.bp:.3f}, ratio={self.ratio:.3f}, "
+            f"syslen={self.sys_len}, reflen={self.ref_len})  tokenised{how}, {self.n} sentences\n"
+            f"sacreBLEU = {self.sacrebleu:.2f}  {self.signature}\n"
+            f"chrF2 = {self.chrf:.2f}  {self.chrf_signature}\n"
+        )
+
+
+def remove_bpe(line: str, mark: str) -> str:
+    """Words from subwords, as fairseq's --remove-bpe: `mark` is "@@" (subword-nmt) or "sentencepiece"."""
+    return join([line], "sentencepiece" if mark == "sentencepiece" else "bpe")
+
+
+def split_compounds(line: str) -> str:
+    """ "a-b" becomes "a ##AT##-##AT## b": the parts of a hyphenated compound count as words."""
+    return COMPOUND.sub(rb"\1 ##AT##-##AT## \2", line.encode()).decode()
+
+
+def detokenise(lines: Sequence[str], lang: str) -> list[str]:
+    """Plain text from Moses tokens, by the rules for this language."""
+    from sacremoses import MosesDetokenizer
+
+    moses = MosesDetokenizer(lang=lang)
+    return [moses.detokenize(line.split()) for line in lines]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One of sacrebleu's metrics with both sides as it wants them."""
+
+    metric: Any
+    hypotheses: list[str]
+    references: list[str]
+
+    def score(self):
+        """sacrebleu's score object of the corpus."""
+        return self.metric.corpus_score(self.hypotheses, [self.references])
+
+
+def measures(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    lang: str | None = None,
+    detok: str = "moses",
+    raw_references: Sequence[str] | None = None,
+    bpe: str | None = None,
+    lowercase: bool = False,
+    compound_split: bool = False,
+) -> dict[str, Measure]:
+    """The measures bleu_tok, sacrebleu and chrf of translations, whose sentences are those of the references in order.
+
+    hypotheses, references: tokenised sentences (plain ones with detok="none").
+    lang: target language; detok "moses" needs it, and sacreBLEU takes its tokeniser for zh, ja and ko by it.
+    raw_references: untouched references for sacreBLEU and chrF instead of the detokenised `references`.
+    bpe: "@@" or "sentencepiece" where the text still is in subwords. lowercase: score without case.
+    compound_split: for tokenised BLEU, take hyphenated compounds apart.
+
+    Raises InputError for unequal numbers of sentences, none, an unknown language, or a missing one.
+    """
+    from sacrebleu.metrics import BLEU, CHRF
+
+    _check(hypotheses, references, raw_references, lang, detok)
+    if bpe:
+        hypotheses, references = ([remove_bpe(line, bpe) for line in side] for side in (hypotheses, references))
+    plain, plain_references = hypotheses, references if raw_references is None else raw_references
+    if detok == "moses":
+        plain = detokenise(hypotheses, lang)
+        plain_references = detokenise(references, lang) if raw_references is None else raw_references
+    if lowercase:
+        hypotheses, references = ([line.lower() for line in side] for side in (hypotheses, references))
+    if compound_split:
+        hypotheses, references = ([split_compounds(line) for line in side] for side in (hypotheses, references))
+    try:
+        bleu = BLEU(lowercase=lowercase, trg_lang=lang or "")
+    except (ImportError, RuntimeError) as error:  # its tokenisers for ja and ko are extra packages
+        raise InputError(f"sacreBLEU cannot score language {lang!r}: {error}") from error
+    # The tokens as they are, without smoothing: multi-bleu.perl's number.
+    tokenised = BLEU(tokenize="none", smooth_method="none", force=True)
+    plain_sides = list(plain), list(plain_references)
+    return {
+        "bleu_tok": Measure(tokenised, list(hypotheses), list(references)),
+        "sacrebleu": Measure(bleu, *plain_sides),
+        "chrf": Measure(CHRF(lowercase=lowercase), *plain_sides),
+    }
+
+
+def score(hypotheses: Sequence[str], references: Sequence[str], **options) -> Report:
+    """Score translations against references, sentence by sentence the same; `options` are those of `measures`."""
+    found = measures(hypotheses, references, **options)
+    tokenised, sacre, chrf = (found[name].score() for name in ("bleu_tok", "sacrebleu", "chrf"))
+    return Report(
+        bleu_tok=tokenised.score,
+        precisions=list(tokenised.precisions),
+        bp=tokenised.bp,
+        ratio=tokenised.ratio,
+        sys_len=tokenised.sys_len,
+        ref_len=tokenised.ref_len,
+        sacrebleu=sacre.score,
+        signature=str(found["sacrebleu"].metric.get_signature()),
+        chrf=chrf.score,
+        chrf_signature=str(found["chrf"].metric.get_signature()),
+        n=len(hypotheses),
+        lang=options.get("lang"),
+        detok=options.get("detok", "moses"),
+        lowercase=options.get("lowercase", False),
+        compound_split=options.get("compound_split", False),
+    )
+
+
+def _check(hypotheses, references, raw_references, lang, detok) -> None:
+    if not hypotheses:
+        raise InputError("there are no sentences to score")
+    if len(hypotheses) != len(references):
+        raise InputError(f"{len(hypotheses)} translations, but {len(references)} references: each needs one")
+    if raw_references is not None and len(raw_references) != len(hypotheses):
+        raise InputError(f"{len(hypotheses)} translations, but {len(raw_references)} lines in --raw-ref")
+    if detok == "moses" and lang is None:
+        raise InputError(
+            "--lang (the target language) is needed to detokenise; for text that is plain, give --detok none"
+        )
+    check_language(lang)
+
+
+def check_language(lang: str | None) -> None:
+    """Raises InputError for a language that cannot be detokenised or told to sacreBLEU; None is none."""
+    if lang is not None and lang not in moses_languages():
+        raise InputError(f"--lang {lang!r} is not known; allowed: {', '.join(sorted(moses_languages()))}")

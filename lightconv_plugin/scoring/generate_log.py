@@ -1,0 +1,115 @@
+"""Reading what fairseq-generate printed: hypotheses and references in the order of the data, or a clear refusal.
+
+A log that was cut off, mixed from two runs or made with sentences left out gives a BLEU that looks right and is not.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightconv_plugin.errors import InputError
+
+SENTENCE = re.compile(r"([THD])-(\d+)\t(.*)", re.DOTALL)
+LAST_LINE = re.compile(r"(?:\| )?Generate \S+ with beam=\d+: ")  # the bar: of 2019 and before
+# How it ends with whichever of fairseq's scorers: "BLEU4 = …)", "WER: 12.34".
+WHOLE = re.compile(r".*: (?:BLEU.*\)|(?!BLEU).*\d)")
+TRANSLATED = re.compile(r"Translated ([\d,]+) sentences \((?:[^)]*\) in [\d.]+s \(([\d.]+) sentences/s)?")
+EXAMPLES = re.compile(r" \S+-\S+ (\d+) examples$")
+MESSAGE = re.compile(r"\r|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \| [A-Z]+ \| |(?:DEBUG|INFO|WARNING|ERROR):[\w.]+:")
+SKIPPED = re.compile(r"([\d,]+) samples have invalid sizes and will be skipped")
+# Since data2vec 2 (December 2022) fairseq leaves out a last batch whose size is not a multiple of the default 8.
+LAST_BATCH = "(fairseq-generate may drop the last batch: give it --required-batch-size-multiple 1)"
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Sentences of a log, by their number in the data from 0 on.
+
+    hypotheses: the final text of each (D-, after fairseq's own --bpe and --tokenizer; H- in logs that have no D-).
+    references: the text of T-.
+    decoded: whether --bpe or --tokenizer changed a hypothesis, so that its text may be plain already.
+    sentences_per_second: of the search itself, without loading and printing; None in a log that does not say it.
+    """
+
+    hypotheses: list[str]
+    references: list[str]
+    decoded: bool
+    sentences_per_second: float | None
+
+
+def is_gen_log(lines: Sequence[str]) -> bool:
+    """Whether this is the output of fairseq-generate, whole or not, and no plain text."""
+    return any(SENTENCE.fullmatch(line) or LAST_LINE.match(line) for line in lines)
+
+
+def parse_gen_log(lines: Sequence[str], name: Path) -> Generated:
+    """Read the lines of a log of fairseq-generate; `name` is what errors call it."""
+    texts: dict[str, dict[int, str]] = {"T": {}, "H": {}, "D": {}}
+    finished, counts, speed = False, {}, None
+    for line in lines:
+        if match := SENTENCE.fullmatch(line):
+            kind, number, text = match[1], int(match[2]), match[3]
+            if finished:
+                raise InputError(
+                    f"{name}: sentences follow the line 'Generate … with beam=…': are these two logs in one?"
+                )
+            if MESSAGE.search(text):
+                raise InputError(
+                    f"{name}: {kind}-{number} has a message or a progress bar in it: standard output and standard "
+                    "error came into this file side by side; keep the latter out (2> errors.log)"
+                )
+            if number in texts[kind]:
+                raise InputError(
+                    f"{name}: {kind}-{number} comes twice: generate with --nbest 1, and keep one run in a file"
+                )
+            if kind != "T":
+                _, tab, text = text.partition("\t")
+                if not tab:
+                    raise InputError(f"{name}: {kind}-{number} has a score and no text: is the line cut off?")
+            if "\t" in text:
+                raise InputError(
+                    f"{name}: {kind}-{number} has another line in it: a line was cut off before it ended"
+                )
+            texts[kind][number] = text
+        elif LAST_LINE.match(line):
+            finished = WHOLE.fullmatch(line) is not None
+        elif match := SKIPPED.search(line):
+            raise InputError(
+                f"{name}: fairseq-generate skipped {match[1]} sentences that were too long for the model"
+            )
+        elif match := TRANSLATED.search(line):
+            counts["it translated"] = int(match[1].replace(",", ""))
+            speed = float(match[2]) if match[2] else None
+        elif match := EXAMPLES.search(line):
+            counts["the data has"] = int(match[1])
+    hypotheses, references, decoded = _checked(texts, finished, counts, name)
+    return Generated(hypotheses, references, decoded, speed)
+
+
+def _checked(
+    texts: dict[str, dict[int, str]], finished: bool, counts: dict[str, int], name: Path
+) -> tuple[list[str], list[str], bool]:
+    if not texts["H"]:
+        raise InputError(
+            f"{name} has no H- lines: it is not the output of fairseq-generate (or of one run with --quiet)"
+        )
+    if not texts["T"]:
+        raise InputError(f"{name} has no T- lines: fairseq-generate had no references to print")
+    if not finished:
+        raise InputError(f"{name} is cut off: it does not end with fairseq-generate's line 'Generate … with beam=…'")
+    number = max(max(of_kind, default=-1) for of_kind in texts.values()) + 1
+    kinds = ["T", "H"] + (["D"] if texts["D"] else [])
+    for kind in kinds:
+        missing = [i for i in range(number) if i not in texts[kind]]
+        if missing:
+            some = ", ".join(f"{kind}-{i}" for i in missing[:5]) + (" …" if len(missing) > 5 else "")
+            raise InputError(
+                f"{name}: {len(missing)} of {number} sentences have no {kind}- line: {some} {LAST_BATCH}"
+            )
+    for who, count in counts.items():
+        if count != number:
+            raise InputError(f"{name}: fairseq-generate says that {who} {count} sentences, not {number} {LAST_BATCH}")
+    rows = {kind: [texts[kind][i] for i in range(number)] for kind in kinds}
+    hypotheses = rows.get("D", rows["H"])
+    return hypotheses, rows["T"], hypotheses != rows["H"]

@@ -1,0 +1,156 @@
+"""The perplexity of a language model: fairseq-eval-lm with what the checkpoint says of its training, and its log.
+
+fairseq-eval-lm asks for the sample length and the break mode again; with other values than the training's it skips what
+it cannot score and reports a number all the same. Here the text's tokens are counted, and each must have been scored.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightconv_plugin.checkpoints.loading import safe_torch_load
+from lightconv_plugin.checkpoints.parameters import count_parameters
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import read_lines
+from lightconv_plugin.paths import package_dir
+
+# The probabilities of all words for one batch: half a gigabyte.
+BATCH_OF_PROBABILITIES = 1 << 27
+SCORED = re.compile(r"Evaluated ([\d,]+) tokens in ")
+RESULT = re.compile(r"Loss \(base 2\): (\d+\.\d{4}|nan|inf), Perplexity: (\d+\.\d\d|nan|inf)$")
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """What fairseq-eval-lm found. loss: bits a token. tokens: how many it scored, </s> included."""
+
+    perplexity: float
+    loss: float
+    tokens: int
+
+    def lines(self) -> str:
+        """For people."""
+        return f"perplexity = {self.perplexity:.2f} (loss {self.loss:.4f} bits a token, {self.tokens:,} tokens)\n"
+
+
+def parse_eval_lm_log(lines: Sequence[str], name) -> Perplexity:
+    """Read the log of one run of fairseq-eval-lm; `name` is what errors call it.
+
+    Raises InputError when the log is not of fairseq-eval-lm, cut off, of several runs, or without a finite result.
+    """
+    scored = [match[1] for line in lines if (match := SCORED.search(line))]
+    results = [match for line in lines if (match := RESULT.search(line))]
+    if max(len(scored), len(results)) > 1:
+        raise InputError(f"{name} has the results of several runs of fairseq-eval-lm: keep one run in a file")
+    if not scored or not results:
+        raise InputError(
+            f"{name} is cut off or not of fairseq-eval-lm: it lacks the line "
+            + ("'Evaluated … tokens in …'" if not scored else "'Loss (base 2): …, Perplexity: …'")
+        )
+    found = Perplexity(float(results[0][2]), float(results[0][1]), int(scored[0].replace(",", "")))
+    if not 0 < found.perplexity < float("inf"):
+        raise InputError(f"{name}: the perplexity is {results[0][2]}: the model gives some word no probability")
+    return found
+
+
+def task_of(state: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint says of its task: the newer ones under cfg, those of 2019 among all their arguments."""
+    cfg = state.get("cfg")
+    if cfg:
+        return {**cfg["task"], "max_target_positions": cfg["model"].get("max_target_positions")}
+    return vars(state["args"])
+
+
+def plain(value: Any) -> str:
+    """A choice as it is typed: an enum's value, or the string itself."""
+    return str(getattr(value, "value", value))
+
+
+def evaluation(task: dict[str, Any], words: int, context_window: int) -> list[str]:
+    """fairseq-eval-lm's options for a model trained by `task` over a dictionary of `words` entries.
+
+    Raises:
+        InputError: the context window leaves no token of a sample to be scored.
+    """
+    length = int(task.get("max_target_positions") or task["tokens_per_sample"])
+    length = min(length, int(task["tokens_per_sample"]))
+    if not 0 <= context_window < length:
+        raise InputError(
+            f"--context-window must be in 0 … {length - 1}, below the {length} tokens of a sample, got {context_window}"
+        )
+    # A row of a batch has the window's tokens besides those that count.
+    scored = length - context_window
+    tokens = max(scored, BATCH_OF_PROBABILITIES // words * scored // length)
+    options = ["--task", "language_modeling", "--tokens-per-sample", str(length), "--max-tokens", str(tokens)]
+    options += ["--sample-break-mode", plain(task.get("sample_break_mode") or "none")]
+    options += ["--context-window", str(context_window)]
+    if int(task.get("output_dictionary_size", -1)) >= 0:
+        options += ["--output-dictionary-size", str(task["output_dictionary_size"])]
+    return options + (["--add-bos-token"] if task.get("add_bos_token") else [])
+
+
+def tokens_of(data: Path, subset: str) -> int:
+    """Tokens of a binarised text, </s> of every line included."""
+    from fairseq.data import data_utils
+
+    dataset = data_utils.load_indexed_dataset(str(data / subset), None)  # its sizes live in the file it keeps open
+    return int(dataset.sizes.sum())
+
+
+def check_data(data: Path, subset: str) -> None:
+    """Raises InputError where a folder lacks the dictionary or the subset of a language model's data."""
+    for path, what in ((data / "dict.txt", "a dictionary"), (data / f"{subset}.idx", "a subset")):
+        if not path.is_file():
+            raise InputError(
+                f"{path} is missing: DATA_BIN is a folder of scripts/prepare_wikitext2.sh or its like, with {what}"
+            )
+
+
+def measure(
+    data: Path, checkpoint: Path, subset: str, context_window: int = 0, options: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Runs fairseq-eval-lm with these options of its own at the end; its log becomes CHECKPOINT.SUBSET.eval_lm.
+
+    Returns perplexity, loss (bits), tokens, subset, context_window, tokens_per_sample and parameters.
+
+    Raises:
+        InputError: an argument is wrong, fairseq-eval-lm failed, or it left tokens out.
+    """
+    check_data(data, subset)
+    if not checkpoint.is_file():
+        raise InputError(f"no checkpoint {checkpoint}")
+    with (data / "dict.txt").open(encoding="utf-8") as file:
+        words = sum(1 for _ in file)
+    task = task_of(safe_torch_load(checkpoint))
+    if "tokens_per_sample" not in task:
+        raise InputError(f"{checkpoint} is not of a language model: its task has no tokens_per_sample")
+    command = [sys.executable, "-u", "-m", "fairseq_cli.eval_lm", str(data), "--path", str(checkpoint)]
+    command += ["--user-dir", str(package_dir()), "--gen-subset", subset, "--log-format", "simple"]
+    command += [*evaluation(task, words, context_window), *options]
+    log = checkpoint.with_suffix(f".{subset}.eval_lm")
+    temporary = log.with_name(log.name + ".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        failed = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
+    os.replace(temporary, log)
+    lines = read_lines(log)
+    if failed:
+        tail = "\n".join(lines[-8:])
+        raise InputError(f"fairseq-eval-lm failed with status {failed}, see {log}:\n{tail}")
+    found = parse_eval_lm_log(lines, log)
+    tokens = tokens_of(data, subset)
+    if found.tokens < tokens:
+        raise InputError(f"fairseq-eval-lm scored {found.tokens} of the {tokens} tokens of {subset}, see {log}")
+    return {
+        "perplexity": found.perplexity,
+        "loss": found.loss,
+        "tokens": tokens,
+        "subset": subset,
+        "context_window": context_window,
+        "tokens_per_sample": int(task["tokens_per_sample"]),
+        "parameters": count_parameters(checkpoint),
+    }

@@ -1,0 +1,124 @@
+"""`lightconv convert`: what cannot be converted is refused in one line, and nothing is written."""
+
+import pytest
+import torch
+
+from lightconv_plugin.errors import InputError
+
+pytest.importorskip("fairseq")
+
+from lightconv_plugin.cli.convert import convert
+from tests.checkpoints.conversions import checkpoint, load, run, settings, small
+from tests.models.toys import SMALL, build
+
+CANNOT = [
+    (
+        "dynamicconv",
+        {"decoder_conv_type": "dynamic,dynamic,attention"},
+        "fairseq",
+        "--decoder-conv-type dynamic,dynamic,att",
+    ),
+    (
+        "talkconv",
+        {},
+        "fairseq",
+        "--encoder-conv-type talk,talk,talk: it has one of dynamic, lightweight for all layers",
+    ),
+    ("dynamicconv", {}, "talk", "--encoder-conv-type dynamic,dynamic,dynamic: it has one of talk"),
+    ("dynamicconv", {"encoder_conv_type": "window_attention"}, "fairseq", "--encoder-conv-type window_attention,"),
+    (
+        "dynamicconv",
+        {"weight_normalization": "l2"},
+        "fairseq-0.12.2",
+        "--weight-normalization l2: it has softmax and none",
+    ),
+    ("dynamicconv", {"activation_fn": "gelu"}, "fairseq", "--activation-fn gelu: it has relu"),
+    ("talkconv", {"activation_fn": "relu"}, "talk", "--activation-fn relu: it has swish"),
+    ("dynamicconv", {"layernorm_embedding": True}, "fairseq", "--layernorm-embedding True: it has no such option"),
+]
+
+
+@pytest.mark.parametrize(
+    "architecture, options, layout, said", CANNOT, ids=[case[-1].split()[0][2:] for case in CANNOT]
+)
+def test_what_a_layout_cannot_express_is_refused(architecture, options, layout, said, their_task, tmp_path):
+    options = small(options)
+    ours = build(architecture, their_task, **options)
+    source = checkpoint(tmp_path / "a.pt", ours, settings(architecture, **options))
+    with pytest.raises(InputError) as error:
+        convert(source, layout)
+    assert f"{source}: the layout {layout} cannot express {said}" in str(error.value)
+
+
+def changed(path, ours, section, change):
+    checkpoint(path, ours, section)
+    content = load(path)
+    change(content)
+    torch.save(content, path)
+    return path
+
+
+def model_of(content):
+    return content["cfg"]["model"]
+
+
+BROKEN = {
+    "unknown": (
+        lambda c: c["model"].update({"encoder.layers.0.extra": torch.ones(1)}),
+        "parameters that are unknown for dynamicconv: encoder.layers.0.extra",
+    ),
+    "missing": (
+        lambda c: c["model"].pop("decoder.layers.1.fc2.bias"),
+        "parameters that are missing for dynamicconv: decoder.layers.1.fc2.bias",
+    ),
+    "shape": (
+        lambda c: model_of(c).update(encoder_ffn_embed_dim=48),
+        "encoder.layers.0.fc1.weight has shape (24, 16), but by the options it must have (48, 16)",
+    ),
+    "options": (
+        lambda c: model_of(c).update(encoder_attention_heads=3),
+        "no model can be built by its options: --encoder-attention-heads must divide",
+    ),
+    "cutoff": (lambda c: model_of(c).update(adaptive_softmax_cutoff="x"), "no model can be built by its options"),
+    "architecture": (lambda c: model_of(c).update(_name="transformer"), "its architecture is transformer, none of"),
+    "no-name": (lambda c: model_of(c).pop("_name"), "does not say which architecture it is of"),
+    "no-settings": (lambda c: c.update(cfg=None), "has neither cfg nor args"),
+    "text": (lambda c: c["model"].update(x="y"), "x is a str, not a tensor"),
+    "no-model": (lambda c: c.pop("model"), "has no parameters under 'model'"),
+    "no-embedding": (
+        lambda c: c["model"].pop("decoder.embed_tokens.weight"),
+        "no model can be built by its options",
+    ),
+}
+
+
+@pytest.mark.parametrize("change, said", BROKEN.values(), ids=BROKEN)
+def test_files_that_are_wrong_are_refused_in_one_line(change, said, their_task, tmp_path, capsys):
+    source = changed(
+        tmp_path / "a.pt", build("dynamicconv", their_task, **SMALL), settings("dynamicconv", **SMALL), change
+    )
+    assert run(source, tmp_path / "b.pt", "--to", "fairseq") == 2
+    out, err = capsys.readouterr()
+    assert out == "" and said in err and str(source) in err
+    assert [line for line in err.splitlines() if "error" in line] == [err.splitlines()[-1]]
+    assert not (tmp_path / "b.pt").exists()
+
+
+def test_the_same_layout_and_the_same_file_are_refused(their_task, tmp_path, capsys):
+    source = checkpoint(tmp_path / "a.pt", build("dynamicconv", their_task, **SMALL), settings("dynamicconv", **SMALL))
+    before = source.read_bytes()
+    assert run(source, tmp_path / "b.pt", "--to", "plugin") == 2
+    assert "is in the layout plugin already" in capsys.readouterr().err
+    assert run(source, tmp_path / "x" / ".." / "a.pt", "--to", "fairseq") == 2
+    (tmp_path / "link.pt").symlink_to(source)
+    assert run(source, tmp_path / "link.pt", "--to", "fairseq") == 2
+    assert "is the file to convert: name another one" in capsys.readouterr().err
+    assert source.read_bytes() == before
+
+
+def test_code_in_a_file_is_not_run(tmp_path, capsys):
+    from tests.checkpoints.test_average_loading import RunsACommand
+
+    torch.save({"model": RunsACommand(tmp_path)}, tmp_path / "evil.pt")
+    assert run(tmp_path / "evil.pt", tmp_path / "b.pt", "--to", "plugin") == 2
+    assert "is refused" in capsys.readouterr().err

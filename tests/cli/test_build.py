@@ -1,0 +1,132 @@
+"""`lightconv build`: what is built, what it says, and how it fails."""
+
+import pytest
+import torch
+
+from lightconv_plugin.cli import main
+from lightconv_plugin.ops import artifacts, compilation
+from lightconv_plugin.ops.artifacts import NativeError
+
+
+@pytest.fixture
+def built(plain, monkeypatch):
+    """A machine with CUDA where nothing is really compiled: the recipes that were to be."""
+    recipes = []
+
+    def build(recipe, **callbacks):
+        recipes.append(recipe)
+        return recipe.folder / recipe.file
+
+    (plain.sources / "toy.cu").touch()
+    monkeypatch.setitem(artifacts.SOURCES, "cuda", plain.sources)
+    monkeypatch.setattr(compilation, "build", build)
+    monkeypatch.setattr(compilation, "toolkit", lambda: (plain.folder, "13.0"))
+    monkeypatch.setattr(artifacts, "capabilities", lambda: [(9, 0)])
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    return recipes
+
+
+def test_the_library_its_path_and_the_time(plain, capsys):
+    path = artifacts.recipe("cpu").folder / "lightconv_cpu.so"
+    assert main.main(["build", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"cpu: {path} (") and out.endswith(" s)\n") and path.is_file()
+    assert err == "cpu: compiling 1 files\ncpu: 1/2 toy.o\ncpu: 2/2 lightconv_cpu.so\n"
+    assert main.main(["build", "cpu"]) == 0
+    assert capsys.readouterr() == (f"cpu: {path} (was there already)\n", "")
+
+
+def test_a_failure_names_the_log(broken, capsys):
+    assert main.main(["build", "cpu"]) == 1
+    out, err = capsys.readouterr()
+    last = err.splitlines()[-1]
+    assert out == "" and last.startswith("lightconv build: error: cpu: ") and "three" in last
+    assert last.endswith(f"all messages: {artifacts.recipe('cpu').folder}.log")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "made"),
+    [
+        ([], [("cpu", ()), ("cuda", ("9.0",))]),
+        (["cpu"], [("cpu", ())]),
+        (["cuda"], [("cuda", ("9.0",))]),
+        (["cuda", "cpu"], [("cpu", ()), ("cuda", ("9.0",))]),
+        (["--cuda-arch", "8.0;9.0"], [("cpu", ()), ("cuda", ("8.0", "9.0"))]),
+        (["cuda", "--cuda-arch", "12.0+PTX"], [("cuda", ("12.0+PTX",))]),
+    ],
+    ids=lambda value: " ".join(value) if value and isinstance(value[0], str) else None,
+)
+def test_what_is_built(arguments, made, built):
+    assert main.main(["build", *arguments]) == 0
+    assert [(recipe.kind, recipe.architectures) for recipe in built] == made
+
+
+def test_the_environment_names_architectures(built, monkeypatch):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "7.5 8.6")
+    assert main.main(["build", "cuda"]) == 0
+    assert built[0].architectures == ("7.5", "8.6")
+    assert main.main(["build", "cuda", "--cuda-arch", "9.0"]) == 0
+    assert built[1].architectures == ("9.0",)
+
+
+def test_no_gpu_is_needed_if_architectures_are_named(built, monkeypatch, capsys):
+    monkeypatch.setattr(artifacts, "capabilities", lambda: [])
+    assert main.main(["build", "cuda", "--cuda-arch", "9.0"]) == 0
+    assert main.main(["build", "cuda"]) == 1
+    assert "there is no GPU to compile for; name the architectures" in capsys.readouterr().err
+    assert main.main(["build"]) == 0
+    assert "cuda: not built: there is no GPU to compile for\n" in capsys.readouterr().out
+    assert [recipe.kind for recipe in built] == ["cuda", "cpu"]
+
+
+def test_cuda_is_left_out_where_it_cannot_be_unless_asked_for(built, monkeypatch, capsys):
+    def no_toolkit():
+        raise NativeError("nvcc was not found", "install it")
+
+    monkeypatch.setattr(compilation, "toolkit", no_toolkit)
+    assert main.main(["build"]) == 0
+    out, err = capsys.readouterr()
+    assert out.endswith("cuda: not built: nvcc was not found\n") and err == ""
+    for arguments in (["cuda"], ["--cuda-arch", "9.0"], ["cpu", "cuda"]):
+        assert main.main(["build", *arguments]) == 1
+        assert "lightconv build: error: cuda: nvcc was not found; install it\n" in capsys.readouterr().err
+
+
+def test_what_is_there_needs_no_toolkit(built, monkeypatch, capsys):
+    def no_toolkit():
+        raise NativeError("nvcc was not found")
+
+    monkeypatch.setattr(compilation, "toolkit", no_toolkit)
+    recipe = artifacts.recipe("cuda", ("9.0",))
+    recipe.folder.mkdir(parents=True)
+    (recipe.folder / recipe.file).touch()
+    assert main.main(["build", "cuda", "--cuda-arch", "9.0"]) == 0
+    assert capsys.readouterr().out.startswith(f"cuda: {recipe.folder / recipe.file} (")
+
+
+def test_a_torch_without_cuda_is_said(plain, monkeypatch, capsys):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert main.main(["build", "cuda", "--cuda-arch", "9.0"]) == 1
+    assert "is built without CUDA, and CUDA kernels must be linked to a torch that has it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["gpu"], "can build cpu and cuda, got 'gpu'"),
+        (["cpu", "--cuda-arch", "9.0"], "--cuda-arch is for the CUDA kernels"),
+        (["--cuda-arch", "sm_90"], "--cuda-arch: GPU architectures must be numbers such as '8.0;9.0'"),
+        (["--cuda-arch", ""], "--cuda-arch: GPU architectures must be numbers"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_wrong_arguments(arguments, said, built, capsys):
+    assert main.main(["build", *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert not built
+
+
+def test_a_wrong_environment(built, monkeypatch, capsys):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "Hopper")
+    assert main.main(["build", "cuda"]) == 2
+    assert "TORCH_CUDA_ARCH_LIST: GPU architectures must be numbers" in capsys.readouterr().err

@@ -1,0 +1,203 @@
+"""The command itself: its start, its ways out, and what the sub-commands share."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lightconv_plugin
+from lightconv_plugin.cli import main, user_dir
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import atomic_write
+
+COMMANDS = ["user-dir", "doctor", "build", "average", "tune", "score", "translate", "convert", "report"]
+
+
+def command(*arguments, repository, **environment):
+    return subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "lightconv_plugin.cli", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=repository,
+        env={**os.environ, **environment},
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["user-dir"], *([name, "--help"] for name in ("score", "tune", "translate", "convert"))],
+    ids=" ".join,
+)
+def test_what_needs_no_library_imports_none(arguments, repository):
+    done = command(*arguments, repository=repository)
+    assert done.returncode == 0
+    modules = {line.split("|")[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "lightconv_plugin.cli.main" in modules
+    assert not modules & {"torch", "numpy", "fairseq", "sacrebleu", "sacremoses", "tqdm"}
+
+
+def test_help_names_every_command(repository):
+    done = command("--help", repository=repository)
+    assert all(name in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", ["average", "tune", "score", "translate", "convert"])
+def test_the_help_of_a_command_has_an_example(name, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main.main([name, "--help"])
+    assert stopped.value.code == 0
+    assert f"lightconv {name} " in capsys.readouterr().out.split("example:")[1]
+
+
+def test_user_dir_is_the_package_that_is_imported(capsys):
+    assert main.main(["user-dir"]) == 0
+    printed = Path(capsys.readouterr().out.removesuffix("\n"))
+    assert printed.is_absolute()
+    assert printed.samefile(Path(lightconv_plugin.__file__).parent)
+    assert str(printed) in map(os.path.abspath, lightconv_plugin.__path__)
+
+
+def test_the_installed_script_and_python_m_are_the_same_function(repository):
+    assert '"lightconv = lightconv_plugin.cli.main:main"' in (repository / "setup.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["average"]], ids=["none", "unknown", "no-options"])
+def test_wrong_usage_exits_2(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main.main(arguments)
+    assert stopped.value.code == 2
+    assert "usage: lightconv" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error, status, said",
+    [
+        (InputError("first line\n  second line"), 2, "lightconv user-dir: error: first line second line\n"),
+        (PermissionError(13, "Permission denied", "x.pt"), 2, "lightconv user-dir: error: [Errno 13]"),
+        (KeyboardInterrupt(), 130, "lightconv user-dir: interrupted\n"),
+    ],
+    ids=["command-error", "os-error", "ctrl-c"],
+)
+def test_an_error_is_one_line_and_a_status(error, status, said, monkeypatch, capsys):
+    def fail(args):
+        raise error
+
+    monkeypatch.setattr(user_dir, "run", fail)
+    assert main.main(["user-dir"]) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(said)
+    assert err.count("\n") == 1
+
+
+def test_an_unforeseen_error_is_not_hidden(monkeypatch):
+    def fail(args):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(user_dir, "run", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main.main(["user-dir"])
+
+
+def test_a_termination_cleans_up(monkeypatch, tmp_path):
+    target, seen = tmp_path / "out.txt", []
+
+    def half_way(args):
+        with atomic_write(target) as file:
+            file.write("half")
+            seen.extend(tmp_path.iterdir())
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(user_dir, "run", half_way)
+    with pytest.raises(SystemExit) as stopped:
+        main.main(["user-dir"])
+    assert stopped.value.code == 128 + signal.SIGTERM
+    assert len(seen) == 1
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+# ------------------------------------------------------------------------------------------------ atomic_write
+
+
+def test_atomic_write_text_and_bytes(tmp_path):
+    with atomic_write(tmp_path / "text") as file:
+        file.write("grün\n")
+    with atomic_write(tmp_path / "bytes", binary=True) as file:
+        file.write(b"\0\r\n")
+    assert (tmp_path / "text").read_bytes() == "grün\n".encode()
+    assert (tmp_path / "bytes").read_bytes() == b"\0\r\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bytes", "text"]
+
+
+def test_atomic_write_has_the_usual_permissions(tmp_path):
+    (tmp_path / "usual").touch()
+    with atomic_write(tmp_path / "ours"):
+        pass
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_atomic_write_shows_the_old_content_until_the_end(tmp_path):
+    path = tmp_path / "with a space"
+    path.write_text("old")
+    with atomic_write(path) as file:
+        file.write("new")
+        file.flush()
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit], ids=lambda e: e.__name__)
+def test_atomic_write_leaves_nothing_of_a_failure(error, tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(error), atomic_write(path) as file:
+        file.write("half")
+        raise error
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_atomic_write_leaves_nothing_when_the_renaming_fails(tmp_path, monkeypatch):
+    def fail(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="No space"), atomic_write(tmp_path / "file") as file:
+        file.write("all of it")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name, said", [("", "is a folder"), ("no/such", "there is no folder")], ids=["folder", "parent"]
+)
+def test_atomic_write_says_where_it_cannot_write(name, said, tmp_path):
+    with pytest.raises(InputError, match=said), atomic_write(tmp_path / name):
+        pytest.fail("must not begin")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_atomic_write_removes_what_a_killed_process_has_left(tmp_path):
+    """Of the same file only, and not what is still being written, here or on another machine (which holds a lock)."""
+    for name in ("file", "other"):
+        if (child := os.fork()) == 0:
+            with atomic_write(tmp_path / name):
+                os.kill(os.getpid(), signal.SIGKILL)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    left = {path.name.split(".")[1]: path for path in tmp_path.iterdir()}
+    assert left.keys() == {"file", "other"}
+    elsewhere = tmp_path / left["file"].name.replace(".tmp", "").replace(left["file"].name[-12:-4], "00000000.tmp")
+    with elsewhere.open("w") as locked, atomic_write(tmp_path / "third") as third:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        for name in ("file", "third"):
+            with atomic_write(tmp_path / name) as file:
+                file.write("new")
+        assert elsewhere.exists() and not left["file"].exists() and left["other"].exists()
+        third.write("of a living process")
+    assert (tmp_path / "file").read_text() == "new" and (tmp_path / "third").read_text() == "of a living process"

@@ -1,0 +1,386 @@
+"""`lightconv doctor`: all well, without fairseq, and each thing that can be wrong."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+import torch
+
+from lightconv_plugin import ops
+from lightconv_plugin.cli import doctor, main
+from lightconv_plugin.diagnostics import selfcheck
+from lightconv_plugin.ops import backends, reference
+from lightconv_plugin.ops.artifacts import NativeError
+
+WITHOUT_FAIRSEQ = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name == "fairseq" or name.startswith("fairseq."):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def command(*arguments, repository, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "lightconv_plugin.cli", "doctor", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=repository,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        timeout=120,
+    )
+
+
+def statuses(report, status):
+    """The findings of this status, as {name: finding}."""
+    return {finding.name: finding for finding in report.findings if finding.status == status}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled():
+    """The kernels, before a test takes the compiler away."""
+    backends.backend("cpu")
+
+
+@pytest.fixture
+def no_fairseq(monkeypatch):
+    """In this process, `import fairseq` says that there is none; the operators' part is quick to look at alone."""
+    monkeypatch.setitem(sys.modules, "fairseq", None)
+
+
+# ------------------------------------------------------------------------------------------------ as a user runs it
+
+
+def test_all_is_well_with_fairseq(repository):
+    pytest.importorskip("fairseq")
+    done = command("--json", repository=repository)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("\n") == 1
+    said = json.loads(done.stdout)
+    assert said["ok"] is True
+    assert said["plugin"] == str(repository / "lightconv_plugin")
+    assert said["versions"]["torch"] == metadata.version("torch")
+    assert said["torch"]["devices"] == [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    assert said["backends"]["cpu"]["backend"] == "cpu"
+    assert said["backends"]["cpu"]["library"].endswith("lightconv_cpu.so") and said["backends"]["cpu"]["built"]
+    assert set(said["against_reference"]) == set(said["self_check"])
+    assert all(0 <= error < 5e-2 for error in said["against_reference"].values())
+    assert said["fairseq"]["available"] is True
+    assert {"dynamicconv", "lightweightconv", "dynamicconv_wmt_en_de_big"} <= set(said["fairseq"]["architectures"])
+    assert any(name.startswith("A ") for name, _ in said["fairseq"]["patches"])
+    assert all(len(patch) == 2 and all(patch) for patch in said["fairseq"]["patches"])
+    checks = said["self_check"]
+    assert {"lightconv on cpu, float32", "dynamicconv on cpu, bfloat16"} <= checks.keys()
+    assert all(0 <= error < 1e-5 for name, error in checks.items() if name.endswith("float32"))
+    names = [finding["name"] for finding in said["findings"] if finding["status"] == "ok"]
+    assert {"fairseq", "models", "model self-check", *checks} <= set(names)
+
+
+@pytest.mark.parametrize("form", ["json", "lines"])
+def test_without_fairseq_the_operators_are_fine(form, repository, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_FAIRSEQ)
+    options = ["--json"] if form == "json" else []
+    done = command(*options, repository=repository, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stdout
+    if form == "json":
+        said = json.loads(done.stdout)
+        assert said["ok"] is True
+        assert said["fairseq"] == {"available": False}
+        assert len(said["self_check"]) >= 4
+    else:
+        assert "warning  fairseq: not installed: the operators work, the models are not available\n" in done.stdout
+        assert "pip install 'lightconv-plugin[fairseq]'" in done.stdout
+        assert done.stdout.endswith("all is well\n")
+        assert "model self-check" not in done.stdout
+
+
+def test_what_is_wrong_has_a_remedy_and_status_1(repository, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_FAIRSEQ)
+    done = command(repository=repository, PYTHONPATH=str(tmp_path), LIGHTCONV_BACKEND="cuda")
+    assert done.returncode == 1
+    assert "failure  backend for cuda tensors: LIGHTCONV_BACKEND=cuda: the CUDA kernels cannot be used" in done.stdout
+    assert "         -> unset LIGHTCONV_BACKEND\n" in done.stdout
+    assert done.stdout.endswith("something is wrong: see the lines marked failure\n")
+
+
+# ------------------------------------------------------------------------------------------------ the operators
+
+
+@pytest.mark.parametrize("padding_l", [0, 2, 3, 6])
+def test_the_expectation_is_right(padding_l):
+    """The hand-written gradient against autograd through an equally plain forward pass."""
+    x, grad = torch.randn(6, 2, 12, dtype=torch.float64), torch.randn(6, 2, 12, dtype=torch.float64)
+    logits = torch.randn(6, 2, 3, 7, dtype=torch.float64)
+    leaves = [x.clone().requires_grad_(), logits.clone().requires_grad_()]
+    padded = torch.nn.functional.pad(leaves[0], (0, 0, 0, 0, padding_l, 6 - padding_l))
+    windows = padded.unfold(0, 7, 1).unflatten(2, (3, 4))
+    (windows * leaves[1].softmax(dim=-1).unsqueeze(3)).sum(dim=-1).flatten(2).backward(grad)
+    out, grad_x, grad_logits = selfcheck.expected(x, logits, padding_l, grad)
+    want = (windows * leaves[1].softmax(dim=-1).unsqueeze(3)).sum(dim=-1).flatten(2)
+    for got, expected in zip((out, grad_x, grad_logits), (want.detach(), *(leaf.grad for leaf in leaves)), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_expectation_of_talkconv_is_right(causal):
+    """Against autograd through the band of shares, clip(reach − distance + 1, 0, 1)."""
+    x, grad = torch.randn(6, 2, 12, dtype=torch.float64), torch.randn(6, 2, 12, dtype=torch.float64)
+    left, right = (1.5 * torch.rand(6, 2, 3, dtype=torch.float64) for _ in range(2))
+    leaves = [tensor.clone().requires_grad_() for tensor in ((x, left) if causal else (x, left, right))]
+    distance = torch.arange(6) - torch.arange(6).view(6, 1, 1, 1)  # (T, 1, 1, T): how far to the right of t
+    band = (leaves[1].unsqueeze(-1) * selfcheck.REACH + distance + 1).clamp(0, 1) * (distance < 0) + (distance == 0)
+    if not causal:
+        band = band + (leaves[2].unsqueeze(-1) * selfcheck.REACH - distance + 1).clamp(0, 1) * (distance > 0)
+    band = band / (selfcheck.REACH * (1 if causal else 2) + 1)
+    want = torch.einsum("tbhs,sbhr->tbhr", band, leaves[0].unflatten(2, (3, 4))).flatten(2)
+    want.backward(grad)
+    results = selfcheck.expected_talk(x, left, None if causal else right, grad)
+    for got, expected in zip(results, (want.detach(), *(leaf.grad for leaf in leaves)), strict=False):
+        torch.testing.assert_close(got, expected)
+    assert (results[3] is None) == causal
+
+
+class Backward(torch.autograd.Function):
+    """The identity with a wrong gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 1.01
+
+
+def spoiled(operator, how):
+    def call(*arguments, **options):
+        result = operator(*arguments, **options)
+        return (how(result[0]), result[1]) if isinstance(result, tuple) else how(result)
+
+    return call
+
+
+def raising(value):
+    raise RuntimeError("the kernel\nhas a fault")
+
+
+@pytest.mark.parametrize(
+    "how, said",
+    [
+        (lambda out: out * 1.01, "differ from float64 by up to"),
+        (lambda out: out * torch.nan, "differ from float64 by up to inf"),
+        (lambda out: out[..., :-1], "shape"),
+        (raising, "RuntimeError: the kernel has a fault"),
+    ],
+    ids=["value", "nan", "shape", "error"],
+)
+@pytest.mark.parametrize("operator", [name + kind for name in selfcheck.OPERATORS for kind in ("", "_step")])
+def test_a_wrong_operator_is_found(operator, how, said, no_fairseq, monkeypatch, capsys):
+    monkeypatch.setattr(ops, operator, spoiled(getattr(ops, operator), how))
+    assert main.main(["doctor"]) == 1
+    name = operator.removesuffix("_step")
+    out = capsys.readouterr().out
+    failures = [line for line in out.splitlines() if line.startswith("failure")]
+    assert failures[0].startswith(f"failure  {name} on cpu, float32: ")
+    assert said in failures[0]
+    assert {line.split()[1] for line in failures} == {name}
+    assert "-> please report this" in out
+
+
+@pytest.mark.parametrize("operator", selfcheck.OPERATORS)
+def test_a_wrong_gradient_is_found(operator, no_fairseq, monkeypatch):
+    monkeypatch.setattr(ops, operator, spoiled(getattr(ops, operator), Backward.apply))
+    assert f"{operator} on cpu, float32" in statuses(doctor.examine(), doctor.FAILURE)
+
+
+@pytest.mark.parametrize("operator", backends.OPERATORS)
+@pytest.mark.parametrize("wrong", [1.01, float("nan")], ids=str)
+def test_a_kernel_that_differs_from_the_reference_is_found(operator, wrong, no_fairseq, monkeypatch):
+    if backends.backend("cpu") == "reference":
+        pytest.skip(backends.decision("cpu").reason)
+
+    def spoil(result):
+        return tuple(map(spoil, result)) if isinstance(result, tuple) else result * wrong
+
+    computed = getattr(reference, operator)
+    monkeypatch.setattr(reference, operator, lambda *arguments: spoil(computed(*arguments)))
+    name = operator.partition("_")[0]
+    found = statuses(doctor.examine(), doctor.FAILURE)[f"{name} on cpu, float32"]
+    assert "with all options from the reference by up to" in found.detail
+
+
+# ------------------------------------------------------------------------------------------------ backends
+
+
+def decided(monkeypatch, **values):
+    monkeypatch.setattr(backends, "_decided", {"cpu": backends.Decision(**values)})
+    return doctor.examine()
+
+
+def test_the_backend_in_use_is_told(no_fairseq, monkeypatch, tmp_path):
+    about = {"built": "2026-01-02", "capability": "AVX2", "seconds": 20, "flags": ["-O3", "-x"]}
+    (tmp_path / "build.json").write_text(json.dumps(about))
+    report = decided(monkeypatch, backend="cpu", library=tmp_path / "a.so")
+    detail = statuses(report, doctor.OK)["backend for cpu tensors"].detail
+    assert detail == f"cpu, compiled 2026-01-02 for AVX2 in 20 s: {tmp_path}/a.so"
+    assert statuses(report, doctor.INFO)["flags of the cpu kernels"].detail == "-O3 -x"
+    assert report.values["backends"]["cpu"] == {"backend": "cpu", "library": f"{tmp_path}/a.so", **about}
+
+
+def test_a_reference_that_was_asked_for_is_fine(no_fairseq, monkeypatch):
+    report = decided(monkeypatch, backend="reference", reason="LIGHTCONV_BACKEND=reference")
+    assert report.ok and report.values["backends"]["cpu"] == {"backend": "reference"}
+    assert "LIGHTCONV_BACKEND=reference" in statuses(report, doctor.INFO)["backend for cpu tensors"].detail
+    assert report.values["against_reference"] == {}
+
+
+def test_a_missing_compiler_is_a_warning_with_a_remedy(no_fairseq, monkeypatch):
+    error = NativeError("no C++ compiler was found", "apt install g++")
+    report = decided(monkeypatch, backend="reference", reason="r", error=error)
+    finding = statuses(report, doctor.WARNING)["backend for cpu tensors"]
+    assert finding.detail == "reference: no C++ compiler was found" and finding.remedy == "apt install g++"
+    assert report.ok
+
+
+def test_kernels_that_do_not_compile_are_a_failure(no_fairseq, monkeypatch, tmp_path):
+    error = NativeError("a.cpp:1: error: x", log=tmp_path / "log")
+    report = decided(monkeypatch, backend="reference", reason="r", error=error)
+    finding = statuses(report, doctor.FAILURE)["backend for cpu tensors"]
+    assert finding.detail == f"reference: a.cpp:1: error: x (all messages: {tmp_path}/log)"
+    assert finding.remedy == doctor.REPORT_IT
+    assert "lightconv on cpu, float32" in report.values["self_check"]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [("rubbish", "must be one of auto, cpu, cuda, reference"), ("cuda", "sees no CUDA device")]
+)
+def test_a_backend_that_cannot_be_had(value, said, monkeypatch):
+    if value == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    monkeypatch.setattr(backends, "_decided", {})
+    monkeypatch.setenv("LIGHTCONV_BACKEND", value)
+    report = doctor.examine()
+    failures = statuses(report, doctor.FAILURE)
+    (finding,) = failures.values()  # and nothing follows from it
+    assert said in finding.detail and finding.remedy == "unset LIGHTCONV_BACKEND"
+    assert report.values["self_check"] == {}
+
+
+# ------------------------------------------------------------------------------------------------ fairseq, models
+
+
+def test_fairseq_that_does_not_import_is_a_failure(monkeypatch):
+    """As 0.12.2 under Python 3.11."""
+
+    class Broken:
+        def find_spec(self, name, path=None, target=None):
+            if name == "fairseq":
+                raise ValueError("mutable default for field common is not allowed")
+
+    monkeypatch.delitem(sys.modules, "fairseq", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    report = doctor.examine()
+    finding = statuses(report, doctor.FAILURE)["fairseq"]
+    assert "ValueError: mutable default for field common" in finding.detail
+    assert ("fairseq-fixed==0.12.3.1" if sys.version_info >= (3, 11) else "fairseq==0.12.2") in finding.remedy
+    assert report.values["fairseq"] == {"available": False}
+    assert "lightconv on cpu, float32" in statuses(report, doctor.OK)
+
+
+def test_a_missing_dependency_of_fairseq_is_not_a_missing_fairseq(monkeypatch):
+    class Broken:
+        def find_spec(self, name, path=None, target=None):
+            if name == "fairseq":
+                raise ModuleNotFoundError("No module named 'omegaconf'", name="omegaconf")
+
+    monkeypatch.delitem(sys.modules, "fairseq", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    assert "omegaconf" in statuses(doctor.examine(), doctor.FAILURE)["fairseq"].detail
+
+
+def test_two_fairseqs_are_a_failure(no_fairseq, monkeypatch):
+    monkeypatch.setattr(doctor, "installed", lambda: {"fairseq": "0.12.2", "fairseq-fixed": "0.12.3.1"})
+    finding = statuses(doctor.examine(), doctor.FAILURE)["fairseq"]
+    assert "both fairseq 0.12.2 and fairseq-fixed 0.12.3.1 are installed" in finding.detail
+    assert "pip uninstall fairseq fairseq-fixed" in finding.remedy
+
+
+def test_models_that_are_not_registered_are_a_failure(monkeypatch):
+    models = pytest.importorskip("fairseq.models")
+    others = {name: model for name, model in models.ARCH_MODEL_REGISTRY.items() if "conv" not in name}
+    monkeypatch.setattr(models, "ARCH_MODEL_REGISTRY", others)
+    finding = statuses(doctor.examine(), doctor.FAILURE)["models"]
+    assert "not registered as this plugin's: dynamicconv, lightweightconv" in finding.detail
+
+
+@pytest.mark.parametrize("error", [0.5, float("nan"), float("inf")], ids=str)
+def test_a_model_that_decodes_wrongly_is_a_failure(error, monkeypatch):
+    pytest.importorskip("fairseq")
+    monkeypatch.setattr(selfcheck, "decoding_error", lambda device: error)
+    assert "model self-check" in statuses(doctor.examine(), doctor.FAILURE)
+
+
+def test_a_decoder_that_looks_ahead_is_found(monkeypatch):
+    pytest.importorskip("fairseq")
+    monkeypatch.setattr(ops, "dynamicconv_step", spoiled(ops.dynamicconv_step, lambda out: out * 1.5))
+    assert selfcheck.decoding_error() > 1e-3
+
+
+def test_patches_that_are_left_out_are_a_warning(monkeypatch):
+    pytest.importorskip("fairseq")
+    monkeypatch.setenv("LIGHTCONV_SKIP_PATCHES", "E")
+    report = doctor.examine()
+    assert statuses(report, doctor.WARNING)["left out of the patches"].detail == "E"
+    assert report.ok
+
+
+# ------------------------------------------------------------------------------------------------ what is installed
+
+
+@pytest.mark.parametrize("version, ok", [("2.5.1+cu124", False), ("1.13.1", False), ("2.6.0", True), ("2.13.0", True)])
+def test_an_old_torch_is_a_failure(version, ok, no_fairseq, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", version)
+    report = doctor.examine()
+    assert report.ok == ok
+    assert ("torch" in statuses(report, doctor.FAILURE)) == (not ok)
+
+
+@pytest.mark.parametrize("name", ["sacrebleu", "sacremoses", "sentencepiece", "subword-nmt"])
+def test_a_missing_package_is_a_warning(name, no_fairseq, monkeypatch):
+    found = metadata.version
+
+    def version(asked):
+        if asked == name:
+            raise metadata.PackageNotFoundError(asked)
+        return found(asked)
+
+    monkeypatch.setattr(metadata, "version", version)
+    report = doctor.examine()
+    assert statuses(report, doctor.WARNING)[name].remedy == f"pip install {name}"
+    assert report.ok
+    assert name not in report.values["versions"]
+
+
+def test_compilers_are_listed_and_not_required(no_fairseq, monkeypatch, tmp_path):
+    compiler = tmp_path / "nvcc"
+    compiler.write_text("#!/bin/sh\necho 'nvcc: NVIDIA (R)'\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
+    silent = tmp_path / "g++"
+    silent.write_text("#!/bin/sh\nexit 3\n")
+    compiler.chmod(0o755)
+    silent.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    report = doctor.examine()
+    assert report.values["compilers"] == {
+        "g++": f"{silent} (no answer to --version)",
+        "nvcc": f"{compiler} (Cuda compilation tools, release 13.0, V13.0.88)",
+        "ninja": None,
+    }
+    assert statuses(report, doctor.INFO)["ninja"].detail == "not on PATH"
+    assert report.ok

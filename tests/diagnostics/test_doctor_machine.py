@@ -1,0 +1,128 @@
+"""What `lightconv doctor` says of the machine, and train.sh before it trains on the wrong processors."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lightconv_plugin.cli import doctor
+from lightconv_plugin.diagnostics import machine
+from lightconv_plugin.ops import artifacts
+from tests.recipes.conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from lightconv_plugin.recipes.training.plan import count_gpus
+
+TOO_OLD = (
+    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
+    "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx"
+)
+VERSION = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.57.02  Tue Jul 13 16:14:05 UTC 2021\n"
+    "GCC version:  gcc version 9.4.0\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    """An empty cache of kernels that is yet to be made."""
+    folder = tmp_path / "not/made/yet"
+    monkeypatch.setattr(artifacts, "cache_folder", lambda: folder)
+    return folder
+
+
+def findings(status):
+    report = doctor.Report()
+    doctor._machine(report)
+    return {finding.name: finding for finding in report.findings if finding.status == status}
+
+
+@pytest.fixture
+def with_driver(monkeypatch, tmp_path):
+    """A machine with an NVIDIA driver, none of whose GPUs torch, built with CUDA, can use: `init` says why."""
+
+    def make(init=lambda: None, cuda="13.0", text=VERSION):
+        (tmp_path / "version").write_text(text)
+        monkeypatch.setattr(machine, "DRIVER", tmp_path / "version")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.cuda, "init", init)
+
+    return make
+
+
+def too_old():
+    raise RuntimeError(TOO_OLD)
+
+
+@pytest.mark.parametrize(
+    "options, said, remedy",
+    [
+        (
+            {"init": too_old},
+            "driver (470.57.02), but torch {} cannot use it: The NVIDIA driver on your system is too old (found "
+            "version 11040)",
+            "install a driver for CUDA 13.0, or a torch built for an older CUDA",
+        ),
+        ({}, "cannot use it: torch sees no device", "install a driver for CUDA 13.0"),
+        ({"cuda": None}, "torch {} is built without CUDA", "install a build of torch with CUDA"),
+        ({"text": "something else\n"}, "there is an NVIDIA driver (?), but", "install a driver"),
+    ],
+    ids=["old", "no-device", "cpu-build", "unreadable"],
+)
+def test_gpus_that_torch_cannot_use(options, said, remedy, with_driver):
+    with_driver(**options)
+    finding = findings(doctor.WARNING)["GPUs"]
+    assert said.format(torch.__version__) in finding.detail and "\n" not in finding.detail
+    assert finding.remedy.startswith(remedy)
+    with pytest.raises(ValueError, match=r"there is an NVIDIA driver .*, or train on the processors: common.cpu=true"):
+        count_gpus()
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+def test_gpus_that_are_hidden_are_not_missed(hidden, with_driver, monkeypatch):
+    with_driver(too_old)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    assert "GPUs" not in findings(doctor.WARNING)
+    assert count_gpus() == torch.cuda.device_count()
+
+
+def test_no_gpu_is_no_fault(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "DRIVER", tmp_path / "none")
+    monkeypatch.setattr(torch.cuda, "init", too_old)
+    assert machine.driver() == "" and "GPUs" not in findings(doctor.WARNING)
+
+
+@pytest.mark.parametrize("kib, short", [(1 << 20, True), (2 << 20, False), (64 << 20, False)])
+def test_memory(kib, short, monkeypatch, tmp_path):
+    (tmp_path / "meminfo").write_text(f"MemTotal:       99999999 kB\nMemFree: 1 kB\nMemAvailable:   {kib} kB\n")
+    monkeypatch.setattr(machine, "MEMORY", tmp_path / "meminfo")
+    warnings = findings(doctor.WARNING)
+    assert ("memory" in warnings) == short
+    if short:
+        assert warnings["memory"].detail == "1024 MiB are available, compiling wants 2048"
+        assert "MAX_JOBS=1" in warnings["memory"].remedy
+    monkeypatch.setattr(artifacts, "find", lambda kind: tmp_path)  # nothing is left to compile
+    assert "memory" not in findings(doctor.WARNING) and "memory" in findings(doctor.INFO)
+
+
+@pytest.mark.parametrize("text", [None, "", "MemAvailable: much\n"], ids=["none", "empty", "odd"])
+def test_a_system_that_does_not_say_its_memory(text, monkeypatch, tmp_path):
+    path = tmp_path / "meminfo"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setattr(machine, "MEMORY", path)
+    assert machine.available_memory() is None
+    assert "memory" not in findings(doctor.WARNING)
+
+
+def test_a_full_disk_and_a_cache_that_cannot_be_written(cache, monkeypatch, tmp_path):
+    assert "cache of kernels" not in findings(doctor.WARNING)
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: SimpleNamespace(free=5 << 20))
+    finding = findings(doctor.WARNING)["cache of kernels"]
+    assert finding.detail == f"5 MiB are free at {cache}, compiling wants 200" and "make room" in finding.remedy
+    monkeypatch.setattr(machine.os, "access", lambda path, mode: path != tmp_path)
+    assert findings(doctor.WARNING)["cache of kernels"].detail == f"{cache} cannot be written to"
+    assert not cache.parent.exists()

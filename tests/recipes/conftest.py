@@ -1,0 +1,85 @@
+"""A small corpus, and a way to start a script as a user would."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests import ROOT
+from tests.recipes.reproduce.reproduction_world import templates, world  # noqa: F401  (fixtures)
+
+
+def script_environment(**changes):
+    """The environment of a script under test: this interpreter instead of a set-up of its own, one thread.
+
+    The plugin is this checkout's, as lib.sh has it: another one may be installed.
+    """
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHON"}
+    return clean | {"LIGHTCONV_PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | changes
+
+
+def heed_ctrl_c():
+    """For Popen's preexec_fn: a shell without job control starts what it puts in the background with Ctrl-C ignored;
+    nohup has the end of the terminal ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session")
+def run_script():
+    """Run scripts/NAME with arguments; the result has returncode, stdout, stderr."""
+
+    def run(name, *arguments, cwd=None, env=None, timeout=240):
+        command = [str(ROOT / "scripts" / name), *map(str, arguments)]
+        return subprocess.run(
+            command,
+            cwd=cwd,
+            env=env or script_environment(),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
+
+
+def write_parts(folder, names, sizes, seed=5):
+    """Parallel text of the grammar in parts of these names and numbers of lines."""
+    from lightconv_plugin.recipes.demo.corpus import pairs
+
+    folder.mkdir(parents=True, exist_ok=True)
+    stream = pairs(seed)
+    for name, size in zip(names, sizes, strict=True):
+        rows = list(itertools.islice(stream, size))
+        for lang, side in (("en", 0), ("de", 1)):
+            (folder / f"{name}.{lang}").write_text("".join(row[side] + "\n" for row in rows), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory, run_script):
+    """(raw, prepared): a miniature corpus, prepared by the real script in a path with a space and a comma."""
+    base = tmp_path_factory.mktemp("mini, corpus")
+    raw = write_parts(base / "raw text", ("train", "val", "test_2016_flickr"), (300, 20, 20))
+    out = base / "prepared"
+    done = run_script("prepare_multi30k.sh", "--data", raw, "--out", out, "--bpe", "200", "--workers", "2")
+    assert done.returncode == 0, done.stderr
+    return raw, out
+
+
+def check_recipes(out):
+    """What corpus.json says of the text of each language repeats how the test set was tokenised."""
+    import json
+
+    from lightconv_plugin.text.recipe import Recipe
+
+    about = json.loads((out / "corpus.json").read_text(encoding="utf-8"))
+    assert set(about["text"]) == {about["src"], about["tgt"]}
+    for lang, known in about["text"].items():
+        tokenise = Recipe.of_json(known).tokenise()
+        raw, tok = ((out / kind / f"test.{lang}").read_text(encoding="utf-8").split("\n") for kind in ("raw", "tok"))
+        assert [tokenise(line) for line in raw] == tok and len(tok) > 2

@@ -1,0 +1,185 @@
+"""Archives: read through, unpacked where they belong, refused where they would write elsewhere or too much."""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import stat
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import pytest
+
+from lightconv_plugin.recipes.data.archives import read_members, unpack, verify
+from lightconv_plugin.recipes.data.parallel_folder import CorpusError
+from tests.recipes.data.archive_server import tar_gz
+
+FILES = {"a/one.txt": "eins\n" * 5000, "a/two.txt": os.urandom(5000), "b/three.txt": ""}
+TAR = gzip.decompress(tar_gz(FILES))
+
+
+def zipped(files):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in files.items():
+            file.writestr(name, data)
+    return buffer.getvalue()
+
+
+ARCHIVES = {
+    "x.tar": TAR,
+    "x.tar.gz": gzip.compress(TAR),
+    "x.tgz": gzip.compress(TAR),
+    "x.tar.bz2": bz2.compress(TAR),
+    "x.txz": lzma.compress(TAR),
+    "x.zip": zipped(FILES),
+    "x.txt.gz": gzip.compress(FILES["a/two.txt"]),
+    "x.txt.xz": lzma.compress(FILES["a/two.txt"]),
+}
+
+
+@pytest.fixture
+def archive(tmp_path):
+    """Write an archive by its name."""
+
+    def write(name, data=None):
+        path = tmp_path / name
+        path.write_bytes(ARCHIVES[name] if data is None else data)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_whole_archives_are_unpacked(archive, tmp_path, name):
+    path = archive(name)
+    verify(path)
+    files = {"x.txt": FILES["a/two.txt"]} if name.startswith("x.txt") else FILES
+    written = unpack(path, tmp_path / "out", ["*"], 1 << 20)
+    assert [str(p.relative_to(tmp_path / "out")) for p in written] == list(files)
+    for file, data in files.items():
+        assert (tmp_path / "out" / file).read_bytes() == (data.encode() if isinstance(data, str) else data)
+    assert {name: stream().read() for name, stream in read_members(path)}.keys() == files.keys()
+
+
+@pytest.mark.parametrize("part", [0.2, 0.6, 0.99], ids=["early", "middle", "end"])
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_archives_that_are_cut_short_are_named(archive, tmp_path, name, part):
+    path = archive(name, ARCHIVES[name][: int(len(ARCHIVES[name]) * part)])
+    if name == "x.tar" and part == 0.99:  # only the zeros at the end are shorter; nothing of the files is missing
+        path = archive(name, TAR[: TAR.rstrip(b"\0").__len__() // 512 * 512 + 512])
+    for use in (
+        verify,
+        lambda p: unpack(p, tmp_path / "out", ["*"], 1 << 20),
+        lambda p: list(map(read, read_members(p))),
+    ):
+        with pytest.raises(CorpusError, match=rf"{name} .*(cut short|damaged)"):
+            use(path)
+
+
+def read(member):
+    with member[1]() as stream:
+        return stream.read()
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHIVES if name != "x.tar"])
+def test_a_changed_byte_is_noticed(archive, name):
+    data = bytearray(ARCHIVES[name])
+    data[len(data) // 2] ^= 0x55
+    with pytest.raises(CorpusError, match="damaged"):
+        verify(archive(name, bytes(data)))
+
+
+@pytest.mark.parametrize("name", ["page.tgz", "page.zip", "page.gz", "page.tar", "page.txz"])
+def test_a_web_page_is_no_archive(archive, name):
+    with pytest.raises(CorpusError, match="cut short or damaged"):
+        verify(archive(name, b"<!doctype html><title>Sorry</title>" * 100))
+
+
+def test_an_empty_file_is_no_archive(archive):
+    for name in ("x.tgz", "x.gz", "x.txt"):
+        with pytest.raises(CorpusError, match="is empty"):
+            verify(archive(name, b""))
+    with pytest.raises(CorpusError, match="holds no files"):
+        verify(archive("x.tgz", tar_gz({})))
+
+
+def test_only_what_is_wanted(archive, tmp_path):
+    written = unpack(archive("x.tgz"), tmp_path / "out", ["a/t*.txt", "b/*"], 1 << 20)
+    assert [path.name for path in written] == ["two.txt", "three.txt"]
+    assert not (tmp_path / "out/a/one.txt").exists()
+    with pytest.raises(CorpusError, match=r"x.tgz has no file \*\.de, c/x"):
+        unpack(archive("x.tgz"), tmp_path / "out", ["a/*", "c/x", "*.de"], 1 << 20)
+
+
+def test_names_with_a_point_before_them(archive, tmp_path):
+    path = archive("y.tgz", tar_gz({"./a/x": "x"}))
+    assert unpack(path, tmp_path / "out", ["a/x"], 100) == [tmp_path / "out/a/x"]
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/tmp/evil", "..\\evil"])
+@pytest.mark.parametrize("form", ["tar", "zip"])
+def test_names_that_lead_out_are_refused(archive, tmp_path, name, form):
+    path = archive("x.tgz", tar_gz({name: "x"})) if form == "tar" else archive("x.zip", zipped({name: "x"}))
+    with pytest.raises(CorpusError, match="leads out of the folder"):
+        unpack(path, tmp_path / "deep/out", ["*"], 100)
+    assert not list(tmp_path.rglob("*evil*"))
+
+
+def test_links_and_devices_are_refused(archive, tmp_path):
+    with pytest.raises(CorpusError, match="a/link is a link or a device"):
+        unpack(archive("x.tgz", tar_gz({}, [("a/link", "/etc")])), tmp_path / "out", ["*"], 100)
+    with pytest.raises(CorpusError, match="a/link is a link or a device"):
+        list(read_members(tmp_path / "x.tgz"))
+    device = tarfile.TarInfo("null")
+    device.type = tarfile.CHRTYPE
+    with tarfile.open(tmp_path / "y.tar", "w") as tar:
+        tar.addfile(device)
+    with pytest.raises(CorpusError, match="null is a link or a device"):
+        unpack(tmp_path / "y.tar", tmp_path / "out", ["*"], 100)
+    info = zipfile.ZipInfo("link")
+    info.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(tmp_path / "z.zip", "w") as file:
+        file.writestr(info, "/etc/passwd")
+    with pytest.raises(CorpusError, match="link is a link or a device"):
+        unpack(tmp_path / "z.zip", tmp_path / "out", ["*"], 100)
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
+def test_a_link_that_is_there_already_is_not_followed(archive, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/a").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CorpusError, match="would be written outside"):
+        unpack(archive("x.tgz"), tmp_path / "out", ["*"], 1 << 20)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize("name", ["bomb.tgz", "bomb.zip", "bomb.gz", "bomb.txt.bz2"])
+def test_a_bomb_stops_at_the_limit(archive, tmp_path, name):
+    zeros = bytes(30 << 20)
+    data = {
+        "bomb.tgz": lambda: tar_gz({"x": zeros}),
+        "bomb.zip": lambda: zipped({"x": zeros}),
+        "bomb.gz": lambda: gzip.compress(zeros),
+        "bomb.txt.bz2": lambda: bz2.compress(zeros),
+    }[name]()
+    with pytest.raises(CorpusError, match=r"holds more than the 3,000,000 bytes"):
+        unpack(archive(name, data), tmp_path / "out", ["*"], 3_000_000)
+    assert sum(path.stat().st_size for path in (tmp_path / "out").rglob("*") if path.is_file()) <= 3_000_000
+
+
+def test_the_command_tells_the_kind_by_another_name(archive):
+    part = archive("x.tgz.part", ARCHIVES["x.tgz"][:-3])
+
+    def run(*arguments):
+        command = [sys.executable, "-m", "lightconv_plugin.recipes.data.archives", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert run(part).returncode == 0  # by its own name it is no archive
+    done = run(part, "x.tgz")
+    assert done.returncode == 1
+    assert done.stderr.startswith("archives.py: error: ") and "x.tgz.part is cut short or damaged" in done.stderr

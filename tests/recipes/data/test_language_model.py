@@ -1,0 +1,247 @@
+"""prepare_wikitext2.sh → train.sh → perplexity.sh on a miniature, and what language models' configurations build."""
+
+import gzip
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tests.fairseq_cli import write_corpus
+from tests.recipes.conftest import ROOT, script_environment
+from tests.recipes.data.language_archives import make_checkout, run_in
+
+TINY = (
+    "model.decoder_embed_dim=16",
+    "model.decoder_ffn_embed_dim=16",
+    "model.adaptive_input_cutoff=[2,16]",
+    "model.adaptive_softmax_cutoff=[2,16]",
+    "task.tokens_per_sample=20",
+    "dataset.max_tokens=160",
+    "optimization.max_update=8",
+    "common.log_interval=2",
+)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, run_script):
+    """(raw, prepared): a miniature corpus in a path with a space and a comma, one of its parts compressed."""
+    base = tmp_path_factory.mktemp("mini, text")
+    raw = base / "raw text"
+    (base / "parallel").mkdir()
+    raw.mkdir()
+    write_corpus(base / "parallel")
+    for part in ("train", "valid", "test"):
+        text = (base / "parallel" / f"{part}.en").read_bytes()
+        (raw / f"{part}.txt").write_bytes(text + b"\n" + text[: text.index(b"\n") + 1])  # with an empty line
+    with gzip.open(raw / "train.txt.gz", "wb") as file:
+        file.write((raw / "train.txt").read_bytes())
+    (raw / "train.txt").unlink()
+    out = base / "prepared"
+    done = run_script("prepare_wikitext2.sh", "--data", raw, "--out", out, "--workers", "1", "--any-size")
+    assert done.returncode == 0, done.stderr
+    return raw, out
+
+
+def test_everything_is_there(prepared):
+    raw, out = prepared
+    assert (out / "raw/train.txt").read_bytes() == gzip.decompress((raw / "train.txt.gz").read_bytes())
+    assert {path.name for path in (out / "data-bin").iterdir()} >= {
+        *("dict.txt", "train.bin", "train.idx", "valid.bin", "valid.idx", "test.bin", "test.idx")
+    }
+    log = (out / "preprocess.log").read_text()
+    assert "raw/train.txt: 62 sents" in log and "raw/test.txt: 14 sents" in log
+    assert not list(out.rglob("*.tmp"))
+
+
+def test_the_second_run_does_no_work(prepared, run_script):
+    done = run_script("prepare_wikitext2.sh", "--data", prepared[0], "--out", prepared[1], "--any-size")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == ["raw text: done before", "binarise: done before"]
+
+
+def test_new_text_is_taken_up(prepared, run_script, tmp_path):
+    raw, out = (shutil.copytree(path, tmp_path / name) for path, name in zip(prepared, "ab", strict=True))
+    (raw / "test.txt").write_text("ICH DU\n")
+    done = run_script("prepare_wikitext2.sh", "--data", raw, "--out", out, "--workers", "1", "--any-size")
+    assert done.returncode == 0, done.stderr
+    assert "raw/test.txt: 1 sents, 3 tokens" in (out / "preprocess.log").read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--data", "nowhere"], "--data: no folder "),
+        (["--data"], "--data needs a value"),
+        (["--data", "."], "expected one file train.txt (or wiki.train.tokens, …), plain or .gz, found none"),
+        (["--data", "two"], "found train.txt, wiki.train.tokens"),
+        (["--data", "cut"], "train.txt.gz cannot be decompressed"),
+        (["--data", "empty"], "train.txt is empty"),
+    ],
+    ids=["no-folder", "no-value", "no-files", "two-files", "cut-short", "empty"],
+)
+def test_one_clear_line_for_wrong_arguments(run_script, tmp_path, arguments, message):
+    for name, files in {
+        "two": {"train.txt": b"a", "wiki.train.tokens": b"a", "valid.txt": b"a", "test.txt": b"a"},
+        "cut": {"train.txt.gz": gzip.compress(b"a" * 1000)[:-9], "valid.txt": b"a", "test.txt": b"a"},
+        "empty": {"train.txt": b"", "valid.txt": b"a", "test.txt": b"a"},
+    }.items():
+        (tmp_path / name).mkdir()
+        for file, content in files.items():
+            (tmp_path / name / file).write_bytes(content)
+    done = run_script("prepare_wikitext2.sh", "--out", tmp_path / "out", "--any-size", *arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(("prepare_wikitext2.sh: error: ", "prepare_language_model.py: error: "))
+    assert message in last
+    assert not (tmp_path / "out/data-bin").exists()
+
+
+def test_the_text_comes_from_a_mirror_and_is_that_of_the_corpus(tmp_path):
+    """In a checkout of its own: it is downloaded into the checkout."""
+    checkout, mirror = make_checkout(tmp_path / "checkout"), tmp_path / "mirror"
+    arguments = ("prepare_wikitext2.sh", "--mirror", mirror, "--out", tmp_path / "out", "--workers", "1")
+    assert f"no file {mirror}/train.txt" in run_in(checkout, *arguments).stderr
+    mirror.mkdir()
+    for part in ("train", "valid", "test"):
+        (mirror / f"{part}.txt").write_text("not that text\n")
+    done = run_in(checkout, *arguments)
+    assert done.returncode == 1 and "expected 2d84b35af79e411d73ea7cae83c73964c6ac83b4" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_size_of_the_corpus_is_enforced_for_a_folder(prepared, run_script, tmp_path):
+    done = run_script("prepare_wikitext2.sh", "--data", prepared[0], "--out", tmp_path / "out")
+    assert done.returncode == 1
+    assert "expected 36,718 lines, 2,088,628 tokens; --any-size takes" in done.stderr.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(prepared, run_script, tmp_path_factory):
+    """Of a training by the configuration of talkconv, made small by overrides."""
+    save_dir = tmp_path_factory.mktemp("a training")
+    done = run_script(
+        *("train.sh", ROOT / "configs/wikitext2/talkconv.yaml", f"task.data={prepared[1] / 'data-bin'}"),
+        *(f"checkpoint.save_dir={save_dir}", *TINY),
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert "TalkconvLm" in done.stdout
+    return save_dir / "checkpoint_best.pt"
+
+
+def score(run_script, prepared, checkpoint, *arguments):
+    """Standard output of perplexity.sh on the validation text, and the result that it left."""
+    done = run_script("perplexity.sh", prepared[1] / "data-bin", checkpoint, "--subset", "valid", "--cpu", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(checkpoint.with_name("checkpoint_best.valid.ppl").read_text())
+
+
+def test_the_perplexity_of_the_same_samples_is_that_of_the_training(checkpoint, prepared, run_script):
+    line, result = score(run_script, prepared, checkpoint)
+    text = (prepared[0] / "valid.txt").read_text()
+    assert result["tokens"] == len(text.split()) + text.count("\n")
+    assert re.fullmatch(
+        rf"valid: perplexity {result['perplexity']:.2f} over {result['tokens']} tokens, .*; [\d,]+ parameters\n", line
+    )
+    assert result["perplexity"] == pytest.approx(2 ** result["loss"], rel=1e-3)
+    log = (checkpoint.parent / "train.log").read_text()
+    assert f"model params: {result['parameters']:,} " in log
+    losses = re.findall(r"'valid' subset \| loss ([\d.]+)", log)
+    assert result["loss"] == pytest.approx(float(losses[-1]), abs=0.001)
+
+
+def test_perplexity_with_a_context_window(checkpoint, prepared, run_script):
+    line, result = score(run_script, prepared, checkpoint, "--json", "--context-window", "15", "--max-tokens", "40")
+    assert json.loads(line) == result
+    assert (result["context_window"], result["tokens_per_sample"], result["subset"]) == (15, 20, "valid")
+
+
+@pytest.mark.parametrize(
+    "arguments, status, message",
+    [
+        ([], 2, "scripts/perplexity.sh DATA_BIN CHECKPOINT"),
+        (["nowhere", "x.pt"], 1, "no folder nowhere with binarised data"),
+        (["DATA", "x.pt"], 1, "no checkpoint x.pt"),
+        (["DATA", "MODEL", "--subset", "tast"], 1, "tast.idx is missing"),
+        (["DATA", "MODEL", "--context-window", "20"], 1, "--context-window must be in 0 … 19"),
+        (["DATA", "MODEL", "--tokens-per-sample", "21", "--cpu"], 1, "of the 75 tokens"),
+    ],
+    ids=["none", "no-data", "no-checkpoint", "no-subset", "window", "skipped-tokens"],
+)
+def test_wrong_arguments_of_perplexity(prepared, checkpoint, run_script, arguments, status, message):
+    places = {"DATA": prepared[1] / "data-bin", "MODEL": checkpoint}
+    done = run_script("perplexity.sh", *(places.get(argument, argument) for argument in arguments))
+    assert done.returncode == status, done.stderr
+    assert message in done.stderr
+
+
+# Entries of the dictionaries, for which the configurations claim their numbers of parameters.
+ENTRIES = {"wikitext2": 33_280, "wikitext103": 267_744, "gbw": 793_472}
+CONFIGS = sorted(
+    path for folder in ENTRIES for path in (ROOT / "configs" / folder).glob("*.yaml") if path.stem != "protocol"
+)
+BUILD = """
+import sys, pathlib, torch
+from types import SimpleNamespace
+from fairseq import utils, models
+from fairseq.dataclass.initialize import add_defaults, hydra_init
+from hydra.experimental import compose, initialize_config_dir
+from argparse import Namespace
+utils.import_user_module(Namespace(user_dir=sys.argv[1]))
+class Entries:
+    def __init__(self, size): self.size = size
+    def __len__(self): return self.size
+    def pad(self): return 1
+for entries, path in zip(sys.argv[2::2], map(pathlib.Path, sys.argv[3::2])):
+    hydra_init(path.stem)
+    with initialize_config_dir(str(path.parent)):
+        config = compose(path.stem)
+    add_defaults(config)
+    words = Entries(int(entries))
+    task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
+    with torch.device("meta"):
+        model = models.build_model(config.model, task)
+    numbers = [sum(p.numel() for p in model.parameters()), config.optimization.max_update]
+    print(path.parent.name + "/" + path.stem, type(model).__name__, *numbers)
+"""
+
+
+@pytest.fixture(scope="module")
+def built():
+    """What BUILD prints for each configuration: name → class, parameters, updates."""
+    arguments = [text for path in CONFIGS for text in (str(ENTRIES[path.parent.name]), str(path))]
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, ROOT / "lightconv_plugin", *arguments],
+        env=script_environment(PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {first: rest for first, *rest in map(str.split, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_model_has_the_parameters_that_its_configuration_claims(built, path):
+    text = path.read_text(encoding="utf-8")
+    family, parameters, _ = built[f"{path.parent.name}/{path.stem}"]
+    assert family.lower().startswith(path.stem)
+    claimed = re.search(r"^#.*total +([\d,]+)$", text, re.MULTILINE)
+    assert parameters == claimed[1].replace(",", "")
+    terms = re.findall(r"^# .* = +([\d,]+)$", text[text.index("# Parameters") : claimed.start()], re.MULTILINE)
+    assert sum(int(term.replace(",", "")) for term in terms) == int(parameters)
+
+
+@pytest.mark.parametrize("folder", ENTRIES)
+def test_the_systems_of_a_folder_are_trained_alike(folder):
+    """They differ in the model and in where it is saved, in nothing else."""
+    rest = []
+    for path in (p for p in CONFIGS if p.parent.name == folder):
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        del config["model"]
+        assert config["checkpoint"].pop("save_dir") == f"runs/{folder}/{path.stem}"
+        rest.append(config)
+    assert len(rest) > 1 and all(config == rest[0] for config in rest)

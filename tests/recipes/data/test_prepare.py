@@ -1,0 +1,229 @@
+"""The way from raw text to binary data: what it makes, that it makes it once, and that interruptions heal."""
+
+import gzip
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from lightconv_plugin.recipes.data.bpe import encoder, learn_codes
+from lightconv_plugin.recipes.data.parallel_text import parse
+from tests.recipes.conftest import ROOT, check_recipes, heed_ctrl_c, script_environment, write_parts
+from tests.recipes.data.archive_server import LOCAL, serve
+
+STEPS = ("raw text", "tokenise", "learn 200 BPE merges", "apply BPE", "binarise")
+ARGUMENTS = ("--bpe", "200", "--workers", "2")
+LANGS = ("en", "de")
+
+
+def test_everything_is_there(prepared):
+    raw, out = prepared
+    for kind in ("raw", "tok", "bpe"):
+        for split, size in (("train", 300), ("valid", 20), ("test", 20)):
+            for lang in ("en", "de"):
+                assert len((out / kind / f"{split}.{lang}").read_text().splitlines()) == size
+    assert (out / "raw/train.de").read_bytes() == (raw / "train.de").read_bytes()
+    assert (out / "data-bin/dict.en.txt").read_bytes() == (out / "data-bin/dict.de.txt").read_bytes()
+    assert {path.name for path in (out / "data-bin").glob("*.bin")} == {
+        f"{split}.en-de.{lang}.bin" for split in ("train", "valid", "test") for lang in ("en", "de")
+    }
+    about = json.loads((out / "corpus.json").read_text())
+    assert about["splits"] == {"train": "train", "valid": "val", "test": "test_2016_flickr"}
+    assert (about["src"], about["tgt"], about["lowercase"]) == ("en", "de", True)
+    check_recipes(out)
+
+
+def test_the_text_is_lower_cased_tokenised_and_joined_again_by_removing_bpe(prepared):
+    _, out = prepared
+    tok = (out / "tok/train.de").read_text()
+    assert tok == tok.lower() and " ." in tok
+    assert (out / "bpe/train.de").read_text().replace("@@ ", "") == tok
+
+
+def test_the_second_run_does_no_work(prepared, run_script):
+    raw, out = prepared
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and ".steps" not in str(path)}
+    start = time.monotonic()
+    done = run_script("prepare_multi30k.sh", "--data", raw, "--out", out, *ARGUMENTS)
+    assert done.returncode == 0
+    assert [line for line in done.stderr.splitlines() if "done before" in line] == [f"{s}: done before" for s in STEPS]
+    assert time.monotonic() - start < 5
+    after = {path: path.stat().st_mtime_ns for path in before if path.name != "corpus.json"}
+    assert after == {path: before[path] for path in after}
+
+
+def test_new_raw_text_is_taken_up(prepared, run_script, tmp_path):
+    """A changed test set: the merges, learned on the training text, stay."""
+    raw, out = (shutil.copytree(path, tmp_path / name) for path, name in zip(prepared, "ab", strict=True))
+    lines = (raw / "test_2016_flickr.de").read_text().splitlines()
+    (raw / "test_2016_flickr.de").write_text("\n".join(["Ganz neu.", *lines[1:]]) + "\n")
+    done = run_script("prepare_multi30k.sh", "--data", raw, "--out", out, *ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    assert [step for step in STEPS if f"{step}: done before" in done.stderr] == ["learn 200 BPE merges"]
+    assert (out / "tok/test.de").read_text().startswith("ganz neu .\n")
+
+
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT], ids=["kill", "ctrl-c"])
+def test_an_interruption_heals(tmp_path, stop):
+    raw = write_parts(tmp_path / "raw", ("train", "valid", "test"), (4000, 10, 10))
+    out = tmp_path / "out"
+    command = [
+        sys.executable,
+        "-m", "lightconv_plugin.recipes.data.parallel_text",
+        "--raw",
+        raw,
+        "--out",
+        out,
+        "--bpe",
+        "50",
+        "--workers",
+        "2",
+    ]
+    process = subprocess.Popen(
+        command,
+        env=script_environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=heed_ctrl_c,
+    )
+    deadline = time.monotonic() + 60
+    while not (out / "tok/train.en.tmp").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    os.killpg(process.pid, stop)
+    error = process.communicate(timeout=60)[1]
+    assert not (out / ".steps/tok.json").exists() and not list((out / "tok").glob("*.en"))
+    if stop == signal.SIGINT:
+        assert process.returncode == 130
+        assert error.splitlines()[-1] == "prepare_text.py: interrupted; the same command continues"
+        assert "Traceback" not in error
+        assert not list(out.rglob("*.tmp"))
+        return  # what goes on is the same
+    done = subprocess.run(command, env=script_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "raw text: done before" in done.stderr and "tokenise: done before" not in done.stderr
+    assert len((out / "tok/train.de").read_text().splitlines()) == 4000
+    assert (out / "data-bin/train.en-de.de.bin").stat().st_size > 0
+    assert not list(out.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--data", "nowhere"], "--data: no folder"),
+        (["--data"], "--data needs a value"),
+        (["--data", ".", "--out", "x"], "has neither train.en nor train.en.gz"),
+        (["--mirror", "empty"], "empty/train.en.gz"),
+    ],
+    ids=["no-folder", "no-value", "no-files", "bad-mirror"],
+)
+def test_one_clear_line_for_wrong_arguments(run_script, tmp_path, arguments, message):
+    copy = shutil.copytree(ROOT / "scripts", tmp_path / "checkout/scripts")  # --mirror writes below the checkout
+    command = [copy / "prepare_multi30k.sh", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, env=script_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(("prepare_multi30k.sh: error: ", "prepare_text.py: error: "))
+    assert message in done.stderr.splitlines()[-1]
+    assert not list(tmp_path.rglob("train*.gz*"))
+
+
+def test_unequal_sides_are_named(run_script, tmp_path):
+    raw = write_parts(tmp_path / "raw", ("train", "val", "test_2016_flickr"), (5, 2, 2))
+    (raw / "val.de").write_text("Nur eine Zeile.\n")
+    done = run_script("prepare_multi30k.sh", "--data", raw, "--out", tmp_path / "out")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "val.en has 2 lines but" in last and "val.de has 1" in last
+    assert not (tmp_path / "out/raw").exists() or not list((tmp_path / "out/raw").glob("*.en"))
+
+
+def test_merges_are_those_of_subword_nmt_on_both_texts_together(tmp_path):
+    from subword_nmt import learn_bpe
+
+    texts = [tmp_path / "a", tmp_path / "b"]
+    texts[0].write_text("the lower the newer lowest\n" * 3)
+    texts[1].write_text("der niedrige der neuere newer lower\n" * 2)
+    learn_codes(texts, 30, tmp_path / "codes")
+    expected = io.StringIO()
+    learn_bpe.learn_bpe(io.StringIO("".join(path.read_text() for path in texts)), expected, 30)
+    assert (tmp_path / "codes").read_text() == expected.getvalue()
+
+
+def test_encoding_is_that_of_subword_nmt_also_when_it_forgets(tmp_path, monkeypatch):
+    from subword_nmt.apply_bpe import BPE
+
+    text = "the lower the newer lowest newest slower"
+    (tmp_path / "text").write_text(f"{text}\n" * 3)
+    learn_codes([tmp_path / "text"], 12, tmp_path / "codes")
+    with (tmp_path / "codes").open() as codes:
+        expected = BPE(codes).process_line(text)
+    assert "@@ " in expected
+    monkeypatch.setattr("lightconv_plugin.text.subwords._CACHED_WORDS", 2)
+    encode = encoder(tmp_path / "codes")
+    assert [encode(text), encode(""), encode(text)] == [expected, "", expected]
+
+
+@pytest.mark.parametrize("option, value", [("--bpe", "0"), ("--workers", "-1"), ("--max-ratio", "0.5")])
+def test_numbers_out_of_range_are_refused(option, value, capsys):
+    with pytest.raises(SystemExit):
+        parse(["--raw", "a", "--out", "b", option, value])
+    assert f"{option} must be" in capsys.readouterr().err
+
+
+NAMES = ("train", "val", "test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
+
+
+def test_from_the_web_interrupted_and_taken_up(tmp_path):
+    """A mirror with all ten files: killed in the second one, cut off in the third, then done; then nothing to do."""
+    raw = write_parts(tmp_path / "raw", NAMES, (200, 10, 10, 5, 5))
+    files = {
+        f"{name}.{lang}.gz": gzip.compress((raw / f"{name}.{lang}").read_bytes()) for name in NAMES for lang in LANGS
+    }
+    copy = shutil.copytree(ROOT / "scripts", tmp_path / "checkout/scripts")  # downloads go below the checkout
+    (tmp_path / "checkout/lightconv_plugin").symlink_to(ROOT / "lightconv_plugin")
+    down = tmp_path / "checkout/data/multi30k"
+    with serve(files) as server:
+        command = [copy / "prepare_multi30k.sh", "--mirror", server.address, "--out", tmp_path / "out", "--any-size"]
+        command += ["--bpe", "100", "--workers", "2"]
+        environment = script_environment(**LOCAL)
+        server.slow["train.de.gz"] = 2000
+        with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+            deadline = time.monotonic() + 60
+            part = down / "train.de.gz.part"
+            while not part.exists() and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            os.killpg(process.pid, signal.SIGKILL)
+        assert sorted(path.name for path in down.iterdir()) == ["SHA256SUMS", "train.de.gz.part", "train.en.gz"]
+        server.slow.clear()
+        server.cuts["val.en.gz"] = [100]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert [path for path, _ in server.requests].count("train.en.gz") == 1
+        assert ("val.en.gz", 100) in server.requests
+        server.requests.clear()
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode, server.requests) == (0, [])
+    assert done.stderr.count("done before") == len(STEPS)
+    assert sorted(path.name for path in down.iterdir()) == sorted([*files, "SHA256SUMS"])
+    assert list(json.loads((tmp_path / "out/corpus.json").read_text())["splits"]) == [
+        *("train", "valid", "test", "test1", "test2")
+    ]
+    assert (tmp_path / "out/data-bin/test2.en-de.de.idx").is_file()
+
+
+def test_the_usual_number_of_merges(run_script, tmp_path):
+    """prepare_multi30k.sh learns 4,000 merges where nothing else is said; the user's word comes after it."""
+    raw = write_parts(tmp_path / "raw", NAMES[:3], (30, 2, 2))
+    (raw / "train.de").write_text("\n" * 30)  # no pair is left: it ends there
+    for options, merges in (((), 4000), (("--bpe", "50"), 50)):
+        done = run_script("prepare_multi30k.sh", "--data", raw, "--out", tmp_path / "out", *options)
+        assert f"learn {merges} BPE merges ..." in done.stderr
+        assert "no training pair is left after --max-len 250 --max-ratio 9.0" in done.stderr.splitlines()[-1]
+    assert not list((tmp_path / "out").rglob("*.tmp"))
+    assert not (tmp_path / "out/bpe/train.de").exists()

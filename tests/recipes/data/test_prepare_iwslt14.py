@@ -1,0 +1,225 @@
+"""IWSLT 2014 from an archive of the real one's structure, over the network, interrupted, damaged, of the wrong size."""
+
+import io
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import tarfile
+import time
+
+import pytest
+
+from lightconv_plugin.recipes.data.iwslt14 import LINES, WORDS, Preparation, expect, parse, segments_of, training_lines
+from lightconv_plugin.recipes.data.pairs import keep_pair
+from lightconv_plugin.recipes.data.parallel_folder import CorpusError
+from tests.recipes.conftest import ROOT, check_recipes, script_environment
+from tests.recipes.data.archive_server import LOCAL, iwslt_archive, serve
+
+STEPS = ("raw text", "tokenise", "learn 120 BPE merges", "apply BPE", "binarise")
+TALK = 20
+PAIRS = 120
+
+
+@pytest.fixture(scope="module")
+def sentences():
+    """20 sentences for the test sets and PAIRS for training, some of them hard."""
+    from lightconv_plugin.recipes.demo.corpus import pairs
+
+    rows = list(itertools.islice(pairs(3), 20 + PAIRS))
+    rows[1] = ("It’s the U.S.", "Er sagt’s, z.B. <i>so</i>.")
+    rows[20 + 5] = ("one two three four", "eins")  # a ratio of more than 1.5
+    rows[20 + 7] = ("", "ohne Gegenstück")
+    rows[20 + 9] = ("and " * 180, "und " * 180)
+    rows[20 + 11] = ("It’s AT&T's <title>", "Der Titel, „so“!")
+    return rows
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, sentences):
+    """The folder made by the script, which was killed during the download and during the tokenising before."""
+    base = tmp_path_factory.mktemp("iwslt, here")
+    out = base / "out"
+    archive = iwslt_archive(sentences)
+    command = [ROOT / "scripts/prepare_iwslt14_de_en.sh", "--out", out, "--any-size", "--bpe", "120", "--workers", "2"]
+    environment = script_environment(**LOCAL)
+    with serve({"de-en.tgz": archive}) as server:
+        command += ["--mirror", server.address]
+
+        def killed_when(path):
+            with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True) as one:
+                deadline = time.monotonic() + 60
+                while not path.exists() and one.poll() is None and time.monotonic() < deadline:
+                    time.sleep(0.001)
+                os.killpg(one.pid, signal.SIGKILL)
+            return sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file())
+
+        server.slow["de-en.tgz"] = len(archive) // 2
+        assert killed_when(out / "download/de-en.tgz.part") == ["download/de-en.tgz.part"]
+        server.slow.clear()
+        server.cuts["de-en.tgz"] = [500]
+        left = killed_when(out / ".scratch/whole.de")
+        assert "download/de-en.tgz" in left and not any(".steps/tok" in name or name == "tok/train.de" for name in left)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "raw text: done before" in done.stderr and "tokenise: done before" not in done.stderr
+        served = list(server.requests)
+        again = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert server.requests == served
+    assert again.stderr.splitlines() == [f"{step}: done before" for step in STEPS]
+    return out
+
+
+def lines_of(path):
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def test_everything_is_there_and_nothing_else(prepared):
+    assert sorted(path.name for path in prepared.iterdir()) == sorted(
+        [".steps", "bpe", "corpus.json", "data-bin", "download", "preprocess.log", "raw", "tok"]
+    )
+    assert not list(prepared.rglob("*.tmp")) and not list(prepared.rglob("*.part"))
+    about = json.loads((prepared / "corpus.json").read_text())
+    assert (about["src"], about["tgt"], about["lowercase"], about["bpe"]) == ("de", "en", True, 120)
+    check_recipes(prepared)
+    assert {path.name for path in (prepared / "data-bin").glob("*.bin")} == {
+        f"{split}.de-en.{lang}.bin" for split in about["splits"] for lang in ("de", "en")
+    }
+    assert lines_of(prepared / "data-bin/dict.de.txt") != lines_of(prepared / "data-bin/dict.en.txt")
+
+
+def test_titles_are_text_and_addresses_are_not(prepared):
+    for lang in ("de", "en"):
+        lines = lines_of(prepared / f"raw/train.{lang}")
+        assert len(lines) == PAIRS + 2 * PAIRS // TALK
+        assert lines[:2] == ["Talk 0", "TED Talk Subtitles: 0."]
+        assert not re.search("<url>|<talkid>|<keywords>|description", "".join(lines))
+
+
+def test_pairs_are_cleaned_and_every_23rd_is_for_validation(prepared):
+    """From the raw text by the definition, with a tokenising that is tested elsewhere."""
+    from lightconv_plugin.recipes.data import moses
+
+    sides = []
+    for lang in ("de", "en"):
+        tokenise = moses.tokeniser(lang, lowercase=True)
+        sides.append([tokenise(line) for line in lines_of(prepared / f"raw/train.{lang}")])
+    rows = [row for row in zip(*sides, strict=True) if keep_pair(*row, 175, 1.5)]
+    assert len(sides[0]) - 12 < len(rows) < len(sides[0]) - 2
+    for side, lang in enumerate(("de", "en")):
+        assert lines_of(prepared / f"tok/valid.{lang}") == [row[side] for row in rows[22::23]]
+        rest = [row[side] for number, row in enumerate(rows, 1) if number % 23]
+        assert lines_of(prepared / f"tok/train.{lang}") == rest
+
+
+def test_the_test_set_is_the_five_sets_in_their_order(prepared, sentences):
+    for side, lang in ((1, "de"), (0, "en")):
+        assert lines_of(prepared / f"raw/test.{lang}") == [row[side] for row in sentences[:20]]  # untouched
+        assert len(lines_of(prepared / f"tok/test.{lang}")) == 20
+    assert lines_of(prepared / "tok/test.en")[1] == "it &apos;s the u.s ."
+    assert lines_of(prepared / "tok/test.de")[1] == "er sagt &apos; s , z.b. &lt; i &gt; so &lt; / i &gt; ."
+
+
+def test_bpe_is_joint(prepared):
+    assert len(lines_of(prepared / "bpe/codes")) == 121  # its first line is the version
+    for split, lang in itertools.product(("train", "valid", "test"), ("de", "en")):
+        encoded = (prepared / f"bpe/{split}.{lang}").read_text()
+        assert encoded.replace("@@ ", "") == (prepared / f"tok/{split}.{lang}").read_text()
+
+
+def test_mark_up(tmp_path):
+    text = (
+        "<url>x</url>\n<title>A <b> title</title>\n a line \n<keywords>k</keywords>\n<description>D</description>\r\n"
+    )
+    (tmp_path / "tags").write_text(text)
+    assert list(training_lines(tmp_path / "tags")) == ["A <b> title", " a line ", "D"]
+    (tmp_path / "xml").write_text('<doc>\n<seg id="12">  It’s  </seg>\n<title>no</title>\n  <seg id="13">x</seg> \n')
+    assert [line.strip() for line in segments_of(tmp_path / "xml")] == ["It’s", "x"]
+
+
+def run_python(archive, out, *options):
+    """The Python part; stops before fairseq where something is wrong."""
+    args = parse(["--archive", str(archive), "--out", str(out), "--bpe", "50", "--workers", "1", *options])
+    Preparation(args.archive, args.out, args.bpe, args.workers, args.any_size).run()
+
+
+def test_another_size_is_an_error_that_names_both(tmp_path, sentences):
+    (tmp_path / "de-en.tgz").write_bytes(iwslt_archive(sentences))
+    message = (
+        r"pairs of lines: train \d+, valid \d, test 20; expected train 160,239, valid 7,283, test 6,750 .*--any-size"
+    )
+    with pytest.raises(CorpusError, match=message):
+        run_python(tmp_path / "de-en.tgz", tmp_path / "out")
+    assert not list((tmp_path / "out/tok").iterdir()) and not (tmp_path / "out/.scratch").exists()
+
+
+def test_dictionaries_of_another_size_are_an_error_that_names_both():
+    expect("words", dict(WORDS), WORDS)
+    with pytest.raises(CorpusError, match="words: de 8,843, en 6,628; expected de 8,844, en 6,628"):
+        expect("words", {"de": 8843, "en": 6628}, WORDS)
+    assert sum(LINES.values()) == 160239 + 7283 + 6750
+
+
+@pytest.mark.parametrize("what", ["cut", "no-file", "unequal", "no-archive"])
+def test_a_bad_archive_is_named_and_leaves_nothing(tmp_path, sentences, what):
+    archive = tmp_path / "de-en.tgz"
+    data = iwslt_archive(sentences)
+    if what == "cut":
+        data, message = data[: len(data) // 2], "de-en.tgz is cut short or damaged"
+    elif what in ("no-file", "unequal"):
+        data = changed(data, None if what == "no-file" else b"<seg id='1'>one more</seg>\n")
+        message = "has no file de-en/IWSLT14.TED.tst2011.de-en.en.xml" if what == "no-file" else r"lines are \("
+    else:
+        message = "no archive .*de-en.tgz"
+    if what != "no-archive":
+        archive.write_bytes(data)
+    with pytest.raises(CorpusError, match=message):
+        run_python(archive, tmp_path / "out", "--any-size")
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file() and ".steps" not in str(path)]
+
+
+def changed(data, more):
+    """The archive without one of its test sets, or with `more` at the end of it."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(data)) as old, tarfile.open(fileobj=buffer, mode="w:gz") as new:
+        for member in old:
+            content = old.extractfile(member).read()
+            if "tst2011.de-en.en" in member.name:
+                if more is None:
+                    continue
+                content += more
+                member.size = len(content)
+            new.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def test_a_changed_archive_is_taken_up(tmp_path, sentences, capsys, monkeypatch):
+    """Other test sets: the merges, learned on the training text, stay."""
+    monkeypatch.setattr(Preparation, "data_bin", lambda self, output: output.mkdir())
+    archive = tmp_path / "de-en.tgz"
+    archive.write_bytes(iwslt_archive(sentences))
+    run_python(archive, tmp_path / "out", "--any-size")
+    other = list(sentences)
+    other[0] = ("Entirely new.", "Ganz neu.")
+    archive.write_bytes(iwslt_archive(other))
+    capsys.readouterr()
+    run_python(archive, tmp_path / "out", "--any-size")
+    done = [line for line in capsys.readouterr().err.splitlines() if "done before" in line]
+    assert done == ["learn 50 BPE merges: done before"]
+    assert lines_of(tmp_path / "out/tok/test.de")[0] == "ganz neu ."
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--bpe", "0"], "argument --bpe: must be a whole number of at least 1, got '0'"),
+        (["--workers", "-2"], "argument --workers: must be a whole number of at least 1, got '-2'"),
+        (["--bogus"], "unrecognized arguments: --bogus"),
+    ],
+)
+def test_wrong_options(options, message, capsys):
+    with pytest.raises(SystemExit):
+        parse(["--archive", "a", "--out", "b", *options])
+    assert message in capsys.readouterr().err

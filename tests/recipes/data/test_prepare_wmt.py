@@ -1,0 +1,309 @@
+"""prepare_wmt*.sh from end to end, on miniature archives of the published form."""
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from lightconv_plugin.cli.main import main as lightconv
+from lightconv_plugin.recipes.data.bpe import learn_codes
+from lightconv_plugin.recipes.data.wmt import TASKS, evaluation_tokeniser, segmenter, training_tokeniser
+from tests.recipes.conftest import check_recipes, script_environment
+from tests.recipes.data import wmt_archives
+from tests.recipes.data.archive_server import LOCAL, serve
+from tests.recipes.data.language_archives import make_checkout, no_leftovers, stop_at
+
+MINIATURE = ("--any-size", "--workers", "2")
+
+
+def run_in(checkout, script, *arguments, **changes):
+    """Run a checkout's script in an environment with changes; the result has returncode, stdout, stderr."""
+    command = [str(checkout / "scripts" / script), *map(str, arguments)]
+    environment = script_environment(**changes)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
+def lines(path):
+    return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+def both(out, kind, split, langs):
+    return [lines(out / kind / f"{split}.{lang}") for lang in langs]
+
+
+def joined(sources):
+    """Both sides of several sources one after the other."""
+    return [list(itertools.chain.from_iterable(source[side] for source in sources)) for side in (0, 1)]
+
+
+def unbroken(text):
+    return [(line + " ").replace("@@ ", "").strip() for line in text]
+
+
+def check_parts(out, langs, splits=("train", "valid", "test")):
+    """What holds for every prepared folder."""
+    source, target = langs
+    for split in splits:
+        for lang in langs:
+            assert (out / f"data-bin/{split}.{source}-{target}.{lang}.bin").stat().st_size > 0
+    for split in ("valid", "test"):
+        assert [len(side) for side in both(out, "raw", split, langs)] == [
+            len(side) for side in both(out, "bpe", split, langs)
+        ]
+    about = json.loads((out / "corpus.json").read_text())
+    assert (about["src"], about["tgt"], about["lowercase"]) == (source, target, False)
+    if (out / "tok").is_dir():  # the archive of wmt16_en_de is tokenised already
+        check_recipes(out)
+    assert no_leftovers(out)
+    assert not list(out.glob(".unpacked*")) and not list(out.glob(".whole*"))
+    return about
+
+
+@pytest.fixture(scope="module")
+def en_de(tmp_path_factory):
+    """(checkout, mirror, the folder prepared, (training sources, test set))."""
+    checkout = make_checkout(tmp_path_factory.mktemp("check, out"))
+    mirror = tmp_path_factory.mktemp("mirror")
+    texts = wmt_archives.en_de(mirror)
+    done = run_in(checkout, "prepare_wmt14_en_de.sh", "--mirror", mirror, "--bpe", "300", *MINIATURE)
+    assert done.returncode == 0, done.stderr
+    return checkout, mirror, checkout / "data/wmt14_en_de", texts
+
+
+def test_en_de_divides_the_training_text_and_keeps_its_order(en_de):
+    _, _, out, (train, test) = en_de
+    for side, lang in enumerate(("en", "de")):
+        text = joined(train)[side]
+        assert len(text) == 220
+        assert lines(out / f"text/valid.{lang}") == [text[99], text[199]]
+        assert lines(out / f"text/train.{lang}") == [line for i, line in enumerate(text, 1) if i % 100]
+        assert lines(out / f"raw/test.{lang}") == [" ".join(line.split()) for line in test[side]]
+    about = check_parts(out, ("en", "de"))
+    assert about["splits"]["train"] == ["europarl-v7", "commoncrawl", "news-commentary-v12"]
+    assert about["bpe"] == 300 and about["joined_dictionary"] is True
+
+
+def test_en_de_is_tokenised_and_encoded_as_fairseq_does(en_de, tmp_path):
+    _, _, out, _ = en_de
+    for lang in ("en", "de"):
+        training = training_tokeniser(lang)
+        for split, tokenise in (("train", training), ("valid", training), ("test", evaluation_tokeniser(lang))):
+            assert lines(out / f"tok/{split}.{lang}") == [
+                tokenise(line) for line in lines(out / f"text/{split}.{lang}")
+            ]
+        # raw/ goes with bpe/, line by line, whatever cleaning has dropped
+        raw = lines(out / f"raw/valid.{lang}")
+        assert [training(line) for line in raw] == unbroken(lines(out / f"bpe/valid.{lang}"))
+        assert lines(out / f"tok/test.{lang}") == unbroken(lines(out / f"bpe/test.{lang}"))
+    learn_codes([out / "tok/train.en", out / "tok/train.de"], 300, tmp_path / "codes")
+    assert (out / "bpe/codes").read_bytes() == (tmp_path / "codes").read_bytes()
+    assert (out / "data-bin/dict.en.txt").read_bytes() == (out / "data-bin/dict.de.txt").read_bytes()
+
+
+def test_scores_find_the_raw_references(en_de, tmp_path, capsys):
+    _, _, out, (_, test) = en_de
+    tok = lines(out / "tok/test.de")
+    log = "".join(f"S-{i}\tx\nT-{i}\t{line}\nH-{i}\t-0.1\t{line}\n" for i, line in enumerate(tok))
+    (tmp_path / "gen").write_text(
+        log + "Generate test with beam=5: BLEU4 = 100.00, 100.0/100.0/100.0/100.0 (BP=1.000)\n"
+    )
+    arguments = ["score", "--gen", str(tmp_path / "gen"), "--data", str(out / "data-bin"), "--subset", "test", "--json"]
+    assert lightconv(arguments) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["sacrebleu"] > 90 and len(test[1]) == len(tok)
+
+
+def test_the_second_run_does_nothing(en_de):
+    checkout, _, out, _ = en_de
+    files = [path for path in out.rglob("*") if path.is_file() and ".steps" not in path.parts]
+    before = {path: path.stat().st_mtime_ns for path in files if path.name not in ("corpus.json", "SHA256SUMS")}
+    done = run_in(checkout, "prepare_wmt14_en_de.sh", "--bpe", "300", *MINIATURE)
+    assert done.returncode == 0, done.stderr
+    assert all(line.endswith(": done before") for line in done.stderr.splitlines())
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_en_fr_from_a_server_interrupted_and_continued(tmp_path, monkeypatch):
+    checkout = make_checkout(tmp_path / "checkout")
+    train, test = wmt_archives.en_fr(tmp_path / "site")
+    for name, value in LOCAL.items():
+        monkeypatch.setenv(name, value)
+    with serve({path.name: path.read_bytes() for path in (tmp_path / "site").iterdir()}) as server:
+        giga = "training-giga-fren.tar"
+        server.cuts[giga] = [5000]  # the connection breaks: the transfer goes on there
+        command = ["prepare_wmt14_en_fr.sh", "--mirror", server.address, "--bpe", "400", *MINIATURE]
+        status, said = stop_at("learn 400 BPE merges ...", signal.SIGINT, checkout, *command)
+        assert status == 130, said
+        assert said.splitlines()[-1] == "prepare_wmt.py: interrupted; the same command continues"
+        assert [start for path, start in server.requests if path == giga] == [0, 5000]
+    out = checkout / "data/wmt14_en_fr"
+    assert (out / "tok/train.fr").is_file() and not (out / "bpe").joinpath("codes").exists()
+    done = run_in(checkout, *command)  # the server is gone: nothing is asked of it
+    assert done.returncode == 0, done.stderr
+    assert "training text: done before" in done.stderr and "tokenise train.fr: done before" in done.stderr
+    check_parts(out, ("en", "fr"))
+    for side, lang in enumerate(("en", "fr")):
+        text = joined(train)[side]
+        assert lines(out / f"text/valid.{lang}") == text[1332::1333]
+        assert lines(out / f"text/train.{lang}") == [line for i, line in enumerate(text, 1) if i % 1333]
+        assert lines(out / f"raw/test.{lang}") == test[side]
+    source, target = both(out, "bpe", "train", ("en", "fr"))
+    assert 0 < len(source) < 2738
+    for pair in zip(source, target, strict=True):
+        lengths = [len(side.split()) for side in pair]
+        assert min(lengths) >= 1 and max(lengths) <= 1.5 * min(lengths)
+        assert pair[0].split()[0] == pair[1].split()[0] or "@@" in pair[0]
+
+
+def test_zh_en_with_cwmt_from_a_folder(tmp_path):
+    pytest.importorskip("jieba")
+    data, out = tmp_path / "data", tmp_path / "out"
+    train, valid, test = wmt_archives.zh_en(data)
+    places = ("--data", data, "--out", out)
+    done = run_in(make_checkout(tmp_path), "prepare_wmt17_zh_en.sh", *places, "--bpe", "60", *MINIATURE)
+    assert done.returncode == 0, done.stderr
+    about = check_parts(out, ("zh", "en"))
+    assert about["splits"]["train"][1:] == ["UNv1.0", *wmt_archives.CWMT]
+    assert (about["splits"]["valid"], about["joined_dictionary"]) == ("newsdev2017", False)
+    for side, lang in enumerate(("zh", "en")):
+        assert lines(out / f"text/train.{lang}") == joined(train)[side]
+        assert lines(out / f"raw/valid.{lang}") == valid[side] and lines(out / f"raw/test.{lang}") == test[side]
+        assert len(lines(out / f"bpe/valid.{lang}")) == len(valid[side])  # sets of their own are not cleaned
+        learn_codes([out / f"tok/train.{lang}"], 60, tmp_path / lang)
+        assert (out / f"bpe/codes.{lang}").read_bytes() == (tmp_path / lang).read_bytes()
+    segment = segmenter()
+    assert lines(out / "tok/train.zh") == [segment(line) for line in joined(train)[0]]
+    assert (out / "data-bin/dict.en.txt").read_bytes() != (out / "data-bin/dict.zh.txt").read_bytes()
+
+
+def test_google_s_archive_is_binarised_as_it_is(tmp_path):
+    checkout, mirror = make_checkout(tmp_path / "checkout"), tmp_path / "mirror"
+    encoded = wmt_archives.google_en_de(mirror)
+    done = run_in(checkout, "prepare_wmt16_en_de.sh", "--mirror", mirror, *MINIATURE)
+    assert done.returncode == 0, done.stderr
+    out = checkout / "data/wmt16_en_de"
+    about = check_parts(out, ("en", "de"))
+    assert about["raw_by_detokenising"] == []
+    for split, part in (("train", "train"), ("valid", "newstest2013"), ("test", "newstest2014")):
+        assert both(out, "bpe", split, ("en", "de")) == encoded[part]
+    assert (out / "bpe/codes").read_text().startswith("#version")
+    assert (out / "data-bin/dict.en.txt").read_bytes() == (out / "data-bin/dict.de.txt").read_bytes()
+    log = (out / "preprocess.log").read_text()
+    assert "nwordssrc=32768" in log and "nwordstgt=32768" in log and "joined_dictionary=True" in log
+    again = run_in(checkout, "prepare_wmt16_en_de.sh", "--mirror", mirror, *MINIATURE)
+    assert again.returncode == 0 and again.stderr.count("done before") == 2
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    return make_checkout(tmp_path_factory.mktemp("checkout"))
+
+
+def last_line(done, status=1):
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "script, arguments, missing",
+    [
+        ("prepare_wmt14_en_de.sh", [], "training-parallel-nc-v12.tgz"),
+        ("prepare_wmt14_en_de.sh", ["--icml17"], "training-parallel-nc-v9.tgz"),
+        ("prepare_wmt14_en_fr.sh", [], "training-parallel-un.tgz"),
+        ("prepare_wmt16_en_de.sh", [], "wmt16_en_de.tar.gz"),
+        ("prepare_wmt17_zh_en.sh", [], "casia2015.zip"),
+        ("prepare_wmt17_zh_en.sh", ["--without-cwmt"], "UNv1.0.en-zh.tar.gz"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--data", "--mirror"])
+def test_a_single_missing_archive_is_named(checkout, tmp_path, script, arguments, missing, option):
+    for name in ("europarl-v7", "commoncrawl", "nc-v12"):
+        if f"training-parallel-{name}.tgz" != missing:
+            wmt_archives.tar(tmp_path / f"training-parallel-{name}.tgz", {"a": b"b\n"})
+    done = run_in(checkout, script, option, tmp_path, "--out", tmp_path / "out", "--any-size", *arguments)
+    line = last_line(done)
+    assert line.startswith(f"{script}: error: no file ") and missing in line
+    assert not [path for path in tmp_path.glob("out/*") if path.name != "download"]
+
+
+def test_cwmt_has_to_be_supplied(checkout):
+    line = last_line(run_in(checkout, "prepare_wmt17_zh_en.sh", "--any-size"))
+    assert "data/wmt17_zh_en/download/casia2015.zip: CWMT's corpora have no lasting address" in line
+    assert "--without-cwmt" in line
+
+
+def test_a_corrupt_archive_is_named_and_not_kept(tmp_path):
+    checkout = make_checkout(tmp_path / "checkout")
+    wmt_archives.en_de(tmp_path)
+    archive = tmp_path / "training-parallel-commoncrawl.tgz"
+    archive.write_bytes(archive.read_bytes()[:-30])
+    done = run_in(checkout, "prepare_wmt14_en_de.sh", "--mirror", tmp_path, "--out", tmp_path / "out", *MINIATURE)
+    line = last_line(done)
+    assert "training-parallel-commoncrawl.tgz" in line and "cut short or damaged" in line
+    assert not [path for path in checkout.rglob("*commoncrawl*") if path.suffix != ".lock"]
+
+
+def test_another_text_than_the_published_one_needs_a_word(checkout, tmp_path):
+    wmt_archives.google_en_de(tmp_path / "data")
+    places = ("--data", tmp_path / "data", "--out", tmp_path / "out")
+    done = run_in(checkout, "prepare_wmt16_en_de.sh", *places, PATH=disk_of(tmp_path, gib=100))
+    assert "expected 86f7f6e0bab3259a34712b4c034dc933f406d6735ce03fd6de6b9ccb5191ce2e" in last_line(done)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "script, gib", [("prepare_wmt14_en_de.sh", 11), ("prepare_wmt14_en_fr.sh", 80), ("prepare_wmt16_en_de.sh", 4)]
+)
+def test_the_disk_is_looked_at_first(checkout, tmp_path, script, gib):
+    done = run_in(checkout, script, "--data", tmp_path, "--out", tmp_path / "out", PATH=disk_of(tmp_path, gib=1))
+    assert f"needs {gib} GiB in {tmp_path}/out, 1.0 are free" in last_line(done)
+
+
+def disk_of(folder, gib):
+    """A search path on which df says that so much is free."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin/df").write_text(
+        f"#!/bin/sh\necho Filesystem 1024-blocks Used Available\necho x x x {gib << 20} x x\n"
+    )
+    (folder / "bin/df").chmod(0o755)
+    return f"{folder / 'bin'}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(
+    "script, arguments, message",
+    [
+        ("prepare_wmt14_en_fr.sh", ["--bep", "3"], "unrecognized arguments: --bep 3"),
+        ("prepare_wmt14_en_de.sh", ["--bpe", "0"], "must be a positive number, got 0"),
+        ("prepare_wmt16_en_de.sh", ["--bpe", "3"], "unrecognized arguments: --bpe 3"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_downloaded(checkout, tmp_path, script, arguments, message):
+    done = run_in(checkout, script, "--mirror", tmp_path, "--out", tmp_path / "out", "--any-size", *arguments)
+    assert message in last_line(done, status=2)
+
+
+def test_help_is_the_header(checkout):
+    for script in ("wmt14_en_de", "wmt14_en_fr", "wmt16_en_de", "wmt17_zh_en"):
+        done = run_in(checkout, f"prepare_{script}.sh", "--help")
+        assert done.returncode == 0 and f"scripts/prepare_{script}.sh" in done.stdout and "--data DIR" in done.stdout
+
+
+def test_the_table_of_tasks():
+    names = {task: [source.name for source in TASKS[task].train] for task in TASKS}
+    assert names["wmt14_en_de_icml17"] == ["europarl-v7", "commoncrawl", "news-commentary-v9"]
+    assert len(names["wmt17_zh_en"]) == 8 and names["wmt17_zh_en_without_cwmt"] == names["wmt17_zh_en"][:2]
+    assert [(TASKS[task].merges, TASKS[task].joint) for task in TASKS] == [(40_000, True)] * 3 + [(32_000, False)] * 2
+
+
+def test_a_prepared_folder_can_be_moved(en_de, tmp_path):
+    checkout, _, out, _ = en_de
+    moved = shutil.copytree(out, tmp_path / "moved")
+    places = ("--data", moved / "download", "--out", moved)
+    done = run_in(checkout, "prepare_wmt14_en_de.sh", *places, "--bpe", "300", *MINIATURE)
+    assert done.returncode == 0, done.stderr
+    assert all(line.endswith(": done before") for line in done.stderr.splitlines())

@@ -1,0 +1,369 @@
+"""The arithmetic of a row, the table of all rows, and what a protocol may say."""
+
+import json
+
+import pytest
+
+from lightconv_plugin.recipes.reproduce.job import parse, plan
+from lightconv_plugin.recipes.reproduce.protocol import (
+    ROOT,
+    ProtocolError,
+    canonical,
+    read_protocol,
+    row_digest,
+    settings_of,
+)
+from lightconv_plugin.recipes.reproduce.table import (
+    RowError,
+    best_seed,
+    command,
+    mean_sd,
+    read_rows,
+    summarise,
+    write_row,
+    write_table,
+)
+from tests.recipes.reproduce.reproduction_world import CONFIG, PROTOCOL, task
+
+
+def run(seed, valid, bleu, sacre=30.0, **changes):
+    test = {"bleu_tok": bleu, "sacrebleu": sacre, "chrf": 50.0}
+    facts = {"updates": 100, "tokens_per_second": 2000.4, "train_seconds": 90.0, "gpus": [], "threads": 2}
+    known = {"seed": seed, "valid": valid, "average": 5, "lenpen": 1.0, "test": test, "parameters": 1234567}
+    return known | facts | changes
+
+
+def row(runs, folder, system, name="task", **changes):
+    protocol = read_protocol(folder)
+    known = {
+        "task": name,
+        "system": system,
+        "system_title": protocol.systems[system].title,
+        "title": protocol.title,
+        "measure": protocol.measure,
+        "test": protocol.test,
+        "metric": protocol.metric,
+        "by": protocol.tune.by,
+        "command": command(f"configs/{name}/{system}.yaml", [run["seed"] for run in runs], []),
+        "overrides": [],
+        "digest": row_digest(protocol, system, settings_of(CONFIG, [])),
+        "runs": runs,
+        "summary": summarise(runs, protocol.metric),
+        "signatures": ["tok:13a", "nc:6"],
+        "versions": [{"torch": "2.13.0", "commit": None}],
+    }
+    return known | changes
+
+
+def test_mean_and_sample_deviation():
+    """1, 2, 4: mean 7/3, deviation √(14/3/2)."""
+    found = mean_sd([1.0, 2.0, 4.0])
+    assert found["mean"] == pytest.approx(7 / 3) and found["sd"] == pytest.approx((14 / 6) ** 0.5)
+    assert mean_sd([3.0]) == {"mean": 3.0, "sd": None}
+
+
+def test_the_best_seed_is_best_on_valid_not_on_test():
+    runs = [run(1, 30.0, 28.0), run(2, 31.0, 27.0), run(3, 31.0, 29.0)]
+    found = summarise(runs, "bleu")
+    assert found["best_seed"] == 2, "the first of equals"
+    assert found["test_of_best_seed"]["bleu_tok"] == 27.0
+    assert found["test"]["bleu_tok"] == {"mean": 28.0, "sd": 1.0}
+    assert found["valid"]["mean"] == pytest.approx(92 / 3)
+    assert best_seed(runs, "perplexity")["seed"] == 1, "the lowest perplexity is the best"
+
+
+TABLE = """\
+
+## A task
+
+tokenised BLEU; test: newstest. Configurations: `configs/task`.
+
+The systems differ in the mixer alone.
+
+| system         | seeds |        valid |         test | best seed | paper | average | lenpen \
+|    sacreBLEU |        chrF2 | parameters | updates |
+| -------------- | ----: | -----------: | -----------: | --------: | ----: | ------: | -----: \
+| -----------: | -----------: | ---------: | ------: |
+| LightConv*     |     1 |        29.00 |        28.00 |     28.00 |  34.8 |       5 |    0.6 \
+|        30.00 |        50.00 |  1,234,567 |     100 |
+| DynamicConv    |     2 | 30.50 ± 0.71 | 29.00 ± 1.41 |     30.00 |  35.2 |   5, 10 |      1 \
+| 31.00 ± 1.41 | 50.00 ± 0.00 |  1,234,567 |     100 |
+| self-attention |     – |            – |            – |         – |  34.4 |       – |      – \
+|            – |            – |          – |       – |
+
+```sh
+scripts/reproduce.sh configs/task/lightweightconv.yaml --seeds 1
+scripts/reproduce.sh configs/task/dynamicconv.yaml --seeds 1 2
+scripts/reproduce.sh configs/task/transformer.yaml --seeds 1 2 3  # not run
+```
+
+- paper: Wu et al. 2019, Pay Less Attention with Lightweight and Dynamic Convolutions.
+- signature: `tok:13a`
+- signature: `nc:6`
+- training of LightConv: seed 1: 2,000 tokens/s, 1.5 min (8 × A GPU).
+- training of DynamicConv: seed 1: 2,000 tokens/s, 1.5 min (2 threads).
+- versions: torch 2.12.0, commit abc (LightConv).
+- versions: torch 2.13.0 (DynamicConv).
+"""
+
+
+def test_the_table(tmp_path):
+    folder = task(tmp_path / "configs/task", ("lightweightconv", "dynamicconv", "transformer"), systems=...)
+    runs = [run(1, 30.0, 28.0), run(2, 31.0, 30.0, 32.0, average=10, tokens_per_second=None)]
+    write_row(tmp_path / "results", row(runs, folder, "dynamicconv"))
+    old = row([run(1, 29.0, 28.0, lenpen=0.6, gpus=["A GPU"] * 8)], folder, "lightweightconv", digest="another")
+    write_row(tmp_path / "results", old | {"versions": [{"torch": "2.12.0", "commit": "abc"}]})
+    table = tmp_path / "RESULTS.md"
+    text = write_table(tmp_path / "results", table, tmp_path / "configs")
+    assert text == table.read_text(encoding="utf-8")
+    assert text[text.index("\n## ") :] == TABLE
+    head = text[: text.index("\n## ")]
+    assert "– means not run" in head and "sample standard deviation" in head and "It was not measured here" in head
+    assert write_table(tmp_path / "results", table, tmp_path / "configs") == text
+    write_row(tmp_path / "results", row([run(1, 30.0, 28.0, threads=None)], folder, "dynamicconv"))
+    text = write_table(tmp_path / "results", table, tmp_path / "configs")
+    assert "training of DynamicConv" not in text, "a speed on nobody knows what"
+
+
+NOT_RUN = """
+## Not run
+
+One command each, such as the one below; costs: `benchmarks/COSTS.md`. The figures are the papers'.
+
+| task   | configurations  | test     | measure        | LightConv | DynamicConv | TaLK | self-attention |     others |
+| ------ | --------------- | -------- | -------------- | --------: | ----------: | ---: | -------------: | ---------: |
+| A task | `configs/other` | newstest | tokenised BLEU |      34.8 |           – |    – |              – | tiny: 35.5 |
+
+```sh
+scripts/reproduce.sh configs/other/lightweightconv.yaml --seeds 1 2 3
+```
+
+- paper: Wu et al. 2019, Pay Less Attention with Lightweight and Dynamic Convolutions: LightConv on A task.
+- paper: Lioutas & Guo 2020, Time-aware Large Kernel Convolutions: tiny on A task.
+"""
+
+
+def test_tasks_that_were_not_run(tmp_path):
+    task(tmp_path / "configs/other", ("lightweightconv", "tiny"), systems={"tiny": {"paper": "TaLK"}})
+    folder = task(tmp_path / "configs/task", ("dynamicconv",), systems=...)
+    write_row(tmp_path / "results", row([run(1, 30.0, 28.0)], folder, "dynamicconv"))
+    text = write_table(tmp_path / "results", tmp_path / "RESULTS.md", tmp_path / "configs")
+    assert text.count("\n## ") == 2, "what was run comes first"
+    assert text[text.index("\n## Not run") :] == NOT_RUN
+
+
+def test_the_table_of_summaries_and_of_language_models(tmp_path):
+    tune = {"average": [1], "lenpen": [2.0], "by": "rougeLsum"}
+    folder = task(tmp_path / "configs/sums", metric="rouge", tune=tune, paper="CNN-DailyMail", score=...)
+    scores = {"rouge1": 39.0, "rouge2": 16.0, "rougeLsum": 36.0}
+    write_row(tmp_path / "results", row([run(1, 35.0, 0) | {"test": scores}], folder, "dynamicconv", "sums"))
+    tune = {"average": [1], "by": "perplexity"}
+    folder = task(tmp_path / "configs/words", metric="perplexity", tune=tune, paper="WikiText-103", generate=[])
+    runs = [run(1, 26.0, 0, lenpen=None) | {"test": {"perplexity": 25.5}}]
+    write_row(tmp_path / "results", row(runs, folder, "dynamicconv", "words"))
+    text = write_table(tmp_path / "results", tmp_path / "RESULTS.md", tmp_path / "configs")
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    sums, words = lines[0], lines[4]
+    assert "lenpen" in sums and "sacreBLEU" not in sums and "lenpen" not in words
+    assert "39.00 / 16.00 / 36.00" in lines[2] and "39.84/16.25/36.73" in lines[2]
+    assert "25.50" in lines[6] and "25.0 |" in lines[6] and "23.3 |" in lines[7]
+
+
+def test_the_miniature_is_not_among_the_results(tmp_path):
+    task(tmp_path / "configs/smoke")
+    assert "## " not in write_table(tmp_path / "results", tmp_path / "RESULTS.md", tmp_path / "configs")
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("{", "is not a row of scripts/reproduce.sh (JSONDecodeError"),
+        ("[]", "is not a row of scripts/reproduce.sh (TypeError"),
+        ('{"task": "a"}', "is not a row of scripts/reproduce.sh (KeyError: 'system')"),
+        ('{"task": "a", "system": "b"}', "has the row of a/b, which belongs in"),
+    ],
+)
+def test_a_file_that_is_no_row(tmp_path, content, message):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/b.json").write_text(content)
+    with pytest.raises(RowError) as error:
+        read_rows(tmp_path)
+    assert message in str(error.value) and str(tmp_path / "x/b.json") in str(error.value)
+
+
+def test_a_protocol(tmp_path):
+    protocol = read_protocol(task(tmp_path / "task"))
+    assert protocol.prepare == ("scripts/prepare_x.sh", "--bpe", "100")
+    assert protocol.generate_of("dynamicconv") == ["--beam", "5"]
+    assert protocol.generate_of("talkconv") == ["--beam", "5", "--beam", "4"]
+    assert (protocol.tune.average, protocol.tune.lenpen, protocol.tune.grid) == ((1, 5), (0.6, 1.0), False)
+    assert protocol.systems["dynamicconv"].paper == {"bleu": "35.2"}
+    assert list(protocol.systems) == ["dynamicconv", "talkconv"]
+
+
+def test_whose_figure_stands_beside_a_system(tmp_path):
+    """The published TaLK for summaries is the deep one."""
+    systems = {"talkconv": {"paper": None}, "talkconv_deep": {"paper": "TaLK", "title": "TaLK, deep"}}
+    folder = task(tmp_path / "task", ("talkconv", "talkconv_deep"), systems=systems)
+    known = read_protocol(folder).systems
+    assert known["talkconv"].paper == {} and known["talkconv"].source == ""
+    assert known["talkconv_deep"].paper == {"bleu": "35.5"} and known["talkconv_deep"].title == "TaLK, deep"
+
+
+def tuning(**changes):
+    return PROTOCOL["tune"] | changes
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"beam": 5}, "unknown key beam; known: prepare, metric"),
+        ({"tune": tuning(lenpens=[1])}, "unknown key tune.lenpens; known: average, lenpen, by, grid"),
+        ({"systems": {"talkconv": {"beam": 4}}}, "unknown key systems.talkconv.beam; known: title, generate, paper"),
+        ({"prepare": ...}, "prepare is missing: a text"),
+        ({"tune": ...}, "tune is missing: a mapping"),
+        ({"metric": "meteor"}, "metric must be one of bleu, rouge, perplexity, got 'meteor'"),
+        ({"generate": "--beam 5"}, "generate must be a list of options, such as [--beam, 5], got '--beam 5'"),
+        ({"score": [["a"]]}, "score must be a list of options"),
+        ({"tune": [1]}, "tune must be a mapping, got [1]"),
+        ({"tune": tuning(average=[])}, "tune.average must be a list of different positive whole numbers, got []"),
+        ({"tune": tuning(average=[0])}, "tune.average must be a list of different positive whole numbers, got [0]"),
+        ({"tune": tuning(average=[1, 1])}, "tune.average must be a list of different positive whole numbers"),
+        ({"tune": tuning(average=[True])}, "tune.average must be a list of different positive whole numbers"),
+        ({"tune": tuning(lenpen=["1"])}, "tune.lenpen must be a list of different numbers, got ['1']"),
+        ({"tune": tuning(lenpen=[])}, "tune.lenpen must be a list of different numbers, got []"),
+        ({"tune": tuning(by="rouge1")}, "tune.by must be one of bleu_tok, sacrebleu, chrf, got 'rouge1'"),
+        ({"tune": tuning(by="perplexity"), "metric": "perplexity"}, "tune.lenpen must be an empty list"),
+        ({"tune": tuning(grid="yes")}, "tune.grid must be true or false, got 'yes'"),
+        ({"measure": ""}, "measure must be a text, got ''"),
+        ({"paper": "IWSLT"}, "paper must be null or one of WMT14 En-De,"),
+        ({"systems": {"talkconv": {"paper": "Talk"}}}, "systems.talkconv.paper must be null or one of LightConv, Dyn"),
+        ({"systems": {"big": {}}}, "systems.big has no configuration"),
+        ({"systems": {"talkconv": 4}}, "systems.talkconv must be a mapping, got 4"),
+    ],
+)
+def test_a_protocol_that_cannot_be_followed(tmp_path, changes, message):
+    folder = task(tmp_path / "task", **changes)
+    with pytest.raises(ProtocolError) as error:
+        read_protocol(folder)
+    assert str(error.value).startswith(f"{folder / 'protocol.yaml'}: ") and message in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["a: [", "- a", ""], ids=["no-yaml", "a-list", "empty"])
+def test_a_protocol_that_is_none(tmp_path, text):
+    (tmp_path / "protocol.yaml").write_text(text)
+    with pytest.raises(ProtocolError, match=r"protocol\.yaml"):
+        read_protocol(tmp_path)
+
+
+def test_every_protocol_of_the_project_is_valid():
+    folders = sorted(path.parent for path in (ROOT / "configs").rglob("protocol.yaml"))
+    assert ROOT / "configs/smoke" in folders
+    for folder in folders:
+        protocol = read_protocol(folder)
+        assert (ROOT / protocol.prepare[0]).is_file() or protocol.prepare[0].startswith("scripts/prepare_")
+
+
+def test_settings_in_one_form():
+    assert canonical("5e-4") == canonical(0.0005) == canonical("0.0005")
+    assert canonical([2000, 10000]) == canonical("2000,10000") == "2000.0,10000.0"
+    assert canonical("(0.9,0.98)") == canonical("(0.9, 0.98)") == "0.9,0.98"
+    assert canonical(True) == canonical("True") == "true" and canonical(None) == "null"
+    assert canonical(True) != canonical(1)
+    assert canonical("talk") == "talk"
+
+
+def test_overrides_change_settings_unless_they_are_of_the_machine():
+    plain = settings_of(CONFIG, [])
+    assert plain["optimization.lr"] == "0.0005" and "checkpoint.save_dir" not in plain and "task.data" not in plain
+    machine = ["dataset.num_workers=4", "dataset.max_tokens=1000", "common.log_interval=5", "+task.data=/x"]
+    assert settings_of(CONFIG, machine) == plain, "train.sh keeps the tokens of an update"
+    both = settings_of(CONFIG, ["dataset.max_tokens=1000", "optimization.update_freq=[8]"])
+    assert both["dataset.max_tokens"] == "1000.0"
+    assert settings_of(CONFIG, ["++model.dropout=0.1", "~optimization.lr"]).get("model.dropout") == "0.1"
+    assert "optimization.lr" not in settings_of(CONFIG, ["~optimization.lr"])
+
+
+def job(folder, *arguments):
+    return plan(parse([str(folder / "dynamicconv.yaml"), "--seeds", "1", "2", *map(str, arguments)]))
+
+
+def test_a_job(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = task(tmp_path / "task")
+    plain = plan(parse([str(ROOT / "configs/multi30k_en_de/dynamicconv.yaml"), "--seeds", "1", "2"]))
+    assert plain.folder == ROOT / "runs/multi30k_en_de/dynamicconv" and plain.seeds == (1, 2)
+    assert plain.data == ROOT / "data/multi30k_en_de/data-bin" and plain.target_lang == "de"
+    assert plain.results == ROOT / "benchmarks/results/reproduction" and plain.table == ROOT / "RESULTS.md"
+    other = job(folder, "--runs", "here", "dataset.num_workers=0", "--prepare-options=--data 'a b'")
+    assert other.folder == tmp_path / "here/task/dynamicconv" and other.results == tmp_path / "here/results"
+    assert other.prepare == ("--data", "a b") and other.changing == ()
+    changed = job(folder, "--runs", "here", "model.dropout=0.1", "task.data='d/data-bin'")
+    assert changed.results == tmp_path / "here/results" and changed.table == tmp_path / "here/results/RESULTS.md"
+    assert changed.data == tmp_path / "d/data-bin" and changed.prepare == ("--out", str(tmp_path / "d"))
+    assert changed.overrides == ("model.dropout=0.1", f"task.data={tmp_path}/d/data-bin")
+    assert changed.changing == ("model.dropout=0.1",)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (
+            ["model.dropout=0.1"],
+            "model.dropout=0.1 changes what is computed: it needs a place of its own, --runs DIR",
+        ),
+        ([], "is none of the results': it needs a place of its own, --runs DIR"),
+        (["common.seed=3"], "the override common.seed is reproduce.sh's own: give --seeds N instead"),
+        (["checkpoint.save_dir=x"], "the override checkpoint.save_dir is reproduce.sh's own: give --runs DIR instead"),
+        (
+            ["--runs", "x", "task.data=/x/y"],
+            "task.data=/x/y is not a data-bin that could be prepared: add --no-prepare",
+        ),
+        (["--runs", "x", "--prepare-options=--out x"], "instead of --out DIR give task.data=DIR/data-bin"),
+        (["--runs", "x", "--prepare-options=--out 'x"], "--prepare-options: No closing quotation"),
+    ],
+)
+def test_a_job_that_cannot_be_done(tmp_path, arguments, message):
+    with pytest.raises(ProtocolError) as error:
+        job(task(tmp_path / "task"), *arguments)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--seeds", "1"], "CONFIG.yaml is missing"),
+        (["x.yaml"], "--seeds is missing"),
+        (["x.yaml", "--seeds", "1", "1"], "--seeds must be different numbers from 0 on, got 1 1"),
+        (["x.yaml", "--seeds", "-1"], "--seeds must be different numbers from 0 on, got -1"),
+        (["x.yaml", "--seeds", "one"], "argument --seeds: invalid int value: 'one'"),
+        (["--table", "x.yaml"], "--table takes no configuration"),
+        (["--smoke", "--seeds", "1"], "--smoke has a configuration and seeds of its own"),
+        (["x.yaml", "--seeds", "1", "--fast"], "unrecognized arguments: --fast"),
+    ],
+)
+def test_wrong_arguments(capsys, arguments, message):
+    with pytest.raises(SystemExit) as end:
+        parse(arguments)
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_configuration_without_a_protocol_or_out_of_it(tmp_path):
+    folder = task(tmp_path / "task")
+    (folder / "other.yaml").write_text("a: 1\n")
+    for name, message in (("nothing", "no configuration"), ("other", "systems has no other; there are: dynamicconv")):
+        with pytest.raises(ProtocolError) as error:
+            plan(parse([str(folder / f"{name}.yaml"), "--seeds", "1"]))
+        assert message in str(error.value)
+    (folder / "protocol.yaml").unlink()
+    with pytest.raises(ProtocolError, match=r"cannot read .*protocol\.yaml"):
+        job(folder)
+
+
+def test_a_row_is_written_whole(tmp_path):
+    known = row([run(1, 1.0, 2.0)], task(tmp_path / "configs/task"), "dynamicconv")
+    path = write_row(tmp_path / "results", known)
+    assert json.loads(path.read_text(encoding="utf-8")) == known
+    assert [p.name for p in path.parent.iterdir()] == ["dynamicconv.json"]
+    assert read_rows(tmp_path / "results") == {"task": {"dynamicconv": known}}

@@ -1,0 +1,350 @@
+"""What a reproduction does again and what not, with programs in the place of training, tuning and scoring that only
+write down that they were called (the real ones: test_reproduce.py)."""
+
+import fcntl
+import os
+import shutil
+import threading
+import time
+
+import pytest
+import yaml
+
+from lightconv_plugin.recipes.reproduce import run as reproduce
+from lightconv_plugin.recipes.reproduce import training as reproduce_training
+from lightconv_plugin.recipes.reproduce.state import State, StateError, StepFailed, changes
+from lightconv_plugin.recipes.reproduce.table import write_row
+
+
+def test_a_row_from_nothing_and_again(world, capfd):
+    row = world.row()
+    names, text = world.calls()
+    assert names == ["prepare", "train", "tune", "score", "train", "tune", "score"]
+    seed = world.runs / "seed2"
+    data = world.path / "data/data-bin"
+    assert f"train {world.config} checkpoint.save_dir={seed} common.seed=2 task.data={data}" in text
+    assert f"tune tune {data} {seed} --subset valid --by bleu_tok --skip-missing --average 1 5 --json" in text
+    assert "--lenpen 0.6 1 -- --beam 5" in text
+    wanted = (
+        f"score {data} {seed}/average5.pt --subset test --json --metric bleu --compound-split --beam 5 --lenpen 0.6"
+    )
+    assert wanted in text
+    assert row["summary"]["test"]["bleu_tok"] == {"mean": 30.5, "sd": 0.0}
+    assert [run["updates"] for run in row["runs"]] == [100, 100]
+    assert row["signatures"] == ["s", "c"] and row["runs"][0]["parameters"] == 7
+    path = write_row(world.path / "results", row)
+    before = path.read_bytes()
+    capfd.readouterr()
+    assert write_row(world.path / "results", world.row()).read_bytes() == before
+    assert world.calls()[0] == ["prepare"]
+    said = capfd.readouterr().err
+    assert said.count("trained before, 100 updates") == 2 and said.count("done before") == 4
+
+
+def test_more_seeds_need_only_theirs(world):
+    world.row(seeds=(1,))
+    world.calls()
+    row = world.row(seeds=(1, 2))
+    assert world.calls()[0] == ["prepare", "train", "tune", "score"]
+    assert [run["seed"] for run in row["runs"]] == [1, 2]
+    assert world.row("--no-prepare", seeds=(2,))["summary"]["best_seed"] == 2
+    assert world.calls()[0] == []
+
+
+def edit(path, **changes):
+    content = yaml.safe_load(path.read_text())
+    for key, value in changes.items():
+        *parents, last = key.split("__")
+        place = content
+        for parent in parents:
+            place = place[parent]
+        place[last] = value
+    path.write_text("# another comment\n" + yaml.safe_dump(content))
+
+
+@pytest.mark.parametrize(
+    "name, change, again, said",
+    [
+        ("dynamicconv.yaml", {"model__dropout": 0.1}, ["train", "tune", "score"], "model.dropout 0.3 → 0.1"),
+        ("dynamicconv.yaml", {"common": {"log_interval": 7}}, [], "done before"),
+        ("protocol.yaml", {"tune__average": [5, 1, 2]}, ["tune"], "average 1 5 → 5 1 2"),
+        ("protocol.yaml", {"generate": ["--beam", 4]}, ["tune", "score"], "generate --beam 5 → --beam 4"),
+        ("protocol.yaml", {"score": []}, ["score"], "score --compound-split → none"),
+        ("protocol.yaml", {"note": "another"}, [], "done before"),
+    ],
+)
+def test_only_what_depends_on_a_change_is_done_again(world, capfd, name, change, again, said):
+    world.row(seeds=(1,))
+    world.calls()
+    capfd.readouterr()
+    edit(world.folder / name, **change)
+    world.row(seeds=(1,))
+    assert world.calls()[0] == ["prepare", *again]
+    assert said in capfd.readouterr().err
+
+
+def test_a_former_training_is_kept(world):
+    world.row(seeds=(1,))
+    (world.runs / "seed1/mine").touch()
+    for dropout, kept in ((0.1, "seed1.old1"), (0.2, "seed1.old2")):
+        edit(world.config, model__dropout=dropout)
+        world.row(seeds=(1,))
+        assert (world.runs / kept / "checkpoint_last.pt").is_file()
+    assert (world.runs / "seed1.old1/mine").exists() and not (world.runs / "seed1/mine").exists()
+
+
+@pytest.mark.parametrize(
+    "name, again, said",
+    [
+        ("train.en-de.de.bin", ["train", "tune", "score"], "changed: data.train.en-de.de.bin"),
+        ("valid.en-de.de.bin", ["train", "tune", "score"], "changed: data.valid.en-de.de.bin"),
+        ("test.en-de.de.bin", ["score"], "changed: data.test.en-de.de.bin"),
+        ("preprocess.log", [], "done before"),
+    ],
+)
+def test_changed_data(world, capfd, name, again, said):
+    world.row(seeds=(1,))
+    world.calls()
+    capfd.readouterr()
+    (world.path / "data/data-bin" / name).write_text("another text")
+    world.row(seeds=(1,))
+    assert world.calls()[0] == ["prepare", *again]
+    assert said in capfd.readouterr().err
+
+
+def test_the_same_data_written_anew_change_nothing(world):
+    world.row(seeds=(1,))
+    world.calls()
+    for path in (world.path / "data/data-bin").iterdir():
+        path.write_bytes(path.read_bytes())
+        os.utime(path, (1, 1))
+    world.row(seeds=(1,))
+    assert world.calls()[0] == ["prepare"]
+
+
+def test_changed_checkpoints_are_tuned_and_scored_anew(world, capfd):
+    world.row(seeds=(1,))
+    world.calls()
+    (world.runs / "seed1/average5.pt").unlink()
+    world.row(seeds=(1,))
+    assert world.calls()[0] == ["prepare", "tune", "score"]
+    assert "average5.pt is gone or has changed" in capfd.readouterr().err
+    (world.runs / "seed1/checkpoint_1_100.pt").touch()
+    world.row(seeds=(1,))
+    assert world.calls()[0] == ["prepare", "tune"], "the mean is the same file"
+    assert "checkpoints.checkpoint_1_100.pt" in capfd.readouterr().err
+
+
+def test_an_interrupted_training_goes_on(world, monkeypatch, capfd):
+    monkeypatch.setenv("UPDATES", "50")
+    monkeypatch.setenv("FAIL", "1")
+    with pytest.raises(StepFailed) as error:
+        world.row(seeds=(1,))
+    log = world.runs / "logs/seed1.train.log"
+    assert str(error.value).endswith(f"the reason\nseed1.train failed with status 3: see {log}")
+    monkeypatch.delenv("UPDATES")
+    monkeypatch.delenv("FAIL")
+    world.row(seeds=(1,))
+    assert "going on from update 50" in capfd.readouterr().err
+    assert world.calls()[0] == ["prepare", "train", "prepare", "train", "tune", "score"]
+
+
+def test_a_training_that_ends_too_early_is_an_error(world, monkeypatch):
+    monkeypatch.setenv("UPDATES", "50")
+    with pytest.raises(StepFailed, match=r"ended after 50 updates, too early: see .*seed1/train\.log"):
+        world.row(seeds=(1,))
+    with (world.runs / "seed1/train.log").open("a") as log:
+        log.write("[2026-01-01][fairseq_cli.train][INFO] - done training in 3.0 seconds\n")
+    assert world.row(seeds=(1,))["runs"][0]["updates"] == 50, "patience or max_epoch ended it"
+
+
+def test_a_step_that_fails_names_its_log_and_the_rest_stays_done(world, monkeypatch):
+    monkeypatch.setenv("FAIL_SCORE", "1")
+    with pytest.raises(
+        StepFailed, match=r"(?s)the reason\nseed1\.test failed with status 4: see .*logs/seed1\.test\.log"
+    ):
+        world.row(seeds=(1,))
+    world.calls()
+    monkeypatch.delenv("FAIL_SCORE")
+    world.row(seeds=(1,))
+    assert world.calls()[0] == ["prepare", "score"]
+
+
+def trained_by_hand(world, template="100", log=""):
+    folder = world.runs / "seed1"
+    folder.mkdir(parents=True)
+    for name in ("checkpoint_last.pt", "checkpoint_1_100.pt"):
+        shutil.copy(f"{os.environ['TEMPLATES']}/{template}.pt", folder / name)
+    (folder / "train.log").write_text(log)
+    return folder
+
+
+def test_a_finished_training_of_the_same_settings_is_taken_over(world, capfd):
+    trained_by_hand(world, log="[x][INFO] - [de] dictionary: 5 types\n")
+    row = world.row(seeds=(1,))
+    assert world.calls()[0] == ["prepare", "tune", "score"]
+    assert "taking over the training in" in capfd.readouterr().err
+    assert row["runs"][0]["threads"] is None and row["runs"][0]["updates"] == 100
+    world.row(seeds=(1,))
+    assert world.calls()[0] == ["prepare"]
+
+
+def test_a_begun_training_of_the_same_settings_goes_on(world):
+    trained_by_hand(world, "50")
+    world.row(seeds=(1,))
+    assert world.calls()[0] == ["prepare", "train", "tune", "score"]
+
+
+@pytest.mark.parametrize(
+    "template, seed, log, message",
+    [
+        ("other", 1, "", "model.dropout 0.2 instead of 0.3"),
+        ("100", 2, "", "common.seed 1 instead of 2"),
+        (
+            "100",
+            1,
+            "[x][INFO] - [de] dictionary: 4,056 types\n",
+            "a dictionary of 4,056 entries instead of dict.de.txt's 5",
+        ),
+        (
+            "100",
+            1,
+            "[x][INFO] - [en] dictionary: 12 types\n",
+            "a dictionary of 12 entries instead of dict.en.txt's None",
+        ),
+    ],
+)
+def test_a_training_of_something_else_is_left_alone(world, template, seed, log, message):
+    folder = trained_by_hand(world, template, log)
+    folder = folder.rename(folder.with_name(f"seed{seed}"))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(reproduce_training.OtherTraining) as error:
+        world.row(seeds=(seed,))
+    assert message in str(error.value) and "not begun by reproduce.sh" in str(error.value)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert world.calls()[0] == ["prepare"]
+
+
+def test_other_tokens_an_update_are_another_training(world):
+    trained_by_hand(world)
+    edit(world.config, dataset__max_tokens=5000)
+    with pytest.raises(reproduce_training.OtherTraining, match="tokens an update 8000 instead of 10000"):
+        world.row(seeds=(1,))
+
+
+def test_a_checkpoint_that_was_cut_short_is_not_a_finished_training(world):
+    folder = trained_by_hand(world)
+    whole = (folder / "checkpoint_last.pt").read_bytes()
+    (folder / "checkpoint_last.pt").write_bytes(whole[: len(whole) // 2])
+    world.row(seeds=(1,))
+    assert world.calls()[0] == ["prepare", "train", "tune", "score"]
+
+
+def test_a_training_in_progress_is_waited_for(world, capfd):
+    folder = trained_by_hand(world, "50")
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def finish():
+            shutil.copy(f"{os.environ['TEMPLATES']}/100.pt", folder / "checkpoint_last.pt")
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+        threading.Timer(0.5, finish).start()
+        world.row(seeds=(1,))
+    assert world.calls()[0] == ["prepare", "tune", "score"]
+    assert "waiting: a training is writing to" in capfd.readouterr().err
+
+
+def test_two_runs_of_a_system_do_not_collide(world, capfd):
+    job = world.job(seeds=(1,))
+    state = State(job.folder)
+    threading.Timer(0.5, state.close).start()
+    start = time.monotonic()
+    world.row(seeds=(1,))
+    assert time.monotonic() - start > 0.4
+    assert "waiting: another reproduction" in capfd.readouterr().err
+
+
+def test_a_state_that_is_none_is_refused(world):
+    world.runs.mkdir(parents=True)
+    for text in ("{", "[]", '{"version": 0, "steps": {}, "files": {}}'):
+        (world.runs / "reproduce.json").write_text(text)
+        with pytest.raises(StateError, match=r"reproduce\.json is not a state of this version: remove it"):
+            world.row()
+        assert (world.runs / "reproduce.json").read_text() == text
+
+
+def test_without_binarised_data_it_ends_before_training(world):
+    with pytest.raises((reproduce.ProtocolError, OSError)) as error:
+        world.row("--no-prepare")
+    assert "data-bin" in str(error.value)
+    assert world.calls()[0] == []
+
+
+def test_checkpoint_last_may_be_removed_but_not_all(world):
+    world.row(seeds=(1,))
+    (world.runs / "seed1/checkpoint_last.pt").unlink()
+    world.calls()
+    world.row(seeds=(1,))
+    assert world.calls()[0] == ["prepare"]
+    shutil.rmtree(world.runs / "seed1")
+    world.row(seeds=(1,))
+    assert world.calls()[0] == ["prepare", "train", "tune", "score"]
+
+
+def test_a_language_model(world):
+    edit(world.folder / "protocol.yaml", metric="perplexity", paper=None, score=[], generate=["--context-window", 64])
+    edit(world.folder / "protocol.yaml", tune={"average": [1, 5], "lenpen": []})
+    script = world.path / "scripts/perplexity.sh"
+    said = '{"perplexity": 25.5, "loss": 4.7, "parameters": 7}'
+    script.write_text(f"#!/usr/bin/env bash\necho perplexity $* >>$CALLS\necho '{said}'\n")
+    script.chmod(0o755)
+    row = world.row(seeds=(1,))
+    names, text = world.calls()
+    assert names == ["prepare", "train", "tune", "perplexity"]
+    assert "--by perplexity" in text and "--lenpen" not in text and "-- --context-window 64" in text
+    assert "average5.pt --subset test --json --context-window 64" in text
+    assert row["summary"]["test"] == {"perplexity": {"mean": 25.5, "sd": None}} and row["signatures"] == []
+
+
+def test_summaries(world):
+    edit(world.folder / "protocol.yaml", metric="rouge", paper="CNN-DailyMail", score=["--no-stem"])
+    edit(world.folder / "protocol.yaml", tune={"average": [5], "lenpen": [2.0], "by": "rougeL", "grid": True})
+    script = world.path / "scripts/score.sh"
+    said = '{"rouge1": 39.0, "rouge2": 16.0, "rougeL": 35.0, "rougeLsum": 36.0, "signature": "r", "parameters": 7}'
+    script.write_text(f"#!/usr/bin/env bash\necho score $* >>$CALLS\necho '{said}'\n")
+    row = world.row(seeds=(1,))
+    text = world.calls()[1]
+    assert "--lenpen 2 --grid -- --beam 5" in text and "--metric rouge --no-stem --beam 5" in text
+    assert list(row["summary"]["test"]) == ["rouge1", "rouge2", "rougeLsum"]
+    assert row["signatures"] == ["r"]
+
+
+def test_what_a_training_took(tmp_path):
+    start = "[x][fairseq_cli.train][INFO] - {"
+    gpus = [
+        f"[x][fairseq.utils][INFO] - rank   {i}: capabilities =  9.0  ; name = NVIDIA H100 80GB HBM3   " for i in (0, 1)
+    ]
+    speed = "[x][train][INFO] - epoch 001 | loss 9.1 | wps 3000 | ups 1 | train_wall 50 | wall 55"
+    parameters = "num. shared model params: 2,493,440 (num. trained: 2,493,440)"
+    former = [start, gpus[0].replace("H100", "A100")]
+    (tmp_path / "train.log").write_text("\n".join([*former, start, parameters, *gpus, speed]))
+    messages = tmp_path / "messages"
+    messages.write_text("tokens an update: …\ncheckpoints and log: /a place (4 threads)/x (2 × 8 threads)\n")
+    name = "NVIDIA H100 80GB HBM3"
+    assert reproduce_training.facts(tmp_path, 100, messages) == {
+        "updates": 100,
+        "tokens_per_second": 3000.0,
+        "train_seconds": 50.0,
+        "gpus": [name, name],
+        "threads": 16,
+    }
+    nothing = reproduce_training.facts(tmp_path / "nowhere", 1, tmp_path / "none")
+    assert nothing == {"updates": 1, "tokens_per_second": None, "train_seconds": None, "gpus": [], "threads": None}
+
+
+def test_changes_are_told_by_their_place():
+    old = {"a": {"b": 1, "c": [1, 2]}, "d": "x" * 64, "e": None, "f": 1}
+    new = {"a": {"b": 2, "c": []}, "d": "y" * 64, "e": 5, "f": None}
+    assert changes(old, new) == ["a.b 1 → 2", "a.c 1 2 → none", "d", "e is new", "f is gone"]
+    assert changes(old, old) == []

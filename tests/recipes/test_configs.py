@@ -1,0 +1,99 @@
+"""Every configuration is one that fairseq-hydra-train takes: known groups, known options, values of the right type."""
+
+import re
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from omegaconf import OmegaConf
+
+pytest.importorskip("fairseq", reason="fairseq is not installed")
+
+from fairseq import models
+from fairseq.data import Dictionary
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.models.transformer import TransformerModel, base_architecture
+from fairseq.registry import REGISTRIES
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
+
+import lightconv_plugin.models  # noqa: F401 (registers the architectures)
+from tests import ROOT
+
+CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.name != "protocol.yaml")
+PLAIN_GROUPS = ("common", "dataset", "optimization", "checkpoint", "distributed_training", "generation")
+SYSTEMS = ("dynamicconv", "lightweightconv", "talkconv", "transformer")
+TRANSLATION = [path for path in CONFIGS if path.stem in SYSTEMS and path.parent.parent.name == "configs"]
+TRANSLATION = [path for path in TRANSLATION if re.match("(multi30k|iwslt|wmt)", path.parent.name)]
+MATRIX = re.compile(r"^#   .*?(?:embeddings|projection)\b.*? ([\d,]+)·\d+ ", re.MULTILINE)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT / "configs"))
+
+
+def schema(group: str, name: str | None):
+    """The dataclass that fairseq reads `group` with when its _name is `name`."""
+    if name is None:
+        return FairseqConfig.__dataclass_fields__[group].type
+    if group == "model":
+        return models.MODEL_DATACLASS_REGISTRY[name]
+    if group == "task":
+        return TASK_DATACLASS_REGISTRY[name]
+    return REGISTRIES[group]["dataclass_registry"][name]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
+def test_fairseq_knows_every_option(config):
+    text = config.read_text(encoding="utf-8")
+    assert text.startswith("# @package _global_\n"), "hydra merges it at the top only with this first line"
+    content = yaml.safe_load(text)
+    for group, options in content.items():
+        name = None if group in PLAIN_GROUPS else options.pop("_name")
+        if (group, name) == ("model", "transformer"):  # its options are of the older kind, argparse's
+            parser = ArgumentParser()
+            models.MODEL_REGISTRY[name].add_args(parser)
+            assert set(options) <= {*vars(parser.parse_args([])), "decoder_input_dim", "decoder_output_dim"}
+        else:
+            OmegaConf.merge(OmegaConf.structured(schema(group, name)), OmegaConf.create(options))
+    save_dir = Path(content["checkpoint"]["save_dir"])
+    assert save_dir.is_relative_to(Path("runs", config.relative_to(ROOT / "configs").parent))
+    assert save_dir.name == config.stem
+    others = {"demo": "scripts/demo.sh", "smoke": "scripts/reproduce.sh --smoke"}
+    used = others.get(config.parent.name, f"scripts/train.sh {config.relative_to(ROOT)}")
+    assert used in text, f"its comment must say how to run it: {used}"
+
+
+@pytest.mark.parametrize("task", sorted({path.parent for path in CONFIGS if path.stem == "talkconv"}), ids=name_of)
+def test_a_task_has_all_four_systems(task):
+    assert {path.stem for path in task.glob("*.yaml")} >= {*SYSTEMS, "protocol"}
+
+
+def dictionary(entries: int) -> Dictionary:
+    made = Dictionary()
+    for number in range(entries - len(made)):
+        made.add_symbol(f"w{number}")
+    return made
+
+
+@pytest.mark.parametrize("config", TRANSLATION, ids=name_of)
+def test_a_model_has_the_parameters_that_its_configuration_adds_up(config):
+    text = config.read_text(encoding="utf-8")
+    claimed = re.search(r"^#.* total +([\d,]+)$", text, re.MULTILINE)[1]
+    sizes = [int(size.replace(",", "")) for size in MATRIX.findall(text)]
+    options = yaml.safe_load(text)["model"]
+    source = dictionary(sizes[0])
+    target = source if options.get("share_all_embeddings") else dictionary(sizes[1])
+    task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
+    name = options.pop("_name")
+    with torch.device("meta"):
+        if name == "transformer":
+            arguments = Namespace(**options, max_source_positions=1024, max_target_positions=1024)
+            base_architecture(arguments)
+            model = TransformerModel.build_model(arguments, task)
+        else:
+            cfg = OmegaConf.merge(OmegaConf.structured(schema("model", name)), OmegaConf.create(options))
+            model = models.MODEL_REGISTRY[name].build_model(cfg, task)
+    assert f"{sum(parameter.numel() for parameter in model.parameters()):,}" == claimed

@@ -1,0 +1,204 @@
+"""A step is done once, again when something changed, and leaves nothing half-made."""
+
+import errno
+import multiprocessing
+import os
+import time
+
+import pytest
+
+from lightconv_plugin.recipes import steps as steps_module
+from lightconv_plugin.recipes.data.parallel_folder import CorpusError
+from lightconv_plugin.recipes.steps import Digests, Steps, digest, exit_status
+
+
+@pytest.fixture
+def setting(tmp_path):
+    """(run, calls): `run(**changes)` runs one step that joins two inputs into two outputs; `calls` counts the work."""
+    calls = []
+    inputs = [tmp_path / "a", tmp_path / "b"]
+    for path in inputs:
+        path.write_text(path.name)
+
+    def make(first, second):
+        calls.append(1)
+        first.write_text("".join(path.read_text() for path in inputs))
+        second.mkdir()
+        (second / "inner").write_text("folder")
+
+    def run(params=(1, 2), make=make):
+        with Steps(tmp_path) as steps:
+            outputs = [tmp_path / "out/one", tmp_path / "out/two"]
+            return steps.run("join", "join", make, inputs=inputs, outputs=outputs, params={"p": params})
+
+    return run, calls, tmp_path
+
+
+def test_the_second_run_does_nothing(setting):
+    run, calls, root = setting
+    assert run() is True and run() is False
+    assert len(calls) == 1
+    assert (root / "out/one").read_text() == "ab" and (root / "out/two/inner").read_text() == "folder"
+
+
+@pytest.mark.parametrize("change", ["input", "output", "output-in-folder", "output-removed", "params", "stamp"])
+def test_any_change_runs_it_again(setting, change):
+    run, calls, root = setting
+    run()
+    params = (1, 2)
+    match change:
+        case "input":
+            (root / "a").write_text("c")
+        case "output":
+            (root / "out/one").write_text("tampered")
+        case "output-in-folder":
+            (root / "out/two/inner").write_text("tampered")
+        case "output-removed":
+            (root / "out/one").unlink()
+        case "params":
+            params = (1, 3)
+        case "stamp":
+            (root / ".steps/join.json").write_text("{cut sho")
+    assert run(params) is True and run(params) is False
+    assert len(calls) == 2
+    assert (root / "out/one").read_text() == ("cb" if change == "input" else "ab")
+
+
+def test_a_failure_leaves_no_output_and_is_repeated(setting):
+    run, _, root = setting
+
+    def fail(first, second):
+        first.write_text("half")
+        raise RuntimeError("on the way")
+
+    with pytest.raises(RuntimeError, match="on the way"):
+        run(make=fail)
+    assert not (root / "out").exists() or not list((root / "out").iterdir())
+    assert run() is True
+    assert not list((root / "out").glob("*.tmp"))
+
+
+def test_the_folder_can_be_moved(tmp_path):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/in").write_text("x")
+    calls = []
+
+    def run(root):
+        with Steps(root) as steps:
+
+            def make(out):
+                calls.append(1)
+                out.write_text("y")
+
+            steps.run("s", "s", make, inputs=[root / "in"], outputs=[root / "out"], params={})
+
+    run(tmp_path / "old")
+    (tmp_path / "old").rename(tmp_path / "new")
+    run(tmp_path / "new")
+    assert len(calls) == 1
+
+
+def _work(root, queue):
+    with Steps(root) as steps:
+
+        def make(out):
+            queue.put("made")
+            out.write_text("x")
+
+        steps.run("s", "s", make, inputs=[], outputs=[root / "out"], params={})
+
+
+def test_two_processes_do_the_work_once(tmp_path):
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    workers = [context.Process(target=_work, args=(tmp_path, queue)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(30)
+        assert worker.exitcode == 0
+    assert queue.get(timeout=5) == "made"
+    assert queue.empty()
+
+
+def test_the_digest_of_a_folder_sees_names_and_contents(tmp_path):
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f/a").write_text("1")
+    first = digest(tmp_path / "f")
+    (tmp_path / "f/a").rename(tmp_path / "f/b")
+    renamed = digest(tmp_path / "f")
+    (tmp_path / "f/b").write_text("2")
+    assert len({first, renamed, digest(tmp_path / "f")}) == 3
+
+
+@pytest.fixture
+def large(tmp_path, monkeypatch):
+    """(file, reads, digests): a file that counts as large and was written long ago; the reads of it so far."""
+    monkeypatch.setattr(Digests, "LARGE", 10)
+    file = tmp_path / "in/large"
+    file.parent.mkdir()
+    file.write_bytes(b"x" * 100)
+    now = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now() + 10_000_000_000)
+    reads = []
+    monkeypatch.setattr(steps_module, "digest", lambda path, *of: reads.append(path) or digest(path, *of))
+    return file, reads, lambda: Digests(tmp_path / "memory.json")
+
+
+def test_a_large_file_is_read_once_by_many_runs(large):
+    file, reads, digests = large
+    expected, of_folder = digest(file), digest(file.parent)
+    reads.clear()
+    assert [digests()(file) for _ in range(3)] == [expected] * 3
+    assert reads == [file]
+    assert digests()(file.parent) == of_folder
+    assert reads == [file, file.parent]  # the folder's listing; not the file again
+
+
+@pytest.mark.parametrize("change", ["content", "content-with-the-old-time", "another-file", "memory"])
+def test_a_changed_large_file_is_read_again(large, change, tmp_path):
+    file, reads, digests = large
+    digests()(file)
+    old = file.stat()
+    time.sleep(0.02)
+    match change:
+        case "content":
+            file.write_bytes(b"y" * 100)
+        case "content-with-the-old-time":
+            file.write_bytes(b"y" * 100)
+            os.utime(file, ns=(old.st_atime_ns, old.st_mtime_ns))
+        case "another-file":
+            (tmp_path / "new").write_bytes(b"y" * 100)
+            os.utime(tmp_path / "new", ns=(old.st_atime_ns, old.st_mtime_ns))
+            (tmp_path / "new").replace(file)
+        case "memory":
+            (tmp_path / "memory.json").write_text("{cut sho")
+    assert digests()(file) == digest(file)
+    assert reads == [file, file]
+
+
+def test_a_large_file_just_written_is_not_remembered(large, monkeypatch):
+    file, reads, digests = large
+    monkeypatch.setattr(time, "time_ns", lambda: file.stat().st_ctime_ns + 1_000_000)
+    digests()(file)
+    digests()(file)
+    assert reads == [file, file]
+
+
+@pytest.mark.parametrize(
+    "error, line",
+    [
+        (CorpusError("no text"), "x: error: no text"),
+        (RuntimeError("killed"), "x: error: killed"),
+        (PermissionError(errno.EACCES, "Permission denied", "f"), "x: error: [Errno 13] Permission denied: 'f'"),
+        (OSError(errno.ENOSPC, "No space left on device"), "no space left: make room, the same command continues"),
+    ],
+    ids=["corpus", "runtime", "os", "disk"],
+)
+def test_what_is_wrong_is_one_line(error, line, capsys):
+    def fail():
+        raise error
+
+    assert exit_status("x", fail) == 1
+    err = capsys.readouterr().err
+    assert line in err and err.count("\n") == 1

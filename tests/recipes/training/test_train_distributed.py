@@ -1,0 +1,234 @@
+"""train.sh with several processes and machines, on the CPU; what happens when it is killed, and what it leaves behind.
+
+Every training takes the same 40 updates of some 80 tokens. Where it is ended from outside, that is after the checkpoint
+of the last of them.
+"""
+
+import os
+import shutil
+import signal
+import socket
+
+import pytest
+
+from tests.recipes.conftest import ROOT, script_environment
+from tests.recipes.training.trainings import (
+    ENDLESS,
+    NO_DROPOUT,
+    UPDATES,
+    Training,
+    assert_equal,
+    assert_nothing_left,
+    state,
+    write_config,
+)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """The configuration's file; trainings go to folders beside it."""
+    return write_config(tmp_path_factory.mktemp("trainings"))
+
+
+def losses(save_dir, tag="train_inner"):
+    """Update -> loss, from TensorBoard's files; of what was computed twice, the second."""
+    loading = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    found = {}
+    for path in sorted((save_dir / "tensorboard" / tag).glob("events.out.tfevents.*")):
+        for event in loading.EventFileLoader(str(path)).Load():
+            for value in event.summary.value:
+                if value.tag == "loss":
+                    found[event.step] = value.tensor.float_val[0] if value.tensor.float_val else value.simple_value
+    return found
+
+
+@pytest.fixture(scope="module")
+def one(config):
+    """One process, two batches an update, no dropout; torchrun is killed in the end."""
+    training = Training(config, "one", *NO_DROPOUT, ENDLESS)
+    training.checkpoint(UPDATES)
+    assert len(training.workers()) == 1
+    training.process.kill()
+    training.end()
+    assert_nothing_left(training.save_dir, seconds=20)
+    return training
+
+
+@pytest.fixture(scope="module")
+def two(config):
+    """Two processes, a batch each, no dropout; ended by SIGTERM."""
+    training = Training(config, "two", "--processes", "2", *NO_DROPOUT, ENDLESS)
+    training.checkpoint(UPDATES)
+    assert sorted(training.workers()) == [0, 1]
+    assert training.signalled(signal.SIGTERM) == 128 + signal.SIGTERM
+    assert_nothing_left(training.save_dir)
+    return training
+
+
+@pytest.fixture(scope="module")
+def with_dropout(config):
+    """One process; ended by Ctrl-C."""
+    training = Training(config, "with dropout", ENDLESS)
+    training.checkpoint(UPDATES)
+    assert training.signalled(signal.SIGINT) == 128 + signal.SIGINT
+    assert_nothing_left(training.save_dir)
+    return training
+
+
+def test_two_processes_equal_two_batches_an_update(one, two):
+    """fairseq deals the batches of an epoch out in turn: both take the same two for the same update.
+
+    Without dropout, whose masks are drawn for each batch by the number of the update and not that of the process.
+    """
+    assert "1 processes × 40 × update_freq 2 = 80" in one.output
+    assert "2 processes × 40 × update_freq 1 = 80" in two.output
+    first, second = state(one.checkpoint(UPDATES)), state(two.checkpoint(UPDATES))
+    assert first.pop("place")["iterations_in_epoch"] == 2 * second.pop("place")["iterations_in_epoch"]
+    assert_equal(second, first, rtol=1e-4, atol=1e-6)
+    mine, other = losses(two.save_dir), losses(one.save_dir)
+    numbers = range(1, UPDATES + 1)
+    assert [mine[n] for n in numbers] == pytest.approx([other[n] for n in numbers], abs=2e-3)
+    assert mine[1] > mine[UPDATES] > 1
+
+
+def test_tensorboard_has_the_losses(one):
+    """To the three decimals of the log, of training and validation."""
+    logged = dict(
+        line.split(" loss=")[1].split(",")[0] and (int(line.split("num_updates=")[1].split(",")[0]), line)
+        for line in one.output.splitlines()
+        if "train_inner" in line and "num_updates=" in line
+    )
+    found = losses(one.save_dir)
+    assert set(range(1, UPDATES + 1)) <= found.keys() <= logged.keys()
+    for update, loss in found.items():
+        assert float(logged[update].split(" loss=")[1].split(",")[0]) == pytest.approx(loss, abs=1e-5)
+    assert {4, 8, 12} <= losses(one.save_dir, "valid").keys()
+
+
+def test_the_signals_are_named(two, with_dropout):
+    for training, name in (two, "SIGTERM"), (with_dropout, "SIGINT"):
+        last = training.output.splitlines()[-1]
+        assert last == f"train.sh: ended by {name}; the same command goes on from the last checkpoint"
+        assert "Traceback" not in training.output
+
+
+def test_a_killed_process_is_started_again(config, with_dropout):
+    """One process, killed in the middle of an epoch; dropout on, and the next batches already read."""
+    training = Training(config, "killed", "--max-restarts", "1")
+    training.checkpoint(4)
+    os.kill(training.workers()[0], signal.SIGKILL)
+    assert training.end() and training.process.returncode == 0, training.output[-5000:]
+    assert "exitcode: -9" in training.output
+    assert "train.sh: a process has died: restart 1 of 1, from the last checkpoint" in training.output
+    assert training.output.count("Loaded checkpoint") == 1
+    assert_equal(state(training.save_dir / "checkpoint_last.pt"), state(with_dropout.checkpoint(UPDATES)))
+    assert_nothing_left(training.save_dir)
+    assert (training.save_dir / "train.log").read_text(encoding="utf-8") in training.output
+
+
+@pytest.mark.long
+def test_a_process_that_stops_answering_counts_as_dead(config, two):
+    """Process 1 is frozen for longer than --timeout: process 0 gives up, and both go on from the last checkpoint."""
+    training = Training(config, "frozen", "--processes", "2", "--timeout", "10", *NO_DROPOUT)
+    training.checkpoint(4)
+    frozen = training.workers()[1]
+    os.kill(frozen, signal.SIGSTOP)
+    training.wait_for("train.sh: error: process 0: waited 10 s (--timeout) in vain for another", seconds=100)
+    os.kill(frozen, signal.SIGCONT)  # as if its machine came back: torchrun's SIGTERM ends it now and not 30 s later
+    assert training.end() and training.process.returncode == 0, training.output[-5000:]
+    assert "train.sh: a process has died: restart 1 of 3, from the last checkpoint" in training.output
+    assert "Traceback" not in training.output
+    assert_equal(state(training.save_dir / "checkpoint_last.pt"), state(two.checkpoint(UPDATES)))
+    assert_nothing_left(training.save_dir)
+
+
+SRUN = """#!/usr/bin/env bash
+# Two "machines" on this one. As Slurm's: every task has its number, and a failure is the step's.
+while [[ $1 == --* ]]; do shift; done
+SLURM_NODEID=0 "$@" & first=$!
+SLURM_NODEID=1 "$@" & second=$!
+wait "$first"; status=$?
+wait "$second" && exit "$status"
+"""
+
+
+@pytest.mark.long
+def test_two_machines_under_slurm_survive_a_killed_process(config, two, tmp_path):
+    programs, spool = tmp_path / "bin", tmp_path / "spool"
+    programs.mkdir()
+    spool.mkdir()
+    (programs / "srun").write_text(SRUN, encoding="utf-8")
+    (programs / "scontrol").write_text(
+        '#!/bin/sh\n[ "$*" = "show hostnames here[1-2]" ] && printf "localhost\\nlocalhost\\n"\n'
+    )
+    for path in programs.iterdir():
+        path.chmod(0o755)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    training = Training(
+        config,
+        "machines",
+        *NO_DROPOUT,
+        # sbatch runs a copy
+        script=shutil.copy(ROOT / "scripts/slurm_train.sh", spool / "slurm_script"),
+        PATH=f"{programs}:{os.environ['PATH']}",
+        **{"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "here[1-2]", "SLURM_NNODES": "2"},
+        **{"SLURM_SUBMIT_DIR": str(ROOT), "RENDEZVOUS_PORT": str(port)},
+    )
+    training.checkpoint(4)
+    workers = training.workers()
+    assert sorted(workers) == [0, 1]
+    os.kill(workers[1], signal.SIGKILL)
+    assert training.end() and training.process.returncode == 0, training.output[-5000:]
+    assert "2 processes × 40 × update_freq 1 = 80" in training.output
+    assert "from the last checkpoint" in training.output
+    assert training.output.count("Loaded checkpoint") == 1
+    assert_equal(state(training.save_dir / "checkpoint_last.pt"), state(two.checkpoint(UPDATES)))
+    assert_nothing_left(training.save_dir)
+    log = (training.save_dir / "train.log").read_text(encoding="utf-8")
+    assert log.count("done training") == 1 and f"num_updates={UPDATES}," in log
+    killed = [(training.save_dir / f"train.node{rank}.log").read_text(encoding="utf-8") for rank in (0, 1)]
+    assert "exitcode: -9" in "".join(killed)
+
+
+def test_an_error_of_the_configuration_ends_it_at_once(config):
+    training = Training(config, "wrong", "--processes", "1", "optimization.learning_rate=1")
+    output = training.end()
+    assert training.process.returncode == 1
+    assert output.count("Key 'learning_rate' not in 'OptimizationConfig'") == 1  # it was read once
+    last = output.splitlines()[-1]
+    assert last.startswith("train.sh: error: a process has died (see above); not started again, as no checkpoint was")
+    assert_nothing_left(training.save_dir)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--processes", "two"], "--processes must be a whole number from 1, got: two"),
+        (["--processes", "0"], "--processes must be a whole number from 1, got: 0"),
+        (["--processes"], "--processes must be a whole number from 1, got: nothing"),
+        (["--max-restarts", "-1"], "--max-restarts must be a whole number from 0, got: -1"),
+        (["--nodes", "2"], "--nodes 2 needs --node-rank and --rendezvous"),
+        (["--nodes", "2", "--node-rank", "2", "--rendezvous", "a:1"], "--node-rank must be below --nodes 2, got: 2"),
+        (["--nodes", "2", "--node-rank", "1", "--rendezvous", "a"], "--rendezvous must be HOST:PORT, got: a"),
+        (["--timeout", "0"], "--timeout must be a whole number from 1, got: 0"),
+        (["--rendezvous", "a:1"], "--node-rank and --rendezvous need --nodes"),
+        (["--gpus", "2"], "no option --gpus; there are --processes, --nodes"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_options(run_script, options, message):
+    done = run_script("train.sh", ROOT / "configs/demo/dynamicconv.yaml", *options)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"train.sh: error: {message}")
+
+
+def test_slurm_train_outside_slurm_and_the_checkout(run_script, tmp_path):
+    assert "sbatch scripts/slurm_train.sh CONFIG.yaml" in run_script("slurm_train.sh", "--help").stdout
+    clean = {key: value for key, value in script_environment().items() if not key.startswith("SLURM_")}
+    assert "this is for sbatch" in run_script("slurm_train.sh", "x.yaml", env=clean).stderr
+    job = {**clean, "SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(tmp_path)}
+    assert f"no {tmp_path}/scripts/train.sh: call sbatch in the checkout" in (
+        run_script("slurm_train.sh", "x.yaml", env=job).stderr
+    )

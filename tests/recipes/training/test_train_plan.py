@@ -1,0 +1,288 @@
+"""The batch divided over processes, how many they are, paths made absolute, and checkpoints that a kill cut short."""
+
+import errno
+import os
+import re
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightconv_plugin.recipes.training.plan import (
+    count_processes,
+    divide_batch,
+    mend,
+    plan,
+    quote,
+    read_config,
+    tensorboard,
+)
+from tests.recipes.conftest import ROOT
+
+
+@pytest.mark.parametrize(
+    "tokens, max_tokens, processes, expected",
+    [
+        (4096, 4096, 1, (4096, 1)),
+        (4096, 4096, 2, (2048, 1)),
+        (8 * 16 * 3584, 3584, 8, (3584, 16)),
+        (8 * 16 * 3584, 3584, 1, (3584, 128)),
+        (4096, 1024, 1, (1024, 4)),
+        (4096, 3000, 1, (2048, 2)),
+        (4096, 4096, 3, (1365, 1)),
+    ],
+    ids=["as-it-is", "two-gpus", "paper", "paper-on-one", "small-memory", "uneven", "rounded"],
+)
+def test_the_tokens_an_update_stay(tokens, max_tokens, processes, expected):
+    each, update_freq = divide_batch(tokens, max_tokens, processes)
+    assert (each, update_freq) == expected
+    assert each <= max_tokens
+    assert 0 <= tokens - processes * each * update_freq < processes * update_freq
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "root/data").mkdir(parents=True)
+    return {
+        "task": {"data": "data"},
+        "checkpoint": {"save_dir": "runs/x"},
+        "dataset": {"max_tokens": 4096},
+        "optimization": {"update_freq": [2]},
+    }
+
+
+def test_paths_of_a_configuration_are_below_the_checkout(config, tmp_path):
+    save_dir, overrides = plan(config, [], 1, tmp_path / "root", tmp_path)
+    assert save_dir == tmp_path / "root/runs/x"
+    assert overrides == [
+        f"task.data='{tmp_path}/root/data'",
+        f"checkpoint.save_dir='{tmp_path}/root/runs/x'",
+        "dataset.max_tokens=4096",
+        "optimization.update_freq=[2]",
+    ]
+
+
+def test_paths_of_an_override_are_below_the_working_directory(config, tmp_path):
+    (tmp_path / "my data").mkdir()
+    given = ["task.data=my data", "checkpoint.save_dir='out'", "common.seed=3"]
+    save_dir, overrides = plan(config, given, 1, tmp_path / "root", tmp_path)
+    assert save_dir == tmp_path / "out"
+    assert overrides[:2] == ["common.seed=3", f"task.data='{tmp_path}/my data'"]
+
+
+@pytest.mark.parametrize(
+    "given, batch",
+    [
+        (["dataset.max_tokens=1024"], ["dataset.max_tokens=1024", "optimization.update_freq=[4]"]),
+        (["optimization.update_freq=[5]"], ["optimization.update_freq=[5]"]),
+        ([], ["dataset.max_tokens=4096", "optimization.update_freq=[1]"]),
+    ],
+    ids=["less-memory", "said", "derived"],
+)
+def test_two_gpus(config, tmp_path, given, batch):
+    _, overrides = plan(config, given, 2, tmp_path / "root", tmp_path)
+    assert [item for item in overrides if item.startswith(("dataset", "optimization"))] == batch
+
+
+def test_missing_data_and_settings_are_named(config, tmp_path):
+    with pytest.raises(ValueError, match=r"no folder .*nowhere with binarised data"):
+        plan(config, ["task.data=nowhere"], 1, tmp_path, tmp_path)
+    del config["checkpoint"]
+    with pytest.raises(ValueError, match=r"no checkpoint\.save_dir: add it"):
+        plan(config, [], 1, tmp_path / "root", tmp_path)
+
+
+@pytest.mark.parametrize("text", ["/plain", "/with space", "/a'b", "/a,b=c", "/ends\\", "/{x}[y]:z", "/ümlaut"])
+def test_hydra_reads_a_quoted_path_as_it_is(text):
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    assert OverridesParser.create().parse_override(f"task.data={quote(text)}").value() == text
+
+
+def test_a_checkpoint_cut_short_is_replaced_by_the_newest_whole_one(tmp_path, capsys):
+    for name in ("checkpoint1.pt", "checkpoint2.pt", "checkpoint_last.pt"):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr("data", name * 50)
+    whole = (tmp_path / "checkpoint_last.pt").read_bytes()
+    mend(tmp_path)
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == whole
+
+    (tmp_path / "checkpoint_last.pt").write_bytes(whole[:100])
+    mend(tmp_path)
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == (tmp_path / "checkpoint2.pt").read_bytes()
+    assert "was cut short: going on from checkpoint2.pt" in capsys.readouterr().err
+
+    for path in tmp_path.glob("checkpoint*.pt"):
+        path.write_bytes(b"PK cut")
+    mend(tmp_path)
+    assert not (tmp_path / "checkpoint_last.pt").exists()
+
+
+def test_a_checkpoint_of_torch_before_1_6_is_no_cut_one(tmp_path, capsys):
+    """Its format is no archive; a training that began long ago goes on from it."""
+    import torch
+
+    last = tmp_path / "checkpoint_last.pt"
+    torch.save({"model": torch.ones(3)}, last, _use_new_zipfile_serialization=False)
+    torch.save({"model": torch.ones(2)}, tmp_path / "checkpoint_best.pt", _use_new_zipfile_serialization=False)
+    content = last.read_bytes()
+    mend(tmp_path)
+    assert last.read_bytes() == content
+    for cut in (b"", bytes(1000), b"PK cut"):
+        last.write_bytes(cut)
+        mend(tmp_path)
+        assert last.read_bytes() == (tmp_path / "checkpoint_best.pt").read_bytes()
+        assert "going on from checkpoint_best.pt" in capsys.readouterr().err
+
+
+def test_a_mending_that_is_killed_or_finds_no_room_loses_nothing(tmp_path, monkeypatch):
+    """Else the training would begin anew, as if there were no checkpoint."""
+    with zipfile.ZipFile(tmp_path / "checkpoint1.pt", "w") as archive:
+        archive.writestr("data", "one" * 50)
+    last = tmp_path / "checkpoint_last.pt"
+    last.write_bytes(b"PK cut")
+
+    def half(source, target):
+        Path(target).write_bytes(Path(source).read_bytes()[:20])
+        raise OSError(errno.ENOSPC, "No space left on device", str(target))
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
+        patched.setattr(shutil, "copyfile", half)
+        mend(tmp_path)
+    mend(tmp_path)
+    assert last.read_bytes() == (tmp_path / "checkpoint1.pt").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint1.pt", "checkpoint_last.pt"]
+
+
+def test_the_checkpoints_between_epochs_mend_too(tmp_path):
+    """With no_epoch_checkpoints the only others are those of updates (checkpoint_1_100.pt) and the best one."""
+    for age, name in enumerate(("checkpoint_3_20.pt", "checkpoint_2_10.pt", "checkpoint_best.pt", "average3.pt")):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr("data", name * 50)
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    os.utime(tmp_path / "average3.pt", (2000, 2000))
+    for newest in ("checkpoint_3_20.pt", "checkpoint_2_10.pt", "checkpoint_best.pt"):
+        (tmp_path / "checkpoint_last.pt").write_bytes(b"PK cut")
+        mend(tmp_path)
+        assert (tmp_path / "checkpoint_last.pt").read_bytes() == (tmp_path / newest).read_bytes()
+        (tmp_path / newest).write_bytes(b"PK cut")
+
+
+@pytest.mark.parametrize(
+    "config, overrides, asked, gpus, expected",
+    [
+        ({}, [], 0, 0, 1),
+        ({}, [], 0, 4, 4),
+        ({}, [], 3, 4, 3),
+        ({}, [], 2, 0, 2),
+        ({}, ["common.cpu=true"], 0, 4, 1),
+        ({"common": {"cpu": True}}, [], 8, 4, 8),
+        ({"common": {"cpu": True}}, ["common.cpu=false"], 0, 4, 4),
+    ],
+    ids=["cpu", "gpus", "some-gpus", "gloo", "cpu-beside-gpus", "gloo-beside-gpus", "gpus-after-all"],
+)
+def test_processes(config, overrides, asked, gpus, expected):
+    assert count_processes(config, overrides, asked, lambda: gpus) == expected
+
+
+@pytest.mark.parametrize(
+    "overrides, asked, message",
+    [
+        ([], 5, "--processes 5: this machine has 4 GPUs"),
+        (["distributed_training.distributed_world_size=2"], 0, "follows from --processes and --nodes"),
+    ],
+    ids=["more-than-gpus", "fairseqs-own"],
+)
+def test_impossible_processes(overrides, asked, message):
+    with pytest.raises(ValueError, match=message):
+        count_processes({}, overrides, asked, lambda: 4)
+
+
+@pytest.mark.parametrize(
+    "common, override, expected",
+    [
+        ({}, None, "'{0}/run/tensorboard'"),
+        ({"tensorboard_logdir": "logs"}, None, "'{0}/root/logs'"),
+        ({"tensorboard_logdir": "logs"}, "common.tensorboard_logdir=mine", "'{0}/here/mine'"),
+        ({"tensorboard_logdir": None}, None, "null"),
+        ({"tensorboard_logdir": "logs"}, "common.tensorboard_logdir=null", "null"),
+    ],
+    ids=["default", "configured", "given", "configured-off", "given-off"],
+)
+def test_where_tensorboard_writes(tmp_path, monkeypatch, capsys, common, override, expected):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    overrides = ["common.seed=2", *filter(None, [override])]
+    places = tmp_path / "run", tmp_path / "root", tmp_path / "here"
+    wanted = f"common.tensorboard_logdir={expected.format(tmp_path)}"
+    assert tensorboard({"common": common}, overrides, *places) == ["common.seed=2", wanted]
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert tensorboard({"common": common}, overrides, *places) == ["common.seed=2", "common.tensorboard_logdir=null"]
+    said = capsys.readouterr().err
+    assert said.count("the package tensorboard is not installed") == (expected != "null")
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(path for path in (ROOT / "configs").glob("*/*.yaml") if path.stem != "protocol"),
+    ids=lambda path: f"{path.parent.name}-{path.stem}",
+)
+def test_every_configuration_says_its_tokens_and_where_things_go(path, tmp_path):
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for key in ("task", "checkpoint", "dataset", "optimization", "model", "criterion", "optimizer", "lr_scheduler"):
+        assert key in config, key
+    (tmp_path / config["task"]["data"]).mkdir(parents=True)
+    save_dir, _ = plan(config, [], 1, tmp_path, tmp_path)
+    assert save_dir.name == path.stem
+    said = path.read_text(encoding="utf-8").replace(",", "")
+    assert f"{config['dataset']['max_tokens']} × {config['optimization']['update_freq'][0]}" in said
+
+
+def test_data_that_the_configuration_leaves_open(config, tmp_path):
+    del config["task"]["data"]
+    _, overrides = plan(config, ["task.data=root/data"], 1, tmp_path / "root", tmp_path)
+    assert [item for item in overrides if "task.data" in item] == [f"+task.data='{tmp_path}/root/data'"]
+
+
+HEAD = "# @package _global_\n"
+
+
+@pytest.mark.parametrize(
+    "name, text, said",
+    [
+        ("model.yaml", HEAD + "model: {_name: x}\n", "NAME not one of bmuf, "),
+        ("a.yml", HEAD + "model: {_name: x}\n", "a configuration must be called NAME.yaml"),
+        ("a.yaml", "model: {_name: x}\n", "must begin with the line '# @package _global_'"),
+        ("a.yaml", HEAD + "modle: {_name: x}\n", "a.yaml: there is no group modle, only bmuf, "),
+        ("a.yaml", HEAD + "max_update: 3\n", "a.yaml: there is no group max_update"),
+        ("a.yaml", HEAD + "model: dynamicconv\n", "a.yaml: model must hold options, got: 'dynamicconv'"),
+        ("a.yaml", HEAD + "- model\n", "must hold groups of options, as those in configs/ do, got: list"),
+        ("a.yaml", "", "got: NoneType"),
+        ("a.yaml", HEAD + "model: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
+        ("a.yaml", HEAD + "model: [\n", "while parsing"),
+    ],
+)
+def test_a_file_that_is_no_configuration(name, text, said, tmp_path):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises((ValueError, yaml.YAMLError)) as refused:
+        read_config(path)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "key, value, given, said",
+    [
+        ("dataset", {"max_tokens": "many"}, [], "dataset.max_tokens must be a whole number from 1, got: many"),
+        ("dataset", {"max_tokens": 1.5}, [], "dataset.max_tokens must be a whole number from 1, got: 1.5"),
+        ("dataset", {"max_tokens": True}, [], "dataset.max_tokens must be a whole number from 1, got: True"),
+        ("dataset", {"max_tokens": 9}, ["dataset.max_tokens=-1"], "dataset.max_tokens must be a whole number from 1"),
+        ("optimization", {"update_freq": 2}, [], "optimization.update_freq must be a list such as [2], got: 2"),
+        ("optimization", {"update_freq": ["x"]}, [], "optimization.update_freq[0] must be a whole number from 1, got"),
+    ],
+)
+def test_a_batch_that_is_none(key, value, given, said, config, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        plan({**config, key: value}, given, 1, tmp_path / "root", tmp_path)

@@ -1,0 +1,184 @@
+"""train.sh → average.sh → score.sh on a miniature, and what the configurations build."""
+
+import fcntl
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tests.recipes.conftest import ROOT, script_environment
+
+TINY = (
+    "model.encoder_embed_dim=16",
+    "model.decoder_embed_dim=16",
+    "model.encoder_ffn_embed_dim=16",
+    "model.decoder_ffn_embed_dim=16",
+    "model.encoder_layers=3",
+    "dataset.max_tokens=750",
+    "common.log_interval=2",
+    "checkpoint.no_epoch_checkpoints=false",
+)
+
+
+@pytest.fixture(scope="module")
+def trained(prepared, run_script, tmp_path_factory):
+    """One epoch, then the same command with two: (save_dir, the first run, the second run)."""
+    folder = tmp_path_factory.mktemp("a training")
+    save_dir = folder / "it's here"
+    arguments = (
+        *(ROOT / "configs/demo/dynamicconv.yaml", f"task.data={prepared[1] / 'data-bin'}"),
+        *(f"checkpoint.save_dir={save_dir}", *TINY),
+    )
+    runs = []
+    for epochs in (1, 2):
+        runs.append(run_script("train.sh", *arguments, f"optimization.max_epoch={epochs}", cwd=folder))
+        assert runs[-1].returncode == 0, runs[-1].stdout[-3000:] + runs[-1].stderr
+    return save_dir, *runs
+
+
+def test_training_writes_to_its_save_dir_only(trained):
+    save_dir, first, _ = trained
+    assert [path.name for path in save_dir.parent.iterdir()] == ["it's here"]
+    assert {"checkpoint1.pt", "checkpoint_last.pt", "train.log", "hydra"} <= {path.name for path in save_dir.iterdir()}
+    assert (save_dir / "train.log").read_text().startswith(first.stdout)
+
+
+def test_the_batch_is_divided_as_said(trained):
+    """1500 tokens an update in the configuration, 750 fit: two batches make an update."""
+    _, first, _ = trained
+    assert "tokens an update: 1 processes × 750 × update_freq 2 = 1500" in first.stderr
+    assert "max tokens per device = 750" in first.stdout
+    assert "'update_freq': [2]" in first.stdout
+
+
+def test_the_second_run_resumes(trained):
+    save_dir, first, second = trained
+    assert "No existing checkpoint found" in first.stdout
+    assert "Loaded checkpoint" in second.stdout
+    assert "begin training epoch 1" in first.stdout and "begin training epoch 1" not in second.stdout
+    assert "begin training epoch 2" in second.stdout
+    assert (save_dir / "checkpoint2.pt").exists()
+
+
+def test_average_and_score(trained, prepared, run_script, tmp_path):
+    save_dir, data = trained[0], prepared[1] / "data-bin"
+    averaged = run_script("average.sh", save_dir, "2")
+    assert averaged.returncode == 0, averaged.stderr
+    done = run_script("score.sh", data, save_dir / "average2.pt", "--json", "--max-len-b", "5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report == json.loads((save_dir / "average2.test.score").read_text())
+    assert (report["n"], report["lang"], report["lowercase"]) == (20, "de", True)
+    assert "case:lc" in report["signature"]
+    log = (save_dir / "average2.test.gen").read_text()
+    assert "beam=5" in log
+    # Against the raw references, whose capitals and umlauts the tokenised text has lost or kept
+    reference = (prepared[1] / "tok/test.de").read_text().splitlines()
+    assert {line.split("\t")[1] for line in log.splitlines() if line.startswith("T-")} == set(reference)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_training_in_the_same_place_is_refused(trained, prepared, run_script):
+    save_dir = trained[0]
+    with (save_dir / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = run_script(
+            "train.sh",
+            *(ROOT / "configs/demo/dynamicconv.yaml", f"task.data={prepared[1] / 'data-bin'}"),
+            f"checkpoint.save_dir={save_dir}",
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"train.sh: error: another training is writing to {save_dir}"
+
+
+@pytest.mark.parametrize(
+    "script, arguments, status, message",
+    [
+        ("train.sh", [], 2, "scripts/train.sh CONFIG.yaml"),
+        ("train.sh", ["nothing.yaml"], 1, "no configuration nothing.yaml; there are: configs/"),
+        ("train.sh", [ROOT / "configs/demo/transformer.yaml", "task.data=/nowhere"], 1, "no folder /nowhere"),
+        ("average.sh", [], 2, "scripts/average.sh SAVE_DIR"),
+        ("average.sh", ["/nowhere"], 1, "no folder /nowhere"),
+        ("average.sh", ["/tmp", "-3"], 1, "N must be a positive number, got: -3"),
+        ("average.sh", [ROOT / "configs", "2"], 2, "2 checkpoints named checkpoint_EPOCH_UPDATE.pt are asked for"),
+        ("score.sh", ["/tmp"], 2, "scripts/score.sh DATA_BIN CHECKPOINT"),
+        ("score.sh", ["/nowhere", "x.pt"], 1, "no folder /nowhere with binarised data"),
+        ("score.sh", ["/tmp", "x.pt"], 1, "no checkpoint x.pt"),
+        ("score.sh", [ROOT, ROOT / "setup.py", "--subset", "tast"], 1, "has no subset tast"),
+        ("score.sh", [ROOT, ROOT / "setup.py", "--subset"], 1, "--subset needs a name"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.endswith(".sh") else "",
+)
+def test_wrong_arguments(run_script, script, arguments, status, message):
+    done = run_script(script, *arguments)
+    assert done.returncode == status, done.stderr
+    assert message in done.stderr
+
+
+BUILD = """
+import sys, pathlib
+from fairseq import utils, tasks, models
+from fairseq.data import Dictionary
+from fairseq.dataclass.initialize import add_defaults, hydra_init
+from hydra.experimental import compose, initialize_config_dir
+from argparse import Namespace
+utils.import_user_module(Namespace(user_dir=sys.argv[1]))
+for path in map(pathlib.Path, sys.argv[2:]):
+    hydra_init(path.stem)
+    with initialize_config_dir(str(path.parent)):
+        config = compose(path.stem)
+    add_defaults(config)
+    words = Dictionary()
+    for i in range(4056 - len(words)):
+        words.add_symbol(str(i))
+    task = tasks.translation.TranslationTask(config.task, words, words)
+    model = models.build_model(config.model, task)
+    print(path.stem, type(model).__name__, sum(p.numel() for p in model.parameters()))
+from fairseq.models.transformer.transformer_legacy import base_architecture
+defaults = Namespace()
+base_architecture(defaults)
+print("defaults", *(name for name, value in vars(defaults).items() if value is not None and value is not False))
+"""
+
+
+@pytest.fixture(scope="module")
+def built():
+    """Lines that BUILD prints for the configurations of Multi30k: name, class, parameters; defaults, names."""
+    folder = ROOT / "configs/multi30k_en_de"
+    paths = sorted(path for path in folder.glob("*.yaml") if path.stem != "protocol")
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, ROOT / "lightconv_plugin", *paths],
+        env=script_environment(PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {first: rest for first, *rest in map(str.split, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize(
+    "system, model",
+    [
+        ("dynamicconv", "DynamicconvModel"),
+        ("lightweightconv", "LightweightconvModel"),
+        ("talkconv", "TalkconvModel"),
+        ("transformer", "TransformerModel"),
+    ],
+)
+def test_a_model_has_the_parameters_that_its_configuration_claims(built, system, model):
+    """fairseq-hydra-train applies every value, to fairseq's own argparse-based Transformer too."""
+    text = (ROOT / f"configs/multi30k_en_de/{system}.yaml").read_text(encoding="utf-8")
+    claimed = re.search(r"^#.* total +([\d,]+)$", text, re.MULTILINE)[1]
+    assert built[system] == [model, claimed.replace(",", "")]
+
+
+@pytest.mark.parametrize("folder", ["multi30k_en_de", "demo"])
+def test_fairseqs_transformer_is_given_all_its_defaults(built, folder):
+    """Under hydra, fairseq 0.12.2 reads a missing option as None: it then builds another model, or fails late."""
+    config = yaml.safe_load((ROOT / f"configs/{folder}/transformer.yaml").read_text(encoding="utf-8"))
+    needed = {"encoder_embed_dim", "decoder_input_dim", "activation_fn", "quant_noise_pq_block_size"}
+    assert needed <= set(built["defaults"]) <= set(config["model"])

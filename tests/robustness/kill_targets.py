@@ -1,0 +1,338 @@
+"""What `torture.py` kills: averaging, the build of a library, each preparation, a training, a reproduction.
+
+Everything runs on the miniatures of the other tests, by the commands that a user gives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from tests.ops.native_toys import PLAIN
+from tests.recipes import conftest
+from tests.recipes.conftest import ROOT, script_environment
+from tests.recipes.data import archive_server, language_archives, wmt_archives
+from tests.recipes.reproduce import reproduction_world
+from tests.robustness.torture import Fork, Process, Work, popen
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def listing(folder: Path, loose: Iterable[str] = (), place: Path | None = None) -> dict[str, str]:
+    """Digest of every file by its relative name; of the `loose`, which tell of times, only that they are there.
+
+    place: a folder whose name may stand in the files, and is not compared.
+    """
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_file():
+            is_loose = any(path.match(pattern) for pattern in loose)
+            content = path.read_bytes()
+            if place is not None:
+                content = content.replace(str(place).encode(), b"PLACE")
+            found[name] = "there" if is_loose else digest(content)
+    return found
+
+
+def state_digest(value: Any) -> str:
+    """Of what a checkpoint holds: tensors bit for bit, containers in their order."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        value = value.contiguous()
+        return digest(
+            f"{value.dtype}{tuple(value.shape)}".encode() + value.view(-1).view(torch.uint8).numpy().tobytes()
+        )
+    if isinstance(value, dict):
+        return digest("".join(f"{key!r}{state_digest(item)}" for key, item in value.items()).encode())
+    if isinstance(value, (list, tuple)):
+        return digest("".join(map(state_digest, value)).encode())
+    return digest(repr(value).encode())
+
+
+class Average(Work):
+    """`lightconv average` on five checkpoints, which keep their times in every copy of the world."""
+
+    name, title = "average", "`lightconv average`, 5 checkpoints"
+
+    def build(self, world: Path) -> None:
+        import torch
+
+        from tests.checkpoints.checkpoints import save
+
+        draw = torch.Generator().manual_seed(7)
+        for number in range(1, 6):
+            parameters = {f"w{i}": torch.randn(64, 1024, generator=draw) for i in range(4)}
+            save(world / f"checkpoint{number}.pt", parameters, updates=number)
+
+    def start(self, place: Path, log: Path, token: str) -> Process:
+        from lightconv_plugin.cli import main
+
+        arguments = ["average", "--inputs", place, "--num-last-checkpoints", "4", "--output", place / "average4.pt"]
+        return Fork(main.main, [str(argument) for argument in arguments], log=log, token=token)
+
+    def outcome(self, place: Path) -> dict[str, str]:
+        return listing(place)
+
+
+class Build(Work):
+    """The build of a small library, by what `lightconv build cpu` and the first call of an operator run."""
+
+    name, title = "build", "`lightconv build cpu`, a small source"
+
+    def build(self, world: Path) -> None:
+        (world / "sources").mkdir()
+        for name in ("one", "two"):
+            (world / f"sources/{name}.cpp").write_text(PLAIN.replace("lightconv_answer", f"answer_{name}"))
+
+    def start(self, place: Path, log: Path, token: str) -> Process:
+        return Fork(self._make, place, log=log, token=token)
+
+    @staticmethod
+    def _make(place: Path) -> None:
+        import ctypes
+
+        from lightconv_plugin.ops import artifacts, compilation
+
+        os.environ["TORCH_EXTENSIONS_DIR"] = str(place / "cache")
+        artifacts.SOURCES["cpu"] = place / "sources"
+        artifacts.PREBUILT = place / "prebuilt"
+        library = ctypes.CDLL(str(compilation.build(artifacts.recipe("cpu"))))
+        if library.answer_one() != 42 or library.answer_two() != 42:
+            raise RuntimeError("the library does not compute")
+
+    def outcome(self, place: Path) -> dict[str, str]:
+        return listing(place, ("build.json", "build.log", "*.lock", "*.failed"))
+
+
+class Prepare(Work):
+    """A preparation, in a checkout of its own, from a miniature of the published archives in a folder."""
+
+    def __init__(self, name: str, make: Callable[[Path], object], *options: str) -> None:
+        self.name, self.script = f"prepare_{name}", f"prepare_{name}.sh"
+        self.title = f"`{self.script}`, miniature archives"
+        self._make, self._options = make, options
+        # What another download into the same folder is told; text and binarised data are waited for.
+        self.refusal = "another process is downloading"
+
+    def build(self, world: Path) -> None:
+        language_archives.make_checkout(world / "checkout")
+        (world / "mirror").mkdir()
+        self._make(world / "mirror")
+
+    def start(self, place: Path, log: Path, token: str) -> Process:
+        script = place / "checkout/scripts" / self.script
+        options = () if self.name == "prepare_smoke" else ("--mirror", str(place / "mirror"), "--any-size")
+        return popen([str(script), *options, "--workers", "2", *self._options], log, token, script_environment(), place)
+
+    def progress(self, place: Path) -> int:
+        return int((place / "checkout/data").exists() or (place / "checkout/runs").exists())
+
+    def outcome(self, place: Path) -> dict[str, str]:
+        folders = [place / "checkout/data", place / "checkout/runs"]
+        loose = ("digests.json", "preprocess.log", "lock")
+        return {
+            f"{folder.name}/{k}": v for folder in folders if folder.exists() for k, v in listing(folder, loose).items()
+        }
+
+
+def _multi30k(mirror: Path) -> None:
+    import gzip
+
+    parts = ("train", "val", "test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
+    conftest.write_parts(mirror, parts, (120, 10, 10, 5, 5))
+    for path in list(mirror.iterdir()):
+        (mirror / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+        path.unlink()
+
+
+def _wikitext2(mirror: Path) -> None:
+    for seed, part in enumerate(("train", "valid", "test")):
+        (mirror / f"{part}.txt").write_bytes(language_archives.sentences(seed, 40))
+
+
+def _wikitext103(mirror: Path) -> None:
+    from tests.recipes.data.test_prepare_wikitext103 import NAME, content
+
+    language_archives.write_zip(mirror / NAME, content())
+
+
+def _gbw(mirror: Path) -> None:
+    from tests.recipes.data.test_prepare_gbw import archive, content
+
+    archive(mirror, content())
+
+
+def _cnndm(mirror: Path) -> None:
+    from tests.recipes.data.test_prepare_cnndm import write_all
+
+    write_all(mirror)
+
+
+def _iwslt(mirror: Path) -> None:
+    import itertools
+
+    from lightconv_plugin.recipes.demo.corpus import pairs
+
+    (mirror / "de-en.tgz").write_bytes(archive_server.iwslt_archive(itertools.islice(pairs(3), 140)))
+
+
+PREPARATIONS = (
+    Prepare("smoke", lambda mirror: None),
+    Prepare("multi30k", _multi30k, "--bpe", "100"),
+    Prepare("wikitext2", _wikitext2),
+    Prepare("wikitext103", _wikitext103),
+    Prepare("gbw", _gbw),
+    Prepare("cnndm", _cnndm, "--bpe", "150"),
+    Prepare("iwslt14_de_en", _iwslt, "--bpe", "120"),
+    Prepare("wmt16_en_de", wmt_archives.google_en_de),
+    Prepare("wmt14_en_de", wmt_archives.en_de, "--bpe", "300"),
+    Prepare("wmt14_en_fr", wmt_archives.en_fr, "--bpe", "400"),
+    Prepare("wmt17_zh_en", wmt_archives.zh_en, "--bpe", "100"),
+)
+
+
+class Train(Work):
+    """`train.sh` on sixty sentences: three epochs of eight updates, a checkpoint after every third and every epoch."""
+
+    name, title = "train", "`train.sh`, 24 updates, 10 checkpoints"
+    refusal = "another training is writing"
+
+    def build(self, world: Path) -> None:
+        from tests.fairseq_cli import binarise
+
+        (world / "text").mkdir()
+        binarise(world / "text")
+
+    def start(self, place: Path, log: Path, token: str) -> Process:
+        sizes = [
+            f"model.{side}_{what}=16" for side in ("encoder", "decoder") for what in ("embed_dim", "ffn_embed_dim")
+        ]
+        layers = [f"model.{side}_layers=1" for side in ("encoder", "decoder")]
+        layers += [f"model.{side}_kernel_size_list=[3]" for side in ("encoder", "decoder")]
+        overrides = [
+            *(f"task.data={place / 'text/data-bin'}", "task.source_lang=de", "task.target_lang=en"),
+            *("model.share_all_embeddings=false", "dataset.max_tokens=60", "dataset.num_workers=0"),
+            *(
+                "optimization.max_epoch=3",
+                "checkpoint.save_interval_updates=3",
+                "checkpoint.no_epoch_checkpoints=false",
+            ),
+            *(
+                "lr_scheduler.warmup_updates=4",
+                f"checkpoint.save_dir={place / 'run'}",
+                "common.tensorboard_logdir=null",
+            ),
+        ]
+        command = [ROOT / "scripts/train.sh", ROOT / "configs/demo/dynamicconv.yaml", *sizes, *layers, *overrides]
+        return popen([str(part) for part in command], log, token, script_environment(), place)
+
+    def progress(self, place: Path) -> int:
+        log = place / "run/train.log"
+        return log.read_bytes().count(b"begin training epoch") + 1 if log.exists() else 0
+
+    def outcome(self, place: Path) -> dict[str, str]:
+        from lightconv_plugin.checkpoints.loading import safe_torch_load
+
+        found = listing(place / "run", ("*.pt", "*.log", "lock", "hydra/**/*"))
+        found = {name: state for name, state in found.items() if not name.startswith("hydra/")}
+        for path in (place / "run").glob("*.pt"):
+            state = safe_torch_load(path)
+            extra = {k: v for k, v in state["extra_state"].items() if k not in ("metrics", "previous_training_time")}
+            for part, value in (*((p, state[p]) for p in ("model", "last_optimizer_state")), ("extra_state", extra)):
+                found[f"{path.name}: {part}"] = state_digest(value)
+        return found
+
+
+class Reproduce(Work):
+    """`reproduce.sh` of two seeds, its four steps by programs that take a moment each."""
+
+    name, title = "reproduce", "`reproduce.sh`, 2 seeds, stand-in programs"
+    any_name = False  # its protocol has the name of its own folder as words of a command
+
+    def build(self, world: Path) -> None:
+        import lightconv_plugin.files  # noqa: F401
+        from lightconv_plugin.recipes.reproduce import run as reproduce  # noqa: F401  (here once, and not in every child)
+
+        (world / "templates").mkdir()
+        reproduction_world.write_templates(world / "templates")
+        scripts = reproduction_world.write_programs(world / "scripts")
+        for program in scripts.iterdir():  # a file half written, for a moment
+            text = program.read_text().replace('cp "$TEMPLATES', 'sleep 0.05; cp "$TEMPLATES')
+            program.write_text(text.replace("set -euo pipefail\n", "set -euo pipefail\nsleep 0.1\n"))
+        protocol = reproduction_world.task(world / "configs/task") / "protocol.yaml"
+        protocol.write_text(protocol.read_text().replace("scripts/prepare_x.sh --bpe 100", "PREPARE"))
+
+    def start(self, place: Path, log: Path, token: str) -> Process:
+        protocol = place / "configs/task/protocol.yaml"
+        protocol.write_text(protocol.read_text().replace("PREPARE", f"{place}/scripts/prepare.sh"))
+        arguments = [f"{place}/configs/task/dynamicconv.yaml", "--seeds", "1", "2", "--runs", f"{place}/runs"]
+        arguments += ["--results", f"{place}/results", f"task.data={place}/data/data-bin"]
+        return Fork(self._reproduce, place, arguments, log=log, token=token)
+
+    @staticmethod
+    def _reproduce(place: Path, arguments: list[str]) -> int:
+        from lightconv_plugin.recipes.reproduce import run as reproduce
+
+        os.environ |= {"CALLS": str(place / "calls"), "TEMPLATES": str(place / "templates")}
+        reproduce.SCRIPTS, reproduce.TOOLS = place / "scripts", (str(place / "scripts/tune.sh"),)
+        reproduce.commit = lambda: "a commit"
+        sys.argv[1:] = arguments
+        return reproduce.main()
+
+    def progress(self, place: Path) -> int:
+        calls = place / "calls"
+        return calls.stat().st_size if calls.exists() else 0
+
+    def outcome(self, place: Path) -> dict[str, str]:
+        loose = ("*.log", "reproduce.json", "reproduce.lock", "tune.json")
+        found = {}
+        for folder in ("runs", "results", "data"):
+            found |= {f"{folder}/{name}": state for name, state in listing(place / folder, loose, place).items()}
+        return found
+
+
+class ReproduceSmoke(Work):
+    """`reproduce.sh --smoke` as it is: it prepares, trains two seeds, tunes and scores with fairseq."""
+
+    name, title = "reproduce_smoke", "`reproduce.sh --smoke`, all of it"
+
+    def build(self, world: Path) -> None:
+        (world / "runs").mkdir()
+
+    def start(self, place: Path, log: Path, token: str) -> Process:
+        command = [str(ROOT / "scripts/reproduce.sh"), "--smoke", "--runs", str(place / "runs")]
+        return popen(command, log, token, script_environment(), place)
+
+    def progress(self, place: Path) -> int:
+        return int((place / "runs/data").exists())
+
+    def outcome(self, place: Path) -> dict[str, str]:
+        row = json.loads((place / "runs/results/smoke/dynamicconv.json").read_text(encoding="utf-8"))
+        for run in row["runs"]:
+            for key in ("tokens_per_second", "train_seconds"):
+                run.pop(key)
+        data = {f"data/{k}": v for k, v in listing(place / "runs/data/data-bin", ("preprocess.log",)).items()}
+        return {"row": json.dumps(row, sort_keys=True)} | data
+
+
+WORKS: dict[str, Work] = {
+    work.name: work for work in (Average(), Build(), Reproduce(), *PREPARATIONS, Train(), ReproduceSmoke())
+}
+
+
+def check_here() -> None:
+    """The machine has what the trials need. RuntimeError says what it lacks."""
+    if not Path("/proc/self/stat").exists():
+        raise RuntimeError("processes are found in /proc, which is Linux's")
+    if shutil.which("curl") is None:
+        raise RuntimeError("the preparations need curl")

@@ -1,0 +1,1 @@
+"""Long runs whose memory must stay flat: `scripts/dev/soak.sh`."""

@@ -1,0 +1,275 @@
+"""Files that are hostile or in the way: archives, YAML, locks of the dead, full and read-only disks."""
+
+import contextlib
+import fcntl
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightconv_plugin.cli import main
+from lightconv_plugin.recipes.data.archives import read_members, unpack, verify
+from lightconv_plugin.recipes.data.parallel_folder import CorpusError
+from lightconv_plugin.recipes.reproduce.state import State
+from lightconv_plugin.recipes.steps import Steps
+from tests.checkpoints.checkpoints import EPOCHS, make
+from tests.recipes.conftest import ROOT, script_environment
+
+# ------------------------------------------------------------------------------------------------ archives
+
+
+def write_tar(path, members):
+    """(name, bytes) pairs into a .tar.gz, without holding them."""
+    with tarfile.open(path, "w:gz", compresslevel=1) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def peak(function):
+    """Bytes allocated by Python at once while a function runs."""
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        verify,
+        lambda path: unpack(path, path.parent / "out", ["x/0"], 100),
+        lambda path: sum(1 for _ in read_members(path)),
+    ],
+    ids=["verify", "unpack", "read"],
+)
+def test_the_memory_does_not_grow_with_the_number_of_files(use, tmp_path):
+    """An archive of a million empty files has some megabytes; the names of all of them would take a gigabyte."""
+    few, many = (write_tar(tmp_path / f"{n}.tgz", ((f"x/{i}", b"") for i in range(n))) for n in (100, 4000))
+    assert peak(lambda: use(many)) < peak(lambda: use(few)) + 200_000
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
+def test_no_member_that_is_not_a_file_is_made(kind, tmp_path):
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        info = tarfile.TarInfo("a/b")
+        info.type, info.linkname = kind, "../../etc/passwd"
+        tar.addfile(info)
+    with pytest.raises(CorpusError, match="a/b is a link or a device, which is not unpacked"):
+        unpack(tmp_path / "x.tar", tmp_path / "out", ["*"], 100)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["a/../../evil", "/evil", "a\n/../../evil", "..", "."])
+def test_names_in_archives(name, tmp_path):
+    write_tar(tmp_path / "x.tgz", [(name, b"x")])
+    with pytest.raises(CorpusError, match="leads out of the folder"):
+        unpack(tmp_path / "x.tgz", tmp_path / "deep/out", ["*"], 100)
+    assert not list(tmp_path.rglob("*evil*"))
+
+
+# ------------------------------------------------------------------------------------------------ YAML
+
+
+TAGS = {
+    "apply": "!!python/object/apply:os.system ['touch {marker}']",
+    "new": "!!python/object/new:os.system ['touch {marker}']",
+    "name": "!!python/name:os.system",
+    "module": "!!python/module:os",
+}
+
+
+@pytest.mark.parametrize("tag", TAGS.values(), ids=TAGS)
+@pytest.mark.parametrize("place", ["train.sh", "reproduce.sh", "protocol.yaml", "report"])
+def test_a_tag_of_python_in_yaml_is_refused(place, tag, tmp_path, monkeypatch, capsys):
+    from lightconv_plugin.recipes.reproduce import run as reproduce
+    from lightconv_plugin.recipes.training import plan as train_plan
+
+    marker = tmp_path / "executed"
+    text = tag.format(marker=marker)
+    (tmp_path / "task").mkdir()
+    config, protocol = tmp_path / "task/dynamicconv.yaml", tmp_path / "task/protocol.yaml"
+    config.write_text((ROOT / "configs/smoke/dynamicconv.yaml").read_text())
+    protocol.write_text((ROOT / "configs/smoke/protocol.yaml").read_text())
+    bad = {"train.sh": config, "reproduce.sh": config, "protocol.yaml": protocol}.get(place)
+    arguments = [str(config), "--seeds", "1", "--runs", str(tmp_path / "runs")]
+    if bad is not None:
+        bad.write_text(f"{bad.read_text()}\nmore: {text}\n")
+    if place == "report":
+        pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: report)")
+        (tmp_path / "run/hydra/.hydra").mkdir(parents=True)
+        (tmp_path / "run/hydra/.hydra/config.yaml").write_text(f"model: {text}\n")
+        (tmp_path / "run/train.log").write_text("")
+        main.main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "page.html")])
+        said = (tmp_path / "page.html").read_text()
+        assert "config.yaml cannot be read: ConstructorError" in said
+    elif place == "train.sh":
+        monkeypatch.setattr(sys, "argv", ["train_plan.py", str(config)])
+        assert train_plan.main() == 1
+        assert "could not determine a constructor for the tag" in capsys.readouterr().err
+    else:
+        monkeypatch.setattr(sys, "argv", ["reproduce.py", *arguments])
+        assert reproduce.main() == 1
+        assert "reproduce.sh: error: " in capsys.readouterr().err
+    assert not marker.exists()
+    with pytest.raises(Exception):  # noqa: B017  (the text does what the test says: `apply` and `new` run a command)
+        yaml.safe_load(f"more: {text}")
+    if "apply" in tag:
+        yaml.unsafe_load(f"more: {text}")
+        assert marker.exists()
+
+
+# ------------------------------------------------------------------------------------------------ binarised data
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """train.de-en.{de,en} of a few sentences, by fairseq's own writer; and a text of none."""
+    import torch
+
+    builders = pytest.importorskip("fairseq.data.indexed_dataset")
+    folder = tmp_path_factory.mktemp("data-bin")
+    for name, sizes in (("train.de-en.de", (3, 1, 7)), ("train.de-en.en", (2, 2, 200)), ("valid.de-en.de", ())):
+        builder = builders.make_builder(str(folder / f"{name}.bin"), impl="mmap", vocab_size=1000)
+        for size in sizes:
+            builder.add_item(torch.arange(size))
+        builder.finalize(str(folder / f"{name}.idx"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name, left, said",
+    [
+        ("train.de-en.en.bin", 0.5, "train.de-en.en.bin is cut short: 204 bytes of 408"),
+        ("train.de-en.en.bin", 0, "train.de-en.en.bin is cut short: 0 bytes of 408"),
+        ("train.de-en.de.idx", 0.9, "train.de-en.de.idx is cut short"),
+        ("train.de-en.de.idx", 0.2, "train.de-en.de.idx is cut short"),
+        ("train.de-en.de.idx", 0, "train.de-en.de.idx is cut short"),
+        ("valid.de-en.de.bin", None, "valid.de-en.de.bin is missing"),
+    ],
+)
+def test_cut_data_are_named_before_a_training(name, left, said, data, tmp_path, monkeypatch, capsys):
+    from lightconv_plugin.recipes.training import plan as train_plan
+
+    damaged = shutil.copytree(data, tmp_path / "data-bin")
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["train_plan.py", str(ROOT / "configs/smoke/dynamicconv.yaml"), f"task.data={damaged}", "common.cpu=true"],
+    )
+    assert train_plan.main() == 0
+    if left is None:
+        (damaged / name).unlink()
+    else:
+        content = (data / name).read_bytes()
+        (damaged / name).write_bytes(content[: int(len(content) * left)])
+    assert train_plan.main() == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("train.sh: error: ") and said in error and "prepare it again" in error
+
+
+# ------------------------------------------------------------------------------------------------ locks
+
+
+@pytest.mark.parametrize("lock", [Steps, State], ids=["preparation", "reproduction"])
+def test_the_lock_of_a_killed_process_is_none(lock, tmp_path, capsys):
+    """Its files stay, and stop nobody; while it lives, another one waits for it."""
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        held = lock(tmp_path)
+        os.write(writing, b"!")
+        signal.pause()
+        os._exit(len(str(held)))
+    os.read(reading, 1)
+    files = [path for path in tmp_path.rglob("*lock*") if path.is_file()]
+    assert files
+    for path in files:
+        with path.open("a") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with lock(tmp_path):
+        assert "waiting" not in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------ disks
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a file system of 300 kB."""
+    place = tmp_path / "small disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def read_only(place: Path):
+    """Root may write where permissions say no, and not to a file system that is mounted so."""
+    subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
+
+
+def test_an_average_on_a_full_disk(small_disk, tmp_path, capsys):
+    make(tmp_path, *EPOCHS)
+    output = small_disk / "average.pt"
+    output.write_bytes(b"the one before")
+    with contextlib.suppress(OSError), (small_disk / "other").open("wb", buffering=0) as other:
+        while True:
+            other.write(bytes(512))
+    command = ["average", "--inputs", str(tmp_path), "--num-last-checkpoints", "2", "--output", str(output)]
+    assert main.main(command) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(said) == 1 and "No space left on device" in said[0], said
+    assert sorted(path.name for path in small_disk.iterdir()) == ["average.pt", "other"]
+    assert output.read_bytes() == b"the one before"
+    (small_disk / "other").unlink()
+    assert main.main(command) == 0
+
+
+@pytest.mark.parametrize(
+    "script, arguments, status",
+    [
+        ("data.parallel_text", ("--raw", "{raw}/pairs", "--out", "{disk}/out"), 1),
+        ("demo.corpus", ("--out", "{disk}/out"), 1),
+        ("data.language_model", ("--raw", "{raw}/text", "--out", "{disk}/out", "--any-size"), 1),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_read_only_folder_is_one_line(script, arguments, status, small_disk, tmp_path):
+    for folder, endings in (("pairs", ("en", "de")), ("text", ("txt",))):
+        (tmp_path / folder).mkdir()
+        for name in (f"{part}.{ending}" for part in ("train", "valid", "test") for ending in endings):
+            (tmp_path / folder / name).write_text("a b\n")
+    read_only(small_disk)
+    options = [argument.format(raw=tmp_path, disk=small_disk) for argument in arguments]
+    command = [sys.executable, "-m", f"lightconv_plugin.recipes.{script}", *options]
+    done = subprocess.run(command, env=script_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == status and "Traceback" not in done.stderr
+    assert "Read-only file system" in done.stderr.splitlines()[-1]
+    assert list(small_disk.iterdir()) == []
+
+
+def test_tools_on_a_read_only_folder(small_disk, tmp_path, capsys):
+    make(tmp_path, *EPOCHS)
+    read_only(small_disk)
+    for command in (
+        ["average", "--inputs", str(tmp_path), "--num-last-checkpoints", "2", "--output", str(small_disk / "a.pt")],
+        ["score", "--sys", __file__, "--ref", __file__, "--lang", "en", "--output", str(small_disk / "score")],
+    ):
+        assert main.main(command) == 2
+        assert "Read-only file system" in capsys.readouterr().err.splitlines()[-1]

@@ -1,0 +1,199 @@
+"""Every configuration with an unknown key, and with a list of kernels of another length: named before any work."""
+
+import copy
+import itertools
+import re
+import sys
+from argparse import Namespace
+
+import pytest
+import torch
+import yaml
+
+pytest.importorskip("fairseq", reason="fairseq is not installed")
+
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lightconv_plugin.recipes.training.errors import ConfigError, check_model, explain
+from lightconv_plugin.recipes.training.plan import read_config
+from lightconv_plugin.recipes.training.worker import check_before_work, train
+from tests.recipes.test_configs import CONFIGS, PLAIN_GROUPS, name_of, schema
+from tests.recipes.training.trainings import CONFIG
+
+OURS = [path for path in CONFIGS if path.stem != "transformer" and "self_attention.yaml" not in path.name]
+NUMBERS = itertools.count()
+HEAD = "# @package _global_\n"
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
+def test_a_key_that_nobody_knows(config, tmp_path):
+    """In every group in turn, and as a group, as hydra and fairseq put them together."""
+    content = read_config(config)
+    for group, options in content.items():
+        name = None if group in PLAIN_GROUPS else options["_name"]
+        if (group, name) == ("model", "transformer"):
+            continue  # its options are of the older kind, argparse's: fairseq reads no others
+        given = {key: value for key, value in options.items() if key != "_name"} | {"no_such_key": 1}
+        with pytest.raises(OmegaConfBaseException) as refused:
+            OmegaConf.merge(OmegaConf.structured(schema(group, name)), OmegaConf.create(given))
+        assert "no_such_key" in explain(refused.value, 1)
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(HEAD + yaml.safe_dump({**content, "no_such_group": {"a": 1}}), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"wrong.yaml: there is no group no_such_group, only bmuf, bpe, checkpoint"):
+        read_config(wrong)
+
+
+@pytest.mark.parametrize("config", OURS, ids=name_of)
+def test_a_list_of_another_length(config):
+    """Kernel sizes and mixers, one too many and, where there are several, one too few, on each side."""
+    model = read_config(config)["model"]
+    # What the task's group says, and hydra fills in.
+    model = {**model, "tokens_per_sample": 64} if "_lm" in model["_name"] else model
+    check_model(Namespace(**model))
+    tried = 0
+    for side in ("encoder", "decoder"):
+        layers = model.get(f"{side}_layers")
+        if layers is None or (side == "encoder" and "_lm" in model["_name"]):
+            continue
+        for key, entry in (f"{side}_kernel_size_list", 3), (f"{side}_conv_type", "dynamic"):
+            for length in {layers + 1, layers - 1} - {0, 1}:
+                entries = [entry] * length
+                value = entries if entry == 3 else ",".join(entries)
+                with pytest.raises(ConfigError) as refused:
+                    check_model(Namespace(**{**model, key: value}))
+                said = explain(refused.value, 1)
+                assert said.startswith(
+                    f"model: --{key.replace('_', '-')} needs one entry, or one for each of the {layers}"
+                )
+                assert f"got {length} in " in said and "\n" not in said
+                tried += 1
+    assert tried or "layers" not in str(model)
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("dynamicconvv", "model._name: there is no model dynamicconvv; is it dynamicconv"),
+        ("zzz", "model._name: there is no model zzz"),
+        (None, "model._name: there is no model None"),
+    ],
+)
+def test_a_model_that_is_none(name, said):
+    with pytest.raises(ConfigError, match="^" + re.escape(said)):
+        check_model(Namespace(_name=name))
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A data-bin that lacks its data sets."""
+    folder = tmp_path / "data-bin"
+    folder.mkdir()
+    for lang in ("de", "en"):
+        (folder / f"dict.{lang}.txt").write_text("word 3\nother 2\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def start(tmp_path, data, monkeypatch, capsys):
+    """What one process of train.sh says, and how it ends, for CONFIG with changes; it runs in this process."""
+    from fairseq.distributed import utils
+    from fairseq_cli import hydra_train
+
+    monkeypatch.setattr(utils, "call_main", utils.call_main)  # check_before_work's is taken back
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.chdir(tmp_path)
+    check_before_work()
+
+    def run(change, *overrides):
+        content = copy.deepcopy(CONFIG)
+        content["task"]["data"] = str(data)
+        change(content)
+        # fairseq leaves a schema under the configuration's name with hydra, which a second one must not find.
+        name = f"tiny{next(NUMBERS)}"
+        (tmp_path / f"{name}.yaml").write_text(HEAD + yaml.safe_dump(content), encoding="utf-8")
+        GlobalHydra.instance().clear()
+        arguments = ["--config-dir", str(tmp_path), "--config-name", name, f"hydra.run.dir={tmp_path}/hydra"]
+        arguments += [f"checkpoint.save_dir={tmp_path}/run", *overrides]
+        monkeypatch.setattr(sys, "argv", [hydra_train.__file__, *arguments])
+        before = torch.get_rng_state()
+        try:
+            with pytest.raises(SystemExit) as stopped:
+                train(hydra_train.cli_main, 600)
+        finally:
+            torch.set_rng_state(before)
+        assert stopped.value.code == 1
+        assert not (tmp_path / "run").exists() or not list((tmp_path / "run").glob("*.pt"))
+        said = capsys.readouterr().err
+        assert "Traceback" not in said
+        (line,) = [line for line in said.splitlines() if line.startswith("train.sh: error: process 0: ")]
+        return line
+
+    return run
+
+
+def put(group, key, value):
+    return lambda content: content[group].update({key: value})
+
+
+def nothing(content):
+    pass
+
+
+@pytest.mark.parametrize(
+    "change, overrides, names",
+    [
+        (put("common", "no_such_key", 1), [], "no_such_key"),
+        (put("model", "no_such_key", 1), [], "no_such_key"),
+        (put("optimization", "max_update", "many"), [], "optimization.max_update"),
+        (put("model", "dropout", "much"), [], "dropout"),
+        (put("model", "encoder_kernel_size_list", [3, 5]), [], "--encoder-kernel-size-list needs one entry"),
+        (put("model", "_name", "dynamicconvv"), [], "there is no model dynamicconvv; is it dynamicconv"),
+        (nothing, ["model.encoder_kernel_size_list=[3,5]"], "--encoder-kernel-size-list needs one entry"),
+        (nothing, ["optimization.no_such_key=1"], "no_such_key"),
+        (nothing, ["nonsense"], "nonsense"),
+    ],
+)
+def test_one_line_and_nothing_begun(change, overrides, names, start):
+    assert names in start(change, *overrides)
+
+
+def test_data_that_are_not_there(data, start):
+    line = start(nothing)
+    assert "valid" in line and str(data) in line and "are the data prepared, and whole? (task.data)" in line
+
+
+def test_a_dictionary_that_is_not_there(data, start):
+    (data / "dict.de.txt").unlink()
+    line = start(nothing)
+    assert f"{data}/dict.de.txt" in line and "are the data prepared, and whole? (task.data)" in line
+
+
+def raised(function):
+    with pytest.raises((RuntimeError, MemoryError)) as caught:
+        function()
+    return caught.value
+
+
+MESSAGES = {
+    "[…/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 9000ms for recv operation": "waited 9 s (--timeout)",
+    "wait timeout after 9000ms, keys: /default_pg/0//cuda//0": "waited 9 s (--timeout) in vain for another",
+    "[…/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:2": "lost its connection to another",
+    "Read error [127.0.0.1]:3: Connection reset by peer": "lost its connection to another",
+    "CUDA out of memory. Tried to allocate 2.00 GiB": "not enough memory: a smaller dataset.max_tokens with a larger",
+    "shape '[2]' is invalid for input of size 3": "",
+}
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_what_an_error_means(message):
+    said = explain(RuntimeError(f"{message}\nException raised from somewhere"), 9)
+    assert said.startswith(MESSAGES[message]) and bool(said) == bool(MESSAGES[message]) and "\n" not in said
+
+
+def test_too_little_memory():
+    """What torch says when the system gives no more."""
+    for error in raised(lambda: torch.empty(1 << 60)), MemoryError():
+        assert explain(error, 9).startswith("not enough memory: a smaller dataset.max_tokens")

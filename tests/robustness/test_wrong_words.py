@@ -1,0 +1,219 @@
+"""Every option of every command with a wrong value: refused in one line that names it, before any work, nothing left.
+
+The options are found by looking at the parsers and at what the scripts' --help says, so that a new one is tried too.
+"""
+
+import argparse
+import contextlib
+import importlib
+import io
+import itertools
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lightconv_plugin.cli import main
+from tests.recipes.conftest import ROOT, script_environment
+
+COMMANDS = main.build_parser()._subparsers._group_actions[0].choices
+WRONG = {
+    "choices": ("", "nonsense"),
+    "positive": ("", "nonsense", "0", "-1", "1.5", "1e3", "nan"),
+    "int": ("", "nonsense", "1.5", "nan", "1e3"),
+    "float": ("", "nonsense", "1,5"),
+    "_finite": ("", "nonsense", "nan", "inf", "1,5"),
+    "_number": ("", "nonsense", "-1", "1.5"),
+    "_name": ("", "a/b", "../x"),
+    "bpe_mark": ("nonsense",),
+    "expected_size": ("", "nonsense", "train:1", "train:x:1", "train:1:-1"),
+}
+"""Kind of value (the type's name) -> texts that are none. A kind that is not here fails the test: it wants its own."""
+
+
+def is_typed(action):
+    """Whether an option takes a value that can be wrong by itself; a path or a name may be anything."""
+    return bool(action.option_strings) and action.nargs != 0 and (action.choices or action.type not in (None, Path))
+
+
+def kind_of(action):
+    return "choices" if action.choices else action.type.__name__
+
+
+def refusal(parse):
+    """What a parser says when it refuses, which it does with status 2."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), pytest.raises(SystemExit) as stopped:
+        parse()
+    assert stopped.value.code == 2
+    return said.getvalue()
+
+
+def assert_one_line(said, *names):
+    """One line is the error, and names the option (by one of its names) and the value."""
+    assert "Traceback" not in said
+    (line,) = [line for line in said.splitlines() if "error:" in line]
+    *names, value = names
+    assert any(name in line for name in names) and value in line, line
+
+
+@pytest.mark.parametrize("command", [name for name, parser in COMMANDS.items() if any(map(is_typed, parser._actions))])
+def test_options_of_the_lightconv_command(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for action in filter(is_typed, COMMANDS[command]._actions):
+        for option, value in itertools.product(action.option_strings[-1:], WRONG[kind_of(action)]):
+            assert_one_line(refusal(lambda o=option, v=value: main.main([command, f"{o}={v}"])), option, value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "average --inputs /no/where --output out.pt",
+        "average --inputs /no/where --output out.pt --num-last-checkpoints 3",
+        "tune /no/where /no/where/either",
+        "score --sys /no/where --ref /no/where/either",
+        "score --gen /no/where",
+        "score --metric perplexity --log /no/where",
+        "translate --path /no/where",
+        "convert /no/where out.pt --to plugin",
+        "report /no/where -o out.html",
+    ],
+)
+def test_what_is_not_there_is_named_and_nothing_made(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main.main(arguments.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "/no/where" in err and err.count("\n") == 1, err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [
+        *itertools.product(["--lenpen", "--unkpen", "--max-len-a", "--temperature"], ["nan", "inf"]),
+        *itertools.product(["--min-len", "--max-len-b", "--no-repeat-ngram-size", "--max-len-a"], ["-1"]),
+        *itertools.product(["--temperature"], ["0", "-1"]),
+        ("--device", "toaster"),
+    ],
+)
+def test_numbers_of_the_search_that_make_no_sense(option, value, tmp_path, capsys):
+    """They are refused before the checkpoint is opened: this one could not be."""
+    pytest.importorskip("fairseq")
+    (tmp_path / "empty.pt").touch()
+    assert main.main(["translate", "--path", str(tmp_path / "empty.pt"), f"{option}={value}"]) == 2
+    assert_one_line(capsys.readouterr().err, option, option.lstrip("-").replace("-", "_"), value)
+
+
+# ------------------------------------------------------------------------------------------------ Python behind scripts
+
+WITH_PARSER = [
+    "demo", "perplexity", "prepare_cnndm", "prepare_gbw", "prepare_iwslt14",
+    "prepare_language_model", "prepare_text", "prepare_wmt", "prepare_wmt16", "reproduce_job",
+]  # fmt: skip
+LEAST = {"--threshold": 0, "--seed": 0, "--seeds": 0, "--context-window": 0, "--expect-entries": 1}
+"""Options whose least number is not 1, of those whose type is any number."""
+
+
+class Captured(Exception):
+    """Carries the parser that was about to be used."""
+
+
+@pytest.fixture
+def parser_of(monkeypatch):
+    """The parser that a module's `parse` makes, complete."""
+
+    def find(module):
+        def capture(parser, *args, **kwargs):
+            raise Captured(parser)
+
+        with monkeypatch.context() as patch:
+            for name in ("parse_args", "parse_known_args"):
+                patch.setattr(argparse.ArgumentParser, name, capture)
+            arguments = {"reproduce_job": ([],)}.get(module.__name__, ())
+            with pytest.raises(Captured) as caught:
+                module.parse(*arguments)
+        return caught.value.args[0]
+
+    return find
+
+
+def required(parser):
+    """Arguments without which a parser would complain of their lack."""
+    for action in parser._actions:
+        if action.required and action.option_strings:
+            yield f"{action.option_strings[0]}=/no/where"
+        elif action.required and not isinstance(action, argparse._SubParsersAction):
+            yield next(iter(action.choices)) if action.choices else "/no/where"
+
+
+@pytest.mark.parametrize("name", WITH_PARSER)
+def test_options_of_the_programs_behind_the_scripts(name, parser_of, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    module = importlib.import_module(name)
+    parser = parser_of(module)
+    tried = 0
+    for action in filter(is_typed, parser._actions):
+        kind, option = kind_of(action), action.option_strings[0]
+        wrong = list(WRONG[kind])
+        if kind in ("int", "float"):
+            wrong.append(str(LEAST.get(option, 1) - 1))
+        for value in wrong:
+            argv = [*required(parser), f"{option}={value}"]
+            if name == "reproduce_job":
+                argv += ["configs/x.yaml", *([] if option == "--seeds" else ["--seeds", "1"])]
+            monkeypatch.setattr("sys.argv", [name, *argv])
+            said = refusal(lambda argv=argv: module.parse(argv) if name == "reproduce_job" else module.parse())
+            assert_one_line(said, option, value)
+            tried += 1
+    assert tried > 3 and list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------------ shell scripts
+
+SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.sh") if path.read_bytes().startswith(b"#!"))
+PASSES_ON = {"test.sh", "score.sh", "perplexity.sh", "slurm_train.sh"}
+"""Scripts whose further arguments are another program's: pytest's, fairseq's, those of train.sh."""
+
+
+@pytest.fixture(scope="module")
+def no_network(tmp_path_factory):
+    """A folder for PATH: a curl that only leaves a note of being called, and a disk with room for everything."""
+    folder = tmp_path_factory.mktemp("programs")
+    roomy = "echo 'Filesystem 1024-blocks Used Available Capacity Mounted on'; echo / 1 0 999999999 0% /"
+    for name, script in {"curl": f'echo "$@" >>"{folder}/called"; exit 3', "df": roomy}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def place(folder):
+    """What a script wants to be there before it looks at its options."""
+    (folder / "config.yaml").touch()
+    (folder / "data").mkdir()
+    return {"average.sh": [folder / "data"], "train.sh": [folder / "config.yaml"], "fuzz.sh": ["1"]}
+
+
+def made(folder):
+    return {path.relative_to(folder): path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("script", [name for name in SCRIPTS if name not in PASSES_ON])
+def test_an_unknown_option_of_a_script_is_named_before_any_work(script, no_network, tmp_path):
+    arguments = place(tmp_path).get(script, [])
+    before = made(tmp_path)
+    (no_network / "called").unlink(missing_ok=True)
+    done = subprocess.run(
+        [ROOT / "scripts" / script, *arguments, "--no-such-option"],
+        cwd=tmp_path,
+        env=script_environment(PATH=f"{no_network}:{script_environment()['PATH']}", TMPDIR=str(tmp_path)),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode in (1, 2), done.stderr
+    assert "--no-such-option" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert "--no-such-option" in done.stderr.splitlines()[-1], done.stderr
+    assert not (no_network / "called").exists()
+    assert made(tmp_path) == before

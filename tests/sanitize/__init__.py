@@ -1,1 +1,0 @@
-"""The CPU extension compiled with gcc's sanitizers and run by the fuzzer's cases: `scripts/sanitize.sh`."""

@@ -1,0 +1,130 @@
+"""Perplexity: fairseq-eval-lm's log, `lightconv score --metric perplexity`, and `lightconv tune` of language models."""
+
+import json
+
+import pytest
+
+from lightconv_plugin.cli import main
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.scoring.perplexity import evaluation, measure, parse_eval_lm_log
+from tests import fairseq_cli
+from tests.scoring.corpora import as_json, refused, run, write
+
+LOG = [
+    "2026-01-01 00:00:00 | INFO | fairseq_cli.eval_lm | data-bin valid 12 examples",
+    "2026-01-01 00:00:00 | INFO | fairseq_cli.eval_lm | Evaluated 1,234 tokens in 0.1s (9999.99 tokens/s)",
+    "2026-01-01 00:00:00 | INFO | fairseq_cli.eval_lm | Loss (base 2): 4.5000, Perplexity: 22.63",
+]
+
+
+def test_the_numbers_of_a_log(tmp_path, capsys):
+    got = as_json(capsys, "--metric", "perplexity", "--log", write(tmp_path / "log", LOG))
+    assert got == {"perplexity": 22.63, "loss": 4.5, "tokens": 1234}
+    assert run("--metric", "perplexity", "--log", tmp_path / "log", "--output", tmp_path / "out") == 0
+    out = capsys.readouterr().out
+    assert out == "perplexity = 22.63 (loss 4.5000 bits a token, 1,234 tokens)\n"
+    assert (tmp_path / "out").read_text() == out
+
+
+@pytest.mark.parametrize(
+    "lines, said",
+    [
+        (LOG[:2], "is cut off or not of fairseq-eval-lm: it lacks the line 'Loss (base 2)"),
+        ([*LOG[:2], LOG[2][:-9]], "is cut off or not of fairseq-eval-lm: it lacks the line 'Loss"),
+        ([*LOG[:2], LOG[2][:-3]], "is cut off or not of fairseq-eval-lm: it lacks the line 'Loss"),
+        ([LOG[0], LOG[2]], "it lacks the line 'Evaluated … tokens"),
+        (["hello"], "it lacks the line 'Evaluated"),
+        (LOG * 2, "has the results of several runs"),
+        ([*LOG[:2], LOG[2].replace("22.63", "inf")], "the perplexity is inf: the model gives some word no probability"),
+        ([*LOG[:2], LOG[2].replace("22.63", "nan")], "the perplexity is nan"),
+    ],
+    ids=["no-result", "cut-before", "cut-in-the-number", "no-count", "text", "twice", "inf", "nan"],
+)
+def test_a_log_that_is_not_whole_is_refused(lines, said, tmp_path, capsys):
+    log = write(tmp_path / "log", lines)
+    message = refused(capsys, "--metric", "perplexity", "--log", log)
+    assert said in message and str(log) in message
+
+
+def test_options_of_the_other_metrics_are_refused(files, tmp_path, capsys):
+    log = write(tmp_path / "log", LOG)
+    assert "--metric perplexity needs --log FILE" in refused(capsys, "--metric", "perplexity")
+    said = refused(capsys, "--metric", "perplexity", "--log", log, "--lang", "de")
+    assert "--lang means nothing to --metric perplexity" in said
+    assert "--gen means nothing" in refused(capsys, "--metric", "perplexity", "--log", log, "--gen", log)
+    assert "--log means nothing to --metric bleu" in refused(capsys, *files(["a"], ["a"]), "--log", log)
+
+
+@pytest.mark.parametrize("window, tokens", [(0, 1 << 20), (96, 1 << 18)])
+def test_a_batch_has_room_for_the_context(window, tokens):
+    """2^27 probabilities over 128 words are 2^20 positions, of which the window's are not counted."""
+    options = evaluation({"tokens_per_sample": 128, "sample_break_mode": "none"}, 128, window)
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    assert given["--max-tokens"] == str(tokens)
+    assert (given["--tokens-per-sample"], given["--context-window"]) == ("128", str(window))
+    for wrong in (-1, 128):
+        with pytest.raises(InputError, match=f"--context-window must be in 0 … 127, .* got {wrong}"):
+            evaluation({"tokens_per_sample": 128}, 128, wrong)
+
+
+# ------------------------------------------------------------------------------------------------ on a trained model
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory):
+    """(data, folder of three epochs) of a language model."""
+    pytest.importorskip("fairseq")
+    corpus = tmp_path_factory.mktemp("a text")
+    fairseq_cli.write_corpus(corpus)
+    data, folder = corpus / "data-bin", corpus / "check points"
+    parts = [f"--{name}pref={corpus / name}.de" for name in ("train", "valid", "test")]
+    fairseq_cli.run("preprocess", "--only-source", *parts, f"--destdir={data}", "--workers=1")
+    fairseq_cli.run(
+        *("train", data, "--task", "language_modeling", "--user-dir", fairseq_cli.USER_DIR),
+        *("--arch", "dynamicconv_lm", "--decoder-embed-dim", 16, "--decoder-ffn-embed-dim", 24),
+        *("--decoder-layers", 2, "--decoder-kernel-size-list", "3,7", "--decoder-attention-heads", 4),
+        *("--tokens-per-sample", 20, "--optimizer", "adam", "--lr", 0.01, "--max-tokens", 100, "--cpu"),
+        *("--num-workers", 0, "--save-dir", folder, "--max-epoch", 3),
+    )
+    return data, folder
+
+
+def test_tuning_a_language_model_is_measuring_each_average(training, tmp_path, capsys):
+    data, folder = training
+    command = ["tune", data, folder, "--by", "perplexity", "--average", 1, 2, "--json", "--", "--cpu"]
+    assert main.main([*map(str, command), "--context-window", "15"]) == 0
+    got = json.loads(capsys.readouterr().out)
+    assert {(s["average"], s["lenpen"]) for s in got["tried"]} == {(1, None), (2, None)}
+    assert got["score"] == min(s["score"] for s in got["tried"])
+    assert len({s["score"] for s in got["tried"]}) == 2
+    best = folder / f"average{got['average']}.pt"
+    assert got["checkpoint"] == str(best)
+    # The log that it left says the same, and scripts/perplexity.sh's function the same again.
+    log = best.with_suffix(".valid.eval_lm")
+    assert as_json(capsys, "--metric", "perplexity", "--log", log)["perplexity"] == got["score"]
+    result = measure(data, best, "valid", 15, ["--cpu"])
+    assert result["perplexity"] == got["score"]
+    assert (result["context_window"], result["tokens_per_sample"]) == (15, 20)
+    assert result["tokens"] == parse_eval_lm_log(log.read_text().splitlines(), log).tokens
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--subset", "test"], "settings that are chosen on a test set"),
+        (["--subset", "dev"], "dev.idx is missing"),
+        (["--lenpen", "1"], "--lenpen means nothing to --by perplexity"),
+        (["--", "--context-window", "20"], "--context-window must be in 0 … 19"),
+        (["--", "--cpu", "--tokens-per-sample", "9999", "--no-such-option"], "fairseq-eval-lm failed with status 2"),
+    ],
+    ids=["test", "subset", "lenpen", "window", "option"],
+)
+def test_what_tuning_a_language_model_refuses(arguments, said, training, capsys):
+    data, folder = training
+    assert main.main(["tune", str(data), str(folder), "--by", "perplexity", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_translation_model_has_no_perplexity_here(training, toy_training, capsys):
+    with pytest.raises(InputError, match="is not of a language model"):
+        measure(training[0], toy_training / "checkpoint1.pt", "valid")

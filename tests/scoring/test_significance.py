@@ -1,0 +1,148 @@
+"""`lightconv score --against`: sacreBLEU's paired bootstrap test on our measures."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import sacrebleu
+from sacrebleu.significance import PairedTest
+
+from tests.scoring.corpora import PLAIN, SENTENCES, TOKENISED, as_json, damaged, refused, run, write
+from tests.scoring.test_gen_log import END, log_of
+
+REFERENCES = SENTENCES * 8
+GOOD, BAD = damaged(REFERENCES, 0.1, 1), damaged(REFERENCES, 0.3, 2)
+MEASURES = ("bleu_tok", "sacrebleu", "chrf")
+
+
+@pytest.fixture
+def against(tmp_path):
+    def make(lines):
+        return "--against", write(tmp_path / "other", lines)
+
+    return make
+
+
+def test_it_is_sacrebleus_paired_test(files, against, capsys):
+    got = as_json(capsys, *files(GOOD, REFERENCES), *against(BAD), "--detok", "none", "--samples", "200")
+    for name, metric in {
+        "bleu_tok": sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True),
+        "sacrebleu": sacrebleu.BLEU(),
+        "chrf": sacrebleu.CHRF(),
+    }.items():
+        test = PairedTest([("bad", BAD), ("good", GOOD)], {"m": metric}, [REFERENCES], test_type="bs", n_samples=200)
+        signatures, scores = test()
+        scores.pop("System")
+        ((bad, good),) = scores.values()
+        found = got["against"][name]
+        assert (found["score"], found["mean"], found["ci"]) == (good.score, good.mean, good.ci)
+        assert (found["against_score"], found["against_mean"], found["against_ci"]) == (bad.score, bad.mean, bad.ci)
+        assert found["p_value"] == good.p_value
+        assert found["signature"] == str(next(iter(signatures.values())))
+        assert "|bs:200|seed:12345|" in found["signature"]
+        assert got[name] == found["score"]  # that of the whole text is the one without a test
+    assert got["against"]["samples"] == 200 and got["against"]["file"].endswith("/other")
+
+
+def test_the_other_keys_stay_as_they_are(files, against, capsys):
+    options = files(GOOD, REFERENCES)
+    alone = as_json(capsys, *options, "--lang", "de")
+    tested = as_json(capsys, *options, "--lang", "de", *against(BAD), "--samples", "50")
+    assert list(tested) == [*alone, "against"]
+    assert {key: value for key, value in tested.items() if key != "against"} == alone
+
+
+def test_a_difference_is_found_and_a_system_does_not_differ_from_itself(files, against, capsys):
+    options = files(GOOD, REFERENCES)
+    better = as_json(capsys, *options, *against(BAD), "--lang", "de", "--samples", "300")["against"]
+    itself = as_json(capsys, *options, *against(GOOD), "--lang", "de", "--samples", "300")["against"]
+    for name in MEASURES:
+        assert better[name]["score"] > better[name]["against_score"] and better[name]["p_value"] < 0.05
+        assert itself[name]["score"] == itself[name]["against_score"] and itself[name]["p_value"] == 1
+        # The estimates of the two differ by chance: one is from samples of its own.
+        assert itself[name]["mean"] == pytest.approx(itself[name]["against_mean"], abs=1)
+    worse = as_json(capsys, *files(BAD, REFERENCES), *against(GOOD), "--lang", "de", "--samples", "300")["against"]
+    assert worse["bleu_tok"]["score"] < worse["bleu_tok"]["against_score"] and worse["bleu_tok"]["p_value"] < 0.05
+
+
+@pytest.mark.parametrize("options", [["--lowercase"], ["--compound-split"]], ids=["lowercase", "compounds"])
+def test_both_sides_are_prepared_alike(options, files, against, capsys):
+    shouted = [re.sub("[a-z]", lambda m: m[0].upper(), line) if "--lowercase" in options else line for line in GOOD]
+    got = as_json(capsys, *files(GOOD, REFERENCES), *against(shouted), "--lang", "de", "--samples", "20", *options)
+    assert got["against"]["bleu_tok"]["against_score"] == got["bleu_tok"]
+    plain = as_json(capsys, *files(shouted, REFERENCES), "--lang", "de")
+    assert plain["bleu_tok"] != got["bleu_tok"]
+
+
+def test_raw_references_and_detokenisation_are_those_of_the_score(files, against, tmp_path, capsys):
+    options = (*files(TOKENISED * 3, TOKENISED * 3), "--raw-ref", write(tmp_path / "raw", PLAIN * 3))
+    got = as_json(capsys, *options, *against(TOKENISED * 3), "--lang", "de", "--samples", "20")["against"]
+    assert got["sacrebleu"]["against_score"] == pytest.approx(100)
+
+
+def test_two_logs_of_fairseq_generate(tmp_path, capsys):
+    ours, theirs = (write(tmp_path / n, log_of(h, REFERENCES)) for n, h in (("ours", GOOD), ("theirs", BAD)))
+    got = as_json(capsys, "--gen", ours, "--against", theirs, "--lang", "de", "--samples", "50")
+    plain = as_json(capsys, "--gen", theirs, "--lang", "de")
+    assert got["against"]["bleu_tok"]["against_score"] == plain["bleu_tok"]
+
+
+def test_subwords_of_both_are_joined(files, tmp_path, capsys):
+    other = write(tmp_path / "other", ["D@@ er Hund schläft heute"])
+    options = files(["Der Hund schl@@ äft heute"], ["Der Hund schläft heute"])
+    got = as_json(capsys, *options, "--against", other, "--remove-bpe", "--detok", "none", "--samples", "5")
+    assert got["against"]["bleu_tok"]["against_score"] == pytest.approx(100)
+
+
+def test_human_output(files, against, capsys):
+    assert run(*files(GOOD, REFERENCES), *against(BAD), "--lang", "de", "--samples", "50") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("BLEU4 = ") and lines[3].endswith("other, paired bootstrap test of 50 samples:")
+    assert [line.split()[0] for line in lines[4:]] == ["BLEU4", "sacreBLEU", "chrF2"]
+    assert all(" ± " in line and " against " in line and "p = 0.0" in line for line in lines[4:])
+
+
+def test_every_run_gives_the_same_numbers(files, against, repository):
+    command = [
+        "-m",
+        "lightconv_plugin.cli",
+        "score",
+        *files(GOOD, REFERENCES),
+        *against(BAD),
+        "--lang",
+        "de",
+        "--json",
+    ]
+    environment = {k: v for k, v in os.environ.items() if k != "SACREBLEU_SEED"} | {"PYTHONPATH": str(repository)}
+    command = [sys.executable, *map(str, command), "--samples", "30"]
+    results = [subprocess.run(command, env=environment, capture_output=True, check=True).stdout for _ in range(2)]
+    assert results[0] == results[1] and json.loads(results[0])["against"]["samples"] == 30
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda lines: lines[:-1], "has 79 translations, but there are 80 references"),
+        (lambda lines: log_of(lines, damaged(REFERENCES, 0.5)), "is of another text: its reference T-"),
+        (lambda lines: log_of(lines, REFERENCES)[:-9], "is cut off"),
+        (lambda lines: log_of(lines[:40], REFERENCES[:40]), "has 40 translations, but there are 80 references"),
+        (lambda lines: [END], "has no H- lines"),
+    ],
+    ids=["too-few", "other-references", "cut-off", "shorter-log", "quiet-log"],
+)
+def test_another_text_is_refused(change, said, files, against, capsys):
+    assert said in refused(capsys, *files(GOOD, REFERENCES), *against(change(BAD)), "--lang", "de")
+
+
+def test_options_that_do_not_go_together(files, against, tmp_path, capsys):
+    options = files(GOOD, REFERENCES)
+    assert "--samples belongs to the test of --against FILE" in refused(capsys, *options, "--samples", "9")
+    assert "no such file" in refused(capsys, *options, "--against", tmp_path / "none", "--lang", "de")
+    said = refused(capsys, *options, *against(BAD), "--metric", "rouge")
+    assert "--against means nothing to --metric rouge" in said
+    with pytest.raises(SystemExit):
+        run(*options, *against(BAD), "--samples", "0")
+    assert "must be a whole number of at least 1, got '0'" in capsys.readouterr().err

@@ -1,1 +1,0 @@
-"""Long runs whose memory must stay flat: `scripts/soak.sh`."""
