@@ -1,14 +1,10 @@
-"""`lightconv average`: the mean of several checkpoints of one training, as one checkpoint.
+"""The mean of several checkpoints of one training, as one checkpoint, and the choice of the checkpoints.
 
-    lightconv average --inputs checkpoints --num-epoch-checkpoints 10 --output checkpoints/average10.pt
-
-The options are those of fairseq's scripts/average_checkpoints.py, and --num-last-checkpoints. Sums are in float64 and
-one checkpoint is in memory at a time. Settings (cfg, args, task state …) are those of the newest input; the optimizer's
+Sums are in float64, and one checkpoint is in memory at a time. Settings (cfg, args, task state …) are those of the newest input; the optimizer's
 state and the exponential moving average belong to one training step, not to the mean, and are left out (so are the
 meters of old files). The names, sizes and times of the inputs are kept under "averaged_files".
 """
 
-import argparse
 import math
 import re
 import sys
@@ -16,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightconv_plugin.checkpoints.loading import is_cut_short, safe_torch_load, torch_save
-from lightconv_plugin.cli.arguments import positive
 from lightconv_plugin.errors import InputError
 
 EPOCH_NAME = re.compile(r"checkpoint(\d+)\.pt")
@@ -293,84 +288,3 @@ def average(files: Sequence[Path], output: Path) -> dict:
     result = mean.result() | {"averaged_files": stamps}
     torch_save(result, output)
     return result
-
-
-def select(args: argparse.Namespace) -> list[Path]:
-    """The checkpoints that the command's options name, the newest (or best) first; explicit files in their order."""
-    last = args.num_last_checkpoints or args.num_epoch_checkpoints or args.num_update_checkpoints
-    if args.checkpoint_upper_bound is not None and not last:
-        raise InputError(
-            "--checkpoint-upper-bound needs --num-last-checkpoints, --num-epoch-checkpoints or --num-update-checkpoints"
-        )
-    if args.maximize_best_checkpoint_metric is not None and not args.num_best_checkpoints:
-        raise InputError("--[no-]maximize-best-checkpoint-metric needs --num-best-checkpoints")
-    files = candidates(args.inputs)
-    if last:
-        by_updates = only_by_updates(files) if args.num_last_checkpoints else bool(args.num_update_checkpoints)
-        return last_checkpoints(files, last, by_updates, args.checkpoint_upper_bound)
-    if args.num_best_checkpoints:
-        return best_checkpoints(files, args.num_best_checkpoints, args.maximize_best_checkpoint_metric)
-    if args.inputs[0].is_dir():
-        raise InputError(
-            f"{args.inputs[0]} is a folder: say which of its checkpoints, with --num-last-checkpoints, "
-            "--num-epoch-checkpoints, --num-update-checkpoints or --num-best-checkpoints, or give files"
-        )
-    return files
-
-
-def run(args: argparse.Namespace) -> int:
-    files = select(args)
-    average(files, args.output)
-    print(f"mean of {len(files)} checkpoints written to {args.output}:")
-    for path in files:
-        print(f"  {path}")
-    return 0
-
-
-def add_parser(commands) -> None:
-    parser = commands.add_parser(
-        "average",
-        help="average the parameters of several checkpoints",
-        description="Writes the mean of several checkpoints of one training as a checkpoint without optimizer state.",
-        epilog="example: lightconv average --inputs runs/a --num-last-checkpoints 10 --output runs/a/average10.pt",
-    )
-    parser.add_argument(
-        "--inputs",
-        nargs="+",
-        type=Path,
-        required=True,
-        metavar="PATH",
-        help="checkpoints, or the one folder to choose from",
-    )
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
-    choice = parser.add_mutually_exclusive_group()
-    choice.add_argument(
-        "--num-last-checkpoints",
-        type=positive,
-        metavar="N",
-        help="average the last N of the epochs, or, where the training kept none of those, by updates",
-    )
-    choice.add_argument(
-        "--num-epoch-checkpoints", type=positive, metavar="N", help="average the last N of the epochs (checkpointE.pt)"
-    )
-    choice.add_argument(
-        "--num-update-checkpoints",
-        type=positive,
-        metavar="N",
-        help="average the last N by updates (checkpoint_E_U.pt)",
-    )
-    choice.add_argument(
-        "--num-best-checkpoints",
-        type=positive,
-        metavar="N",
-        help="average the N best (checkpoint.best_METRIC_VALUE.pt)",
-    )
-    parser.add_argument(
-        "--checkpoint-upper-bound", type=positive, metavar="N", help="leave out epochs (or updates) after this one"
-    )
-    parser.add_argument(
-        "--maximize-best-checkpoint-metric",
-        action=argparse.BooleanOptionalAction,
-        help="whether a higher metric is better (default: what the checkpoint says, else known by the metric's name)",
-    )
-    parser.set_defaults(run=run)

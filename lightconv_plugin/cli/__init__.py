@@ -1,1 +1,1 @@
-"""The `lightconv` command. One module per sub-command; what is heavy is imported only inside the one that needs it."""
+"""The `lightconv` command. One module per subcommand (see main.py); heavy imports only inside the ones that need them."""

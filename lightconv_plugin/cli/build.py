@@ -103,7 +103,6 @@ def _build(recipe) -> Path:
 def add_parser(commands) -> None:
     parser = commands.add_parser(
         "build",
-        help="compile the native kernels now instead of at first use",
         description="Compiles the CPU and CUDA kernels into the cache (TORCH_EXTENSIONS_DIR), from where the first use "
         "loads them, and prints where they are. Nothing is done again that is there. "
         "Exit status 1, with the cause and the log's path, if a library cannot be built.",

@@ -224,7 +224,6 @@ softmax in training for targets that are shorter than the kernel."""
 def add_parser(commands) -> None:
     parser = commands.add_parser(
         "convert",
-        help="convert checkpoints from and to fairseq's own LightConv and the TaLK repository",
         description=DESCRIPTION,
         epilog="example: lightconv convert runs/a/average10.pt fairseq.pt --to fairseq",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -328,7 +328,6 @@ def run(args: argparse.Namespace) -> int:
 def add_parser(commands) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="check the installation",
         description="Reports versions, what the plugin mended in fairseq, and a self-check of operators and models. "
         "Exit status 1 if something is wrong.",
     )

@@ -1,30 +1,156 @@
-"""Entry point of the `lightconv` command: parses, runs one sub-command, turns its errors into one line and a status.
+"""Entry point of the `lightconv` command: parses, runs one subcommand, turns its errors into one line and a status.
 
-Exit status: 0 done; 1 `doctor` found something wrong, `build` failed, or `translate` left a line empty; 2 bad arguments
-or input; 130 interrupted.
+A subcommand NAME is the module lightconv_plugin.cli.NAME (with "_" for "-") and one line of COMMANDS. The module is
+imported only when it is asked for, and defines
+
+    run(args) -> int               the command; returns the exit status, raises InputError for bad input
+    add_parser(commands)           commands.add_parser(NAME, description=…, …) with its arguments and set_defaults(run=run)
+
+One that passes arguments on to another program says set_defaults(run=run, rest=[]), and finds what follows "--" in
+`args.rest`; with set_defaults(run=run, unknown=[]), `args.unknown` holds the arguments that its parser does not know
+(such a parser needs allow_abbrev=False).
+
+What is below cli/ knows no options: its errors write the parameters they are about in backquotes, as in "`lang` is
+needed", and here `lang` becomes --lang, or DATA_BIN for a positional argument of that metavar.
+
+Exit status: 0 done; 1 `doctor` found a problem, `build` failed, or `translate` left a line empty; 2 bad arguments or
+input; 130 interrupted.
 """
 
 import argparse
+import difflib
+import importlib
+import importlib.util
+import re
 import signal
 import sys
 from collections.abc import Sequence
+from types import ModuleType
+from typing import NoReturn
 
-from lightconv_plugin import report
-from lightconv_plugin.checkpoints import averaging
-from lightconv_plugin.cli import build, convert, doctor, score, translate, user_dir
+import lightconv_plugin
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.recipes import tuning
+
+# By what one does: the subcommands and what each does, in one line of --help.
+COMMANDS = {
+    "data": {
+        "prepare": "download, tokenise and binarise a corpus",
+    },
+    "train": {
+        "train": "train a configuration, or resume its training",
+    },
+    "evaluate": {
+        "tune": "choose checkpoints and length penalty on the validation set",
+        "average": "average the parameters of several checkpoints",
+        "evaluate": "translate a test set and score it",
+        "perplexity": "measure a language model's perplexity",
+        "score": "score files: BLEU, chrF, ROUGE, perplexity, significance",
+        "report": "write an HTML page: curves, scores, kernels, translations",
+        "reproduce": "prepare, train, tune and score a published system",
+        "demo": "train and compare two small models in minutes",
+    },
+    "use": {
+        "translate": "translate raw text",
+        "convert": "convert checkpoints from and to other LightConv and TaLK code",
+    },
+    "maintain": {
+        "doctor": "check the installation, and what it computes",
+        "build": "compile the kernels now instead of at first use",
+        "user-dir": "print the path for fairseq's --user-dir",
+    },
+}
+# The extra that installs a module.
+EXTRAS = {
+    "fairseq": ("fairseq", "hydra", "omegaconf"),
+    "text": ("regex", "sacremoses", "sentencepiece", "subword_nmt"),
+    "chinese": ("jieba",),
+    "recipes": ("pydantic", "requests", "rouge_score", "sacrebleu", "tabulate", "tqdm", "yaml"),
+    "report": ("jinja2", "matplotlib"),
+}
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser with all sub-commands; each leaves its function in `args.run`."""
-    parser = argparse.ArgumentParser(
-        prog="lightconv", description="Tools of the LightConv/DynamicConv plugin for fairseq."
+def _module(name: str) -> str:
+    module = f"lightconv_plugin.cli.{name.replace('-', '_')}"
+    # Until every subcommand has its module in cli/.
+    earlier = {"tune": "lightconv_plugin.recipes.tuning", "report": "lightconv_plugin.report"}
+    return module if importlib.util.find_spec(module) else earlier.get(name, "")
+
+
+def overview() -> str:
+    """The subcommands by group, each with its line."""
+    lines = []
+    for group, commands in COMMANDS.items():
+        there = {name: text for name, text in commands.items() if _module(name)}
+        labels = [group, *[""] * len(there)]
+        lines += [f"{label:<10}{name:<12}{text}" for label, (name, text) in zip(labels, there.items(), strict=False)]
+    return "\n".join(lines)
+
+
+class _Parser(argparse.ArgumentParser):
+    """The parser of the command itself: its help is the overview, and a wrong name suggests the nearest."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"usage: {self.usage}\n{self.prog}: error: {message}\n")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="lightconv",
+        usage="lightconv COMMAND [options]    (lightconv COMMAND --help: its options)",
+        description="LightConv, DynamicConv and TaLK convolutions: train, evaluate and use them.\n\n" + overview(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
     )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (user_dir, doctor, build, averaging, tuning, score, translate, convert, report):
-        module.add_parser(commands)
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--version", action="version", version=f"lightconv {lightconv_plugin.__version__}", help=argparse.SUPPRESS
+    )
     return parser
+
+
+def subparser(name: str) -> argparse.ArgumentParser:
+    """The parser of a subcommand; ends the process with the nearest names where there is none."""
+    known = [name for commands in COMMANDS.values() for name in commands]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=2)
+        hint = f"did you mean {' or '.join(near)}?" if near else "lightconv --help lists the commands"
+        _parser().error(f"there is no command {name!r}: {hint}")
+    commands = argparse.ArgumentParser(prog="lightconv").add_subparsers()
+    importlib.import_module(_module(name)).add_parser(commands)
+    return commands.choices[name]
+
+
+def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """The arguments of a subcommand, with what it passes on."""
+    rest = None
+    if parser.get_default("rest") is not None and "--" in argv:
+        # Passed on as it is; argparse would take the first of it for a positional argument.
+        at = argv.index("--")
+        argv, rest = argv[:at], argv[at + 1 :]
+    args, unknown = parser.parse_known_args(argv)
+    if parser.get_default("unknown") is not None:
+        args.unknown = unknown
+    elif unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if rest is not None:
+        args.rest = rest
+    return args
+
+
+def _with_options(message: str, parser: argparse.ArgumentParser) -> str:
+    """The message with `parameters` as the options of this parser."""
+    options = {
+        action.dest: next((option for option in action.option_strings if option.startswith("--")), action.metavar)
+        for action in parser._actions
+    }
+    return re.sub(r"`(\w+)`", lambda match: options.get(match[1]) or match[0], message)
+
+
+def _missing(error: ModuleNotFoundError) -> str | None:
+    """What to say about a module that is not installed; None for one that no extra installs."""
+    top = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, modules in EXTRAS.items() if top in modules), None)
+    return extra and f"{top} is not installed: pip install 'lightconv-plugin[{extra}]'"
 
 
 def _leave(signum, frame):
@@ -35,22 +161,31 @@ def _leave(signum, frame):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `lightconv` with these arguments (default: those of the process) and return its exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    rest = None
-    if argv[:1] == ["tune"] and "--" in argv:
-        # What follows "--" goes to fairseq as it is; argparse would take the first of it for a positional.
-        at = argv.index("--")
-        argv, rest = argv[:at], argv[at + 1 :]
-    args = build_parser().parse_args(argv)
-    if rest is not None:
-        args.rest = rest
+    if not argv or argv[0].startswith("-"):
+        parser = _parser()
+        parser.parse_args(argv)
+        parser.error("a command is needed: lightconv --help lists them")
+    name, *arguments = argv
+    parser = None
     previous = signal.signal(signal.SIGTERM, _leave)
     try:
+        parser = subparser(name)
+        args = _parse(parser, arguments)
+        args.command = name
         return args.run(args)
     except (InputError, OSError) as error:
-        print(f"lightconv {args.command}: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return _failed(name, _with_options(str(error), parser) if parser else str(error))
+    except ModuleNotFoundError as error:
+        if (message := _missing(error)) is None:
+            raise
+        return _failed(name, message)
     except KeyboardInterrupt:
-        print(f"lightconv {args.command}: interrupted", file=sys.stderr)
+        print(f"lightconv {name}: interrupted", file=sys.stderr)
         return 130
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _failed(name: str, message: str) -> int:
+    print(f"lightconv {name}: error: {' '.join(message.split())}", file=sys.stderr)
+    return 2

@@ -148,7 +148,6 @@ _FORWARDED = (
 def add_parser(commands) -> None:
     parser = commands.add_parser(
         "translate",
-        help="translate raw text",
         description="Translates text, one sentence a line, from standard input to standard output.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

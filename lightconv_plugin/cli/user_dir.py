@@ -13,7 +13,6 @@ def run(args: argparse.Namespace) -> int:
 def add_parser(commands) -> None:
     parser = commands.add_parser(
         "user-dir",
-        help="print the path for fairseq's --user-dir",
         description='Prints the folder of the plugin: fairseq-train --user-dir "$(lightconv user-dir)" …',
     )
     parser.set_defaults(run=run)
