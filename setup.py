@@ -55,10 +55,11 @@ class BuildWithKernels(build_py):
         for name in ("sources", "prebuilt"):  # of an earlier build in the same folder
             shutil.rmtree(package / name, ignore_errors=True)
         for kind in ("cpu", "cuda"):
-            for path in (ROOT / kind).glob("*"):
+            for path in (ROOT / kind).rglob("*"):
                 if path.suffix in (".cpp", ".cu", ".cuh", ".h"):
-                    (package / "sources" / kind).mkdir(parents=True, exist_ok=True)
-                    shutil.copy(path, package / "sources" / kind)
+                    target = package / "sources" / path.relative_to(ROOT)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(path, target)
         for folder in (path.parent for path in libraries):
             shutil.copytree(folder, package / "prebuilt" / folder.parent.name / folder.name)
 

@@ -58,6 +58,7 @@ class Recipe:
 
     kind: str
     architectures: tuple[str, ...]
+    root: Path  # what #include "common/..." is relative to
     sources: tuple[Path, ...]
     cflags: tuple[str, ...]
     cuda_cflags: tuple[str, ...]
@@ -95,11 +96,11 @@ def recipe(kind: str, architectures: Iterable[str] = ()) -> Recipe:
     Raises:
         NativeError: there are no sources.
     """
-    folder = SOURCES[kind]
-    files = sorted(path for path in folder.glob("*") if path.suffix in _HASHED)
+    root = SOURCES[kind]
+    files = sorted(path for path in root.rglob("*") if path.suffix in _HASHED)
     sources = tuple(path for path in files if path.suffix in _COMPILED[kind])
     if not sources:
-        raise NativeError(f"there are no sources in {folder}", "install the package again")
+        raise NativeError(f"there are no sources in {root}", "install the package again")
     if kind == "cpu":
         # Compiled with -fopenmp but not linked with it: libgomp is the one that torch has loaded, with its threads.
         simd = _SIMD_FLAGS.get(torch.backends.cpu.get_cpu_capability(), ())
@@ -117,11 +118,10 @@ def recipe(kind: str, architectures: Iterable[str] = ()) -> Recipe:
     digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode())
     for path in files:
         content = path.read_bytes()
-        digest.update(f"\0{path.name}\0{len(content)}\0".encode() + content)
+        digest.update(f"\0{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
     architectures = tuple(architectures)
-    return Recipe(
-        kind, architectures, sources, cflags, (*cuda_cflags, *gencode(architectures)), digest.hexdigest()[:16]
-    )
+    cuda_cflags = (*cuda_cflags, *gencode(architectures))
+    return Recipe(kind, architectures, root, sources, cflags, cuda_cflags, digest.hexdigest()[:16])
 
 
 def find(kind: str) -> Path | None:

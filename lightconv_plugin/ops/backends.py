@@ -1,7 +1,7 @@
 """Which backend computes: compiles the native kernels at first use, loads them, falls back to the reference.
 
-    backend("cpu")      "cpu": cpu/*.cpp, compiled here;   "reference": reference.py, in plain PyTorch
-    backend("cuda")     "cuda": cuda/*.cu, compiled here;  "reference"
+    backend("cpu")      "cpu": cpu/**/*.cpp, compiled here;   "reference": reference.py, in plain PyTorch
+    backend("cuda")     "cuda": cuda/**/*.cu, compiled here;  "reference"
 
 Decided once for a device type, at the first call with such tensors (or of `backend`). With the library in the cache
 that is a matter of milliseconds; else it is compiled first, by one process while others wait (compilation.py).

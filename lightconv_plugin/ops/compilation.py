@@ -206,7 +206,7 @@ def _compile(recipe: Recipe, environment: dict[str, str], record: Path, progress
             "architectures": recipe.architectures,
             "flags": [*recipe.cflags] if recipe.kind == "cpu" else [*recipe.cuda_cflags],
             "compiler": environment["CXX"],
-            "sources": [path.name for path in recipe.sources],
+            "sources": [path.relative_to(recipe.root).as_posix() for path in recipe.sources],
         }
         _write(temporary / "build.json", information)
         folder.mkdir(exist_ok=True)
@@ -229,6 +229,7 @@ def _run(recipe: Recipe, folder: Path, environment: dict[str, str], progress: Ca
         "sources": [str(path) for path in recipe.sources],
         "extra_cflags": list(recipe.cflags),
         "extra_cuda_cflags": list(recipe.cuda_cflags),
+        "extra_include_paths": [str(recipe.root)],
         "with_cuda": recipe.kind == "cuda",
         "build_directory": str(folder),
     }

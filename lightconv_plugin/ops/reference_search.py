@@ -1,4 +1,4 @@
-"""What a step of beam search does between the linear layers, in plain PyTorch: the definition of cpu/search.cpp."""
+"""What a step of beam search does between the linear layers, in plain PyTorch: the definition of cpu/search/."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Compile every CUDA source for every architecture and print what each kernel takes: registers, spills, shared memory.
+# Compile every CUDA source for every architecture and print what each kernel uses: registers, spills, shared memory.
 #
 #   scripts/dev/cuda_report.sh [--arch "75 80 86 90 100 120"] [--sources FOLDER] [--jobs N]
 #
-# Needs nvcc in PATH (or CUDA_HOME), no GPU. A table goes to standard output: registers of a thread, bytes of spilled
-# registers (stores + loads), bytes of stack and of static shared memory. Exit status 1 if a source does not compile or
-# a kernel spills.
+# Needs nvcc in PATH (or CUDA_HOME), no GPU. Prints a table to standard output: registers of a thread, bytes of spilled
+# registers (stores + loads), bytes of stack and of static shared memory. The exit status is 1 if a source does not
+# compile or a kernel spills.
 
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
@@ -29,7 +29,10 @@ while [[ $# -gt 0 ]]; do
 done
 [[ $jobs =~ ^[1-9][0-9]*$ ]] || die "--jobs must be a number of processes, got \"$jobs\""
 [[ $architectures =~ ^[0-9]+[af]?(\ [0-9]+[af]?)*$ ]] || die "--arch must be numbers such as \"80 90\", got \"$architectures\""
-(cd -- "$sources" && compgen -G "*.cu" >/dev/null) || die "no .cu files in $sources"
+[[ -d $sources ]] || die "--sources must be a folder, got \"$sources\""
+# The largest first, so that all cores are busy to the end.
+mapfile -t files < <(find "$sources" -name '*.cu' -printf '%s\t%p\n' | sort -rn | cut -f 2-)
+((${#files[@]})) || die "no .cu files in $sources"
 if ! nvcc=$(command -v nvcc); then
     nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
     [[ -x $nvcc ]] || die "nvcc is needed: put it in PATH or name the toolkit's folder in CUDA_HOME"
@@ -38,15 +41,14 @@ fi
 scratch=$(mktemp -d)
 trap 'rm -rf -- "$scratch"' EXIT
 
-# One log for each source and architecture; the largest sources first, so that all cores are busy to the end.
+# One log for each source and architecture. Names of sources are unique: objects are named after them.
 compile() {
     local arch=$1 source=$2 log
     log=$scratch/$arch.$(basename "$source" .cu)
-    "$nvcc" -std=c++17 -O3 -cubin -arch="sm_$arch" -Xptxas -v -o "$log.cubin" "$source" >"$log.log" 2>&1 ||
+    "$nvcc" -std=c++17 -O3 -cubin -arch="sm_$arch" -Xptxas -v -I "$sources" -o "$log.cubin" "$source" >"$log.log" 2>&1 ||
         touch "$log.failed"
 }
 
-mapfile -t files < <(find "$sources" -maxdepth 1 -name '*.cu' -printf '%s\t%p\n' | sort -rn | cut -f 2-)
 running=0
 for arch in $architectures; do
     for file in "${files[@]}"; do

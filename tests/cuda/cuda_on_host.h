@@ -5,7 +5,7 @@
 // leave while others wait, are reported, where a device would hang or compute nonsense. See cuda_on_host.cpp and
 // cuda_on_host_warp.cpp.
 //
-// Included by cuda/common.cuh under LIGHTCONV_HOST, and only there. Types of half width: cuda_on_host_half.h.
+// Included by cuda/common/problem.h under LIGHTCONV_HOST, and only there. Types of half width: cuda_on_host_half.h.
 #pragma once
 
 #include <cmath>

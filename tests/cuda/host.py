@@ -22,7 +22,7 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -67,13 +67,19 @@ def _compiles(gxx: str) -> bool:
 
 def build(*sources: Path, folders: tuple[Path, ...] = (), sanitize: bool = True) -> Path:
     """Compile `sources` (.cu and .cpp), looking for headers in `folders` too, and link them; returns the program."""
+    return _link(_compile(sources, folders, sanitize), sanitize)
+
+
+def _compile(sources: Iterable[Path], folders: tuple[Path, ...], sanitize: bool = True) -> list[Path]:
     gxx = compiler()
     flags = [*COMPILE, *(SANITIZE if sanitize else []), *(f"-I{folder}" for folder in (*folders, HERE))]
     with ThreadPoolExecutor(_cores()) as pool:
-        objects = list(pool.map(lambda source: _object(gxx, flags, source), sources))
+        return list(pool.map(lambda source: _object(gxx, flags, source), sources))
+
+
+def _link(objects: list[Path], sanitize: bool = True) -> Path:
     program = _cache() / (_digest(*(path.name for path in objects)) + ".run")
-    link = [gxx, *(SANITIZE if sanitize else []), *map(str, objects)]
-    return _made_once(program, link)
+    return _made_once(program, [compiler(), *(SANITIZE if sanitize else []), *map(str, objects)])
 
 
 def _object(gxx: str, flags: list[str], source: Path) -> Path:
@@ -148,15 +154,13 @@ def environment() -> dict[str, str]:
     return {**os.environ, "ASAN_OPTIONS": asan, "UBSAN_OPTIONS": "print_stacktrace=1"}
 
 
-def build_runner(sources: Path = SOURCES, instead: Mapping[str, Path] | None = None) -> Path:
-    """The runner with all kernels of the folder `sources`; `instead`: files that take the place of those so named."""
-    kernels = sorted(sources.glob("*.cu"))
-    if not kernels:
-        raise HostError(f"no .cu files in {sources}")
+def build_runner(changed: Path = SOURCES, units: Sequence[str] = ()) -> Path:
+    """The runner with all kernels; the files `units` of them, with their headers, from the folder `changed`."""
     # The largest first: the cores are then busy to the end.
-    kernels.sort(key=lambda path: -path.stat().st_size)
-    kernels = [(instead or {}).get(kernel.name, kernel) for kernel in kernels]
-    return build(*kernels, HERE / "runner.cpp", *EMULATOR, folders=(sources,))
+    kernels = sorted(SOURCES.rglob("*.cu"), key=lambda path: (-path.stat().st_size, path))
+    kept = [kernel for kernel in kernels if kernel.relative_to(SOURCES).as_posix() not in units]
+    objects = _compile([changed / unit for unit in units], (changed,))
+    return _link(objects + _compile([*kept, HERE / "runner.cpp", *EMULATOR], (SOURCES,)))
 
 
 # ------------------------------------------------------------------------------------------------ calling
@@ -176,7 +180,7 @@ class Sparse:
 
 
 class Runner:
-    """Calls of cuda/lightconv.h's launchers, each made twice in another process."""
+    """Calls of the launchers in cuda/*/launchers.h, each made twice in another process."""
 
     def __init__(self, program: Path) -> None:
         self.program = program

@@ -1,4 +1,4 @@
-// common.cuh's index arithmetic alone, for tensors that could not be in memory.
+// convolution/arithmetic.cuh's indices and masks alone, for tensors that could not be in memory.
 //
 //     indices BATCH HEADS KERNEL_SIZE SEED DROP_BELOW T B H
 //
@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "common.cuh"
+#include "convolution/arithmetic.cuh"
 
 int main(int, char** argument) {
   const auto number = [&](int i) { return std::strtoull(argument[i], nullptr, 10); };

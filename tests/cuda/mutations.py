@@ -36,7 +36,7 @@ class Mistake:
 def mistaken(folder: Path, mistakes: Sequence[Mistake], units: Sequence[str]) -> Iterator[Operators]:
     """The kernels with all mistakes in them; `on(mistake=n)` makes the n-th, from 1.
 
-    `units` are compiled anew. Only templates may be changed, which these files alone instantiate (and not functions
+    `units` are compiled again. Only templates may be changed, which these files alone instantiate (and not functions
     that all have in common, of which the linker would take any copy).
     """
     shutil.copytree(host.SOURCES, folder)
@@ -46,6 +46,6 @@ def mistaken(folder: Path, mistakes: Sequence[Mistake], units: Sequence[str]) ->
         assert text.count(mistake.old) == 1, f"{mistake.file} has {text.count(mistake.old)} times: {mistake.old}"
         new = mistake.new.replace("MISTAKE", f"(lightconv_host::mistake == {number})")
         file.write_text(text.replace(mistake.old, new))
-    runner = host.Runner(host.build_runner(instead={unit: folder / unit for unit in units}))
+    runner = host.Runner(host.build_runner(folder, units))
     yield Operators(runner)
     runner.close()

@@ -1,4 +1,4 @@
-"""The launchers of lightconv.h and talk.h behind the signatures of the registered operators (ops/registration.py)."""
+"""The launchers in cuda/*/launchers.h behind the signatures of the registered operators (ops/registration.py)."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-// Reads calls of cuda/lightconv.h's and cuda/talk.h's launchers from standard input, runs them on the host, writes the results.
+// Reads calls of the launchers in cuda/*/launchers.h from standard input, runs them on the host, writes the results.
 //
 // Every tensor lies in memory of its exact size (the sanitizer watches both ends), or, where it says so, spread over
 // pages that are never touched, so that offsets beyond 2^31 can be tested. Every call is made twice, in both orders of
 // cuda_on_host.h, from the same memory: results that differ, or inputs that changed, are errors. The format, in
 // little-endian 64-bit words, is host.py's.
 
-#include "lightconv.h"
-#include "talk.h"
+#include "convolution/launchers.h"
+#include "talk/launchers.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -14,7 +14,9 @@ from .mutations import Mistake
 
 RESULTS = {"forward": ("out",), "backward": ("dx", "dweight"), "step": ("out", "next_state")}
 # What is compiled anew.
-UNITS = ("forward_float32.cu", "backward_float32.cu", "band_forward.cu", "band_backward.cu")
+UNITS = tuple(
+    f"convolution/{name}.cu" for name in ("forward_float32", "backward_float32", "band_forward", "band_backward")
+)
 
 LIGHT = Case("lightconv", 21, 2, 3, 8, 9, 4)
 DYNAMIC = Case("dynamicconv", 21, 2, 3, 8, 9, 4)
@@ -29,7 +31,7 @@ def other(case: Case, **changes) -> Case:
 MISTAKES = [
     Mistake(
         "rows one step too late",
-        "forward.cuh",
+        "convolution/forward.cuh",
         "const int64_t origin = place.row - p.padding_l + begin;",
         "const int64_t origin = place.row - p.padding_l + begin + MISTAKE;",
         "forward",
@@ -37,7 +39,7 @@ MISTAKES = [
     ),
     Mistake(
         "tap index one too high",
-        "tile.cuh",
+        "convolution/tile.cuh",
         "w[i] = filter[m - i];",
         "w[i] = filter[m - i + MISTAKE];",
         "forward",
@@ -45,7 +47,7 @@ MISTAKES = [
     ),
     Mistake(
         "head forgotten",
-        "forward.cuh",
+        "convolution/forward.cuh",
         "weights{filters + (micro * tile.heads + head) * tile.pitch * S}",
         "weights{filters + (micro * tile.heads + (MISTAKE ? 0 : head)) * tile.pitch * S}",
         "forward",
@@ -53,7 +55,7 @@ MISTAKES = [
     ),
     Mistake(
         "rows beyond the end read",
-        "tile.cuh",
+        "convolution/tile.cuh",
         "s >= begin && s < end ?",
         "s >= begin && (MISTAKE || s < end) ?",
         "forward",
@@ -61,7 +63,7 @@ MISTAKES = [
     ),
     Mistake(
         "rows beyond the end written",
-        "forward.cuh",
+        "convolution/forward.cuh",
         "if (t < p.steps) store_pack(",
         "if (MISTAKE || t < p.steps) store_pack(",
         "forward",
@@ -69,7 +71,7 @@ MISTAKES = [
     ),
     Mistake(
         "__syncthreads missing",
-        "forward.cuh",
+        "convolution/forward.cuh",
         "    __syncthreads();\n    if (!busy) continue;",
         "    if (!MISTAKE) __syncthreads();\n    if (!busy) continue;",
         "forward",
@@ -77,7 +79,7 @@ MISTAKES = [
     ),
     Mistake(
         "second __syncthreads missing",
-        "forward.cuh",
+        "convolution/forward.cuh",
         "if (begin > 0) __syncthreads();",
         "if (!MISTAKE && begin > 0) __syncthreads();",
         "forward",
@@ -85,7 +87,7 @@ MISTAKES = [
     ),
     Mistake(
         "alignment of x not asked for",
-        "forward.cuh",
+        "convolution/forward.cuh",
         "kWide<T> == 0 && aligned(p.x, size, 16)",
         "kWide<T> == 0 && (MISTAKE || aligned(p.x, size, 16))",
         "forward",
@@ -93,7 +95,7 @@ MISTAKES = [
     ),
     Mistake(
         "dropout by another word",
-        "tile.cuh",
+        "convolution/tile.cuh",
         "component(factors, e)",
         "component(factors, e ^ MISTAKE)",
         "forward",
@@ -101,7 +103,7 @@ MISTAKES = [
     ),
     Mistake(
         "a row of the next state too early",
-        "forward.cuh",
+        "convolution/forward.cuh",
         "load_input<T, V>(p, p.steps - count + row, place.b, c)",
         "load_input<T, V>(p, p.steps - count + row - MISTAKE, place.b, c)",
         "step",
@@ -109,7 +111,7 @@ MISTAKES = [
     ),
     Mistake(
         "short filters: the window moved too far",
-        "short.cuh",
+        "convolution/short.cuh",
         "window[k][e] = window[k + 1][e];\n    }\n  }\n  if (p.next_state",
         "window[k][e] = window[k + 1 + (MISTAKE && k + 2 < K)][e];\n    }\n  }\n  if (p.next_state",
         "forward",
@@ -117,7 +119,7 @@ MISTAKES = [
     ),
     Mistake(
         "gradient of x: tap index one too low",
-        "input_gradient.cuh",
+        "convolution/input_gradient.cuh",
         "filters[h * tile.pitch + taps - 1 - (k - begin)] = value;",
         "filters[h * tile.pitch + max(taps - 1 - MISTAKE - (k - begin), 0)] = value;",
         "backward",
@@ -125,7 +127,7 @@ MISTAKES = [
     ),
     Mistake(
         "gradient of the weight: rows of another sentence",
-        "weight_gradient.cuh",
+        "convolution/weight_gradient.cuh",
         "if (at >= span.x && at < span.y) sums_of_tap",
         "if (at >= span.x && (MISTAKE || at < span.y)) sums_of_tap",
         "backward",
@@ -133,7 +135,7 @@ MISTAKES = [
     ),
     Mistake(
         "matrix units: fragments of two columns exchanged",
-        "band_product.cuh",
+        "common/band_product.cuh",
         "multiply_add<T>(sums[n + 1], a, b[2], b[3]);",
         "multiply_add<T>(sums[n + 1], a, b[2 + MISTAKE], b[3 - MISTAKE]);",
         "forward",
@@ -141,7 +143,7 @@ MISTAKES = [
     ),
     Mistake(
         "matrix units: copies not waited for",
-        "band_forward.cu",
+        "convolution/band_forward.cu",
         "    wait_for_copies();",
         "    if (!MISTAKE) wait_for_copies();",
         "forward",
@@ -149,7 +151,7 @@ MISTAKES = [
     ),
     Mistake(
         "matrix units: __syncthreads missing",
-        "band_forward.cu",
+        "convolution/band_forward.cu",
         "    __syncthreads();\n    const int channel0",
         "    if (!MISTAKE) __syncthreads();\n    const int channel0",
         "forward",
@@ -157,7 +159,7 @@ MISTAKES = [
     ),
     Mistake(
         "matrix units: the gradient's band one row off",
-        "band_backward.cu",
+        "convolution/band_backward.cu",
         "band + (lane % 8 + lane / 16 * 8) * shape.band_pitch",
         "band + (lane % 8 + lane / 16 * 8 + MISTAKE) * shape.band_pitch",
         "backward",
@@ -166,7 +168,7 @@ MISTAKES = [
 ]
 OFFSET = Mistake(
     "an offset of 32 bits",
-    "common.cuh",
+    "convolution/arithmetic.cuh",
     "(p.x.data) + s * p.x.stride_t + b * p.x.stride_b;\n  Pack<T, V> value",
     "(p.x.data) + (MISTAKE ? static_cast<int>(s * p.x.stride_t) : s * p.x.stride_t) + b * p.x.stride_b;\n"
     "  Pack<T, V> value",

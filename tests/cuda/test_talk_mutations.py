@@ -9,7 +9,7 @@ from . import mutations
 from .mutations import Mistake
 from .talk_cases import TalkCase, check
 
-UNITS = ("talk_float32.cu", "talk_band.cu")
+UNITS = ("talk/talk_float32.cu", "talk/talk_band.cu")
 PLAIN = TalkCase(70, 2, 2, 8, 9, 5, top=1.6)
 ODD = TalkCase(70, 2, 3, 5, 9, 5, top=1.6, rows="odd")
 LENGTHS = TalkCase(60, 3, 2, 8, 9, 5, lengths=torch.int64)
@@ -22,7 +22,7 @@ BAND_FAR = TalkCase(330, 1, 1, 16, 3, 3, torch.float16, top=80)
 MISTAKES = [
     Mistake(
         "quads of another block",
-        "talk_forward.cuh",
+        "talk/forward.cuh",
         "quads + (s - start) / 4 * pitch",
         "quads + ((s - start) / 4 + MISTAKE) * pitch",
         "forward",
@@ -30,7 +30,7 @@ MISTAKES = [
     ),
     Mistake(
         "sixteens from rows that are not the first of sixteen",
-        "talk_forward.cuh",
+        "talk/forward.cuh",
         "!(up_to_sixteen && (s & 15) == 0)",
         "!(up_to_sixteen && (s & (MISTAKE ? 3 : 15)) == 0)",
         "forward",
@@ -38,7 +38,7 @@ MISTAKES = [
     ),
     Mistake(
         "the fraction of the row before forgotten",
-        "talk_forward.cuh",
+        "talk/forward.cuh",
         "if (window.before != 0.0f) {",
         "if (!MISTAKE && window.before != 0.0f) {",
         "forward",
@@ -46,7 +46,7 @@ MISTAKES = [
     ),
     Mistake(
         "the row after instead of the one beyond",
-        "talk_forward.cuh",
+        "talk/forward.cuh",
         "source.row(window.last, values);",
         "source.row(max(window.last - MISTAKE, window.first), values);",
         "forward",
@@ -54,7 +54,7 @@ MISTAKES = [
     ),
     Mistake(
         "windows beyond what is staged taken for staged",
-        "talk_forward.cuh",
+        "talk/forward.cuh",
         "window.most() <= stop) {",
         "(MISTAKE || window.most() <= stop)) {",
         "forward",
@@ -62,7 +62,7 @@ MISTAKES = [
     ),
     Mistake(
         "__syncthreads missing before sums of four",
-        "talk_forward.cuh",
+        "talk/forward.cuh",
         "      __syncthreads();\n      for (int at = threadIdx.x; at < count * vectors",
         "      if (!MISTAKE) __syncthreads();\n      for (int at = threadIdx.x; at < count * vectors",
         "forward",
@@ -70,7 +70,7 @@ MISTAKES = [
     ),
     Mistake(
         "__syncthreads missing after sums of four",
-        "talk_forward.cuh",
+        "talk/forward.cuh",
         "(stop - start) / 16);\n    __syncthreads();",
         "(stop - start) / 16);\n    if (!MISTAKE) __syncthreads();",
         "forward",
@@ -78,7 +78,7 @@ MISTAKES = [
     ),
     Mistake(
         "alignment of x not asked for",
-        "talk_forward.cuh",
+        "talk/forward.cuh",
         "% kTalkVector == 0 && aligned(p.x, size, bytes)",
         "% kTalkVector == 0 && (MISTAKE || aligned(p.x, size, bytes))",
         "forward",
@@ -86,7 +86,7 @@ MISTAKES = [
     ),
     Mistake(
         "a row of the next state too early",
-        "talk_forward.cuh",
+        "talk/forward.cuh",
         "talk_row<T, V>(p, steps - kept + row, b, c)",
         "talk_row<T, V>(p, steps - kept + row - MISTAKE, b, c)",
         "step",
@@ -94,7 +94,7 @@ MISTAKES = [
     ),
     Mistake(
         "head forgotten",
-        "talk_forward.cuh",
+        "talk/forward.cuh",
         "c / (p.channels / p.heads), t,",
         "(MISTAKE ? 0 : c / (p.channels / p.heads)), t,",
         "forward",
@@ -102,7 +102,7 @@ MISTAKES = [
     ),
     Mistake(
         "rows beyond the end in windows",
-        "talk_forward.cuh",
+        "talk/forward.cuh",
         "static_cast<int>(span.end));\n    range.add",
         "MISTAKE ? steps : static_cast<int>(span.end));\n    range.add",
         "forward",
@@ -110,7 +110,7 @@ MISTAKES = [
     ),
     Mistake(
         "reaches: the last outputs of each chunk forgotten",
-        "talk_backward.cuh",
+        "talk/backward.cuh",
         "t < min(t0 + kReachRows, steps)",
         "t < min(t0 + kReachRows - 8 * MISTAKE, steps)",
         "backward",
@@ -118,7 +118,7 @@ MISTAKES = [
     ),
     Mistake(
         "reaches: the sequence of a chunk's first output for all",
-        "talk_backward.cuh",
+        "talk/backward.cuh",
         "if (p.cu_seqlens != nullptr && t >= span.end)",
         "if (!MISTAKE && p.cu_seqlens != nullptr && t >= span.end)",
         "backward",
@@ -126,7 +126,7 @@ MISTAKES = [
     ),
     Mistake(
         "reaches: a segment without its last chunk",
-        "talk_backward.cuh",
+        "talk/backward.cuh",
         "at < kReachThreads; at += kReachHeads) range",
         "at < (MISTAKE ? kReachHeads : kReachThreads); at += kReachHeads) range",
         "backward",
@@ -134,7 +134,7 @@ MISTAKES = [
     ),
     Mistake(
         "gradient of x: whole windows one row too long",
-        "talk_backward.cuh",
+        "talk/backward.cuh",
         "if (at >= 0 && at + S <= whole) {",
         "if (at >= 0 && at + S <= whole + MISTAKE) {",
         "backward",
@@ -142,7 +142,7 @@ MISTAKES = [
     ),
     Mistake(
         "gradient of x: windows that miss a row next to them",
-        "talk_backward.cuh",
+        "talk/backward.cuh",
         "if (at < -S || at > whole) continue;",
         "if (at < -S + MISTAKE || at > whole) continue;",
         "backward",
@@ -150,7 +150,7 @@ MISTAKES = [
     ),
     Mistake(
         "gradient of x: another head's windows",
-        "talk_backward.cuh",
+        "talk/backward.cuh",
         "windows[i * tile.heads + head];",
         "windows[i * tile.heads + (MISTAKE ? 0 : head)];",
         "backward",
@@ -158,7 +158,7 @@ MISTAKES = [
     ),
     Mistake(
         "gradient of x: second __syncthreads missing",
-        "talk_backward.cuh",
+        "talk/backward.cuh",
         "if (t0 > outputs.low) __syncthreads();",
         "if (!MISTAKE && t0 > outputs.low) __syncthreads();",
         "backward",
@@ -166,7 +166,7 @@ MISTAKES = [
     ),
     Mistake(
         "gradient of the state left out",
-        "talk_backward.cuh",
+        "talk/backward.cuh",
         "if (p.grad_state.data != nullptr && s >= steps - kept) {",
         "if (!MISTAKE && p.grad_state.data != nullptr && s >= steps - kept) {",
         "step_backward",
@@ -174,7 +174,7 @@ MISTAKES = [
     ),
     Mistake(
         "gradient of the offset: the row beside the right one",
-        "talk.cuh",
+        "talk/windows.cuh",
         "talk_row<T, V>(p, begin + window.last, b, c)",
         "talk_row<T, V>(p, max(begin + window.last - MISTAKE, 0), b, c)",
         "backward",
@@ -182,7 +182,7 @@ MISTAKES = [
     ),
     Mistake(
         "gradient of the offset: some lanes' channels forgotten",
-        "talk.cuh",
+        "talk/windows.cuh",
         "right = group_sum(right, width);",
         "right = group_sum(right, MISTAKE && width > 1 ? width / 2 : width);",
         "backward",
@@ -190,7 +190,7 @@ MISTAKES = [
     ),
     Mistake(
         "matrix units: fragments of rows exchanged",
-        "talk_band.cu",
+        "talk/talk_band.cu",
         "const Window window = rows[8 * half];",
         "const Window window = rows[MISTAKE ? 0 : 8 * half];",
         "forward",
@@ -198,7 +198,7 @@ MISTAKES = [
     ),
     Mistake(
         "matrix units: a column's window for its neighbour's",
-        "talk_band.cu",
+        "talk/talk_band.cu",
         "second = columns[8 * half + 1];",
         "second = columns[8 * half + !MISTAKE];",
         "backward",
@@ -206,7 +206,7 @@ MISTAKES = [
     ),
     Mistake(
         "matrix units: copies not waited for",
-        "talk_band.cu",
+        "talk/talk_band.cu",
         "      wait_for_copies();",
         "      if (!MISTAKE) wait_for_copies();",
         "forward",
@@ -214,7 +214,7 @@ MISTAKES = [
     ),
     Mistake(
         "matrix units: __syncthreads missing",
-        "talk_band.cu",
+        "talk/talk_band.cu",
         "      __syncthreads();\n#pragma unroll 1",
         "      if (!MISTAKE) __syncthreads();\n#pragma unroll 1",
         "backward",
@@ -222,7 +222,7 @@ MISTAKES = [
     ),
     Mistake(
         "matrix units: second __syncthreads missing",
-        "talk_band.cu",
+        "talk/talk_band.cu",
         "if (slice > 0 || start > all.low) __syncthreads();",
         "if (!MISTAKE && (slice > 0 || start > all.low)) __syncthreads();",
         "backward",
@@ -230,7 +230,7 @@ MISTAKES = [
     ),
     Mistake(
         "matrix units: chunks that are needed left out",
-        "talk_band.cu",
+        "talk/talk_band.cu",
         "if (!mine.meets(s, s + kTile)) continue;",
         "if (!mine.meets(s, s + kTile - MISTAKE)) continue;",
         "forward",
@@ -238,7 +238,7 @@ MISTAKES = [
     ),
     Mistake(
         "matrix units: rows written beyond the end",
-        "talk_band.cu",
+        "talk/talk_band.cu",
         "if (row < rows) *reinterpret_cast<uint4*>",
         "if (MISTAKE || row < rows) *reinterpret_cast<uint4*>",
         "forward",
@@ -246,7 +246,7 @@ MISTAKES = [
     ),
     Mistake(
         "matrix units: passes that overlap",
-        "talk_band.cu",
+        "talk/talk_band.cu",
         "start += shape.chunks * kTile) {",
         "start += (shape.chunks - MISTAKE) * kTile) {",
         "backward",
@@ -254,7 +254,7 @@ MISTAKES = [
     ),
     Mistake(
         "matrix units: the offsets of some outputs forgotten",
-        "talk_band.cu",
+        "talk/talk_band.cu",
         "if (t < place.rows) {\n      gradient",
         "if (t < place.rows - MISTAKE) {\n      gradient",
         "backward",
@@ -263,7 +263,7 @@ MISTAKES = [
 ]
 SPREAD = Mistake(
     "matrix units: what is not finite stays where zeros met it",
-    "talk_band.cu",
+    "talk/talk_band.cu",
     "if (__all_sync(kFullWarp, clean)) continue;",
     "if (MISTAKE || __all_sync(kFullWarp, clean)) continue;",
     "backward",

@@ -1,8 +1,8 @@
-// cpu/philox.h alone, for the dropout factors of weights so far on in a tensor that it could not be in memory.
+// cpu/common/philox.h alone, for the dropout factors of weights so far on in a tensor that it could not be in memory.
 
 #include <memory>
 
-#include "philox.h"
+#include "common/philox.h"
 
 // factors[i] of the weights first … first + n − 1.
 extern "C" void factors_at(uint64_t seed, uint64_t first, int64_t n, uint64_t threshold, double scale, double* factors) {

@@ -84,7 +84,7 @@ def test_dropout_masks_of_the_reference(first, seed):
 
 @pytest.fixture(scope="module")
 def cpu_masks(tmp_path_factory):
-    """cpu/philox.h's mask of n weights from one on, compiled for this processor as the library is."""
+    """cpu/common/philox.h's mask of n weights from one on, compiled for this processor as the library is."""
     if shutil.which("g++") is None:
         pytest.skip("no g++")
     recipe, target = artifacts.recipe("cpu"), tmp_path_factory.mktemp("philox") / "philox.so"

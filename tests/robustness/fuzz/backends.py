@@ -59,7 +59,7 @@ def _on_host() -> Iterator[None]:
         on_host, on_nothing = getattr(operators, name), getattr(reference, name)
 
         def run(*args):
-            # As cuda/binding.cpp: an empty batch is no launch.
+            # As cuda/common/binding.h: an empty batch is no launch.
             sentences = next(arg for arg in args if isinstance(arg, torch.Tensor)).shape[1]
             return on_host(*args) if sentences else on_nothing(*args)
 

@@ -1,0 +1,122 @@
+// out[t, b, c] = bias[c] + Σ_k w[t, b, h, k] · u[t + offset + k, b, c], tile by tile.
+//
+// A tile is up to 128 outputs of one sentence for some heads: its sources are read once into the core's cache (widened,
+// gated), its filters normalised and dropped beside them, and the band product (band.h) runs on those. Reading 2·T·B·C
+// elements (and the weights) and writing T·B·C is all the traffic but the halo of K − 1 rows a tile.
+
+#include <ATen/Parallel.h>
+
+#include "convolution/depthwise.h"
+#include "convolution/kernels.h"
+
+namespace lightconv {
+namespace {
+
+template <class T>
+void write_row(const Problem<T>& p, const Tile& tile, int64_t t, const Sum<T>* row) {
+  const int64_t pitch = p.channel_pitch();
+  T* to = p.out.at(t, tile.sequence->batch) + tile.head * p.per_head;
+  if (pitch == p.per_head) return narrow_row(row, tile.heads() * pitch, to);
+  for (int64_t h = 0; h < tile.heads(); ++h) narrow_row(row + h * pitch, p.per_head, to + h * p.per_head);
+}
+
+// The tile's part of the last rows of state and inputs, which the next step will need.
+template <class T>
+void write_next_state(const Problem<T>& p, const Tile& tile, Arena& arena) {
+  const int64_t first = p.sources() - p.next_rows, b = tile.sequence->batch;
+  const int64_t n = tile.heads() * p.per_head, c = tile.head * p.per_head;
+  Sum<T>* gated = arena.take<Sum<T>>(n);
+  for (int64_t s = std::max(first, tile.begin); s < tile.end; ++s) {
+    T* to = p.next.at(s - first, b) + c;
+    if (s < p.seen) {
+      std::memcpy(to, p.state.at(s, b) + c, n * sizeof(T));
+    } else {
+      const T* x = p.x.at(s - p.seen, b) + c;
+      if (!p.glu) {
+        std::memcpy(to, x, n * sizeof(T));
+      } else {
+        widen_row(x, n, gated);
+        gate_row<T>(gated, x + p.channels(), n);
+        narrow_row(gated, n, to);
+      }
+    }
+  }
+}
+
+template <class T>
+void forward_tile(const Problem<T>& p, const Tile& tile, Arena& arena) {
+  using S = Sum<T>;
+  if (p.next.data) write_next_state(p, tile, arena);
+  const Sequence& s = *tile.sequence;
+  const int64_t begin = std::max(tile.begin - p.seen, s.out_first), end = std::min(tile.end - p.seen, s.out_last);
+  if (begin >= end) return;
+  const int64_t pitch = p.channel_pitch(), width = tile.heads() * pitch, last = end + p.offset + p.kernel_size - 1;
+  const Filters<T> filters(p, tile, begin, end, false, arena);
+  const Rows<S> source = stage_sources(p, tile, begin + p.offset, last, arena);
+
+  Rows<S> out{nullptr, round_up<S>(width) + kWidth<S>, begin};
+  constexpr bool same_type = std::is_same_v<T, S>;
+  const bool in_place = same_type && p.wide() && pitch == p.per_head;
+  if constexpr (same_type) {
+    if (in_place) {
+      out = {p.out.at(begin, s.batch) + tile.head * p.per_head, p.out.time, begin};
+    }
+  }
+  if (!in_place) out.data = arena.take<S>(round_up<S>(end - begin) * out.pitch);
+
+  const auto bias = [&](int64_t h) { return p.bias ? p.bias + (tile.head + h) * pitch : nullptr; };
+  if (p.wide()) {
+    for (int64_t h = 0; h < tile.heads(); ++h) {
+      const auto head = [&](Rows<S> rows) { return Rows<S>{rows.data + h * pitch, rows.pitch, rows.first}; };
+      convolve_band<S, false>(
+          head(out), begin, end, head(source), s.in_first, s.in_last, filters.taps(h), p.kernel_size, p.offset, pitch,
+          bias(h));
+    }
+  } else if (p.each()) {
+    S* start = nullptr;
+    if (p.bias) {
+      start = arena.take<S>(round_up<S>(width));
+      std::copy(bias(0), bias(0) + width, start);
+    }
+    convolve_each<S, false>(
+        out, begin, end, source, s.in_first, s.in_last, channel_taps(p, tile, filters, arena), p.kernel_size, p.offset,
+        start);
+  } else {
+    const Columns<S> sources = transposed(source, last, width, kWidth<S>, arena);
+    Columns<S> results{nullptr, round_up<S>(end - begin) + kWidth<S>, begin};
+    results.data = arena.take<S>(round_up<S>(width) * results.pitch);
+    for (int64_t h = 0; h < tile.heads(); ++h) {
+      const auto mark = arena.mark();
+      const auto head = [&](Columns<S> c) { return Columns<S>{c.data + h * pitch * c.pitch, c.pitch, c.first}; };
+      convolve_columns<S, false>(
+          head(results), begin, end, head(sources), filter_columns(p, tile, filters, h, begin, end, arena),
+          p.kernel_size, p.offset, pitch, bias(h));
+      arena.release(mark);
+    }
+    transpose(results.data, results.pitch, out.data, out.pitch, width, end - begin);
+  }
+  if (!in_place) {
+    for (int64_t t = begin; t < end; ++t) write_row(p, tile, t, out.at(t));
+  }
+}
+
+}  // namespace
+
+template <class T>
+void forward(const Problem<T>& p) {
+  const Cut work = cut(p, /*planes=*/2, /*tables=*/1);
+  at::parallel_for(0, int64_t(work.tiles.size()), work.grain(), [&](int64_t from, int64_t to) {
+    static thread_local Arena arena;
+    for (int64_t i = from; i < to; ++i) {
+      arena.reset();
+      forward_tile(p, work.tiles[i], arena);
+    }
+  });
+}
+
+template void forward(const Problem<float>&);
+template void forward(const Problem<double>&);
+template void forward(const Problem<c10::Half>&);
+template void forward(const Problem<c10::BFloat16>&);
+
+}  // namespace lightconv

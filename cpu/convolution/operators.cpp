@@ -1,0 +1,313 @@
+// The operators of lightconv_plugin/ops/registration.py for CPU tensors: from torch's tensors to a Problem and back.
+// Arguments have been checked in Python (ops/checks.py); what is asserted here guards against direct calls.
+
+#include <torch/library.h>
+
+#include <cmath>
+#include <string>
+#include <tuple>
+
+#include "common/arguments.h"
+#include "convolution/kernels.h"
+#include "convolution/tile.h"
+
+namespace lightconv {
+namespace {
+
+// ------------------------------------------------------------------------------------------------ arguments
+
+struct Options {
+  OptionalTensor lengths, cu_seqlens, seed;
+  std::string_view normalize;
+  double dropout = 0;
+  bool renorm = false, glu = false;
+};
+
+template <class T>
+FilterView<T> filter_view(T* data, const Tensor& weight) {
+  const bool dynamic = weight.dim() == 4;
+  return {data, dynamic ? weight.stride(0) : 0, dynamic ? weight.stride(1) : 0, weight.stride(-2), weight.stride(-1)};
+}
+
+Tensor new_output(const Tensor& x, bool glu) {
+  return at::empty_like(glu ? x.narrow(-1, 0, x.size(-1) / 2) : x);
+}
+
+template <class T>
+void set_sequences(Problem<T>& p, const Options& options) {
+  p.sequences = sequences_of(options.lengths, options.cu_seqlens, p.steps, p.seen, p.batch);
+}
+
+template <class T>
+Problem<T> problem(const Tensor& x, const Tensor& weight, const Options& options) {
+  TORCH_CHECK(
+      x.dim() == 3 && (weight.dim() == 2 || weight.dim() == 4),
+      "lightconv: x must be (T, B, C), weight (H, K) or (T, B, H, K)");
+  TORCH_CHECK(weight.scalar_type() == x.scalar_type(), "lightconv: weight must have x's dtype");
+  Problem<T> p;
+  p.steps = x.size(0);
+  p.batch = x.size(1);
+  p.heads = weight.size(-2);
+  p.per_head = x.size(2) / (options.glu ? 2 : 1) / p.heads;
+  p.kernel_size = weight.size(-1);
+  p.glu = options.glu;
+  p.renorm = options.renorm;
+  p.normalize = normalize_of(options.normalize);
+  TORCH_CHECK(p.normalize != Normalize::kUnknown, "lightconv: unknown normalize: ", std::string(options.normalize));
+  if (options.dropout > 0) {
+    p.dropout.seed = uint64_t(options.seed.value().item<int64_t>());
+    p.dropout.threshold = uint64_t(std::ceil(options.dropout * 4294967296.0));
+    p.dropout.scale = 1 / (1 - options.dropout);
+  }
+  p.x = view<T>(x);
+  p.weight = filter_view(weight.const_data_ptr<T>(), weight);
+  p.shared = weight.dim() == 2;
+  return p;
+}
+
+// ------------------------------------------------------------------------------------------------ shared filters
+
+// A filter (H, K) on its way to the taps and back, once a call.
+template <class T>
+struct SharedFilter {
+  using S = Sum<T>;
+
+  explicit SharedFilter(const Problem<T>& p)
+      : heads(p.heads),
+        kernel_size(p.kernel_size),
+        pitch(p.filter_pitch()),
+        logits(heads * pitch),
+        normalized(heads * pitch) {
+    for (int64_t h = 0; h < heads; ++h) {
+      read_filter(p, p.weight.at(0, 0, h), logits.data() + h * pitch);
+      normalize_row(
+          p.normalize, logits.data() + h * pitch, kernel_size, {0, kernel_size}, normalized.data() + h * pitch);
+    }
+    taps = normalized;
+    if (!p.dropout.active()) return;
+    scales.resize(heads * pitch);
+    std::vector<uint32_t> words(heads * kernel_size + 64);
+    const uint32_t* word = words.data() + philox_words(p.dropout.seed, 0, heads * kernel_size, words.data());
+    for (int64_t h = 0; h < heads; ++h) {
+      dropout_factors(p.dropout, word + h * kernel_size, kernel_size, scales.data() + h * pitch);
+    }
+    for (size_t i = 0; i < taps.size(); ++i) taps[i] *= scales[i];
+  }
+
+  // The bundles' sums, in their order, and through the normalisation to the weight's gradient.
+  void write_gradient(const Problem<T>& p, const std::vector<S>& partial) {
+    std::vector<double> sum(heads * pitch);
+    for (size_t i = 0; i < partial.size(); ++i) sum[i % sum.size()] += partial[i];
+    std::vector<S> row(pitch);
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t i = 0; i < pitch; ++i) {
+        row[i] = S(sum[h * pitch + i]) * (scales.empty() ? S(1) : scales[h * pitch + i]);
+      }
+      S* gradient = normalized.data() + h * pitch;
+      normalize_backward_row<S>(
+          p.normalize, [&](int64_t i) { return load(row.data() + i); }, logits.data() + h * pitch, gradient, pitch,
+          {0, kernel_size});
+      write_filter(p, gradient, p.dweight.at(0, 0, h));
+    }
+  }
+
+  int64_t heads, kernel_size, pitch;
+  std::vector<S> logits, normalized, taps, scales;
+};
+
+template <class T>
+std::vector<Sum<T>> padded_bias(const Problem<T>& p, const OptionalTensor& bias) {
+  if (!bias) return {};
+  const int64_t pitch = p.channel_pitch();
+  std::vector<Sum<T>> padded(p.heads * pitch);
+  const Tensor row = bias->contiguous();
+  for (int64_t h = 0; h < p.heads; ++h) {
+    widen_row(row.const_data_ptr<T>() + h * p.per_head, p.per_head, padded.data() + h * pitch);
+  }
+  return padded;
+}
+
+// ------------------------------------------------------------------------------------------------ passes
+
+template <class T>
+void run_forward(Problem<T>& p, const OptionalTensor& bias) {
+  const std::vector<Sum<T>> padded = padded_bias(p, bias);
+  p.bias = bias ? padded.data() : nullptr;
+  if (!p.shared) return forward(p);
+  const SharedFilter<T> filter(p);
+  p.taps = filter.taps.data();
+  forward(p);
+}
+
+template <class T>
+void run_backward(Problem<T>& p) {
+  if (!p.shared) return backward(p);
+  SharedFilter<T> filter(p);
+  p.taps = filter.taps.data();
+  std::vector<Sum<T>> partial(p.dweight.data ? kBundles * filter.heads * filter.pitch : 0);
+  p.partial = p.dweight.data ? partial.data() : nullptr;
+  backward(p);
+  if (p.partial) filter.write_gradient(p, partial);
+}
+
+Tensor convolve(
+    const Tensor& any_x, const Tensor& weight, const OptionalTensor& bias, int64_t padding_l, const Options& options) {
+  const Tensor x = channels_last(any_x), out = new_output(x, options.glu);
+  if (out.numel() == 0) return out;
+  dispatch(x, [&](auto zero) {
+    using T = decltype(zero);
+    Problem<T> p = problem<T>(x, weight, options);
+    p.offset = -padding_l;
+    p.out = writable<T>(out);
+    set_sequences(p, options);
+    run_forward(p, bias);
+  });
+  return out;
+}
+
+std::tuple<Tensor, Tensor> gradients(
+    const Tensor& any_grad, const Tensor& any_x, const Tensor& weight, int64_t padding_l, const Options& options, bool need_x,
+    bool need_weight) {
+  const Tensor x = channels_last(any_x), grad = channels_last(any_grad);
+  const Tensor dx = new_gradient(x, need_x), dweight = new_gradient(weight, need_weight);
+  if (x.numel() == 0) dweight.zero_();
+  if (x.numel() == 0 || !(need_x || need_weight)) return {dx, dweight};
+  dispatch(x, [&](auto zero) {
+    using T = decltype(zero);
+    Problem<T> p = problem<T>(x, weight, options);
+    p.offset = -padding_l;
+    p.grad = view<T>(grad);
+    if (need_x) p.dx = writable<T>(dx);
+    if (need_weight) p.dweight = filter_view(dweight.mutable_data_ptr<T>(), dweight);
+    set_sequences(p, options);
+    run_backward(p);
+  });
+  return {dx, dweight};
+}
+
+template <class T>
+void set_state(Problem<T>& p, const Tensor& state, const Options& options) {
+  p.seen = state.size(0);
+  p.offset = p.seen - (p.kernel_size - 1);
+  p.next_rows = std::min(p.sources(), p.kernel_size - 1);
+  p.state = view<T>(state);
+  set_sequences(p, options);
+}
+
+std::tuple<Tensor, Tensor> step(
+    const Tensor& any_x, const Tensor& any_state, const Tensor& weight, const OptionalTensor& bias, const Options& options) {
+  const Tensor x = channels_last(any_x), state = channels_last(any_state), out = new_output(x, options.glu);
+  const int64_t rows = std::min(state.size(0) + x.size(0), weight.size(-1) - 1);
+  const Tensor next = at::empty({rows, state.size(1), state.size(2)}, state.options());
+  if (out.numel() == 0) return {out, next};
+  dispatch(x, [&](auto zero) {
+    using T = decltype(zero);
+    Problem<T> p = problem<T>(x, weight, options);
+    p.out = writable<T>(out);
+    set_state(p, state, options);
+    p.next = writable<T>(next);
+    run_forward(p, bias);
+  });
+  return {out, next};
+}
+
+std::tuple<Tensor, Tensor, Tensor> step_gradients(
+    const OptionalTensor& any_grad, const OptionalTensor& any_grad_state, const Tensor& any_x, const Tensor& any_state,
+    const Tensor& weight, const Options& options, bool need_x, bool need_state, bool need_weight) {
+  const Tensor x = channels_last(any_x), state = channels_last(any_state);
+  const OptionalTensor grad = channels_last(any_grad), grad_state = channels_last(any_grad_state);
+  const Tensor dx = new_gradient(x, need_x), dstate = new_gradient(state, need_state);
+  const Tensor dweight = new_gradient(weight, need_weight);
+  if (x.numel() == 0 || !grad) dweight.zero_();
+  if (x.numel() == 0) return {dx, dstate, dweight};
+  dispatch(x, [&](auto zero) {
+    using T = decltype(zero);
+    Problem<T> p = problem<T>(x, weight, options);
+    if (need_x) p.dx = writable<T>(dx);
+    if (need_state) p.dstate = writable<T>(dstate);
+    if (grad && need_weight) p.dweight = filter_view(dweight.mutable_data_ptr<T>(), dweight);
+    if (grad) p.grad = view<T>(*grad);
+    if (grad_state) p.grad_state = view<T>(*grad_state);
+    set_state(p, state, options);
+    if (!grad) {
+      for (Sequence& s : p.sequences) s.out_last = 0;
+    }
+    run_backward(p);
+  });
+  return {dx, dstate, dweight};
+}
+
+// ------------------------------------------------------------------------------------------------ registration
+
+Tensor lightconv_op(
+    const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& lengths,
+    const OptionalTensor& cu_seqlens, const OptionalTensor& seed, int64_t padding_l, std::string_view normalize,
+    double dropout, bool glu) {
+  return convolve(x, weight, bias, padding_l, {lengths, cu_seqlens, seed, normalize, dropout, false, glu});
+}
+
+Tensor dynamicconv_op(
+    const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& lengths,
+    const OptionalTensor& cu_seqlens, const OptionalTensor& seed, int64_t padding_l, std::string_view normalize,
+    double dropout, bool renorm, bool glu) {
+  return convolve(x, weight, bias, padding_l, {lengths, cu_seqlens, seed, normalize, dropout, renorm, glu});
+}
+
+std::tuple<Tensor, Tensor> lightconv_backward_op(
+    const Tensor& grad, const Tensor& x, const Tensor& weight, const OptionalTensor& lengths,
+    const OptionalTensor& cu_seqlens, const OptionalTensor& seed, int64_t padding_l, std::string_view normalize,
+    double dropout, bool glu, bool need_x, bool need_weight) {
+  const Options options{lengths, cu_seqlens, seed, normalize, dropout, false, glu};
+  return gradients(grad, x, weight, padding_l, options, need_x, need_weight);
+}
+
+std::tuple<Tensor, Tensor> dynamicconv_backward_op(
+    const Tensor& grad, const Tensor& x, const Tensor& weight, const OptionalTensor& lengths,
+    const OptionalTensor& cu_seqlens, const OptionalTensor& seed, int64_t padding_l, std::string_view normalize,
+    double dropout, bool renorm, bool glu, bool need_x, bool need_weight) {
+  const Options options{lengths, cu_seqlens, seed, normalize, dropout, renorm, glu};
+  return gradients(grad, x, weight, padding_l, options, need_x, need_weight);
+}
+
+std::tuple<Tensor, Tensor> lightconv_step_op(
+    const Tensor& x, const Tensor& state, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& seed,
+    std::string_view normalize, double dropout, bool glu) {
+  return step(x, state, weight, bias, {{}, {}, seed, normalize, dropout, false, glu});
+}
+
+std::tuple<Tensor, Tensor> dynamicconv_step_op(
+    const Tensor& x, const Tensor& state, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& seed,
+    std::string_view normalize, double dropout, bool renorm, bool glu) {
+  return step(x, state, weight, bias, {{}, {}, seed, normalize, dropout, renorm, glu});
+}
+
+std::tuple<Tensor, Tensor, Tensor> lightconv_step_backward_op(
+    const OptionalTensor& grad, const OptionalTensor& grad_state, const Tensor& x, const Tensor& state,
+    const Tensor& weight, const OptionalTensor& seed, std::string_view normalize, double dropout, bool glu, bool need_x,
+    bool need_state, bool need_weight) {
+  const Options options{{}, {}, seed, normalize, dropout, false, glu};
+  return step_gradients(grad, grad_state, x, state, weight, options, need_x, need_state, need_weight);
+}
+
+std::tuple<Tensor, Tensor, Tensor> dynamicconv_step_backward_op(
+    const OptionalTensor& grad, const OptionalTensor& grad_state, const Tensor& x, const Tensor& state,
+    const Tensor& weight, const OptionalTensor& seed, std::string_view normalize, double dropout, bool renorm, bool glu,
+    bool need_x, bool need_state, bool need_weight) {
+  const Options options{{}, {}, seed, normalize, dropout, renorm, glu};
+  return step_gradients(grad, grad_state, x, state, weight, options, need_x, need_state, need_weight);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
+  m.impl("lightconv", &lightconv_op);
+  m.impl("dynamicconv", &dynamicconv_op);
+  m.impl("lightconv_backward", &lightconv_backward_op);
+  m.impl("dynamicconv_backward", &dynamicconv_backward_op);
+  m.impl("lightconv_step", &lightconv_step_op);
+  m.impl("dynamicconv_step", &dynamicconv_step_op);
+  m.impl("lightconv_step_backward", &lightconv_step_backward_op);
+  m.impl("dynamicconv_step_backward", &dynamicconv_step_backward_op);
+}
+
+}  // namespace lightconv

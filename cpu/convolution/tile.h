@@ -1,0 +1,229 @@
+// What goes into a tile: rows of sources and gradients in the type of the sums, filters normalised and dropped.
+#pragma once
+
+#include "convolution/band.h"
+#include "convolution/problem.h"
+
+namespace lightconv {
+
+// value · sigmoid(gate), rounded to T, as the reference rounds it: `row` holds the value on entry.
+template <class T>
+inline void gate_row(Sum<T>* row, const T* gate, int64_t n) {
+  using S = Sum<T>;
+  constexpr int kStep = kWidth<S>;
+  S gates[kStep];
+  T rounded[kStep];
+  for (int64_t i = 0; i < n; i += kStep) {
+    const int64_t some = std::min<int64_t>(kStep, n - i);
+    S values[kStep] = {};
+    std::fill(gates, gates + kStep, S(0));
+    widen_row(gate + i, some, gates);
+    std::memcpy(values, row + i, some * sizeof(S));
+    store(values, load(values) * sigmoid<S>(load(gates)));
+    narrow_row(values, some, rounded);
+    widen_row(rounded, some, row + i);
+  }
+}
+
+// One head after the other, each padded with zeros to the pitch of a head.
+template <class S>
+inline void spread_heads(S* row, int64_t heads, int64_t per_head, int64_t pitch) {
+  if (pitch == per_head) return;
+  for (int64_t h = heads - 1; h >= 0; --h) {
+    std::memmove(row + h * pitch, row + h * per_head, per_head * sizeof(S));
+    std::fill(row + h * pitch + per_head, row + (h + 1) * pitch, S(0));
+  }
+}
+
+// The tile's channels of source row s (state, then x; after the GLU).
+template <class T>
+inline void read_source(const Problem<T>& p, const Tile& tile, int64_t s, Sum<T>* row) {
+  const int64_t n = tile.heads() * p.per_head, c = tile.head * p.per_head, b = tile.sequence->batch;
+  if (s < p.seen) {
+    widen_row(p.state.at(s, b) + c, n, row);
+  } else {
+    const T* x = p.x.at(s - p.seen, b) + c;
+    widen_row(x, n, row);
+    if (p.glu) gate_row<T>(row, x + p.channels(), n);
+  }
+  spread_heads(row, tile.heads(), p.per_head, p.channel_pitch());
+}
+
+// The K logits of a filter, widened; what follows them up to the pitch is finite.
+template <class T>
+inline void read_filter(const Problem<T>& p, const T* from, Sum<T>* row) {
+  using S = Sum<T>;
+  if (p.weight.tap != 1) {
+    for (int64_t i = 0; i < p.kernel_size; ++i) row[i] = static_cast<S>(from[i * p.weight.tap]);
+    std::fill(row + p.kernel_size, row + p.filter_pitch(), S(0));
+    return;
+  }
+  for (int64_t i = 0; i < p.kernel_size; i += kWidth<S>) {
+    store(row + i, load_some(from + i, std::min<int64_t>(kWidth<S>, p.kernel_size - i)));
+  }
+}
+
+// The way back: a filter's gradient to its place.
+template <class T>
+inline void write_filter(const Problem<T>& p, const Sum<T>* row, T* to) {
+  using S = Sum<T>;
+  if (p.dweight.tap != 1) {
+    for (int64_t i = 0; i < p.kernel_size; ++i) to[i * p.dweight.tap] = static_cast<T>(row[i]);
+    return;
+  }
+  for (int64_t i = 0; i < p.kernel_size; i += kWidth<S>) {
+    store_some(to + i, load(row + i), std::min<int64_t>(kWidth<S>, p.kernel_size - i));
+  }
+}
+
+template <class T>
+inline void fetch_source(const Problem<T>& p, const Tile& tile, int64_t s) {
+  const int64_t n = tile.heads() * p.per_head, c = tile.head * p.per_head, b = tile.sequence->batch;
+  if (s < p.seen) return fetch_ahead(p.state.at(s, b) + c, n);
+  fetch_ahead(p.x.at(s - p.seen, b) + c, n);
+  if (p.glu) fetch_ahead(p.x.at(s - p.seen, b) + c + p.channels(), n);
+}
+
+// Rows `begin` … `end` − 1 of a tile's plane; those outside `first` … `last` − 1 are zero. Room is left for whole
+// squares of vectors beyond, as transpose needs it, and rows do not fall on the same cache sets.
+template <class T, class Fetch, class Read>
+Rows<Sum<T>> stage(
+    const Problem<T>& p, const Tile& tile, int64_t begin, int64_t end, int64_t first, int64_t last, Arena& arena,
+    Fetch fetch, Read read) {
+  using S = Sum<T>;
+  const int64_t width = tile.heads() * p.channel_pitch();
+  Rows<S> rows{nullptr, round_up<S>(width) + kWidth<S>, begin};
+  rows.data = arena.take<S>(round_up<S>(std::max<int64_t>(end - begin, 1)) * rows.pitch);
+  for (int64_t t = begin; t < end; ++t) {
+    if (t < first || t >= last) {
+      std::fill(rows.at(t), rows.at(t) + width, S(0));
+    } else {
+      if (t + kAhead < std::min(end, last)) fetch(t + kAhead);
+      read(t, rows.at(t));
+    }
+  }
+  return rows;
+}
+
+// The sources of a tile.
+template <class T>
+Rows<Sum<T>> stage_sources(const Problem<T>& p, const Tile& tile, int64_t begin, int64_t end, Arena& arena) {
+  return stage(
+      p, tile, begin, end, tile.sequence->in_first, tile.sequence->in_last, arena,
+      [&](int64_t s) { fetch_source(p, tile, s); }, [&](int64_t s, Sum<T>* row) { read_source(p, tile, s, row); });
+}
+
+// The filters of output rows `begin` … `end` − 1 and the tile's heads, (row, head, filter_pitch).
+template <class T>
+class Filters {
+ public:
+  using S = Sum<T>;
+
+  // With `for_backward`, `normalized` and `scales` are kept apart from the taps where dropout makes them differ.
+  Filters(const Problem<T>& p, const Tile& tile, int64_t begin, int64_t end, bool for_backward, Arena& arena)
+      : p_(p), tile_(tile), pitch_(p.filter_pitch()), begin_(begin) {
+    if (p.shared) {
+      taps_ = const_cast<S*>(p.taps) + tile.head * pitch_;
+      return;
+    }
+    const int64_t row = tile.heads() * pitch_, size = std::max<int64_t>(end - begin, 0) * row;
+    taps_ = normalized_ = arena.take<S>(size);
+    const bool apart = for_backward && p.dropout.active();
+    if (apart) {
+      normalized_ = arena.take<S>(size);
+      scales_ = arena.take<S>(size);
+    }
+    uint32_t* words = nullptr;
+    if (p.dropout.active()) {
+      words = arena.take<uint32_t>(tile.heads() * p.kernel_size + 64 + pitch_);
+      factors_ = arena.take<S>(pitch_);
+    }
+    for (int64_t t = begin; t < end; ++t) {
+      fetch_ahead(p.weight.at(std::min(t + kAhead, end - 1), tile.sequence->batch, tile.head), tile.heads() * p.weight.head);
+      normalize(t);
+      if (words) drop(t, words);
+    }
+  }
+
+  // Pitch between rows is 0 for a shared filter.
+  Rows<S> taps(int64_t head) const {
+    return {taps_ + head * pitch_, p_.shared ? 0 : tile_.heads() * pitch_, begin_};
+  }
+  S* normalized(int64_t t, int64_t head) const { return normalized_ + index(t, head); }
+  // 0 or 1/(1 − p) of each tap; null without dropout.
+  const S* scales(int64_t t, int64_t head) const { return scales_ ? scales_ + index(t, head) : nullptr; }
+
+ private:
+  int64_t index(int64_t t, int64_t head) const { return ((t - begin_) * tile_.heads() + head) * pitch_; }
+
+  void normalize(int64_t t) {
+    const Inside inside = p_.taking_part(*tile_.sequence, t);
+    const int64_t k = p_.kernel_size;
+    for (int64_t h = 0; h < tile_.heads(); ++h) {
+      S* row = normalized_ + index(t, h);
+      const T* logits = p_.weight.at(t, tile_.sequence->batch, tile_.head + h);
+      if (p_.normalize == Normalize::kSoftmax && !p_.renorm && p_.weight.tap == 1) {
+        detail::softmax_row([&](int64_t i) { return load_some(logits + i, std::min<int64_t>(kWidth<S>, k - i)); }, k, row);
+        continue;
+      }
+      read_filter(p_, logits, row);
+      normalize_row(p_.normalize, row, p_.kernel_size, inside, row);
+    }
+  }
+
+  void drop(int64_t t, uint32_t* words) {
+    const int64_t k = p_.kernel_size;
+    const uint64_t row = (uint64_t(t) * p_.batch + tile_.sequence->batch) * p_.heads + tile_.head;
+    words += philox_words(p_.dropout.seed, row * k, tile_.heads() * k, words);
+    for (int64_t h = 0; h < tile_.heads(); ++h, words += k) {
+      const int64_t at = index(t, h);
+      // The words of the next head make factors beyond K, where the filter is 0.
+      dropout_factors(p_.dropout, words, pitch_, factors_);
+      if (scales_) std::memcpy(scales_ + at, factors_, pitch_ * sizeof(S));
+      for (int64_t i = 0; i < pitch_; i += kWidth<S>) {
+        store(taps_ + at + i, load(normalized_ + at + i) * load(factors_ + i));
+      }
+    }
+  }
+
+  const Problem<T>& p_;
+  const Tile& tile_;
+  int64_t pitch_, begin_;
+  S *taps_ = nullptr, *normalized_ = nullptr, *scales_ = nullptr, *factors_ = nullptr;
+};
+
+// The taps of one head, transposed for convolve_columns: outputs `begin` … `end` − 1 (those of the sequence among
+// them), zero where a tap meets no source.
+template <class T>
+Columns<Sum<T>> filter_columns(
+    const Problem<T>& p, const Tile& tile, const Filters<T>& filters, int64_t head, int64_t begin, int64_t end,
+    Arena& arena) {
+  using S = Sum<T>;
+  const int64_t pitch = p.filter_pitch(), rows = round_up<S>(std::max<int64_t>(end - begin, 1));
+  S* masked = arena.take<S>(rows * pitch);
+  std::fill(masked, masked + rows * pitch, S(0));
+  const Rows<S> taps = filters.taps(head);
+  const Sequence& s = *tile.sequence;
+  for (int64_t t = std::max(begin, s.out_first); t < std::min(end, s.out_last); ++t) {
+    const Inside inside = p.meeting(s, t);
+    S* row = masked + (t - begin) * pitch;
+    for (int64_t k = inside.first; k < inside.last; ++k) row[k] = taps.at(t)[k];
+  }
+  // A vector more on both sides, for the lanes beyond the last output.
+  Columns<S> columns{nullptr, rows + 2 * kWidth<S>, begin};
+  columns.data = arena.take<S>(pitch * columns.pitch);
+  transpose(masked, pitch, columns.data, columns.pitch, rows, pitch);
+  return columns;
+}
+
+// A plane of `width` channels, transposed. Columns up to `slack` after the last row may be read; they hold anything.
+template <class S>
+Columns<S> transposed(Rows<S> rows, int64_t end, int64_t width, int64_t slack, Arena& arena) {
+  const int64_t count = round_up<S>(std::max<int64_t>(end - rows.first, 1));
+  Columns<S> columns{nullptr, round_up<S>(count + slack) + kWidth<S>, rows.first};
+  columns.data = arena.take<S>(round_up<S>(width) * columns.pitch);
+  transpose(rows.data, rows.pitch, columns.data, columns.pitch, count, width);
+  return columns;
+}
+
+}  // namespace lightconv

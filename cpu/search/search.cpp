@@ -1,0 +1,223 @@
+// What a step of beam search does between the linear layers: attention of a few queries, normalisers and the best
+// continuations of a row of logits. float32; lightconv_plugin/ops/reference_search.py defines them.
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+
+#include <cmath>
+#include <tuple>
+#include <vector>
+
+#include "common/vector.h"
+
+namespace lightconv {
+namespace {
+
+using V = Vector<float>;
+constexpr int64_t kLanes = kWidth<float>;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// n floats at `from`, n < kLanes; −∞ in the other lanes.
+LIGHTCONV_INLINE V load_some(const float* from, int64_t n) {
+  float lanes[kLanes];
+  for (int64_t i = 0; i < kLanes; ++i) lanes[i] = i < n ? from[i] : -kInfinity;
+  return load(lanes);
+}
+
+template <class F>
+LIGHTCONV_INLINE void each_vector(const float* row, int64_t n, F f) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) f(load(row + i));
+  if (i < n) f(load_some(row + i, n - i));
+}
+
+float largest(const float* row, int64_t n) {
+  V found = broadcast(-kInfinity);
+  each_vector(row, n, [&](V x) { found = larger<float>(found, x); });
+  return largest_across<float>(found)[0];
+}
+
+void check_rows(const at::Tensor& logits) {
+  TORCH_CHECK(logits.dim() == 2 && logits.scalar_type() == at::kFloat, "lightconv: logits must be (N, V), float32");
+}
+
+// ------------------------------------------------------------------------------------------------ logits
+
+// log Σ exp(row), to within a few units in the last place. NaN and infinities in a row give NaN.
+float log_normaliser(const float* row, int64_t n) {
+  const float top = largest(row, n);
+  V sum{};
+  each_vector(row, n, [&](V x) { sum += exponential(x - top); });
+  return top + std::log(sum_across<float>(sum)[0]);
+}
+
+at::Tensor log_normalisers(const at::Tensor& any_logits) {
+  check_rows(any_logits);
+  const at::Tensor logits = any_logits.contiguous();
+  const int64_t rows = logits.size(0), n = logits.size(1);
+  at::Tensor out = at::empty({rows}, logits.options());
+  const float* from = logits.const_data_ptr<float>();
+  float* to = out.mutable_data_ptr<float>();
+  at::parallel_for(0, rows, std::max<int64_t>(1, 65536 / std::max<int64_t>(1, n)), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) to[row] = log_normaliser(from + row * n, n);
+  });
+  return out;
+}
+
+// The largest of a row in descending order; of equal ones the first come first.
+void best_of_row(const float* row, int64_t n, int64_t count, float* values, int64_t* indices) {
+  int64_t held = 0;
+  const auto offer = [&](int64_t index) {
+    const float value = row[index];
+    if (held == count && !(value > values[count - 1])) return;
+    int64_t place = held < count ? held++ : count - 1;
+    for (; place > 0 && value > values[place - 1]; --place) {
+      values[place] = values[place - 1];
+      indices[place] = indices[place - 1];
+    }
+    values[place] = value;
+    indices[place] = index;
+  };
+  int64_t i = 0;
+  for (; i < count; ++i) offer(i);
+  // Four vectors at a time: after the first few hundred entries hardly any holds one that counts.
+  constexpr int64_t kStep = 4 * kLanes;
+  for (; i + kStep <= n; i += kStep) {
+    const V top = larger<float>(
+        larger<float>(load(row + i), load(row + i + kLanes)),
+        larger<float>(load(row + i + 2 * kLanes), load(row + i + 3 * kLanes)));
+    if (!(largest_across<float>(top)[0] > values[count - 1])) continue;
+    for (int64_t j = i; j < i + kStep; ++j) offer(j);
+  }
+  for (; i < n; ++i) offer(i);
+}
+
+std::tuple<at::Tensor, at::Tensor> best_of_rows(const at::Tensor& any_logits, int64_t count) {
+  check_rows(any_logits);
+  const at::Tensor logits = any_logits.contiguous();
+  const int64_t rows = logits.size(0), n = logits.size(1);
+  TORCH_CHECK(count >= 1 && count <= n, "lightconv: count must be in 1 … ", n, ", got ", count);
+  at::Tensor values = at::empty({rows, count}, logits.options());
+  at::Tensor indices = at::empty({rows, count}, logits.options().dtype(at::kLong));
+  const float* from = logits.const_data_ptr<float>();
+  float* value = values.mutable_data_ptr<float>();
+  int64_t* index = indices.mutable_data_ptr<int64_t>();
+  at::parallel_for(0, rows, std::max<int64_t>(1, 65536 / n), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      best_of_row(from + row * n, n, count, value + row * count, index + row * count);
+    }
+  });
+  return {values, indices};
+}
+
+// ------------------------------------------------------------------------------------------------ attention
+
+// What the queries of one sentence and head read and write: queries and outputs `pitch` floats apart, keys and values
+// (steps, channels), mask 0 or −∞, `mask_pitch` floats from query to query.
+struct Head {
+  const float *query, *keys, *values, *mask;
+  float* out;
+  int64_t pitch, steps, channels, mask_pitch;
+  float scale;
+};
+
+template <int kQueries>
+void attend_to(const Head& head, int64_t from, float* scores) {
+  const int64_t steps = head.steps, channels = head.channels, row = round_up<float>(steps);
+  const float* query = head.query + from * head.pitch;
+  for (int64_t t = 0; t < steps; ++t) {
+    V sums[kQueries] = {};
+    for (int64_t c = 0; c < channels; c += kLanes) {
+      const V key = load(head.keys + t * channels + c);
+      for (int i = 0; i < kQueries; ++i) sums[i] += load(query + i * head.pitch + c) * key;
+    }
+    for (int i = 0; i < kQueries; ++i) {
+      const float masked = head.mask ? head.mask[(from + i) * head.mask_pitch + t] : 0.0f;
+      scores[i * row + t] = sum_across<float>(sums[i])[0] * head.scale + masked;
+    }
+  }
+  float shares[kQueries];
+  for (int i = 0; i < kQueries; ++i) {
+    float* score = scores + i * row;
+    for (int64_t t = steps; t < row; ++t) score[t] = -kInfinity;
+    const float top = largest(score, row);
+    V sum{};
+    for (int64_t t = 0; t < row; t += kLanes) {
+      const V power = exponential(load(score + t) - top);
+      store(score + t, power);
+      sum += power;
+    }
+    shares[i] = 1 / sum_across<float>(sum)[0];
+  }
+  for (int64_t c = 0; c < channels; c += kLanes) {
+    V sums[kQueries] = {};
+    for (int64_t t = 0; t < steps; ++t) {
+      const V value = load(head.values + t * channels + c);
+      for (int i = 0; i < kQueries; ++i) sums[i] += scores[i * row + t] * value;
+    }
+    for (int i = 0; i < kQueries; ++i) store(head.out + (from + i) * head.pitch + c, sums[i] * shares[i]);
+  }
+}
+
+at::Tensor attend(
+    const at::Tensor& any_query, const at::Tensor& keys, const at::Tensor& values, const c10::optional<at::Tensor>& mask) {
+  const at::Tensor query = any_query.contiguous();
+  TORCH_CHECK(query.dim() == 3 && keys.dim() == 4 && values.sizes() == keys.sizes(), "lightconv: wrong dimensions");
+  const int64_t sentences = keys.size(0), heads = keys.size(1), steps = keys.size(2), channels = keys.size(3);
+  const int64_t queries = query.size(1);
+  TORCH_CHECK(query.size(0) == sentences && query.size(2) == heads * channels, "lightconv: query must be (S, Q, H·D)");
+  TORCH_CHECK(channels % 16 == 0, "lightconv: the channels of a head must be a multiple of 16, got ", channels);
+  for (const at::Tensor& tensor : {query, keys, values}) {
+    TORCH_CHECK(tensor.scalar_type() == at::kFloat, "lightconv: attend computes in float32");
+    // A stride along one element may be any number.
+    const bool rows_follow = tensor.size(-2) == 1 || tensor.stride(-2) == tensor.size(-1);
+    TORCH_CHECK(tensor.stride(-1) == 1 && rows_follow, "lightconv: steps must be contiguous");
+  }
+  if (mask) {
+    TORCH_CHECK(
+        mask->dim() == 4 && mask->size(0) == sentences && mask->size(1) == 1 && mask->size(3) == steps &&
+            (mask->size(2) == 1 || mask->size(2) == queries) && mask->scalar_type() == at::kFloat &&
+            (mask->stride(3) == 1 || steps == 1),
+        "lightconv: mask must be (S, 1, 1 or Q, T), float32");
+  }
+  at::Tensor out = at::empty_like(query);
+  const float* q = query.const_data_ptr<float>();
+  const float* k = keys.const_data_ptr<float>();
+  const float* v = values.const_data_ptr<float>();
+  const float* m = mask ? mask->const_data_ptr<float>() : nullptr;
+  float* o = out.mutable_data_ptr<float>();
+  const int64_t work = std::max<int64_t>(1, queries * steps * channels);
+  at::parallel_for(0, sentences * heads, std::max<int64_t>(1, 65536 / work), [&](int64_t first, int64_t last) {
+    std::vector<float> scores(4 * round_up<float>(steps));
+    for (int64_t number = first; number < last; ++number) {
+      const int64_t s = number / heads, h = number % heads;
+      Head head;
+      head.query = q + (s * queries * heads + h) * channels;
+      head.out = o + (s * queries * heads + h) * channels;
+      head.keys = k + s * keys.stride(0) + h * keys.stride(1);
+      head.values = v + s * values.stride(0) + h * values.stride(1);
+      head.mask = m ? m + s * mask->stride(0) : nullptr;
+      head.mask_pitch = m && mask->size(2) > 1 ? mask->stride(2) : 0;
+      head.pitch = heads * channels;
+      head.steps = steps;
+      head.channels = channels;
+      head.scale = 1 / std::sqrt(float(channels));
+      int64_t i = 0;
+      for (; i + 4 <= queries; i += 4) attend_to<4>(head, i, scores.data());
+      if (queries - i >= 2) attend_to<2>(head, i, scores.data()), i += 2;
+      if (i < queries) attend_to<1>(head, i, scores.data());
+    }
+  });
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
+  m.impl("log_normalisers", &log_normalisers);
+  m.impl("best_of_rows", &best_of_rows);
+  m.impl("attend", &attend);
+}
+
+}  // namespace lightconv

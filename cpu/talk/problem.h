@@ -1,0 +1,114 @@
+// TaLK convolution (lightconv_plugin/ops/reference_talk.py is its definition): what one call asks for, and windows.
+//
+// The sources are rows of time as in problem.h: a state's `seen` rows, then those of x. Output t stands at source row
+// t + seen; its window are the rows low … high around it, and a part of the row beyond on both sides.
+//
+// A sequence's rows lie in blocks of `block` rows, counted from its beginning. A window within one block is the sum of
+// its rows, a longer one that of the rest of its first block, of whole blocks, and of the beginning of its last block.
+// Running sums begin anew with each block and are only ever added: nothing cancels, and NaN or ±inf is in no window but
+// those that hold it. Nothing depends on where tiles begin, nor on how much zero padding follows a sequence.
+#pragma once
+
+#include "common/scalars.h"
+#include "common/tiles.h"
+
+namespace lightconv {
+
+template <class T>
+struct TalkProblem {
+  int64_t steps = 0, seen = 0, batch = 0, heads = 0, per_head = 0, max_left = 0, max_right = 0;
+  View<const T> x, state, grad, grad_state;
+  View<T> out, next, dx, dstate;
+  int64_t next_rows = 0;             // of `next`, the state after this step, whose gradient grad_state is
+  FilterView<const T> left, right;   // offsets (T, B, H); `tap` is not used. No `right`: windows end at their output
+  FilterView<T> dleft, dright;
+  bool few = false;                  // a step of few tokens: running sums do not pay
+  std::vector<Sequence> sequences;
+
+  int64_t sources() const { return seen + steps; }
+  Sum<T> scale() const { return Sum<T>(1) / Sum<T>(max_left + max_right + 1); }
+
+  // About the square root of the widest window, so that it has about as many blocks as they have rows.
+  int64_t block() const {
+    int64_t rows = 2;
+    while (rows * rows < max_left + max_right + 1 && rows < 64) rows *= 2;
+    return rows;
+  }
+
+  const T* source(int64_t s, int64_t b) const { return s < seen ? state.at(s, b) : x.at(s - seen, b); }
+};
+
+template <class S>
+struct Window {
+  int64_t low, high;  // rows; `low` is in the sequence, `high` may be beyond its end
+  S left, right;      // the parts of rows low − 1 and high + 1, which are in the sequence; else 0
+  bool unknown;       // an offset is NaN: so is the output; in the gradients it counts as 0
+  bool far;           // reaches further than any tile is made for: its rows are added one by one
+
+  int64_t first() const { return low - (left > 0); }
+  int64_t last() const { return high + (right > 0); }
+};
+
+// How far a window reaches for an offset: whole rows, and a part of one more.
+template <class S>
+struct Reach {
+  int64_t whole = 0;
+  S part = 0;
+};
+
+template <class S>
+inline Reach<S> reach(S offset, int64_t limit) {
+  constexpr S kFar = S(int64_t(1) << 40);  // beyond any sequence
+  if (!(offset > 0) || limit == 0) return {};
+  // Both uses are of the rounded product, as in the reference: no fused multiplication and subtraction.
+  const S rows = std::min(offset * S(limit), kFar);
+  const int64_t whole = int64_t(rows);
+  return {whole, rows - S(whole)};
+}
+
+template <class T>
+inline Window<Sum<T>> window(const TalkProblem<T>& p, const Sequence& s, int64_t t, int64_t head) {
+  using S = Sum<T>;
+  const int64_t at = t + p.seen;
+  const S left = static_cast<S>(*p.left.at(t, s.batch, head));
+  const S right = p.right.data ? static_cast<S>(*p.right.at(t, s.batch, head)) : S(0);
+  const Reach<S> back = reach(left, p.max_left), on = reach(right, p.max_right);
+  Window<S> w{at - back.whole, at + on.whole, back.part, on.part, std::isnan(left) || std::isnan(right), false};
+  if (w.low - 1 < s.in_first || w.low - 1 >= s.in_last) w.left = 0;
+  if (w.high + 1 >= s.in_last) w.right = 0;
+  w.low = std::max(w.low, s.in_first);
+  // Twice: an offset of 1 after a dropout of one half.
+  w.far = p.few || back.whole > 2 * p.max_left || on.whole > 2 * p.max_right;
+  return w;
+}
+
+// The first row of the block that a row of the sequence is in.
+inline int64_t block_begin(const Sequence& s, int64_t row, int64_t block) {
+  return row - ((row - s.in_first) & (block - 1));
+}
+
+// The first n channels of a row, in the type of the sums, zeros after them.
+template <class T>
+LIGHTCONV_INLINE Vector<Sum<T>> load_row(const T* from, int64_t n) {
+  constexpr int kAll = kWidth<Sum<T>>;
+  return n >= kAll ? load_some(from, kAll) : load_some(from, n);
+}
+
+template <class T>
+Cut talk_cut(const TalkProblem<T>& p, int64_t planes) {
+  int64_t rows = 128;
+  while (rows < p.max_left + p.max_right && rows < 1024) rows *= 2;
+  const int64_t longest = std::min(rows, p.sources()), halo = p.max_left + p.max_right;
+  const int64_t of_row = planes * p.per_head * int64_t(sizeof(Sum<T>)) + int64_t(sizeof(Window<Sum<T>>));
+  return cut_into_tiles(p.sequences, p.seen, rows, p.heads, (longest + halo) * of_row, longest * p.per_head * 8);
+}
+
+// p.out, and p.next if it is there.
+template <class T>
+void talk_forward(const TalkProblem<T>& p);
+
+// What of p.dx, p.dstate, p.dleft and p.dright is there, from p.grad and p.grad_state.
+template <class T>
+void talk_backward(const TalkProblem<T>& p);
+
+}  // namespace lightconv

@@ -1,0 +1,240 @@
+// The gradients of rows and offsets, tile by tile: a tile owns its rows and the outputs that stand at them.
+//
+//     dx[s]       = Σ_t coef(t, s) · grad[t], gathered by the owner of s: the transpose of the forward pass. A window's
+//                   gradient is added, in the order of t, where its sum was read: at the row from which its first block
+//                   is in it, at the first row of each whole block, at the last row in its last block. Running sums in
+//                   each block, once forwards and once backwards, then spread it over the window's rows.
+//     doffset[t]  = max · Σ_r grad[t, r] · x[the row beyond, r] where a part of that row is in the window, else 0
+//
+// Both times 1/(max_left + max_right + 1). Windows are computed again; nothing is kept from the forward pass.
+
+#include <ATen/Parallel.h>
+
+#include "talk/problem.h"
+
+namespace lightconv {
+namespace {
+
+// What a sequence's windows are like as a whole, found once a call.
+struct Reaches {
+  int64_t left = 0, right = 0;                   // the farthest reach of windows that are not `far`
+  std::vector<std::pair<int64_t, int64_t>> far;  // those that are: (t, head), in the order of t
+};
+
+template <class T>
+Reaches reaches(const TalkProblem<T>& p, const Sequence& s) {
+  Reaches found;
+  for (int64_t t = s.out_first; t < s.out_last; ++t) {
+    for (int64_t h = 0; h < p.heads; ++h) {
+      const auto w = window(p, s, t, h);
+      if (w.far) {
+        found.far.push_back({t, h});
+      } else {
+        found.left = std::max(found.left, t + p.seen - w.first());
+        found.right = std::max(found.right, w.last() - t - p.seen);
+      }
+    }
+  }
+  return found;
+}
+
+template <class T>
+class TalkBackwardTile {
+ public:
+  using S = Sum<T>;
+
+  TalkBackwardTile(const TalkProblem<T>& p, const Tile& tile, const Reaches& reaches, Arena& arena)
+      : p_(p),
+        tile_(tile),
+        reaches_(reaches),
+        arena_(arena),
+        s_(*tile.sequence),
+        channels_(tile.heads() * p.per_head),
+        column_(tile.head * p.per_head),
+        block_(p.block()),
+        pitch_(round_up<S>(channels_) + 2 * kWidth<S>),
+        scale_(p.scale()) {}
+
+  void run() {
+    const bool sources = p_.dx.data || p_.dstate.data;
+    const bool offsets = p_.dleft.data || p_.dright.data;
+    if (sources) clear();
+    const int64_t own = tile_.begin - p_.seen, own_end = tile_.end - p_.seen;
+    const int64_t begin = std::max(sources ? own - reaches_.right : own, s_.out_first);
+    const int64_t end = std::min(sources ? own_end + reaches_.left : own_end, s_.out_last);
+    for (int64_t t = begin; t < end; ++t) {
+      const bool mine = t >= own && t < own_end;
+      if (t + kAhead < end) fetch_ahead(grad(t + kAhead, 0), channels_);
+      const int64_t beyond = t + p_.seen + p_.max_right + kAhead;
+      if (offsets && mine && beyond < s_.in_last) fetch_ahead(p_.source(beyond, s_.batch) + column_, channels_);
+      for (int64_t h = 0; h < tile_.heads(); ++h) {
+        const Window<S> w = window(p_, s_, t, tile_.head + h);
+        if (sources && !w.far && w.first() < tile_.end && w.last() >= tile_.begin) add(w, t, h);
+        if (offsets && mine) write_offset_gradients(w, t, h);
+      }
+    }
+    if (!sources) return;
+    for (const auto& [t, head] : reaches_.far) {
+      if (head >= tile_.head && head < tile_.last_head) add_one_by_one(window(p_, s_, t, head), t, head - tile_.head);
+    }
+    for (int64_t s = tile_.begin; s < tile_.end; s += block_) {
+      run_sums(s);
+      for (int64_t r = s; r < std::min(s + block_, tile_.end); ++r) write(r);
+    }
+  }
+
+ private:
+  const T* grad(int64_t t, int64_t head) const {
+    return p_.grad.at(t, s_.batch) + column_ + head * p_.per_head;
+  }
+  S* at(S* plane, int64_t row, int64_t head) const {
+    return plane + (row - tile_.begin) * pitch_ + head * p_.per_head;
+  }
+  bool mine(int64_t row) const { return row >= tile_.begin && row < last_; }
+
+  // ---------------------------------------------------------------------------------------------- rows
+
+  // Whole blocks of rows, also beyond the sequence's end: windows that end there are no different from others.
+  void clear() {
+    const int64_t rows = (tile_.end - tile_.begin + block_ - 1) / block_ * block_, size = rows * pitch_;
+    last_ = tile_.begin + rows;
+    for (S** plane : {&single_, &forwards_, &backwards_}) {
+      *plane = arena_.take<S>(size);
+      std::fill(*plane, *plane + size, S(0));
+    }
+  }
+
+  // What is beyond the head's last channel gets zeros added.
+  void add_row(S* to, const T* from) const {
+    for (int64_t i = 0; i < p_.per_head; i += kWidth<S>) {
+      store(to + i, load(to + i) + load_row(from + i, p_.per_head - i));
+    }
+  }
+  void add_part(S* to, const T* from, S part) const {
+    for (int64_t i = 0; i < p_.per_head; i += kWidth<S>) {
+      store(to + i, load(to + i) + load_row(from + i, p_.per_head - i) * part);
+    }
+  }
+
+  void add(const Window<S>& w, int64_t t, int64_t head) const {
+    const T* from = grad(t, head);
+    const int64_t next = block_begin(s_, w.low, block_) + block_;
+    if (w.high < next) {
+      if (mine(w.low)) {
+        for (int64_t r = w.low; r <= w.high; ++r) add_row(at(single_, r, head), from);
+      }
+    } else {
+      const int64_t last = block_begin(s_, w.high, block_);
+      if (mine(w.low)) add_row(at(forwards_, w.low, head), from);
+      for (int64_t r = std::max(next, tile_.begin); r < std::min(last, last_); r += block_) {
+        add_row(at(forwards_, r, head), from);
+      }
+      if (mine(w.high)) add_row(at(backwards_, w.high, head), from);
+    }
+    if (w.left > 0 && mine(w.low - 1)) add_part(at(single_, w.low - 1, head), from, w.left);
+    if (w.right > 0 && mine(w.high + 1)) add_part(at(single_, w.high + 1, head), from, w.right);
+  }
+
+  void add_one_by_one(const Window<S>& w, int64_t t, int64_t head) const {
+    const T* from = grad(t, head);
+    const int64_t last = std::min(w.high, tile_.end - 1);
+    for (int64_t r = std::max(w.low, tile_.begin); r <= last; ++r) add_row(at(single_, r, head), from);
+    if (w.left > 0 && mine(w.low - 1)) add_part(at(single_, w.low - 1, head), from, w.left);
+    if (w.right > 0 && mine(w.high + 1)) add_part(at(single_, w.high + 1, head), from, w.right);
+  }
+
+  // The block's rows of single_ become their whole gradients.
+  void run_sums(int64_t begin) const {
+    const int64_t first = (begin - tile_.begin) * pitch_;
+    for (int64_t i = first; i < first + round_up<S>(channels_); i += kWidth<S>) {
+      Vector<S> sum{};
+      for (int64_t r = i; r < i + block_ * pitch_; r += pitch_) {
+        sum += load(forwards_ + r);
+        store(single_ + r, load(single_ + r) + sum);
+      }
+      sum = Vector<S>{};
+      for (int64_t r = i + (block_ - 1) * pitch_; r >= i; r -= pitch_) {
+        sum += load(backwards_ + r);
+        store(single_ + r, (load(single_ + r) + sum) * scale_);
+      }
+    }
+  }
+
+  void write(int64_t s) const {
+    S* row = at(single_, s, 0);
+    if (s < s_.in_first || s >= s_.in_last) std::fill(row, row + channels_, S(0));
+    const int64_t kept = s - (p_.sources() - p_.next_rows);
+    if (p_.grad_state.data && kept >= 0) {
+      const T* add = p_.grad_state.at(kept, s_.batch) + column_;
+      for (int64_t i = 0; i < channels_; ++i) row[i] += static_cast<S>(add[i]);
+    }
+    if (s < p_.seen) {
+      if (p_.dstate.data) narrow_row(row, channels_, p_.dstate.at(s, s_.batch) + column_);
+    } else if (p_.dx.data) {
+      narrow_row(row, channels_, p_.dx.at(s - p_.seen, s_.batch) + column_);
+    }
+  }
+
+  // ---------------------------------------------------------------------------------------------- offsets
+
+  void write_offset_gradients(const Window<S>& w, int64_t t, int64_t head) const {
+    if (p_.dleft.data) {
+      const S along = w.left > 0 ? product(t, w.low - 1, head) * (S(p_.max_left) * scale_) : S(0);
+      *p_.dleft.at(t, s_.batch, tile_.head + head) = static_cast<T>(along);
+    }
+    if (p_.dright.data) {
+      const S along = w.right > 0 ? product(t, w.high + 1, head) * (S(p_.max_right) * scale_) : S(0);
+      *p_.dright.at(t, s_.batch, tile_.head + head) = static_cast<T>(along);
+    }
+  }
+
+  // Σ_r grad[t, r] · x[row, r] over the head's channels.
+  S product(int64_t t, int64_t row, int64_t head) const {
+    const T *from = grad(t, head), *source = p_.source(row, s_.batch) + column_ + head * p_.per_head;
+    Vector<S> sum{};
+    for (int64_t i = 0; i < p_.per_head; i += kWidth<S>) {
+      sum += load_row(from + i, p_.per_head - i) * load_row(source + i, p_.per_head - i);
+    }
+    return sum_across<S>(sum)[0];
+  }
+
+  const TalkProblem<T>& p_;
+  const Tile& tile_;
+  const Reaches& reaches_;
+  Arena& arena_;
+  const Sequence& s_;
+  int64_t channels_, column_, block_, pitch_, last_ = 0;
+  S scale_;
+  // Planes of the tile's rows: what is added to a row alone; to it and all after it in its block; to it and all before.
+  S *single_ = nullptr, *forwards_ = nullptr, *backwards_ = nullptr;
+};
+
+}  // namespace
+
+template <class T>
+void talk_backward(const TalkProblem<T>& p) {
+  const int64_t count = p.sequences.size();
+  std::vector<Reaches> found(count);
+  if (p.dx.data || p.dstate.data) {
+    const int64_t grain = std::max<int64_t>(1, 20'000 / std::max<int64_t>(1, p.steps * p.heads));
+    at::parallel_for(0, count, grain, [&](int64_t from, int64_t to) {
+      for (int64_t i = from; i < to; ++i) found[i] = reaches(p, p.sequences[i]);
+    });
+  }
+  const Cut work = talk_cut(p, /*planes=*/3);
+  at::parallel_for(0, int64_t(work.tiles.size()), work.grain(), [&](int64_t from, int64_t to) {
+    static thread_local Arena arena;
+    for (int64_t i = from; i < to; ++i) {
+      arena.reset();
+      const Tile& tile = work.tiles[i];
+      TalkBackwardTile<T>(p, tile, found[tile.sequence - p.sequences.data()], arena).run();
+    }
+  });
+}
+
+template void talk_backward(const TalkProblem<float>&);
+template void talk_backward(const TalkProblem<double>&);
+template void talk_backward(const TalkProblem<c10::Half>&);
+template void talk_backward(const TalkProblem<c10::BFloat16>&);
+
+}  // namespace lightconv

@@ -1,9 +1,0 @@
-// The backward pass in bfloat16 (a file of its own, so that the types compile side by side).
-#include "backward.cuh"
-
-namespace lightconv {
-
-template cudaError_t backward_of<__nv_bfloat16>(const ConvBackwardParams&, cudaStream_t);
-template size_t workspace_bytes_of<__nv_bfloat16>(const ConvBackwardParams&);
-
-}  // namespace lightconv

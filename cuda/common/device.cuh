@@ -1,0 +1,210 @@
+// What all kernels share: number types, vector accesses, sequences, staging of rows, sums over lanes.
+//
+// Under LIGHTCONV_HOST the same sources run on a CPU (tests/cuda/cuda_on_host.h), so whatever is not plain C++ with
+// CUDA's builtins stays behind the functions and macros of this file (matrix instructions: common/band.cuh).
+#pragma once
+
+#include "common/problem.h"
+
+#ifndef LIGHTCONV_HOST
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#define LIGHTCONV_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
+  kernel<<<grid, block, shared_bytes, stream>>>(__VA_ARGS__)
+#define LIGHTCONV_DYNAMIC_SHARED(T, name)                           \
+  extern __shared__ __align__(16) unsigned char lightconv_shared[]; \
+  T* name = reinterpret_cast<T*>(lightconv_shared)
+#endif
+
+#include <type_traits>
+
+namespace lightconv {
+
+constexpr unsigned kFullWarp = 0xffffffffu;
+// The same on every device, so that the tiles of a launch are too. More than this needs an opt-in for each kernel.
+constexpr int kSharedBytes = 48 * 1024;
+// Blocks are laid out along the grid's x only: the other dimensions end at 65,535.
+constexpr int64_t kMostBlocks = 0x7fffffff;
+
+// ------------------------------------------------------------------------------------------------ numbers
+
+__device__ __forceinline__ float to_float(float value) { return value; }
+__device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+template <class T>
+__device__ __forceinline__ T from_float(float value) {
+  if constexpr (std::is_same_v<T, __half>) {
+    return __float2half_rn(value);
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __float2bfloat16_rn(value);
+  } else {
+    return value;
+  }
+}
+
+// exp2 and a product: relative error about 2^-22 (1 + |x|), far below a weight's own rounding where x <= 0 matters.
+__device__ __forceinline__ float exponential(float x) { return __expf(x); }
+
+// exp's overflow at very negative x gives the right limit, 0.
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+__host__ __device__ __forceinline__ int divide_up(int a, int b) { return (a + b - 1) / b; }
+__host__ __device__ __forceinline__ int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+__host__ __device__ __forceinline__ int round_up(int a, int to) { return (a + to - 1) / to * to; }
+
+// ------------------------------------------------------------------------------------------------ vector accesses
+
+// V elements of 16 bytes, or one element: what a thread moves at a time. A pointer to a Pack must be aligned to it.
+template <class T, int V>
+struct alignas(sizeof(T) * V) Pack {
+  T value[V];
+};
+
+// Elements in 16 bytes.
+template <class T>
+constexpr int kWide = 16 / static_cast<int>(sizeof(T));
+
+template <class T, int V>
+__device__ __forceinline__ Pack<T, V> load_pack(const T* from) {
+  Pack<T, V> pack;
+  if constexpr (sizeof(pack) == 16) {
+    *reinterpret_cast<uint4*>(&pack) = *reinterpret_cast<const uint4*>(from);
+  } else {
+    pack = *reinterpret_cast<const Pack<T, V>*>(from);
+  }
+  return pack;
+}
+
+template <class T, int V>
+__device__ __forceinline__ void store_pack(T* to, const Pack<T, V>& pack) {
+  if constexpr (sizeof(pack) == 16) {
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(&pack);
+  } else {
+    *reinterpret_cast<Pack<T, V>*>(to) = pack;
+  }
+}
+
+template <class T, int V>
+__device__ __forceinline__ Pack<T, V> zero_pack() {
+  Pack<T, V> pack;
+#pragma unroll
+  for (int v = 0; v < V; ++v) pack.value[v] = from_float<T>(0.0f);
+  return pack;
+}
+
+template <class T, int V>
+__device__ __forceinline__ void widen(const Pack<T, V>& pack, float (&values)[V]) {
+#pragma unroll
+  for (int v = 0; v < V; ++v) values[v] = to_float(pack.value[v]);
+}
+
+template <class T, int V>
+__device__ __forceinline__ Pack<T, V> narrow(const float (&values)[V]) {
+  Pack<T, V> pack;
+#pragma unroll
+  for (int v = 0; v < V; ++v) pack.value[v] = from_float<T>(values[v]);
+  return pack;
+}
+
+// Row `row` of (T, B, C), from channel c on.
+template <class T, int V>
+__device__ __forceinline__ Pack<T, V> load_row(const Rows& rows, int64_t row, int64_t b, int c) {
+  return load_pack<T, V>(static_cast<const T*>(rows.data) + row * rows.stride_t + b * rows.stride_b + c);
+}
+
+// Host: whether rows of (T, B, C) can be read `bytes` at a time from every channel that is a multiple of that.
+inline bool aligned(const void* data, int64_t stride_t, int64_t stride_b, int element, int bytes) {
+  return reinterpret_cast<uintptr_t>(data) % bytes == 0 && stride_t * element % bytes == 0 &&
+         stride_b * element % bytes == 0;
+}
+inline bool aligned(const Rows& rows, int element, int bytes) {
+  return aligned(rows.data, rows.stride_t, rows.stride_b, element, bytes);
+}
+inline bool aligned(const MutableRows& rows, int element, int bytes) {
+  return aligned(rows.data, rows.stride_t, rows.stride_b, element, bytes);
+}
+
+// ------------------------------------------------------------------------------------------------ sequences
+
+// The rows [begin, end) of a sequence that may be read.
+struct Span {
+  int64_t begin, end;
+};
+
+// The sequence that row t of batch element b belongs to. Whatever lengths and cu_seqlens hold, it lies within the data.
+__device__ inline Span sequence_span(const Problem& p, int64_t b, int64_t t) {
+  Span span{-static_cast<int64_t>(p.state_rows), p.steps};
+  if (p.lengths != nullptr) {
+    const int64_t at = b * p.lengths_stride;
+    const int64_t length = p.lengths_int64 ? static_cast<const int64_t*>(p.lengths)[at]
+                                           : static_cast<int64_t>(static_cast<const int32_t*>(p.lengths)[at]);
+    span.end = length < 0 ? 0 : length < p.steps ? length : p.steps;
+  } else if (p.cu_seqlens != nullptr) {
+    // The last sequence that begins at or before t: empty ones hold no row.
+    int64_t low = 0, high = p.sequences - 1;
+    while (low < high) {
+      const int64_t middle = (low + high + 1) / 2;
+      if (p.cu_seqlens[middle * p.cu_seqlens_stride] <= t) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    const int64_t begin = p.cu_seqlens[low * p.cu_seqlens_stride];
+    const int64_t end = p.cu_seqlens[(low + 1) * p.cu_seqlens_stride];
+    span.begin = begin < 0 ? 0 : begin;
+    span.end = end < p.steps ? end : p.steps;
+  }
+  return span;
+}
+
+// ------------------------------------------------------------------------------------------------ tiles
+
+// Host: how many heads `vectors` vectors of V channels touch at most.
+inline int heads_touched(const Problem& p, int vectors, int V) {
+  const int width = vectors * V, channels_of_head = p.channels / p.heads;
+  if (channels_of_head % width == 0) return 1;
+  const int touched = width % channels_of_head == 0 ? width / channels_of_head : (width - 1) / channels_of_head + 2;
+  return touched < p.heads ? touched : p.heads;
+}
+
+// Shared memory that begins behind `count` elements at `from`, aligned to 8 bytes.
+template <class To, class T>
+__device__ __forceinline__ To* after(T* from, int count) {
+  return reinterpret_cast<To*>(reinterpret_cast<unsigned char*>(from) +
+                               round_up(count * static_cast<int>(sizeof(T)), 8));
+}
+
+// Rows first ... first + count - 1 of a tensor into shared memory, `pitch` elements apart; zeros for those outside
+// [begin, end). `load(row, c)` gives a Pack.
+template <class T, int V, class Load>
+__device__ __forceinline__ void stage_rows(T* shared, int pitch, int count, int64_t first, int64_t begin, int64_t end,
+                                           int vector, int vectors, Load load) {
+  const int total = count * vectors;
+#pragma unroll 4
+  for (int at = threadIdx.x; at < total; at += blockDim.x) {
+    const int row = at / vectors, v = at - row * vectors;
+    const int64_t s = first + row;
+    const Pack<T, V> pack = s >= begin && s < end ? load(s, (vector + v) * V) : zero_pack<T, V>();
+    store_pack(shared + row * pitch + v * V, pack);
+  }
+}
+
+// ------------------------------------------------------------------------------------------------ sums over lanes
+
+// Sums and maxima over `width` neighbouring lanes (a power of two); every lane gets the same bits. All 32 lanes call.
+__device__ __forceinline__ float group_sum(float value, int width) {
+  for (int distance = width / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(kFullWarp, value, distance);
+  return value;
+}
+__device__ __forceinline__ float group_max(float value, int width) {
+  for (int distance = width / 2; distance > 0; distance /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(kFullWarp, value, distance));
+  }
+  return value;
+}
+
+}  // namespace lightconv

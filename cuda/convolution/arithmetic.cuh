@@ -1,0 +1,186 @@
+// What all kernels of lightconv and dynamicconv share: the dropout mask, inputs through the GLU, normalisations.
+#pragma once
+
+#include "common/device.cuh"
+#include "convolution/launchers.h"
+
+namespace lightconv {
+
+// Of W / (||W|| + epsilon): EPSILON in ops/normalize.py.
+constexpr float kEpsilon = 1e-6f;
+
+// ------------------------------------------------------------------------------------------------ dropout
+
+// Philox-4x32-10 (Salmon et al. 2011) with counter (index, 0, 0): ops/philox.py says which word belongs to which
+// weight. `index` is the weight's row-major index div 4, word index mod 4.
+__device__ __forceinline__ uint4 philox(uint64_t index, uint64_t seed) {
+  uint32_t c0 = static_cast<uint32_t>(index), c1 = static_cast<uint32_t>(index >> 32), c2 = 0, c3 = 0;
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t product0 = static_cast<uint64_t>(c0) * 0xD2511F53u;
+    const uint64_t product1 = static_cast<uint64_t>(c2) * 0xCD9E8D57u;
+    c0 = static_cast<uint32_t>(product1 >> 32) ^ c1 ^ k0;
+    c2 = static_cast<uint32_t>(product0 >> 32) ^ c3 ^ k1;
+    c1 = static_cast<uint32_t>(product1);
+    c3 = static_cast<uint32_t>(product0);
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return make_uint4(c0, c1, c2, c3);
+}
+
+// The factors of the four weights with row-major indices 4 * quad ... 4 * quad + 3.
+__device__ __forceinline__ float4 dropout_factors(const ConvParams& p, uint64_t quad, uint64_t seed) {
+  const uint4 word = philox(quad, seed);
+  return make_float4(word.x >= p.drop_below ? p.keep_scale : 0.0f, word.y >= p.drop_below ? p.keep_scale : 0.0f,
+                     word.z >= p.drop_below ? p.keep_scale : 0.0f, word.w >= p.drop_below ? p.keep_scale : 0.0f);
+}
+
+__device__ __forceinline__ float component(const float4& four, int index) {
+  return index == 0 ? four.x : index == 1 ? four.y : index == 2 ? four.z : four.w;
+}
+
+// Row-major index of the first weight of (t, b, h) in (T, B, H, K), or in (H, K).
+__device__ __forceinline__ uint64_t flat_index(const ConvParams& p, int64_t t, int64_t b, int h) {
+  const int64_t position = p.dynamic ? t * p.batch + b : 0;
+  return static_cast<uint64_t>((position * p.heads + h) * p.kernel_size);
+}
+
+// ------------------------------------------------------------------------------------------------ inputs
+
+// u[s, b, c ... c + V - 1] for a row s that exists, -state_rows <= s < T; c a multiple of V.
+template <class T, int V>
+__device__ __forceinline__ Pack<T, V> load_input(const ConvParams& p, int64_t s, int64_t b, int c) {
+  if (s < 0) {
+    const T* row = static_cast<const T*>(p.state.data) + (s + p.state_rows) * p.state.stride_t + b * p.state.stride_b;
+    return load_pack<T, V>(row + c);
+  }
+  const T* row = static_cast<const T*>(p.x.data) + s * p.x.stride_t + b * p.x.stride_b;
+  Pack<T, V> value = load_pack<T, V>(row + c);
+  if (p.glu) {
+    const Pack<T, V> gate = load_pack<T, V>(row + p.channels + c);
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      value.value[v] = from_float<T>(to_float(value.value[v]) * sigmoid(to_float(gate.value[v])));
+    }
+  }
+  return value;
+}
+
+// Stores the gradient of u[s, b, c ...], through the GLU: dx of row s >= 0, dstate of a row s < 0. A row that is
+// padding (`real` false) gets 0 without x being looked at.
+template <class T, int V>
+__device__ __forceinline__ void store_input_gradient(const ConvBackwardParams& p, int64_t s, int64_t b, int c,
+                                                     const float (&gradient)[V], bool real) {
+  const MutableRows& to = s < 0 ? p.dstate : p.dx;
+  if (to.data == nullptr) return;
+  T* row = static_cast<T*>(to.data) + (s < 0 ? s + p.state_rows : s) * to.stride_t + b * to.stride_b;
+  const bool glu = p.glu && s >= 0;
+  if (!real) {
+    store_pack(row + c, zero_pack<T, V>());
+    if (glu) store_pack(row + p.channels + c, zero_pack<T, V>());
+  } else if (!glu) {
+    store_pack(row + c, narrow<T, V>(gradient));
+  } else {
+    const T* x = static_cast<const T*>(p.x.data) + s * p.x.stride_t + b * p.x.stride_b;
+    float value[V], gate[V];
+    widen(load_pack<T, V>(x + c), value);
+    widen(load_pack<T, V>(x + p.channels + c), gate);
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      gate[v] = sigmoid(gate[v]);
+      value[v] = gradient[v] * value[v] * gate[v] * (1.0f - gate[v]);
+      gate[v] *= gradient[v];
+    }
+    store_pack(row + c, narrow<T, V>(gate));
+    store_pack(row + p.channels + c, narrow<T, V>(value));
+  }
+}
+
+// ------------------------------------------------------------------------------------------------ normalisation
+
+// What normalising one filter needs to know of all its taps:
+//   softmax     offset = max, scale = 1 / sum exp(w - max)
+//   l2, abs_l2  scale = 1 / (||w|| + epsilon), norm = ||w||
+//   l1          scale = 1 / (||w|| + epsilon)
+struct FilterStats {
+  float offset = 0.0f, scale = 1.0f, norm = 0.0f;
+};
+
+__device__ __forceinline__ bool needs_stats(Normalize kind) {
+  return kind == Normalize::kSoftmax || kind == Normalize::kL2 || kind == Normalize::kAbsL2 || kind == Normalize::kL1;
+}
+
+// What a tap adds to the sum over taps that `scale` is made of.
+__device__ __forceinline__ float stats_term(Normalize kind, float weight, float offset) {
+  return kind == Normalize::kSoftmax ? exponential(weight - offset) : kind == Normalize::kL1 ? fabsf(weight)
+                                                                                              : weight * weight;
+}
+
+// The sum, and for softmax the maximum, over all taps that count, made into stats. No tap at all: all weigh 0.
+__device__ __forceinline__ FilterStats finish_stats(Normalize kind, float sum, float maximum) {
+  if (kind == Normalize::kSoftmax) return {maximum, 1.0f / sum, 0.0f};
+  const float norm = kind == Normalize::kL1 ? sum : sqrtf(sum);
+  return {0.0f, 1.0f / (norm + kEpsilon), norm};
+}
+
+// One tap of normalize(); taps that do not count never come here.
+__device__ __forceinline__ float normalized(Normalize kind, float weight, const FilterStats& stats) {
+  switch (kind) {
+    case Normalize::kSoftmax: return exponential(weight - stats.offset) * stats.scale;
+    case Normalize::kNone: return weight;
+    case Normalize::kL2: return weight * stats.scale;
+    case Normalize::kAbsL2: return fabsf(weight) * stats.scale;
+    case Normalize::kSigmoid: return sigmoid(weight);
+    case Normalize::kTanh: return tanhf(weight);
+    case Normalize::kL1: return weight * stats.scale;
+    case Normalize::kAbs: return fabsf(weight);
+    case Normalize::kSquare: return weight * weight;
+  }
+  return 0.0f;
+}
+
+// What a tap adds to the sum that its filter's backward needs (`along` below); `gradient` is that of the normalised
+// weight. 0 for the ways without such a sum.
+__device__ __forceinline__ float along_term(Normalize kind, float gradient, float weight, const FilterStats& stats) {
+  switch (kind) {
+    case Normalize::kSoftmax: return gradient * normalized(kind, weight, stats);
+    case Normalize::kL2:
+    case Normalize::kL1: return gradient * weight;
+    case Normalize::kAbsL2: return gradient * fabsf(weight);
+    default: return 0.0f;
+  }
+}
+
+__device__ __forceinline__ float sign(float value) { return value > 0.0f ? 1.0f : value < 0.0f ? -1.0f : value; }
+
+// normalize_backward() of ops/normalize.py for one tap, given `along`, the sum of along_term over the filter's taps.
+__device__ __forceinline__ float normalize_backward(Normalize kind, float gradient, float weight,
+                                                    const FilterStats& stats, float along) {
+  switch (kind) {
+    case Normalize::kSoftmax: return (gradient - along) * normalized(kind, weight, stats);
+    case Normalize::kNone: return gradient;
+    case Normalize::kL2:
+    case Normalize::kAbsL2: {
+      // The norm's direction is taken as 0 at w = 0, as torch does.
+      const float direction = stats.norm > 0.0f ? weight / stats.norm : 0.0f;
+      const float direct = kind == Normalize::kL2 ? gradient : gradient * sign(weight);
+      return direct * stats.scale - direction * (along * stats.scale * stats.scale);
+    }
+    case Normalize::kSigmoid: {
+      const float value = sigmoid(weight);
+      return gradient * (value * (1.0f - value));
+    }
+    case Normalize::kTanh: {
+      const float value = tanhf(weight);
+      return gradient * (1.0f - value * value);
+    }
+    case Normalize::kL1: return gradient * stats.scale - sign(weight) * (along * stats.scale * stats.scale);
+    case Normalize::kAbs: return gradient * sign(weight);
+    case Normalize::kSquare: return gradient * weight * 2.0f;
+  }
+  return 0.0f;
+}
+
+}  // namespace lightconv

@@ -1,0 +1,9 @@
+// The backward pass in float32 (a file of its own, so that the types compile side by side).
+#include "convolution/backward.cuh"
+
+namespace lightconv {
+
+template cudaError_t backward_of<float>(const ConvBackwardParams&, cudaStream_t);
+template size_t workspace_bytes_of<float>(const ConvBackwardParams&);
+
+}  // namespace lightconv

@@ -1,0 +1,292 @@
+// Backward pass of both operators on the tensor cores (band.cuh): the gradients of x and of the filters in one sweep.
+//
+// A block: up to 64 filters of a head of one sequence, rows t0 ... t0 + 63 of grad, a warp for each 16 of them; and as
+// many rows of x's gradient, t0 - padding_l mod 16 on, so that the bands of the filters are, transposed, the bands of
+// that product. Filters and grad come with the K-1 rows that the gradient of x looks back and ahead at, x with the K-1
+// that the filters reach. Bytes a row of R = 64, K = 31: 128 of grad, x and dx each, 62 of weights and their gradient
+// each. Shared memory at 4 warps: grad 112 and x 96 rows of 144 bytes, bands 7 * 16 * 112 (the taps' gradients take
+// their place), float taps 4 * 16 * 124: 50 KB, of which 27 KB are in flight while the taps are normalised.
+//
+// The gradient of lightconv's filters sums over all blocks: each leaves K floats, which a second kernel adds up in a
+// fixed order, a block for each head.
+#include "common/band_product.cuh"
+#include "convolution/band_taps.cuh"
+
+namespace lightconv {
+namespace band {
+namespace {
+
+constexpr int kMostWarps = 4;
+
+// dtaps[i, k] (+)= grad's row i * row i + k of u, over the channels of a slice, for a warp's 16 filters.
+template <class T>
+__device__ __forceinline__ void correlate(const Shape& shape, int kernel_size, int width, const TapTile& tile,
+                                          const T* grad, const T* source, bool add, float* dtaps) {
+  const int lane = lane_index();
+  constexpr int kSteps = kSlice / 16;
+  uint32_t a[kSteps][4];
+#pragma unroll
+  for (int r = 0; r < kSteps; ++r) {
+    if (16 * r < width) load_matrices<false>(a[r], grad + lane % 16 * shape.row_pitch + lane / 16 * 8 + 16 * r);
+  }
+  const T* row = source + (lane % 8 + lane / 16 * 8) * shape.row_pitch + lane / 8 % 2 * 8;
+  for (int chunk = 0; chunk < shape.chunks; ++chunk, row += kTile * shape.row_pitch) {
+    float sums[2][4] = {};
+#pragma unroll
+    for (int r = 0; r < kSteps; ++r) {
+      if (16 * r < width) {
+        uint32_t b[4];
+        load_matrices<false>(b, row + 16 * r);
+        multiply_add<T>(sums[0], a[r], b[0], b[1]);
+        multiply_add<T>(sums[1], a[r], b[2], b[3]);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int i = lane / 4 + e / 2 * 8, k = kTile * chunk + 8 * n + lane % 4 * 2 + e % 2 - i;
+        if (k >= 0 && k < kernel_size) {
+          float* to = dtaps + i * shape.tap_pitch + k;
+          const float sum = i < tile.real && tile.meets(i + k) ? sums[n][e] : 0.0f;
+          *to = add ? *to + sum : sum;
+        }
+      }
+    }
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(32 * kMostWarps, 4) backward_kernel(const ConvBackwardParams p, const Shape shape) {
+#ifdef LIGHTCONV_HAS_MATRIX_UNITS
+  LIGHTCONV_DYNAMIC_SHARED(unsigned char, shared);
+  T* grad = reinterpret_cast<T*>(shared + shape.grad_at);
+  T* source = reinterpret_cast<T*>(shared + shape.source_at);
+  T* bands = reinterpret_cast<T*>(shared + shape.bands_at);
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_index();
+  float* taps = reinterpret_cast<float*>(shared + shape.taps_at) + (p.dynamic ? warp : 0) * kTile * shape.tap_pitch;
+  float* all_dtaps = reinterpret_cast<float*>(shared + shape.dtaps_at);
+  float* dtaps = all_dtaps + warp * kTile * shape.tap_pitch;
+  const bool need_x = p.dx.data != nullptr, need_weight = p.dweight != nullptr;
+  float* partial = static_cast<float*>(p.workspace) + static_cast<int64_t>(blockIdx.x) * p.kernel_size;
+
+  const Place place = find_place(p, shape);
+  if (place.t0 >= place.rows) {
+    if (need_weight && !p.dynamic) {
+      for (int k = static_cast<int>(threadIdx.x); k < p.kernel_size; k += static_cast<int>(blockDim.x)) {
+        partial[k] = 0.0f;
+      }
+    }
+    return;
+  }
+  const int channels = p.channels / p.heads;
+  // Staged rows of grad begin at row grad0 of the sequence, those of u at source0. `before` tiles of 16 come before the
+  // block's own.
+  const int before = shape.chunks - 1 - p.padding_l / kTile;
+  const int grad0 = place.t0 - kTile * before, source0 = place.t0 - p.padding_l;
+  const int dx0 = place.t0 - p.padding_l % kTile;
+  const bool last = place.t0 + shape.rows() >= place.rows;
+  const int dx_end = last ? place.rows : dx0 + shape.rows();
+  const int staged_grad = kTile * (shape.warps + shape.chunks);
+  const int own = place.t0 - grad0;
+  const int grad_low = need_x ? clip(max(dx0 + p.padding_l - p.kernel_size + 1, 0) - grad0, own) : own;
+  const int grad_high =
+      min(place.rows, need_x ? dx_end + p.padding_l : place.t0 + shape.rows()) - grad0;
+
+  const auto stage_slice = [&](int slice) {
+    const int width = min(channels - slice, kSlice), channel = place.head * channels + slice;
+    stage_rows(grad, shape, staged_grad, grad_low, grad_high, width, p.grad, place.begin + grad0, place.b, channel);
+    if (need_weight) {
+      const int used = shape.rows() + p.kernel_size - 1;
+      stage_inputs(source, p, shape, staged_grad - kTile, clip(-source0, used), clip(place.readable - source0, used),
+                   width, place.begin + source0, place.b, channel);
+    }
+    return width;
+  };
+  int width = stage_slice(0);
+
+  // The filters of tile i of the staged ones. Rows of u count from where filter 0's first tap is.
+  const auto tap_tile = [&](int i) {
+    const int t = grad0 + kTile * i;
+    return TapTile{place.begin + t, clip(place.rows - t, kTile), p.padding_l - t, place.readable + p.padding_l - t};
+  };
+  // First the filters before and after the block's own, then the warp's own, which stay in `taps`.
+  FilterStats stats;
+  if (p.dynamic) {
+    for (int i = need_x ? warp : shape.chunks;; i += shape.warps) {
+      const bool beside = i < shape.chunks;
+      const int at = !beside ? before + warp : i < before ? i : i + shape.warps;
+      T* band = need_x ? bands + at * kTile * shape.band_pitch : nullptr;
+      const bool needed = kTile * at < grad_high && kTile * (at + 1) > grad_low;
+      if (needed) {
+        stats = make_band(p, place, tap_tile(at), shape, taps, band);
+      } else if (need_x) {
+        clear_band(band, shape.band_pitch);
+      }
+      if (!beside) break;
+    }
+  } else if (need_x && warp == 0) {
+    make_band(p, place, TapTile{0, kTile, 0, INT_MAX}, shape, taps, bands);
+  }
+
+  for (int slice = 0;; slice += kSlice) {
+    const int channel0 = place.head * channels + slice;
+    wait_for_copies();
+    __syncthreads();
+    for (int m = warp; need_x && m < shape.warps + (last ? 1 : 0); m += shape.warps) {
+      const int s0 = dx0 + kTile * m;
+      if (s0 >= dx_end || s0 + kTile <= 0) continue;
+      Sums sums;
+      // The chunk of 16 columns of u's rows that this tile is, in the bands of the tiles m ... m + chunks-1.
+      const bool scrubbed = band_product<T>(
+          sums, shape, width,
+          [&](int chunk, uint32_t(&a)[4]) {
+            const T* band = bands + (p.dynamic ? m + shape.chunks - 1 - chunk : 0) * kTile * shape.band_pitch;
+            load_matrices<true>(
+                a, band + (lane % 8 + lane / 16 * 8) * shape.band_pitch + kTile * chunk + lane / 8 % 2 * 8);
+          },
+          [&](int chunk) { return grad + (m + shape.chunks - 1 - chunk) * kTile * shape.row_pitch; });
+      if (p.glu) {
+        store_sums(sums, width, [&](int row, int channel, float(&values)[8]) {
+          const int s = s0 + row;
+          if (s < 0 || s >= dx_end) return;
+          store_input_gradient<T, 8>(p, place.begin + s, place.b, channel0 + channel, values, s < place.readable);
+        });
+      } else {
+        T* dx = static_cast<T*>(p.dx.data) + int64_t{place.begin + s0} * p.dx.stride_t + place.b * p.dx.stride_b;
+        store_rounded_sums<T>(sums, width, [&](int row, int channel, const uint4& values) {
+          const int s = s0 + row;
+          if (s < 0 || s >= dx_end) return;
+          *reinterpret_cast<uint4*>(dx + row * p.dx.stride_t + channel0 + channel) =
+              s < place.readable ? values : make_uint4(0, 0, 0, 0);
+        });
+      }
+      if (scrubbed) {
+        repair(
+            p.kernel_size, width,
+            [&](int row, int k, int channel, float& w, float& g) {
+              const int at = s0 + row + p.padding_l - k - grad0;
+              if (at < grad_low || at >= grad_high) return false;
+              const int i = at % kTile;
+              w = to_float(bands[((p.dynamic ? at - i : 0) + i) * shape.band_pitch + i + k]);
+              g = to_float(grad[at * shape.row_pitch + channel]);
+              return true;
+            },
+            [&](int row, int channel, float sum) {
+              const int s = s0 + row;
+              if (s < 0 || s >= dx_end) return;
+              const float values[1] = {sum};
+              store_input_gradient<T, 1>(p, place.begin + s, place.b, channel0 + channel, values, s < place.readable);
+            });
+      }
+    }
+    if (need_weight) {
+      if (shape.dtaps_at == shape.bands_at) __syncthreads();  // no warp needs the bands any more
+      correlate(shape, p.kernel_size, width, tap_tile(before + warp), grad + (before + warp) * kTile * shape.row_pitch,
+                source + warp * kTile * shape.row_pitch, slice > 0, dtaps);
+    }
+    if (slice + kSlice >= channels) break;
+    __syncthreads();
+    width = stage_slice(slice + kSlice);
+  }
+  if (!need_weight) return;
+  if (p.dynamic) {
+    const TapTile tile = tap_tile(before + warp);
+    if (tile.real > 0) store_filters<T>(p, place, tile, shape, stats, taps, dtaps);
+    return;
+  }
+  __syncthreads();
+  for (int k = static_cast<int>(threadIdx.x); k < p.kernel_size; k += static_cast<int>(blockDim.x)) {
+    float sum = 0.0f;
+    for (int i = 0; i < shape.rows(); ++i) sum += all_dtaps[i * shape.tap_pitch + k];
+    partial[k] = sum;
+  }
+#endif
+}
+
+// Gradient of a head's (H, K) filter from what `blocks` blocks left, K floats each, those of a head `heads` apart.
+template <class T>
+__global__ void __launch_bounds__(32 * kTile) reduce_kernel(const ConvBackwardParams p, const Shape shape, int blocks) {
+#ifdef LIGHTCONV_HAS_MATRIX_UNITS
+  LIGHTCONV_DYNAMIC_SHARED(float, dtaps);
+  float* taps = dtaps + kTile * shape.tap_pitch;
+  const int warp = static_cast<int>(threadIdx.x) / 32, head = static_cast<int>(blockIdx.x);
+  const float* from = static_cast<const float*>(p.workspace) + head * p.kernel_size;
+  const int64_t stride = static_cast<int64_t>(p.heads) * p.kernel_size;
+  for (int k = lane_index(); k < p.kernel_size; k += 32) {
+    float sums[4] = {};
+    int block = warp;
+    for (; block + 3 * kTile < blocks; block += 4 * kTile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[i] += from[(block + i * kTile) * stride + k];
+    }
+    for (; block < blocks; block += kTile) sums[0] += from[block * stride + k];
+    dtaps[warp * shape.tap_pitch + k] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  }
+  __syncthreads();
+  if (warp != 0) return;
+  for (int k = lane_index(); k < p.kernel_size; k += 32) {
+    float sum = dtaps[k];
+    for (int i = 1; i < kTile; ++i) sum += dtaps[i * shape.tap_pitch + k];
+    dtaps[k] = sum;
+  }
+  const Place place{head, 0, 0, 0, 0, 0};
+  const TapTile tile{0, 1, 0, INT_MAX};
+  const FilterStats stats = make_band<T>(p, place, tile, shape, taps, nullptr);
+  store_filters<T>(p, place, tile, shape, stats, taps, dtaps);
+#endif
+}
+
+Shape backward_shape(const ConvBackwardParams& p, int warps) {
+  Shape shape = shape_of(p, warps);
+  const bool need_x = p.dx.data != nullptr, need_weight = p.dweight != nullptr;
+  shape.band_tiles = !need_x ? 0 : p.dynamic ? warps + shape.chunks : 1;
+  const int dtap_bytes = need_weight ? tap_bytes(shape, warps) : 0;
+  shape.source_at = shape.grad_at + row_bytes(shape, warps + shape.chunks);
+  shape.taps_at = shape.source_at + (need_weight ? row_bytes(shape, warps + shape.chunks - 1) : 0);
+  shape.bands_at = shape.taps_at + tap_bytes(shape, p.dynamic ? warps : need_x ? 1 : 0);
+  shape.dtaps_at = shape.bands_at + band_bytes(shape);
+  if (per_head(p) <= kSlice && band_bytes(shape) >= dtap_bytes) shape.dtaps_at = shape.bands_at;
+  shape.bytes = max(shape.bands_at + band_bytes(shape), shape.dtaps_at + dtap_bytes);
+  return shape;
+}
+
+Shape backward_shape(const ConvBackwardParams& p) {
+  return choose_shape(p, kMostWarps, [&](int warps) { return backward_shape(p, warps); });
+}
+
+int partial_blocks(const ConvBackwardParams& p) {
+  return p.dynamic || p.dweight == nullptr ? 0 : static_cast<int>(backward_shape(p).tiles * p.batch);
+}
+
+template <class T>
+cudaError_t backward_of(const ConvBackwardParams& p, cudaStream_t stream) {
+  const Shape shape = backward_shape(p);
+  if (p.batch > 0) {
+    const cudaError_t error = launch(backward_kernel<T>, p, p, shape, stream);
+    if (error != cudaSuccess) return error;
+  }
+  if (p.dynamic || p.dweight == nullptr) return cudaSuccess;
+  const int bytes = 2 * kTile * shape.tap_pitch * 4;
+  LIGHTCONV_LAUNCH(reduce_kernel<T>, dim3(p.heads), dim3(32 * kTile), bytes, stream, p, shape, partial_blocks(p));
+  return cudaGetLastError();
+}
+
+}  // namespace
+}  // namespace band
+
+bool band_backward_supported(const ConvBackwardParams& p) {
+  return band::operands_supported(p) && aligned(p.grad, 2, 16) && aligned(p.dx, 2, 16) &&
+         band::backward_shape(p, 1).bytes <= band::kMostShared;
+}
+
+size_t band_workspace_bytes(const ConvBackwardParams& p) {
+  return static_cast<size_t>(band::partial_blocks(p)) * p.heads * p.kernel_size * sizeof(float);
+}
+
+cudaError_t band_backward(const ConvBackwardParams& p, cudaStream_t stream) {
+  return p.type == Type::kBFloat16 ? band::backward_of<__nv_bfloat16>(p, stream)
+                                   : band::backward_of<__half>(p, stream);
+}
+
+}  // namespace lightconv

@@ -1,0 +1,232 @@
+// The CUDA kernels of lightconv.h as kernels of torch's operators (lightconv_plugin/ops/registration.py has the schemas).
+// Of this folder only this file, talk_binding.cpp and binding.h know torch. Arguments have been checked before
+// (lightconv_plugin/ops/checks.py); results are allocated as the operators' fake kernels say.
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string_view>
+#include <tuple>
+
+#include "common/binding.h"
+#include "convolution/launchers.h"
+
+namespace {
+
+using lightconv::ConvBackwardParams;
+using lightconv::ConvParams;
+using namespace lightconv_binding;
+
+constexpr std::array<std::string_view, 9> kNormalizations = {"softmax", "none", "l2", "abs_l2", "sigmoid",
+                                                             "tanh",    "l1",   "abs", "square"};
+
+// ------------------------------------------------------------------------------------------------ parameters
+
+// Everything but the rows: of a full pass as of a step.
+void set_common(ConvParams& p, const Tensor& x, const Tensor& weight, const OptionalTensor& seed,
+                std::string_view normalize, double dropout, bool renorm_padding, bool glu) {
+  set_problem(p, x, glu ? x.size(2) / 2 : x.size(2), weight.size(-2));
+  p.dynamic = weight.dim() == 4;
+  p.kernel_size = checked_int(weight.size(-1), "the kernel size K");
+  const auto* kind = std::find(kNormalizations.begin(), kNormalizations.end(), normalize);
+  TORCH_CHECK_VALUE(kind != kNormalizations.end(), "normalize is unknown to the CUDA kernels: ", normalize);
+  p.normalize = static_cast<lightconv::Normalize>(kind - kNormalizations.begin());
+  p.glu = glu;
+  p.renorm_padding = renorm_padding;
+  p.weight.data = weight.const_data_ptr();
+  if (p.dynamic) {
+    p.weight.stride_t = weight.stride(0);
+    p.weight.stride_b = weight.stride(1);
+  }
+  p.weight.stride_h = weight.stride(-2);
+  p.weight.stride_k = weight.stride(-1);
+  if (dropout > 0) {
+    TORCH_CHECK_VALUE(seed.has_value(), "dropout > 0 needs a seed");
+    p.seed = seed->const_data_ptr<int64_t>();
+    p.drop_below = static_cast<uint64_t>(std::ceil(dropout * 4294967296.0));
+    p.keep_scale = static_cast<float>(1.0 / (1.0 - dropout));
+  }
+}
+
+void set_kernel_state(ConvParams& p, const Tensor& state) {
+  p.padding_l = p.kernel_size - 1;
+  set_state(p, state);
+}
+
+void set_dweight(ConvBackwardParams& p, const Tensor& dweight) {
+  p.dweight = dweight.mutable_data_ptr();
+  if (p.dynamic) {
+    p.dweight_stride_t = dweight.stride(0);
+    p.dweight_stride_b = dweight.stride(1);
+  }
+  p.dweight_stride_h = dweight.stride(-2);
+  p.dweight_stride_k = dweight.stride(-1);
+}
+
+// ------------------------------------------------------------------------------------------------ launches
+
+void run_forward(const ConvParams& p, const char* operation) {
+  check_launch(lightconv::forward(p, c10::cuda::getCurrentCUDAStream()), operation);
+}
+
+void run_backward(ConvBackwardParams& p, const Tensor& x, const char* operation) {
+  Tensor workspace;
+  const auto bytes = lightconv::workspace_bytes(p);
+  if (bytes > 0) {
+    workspace = at::empty({static_cast<int64_t>(bytes)}, x.options().dtype(at::kByte));
+    p.workspace = workspace.mutable_data_ptr();
+  }
+  check_launch(lightconv::backward(p, c10::cuda::getCurrentCUDAStream()), operation);
+}
+
+Tensor full_forward(const char* operation, const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                    const OptionalTensor& lengths, const OptionalTensor& cu_seqlens, const OptionalTensor& seed,
+                    int64_t padding_l, std::string_view normalize, double dropout, bool renorm_padding, bool glu) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  ConvParams p;
+  set_common(p, x, weight, seed, normalize, dropout, renorm_padding, glu);
+  p.padding_l = static_cast<int>(padding_l);
+  set_sequences(p, lengths, cu_seqlens);
+  const Tensor all_bias = bias.has_value() ? bias->contiguous() : Tensor();
+  if (bias.has_value()) p.bias = all_bias.const_data_ptr();
+  Result out(at::empty_like(x.narrow(2, 0, p.channels)));
+  p.out = out.rows();
+  run_forward(p, operation);
+  return out.finish();
+}
+
+std::tuple<Tensor, Tensor> full_backward(const char* operation, const Tensor& grad, const Tensor& x,
+                                         const Tensor& weight, const OptionalTensor& lengths,
+                                         const OptionalTensor& cu_seqlens, const OptionalTensor& seed,
+                                         int64_t padding_l, std::string_view normalize, double dropout,
+                                         bool renorm_padding, bool glu, bool need_x, bool need_weight) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  ConvBackwardParams p;
+  set_common(p, x, weight, seed, normalize, dropout, renorm_padding, glu);
+  p.padding_l = static_cast<int>(padding_l);
+  set_sequences(p, lengths, cu_seqlens);
+  p.grad = rows(grad);
+  Result dx(gradient_of(x, need_x));
+  Tensor dweight = gradient_of(weight, need_weight);
+  p.dx = dx.rows();
+  if (need_weight) set_dweight(p, dweight);
+  run_backward(p, x, operation);
+  return {dx.finish(), dweight};
+}
+
+std::tuple<Tensor, Tensor> step_forward(const char* operation, const Tensor& x, const Tensor& state,
+                                        const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& seed,
+                                        std::string_view normalize, double dropout, bool renorm_padding, bool glu) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  ConvParams p;
+  set_common(p, x, weight, seed, normalize, dropout, renorm_padding, glu);
+  set_kernel_state(p, state);
+  const Tensor all_bias = bias.has_value() ? bias->contiguous() : Tensor();
+  if (bias.has_value()) p.bias = all_bias.const_data_ptr();
+  Result out(at::empty_like(x.narrow(2, 0, p.channels)));
+  const int64_t kept = std::min<int64_t>(p.state_rows + p.steps, p.kernel_size - 1);
+  Result next(state.new_empty({kept, p.batch, p.channels}));
+  p.out = out.rows();
+  p.next_state = next.rows();
+  run_forward(p, operation);
+  return {out.finish(), next.finish()};
+}
+
+std::tuple<Tensor, Tensor, Tensor> step_backward(const char* operation, const OptionalTensor& grad,
+                                                 const OptionalTensor& grad_state, const Tensor& x,
+                                                 const Tensor& state, const Tensor& weight, const OptionalTensor& seed,
+                                                 std::string_view normalize, double dropout, bool renorm_padding,
+                                                 bool glu, bool need_x, bool need_state, bool need_weight) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  ConvBackwardParams p;
+  set_common(p, x, weight, seed, normalize, dropout, renorm_padding, glu);
+  set_kernel_state(p, state);
+  p.grad = rows(grad);
+  p.grad_state = rows(grad_state);
+  Result dx(gradient_of(x, need_x)), dstate(gradient_of(state, need_state));
+  Tensor dweight = gradient_of(weight, need_weight);
+  p.dx = dx.rows();
+  p.dstate = dstate.rows();
+  if (need_weight) set_dweight(p, dweight);
+  run_backward(p, x, operation);
+  return {dx.finish(), dstate.finish(), dweight};
+}
+
+// ------------------------------------------------------------------------------------------------ the operators
+
+Tensor lightconv_forward(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                         const OptionalTensor& lengths, const OptionalTensor& cu_seqlens, const OptionalTensor& seed,
+                         int64_t padding_l, std::string_view normalize, double dropout, bool glu) {
+  return full_forward("lightconv", x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, dropout, false,
+                      glu);
+}
+
+Tensor dynamicconv_forward(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                           const OptionalTensor& lengths, const OptionalTensor& cu_seqlens, const OptionalTensor& seed,
+                           int64_t padding_l, std::string_view normalize, double dropout, bool renorm_padding,
+                           bool glu) {
+  return full_forward("dynamicconv", x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, dropout,
+                      renorm_padding, glu);
+}
+
+std::tuple<Tensor, Tensor> lightconv_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                              const OptionalTensor& lengths, const OptionalTensor& cu_seqlens,
+                                              const OptionalTensor& seed, int64_t padding_l,
+                                              std::string_view normalize, double dropout, bool glu, bool need_x,
+                                              bool need_weight) {
+  return full_backward("lightconv_backward", grad, x, weight, lengths, cu_seqlens, seed, padding_l, normalize, dropout,
+                       false, glu, need_x, need_weight);
+}
+
+std::tuple<Tensor, Tensor> dynamicconv_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                                const OptionalTensor& lengths, const OptionalTensor& cu_seqlens,
+                                                const OptionalTensor& seed, int64_t padding_l,
+                                                std::string_view normalize, double dropout, bool renorm_padding,
+                                                bool glu, bool need_x, bool need_weight) {
+  return full_backward("dynamicconv_backward", grad, x, weight, lengths, cu_seqlens, seed, padding_l, normalize,
+                       dropout, renorm_padding, glu, need_x, need_weight);
+}
+
+std::tuple<Tensor, Tensor> lightconv_step(const Tensor& x, const Tensor& state, const Tensor& weight,
+                                          const OptionalTensor& bias, const OptionalTensor& seed,
+                                          std::string_view normalize, double dropout, bool glu) {
+  return step_forward("lightconv_step", x, state, weight, bias, seed, normalize, dropout, false, glu);
+}
+
+std::tuple<Tensor, Tensor> dynamicconv_step(const Tensor& x, const Tensor& state, const Tensor& weight,
+                                            const OptionalTensor& bias, const OptionalTensor& seed,
+                                            std::string_view normalize, double dropout, bool renorm_padding,
+                                            bool glu) {
+  return step_forward("dynamicconv_step", x, state, weight, bias, seed, normalize, dropout, renorm_padding, glu);
+}
+
+std::tuple<Tensor, Tensor, Tensor> lightconv_step_backward(const OptionalTensor& grad, const OptionalTensor& grad_state,
+                                                           const Tensor& x, const Tensor& state, const Tensor& weight,
+                                                           const OptionalTensor& seed, std::string_view normalize,
+                                                           double dropout, bool glu, bool need_x, bool need_state,
+                                                           bool need_weight) {
+  return step_backward("lightconv_step_backward", grad, grad_state, x, state, weight, seed, normalize, dropout, false,
+                       glu, need_x, need_state, need_weight);
+}
+
+std::tuple<Tensor, Tensor, Tensor> dynamicconv_step_backward(
+    const OptionalTensor& grad, const OptionalTensor& grad_state, const Tensor& x, const Tensor& state,
+    const Tensor& weight, const OptionalTensor& seed, std::string_view normalize, double dropout, bool renorm_padding,
+    bool glu, bool need_x, bool need_state, bool need_weight) {
+  return step_backward("dynamicconv_step_backward", grad, grad_state, x, state, weight, seed, normalize, dropout,
+                       renorm_padding, glu, need_x, need_state, need_weight);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(lightconv, CUDA, m) {
+  m.impl("lightconv", &lightconv_forward);
+  m.impl("dynamicconv", &dynamicconv_forward);
+  m.impl("lightconv_backward", &lightconv_backward);
+  m.impl("dynamicconv_backward", &dynamicconv_backward);
+  m.impl("lightconv_step", &lightconv_step);
+  m.impl("dynamicconv_step", &dynamicconv_step);
+  m.impl("lightconv_step_backward", &lightconv_step_backward);
+  m.impl("dynamicconv_step_backward", &dynamicconv_step_backward);
+}

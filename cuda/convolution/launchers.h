@@ -1,0 +1,81 @@
+// The kernels of lightconv and dynamicconv for whoever calls them: plain pointers and sizes, nothing of torch.
+//
+//     out[t, b, c] = bias[c] + sum_k w[t, b, h, k] * u[t - padding_l + k, b, c],        h = c div (C/H)
+//
+// u is x, or x[..., :C] * sigmoid(x[..., C:]) rounded to x's type; w is the normalised, then dropped weight, computed
+// in float. One set of structs serves both operators and both ways to call them:
+//   lightconv     weight (H, K): `dynamic` is false and stride_t, stride_b of the weight are 0
+//   dynamicconv   weight (T, B, H, K)
+//   a full pass   `state_rows` is 0; rows of u before 0 and from T (or the sequence's end) on read as zero
+//   a step        padding_l = K-1, and rows -state_rows ... -1 of u exist: they are the rows of `state`
+// so a step is a full pass over n rows that begins in the middle of a sequence.
+//
+// All launchers put their work on `stream`, never wait for it, allocate nothing, and return the launch's error.
+#pragma once
+
+#include "common/problem.h"
+
+namespace lightconv {
+
+// The order of NORMALIZATIONS in ops/normalize.py.
+enum class Normalize : int { kSoftmax, kNone, kL2, kAbsL2, kSigmoid, kTanh, kL1, kAbs, kSquare };
+
+// A (T, B, H, K) tensor with any strides, in elements; (H, K) with stride_t = stride_b = 0.
+struct Filters {
+  const void* data = nullptr;
+  int64_t stride_t = 0;
+  int64_t stride_b = 0;
+  int64_t stride_h = 0;
+  int64_t stride_k = 0;
+};
+
+struct ConvParams : Problem {
+  bool dynamic = false;
+  int kernel_size = 1;         // K; the next state has min(r + n, K-1) rows
+  int padding_l = 0;
+  Normalize normalize = Normalize::kSoftmax;
+  bool glu = false;
+  bool renorm_padding = false;  // normalise over the taps inside the sequence only (dynamic only)
+
+  const int64_t* seed = nullptr;   // one element on the device; null: no dropout
+  uint64_t drop_below = 0;         // keep a weight when its Philox word >= drop_below = ceil(p * 2^32)
+  float keep_scale = 1.0f;         // 1/(1-p)
+
+  Filters weight;
+  const void* bias = nullptr;  // (C,), contiguous
+};
+
+// The gradient of every tensor; those that are not wanted have a null pointer.
+struct ConvBackwardParams : ConvParams {
+  Rows grad;                   // (T, B, C): for out; null (a step whose output was not used): zero
+  Rows grad_state;             // for next_state; null: zero
+  MutableRows dx;              // (T, B, C or 2C)
+  MutableRows dstate;          // (r, B, C)
+  void* dweight = nullptr;     // strides below, in elements; t and b as in Filters
+  int64_t dweight_stride_t = 0;
+  int64_t dweight_stride_b = 0;
+  int64_t dweight_stride_h = 0;
+  int64_t dweight_stride_k = 0;
+  void* workspace = nullptr;   // workspace_bytes(params) bytes, 16-byte aligned, content undefined
+};
+
+// Full passes and steps. Nothing is launched for an empty batch.
+cudaError_t forward(const ConvParams& params, cudaStream_t stream);
+cudaError_t backward(const ConvBackwardParams& params, cudaStream_t stream);
+
+// What `backward` needs: float partial sums of lightconv's dweight; 0 when it needs none. May be called before
+// `workspace` is set; everything else of params must be.
+size_t workspace_bytes(const ConvBackwardParams& params);
+
+// The tensor-core path (band_*.cu), chosen inside forward and backward. `supported` must depend on types, sizes per
+// row (C, H, K, padding_l), options, alignments and the compute capability only: never on T, B or the content of a
+// sequence, so that the numbers of a sentence do not depend on its batch.
+//   band_forward    writes out (and bias). Only asked for full passes (state_rows == 0, next_state null).
+//   band_backward   writes dx and dweight, where not null; rows outside a sequence get dx = 0. Same.
+bool band_forward_supported(const ConvParams& params);
+bool band_backward_supported(const ConvBackwardParams& params);
+cudaError_t band_forward(const ConvParams& params, cudaStream_t stream);
+cudaError_t band_backward(const ConvBackwardParams& params, cudaStream_t stream);
+size_t band_workspace_bytes(const ConvBackwardParams& params);
+
+}  // namespace lightconv

@@ -1,0 +1,296 @@
+// Short filters (K = 3, 4, 7) entirely in registers: no shared memory, no barriers.
+//
+// A thread owns one vector of V channels (16 bytes) of one batch element and walks through `length` time steps with
+// the last K rows of u in a window of registers; every input is read once (K-1 rows twice at the seams), straight from
+// where it lies. The vector's channels belong to `N` heads: V / (C/H) where C/H is below V, else 1. With C/H = 1 and
+// K = 4 the weights are two thirds of a dynamicconv's bytes (per step and vector: 16 of x, 64 of weights, 16 of out in
+// a half type), so they are read 16 bytes at a time along (H, K) too, and softmax runs on registers.
+// While a step is computed, the next one's inputs are on their way.
+//
+// Only softmax and none; dropout where a vector lies within one head; K = 4 where it does not. The tiles do the rest.
+#pragma once
+
+#include "convolution/tile.cuh"
+
+namespace lightconv {
+
+constexpr int kShortThreads = 128;
+// Up to this K, registers are preferred to the matrix units.
+constexpr int kShortest = 4;
+// Enough threads for every multiprocessor of the largest devices to have some hundreds.
+constexpr int64_t kWantedThreads = 1 << 18;
+
+struct ShortWalk {
+  int length = 0;               // steps of a thread
+  int64_t threads = 0;          // that have work
+  bool packed_weights = false;  // (H, K) contiguous and aligned: read and written in vectors
+};
+
+// The vector, batch element and first step of a thread; vectors go first, so neighbours read neighbouring bytes.
+struct ShortPlace {
+  int64_t b, t;
+  int vector;
+  bool active;
+  template <int V>
+  __device__ static ShortPlace of(const ConvParams& p, const ShortWalk& walk) {
+    const int64_t index = static_cast<int64_t>(blockIdx.x) * kShortThreads + threadIdx.x;
+    const int vectors = p.channels / V;
+    const int64_t rest = index / vectors;
+    return {rest % p.batch, rest / p.batch * walk.length, static_cast<int>(index % vectors), index < walk.threads};
+  }
+};
+
+// The largest power of two that divides `bytes`, at most 16: what a thread may move of its weights at a time.
+__host__ __device__ constexpr int piece_bytes(int bytes) {
+  return (bytes & -bytes) < 16 ? (bytes & -bytes) : 16;
+}
+
+// The K weights each of heads head ... head + N - 1 at (t, b), as they are.
+template <class T, int N, int K>
+__device__ __forceinline__ void read_weights(const ConvParams& p, bool packed, int64_t t, int64_t b, int head,
+                                             T (&weights)[N * K]) {
+  const T* from = static_cast<const T*>(p.weight.data) + t * p.weight.stride_t + b * p.weight.stride_b +
+                  head * p.weight.stride_h;
+  if (packed) {
+    constexpr int kPiece = piece_bytes(N * K * sizeof(T)) / sizeof(T);
+#pragma unroll
+    for (int first = 0; first < N * K; first += kPiece) {
+      const Pack<T, kPiece> pack = load_pack<T, kPiece>(from + first);
+#pragma unroll
+      for (int e = 0; e < kPiece; ++e) weights[first + e] = pack.value[e];
+    }
+    return;
+  }
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) weights[n * K + k] = from[n * p.weight.stride_h + k * p.weight.stride_k];
+  }
+}
+
+// Softmax or nothing. With renorm_padding over the taps [first, last) only, and the others become 0.
+template <class T, int N, int K>
+__device__ __forceinline__ void normalize_short(const ConvParams& p, int first, int last, const T (&read)[N * K],
+                                                float (&weights)[N][K]) {
+  const bool all = !p.renorm_padding;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) weights[n][k] = to_float(read[n * K + k]);
+    if (p.normalize == Normalize::kSoftmax) {
+      float maximum = -INFINITY, sum = 0.0f;
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        if (all || (k >= first && k < last)) maximum = fmaxf(maximum, weights[n][k]);
+      }
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        weights[n][k] = all || (k >= first && k < last) ? exponential(weights[n][k] - maximum) : 0.0f;
+        sum += weights[n][k];
+      }
+      // No tap at all: they stay 0.
+      const float scale = all || last > first ? 1.0f / sum : 0.0f;
+#pragma unroll
+      for (int k = 0; k < K; ++k) weights[n][k] *= scale;
+    } else {
+#pragma unroll
+      for (int k = 0; k < K; ++k) weights[n][k] = all || (k >= first && k < last) ? weights[n][k] : 0.0f;
+    }
+  }
+}
+
+// Dropout's factors of the K taps from row-major index `flat` on; all 1 without dropout.
+template <int K>
+__device__ __forceinline__ void short_dropout(const ConvParams& p, uint64_t flat, float (&factors)[K]) {
+#pragma unroll
+  for (int k = 0; k < K; ++k) factors[k] = 1.0f;
+  if (p.seed == nullptr) return;
+  // The taps begin at word `shift` of these quads. (Registers have no index, so every shift is written out.)
+  constexpr int kQuads = K % 4 == 0 ? K / 4 : (K + 3 + 3) / 4;
+  const int shift = K % 4 == 0 ? 0 : static_cast<int>(flat % 4);
+  const uint64_t seed = static_cast<uint64_t>(*p.seed);
+  float words[4 * kQuads];
+#pragma unroll
+  for (int quad = 0; quad < kQuads; ++quad) {
+    const float4 four = dropout_factors(p, flat / 4 + quad, seed);
+    words[4 * quad] = four.x, words[4 * quad + 1] = four.y, words[4 * quad + 2] = four.z, words[4 * quad + 3] = four.w;
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    factors[k] = words[k];
+#pragma unroll
+    for (int from = 1; from < 4; ++from) {
+      if (k + from < 4 * kQuads && shift == from) factors[k] = words[k + from];
+    }
+  }
+}
+
+__device__ __forceinline__ float dropped(float value, float factor) { return factor == 0.0f ? 0.0f : value * factor; }
+
+// The taps [first, last) of step t that meet rows of t's own sequence.
+struct TapRange {
+  int first, last;
+  __device__ __forceinline__ TapRange(const ConvParams& p, const Span& span, int64_t t) {
+    const int64_t begin = span.begin - t + p.padding_l, end = span.end - t + p.padding_l;
+    first = static_cast<int>(begin < 0 ? 0 : begin < p.kernel_size ? begin : p.kernel_size);
+    last = static_cast<int>(end < 0 ? 0 : end < p.kernel_size ? end : p.kernel_size);
+  }
+  __device__ __forceinline__ bool holds(int k) const { return k >= first && k < last; }
+};
+
+// A row of u for the window; zeros where there is none (what is out of a sequence is left out later, by TapRange).
+template <class T, int V>
+__device__ __forceinline__ Pack<T, V> window_row(const ConvParams& p, const Span& rows, int64_t s, int64_t b, int c) {
+  return s >= rows.begin && s < rows.end ? load_input<T, V>(p, s, b, c) : zero_pack<T, V>();
+}
+
+template <class T, bool kDynamic, int V, int N, int K>
+__global__ void __launch_bounds__(kShortThreads, 3) short_forward_kernel(const ConvParams p, const ShortWalk walk) {
+  const ShortPlace place = ShortPlace::of<V>(p, walk);
+  if (!place.active) return;
+  const int c = place.vector * V, head = c / (p.channels / p.heads);
+  const bool packed = p.cu_seqlens != nullptr;
+  Span span = sequence_span(p, place.b, place.t);
+  const Span rows = packed ? Span{0, p.steps} : span;
+
+  float bias[V] = {};
+  if (p.bias != nullptr) widen(load_pack<T, V>(static_cast<const T*>(p.bias) + c), bias);
+  float weights[N][K];
+  const auto make_weights = [&](const T(&read)[N * K], int first, int last, int64_t t) {
+    normalize_short<T, N, K>(p, first, last, read, weights);
+    if constexpr (N == 1) {
+      float factors[K];
+      short_dropout<K>(p, flat_index(p, t, place.b, head), factors);
+#pragma unroll
+      for (int k = 0; k < K; ++k) weights[0][k] = dropped(weights[0][k], factors[k]);
+    }
+  };
+  // What the next step needs is on its way while this one is computed.
+  T next_weights[N * K];
+  read_weights<T, N, K>(p, walk.packed_weights, place.t, place.b, head, next_weights);
+  if constexpr (!kDynamic) make_weights(next_weights, 0, K, 0);
+  Pack<T, V> next_row = window_row<T, V>(p, rows, place.t - p.padding_l + K - 1, place.b, c);
+  float window[K][V];
+#pragma unroll
+  for (int k = 0; k < K - 1; ++k) {
+    widen(window_row<T, V>(p, rows, place.t - p.padding_l + k, place.b, c), window[k]);
+  }
+  const int64_t end = place.t + walk.length < p.steps ? place.t + walk.length : p.steps;
+  T* out = static_cast<T*>(p.out.data) + place.b * p.out.stride_b + c;
+  // Two at a time: the window then moves half as often.
+#pragma unroll 1
+  for (int64_t t = place.t; t < end; ++t) {
+    if (packed && t >= span.end) span = sequence_span(p, place.b, t);
+    const TapRange taps(p, span, t);
+    widen(next_row, window[K - 1]);
+    if constexpr (kDynamic) make_weights(next_weights, taps.first, taps.last, t);
+    if (t + 1 < end) {
+      next_row = window_row<T, V>(p, rows, t - p.padding_l + K, place.b, c);
+      if constexpr (kDynamic) read_weights<T, N, K>(p, walk.packed_weights, t + 1, place.b, head, next_weights);
+    }
+    float sums[V];
+#pragma unroll
+    for (int e = 0; e < V; ++e) sums[e] = bias[e];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (!taps.holds(k)) continue;
+#pragma unroll
+      for (int e = 0; e < V; ++e) sums[e] = fmaf(weights[e * N / V][k], window[k][e], sums[e]);
+    }
+    store_pack(out + t * p.out.stride_t, narrow<T, V>(sums));
+#pragma unroll
+    for (int k = 0; k < K - 1; ++k) {
+#pragma unroll
+      for (int e = 0; e < V; ++e) window[k][e] = window[k + 1][e];
+    }
+  }
+  if (p.next_state.data == nullptr || place.t != 0) return;
+  const int64_t seen = p.steps + p.state_rows, kept = seen < K - 1 ? seen : K - 1;
+  T* next = static_cast<T*>(p.next_state.data) + place.b * p.next_state.stride_b + c;
+  for (int64_t row = 0; row < kept; ++row) {
+    store_pack(next + row * p.next_state.stride_t, load_input<T, V>(p, p.steps - kept + row, place.b, c));
+  }
+}
+
+// ------------------------------------------------------------------------------------------------ launches
+
+// Host: `rows` steps for every vector and batch element.
+template <class T>
+ShortWalk short_walk(const ConvParams& p, int64_t rows) {
+  ShortWalk walk;
+  const int64_t columns = p.channels / kWide<T> * p.batch;
+  walk.length = 256;
+  while (walk.length > 8 && columns * divide_up(rows, static_cast<int64_t>(walk.length)) < kWantedThreads) {
+    walk.length /= 2;
+  }
+  walk.threads = columns * divide_up(rows, static_cast<int64_t>(walk.length));
+  return walk;
+}
+
+// Host: whether (H, K) filters at these strides can be moved in the pieces of read_weights.
+template <class T>
+bool packed_filters(const ConvParams& p, int heads, const void* data, int64_t stride_t, int64_t stride_b,
+                    int64_t stride_h, int64_t stride_k) {
+  const int bytes = piece_bytes(heads * p.kernel_size * static_cast<int>(sizeof(T)));
+  return stride_k == 1 && stride_h == p.kernel_size && aligned(data, stride_t, stride_b, sizeof(T), bytes);
+}
+
+// Host: how many heads a vector holds: 0 where the vectors do not end with heads.
+template <class T>
+int heads_of_vector(const ConvParams& p) {
+  const int channels_of_head = p.channels / p.heads;
+  if (channels_of_head % kWide<T> == 0) return 1;
+  return p.channels % kWide<T> == 0 && kWide<T> % channels_of_head == 0 ? kWide<T> / channels_of_head : 0;
+}
+
+inline bool short_options(const ConvParams& p) {
+  return (p.kernel_size == 3 || p.kernel_size == 4 || p.kernel_size == 7) &&
+         (p.normalize == Normalize::kSoftmax || p.normalize == Normalize::kNone);
+}
+
+template <class T>
+bool short_forward_supported(const ConvParams& p) {
+  constexpr int size = sizeof(T);
+  const int heads = heads_of_vector<T>(p);
+  return short_options(p) && (heads == 1 || (heads > 1 && p.dynamic && p.kernel_size == 4 && p.seed == nullptr)) &&
+         aligned(p.x, size, 16) && aligned(p.state, size, 16) && aligned(p.out, size, 16) &&
+         aligned(p.next_state, size, 16) && reinterpret_cast<uintptr_t>(p.bias) % 16 == 0;
+}
+
+template <class T, bool kDynamic, int N, int K>
+cudaError_t launch_short_forward(const ConvParams& p, cudaStream_t stream) {
+  ShortWalk walk = short_walk<T>(p, p.steps);
+  walk.packed_weights = packed_filters<T>(p, N, p.weight.data, p.weight.stride_t, p.weight.stride_b,
+                                          p.weight.stride_h, p.weight.stride_k);
+  const int64_t blocks = divide_up(walk.threads, static_cast<int64_t>(kShortThreads));
+  if (blocks > kMostBlocks) return cudaErrorInvalidConfiguration;
+  LIGHTCONV_LAUNCH((short_forward_kernel<T, kDynamic, kWide<T>, N, K>), dim3(static_cast<unsigned>(blocks)),
+                   dim3(kShortThreads), 0, stream, p, walk);
+  return cudaGetLastError();
+}
+
+template <class T>
+cudaError_t short_forward(const ConvParams& p, cudaStream_t stream) {
+  switch (heads_of_vector<T>(p)) {
+    case 2: return launch_short_forward<T, true, 2, 4>(p, stream);
+    case 4: return launch_short_forward<T, true, 4, 4>(p, stream);
+    case 8:
+      if constexpr (kWide<T> == 8) return launch_short_forward<T, true, 8, 4>(p, stream);
+      break;
+    case 1:
+      switch (p.kernel_size) {
+        case 3:
+          return p.dynamic ? launch_short_forward<T, true, 1, 3>(p, stream)
+                           : launch_short_forward<T, false, 1, 3>(p, stream);
+        case 4:
+          return p.dynamic ? launch_short_forward<T, true, 1, 4>(p, stream)
+                           : launch_short_forward<T, false, 1, 4>(p, stream);
+        case 7:
+          return p.dynamic ? launch_short_forward<T, true, 1, 7>(p, stream)
+                           : launch_short_forward<T, false, 1, 7>(p, stream);
+      }
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace lightconv

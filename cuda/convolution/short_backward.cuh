@@ -1,0 +1,230 @@
+// The backward pass for short filters, in registers as the forward pass (short.cuh).
+//
+// One walk serves both gradients, so grad, x and the weight are read once: the window of u gives the taps' gradients,
+// and a second window collects du, of which row t - padding_l is complete after step t. A walk owns the weights of its
+// `length` steps t and the rows t - padding_l of du; it begins K-1 steps earlier, because those reach its rows too.
+//
+// dynamicconv: one launch. lightconv: each walk writes its share of dweight to the workspace, (walks, H, K) floats,
+// and the second launch of weight_gradient.cuh adds them up in order.
+#pragma once
+
+#include "convolution/short.cuh"
+#include "convolution/weight_gradient.cuh"
+
+namespace lightconv {
+
+template <class T, int N, int K>
+__device__ __forceinline__ void write_weight_gradient(const ConvBackwardParams& p, bool packed, int64_t t, int64_t b,
+                                                      int head, const float (&gradient)[N][K]) {
+  T* to = static_cast<T*>(p.dweight) + t * p.dweight_stride_t + b * p.dweight_stride_b + head * p.dweight_stride_h;
+  if (packed) {
+    constexpr int kPiece = piece_bytes(N * K * sizeof(T)) / sizeof(T);
+#pragma unroll
+    for (int first = 0; first < N * K; first += kPiece) {
+      Pack<T, kPiece> pack;
+#pragma unroll
+      for (int e = 0; e < kPiece; ++e) pack.value[e] = from_float<T>(gradient[(first + e) / K][(first + e) % K]);
+      store_pack(to + first, pack);
+    }
+    return;
+  }
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      to[n * p.dweight_stride_h + k * p.dweight_stride_k] = from_float<T>(gradient[n][k]);
+    }
+  }
+}
+
+// `lanes` neighbouring lanes share a head.
+template <class T, bool kDynamic, int V, int N, int K>
+__global__ void __launch_bounds__(kShortThreads, 2)
+    short_backward_kernel(const ConvBackwardParams p, const ShortWalk walk, const int lanes) {
+  const ShortPlace place = ShortPlace::of<V>(p, walk);
+  const int c = place.vector * V, head = c / (p.channels / p.heads);
+  const bool packed = p.cu_seqlens != nullptr;
+  // Idle threads walk through no rows, but along: the sums over lanes need whole warps.
+  const int64_t b = place.active ? place.b : 0, begin = place.t - (K - 1);
+  const int total = walk.length + K - 1;
+  Span span = sequence_span(p, b, 0);
+  const Span rows = !place.active ? Span{0, 0} : packed ? Span{0, p.steps} : span;
+  const auto exists = [&](int64_t t) { return place.active && t >= 0 && t < p.steps; };
+
+  // What the next step needs is on its way while this one is computed.
+  T next_weights[N * K];
+#pragma unroll
+  for (int at = 0; at < N * K; ++at) next_weights[at] = from_float<T>(0.0f);
+  Pack<T, V> next_row, next_grad;
+  const auto fetch = [&](int64_t t) {
+    next_row = window_row<T, V>(p, rows, t - p.padding_l + K - 1, b, c);
+    next_grad = exists(t) ? load_gradient<T, V>(p, t, b, c) : zero_pack<T, V>();
+    if (kDynamic && exists(t)) read_weights<T, N, K>(p, walk.packed_weights, t, b, head, next_weights);
+  };
+  float window[K][V], sums[K][V] = {}, weights[N][K], factors[K], gradient[N][K] = {};
+#pragma unroll
+  for (int k = 0; k < K - 1; ++k) widen(window_row<T, V>(p, rows, begin - p.padding_l + k, b, c), window[k]);
+  if constexpr (!kDynamic) {
+    read_weights<T, N, K>(p, walk.packed_weights, 0, 0, head, next_weights);
+    normalize_short<T, N, K>(p, 0, K, next_weights, weights);
+    short_dropout<K>(p, flat_index(p, 0, 0, head), factors);
+  }
+  fetch(begin);
+
+#pragma unroll 1
+  for (int n = 0; n < total; ++n) {
+    const int64_t t = begin + n;
+    if (packed && exists(t) && (t >= span.end || n == 0 || t == 0)) span = sequence_span(p, b, t);
+    TapRange taps(p, span, t);
+    if (!exists(t)) taps.first = taps.last = 0;
+    float grad[V];
+    widen(next_row, window[K - 1]);
+    widen(next_grad, grad);
+    if constexpr (kDynamic) {
+      normalize_short<T, N, K>(p, taps.first, taps.last, next_weights, weights);
+      if constexpr (N == 1) short_dropout<K>(p, exists(t) ? flat_index(p, t, b, head) : 0, factors);
+#pragma unroll
+      for (int h = 0; h < N; ++h) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) gradient[h][k] = 0.0f;
+      }
+    }
+    if (n + 1 < total) fetch(t + 1);
+    // lightconv's gradient is a sum over the steps: those before the walk's own belong to another.
+    const bool own = n >= K - 1;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (!taps.holds(k)) continue;
+#pragma unroll
+      for (int e = 0; e < V; ++e) {
+        const float weight = N == 1 ? dropped(weights[0][k], factors[k]) : weights[e * N / V][k];
+        sums[k][e] = fmaf(weight, grad[e], sums[k][e]);
+        if (kDynamic || own) gradient[e * N / V][k] = fmaf(grad[e], window[k][e], gradient[e * N / V][k]);
+      }
+    }
+    if (kDynamic && p.dweight != nullptr && own) {
+      if constexpr (N == 1) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) gradient[0][k] = dropped(group_sum(gradient[0][k], lanes), factors[k]);
+      }
+      if (exists(t) && (N > 1 || threadIdx.x % lanes == 0)) {
+        if (p.normalize == Normalize::kSoftmax) {
+#pragma unroll
+          for (int h = 0; h < N; ++h) {
+            float along = 0.0f;
+#pragma unroll
+            for (int k = 0; k < K; ++k) along = fmaf(gradient[h][k], weights[h][k], along);
+#pragma unroll
+            for (int k = 0; k < K; ++k) gradient[h][k] = (gradient[h][k] - along) * weights[h][k];
+          }
+        }
+        if (p.renorm_padding) {
+#pragma unroll
+          for (int h = 0; h < N; ++h) {
+#pragma unroll
+            for (int k = 0; k < K; ++k) gradient[h][k] = taps.holds(k) ? gradient[h][k] : 0.0f;
+          }
+        }
+        write_weight_gradient<T, N, K>(p, walk.packed_weights, t, b, head, gradient);
+      }
+    }
+    // Row t - padding_l has met its last step.
+    const int64_t s = t - p.padding_l;
+    if (place.active && own && s >= 0 && s < p.steps) {
+      store_input_gradient<T, V>(p, s, b, c, sums[0], s >= rows.begin && s < rows.end);
+    }
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+#pragma unroll
+      for (int e = 0; e < V; ++e) {
+        if (k < K - 1) window[k][e] = window[k + 1][e];
+        sums[k][e] = k < K - 1 ? sums[k + 1][e] : 0.0f;
+      }
+    }
+  }
+
+  if constexpr (!kDynamic) {
+    if (p.dweight == nullptr) return;
+    const int64_t slab = place.t / walk.length * p.batch + b;
+    float* to = static_cast<float*>(p.workspace) + (slab * p.heads + head) * K;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const float sum = group_sum(gradient[0][k], lanes);
+      if (place.active && threadIdx.x % lanes == 0) to[k] = sum;
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------------------------ launches
+
+// A step's backward pass is left to the tiles.
+template <class T>
+bool short_backward_supported(const ConvBackwardParams& p) {
+  constexpr int size = sizeof(T);
+  const int heads = heads_of_vector<T>(p), lanes = p.channels / p.heads / kWide<T>;
+  const bool whole = heads > 1 ? p.kernel_size == 4 && p.seed == nullptr
+                               : heads == 1 && lanes <= 32 && (lanes & (lanes - 1)) == 0;
+  return short_options(p) && whole && (p.dynamic || heads == 1) && p.state_rows == 0 && p.grad_state.data == nullptr &&
+         p.grad.data != nullptr && aligned(p.x, size, 16) && aligned(p.grad, size, 16) && aligned(p.dx, size, 16);
+}
+
+// Host: padding_l more steps than there are weights, so that the last rows of du are complete too.
+template <class T>
+ShortWalk short_backward_walk(const ConvBackwardParams& p) {
+  return short_walk<T>(p, p.steps + p.padding_l);
+}
+
+// Host: lightconv's partial sums.
+template <class T>
+int64_t short_slabs(const ConvBackwardParams& p) {
+  return p.batch * divide_up(p.steps + p.padding_l, static_cast<int64_t>(short_backward_walk<T>(p).length));
+}
+
+template <class T, bool kDynamic, int N, int K>
+cudaError_t launch_short_backward(const ConvBackwardParams& p, cudaStream_t stream) {
+  ShortWalk walk = short_backward_walk<T>(p);
+  walk.packed_weights =
+      packed_filters<T>(p, N, p.weight.data, p.weight.stride_t, p.weight.stride_b, p.weight.stride_h,
+                        p.weight.stride_k) &&
+      (p.dweight == nullptr || packed_filters<T>(p, N, p.dweight, p.dweight_stride_t, p.dweight_stride_b,
+                                                 p.dweight_stride_h, p.dweight_stride_k));
+  const int64_t blocks = divide_up(walk.threads, static_cast<int64_t>(kShortThreads));
+  if (blocks > kMostBlocks) return cudaErrorInvalidConfiguration;
+  const int lanes = N > 1 ? 1 : p.channels / p.heads / kWide<T>;
+  LIGHTCONV_LAUNCH((short_backward_kernel<T, kDynamic, kWide<T>, N, K>), dim3(static_cast<unsigned>(blocks)),
+                   dim3(kShortThreads), 0, stream, p, walk, lanes);
+  return cudaGetLastError();
+}
+
+template <class T, int K>
+cudaError_t short_backward_with(const ConvBackwardParams& p, cudaStream_t stream) {
+  if (p.dynamic) return p.batch > 0 ? launch_short_backward<T, true, 1, K>(p, stream) : cudaSuccess;
+  if (p.batch > 0) {
+    const cudaError_t error = launch_short_backward<T, false, 1, K>(p, stream);
+    if (error != cudaSuccess || p.dweight == nullptr) return error;
+  }
+  return p.dweight != nullptr ? finish_light_weight_gradient<T>(p, short_slabs<T>(p), stream) : cudaSuccess;
+}
+
+template <class T>
+cudaError_t short_backward(const ConvBackwardParams& p, cudaStream_t stream) {
+  const int heads = heads_of_vector<T>(p);
+  if (heads > 1) {
+    if (p.batch == 0) return cudaSuccess;
+    switch (heads) {
+      case 2: return launch_short_backward<T, true, 2, 4>(p, stream);
+      case 4: return launch_short_backward<T, true, 4, 4>(p, stream);
+      case 8:
+        if constexpr (kWide<T> == 8) return launch_short_backward<T, true, 8, 4>(p, stream);
+    }
+    return cudaErrorInvalidValue;
+  }
+  switch (p.kernel_size) {
+    case 3: return short_backward_with<T, 3>(p, stream);
+    case 4: return short_backward_with<T, 4>(p, stream);
+    case 7: return short_backward_with<T, 7>(p, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace lightconv

@@ -1,8 +1,0 @@
-// The forward pass in float16 (a file of its own, so that the types compile side by side).
-#include "forward.cuh"
-
-namespace lightconv {
-
-template cudaError_t forward_of<__half>(const ConvParams&, cudaStream_t);
-
-}  // namespace lightconv

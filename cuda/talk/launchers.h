@@ -1,0 +1,60 @@
+// The kernels of talkconv (Lioutas and Guo 2020) for whoever calls them: plain pointers and sizes, as lightconv.h's.
+//
+//     out[t, b, c] = 1/(L+R+1) * sum_s coef(t, s) * x[s, b, c],        h = c div (C/H)
+//     coef(t, s)   = clip(a_l * L - (t - s) + 1, 0, 1) for s <= t,  clip(a_r * R - (s - t) + 1, 0, 1) for s >= t
+//
+// with the offsets a_l[t, b, h], a_r[t, b, h]. In other words, with reach = a * max, n its whole part and f the rest: n
+// rows to that side, and f times the next one. Rows outside the sequence read zero. Offsets below 0 count as 0, those
+// above 1 reach further, an infinite one to the sequence's end. An offset that is NaN makes its outputs NaN; in all
+// gradients it counts as 0, and has itself a gradient of 0.
+#pragma once
+
+#include "common/problem.h"
+
+namespace lightconv {
+
+// A (T, B, H) tensor with any strides, in elements.
+struct Offsets {
+  const void* data = nullptr;
+  int64_t stride_t = 0;
+  int64_t stride_b = 0;
+  int64_t stride_h = 0;
+};
+
+struct MutableOffsets {
+  void* data = nullptr;
+  int64_t stride_t = 0;
+  int64_t stride_b = 0;
+  int64_t stride_h = 0;
+};
+
+struct TalkParams : Problem {
+  int max_left = 0;   // L; the next state has min(r + n, L) rows
+  int max_right = 0;  // R; 0 in a step
+  Offsets left;
+  Offsets right;      // null where R is 0
+};
+
+struct TalkBackwardParams : TalkParams {
+  Rows grad;            // (T, B, C): for out; null (a step whose output was not used): zero
+  Rows grad_state;      // for next_state; null: zero
+  MutableRows dx;       // (T, B, C); null, as all below, where it is not wanted
+  MutableRows dstate;   // (r, B, C)
+  MutableOffsets dleft;
+  MutableOffsets dright;
+  void* workspace = nullptr;  // talk_workspace_bytes(params) bytes, 16-byte aligned, content undefined
+};
+
+// As forward, backward and workspace_bytes in lightconv.h. T + r is at most 2^29.
+cudaError_t talk_forward(const TalkParams& params, cudaStream_t stream);
+cudaError_t talk_backward(const TalkBackwardParams& params, cudaStream_t stream);
+size_t talk_workspace_bytes(const TalkBackwardParams& params);
+
+// The tensor-core path (talk_band.cu), chosen inside talk_forward and talk_backward for full passes, under the
+// conditions that lightconv.h names for band_*. The second writes dx only, from workspace filled by find_reaches.
+bool talk_band_forward_supported(const TalkParams& params);
+bool talk_band_backward_supported(const TalkBackwardParams& params);
+cudaError_t talk_band_forward(const TalkParams& params, cudaStream_t stream);
+cudaError_t talk_band_backward(const TalkBackwardParams& params, cudaStream_t stream);
+
+}  // namespace lightconv

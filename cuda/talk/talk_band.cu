@@ -1,0 +1,243 @@
+// talkconv on the tensor cores (band.cuh): the forward pass, and the gradients.
+//
+// The R = C/H channels of a head share their windows, so 16 rows of the result are a product
+//
+//     out[16, R] = 1/(L+R+1) * sum over chunks of 16 rows of  band[16, 16] * from[16, R]
+//
+// where band holds coefficients: those of the rows' own windows (forward, `from` is x), or of the windows of the rows
+// that come in (the gradient of x, `from` is that of the output). They are computed in the registers that the matrix
+// unit takes them from, ten instructions each for an eighth of R products. Which chunks are needed is known from the
+// windows: a block stages the hull of what its rows need, as much at a time as fits, and a warp multiplies the chunks
+// that its 16 rows need, in the order of their rows. All else contributes zeros, so what is staged, and how many rows a
+// block has, changes no bit; and windows may reach as far as they like. The offsets' gradients of a block's rows are
+// computed right after them, while their part of the gradient is in the cache.
+//
+// Bytes a row of R = 64: 128 in (L = R = 31, 8 warps: 192 rows for 128, the others mostly from L2), 128 out, 4 of
+// offsets. Shared memory at 8 warps: 224 rows of 144 bytes.
+#include "common/band_product.cuh"
+#include "talk/windows.cuh"
+
+namespace lightconv {
+namespace band {
+namespace {
+
+constexpr int kTalkWarps = 8;
+
+// What is computed from what.
+struct TalkCall {
+  TalkBackwardParams p;  // forward: of a TalkParams
+  Rows from;
+  MutableRows to;
+  Reaches reaches;  // gradient of x only
+};
+
+// Where a block's shared memory has what: the staged rows are at source_at, their windows (forward: those of the
+// block's rows) at taps_at, the ranges of block_range at bands_at. shape.chunks: as many fit.
+inline Shape talk_shape(const TalkParams& p, int warps, bool backward) {
+  Shape shape = rows_shape(p, warps);
+  const int64_t reach = static_cast<int64_t>(p.max_left) + p.max_right;
+  shape.chunks = warps + 2 + static_cast<int>(reach < 128 ? divide_up(reach, int64_t{kTile}) : 8);
+  shape.taps_at = row_bytes(shape, shape.chunks);
+  shape.bands_at = shape.taps_at + (backward ? shape.chunks : warps) * kTile * static_cast<int>(sizeof(Window));
+  shape.bytes = shape.bands_at + warps * static_cast<int>(sizeof(Range));
+  return shape;
+}
+
+// Row `row` of the block's sequence as window_of and forward_window want it; an empty window where it is none.
+template <class T, bool kForward>
+__device__ __forceinline__ Window sequence_window(const TalkParams& p, const Place& place, int t) {
+  if (t < 0 || t >= place.rows) return empty_window();
+  if constexpr (kForward) return forward_window<T>(p, place.begin + t, place.b, place.head, t, 0, place.readable);
+  bool unknown;
+  return window_of<T>(p, place.begin + t, place.b, place.head, t, 0, place.readable, unknown);
+}
+
+// The fragment of the band in which the outputs with windows rows[0] and rows[8] meet rows s, s + 1, s + 8, s + 9.
+template <class T>
+__device__ __forceinline__ void forward_fragment(const Window* rows, int s, uint32_t (&a)[4]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const Window window = rows[8 * half];
+    a[half] = pair_of<T>(window.coefficient(s), window.coefficient(s + 1));
+    a[half + 2] = pair_of<T>(window.coefficient(s + 8), window.coefficient(s + 9));
+  }
+}
+
+// The same where columns are outputs, `columns` their windows, and s, s + 8 rows of x.
+template <class T>
+__device__ __forceinline__ void gradient_fragment(const Window* columns, int s, uint32_t (&a)[4]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const Window first = columns[8 * half], second = columns[8 * half + 1];
+    a[2 * half] = pair_of<T>(first.coefficient(s), second.coefficient(s));
+    a[2 * half + 1] = pair_of<T>(first.coefficient(s + 8), second.coefficient(s + 8));
+  }
+}
+
+template <class T, bool kForward>
+__global__ void __launch_bounds__(32 * kTalkWarps, 3) talk_kernel(const TalkCall call, const Shape shape) {
+#ifdef LIGHTCONV_HAS_MATRIX_UNITS
+  LIGHTCONV_DYNAMIC_SHARED(unsigned char, shared);
+  T* source = reinterpret_cast<T*>(shared + shape.source_at);
+  Window* windows = reinterpret_cast<Window*>(shared + shape.taps_at);
+  Range* ranges = reinterpret_cast<Range*>(shared + shape.bands_at);
+  const TalkBackwardParams& p = call.p;
+
+  const Place place = find_place(p, shape);
+  if (place.t0 >= place.rows) return;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_index();
+  const int channels = p.channels / p.heads, row0 = place.t0 + kTile * warp;
+  const int rows = clip(place.rows - row0, kTile);
+  // Rows of `from` that exist; those that the warp's windows reach, and those that the block needs.
+  const int limit = kForward ? place.readable : place.rows;
+  Range mine, all;
+  if constexpr (kForward) {
+    if (lane < kTile) {
+      const Window window = sequence_window<T, true>(p, place, row0 + lane);
+      windows[kTile * warp + lane] = window;
+      mine.add(window.least(), window.most());
+    }
+    mine = warp_range(mine);
+    all = block_range(mine, ranges);
+  } else {
+    all = find_outputs(p, call.reaches, place.b, place.head, 1, place.begin + place.t0,
+                       place.begin + min(place.t0 + shape.rows(), place.rows), ranges);
+    all.low = max(all.low - place.begin, 0) / kTile * kTile;
+    all.high = min(all.high - place.begin, place.rows);
+  }
+  all.low &= -kTile;
+
+  const float scale = talk_scale(p);
+  for (int slice = 0; slice < channels; slice += kSlice) {
+    const int width = min(channels - slice, kSlice), channel0 = place.head * channels + slice;
+    Sums sums;
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[n][e] = 0.0f;
+    }
+    for (int start = all.low; start < all.high; start += shape.chunks * kTile) {
+      const int count = min(shape.chunks, divide_up(all.high - start, kTile));
+      if (slice > 0 || start > all.low) __syncthreads();
+      stage_rows(source, shape, count * kTile, clip(-start, count * kTile), clip(limit - start, count * kTile), width,
+                 call.from, place.begin + start, place.b, channel0);
+      if constexpr (!kForward) {
+        for (int i = static_cast<int>(threadIdx.x); i < count * kTile; i += static_cast<int>(blockDim.x)) {
+          windows[i] = sequence_window<T, false>(p, place, start + i);
+        }
+      }
+      wait_for_copies();
+      __syncthreads();
+#pragma unroll 1
+      for (int chunk = 0; chunk < count; ++chunk) {
+        const int s = start + kTile * chunk;
+        uint32_t a[4];
+        if constexpr (kForward) {
+          if (!mine.meets(s, s + kTile)) continue;
+          forward_fragment<T>(windows + kTile * warp + lane / 4, s + lane % 4 * 2, a);
+        } else {
+          const Window window = windows[kTile * chunk + lane % kTile];
+          if (!__any_sync(kFullWarp, window.least() < row0 + kTile && window.most() > row0)) continue;
+          gradient_fragment<T>(windows + kTile * chunk + lane % 4 * 2, row0 + lane / 4, a);
+        }
+        const T* row = source + (kTile * chunk + lane % 16) * shape.row_pitch + lane / 16 * 8;
+#pragma unroll
+        for (int n = 0; n < kGroups; n += 2) {
+          if (8 * n < width) {
+            uint32_t b[4];
+            load_matrices<true>(b, row + 8 * n);
+            multiply_add<T>(sums[n], a, b[0], b[1]);
+            multiply_add<T>(sums[n + 1], a, b[2], b[3]);
+          }
+        }
+      }
+    }
+    if (rows == 0) continue;
+
+    bool clean = true;
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        clean = clean && finite(sums[n][e]);
+        sums[n][e] *= scale;
+      }
+    }
+    T* to = static_cast<T*>(call.to.data) + int64_t{place.begin + row0} * call.to.stride_t +
+            place.b * call.to.stride_b + channel0;
+    store_rounded_sums<T>(sums, width, [&](int row, int channel, const uint4& values) {
+      if (row < rows) *reinterpret_cast<uint4*>(to + row * call.to.stride_t + channel) = values;
+    });
+    if (__all_sync(kFullWarp, clean)) continue;
+    // A factor that is not finite has met the band's zeros, too (0 * NaN): one sum at a time, of what belongs to it.
+    __syncwarp();
+    const T* from = static_cast<const T*>(call.from.data) + int64_t{place.begin} * call.from.stride_t +
+                    place.b * call.from.stride_b + channel0;
+    for (int at = lane; at < rows * width; at += 32) {
+      const int row = at / width, channel = at - row * width, s = row0 + row;
+      const Window own = kForward ? windows[kTile * warp + row] : empty_window();
+      float sum = 0.0f;
+      const int begin = kForward ? own.least() : all.low, end = kForward ? own.most() : all.high;
+#pragma unroll 1
+      for (int t = begin; t < end; ++t) {
+        const float coefficient =
+            kForward ? own.coefficient(t) : sequence_window<T, false>(p, place, t).coefficient(s);
+        if (coefficient == 0.0f) continue;
+        sum = fmaf(coefficient, t < limit ? to_float(from[t * call.from.stride_t + channel]) : 0.0f, sum);
+      }
+      to[row * call.to.stride_t + channel] = from_float<T>(sum * scale);
+    }
+  }
+
+  if (kForward || (p.dleft.data == nullptr && p.dright.data == nullptr)) return;
+  const int width = offset_lanes(p, kTalkVector), at = static_cast<int>(threadIdx.x);
+  const int together = static_cast<int>(blockDim.x) / width;
+  for (int first = place.t0; first < min(place.t0 + shape.rows(), place.rows); first += together) {
+    const int t = first + at / width;
+    OffsetGradient gradient;
+    if (t < place.rows) {
+      gradient.window = window_of<T>(p, place.begin + t, place.b, place.head, t, 0, place.readable, gradient.unknown);
+    }
+    gradient.compute<T, kTalkVector>(p, place.begin + t, place.b, place.head, place.begin, at % width, width,
+                                     t < place.rows);
+  }
+#endif
+}
+
+// What both directions need. Offsets may have any strides.
+inline bool talk_supported(const TalkParams& p, bool backward) {
+  const bool half = p.type == Type::kBFloat16 || p.type == Type::kFloat16;
+  return p.compute_capability >= 80 && half && per_head(p) >= 16 && per_head(p) % 8 == 0 &&
+         talk_shape(p, 1, backward).bytes <= kMostShared;
+}
+
+template <bool kForward>
+cudaError_t run_talk(const TalkCall& call, cudaStream_t stream) {
+  const TalkParams& p = call.p;
+  const Shape shape = choose_shape(p, kTalkWarps, [&](int warps) { return talk_shape(p, warps, !kForward); });
+  return p.type == Type::kBFloat16 ? launch(talk_kernel<__nv_bfloat16, kForward>, p, call, shape, stream)
+                                   : launch(talk_kernel<__half, kForward>, p, call, shape, stream);
+}
+
+}  // namespace
+}  // namespace band
+
+bool talk_band_forward_supported(const TalkParams& p) {
+  return band::talk_supported(p, false) && aligned(p.x, 2, 16) && aligned(p.out, 2, 16);
+}
+
+bool talk_band_backward_supported(const TalkBackwardParams& p) {
+  return band::talk_supported(p, true) && aligned(p.grad, 2, 16) && aligned(p.dx, 2, 16);
+}
+
+cudaError_t talk_band_forward(const TalkParams& p, cudaStream_t stream) {
+  TalkBackwardParams all;
+  static_cast<TalkParams&>(all) = p;
+  return band::run_talk<true>({all, p.x, p.out, {}}, stream);
+}
+
+cudaError_t talk_band_backward(const TalkBackwardParams& p, cudaStream_t stream) {
+  return band::run_talk<false>({p, p.grad, p.dx, Reaches::of(p)}, stream);
+}
+
+}  // namespace lightconv

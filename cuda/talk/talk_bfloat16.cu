@@ -1,0 +1,9 @@
+// talkconv in bfloat16 (a file of its own, so that the types compile side by side).
+#include "talk/backward.cuh"
+
+namespace lightconv {
+
+template cudaError_t talk_forward_of<__nv_bfloat16>(const TalkParams&, cudaStream_t);
+template cudaError_t talk_backward_of<__nv_bfloat16>(const TalkBackwardParams&, cudaStream_t);
+
+}  // namespace lightconv

@@ -1,0 +1,40 @@
+// The entry points of talk.h: one call for each type. (talk_forward.cuh and talk_backward.cuh choose the kernels.)
+#include "talk/windows.cuh"
+
+namespace lightconv {
+
+// talk_forward.cuh and talk_backward.cuh, instantiated in one file for each type.
+template <class T>
+cudaError_t talk_forward_of(const TalkParams& params, cudaStream_t stream);
+template <class T>
+cudaError_t talk_backward_of(const TalkBackwardParams& params, cudaStream_t stream);
+
+cudaError_t talk_forward(const TalkParams& params, cudaStream_t stream) {
+  if (params.batch == 0) return cudaSuccess;
+  if (params.steps + params.state_rows > kMostTalkRows) return cudaErrorInvalidConfiguration;
+  switch (params.type) {
+    case Type::kFloat32: return talk_forward_of<float>(params, stream);
+    case Type::kFloat16: return talk_forward_of<__half>(params, stream);
+    case Type::kBFloat16: return talk_forward_of<__nv_bfloat16>(params, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+cudaError_t talk_backward(const TalkBackwardParams& params, cudaStream_t stream) {
+  if (params.batch == 0) return cudaSuccess;
+  if (params.steps + params.state_rows > kMostTalkRows) return cudaErrorInvalidConfiguration;
+  switch (params.type) {
+    case Type::kFloat32: return talk_backward_of<float>(params, stream);
+    case Type::kFloat16: return talk_backward_of<__half>(params, stream);
+    case Type::kBFloat16: return talk_backward_of<__nv_bfloat16>(params, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+size_t talk_workspace_bytes(const TalkBackwardParams& params) {
+  if (params.dx.data == nullptr && params.dstate.data == nullptr) return 0;
+  if (params.grad.data == nullptr) return 0;
+  return Reaches::of(params).ranges_of_a_head() * params.batch * params.heads * sizeof(Range);
+}
+
+}  // namespace lightconv
