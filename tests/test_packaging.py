@@ -49,9 +49,10 @@ def copy_of_the_source(folder):
     repository = Path(__file__).parent.parent
     for name in ("setup.py", "MANIFEST.in", "pyproject.toml", "README.md", "lightconv_plugin"):
         subprocess.run(["cp", "-r", repository / name, folder], check=True)
-    for name, files in {"cpu": {"toy.cpp": TOY, "toy.h": ""}, "cuda": {"toy.cu": "", "toy.cuh": ""}}.items():
-        (folder / name).mkdir()
+    cpu = {"toy.cpp": '#include "common/toy.h"\n' + TOY, "common/toy.h": ""}
+    for name, files in {"cpu": cpu, "cuda": {"talk/toy.cu": "", "toy.cuh": ""}}.items():
         for file, content in {**files, "notes.txt": ""}.items():
+            (folder / name / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / name / file).write_text(content)
     return folder
 
@@ -128,7 +129,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.ops import backends
 print((ops.lightconv(torch.randn(5, 2, 6), torch.randn(3, 4), 1) == 101).all().item(), backends.decision("cpu").library)
 """
-SOURCES = ["cpu/toy.cpp", "cpu/toy.h", "cuda/toy.cu", "cuda/toy.cuh"]
+SOURCES = ["cpu/common/toy.h", "cpu/toy.cpp", "cuda/talk/toy.cu", "cuda/toy.cuh"]
 
 
 def files(folder):

@@ -1,4 +1,4 @@
-// From torch's tensors to plain pointers and sizes: what the operators' registrations have in common.
+// Converts torch's tensors to plain pointers and sizes; shared by the operators' registrations.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -13,7 +13,7 @@ namespace lightconv {
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-// A channel stride that is not 1 comes from direct calls only.
+// Only direct calls pass a channel stride other than 1.
 inline Tensor channels_last(const Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
 
 inline OptionalTensor channels_last(const OptionalTensor& tensor) {
@@ -39,7 +39,7 @@ inline std::vector<int64_t> integers(const Tensor& tensor) {
   return {wide.const_data_ptr<int64_t>(), wide.const_data_ptr<int64_t>() + wide.numel()};
 }
 
-// Values that were not checked (in a traced program) must not lead outside x either: they are clamped.
+// In a traced program the values are not checked beforehand. They are clamped, so that nothing outside x is accessed.
 inline std::vector<Sequence> sequences_of(
     const OptionalTensor& lengths, const OptionalTensor& cu_seqlens, int64_t steps, int64_t seen, int64_t batch) {
   std::vector<Sequence> sequences;

@@ -1,5 +1,5 @@
-// Dropout of any tensor by the mask of philox.h, which the backward pass draws again: no mask is kept, and a call costs a
-// fraction of torch's on a CPU, which asks a generator for every element.
+// Dropout of any tensor with the mask of philox.h. The backward pass draws the mask again, so none is stored. A call
+// costs a fraction of torch's on a CPU, which asks a generator for every element.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

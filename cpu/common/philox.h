@@ -38,7 +38,7 @@ LIGHTCONV_INLINE Words multiply(Words a, uint32_t b) {
 
 }  // namespace detail
 
-// The words of the weights with flat indices first … first + n − 1. `words` has room for n + 64.
+// Writes the words of the weights with flat indices first … first + n − 1 to `words`, which has room for n + 64.
 // Returns the position of `first` in it.
 inline int64_t philox_words(uint64_t seed, uint64_t first, int64_t n, uint32_t* words) {
   using detail::kCounters;
@@ -74,7 +74,7 @@ inline int64_t philox_words(uint64_t seed, uint64_t first, int64_t n, uint32_t* 
   return int64_t(first - begin * 4);
 }
 
-// factors[i] = 0 or the scale, by the word of element i.
+// factors[i] is 0 or the scale, as the word of element i decides.
 template <class S>
 inline void dropout_factors(const Dropout& dropout, const uint32_t* words, int64_t n, S* factors) {
   const S scale = S(dropout.scale);

@@ -1,4 +1,4 @@
-// The element types of tensors, and rows of them on their way to and from the type of the sums.
+// The element types of tensors, and the conversion of rows to and from the type of the sums.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -16,7 +16,7 @@ namespace lightconv {
 template <class T>
 using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// Rows of half types are widened a vector at a time where the instruction set can.
+// Rows of half types are widened a vector at a time where the instruction set supports it.
 inline void widen_row(const float* from, int64_t n, float* to) { std::memcpy(to, from, n * sizeof(float)); }
 inline void widen_row(const double* from, int64_t n, double* to) { std::memcpy(to, from, n * sizeof(double)); }
 
@@ -37,7 +37,8 @@ inline void widen_row(const c10::Half* from, int64_t n, float* to) {
   for (; i < n; ++i) to[i] = static_cast<float>(from[i]);
 }
 
-// The first n ≤ kWidth elements at `from` in a vector, the other lanes anything finite; reads nothing further.
+// The first n ≤ kWidth elements at `from` in a vector; the other lanes are unspecified but finite. Reads nothing
+// beyond.
 template <class T>
 LIGHTCONV_INLINE Vector<Sum<T>> load_some(const T* from, int64_t n) {
   Sum<T> lanes[kWidth<Sum<T>>] = {};
@@ -83,7 +84,7 @@ inline void narrow_row(const float* from, int64_t n, c10::Half* to) {
   for (; i < n; ++i) to[i] = c10::Half(from[i]);
 }
 
-// The first n ≤ kWidth lanes to `to`; writes nothing further.
+// Stores the first n ≤ kWidth lanes to `to`; writes nothing beyond.
 template <class T>
 LIGHTCONV_INLINE void store_some(T* to, Vector<Sum<T>> v, int64_t n) {
   Sum<T> lanes[kWidth<Sum<T>>];

@@ -50,12 +50,12 @@ struct Tile {
   int64_t heads() const { return last_head - head; }
 };
 
-// The cut depends on the sizes alone, never on the number of threads: results do not either.
+// The cut depends on sizes only, never on the number of threads; so do the results.
 struct Cut {
   std::vector<Tile> tiles;
-  int64_t work;  // multiply-adds of a tile, about
+  int64_t work;  // multiply-adds of a tile, roughly
 
-  // Tiles that are worth another thread.
+  // How many tiles are worth another thread.
   int64_t grain() const { return std::max<int64_t>(1, 100'000 / std::max<int64_t>(work, 1)); }
 };
 
@@ -91,7 +91,7 @@ inline void fetch_ahead(const T* row, int64_t n) {
   for (int64_t i = 0; i < n; i += kLine) __builtin_prefetch(row + i);
 }
 
-// Memory of one thread for the tile it works on; kept for the next one.
+// Memory of one thread for the tile it works on, reused for the next one.
 class Arena {
  public:
   void reset() {
@@ -108,7 +108,7 @@ class Arena {
     used_ = 0;
   }
 
-  // Gives back what was taken since `mark`, unless a new block had to be added meanwhile (reset does then).
+  // Frees what was taken since `mark`, unless a new block has been added since (reset() frees it then).
   struct Mark {
     size_t blocks;
     int64_t used;
@@ -118,12 +118,12 @@ class Arena {
     if (mark.blocks == blocks_.size()) used_ = mark.used;
   }
 
-  // `n` elements that begin on a cache line and end on one; not initialised.
+  // `n` elements, uninitialised, in cache lines of their own.
   template <class S>
   S* take(int64_t n) {
     const int64_t bytes = (n * int64_t(sizeof(S)) + kLine - 1) / kLine * kLine;
 #if defined(__SANITIZE_ADDRESS__)
-    // A block for each, so that the sanitizer sees its end; full of NaN, so that what is read unwritten shows.
+    // A block for each, so that the sanitizer sees its end; filled with NaN, so that a read before a write shows.
     add(bytes);
     char *start = blocks_.back().start, *end = start + n * int64_t(sizeof(S));
     std::memset(start, 0xFF, bytes);

@@ -1,8 +1,8 @@
-// SIMD vectors of float and double, in the compiler's own vector extension: one code for AVX-512, AVX2 and everything
-// else, chosen by the flags this file is compiled with.
+// SIMD vectors of float and double in the compiler's vector extension: the same code serves AVX-512, AVX2 and
+// everything else, as the compiler's flags decide.
 //
-// Whatever is computed lane by lane here gives the same bits in every lane and for every width, so that a number does
-// not depend on where in a row it happens to stand.
+// Everything computed lane by lane here gives the same bits in every lane and for every width, so that a result does
+// not depend on its position in a row.
 #pragma once
 
 #include <cmath>
@@ -65,16 +65,16 @@ LIGHTCONV_INLINE Vector<S> larger(Vector<S> a, Vector<S> b) {
   return a > b ? a : b;
 }
 
-// e^x to about one unit in the last place, for x in −87 … 88; beyond, the value at that bound: denormal numbers are slow
-// and no weight needs them. NaN for NaN.
+// e^x to about one unit in the last place for x in −87 … 88, and the value at the bound beyond: denormal numbers are
+// slow, and no weight needs them. NaN for NaN.
 LIGHTCONV_INLINE Vector<float> exponential(Vector<float> x) {
   using F = Vector<float>;
   // The order of the operands keeps NaN.
   const F lowest = broadcast(-87.0f), highest = broadcast(88.0f);
   x = lowest > x ? lowest : x;
   x = highest < x ? highest : x;
-  // x = n·ln 2 + r with |r| ≤ ln 2 / 2. Adding 1.5·2²³ rounds to the nearest integer; 127 more, and n + 127, the
-  // exponent of 2ⁿ, stands in the lowest bits.
+  // x = n·ln 2 + r with |r| ≤ ln 2 / 2. Adding 1.5·2²³ rounds to the nearest integer. Adding 127 more puts
+  // n + 127, the exponent of 2ⁿ, into the lowest bits.
   const F shifted = x * 1.44269504088896341f + 12583039.0f;
   const F n = shifted - 12583039.0f;
   const F r = (x - n * 0.693359375f) - n * -2.1219444005471377e-4f;
@@ -141,7 +141,7 @@ LIGHTCONV_INLINE Vector<S> shuffled(Vector<S> a, Vector<S> b, Lanes<S> index) {
 #endif
 }
 
-// All lanes become the sum (the largest) of all lanes: halves first, a tree of fixed shape.
+// Every lane gets the sum (or the maximum) of all lanes, in a tree of fixed shape that begins with the halves.
 template <class S, int kStep = kWidth<S> / 2, class F>
 LIGHTCONV_INLINE Vector<S> across(Vector<S> v, F combine) {
   if constexpr (kStep > 0) {
@@ -162,7 +162,7 @@ LIGHTCONV_INLINE Vector<S> largest_across(Vector<S> v) {
   return across<S>(v, [](Vector<S> a, Vector<S> b) { return larger<S>(a, b); });
 }
 
-// Exchange the off-diagonal halves of ever smaller squares.
+// Exchanges the off-diagonal halves of smaller and smaller squares.
 template <class S, int kStep = kWidth<S> / 2>
 LIGHTCONV_INLINE void exchange_halves(Vector<S> (&rows)[kWidth<S>]) {
   if constexpr (kStep > 0) {
@@ -192,7 +192,7 @@ LIGHTCONV_INLINE void transpose_block(const S* from, int64_t from_pitch, S* to, 
   for (int i = 0; i < n; ++i) store(to + i * to_pitch, rows[i]);
 }
 
-// The same for any number of rows and columns; both buffers must reach to whole squares of kWidth<S>.
+// The same for any number of rows and columns; both buffers must have room for whole squares of kWidth<S>.
 template <class S>
 inline void transpose(const S* from, int64_t from_pitch, S* to, int64_t to_pitch, int64_t rows, int64_t columns) {
   for (int64_t i = 0; i < rows; i += kWidth<S>) {

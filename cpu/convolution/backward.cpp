@@ -4,7 +4,7 @@
 //     du[s] = Σ_k w[s − offset − k, k] · grad[s − offset − k]     gathered: every row has one owner
 //     dw[t, k] = Σ_r grad[t, r] · u[t + offset + k, r]            then the normalisation's and the GLU's own gradients
 //
-// Nothing is kept from the forward pass; normalised filters are made again, for K − 1 rows more than the tile has.
+// Nothing is kept from the forward pass. Normalised filters are computed again, for K − 1 rows more than the tile has.
 
 #include <ATen/Parallel.h>
 
@@ -32,7 +32,7 @@ class BackwardTile {
   void run() {
     const bool sources = p_.dx.data || p_.dstate.data;
     const bool weights = begin_ < end_ && (p_.dweight.data || partial_);
-    // The outputs that this tile's sources reach; its own outputs are among them.
+    // The outputs that this tile's sources contribute to; its own outputs are among them.
     const int64_t first = sources ? tile_.begin - p_.offset - (p_.kernel_size - 1) : begin_;
     const int64_t last = sources ? tile_.end - p_.offset : end_;
     const int64_t filter_first = std::max(first, s_.out_first);
@@ -155,7 +155,7 @@ class BackwardTile {
           partial_ + tile_.head * p_.filter_pitch(), p_.filter_pitch());
       return;
     }
-    // Heads of whole vectors are transposed one by one, to stay in the first cache; narrow ones all at once.
+    // Wide heads are transposed one by one, to stay in the first-level cache; narrow ones all at once.
     const int64_t together = p_.wide() ? 1 : tile_.heads();
     const int64_t pitch = correlation_pitch<S>(k);
     S* products = arena_.take<S>((end_ - begin_ + kDotRows) * pitch);
@@ -173,7 +173,7 @@ class BackwardTile {
       arena_.release(mark);
     }
     if (partial_) return;
-    // Time by time, as they lie in memory.
+    // In the order of time, as they are laid out in memory.
     for (int64_t t = begin_; t < end_; ++t) {
       for (int64_t h = 0; h < tile_.heads(); ++h) {
         write_filter(p_, filters.normalized(t, h), p_.dweight.at(t, s_.batch, tile_.head + h));
@@ -181,7 +181,7 @@ class BackwardTile {
     }
   }
 
-  // The gradient of one filter, without what fell on no source, in the place of the normalised filter itself.
+  // Overwrites one normalised filter with its gradient, leaving out products with rows that are no source.
   void take_row(const Filters<T>& filters, int64_t t, int64_t head, const S* products, S* logits) {
     const int64_t pitch = p_.filter_pitch();
     const Inside met = p_.meeting(s_, t);
@@ -229,7 +229,7 @@ void backward(const Problem<T>& p) {
     at::parallel_for(0, tiles, work.grain(), [&](int64_t from, int64_t to) { run(from, to, nullptr); });
     return;
   }
-  // Tiles of a bundle are added up in order by one thread.
+  // One thread adds up the tiles of a bundle, in order.
   const int64_t bundles = std::min(tiles, kBundles);
   at::parallel_for(0, bundles, 1, [&](int64_t from, int64_t to) {
     for (int64_t i = from; i < to; ++i) {

@@ -1,6 +1,6 @@
-// The inner loops: one head's filters over rows of time, on tiles that lie in a core's cache.
+// The inner loops: one head's filters applied to rows of time, on tiles that are in a core's cache.
 //
-// A tile is a matrix in the type of the sums S, one row a time step. Output row t and tap k meet source row
+// A tile is a matrix in the type of the sums S, one row for each time step. Output row t and tap k meet source row
 // t + offset + k; for a block of neighbouring outputs the taps form a band:
 //
 //     out[i] = Σ_j w[i][j − i] · source[j]          forward
@@ -21,7 +21,7 @@ struct BandBlock {
   const S* weight;  // row 0, tap 0
   int64_t weight_pitch;
   int64_t kernel_size;
-  int64_t first, last;  // the rows j that are there
+  int64_t first, last;  // the rows j that exist
   const S* bias;        // of the block's channels, or null
   S* out;
   int64_t out_pitch;
@@ -101,7 +101,7 @@ int64_t band_rows(const BandBlock<S>& b, int64_t rows) {
   return kRows;
 }
 
-// As many rows of sums as the registers hold beside the source's vectors and one weight.
+// As many rows of sums as fit into the registers beside the source's vectors and one weight.
 template <class S, bool kTransposed>
 int64_t band_vectors(const BandBlock<S>& b, int64_t rows, int vectors) {
   constexpr bool kMany = kVectorRegisters == 32;
@@ -123,8 +123,8 @@ struct Rows {
 };
 
 // Rows of outputs `begin` … `end` − 1 from the sources `valid.first` … `valid.last` − 1.
-// `channels` is a whole number of vectors. Transposed: the roles of outputs and sources are exchanged, the weights'
-// rows go with the sources, and output s meets source s − offset − k.
+// `channels` is a whole number of vectors. Transposed: outputs and sources exchange roles, the weights' rows belong to
+// the sources, and output s meets source s − offset − k.
 template <class S, bool kTransposed>
 void convolve_band(
     Rows<S> out, int64_t begin, int64_t end, Rows<S> source, int64_t valid_first, int64_t valid_last, Rows<S> weight,
@@ -154,9 +154,9 @@ void convolve_band(
 
 // ------------------------------------------------------------------------------------------------ lanes over time
 //
-// A head of fewer channels than a vector has lanes is computed with neighbouring time steps in the lanes, from
-// transposed tiles: row r of `source` and of `out` is a channel, row k of `weight` a tap, in which taps that meet no
-// source are zero, as sources outside the sequence are.
+// A head with fewer channels than a vector has lanes is computed with neighbouring time steps in the lanes, from
+// transposed tiles: row r of `source` and of `out` is a channel, row k of `weight` a tap. Taps that meet no source are
+// zero, and so are sources outside the sequence.
 
 template <class S>
 struct Columns {
@@ -167,7 +167,7 @@ struct Columns {
   S* at(int64_t row, int64_t time) const { return data + row * pitch + (time - first); }
 };
 
-// Outputs `begin` … `end` − 1 of `channels` channels; reads and writes up to kWidth<S> − 1 columns further.
+// Outputs `begin` … `end` − 1 of `channels` channels; reads and writes up to kWidth<S> − 1 columns beyond.
 template <class S, bool kTransposed>
 void convolve_columns(
     Columns<S> out, int64_t begin, int64_t end, Columns<S> source, Columns<S> weight, int64_t kernel_size,
@@ -195,7 +195,7 @@ void convolve_columns(
 // ------------------------------------------------------------------------------------------------ weights' gradient
 //
 // dw[t][k] = Σ_r grad[t][r] · source[t + offset + k][r]: the band of a product of two matrices. With the source
-// transposed (time in the lanes) there is nothing to add up across lanes; what falls outside the band is thrown away.
+// transposed (time in the lanes) there is nothing to add up across lanes; what falls outside the band is discarded.
 
 constexpr int kDotRows = kVectorRegisters == 32 ? 8 : 4;
 
@@ -232,7 +232,7 @@ int64_t correlation_pitch(int64_t kernel_size) {
   return round_up<S>(kernel_size + kDotRows - 1);
 }
 
-// Where dw[t] of the row t − begin = row begins in the products.
+// The position in the products where dw[t] begins, t − begin = row.
 template <class S>
 int64_t correlation_at(int64_t row, int64_t kernel_size) {
   return row * correlation_pitch<S>(kernel_size) + row % kDotRows;

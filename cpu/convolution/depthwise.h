@@ -1,5 +1,5 @@
-// Shared filters of heads of one channel, the depthwise convolution: neighbouring channels in the lanes, each with its
-// own weights, which lie transposed for it.
+// Depthwise convolution: shared filters for heads of one channel. Neighbouring channels are in the lanes, each with its
+// own weights, from a transposed table.
 #pragma once
 
 #include "convolution/tile.h"
@@ -28,8 +28,8 @@ ChannelTaps<Sum<T>> channel_taps(const Problem<T>& p, const Tile& tile, const Fi
   return {taps, pitch};
 }
 
-// Rows `begin` … `end` − 1 of outputs from the sources `valid_first` … `valid_last` − 1, as convolve_band computes them.
-// `bias` holds whole vectors, or is null.
+// Rows `begin` … `end` − 1 of outputs from the sources `valid_first` … `valid_last` − 1, as convolve_band computes
+// them. `bias` holds whole vectors, or is null.
 template <class S, bool kTransposed>
 void convolve_each(
     Rows<S> out, int64_t begin, int64_t end, Rows<S> source, int64_t valid_first, int64_t valid_last,
@@ -84,7 +84,7 @@ void correlate_each(
       const auto add = [&](int j, int64_t from, int64_t to) {
         for (int64_t t = from; t < to; ++t) total[j] += load(grad.at(t) + c) * load(source.at(t + offset + k + j) + c);
       };
-      // Rows that all taps of the block have a source for, and those before and after.
+      // The rows for which all taps of the block have a source; those before and after are added tap by tap.
       const int64_t low = first(k), high = last(k + kTaps - 1);
       const bool whole = taps == kTaps && low < high;
       for (int j = 0; j < taps; ++j) add(j, first(k + j), whole ? low : last(k + j));

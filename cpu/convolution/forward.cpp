@@ -2,7 +2,7 @@
 //
 // A tile is up to 128 outputs of one sentence for some heads: its sources are read once into the core's cache (widened,
 // gated), its filters normalised and dropped beside them, and the band product (band.h) runs on those. Reading 2·T·B·C
-// elements (and the weights) and writing T·B·C is all the traffic but the halo of K − 1 rows a tile.
+// elements (and the weights) and writing T·B·C is all the traffic, except for the halo of K − 1 rows of each tile.
 
 #include <ATen/Parallel.h>
 
@@ -20,7 +20,7 @@ void write_row(const Problem<T>& p, const Tile& tile, int64_t t, const Sum<T>* r
   for (int64_t h = 0; h < tile.heads(); ++h) narrow_row(row + h * pitch, p.per_head, to + h * p.per_head);
 }
 
-// The tile's part of the last rows of state and inputs, which the next step will need.
+// The tile's part of the last rows of state and inputs, which the next step needs.
 template <class T>
 void write_next_state(const Problem<T>& p, const Tile& tile, Arena& arena) {
   const int64_t first = p.sources() - p.next_rows, b = tile.sequence->batch;

@@ -9,8 +9,9 @@ namespace lightconv {
 template <class T>
 void forward(const Problem<T>& p);
 
-// What of p.dx, p.dstate and p.dweight is there, from p.grad and p.grad_state. With a shared filter the gradient of
-// its taps is added up in p.partial: kBundles planes of (H, filter_pitch), zero before, to be summed in their order.
+// Those of p.dx, p.dstate and p.dweight that are not null, from p.grad and p.grad_state. With a shared filter the
+// gradient of its taps is added to p.partial: kBundles planes of (H, filter_pitch), zero before the call, whose sum, in
+// their order, is the gradient.
 template <class T>
 void backward(const Problem<T>& p);
 

@@ -1,5 +1,5 @@
-// How the K weights of one filter are normalised, and the gradient of each way: what lightconv_plugin/ops/normalize.py
-// defines, on one row of K logits. Rows have a pitch of whole vectors.
+// The normalisations of lightconv_plugin/ops/normalize.py and their gradients, for one row of K logits. Rows have a
+// pitch of whole vectors.
 #pragma once
 
 #include <string_view>
@@ -20,7 +20,7 @@ inline Normalize normalize_of(std::string_view name) {
 
 constexpr double kEpsilon = 1e-6;
 
-// Taps first … last − 1 of K take part; the others weigh 0.
+// Taps first … last − 1 of K take part; the weight of the others is 0.
 struct Inside {
   int64_t first, last;
 };
@@ -59,7 +59,7 @@ LIGHTCONV_INLINE Lanes<S> first_lanes(int64_t n) {
   return lane_numbers<S>() < I(n);
 }
 
-// All of the K taps; logits(i) are kWidth of them from i on. kVectors > 0: so many vectors, which stay in registers.
+// All K taps; logits(i) loads kWidth of them from i on. kVectors > 0: the number of vectors, which stay in registers.
 template <class S, int kVectors, class Logits>
 LIGHTCONV_INLINE void softmax_all(Logits logits, int64_t kernel_size, S* out) {
   constexpr int w = kWidth<S>;
@@ -83,7 +83,7 @@ LIGHTCONV_INLINE void softmax_all(Logits logits, int64_t kernel_size, S* out) {
 #pragma GCC unroll 4
   for (int64_t i = 0; i < vectors; ++i) {
     Vector<S> power = exponential((kVectors ? held[i] : load(out + i * w)) - top);
-    // Exactly 0 beyond K: what is next to 0 would make denormal numbers, a hundred times slower than others.
+    // Exactly 0 beyond K: tiny values would make denormal numbers, which are a hundred times slower.
     if (i == vectors - 1) power = there ? power : Vector<S>{};
     if (kVectors) {
       held[i] = power;
@@ -108,7 +108,7 @@ LIGHTCONV_INLINE void softmax_row(Logits logits, int64_t kernel_size, S* out) {
   }
 }
 
-// Some of the taps. Without any, the row is 0 and not 0/0.
+// Some of the taps. If there is none, the row is 0, not 0/0.
 template <class S>
 inline void softmax_inside(const S* weight, int64_t pitch, Inside inside, S* out) {
   const Vector<S> lowest = broadcast(-std::numeric_limits<S>::infinity());
@@ -147,8 +147,8 @@ LIGHTCONV_INLINE void softmax_backward(Grad grad, S* normalized, int64_t pitch) 
 
 }  // namespace detail
 
-// `weight` and `out` are rows of `pitch` (whole vectors, ≥ K); weight's elements outside are not looked at. What is
-// written from K on is finite.
+// `weight` and `out` are rows of `pitch` (whole vectors, ≥ K). Elements of `weight` that do not take part are ignored;
+// what is written from K on is finite.
 template <class S>
 inline void normalize_row(Normalize kind, const S* weight, int64_t kernel_size, Inside inside, S* out) {
   using namespace detail;
@@ -188,8 +188,8 @@ inline void normalize_row(Normalize kind, const S* weight, int64_t kernel_size, 
   }
 }
 
-// The gradient for the logits, in the place of `normalized`; grad(i) are kWidth elements from i of that for the
-// normalised weights (0 outside). `weight` is not looked at for softmax.
+// Overwrites `normalized` with the gradient of the logits; grad(i) loads kWidth elements, from i on, of the gradient of
+// the normalised weights (0 outside). Softmax ignores `weight`.
 template <class S, class Grad>
 inline void normalize_backward_row(
     Normalize kind, Grad grad, const S* weight, S* normalized, int64_t pitch, Inside inside) {

@@ -1,5 +1,5 @@
 // The operators of lightconv_plugin/ops/registration.py for CPU tensors: from torch's tensors to a Problem and back.
-// Arguments have been checked in Python (ops/checks.py); what is asserted here guards against direct calls.
+// Arguments have been checked in Python (ops/checks.py); the checks here guard against direct calls.
 
 #include <torch/library.h>
 
@@ -67,7 +67,7 @@ Problem<T> problem(const Tensor& x, const Tensor& weight, const Options& options
 
 // ------------------------------------------------------------------------------------------------ shared filters
 
-// A filter (H, K) on its way to the taps and back, once a call.
+// A filter (H, K), normalised and dropped once per call, and its gradient.
 template <class T>
 struct SharedFilter {
   using S = Sum<T>;
@@ -94,7 +94,7 @@ struct SharedFilter {
     for (size_t i = 0; i < taps.size(); ++i) taps[i] *= scales[i];
   }
 
-  // The bundles' sums, in their order, and through the normalisation to the weight's gradient.
+  // Adds up the bundles' sums, in their order, and computes the weight's gradient from them.
   void write_gradient(const Problem<T>& p, const std::vector<S>& partial) {
     std::vector<double> sum(heads * pitch);
     for (size_t i = 0; i < partial.size(); ++i) sum[i % sum.size()] += partial[i];

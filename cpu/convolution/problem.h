@@ -27,15 +27,15 @@ struct Problem {
   bool shared = false;         // one filter (H, K) for all positions, whose taps are `taps`
   const S* taps = nullptr;     // (H, filter_pitch)
   const S* bias = nullptr;     // (H, channel_pitch) or null
-  S* partial = nullptr;        // shared: gradients of the taps, (bundle, H, filter_pitch)
+  S* partial = nullptr;        // shared: sums of the taps' gradients, (bundle, H, filter_pitch)
   std::vector<Sequence> sequences;
 
   int64_t sources() const { return seen + steps; }
   int64_t channels() const { return heads * per_head; }
   int64_t filter_pitch() const { return round_up<S>(kernel_size); }
-  // Heads as wide as a vector have channels in the lanes, narrower ones time (band.h).
+  // Heads at least as wide as a vector have channels in the lanes, narrower ones time steps (band.h).
   bool wide() const { return per_head >= kWidth<S>; }
-  // One channel a head, with a filter for all positions: the depthwise convolution.
+  // One channel per head, one filter for all positions: a depthwise convolution.
   bool each() const { return shared && per_head == 1; }
   int64_t channel_pitch() const { return wide() ? round_up<S>(per_head) : per_head; }
 

@@ -1,4 +1,5 @@
-// What goes into a tile: rows of sources and gradients in the type of the sums, filters normalised and dropped.
+// What goes into a tile: rows of sources and gradients in the type of the sums, filters after normalisation and
+// dropout.
 #pragma once
 
 #include "convolution/band.h"
@@ -63,7 +64,7 @@ inline void read_filter(const Problem<T>& p, const T* from, Sum<T>* row) {
   }
 }
 
-// The way back: a filter's gradient to its place.
+// The reverse: writes a filter's gradient.
 template <class T>
 inline void write_filter(const Problem<T>& p, const Sum<T>* row, T* to) {
   using S = Sum<T>;
@@ -84,8 +85,8 @@ inline void fetch_source(const Problem<T>& p, const Tile& tile, int64_t s) {
   if (p.glu) fetch_ahead(p.x.at(s - p.seen, b) + c + p.channels(), n);
 }
 
-// Rows `begin` … `end` − 1 of a tile's plane; those outside `first` … `last` − 1 are zero. Room is left for whole
-// squares of vectors beyond, as transpose needs it, and rows do not fall on the same cache sets.
+// Rows `begin` … `end` − 1 of a tile's plane; those outside `first` … `last` − 1 are zero. There is room for whole
+// squares of vectors beyond, as transpose needs it, and the pitch keeps rows off the same cache sets.
 template <class T, class Fetch, class Read>
 Rows<Sum<T>> stage(
     const Problem<T>& p, const Tile& tile, int64_t begin, int64_t end, int64_t first, int64_t last, Arena& arena,
@@ -119,7 +120,7 @@ class Filters {
  public:
   using S = Sum<T>;
 
-  // With `for_backward`, `normalized` and `scales` are kept apart from the taps where dropout makes them differ.
+  // With `for_backward`, `normalized` and `scales` are stored separately from the taps where dropout makes them differ.
   Filters(const Problem<T>& p, const Tile& tile, int64_t begin, int64_t end, bool for_backward, Arena& arena)
       : p_(p), tile_(tile), pitch_(p.filter_pitch()), begin_(begin) {
     if (p.shared) {
@@ -177,7 +178,7 @@ class Filters {
     words += philox_words(p_.dropout.seed, row * k, tile_.heads() * k, words);
     for (int64_t h = 0; h < tile_.heads(); ++h, words += k) {
       const int64_t at = index(t, h);
-      // The words of the next head make factors beyond K, where the filter is 0.
+      // Beyond K the factors come from the next head's words; the filter is 0 there.
       dropout_factors(p_.dropout, words, pitch_, factors_);
       if (scales_) std::memcpy(scales_ + at, factors_, pitch_ * sizeof(S));
       for (int64_t i = 0; i < pitch_; i += kWidth<S>) {
@@ -209,14 +210,15 @@ Columns<Sum<T>> filter_columns(
     S* row = masked + (t - begin) * pitch;
     for (int64_t k = inside.first; k < inside.last; ++k) row[k] = taps.at(t)[k];
   }
-  // A vector more on both sides, for the lanes beyond the last output.
+  // Two vectors more, for the lanes beyond the last output.
   Columns<S> columns{nullptr, rows + 2 * kWidth<S>, begin};
   columns.data = arena.take<S>(pitch * columns.pitch);
   transpose(masked, pitch, columns.data, columns.pitch, rows, pitch);
   return columns;
 }
 
-// A plane of `width` channels, transposed. Columns up to `slack` after the last row may be read; they hold anything.
+// A plane of `width` channels, transposed. Up to `slack` columns after the last row may be read; their content is
+// unspecified.
 template <class S>
 Columns<S> transposed(Rows<S> rows, int64_t end, int64_t width, int64_t slack, Arena& arena) {
   const int64_t count = round_up<S>(std::max<int64_t>(end - rows.first, 1));

@@ -1,5 +1,5 @@
-// What a step of beam search does between the linear layers: attention of a few queries, normalisers and the best
-// continuations of a row of logits. float32; lightconv_plugin/ops/reference_search.py defines them.
+// What a step of beam search computes between the linear layers: attention of a few queries, log-normalisers and the
+// best entries of rows of logits. float32 only; lightconv_plugin/ops/reference_search.py defines them.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -65,7 +65,7 @@ at::Tensor log_normalisers(const at::Tensor& any_logits) {
   return out;
 }
 
-// The largest of a row in descending order; of equal ones the first come first.
+// The largest entries of a row in descending order; equal ones in the order of their indices.
 void best_of_row(const float* row, int64_t n, int64_t count, float* values, int64_t* indices) {
   int64_t held = 0;
   const auto offer = [&](int64_t index) {
@@ -81,7 +81,7 @@ void best_of_row(const float* row, int64_t n, int64_t count, float* values, int6
   };
   int64_t i = 0;
   for (; i < count; ++i) offer(i);
-  // Four vectors at a time: after the first few hundred entries hardly any holds one that counts.
+  // Four vectors at a time: after the first few hundred entries hardly any vector has a candidate.
   constexpr int64_t kStep = 4 * kLanes;
   for (; i + kStep <= n; i += kStep) {
     const V top = larger<float>(
@@ -113,8 +113,8 @@ std::tuple<at::Tensor, at::Tensor> best_of_rows(const at::Tensor& any_logits, in
 
 // ------------------------------------------------------------------------------------------------ attention
 
-// What the queries of one sentence and head read and write: queries and outputs `pitch` floats apart, keys and values
-// (steps, channels), mask 0 or −∞, `mask_pitch` floats from query to query.
+// What the queries of one sentence and head read and write: queries and outputs are `pitch` floats apart; keys and
+// values are (steps, channels); the mask is 0 or −∞, with `mask_pitch` floats from query to query.
 struct Head {
   const float *query, *keys, *values, *mask;
   float* out;
@@ -170,7 +170,7 @@ at::Tensor attend(
   TORCH_CHECK(channels % 16 == 0, "lightconv: the channels of a head must be a multiple of 16, got ", channels);
   for (const at::Tensor& tensor : {query, keys, values}) {
     TORCH_CHECK(tensor.scalar_type() == at::kFloat, "lightconv: attend computes in float32");
-    // A stride along one element may be any number.
+    // The stride of a dimension of size 1 may be anything.
     const bool rows_follow = tensor.size(-2) == 1 || tensor.stride(-2) == tensor.size(-1);
     TORCH_CHECK(tensor.stride(-1) == 1 && rows_follow, "lightconv: steps must be contiguous");
   }

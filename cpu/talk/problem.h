@@ -1,12 +1,12 @@
-// TaLK convolution (lightconv_plugin/ops/reference_talk.py is its definition): what one call asks for, and windows.
+// What one call of talkconv asks for (lightconv_plugin/ops/reference_talk.py defines it), and its windows.
 //
-// The sources are rows of time as in problem.h: a state's `seen` rows, then those of x. Output t stands at source row
-// t + seen; its window are the rows low … high around it, and a part of the row beyond on both sides.
+// The window of output t is the rows low … high around its source row t + seen (common/tiles.h), and a fraction of the
+// next row on either side.
 //
-// A sequence's rows lie in blocks of `block` rows, counted from its beginning. A window within one block is the sum of
-// its rows, a longer one that of the rest of its first block, of whole blocks, and of the beginning of its last block.
-// Running sums begin anew with each block and are only ever added: nothing cancels, and NaN or ±inf is in no window but
-// those that hold it. Nothing depends on where tiles begin, nor on how much zero padding follows a sequence.
+// A sequence is divided into blocks of `block` rows, counted from its beginning. A window within one block is the sum
+// of its rows; a longer one is the sum of the rest of its first block, of whole blocks, and of the beginning of its
+// last block. Running sums start again in each block and are never subtracted: nothing cancels, and NaN or ±inf affects
+// only the windows that contain it. Results do not depend on where tiles begin, nor on the padding after a sequence.
 #pragma once
 
 #include "common/scalars.h"
@@ -22,13 +22,13 @@ struct TalkProblem {
   int64_t next_rows = 0;             // of `next`, the state after this step, whose gradient grad_state is
   FilterView<const T> left, right;   // offsets (T, B, H); `tap` is not used. No `right`: windows end at their output
   FilterView<T> dleft, dright;
-  bool few = false;                  // a step of few tokens: running sums do not pay
+  bool few = false;                  // a step of few tokens: running sums are not worth it
   std::vector<Sequence> sequences;
 
   int64_t sources() const { return seen + steps; }
   Sum<T> scale() const { return Sum<T>(1) / Sum<T>(max_left + max_right + 1); }
 
-  // About the square root of the widest window, so that it has about as many blocks as they have rows.
+  // About the square root of the widest window, which then has about as many blocks as a block has rows.
   int64_t block() const {
     int64_t rows = 2;
     while (rows * rows < max_left + max_right + 1 && rows < 64) rows *= 2;
@@ -41,15 +41,15 @@ struct TalkProblem {
 template <class S>
 struct Window {
   int64_t low, high;  // rows; `low` is in the sequence, `high` may be beyond its end
-  S left, right;      // the parts of rows low − 1 and high + 1, which are in the sequence; else 0
-  bool unknown;       // an offset is NaN: so is the output; in the gradients it counts as 0
-  bool far;           // reaches further than any tile is made for: its rows are added one by one
+  S left, right;      // the fractions of rows low − 1 and high + 1; 0 for a row outside the sequence
+  bool unknown;       // an offset is NaN: so is the output; gradients take it for 0
+  bool far;           // reaches beyond what a tile stages: its rows are added one by one
 
   int64_t first() const { return low - (left > 0); }
   int64_t last() const { return high + (right > 0); }
 };
 
-// How far a window reaches for an offset: whole rows, and a part of one more.
+// How far a window reaches for an offset: whole rows, and a fraction of one more.
 template <class S>
 struct Reach {
   int64_t whole = 0;
@@ -60,7 +60,7 @@ template <class S>
 inline Reach<S> reach(S offset, int64_t limit) {
   constexpr S kFar = S(int64_t(1) << 40);  // beyond any sequence
   if (!(offset > 0) || limit == 0) return {};
-  // Both uses are of the rounded product, as in the reference: no fused multiplication and subtraction.
+  // Both lines below use the rounded product, as in the reference: no fused multiply-subtract.
   const S rows = std::min(offset * S(limit), kFar);
   const int64_t whole = int64_t(rows);
   return {whole, rows - S(whole)};
@@ -82,7 +82,7 @@ inline Window<Sum<T>> window(const TalkProblem<T>& p, const Sequence& s, int64_t
   return w;
 }
 
-// The first row of the block that a row of the sequence is in.
+// The first row of the block that contains a row of the sequence.
 inline int64_t block_begin(const Sequence& s, int64_t row, int64_t block) {
   return row - ((row - s.in_first) & (block - 1));
 }
@@ -103,11 +103,11 @@ Cut talk_cut(const TalkProblem<T>& p, int64_t planes) {
   return cut_into_tiles(p.sequences, p.seen, rows, p.heads, (longest + halo) * of_row, longest * p.per_head * 8);
 }
 
-// p.out, and p.next if it is there.
+// p.out, and p.next unless it is null.
 template <class T>
 void talk_forward(const TalkProblem<T>& p);
 
-// What of p.dx, p.dstate, p.dleft and p.dright is there, from p.grad and p.grad_state.
+// Those of p.dx, p.dstate, p.dleft and p.dright that are not null, from p.grad and p.grad_state.
 template <class T>
 void talk_backward(const TalkProblem<T>& p);
 

@@ -1,12 +1,13 @@
-// The gradients of rows and offsets, tile by tile: a tile owns its rows and the outputs that stand at them.
+// The gradients of rows and offsets, tile by tile: a tile owns its rows and the outputs at them.
 //
 //     dx[s]       = Σ_t coef(t, s) · grad[t], gathered by the owner of s: the transpose of the forward pass. A window's
-//                   gradient is added, in the order of t, where its sum was read: at the row from which its first block
-//                   is in it, at the first row of each whole block, at the last row in its last block. Running sums in
-//                   each block, once forwards and once backwards, then spread it over the window's rows.
-//     doffset[t]  = max · Σ_r grad[t, r] · x[the row beyond, r] where a part of that row is in the window, else 0
+//                   gradient is added, in the order of t, where the forward pass read its sums: at its first row, at
+//                   the first row of each whole block, at its last row. Running sums in each block, forwards and
+//                   backwards, then spread it over the window's rows.
+//     doffset[t]  = max · Σ_r grad[t, r] · x[the row beyond, r] where a fraction of that row is in the window, else 0
 //
-// Both times 1/(max_left + max_right + 1). Windows are computed again; nothing is kept from the forward pass.
+// Both are multiplied by 1/(max_left + max_right + 1). Windows are computed again; nothing is kept from the forward
+// pass.
 
 #include <ATen/Parallel.h>
 
@@ -15,10 +16,10 @@
 namespace lightconv {
 namespace {
 
-// What a sequence's windows are like as a whole, found once a call.
+// How far a sequence's windows reach, found once per call.
 struct Reaches {
   int64_t left = 0, right = 0;                   // the farthest reach of windows that are not `far`
-  std::vector<std::pair<int64_t, int64_t>> far;  // those that are: (t, head), in the order of t
+  std::vector<std::pair<int64_t, int64_t>> far;  // the `far` ones: (t, head), in the order of t
 };
 
 template <class T>
@@ -94,7 +95,7 @@ class TalkBackwardTile {
 
   // ---------------------------------------------------------------------------------------------- rows
 
-  // Whole blocks of rows, also beyond the sequence's end: windows that end there are no different from others.
+  // Whole blocks of rows, also beyond the sequence's end, so that windows ending there need no special case.
   void clear() {
     const int64_t rows = (tile_.end - tile_.begin + block_ - 1) / block_ * block_, size = rows * pitch_;
     last_ = tile_.begin + rows;
@@ -104,7 +105,7 @@ class TalkBackwardTile {
     }
   }
 
-  // What is beyond the head's last channel gets zeros added.
+  // Beyond the head's last channel, zeros are added.
   void add_row(S* to, const T* from) const {
     for (int64_t i = 0; i < p_.per_head; i += kWidth<S>) {
       store(to + i, load(to + i) + load_row(from + i, p_.per_head - i));
@@ -143,7 +144,7 @@ class TalkBackwardTile {
     if (w.right > 0 && mine(w.high + 1)) add_part(at(single_, w.high + 1, head), from, w.right);
   }
 
-  // The block's rows of single_ become their whole gradients.
+  // Turns the block's rows of single_ into the complete gradients.
   void run_sums(int64_t begin) const {
     const int64_t first = (begin - tile_.begin) * pitch_;
     for (int64_t i = first; i < first + round_up<S>(channels_); i += kWidth<S>) {
@@ -205,7 +206,7 @@ class TalkBackwardTile {
   const Sequence& s_;
   int64_t channels_, column_, block_, pitch_, last_ = 0;
   S scale_;
-  // Planes of the tile's rows: what is added to a row alone; to it and all after it in its block; to it and all before.
+  // Planes of the tile's rows: what is added to a row only; to it and all after it in its block; to it and all before.
   S *single_ = nullptr, *forwards_ = nullptr, *backwards_ = nullptr;
 };
 

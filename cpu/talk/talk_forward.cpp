@@ -2,8 +2,8 @@
 //
 // A tile is up to 128 outputs (more for very wide windows) of one sentence for some heads: the rows that its windows
 // reach are read once into the core's cache, with two running sums in each block, from its first and from its last row.
-// A head narrower than a vector takes whole vectors all the same: what it writes beyond its channels, the next head
-// overwrites.
+// A head narrower than a vector is computed in whole vectors too: the next head overwrites what it writes beyond its
+// channels.
 
 #include <ATen/Parallel.h>
 
@@ -59,7 +59,7 @@ class TalkForwardTile {
   }
 
  private:
-  // The tile's part of the last rows of state and inputs, which the next step will need.
+  // The tile's part of the last rows of state and inputs, which the next step needs.
   void write_next_state() const {
     const int64_t first = p_.sources() - p_.next_rows;
     for (int64_t s = std::max(first, tile_.begin); s < tile_.end; ++s) {
@@ -68,7 +68,7 @@ class TalkForwardTile {
     }
   }
 
-  // Each output's window, and which rows they reach: whole blocks of them.
+  // Finds each output's window, and the rows they reach, rounded to whole blocks.
   void find_windows() {
     Window<S>* w = windows_ = arena_.take<Window<S>>((end_ - begin_) * tile_.heads());
     int64_t first = s_.in_last, last = s_.in_first;
@@ -84,7 +84,7 @@ class TalkForwardTile {
     last_ = block_begin(s_, std::min(last, s_.in_last) + block_ - 1, block_);
   }
 
-  // Rows first_ … last_ − 1: as they are, and summed up from both ends of each block. Zeros after the sequence's last.
+  // Rows first_ … last_ − 1: as they are, and summed from both ends of each block. Zeros after the sequence's last row.
   void stage() {
     const int64_t size = std::max<int64_t>(last_ - first_, 0) * pitch_;
     rows_ = arena_.take<S>(size);
@@ -149,14 +149,14 @@ class TalkForwardTile {
     if (i < vectors) sums.template write<1>(i * kWidth<S>, to);
   }
 
-  // What one output of one head is made of.
+  // The terms of one output of one head.
   struct Sums {
     const S *begin, *middle;
     int64_t step, count;  // between rows of the middle, and of them
     const S *end, *left_row, *right_row;
     S left, right, scale;
 
-    // Several vectors of channels at a time: how many rows there are is hard to foresee for the processor.
+    // Several vectors of channels at a time, because the number of rows is hard to predict for the processor.
     template <int kVectors>
     LIGHTCONV_INLINE void write(int64_t at, S* to) const {
       Vector<S> sum[kVectors];

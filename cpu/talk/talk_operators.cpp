@@ -1,5 +1,5 @@
-// talkconv and talkconv_step of lightconv_plugin/ops/registration.py for CPU tensors: from torch's tensors to a TalkProblem
-// and back.
+// talkconv and talkconv_step of lightconv_plugin/ops/registration.py for CPU tensors: from torch's tensors to a
+// TalkProblem and back.
 
 #include <torch/library.h>
 
@@ -31,7 +31,7 @@ TalkProblem<T> problem(
     const Tensor& x, const Tensor& left, const OptionalTensor& right, int64_t max_left, int64_t max_right) {
   TORCH_CHECK(
       x.dim() == 3 && left.dim() == 3 && (!right || right->sizes() == left.sizes()) && max_left >= 0 && max_right >= 0,
-      "talkconv: x must be (T, B, C), offsets (T, B, H), and how far they reach >= 0");
+      "talkconv: x must be (T, B, C), offsets (T, B, H), max_left and max_right >= 0");
   TORCH_CHECK(
       left.scalar_type() == x.scalar_type() && (!right || right->scalar_type() == x.scalar_type()),
       "talkconv: offsets must have x's dtype");

@@ -7,10 +7,10 @@
 // which mma.m16n8k16 computes in `chunks` = ceil((15 + K) / 16) steps with float sums. The gradient of u is the product
 // with the band's transpose, that of the taps the band of grad[16, R] * u[16 + K-1, R]^T.
 //
-// Arithmetic, per element of a tensor: 2 * 16 * chunks FLOP a product (K = 31: 96, which 64M elements make 6 GFLOP, 8
-// microseconds of an H200's matrix units and an eighth of what the memory takes), so all is arranged around the copies:
-// whole tiles of rows come in by cp.async while the taps are normalised, 10 to 40 KB in flight for each of several
-// blocks on an SM.
+// Arithmetic, per element of a tensor: 2 * 16 * chunks FLOP a product (K = 31: 96, which is 6 GFLOP for 64M elements: 8
+// microseconds of an H200's tensor cores, and an eighth of the time that the memory needs). So everything is arranged
+// around the copies: whole tiles of rows are copied by cp.async while the taps are normalised, with 10 to 40 KB in
+// flight for each of several blocks on an SM.
 #pragma once
 
 #include "common/device.cuh"
@@ -76,7 +76,8 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void* row)
 #endif
 }
 
-// 16 bytes into shared memory, seen by this thread after wait_for_copies(); zeros, and nothing read, unless `real`.
+// Copies 16 bytes into shared memory, visible to this thread after wait_for_copies(). Unless `real`, writes zeros and
+// reads nothing.
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool real) {
 #if defined(LIGHTCONV_HOST)
   lightconv_host::cp_async(to, from, 16, real ? 16 : 0);
@@ -98,13 +99,13 @@ __device__ __forceinline__ void wait_for_copies() {
 
 // ------------------------------------------------------------------------------------------------ shapes
 
-// How a launch divides the work and a block its shared memory; made on the host, from the params only.
+// How a launch divides the work, and a block its shared memory; made on the host, from the params only.
 struct Shape {
   int warps = 1;          // of a block, each with a tile of 16 rows of its own
   int chunks = 1;         // matrix products along the band
   int tiles = 1;          // blocks along time: of each sequence, or of all packed ones together
   int width = kSlice;     // channels staged at a time, a multiple of 16
-  int row_pitch = 0;      // of staged rows, in elements; an odd multiple of 16 bytes: ldmatrix meets no bank twice
+  int row_pitch = 0;      // of staged rows, in elements; an odd multiple of 16 bytes: no bank conflicts
   int band_pitch = 0;     // of the bands, likewise
   int tap_pitch = 0;      // of the taps, in floats; odd
   int band_tiles = 0;     // of 16 rows; one that serves all for lightconv
@@ -141,8 +142,8 @@ inline int shared_for(int compute_capability, int blocks) {
   return min(kilobytes * 1024 / blocks - 1024, kMostShared);
 }
 
-// The longest tiles that leave room for other blocks and are not mostly beyond the sequence's end. make(warps) is a
-// Shape. What is chosen changes no output: every tile of 16 rows is computed in the same way.
+// The longest tiles that leave room for other blocks and are not mostly beyond the sequence's end. make(warps) returns
+// a Shape. The choice changes no output: every tile of 16 rows is computed in the same way.
 template <class Make>
 inline Shape choose_shape(const Problem& p, int most_warps, Make make) {
   const int64_t steps = p.cu_seqlens != nullptr ? p.steps / p.sequences : p.steps;
@@ -237,8 +238,8 @@ __device__ __forceinline__ int clip(int value, int most) { return min(max(value,
 
 // ------------------------------------------------------------------------------------------------ staging
 
-// Which 8 channels of which rows a thread brings: those of row `first`, first + step, ...; threads that are left over
-// bring none.
+// Which 8 channels of which rows a thread copies: rows `first`, first + step, ...; threads that are left over copy
+// none.
 struct Carrier {
   int column, first, step;
 
@@ -250,9 +251,9 @@ struct Carrier {
   }
 };
 
-// The block brings `count` rows of a (T, B, C) tensor, `width` channels from `channel` on, into shared memory: row 0 is
-// the data's row `start`. Rows in [low, high) are real, the others zeros, as are the channels that round the width up
-// to 16. What is zero is not read.
+// The block copies `count` rows of a (T, B, C) tensor, `width` channels from `channel` on, into shared memory: row 0 is
+// the data's row `start`. Rows outside [low, high) are zeros, and so are the channels that round the width up to 16.
+// Nothing is read for zeros.
 template <class T>
 __device__ __forceinline__ void stage_rows(T* to, const Shape& shape, int count, int low, int high, int width,
                                            const Rows& rows, int start, int b, int channel) {

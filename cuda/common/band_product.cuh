@@ -1,9 +1,9 @@
-// The product of a band and its rows in a warp's registers, and its way to memory (band.cuh says what a band is).
+// The product of a band and its rows in a warp's registers, and how it is stored (band.cuh says what a band is).
 //
-// Rows outside a sequence are staged as zeros, and taps that meet them are zeros in the band. Rows inside may hold what
-// is not finite, and the band's own zeros must not spread it (0 * NaN). Any such value makes every sum of its channel
-// in the tile non-finite. So a tile with a non-finite sum is computed again with non-finite factors taken for zeros,
-// and then the sums that such a factor belongs to, one by one. Results that none belongs to keep their bits.
+// Rows outside a sequence are staged as zeros, and taps that meet them are zeros in the band. Rows inside may hold
+// non-finite values, which the band's own zeros must not spread (0 * NaN). Any such value makes every sum of its
+// channel in the tile non-finite. So a tile with a non-finite sum is computed again with non-finite factors replaced by
+// zeros; then the sums that such a factor belongs to are computed one by one. All other results keep their bits.
 #pragma once
 
 #include "common/band.cuh"
@@ -15,7 +15,7 @@ namespace band {
 
 __device__ __forceinline__ bool finite(float value) { return fabsf(value) <= 3.402823466e38f; }
 
-// Halves that are not finite, made zeros.
+// Replaces halves that are not finite by zeros.
 template <class T>
 __device__ __forceinline__ uint32_t scrub(uint32_t pair) {
   constexpr uint32_t kExponent = std::is_same_v<T, __nv_bfloat16> ? 0x7f80u : 0x7c00u;
@@ -102,9 +102,9 @@ __device__ __forceinline__ uint32_t pair_of(float low, float high) {
   return bits;
 }
 
-// The four lanes of a row hold two channels of each of four groups of 8; these two bring the groups together and call
-// store(row, channel, values) for 8 neighbouring channels: floats, or rounded before they travel, half the way's cost.
-// All lanes must be here.
+// The four lanes of a row hold two channels of each of four groups of 8. These two functions gather the groups and call
+// store(row, channel, values) for 8 neighbouring channels: as floats, or rounded before the exchange, which halves its
+// cost. All lanes must call.
 template <class Store>
 __device__ __forceinline__ void store_sums(const Sums& sums, int width, Store store) {
   const int lane = lane_index();
@@ -145,8 +145,9 @@ __device__ __forceinline__ void store_rounded_sums(const Sums& sums, int width, 
   }
 }
 
-// After a scrubbed product: sums one by one those of a 16 x width tile that a non-finite factor belongs to, and calls
-// store(row, channel, sum) for them. factors(row, k, channel, w, u) gives tap k's two factors, or false if it has none.
+// After a scrubbed product: computes, one by one, the sums of a 16 x width tile that a non-finite factor belongs to,
+// and calls store(row, channel, sum) for them. factors(row, k, channel, w, u) gives tap k's two factors, or returns
+// false if it has none.
 template <class Factors, class Store>
 __device__ inline void repair(int kernel_size, int width, Factors factors, Store store) {
   __syncwarp();  // after the other lanes' stores to the same places

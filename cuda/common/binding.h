@@ -1,4 +1,4 @@
-// What binding.cpp and talk_binding.cpp have in common: from torch's tensors to the parameters of a launch, and back.
+// Shared by convolution/binding.cpp and talk/talk_binding.cpp: from torch's tensors to a launch's parameters, and back.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,8 +26,8 @@ inline lightconv::Rows rows(const OptionalTensor& tensor) {
   return tensor.has_value() ? rows(*tensor) : lightconv::Rows{};
 }
 
-// A (T, B, channels) result that a kernel writes. Its layout is not the kernel's to choose: where the channels of
-// `tensor` do not lie together, the kernel writes to memory of its own, and `finish` copies.
+// A (T, B, channels) result that a kernel writes. The operator's fake kernel decides its layout: where the channels of
+// `tensor` are not contiguous, the kernel writes to a temporary tensor, and `finish` copies it.
 class Result {
  public:
   explicit Result(Tensor tensor) : tensor_(std::move(tensor)), written_(tensor_) {
@@ -71,7 +71,7 @@ inline lightconv::Type type_of(const Tensor& x) {
   }
 }
 
-// The device's kind, and what every operator is told of x.
+// Sets what describes x and the current device.
 inline void set_problem(lightconv::Problem& p, const Tensor& x, int64_t channels, int64_t heads) {
   p.type = type_of(x);
   p.steps = x.size(0);

@@ -1,7 +1,7 @@
 // What all kernels share: number types, vector accesses, sequences, staging of rows, sums over lanes.
 //
-// Under LIGHTCONV_HOST the same sources run on a CPU (tests/cuda/cuda_on_host.h), so whatever is not plain C++ with
-// CUDA's builtins stays behind the functions and macros of this file (matrix instructions: common/band.cuh).
+// Under LIGHTCONV_HOST the same sources run on a CPU (tests/cuda/cuda_on_host.h), so everything that is not plain C++
+// with CUDA's builtins stays behind the functions and macros of this file (matrix instructions: common/band.cuh).
 #pragma once
 
 #include "common/problem.h"
@@ -45,7 +45,8 @@ __device__ __forceinline__ T from_float(float value) {
   }
 }
 
-// exp2 and a product: relative error about 2^-22 (1 + |x|), far below a weight's own rounding where x <= 0 matters.
+// exp2 of a product: relative error about 2^-22 (1 + |x|), far below a weight's own rounding for the x <= 0 that
+// matter.
 __device__ __forceinline__ float exponential(float x) { return __expf(x); }
 
 // exp's overflow at very negative x gives the right limit, 0.
@@ -57,7 +58,8 @@ __host__ __device__ __forceinline__ int round_up(int a, int to) { return (a + to
 
 // ------------------------------------------------------------------------------------------------ vector accesses
 
-// V elements of 16 bytes, or one element: what a thread moves at a time. A pointer to a Pack must be aligned to it.
+// What a thread moves at a time: V elements that make 16 bytes, or one element. A pointer to a Pack must be aligned to
+// it.
 template <class T, int V>
 struct alignas(sizeof(T) * V) Pack {
   T value[V];
@@ -134,7 +136,7 @@ struct Span {
   int64_t begin, end;
 };
 
-// The sequence that row t of batch element b belongs to. Whatever lengths and cu_seqlens hold, it lies within the data.
+// The sequence that row t of batch element b belongs to. It is within the data whatever lengths and cu_seqlens hold.
 __device__ inline Span sequence_span(const Problem& p, int64_t b, int64_t t) {
   Span span{-static_cast<int64_t>(p.state_rows), p.steps};
   if (p.lengths != nullptr) {
@@ -171,7 +173,7 @@ inline int heads_touched(const Problem& p, int vectors, int V) {
   return touched < p.heads ? touched : p.heads;
 }
 
-// Shared memory that begins behind `count` elements at `from`, aligned to 8 bytes.
+// Shared memory after `count` elements at `from`, aligned to 8 bytes.
 template <class To, class T>
 __device__ __forceinline__ To* after(T* from, int count) {
   return reinterpret_cast<To*>(reinterpret_cast<unsigned char*>(from) +

@@ -1,4 +1,5 @@
-// What every launcher is told: tensors as plain pointers and strides, sizes, sequences, the device. Nothing of torch.
+// The parameters that all launchers have: tensors as plain pointers and strides, sizes, sequences, the device. No
+// torch.
 #pragma once
 
 #ifdef LIGHTCONV_HOST
@@ -27,7 +28,7 @@ struct MutableRows {
   int64_t stride_b = 0;
 };
 
-// What every operator is told: sizes, the rows of its sequences, its device.
+// The parameters that all operators have: sizes, rows, sequences, the device.
 struct Problem {
   Type type = Type::kFloat32;  // of every floating tensor
   int64_t steps = 0;           // T; the n new rows of a step
@@ -47,7 +48,7 @@ struct Problem {
   Rows x;
   Rows state;              // (r, B, C): values of u
   MutableRows out;         // (T, B, C); null in a backward pass
-  MutableRows next_state;  // the last rows of state and u, (…, B, C); null but in a step
+  MutableRows next_state;  // the last rows of state and u, (…, B, C); null except in a step
 };
 
 }  // namespace lightconv

@@ -68,8 +68,8 @@ __device__ __forceinline__ Pack<T, V> load_input(const ConvParams& p, int64_t s,
   return value;
 }
 
-// Stores the gradient of u[s, b, c ...], through the GLU: dx of row s >= 0, dstate of a row s < 0. A row that is
-// padding (`real` false) gets 0 without x being looked at.
+// Stores the gradient of u[s, b, c ...], through the GLU: dx of a row s >= 0, dstate of a row s < 0. Padding (`real` is
+// false) gets 0, and x is not read for it.
 template <class T, int V>
 __device__ __forceinline__ void store_input_gradient(const ConvBackwardParams& p, int64_t s, int64_t b, int c,
                                                      const float (&gradient)[V], bool real) {
@@ -100,7 +100,7 @@ __device__ __forceinline__ void store_input_gradient(const ConvBackwardParams& p
 
 // ------------------------------------------------------------------------------------------------ normalisation
 
-// What normalising one filter needs to know of all its taps:
+// What the normalisation of a filter needs from all of its taps:
 //   softmax     offset = max, scale = 1 / sum exp(w - max)
 //   l2, abs_l2  scale = 1 / (||w|| + epsilon), norm = ||w||
 //   l1          scale = 1 / (||w|| + epsilon)
@@ -118,14 +118,14 @@ __device__ __forceinline__ float stats_term(Normalize kind, float weight, float 
                                                                                               : weight * weight;
 }
 
-// The sum, and for softmax the maximum, over all taps that count, made into stats. No tap at all: all weigh 0.
+// Makes stats of the sum (for softmax, also the maximum) over all taps that count. Without any, all weights are 0.
 __device__ __forceinline__ FilterStats finish_stats(Normalize kind, float sum, float maximum) {
   if (kind == Normalize::kSoftmax) return {maximum, 1.0f / sum, 0.0f};
   const float norm = kind == Normalize::kL1 ? sum : sqrtf(sum);
   return {0.0f, 1.0f / (norm + kEpsilon), norm};
 }
 
-// One tap of normalize(); taps that do not count never come here.
+// One tap of normalize(), which must count.
 __device__ __forceinline__ float normalized(Normalize kind, float weight, const FilterStats& stats) {
   switch (kind) {
     case Normalize::kSoftmax: return exponential(weight - stats.offset) * stats.scale;
@@ -142,7 +142,7 @@ __device__ __forceinline__ float normalized(Normalize kind, float weight, const 
 }
 
 // What a tap adds to the sum that its filter's backward needs (`along` below); `gradient` is that of the normalised
-// weight. 0 for the ways without such a sum.
+// weight. 0 for normalisations without such a sum.
 __device__ __forceinline__ float along_term(Normalize kind, float gradient, float weight, const FilterStats& stats) {
   switch (kind) {
     case Normalize::kSoftmax: return gradient * normalized(kind, weight, stats);

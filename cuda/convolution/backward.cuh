@@ -1,4 +1,4 @@
-// Both gradients of one call: which kernels, in which order.
+// The backward pass: which kernels compute the gradients, and in which order.
 #pragma once
 
 #include "convolution/input_gradient.cuh"
@@ -7,7 +7,7 @@
 
 namespace lightconv {
 
-// Whether everything that is read and written a vector at a time can be.
+// Whether everything can be read and written a vector at a time.
 template <class T>
 bool backward_wide(const ConvBackwardParams& p) {
   constexpr int size = sizeof(T);

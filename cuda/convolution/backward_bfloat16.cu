@@ -1,4 +1,4 @@
-// The backward pass in bfloat16 (a file of its own, so that the types compile side by side).
+// The backward pass in bfloat16 (a separate file, so that the types compile in parallel).
 #include "convolution/backward.cuh"
 
 namespace lightconv {

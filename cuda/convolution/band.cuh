@@ -18,8 +18,8 @@ inline Shape shape_of(const ConvParams& p, int warps) {
 inline int band_bytes(const Shape& shape) { return shape.band_tiles * kTile * shape.band_pitch * 2; }
 inline int tap_bytes(const Shape& shape, int tiles) { return round_up(tiles * kTile * shape.tap_pitch * 4, 16); }
 
-// What both directions need. Below K = 8 plain multiply-adds keep up with the memory. Half weights of some
-// normalisations can overflow where their float products need not.
+// What both directions need. Below K = 8 plain multiply-adds keep up with the memory. Weights of some
+// normalisations can overflow in float16 where the products in float do not.
 inline bool operands_supported(const ConvParams& p) {
   const bool half = p.type == Type::kBFloat16 || p.type == Type::kFloat16;
   const bool grows = p.normalize == Normalize::kSquare ||

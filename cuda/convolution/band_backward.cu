@@ -1,14 +1,15 @@
-// Backward pass of both operators on the tensor cores (band.cuh): the gradients of x and of the filters in one sweep.
+// Backward pass of both operators on the tensor cores (common/band.cuh): the gradients of x and of the filters
+// together.
 //
 // A block: up to 64 filters of a head of one sequence, rows t0 ... t0 + 63 of grad, a warp for each 16 of them; and as
-// many rows of x's gradient, t0 - padding_l mod 16 on, so that the bands of the filters are, transposed, the bands of
-// that product. Filters and grad come with the K-1 rows that the gradient of x looks back and ahead at, x with the K-1
+// many rows of x's gradient, from t0 - padding_l mod 16 on, so that the transposed bands of the filters are the bands
+// of that product. Filters and grad include the K-1 rows before and after that the gradient of x needs, x the K-1 rows
 // that the filters reach. Bytes a row of R = 64, K = 31: 128 of grad, x and dx each, 62 of weights and their gradient
-// each. Shared memory at 4 warps: grad 112 and x 96 rows of 144 bytes, bands 7 * 16 * 112 (the taps' gradients take
-// their place), float taps 4 * 16 * 124: 50 KB, of which 27 KB are in flight while the taps are normalised.
+// each. Shared memory at 4 warps: grad 112 and x 96 rows of 144 bytes, bands 7 * 16 * 112 (reused for the taps'
+// gradients), float taps 4 * 16 * 124: 50 KB, of which 27 KB are in flight while the taps are normalised.
 //
-// The gradient of lightconv's filters sums over all blocks: each leaves K floats, which a second kernel adds up in a
-// fixed order, a block for each head.
+// The gradient of lightconv's filters is a sum over all blocks: each writes K floats to the workspace, which a second
+// kernel adds up in a fixed order, with one block for each head.
 #include "common/band_product.cuh"
 #include "convolution/band_taps.cuh"
 
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 4) backward_kernel(const Conv
     const int t = grad0 + kTile * i;
     return TapTile{place.begin + t, clip(place.rows - t, kTile), p.padding_l - t, place.readable + p.padding_l - t};
   };
-  // First the filters before and after the block's own, then the warp's own, which stay in `taps`.
+  // First the filters before and after the block's own, then the warp's own, which remain in `taps`.
   FilterStats stats;
   if (p.dynamic) {
     for (int i = need_x ? warp : shape.chunks;; i += shape.warps) {
@@ -204,7 +205,8 @@ __global__ void __launch_bounds__(32 * kMostWarps, 4) backward_kernel(const Conv
 #endif
 }
 
-// Gradient of a head's (H, K) filter from what `blocks` blocks left, K floats each, those of a head `heads` apart.
+// The gradient of a head's filter from the K floats that each of `blocks` blocks wrote, those of one head `heads`
+// apart.
 template <class T>
 __global__ void __launch_bounds__(32 * kTile) reduce_kernel(const ConvBackwardParams p, const Shape shape, int blocks) {
 #ifdef LIGHTCONV_HAS_MATRIX_UNITS

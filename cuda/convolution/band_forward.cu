@@ -1,7 +1,7 @@
-// Forward pass of both operators on the tensor cores (band.cuh).
+// Forward pass of both operators on the tensor cores (common/band.cuh).
 //
-// A block: up to 128 rows of a head of one sequence, a warp for each 16 of them. Bytes a row of R = 64, K = 31: 128 of
-// x in (158 rows for 128), 62 of weights, 128 out. Shared memory at 8 warps: x 160 rows of 144 bytes, bands
+// A block: up to 128 rows of a head of one sequence, a warp for each 16 of them. Bytes per row for R = 64, K = 31: 128
+// of x (158 rows for 128), 62 of weights, 128 of out. Shared memory at 8 warps: x 160 rows of 144 bytes, bands
 // 8 * 16 * 112, float taps 8 * 16 * 124: 52 KB, of which 20 KB are in flight while the taps are normalised. lightconv
 // needs a tile of taps and a band for all rows: 27 KB.
 #include "common/band_product.cuh"

@@ -1,9 +1,10 @@
 // The filters of the tensor-core path: from weights to a band of taps in shared memory, and from the taps' gradients to
-// the weights'. A warp works on 16 filters; two neighbouring lanes share one, taps (or quads of taps) in turn.
+// the weights'. A warp works on 16 filters; two neighbouring lanes share one and take its taps (or quads of taps) in
+// turn.
 //
-// With K = 31 and R = 64 there is one weight for two elements of x, and each costs several instructions: this is where
-// the time goes once the copies overlap. Hence softmax, the usual normalisation, has its own code: its exponentials are
-// kept where the weights were, negative where dropout took them, so that nothing is computed twice.
+// With K = 31 and R = 64 there is one weight for two elements of x, and each costs several instructions: most of
+// the time is spent here once the copies overlap. So softmax, the usual normalisation, has code of its own: its
+// exponentials replace the weights in place, negative where dropout removed them, so that nothing is computed twice.
 #pragma once
 
 #include "convolution/band.cuh"
@@ -58,14 +59,14 @@ __device__ __forceinline__ void for_each_dropped(const ConvParams& p, const Plac
   }
 }
 
-// Zeros of one band tile; what is written later lies where it lies for every tile.
+// Zeroes one band tile; what is written later is at the same places in every tile.
 template <class T>
 __device__ __forceinline__ void clear_band(T* band, int pitch) {
   for (int at = lane_index() * 8; at < kTile * pitch; at += 32 * 8) store_pack(band + at, zero_pack<T, 8>());
   __syncwarp();
 }
 
-// Brings the weights of 16 filters into `taps`; those that do not exist as zeros.
+// Loads the weights of 16 filters into `taps`; those that do not exist are zeros.
 template <class T>
 __device__ __forceinline__ void load_taps(const ConvParams& p, const Place& place, const TapTile& tile, int pitch,
                                           float* taps) {
@@ -90,7 +91,8 @@ __device__ __forceinline__ void load_taps(const ConvParams& p, const Place& plac
 
 // ------------------------------------------------------------------------------------------------ softmax
 
-// `row` becomes exponentials, negative where dropped; `to` (may be null) the taps that meet the sequence.
+// Overwrites `row` with exponentials, negative where dropped, and writes the taps that meet the sequence to `to` unless
+// it is null.
 template <class T>
 __device__ __forceinline__ FilterStats softmax_taps(const ConvParams& p, const Place& place, const TapTile& tile, int i,
                                                     float* row, T* to) {
@@ -108,7 +110,7 @@ __device__ __forceinline__ FilterStats softmax_taps(const ConvParams& p, const P
     if (to != nullptr) used.for_each([&](int k) { to[k] = from_float<T>(row[k] * stats.scale); });
     return stats;
   }
-  __syncwarp();  // quads fall to other lanes than taps
+  __syncwarp();  // a tap's quad may belong to another lane than the tap
   for_each_dropped(p, place, tile, i, used, [&](int k, float factor) {
     const float value = row[k];
     if (to != nullptr) to[k] = from_float<T>(value * stats.scale * factor);
@@ -117,7 +119,7 @@ __device__ __forceinline__ FilterStats softmax_taps(const ConvParams& p, const P
   return stats;
 }
 
-// drow, the gradients of the dropped taps, become those of the weights.
+// Overwrites drow, the gradients of the dropped taps, with those of the weights.
 __device__ __forceinline__ void softmax_backward(const ConvParams& p, const TapTile& tile, int i,
                                                  const FilterStats& stats, const float* row, float* drow) {
   const TapRange counted = counting(p, tile, i);
@@ -136,7 +138,7 @@ __device__ __forceinline__ void softmax_backward(const ConvParams& p, const TapT
 
 // ------------------------------------------------------------------------------------------------ the others
 
-// `row` stays as it is.
+// `row` is not changed.
 template <class T>
 __device__ __forceinline__ FilterStats other_taps(const ConvParams& p, const Place& place, const TapTile& tile, int i,
                                                   const float* row, T* to) {
@@ -176,8 +178,8 @@ __device__ __forceinline__ void other_backward(const ConvParams& p, const Place&
 
 // ------------------------------------------------------------------------------------------------ 16 filters
 
-// Loads 16 filters into `taps` and lays their normalised, dropped taps out in `band`, unless that is null. Returns the
-// stats of filter lane / 2; `taps` and stats are what store_filters() needs.
+// Loads 16 filters into `taps` and writes their normalised, dropped taps to `band`, unless it is null. Returns the
+// stats of filter lane / 2; store_filters() needs them and `taps`.
 template <class T>
 __device__ __forceinline__ FilterStats make_band(const ConvParams& p, const Place& place, const TapTile& tile,
                                                  const Shape& shape, float* taps, T* band) {
@@ -191,7 +193,8 @@ __device__ __forceinline__ FilterStats make_band(const ConvParams& p, const Plac
                                             : other_taps(p, place, tile, i, row, to);
 }
 
-// From the gradients of 16 filters' dropped taps, which are overwritten, to those of their weights in memory.
+// Computes the gradients of 16 filters' weights from those of their dropped taps, which are overwritten, and stores
+// them.
 template <class T>
 __device__ __forceinline__ void store_filters(const ConvBackwardParams& p, const Place& place, const TapTile& tile,
                                               const Shape& shape, const FilterStats& stats, const float* taps,

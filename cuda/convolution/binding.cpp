@@ -1,5 +1,5 @@
-// The CUDA kernels of lightconv.h as kernels of torch's operators (lightconv_plugin/ops/registration.py has the schemas).
-// Of this folder only this file, talk_binding.cpp and binding.h know torch. Arguments have been checked before
+// Registers the launchers of launchers.h as kernels of torch's operators (lightconv_plugin/ops/registration.py has the
+// schemas). Only this file, talk/talk_binding.cpp and common/binding.h know torch. Arguments have been checked before
 // (lightconv_plugin/ops/checks.py); results are allocated as the operators' fake kernels say.
 #include <torch/library.h>
 
@@ -23,14 +23,14 @@ constexpr std::array<std::string_view, 9> kNormalizations = {"softmax", "none", 
 
 // ------------------------------------------------------------------------------------------------ parameters
 
-// Everything but the rows: of a full pass as of a step.
+// Everything except the rows, for full passes and steps.
 void set_common(ConvParams& p, const Tensor& x, const Tensor& weight, const OptionalTensor& seed,
                 std::string_view normalize, double dropout, bool renorm_padding, bool glu) {
   set_problem(p, x, glu ? x.size(2) / 2 : x.size(2), weight.size(-2));
   p.dynamic = weight.dim() == 4;
   p.kernel_size = checked_int(weight.size(-1), "the kernel size K");
   const auto* kind = std::find(kNormalizations.begin(), kNormalizations.end(), normalize);
-  TORCH_CHECK_VALUE(kind != kNormalizations.end(), "normalize is unknown to the CUDA kernels: ", normalize);
+  TORCH_CHECK_VALUE(kind != kNormalizations.end(), "normalize is not supported by the CUDA kernels: ", normalize);
   p.normalize = static_cast<lightconv::Normalize>(kind - kNormalizations.begin());
   p.glu = glu;
   p.renorm_padding = renorm_padding;

@@ -1,6 +1,6 @@
 // The forward pass and the step, for any K, in tiles (tile.cuh): one launch.
 //
-// dynamicconv's filters lie skewed in shared memory: for S neighbouring outputs (a micro-tile) and a head, band[m][i]
+// dynamicconv's filters are skewed in shared memory: for S neighbouring outputs (a micro-tile) and a head, band[m][i]
 // is the weight with which output i takes row m, tap m - i. The S weights of a row are then two 16-byte reads that
 // all threads of the same micro-tile and head share.
 #pragma once
@@ -123,7 +123,7 @@ cudaError_t tiled_forward(const ConvParams& p, cudaStream_t stream) {
       });
 }
 
-// Whether everything that is read and written a vector at a time can be.
+// Whether everything can be read and written a vector at a time.
 template <class T>
 bool forward_wide(const ConvParams& p) {
   constexpr int size = sizeof(T);
@@ -131,7 +131,7 @@ bool forward_wide(const ConvParams& p) {
          aligned(p.out, size, 16) && aligned(p.next_state, size, 16) && reinterpret_cast<uintptr_t>(p.bias) % 16 == 0;
 }
 
-// Registers for the shortest filters, where bytes are all that counts; then the matrix units, where they serve.
+// Registers for the shortest filters, which memory traffic limits; then the tensor cores, where supported.
 template <class T>
 cudaError_t forward_of(const ConvParams& p, cudaStream_t stream) {
   const bool is_short = short_forward_supported<T>(p);

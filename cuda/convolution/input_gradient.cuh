@@ -4,7 +4,7 @@
 //
 // gathered, so that every row has one owner and its sum one order. With m counting gradient rows from the first that
 // a micro-tile of S outputs sees, output i meets row m at tap K-1 + i - m: for lightconv this is the forward pass with
-// the filter turned round. For dynamicconv the K weights of gradient row m belong to that row, so filters are kept row
+// the filter reversed. For dynamicconv the K weights of gradient row m belong to that row, so filters are kept row
 // by row (K-1 of them outside the tile), each shifted by 0 to 3 floats so that what S neighbouring outputs take of a
 // row begins at a multiple of 16 bytes.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace lightconv {
 
-// The filter of tile row `row` begins so many floats behind a multiple of 4. (Micro-tiles begin at multiples of S.)
+// How many floats after a multiple of 4 the filter of tile row `row` begins. (Micro-tiles begin at multiples of S.)
 template <int S>
 __device__ __forceinline__ int filter_shift(int row, int taps) {
   return S % 4 == 0 ? (row - taps + 1) & 3 : 0;
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(128, 3) input_gradient_kernel(const ConvBackwa
                          filters[h * tile.pitch + taps - 1 - (k - begin)] = value;
                        }
                      });
-    // A row's taps reach the rows of its sequence, and it is reached by those of the same rows.
+    // A row's taps reach only rows of its sequence, and only those rows' taps reach it.
     if (packed) stage_spans(spans, p, place.b, place.row, tile.rows, origin, tile.rows + taps - 1);
     __syncthreads();
     if (!busy) continue;

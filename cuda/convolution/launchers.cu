@@ -1,4 +1,4 @@
-// The entry points of lightconv.h: one call for each type. (forward.cuh and backward.cuh choose the kernels.)
+// The entry points of launchers.h, by type. (forward.cuh and backward.cuh choose the kernels.)
 #include "convolution/arithmetic.cuh"
 
 namespace lightconv {

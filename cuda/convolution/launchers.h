@@ -1,4 +1,4 @@
-// The kernels of lightconv and dynamicconv for whoever calls them: plain pointers and sizes, nothing of torch.
+// The interface of lightconv's and dynamicconv's kernels: plain pointers and sizes, no torch.
 //
 //     out[t, b, c] = bias[c] + sum_k w[t, b, h, k] * u[t - padding_l + k, b, c],        h = c div (C/H)
 //
@@ -10,7 +10,7 @@
 //   a step        padding_l = K-1, and rows -state_rows ... -1 of u exist: they are the rows of `state`
 // so a step is a full pass over n rows that begins in the middle of a sequence.
 //
-// All launchers put their work on `stream`, never wait for it, allocate nothing, and return the launch's error.
+// All launchers enqueue their work on `stream`, never wait for it, allocate nothing, and return the launch's error.
 #pragma once
 
 #include "common/problem.h"
@@ -45,7 +45,7 @@ struct ConvParams : Problem {
   const void* bias = nullptr;  // (C,), contiguous
 };
 
-// The gradient of every tensor; those that are not wanted have a null pointer.
+// The gradient of every tensor; a null pointer where it is not wanted.
 struct ConvBackwardParams : ConvParams {
   Rows grad;                   // (T, B, C): for out; null (a step whose output was not used): zero
   Rows grad_state;             // for next_state; null: zero
@@ -59,7 +59,7 @@ struct ConvBackwardParams : ConvParams {
   void* workspace = nullptr;   // workspace_bytes(params) bytes, 16-byte aligned, content undefined
 };
 
-// Full passes and steps. Nothing is launched for an empty batch.
+// Full passes and steps. An empty batch launches nothing.
 cudaError_t forward(const ConvParams& params, cudaStream_t stream);
 cudaError_t backward(const ConvBackwardParams& params, cudaStream_t stream);
 
@@ -70,8 +70,8 @@ size_t workspace_bytes(const ConvBackwardParams& params);
 // The tensor-core path (band_*.cu), chosen inside forward and backward. `supported` must depend on types, sizes per
 // row (C, H, K, padding_l), options, alignments and the compute capability only: never on T, B or the content of a
 // sequence, so that the numbers of a sentence do not depend on its batch.
-//   band_forward    writes out (and bias). Only asked for full passes (state_rows == 0, next_state null).
-//   band_backward   writes dx and dweight, where not null; rows outside a sequence get dx = 0. Same.
+//   band_forward    writes out, with the bias. For full passes only (state_rows == 0, next_state null).
+//   band_backward   writes dx and dweight, where not null; rows outside a sequence get dx = 0. For full passes only.
 bool band_forward_supported(const ConvParams& params);
 bool band_backward_supported(const ConvBackwardParams& params);
 cudaError_t band_forward(const ConvParams& params, cudaStream_t stream);

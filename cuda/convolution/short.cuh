@@ -1,13 +1,13 @@
 // Short filters (K = 3, 4, 7) entirely in registers: no shared memory, no barriers.
 //
 // A thread owns one vector of V channels (16 bytes) of one batch element and walks through `length` time steps with
-// the last K rows of u in a window of registers; every input is read once (K-1 rows twice at the seams), straight from
-// where it lies. The vector's channels belong to `N` heads: V / (C/H) where C/H is below V, else 1. With C/H = 1 and
+// the last K rows of u in a window of registers; every input is read once (K-1 rows twice at the seams), directly from
+// its place. The vector's channels belong to `N` heads: V / (C/H) where C/H is below V, else 1. With C/H = 1 and
 // K = 4 the weights are two thirds of a dynamicconv's bytes (per step and vector: 16 of x, 64 of weights, 16 of out in
 // a half type), so they are read 16 bytes at a time along (H, K) too, and softmax runs on registers.
-// While a step is computed, the next one's inputs are on their way.
+// While a step is computed, the next one's inputs are being loaded.
 //
-// Only softmax and none; dropout where a vector lies within one head; K = 4 where it does not. The tiles do the rest.
+// Only softmax and none; dropout where a vector is within one head; K = 4 where it is not. The tiles serve the rest.
 #pragma once
 
 #include "convolution/tile.cuh"
@@ -17,7 +17,7 @@ namespace lightconv {
 constexpr int kShortThreads = 128;
 // Up to this K, registers are preferred to the matrix units.
 constexpr int kShortest = 4;
-// Enough threads for every multiprocessor of the largest devices to have some hundreds.
+// Enough threads for each multiprocessor of the largest devices to have some hundreds.
 constexpr int64_t kWantedThreads = 1 << 18;
 
 struct ShortWalk {
@@ -68,7 +68,7 @@ __device__ __forceinline__ void read_weights(const ConvParams& p, bool packed, i
   }
 }
 
-// Softmax or nothing. With renorm_padding over the taps [first, last) only, and the others become 0.
+// Softmax or nothing. With renorm_padding, over the taps [first, last) only; the others become 0.
 template <class T, int N, int K>
 __device__ __forceinline__ void normalize_short(const ConvParams& p, int first, int last, const T (&read)[N * K],
                                                 float (&weights)[N][K]) {
@@ -138,7 +138,7 @@ struct TapRange {
   __device__ __forceinline__ bool holds(int k) const { return k >= first && k < last; }
 };
 
-// A row of u for the window; zeros where there is none (what is out of a sequence is left out later, by TapRange).
+// A row of u for the window; zeros where there is none (TapRange leaves out what is not in the sequence).
 template <class T, int V>
 __device__ __forceinline__ Pack<T, V> window_row(const ConvParams& p, const Span& rows, int64_t s, int64_t b, int c) {
   return s >= rows.begin && s < rows.end ? load_input<T, V>(p, s, b, c) : zero_pack<T, V>();
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kShortThreads, 3) short_forward_kernel(const C
       for (int k = 0; k < K; ++k) weights[0][k] = dropped(weights[0][k], factors[k]);
     }
   };
-  // What the next step needs is on its way while this one is computed.
+  // What the next step needs is loaded while this one is computed.
   T next_weights[N * K];
   read_weights<T, N, K>(p, walk.packed_weights, place.t, place.b, head, next_weights);
   if constexpr (!kDynamic) make_weights(next_weights, 0, K, 0);
@@ -177,7 +177,6 @@ __global__ void __launch_bounds__(kShortThreads, 3) short_forward_kernel(const C
   }
   const int64_t end = place.t + walk.length < p.steps ? place.t + walk.length : p.steps;
   T* out = static_cast<T*>(p.out.data) + place.b * p.out.stride_b + c;
-  // Two at a time: the window then moves half as often.
 #pragma unroll 1
   for (int64_t t = place.t; t < end; ++t) {
     if (packed && t >= span.end) span = sequence_span(p, place.b, t);

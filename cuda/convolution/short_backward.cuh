@@ -1,7 +1,7 @@
-// The backward pass for short filters, in registers as the forward pass (short.cuh).
+// The backward pass for short filters, in registers like the forward pass (short.cuh).
 //
-// One walk serves both gradients, so grad, x and the weight are read once: the window of u gives the taps' gradients,
-// and a second window collects du, of which row t - padding_l is complete after step t. A walk owns the weights of its
+// One walk computes both gradients, so grad, x and the weight are read once: the window of u gives the taps' gradients,
+// and a second window collects du, whose row t - padding_l is complete after step t. A walk owns the weights of its
 // `length` steps t and the rows t - padding_l of du; it begins K-1 steps earlier, because those reach its rows too.
 //
 // dynamicconv: one launch. lightconv: each walk writes its share of dweight to the workspace, (walks, H, K) floats,
@@ -44,14 +44,14 @@ __global__ void __launch_bounds__(kShortThreads, 2)
   const ShortPlace place = ShortPlace::of<V>(p, walk);
   const int c = place.vector * V, head = c / (p.channels / p.heads);
   const bool packed = p.cu_seqlens != nullptr;
-  // Idle threads walk through no rows, but along: the sums over lanes need whole warps.
+  // Idle threads take part without rows: the sums over lanes need whole warps.
   const int64_t b = place.active ? place.b : 0, begin = place.t - (K - 1);
   const int total = walk.length + K - 1;
   Span span = sequence_span(p, b, 0);
   const Span rows = !place.active ? Span{0, 0} : packed ? Span{0, p.steps} : span;
   const auto exists = [&](int64_t t) { return place.active && t >= 0 && t < p.steps; };
 
-  // What the next step needs is on its way while this one is computed.
+  // What the next step needs is loaded while this one is computed.
   T next_weights[N * K];
 #pragma unroll
   for (int at = 0; at < N * K; ++at) next_weights[at] = from_float<T>(0.0f);
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kShortThreads, 2)
         write_weight_gradient<T, N, K>(p, walk.packed_weights, t, b, head, gradient);
       }
     }
-    // Row t - padding_l has met its last step.
+    // Row t - padding_l is complete.
     const int64_t s = t - p.padding_l;
     if (place.active && own && s >= 0 && s < p.steps) {
       store_input_gradient<T, V>(p, s, b, c, sums[0], s >= rows.begin && s < rows.end);
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kShortThreads, 2)
 
 // ------------------------------------------------------------------------------------------------ launches
 
-// A step's backward pass is left to the tiles.
+// The tiles serve a step's backward pass.
 template <class T>
 bool short_backward_supported(const ConvBackwardParams& p) {
   constexpr int size = sizeof(T);

@@ -1,4 +1,4 @@
-// Tiles in shared memory: the pieces that the forward kernel and those of the backward pass are put together from.
+// Tiles in shared memory: the parts that the kernels of the forward and the backward pass are made of.
 //
 // A block owns one batch element b, `rows` time steps and `vectors` neighbouring channel vectors (V channels each: 16
 // bytes, or one). It keeps in shared memory
@@ -6,7 +6,7 @@
 //   the filters of its steps and heads, normalised and dropped, in float: `taps` of them; a larger K comes in chunks
 // and each of its threads S steps of one vector in registers. From one row of shared memory a thread feeds up to S
 // outputs: per row and vector 16 bytes of data, S floats of weights, S * V multiply-adds.
-// What must not be read (padding, another sequence, rows outside) is filled with zeros, or left out of the sums.
+// What must not be read (padding, another sequence, rows that do not exist) is zero, or left out of the sums.
 #pragma once
 
 #include "convolution/arithmetic.cuh"
@@ -24,7 +24,7 @@ constexpr int kSteps = 8, kFewSteps = 4;
 struct Tile {
   int rows = 0;        // time steps of a block, a multiple of S
   int vectors = 0;     // channel vectors of a block
-  int heads = 0;       // at most so many heads have channels among them
+  int heads = 0;       // the most heads that have channels among them
   int taps = 0;        // of a chunk
   int pitch = 0;       // floats of one filter in shared memory (what that means: see each kernel)
   int groups = 0;      // blocks along the channels
@@ -144,7 +144,7 @@ cudaError_t launch_for_kernel_size(const ConvParams& p, Make make, Launch launch
 
 // ------------------------------------------------------------------------------------------------ filters
 
-// One filter (t, b, h) in the hands of kFilterLanes lanes.
+// One filter (t, b, h), shared by kFilterLanes lanes.
 template <class T>
 struct FilterReader {
   const T* weight;
@@ -188,7 +188,7 @@ struct FilterReader {
 };
 
 // Calls each(k, factor) for this lane's share of the taps [begin, end), with dropout's factor (1 without dropout). Four
-// weights share one counter of the generator, so a lane takes four that lie together.
+// weights share one counter of the generator, so a lane takes four neighbours.
 template <class Each>
 __device__ __forceinline__ void for_taps(const ConvParams& p, uint64_t flat, int begin, int end, int lane, Each each) {
   if (p.seed == nullptr) {
@@ -213,7 +213,7 @@ __device__ __forceinline__ void stage_filters(const ConvParams& p, const Place& 
                                               int begin, int end, Put put) {
   const int lane = threadIdx.x % kFilterLanes, groups = blockDim.x / kFilterLanes;
   const int total = rows * place.heads;
-  // Whole warps go round together, because the sums over lanes need all of them.
+  // Whole warps loop together, because the sums over lanes need all of them.
   for (int start = 0; start < total; start += groups) {
     const int at = start + threadIdx.x / kFilterLanes;
     const int row = at / place.heads, h = at - row * place.heads;
@@ -275,7 +275,7 @@ __device__ __forceinline__ void correlate(float (&acc)[S][V], const T* rows, int
     }
   };
   constexpr int kEdge = S - 1;
-  // Written out only where K is known: it makes the code long.
+  // Unrolled only where K is known, because it makes the code long.
   [[maybe_unused]] constexpr int kUnrollEdge = K > 0 ? S : 1;
 #pragma unroll(kUnrollEdge)
   for (int m = 0; m < kEdge; ++m) {
@@ -310,7 +310,7 @@ struct SharedWeights {
   }
 };
 
-// S floats that lie together; `from` is a multiple of 16 bytes where S is a multiple of 4.
+// S neighbouring floats; `from` is aligned to 16 bytes where S is a multiple of 4.
 template <int S>
 __device__ __forceinline__ void load_floats(const float* from, float (&to)[S]) {
   if constexpr (S % 4 == 0) {

@@ -7,8 +7,8 @@
 // channel, 12 numbers read for 32 multiply-adds, and no sums across threads.
 //
 // dynamicconv: one launch. dtap of a tile is kept in shared memory, then taken through dropout and the normalisation.
-// The latter needs one sum over all K taps: where K comes in chunks, a first pass makes those sums, and a second
-// makes dtap again.
+// The latter needs one sum over all K taps: where K comes in chunks, a first pass computes those sums, and a second
+// computes dtap again.
 // lightconv: dtap is summed over t and b too. Each block adds up a share of the tiles (a "slab") into a workspace,
 // (slabs, H, K) floats; a second launch adds the slabs in a fixed order and finishes.
 #pragma once
@@ -23,7 +23,7 @@ constexpr int kGradientThreads = 128;
 constexpr int kMostSlabBlocks = 1024;
 
 // sums[i][j] += sum over the channels of grad row i times u row j; `columns` rows of u may be read. Neighbouring
-// threads begin at different vectors (`rotation`, below `vectors`), which keeps them off each other's banks.
+// threads begin at different vectors (`rotation`, below `vectors`), which avoids bank conflicts.
 template <class T, int V>
 __device__ __forceinline__ void correlate_unit(float (&sums)[kUnitRows][kUnitColumns], const T* grad, const T* u,
                                                int pitch, int vectors, int rotation) {
@@ -46,7 +46,7 @@ __device__ __forceinline__ void correlate_unit(float (&sums)[kUnitRows][kUnitCol
   }
 }
 
-// What one launch of either kernel below works with. Channels of `heads` heads, or a part of one head's, at a time.
+// The sizes of a launch of either kernel below. Channels of `heads` heads, or a part of one head's, at a time.
 struct GradientTile {
   int rows = 0;      // gradient rows of a tile, a multiple of kUnitRows
   int heads = 0;     // of a block
@@ -91,7 +91,7 @@ template <class T, int V>
 GradientTile gradient_tile(const ConvBackwardParams& p) {
   GradientTile tile;
   const int channels_of_head = p.channels / p.heads;
-  // 128 bytes of a row at a time: each row is then read in whole sectors, and rows share no bank (see rotation).
+  // 128 bytes of a row at a time: each row is then read in whole sectors, without bank conflicts (see rotation).
   constexpr int kWidth = V == 1 ? 32 : 8 * V;
   tile.rows = 64;
   tile.taps = p.kernel_size < kChunkTaps ? p.kernel_size : kChunkTaps;
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kGradientThreads, 3)
         for (int unit = threadIdx.x; unit < units; unit += blockDim.x) {
           const int column = unit % tile.columns, micro = unit / tile.columns % micros;
           const int h = unit / tile.columns / micros;
-          // Depends on nothing that depends on T: a row's sums have one order.
+          // Does not depend on T, so that a row's sums have one order.
           const int rotation = (column + (micro & 1) * tile.columns) % vectors;
           float sums[kUnitRows][kUnitColumns] = {};
           const int row = micro * kUnitRows, c = h * channels_of_head;
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kGradientThreads, 3)
   const int begin = blockIdx.y * tile.taps, taps = min(tile.taps, p.kernel_size - begin);
   const int column = threadIdx.x % tile.columns, h = threadIdx.x / tile.columns % heads;
   const int first_micro = threadIdx.x / tile.columns / heads;
-  const int micros = blockDim.x / (tile.columns * heads);  // that go on at the same time
+  const int micros = blockDim.x / (tile.columns * heads);  // processed at the same time
 
   float sums_of_tap[kUnitTaps] = {};
   const int64_t tiles = divide_up(p.steps, static_cast<int64_t>(tile.rows)) * p.batch;
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(kGradientThreads, 3)
     }
   }
 
-  // Add up what the threads of each column and head have, in the order of their micro-tiles.
+  // Adds up the sums of each column's and head's threads, in the order of their micro-tiles.
   __syncthreads();
 #pragma unroll
   for (int d = 0; d < kUnitTaps; ++d) scratch[threadIdx.x * kUnitTaps + d] = sums_of_tap[d];
@@ -319,7 +319,7 @@ __global__ void __launch_bounds__(kFinishThreads, 2)
   constexpr int kParts = kFinishThreads / kFinishTaps;
   const int h = blockIdx.x, part = threadIdx.x / kFinishTaps, tap = threadIdx.x % kFinishTaps;
   const int64_t slab_size = static_cast<int64_t>(p.heads) * p.kernel_size;
-  // The totals take the place of the first slab.
+  // The totals overwrite the first slab.
   float* dtap = static_cast<float*>(p.workspace) + static_cast<int64_t>(h) * p.kernel_size;
   for (int begin = 0; begin < p.kernel_size; begin += kFinishTaps) {
     const int k = begin + tap;

@@ -1,6 +1,6 @@
-// talkconv's gradients: three kernels, the second and third replaced by talk_band.cu's where that serves.
+// talkconv's gradients: three kernels, the second and third of which talk_band.cu's replaces where it is supported.
 //
-//   reaches   which rows each 16 outputs' windows reach: the owner of a row of x finds by it whom to ask, be it far off
+//   reaches   which rows the windows of each 16 outputs reach, so that the owner of a row of x finds them, however far
 //   dx        dx[s] = 1/(L+R+1) * sum over the outputs t, in order, of coef(t, s) * grad[t]: a thread owns S rows of a
 //             vector of channels. Outputs come in chunks with their windows; most windows miss all S rows, or hold all
 //   offsets   da[t] = max/(L+R+1) * sum over a head's channels of grad[t] * x[the row that is partly in the window]
@@ -66,7 +66,7 @@ struct DxTile {
   int vectors = 0;   // channel vectors of a block
   int threads = 0;
   int rows = 0;      // of x, a multiple of kDxRows
-  int heads = 0;     // at most so many heads have channels among them
+  int heads = 0;     // the most heads that have channels among them
   int groups = 0;    // blocks along the channels
   int64_t blocks = 0;
   int shared_bytes = 0;

@@ -1,12 +1,12 @@
 // talkconv's forward pass and step on any device and for any type: one launch.
 //
-// The rows of x lie in blocks of 4 (quads) and 16, counted from row 0 of the data. A window is the sum, in this order,
-// of rows up to the next quad, of quads up to the next 16, of sixteens, quads, rows: for L = R = 31 about nine numbers
-// instead of 32. A block of threads stages the rows that its windows reach, computes their quads and sixteens once, and
-// then each thread sums its windows; a window that reaches beyond what is staged is summed from memory, in the same
-// order. So an output's bits depend on nothing but the rows in its window and where they are.
+// The rows of x are grouped in blocks of 4 (quads) and 16 (sixteens), counted from row 0 of the data. A window is the
+// sum, in this order, of rows up to the next quad, of quads up to the next 16, of sixteens, quads, rows: for L = R = 31
+// about nine numbers instead of 32. A block of threads stages the rows that its windows reach, computes their quads and
+// sixteens once, and then each thread sums its windows; a window that reaches beyond what is staged is summed from
+// memory, in the same order. So an output's bits depend only on the rows in its window and on their positions.
 //
-// In shared memory, per row and channel: a number of x's type, a quarter and a sixteenth of a float.
+// Shared memory per row and channel: an element of x's type, a quarter and a sixteenth of a float.
 #pragma once
 
 #include "talk/windows.cuh"
@@ -15,7 +15,7 @@ namespace lightconv {
 
 constexpr int kTalkThreads = 256;
 constexpr int kTalkRows = 4;  // of a thread
-// Below so many steps there is nothing to share.
+// Calls with so few steps have nothing to share.
 constexpr int kTalkFewSteps = 8;
 
 struct TalkTile {
@@ -23,8 +23,8 @@ struct TalkTile {
   int lanes = 0;        // threads for each of them
   int rows = 0;         // lanes * kTalkRows time steps
   int groups = 0;       // blocks along the channels
-  int staged = 0;       // rows that fit into shared memory, a multiple of 16; 0: everything comes from memory
-  int before = 0;       // of them at most so many before the block's first step
+  int staged = 0;       // rows that fit into shared memory, a multiple of 16; 0: everything is read from memory
+  int before = 0;       // the most of them before the block's first step
   int64_t blocks = 0;
   int shared_bytes = 0;
 };
@@ -217,8 +217,8 @@ __global__ void __launch_bounds__(kTalkThreads, 3) talk_forward_kernel(const Tal
 
 // ------------------------------------------------------------------------------------------------ launches
 
-// Host: vectors as narrow as leaves neighbouring threads neighbouring bytes, so that tiles are long; wider ones in
-// calls of few steps. What is chosen changes no output.
+// Host: few vectors, but enough for neighbouring threads to read neighbouring bytes, so that tiles are long; more of
+// them in calls of few steps. The choice changes no output.
 template <class T, int V>
 TalkTile talk_tile(const TalkParams& p) {
   TalkTile tile;
@@ -258,7 +258,7 @@ cudaError_t launch_talk_forward(const TalkParams& p, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-// Whether channels can be moved four at a time, and belong to one head then.
+// Whether channels can be moved four at a time, and four belong to one head.
 template <class T>
 bool talk_wide(const TalkParams& p) {
   constexpr int size = sizeof(T), bytes = kTalkVector * sizeof(T);

@@ -1,12 +1,12 @@
-// The kernels of talkconv (Lioutas and Guo 2020) for whoever calls them: plain pointers and sizes, as lightconv.h's.
+// The interface of talkconv's kernels (Lioutas and Guo 2020): plain pointers and sizes, no torch.
 //
 //     out[t, b, c] = 1/(L+R+1) * sum_s coef(t, s) * x[s, b, c],        h = c div (C/H)
 //     coef(t, s)   = clip(a_l * L - (t - s) + 1, 0, 1) for s <= t,  clip(a_r * R - (s - t) + 1, 0, 1) for s >= t
 //
 // with the offsets a_l[t, b, h], a_r[t, b, h]. In other words, with reach = a * max, n its whole part and f the rest: n
-// rows to that side, and f times the next one. Rows outside the sequence read zero. Offsets below 0 count as 0, those
-// above 1 reach further, an infinite one to the sequence's end. An offset that is NaN makes its outputs NaN; in all
-// gradients it counts as 0, and has itself a gradient of 0.
+// rows to that side, and f times the next one. Rows outside the sequence are zero. Offsets below 0 count as 0, those
+// above 1 reach further, an infinite one to the sequence's end. An offset that is NaN makes its outputs NaN; for all
+// gradients it counts as 0, and its own gradient is 0.
 #pragma once
 
 #include "common/problem.h"
@@ -45,13 +45,14 @@ struct TalkBackwardParams : TalkParams {
   void* workspace = nullptr;  // talk_workspace_bytes(params) bytes, 16-byte aligned, content undefined
 };
 
-// As forward, backward and workspace_bytes in lightconv.h. T + r is at most 2^29.
+// Like forward, backward and workspace_bytes in convolution/launchers.h. T + r must be at most 2^29.
 cudaError_t talk_forward(const TalkParams& params, cudaStream_t stream);
 cudaError_t talk_backward(const TalkBackwardParams& params, cudaStream_t stream);
 size_t talk_workspace_bytes(const TalkBackwardParams& params);
 
-// The tensor-core path (talk_band.cu), chosen inside talk_forward and talk_backward for full passes, under the
-// conditions that lightconv.h names for band_*. The second writes dx only, from workspace filled by find_reaches.
+// The tensor-core path (talk_band.cu), chosen inside talk_forward and talk_backward for full passes; what
+// convolution/launchers.h says of band_*_supported holds. The second writes dx, and the offsets' gradients that are not
+// null; the workspace must have been filled by find_reaches.
 bool talk_band_forward_supported(const TalkParams& params);
 bool talk_band_backward_supported(const TalkBackwardParams& params);
 cudaError_t talk_band_forward(const TalkParams& params, cudaStream_t stream);

@@ -1,18 +1,18 @@
-// talkconv on the tensor cores (band.cuh): the forward pass, and the gradients.
+// talkconv on the tensor cores (common/band.cuh): the forward pass, and the gradients.
 //
 // The R = C/H channels of a head share their windows, so 16 rows of the result are a product
 //
 //     out[16, R] = 1/(L+R+1) * sum over chunks of 16 rows of  band[16, 16] * from[16, R]
 //
 // where band holds coefficients: those of the rows' own windows (forward, `from` is x), or of the windows of the rows
-// that come in (the gradient of x, `from` is that of the output). They are computed in the registers that the matrix
-// unit takes them from, ten instructions each for an eighth of R products. Which chunks are needed is known from the
-// windows: a block stages the hull of what its rows need, as much at a time as fits, and a warp multiplies the chunks
-// that its 16 rows need, in the order of their rows. All else contributes zeros, so what is staged, and how many rows a
-// block has, changes no bit; and windows may reach as far as they like. The offsets' gradients of a block's rows are
-// computed right after them, while their part of the gradient is in the cache.
+// of `from` (the gradient of x, `from` is that of the output). They are computed in the registers from which the tensor
+// cores read them, ten instructions each for an eighth of R products. The windows tell which chunks are needed: a block
+// stages the rows from the first to the last that its rows need, as many at a time as fit, and a warp multiplies the
+// chunks that its 16 rows need, in the order of their rows. Everything else contributes zeros, so what is staged, and
+// how many rows a block has, changes no bit, and windows may reach any distance. The offsets' gradients of a block's
+// rows are computed right after them, while their part of the gradient is in the cache.
 //
-// Bytes a row of R = 64: 128 in (L = R = 31, 8 warps: 192 rows for 128, the others mostly from L2), 128 out, 4 of
+// Bytes per row for R = 64: 128 in (L = R = 31, 8 warps: 192 rows for 128, most of the others from L2), 128 out, 4 of
 // offsets. Shared memory at 8 warps: 224 rows of 144 bytes.
 #include "common/band_product.cuh"
 #include "talk/windows.cuh"
@@ -31,8 +31,8 @@ struct TalkCall {
   Reaches reaches;  // gradient of x only
 };
 
-// Where a block's shared memory has what: the staged rows are at source_at, their windows (forward: those of the
-// block's rows) at taps_at, the ranges of block_range at bands_at. shape.chunks: as many fit.
+// The layout of a block's shared memory: the staged rows are at source_at, their windows (forward: those of the block's
+// rows) at taps_at, the ranges of block_range at bands_at. shape.chunks is how many chunks fit.
 inline Shape talk_shape(const TalkParams& p, int warps, bool backward) {
   Shape shape = rows_shape(p, warps);
   const int64_t reach = static_cast<int64_t>(p.max_left) + p.max_right;
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(32 * kTalkWarps, 3) talk_kernel(const TalkCall
       if (row < rows) *reinterpret_cast<uint4*>(to + row * call.to.stride_t + channel) = values;
     });
     if (__all_sync(kFullWarp, clean)) continue;
-    // A factor that is not finite has met the band's zeros, too (0 * NaN): one sum at a time, of what belongs to it.
+    // A non-finite factor has met the band's zeros too (0 * NaN): compute one sum at a time, of what belongs to it.
     __syncwarp();
     const T* from = static_cast<const T*>(call.from.data) + int64_t{place.begin} * call.from.stride_t +
                     place.b * call.from.stride_b + channel0;

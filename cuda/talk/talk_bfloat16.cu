@@ -1,4 +1,4 @@
-// talkconv in bfloat16 (a file of its own, so that the types compile side by side).
+// talkconv in bfloat16 (a separate file, so that the types compile in parallel).
 #include "talk/backward.cuh"
 
 namespace lightconv {

@@ -1,4 +1,4 @@
-// The CUDA kernels of talk.h as kernels of torch's operators; see binding.cpp.
+// Registers the launchers of launchers.h as kernels of torch's operators; see convolution/binding.cpp.
 #include <torch/library.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// talkconv in float16 (a file of its own, so that the types compile side by side).
+// talkconv in float16 (a separate file, so that the types compile in parallel).
 #include "talk/backward.cuh"
 
 namespace lightconv {

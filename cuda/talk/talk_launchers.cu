@@ -1,9 +1,9 @@
-// The entry points of talk.h: one call for each type. (talk_forward.cuh and talk_backward.cuh choose the kernels.)
+// The entry points of launchers.h, by type. (forward.cuh and backward.cuh choose the kernels.)
 #include "talk/windows.cuh"
 
 namespace lightconv {
 
-// talk_forward.cuh and talk_backward.cuh, instantiated in one file for each type.
+// forward.cuh and backward.cuh, instantiated in one file for each type.
 template <class T>
 cudaError_t talk_forward_of(const TalkParams& params, cudaStream_t stream);
 template <class T>

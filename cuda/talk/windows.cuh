@@ -1,7 +1,7 @@
-// What the kernels of talkconv share: an output's window, and which windows reach a row (talk.h says what is computed).
+// What talkconv's kernels share: an output's window, and which windows reach a row (launchers.h says what is computed).
 //
-// Nothing here subtracts sums of rows from each other: windows are sums of the rows in them and of no others. So no sum
-// loses what two large ones have in common, and NaN or infinity in a row reaches those windows only that hold it.
+// Sums of rows are never subtracted: a window is the sum of its own rows and no others. So nothing cancels, and NaN or
+// infinity in a row affects only the windows that contain it.
 #pragma once
 
 #include "common/device.cuh"
@@ -66,7 +66,8 @@ __device__ __forceinline__ Window window_of(const TalkParams& p, int64_t row, in
           last >= begin && last < end ? right.part : 0.0f};
 }
 
-// The same with what makes an output NaN where an offset is: a part NaN of its own row.
+// The same, but where an offset is NaN, the window is a fraction NaN of the output's own row, which makes the output
+// NaN.
 template <class T>
 __device__ __forceinline__ Window forward_window(const TalkParams& p, int64_t row, int64_t b, int h, int t, int begin,
                                                  int end) {
@@ -107,7 +108,7 @@ __device__ __forceinline__ Range warp_range(Range range) {
   return range;
 }
 
-// What the ranges of a block's threads make together; `shared` has an entry for each warp. All threads call.
+// The union of the ranges of a block's threads; `shared` has an entry for each warp. All threads call.
 __device__ __forceinline__ Range block_range(Range range, Range* shared) {
   range = warp_range(range);
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = range;
@@ -116,8 +117,9 @@ __device__ __forceinline__ Range block_range(Range range, Range* shared) {
   return range;
 }
 
-// Which rows the windows of some outputs reach, for the gradient of x, whose owner of a row must find them: for each
-// (b, h) of every kReachRows outputs, and of every kReachSegment. Outputs are counted in the data, packed or not.
+// Which rows the windows of outputs reach. The owner of a row of x's gradient finds with it the outputs that reach the
+// row. There is a range for each (b, h) of every kReachRows outputs, and of every kReachSegment. Outputs are counted in
+// the data, packed or not.
 struct Reaches {
   Range* data = nullptr;
   int chunks = 0, segments = 0;
@@ -179,8 +181,8 @@ struct OffsetGradient {
   Window window = empty_window();
   bool unknown = false;
 
-  // In the hands of `width` neighbouring lanes, each of which sums its channels, then all theirs; whole warps call,
-  // lanes without an output with `active` false. The window's row 0 is the data's row `begin`.
+  // Shared by `width` neighbouring lanes: each sums its channels, then the sums are added up. Whole warps call, lanes
+  // without an output with `active` false. The window's row 0 is the data's row `begin`.
   template <class T, int V>
   __device__ __forceinline__ void compute(const TalkBackwardParams& p, int64_t t, int64_t b, int head, int begin,
                                           int lane, int width, bool active) const {

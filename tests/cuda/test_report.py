@@ -12,7 +12,7 @@ ARCHITECTURES = os.environ.get("LIGHTCONV_TEST_CUDA_ARCHS", "90").split()
 
 
 def report(repository, *arguments):
-    command = [repository / "scripts" / "cuda_report.sh", *arguments]
+    command = [repository / "scripts" / "dev" / "cuda_report.sh", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=1800)
 
 

@@ -64,7 +64,9 @@ class Toy:
         self.write(source)
 
     def write(self, source: str, name: str = "toy.cpp") -> None:
-        (self.sources / name).write_text(source)
+        path = self.sources / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
 
     def slow_compiler(self) -> Path:
         path = self.folder / "slow"

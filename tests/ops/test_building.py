@@ -59,6 +59,14 @@ def test_a_library_is_built_once(plain, monkeypatch):
     assert build(calls) == path and calls.count("started") == 1
 
 
+def test_sources_in_folders_include_each_other_from_the_root(plain):
+    plain.write("#pragma once\n#define ANSWER 43\n", "common/answer.h")
+    plain.write('#include "common/answer.h"\nextern "C" int lightconv_other() { return ANSWER; }\n', "folder/other.cpp")
+    path = build()
+    assert ctypes.CDLL(str(path)).lightconv_other() == 43
+    assert artifacts.information(path)["sources"] == ["folder/other.cpp", "toy.cpp"]
+
+
 def test_a_prebuilt_library_needs_no_cache(plain, monkeypatch):
     path = build()
     prebuilt = artifacts.PREBUILT / path.parent.parent.name / path.parent.name

@@ -53,6 +53,15 @@ def rename_a_file(toy, monkeypatch):
     (toy.sources / "toy.cpp").rename(toy.sources / "other.cpp")
 
 
+def move_a_file(toy, monkeypatch):
+    toy.write((toy.sources / "toy.cpp").read_text(), "folder/toy.cpp")
+    (toy.sources / "toy.cpp").unlink()
+
+
+def edit_a_header_in_a_folder(toy, monkeypatch):
+    toy.write("// changed\n", "common/toy.h")
+
+
 def upgrade_torch(toy, monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.99.0+cpu")
 
@@ -79,6 +88,8 @@ CHANGES = [
     edit,
     add_a_header,
     rename_a_file,
+    move_a_file,
+    edit_a_header_in_a_folder,
     upgrade_torch,
     upgrade_cuda,
     other_abi,
@@ -89,6 +100,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_whatever_decides_what_is_in_a_library_is_in_its_name(change, plain, monkeypatch):
+    plain.write("// a header\n", "common/toy.h")
     before = artifacts.recipe("cpu")
     assert before.name == artifacts.recipe("cpu").name
     put(plain.cache, before)
@@ -130,8 +142,12 @@ def test_no_sources(plain):
         artifacts.find("cpu")
 
 
-def test_the_sources_of_this_checkout_are_found():
-    assert all(artifacts.recipe(kind).sources for kind in artifacts.KINDS)
+@pytest.mark.parametrize("kind", artifacts.KINDS)
+def test_the_sources_of_this_checkout_are_found(kind):
+    sources = artifacts.recipe(kind).sources
+    assert {path.parent.name for path in sources} >= {"convolution", "talk"}
+    # torch.utils.cpp_extension names an object after its source, without the folder.
+    assert len({path.stem for path in sources}) == len(sources)
 
 
 def test_the_cache_is_where_torch_keeps_what_it_compiles(monkeypatch, tmp_path):
