@@ -10,7 +10,7 @@ import importlib.util
 import sys
 from importlib.abc import MetaPathFinder
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def _register() -> None:

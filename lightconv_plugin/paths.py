@@ -15,9 +15,9 @@ def package_dir() -> Path:
 
 
 def configs_dir() -> Path:
-    """The folder of configurations: configs/ of the checkout this package is in, else those installed with it."""
-    beside = package_dir().parent / "configs"
-    return beside if beside.is_dir() else package_dir() / "configs"
+    """The folder of configurations: inside an installed package, beside the package in a checkout."""
+    installed = package_dir() / "configs"
+    return installed if installed.is_dir() else package_dir().parent / "configs"
 
 
 def workspace() -> Path:

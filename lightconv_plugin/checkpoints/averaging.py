@@ -1,8 +1,8 @@
 """The mean of several checkpoints of one training, as one checkpoint, and the choice of the checkpoints.
 
-Sums are in float64, and one checkpoint is in memory at a time. Settings (cfg, args, task state …) are those of the newest input; the optimizer's
-state and the exponential moving average belong to one training step, not to the mean, and are left out (so are the
-meters of old files). The names, sizes and times of the inputs are kept under "averaged_files".
+Sums are in float64, and one checkpoint is in memory at a time. Settings (cfg, args, task state …) are those of the
+newest input. The optimizer's state and the exponential moving average belong to one training step, not to the mean, and
+are left out (as are the meters of old files). The names, sizes and times of the inputs are kept in "averaged_files".
 """
 
 import math

@@ -1,1 +1,1 @@
-"""The `lightconv` command. One module per subcommand (see main.py); heavy imports only inside the ones that need them."""
+"""The `lightconv` command: one module per subcommand, found and run by main.py; heavy imports are inside functions."""

@@ -3,8 +3,8 @@
 A subcommand NAME is the module lightconv_plugin.cli.NAME (with "_" for "-") and one line of COMMANDS. The module is
 imported only when it is asked for, and defines
 
-    run(args) -> int               the command; returns the exit status, raises InputError for bad input
-    add_parser(commands)           commands.add_parser(NAME, description=…, …) with its arguments and set_defaults(run=run)
+    run(args) -> int        the command; returns the exit status, raises InputError for bad input
+    add_parser(commands)    commands.add_parser(NAME, description=…, …) with its arguments and set_defaults(run=run)
 
 One that passes arguments on to another program says set_defaults(run=run, rest=[]), and finds what follows "--" in
 `args.rest`; with set_defaults(run=run, unknown=[]), `args.unknown` holds the arguments that its parser does not know
@@ -25,7 +25,6 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 from typing import NoReturn
 
 import lightconv_plugin
@@ -61,7 +60,7 @@ COMMANDS = {
 }
 # The extra that installs a module.
 EXTRAS = {
-    "fairseq": ("fairseq", "hydra", "omegaconf"),
+    "fairseq": ("fairseq", "fairseq_cli", "hydra", "omegaconf"),
     "text": ("regex", "sacremoses", "sentencepiece", "subword_nmt"),
     "chinese": ("jieba",),
     "recipes": ("pydantic", "requests", "rouge_score", "sacrebleu", "tabulate", "tqdm", "yaml"),

@@ -33,7 +33,7 @@ def test_the_library_its_path_and_the_time(plain, capsys):
     assert out.startswith(f"cpu: {path} (") and out.endswith(" s)\n") and path.is_file()
     assert err == "cpu: compiling 1 files\ncpu: 1/2 toy.o\ncpu: 2/2 lightconv_cpu.so\n"
     assert main.main(["build", "cpu"]) == 0
-    assert capsys.readouterr() == (f"cpu: {path} (was there already)\n", "")
+    assert capsys.readouterr() == (f"cpu: {path} (already built)\n", "")
 
 
 def test_a_failure_names_the_log(broken, capsys):
@@ -114,7 +114,7 @@ def test_a_torch_without_cuda_is_said(plain, monkeypatch, capsys):
     ("arguments", "said"),
     [
         (["gpu"], "can build cpu and cuda, got 'gpu'"),
-        (["cpu", "--cuda-arch", "9.0"], "--cuda-arch is for the CUDA kernels"),
+        (["cpu", "--cuda-arch", "9.0"], "--cuda-arch applies to the CUDA kernels"),
         (["--cuda-arch", "sm_90"], "--cuda-arch: GPU architectures must be numbers such as '8.0;9.0'"),
         (["--cuda-arch", ""], "--cuda-arch: GPU architectures must be numbers"),
     ],

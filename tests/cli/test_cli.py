@@ -19,7 +19,7 @@ COMMANDS = ["user-dir", "doctor", "build", "average", "tune", "score", "translat
 
 def command(*arguments, repository, **environment):
     return subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "lightconv_plugin.cli", *arguments],
+        [sys.executable, "-X", "importtime", "-m", "lightconv_plugin", *arguments],
         capture_output=True,
         text=True,
         cwd=repository,

@@ -52,7 +52,7 @@ def encoded(lines) -> bytes:
 
 def test_the_installed_command_streams(made, best, repository):
     """A process of its own, as in a shell; with --buffer 1 each line is answered before the next is there."""
-    command = [sys.executable, "-m", "lightconv_plugin.cli", "translate", "--path", made[1], "--max-len-b", "20"]
+    command = [sys.executable, "-m", "lightconv_plugin", "translate", "--path", made[1], "--max-len-b", "20"]
     environment = {**os.environ, "PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen([*map(str, command), "--buffer", "1"], env=environment, **pipes)
@@ -142,7 +142,7 @@ def test_a_reader_that_leaves_is_no_error(made, repository):
     """As `lightconv translate … | head -1`: no traceback."""
     script = (
         "set -o pipefail; yes 'Zwei Hunde' | head -20000 |"
-        f" {shlex.quote(sys.executable)} -m lightconv_plugin.cli translate --path '{made[1]}'"
+        f" {shlex.quote(sys.executable)} -m lightconv_plugin translate --path '{made[1]}'"
         " --max-len-b 2 --beam 1 --buffer 1"
         " | head -1"
     )

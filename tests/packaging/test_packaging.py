@@ -46,14 +46,13 @@ def python(*arguments, path, cwd, **environment):
 
 def copy_of_the_source(folder):
     """What is packaged, in a folder where setuptools may write; the kernels are a toy's, quick to compile."""
-    repository = Path(__file__).parent.parent
-    for name in ("setup.py", "MANIFEST.in", "pyproject.toml", "README.md", "lightconv_plugin"):
+    repository = Path(__file__).parents[2]
+    for name in ("setup.py", "MANIFEST.in", "pyproject.toml", "README.md", "lightconv_plugin", "configs"):
         subprocess.run(["cp", "-r", repository / name, folder], check=True)
-    cpu = {"toy.cpp": '#include "common/toy.h"\n' + TOY, "common/toy.h": ""}
-    for name, files in {"cpu": cpu, "cuda": {"talk/toy.cu": "", "toy.cuh": ""}}.items():
-        for file, content in {**files, "notes.txt": ""}.items():
-            (folder / name / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name / file).write_text(content)
+    kernels = {"cpu/toy.cpp": '#include "common/toy.h"\n' + TOY, "cpu/common/toy.h": "", "cuda/toy.cu": "", "cuda/common/toy.cuh": ""}
+    for file, content in {**kernels, "cpu/README.md": "", "cuda/README.md": ""}.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(content)
     return folder
 
 
@@ -90,7 +89,7 @@ def elsewhere(tmp_path):
 
 
 def test_user_dir_of_an_installed_copy(installed, elsewhere):
-    user_dir = python("-m", "lightconv_plugin.cli", "user-dir", path=installed, cwd=elsewhere)
+    user_dir = python("-m", "lightconv_plugin", "user-dir", path=installed, cwd=elsewhere)
     assert user_dir == str(installed / "lightconv_plugin")
     assert python("-c", REGISTERED, user_dir, path=installed, cwd=elsewhere) == user_dir
 
@@ -129,7 +128,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.ops import backends
 print((ops.lightconv(torch.randn(5, 2, 6), torch.randn(3, 4), 1) == 101).all().item(), backends.decision("cpu").library)
 """
-SOURCES = ["cpu/common/toy.h", "cpu/toy.cpp", "cuda/talk/toy.cu", "cuda/toy.cuh"]
+SOURCES = ["cpu/common/toy.h", "cpu/toy.cpp", "cuda/common/toy.cuh", "cuda/toy.cu"]
 
 
 def files(folder):
@@ -150,6 +149,7 @@ def test_an_sdist_carries_the_sources(source):
     with tarfile.open(source / name) as archive:
         inside = {member.name.partition("/")[2] for member in archive}
     assert {*SOURCES, "setup.py", "README.md", "lightconv_plugin/ops/compile_worker.py"} <= inside
+    assert {f"configs/{name}" for name in files(source / "configs")} <= inside
 
 
 def test_prebuilt_kernels_are_installed_and_used(source, elsewhere, cache, tmp_path):
@@ -182,8 +182,7 @@ def test_kernels_that_do_not_compile_end_the_installation(source, tmp_path):
     done = install(source, target, LIGHTCONV_PREBUILD="1", TORCH_EXTENSIONS_DIR=str(cache))
     assert done.returncode != 0 and not target.exists()
     said = done.stdout + done.stderr
-    assert "lightconv build: error: cpu: " in said and "three" in said
-    assert "LIGHTCONV_PREBUILD=1: the kernels could not be compiled, see above" in said
+    assert "LIGHTCONV_PREBUILD=1: the cpu kernels could not be compiled: " in said and "three" in said
 
 
 @pytest.mark.parametrize(

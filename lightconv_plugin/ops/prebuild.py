@@ -1,0 +1,86 @@
+"""Compiles the native kernels before anything uses them: for `lightconv build`, and for wheels that carry them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightconv_plugin.ops import artifacts, compilation
+from lightconv_plugin.ops.artifacts import NativeError, Recipe
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one library.
+
+    `error` says why there is none; it is no failure where nobody asked for CUDA kernels and they cannot be compiled.
+    `seconds` is the time a build took, None for a library that existed already.
+    """
+
+    kind: str
+    library: Path | None = None
+    seconds: float | None = None
+    error: NativeError | None = None
+    failed: bool = False
+
+
+def build_all(
+    kinds: Sequence[str] = (),
+    architectures: tuple[str, ...] | None = None,
+    say: Callable[[str], None] = lambda message: None,
+) -> Iterator[Outcome]:
+    """Build the libraries, one after the other.
+
+    Args:
+        kinds: of "cpu" and "cuda"; empty: cpu, and cuda where it can be compiled, or if `architectures` are given.
+        architectures: of GPUs, as `artifacts.parse_architectures` returns them; None: those of TORCH_CUDA_ARCH_LIST,
+            else of the GPUs here.
+        say: receives the progress, such as "cpu: compiling 4 files".
+
+    Raises:
+        ValueError: TORCH_CUDA_ARCH_LIST is not a list of architectures.
+    """
+    for kind in artifacts.KINDS:
+        if kinds and kind not in kinds:
+            continue
+        required = kind == "cpu" or bool(kinds) or architectures is not None
+        try:
+            recipe = _cuda_recipe(architectures) if kind == "cuda" else artifacts.recipe(kind)
+        except NativeError as error:
+            yield Outcome(kind, error=error, failed=required)
+            continue
+        try:
+            yield _build(recipe, say)
+        except NativeError as error:
+            yield Outcome(kind, error=error, failed=True)
+
+
+def _cuda_recipe(architectures: tuple[str, ...] | None) -> Recipe:
+    try:
+        recipe = artifacts.recipe("cuda", architectures or artifacts.chosen_architectures())
+    except NativeError:
+        compilation.toolkit()  # a missing toolkit is the better explanation than a missing GPU
+        raise
+    if artifacts.finished(recipe) is None:
+        compilation.toolkit()
+    return recipe
+
+
+def _build(recipe: Recipe, say: Callable[[str], None]) -> Outcome:
+    began, worked = time.perf_counter(), False
+
+    def tell(message: str) -> None:
+        nonlocal worked
+        worked = True
+        say(f"{recipe.kind}: {message}")
+
+    target = f" for {';'.join(recipe.architectures)}" if recipe.architectures else ""
+    library = compilation.build(
+        recipe,
+        started=lambda: tell(f"compiling {len(recipe.sources)} files{target}"),
+        waiting=lambda: tell("waiting for another process that is compiling it"),
+        progress=tell,
+    )
+    return Outcome(recipe.kind, library, time.perf_counter() - began if worked else None)
