@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 from lightconv_plugin import report
 from lightconv_plugin.checkpoints import averaging
-from lightconv_plugin.cli import build, convert, doctor, score, translate, user_dir
-from lightconv_plugin.errors import InputError
-from lightconv_plugin.recipes import tuning
+from lightconv_plugin.cli import build, convert, doctor, score, translate, tune, user_dir
+from lightconv_plugin.errors import ArgumentError, InputError
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -22,7 +21,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="lightconv", description="Tools of the LightConv/DynamicConv plugin for fairseq."
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (user_dir, doctor, build, averaging, tuning, score, translate, convert, report):
+    for module in (user_dir, doctor, build, averaging, tune, score, translate, convert, report):
         module.add_parser(commands)
     return parser
 
@@ -30,6 +29,14 @@ def build_parser() -> argparse.ArgumentParser:
 def _leave(signum, frame):
     """SIGTERM as an exception, so that a half-written temporary file is removed on the way out."""
     raise SystemExit(128 + signum)
+
+
+def _line(error: Exception, args: argparse.Namespace) -> str:
+    """An error as one line; an argument of a function is called by the option that set it."""
+    text = str(error)
+    if isinstance(error, ArgumentError) and hasattr(args, error.name):
+        text = f"--{error.name.replace('_', '-')} {error.problem}"
+    return " ".join(text.split())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return args.run(args)
     except (InputError, OSError) as error:
-        print(f"lightconv {args.command}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"lightconv {args.command}: error: {_line(error, args)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"lightconv {args.command}: interrupted", file=sys.stderr)

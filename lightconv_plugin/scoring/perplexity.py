@@ -15,7 +15,7 @@ from typing import Any
 
 from lightconv_plugin.checkpoints.loading import safe_torch_load
 from lightconv_plugin.checkpoints.parameters import count_parameters
-from lightconv_plugin.errors import InputError
+from lightconv_plugin.errors import ArgumentError, InputError
 from lightconv_plugin.files import read_lines
 from lightconv_plugin.paths import package_dir
 
@@ -80,9 +80,8 @@ def evaluation(task: dict[str, Any], words: int, context_window: int) -> list[st
     length = int(task.get("max_target_positions") or task["tokens_per_sample"])
     length = min(length, int(task["tokens_per_sample"]))
     if not 0 <= context_window < length:
-        raise InputError(
-            f"--context-window must be in 0 … {length - 1}, below the {length} tokens of a sample, got {context_window}"
-        )
+        problem = f"must be in 0 … {length - 1}, below the {length} tokens of a sample, got {context_window}"
+        raise ArgumentError("context_window", problem)
     # A row of a batch has the window's tokens besides those that count.
     scored = length - context_window
     tokens = max(scored, BATCH_OF_PROBABILITIES // words * scored // length)
@@ -106,9 +105,7 @@ def check_data(data: Path, subset: str) -> None:
     """Raises InputError where a folder lacks the dictionary or the subset of a language model's data."""
     for path, what in ((data / "dict.txt", "a dictionary"), (data / f"{subset}.idx", "a subset")):
         if not path.is_file():
-            raise InputError(
-                f"{path} is missing: DATA_BIN is a folder of scripts/prepare_wikitext2.sh or its like, with {what}"
-            )
+            raise InputError(f"{path} is missing: expected a folder of binarised data for language models, with {what}")
 
 
 def measure(

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 
-from lightconv_plugin.errors import InputError
+from lightconv_plugin.errors import ArgumentError, InputError
 
 TYPES = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "rougeLsum": "ROUGE-Lsum"}
 # ROUGE-1.5.5 -c 95 -r 1000. The seed makes the interval the same on every run.
@@ -129,7 +129,7 @@ def _check(summaries: Sequence[str], references: Sequence[str], sentence_end: st
     if len(summaries) != len(references):
         raise InputError(f"{len(summaries)} summaries, but {len(references)} references: each needs one")
     if len(sentence_end.split()) != 1:
-        raise InputError(f"--sentence-end must be one token, such as '.', got {sentence_end!r}")
+        raise ArgumentError("sentence_end", f"must be one token, such as '.', got {sentence_end!r}")
 
 
 def _library():
