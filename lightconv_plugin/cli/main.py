@@ -71,7 +71,7 @@ EXTRAS = {
 def _module(name: str) -> str:
     module = f"lightconv_plugin.cli.{name.replace('-', '_')}"
     # Until every subcommand has its module in cli/.
-    earlier = {"tune": "lightconv_plugin.recipes.tuning", "report": "lightconv_plugin.report"}
+    earlier = {"report": "lightconv_plugin.report"}
     return module if importlib.util.find_spec(module) else earlier.get(name, "")
 
 

@@ -10,34 +10,30 @@ What the measures are is said in bleu.py, rouge.py and significance.py.
 """
 
 import argparse
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from lightconv_plugin.checkpoints.parameters import count_parameters
 from lightconv_plugin.cli.arguments import positive
-from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import atomic_write, read_lines
-from lightconv_plugin.scoring.bleu import LEFT_OVER, measures
-from lightconv_plugin.scoring.generate_log import parse_gen_log
-from lightconv_plugin.scoring.options import (
+from lightconv_plugin.cli.score_options import (
     BLEU_OPTIONS,
     ROUGE_OPTIONS,
     add_bleu_options,
     add_rouge_options,
-    bleu_options,
-    bleu_report,
     bpe_mark,
-    check_decoded,
+    measuring,
     refuse,
-    rouge_report,
-    take_from_data,
+    warner,
 )
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import atomic_write, read_lines
+from lightconv_plugin.scoring.bleu import LEFT_OVER
+from lightconv_plugin.scoring.generate_log import parse_gen_log
+from lightconv_plugin.scoring.measuring import Scored, score, with_facts
 from lightconv_plugin.scoring.perplexity import parse_eval_lm_log
-from lightconv_plugin.scoring.significance import SAMPLES, compare, read_other
+from lightconv_plugin.scoring.significance import SAMPLES
 
-FACTS = {"parameters": "parameters = {:,}", "sentences_per_second": "speed = {:.2f} sentences/s"}
 TEXT_OPTIONS = ("gen", "sys", "ref", "remove_bpe", "speed")
 # Options by the metric that knows them.
 OPTIONS = {
@@ -49,14 +45,14 @@ OPTIONS = {
 
 def run(args: argparse.Namespace) -> int:
     _check_options(args)
-    found, lines = (_of_log if args.metric == "perplexity" else _of_text)(args)
     facts = {"parameters": count_parameters(args.checkpoint)} if args.checkpoint else {}
-    if "sentences_per_second" in found:
-        facts["sentences_per_second"] = found.pop("sentences_per_second")
-    if args.json:
-        text = json.dumps(found | facts, ensure_ascii=False) + "\n"
+    if args.metric == "perplexity":
+        found = parse_eval_lm_log(read_lines(args.log), args.log)
+        scored = Scored(asdict(found), found.lines())
     else:
-        text = lines + "".join(f"{FACTS[name].format(value)}\n" for name, value in facts.items())
+        scored, speed = _score_text(args)
+        facts |= {"sentences_per_second": speed} if args.speed else {}
+    text = with_facts(scored, facts).text(args.json)
     if args.output:
         with atomic_write(args.output) as file:
             file.write(text)
@@ -64,19 +60,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _of_log(args: argparse.Namespace) -> tuple[dict, str]:
-    found = parse_eval_lm_log(read_lines(args.log), args.log)
-    return asdict(found), found.lines()
-
-
-def _of_text(args: argparse.Namespace) -> tuple[dict, str]:
-    """What is printed as JSON, and for people."""
-    speed = None
+def _score_text(args: argparse.Namespace) -> tuple[Scored, float | None]:
+    """Scores, and the sentences a second that the log states."""
+    how, warn, speed = measuring(args, args.metric), warner("score"), None
     if args.gen:
         log = parse_gen_log(read_lines(args.gen), args.gen)
         hypotheses, references, speed = log.hypotheses, log.references, log.sentences_per_second
-        if args.metric == "bleu":
-            check_decoded(args, log, args.gen)
+        how.check_decoded(log, args.gen)
         if args.speed and speed is None:
             raise InputError(
                 f"--speed: {args.gen} has no line 'Translated … sentences (…) in …s (… sentences/s, …': "
@@ -85,27 +75,16 @@ def _of_text(args: argparse.Namespace) -> tuple[dict, str]:
     else:
         hypotheses, references = read_lines(args.sys), read_lines(args.ref)
     if not args.remove_bpe and any(LEFT_OVER.search(line) for line in hypotheses):
-        print("lightconv score: the text looks like subwords: was --remove-bpe forgotten?", file=sys.stderr)
+        warn("the text looks like subwords: was --remove-bpe forgotten?")
     if args.data:
-        take_from_data(args, args.data, args.subset)
-    report = (rouge_report if args.metric == "rouge" else bleu_report)(args, hypotheses, references)
-    found, lines = asdict(report), report.lines()
-    if args.against:
-        other = read_other(args.against, references)
-        options = bleu_options(args)
-        sides = (measures(side, references, **options) for side in (hypotheses, other))
-        significance = compare(*sides, str(args.against), args.samples or SAMPLES)
-        found["against"] = significance.as_json()
-        lines += significance.lines()
-    if args.speed:
-        found["sentences_per_second"] = speed
-    return found, lines
+        how = how.with_data(args.data, args.subset)
+    return score(how, hypotheses, references, warn=warn, against=args.against, samples=args.samples), speed
 
 
 def _check_options(args: argparse.Namespace) -> None:
     known = OPTIONS[args.metric]
     others = {name for names in OPTIONS.values() for name in names} - set(known)
-    refuse(args, sorted(others), f"means nothing to --metric {args.metric}")
+    refuse(args, sorted(others), f"--metric {args.metric}")
     if args.metric == "perplexity":
         if not args.log:
             raise InputError("--metric perplexity needs --log FILE, the output of fairseq-eval-lm")

@@ -1,44 +1,25 @@
-"""`lightconv tune`: how many checkpoints to average and which length penalty, by beam search of the validation set.
+"""How many checkpoints to average and which length penalty: by the score of the validation set, as papers tune.
 
-    lightconv tune data/iwslt14_de_en/data-bin runs/iwslt14_de_en/dynamicconv --average 1 5 10 --lenpen 0.6 0.8 1.0 1.2
-    lightconv tune data/cnndm/data-bin runs/cnndm/dynamicconv --by rougeL --average 5 10 --lenpen 1 2 -- --beam 4
-    lightconv tune data/wikitext103/data-bin runs/wikitext103/talkconv --by perplexity --average 1 5 10
-
-The papers tune both so. Each setting's score is what fairseq-generate and `lightconv score` give for it.
+Each setting's score is what fairseq-generate and `lightconv score`, or fairseq-eval-lm, give for it.
 """
 
-import argparse
-import json
 import math
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from lightconv_plugin.checkpoints.averaging import average_once, checkpoints_in_order
-from lightconv_plugin.cli.arguments import positive
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import atomic_write
 from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.scoring import perplexity
 from lightconv_plugin.scoring.bleu import check_language
-from lightconv_plugin.scoring.options import (
-    BLEU_OPTIONS,
-    ROUGE_OPTIONS,
-    add_bleu_options,
-    add_rouge_options,
-    bleu_report,
-    check_decoded,
-    check_languages,
-    refuse,
-    rouge_report,
-    take_from_data,
-)
+from lightconv_plugin.scoring.measuring import Measuring
 
 BLEU_MEASURES = ("bleu_tok", "sacrebleu", "chrf")
 ROUGE_MEASURES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 MEASURES = (*BLEU_MEASURES, *ROUGE_MEASURES, "perplexity")
-# Options of fairseq's commands that this one gives itself, or that would hide what it reads.
+# Options of fairseq's commands that are given here, or that would hide what is read from their output.
 OWN = ("--path", "--gen-subset", "--lenpen", "--user-dir", "--nbest", "--quiet", "--results-path", "--log-format")
 
 
@@ -94,184 +75,120 @@ def search(
     return sorted(tried, key=lambda setting: better(setting, lower))
 
 
-def run(args: argparse.Namespace) -> int:
-    checkpoints = _checked(args)
-    lower = args.by == "perplexity"
-    evaluate = _perplexity if lower else _translation
+def metric_of(by: str) -> str:
+    """The metric that a measure belongs to: "bleu", "rouge" or "perplexity"."""
+    return "bleu" if by in BLEU_MEASURES else "rouge" if by in ROUGE_MEASURES else "perplexity"
+
+
+def tune(
+    data: Path,
+    save_dir: Path,
+    *,
+    by: str = "bleu_tok",
+    average: Sequence[int] = (1,),
+    lenpen: Sequence[float] = (),
+    grid: bool = False,
+    subset: str = "valid",
+    how: Measuring | None = None,
+    options: Sequence[str] = (),
+    context_window: int = 0,
+    skip_missing: bool = False,
+    allow_test: bool = False,
+    warn: Callable[[str], None],
+) -> dict[str, Any]:
+    """Choose the number of averaged checkpoints and the length penalty by `by`, one of MEASURES.
+
+    Averages the last N checkpoints to SAVE_DIR/averageN.pt for each N in `average`, unless that file is the mean of
+    the same checkpoints already.
+
+    data: a folder of binarised data. save_dir: the checkpoints of a training.
+    lenpen: length penalties, (1,) if there are none; perplexity has none. grid: try all pairs, see `search`.
+    how: settings of BLEU or ROUGE, completed by what the data folder says.
+    options: of fairseq-generate (or fairseq-eval-lm), after `fairseq_generate.DEFAULTS`. context_window: of perplexity.
+    skip_missing: leave out the numbers for which there are too few checkpoints. allow_test: tune on a test set.
+    warn: is called with one line about whatever should be known.
+
+    Returns {"average", "lenpen", "score", "checkpoint", "metric", "subset", "options", "tried"}, and for BLEU "lang",
+    "lowercase" and "compound_split". "tried" has all settings, the best first.
+
+    Raises:
+        InputError: an argument is wrong, which is found before any work; averaging, generating or scoring failed.
+    """
+    metric = metric_of(by)
+    _check_arguments(by, average, lenpen, subset, options, allow_test)
+    if metric == "perplexity":
+        perplexity.check_data(data, subset)
+        penalties: Sequence[float | None] = [None]
+    else:
+        penalties = lenpen or [1.0]
+        how = replace(how or Measuring(), metric=metric).with_data(data, subset)
+        if metric == "bleu":
+            check_language(how.lang)
+        if by == "bleu_tok":
+            how = replace(how, raw_ref=None)  # not needed, and not every corpus has one for its validation set
+        fairseq_generate.parse_options([str(data), *options])
+    checkpoints, average = _checkpoints(save_dir, average, skip_missing, warn)
     paths: dict[int, Path] = {}
 
-    def score(number: int, lenpen: float | None) -> float:
+    def score(number: int, penalty: float | None) -> float:
         if number not in paths:
-            path = args.save_dir / f"average{number}.pt"
-            average_once(checkpoints[:number], path)
+            average_once(checkpoints[:number], path := save_dir / f"average{number}.pt")
             paths[number] = path
-        return evaluate(args, paths[number], lenpen)
+        if penalty is None or how is None:
+            return perplexity.measure(data, paths[number], subset, context_window, options)["perplexity"]
+        log = fairseq_generate.generate(data, paths[number], subset, [*options, "--lenpen", repr(penalty)])
+        how.check_decoded(log, "the text")
+        return getattr(how.report(log.hypotheses, log.references, warn), by)
 
-    tried = search(args.average, args.lenpen, score, args.grid, lower)
-    best = tried[0]
+    tried = search(average, penalties, score, grid, lower=metric == "perplexity")
     result = {
-        **asdict(best),
-        "checkpoint": str(paths[best.average]),
-        "metric": args.by,
-        "subset": args.subset,
-        "options": args.rest,
+        **asdict(tried[0]),
+        "checkpoint": str(paths[tried[0].average]),
+        "metric": by,
+        "subset": subset,
+        "options": list(options),
         "tried": [asdict(setting) for setting in tried],
     }
-    if args.by in BLEU_MEASURES:
-        result |= {name: getattr(args, name) for name in ("lang", "lowercase", "compound_split")}
-    text = json.dumps(result, ensure_ascii=False) + "\n" if args.json else _for_people(result)
-    if args.output:
-        with atomic_write(args.output) as file:
-            file.write(text)
-    sys.stdout.write(text)
-    return 0
+    if how is not None and metric == "bleu":
+        result |= {"lang": how.lang, "lowercase": how.lowercase, "compound_split": how.compound_split}
+    return result
 
 
-def _translation(args: argparse.Namespace, checkpoint: Path, lenpen: float | None) -> float:
-    log = fairseq_generate.generate(args.data, checkpoint, args.subset, [*args.rest, "--lenpen", repr(lenpen)])
-    if args.by in ROUGE_MEASURES:
-        return getattr(rouge_report(args, log.hypotheses, log.references), args.by)
-    check_decoded(args, log, "the text")
-    return getattr(bleu_report(args, log.hypotheses, log.references), args.by)
-
-
-def _perplexity(args: argparse.Namespace, checkpoint: Path, lenpen: None) -> float:
-    window, rest = _window(args.rest)
-    return perplexity.measure(args.data, checkpoint, args.subset, window, rest)["perplexity"]
-
-
-def _window(rest: Sequence[str]) -> tuple[int, list[str]]:
-    """--context-window among fairseq-eval-lm's options: the batches depend on it; and the other options."""
-    parser = argparse.ArgumentParser(prog="lightconv tune", add_help=False, allow_abbrev=False)
-    parser.add_argument("--context-window", type=int, default=0)
-    known, others = parser.parse_known_args(list(rest))
-    return known.context_window, others
-
-
-def _checked(args: argparse.Namespace) -> list[Path]:
-    """The checkpoints to average from, the newest first; everything that can be refused is refused before any work."""
-    if args.subset.startswith("test") and not args.allow_test:
-        raise InputError(
-            f"--subset {args.subset}: settings that are chosen on a test set make its score too good; tune on valid "
-            "(--allow-test if this is not the set that is reported)"
-        )
-    for option in args.rest:
-        if option.split("=")[0] in OWN:
-            raise InputError(f"{option.split('=')[0]} after -- is given by `lightconv tune` itself: leave it out")
-    for name in ("average", "lenpen"):
-        values = getattr(args, name)
+def _check_arguments(
+    by: str,
+    average: Sequence[int],
+    lenpen: Sequence[float],
+    subset: str,
+    options: Sequence[str],
+    allow_test: bool,
+) -> None:
+    if by not in MEASURES:
+        raise InputError(f"`by` must be one of {', '.join(MEASURES)}, got {by!r}")
+    if subset.startswith("test") and not allow_test:
+        problem = "settings chosen on a test set make its score too good; tune on valid, or allow it explicitly"
+        raise InputError(f"`subset` {subset}: {problem}")
+    for option in options:
+        if (name := option.split("=")[0]) in OWN:
+            raise InputError(f"{name} is set by tuning itself: remove it from the options of fairseq-generate")
+    for name, values in (("average", average), ("lenpen", lenpen)):
         if len(set(values)) < len(values):
-            raise InputError(f"--{name} has a value twice: {' '.join(f'{value:g}' for value in values)}")
-    _check_measure(args)
-    if not args.save_dir.is_dir():
-        raise InputError(f"no folder {args.save_dir} with checkpoints")
-    return _check_checkpoints(args)
+            raise InputError(f"`{name}` has a value twice: {' '.join(f'{value:g}' for value in values)}")
+        if not all(map(math.isfinite, values)):
+            raise InputError(f"`{name}` must be finite numbers, got {values}")
 
 
-def _check_measure(args: argparse.Namespace) -> None:
-    if args.by == "perplexity":
-        refuse(args, ("lenpen", "grid", *BLEU_OPTIONS, *ROUGE_OPTIONS), "means nothing to --by perplexity")
-        args.lenpen = [None]
-        perplexity.check_data(args.data, args.subset)
-        return
-    args.lenpen = args.lenpen or [1.0]
-    if args.by in ROUGE_MEASURES:
-        refuse(args, BLEU_OPTIONS, f"means nothing to --by {args.by}")
-        check_languages(args.data, args.subset)
-    else:
-        refuse(args, ROUGE_OPTIONS, f"means nothing to --by {args.by}")
-        take_from_data(args, args.data, args.subset)
-        check_language(args.lang)
-        if args.by == "bleu_tok":
-            args.raw_ref = None  # not looked at, and not every corpus has raw references of its validation set
-    fairseq_generate.parse_options([str(args.data), *args.rest])
-
-
-def _check_checkpoints(args: argparse.Namespace) -> list[Path]:
-    checkpoints = checkpoints_in_order(args.save_dir)
+def _checkpoints(
+    save_dir: Path, average: Sequence[int], skip_missing: bool, warn: Callable[[str], None]
+) -> tuple[list[Path], list[int]]:
+    """The checkpoints to average from, the newest first, and the numbers for which there are enough."""
+    if not save_dir.is_dir():
+        raise InputError(f"no folder {save_dir} with checkpoints")
+    checkpoints = checkpoints_in_order(save_dir)
     if not checkpoints:
-        raise InputError(f"{args.save_dir} has no checkpoints named checkpointEPOCH.pt or checkpoint_EPOCH_UPDATE.pt")
-    too_many = [number for number in args.average if number > len(checkpoints)]
-    if too_many and (not args.skip_missing or len(too_many) == len(args.average)):
-        raise InputError(
-            f"--average {max(too_many)}: {args.save_dir} has {len(checkpoints)} checkpoints"
-            + (", too few for every number" if args.skip_missing else " (--skip-missing leaves such numbers out)")
-        )
+        raise InputError(f"{save_dir} has no checkpoints named checkpointEPOCH.pt or checkpoint_EPOCH_UPDATE.pt")
+    too_many = [number for number in average if number > len(checkpoints)]
+    if too_many and (not skip_missing or len(too_many) == len(average)):
+        raise InputError(f"`average` {max(too_many)}: {save_dir} has only {len(checkpoints)} checkpoints")
     for number in too_many:
-        print(f"lightconv tune: left out: the mean of {number}; there are {len(checkpoints)}", file=sys.stderr)
-    args.average = [number for number in args.average if number not in too_many]
-    return checkpoints
-
-
-def _for_people(result: dict) -> str:
-    def line(setting: dict) -> str:
-        lenpen = "" if setting["lenpen"] is None else f"  lenpen {setting['lenpen']:g}"
-        return f"{result['metric']} {setting['score']:.2f}  average {setting['average']}{lenpen}\n"
-
-    return "".join(map(line, result["tried"])) + f"best: {line(result).rstrip()}  {result['checkpoint']}\n"
-
-
-def _finite(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}")
-    return number
-
-
-DESCRIPTION = """\
-Chooses the number of averaged checkpoints and the length penalty by their score on the validation set.
-
-Averages the last N checkpoints (of epochs; by updates where a training kept none of epochs) to SAVE_DIR/averageN.pt for
-each N, or takes that file if it is the mean of the same checkpoints already. Generates the subset with each of them and
-the length penalty nearest 1, then with the best of them and every other penalty; with --grid all pairs. Of equal scores
-the one of fewer checkpoints wins, then the penalty nearest 1.
-
---by perplexity is for language models: fairseq-eval-lm as scripts/perplexity.sh runs it, and no length penalty.
-
-What follows -- are options of fairseq-generate (or fairseq-eval-lm). Before them stand --beam 5 --remove-bpe
---max-tokens 8000, as for scripts/score.sh. The target language and the case are taken from a folder that
-scripts/prepare_*.sh made; see --lang and --lowercase for others."""
-EXAMPLE = """\
-example:
-  lightconv tune data/iwslt14_de_en/data-bin runs/iwslt14_de_en/dynamicconv --average 1 5 10 --lenpen 0.6 0.8 1.0 1.2
-  lightconv tune data/cnndm/data-bin runs/cnndm/dynamicconv --by rougeL --average 5 10 --lenpen 1 2 -- --beam 4
-  lightconv tune data/gbw/data-bin runs/gbw/dynamicconv --by perplexity --average 1 5 10 --json"""
-
-
-def add_parser(commands) -> None:
-    parser = commands.add_parser(
-        "tune",
-        help="choose the number of averaged checkpoints and the length penalty on the validation set",
-        usage="lightconv tune DATA_BIN SAVE_DIR [options] [-- options of fairseq-generate]",
-        description=DESCRIPTION,
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("data", type=Path, metavar="DATA_BIN", help="the folder of binarised data")
-    parser.add_argument("save_dir", type=Path, metavar="SAVE_DIR", help="the folder of a training's checkpoints")
-    parser.add_argument(
-        "--average", nargs="+", type=positive, default=[1], metavar="N",
-        help="numbers of checkpoints to average (default: 1)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--lenpen", nargs="*", type=_finite, default=[], metavar="X", help="length penalties (default: 1)"
-    )
-    parser.add_argument("--grid", action="store_true", help="try every number with every length penalty")
-    parser.add_argument("--by", choices=MEASURES, default="bleu_tok", help="the score (default: %(default)s)")
-    parser.add_argument("--subset", default="valid", metavar="NAME", help="default: %(default)s")
-    parser.add_argument(
-        "--allow-test",
-        action="store_true",
-        help="accept a subset whose name begins with 'test': its score is no result",
-    )
-    parser.add_argument(
-        "--skip-missing", action="store_true", help="leave out the numbers for which there are too few checkpoints"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object, in one line")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="also write what is printed to this file")
-    add_bleu_options(parser)
-    add_rouge_options(parser)
-    parser.set_defaults(run=run, rest=[])
+        warn(f"the average of {number} is left out: there are only {len(checkpoints)} checkpoints")
+    return checkpoints, [number for number in average if number not in too_many]

@@ -164,15 +164,13 @@ def _check(hypotheses, references, raw_references, lang, detok) -> None:
     if len(hypotheses) != len(references):
         raise InputError(f"{len(hypotheses)} translations, but {len(references)} references: each needs one")
     if raw_references is not None and len(raw_references) != len(hypotheses):
-        raise InputError(f"{len(hypotheses)} translations, but {len(raw_references)} lines in --raw-ref")
+        raise InputError(f"{len(hypotheses)} translations, but {len(raw_references)} raw references")
     if detok == "moses" and lang is None:
-        raise InputError(
-            "--lang (the target language) is needed to detokenise; for text that is plain, give --detok none"
-        )
+        raise InputError("`lang` is missing: detokenising needs the target language (plain text needs detok none)")
     check_language(lang)
 
 
 def check_language(lang: str | None) -> None:
-    """Raises InputError for a language that cannot be detokenised or told to sacreBLEU; None is none."""
+    """Raises InputError for a language without Moses rules; None is allowed."""
     if lang is not None and lang not in moses_languages():
-        raise InputError(f"--lang {lang!r} is not known; allowed: {', '.join(sorted(moses_languages()))}")
+        raise InputError(f"`lang` {lang!r} is not known; allowed: {', '.join(sorted(moses_languages()))}")

@@ -68,16 +68,12 @@ def parse_gen_log(lines: Sequence[str], name: Path) -> Generated:
                 if not tab:
                     raise InputError(f"{name}: {kind}-{number} has a score and no text: is the line cut off?")
             if "\t" in text:
-                raise InputError(
-                    f"{name}: {kind}-{number} has another line in it: a line was cut off before it ended"
-                )
+                raise InputError(f"{name}: {kind}-{number} has another line in it: a line was cut off before it ended")
             texts[kind][number] = text
         elif LAST_LINE.match(line):
             finished = WHOLE.fullmatch(line) is not None
         elif match := SKIPPED.search(line):
-            raise InputError(
-                f"{name}: fairseq-generate skipped {match[1]} sentences that were too long for the model"
-            )
+            raise InputError(f"{name}: fairseq-generate skipped {match[1]} sentences that were too long for the model")
         elif match := TRANSLATED.search(line):
             counts["it translated"] = int(match[1].replace(",", ""))
             speed = float(match[2]) if match[2] else None
@@ -104,9 +100,7 @@ def _checked(
         missing = [i for i in range(number) if i not in texts[kind]]
         if missing:
             some = ", ".join(f"{kind}-{i}" for i in missing[:5]) + (" …" if len(missing) > 5 else "")
-            raise InputError(
-                f"{name}: {len(missing)} of {number} sentences have no {kind}- line: {some} {LAST_BATCH}"
-            )
+            raise InputError(f"{name}: {len(missing)} of {number} sentences have no {kind}- line: {some} {LAST_BATCH}")
     for who, count in counts.items():
         if count != number:
             raise InputError(f"{name}: fairseq-generate says that {who} {count} sentences, not {number} {LAST_BATCH}")

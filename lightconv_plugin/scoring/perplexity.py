@@ -81,7 +81,7 @@ def evaluation(task: dict[str, Any], words: int, context_window: int) -> list[st
     length = min(length, int(task["tokens_per_sample"]))
     if not 0 <= context_window < length:
         raise InputError(
-            f"--context-window must be in 0 … {length - 1}, below the {length} tokens of a sample, got {context_window}"
+            f"`context_window` must be in 0 … {length - 1}, below the {length} tokens of a sample, got {context_window}"
         )
     # A row of a batch has the window's tokens besides those that count.
     scored = length - context_window
@@ -106,9 +106,7 @@ def check_data(data: Path, subset: str) -> None:
     """Raises InputError where a folder lacks the dictionary or the subset of a language model's data."""
     for path, what in ((data / "dict.txt", "a dictionary"), (data / f"{subset}.idx", "a subset")):
         if not path.is_file():
-            raise InputError(
-                f"{path} is missing: DATA_BIN is a folder of scripts/prepare_wikitext2.sh or its like, with {what}"
-            )
+            raise InputError(f"{path} is missing: expected a folder of binarised data for language models, with {what}")
 
 
 def measure(

@@ -129,7 +129,7 @@ def _check(summaries: Sequence[str], references: Sequence[str], sentence_end: st
     if len(summaries) != len(references):
         raise InputError(f"{len(summaries)} summaries, but {len(references)} references: each needs one")
     if len(sentence_end.split()) != 1:
-        raise InputError(f"--sentence-end must be one token, such as '.', got {sentence_end!r}")
+        raise InputError(f"`sentence_end` must be one token, such as '.', got {sentence_end!r}")
 
 
 def _library():

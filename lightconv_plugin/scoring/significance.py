@@ -64,12 +64,12 @@ def read_other(path: Path, references: Sequence[str]) -> list[str]:
         log = parse_gen_log(lines, path)
         for number, (ours, theirs) in enumerate(zip(references, log.references, strict=False)):
             if ours != theirs:
-                raise InputError(f"--against {path} is of another text: its reference T-{number} is {theirs[:60]!r}")
+                raise InputError(
+                    f"{path} has translations of another text: its reference T-{number} is {theirs[:60]!r}"
+                )
         lines = log.hypotheses
     if len(lines) != len(references):
-        raise InputError(
-            f"--against {path} has {len(lines)} translations, but there are {len(references)} references"
-        )
+        raise InputError(f"{path} has {len(lines)} translations, but there are {len(references)} references")
     return lines
 
 

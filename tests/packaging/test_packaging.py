@@ -49,7 +49,8 @@ def copy_of_the_source(folder):
     repository = Path(__file__).parents[2]
     for name in ("setup.py", "MANIFEST.in", "pyproject.toml", "README.md", "lightconv_plugin", "configs"):
         subprocess.run(["cp", "-r", repository / name, folder], check=True)
-    kernels = {"cpu/toy.cpp": '#include "common/toy.h"\n' + TOY, "cpu/common/toy.h": "", "cuda/toy.cu": "", "cuda/common/toy.cuh": ""}
+    include = '#include "common/toy.h"\n'
+    kernels = {"cpu/toy.cpp": include + TOY, "cpu/common/toy.h": "", "cuda/toy.cu": "", "cuda/common/toy.cuh": ""}
     for file, content in {**kernels, "cpu/README.md": "", "cuda/README.md": ""}.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(content)

@@ -16,7 +16,7 @@ import pytest
 from lightconv_plugin.cli import main
 from tests.recipes.conftest import ROOT, script_environment
 
-COMMANDS = main.build_parser()._subparsers._group_actions[0].choices
+COMMANDS = {name: main.subparser(name) for group in main.COMMANDS.values() for name in group if main._module(name)}
 WRONG = {
     "choices": ("", "nonsense"),
     "positive": ("", "nonsense", "0", "-1", "1.5", "1e3", "nan"),

@@ -50,9 +50,9 @@ def test_options_of_the_other_metrics_are_refused(files, tmp_path, capsys):
     log = write(tmp_path / "log", LOG)
     assert "--metric perplexity needs --log FILE" in refused(capsys, "--metric", "perplexity")
     said = refused(capsys, "--metric", "perplexity", "--log", log, "--lang", "de")
-    assert "--lang means nothing to --metric perplexity" in said
+    assert "--lang is not valid with --metric perplexity" in said
     assert "--gen means nothing" in refused(capsys, "--metric", "perplexity", "--log", log, "--gen", log)
-    assert "--log means nothing to --metric bleu" in refused(capsys, *files(["a"], ["a"]), "--log", log)
+    assert "--log is not valid with --metric bleu" in refused(capsys, *files(["a"], ["a"]), "--log", log)
 
 
 @pytest.mark.parametrize("window, tokens", [(0, 1 << 20), (96, 1 << 18)])
@@ -63,7 +63,7 @@ def test_a_batch_has_room_for_the_context(window, tokens):
     assert given["--max-tokens"] == str(tokens)
     assert (given["--tokens-per-sample"], given["--context-window"]) == ("128", str(window))
     for wrong in (-1, 128):
-        with pytest.raises(InputError, match=f"--context-window must be in 0 … 127, .* got {wrong}"):
+        with pytest.raises(InputError, match=f"`context_window` must be in 0 … 127, .* got {wrong}"):
             evaluation({"tokens_per_sample": 128}, 128, wrong)
 
 
@@ -111,9 +111,9 @@ def test_tuning_a_language_model_is_measuring_each_average(training, tmp_path, c
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["--subset", "test"], "settings that are chosen on a test set"),
+        (["--subset", "test"], "settings chosen on a test set"),
         (["--subset", "dev"], "dev.idx is missing"),
-        (["--lenpen", "1"], "--lenpen means nothing to --by perplexity"),
+        (["--lenpen", "1"], "--lenpen is not valid with --by perplexity"),
         (["--", "--context-window", "20"], "--context-window must be in 0 … 19"),
         (["--", "--cpu", "--tokens-per-sample", "9999", "--no-such-option"], "fairseq-eval-lm failed with status 2"),
     ],

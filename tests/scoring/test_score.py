@@ -315,7 +315,7 @@ def test_a_failed_write_leaves_nothing(files, tmp_path, monkeypatch, capsys):
         (["--sys", "none", "--ref", "three"], "no such file: none"),
         (["--sys", ".", "--ref", "three"], "no such file: ."),
         (["--sys", "three", "--ref", "two"], "3 translations, but 2 references"),
-        (["--sys", "three", "--ref", "three", "--raw-ref", "two"], "3 translations, but 2 lines in --raw-ref"),
+        (["--sys", "three", "--ref", "three", "--raw-ref", "two"], "3 translations, but 2 raw references"),
         (["--sys", "empty", "--ref", "three"], "empty is empty"),
         (["--sys", "three", "--ref", "three", "--raw-ref", "empty"], "empty is empty"),
         (["--sys", "latin", "--ref", "three"], "latin is not UTF-8: byte 0xfc in line 2"),
@@ -341,7 +341,7 @@ def test_an_unknown_language_is_refused(detok, lang, files, capsys):
 
 
 def test_a_missing_language_is_refused(files, capsys):
-    assert "--lang (the target language) is needed" in refused(capsys, *files(["a"], ["a"]))
+    assert "--lang is missing: detokenising needs the target language" in refused(capsys, *files(["a"], ["a"]))
     assert run(*files(["a"], ["a"]), "--detok", "none") == 0
 
 

@@ -58,7 +58,7 @@ def test_options_go_where_they_belong(score_script, checkpoint, toy_data, tmp_pa
         assert json.loads(capsys.readouterr().out)["signature"] == got["signature"]
         (corpus / "corpus.json").write_text("no JSON")
         assert main.main(["score", "--gen", str(log), "--data", str(toy_data), "--json"]) == 2
-        assert "corpus.json is not the JSON that scripts/prepare_*.sh write" in capsys.readouterr().err
+        assert "corpus.json is not JSON: prepare the data again" in capsys.readouterr().err
     finally:
         (corpus / "corpus.json").unlink()
         (corpus / "raw/test.en").unlink()

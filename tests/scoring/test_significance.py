@@ -126,7 +126,7 @@ def test_every_run_gives_the_same_numbers(files, against, repository):
     "change, said",
     [
         (lambda lines: lines[:-1], "has 79 translations, but there are 80 references"),
-        (lambda lines: log_of(lines, damaged(REFERENCES, 0.5)), "is of another text: its reference T-"),
+        (lambda lines: log_of(lines, damaged(REFERENCES, 0.5)), "has translations of another text: its reference T-"),
         (lambda lines: log_of(lines, REFERENCES)[:-9], "is cut off"),
         (lambda lines: log_of(lines[:40], REFERENCES[:40]), "has 40 translations, but there are 80 references"),
         (lambda lines: [END], "has no H- lines"),
@@ -142,7 +142,7 @@ def test_options_that_do_not_go_together(files, against, tmp_path, capsys):
     assert "--samples belongs to the test of --against FILE" in refused(capsys, *options, "--samples", "9")
     assert "no such file" in refused(capsys, *options, "--against", tmp_path / "none", "--lang", "de")
     said = refused(capsys, *options, *against(BAD), "--metric", "rouge")
-    assert "--against means nothing to --metric rouge" in said
+    assert "--against is not valid with --metric rouge" in said
     with pytest.raises(SystemExit):
         run(*options, *against(BAD), "--samples", "0")
     assert "must be a whole number of at least 1, got '0'" in capsys.readouterr().err
