@@ -98,7 +98,7 @@ class LightweightConv(_Convolution):
 class DepthwiseConv(LightweightConv):
     """Depthwise convolution: a filter of its own for every channel, not normalised (Wu et al. 2019, equation 3).
 
-    Args: as LightweightConv; there are no heads, or one for each channel.
+    The arguments are LightweightConv's without num_heads: every channel is a head of its own.
 
     Parameters: weight (C,1,K); conv_bias (C,) where asked for.
     """
@@ -110,8 +110,10 @@ class DepthwiseConv(LightweightConv):
 class DynamicConv(_Convolution):
     """Dynamic convolution: the filter of every position is predicted from it (Wu et al. 2019, section 4).
 
-    Args: as LightweightConv, and
-        query_size: features of the tensor that predicts the filters, C unless set.
+    The arguments are LightweightConv's, and these:
+
+    Args:
+        query_size: features of the tensor that predicts the filters; default: C.
         bias: whether the prediction has a bias.
         renorm_padding: normalise over the taps inside the sequence only.
 

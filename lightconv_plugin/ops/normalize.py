@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 NORMALIZATIONS = ("softmax", "none", "l2", "abs_l2", "sigmoid", "tanh", "l1", "abs", "square")
+"""The normalisations of a filter, over its K taps; "softmax" is the papers', "none" leaves the filter as it is."""
 
 EPSILON = 1e-6
 """ε of W / (‖W‖ + ε) in `l2`, `abs_l2` and `l1`; the paper does not state its value."""
