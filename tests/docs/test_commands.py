@@ -103,7 +103,7 @@ def check_fairseq(command: str, words) -> None:
 def check_module(name: str, words) -> None:
     path = REPOSITORY / f"{name.replace('.', '/')}.py"
     assert path.is_file(), f"there is no module {name}"
-    text = path.read_text(encoding="utf-8")
+    text = "".join(module.read_text(encoding="utf-8") for module in path.parent.glob("*.py"))  # they share options
     unknown = [option for option in options_of(words) if f'"{option}"' not in text]
     assert not unknown, f"{name} does not know {unknown}"
 
