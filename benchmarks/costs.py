@@ -1,4 +1,4 @@
-"""What it takes to reproduce the rows that were not run: command, data, tokens, arithmetic, hours at measured speeds.
+"""What it takes to reproduce the rows that were not run: data, tokens, arithmetic, and hours at measured speeds.
 
     python -m benchmarks.costs                 writes benchmarks/COSTS.md
     python -m benchmarks.costs --check         fails if the page is not what the configurations and measurements say
@@ -151,25 +151,26 @@ def page(folder: Path = RESULTS) -> str:
 
 
 NO_GPU = """
-**No GPU has been measured**, so there are no GPU-hours here: *hours at 100 TFLOP/s* is only a scale, the time of one
-device that did the matrix products at that sustained rate and nothing else. `benchmarks/gpu.sh` measures the tokens a
-second of these models; with its results in `benchmarks/results`, this page has a column of hours for that GPU.
+**No GPU has been measured**, so this page has no GPU-hours. *Hours at 100 TFLOP/s* only gives a scale: the time of one
+device that computes the matrix products at that sustained rate and does nothing else. `benchmarks/gpu.sh` measures the
+tokens per second of these models. With its results in `benchmarks/results`, this page gets a column of hours for that GPU.
 """
 
-TEXT = """# What the other rows cost: none of these was run
+TEXT = """# Cost of the rows that were not run
 
-Each row below is one command, `scripts/reproduce.sh configs/TASK/SYSTEM.yaml --seeds 1 2 3`: it prepares the data,
-trains every seed, tunes the number of averaged checkpoints and the length penalty on the validation set, and tests.
-**Not one of them has been run to the end**; the figures are of one seed's training alone. What was run is in
+Each row below is one command, `lightconv reproduce TASK/SYSTEM --seeds 1 2 3`. It prepares the data, trains every seed,
+tunes the number of averaged checkpoints and the length penalty on the validation set, and scores the test set.
+**None of these rows has been run to the end.** The figures are for the training of one seed. What was run is in
 RESULTS.md.
 {gpu}
 {table}
 
-Training data after the preparation. Tokens are updates × tokens an update (max_tokens × update_freq of the
-configuration); padding counts. Operations are 6 × parameters × tokens: an upper bound, as embeddings that are only
-looked up count too. A dash: not measured at this size.
+- *Training data*: after preparation.
+- *Tokens*: updates × tokens per update (max_tokens × update_freq of the configuration), padding included.
+- *Operations*: 6 × parameters × tokens. This is an upper bound, because embeddings that are only looked up count too.
+- A dash: not measured at this size.
 
-The measurements, one training step of fairseq's Trainer (`python -m benchmarks.training`):
+The measurements are one training step of fairseq's Trainer (`python -m benchmarks.training`):
 
 {sources}
 
