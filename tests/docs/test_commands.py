@@ -1,4 +1,4 @@
-"""The commands of README.md and docs/: options and files exist; those of README and tutorial run here, or say what they need.
+"""The commands of README.md and docs/: options and files exist; those of README and tutorial are run, or marked.
 
 A command that is not run here says so in its comment (`# needs: data, an hour`), or in one before its block
 (`<!-- needs: network -->`).
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lightconv_plugin.cli.main import build_parser
+from lightconv_plugin.cli import main
 from lightconv_plugin.paths import configs_dir
 from tests.docs.pages import Block, blocks
 
@@ -26,7 +26,6 @@ PAGES = [README, REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").g
 RUN = ("lightconv doctor", "lightconv doctor --verbose", "lightconv user-dir")
 # A path of the checkout in a page's text.
 PATH = re.compile(r"`((?:benchmarks|configs|cpu|cuda|docs|lightconv_plugin|scripts|tests)/[\w./*-]+)")
-FAIRSEQ = {"train": "train", "generate": "generate", "hydra-train": "hydra_train"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,9 @@ def commands_of(block: Block) -> list[Command]:
     return found
 
 
-COMMANDS = [command for page in PAGES if page.exists() for block in blocks(page, "sh") for command in commands_of(block)]
+COMMANDS = [
+    command for page in PAGES if page.exists() for block in blocks(page, "sh") for command in commands_of(block)
+]
 
 
 def options_of(words) -> list[str]:
@@ -71,8 +72,13 @@ def options_of(words) -> list[str]:
 
 
 def check_lightconv(words) -> None:
-    """The real parser takes them, and a configuration or task that they name exists."""
-    build_parser().parse_args(words[: words.index("--")] if "--" in words else words)
+    """The real parser takes them, fairseq's takes what is passed on, and a configuration that they name exists."""
+    args = main._parse(main.subparser(words[0]), list(words[1:]))
+    passed_on = [*getattr(args, "unknown", []), *getattr(args, "rest", [])]
+    if words[0] in ("evaluate", "tune"):
+        check_fairseq("generate", ["data-bin", *passed_on])
+    elif words[0] == "perplexity":
+        check_fairseq("eval-lm", ["data-bin", *passed_on])
     if words[0] in ("train", "reproduce") and not words[1].startswith("-"):
         assert (configs_dir() / f"{words[1].removesuffix('.yaml').removeprefix('configs/')}.yaml").is_file()
 
@@ -92,12 +98,12 @@ def check_script(name: str, words) -> None:
 def check_fairseq(command: str, words) -> None:
     from fairseq import options
 
-    assert command in FAIRSEQ, command
-    if command == "generate":
-        parser = options.get_generation_parser()
-        options.parse_args_and_arch(parser, input_args=list(words))
-    elif command == "train":
-        options.parse_args_and_arch(options.get_training_parser(), input_args=list(words))
+    parsers = {
+        "train": options.get_training_parser,
+        "generate": options.get_generation_parser,
+        "eval-lm": options.get_eval_lm_parser,
+    }
+    options.parse_args_and_arch(parsers[command](), input_args=list(words))
 
 
 def check_module(name: str, words) -> None:
