@@ -153,7 +153,7 @@ def page(folder: Path = RESULTS) -> str:
 NO_GPU = """
 **No GPU has been measured**, so this page has no GPU-hours. *Hours at 100 TFLOP/s* only gives a scale: the time of one
 device that computes the matrix products at that sustained rate and does nothing else. `benchmarks/gpu.sh` measures the
-tokens per second of these models. With its results in `benchmarks/results`, this page gets a column of hours for that GPU.
+tokens per second of these models; with its results in `benchmarks/results`, this page gets a column of hours.
 """
 
 TEXT = """# Cost of the rows that were not run
