@@ -79,6 +79,10 @@ def check_lightconv(words) -> None:
         check_fairseq("generate", ["data-bin", *passed_on])
     elif words[0] == "perplexity":
         check_fairseq("eval-lm", ["data-bin", *passed_on])
+    if words[0] == "prepare":
+        from lightconv_plugin.recipes.data.tasks import parser_of
+
+        parser_of(args.task).parse_args(args.arguments)
     if words[0] in ("train", "reproduce") and not words[1].startswith("-"):
         assert (configs_dir() / f"{words[1].removesuffix('.yaml').removeprefix('configs/')}.yaml").is_file()
 
