@@ -91,7 +91,7 @@ def check_script(name: str, words) -> None:
     path = REPOSITORY / name
     assert path.is_file(), f"there is no {name}"
     text = path.read_text(encoding="utf-8")
-    wrapped = re.search(r"-m lightconv_plugin ([\w-]+(?: [\w-]+)?) ", text)
+    wrapped = re.search(r'-m lightconv_plugin ([\w-]+(?: [\w-]+)?) "\$@"', text)
     if wrapped:
         check_lightconv([*wrapped[1].split(), *words])
         return
