@@ -7,7 +7,7 @@ from lightconv_plugin.errors import InputError
 
 pytest.importorskip("fairseq")
 
-from lightconv_plugin.cli.convert import convert
+from lightconv_plugin.checkpoints.conversion import convert
 from tests.checkpoints.conversions import checkpoint, load, run, settings, small
 from tests.models.toys import SMALL, build
 
@@ -16,25 +16,25 @@ CANNOT = [
         "dynamicconv",
         {"decoder_conv_type": "dynamic,dynamic,attention"},
         "fairseq",
-        "--decoder-conv-type dynamic,dynamic,att",
+        "decoder_conv_type=dynamic,dynamic,att",
     ),
     (
         "talkconv",
         {},
         "fairseq",
-        "--encoder-conv-type talk,talk,talk: it has one of dynamic, lightweight for all layers",
+        "encoder_conv_type=talk,talk,talk: it has one of dynamic, lightweight for all layers",
     ),
-    ("dynamicconv", {}, "talk", "--encoder-conv-type dynamic,dynamic,dynamic: it has one of talk"),
-    ("dynamicconv", {"encoder_conv_type": "window_attention"}, "fairseq", "--encoder-conv-type window_attention,"),
+    ("dynamicconv", {}, "talk", "encoder_conv_type=dynamic,dynamic,dynamic: it has one of talk"),
+    ("dynamicconv", {"encoder_conv_type": "window_attention"}, "fairseq", "encoder_conv_type=window_attention,"),
     (
         "dynamicconv",
         {"weight_normalization": "l2"},
         "fairseq-0.12.2",
-        "--weight-normalization l2: it has softmax and none",
+        "weight_normalization=l2: it has softmax and none",
     ),
-    ("dynamicconv", {"activation_fn": "gelu"}, "fairseq", "--activation-fn gelu: it has relu"),
-    ("talkconv", {"activation_fn": "relu"}, "talk", "--activation-fn relu: it has swish"),
-    ("dynamicconv", {"layernorm_embedding": True}, "fairseq", "--layernorm-embedding True: it has no such option"),
+    ("dynamicconv", {"activation_fn": "gelu"}, "fairseq", "activation_fn=gelu: it has relu"),
+    ("talkconv", {"activation_fn": "relu"}, "talk", "activation_fn=relu: it has swish"),
+    ("dynamicconv", {"layernorm_embedding": True}, "fairseq", "layernorm_embedding=True: it has no such option"),
 ]
 
 
@@ -65,11 +65,11 @@ def model_of(content):
 BROKEN = {
     "unknown": (
         lambda c: c["model"].update({"encoder.layers.0.extra": torch.ones(1)}),
-        "parameters that are unknown for dynamicconv: encoder.layers.0.extra",
+        "unknown parameters for dynamicconv: encoder.layers.0.extra",
     ),
     "missing": (
         lambda c: c["model"].pop("decoder.layers.1.fc2.bias"),
-        "parameters that are missing for dynamicconv: decoder.layers.1.fc2.bias",
+        "missing parameters for dynamicconv: decoder.layers.1.fc2.bias",
     ),
     "shape": (
         lambda c: model_of(c).update(encoder_ffn_embed_dim=48),
