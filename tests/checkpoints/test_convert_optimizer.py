@@ -9,8 +9,8 @@ pytest.importorskip("fairseq")
 
 from fairseq.models import lightconv as upstream
 
-from lightconv_plugin.checkpoints.layouts import parameter_order, read_model
 from lightconv_plugin.checkpoints.conversion import CannotReorder, reorder
+from lightconv_plugin.checkpoints.layouts import parameter_order, read_model
 from tests.checkpoints.conversions import LIGHTCONVS, checkpoint, load, run, settings, small, with_new_fairseq
 from tests.models import test_checkpoints as others
 from tests.models.toys import SMALL, batch, build

@@ -73,21 +73,21 @@ BROKEN = {
     ),
     "shape": (
         lambda c: model_of(c).update(encoder_ffn_embed_dim=48),
-        "encoder.layers.0.fc1.weight has shape (24, 16), but by the options it must have (48, 16)",
+        "encoder.layers.0.fc1.weight has shape (24, 16), but the options require (48, 16)",
     ),
     "options": (
         lambda c: model_of(c).update(encoder_attention_heads=3),
-        "no model can be built by its options: --encoder-attention-heads must divide",
+        "no model can be built from its options: --encoder-attention-heads must divide",
     ),
-    "cutoff": (lambda c: model_of(c).update(adaptive_softmax_cutoff="x"), "no model can be built by its options"),
-    "architecture": (lambda c: model_of(c).update(_name="transformer"), "its architecture is transformer, none of"),
-    "no-name": (lambda c: model_of(c).pop("_name"), "does not say which architecture it is of"),
+    "cutoff": (lambda c: model_of(c).update(adaptive_softmax_cutoff="x"), "no model can be built from its options"),
+    "architecture": (lambda c: model_of(c).update(_name="transformer"), "its architecture transformer is not"),
+    "no-name": (lambda c: model_of(c).pop("_name"), "does not name its architecture"),
     "no-settings": (lambda c: c.update(cfg=None), "has neither cfg nor args"),
     "text": (lambda c: c["model"].update(x="y"), "x is a str, not a tensor"),
     "no-model": (lambda c: c.pop("model"), "has no parameters under 'model'"),
     "no-embedding": (
         lambda c: c["model"].pop("decoder.embed_tokens.weight"),
-        "no model can be built by its options",
+        "no model can be built from its options",
     ),
 }
 
@@ -108,7 +108,7 @@ def test_the_same_layout_and_the_same_file_are_refused(their_task, tmp_path, cap
     source = checkpoint(tmp_path / "a.pt", build("dynamicconv", their_task, **SMALL), settings("dynamicconv", **SMALL))
     before = source.read_bytes()
     assert run(source, tmp_path / "b.pt", "--to", "plugin") == 2
-    assert "is in the layout plugin already" in capsys.readouterr().err
+    assert "is already in the layout plugin" in capsys.readouterr().err
     assert run(source, tmp_path / "x" / ".." / "a.pt", "--to", "fairseq") == 2
     (tmp_path / "link.pt").symlink_to(source)
     assert run(source, tmp_path / "link.pt", "--to", "fairseq") == 2
