@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightconv_plugin.checkpoints.loading import is_cut_short, safe_torch_load, torch_save
+from lightconv_plugin.checkpoints.loading import is_cut_short, load_model_checkpoint, safe_torch_load, torch_save
 from lightconv_plugin.errors import InputError
 
 EPOCH_NAME = re.compile(r"checkpoint(\d+)\.pt")
@@ -31,7 +31,7 @@ def candidates(inputs: Sequence[Path]) -> list[Path]:
     folders = [path for path in inputs if path.is_dir()]
     if folders and len(inputs) > 1:
         raise InputError(
-            f"--inputs takes files or one folder, got {len(inputs)} entries with the folder {folders[0]}"
+            f"`inputs` must be files or one folder, got {len(inputs)} entries with the folder {folders[0]}"
         )
     if folders:
         return sorted(path for path in folders[0].iterdir() if path.is_file() and not _left_out(path))
@@ -42,10 +42,10 @@ def candidates(inputs: Sequence[Path]) -> list[Path]:
 
 
 def _left_out(path: Path) -> bool:
-    """Whether a checkpoint in a folder was cut short, by a kill or a full disk: the ones before it are taken."""
+    """Whether a checkpoint in a folder is incomplete after a kill or a full disk: earlier ones are used instead."""
     cut = path.match("checkpoint*.pt") and is_cut_short(path)
     if cut:
-        print(f"{path} was cut short: left out", file=sys.stderr)
+        print(f"{path} is incomplete: skipped", file=sys.stderr)
     return cut
 
 
@@ -54,7 +54,7 @@ def last_checkpoints(
 ) -> list[Path]:
     """The `number` latest checkpointE.pt (or checkpoint_E_U.pt when `update_based`), the newest first.
 
-    `upper_bound` leaves out those of a later epoch (or update); the bound itself is in.
+    `upper_bound` excludes those of a later epoch (or update); the bound itself is included.
     """
     pattern, kind = (UPDATE_NAME, "checkpoint_EPOCH_UPDATE.pt") if update_based else (EPOCH_NAME, "checkpointEPOCH.pt")
     found = [(int(match[1]), path) for path in files if (match := pattern.fullmatch(path.name))]
@@ -62,19 +62,19 @@ def last_checkpoints(
     if len(within) < number:
         bound = "" if upper_bound is None else f" up to {upper_bound}"
         raise InputError(
-            f"{number} checkpoints named {kind}{bound} are asked for, found {_listing([path for _, path in within])}"
+            f"need {number} checkpoints named {kind}{bound}, found {_listing([path for _, path in within])}"
             + (f"; without the bound: {_listing([path for _, path in found])}" if len(found) > len(within) else "")
         )
     return [path for _, path in within[:number]]
 
 
 def only_by_updates(files: Sequence[Path]) -> bool:
-    """Whether a training kept no checkpoint of an epoch, so that its last ones are those by updates."""
+    """Whether a training kept no epoch checkpoints, so that its last ones are numbered by updates."""
     return not any(EPOCH_NAME.fullmatch(path.name) for path in files)
 
 
 def checkpoints_in_order(folder: Path) -> list[Path]:
-    """The checkpoints that a training keeps, the newest first: those of epochs, or, if it keeps none, by updates."""
+    """The checkpoints that a training has kept, the newest first: of epochs or, without any, by updates."""
     files = candidates([folder])
     pattern = UPDATE_NAME if only_by_updates(files) else EPOCH_NAME
     found = [path for path in files if pattern.fullmatch(path.name)]
@@ -84,18 +84,18 @@ def checkpoints_in_order(folder: Path) -> list[Path]:
 def best_checkpoints(files: Sequence[Path], number: int, maximize: bool | None = None) -> list[Path]:
     """The `number` best checkpoint.best_METRIC_VALUE.pt, the best first, in the order in which fairseq keeps them.
 
-    `maximize` None asks a checkpoint's own settings (if they are about this metric), then the metric's name.
+    `maximize`: whether a higher metric is better; None: as a checkpoint's own settings say (if they are about this
+    metric), else by the metric's name.
     """
     found = [(match[1], float(match[2]), path) for path in files if (match := BEST_NAME.fullmatch(path.name))]
     metrics = sorted({metric for metric, _, _ in found})
     if len(metrics) > 1:
         raise InputError(
-            f"there are best checkpoints by {len(metrics)} metrics ({', '.join(metrics)}): "
-            "give --inputs the files of one of them"
+            f"found best checkpoints by {len(metrics)} metrics ({', '.join(metrics)}): name the files of one of them"
         )
     if len(found) < number:
         raise InputError(
-            f"{number} checkpoints named checkpoint.best_METRIC_VALUE.pt are asked for, found "
+            f"need {number} checkpoints named checkpoint.best_METRIC_VALUE.pt, found "
             f"{_listing([path for _, _, path in found])} (fairseq-train writes them with --keep-best-checkpoints)"
         )
     if maximize is None:
@@ -115,21 +115,13 @@ def _maximize(metric: str, checkpoint: Path) -> bool:
     if metric in LOWER_IS_BETTER:
         return False
     raise InputError(
-        f"is a higher {metric} better or a lower one? {checkpoint} does not say: "
-        "give --maximize-best-checkpoint-metric or --no-maximize-best-checkpoint-metric"
+        f"{checkpoint} does not say whether a higher {metric} is better: `maximize` must be given"
     )
 
 
 def load_checkpoint(path: Path) -> dict:
-    """A checkpoint of fairseq without its optimizer's state; its parameters are under "model"."""
-    import torch
-
-    state = safe_torch_load(path)
-    if not isinstance(state, dict) or not isinstance(state.get("model"), dict) or not state["model"]:
-        raise InputError(f"{path} is not a checkpoint of fairseq: it has no parameters under 'model'")
-    for key, value in state["model"].items():
-        if not isinstance(value, torch.Tensor):
-            raise InputError(f"{path}: {key} is a {type(value).__name__}, not a tensor")
+    """A checkpoint of fairseq without its optimizer state; its parameters are under "model"."""
+    state = load_model_checkpoint(path)
     state.pop("last_optimizer_state", None)
     for entry in state.get("optimizer_history") or []:
         entry.pop("optimizer", None)  # where files of 2018 and before have it
@@ -139,7 +131,7 @@ def load_checkpoint(path: Path) -> dict:
 
 
 class Mean:
-    """The mean of the parameters of checkpoints that are added one by one, summed in float64."""
+    """The mean of the parameters of checkpoints, which are added one by one and summed in float64."""
 
     def __init__(self):
         self.files: list[Path] = []
@@ -151,10 +143,10 @@ class Mean:
         self._updates = -math.inf
 
     def add(self, path: Path, state: dict) -> None:
-        """Add what `load_checkpoint` returned for `path`; the parameters are taken out of `state`.
+        """Add what `load_checkpoint` returned for `path`; the parameters are removed from `state`.
 
-        Raises InputError when keys, shapes or types are not those of the first file, when integers differ that are
-        not counters, or when a parameter is not finite.
+        Raises InputError if keys, shapes or types differ from those of the first file, if integers differ that are not
+        counters, or if a parameter is not finite.
         """
         model = state.pop("model")
         if not self.files:
@@ -184,8 +176,8 @@ class Mean:
         missing, unknown = sorted(self._first.keys() - model.keys()), sorted(model.keys() - self._first.keys())
         if missing or unknown:
             parts = [f"lacks {_some(missing)}"] if missing else []
-            parts += [f"has {_some(unknown)} in addition"] if unknown else []
-            raise InputError(f"{path} does not hold the same parameters as {first}: it {' and '.join(parts)}")
+            parts += [f"also has {_some(unknown)}"] if unknown else []
+            raise InputError(f"{path} does not have the same parameters as {first}: it {' and '.join(parts)}")
         for key, value in model.items():
             shape, dtype = self._first[key]
             if tuple(value.shape) != shape:
@@ -194,7 +186,7 @@ class Mean:
                 raise InputError(f"{path}: {key} is {value.dtype}, but {dtype} in {first}")
 
     def _regroup(self, shared: dict[str, str]) -> None:
-        """Keys stay tied only while they share memory in every file; one that parts gets a sum of its own."""
+        """Keys stay tied only while they share memory in every file; one that no longer does gets its own sum."""
         owner: dict[str, str] = {}
         groups: dict[tuple, str] = {}
         for key in sorted(shared):
@@ -211,12 +203,12 @@ class Mean:
             self._kept[key] = value.clone()
         elif not key.endswith(COUNTERS) and not torch.equal(self._kept[key], value):
             raise InputError(
-                f"{path}: {key} ({value.dtype}) is not what it is in {self.files[0]}; a mean of integers has no meaning"
+                f"{path}: {key} ({value.dtype}) differs from {self.files[0]}, and integers cannot be averaged"
             )
 
 
 def _shared_memory(model: dict) -> dict[str, str]:
-    """For each key the first key (in alphabetical order) that is the same tensor in memory, itself if none is."""
+    """For each key the first key (alphabetically) that is the same tensor in memory, possibly itself."""
     first: dict[tuple, str] = {}
     owner = {}
     for key in sorted(model):
@@ -227,7 +219,7 @@ def _shared_memory(model: dict) -> dict[str, str]:
 
 
 def _finite(path: Path, key: str, value):
-    """`value` (float64), or a InputError if it has NaN or infinity."""
+    """`value` (float64); an InputError if it has NaN or infinity."""
     finite = value.isfinite()
     if finite.all():
         return value
@@ -235,7 +227,7 @@ def _finite(path: Path, key: str, value):
         # fairseq's own DynamicConv saves this bias of shape (1, 1, C) without ever initialising or using it.
         return value.where(finite, 0)
     bad = int((~finite).sum())
-    raise InputError(f"{path}: {key} has {bad} values of {value.numel()} that are NaN or infinite")
+    raise InputError(f"{path}: {bad} of {value.numel()} values of {key} are NaN or infinite")
 
 
 def _some(names: Sequence[str]) -> str:
@@ -247,15 +239,15 @@ def _listing(paths: Sequence[Path]) -> str:
 
 
 def average_once(files: Sequence[Path], output: Path) -> bool:
-    """`average`, unless `output` already is the mean of these files as they are now; returns whether it was made.
+    """`average`, unless `output` is already the mean of these files as they are now; returns whether it was written.
 
-    Sizes and times of change tell whether they are: contents of many gigabytes are not compared.
+    Sizes and modification times are compared, not contents of many gigabytes.
     """
     if output.is_file():
         try:
             state = safe_torch_load(output)
         except InputError:
-            state = None  # cut off, or something else: it is written anew
+            state = None  # truncated, or something else: it is written again
         if isinstance(state, dict) and state.get("averaged_files") == _stamps(files):
             return False
     average(files, output)
@@ -263,26 +255,26 @@ def average_once(files: Sequence[Path], output: Path) -> bool:
 
 
 def _stamps(files: Sequence[Path]) -> list[list]:
-    """Name, size in bytes and time of the last change of each file."""
+    """Name, size in bytes and modification time of each file."""
     return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
 
 
 def average(files: Sequence[Path], output: Path) -> dict:
     """Write the mean of the checkpoints `files` to `output` and return it.
 
-    Raises InputError for everything that would make it a wrong file; nothing is then written.
+    Raises InputError for anything that would make it a wrong file; nothing is written then.
     """
     from tqdm import tqdm
 
     seen: dict[Path, Path] = {}
     for path in files:
         if path.resolve() in seen:
-            raise InputError(f"{path} is given twice")
+            raise InputError(f"`inputs`: {path} is given twice")
         seen[path.resolve()] = path
     if output.resolve() in seen:
-        raise InputError(f"--output {output} is one of the checkpoints to average: name another file")
+        raise InputError(f"`output` {output} is one of the checkpoints to average: choose another name")
     mean = Mean()
-    stamps = _stamps(files)  # before they are read: what changes meanwhile is noticed the next time
+    stamps = _stamps(files)  # before they are read: changes while reading are noticed the next time
     for path in tqdm(files, desc="averaging", unit="file"):
         mean.add(path, load_checkpoint(path))
     result = mean.result() | {"averaged_files": stamps}

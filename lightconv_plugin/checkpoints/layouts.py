@@ -28,9 +28,9 @@ UPSTREAM_ARCHITECTURES = {
     "talkconv": ("", "_iwslt_de_en", "_wmt_en_de_big", "_wmt_en_fr_big", "_cnndm_std", "_cnndm_deep"),
     "talkconv_lm": ("", "_big", "_wiki103"),
 }
-# Options that upstream lacks. The first change what a model computes: only these values are upstream's.
+# Options that upstream lacks. These change what a model computes, and upstream has these values only.
 FIXED = {"layernorm_embedding": False, "no_scale_embedding": False, "no_cross_attention": False}
-# These only concern how it is trained: upstream goes without them.
+# These only matter in training, and upstream works without them.
 TRAINING_ONLY = {
     "encoder_layerdrop": 0.0,
     "decoder_layerdrop": 0.0,
@@ -49,10 +49,10 @@ DYNAMIC_WEIGHT = ".conv.weight_linear.weight"
 
 @dataclass(frozen=True)
 class Model:
-    """What a checkpoint says of its model, in our terms.
+    """What a checkpoint says about its model, in our terms.
 
-    architecture: one of ours. options: all of its configuration. resolved: what they come to (fairseq's
-    TransformerConfig, with our mixers). module: the model on torch's meta device: names, shapes and order, no memory.
+    architecture: one of ours. options: its whole configuration. resolved: the options as fairseq's TransformerConfig
+    with our mixers. module: the model on torch's meta device: names, shapes and order, no memory.
     """
 
     architecture: str
@@ -79,7 +79,7 @@ class Model:
 def our_architecture(name: str) -> str:
     """Our name for the architecture of a checkpoint; upstream's lightconv… are named after their default mixer.
 
-    Raises InputError where it is none of these models.
+    Raises InputError if it is none of these models.
     """
     from fairseq import models
 
@@ -88,16 +88,16 @@ def our_architecture(name: str) -> str:
     ours = re.sub(r"^lightconv(?=_|$)", "dynamicconv", name)
     if not re.match(r"(lightweight|dynamic|talk)conv(_|$)", ours) or ours not in models.MODEL_DATACLASS_REGISTRY:
         raise InputError(
-            f"its architecture is {name}, none of LightConv, DynamicConv and TaLK: their names begin with lightconv, "
+            f"its architecture {name} is not LightConv, DynamicConv or TaLK: those begin with lightconv, "
             "lightweightconv, dynamicconv or talkconv"
         )
     return ours
 
 
 def read_model(settings: Mapping[str, Any], architecture: str, state: Mapping[str, Any]) -> Model:
-    """The model of a checkpoint by its settings and its parameters, in whichever layout they are.
+    """The model of a checkpoint by its settings and its parameters, in any layout.
 
-    Raises InputError for options with which no model can be built.
+    Raises InputError for options from which no model can be built.
     """
     import torch
     from fairseq import models
@@ -119,7 +119,7 @@ def read_model(settings: Mapping[str, Any], architecture: str, state: Mapping[st
         with torch.device("meta"):
             module = models.build_model(OmegaConf.structured(config), _task(state, resolved, "_lm" in name))
     except (ValueError, KeyError) as error:
-        raise InputError(f"no model can be built by its options: {error}") from error
+        raise InputError(f"no model can be built from its options: {error}") from error
     options = {f.name: _plain(getattr(config, f.name)) for f in fields(config) if not f.name.startswith("_")}
     found = Model(name, options, resolved, module)
     kinds = {mixer.kind for side in found.sides.values() for mixer in side.mixers}
@@ -130,7 +130,7 @@ def read_model(settings: Mapping[str, Any], architecture: str, state: Mapping[st
 
 
 def _plain(value: Any) -> Any:
-    """An option as checkpoints hold it: choices as text, lists as lists."""
+    """An option as in checkpoints: choices as text, lists as lists."""
     value = getattr(value, "value", value)
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
@@ -170,7 +170,7 @@ def _task(state: Mapping[str, Any], resolved, language_model: bool):
 
 
 def _entries(state: Mapping[str, Any], resolved) -> int | None:
-    """Words of the output; None where they are those of the input."""
+    """The number of output words; None if they are the input's."""
     for key in ("decoder.output_projection.weight", "decoder.embed_out"):
         if key in state:
             return state[key].shape[0]
@@ -194,9 +194,9 @@ def layout_of(model: Model, state: Mapping[str, Any]) -> str:
 
 
 def our_state(model: Model, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters under our names and in our shapes, by the model's own rules for the files of others.
+    """The parameters under our names and in our shapes, by the model's own upgrade rules.
 
-    Raises InputError where a name is unknown or missing, or a shape is another.
+    Raises InputError if a name is unknown or missing, or a shape differs.
     """
     found = dict(state)
     model.module.upgrade_state_dict(found)
@@ -207,13 +207,13 @@ def our_state(model: Model, state: Mapping[str, Any]) -> dict[str, Any]:
     ):
         if names:
             listed = ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-            raise InputError(f"parameters that are {what} for {model.architecture}: {listed}")
+            raise InputError(f"{what} parameters for {model.architecture}: {listed}")
     for key, value in found.items():
         if value.shape != expected[key].shape:
             raise InputError(
-                f"{key} has shape {tuple(value.shape)}, but by the options it must have {tuple(expected[key].shape)}"
+                f"{key} has shape {tuple(value.shape)}, but the options require {tuple(expected[key].shape)}"
             )
-    # A buffer of the model, not of the file: the number of the layout.
+    # A buffer of the model, not of the file: the layout's number.
     versions = {key: expected[key].clone() for key in ("encoder.version", "decoder.version") if key in expected}
     return {key: versions.get(key, found[key]) for key in expected}
 
@@ -241,7 +241,7 @@ def name_in(layout: str, key: str) -> str:
 def state_in(layout: str, model: Model, ours: Mapping[str, Any]) -> dict[str, Any]:
     """Our parameters → those of a layout; tied ones stay one tensor.
 
-    Raises InputError where an output that should be tied is not.
+    Raises InputError if an output that should be tied is not.
     """
     import torch
 
@@ -256,11 +256,11 @@ def state_in(layout: str, model: Model, ours: Mapping[str, Any]) -> dict[str, An
         elif key == "decoder.output_projection.weight" and model.tied and layout != "fairseq":
             if not torch.equal(value, ours["decoder.embed_tokens.weight"]):
                 raise InputError(
-                    "the output projection is not the decoder's embedding, as the options say: an error?"
+                    "the options tie the output projection to the decoder's embedding, but they differ"
                 )
             continue
         if layout == "fairseq" and key.endswith(DYNAMIC_WEIGHT):
-            # A parameter of its layer that it never uses and never initialises.
+            # A parameter of its layer that is never used and never initialised.
             out[name_in(layout, key).replace("weight_linear.weight", "conv_bias")] = value.new_zeros(
                 1, 1, value.shape[1]
             )
@@ -273,9 +273,9 @@ def state_in(layout: str, model: Model, ours: Mapping[str, Any]) -> dict[str, An
 
 
 def parameter_order(layout: str, model: Model) -> list[tuple[str | None, tuple[int, ...]]]:
-    """(our name, shape) of the parameters of a model in the order in which a layout's code has them.
+    """(our name, shape) of a model's parameters, in the order of a layout's code, which optimizer states follow.
 
-    An optimizer's state goes by it. The name is None for one that we do not have.
+    The name is None for a parameter that we do not have.
     """
     order: list[tuple[str | None, tuple[int, ...]]] = []
     for name, parameter in model.module.named_parameters():
@@ -284,7 +284,7 @@ def parameter_order(layout: str, model: Model) -> list[tuple[str | None, tuple[i
         order.append((name, tuple(parameter.shape)))
     output = next((entry for entry in order if entry[0] == "decoder.output_projection.weight"), None)
     if output and layout in ("fairseq-0.12.2", "talk"):
-        # There it is a parameter of the decoder itself, and a module's own parameters come before its parts'.
+        # There it is a parameter of the decoder itself, and a module's own parameters precede its submodules'.
         order.remove(output)
         first = next(i for i, (name, _) in enumerate(order) if name and name.startswith("decoder."))
         order.insert(first, output)
@@ -301,9 +301,9 @@ def architecture_in(layout: str, model: Model) -> str:
 
 
 def options_in(layout: str, model: Model) -> tuple[dict[str, Any], list[str]]:
-    """The model's options for a layout's own code, none left to a default; and which of ours are left out.
+    """All options of the model for a layout's own code, and which of ours are left out.
 
-    Raises InputError for what that code cannot compute, naming the option.
+    Raises InputError for an option that the code lacks and that changes the results.
     """
     if layout == "plugin":
         return model.options, []
@@ -328,7 +328,7 @@ def options_in(layout: str, model: Model) -> tuple[dict[str, Any], list[str]]:
     if model.is_language_model:
         out |= {"decoder_normalize_before": True, "max_target_positions": model.resolved.max_target_positions}
     else:
-        # Upstream reads them in translation too and has no option for them.
+        # Upstream also reads them in translation, and has no option for them.
         out |= {"tie_adaptive_weights": False, "tie_adaptive_proj": False}
     left_out = [
         f"{name}={model.options[name]}"
@@ -342,7 +342,7 @@ def _check_expressible(layout: str, model: Model) -> None:
     kinds, activation = MIXERS[layout]
 
     def fail(option: str, value, allowed: str):
-        raise InputError(f"the layout {layout} cannot express --{option.replace('_', '-')} {value}: it has {allowed}")
+        raise InputError(f"the layout {layout} cannot express {option}={value}: it has {allowed}")
 
     for side, config in model.sides.items():
         found = [mixer.kind for mixer in config.mixers]

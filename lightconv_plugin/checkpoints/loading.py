@@ -13,7 +13,7 @@ from lightconv_plugin.files import atomic_write
 def torch_save(value: Any, path: Path) -> None:
     """Write a file of torch.save by `atomic_write`.
 
-    Raises OSError, with `path`, where that cannot be written: of a full disk, torch itself tells nothing but positions.
+    Raises OSError with `path` if it cannot be written (of a full disk, torch itself reports positions only).
     """
     import torch
 
@@ -27,9 +27,9 @@ def torch_save(value: Any, path: Path) -> None:
 
 
 def is_cut_short(checkpoint: Path) -> bool:
-    """Whether a file of torch.save was not written to its end: an archive without its index, which comes last.
+    """Whether a file of torch.save is incomplete: an archive without its index, which is written last.
 
-    Files of torch before 1.6 are no archives: of them this cannot be told, and the answer is no.
+    Files of torch before 1.6 are not archives: for them the answer is always no.
     """
     with checkpoint.open("rb") as file:
         begin = file.read(2)
@@ -37,11 +37,11 @@ def is_cut_short(checkpoint: Path) -> bool:
 
 
 def safe_torch_load(path: Path) -> Any:
-    """Load a file of torch.save to the CPU without running anything that it may hold.
+    """Load a file of torch.save to the CPU without running anything in it.
 
-    Allowed beyond tensors and plain containers is only what fairseq itself writes into checkpoints (safe_globals.py).
-    Anything else is a InputError that names it. The meters of old files stand for training statistics that no command
-    here needs: they become empty objects, so that fairseq need not be imported.
+    Beyond tensors and plain containers, only what fairseq itself writes into checkpoints is allowed (safe_globals.py);
+    anything else is an InputError that names it. The meters of old files hold training statistics that no command here
+    needs: they become empty objects, so that fairseq need not be imported.
     """
     import pickle
 
@@ -53,7 +53,7 @@ def safe_torch_load(path: Path) -> Any:
         *safe_globals.checkpoint_globals(),
         *safe_globals.meters({n: type(n, (), {}) for n in safe_globals.METERS}),
     ]
-    # What fairseq_patches.py has allowed for this process stays: torch takes all of its list back afterwards.
+    # torch clears the whole list afterwards: what the process has allowed already is left out, and so stays allowed.
     before = torch.serialization.get_safe_globals()
     names = {entry[1] for entry in before if isinstance(entry, tuple)}
     allowed = [
@@ -64,7 +64,7 @@ def safe_torch_load(path: Path) -> Any:
     if not path.is_file():
         raise InputError(f"no such checkpoint: {path}")
     try:
-        # torch warns about the pickle protocol of a file that it then refuses: the refusal says enough.
+        # torch warns about the pickle protocol of a file that it then refuses: the refusal is enough.
         with warnings.catch_warnings(), torch.serialization.safe_globals(allowed):
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -72,12 +72,29 @@ def safe_torch_load(path: Path) -> Any:
         wanted = re.search(r"GLOBAL (\S+)", str(error))
         if wanted:
             raise InputError(
-                f"{path} is refused: loading it would run or create {wanted[1]}, which is not among what a checkpoint "
-                "of fairseq holds; only tensors and settings are loaded, never code"
+                f"{path} is refused: loading it would run or create {wanted[1]}, which fairseq does not write into "
+                "checkpoints; only tensors and settings are loaded, never code"
             ) from error
-        raise InputError(f"{path} is not a file of torch.save, or not one that can be loaded safely") from error
+        raise InputError(f"{path} was not written by torch.save, or cannot be loaded safely") from error
     except Exception as error:
-        # torch reports a truncated or foreign file as OSError, RuntimeError, EOFError, KeyError …, as it comes.
+        # torch reports a truncated or foreign file as OSError, RuntimeError, EOFError, KeyError …
         raise InputError(
-            f"{path} cannot be read as a checkpoint: is it cut off or something else? ({type(error).__name__}: {error})"
+            f"{path} cannot be read as a checkpoint: it is truncated or another kind of file "
+            f"({type(error).__name__}: {error})"
         ) from error
+
+
+def load_model_checkpoint(path: Path) -> dict:
+    """A checkpoint of fairseq, by `safe_torch_load`; its parameters are the tensors under "model".
+
+    Raises InputError for a file without any, or with something else among them.
+    """
+    import torch
+
+    state = safe_torch_load(path)
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict) or not state["model"]:
+        raise InputError(f"{path} is not a checkpoint of fairseq: it has no parameters under 'model'")
+    for key, value in state["model"].items():
+        if not isinstance(value, torch.Tensor):
+            raise InputError(f"{path}: {key} is a {type(value).__name__}, not a tensor")
+    return state

@@ -32,18 +32,18 @@ def _select(args: argparse.Namespace) -> list[Path]:
         raise InputError(
             "--checkpoint-upper-bound needs --num-last-checkpoints, --num-epoch-checkpoints or --num-update-checkpoints"
         )
-    if args.maximize_best_checkpoint_metric is not None and not args.num_best_checkpoints:
+    if args.maximize is not None and not args.num_best_checkpoints:
         raise InputError("--[no-]maximize-best-checkpoint-metric needs --num-best-checkpoints")
     files = candidates(args.inputs)
     if last:
         by_updates = only_by_updates(files) if args.num_last_checkpoints else bool(args.num_update_checkpoints)
         return last_checkpoints(files, last, by_updates, args.checkpoint_upper_bound)
     if args.num_best_checkpoints:
-        return best_checkpoints(files, args.num_best_checkpoints, args.maximize_best_checkpoint_metric)
+        return best_checkpoints(files, args.num_best_checkpoints, args.maximize)
     if args.inputs[0].is_dir():
         raise InputError(
-            f"{args.inputs[0]} is a folder: say which of its checkpoints, with --num-last-checkpoints, "
-            "--num-epoch-checkpoints, --num-update-checkpoints or --num-best-checkpoints, or give files"
+            f"{args.inputs[0]} is a folder: choose checkpoints with --num-last-checkpoints, --num-epoch-checkpoints, "
+            "--num-update-checkpoints or --num-best-checkpoints, or name files"
         )
     return files
 
@@ -51,7 +51,7 @@ def _select(args: argparse.Namespace) -> list[Path]:
 def add_parser(commands) -> None:
     parser = commands.add_parser(
         "average",
-        description="Writes the mean of several checkpoints of one training as a checkpoint without optimizer state.",
+        description="Writes the mean of several checkpoints of one training, as a checkpoint without optimizer state.",
         epilog="example: lightconv average --inputs runs/a --num-last-checkpoints 10 --output runs/a/average10.pt",
     )
     parser.add_argument(
@@ -60,7 +60,7 @@ def add_parser(commands) -> None:
         type=Path,
         required=True,
         metavar="PATH",
-        help="checkpoints, or the one folder to choose from",
+        help="checkpoints, or one folder to choose from",
     )
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
     choice = parser.add_mutually_exclusive_group()
@@ -68,10 +68,13 @@ def add_parser(commands) -> None:
         "--num-last-checkpoints",
         type=positive,
         metavar="N",
-        help="average the last N of the epochs, or, where the training kept none of those, by updates",
+        help="average the last N epoch checkpoints or, if the training kept none, the last N by updates",
     )
     choice.add_argument(
-        "--num-epoch-checkpoints", type=positive, metavar="N", help="average the last N of the epochs (checkpointE.pt)"
+        "--num-epoch-checkpoints",
+        type=positive,
+        metavar="N",
+        help="average the last N epoch checkpoints (checkpointE.pt)",
     )
     choice.add_argument(
         "--num-update-checkpoints",
@@ -86,11 +89,12 @@ def add_parser(commands) -> None:
         help="average the N best (checkpoint.best_METRIC_VALUE.pt)",
     )
     parser.add_argument(
-        "--checkpoint-upper-bound", type=positive, metavar="N", help="leave out epochs (or updates) after this one"
+        "--checkpoint-upper-bound", type=positive, metavar="N", help="ignore epochs (or updates) after this one"
     )
     parser.add_argument(
         "--maximize-best-checkpoint-metric",
+        dest="maximize",
         action=argparse.BooleanOptionalAction,
-        help="whether a higher metric is better (default: what the checkpoint says, else known by the metric's name)",
+        help="whether a higher metric is better (default: as the checkpoint says, else by the metric's name)",
     )
     parser.set_defaults(run=run)

@@ -3,200 +3,24 @@
     lightconv convert model_2019.pt dynamicconv.pt --to plugin
     lightconv convert runs/iwslt14_de_en/dynamicconv/average10.pt fairseq.pt --to fairseq
     lightconv convert runs/wikitext103/talkconv/checkpoint_best.pt talk.pt --to talk
-
-The plugin loads upstream's files as they are: converting them is for those who want one layout. What a layout cannot
-say is an error, and so is a parameter that the model does not have. The layouts are described in layouts.py.
 """
 
 import argparse
-from argparse import Namespace
-from collections.abc import Sequence
+import logging
 from pathlib import Path
-from typing import Any
 
-from lightconv_plugin.checkpoints.layouts import (
-    LAYOUTS,
-    architecture_in,
-    as_mapping,
-    layout_of,
-    options_in,
-    our_state,
-    parameter_order,
-    read_model,
-    state_in,
-)
-from lightconv_plugin.checkpoints.loading import safe_torch_load, torch_save
+from lightconv_plugin.checkpoints.layouts import LAYOUTS
 from lightconv_plugin.errors import InputError
-
-Order = Sequence[tuple[str | None, tuple[int, ...]]]
-
-
-class CannotReorder(Exception):
-    """Why an optimizer's state cannot be carried over; the text ends the sentence 'dropped: …'."""
-
-
-def convert(source: Path, layout: str) -> tuple[dict, list[str]]:
-    """The checkpoint `source` in another layout, and what is to be said about it.
-
-    Raises InputError where it is not a checkpoint of these models, or cannot be expressed in the layout.
-    """
-    state = _load(source)
-    settings, architecture = _settings(state, source)
-    try:
-        model = read_model(settings, architecture, state["model"])
-        found = layout_of(model, state["model"])
-        options, left_out = options_in(layout, model)
-        ours = our_state(model, state["model"])
-        converted = {**state, "model": state_in(layout, model, ours)}
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from error
-    if found == layout:
-        raise InputError(f"{source} is in the layout {layout} already")
-    name = architecture_in(layout, model)
-    said = [f"{architecture} in the layout {found} → {name} in the layout {layout}"]
-    if left_out:
-        said.append(f"left out, being about training only: {', '.join(left_out)}")
-    converted |= _container(state, layout, name, options)
-    if state.get("last_optimizer_state"):
-        try:
-            converted["last_optimizer_state"] = reorder(
-                state["last_optimizer_state"], parameter_order(found, model), parameter_order(layout, model)
-            )
-            said.append("the optimizer's state is kept")
-        except CannotReorder as error:
-            converted["last_optimizer_state"] = None
-            said.append(f"the optimizer's state is dropped: {error}; to train on, --reset-optimizer")
-    extra = state.get("extra_state") or {}
-    averages = [key for key in ("ema", "ema_fp32_params") if key in extra]
-    if averages:
-        converted["extra_state"] = {key: value for key, value in extra.items() if key not in averages}
-        said.append("the exponential moving average of the parameters is dropped: it is of the old layout")
-    return converted, said
-
-
-def _load(source: Path) -> dict:
-    import torch
-
-    state = safe_torch_load(source)
-    if not isinstance(state, dict) or not isinstance(state.get("model"), dict) or not state["model"]:
-        raise InputError(f"{source} is not a checkpoint of fairseq: it has no parameters under 'model'")
-    for key, value in state["model"].items():
-        if not isinstance(value, torch.Tensor):
-            raise InputError(f"{source}: {key} is a {type(value).__name__}, not a tensor")
-    return state
-
-
-def _settings(state: dict, source: Path) -> tuple[dict, str]:
-    """The model's options as the file has them, and the name of its architecture."""
-    cfg, args = state.get("cfg"), state.get("args")
-    if not cfg and not args:
-        raise InputError(f"{source} has neither cfg nor args: it does not say which model it is of")
-    settings = as_mapping(cfg["model"] if cfg else args)
-    architecture = settings.get("_name") or settings.get("arch")
-    if not architecture:
-        raise InputError(f"{source} does not say which architecture it is of")
-    if cfg:
-        # Of a language model: options that are its task's.
-        task = as_mapping(cfg.get("task"))
-        for name in ("tokens_per_sample", "max_target_positions"):
-            if str(settings.get(name, "${")).startswith("${") and name in task:
-                settings[name] = task[name]
-    return settings, architecture
-
-
-def _container(state: dict, layout: str, architecture: str, options: dict) -> dict[str, Any]:
-    """The settings with the new model in them: "cfg" where there was one, and the layout's code knows it."""
-    cfg, args = state.get("cfg"), state.get("args")
-    if cfg and layout != "talk":
-        model: Any = {"_name": architecture, **options}
-        common = cfg.get("common")
-        if layout != "plugin":
-            model = Namespace(arch=architecture, **model)  # as fairseq writes the options of models without a dataclass
-            common = {**as_mapping(common), "user_dir": None}
-        return {"cfg": {**cfg, "model": model, "common": common}, "args": None}
-    settings = _flat(cfg) if cfg else vars(args)
-    settings = {**settings, **options, "arch": architecture}
-    if layout != "plugin":
-        settings["user_dir"] = None
-    return {"args": Namespace(**settings), "cfg": None}
-
-
-def _flat(cfg: dict) -> dict[str, Any]:
-    """fairseq's sections of settings as the one list of arguments that they were until 2020."""
-    out: dict[str, Any] = {}
-    for name, section in cfg.items():
-        if isinstance(section, (dict, Namespace)):
-            values = as_mapping(section)
-            chosen = values.pop("_name", None)
-            out |= values
-            if chosen is not None:
-                out[name] = chosen  # task, criterion, optimizer, lr_scheduler …
-    out.pop("model", None)
-    return out
-
-
-def reorder(optimizer: dict, source: Order, target: Order) -> dict:
-    """An optimizer's state, which goes by the order of the parameters, for another order of the same.
-
-    It has an entry for each parameter, or, with fairseq's --fp16, one for all of them in a row. Parameters that only
-    the target has begin without a state.
-
-    Raises CannotReorder where it is neither.
-    """
-    groups = optimizer.get("param_groups") if isinstance(optimizer, dict) else None
-    entries = optimizer.get("state") if groups else None
-    if not isinstance(entries, dict) or len(groups) != 1:
-        raise CannotReorder("it is not of one optimizer over one group of parameters")
-    number = len(groups[0]["params"])
-    if number == len(source):
-        entries, count = _by_entry(entries, source, target), len(target)
-    elif number == 1:
-        entries, count = _in_a_row(entries, source, target), 1
-    else:
-        raise CannotReorder(f"it is of {number} parameters, the model has {len(source)}")
-    return {**optimizer, "state": entries, "param_groups": [{**groups[0], "params": list(range(count))}]}
-
-
-def _by_entry(entries: dict, source: Order, target: Order) -> dict:
-    by_name = {}
-    for index, (name, shape) in enumerate(source):
-        entry = entries.get(index, {})
-        for key, value in entry.items():
-            if getattr(value, "ndim", 0) and tuple(value.shape) != shape:
-                raise CannotReorder(f"its {key} of {name} has shape {tuple(value.shape)}, the parameter {shape}")
-        if name is not None and entry:
-            by_name[name] = entry
-    return {index: by_name[name] for index, (name, _) in enumerate(target) if name in by_name}
-
-
-def _in_a_row(entries: dict, source: Order, target: Order) -> dict:
-    import math
-
-    import torch
-
-    sizes = [math.prod(shape) for _, shape in source]
-    out = {}
-    for index, entry in entries.items():
-        out[index] = dict(entry)
-        for key, value in entry.items():
-            if not getattr(value, "ndim", 0):
-                continue  # the step
-            if tuple(value.shape) != (sum(sizes),):
-                raise CannotReorder(f"its {key} has shape {tuple(value.shape)}, the model {sum(sizes)} parameters")
-            parts = {name: part for (name, _), part in zip(source, value.split(sizes), strict=True) if name}
-            out[index][key] = torch.cat(
-                [parts[name] if name else value.new_zeros(math.prod(shape)) for name, shape in target]
-            )
-    return out
 
 
 def run(args: argparse.Namespace) -> int:
-    import logging
+    from lightconv_plugin.checkpoints.conversion import convert
+    from lightconv_plugin.checkpoints.loading import torch_save
 
-    logging.disable(logging.INFO)  # what fairseq says while it is imported
+    logging.disable(logging.INFO)  # fairseq's messages while it is imported
     try:
         if args.output.exists() and args.output.samefile(args.input):
-            raise InputError(f"{args.output} is the file to convert: name another one")
+            raise InputError(f"{args.output} is also the file to convert: choose another name")
         converted, said = convert(args.input, args.to)
         torch_save(converted, args.output)
     finally:
@@ -208,17 +32,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 DESCRIPTION = """\
-Writes a checkpoint of one code for another: names and shapes of the parameters, the options, and, where the order of
-the parameters allows, the optimizer's state. The file to convert may be in any of the layouts.
+Converts a checkpoint to the layout of another code: names and shapes of the parameters, the options and, where the
+order of the parameters allows, the optimizer state. The layout of the input is recognised.
 
   plugin           this plugin's
   fairseq          fairseq's own lightconv and lightconv_lm, of its main branch since late 2022
   fairseq-0.12.2   the same of its releases up to 0.12.2, and of the files released in 2019
-  talk             the repository of the TaLK paper (fairseq 0.8: all settings are arguments)
+  talk             the TaLK paper's repository (fairseq 0.8: all settings are arguments)
 
-What a layout cannot express is refused with the option's name: mixers of several kinds on one side, mixers or
-normalisations that it lacks. fairseq's own code may still compute something else: its dynamic decoder takes another
-softmax in training for targets that are shorter than the kernel."""
+An option that a layout cannot express is an error: several kinds of mixers on one side, mixers or normalisations that
+it lacks. The results of fairseq's own code may still differ: in training, its dynamic decoder computes another softmax
+for targets shorter than the kernel."""
 
 
 def add_parser(commands) -> None:

@@ -50,7 +50,7 @@ COMMANDS = {
     },
     "use": {
         "translate": "translate raw text",
-        "convert": "convert checkpoints from and to other LightConv and TaLK code",
+        "convert": "convert checkpoints from and to the layouts of other code",
     },
     "maintain": {
         "doctor": "check the installation, and what it computes",

@@ -187,7 +187,7 @@ class FastGenerator(SequenceGenerator):
         if reason not in self._reasons:
             self._reasons.add(reason)
             asked = "" if self.dtype == "float32" else f", not in {self.dtype}"
-            logger.info("fairseq's own generator translates%s: %s is not covered by the fast one", asked, reason)
+            logger.info("falling back to fairseq's generator%s: %s is not supported", asked, reason)
 
 
 def _check(

@@ -17,7 +17,7 @@ _TABLE = "{}.embed_tokens.weight"
 
 
 class TranslationError(InputError, ValueError):
-    """What a user of `Translator` or of `lightconv translate` has to change; the text names it."""
+    """Bad input of a `Translator`; the text names what to change."""
 
 
 @contextlib.contextmanager
@@ -82,7 +82,7 @@ def find_data(settings, checkpoint: Path, data: Path | None) -> Path:
         if any(folder.glob("dict.*.txt")):
             return folder
     places = " nor in ".join(map(str, tried))
-    raise TranslationError(f"no dictionaries (dict.XX.txt) in {places}: give their folder by --data DATA_BIN")
+    raise TranslationError(f"no dictionaries (dict.XX.txt) in {places}: give their folder as `data`")
 
 
 def languages(settings, data: Path, source: str | None, target: str | None) -> tuple[str, str]:
@@ -99,12 +99,12 @@ def languages(settings, data: Path, source: str | None, target: str | None) -> t
         source, target = source or inferred[0], target or inferred[1]
     if source is None or target is None:
         raise TranslationError(
-            f"neither the checkpoint nor {data} tells the languages: give --source-lang and --target-lang, "
+            f"neither the checkpoint nor {data} tells the languages: give `source_lang` and `target_lang`, "
             f"of {', '.join(there)}"
         )
-    for option, lang in (("--source-lang", source), ("--target-lang", target)):
+    for option, lang in (("source_lang", source), ("target_lang", target)):
         if lang not in there:
-            raise TranslationError(f"{option} {lang}: {data} has no dict.{lang}.txt; it has {', '.join(there)}")
+            raise TranslationError(f"`{option}` {lang}: {data} has no dict.{lang}.txt; it has {', '.join(there)}")
     return source, target
 
 
@@ -145,8 +145,8 @@ def check_sizes(state: dict[str, Any], checkpoint: Path, task, data: Path) -> No
         if table is not None and len(table) != len(dictionary):
             raise TranslationError(
                 f"{checkpoint} has {len(table):,} embeddings in its {side}, but {data / f'dict.{lang}.txt'} has "
-                f"{len(dictionary):,} entries with fairseq's own: it is not the dictionary of that training; give the "
-                "right folder by --data, the right direction by --source-lang and --target-lang"
+                f"{len(dictionary):,} entries: the dictionary does not match the checkpoint; check `data`, "
+                "`source_lang` and `target_lang`"
             )
 
 

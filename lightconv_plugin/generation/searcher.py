@@ -110,7 +110,7 @@ class Searcher:
             if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "alloc" not in str(error):
                 raise
             size = " × ".join(map(str, sample["net_input"]["src_tokens"].shape))
-            raise TranslationError(f"memory ran out on a batch of {size} pieces: a smaller --batch-tokens") from error
+            raise TranslationError(f"out of memory on a batch of {size} pieces: reduce `batch_tokens`") from error
         return [
             [Found(found["tokens"].tolist(), float(found["score"]) / math.log(2)) for found in ranked[:nbest]]
             for ranked in results
@@ -138,16 +138,16 @@ def limits(task, models: Sequence[torch.nn.Module]) -> Limits:
 
 
 def check_device(device: str, dtype: str) -> None:
-    """TranslationError unless the device is there and computes in this type."""
+    """TranslationError unless the device is available and supports this type."""
     if dtype not in DTYPES:
-        raise TranslationError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+        raise TranslationError(f"`dtype` must be one of {', '.join(DTYPES)}, got {dtype!r}")
     try:
         wanted = torch.device(device)
     except RuntimeError:
-        raise TranslationError(f"device must be cpu, cuda or cuda:N, got {device!r}") from None
+        raise TranslationError(f"`device` must be cpu, cuda or cuda:N, got {device!r}") from None
     if wanted.type not in ("cpu", "cuda"):
-        raise TranslationError(f"device must be cpu, cuda or cuda:N, got {device!r}")
+        raise TranslationError(f"`device` must be cpu, cuda or cuda:N, got {device!r}")
     if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
-        raise TranslationError(f"device {device!r} is not there: torch sees {torch.cuda.device_count()} GPUs")
+        raise TranslationError(f"`device` {device!r} is not available: torch sees {torch.cuda.device_count()} GPUs")
     if wanted.type == "cuda" and dtype == "int8":
-        raise TranslationError("dtype 'int8' is for the CPU: on a GPU take 'bfloat16' or 'float32'")
+        raise TranslationError("`dtype` 'int8' runs on the CPU only: use 'bfloat16' or 'float32' on a GPU")

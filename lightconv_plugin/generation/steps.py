@@ -91,7 +91,7 @@ class StepModel:
             raise UnsupportedModelError("embeddings that are not a plain table")
         for name, module in model.named_modules():
             if isinstance(module, FairseqDropout) and module.apply_during_inference and module.p > 0:
-                raise UnsupportedModelError(f"dropout that stays on (--retain-dropout) in {name}")
+                raise UnsupportedModelError(f"dropout at inference (retain_dropout) in {name}")
 
     @torch.no_grad()
     def start(self, src_tokens: Tensor, src_lengths: Tensor, beam: int, **others: Tensor) -> State:
@@ -178,7 +178,7 @@ class _Layer:
         if type(layer) not in _LAYERS:
             raise UnsupportedModelError(f"a decoder layer of type {type(layer).__name__}")
         if layer.cross_self_attention:
-            raise UnsupportedModelError("one attention over source and target (--cross-self-attention)")
+            raise UnsupportedModelError("attention over source and target together (cross_self_attention)")
         before = layer.normalize_before
         self.mixer, self.mixer_residual = (
             build_mixer(layer.self_attn, dtype),

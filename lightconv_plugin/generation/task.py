@@ -41,7 +41,7 @@ class TranslationFastTask(TranslationTask):
         """fairseq's, with its arguments; `seq_gen_cls` and --print-alignment choose another generator as ever."""
         if seq_gen_cls is None:
             if getattr(args, "print_alignment", None):
-                logger.info("fairseq's own generator translates: --print-alignment is not covered by the fast one")
+                logger.info("falling back to fairseq's generator: --print-alignment is not supported")
             else:
                 seq_gen_cls = FastGenerator
                 dtype = self.cfg.generation_dtype

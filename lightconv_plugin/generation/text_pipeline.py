@@ -47,12 +47,12 @@ def build_pipeline(
     bpe_codes: merges of subword-nmt, or "none". tokenizer: "moses" or "none".
     lowercase: also where corpus.json beside the data does not say that the training text was.
 
-    Raises TranslationError for what is missing, and says which option gives it.
+    Raises TranslationError for what is missing, and says which parameter gives it.
     """
     if bpe_codes is not None and sentencepiece is not None:
-        raise TranslationError("--bpe-codes and --sentencepiece exclude one another: a model has one kind of subwords")
+        raise TranslationError("give `bpe_codes` or `sentencepiece`, not both: a model has one kind of subwords")
     if tokenizer is not None and tokenizer not in TOKENIZERS:
-        raise TranslationError(f"tokenizer must be one of {', '.join(TOKENIZERS)}, got {tokenizer!r}")
+        raise TranslationError(f"`tokenizer` must be one of {', '.join(TOKENIZERS)}, got {tokenizer!r}")
     source, target = task.cfg.source_lang, task.cfg.target_lang
     kinds = [kind_of(_entries(dictionary)) for dictionary in (task.source_dictionary, task.target_dictionary)]
     encode = _subwords(kinds[0], data, source, bpe_codes, sentencepiece)
@@ -64,7 +64,7 @@ def build_pipeline(
     try:
         tokenise, detokenise = recipes[0].tokenise(), recipes[1].detokenise()
     except (ValueError, RuntimeError) as error:
-        raise TranslationError(f"{error}; or give --tokenizer none, and tokenised text") from error
+        raise TranslationError(f"{error}; or set `tokenizer` to none, for tokenised text") from error
     kind = kinds[1]
     return Pipeline(
         encode=lambda line: encode(tokenise(line)).split(),
@@ -83,18 +83,18 @@ def _subwords(kind: str, data: Path, source: str, codes: Path | str | None, mode
         if codes == NO_CODES or (kind == "words" and codes is None and model is None):
             return lambda line: line
         if codes is not None:
-            return bpe_encoder(_existing(Path(codes), "--bpe-codes"))
+            return bpe_encoder(_existing(Path(codes), "bpe_codes"))
         if model is not None:
-            return sentencepiece_encoder(_existing(Path(model), "--sentencepiece"))
+            return sentencepiece_encoder(_existing(Path(model), "sentencepiece"))
         above = data.resolve().parent
         names = (_CODES, _RELEASED) if kind == "bpe" else (_MODELS[:1], _MODELS)
         places = [above / name.format(source) for name in names[0]] + [data / name for name in names[1]]
         found = next((path for path in places if path.is_file()), None)
         if found is None:
-            option = "--bpe-codes FILE" if kind == "bpe" else "--sentencepiece MODEL"
+            option = "bpe_codes" if kind == "bpe" else "sentencepiece"
             raise TranslationError(
                 f"the dictionary in {data} is of {'byte-pair encoding' if kind == 'bpe' else 'sentencepiece'}, but "
-                f"there is no {places[0]}: give {option}, or --bpe-codes none for text that is in pieces already"
+                f"there is no {places[0]}: give `{option}`, or none as `bpe_codes` for text that is split already"
             )
         return (bpe_encoder if kind == "bpe" else sentencepiece_encoder)(found)
     except TranslationError:
@@ -105,7 +105,7 @@ def _subwords(kind: str, data: Path, source: str, codes: Path | str | None, mode
 
 def _existing(path: Path, option: str) -> Path:
     if not path.is_file():
-        raise TranslationError(f"{option}: no such file: {path}")
+        raise TranslationError(f"`{option}`: no such file: {path}")
     return path
 
 
@@ -139,7 +139,7 @@ def _recipe(
     if "sentencepiece" in kinds:  # whose text is seldom tokenised before
         return Recipe("none", lang, lowercase=lowercase)
     notes.append(
-        f"no corpus.json beside {data} says how its text was tokenised: Moses' tokeniser is taken"
-        f"{', and lower case' if lowercase else ''}; --tokenizer moses or none confirms or changes that"
+        f"no corpus.json beside {data} says how its text was tokenised: assuming Moses"
+        f"{' and lower case' if lowercase else ''}; `tokenizer` moses or none confirms or changes that"
     )
     return Recipe("moses", lang, lowercase=lowercase)

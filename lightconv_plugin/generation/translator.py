@@ -110,7 +110,7 @@ class Translator:
         self._searcher: Searcher | None = None
         paths = tuple(Path(p) for p in ([path] if isinstance(path, (str, os.PathLike)) else path))
         if not paths:
-            raise TranslationError("path must name a checkpoint, got none")
+            raise TranslationError("`path` must name a checkpoint, got none")
         for missing in (p for p in paths if not p.is_file()):  # all of them, before any is loaded
             raise TranslationError(f"no such checkpoint: {missing}")
         _at_least(1, beam=beam, batch_tokens=batch_tokens)
@@ -118,11 +118,12 @@ class Translator:
         _at_least(1, **{name: n for name, n in (("batch_size", batch_size), ("threads", threads)) if n is not None})
         for name, number in {"lenpen": lenpen, "unkpen": unkpen, "max_len_a": max_len_a}.items():
             if not math.isfinite(number) or (name == "max_len_a" and number < 0):
-                raise TranslationError(f"{name} must be a number{' from 0 on' if name[0] == 'm' else ''}, got {number}")
+                least = " from 0 on" if name == "max_len_a" else ""
+                raise TranslationError(f"`{name}` must be a number{least}, got {number}")
         if not (math.isfinite(temperature) and temperature > 0):
-            raise TranslationError(f"temperature must be positive, got {temperature}")
+            raise TranslationError(f"`temperature` must be positive, got {temperature}")
         if max_len_a == 0 and min_len > max_len_b:
-            raise TranslationError(f"min_len must be at most max_len_b = {max_len_b}, got {min_len}")
+            raise TranslationError(f"`min_len` must be at most `max_len_b` = {max_len_b}, got {min_len}")
         check_device(device, dtype)
 
         opened = open_first(paths[0], None if data is None else Path(data), source_lang, target_lang)
@@ -173,7 +174,7 @@ class Translator:
         if isinstance(lines, (str, bytes)):
             raise TypeError(f"lines must be a list of lines, got one {type(lines).__name__}")
         if not 1 <= nbest <= self.beam:
-            raise TranslationError(f"nbest must be in 1 … beam = {self.beam}, got {nbest}")
+            raise TranslationError(f"`nbest` must be in 1 … `beam` = {self.beam}, got {nbest}")
         results: list[Translation] = []
         sentences: dict[int, list[int]] = {}
         for number, line in enumerate(lines):
@@ -277,4 +278,4 @@ def _read(line: str | bytes) -> tuple[str, str | None]:
 def _at_least(least: int, **numbers: int) -> None:
     for name, number in numbers.items():
         if not isinstance(number, int) or isinstance(number, bool) or number < least:
-            raise TranslationError(f"{name} must be a whole number of at least {least}, got {number!r}")
+            raise TranslationError(f"`{name}` must be a whole number of at least {least}, got {number!r}")

@@ -166,7 +166,7 @@ def test_equal_integers_are_kept(dtype, tmp_path, output):
 def test_different_integers_are_refused(tmp_path, output, capsys):
     files = [save(tmp_path / f"{i}.pt", {"w": torch.ones(1), "n": torch.tensor([i])}) for i in range(2)]
     said = refused(capsys, "--inputs", *files, "--output", output)
-    assert f"{files[1]}: n (torch.int64) is not what it is in {files[0]}" in said
+    assert f"{files[1]}: n (torch.int64) differs from {files[0]}" in said
     assert not output.exists()
 
 
@@ -209,7 +209,7 @@ def test_an_earlier_average_is_replaced(tmp_path, output):
     [
         (["none.pt"], "no such checkpoint"),
         (["checkpoint1.pt", "./checkpoint1.pt"], "is given twice"),
-        ([".", "checkpoint1.pt"], "takes files or one folder"),
+        ([".", "checkpoint1.pt"], "must be files or one folder"),
     ],
     ids=["missing", "twice", "folder-and-file"],
 )

@@ -47,14 +47,14 @@ def test_selection_among_given_files(tmp_path, output):
 @pytest.mark.parametrize(
     "options, said",
     [
-        (["--num-epoch-checkpoints", 5], "5 checkpoints named checkpointEPOCH.pt are asked for, found 4: "),
+        (["--num-epoch-checkpoints", 5], "need 5 checkpoints named checkpointEPOCH.pt, found 4: "),
         (
             ["--num-epoch-checkpoints", 3, "--checkpoint-upper-bound", 2],
-            "up to 2 are asked for, found 2: checkpoint2.pt, checkpoint1.pt; without the bound: 4: ",
+            "up to 2, found 2: checkpoint2.pt, checkpoint1.pt; without the bound: 4: ",
         ),
-        (["--num-update-checkpoints", 1], "1 checkpoints named checkpoint_EPOCH_UPDATE.pt are asked for, found 0"),
+        (["--num-update-checkpoints", 1], "need 1 checkpoints named checkpoint_EPOCH_UPDATE.pt, found 0"),
         (["--num-best-checkpoints", 1], "found 0 (fairseq-train writes them with --keep-best-checkpoints)"),
-        ([], "is a folder: say which"),
+        ([], "is a folder: choose"),
         (["--checkpoint-upper-bound", 3], "--checkpoint-upper-bound needs"),
         (["--num-best-checkpoints", 1, "--checkpoint-upper-bound", 3], "--checkpoint-upper-bound needs"),
         (["--num-epoch-checkpoints", 1, "--maximize-best-checkpoint-metric"], "needs --num-best-checkpoints"),
@@ -130,8 +130,8 @@ def test_best_is_the_order_in_which_fairseq_keeps_checkpoints(tmp_path):
 @pytest.mark.parametrize(
     "names, number, said",
     [
-        (ODD, 1, "is a higher my_score better or a lower one?"),
-        (LOSSES, 4, "4 checkpoints named checkpoint.best_METRIC_VALUE.pt are asked for, found 3: "),
+        (ODD, 1, "does not say whether a higher my_score is better"),
+        (LOSSES, 4, "need 4 checkpoints named checkpoint.best_METRIC_VALUE.pt, found 3: "),
         (LOSSES + BLEUS, 1, "best checkpoints by 2 metrics (bleu, loss)"),
     ],
     ids=["unknown-direction", "too-few", "two-metrics"],
@@ -157,7 +157,7 @@ def test_checkpoints_that_were_cut_short_give_way_to_the_ones_before(tmp_path, c
     assert lightconv("--inputs", tmp_path, "--num-last-checkpoints", 2, "--output", tmp_path / "mean.pt") == 0
     said = capsys.readouterr().err
     for name in ("checkpoint10.pt", "checkpoint3.pt"):
-        assert f"{tmp_path / name} was cut short: left out" in said
+        assert f"{tmp_path / name} is incomplete: skipped" in said
     mean = torch.load(tmp_path / "mean.pt", weights_only=True)
     assert mean["averaged_from"] == ["checkpoint2.pt", "checkpoint1.pt"]
     assert "3 checkpoints named" in refused(

@@ -9,8 +9,8 @@ pytest.importorskip("fairseq")
 
 from fairseq.models import lightconv as upstream
 
+from lightconv_plugin.checkpoints.conversion import CannotReorder, reorder
 from lightconv_plugin.checkpoints.layouts import parameter_order, read_model
-from lightconv_plugin.cli.convert import CannotReorder, reorder
 from tests.checkpoints.conversions import LIGHTCONVS, checkpoint, load, run, settings, small, with_new_fairseq
 from tests.models import test_checkpoints as others
 from tests.models.toys import SMALL, batch, build
@@ -39,7 +39,7 @@ def test_a_training_of_fairseq_goes_on_here(kind, their_task, tmp_path, capsys):
     file = tmp_path / "theirs.pt"
     torch.save({"args": args, "model": theirs.state_dict(), "last_optimizer_state": history}, file)
     assert run(file, tmp_path / "ours.pt", "--to", "plugin") == 0
-    assert "the optimizer's state is kept" in capsys.readouterr().out
+    assert "the optimizer state is kept" in capsys.readouterr().out
     content = load(tmp_path / "ours.pt")
     ours = build("dynamicconv", their_task, small=False, **{k: v for k, v in vars(args).items() if k != "arch"})
     ours.load_state_dict(content["model"], strict=True)
@@ -130,7 +130,7 @@ ORDER = [("a", (2, 3)), ("b", (4,))]
     [
         ({"state": {}, "param_groups": [{"params": [0]}, {"params": [1]}]}, "one optimizer over one group"),
         ({"adam": {}, "nag": {}}, "one optimizer over one group"),
-        ({"state": {}, "param_groups": [{"params": [0, 1, 2]}]}, "is of 3 parameters, the model has 2"),
+        ({"state": {}, "param_groups": [{"params": [0, 1, 2]}]}, "it has 3 parameters, the model 2"),
         (
             {"state": {0: {"exp_avg": torch.ones(3, 2)}}, "param_groups": [{"params": [0, 1]}]},
             "exp_avg of a has shape (3, 2), the parameter (2, 3)",
@@ -156,8 +156,8 @@ def test_what_is_dropped_is_said(their_task, tmp_path, capsys):
     assert run(source, tmp_path / "b.pt", "--to", "fairseq") == 0
     out = capsys.readouterr().out
     assert "dynamicconv in the layout plugin → lightconv in the layout fairseq" in out
-    assert "left out, being about training only: encoder_layerdrop=0.1" in out
-    assert "the optimizer's state is dropped: it is not of one optimizer" in out and "--reset-optimizer" in out
+    assert "left out, as they only matter in training: encoder_layerdrop=0.1" in out
+    assert "the optimizer state is dropped: it does not belong to one optimizer" in out and "--reset-optimizer" in out
     assert "the exponential moving average of the parameters is dropped" in out
     got = load(tmp_path / "b.pt")
     assert got["last_optimizer_state"] is None and got["extra_state"] == {"epoch": 3}

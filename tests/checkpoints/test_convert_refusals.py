@@ -7,7 +7,7 @@ from lightconv_plugin.errors import InputError
 
 pytest.importorskip("fairseq")
 
-from lightconv_plugin.cli.convert import convert
+from lightconv_plugin.checkpoints.conversion import convert
 from tests.checkpoints.conversions import checkpoint, load, run, settings, small
 from tests.models.toys import SMALL, build
 
@@ -16,25 +16,25 @@ CANNOT = [
         "dynamicconv",
         {"decoder_conv_type": "dynamic,dynamic,attention"},
         "fairseq",
-        "--decoder-conv-type dynamic,dynamic,att",
+        "decoder_conv_type=dynamic,dynamic,att",
     ),
     (
         "talkconv",
         {},
         "fairseq",
-        "--encoder-conv-type talk,talk,talk: it has one of dynamic, lightweight for all layers",
+        "encoder_conv_type=talk,talk,talk: it has one of dynamic, lightweight for all layers",
     ),
-    ("dynamicconv", {}, "talk", "--encoder-conv-type dynamic,dynamic,dynamic: it has one of talk"),
-    ("dynamicconv", {"encoder_conv_type": "window_attention"}, "fairseq", "--encoder-conv-type window_attention,"),
+    ("dynamicconv", {}, "talk", "encoder_conv_type=dynamic,dynamic,dynamic: it has one of talk"),
+    ("dynamicconv", {"encoder_conv_type": "window_attention"}, "fairseq", "encoder_conv_type=window_attention,"),
     (
         "dynamicconv",
         {"weight_normalization": "l2"},
         "fairseq-0.12.2",
-        "--weight-normalization l2: it has softmax and none",
+        "weight_normalization=l2: it has softmax and none",
     ),
-    ("dynamicconv", {"activation_fn": "gelu"}, "fairseq", "--activation-fn gelu: it has relu"),
-    ("talkconv", {"activation_fn": "relu"}, "talk", "--activation-fn relu: it has swish"),
-    ("dynamicconv", {"layernorm_embedding": True}, "fairseq", "--layernorm-embedding True: it has no such option"),
+    ("dynamicconv", {"activation_fn": "gelu"}, "fairseq", "activation_fn=gelu: it has relu"),
+    ("talkconv", {"activation_fn": "relu"}, "talk", "activation_fn=relu: it has swish"),
+    ("dynamicconv", {"layernorm_embedding": True}, "fairseq", "layernorm_embedding=True: it has no such option"),
 ]
 
 
@@ -65,29 +65,29 @@ def model_of(content):
 BROKEN = {
     "unknown": (
         lambda c: c["model"].update({"encoder.layers.0.extra": torch.ones(1)}),
-        "parameters that are unknown for dynamicconv: encoder.layers.0.extra",
+        "unknown parameters for dynamicconv: encoder.layers.0.extra",
     ),
     "missing": (
         lambda c: c["model"].pop("decoder.layers.1.fc2.bias"),
-        "parameters that are missing for dynamicconv: decoder.layers.1.fc2.bias",
+        "missing parameters for dynamicconv: decoder.layers.1.fc2.bias",
     ),
     "shape": (
         lambda c: model_of(c).update(encoder_ffn_embed_dim=48),
-        "encoder.layers.0.fc1.weight has shape (24, 16), but by the options it must have (48, 16)",
+        "encoder.layers.0.fc1.weight has shape (24, 16), but the options require (48, 16)",
     ),
     "options": (
         lambda c: model_of(c).update(encoder_attention_heads=3),
-        "no model can be built by its options: --encoder-attention-heads must divide",
+        "no model can be built from its options: --encoder-attention-heads must divide",
     ),
-    "cutoff": (lambda c: model_of(c).update(adaptive_softmax_cutoff="x"), "no model can be built by its options"),
-    "architecture": (lambda c: model_of(c).update(_name="transformer"), "its architecture is transformer, none of"),
-    "no-name": (lambda c: model_of(c).pop("_name"), "does not say which architecture it is of"),
+    "cutoff": (lambda c: model_of(c).update(adaptive_softmax_cutoff="x"), "no model can be built from its options"),
+    "architecture": (lambda c: model_of(c).update(_name="transformer"), "its architecture transformer is not"),
+    "no-name": (lambda c: model_of(c).pop("_name"), "does not name its architecture"),
     "no-settings": (lambda c: c.update(cfg=None), "has neither cfg nor args"),
     "text": (lambda c: c["model"].update(x="y"), "x is a str, not a tensor"),
     "no-model": (lambda c: c.pop("model"), "has no parameters under 'model'"),
     "no-embedding": (
         lambda c: c["model"].pop("decoder.embed_tokens.weight"),
-        "no model can be built by its options",
+        "no model can be built from its options",
     ),
 }
 
@@ -108,7 +108,7 @@ def test_the_same_layout_and_the_same_file_are_refused(their_task, tmp_path, cap
     source = checkpoint(tmp_path / "a.pt", build("dynamicconv", their_task, **SMALL), settings("dynamicconv", **SMALL))
     before = source.read_bytes()
     assert run(source, tmp_path / "b.pt", "--to", "plugin") == 2
-    assert "is in the layout plugin already" in capsys.readouterr().err
+    assert "is already in the layout plugin" in capsys.readouterr().err
     assert run(source, tmp_path / "x" / ".." / "a.pt", "--to", "fairseq") == 2
     (tmp_path / "link.pt").symlink_to(source)
     assert run(source, tmp_path / "link.pt", "--to", "fairseq") == 2

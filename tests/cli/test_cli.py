@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import lightconv_plugin
-from lightconv_plugin.cli import main, user_dir
+from lightconv_plugin.cli import doctor, main, user_dir
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write
 
-COMMANDS = ["user-dir", "doctor", "build", "average", "tune", "score", "translate", "convert", "report"]
+COMMANDS = [name for commands in main.COMMANDS.values() for name in commands]
 
 
 def command(*arguments, repository, **environment):
@@ -30,7 +30,7 @@ def command(*arguments, repository, **environment):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["user-dir"], *([name, "--help"] for name in ("score", "tune", "translate", "convert"))],
+    [["--help"], ["--version"], ["user-dir"], *([name, "--help"] for name in COMMANDS)],
     ids=" ".join,
 )
 def test_what_needs_no_library_imports_none(arguments, repository):
@@ -41,9 +41,22 @@ def test_what_needs_no_library_imports_none(arguments, repository):
     assert not modules & {"torch", "numpy", "fairseq", "sacrebleu", "sacremoses", "tqdm"}
 
 
-def test_help_names_every_command(repository):
-    done = command("--help", repository=repository)
-    assert all(name in done.stdout for name in COMMANDS)
+def test_help_names_every_command_on_one_screen(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main.main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert stopped.value.code == 0 and len(lines) <= 24 and max(map(len, lines)) <= 80
+    listed = [line[10:].split()[0] for line in lines if line[10:11].strip() and line[9:10] == " "]
+    assert [name for name in listed if name in COMMANDS] == COMMANDS
+    groups = [line.split()[0] for line in lines if line[:1].strip() and line[9:10] == " "]
+    assert [name for name in groups if name in main.COMMANDS] == list(main.COMMANDS)
+
+
+def test_every_command_is_a_module_that_defines_it():
+    """With the name of the table, `run` and the example or description that its help shows."""
+    for name in COMMANDS:
+        parser = main.subparser(name)
+        assert parser.prog == f"lightconv {name}" and parser.description and parser.get_default("run")
 
 
 @pytest.mark.parametrize("name", ["average", "tune", "score", "translate", "convert"])
@@ -63,7 +76,14 @@ def test_user_dir_is_the_package_that_is_imported(capsys):
 
 
 def test_the_installed_script_and_python_m_are_the_same_function(repository):
-    assert '"lightconv = lightconv_plugin.cli.main:main"' in (repository / "setup.py").read_text(encoding="utf-8")
+    assert 'lightconv = "lightconv_plugin.cli.main:main"' in (repository / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_the_version_is_the_packages(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main.main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"lightconv {lightconv_plugin.__version__}\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["average"]], ids=["none", "unknown", "no-options"])
@@ -72,6 +92,55 @@ def test_wrong_usage_exits_2(arguments, capsys):
         main.main(arguments)
     assert stopped.value.code == 2
     assert "usage: lightconv" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("scroe", "did you mean score?"), ("user_dir", "did you mean user-dir?"), ("xyz", "lightconv --help lists")],
+)
+def test_an_unknown_command_suggests_the_nearest(name, said, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main.main([name, "--help"])
+    assert stopped.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"lightconv: error: there is no command {name!r}: ") and said in last
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("sacrebleu.metrics", "sacrebleu is not installed: pip install 'lightconv-plugin[recipes]'"),
+        ("matplotlib", "matplotlib is not installed: pip install 'lightconv-plugin[report]'"),
+        ("fairseq", "fairseq is not installed: pip install 'lightconv-plugin[fairseq]'"),
+    ],
+)
+def test_a_missing_package_names_its_extra(module, said, monkeypatch, capsys):
+    def fail(args):
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    monkeypatch.setattr(user_dir, "run", fail)
+    assert main.main(["user-dir"]) == 2
+    assert capsys.readouterr().err == f"lightconv user-dir: error: {said}\n"
+
+
+def test_a_missing_module_of_another_kind_is_a_bug(monkeypatch):
+    def fail(args):
+        raise ModuleNotFoundError("No module named 'x'", name="x")
+
+    monkeypatch.setattr(user_dir, "run", fail)
+    with pytest.raises(ModuleNotFoundError):
+        main.main(["user-dir"])
+
+
+def test_parameters_become_the_options_of_the_command(monkeypatch, capsys):
+    """What libraries write in backquotes; what is none of the command's parameters stays."""
+
+    def fail(args):
+        raise InputError("`json` and `other_thing` in `a file`")
+
+    monkeypatch.setattr(doctor, "run", fail)
+    assert main.main(["doctor"]) == 2
+    assert capsys.readouterr().err == "lightconv doctor: error: --json and `other_thing` in `a file`\n"
 
 
 @pytest.mark.parametrize(

@@ -184,8 +184,8 @@ def test_options_reach_the_translator(made, monkeypatch, run):
         (["--output", "no/such/folder/out.txt"], "there is no folder"),
         (["--path", "nowhere.pt"], "no such checkpoint: nowhere.pt"),
         (["--bpe-codes", "nowhere"], "--bpe-codes: no such file: nowhere"),
-        (["--data", "nowhere"], "no dictionaries (dict.XX.txt) in nowhere: give their folder by --data"),
-        (["--min-len", -1], "min_len must be a whole number of at least 0"),
+        (["--data", "nowhere"], "no dictionaries (dict.XX.txt) in nowhere: give their folder as --data"),
+        (["--min-len", -1], "--min-len must be a whole number of at least 0"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -215,10 +215,13 @@ def test_a_terminal_is_answered_line_by_line(made, monkeypatch, capfd):
     monkeypatch.setattr(sys, "stdin", stdin)
     assert main.main(["translate", "--path", str(made[1])]) == 0
     assert [len(buffer) for buffer in buffers] == [1, 1, 1]
-    assert "type de sentences, one a line; Ctrl-D ends" in capfd.readouterr().err
+    assert "type de sentences, one per line; Ctrl-D ends" in capfd.readouterr().err
 
 
 def test_without_fairseq_the_command_says_what_is_missing(monkeypatch, run):
-    monkeypatch.setitem(sys.modules, "lightconv_plugin.generation.translator", None)
+    for name in [name for name in sys.modules if name.startswith("lightconv_plugin.generation")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "fairseq", None)
     status, _, err = run(b"")
-    assert status == 2 and "translating needs fairseq" in err
+    assert status == 2
+    assert err == "lightconv translate: error: fairseq is not installed: pip install 'lightconv-plugin[fairseq]'\n"

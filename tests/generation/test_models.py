@@ -155,7 +155,7 @@ def test_refuses_dropout_that_stays_on():
     for module in model.modules():
         if isinstance(module, FairseqDropout):
             module.make_generation_fast_(name="", retain_dropout=True)
-    with pytest.raises(UnsupportedModelError, match="retain-dropout"):
+    with pytest.raises(UnsupportedModelError, match="retain_dropout"):
         StepModel(model)
 
 

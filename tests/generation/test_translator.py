@@ -150,7 +150,7 @@ def test_n_best_is_sorted_and_begins_with_the_best(translator):
         assert len(scores) == 5 and scores == sorted(scores, reverse=True)
         assert several.text == one.text and several.score == pytest.approx(one.score, abs=1e-4)
     for nbest in (0, 6):
-        with pytest.raises(TranslationError, match=f"nbest must be in 1 … beam = 5, got {nbest}"):
+        with pytest.raises(TranslationError, match=f"`nbest` must be in 1 … `beam` = 5, got {nbest}"):
             translator.translate(LINES, nbest=nbest)
 
 
@@ -219,7 +219,7 @@ def test_what_goes_wrong_with_a_batch_is_said(translator, checkpoints, monkeypat
     monkeypatch.setattr(translator._searcher._generator, "generate", fail)
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory")
     with pytest.raises(
-        TranslationError, match=r"memory ran out on a batch of 2 × \d+ pieces: a smaller --batch-tokens"
+        TranslationError, match=r"out of memory on a batch of 2 × \d+ pieces: reduce `batch_tokens`"
     ):
         translator.translate(["Hund", "Haus"])
     error = RuntimeError("a bug")

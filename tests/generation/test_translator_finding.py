@@ -56,13 +56,13 @@ def test_a_folder_with_all_beside_the_checkpoint(merges, made, expected, tmp_pat
     path = toys.make_checkpoint(tmp_path / "m.pt", data, task={"data": "/no/such/data-bin"})
     translator = Translator(path, lowercase=True, **SHORT)
     assert texts(translator) == expected
-    assert len(translator.notes) == 1 and "Moses' tokeniser is taken" in translator.notes[0]
+    assert len(translator.notes) == 1 and "tokenised: assuming Moses" in translator.notes[0]
     assert Translator(path, lowercase=True, tokenizer="moses", **SHORT).notes == ()
 
 
 def test_data_that_is_named_goes_first(made, expected, tmp_path):
     path = toys.make_checkpoint(tmp_path / "m.pt", made[0], task={"data": "/no/such/data-bin"})
-    refused(f"no dictionaries .* in /no/such/data-bin nor in {tmp_path}: .* --data", path)
+    refused(f"no dictionaries .* in /no/such/data-bin nor in {tmp_path}: .* `data`", path)
     assert texts(Translator(path, made[0], **SHORT)) == expected
     refused(f"no dictionaries .* in {tmp_path}:", made[1], tmp_path)
 
@@ -94,7 +94,7 @@ def test_corpora_without_a_recipe(made, expected, tmp_path):
         ({"text": {"de": {"tokeniser": "perl", "lang": "de"}}}, "text, de: tokeniser must be one of moses"),
         ({"text": {"de": {"tokeniser": "moses"}}}, "text, de: a recipe needs lang"),
         ({"text": {"de": 3}}, "text, de: a recipe is an object"),
-        ({"text": {"de": {"tokeniser": "moses", "lang": "xx"}}}, "no rules for the language 'xx'.*--tokenizer none"),
+        ({"text": {"de": {"tokeniser": "moses", "lang": "xx"}}}, "no rules for the language 'xx'.*`tokenizer` to none"),
     ],
 )
 def test_a_damaged_corpus_json_is_named(text, said, made, tmp_path):
@@ -108,10 +108,10 @@ def test_a_damaged_corpus_json_is_named(text, said, made, tmp_path):
 def test_missing_merges(made, tmp_path):
     data = tmp_path / "data-bin"
     shutil.copytree(made[0], data)
-    refused(r"byte-pair encoding, but there is no .*bpe/codes: give --bpe-codes FILE", made[1], data)
-    refused("--bpe-codes: no such file: nowhere", made[1], data, bpe_codes="nowhere")
-    refused("--sentencepiece: no such file: nowhere", made[1], data, sentencepiece="nowhere")
-    refused("exclude one another", made[1], bpe_codes="a", sentencepiece="b")
+    refused(r"byte-pair encoding, but there is no .*bpe/codes: give `bpe_codes`", made[1], data)
+    refused("`bpe_codes`: no such file: nowhere", made[1], data, bpe_codes="nowhere")
+    refused("`sentencepiece`: no such file: nowhere", made[1], data, sentencepiece="nowhere")
+    refused("not both", made[1], bpe_codes="a", sentencepiece="b")
     (tmp_path / "text").write_text("this is a text, not merges\n")
     refused("text is not a file of merges", made[1], data, bpe_codes=tmp_path / "text")
     refused("text is not a model of sentencepiece", made[1], data, sentencepiece=tmp_path / "text")
@@ -136,15 +136,15 @@ def test_a_second_checkpoint_with_other_dictionaries(made, tmp_path):
         file.write("another 1\n")
     path = toys.make_checkpoint(tmp_path / "other.pt", other)
     refused("other.pt has .* in its encoder", [made[1], path])
-    refused("path must name a checkpoint", [])
+    refused("`path` must name a checkpoint", [])
 
 
 def test_languages(made, tmp_path):
     nameless = {"source_lang": None, "target_lang": None}
     path = toys.make_checkpoint(tmp_path / "m.pt", made[0], task=nameless)
-    refused("--source-lang and --target-lang, of de, en", path)
+    refused("`source_lang` and `target_lang`, of de, en", path)
     assert Translator(path, source_lang="de", target_lang="en").source_lang == "de"
-    refused("--source-lang fr: .* has no dict.fr.txt; it has de, en", made[1], source_lang="fr")
+    refused("`source_lang` fr: .* has no dict.fr.txt; it has de, en", made[1], source_lang="fr")
 
 
 def test_what_is_no_checkpoint_of_a_translation_model(made, tmp_path):
@@ -184,20 +184,20 @@ def test_nothing_in_a_checkpoint_is_run(tmp_path):
 @pytest.mark.parametrize(
     "options, said",
     [
-        ({"beam": 0}, "beam must be a whole number of at least 1, got 0"),
-        ({"batch_tokens": 2.5}, "batch_tokens must be a whole number"),
-        ({"threads": 0}, "threads must be"),
-        ({"threads": -1}, "threads must be"),
-        ({"batch_size": 0}, "batch_size must be"),
-        ({"max_len_b": -1}, "max_len_b must be a whole number of at least 0"),
-        ({"max_len_a": -0.5}, "max_len_a must be a number from 0 on"),
-        ({"min_len": 9, "max_len_b": 8}, "min_len must be at most max_len_b = 8, got 9"),
-        ({"lenpen": float("nan")}, "lenpen must be a number, got nan"),
-        ({"temperature": 0}, "temperature must be positive"),
-        ({"dtype": "float16"}, "dtype must be one of float32, bfloat16, int8, got 'float16'"),
-        ({"device": "tpu7"}, "device must be cpu, cuda or cuda:N, got 'tpu7'"),
-        ({"device": "cuda:99"}, "device 'cuda:99' is not there"),
-        ({"tokenizer": "perl"}, "tokenizer must be one of moses, none, got 'perl'"),
+        ({"beam": 0}, "`beam` must be a whole number of at least 1, got 0"),
+        ({"batch_tokens": 2.5}, "`batch_tokens` must be a whole number"),
+        ({"threads": 0}, "`threads` must be"),
+        ({"threads": -1}, "`threads` must be"),
+        ({"batch_size": 0}, "`batch_size` must be"),
+        ({"max_len_b": -1}, "`max_len_b` must be a whole number of at least 0"),
+        ({"max_len_a": -0.5}, "`max_len_a` must be a number from 0 on"),
+        ({"min_len": 9, "max_len_b": 8}, "`min_len` must be at most `max_len_b` = 8, got 9"),
+        ({"lenpen": float("nan")}, "`lenpen` must be a number, got nan"),
+        ({"temperature": 0}, "`temperature` must be positive"),
+        ({"dtype": "float16"}, "`dtype` must be one of float32, bfloat16, int8, got 'float16'"),
+        ({"device": "tpu7"}, "`device` must be cpu, cuda or cuda:N, got 'tpu7'"),
+        ({"device": "cuda:99"}, "`device` 'cuda:99' is not available"),
+        ({"tokenizer": "perl"}, "`tokenizer` must be one of moses, none, got 'perl'"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -245,4 +245,4 @@ def test_sentencepiece(made, tmp_path):
     for found in translator.translate(LINES):
         assert found.text == "".join(found.tokens).replace("▁", " ").strip()
     (data / "spm.model").unlink()
-    refused("of sentencepiece, but there is no .*: give --sentencepiece MODEL", path)
+    refused("of sentencepiece, but there is no .*: give `sentencepiece`", path)

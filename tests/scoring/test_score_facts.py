@@ -80,9 +80,9 @@ def test_speed_needs_a_log_that_states_it(files, tmp_path, capsys):
     "content, said",
     [
         (None, "no such checkpoint"),
-        ({"model": {}}, "is not a checkpoint of fairseq: it holds no 'model'"),
-        ([1, 2], "is not a checkpoint of fairseq: it holds no 'model'"),
-        ("text", "cannot be read as a checkpoint: is it cut off or something else?"),
+        ({"model": {}}, "is not a checkpoint of fairseq: it has no parameters under 'model'"),
+        ([1, 2], "is not a checkpoint of fairseq: it has no parameters under 'model'"),
+        ("text", "cannot be read as a checkpoint: it is truncated or another kind of file"),
     ],
     ids=["missing", "empty", "list", "text"],
 )

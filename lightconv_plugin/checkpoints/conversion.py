@@ -1,0 +1,172 @@
+"""A checkpoint in another layout: upstream's for the plugin, and the plugin's for upstream's code (see layouts.py).
+
+The plugin loads upstream's files as they are: converting them is for those who want one layout. What a layout cannot
+express is an error, and so is a parameter that the model does not have.
+"""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lightconv_plugin.checkpoints.layouts import (
+    architecture_in,
+    as_mapping,
+    layout_of,
+    options_in,
+    our_state,
+    parameter_order,
+    read_model,
+    state_in,
+)
+from lightconv_plugin.checkpoints.loading import load_model_checkpoint
+from lightconv_plugin.errors import InputError
+
+Order = Sequence[tuple[str | None, tuple[int, ...]]]
+
+
+class CannotReorder(Exception):
+    """Why an optimizer state cannot be carried over; the text ends the sentence 'dropped: …'."""
+
+
+def convert(source: Path, layout: str) -> tuple[dict, list[str]]:
+    """The checkpoint `source` in another layout (one of LAYOUTS), and notes for the user, each a line.
+
+    Raises InputError if it is not a checkpoint of these models, or cannot be expressed in the layout.
+    """
+    state = load_model_checkpoint(source)
+    settings, architecture = _settings(state, source)
+    try:
+        model = read_model(settings, architecture, state["model"])
+        found = layout_of(model, state["model"])
+        options, left_out = options_in(layout, model)
+        ours = our_state(model, state["model"])
+        converted = {**state, "model": state_in(layout, model, ours)}
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from error
+    if found == layout:
+        raise InputError(f"{source} is already in the layout {layout}")
+    name = architecture_in(layout, model)
+    said = [f"{architecture} in the layout {found} → {name} in the layout {layout}"]
+    if left_out:
+        said.append(f"left out, as they only matter in training: {', '.join(left_out)}")
+    converted |= _container(state, layout, name, options)
+    if state.get("last_optimizer_state"):
+        try:
+            converted["last_optimizer_state"] = reorder(
+                state["last_optimizer_state"], parameter_order(found, model), parameter_order(layout, model)
+            )
+            said.append("the optimizer state is kept")
+        except CannotReorder as error:
+            converted["last_optimizer_state"] = None
+            said.append(f"the optimizer state is dropped: {error}; resume with a new one (fairseq's --reset-optimizer)")
+    extra = state.get("extra_state") or {}
+    averages = [key for key in ("ema", "ema_fp32_params") if key in extra]
+    if averages:
+        converted["extra_state"] = {key: value for key, value in extra.items() if key not in averages}
+        said.append("the exponential moving average of the parameters is dropped: it is in the old layout")
+    return converted, said
+
+
+def _settings(state: dict, source: Path) -> tuple[dict, str]:
+    """The model's options as the file has them, and the name of its architecture."""
+    cfg, args = state.get("cfg"), state.get("args")
+    if not cfg and not args:
+        raise InputError(f"{source} has neither cfg nor args: the model is unknown")
+    settings = as_mapping(cfg["model"] if cfg else args)
+    architecture = settings.get("_name") or settings.get("arch")
+    if not architecture:
+        raise InputError(f"{source} does not name its architecture")
+    if cfg:
+        # Of a language model: options that are its task's.
+        task = as_mapping(cfg.get("task"))
+        for name in ("tokens_per_sample", "max_target_positions"):
+            if str(settings.get(name, "${")).startswith("${") and name in task:
+                settings[name] = task[name]
+    return settings, architecture
+
+
+def _container(state: dict, layout: str, architecture: str, options: dict) -> dict[str, Any]:
+    """The settings with the new model in them: "cfg" where there was one, and the layout's code knows it."""
+    cfg, args = state.get("cfg"), state.get("args")
+    if cfg and layout != "talk":
+        model: Any = {"_name": architecture, **options}
+        common = cfg.get("common")
+        if layout != "plugin":
+            model = Namespace(arch=architecture, **model)  # as fairseq writes the options of models without a dataclass
+            common = {**as_mapping(common), "user_dir": None}
+        return {"cfg": {**cfg, "model": model, "common": common}, "args": None}
+    settings = _flat(cfg) if cfg else vars(args)
+    settings = {**settings, **options, "arch": architecture}
+    if layout != "plugin":
+        settings["user_dir"] = None
+    return {"args": Namespace(**settings), "cfg": None}
+
+
+def _flat(cfg: dict) -> dict[str, Any]:
+    """fairseq's sections of settings as the one list of arguments that they were until 2020."""
+    out: dict[str, Any] = {}
+    for name, section in cfg.items():
+        if isinstance(section, (dict, Namespace)):
+            values = as_mapping(section)
+            chosen = values.pop("_name", None)
+            out |= values
+            if chosen is not None:
+                out[name] = chosen  # task, criterion, optimizer, lr_scheduler …
+    out.pop("model", None)
+    return out
+
+
+def reorder(optimizer: dict, source: Order, target: Order) -> dict:
+    """An optimizer state, whose entries follow the order of the parameters, for another order of the same parameters.
+
+    It has an entry for each parameter or, with fairseq's --fp16, one for all of them in a row. Parameters that only the
+    target has start without a state. Each order is a list of (name, or None without a counterpart; shape).
+
+    Raises CannotReorder if it is neither.
+    """
+    groups = optimizer.get("param_groups") if isinstance(optimizer, dict) else None
+    entries = optimizer.get("state") if groups else None
+    if not isinstance(entries, dict) or len(groups) != 1:
+        raise CannotReorder("it does not belong to one optimizer over one group of parameters")
+    number = len(groups[0]["params"])
+    if number == len(source):
+        entries, count = _by_entry(entries, source, target), len(target)
+    elif number == 1:
+        entries, count = _in_a_row(entries, source, target), 1
+    else:
+        raise CannotReorder(f"it has {number} parameters, the model {len(source)}")
+    return {**optimizer, "state": entries, "param_groups": [{**groups[0], "params": list(range(count))}]}
+
+
+def _by_entry(entries: dict, source: Order, target: Order) -> dict:
+    by_name = {}
+    for index, (name, shape) in enumerate(source):
+        entry = entries.get(index, {})
+        for key, value in entry.items():
+            if getattr(value, "ndim", 0) and tuple(value.shape) != shape:
+                raise CannotReorder(f"its {key} of {name} has shape {tuple(value.shape)}, the parameter {shape}")
+        if name is not None and entry:
+            by_name[name] = entry
+    return {index: by_name[name] for index, (name, _) in enumerate(target) if name in by_name}
+
+
+def _in_a_row(entries: dict, source: Order, target: Order) -> dict:
+    import math
+
+    import torch
+
+    sizes = [math.prod(shape) for _, shape in source]
+    out = {}
+    for index, entry in entries.items():
+        out[index] = dict(entry)
+        for key, value in entry.items():
+            if not getattr(value, "ndim", 0):
+                continue  # the step
+            if tuple(value.shape) != (sum(sizes),):
+                raise CannotReorder(f"its {key} has shape {tuple(value.shape)}, the model {sum(sizes)} parameters")
+            parts = {name: part for (name, _), part in zip(source, value.split(sizes), strict=True) if name}
+            out[index][key] = torch.cat(
+                [parts[name] if name else value.new_zeros(math.prod(shape)) for name, shape in target]
+            )
+    return out
