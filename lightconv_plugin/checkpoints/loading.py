@@ -53,7 +53,7 @@ def safe_torch_load(path: Path) -> Any:
         *safe_globals.checkpoint_globals(),
         *safe_globals.meters({n: type(n, (), {}) for n in safe_globals.METERS}),
     ]
-    # What fairseq_patches.py has allowed for this process stays: torch takes all of its list back afterwards.
+    # What compat/checkpoints.py has allowed for this process stays: torch takes all of its list back afterwards.
     before = torch.serialization.get_safe_globals()
     names = {entry[1] for entry in before if isinstance(entry, tuple)}
     allowed = [
