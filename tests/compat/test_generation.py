@@ -80,8 +80,7 @@ def test_a_generator_that_blocks_can_be_scripted():
     generator = SequenceGenerator([model], words, beam_size=2, max_len_b=10, no_repeat_ngram_size=2)
     scripted = torch.jit.script(generator)
     source = torch.tensor([[5, 6, 7, 2]])
-    sample = {"id": torch.tensor([0]), "net_input": {"src_tokens": source, "src_lengths": torch.tensor([4])}}
-    sample["net_input"]["prev_output_tokens"] = torch.tensor([[2, 5]])
+    sample = {"net_input": {"src_tokens": source, "src_lengths": torch.tensor([4])}}
     expected, found = generator.forward(sample), scripted(sample)
     assert [hypothesis["tokens"].tolist() for hypothesis in found[0]] == [
         hypothesis["tokens"].tolist() for hypothesis in expected[0]

@@ -1,7 +1,8 @@
 """Settings are values, not code. (Checkpoints with code in a setting: robustness/test_untrusted_checkpoints.py.)"""
 
-import inspect
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,7 +48,9 @@ def test_settings_without_eval_and_with_it(monkeypatch):
 
     parts = ("fairseq.models.", "fairseq.optim.", "fairseq.tasks.", "fairseq.utils")
     loaded = [module for name, module in sys.modules.items() if name.startswith(parts)]
-    evaluating = [module for module in loaded if "eval(" in inspect.getsource(module).replace(".eval(", "")]
+    evaluating = [
+        module for module in loaded if re.search(r"(?<![.\w])eval\(", Path(module.__file__).read_text("utf-8"))
+    ]
     assert len(evaluating) > 3
     assert all(vars(module).get("eval") is evaluate for module in evaluating)
 
