@@ -11,6 +11,7 @@ from fairseq.distributed import utils
 import lightconv_plugin.models  # noqa: F401 (the patches)
 from lightconv_plugin import compat
 from lightconv_plugin.compat.registry import patch
+from tests.fairseq_cli import REPOSITORY
 
 
 def test_a_patch_is_named_after_its_function_and_explained_by_its_docstring():
@@ -32,6 +33,7 @@ def test_every_patch_is_explained_and_tested(name):
     assert declared.versions
     tests = Path(__file__).parent.glob("test_*.py")
     assert any(name in path.read_text(encoding="utf-8") for path in tests)
+    assert f"| `{name}` |" in (REPOSITORY / "docs/fairseq_bugs.md").read_text(encoding="utf-8")
 
 
 def test_patches_are_applied_once_and_listed():
