@@ -211,7 +211,7 @@ def _patches(report: Report) -> None:
     patches = [[patch.name, patch.reason] for patch in applied]
     report.values["fairseq"] = {"available": True, "patches": patches, "architectures": []}
     for patch in applied:
-        report.add(INFO, f"fairseq patch {patch.name}", f"{patch.reason} ({patch.versions})")
+        report.add(INFO, f"fairseq patch {patch.name}", f"{patch.reason} Versions: {patch.versions}.")
     if left_out := os.environ.get("LIGHTCONV_SKIP_PATCHES"):
         report.add(WARNING, "patches left out", left_out, "unset LIGHTCONV_SKIP_PATCHES")
 

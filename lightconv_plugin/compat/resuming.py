@@ -48,7 +48,7 @@ def _batches_depend_on_the_epoch() -> bool:
 
 
 @patch(
-    versions="fairseq's main branch, fairseq-fixed (0.12.2 draws by the seed alone)",
+    versions="fairseq's main branch, fairseq-fixed",
     needed=_batches_depend_on_the_epoch,
 )
 def resumed_batches() -> None:
@@ -57,6 +57,7 @@ def resumed_batches() -> None:
     A training makes its batches once, of sentences in an order drawn by seed + epoch, and shuffles them every epoch.
     One that is resumed in epoch N draws by seed + N: it continues in the middle of other batches, sees some sentences
     of the epoch twice and others not, and ends in another state. Here the order is epoch 1's wherever batches are kept.
+    (fairseq 0.12.2 draws by the seed alone.)
     """
     from fairseq.data import data_utils
     from fairseq.tasks import fairseq_task
