@@ -1,9 +1,9 @@
 """LightConv and DynamicConv for fairseq (Wu et al. 2019, Pay Less Attention with Lightweight and Dynamic Convolutions).
 
-`fairseq-train --user-dir lightconv_plugin …` imports this package, which mends what of fairseq does not run on today's
-Python, torch and numpy (fairseq_patches.py), registers the models (models/) and --task translation_fast (generation/).
-`import lightconv_plugin.ops` gives the operators to any PyTorch program and needs neither fairseq nor its seconds of
-import: the models are registered as soon as fairseq is there, whichever of the two is imported first.
+`fairseq-train --user-dir lightconv_plugin …` imports this package, which patches fairseq where it fails or is wrong on
+today's Python, torch and numpy (compat/) and registers the models (models/) and --task translation_fast (generation/).
+`import lightconv_plugin.ops` gives the operators to any PyTorch program without fairseq and the seconds it takes to
+import: the models are registered once fairseq is imported, whichever of the two comes first.
 """
 
 import importlib.util
@@ -14,9 +14,9 @@ __version__ = "0.2.0"
 
 
 def _register() -> None:
-    from lightconv_plugin import fairseq_patches
+    from lightconv_plugin import compat
 
-    fairseq_patches.apply()
+    compat.apply()
     importlib.import_module("lightconv_plugin.models")
     importlib.import_module("lightconv_plugin.generation.task")
 

@@ -1,4 +1,4 @@
-"""`lightconv doctor`: what is installed, what the plugin found and mended, and whether it computes rightly here.
+"""`lightconv doctor`: what is installed, what the plugin patched, and whether the results are correct here.
 
 Every finding is a line; what is wrong comes with a remedy and makes the exit status 1. A missing fairseq is no fault:
 the operators work without it.
@@ -205,14 +205,15 @@ def _fairseq(report: Report, versions: dict[str, str]) -> None:
 
 
 def _patches(report: Report) -> None:
-    from lightconv_plugin import fairseq_patches
+    from lightconv_plugin import compat
 
-    applied = fairseq_patches.applied()
-    report.values["fairseq"] = {"available": True, "patches": [list(patch) for patch in applied], "architectures": []}
-    for name, reason in applied:
-        report.add(INFO, f"mended in fairseq, {name}", " ".join(reason.split()))
+    applied = compat.applied()
+    patches = [[patch.name, patch.reason] for patch in applied]
+    report.values["fairseq"] = {"available": True, "patches": patches, "architectures": []}
+    for patch in applied:
+        report.add(INFO, f"fairseq patch {patch.name}", f"{patch.reason} Versions: {patch.versions}.")
     if left_out := os.environ.get("LIGHTCONV_SKIP_PATCHES"):
-        report.add(WARNING, "left out of the patches", left_out, "unset LIGHTCONV_SKIP_PATCHES")
+        report.add(WARNING, "patches left out", left_out, "unset LIGHTCONV_SKIP_PATCHES")
 
 
 def _models(report: Report) -> None:
@@ -328,7 +329,7 @@ def run(args: argparse.Namespace) -> int:
 def add_parser(commands) -> None:
     parser = commands.add_parser(
         "doctor",
-        description="Reports versions, what the plugin mended in fairseq, and a self-check of operators and models. "
+        description="Reports versions, the patches of fairseq in force, and a self-check of operators and models. "
         "Exit status 1 if something is wrong.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -134,7 +134,7 @@ def main() -> None:
         mend(save_dir)
     if first_here:
         starts.write_text(newest_state(save_dir), encoding="utf-8")
-    import_module("lightconv_plugin")  # before fairseq counts the processes: patch F of fairseq_patches.py
+    import_module("lightconv_plugin")  # before fairseq counts the processes: the patch processes_without_gpu
     # What hydra says of fairseq's use of it.
     warnings.filterwarnings("ignore", category=UserWarning, module="fairseq_cli.hydra_train")
     from fairseq_cli import hydra_train

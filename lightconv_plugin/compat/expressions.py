@@ -1,14 +1,14 @@
-"""Settings that are written as Python expressions, such as "[(512, 3)] * 20", evaluated without running anything.
+"""Settings written as Python expressions, such as "[(512, 3)] * 20", evaluated without running code.
 
-fairseq calls Python's own `eval` on them, and finds them in checkpoints too: a file whose tensors are loaded safely
-could still run a command by a setting.
+fairseq calls Python's own `eval` on them, also on those of a checkpoint: a file whose tensors are loaded safely could
+still run a command through a setting.
 """
 
 import ast
 import operator
 from typing import Any
 
-LONGEST = 10_000  # items of a list; the longest setting of fairseq's own has some dozens
+LONGEST = 10_000  # items of a list; fairseq's own settings have a few dozen at most
 
 _BINARY = {
     ast.Add: operator.add,
@@ -23,10 +23,10 @@ _UNARY = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_
 def evaluate(text: str, *scopes: object) -> Any:
     """The value of an expression of numbers, strings, True, False, None, + - * / //, lists, tuples, sets and dicts.
 
-    Takes the place of `eval`: `scopes`, its dictionaries of names, are not read, since no name means anything here.
+    Replaces `eval`: `scopes`, its dictionaries of names, are not read, because names are not allowed.
 
     Raises:
-        TypeError: not a text. SyntaxError: not an expression. ValueError: an expression with anything else in it.
+        TypeError: not a string. SyntaxError: not an expression. ValueError: an expression with anything else in it.
     """
     if not isinstance(text, str):
         raise TypeError(f"a setting to evaluate must be a str, got {type(text).__name__}")
@@ -55,13 +55,13 @@ def _value(node: ast.expr, text: str) -> Any:
             _check_product(left, right, text)
         return _BINARY[type(node.op)](left, right)
     raise ValueError(
-        f"the setting {text[:200]!r} is refused: {ast.unparse(node)[:80]!r} in it is code, and only numbers, texts, "
-        "lists, tuples, dicts and + - * / // of them are evaluated"
+        f"the setting {text[:200]!r} is refused: {ast.unparse(node)[:80]!r} in it is code; allowed are numbers, "
+        "strings, lists, tuples, dicts and + - * / // of them"
     )
 
 
 def _check_product(left: Any, right: Any, text: str) -> None:
-    """A repeated list or text must stay small."""
+    """A repeated list or string must stay small."""
     for items, times in ((left, right), (right, left)):
         if isinstance(items, (str, bytes, list, tuple)) and isinstance(times, int) and len(items) * times > LONGEST:
             raise ValueError(f"the setting {text[:200]!r} is refused: it has more than {LONGEST:,} items")

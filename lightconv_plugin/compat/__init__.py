@@ -1,0 +1,62 @@
+"""Patches for fairseq (0.12.2 and fairseq-fixed 0.12.3.1), applied in memory when the plugin is imported.
+
+Each file holds the patches of one topic; each patch says what fairseq does wrong, in which versions, and how to find
+out whether the installed one does (registry.py). Where it does not, nothing is touched. Nothing under site-packages is
+written. `applied()` lists the patches in force, as `lightconv doctor` does; docs/fairseq_bugs.md explains them.
+LIGHTCONV_SKIP_PATCHES="swish_activation,last_batch" leaves patches out, which shows fairseq's own behaviour.
+
+`fairseq-train`, `-generate`, `-interactive`, `-validate` and `-eval-lm` import the user directory while they build
+their argument parser, early enough for every patch. `fairseq-hydra-train` imports it in `fairseq_cli.train.main`, after
+`call_main` has chosen the processes: too late for `processes_without_gpu`. To have that patch too, import the plugin
+first (it must be installed, or its parent folder must be on PYTHONPATH), as scripts/train.sh does:
+
+    python -c "import lightconv_plugin, fairseq_cli.hydra_train as h; h.cli_main()" common.user_dir=… task.data=…
+
+or start the processes yourself and set distributed_no_spawn=true, distributed_init_method, distributed_world_size,
+distributed_rank and, without a GPU, distributed_backend=gloo in the distributed_training group.
+"""
+
+import os
+
+from lightconv_plugin.compat import (
+    checkpoints,
+    command_line,
+    cpu_training,
+    dictionaries,
+    generation,
+    layers,
+    numpy_versions,
+    resuming,
+    settings,
+)
+from lightconv_plugin.compat.registry import Patch, patches_of
+
+# In this order. settings comes last: it acts on every module of fairseq that is loaded by then.
+PATCHES: dict[str, Patch] = patches_of(
+    numpy_versions, checkpoints, command_line, cpu_training, layers, generation, resuming, dictionaries, settings
+)
+"""All patches by name, whether the installed fairseq needs them or not."""
+
+_applied: dict[str, Patch] = {}
+
+
+def apply() -> None:
+    """Apply every patch that the installed versions need and that is not in force yet.
+
+    Raises:
+        ValueError: LIGHTCONV_SKIP_PATCHES names a patch that does not exist.
+    """
+    skipped = {name.strip() for name in os.environ.get("LIGHTCONV_SKIP_PATCHES", "").split(",")} - {""}
+    if unknown := skipped - PATCHES.keys():
+        raise ValueError(
+            f"LIGHTCONV_SKIP_PATCHES: there is no patch {', '.join(sorted(unknown))}; allowed: {', '.join(PATCHES)}"
+        )
+    for name, patch in PATCHES.items():
+        if name not in skipped and name not in _applied and patch.needed():
+            patch.apply()
+            _applied[name] = patch
+
+
+def applied() -> list[Patch]:
+    """The patches in force, in the order in which they were applied."""
+    return list(_applied.values())

@@ -1,0 +1,65 @@
+"""Loading fairseq's checkpoints where torch.load is restricted to data, as it should be."""
+
+import io
+import pickle
+from argparse import Namespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from lightconv_plugin.checkpoints.safe_globals import checkpoint_globals
+from lightconv_plugin.checkpoints.safe_globals import meters as old_meters
+from lightconv_plugin.compat.registry import patch
+
+
+def _load_refuses(sample: Any) -> bool:
+    """Whether torch.load, called the way fairseq calls it, refuses what torch.save wrote."""
+    buffer = io.BytesIO()
+    torch.save(sample, buffer)
+    buffer.seek(0)
+    try:
+        torch.load(buffer, map_location="cpu")
+    except pickle.UnpicklingError:
+        return True
+    return False
+
+
+@patch(
+    versions="torch 2.6 and later",
+    needed=lambda: _load_refuses([Namespace(), np.zeros(1), np.float64(0)]),
+)
+def safe_checkpoint_loading() -> None:
+    """torch.load reads plain data only and refuses fairseq's checkpoints (Namespace, numpy statistics).
+
+    Loading stays restricted: the types added to torch's list can only hold data (safe_globals.py). They include the
+    three meters of fairseq 0.6 to 0.9, which are in the checkpoints released in 2019. OmegaConf objects are in no
+    checkpoint of a released fairseq and stay refused.
+    """
+    from fairseq.logging import meters
+
+    torch.serialization.add_safe_globals([*checkpoint_globals(), *old_meters(vars(meters))])
+
+
+def _broadcast_is_refused() -> bool:
+    from fairseq.distributed import utils
+
+    return _load_refuses(utils._TensorPlaceholder(0))
+
+
+@patch(versions="torch 2.6 and later", needed=_broadcast_is_refused)
+def checkpoint_broadcast() -> None:
+    """torch.load refuses the configuration that rank 0 sends to the others when several processes resume.
+
+    The message comes from a process of the same training over its own process group, not from a file. It is trusted as
+    torch.distributed trusts it, whose broadcast of objects replaces fairseq's.
+    """
+    from fairseq.distributed import utils
+
+    def _broadcast_object_slow(obj: Any, src_rank: int, group: Any, dist_device: torch.device) -> Any:
+        box = [obj]
+        dist.broadcast_object_list(box, src=src_rank, group=group, device=dist_device)
+        return box[0]
+
+    utils._broadcast_object_slow = _broadcast_object_slow

@@ -1,0 +1,54 @@
+"""Options of fairseq's commands."""
+
+import importlib.util
+import inspect
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from lightconv_plugin.compat.registry import patch
+
+
+@patch(versions="all versions of fairseq", needed=lambda: importlib.util.find_spec("torch_xla") is None)
+def bf16_without_xla() -> None:
+    """fairseq takes --bf16 to mean a TPU and fails without torch_xla, on a GPU too.
+
+    The option parser sets `tpu`, and may be running already when the plugin is imported. So the flag is cleared one
+    step later, where every command turns its arguments into a configuration. (Hydra's own commands do not set it.)
+    """
+    from fairseq.dataclass import utils
+
+    original = utils.override_module_args
+
+    def override_module_args(args: Namespace) -> tuple[list[str], list[str]]:
+        if getattr(args, "bf16", False):
+            args.tpu = False
+        return original(args)
+
+    utils.override_module_args = override_module_args
+
+
+def _validation_has_no_task() -> bool:
+    from fairseq import options
+
+    return inspect.signature(options.get_validation_parser).parameters["default_task"].default is None
+
+
+@patch(versions="all versions of fairseq", needed=_validation_has_no_task)
+def validate_without_task() -> None:
+    """fairseq-validate without --task stops with `KeyError: None`, although the checkpoint names its task.
+
+    Only the parser needs a task, for the options that a task adds: here it has fairseq-generate's default, translation.
+    What is not on the command line, the task itself included, comes from the checkpoint as fairseq intends. The parser
+    is being built while the plugin is imported, so its default is set one step later, where it is used.
+    """
+    from fairseq import options
+
+    original = options.parse_args_and_arch
+
+    def parse_args_and_arch(parser: ArgumentParser, *args: Any, **kwargs: Any) -> Any:
+        for action in parser._actions:
+            if action.dest == "task" and action.default is None:
+                action.default = "translation"
+        return original(parser, *args, **kwargs)
+
+    options.parse_args_and_arch = parse_args_and_arch

@@ -1,0 +1,118 @@
+"""Training and validating with several processes without a GPU."""
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lightconv_plugin.compat.registry import patch
+
+_LAUNCHER_VARIABLES = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"}
+
+
+@patch(versions="all versions of fairseq")
+def processes_without_gpu() -> None:
+    """fairseq counts CUDA devices to start processes: without any, data parallel training fails or does nothing.
+
+    - `--distributed-world-size N` stops at an assertion; with an init method it starts 0 workers and exits 0.
+    - torchrun's workers train apart, each as if it were alone: the world size defaults to the number of GPUs, and
+      torchrun's is read only where that is above 1. One GPU on each of several machines fails the same way. fairseq
+      0.12.2 reads torchrun's world size, but then wants NCCL.
+
+    Here N workers are started with gloo, and a training under torchrun joins it. SLURM's variables are still read by
+    fairseq on GPUs only.
+    """
+    from fairseq.distributed import utils
+
+    original = utils.call_main
+
+    def call_main(cfg: Any, main: Callable, **kwargs: Any) -> None:
+        parallel = cfg.distributed_training
+        launched = (
+            parallel.distributed_init_method is None
+            and os.environ.keys() >= _LAUNCHER_VARIABLES
+            and int(os.environ["WORLD_SIZE"]) > 1
+        )
+        # Only a training has a model in its configuration; an evaluation is not split unless asked for.
+        if launched and parallel.distributed_world_size == 1 and cfg.model is not None:
+            parallel.distributed_world_size = int(os.environ["WORLD_SIZE"])
+        on_cpu = cfg.common.cpu or not torch.cuda.is_available()
+        if not on_cpu or cfg.common.tpu:
+            return original(cfg, main, **kwargs)
+        if parallel.distributed_world_size == 1 and parallel.distributed_init_method is None:
+            return main(cfg, **kwargs)
+        if parallel.distributed_backend == "nccl":
+            parallel.distributed_backend = "gloo"
+        if launched:
+            parallel.distributed_init_method = "env://"
+            parallel.distributed_world_size = int(os.environ["WORLD_SIZE"])
+            parallel.distributed_rank = int(os.environ["RANK"])
+            parallel.distributed_no_spawn = True
+        if parallel.distributed_no_spawn:
+            if parallel.distributed_init_method is None:
+                raise ValueError("--distributed-no-spawn needs --distributed-init-method, such as tcp://localhost:PORT")
+            return original(cfg, main, **kwargs)
+        return _spawn(utils.distributed_main, cfg, main, kwargs)
+
+    utils.call_main = call_main
+
+
+def _spawn(distributed_main: Callable, cfg: Any, main: Callable, kwargs: dict[str, Any]) -> None:
+    """Run `main(cfg, **kwargs)` in as many local processes as the world is large, ranks counted from 0."""
+    parallel = cfg.distributed_training
+    if parallel.distributed_rank != 0 or int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        raise ValueError(
+            f"without a GPU one command starts all {parallel.distributed_world_size} workers, on this machine. "
+            "For one command per worker use torchrun, or give each --distributed-no-spawn, "
+            "--distributed-init-method and --distributed-rank."
+        )
+    if parallel.distributed_init_method is None:
+        port = parallel.distributed_port
+        if port <= 0:
+            with socket.socket() as free:
+                free.bind(("localhost", 0))
+                port = free.getsockname()[1]
+        parallel.distributed_init_method = f"tcp://localhost:{port}"
+    # Every worker would take all cores and wait for the slowest: so they are shared out, as torchrun does.
+    share = (os.cpu_count() or 1) // parallel.distributed_world_size
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
+    parallel.distributed_rank = None  # each worker adds its number to start_rank
+    torch.multiprocessing.spawn(
+        distributed_main, (main, cfg, {**kwargs, "start_rank": 0}), nprocs=parallel.distributed_world_size
+    )
+
+
+@patch(versions="all versions of fairseq", needed=lambda: not torch.cuda.is_available())
+def gather_without_gpu() -> None:
+    """fairseq gathers statistics through CUDA tensors only: several processes cannot validate on the CPU.
+
+    Used by fairseq-validate and by the criterions whose statistics are not plain sums.
+    """
+    from fairseq.distributed import utils
+    from fairseq.utils import move_to_cpu
+
+    def all_gather_list(data: Any, group: Any = None, max_size: int = 16384) -> list[Any]:
+        group = utils.get_global_group() if group is None else group
+        gathered = [None] * dist.get_world_size(group)
+        dist.all_gather_object(gathered, move_to_cpu(data), group=group)
+        return gathered
+
+    utils.all_gather_list = all_gather_list
+
+
+@patch(versions="all versions of fairseq")
+def ddp_without_gpu() -> None:
+    """fairseq gives its default --ddp-backend pytorch_ddp a CUDA device number, which torch refuses for a CPU model."""
+    from fairseq.models import distributed_fairseq_model as wrappers
+
+    original = wrappers.DistributedDataParallel
+
+    def distributed_data_parallel(module: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
+        if all(parameter.device.type == "cpu" for parameter in module.parameters()):
+            kwargs.update(device_ids=None, output_device=None)
+        return original(module, **kwargs)
+
+    wrappers.DistributedDataParallel = distributed_data_parallel

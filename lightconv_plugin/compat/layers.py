@@ -1,0 +1,111 @@
+"""fairseq's own layers."""
+
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lightconv_plugin.compat.registry import patch
+
+
+def _encoder_layers_keep_copies() -> bool:
+    from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+
+    return "_load_from_state_dict" in vars(TransformerEncoderLayerBase)
+
+
+@patch(versions="fairseq 0.12.2", needed=_encoder_layers_keep_copies)
+def encoder_layer_copies() -> None:
+    """fairseq keeps a second copy of every encoder layer's weights for a fused kernel that torch >= 2 refuses.
+
+    Its TransformerEncoderLayerBase fills the copies when a checkpoint is loaded and then calls the kernel the wrong way
+    (`Mask Type should be defined`). The copies get no gradient, which --ddp-backend pytorch_ddp refuses, they double
+    the layer's count of parameters, and they are read off `self_attn.q_proj`, which only one kind of token mixer has.
+    Without them the layer is the one of every other fairseq. Files written with the copies still load; to resume
+    training from one, --reset-optimizer.
+    """
+    from fairseq.modules.transformer_layer import TransformerEncoderLayerBase as Layer
+
+    copies = [f"{part}_{kind}" for part in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias")]
+    original = Layer.__init__
+
+    def __init__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        build = self.build_self_attention
+        lent = []
+
+        def build_and_lend_projections(*args: Any, **kwargs: Any) -> torch.nn.Module:
+            mixer = build(*args, **kwargs)
+            for name in ("q_proj", "out_proj"):
+                if not hasattr(mixer, name):
+                    mixer.__dict__[name] = types.SimpleNamespace(weight=torch.empty(0, 0), bias=torch.empty(0))
+                    lent.append((mixer, name))
+            return mixer
+
+        self.__dict__["build_self_attention"] = build_and_lend_projections
+        original(self, *args, **kwargs)
+        del self.__dict__["build_self_attention"]
+        for mixer, name in lent:
+            del mixer.__dict__[name]
+        for name in copies:
+            delattr(self, name)
+
+    def _load_from_state_dict(self: torch.nn.Module, state_dict: dict, prefix: str, *args: Any) -> None:
+        for name in copies:
+            state_dict.pop(prefix + name, None)
+        super(Layer, self)._load_from_state_dict(state_dict, prefix, *args)
+
+    Layer.__init__ = __init__
+    Layer._load_from_state_dict = _load_from_state_dict
+
+
+def _swish_is_a_class() -> bool:
+    from fairseq import utils
+
+    return inspect.isclass(utils.get_activation_fn("swish"))
+
+
+@patch(versions="all versions of fairseq", needed=_swish_is_a_class)
+def swish_activation() -> None:
+    """fairseq returns the class SiLU for --activation-fn swish, the TaLK models' activation, instead of a function.
+
+    A Transformer layer then builds a module of its input where it should compute, and fails.
+    """
+    from fairseq import utils
+
+    original = utils.get_activation_fn
+
+    def get_activation_fn(activation: str) -> Callable[..., torch.Tensor]:
+        return torch.nn.functional.silu if activation == "swish" else original(activation)
+
+    utils.get_activation_fn = get_activation_fn
+
+
+def _positions_are_saved() -> bool:
+    from fairseq.modules import SinusoidalPositionalEmbedding
+
+    return hasattr(SinusoidalPositionalEmbedding(4, 0, 2), "_float_tensor")
+
+
+@patch(versions="fairseq 0.12.2", needed=_positions_are_saved)
+def uninitialised_positions() -> None:
+    """fairseq saves an uninitialised number with sinusoidal positions, NaN at times: runs leave different files.
+
+    The number only marks a device and a type.
+    """
+    from fairseq.modules import SinusoidalPositionalEmbedding as Positions
+
+    original = Positions.__init__
+
+    def __init__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.register_load_state_dict_post_hook(_zero_marker)
+        _zero_marker(self)
+
+    Positions.__init__ = __init__
+
+
+def _zero_marker(positions: Any, keys: Any = None) -> None:
+    """Called after loading too: fairseq puts an uninitialised number into a state that has none."""
+    positions._float_tensor.zero_()

@@ -1,0 +1,120 @@
+"""Resuming a training: the same updates as without the interruption, or an error that names the cause."""
+
+import functools
+import inspect
+import logging
+import math
+import types
+from typing import Any
+
+import torch
+
+from lightconv_plugin.compat.registry import patch
+
+logger = logging.getLogger(__name__)
+
+
+@patch(versions="all versions of fairseq")
+def finished_training() -> None:
+    """fairseq trains one update more each time that a training with all its --max-update updates is started again.
+
+    It compares the two numbers only after an update. So repeating the command is not harmless, and a training whose
+    process dies between its last checkpoint and its end, and which is restarted, ends in another state.
+    """
+    from fairseq import checkpoint_utils
+
+    original = checkpoint_utils.load_checkpoint
+
+    def load_checkpoint(cfg: Any, trainer: Any, **kwargs: Any) -> tuple[dict | None, Any]:
+        from fairseq.trainer import Trainer
+
+        extra_state, epochs = original(cfg, trainer, **kwargs)
+        if extra_state is None or not isinstance(trainer, Trainer):
+            return extra_state, epochs
+        done, last = trainer.get_num_updates(), trainer.cfg.optimization.max_update
+        if 0 < last <= done:
+            logger.info("the training already has %d updates (max_update: %d)", done, last)
+            # fairseq trains `while epochs.next_epoch_idx <= max_epoch`, which may be infinity.
+            epochs = types.SimpleNamespace(next_epoch_idx=math.nan)
+        return extra_state, epochs
+
+    checkpoint_utils.load_checkpoint = load_checkpoint
+
+
+def _batches_depend_on_the_epoch() -> bool:
+    from fairseq.tasks import fairseq_task
+
+    return "numpy_seed(seed + epoch)" in inspect.getsource(fairseq_task.FairseqTask.get_batch_iterator)
+
+
+@patch(
+    versions="fairseq's main branch, fairseq-fixed",
+    needed=_batches_depend_on_the_epoch,
+)
+def resumed_batches() -> None:
+    """fairseq makes other batches when a training is resumed in a later epoch than the first.
+
+    A training makes its batches once, of sentences in an order drawn by seed + epoch, and shuffles them every epoch.
+    One that is resumed in epoch N draws by seed + N: it continues in the middle of other batches, sees some sentences
+    of the epoch twice and others not, and ends in another state. Here the order is epoch 1's wherever batches are kept.
+    (fairseq 0.12.2 draws by the seed alone.)
+    """
+    from fairseq.data import data_utils
+    from fairseq.tasks import fairseq_task
+
+    original = fairseq_task.FairseqTask.get_batch_iterator
+
+    @functools.wraps(original)
+    def get_batch_iterator(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(original).bind(self, dataset, *args, **kwargs)
+        given.apply_defaults()
+        options = given.arguments
+        kept = not options["disable_iterator_cache"] and not options["update_epoch_batch_itr"]
+        if not kept or getattr(self.cfg, "rebuild_batches", False) or not self.can_reuse_epoch_itr(dataset):
+            return original(self, dataset, *args, **kwargs)
+        order, first = dataset.ordered_indices, options["seed"] + 1
+
+        def ordered_indices() -> Any:
+            with data_utils.numpy_seed(first):
+                return order()
+
+        dataset.ordered_indices = ordered_indices  # of this object alone, while its batches are made
+        try:
+            return original(self, dataset, *args, **kwargs)
+        finally:
+            del dataset.ordered_indices
+
+    fairseq_task.FairseqTask.get_batch_iterator = get_batch_iterator
+
+
+@patch(versions="all versions of fairseq")
+def optimizer_state() -> None:
+    """fairseq counts the parameters of a saved optimizer but does not check that they are those of the model.
+
+    With the same number of parameters in another order, as in a training started with fairseq 0.12.2, the first update
+    fails far away ("The size of tensor a (24) must match"), or moments of the same shape go to other parameters.
+    """
+    from fairseq.optim import FairseqOptimizer
+
+    original = FairseqOptimizer.load_state_dict
+
+    def load_state_dict(self: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        ours = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        theirs = [number for group in state_dict["param_groups"] for number in group["params"]]
+        cause = None
+        if len(ours) != len(theirs):
+            cause = f"of {len(theirs)} parameters, and the model here has {len(ours)}"
+        else:
+            for place, (parameter, number) in enumerate(zip(ours, theirs, strict=True), 1):
+                for name in ("exp_avg", "momentum_buffer"):  # of a parameter's shape in every optimizer that has them
+                    saved = state_dict["state"].get(number, {}).get(name)
+                    if cause is None and torch.is_tensor(saved) and saved.shape != parameter.shape:
+                        shapes = f"{tuple(saved.shape)}, and the model's is {tuple(parameter.shape)}"
+                        cause = f"of other parameters: the shape of its parameter {place} is {shapes}"
+        if cause is not None:
+            raise ValueError(
+                f"the checkpoint's optimizer state is {cause}; --reset-optimizer continues from its parameters alone"
+            )
+        return original(self, state_dict, *args, **kwargs)
+
+    FairseqOptimizer.load_state_dict = load_state_dict

@@ -1,0 +1,35 @@
+"""Wider loading of checkpoints is not wider for code. (That it is needed: test_commands.py, test_cpu_training.py.)"""
+
+import argparse
+import os
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq", reason="fairseq is not installed")
+
+import lightconv_plugin.models  # noqa: F401 (the patches)
+
+
+def test_a_checkpoint_that_runs_a_command_is_refused(tmp_path):
+    """safe_checkpoint_loading allows neither a system call nor Python's own eval."""
+    from fairseq import checkpoint_utils
+
+    class Payload:
+        def __init__(self, function, argument):
+            self.call = (function, (argument,))
+
+        def __reduce__(self):
+            return self.call
+
+    trace = tmp_path / "ran"
+    for payload in (
+        Payload(os.system, f"touch '{trace}'"),
+        Payload(eval, f"open({str(trace)!r}, 'w')"),
+        argparse.Namespace(arch=Payload(os.system, f"touch '{trace}'")),
+    ):
+        path = tmp_path / "checkpoint.pt"
+        torch.save({"args": payload, "model": {}}, path)
+        with pytest.raises(Exception, match="Weights only load failed"):
+            checkpoint_utils.load_checkpoint_to_cpu(str(path))
+        assert not trace.exists()

@@ -1,0 +1,62 @@
+"""Options of fairseq's commands that fail without a patch."""
+
+import re
+
+import pytest
+
+pytest.importorskip("fairseq", reason="fairseq is not installed")
+
+from argparse import ArgumentParser
+
+from fairseq import options
+
+import lightconv_plugin.models  # noqa: F401 (the patches)
+from lightconv_plugin.checkpoints.loading import safe_torch_load
+from tests.compat.fairseq_runs import NO_GPU, PLUGIN, TRANSFORMER, check_needed
+from tests.fairseq_cli import run
+
+
+def test_bf16_when_the_parser_is_already_running():
+    """bf16_without_xla: for arguments that fairseq's parser has already marked as a TPU's, but not for a real --tpu."""
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    for flags, on_tpu in (["--bf16"], False), (["--tpu"], True):
+        parser = options.get_training_parser()
+        arguments = options.parse_args_and_arch(parser, ["data", *TRANSFORMER, "--optimizer", "adam", *flags])
+        assert arguments.tpu
+        config = convert_namespace_to_omegaconf(arguments)
+        assert config.common.tpu == on_tpu
+        assert config.common.bf16 != on_tpu
+
+
+def validate(data, checkpoint, **environment) -> str:
+    size = ["--max-tokens", 100, "--log-format", "simple"]
+    return run("validate", data, *PLUGIN, "--path", checkpoint, *size, **NO_GPU, **environment)
+
+
+def loss(log: str) -> float:
+    return float(re.search(r"subset \| loss ([\d.]+)", log)[1])
+
+
+def test_validate_without_a_task(data, checkpoint):
+    best = safe_torch_load(checkpoint)["extra_state"]["best"]
+    assert loss(validate(data, checkpoint)) == pytest.approx(best, abs=1e-3)
+    check_needed("validate_without_task", "KeyError: None", lambda **e: validate(data, checkpoint, **e))
+
+
+def test_validate_takes_the_task_of_the_checkpoint(data, language_model):
+    """Translation is only the parser's default: a language model is validated as one."""
+    log = validate(data.parent / "english", language_model)
+    assert "'_name': 'language_modeling'" in log
+    assert loss(log) == pytest.approx(safe_torch_load(language_model)["extra_state"]["best"], abs=1e-3)
+
+
+def test_a_task_that_is_given_stays_and_a_parser_without_tasks_gets_none():
+    given = ["data", "--path", "model.pt", "--task", "language_modeling"]
+    assert options.parse_args_and_arch(options.get_validation_parser(), given).task == "language_modeling"
+    overrides = options.parse_args_and_arch(options.get_validation_parser(), given[:3], suppress_defaults=True)
+    assert not hasattr(overrides, "task")
+    parser = ArgumentParser()
+    parser.add_argument("--batch-size")
+    parser.add_argument("--max-tokens")
+    assert not hasattr(options.parse_args_and_arch(parser, []), "task")

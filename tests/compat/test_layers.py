@@ -1,0 +1,76 @@
+"""fairseq's own layers: any mixer in the encoder layer, swish, and no uninitialised number in a checkpoint."""
+
+import os
+import pickle
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq", reason="fairseq is not installed")
+
+from fairseq.modules import SinusoidalPositionalEmbedding
+
+import lightconv_plugin.models  # noqa: F401 (the patches)
+from tests.compat.fairseq_runs import is_applied
+from tests.fairseq_cli import REPOSITORY
+
+
+def test_encoder_layer_takes_any_mixer_and_holds_no_copies():
+    """encoder_layer_copies: the layer of fairseq 0.12.2 is that of the others, and loads what it wrote itself."""
+    from fairseq.models.transformer import TransformerConfig
+    from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+
+    class Layer(TransformerEncoderLayerBase):
+        def build_self_attention(self, embed_dim, cfg):
+            return torch.nn.Identity()
+
+    config = TransformerConfig()
+    config.encoder.embed_dim, config.encoder.ffn_embed_dim = 8, 12
+    layer = Layer(config)
+    names = {name.split(".")[0] for name in layer.state_dict()}
+    assert names == {"self_attn_layer_norm", "fc1", "fc2", "final_layer_norm"}
+    assert not vars(layer.self_attn).keys() & {"q_proj", "out_proj"}
+    assert "build_self_attention" not in vars(layer)
+    if not is_applied("encoder_layer_copies"):
+        pytest.skip("fairseq-fixed's layer: no copies, and it reads none")
+    stored = {**layer.state_dict(), "fc1_weight": layer.fc1.weight, "in_proj_bias": torch.zeros(24)}
+    layer.load_state_dict(stored, strict=True)
+    with pytest.raises(RuntimeError, match="surprise"):
+        layer.load_state_dict({**stored, "surprise": torch.zeros(1)}, strict=True)
+
+
+SWISH = """
+import torch, lightconv_plugin
+from fairseq.models.transformer import TransformerConfig
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
+config = TransformerConfig(activation_fn="swish")
+config.encoder.embed_dim, config.encoder.ffn_embed_dim, config.encoder.attention_heads = 8, 12, 2
+layer = TransformerEncoderLayerBase(config).eval()
+x = torch.randn(5, 2, 8)
+out = layer(x, None)
+layer.activation_fn = lambda h: h * torch.sigmoid(h)
+torch.testing.assert_close(out, layer(x, None))
+"""
+
+
+@pytest.mark.parametrize("skipped", ["", "swish_activation"])
+def test_swish_is_a_function(skipped):
+    """In fairseq's own layer; without the patch it makes a module of its input."""
+    environment = {**os.environ, "LIGHTCONV_SKIP_PATCHES": skipped, "PYTHONPATH": str(REPOSITORY)}
+    result = subprocess.run([sys.executable, "-c", SWISH], env=environment, capture_output=True, text=True, timeout=300)
+    assert (result.returncode == 0) == (not skipped or not is_applied("swish_activation")), result.stderr[-2000:]
+
+
+def test_no_uninitialised_number_is_saved():
+    """uninitialised_positions: memory may hold NaN, as a saved state does here; fairseq-fixed saves nothing."""
+    old = metadata.packages_distributions()["fairseq"] == ["fairseq"]
+    for _ in range(20):
+        torch.full((1,), float("nan"))
+        positions = SinusoidalPositionalEmbedding(8, 1, 16)
+        assert list(positions.state_dict()) == (["_float_tensor"] if old else [])
+        positions.load_state_dict({key: torch.full((1,), float("nan")) for key in positions.state_dict()})
+        assert all(torch.equal(value, torch.zeros(1)) for value in positions.state_dict().values())
+    assert pickle.loads(pickle.dumps(positions)) is not None

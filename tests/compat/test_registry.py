@@ -1,0 +1,52 @@
+"""The list of patches: names, reasons and tests; applying them twice, leaving some out."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fairseq", reason="fairseq is not installed")
+
+from fairseq.distributed import utils
+
+import lightconv_plugin.models  # noqa: F401 (the patches)
+from lightconv_plugin import compat
+from lightconv_plugin.compat.registry import patch
+from tests.fairseq_cli import REPOSITORY
+
+
+def test_a_patch_is_named_after_its_function_and_explained_by_its_docstring():
+    @patch(versions="fairseq 0.12.2")
+    def an_example():
+        """fairseq does this.
+
+        And more of it.
+        """
+
+    assert (an_example.name, an_example.reason) == ("an_example", "fairseq does this.")
+    assert an_example.versions == "fairseq 0.12.2" and an_example.needed()
+
+
+@pytest.mark.parametrize("name", compat.PATCHES)
+def test_every_patch_is_explained_and_tested(name):
+    declared = compat.PATCHES[name]
+    assert declared.reason.endswith(".") and len(declared.reason) > 40
+    assert declared.versions
+    tests = Path(__file__).parent.glob("test_*.py")
+    assert any(name in path.read_text(encoding="utf-8") for path in tests)
+    assert f"| `{name}` |" in (REPOSITORY / "docs/fairseq_bugs.md").read_text(encoding="utf-8")
+
+
+def test_patches_are_applied_once_and_listed():
+    before = utils.call_main, utils._broadcast_object_slow, compat.applied()
+    compat.apply()
+    assert (utils.call_main, utils._broadcast_object_slow, compat.applied()) == before
+    names = [applied.name for applied in compat.applied()]
+    assert {"checkpoint_broadcast", "processes_without_gpu", "validate_without_task"} <= set(names)
+    assert names == [name for name in compat.PATCHES if name in names]
+    assert names[-1] == "settings_without_eval"  # it acts on the modules that the others have loaded
+
+
+def test_an_unknown_patch_cannot_be_left_out(monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_SKIP_PATCHES", "bf16_without_xla, surprise")
+    with pytest.raises(ValueError, match="there is no patch surprise; allowed: numpy_compat, batch_buckets"):
+        compat.apply()

@@ -1,0 +1,143 @@
+"""A training that is resumed in any epoch continues as if it had not stopped; one that is finished stays as it is."""
+
+import inspect
+import shutil
+from argparse import Namespace
+from unittest.mock import MagicMock
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("fairseq", reason="fairseq is not installed")
+
+from fairseq import checkpoint_utils, optim
+from fairseq.data import Dictionary, LanguagePairDataset
+from fairseq.dataclass.configs import CheckpointConfig
+from fairseq.tasks.fairseq_task import FairseqTask, LegacyFairseqTask
+
+import lightconv_plugin.models  # noqa: F401 (the patches)
+from tests.compat.fairseq_runs import losses, train, unpatched
+
+
+def test_a_training_that_has_ended_stays_as_it_is(data, checkpoint, tmp_path):
+    """Without finished_training fairseq trains one update more each time that the same command is given again."""
+    shutil.copy(checkpoint, tmp_path)
+
+    def again(**environment):
+        return train(data, tmp_path, "--max-update", 4, **environment)
+
+    log = again()
+    assert "already has 4 updates" in log and "done training" in log
+    assert losses(log) == {}
+    assert (tmp_path / checkpoint.name).read_bytes() == checkpoint.read_bytes()
+    assert sorted(losses(again(LIGHTCONV_SKIP_PATCHES="finished_training"))) == [5]
+
+
+def test_a_trainer_that_is_not_fairseqs_is_left_alone():
+    """load_checkpoint returns what it did, whatever the settings of the trainer are: here a test's mock."""
+    trainer = MagicMock(checkpoint_suffix="")
+    trainer.load_checkpoint.return_value = {"train_iterator": {"epoch": 2}}
+    state, epochs = checkpoint_utils.load_checkpoint(CheckpointConfig(), trainer)
+    assert state is trainer.load_checkpoint.return_value
+    assert epochs is trainer.get_train_iterator.return_value
+
+
+# ------------------------------------------------------------------------------------------------ batches
+
+
+LENGTHS = np.array([3, 2, 3, 2, 3, 3, 2, 4] * 5)
+
+
+class Task(LegacyFairseqTask):
+    """A task whose batches are kept over epochs, or not."""
+
+    def __init__(self, kept=True):
+        super().__init__(args=None)
+        self.kept = kept
+
+    def can_reuse_epoch_itr(self, dataset):
+        return self.kept
+
+
+def batches(epoch, kept=True, get=FairseqTask.get_batch_iterator, seed=1):
+    """The batches that a training has which begins, or is resumed, in this epoch."""
+    words = Dictionary()
+    sentences = [[words.add_symbol(f"w{number}_{i}") for i in range(n)] for number, n in enumerate(LENGTHS)]
+    dataset = LanguagePairDataset(sentences, LENGTHS, words, shuffle=True)
+    iterator = get(Task(kept), dataset, max_sentences=4, seed=seed, epoch=epoch)
+    assert "ordered_indices" not in vars(dataset)
+    return [list(map(int, batch)) for batch in iterator.frozen_batches]
+
+
+def test_a_resumed_training_has_the_batches_of_the_first_epoch():
+    assert batches(3) == batches(1) == batches(7)
+    assert batches(1) != batches(1, seed=2)
+
+
+def test_without_resumed_batches_fairseq_makes_others():
+    """What the patch is for; and its first epoch is as it was."""
+    patched = FairseqTask.get_batch_iterator
+    if not hasattr(patched, "__wrapped__"):
+        assert "numpy_seed(seed)" in inspect.getsource(patched)
+        pytest.skip("this fairseq draws by the seed alone")
+    assert batches(3, get=patched.__wrapped__) != batches(1, get=patched.__wrapped__)
+    assert batches(1, get=patched.__wrapped__) == batches(1)
+
+
+def test_batches_that_are_made_anew_every_epoch_stay_so():
+    if not hasattr(FairseqTask.get_batch_iterator, "__wrapped__"):
+        pytest.skip("this fairseq draws by the seed alone")
+    assert batches(3, kept=False) != batches(1, kept=False)
+
+
+# ------------------------------------------------------------------------------------------------ optimizers
+
+
+ADAM = {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8, "use_old_adam": True, "fp16_adam_stats": False}
+OPTIMIZERS = {"adam": ADAM, "nag": {"momentum": 0.9}, "adafactor": {
+    "adafactor_eps": "(1e-30, 1e-3)", "clip_threshold": 1.0, "decay_rate": -0.8, "beta1": None, "scale_parameter": True,
+    "relative_step": False, "warmup_init": False}}  # fmt: skip
+
+
+def optimizer(name, *shapes):
+    """fairseq's optimizer after an update of parameters of these shapes."""
+    parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    settings = {"optimizer": name, "lr": [0.1], "weight_decay": 0.0, "tpu": False, **OPTIMIZERS[name]}
+    made = optim.build_optimizer(Namespace(**settings), parameters)
+    made.step()
+    return made
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_same_parameters_are_resumed(name):
+    saved = optimizer(name, (4, 3), (3,)).state_dict()
+    again = optimizer(name, (4, 3), (3,))
+    again.load_state_dict(saved, {"lr": 0.5})
+    assert again.get_lr() == 0.5
+
+
+@pytest.mark.parametrize("name", ["adam", "nag"])
+def test_parameters_of_another_order_are_named(name):
+    saved = optimizer(name, (2,), (4, 3), (3, 3)).state_dict()
+    said = r"of other parameters: the shape of its parameter 2 is \(4, 3\), and the model's is \(3, 3\); --reset-opt"
+    with pytest.raises(ValueError, match=said):
+        optimizer(name, (2,), (3, 3), (4, 3)).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_another_number_of_parameters_is_named(name):
+    saved = optimizer(name, (4, 3), (3,)).state_dict()
+    with pytest.raises(ValueError, match="of 2 parameters, and the model here has 1; --reset-optimizer"):
+        optimizer(name, (4, 3)).load_state_dict(saved)
+
+
+def test_without_optimizer_state_another_order_fails_in_the_first_update(monkeypatch):
+    original = unpatched(optim.FairseqOptimizer.load_state_dict)
+    monkeypatch.setattr(optim.FairseqOptimizer, "load_state_dict", original)
+    other = optimizer("adam", (3, 3), (4, 3))
+    other.load_state_dict(optimizer("adam", (4, 3), (3, 3)).state_dict())
+    with pytest.raises(RuntimeError, match="must match the size"):
+        other.step()
