@@ -30,11 +30,11 @@ class Layer:
     side: "encoder" or "decoder"; number: from 0. kind: a name of modules.mixers.MIXERS.
     positions: (P,) the relative positions s − t of `mean`'s columns.
     mean: (H,P) the filter, or its mean over all positions; None where it needs data that is missing.
-    reach: for "talk", how many tokens each window reaches to the left and the right: two (H,N), N the positions read.
+    reach: for "talk", how many tokens each window reaches to the left and to the right: two (H,N), N positions read.
     limits: for "talk", (L, R).
-    outside: (H,) the share of attention that lies further off than `positions`; None for other mixers.
-    maps: for each sentence to be shown (H,T,T): the weight with which position t (row) reads position s; of a long
-        sentence the first LONGEST_SHOWN positions.
+    outside: (H,) the share of attention beyond `positions`; None for other mixers.
+    maps: (H,T,T) for each sentence shown: the weight with which position t (row) reads position s; at most the first
+        LONGEST_SHOWN positions.
     """
 
     side: str
@@ -50,9 +50,7 @@ class Layer:
 
 
 class _Probe:
-    """Watches one mixer: `module` is the one that is hooked, its call is turned into rows of `layer` by a subclass's
-    see(query, output).
-    """
+    """Watches one mixer: a subclass's see(query, output) turns each call of `module` into rows of `layer`."""
 
     def __init__(self, layer: Layer, module: nn.Module):
         self.layer, self.module, self.show, self.read = layer, module, False, 0
@@ -239,7 +237,7 @@ def _probe(side: str, number: int, mixer: nn.Module) -> _Probe:
         before, after = ATTENTION_REACH
         reach = (before + after, 0) if side == "decoder" else (before, after)
         return _Attention(layer("attention", heads, *reach), conv)
-    raise ValueError(f"layer {number} of the {side} has a {type(conv).__name__}, whose kernels are not known here")
+    raise ValueError(f"layer {number} of the {side} has a {type(conv).__name__}, whose kernels cannot be shown")
 
 
 @contextlib.contextmanager
@@ -255,8 +253,8 @@ def _attached(probes: Sequence[_Probe]) -> Iterator[None]:
 def gather(model: nn.Module, sentences: Sequence[Mapping], shown: Sequence[int] = ()) -> list[Layer]:
     """The kernels of all layers.
 
-    model: in evaluation. sentences: arguments of its forward, each of a batch of one and without pads; without any,
-    only the kernels that are parameters have a `mean`. shown: the sentences whose maps are kept.
+    model: in evaluation mode. sentences: arguments of its forward, each a batch of one without padding; without any,
+    only the kernels that are parameters have a `mean`. shown: indices of the sentences whose maps are kept.
     """
     probes = find_probes(model)
     if all(probe.layer.kind in FIXED for probe in probes):

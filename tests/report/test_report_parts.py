@@ -29,7 +29,7 @@ def test_runs_are_told_apart_by_as_little_of_the_path_as_it_takes(tmp_path):
 @pytest.mark.parametrize(
     "make, said",
     [
-        (lambda path: None, "there is no folder"),
+        (lambda path: None, "does not exist"),
         (lambda path: path.touch(), "is a file"),
         (lambda path: path.mkdir(), "neither checkpoints"),
     ],
@@ -37,7 +37,7 @@ def test_runs_are_told_apart_by_as_little_of_the_path_as_it_takes(tmp_path):
 )
 def test_a_folder_that_is_none_of_a_training_is_refused(make, said, tmp_path):
     make(tmp_path / "run")
-    with pytest.raises(InputError, match=f"RUN_DIR: .*{said}"):
+    with pytest.raises(InputError, match=f"run.*{said}"):
         runs.check_folder(tmp_path / "run")
 
 
@@ -68,9 +68,9 @@ def test_what_a_folder_lacks_becomes_its_problems(tmp_path):
     run = runs.read_run(tmp_path, "run")
     told = " ".join(run.problems)
     assert "2 trainings" in told and "ended at update 20" in told
-    assert "1 lines of statistics are cut off" in told
+    assert "1 truncated lines of statistics" in told
     assert "There is no checkpoint" in told
-    assert "a.test.score holds no score" in told
+    assert "a.test.score has no known score" in told
     assert "is cut off" in told
     assert run.training.updates == 30
 
