@@ -26,21 +26,25 @@ class Report:
     kernels: dict[str, page.Shown]
 
 
-def make_report(folders: Sequence[Path], data_bin: Path | None, number: int, checkpoint: str | None) -> Report:
-    """The report about these runs.
+def make_report(
+    run_dirs: Sequence[Path], data_bin: Path | None = None, number: int = 8, checkpoint: str | None = None
+) -> Report:
+    """The report about the trainings in these folders.
 
     Args:
-        folders: of trainings.
+        run_dirs: fairseq's save_dir of each.
         data_bin: binarised data instead of what the checkpoints name.
         number: of sample translations.
         checkpoint: name of the file in each folder whose kernels are shown; None: see `runs.choose_checkpoint`.
 
     Raises:
-        InputError: a folder does not hold a training, or is given twice.
+        InputError: a folder does not exist, does not hold a training, or is given twice.
     """
-    for folder in folders:
+    for folder in run_dirs:
         check_folder(folder)
-    runs = [read_run(folder, name, checkpoint) for folder, name in zip(folders, names_of(folders), strict=True)]
+    if data_bin is not None and not data_bin.is_dir():
+        raise InputError(f"`data_bin`: there is no folder {data_bin}")
+    runs = [read_run(folder, name, checkpoint) for folder, name in zip(run_dirs, names_of(run_dirs), strict=True)]
     groups = translate.group_logs(runs, number)
     shown: dict[str, page.Shown] = {}
     for run in tqdm(runs, desc="reading checkpoints", unit="run"):

@@ -11,22 +11,15 @@ import re
 import warnings
 from collections.abc import Sequence
 
+import matplotlib
 import numpy as np
 from markupsafe import Markup
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from lightconv_plugin.errors import InputError
 from lightconv_plugin.report.kernels import Layer
 from lightconv_plugin.report.logs import Record, Training
-
-try:
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-except ImportError as error:
-    raise InputError(
-        "the report needs matplotlib, which is not installed: pip install 'lightconv-plugin[report]' (or matplotlib)"
-    ) from error
 
 RUN_COLOURS = 8
 DASHES = ("solid", (0, (4, 2)), (0, (1, 1.5)))

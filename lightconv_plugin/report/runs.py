@@ -96,11 +96,11 @@ def check_folder(folder: Path) -> None:
     """Raise InputError unless the folder is that of a training."""
     if not folder.is_dir():
         found = "is a file" if folder.exists() else "does not exist"
-        raise InputError(f"{folder} {found}: expected the folder of a training (fairseq's save_dir)")
+        raise InputError(f"`run_dirs`: {folder} {found}: expected the folder of a training (fairseq's save_dir)")
     known = [folder / name for name in LOG_NAMES]
     if not any(path.is_file() for path in known) and not list(folder.glob("*.pt")) and not list(folder.glob("*.log")):
         raise InputError(
-            f"{folder} is not the folder of a training: it has neither checkpoints (*.pt) nor a log "
+            f"`run_dirs`: {folder} is not the folder of a training: it has neither checkpoints (*.pt) nor a log "
             f"({', '.join(LOG_NAMES)} or *.log)"
         )
 
@@ -113,7 +113,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     twice = next(folder for folder, part in zip(folders, parts, strict=True) if parts.count(part) > 1)
-    raise InputError(f"the folder {twice} is given twice")
+    raise InputError(f"`run_dirs`: {twice} is given twice")
 
 
 def read_run(folder: Path, name: str, checkpoint: str | None = None) -> Run:

@@ -152,7 +152,7 @@ def test_without_data_the_kernels_that_need_none_are_shown_and_the_rest_is_said(
     run = moved(trained.hybrid, tmp_path / "run", tmp_path / "gone")
     assert report(run, "-o", tmp_path / "report.html") == 0
     text = Tags((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert "No kernels of attention, dynamic, talk, which depend on the text: the binarised data are not found" in text.text
+    assert "No kernels of attention, dynamic, talk, which depend on the text: the binarised data are" in text.text
     assert "No translations" in text.text and "No learning curve" in text.text
     labels = " ".join(value for name, value in text.attributes if name == "aria-label" and value)
     assert "Layer 1, lightweight, K = 3: strongest" in labels
@@ -208,8 +208,8 @@ def test_a_checkpoint_by_name_that_a_run_lacks_is_said(trained, tmp_path):
     [
         (["none"], "RUN_DIR: none does not exist"),
         (["."], "is not the folder of a training"),
-        (["RUN", "--data-bin", "none"], "--data-bin none: there is no such folder"),
-        (["RUN", "-o", "none/report.html"], "-o none/report.html: there is no folder"),
+        (["RUN", "--data-bin", "none"], "--data-bin: there is no folder none"),
+        (["RUN", "-o", "none/report.html"], "cannot write none/report.html: there is no folder"),
         (["RUN", "RUN"], "is given twice"),
     ],
     ids=["missing", "empty", "data", "output", "twice"],

@@ -198,11 +198,11 @@ def test_what_is_no_log_has_no_trainings(text):
     "processes, threads, lines, said",
     [
         (1, None, [], "1 process on a CPU"),
-        (1, 1, ["operators on cpu tensors: backend cpu (lib.so)"], "1 process on a CPU, 1 thread; operators: cpu backend"),
+        (1, 1, ["operators on cpu tensors: backend cpu (a)"], "1 process on a CPU, 1 thread; operators: cpu backend"),
         (2, 4, [], "2 processes on CPUs, 4 threads each"),
         (1, 16, ["rank   0: capabilities =  9.0  ; total memory = 139.719 GB ; name = NVIDIA H200                   ",
                  "operators on cuda tensors: backend cuda (lib.so)"], "1 × NVIDIA H200; operators: cuda backend"),
-        (2, None, [f"rank   {rank}: capabilities =  9.0  ; total memory = 1 GB ; name = NVIDIA H200" for rank in (0, 1)],
+        (2, None, [f"rank   {n}: capabilities =  9.0  ; total memory = 1 GB ; name = NVIDIA H200" for n in (0, 1)],
          "2 × NVIDIA H200"),
         (4, None, ["operators on cuda tensors: backend cuda (lib.so)"], "4 processes on GPUs; operators: cuda backend"),
     ],
