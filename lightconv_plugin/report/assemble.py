@@ -137,16 +137,16 @@ def _translate(run: Run, opened: loading.Opened, subset: str, number: int, group
 
 
 def kernel_figure(report: Report, form: str) -> bytes:
-    """The kernels of all runs in one picture, "png", "svg" or "pdf".
+    """The kernels of the runs side by side, of their encoders (language models: decoders), as "png", "svg" or "pdf".
 
     Raises:
-        InputError: none of the runs has kernels that could be shown.
+        InputError: none of the runs has kernels that can be shown.
     """
-    columns = [
-        (f"{name}: {side}" if len(report.kernels) > 1 else side, layers)
-        for name, shown in report.kernels.items()
-        for side, layers in shown.sides().items()
-    ]
+    columns = []
+    for name, shown in report.kernels.items():
+        for side, layers in list(shown.sides().items())[:1]:
+            tokens = shown.sentences[0].tokens[side][: kernels.LONGEST_SHOWN] if shown.sentences else []
+            columns.append((f"{name}: {side}", layers, tokens))
     if not columns:
         raise InputError("there are no kernels to draw: the page says why")
     return plots.kernel_figure(columns, form)

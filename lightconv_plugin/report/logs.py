@@ -29,6 +29,10 @@ _MACHINE = {
 }
 
 
+# Kinds of training's records; the others are validation subsets.
+_IN_EPOCH, _PER_EPOCH = "train/inner", "train/epoch"
+
+
 @dataclass
 class Record:
     """The statistics in one line, by fairseq's names without the json format's prefix for the subset."""
@@ -36,6 +40,7 @@ class Record:
     update: int
     epoch: int
     values: dict[str, float]
+    kind: str = _IN_EPOCH
 
 
 @dataclass
@@ -43,16 +48,10 @@ class Stretch:
     """One start of the command: the update that it resumed from, and the statistics that still count."""
 
     start: int = 0
-    inner: list[Record] = field(default_factory=list)
-    epochs: list[Record] = field(default_factory=list)
-    valid: dict[str, list[Record]] = field(default_factory=dict)
+    records: list[Record] = field(default_factory=list)
 
-    def lists(self) -> list[list[Record]]:
-        return [self.inner, self.epochs, *self.valid.values()]
-
-    def drop_after(self, update: int) -> None:
-        for records in self.lists():
-            records[:] = [record for record in records if record.update <= update]
+    def of(self, *kinds: str) -> list[Record]:
+        return [record for record in self.records if record.kind in kinds]
 
 
 @dataclass
@@ -68,36 +67,31 @@ class Training:
     devices: list[str] = field(default_factory=list)
     examples: dict[str, int] = field(default_factory=dict)
 
-    def _all(self, of) -> list[Record]:
-        return sorted((r for stretch in self.stretches for r in of(stretch)), key=lambda record: record.update)
+    def valid(self, subset: str) -> list[Record]:
+        """The records of a validation subset."""
+        return sorted((r for stretch in self.stretches for r in stretch.of(subset)), key=lambda record: record.update)
 
     @property
     def train(self) -> list[Record]:
-        """The records of training: those within epochs, and the epochs' means where there are none."""
-        return self._all(lambda s: s.inner) or self._all(lambda s: s.epochs)
+        """The records of training: those within epochs, or else the epochs' means."""
+        return self.valid(_IN_EPOCH) or self.valid(_PER_EPOCH)
 
     @property
     def subsets(self) -> list[str]:
         """Names of the validation subsets, in the order of the log."""
-        return list(dict.fromkeys(name for stretch in self.stretches for name in stretch.valid))
-
-    def valid(self, subset: str) -> list[Record]:
-        return self._all(lambda s: s.valid.get(subset, []))
+        kinds = dict.fromkeys(record.kind for stretch in self.stretches for record in stretch.records)
+        return [kind for kind in kinds if kind not in (_IN_EPOCH, _PER_EPOCH)]
 
     @property
     def updates(self) -> int:
         """The last update in the log."""
-        return max((r.update for stretch in self.stretches for rs in stretch.lists() for r in rs), default=0)
+        return max((record.update for stretch in self.stretches for record in stretch.records), default=0)
 
     @property
     def seconds(self) -> float | None:
         """Time of the updates that count, with validation: the sum of the last `wall` of each stretch."""
-        walls = []
-        for stretch in self.stretches:
-            known = [r for rs in (stretch.inner, stretch.epochs) for r in rs if "wall" in r.values]
-            if known:
-                walls.append(max(known, key=lambda r: r.update).values["wall"])
-        return sum(walls) if walls else None
+        walls = [[r.values["wall"] for r in s.of(_IN_EPOCH, _PER_EPOCH) if "wall" in r.values] for s in self.stretches]
+        return sum(map(max, filter(None, walls))) if any(walls) else None
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -105,7 +99,7 @@ class Training:
         tokens = seconds = 0.0
         for stretch in self.stretches:
             before = stretch.start
-            for record in stretch.inner or stretch.epochs:
+            for record in stretch.of(_IN_EPOCH) or stretch.of(_PER_EPOCH):
                 speed, batch = record.values.get("wps", 0), record.values.get("wpb", 0)
                 if speed > 0 and batch > 0 and record.update > before:
                     tokens += batch * (record.update - before)
@@ -174,11 +168,10 @@ class _Reader:
         elif match := _JSON.search(line):
             self._json(match[1], match[2])
         elif match := _INNER.search(line):
-            self._record(None, "inner", int(match[1]), _PAIR.findall(match[2]))
+            self._record(_IN_EPOCH, int(match[1]), _PAIR.findall(match[2]))
         elif match := _EPOCH.search(line):
             pairs = [part.rsplit(" ", 1) for part in match[3].split(" | ")]
-            kind = "valid" if match[2] else "epochs"
-            self._record(match[2], kind, int(match[1]), [pair for pair in pairs if len(pair) == 2])
+            self._record(match[2] or _PER_EPOCH, int(match[1]), [pair for pair in pairs if len(pair) == 2])
 
     def _examples(self, subset: str, number: str) -> None:
         known = self._header.setdefault("examples", {}) if self._starting else self.trainings[-1].examples
@@ -196,10 +189,9 @@ class _Reader:
         # The epoch's records have their subset as prefix: train_loss, valid_loss.
         subset = next((key.removesuffix("_num_updates") for key in stats if key.endswith("_num_updates")), tag)
         pairs = [(key if inner else key.removeprefix(f"{subset}_"), value) for key, value in stats.items()]
-        kind = "inner" if inner else "epochs" if subset == "train" else "valid"
-        self._record(subset, kind, epoch, pairs)
+        self._record(_IN_EPOCH if inner else _PER_EPOCH if subset == "train" else subset, epoch, pairs)
 
-    def _record(self, subset: str | None, kind: str, epoch: int, pairs) -> None:
+    def _record(self, kind: str, epoch: int, pairs) -> None:
         values = {}
         for name, value in pairs:
             try:
@@ -210,12 +202,8 @@ class _Reader:
         if math.isnan(update):
             self.broken += bool(values)
             return
-        record = Record(int(update), epoch, values)
-        stretch = self._stretch(record)
-        if kind == "valid":
-            stretch.valid.setdefault(subset, []).append(record)
-        else:
-            getattr(stretch, kind).append(record)
+        record = Record(int(update), epoch, values, kind)
+        self._stretch(record).records.append(record)
 
     def _stretch(self, record: Record) -> Stretch:
         """The stretch that the record belongs to, a new one if its head was just read."""
@@ -231,7 +219,7 @@ class _Reader:
             self.trainings.append(Training())
         training = self.trainings[-1]
         for stretch in training.stretches:
-            stretch.drop_after(start)
+            stretch.records = [earlier for earlier in stretch.records if earlier.update <= start]
         training.stretches.append(Stretch(start))
         training.parameters = head.get("parameters", training.parameters)
         device = _device(head)

@@ -178,21 +178,32 @@ def kernels(layers: Sequence[Layer], where: str) -> Markup:
         return _svg(figure, f"Kernels of {where}. " + " ".join(describe(layer) for layer in layers))
 
 
-def kernel_figure(columns: Sequence[tuple[str, Sequence[Layer]]], form: str) -> bytes:
-    """The kernels of several sides beside each other, (title, layers) each, as a file of its own.
+def kernel_figure(columns: Sequence[tuple[str, Sequence[Layer], Sequence[str]]], form: str) -> bytes:
+    """A file with the kernels of several models beside each other, each (title, layers of one side, tokens).
 
-    form: "png", "svg" or "pdf". The background is transparent; text and lines are of a grey that is legible on white
-    and on black.
+    Where kernels depend on the text, the last such layer is drawn over the tokens of the first sentence. The background
+    is transparent; text and lines are of a grey that is legible on white and on black.
+
+    form: "png", "svg" or "pdf".
     """
-    width, gap = 3.1, 0.42
-    ink = {name: _BOTH if value == _INK else value for name, value in _STYLE.items()}
-    with _context(), matplotlib.rc_context(ink | {"patch.edgecolor": _BOTH}):
-        height = max(_height(layers) for _, layers in columns) + 0.4 + _TITLE
-        figure = Figure((len(columns) * (width + gap) + 0.08, height))
-        for number, (title, layers) in enumerate(columns):
-            left = gap + number * (width + gap)
-            figure.text(left / figure.get_figwidth(), 1 - 0.14 / height, title, fontsize=10.5, va="top", weight="bold")
-            _column(figure, layers, left, width, _TITLE, _BOTH)
+    filters = [layers for _, layers, _ in columns if not any(layer.maps for layer in layers)]
+    height = max([3.2, *map(_height, filters)])
+    widths = [height + 0.95 if any(layer.maps for layer in layers) else 4.2 for _, layers, _ in columns]
+    style = {name: _BOTH if value in (_INK, _GRID) else value for name, value in _STYLE.items()}
+    with _context(), matplotlib.rc_context(style):
+        figure = Figure((sum(widths), height + 0.75))
+        wide, high = figure.get_size_inches()
+        left = 0.0
+        for (title, layers, tokens), width in zip(columns, widths, strict=True):
+            figure.text((left + 0.3) / wide, 1 - 0.1 / high, title, fontsize=11, va="top", weight="bold")
+            if mapped := [layer for layer in layers if layer.maps]:
+                box = (left + 0.75, 0.65, height - 0.3, height - 0.3)
+                axes = figure.add_axes((box[0] / wide, box[1] / high, box[2] / wide, box[3] / high))
+                _map(axes, mapped[-1], 0, tokens)
+                axes.tick_params(labeltop=False, labelbottom=True)
+            else:
+                _column(figure, layers, left + 0.3, width - 0.6, 0.25)
+            left += width
         out = io.BytesIO()
         figure.savefig(out, format=form, dpi=200, metadata={"Date": None} if form == "svg" else None)
     return out.getvalue()
@@ -207,9 +218,7 @@ def _height(layers: Sequence[Layer]) -> float:
     return sum(_heights(layers)) + _TITLE * len(layers)
 
 
-def _column(
-    figure: Figure, layers: Sequence[Layer], left: float, width: float, top: float = 0, ink: str = _INK
-) -> None:
+def _column(figure: Figure, layers: Sequence[Layer], left: float, width: float, top: float = 0) -> None:
     """Draw layers one below the other, `left` and `top` inches from the figure's corner."""
     whole, high = figure.get_size_inches()
     first, last = min(layer.positions[0] for layer in layers), max(layer.positions[-1] for layer in layers)
@@ -218,7 +227,7 @@ def _column(
         axes = figure.add_axes((left / whole, 1 - top / high, width / whole, height / high))
         _panel(axes, layer)
         axes.set_xlim(first - 0.75, last + 0.75)
-        axes.axvline(0, color=ink, linewidth=0.6, linestyle=(0, (2, 2)), zorder=3)
+        axes.axvline(0, color=matplotlib.rcParams["text.color"], linewidth=0.6, linestyle=(0, (2, 2)), zorder=3)
         axes.xaxis.set_major_locator(MaxNLocator(9, integer=True))
         axes.tick_params(labelbottom=layer is layers[-1], labelsize=8, length=2)
         for side in ("top", "right"):
@@ -232,10 +241,9 @@ def _panel(axes, layer: Layer) -> None:
     if layer.reach is not None:
         edges, density = reach_density(layer)
         _image(axes, density, (edges[0], edges[-1]), density.max())
-        for row in range(rows):
-            for sign, reach in zip((-1, 1), layer.reach, strict=True):
-                if sign < 0 or layer.limits[1]:
-                    axes.plot(sign * np.median(reach[row]), row, "|", color=_INK, markersize=min(7, 60 / rows))
+        marks = {"color": matplotlib.rcParams["text.color"], "markersize": min(7, 60 / rows)}
+        for sign, reach in zip((-1, 1) if layer.limits[1] else (-1,), layer.reach, strict=False):
+            axes.plot(sign * np.median(reach, 1), range(rows), "|", **marks)
         title += " · |: median"
     elif layer.mean is None:
         axes.text(0.5, 0.5, "needs data", transform=axes.transAxes, ha="center", va="center")
@@ -273,7 +281,8 @@ def _image(axes, values: np.ndarray, extent: tuple[float, float], largest: float
         interpolation="none",
         aspect="auto",
     )
-    axes.add_patch(Rectangle((extent[0], -0.5), extent[1] - extent[0], len(values), fill=False, edgecolor=_GRID))
+    edge = matplotlib.rcParams["grid.color"]
+    axes.add_patch(Rectangle((extent[0], -0.5), extent[1] - extent[0], len(values), fill=False, edgecolor=edge))
 
 
 def reach_density(layer: Layer, bins: int = 4) -> tuple[np.ndarray, np.ndarray]:
@@ -343,13 +352,17 @@ def time_map(layer: Layer, sentence: int, tokens: Sequence[str], where: str) -> 
     size = 0.9 + 0.19 * length
     with _context():
         figure = Figure((size, size), layout="constrained")
-        axes = figure.subplots()
-        largest = np.abs(values).max()
-        axes.imshow(shade(values, largest), interpolation="none", aspect="equal")
-        axes.set_xticks(range(length), tokens, rotation=90, fontsize=7.5)
-        axes.set_yticks(range(length), tokens, fontsize=7.5)
-        axes.tick_params(length=0, labeltop=True, labelbottom=False, pad=2)
-        axes.set_title(f"layer {layer.number + 1} · {_kind(layer)} · max {largest:.2g}", fontsize=8.5, loc="left")
+        _map(figure.subplots(), layer, sentence, tokens)
         reads = [f"{tokens[t]} reads {tokens[int(np.abs(row).argmax())]}" for t, row in enumerate(values)]
         alt = f"Layer {layer.number + 1} of {where}, mean over heads; each position's strongest: {'; '.join(reads)}."
         return _svg(figure, alt, minimum=int(size * 96 * 0.8))
+
+
+def _map(axes, layer: Layer, sentence: int, tokens: Sequence[str]) -> None:
+    values = layer.maps[sentence].mean(0)
+    largest = np.abs(values).max()
+    axes.imshow(shade(values, largest), interpolation="none", aspect="equal")
+    axes.set_xticks(range(len(values)), tokens, rotation=90, fontsize=7.5)
+    axes.set_yticks(range(len(values)), tokens, fontsize=7.5)
+    axes.tick_params(length=0, labeltop=True, labelbottom=False, pad=2)
+    axes.set_title(f"layer {layer.number + 1} · {_kind(layer)} · max {largest:.2g}", fontsize=8.5, loc="left")

@@ -56,7 +56,8 @@ def trained(tmp_path_factory):
 def page(trained):
     """The page about both."""
     output = trained.folder / "report.html"
-    assert report(trained.hybrid, trained.language, "-o", output, "--sentences", 3) == 0
+    figure = ["--figure", trained.folder / "kernels.png"]
+    assert report(trained.hybrid, trained.language, "-o", output, "--sentences", 3, *figure) == 0
     return output.read_text(encoding="utf-8")
 
 
@@ -100,6 +101,10 @@ def test_the_page_shows_the_kernels_of_every_layer(page):
         assert f", {kind}: strongest" in language
     over_time = [label for label in labels if "mean over heads" in label]
     assert len(over_time) == 2 * (3 + 2), "two sentences, every layer whose kernels depend on the text"
+
+
+def test_the_figure_is_written_beside_the_page(page, trained):
+    assert (trained.folder / "kernels.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_curves_are_described_by_their_numbers(page, trained):
@@ -210,9 +215,10 @@ def test_a_checkpoint_by_name_that_a_run_lacks_is_said(trained, tmp_path):
         (["."], "is not the folder of a training"),
         (["RUN", "--data-bin", "none"], "--data-bin: there is no folder none"),
         (["RUN", "-o", "none/report.html"], "cannot write none/report.html: there is no folder"),
+        (["RUN", "--figure", "none/a.png"], "cannot write none/a.png: there is no folder"),
         (["RUN", "RUN"], "is given twice"),
     ],
-    ids=["missing", "empty", "data", "output", "twice"],
+    ids=["missing", "empty", "data", "output", "figure", "twice"],
 )
 def test_wrong_arguments_are_one_line_and_write_nothing(arguments, said, trained, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -225,7 +231,9 @@ def test_wrong_arguments_are_one_line_and_write_nothing(arguments, said, trained
 
 
 @pytest.mark.parametrize(
-    "option", [["--sentences", "0"], ["--sentences", "x"], ["--checkpoint", "a/b.pt"]], ids=" ".join
+    "option",
+    [["--sentences", "0"], ["--sentences", "x"], ["--checkpoint", "a/b.pt"], ["--figure", "a.jpg"]],
+    ids=" ".join,
 )
 def test_options_out_of_range_are_refused(option, capsys):
     with pytest.raises(SystemExit) as stopped:

@@ -303,6 +303,20 @@ def test_pictures_have_colours_of_the_page_and_ids_of_their_own():
     assert ids[0] and not ids[0] & ids[1]
 
 
+def test_a_figure_of_several_models_stands_on_any_background():
+    from PIL import Image
+
+    over_time = layer_of(np.eye(3), maps=[np.tril(np.full((3, 3, 3), 0.5))])
+    columns = [("one", [layer_of(np.eye(4)), layer_of(np.ones((2, 5)))], []), ("two", [over_time], ["a", "$b$", "c"])]
+    png = Image.open(io.BytesIO(plots.kernel_figure(columns, "png"))).convert("RGBA")
+    pixels = np.asarray(png)
+    assert not pixels[[0, 0, -1, -1], [0, -1, 0, -1], 3].any(), "the corners are transparent"
+    assert not (pixels[..., 3] == 255)[(pixels[..., :3] < 30).all(-1)].any(), "nothing is black"
+    svg = plots.kernel_figure(columns, "svg").decode()
+    assert "one" in svg and "$b$" in svg and "#808890" in svg
+    assert plots.kernel_figure(columns, "pdf").startswith(b"%PDF")
+
+
 def test_a_picture_of_nothing_but_zeros_or_nan_is_drawn():
     for value in (0.0, np.nan):
         pixels = image_of(plots.kernels([layer_of(np.full((3, 3), value))], "test"))
