@@ -70,9 +70,7 @@ EXTRAS = {
 
 def _module(name: str) -> str:
     module = f"lightconv_plugin.cli.{name.replace('-', '_')}"
-    # Until every subcommand has its module in cli/.
-    earlier = {"report": "lightconv_plugin.report"}
-    return module if importlib.util.find_spec(module) else earlier.get(name, "")
+    return module if importlib.util.find_spec(module) else ""
 
 
 def overview() -> str:

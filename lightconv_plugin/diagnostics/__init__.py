@@ -1,1 +1,1 @@
-"""What `lightconv doctor` looks at."""
+"""Checks of an installation, behind `lightconv doctor`."""

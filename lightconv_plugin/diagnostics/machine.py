@@ -1,4 +1,4 @@
-"""What of a machine can be in the way: GPUs that torch cannot use, too little memory, no place for compiled kernels."""
+"""Obstacles on a machine: GPUs that torch cannot use, too little memory, no disk space for compiled kernels."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 DRIVER = Path("/proc/driver/nvidia/version")
 MEMORY = Path("/proc/meminfo")
 COMPILER_MEMORY = 2 << 30
-"""Bytes that two compilers at work want; the largest of our sources take about 0.6 GiB each."""
+"""Bytes that two compilers need at once; the largest source files take about 0.6 GiB each."""
 CACHE_ROOM = 200 << 20
 """Bytes of free disk for compiling and keeping the libraries."""
 
@@ -24,9 +24,9 @@ def driver() -> str:
 
 
 def gpu_problem() -> tuple[str, str] | None:
-    """Why torch does not use the GPUs of a machine with an NVIDIA driver, and what helps; None if nothing is amiss.
+    """Why torch does not use the GPUs of a machine with an NVIDIA driver, and the remedy; None if it does.
 
-    GPUs that CUDA_VISIBLE_DEVICES hides are not meant to be used.
+    GPUs that CUDA_VISIBLE_DEVICES hides are left alone on purpose.
     """
     import torch
 
@@ -50,7 +50,7 @@ def gpu_problem() -> tuple[str, str] | None:
 
 
 def available_memory() -> int | None:
-    """Bytes that programs can still take without swapping; None where the system does not say."""
+    """Bytes that programs can still allocate without swapping; None if unknown."""
     try:
         found = re.search(r"^MemAvailable:\s+(\d+) kB", MEMORY.read_text(encoding="ascii"), re.MULTILINE)
     except (OSError, UnicodeDecodeError):
@@ -59,7 +59,7 @@ def available_memory() -> int | None:
 
 
 def room(folder: Path) -> tuple[int, bool]:
-    """Free bytes where `folder` is or would be made, and whether one may write there."""
+    """Free bytes where `folder` is or would be made, and whether it is writable."""
     there = folder
     while not there.is_dir() and there != there.parent:
         there = there.parent

@@ -1,9 +1,8 @@
-"""The self-check of `lightconv doctor`: do the operators and one small model compute what they should on this machine?
+"""The self-check of `lightconv doctor`: are the results of the operators and of a small model correct on this machine?
 
-The expectation is worked out here once more, in float64 with plain loops over the papers' equations (Wu et al. 2019,
-3 to 5; Lioutas & Guo 2020, section 3) and gradients written by hand, so that it shares no code and no autograd with
-what it checks. Native kernels are also held against the package's reference, with every option, dropout's mask
-included.
+The expected results are computed here once more, in float64 with plain loops over the papers' equations (Wu et al.
+2019, 3 to 5; Lioutas & Guo 2020, section 3) and hand-written gradients, sharing no code and no autograd with what is
+checked. Native kernels are also compared with the package's reference, with every option and dropout's mask.
 """
 
 from collections.abc import Callable
@@ -83,7 +82,7 @@ def operator_error(name: str, device: torch.device, dtype: torch.dtype) -> float
     def compare(got: Tensor, want: Tensor) -> None:
         if got.shape != want.shape:
             raise ValueError(f"{name} gave shape {tuple(got.shape)} where {tuple(want.shape)} is right")
-        # NaN is infinitely wrong, and max() would pass over it.
+        # NaN counts as infinitely wrong; max() would skip it.
         errors.append((got.detach().double().cpu() - want).abs().nan_to_num(torch.inf).max().item())
 
     if name == "talkconv":
@@ -156,7 +155,7 @@ def _compare_convolution(
 
 
 def reference_error(name: str, device: torch.device, dtype: torch.dtype) -> float:
-    """The largest absolute difference between the backend in use and the reference, with every option turned on."""
+    """The largest absolute difference between the backend in use and the reference, with every option on."""
     from lightconv_plugin.ops import reference
 
     generator = torch.Generator().manual_seed(31)
@@ -205,7 +204,7 @@ def _talk_calls(normal: Callable[..., Tensor], device: torch.device) -> dict[str
 
 
 def decoding_error(architecture: str = "dynamicconv", device: str = "cpu") -> float:
-    """Build the architecture at toy size; the largest difference between decoding step by step and all at once."""
+    """Build a tiny model; the largest difference between decoding it step by step and all at once."""
     from types import SimpleNamespace
 
     from fairseq import models

@@ -5,7 +5,7 @@ one at a time and in evaluation, through hooks on the mixers; the model itself i
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,11 +30,11 @@ class Layer:
     side: "encoder" or "decoder"; number: from 0. kind: a name of modules.mixers.MIXERS.
     positions: (P,) the relative positions s − t of `mean`'s columns.
     mean: (H,P) the filter, or its mean over all positions; None where it needs data that is missing.
-    reach: for "talk", how many tokens each window reaches to the left and the right: two (H,N), N the positions read.
+    reach: for "talk", how many tokens each window reaches to the left and to the right: two (H,N), N positions read.
     limits: for "talk", (L, R).
-    outside: (H,) the share of attention that lies further off than `positions`; None for other mixers.
-    maps: for each sentence to be shown (H,T,T): the weight with which position t (row) reads position s; of a long
-        sentence the first LONGEST_SHOWN positions.
+    outside: (H,) the share of attention beyond `positions`; None for other mixers.
+    maps: (H,T,T) for each sentence shown: the weight with which position t (row) reads position s; at most the first
+        LONGEST_SHOWN positions.
     """
 
     side: str
@@ -50,21 +50,16 @@ class Layer:
 
 
 class _Probe:
-    """Watches one mixer: `module` is the one that is hooked, its call is turned into rows of `layer` by a subclass's
-    see(query, output).
-    """
+    """Watches one mixer: a subclass's see(query) turns each call of `module` into rows of `layer`."""
 
     def __init__(self, layer: Layer, module: nn.Module):
         self.layer, self.module, self.show, self.read = layer, module, False, 0
 
-    def attach(self):
-        return self.module.register_forward_hook(self.hook, with_kwargs=True)
-
-    def hook(self, module, args, kwargs, output) -> None:
+    def __call__(self, module, args, kwargs, output) -> None:
         query = args[0] if args else kwargs["query"]
         if query.shape[1] != 1:
             raise ValueError(f"kernels are gathered from one sentence at a time, got a batch of {query.shape[1]}")
-        self.see(query, output)
+        self.see(query)
 
     def finish(self) -> None:
         if self.layer.mean is not None and self.read:
@@ -83,9 +78,6 @@ class _Probe:
 
 class _Fixed(_Probe):
     """A filter that is a parameter."""
-
-    def attach(self):
-        return contextlib.nullcontext()
 
     def finish(self) -> None:
         conv = self.module
@@ -106,7 +98,7 @@ def _tap_norms(weight: Tensor) -> np.ndarray:
 class _Dynamic(_Probe):
     """Filters predicted at every position."""
 
-    def see(self, query: Tensor, output) -> None:
+    def see(self, query: Tensor) -> None:
         raw = self.module.weight_linear(query).unflatten(-1, (self.module.num_heads, self.module.kernel_size))
         filters = predicted_filters(raw, self.module)[:, 0]
         self.add(filters.sum(0), len(filters))
@@ -143,7 +135,7 @@ class _Talk(_Probe):
         super().__init__(layer, module)
         self._reach: list[tuple[Tensor, Tensor]] = []
 
-    def see(self, query: Tensor, output) -> None:
+    def see(self, query: Tensor) -> None:
         left, right = self.module.relative_offsets(query)
         left = left[:, 0].float() * self.module.max_left
         right = torch.zeros_like(left) if right is None else right[:, 0].float() * self.module.max_right
@@ -175,7 +167,7 @@ def coverage(left: Tensor, right: Tensor, positions: Tensor) -> Tensor:
 class _Attention(_Probe):
     """Self-attention: its weights are computed once more from the module's own projections."""
 
-    def see(self, query: Tensor, output) -> None:
+    def see(self, query: Tensor) -> None:
         weights = attention_weights(self.module, query, causal=self.layer.side == "decoder")
         total = torch.stack([weights.diagonal(int(d), 1, 2).sum(-1) for d in self.layer.positions], 1)
         self.add(total, weights.shape[1])
@@ -239,29 +231,21 @@ def _probe(side: str, number: int, mixer: nn.Module) -> _Probe:
         before, after = ATTENTION_REACH
         reach = (before + after, 0) if side == "decoder" else (before, after)
         return _Attention(layer("attention", heads, *reach), conv)
-    raise ValueError(f"layer {number} of the {side} has a {type(conv).__name__}, whose kernels are not known here")
-
-
-@contextlib.contextmanager
-def _attached(probes: Sequence[_Probe]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for probe in probes:
-            handle = probe.attach()
-            if handle is not None and hasattr(handle, "remove"):
-                stack.callback(handle.remove)
-        yield
+    raise ValueError(f"layer {number} of the {side} has a {type(conv).__name__}, whose kernels cannot be shown")
 
 
 def gather(model: nn.Module, sentences: Sequence[Mapping], shown: Sequence[int] = ()) -> list[Layer]:
     """The kernels of all layers.
 
-    model: in evaluation. sentences: arguments of its forward, each of a batch of one and without pads; without any,
-    only the kernels that are parameters have a `mean`. shown: the sentences whose maps are kept.
+    model: in evaluation mode. sentences: arguments of its forward, each a batch of one without padding; without any,
+    only the kernels that are parameters have a `mean`. shown: indices of the sentences whose maps are kept.
     """
     probes = find_probes(model)
     if all(probe.layer.kind in FIXED for probe in probes):
         sentences = ()
-    with torch.no_grad(), _attached(probes):
+    with torch.no_grad(), contextlib.ExitStack() as stack:
+        for probe in (probe for probe in probes if probe.layer.kind not in FIXED):
+            stack.callback(probe.module.register_forward_hook(probe, with_kwargs=True).remove)
         for number, inputs in enumerate(sentences):
             for probe in probes:
                 probe.show = number in shown

@@ -1,4 +1,4 @@
-"""From a run's checkpoint to a model that reads sentences of its data, with fairseq and safe loading."""
+"""From a run's checkpoint to a model and sentences for it, with fairseq and safe loading."""
 
 import contextlib
 import logging
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import lightconv_plugin  # noqa: F401  (registers the models once fairseq is there)
+import lightconv_plugin  # noqa: F401  (registers the models with fairseq)
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.report.kernels import LONGEST_SHOWN
 
@@ -21,7 +21,7 @@ SHOWN = 2
 
 @dataclass
 class Sentence:
-    """One sentence: the model's arguments (a batch of one), and its tokens as they stand at each position."""
+    """One sentence: the model's arguments (a batch of one), and the token at each position by side."""
 
     inputs: dict
     tokens: dict[str, list[str]]
@@ -29,7 +29,7 @@ class Sentence:
 
 @dataclass
 class Opened:
-    """A model in evaluation. `task` has the dictionaries of the data in `folder`; None without, `missing` says why."""
+    """A model in evaluation mode. task: with the dictionaries of the data in `folder`; if None, `missing` says why."""
 
     model: nn.Module
     task: object | None
@@ -41,7 +41,10 @@ def open_model(checkpoint: Path, data_bin: Path | None) -> Opened:
     """Build and load the checkpoint's model.
 
     data_bin: a folder of binarised data instead of the one that the checkpoint names. Without dictionaries the model is
-    built for as many symbols as its embeddings have. Raises InputError saying what does not fit.
+    built for as many symbols as its embeddings have.
+
+    Raises:
+        InputError: the model does not match the data, or the checkpoint is not of a model.
     """
     from fairseq import checkpoint_utils
 
@@ -72,7 +75,7 @@ def _task_settings(state: dict, checkpoint: Path):
     if state.get("args"):
         return vars(state["args"])
     if not state.get("cfg"):
-        raise InputError(f"{checkpoint.name} does not say what model it is of: it has neither 'cfg' nor 'args'")
+        raise InputError(f"{checkpoint.name} has no settings of its model: neither 'cfg' nor 'args'")
     OmegaConf.set_struct(state["cfg"].task, False)
     return state["cfg"].task
 
@@ -82,16 +85,16 @@ def _folder(settings) -> Path:
 
 
 def find_missing(settings) -> str:
-    """What of the binarised data that the task names is not there, as a sentence; "" if all of it is."""
+    """What is missing of the binarised data that the task names, as a sentence; "" if nothing is."""
     folder = _folder(settings)
     if not settings.get("data") or not folder.is_dir():
-        return f"there is no folder {settings.get('data') or ''} with the binarised data; give it by --data-bin"
+        return f"the binarised data are not found: there is no folder {settings.get('data') or 'named'}"
     languages = [settings.get("source_lang"), settings.get("target_lang")]
     names = [f"dict.{lang}.txt" for lang in languages if lang] or ["dict.txt"]
     if settings.get("_name", settings.get("task")) == "translation" and not all(languages):
         names = []  # fairseq finds the languages by the files' names
     lacking = [name for name in names if not (folder / name).is_file()]
-    return f"{folder} has no {' and no '.join(lacking)}; give the right folder by --data-bin" if lacking else ""
+    return f"{folder} does not hold the run's binarised data: no {' and no '.join(lacking)}" if lacking else ""
 
 
 def _task_without_data(settings, parameters: dict[str, torch.Tensor]):
@@ -115,7 +118,7 @@ def _dictionary(parameters: dict[str, torch.Tensor], side: str):
     # An adaptive input has a band of rows each in embeddings.N.0.weight.
     tables = [v for k, v in parameters.items() if k == f"{prefix}weight" or (k.startswith(prefix) and ".0.weight" in k)]
     if not tables or any("char" in key for key in parameters if key.startswith(prefix)):
-        raise InputError(f"without its dictionary the model's {side} cannot be built")
+        raise InputError(f"the model's {side} cannot be built without its dictionary")
     dictionary = Dictionary()
     for i in range(sum(len(table) for table in tables) - len(dictionary)):
         dictionary.add_symbol(f"symbol{i}")
@@ -123,7 +126,7 @@ def _dictionary(parameters: dict[str, torch.Tensor], side: str):
 
 
 def split_of(folder: Path) -> str:
-    """The subset that sentences are taken from: test, where the binarised data have one, else valid."""
+    """The subset that sentences are taken from: test if the binarised data have it, else valid."""
     return "test" if any(folder.glob("test.*idx")) else "valid"
 
 
@@ -134,7 +137,7 @@ def load_dataset(task, split: str):
 
 
 def spread(total: int, number: int) -> list[int]:
-    """`number` of the numbers 0 … total − 1, evenly spaced (all, if there are no more)."""
+    """`number` of the numbers 0 … total − 1, evenly spaced (all, if there are fewer)."""
     number = min(number, total)
     return [(2 * i + 1) * total // (2 * number) for i in range(number)]
 
@@ -167,7 +170,7 @@ def _tokens(task, inputs: dict) -> dict[str, list[str]]:
 
 
 def choose_shown(found: Sequence[Sentence]) -> list[int]:
-    """Which sentences to draw over time: two of those that can be drawn whole, of middling length rather than short."""
+    """Which two sentences to draw over time: such that can be drawn whole, and of medium length rather than short."""
     lengths = [max(map(len, sentence.tokens.values())) for sentence in found]
 
     def rank(i: int) -> tuple:
@@ -178,7 +181,7 @@ def choose_shown(found: Sequence[Sentence]) -> list[int]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without fairseq's progress messages, which a page does not need."""
+    """Without fairseq's progress messages."""
     before = logging.root.manager.disable
     logging.disable(logging.INFO)
     try:

@@ -1,14 +1,15 @@
-"""Reading what fairseq-train and fairseq-hydra-train logged: the curves of a training, and what it says of itself.
+"""Reads the logs of fairseq-train and fairseq-hydra-train: the curves of a training, and what is said about it.
 
-Understood are fairseq's formats `simple`, `json` and what `tqdm` prints at the end of an epoch, with the prefix of
-either command or none. Every record is known by its `num_updates`. A training that was resumed goes back to its
-checkpoint's update: what was logged beyond it belongs to updates that were thrown away, and is dropped. A log that
-holds several trainings (one that began anew at update 0) gives them one by one.
+fairseq's formats `simple`, `json` and what `tqdm` prints at the end of an epoch are supported, with the prefix of
+either command or none. Every record has an update, `num_updates`. A resumed training goes back to its checkpoint's
+update: what was logged beyond it is dropped, as those updates were lost. A log that holds several trainings, each
+started at update 0, gives all of them.
 """
 
 import json
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 
 # "epoch 003:     12 / 124 loss=6.668, …, num_updates=260"   "epoch 003 | loss 6.362 | … | num_updates 372"
@@ -19,42 +20,46 @@ _JSON = re.compile(r"(\w+)\W+(?:\[INFO\] - )?(\{\"epoch\": .*)")
 _LOADED = re.compile(r"loaded checkpoint \S.* \(epoch \d+ @ (\d+) updates\)", re.IGNORECASE)
 _PARAMETERS = re.compile(r"num\. (?:shared )?model params: ([\d,]+)")
 _EXAMPLES = re.compile(r"loaded ([\d,]+) examples from: ?(.+)$")
-_DEVICES = re.compile(r"training on \d+ \w+.*")
-_GPU = re.compile(r"rank\s+\d+: capabilities.*")
-_BACKEND = re.compile(r"operators on \w+ tensors: backend \w+")
+# What the training ran on, by name: processes and their threads, the GPUs, the operators' backend.
+_MACHINE = {
+    "processes": re.compile(r"training on (\d+) devices"),
+    "threads": re.compile(r"\(\d+ × (\d+) threads\)"),
+    "GPU": re.compile(r"rank\s+\d+: capabilities.*; name = (.+?)\s*$"),
+    "backend": re.compile(r"operators on \w+ tensors: backend (\w+)"),
+}
+
+
+# Kinds of training's records; the others are validation subsets.
+_IN_EPOCH, _PER_EPOCH = "train/inner", "train/epoch"
 
 
 @dataclass
 class Record:
-    """What one line says: statistics by fairseq's names, without the subset's prefix of the json format."""
+    """The statistics in one line, by fairseq's names without the json format's prefix for the subset."""
 
     update: int
     epoch: int
     values: dict[str, float]
+    kind: str = _IN_EPOCH
 
 
 @dataclass
 class Stretch:
-    """One start of the command: the update that it went on from and the statistics that still count."""
+    """One start of the command: the update that it resumed from, and the statistics that still count."""
 
     start: int = 0
-    inner: list[Record] = field(default_factory=list)
-    epochs: list[Record] = field(default_factory=list)
-    valid: dict[str, list[Record]] = field(default_factory=dict)
+    records: list[Record] = field(default_factory=list)
 
-    def lists(self) -> list[list[Record]]:
-        return [self.inner, self.epochs, *self.valid.values()]
-
-    def drop_after(self, update: int) -> None:
-        for records in self.lists():
-            records[:] = [record for record in records if record.update <= update]
+    def of(self, *kinds: str) -> list[Record]:
+        return [record for record in self.records if record.kind in kinds]
 
 
 @dataclass
 class Training:
-    """One training, all its stretches together.
+    """One training: all its stretches.
 
-    parameters, devices, examples: as the log states them; None or empty where it does not.
+    parameters, examples: as logged, None or empty if not. devices: what it ran on, in words; several if it was resumed
+    on another kind of machine.
     """
 
     stretches: list[Stretch] = field(default_factory=list)
@@ -62,44 +67,39 @@ class Training:
     devices: list[str] = field(default_factory=list)
     examples: dict[str, int] = field(default_factory=dict)
 
-    def _all(self, of) -> list[Record]:
-        return sorted((r for stretch in self.stretches for r in of(stretch)), key=lambda record: record.update)
+    def valid(self, subset: str) -> list[Record]:
+        """The records of a validation subset."""
+        return sorted((r for stretch in self.stretches for r in stretch.of(subset)), key=lambda record: record.update)
 
     @property
     def train(self) -> list[Record]:
-        """The records of training: those within epochs, and the epochs' means where there are none."""
-        return self._all(lambda s: s.inner) or self._all(lambda s: s.epochs)
+        """The records of training: those within epochs, or else the epochs' means."""
+        return self.valid(_IN_EPOCH) or self.valid(_PER_EPOCH)
 
     @property
     def subsets(self) -> list[str]:
-        """Names of the subsets that were validated on, in the order of the log."""
-        return list(dict.fromkeys(name for stretch in self.stretches for name in stretch.valid))
-
-    def valid(self, subset: str) -> list[Record]:
-        return self._all(lambda s: s.valid.get(subset, []))
+        """Names of the validation subsets, in the order of the log."""
+        kinds = dict.fromkeys(record.kind for stretch in self.stretches for record in stretch.records)
+        return [kind for kind in kinds if kind not in (_IN_EPOCH, _PER_EPOCH)]
 
     @property
     def updates(self) -> int:
-        """The last update that the log knows of."""
-        return max((r.update for stretch in self.stretches for rs in stretch.lists() for r in rs), default=0)
+        """The last update in the log."""
+        return max((record.update for stretch in self.stretches for record in stretch.records), default=0)
 
     @property
     def seconds(self) -> float | None:
-        """Time of the updates that count, validation included: the last `wall` of each stretch, summed."""
-        walls = []
-        for stretch in self.stretches:
-            known = [r for rs in (stretch.inner, stretch.epochs) for r in rs if "wall" in r.values]
-            if known:
-                walls.append(max(known, key=lambda r: r.update).values["wall"])
-        return sum(walls) if walls else None
+        """Time of the updates that count, with validation: the sum of the last `wall` of each stretch."""
+        walls = [[r.values["wall"] for r in s.of(_IN_EPOCH, _PER_EPOCH) if "wall" in r.values] for s in self.stretches]
+        return sum(map(max, filter(None, walls))) if any(walls) else None
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Target tokens a second in training: all tokens over all their time."""
+        """Target tokens per second of training: all tokens divided by all their time."""
         tokens = seconds = 0.0
         for stretch in self.stretches:
             before = stretch.start
-            for record in stretch.inner or stretch.epochs:
+            for record in stretch.of(_IN_EPOCH) or stretch.of(_PER_EPOCH):
                 speed, batch = record.values.get("wps", 0), record.values.get("wpb", 0)
                 if speed > 0 and batch > 0 and record.update > before:
                     tokens += batch * (record.update - before)
@@ -110,19 +110,34 @@ class Training:
 
 @dataclass
 class Log:
-    """trainings: in the order of the log. broken: lines that begin like a record and cannot be read (cut off)."""
+    """trainings: in the order of the log. broken: lines that begin like a record but are cut off."""
 
     trainings: list[Training]
     broken: int
 
 
+def _device(machine: dict[str, list[str]]) -> str:
+    """What a training ran on, in words; "" if the log does not say. machine: what _MACHINE found."""
+    processes, threads, backend = (machine.get(name, [""])[-1] for name in ("processes", "threads", "backend"))
+    if gpus := Counter(machine.get("GPU", ())):
+        text = ", ".join(f"{number} × {name}" for name, number in gpus.items())
+    elif processes:
+        kind = "GPU" if backend == "cuda" else "CPU"
+        text = f"1 process on a {kind}" if processes == "1" else f"{processes} processes on {kind}s"
+        if threads:
+            text += f", {threads} thread{'s' * (threads != '1')}{' each' * (processes != '1')}"
+    else:
+        return ""
+    return f"{text}; operators: {backend} backend" if backend else text
+
+
 def parse_log(text: str) -> Log:
-    """Read a training's log; see the module's text for what is understood."""
+    """Read a training's log; the module's docstring says what is supported."""
     reader = _Reader()
-    # A line without an end is one that was cut: its last number may have lost digits.
+    # A line without an end was cut: its last number may have lost digits.
     *lines, rest = text.split("\n")
     for line in lines:
-        # A progress bar rewrites its line: what counts is after the last return.
+        # A progress bar rewrites its line: only what follows the last carriage return counts.
         reader.read(line.rstrip("\r").rpartition("\r")[2])
     broken = reader.broken + any(pattern.search(rest) for pattern in (_JSON, _INNER, _EPOCH))
     return Log(reader.trainings, broken)
@@ -132,38 +147,31 @@ class _Reader:
     def __init__(self):
         self.trainings: list[Training] = []
         self.broken = 0
-        self._starting = True  # a stretch has begun, and its first update is not known yet
+        self._starting = True  # a stretch has begun; its first update is not known yet
         self._header: dict = {}
 
     def read(self, line: str) -> None:
+        for name, pattern in _MACHINE.items():
+            if match := pattern.search(line):
+                self._header.setdefault(name, []).append(match[1])
+                return
         if match := _PARAMETERS.search(line):
-            self._begin()
-            self._header.pop("start", None)  # of a start that came to nothing
+            self._starting = True
+            # What else was read is of a start that came to nothing.
+            self._header = {name: value for name, value in self._header.items() if name == "threads"}
             self._header["parameters"] = int(match[1].replace(",", ""))
         elif match := _LOADED.search(line):
-            self._begin()
+            self._starting = True
             self._header["start"] = int(match[1])
-        elif match := (_DEVICES.search(line) or _GPU.search(line) or _BACKEND.search(line)):
-            self._device(match[0].strip())
         elif match := _EXAMPLES.search(line):
             self._examples(match[2].strip().replace("\\", "/").split("/")[-1].split(".")[0], match[1])
         elif match := _JSON.search(line):
             self._json(match[1], match[2])
         elif match := _INNER.search(line):
-            self._record(None, "inner", int(match[1]), _PAIR.findall(match[2]))
+            self._record(_IN_EPOCH, int(match[1]), _PAIR.findall(match[2]))
         elif match := _EPOCH.search(line):
             pairs = [part.rsplit(" ", 1) for part in match[3].split(" | ")]
-            kind = "valid" if match[2] else "epochs"
-            self._record(match[2], kind, int(match[1]), [pair for pair in pairs if len(pair) == 2])
-
-    def _begin(self) -> None:
-        if not self._starting:
-            self._starting, self._header = True, {}
-
-    def _device(self, text: str) -> None:
-        known = self._header.setdefault("devices", []) if self._starting else self.trainings[-1].devices
-        if text not in known:
-            known.append(text)
+            self._record(match[2] or _PER_EPOCH, int(match[1]), [pair for pair in pairs if len(pair) == 2])
 
     def _examples(self, subset: str, number: str) -> None:
         known = self._header.setdefault("examples", {}) if self._starting else self.trainings[-1].examples
@@ -181,10 +189,9 @@ class _Reader:
         # The epoch's records have their subset as prefix: train_loss, valid_loss.
         subset = next((key.removesuffix("_num_updates") for key in stats if key.endswith("_num_updates")), tag)
         pairs = [(key if inner else key.removeprefix(f"{subset}_"), value) for key, value in stats.items()]
-        kind = "inner" if inner else "epochs" if subset == "train" else "valid"
-        self._record(subset, kind, epoch, pairs)
+        self._record(_IN_EPOCH if inner else _PER_EPOCH if subset == "train" else subset, epoch, pairs)
 
-    def _record(self, subset: str | None, kind: str, epoch: int, pairs) -> None:
+    def _record(self, kind: str, epoch: int, pairs) -> None:
         values = {}
         for name, value in pairs:
             try:
@@ -195,17 +202,13 @@ class _Reader:
         if math.isnan(update):
             self.broken += bool(values)
             return
-        record = Record(int(update), epoch, values)
-        stretch = self._stretch(record)
-        if kind == "valid":
-            stretch.valid.setdefault(subset, []).append(record)
-        else:
-            getattr(stretch, kind).append(record)
+        record = Record(int(update), epoch, values, kind)
+        self._stretch(record).records.append(record)
 
     def _stretch(self, record: Record) -> Stretch:
-        """The stretch that the record belongs to; begins it where its head was just read."""
+        """The stretch that the record belongs to, a new one if its head was just read."""
         last = self.trainings[-1].updates if self.trainings else 0
-        # A log without heads (of old fairseq, or the tail of one): numbers that fall tell of a new start.
+        # A log without heads (of old fairseq, or the tail of one): if the updates fall, it was started again.
         fell = bool(self.trainings) and record.update < last and not self._starting
         if not (self._starting or fell or not self.trainings):
             return self.trainings[-1].stretches[-1]
@@ -216,10 +219,11 @@ class _Reader:
             self.trainings.append(Training())
         training = self.trainings[-1]
         for stretch in training.stretches:
-            stretch.drop_after(start)
+            stretch.records = [earlier for earlier in stretch.records if earlier.update <= start]
         training.stretches.append(Stretch(start))
         training.parameters = head.get("parameters", training.parameters)
-        training.devices += [device for device in head.get("devices", []) if device not in training.devices]
+        device = _device(head)
+        training.devices += [device] if device and device not in training.devices else []
         training.examples |= head.get("examples", {})
         self._starting, self._header = False, {}
         return training.stretches[-1]

@@ -1,7 +1,7 @@
-"""The papers' numbers to stand beside a run's own: facts, each with its source; and which of them belong to a run.
+"""The papers' scores, each with its source, and which of them belong beside a run's own.
 
-Only what has been read in a source is here. A run is matched by its data and languages (the task), by its token mixer
-(the system), and in the ablation by the options that make up the row.
+Only numbers that were read in a source are listed. A run is matched by its data and languages (the task), by its token
+mixer (the system), and in the ablation by the options that define the row.
 """
 
 import re
@@ -23,8 +23,8 @@ SYSTEMS = {
 
 @dataclass(frozen=True)
 class Task:
-    """A task of the papers. `data` is searched in the path of a run's data, `pair` is (source, target) language;
-    `how` says how the papers score."""
+    """A task of the papers. data: searched in the path of a run's data. pair: (source, target) language. how: how
+    the papers score."""
 
     name: str
     data: str
@@ -34,7 +34,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Fact:
-    """A published test score: of which task and system, by which measure (as in scores.py), from which source."""
+    """A published test score. values: by measure (as in scores.py)."""
 
     task: str
     system: str
@@ -55,7 +55,7 @@ TASKS = (
 
 
 def _rouge(one: str, two: str, longest: str) -> dict[str, str]:
-    # Their ROUGE-L goes sentence by sentence.
+    # Their ROUGE-L is computed sentence by sentence.
     return {"rouge1": one, "rouge2": two, "rougeLsum": longest}
 
 
@@ -98,9 +98,9 @@ ABLATION = {
 
 
 def find_task(data: str, pair: tuple[str, str] | None) -> Task | None:
-    """The papers' task whose data this path names, for these languages; None where it is none of theirs.
+    """The papers' task whose data this path names, for these languages; None if there is none.
 
-    Everything of the path counts, and a task with languages wants exactly its direction.
+    The whole path counts; a task with languages matches only its own direction.
     """
     text = data.replace("\\", "/").lower()
     for task in TASKS:
@@ -121,7 +121,7 @@ def find_fact(task: Task | None, system: str | None) -> Fact | None:
 
 
 def ablation_row(mixers: Sequence[str], options: Mapping) -> str | None:
-    """The row of the paper's ablation that a model of the WMT16 En-De size without GLU is; None for any other.
+    """The row of the paper's ablation that a model is, of the size for WMT16 En-De and without GLU; else None.
 
     mixers: of all layers. options: the model's, by fairseq's names.
     """

@@ -1,7 +1,7 @@
-"""The report's pictures, as SVG to stand in a page: text and lines take the page's colours, in light and in dark.
+"""The report's pictures: SVG elements whose text and lines take the page's colours, in light and in dark.
 
-Values are drawn as one colour of varying opacity, so that nothing is the page's own background. Pictures are made for
-370 to 500 CSS pixels of width.
+Values are drawn as one colour of varying opacity, so that the page's background shows where they are 0. Pictures are
+made for a width of 370 to 500 CSS pixels.
 """
 
 import io
@@ -10,23 +10,16 @@ import logging
 import re
 import warnings
 from collections.abc import Sequence
-from html import escape
 
+import matplotlib
 import numpy as np
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from lightconv_plugin.errors import InputError
 from lightconv_plugin.report.kernels import Layer
 from lightconv_plugin.report.logs import Record, Training
-
-try:
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-except ImportError as error:
-    raise InputError(
-        "the pictures need matplotlib, which is not installed: pip install 'lightconv-plugin[report]' (or matplotlib)"
-    ) from error
 
 RUN_COLOURS = 8
 DASHES = ("solid", (0, (4, 2)), (0, (1, 1.5)))
@@ -34,7 +27,9 @@ DASHES = ("solid", (0, (4, 2)), (0, (1, 1.5)))
 _INK, _GRID = "#010203", "#030201"
 _RUNS = [f"#0102{n:02x}" for n in range(0x10, 0x10 + RUN_COLOURS)]
 _POSITIVE, _NEGATIVE = (0.16, 0.49, 0.88), (0.87, 0.42, 0.10)
+_BOTH = "#808890"  # for a picture that may stand on white or on black
 _WIDTH = 5.2  # inches of 96 CSS pixels
+_TITLE = 0.36  # inches above a panel
 _STYLE = {
     "svg.fonttype": "none",
     "font.size": 9,
@@ -56,30 +51,28 @@ _STYLE = {
 _numbers = itertools.count()
 
 
-def _svg(figure: Figure, alt: str, minimum: int = 0) -> str:
-    """The figure as an <svg> element with a text for those who don't see it; `minimum`: CSS pixels it needs."""
+def _svg(figure: Figure, alt: str, minimum: int = 0) -> Markup:
+    """The figure as an <svg> element; alt: a text for those who do not see it; minimum: CSS pixels that it needs."""
     out = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of glyphs that matplotlib's font lacks: the page's fonts draw them
+        warnings.simplefilter("ignore")  # about glyphs that matplotlib's font lacks: the page's fonts draw them
         figure.savefig(out, format="svg", metadata=nothing)
-    text = out.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
-    text = re.sub(rf"(fill|stroke): {_INK}", r"\1: currentColor", text)
-    text = re.sub(rf"(fill|stroke): {_GRID}", r"\1: var(--grid)", text)
-    for number, colour in enumerate(_RUNS):
-        text = re.sub(rf"(fill|stroke): {colour}", rf"\1: var(--run{number})", text)
+    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", out.getvalue(), flags=re.DOTALL)
+    colours = {_INK: "currentColor", _GRID: "var(--grid)"}
+    colours |= {colour: f"var(--run{number})" for number, colour in enumerate(_RUNS)}
+    for colour, name in colours.items():
+        text = re.sub(rf"(fill|stroke): {colour}", rf"\1: {name}", text)
     text = re.sub(r"(style=\"[^\"]*?font: [^\";]*?px) [^\";]*", r"\1 sans-serif", text)
-    prefix = f"p{next(_numbers)}-"
-    text = re.sub(r"\bid=\"", f'id="{prefix}', text)
-    text = re.sub(r"(url\(#|href=\"#)", rf"\1{prefix}", text)
-    width, height = figure.get_size_inches() * 96
-    least = f"; min-width: {minimum}px" if minimum else ""
-    head = f'<svg class="plot" role="img" aria-label="{escape(alt)}" style="max-width: {width:.0f}px{least}"'
-    view = re.search(r'viewBox="[^"]+"', text)[0]
-    inner = text[text.index(">", text.index("<svg")) + 1 :]
-    return f'{head} {view} width="{width:.0f}" height="{height:.0f}" xmlns:xlink="http://www.w3.org/1999/xlink">{inner}'
+    prefix = f"p{next(_numbers)}-"  # ids of its own in the page
+    text = re.sub(r"(\bid=\"|url\(#|href=\"#)", rf"\1{prefix}", text)
+    view, inner = re.search(r'<svg[^>]*?(viewBox="[^"]+")[^>]*>(.*)', text, re.DOTALL).groups()
+    width, height = (round(96 * inches) for inches in figure.get_size_inches())
+    head = Markup(
+        '<svg class="plot" role="img" aria-label="{}" style="max-width: {}px; min-width: {}px" width="{}" height="{}" '
+        'xmlns:xlink="http://www.w3.org/1999/xlink" '
+    ).format(alt, width, minimum, width, height)
+    return head + Markup(f"{view}>{inner}")  # matplotlib has escaped the text in it
 
 
 def _context():
@@ -101,10 +94,10 @@ def series(records: Sequence[Record], name: str) -> tuple[list[int], list[float]
     return [update for update, _ in known], [value for _, value in known]
 
 
-def curves(trainings: dict[str, tuple[int, Training]]) -> list[tuple[str, str]]:
-    """Pictures of all trainings overlaid, (heading, SVG) each; `trainings`: by the run's name (its number, training).
+def curves(trainings: dict[str, tuple[int, Training]]) -> list[tuple[str, Markup]]:
+    """Pictures of all trainings overlaid, (heading, SVG) each, of what was logged.
 
-    Left out is what no training logged.
+    trainings: (number, training) by the run's name.
     """
     kinds = [
         ("Loss", "loss", "loss, bits a token", False),
@@ -124,7 +117,7 @@ def curves(trainings: dict[str, tuple[int, Training]]) -> list[tuple[str, str]]:
     return found
 
 
-def _curve(heading: str, key: str, label: str, logarithmic: bool, lines) -> str:
+def _curve(heading: str, key: str, label: str, logarithmic: bool, lines) -> Markup:
     with _context():
         figure = Figure((_WIDTH, 3.3), layout="constrained")
         axes = figure.subplots()
@@ -133,7 +126,7 @@ def _curve(heading: str, key: str, label: str, logarithmic: bool, lines) -> str:
             thin = subset == "train" and len({line[2] for line in lines}) > 1
             style = {"linewidth": 1.0, "alpha": 0.65} if thin else {"linewidth": 1.8}
             if key == "lr":
-                # Schedules are often the same: a later line lets the earlier ones be seen through its gaps.
+                # Schedules are often the same: earlier lines show through the gaps of a later one.
                 here = set(zip(updates, values, strict=True))
                 hidden = sum(bool(here & set(zip(*line[3:], strict=True))) for line in lines[:place])
                 dashes, style["linewidth"] = (0, (4, 4 * hidden)) if hidden else dashes, 2.2
@@ -163,7 +156,7 @@ def _described(line, most: bool) -> str:
     best = (max if most else min)(values)
     at = updates[values.index(best)]
     ends = f"{values[0]:.4g} at update {updates[0]}, {values[-1]:.4g} at {updates[-1]}"
-    return f"{name}, {subset}: {ends}, {'most' if most else 'least'} {best:.4g} at {at}."
+    return f"{name}, {subset}: {ends}, {'highest' if most else 'lowest'} {best:.4g} at {at}."
 
 
 # ------------------------------------------------------------------------------------------------ kernels
@@ -177,27 +170,69 @@ def shade(values: np.ndarray, largest: float) -> np.ndarray:
     return out
 
 
-def kernels(layers: Sequence[Layer], where: str) -> str:
-    """One side's layers below each other, the current token's position in one line; `where` names it in the text."""
-    heights = [max(0.30, 0.115 * len(layer.rows)) if len(layer.rows) > 2 else 0.45 for layer in layers]
-    total = sum(heights) + 0.36 * len(layers) + 0.4
-    first, last = min(layer.positions[0] for layer in layers), max(layer.positions[-1] for layer in layers)
+def kernels(layers: Sequence[Layer], where: str) -> Markup:
+    """The layers of one side, one below the other and aligned at the current token; `where` names the side."""
     with _context():
-        figure = Figure((_WIDTH, total))
-        top = total
-        for layer, height in zip(layers, heights, strict=True):
-            top -= 0.36
-            axes = figure.add_axes((0.085, (top - height) / total, 0.895, height / total))
-            top -= height
-            _panel(axes, layer)
-            axes.set_xlim(first - 0.75, last + 0.75)
-            axes.axvline(0, color=_INK, linewidth=0.6, linestyle=(0, (2, 2)), zorder=3)
-            axes.xaxis.set_major_locator(MaxNLocator(9, integer=True))
-            axes.tick_params(labelbottom=layer is layers[-1], labelsize=8, length=2)
-            for side in ("top", "right"):
-                axes.spines[side].set_visible(False)
-        axes.set_xlabel("position relative to the current token", fontsize=8.5)
+        figure = Figure((_WIDTH, _height(layers) + 0.4))
+        _column(figure, layers, 0.085 * _WIDTH, 0.895 * _WIDTH)
         return _svg(figure, f"Kernels of {where}. " + " ".join(describe(layer) for layer in layers))
+
+
+def kernel_figure(columns: Sequence[tuple[str, Sequence[Layer], Sequence[str]]], form: str) -> bytes:
+    """A file with the kernels of several models beside each other, each (title, layers of one side, tokens).
+
+    Where kernels depend on the text, the last such layer is drawn over the tokens of the first sentence. The background
+    is transparent; text and lines are of a grey that is legible on white and on black.
+
+    form: "png", "svg" or "pdf".
+    """
+    filters = [layers for _, layers, _ in columns if not any(layer.maps for layer in layers)]
+    height = max([3.2, *map(_height, filters)])
+    widths = [height + 0.95 if any(layer.maps for layer in layers) else 4.2 for _, layers, _ in columns]
+    style = {name: _BOTH if value in (_INK, _GRID) else value for name, value in _STYLE.items()}
+    with _context(), matplotlib.rc_context(style):
+        figure = Figure((sum(widths), height + 0.75))
+        wide, high = figure.get_size_inches()
+        left = 0.0
+        for (title, layers, tokens), width in zip(columns, widths, strict=True):
+            figure.text((left + 0.3) / wide, 1 - 0.1 / high, title, fontsize=11, va="top", weight="bold")
+            if mapped := [layer for layer in layers if layer.maps]:
+                box = (left + 0.75, 0.65, height - 0.3, height - 0.3)
+                axes = figure.add_axes((box[0] / wide, box[1] / high, box[2] / wide, box[3] / high))
+                _map(axes, mapped[-1], 0, tokens)
+                axes.tick_params(labeltop=False, labelbottom=True)
+            else:
+                _column(figure, layers, left + 0.3, width - 0.6, 0.25)
+            left += width
+        out = io.BytesIO()
+        figure.savefig(out, format=form, dpi=200, metadata={"Date": None} if form == "svg" else None)
+    return out.getvalue()
+
+
+def _heights(layers: Sequence[Layer]) -> list[float]:
+    """Inches of each layer's panel, without its title."""
+    return [max(0.30, 0.115 * len(layer.rows)) if len(layer.rows) > 2 else 0.45 for layer in layers]
+
+
+def _height(layers: Sequence[Layer]) -> float:
+    return sum(_heights(layers)) + _TITLE * len(layers)
+
+
+def _column(figure: Figure, layers: Sequence[Layer], left: float, width: float, top: float = 0) -> None:
+    """Draw layers one below the other, `left` and `top` inches from the figure's corner."""
+    whole, high = figure.get_size_inches()
+    first, last = min(layer.positions[0] for layer in layers), max(layer.positions[-1] for layer in layers)
+    for layer, height in zip(layers, _heights(layers), strict=True):
+        top += _TITLE + height
+        axes = figure.add_axes((left / whole, 1 - top / high, width / whole, height / high))
+        _panel(axes, layer)
+        axes.set_xlim(first - 0.75, last + 0.75)
+        axes.axvline(0, color=matplotlib.rcParams["text.color"], linewidth=0.6, linestyle=(0, (2, 2)), zorder=3)
+        axes.xaxis.set_major_locator(MaxNLocator(9, integer=True))
+        axes.tick_params(labelbottom=layer is layers[-1], labelsize=8, length=2)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    axes.set_xlabel("position relative to the current token", fontsize=8.5)
 
 
 def _panel(axes, layer: Layer) -> None:
@@ -206,10 +241,9 @@ def _panel(axes, layer: Layer) -> None:
     if layer.reach is not None:
         edges, density = reach_density(layer)
         _image(axes, density, (edges[0], edges[-1]), density.max())
-        for row in range(rows):
-            for sign, reach in zip((-1, 1), layer.reach, strict=True):
-                if sign < 0 or layer.limits[1]:
-                    axes.plot(sign * np.median(reach[row]), row, "|", color=_INK, markersize=min(7, 60 / rows))
+        marks = {"color": matplotlib.rcParams["text.color"], "markersize": min(7, 60 / rows)}
+        for sign, reach in zip((-1, 1) if layer.limits[1] else (-1,), layer.reach, strict=False):
+            axes.plot(sign * np.median(reach, 1), range(rows), "|", **marks)
         title += " · |: median"
     elif layer.mean is None:
         axes.text(0.5, 0.5, "needs data", transform=axes.transAxes, ha="center", va="center")
@@ -247,13 +281,14 @@ def _image(axes, values: np.ndarray, extent: tuple[float, float], largest: float
         interpolation="none",
         aspect="auto",
     )
-    axes.add_patch(Rectangle((extent[0], -0.5), extent[1] - extent[0], len(values), fill=False, edgecolor=_GRID))
+    edge = matplotlib.rcParams["grid.color"]
+    axes.add_patch(Rectangle((extent[0], -0.5), extent[1] - extent[0], len(values), fill=False, edgecolor=edge))
 
 
 def reach_density(layer: Layer, bins: int = 4) -> tuple[np.ndarray, np.ndarray]:
-    """TaLK's window ends: (edges in relative positions, share of positions whose end lies there, (H, bins)).
+    """TaLK's window ends: (edges in relative positions, share of the windows that end there, (H, bins)).
 
-    `bins` for each token of the longest reach. Left of 0 is the left end of the windows, right of it the right end.
+    bins: per token of the longest reach. Left of 0 are the left ends of the windows, right of 0 the right ends.
     """
     edges, shares = [], []
     for sign, reach, limit in zip((-1, 1), layer.reach, layer.limits, strict=True):
@@ -267,7 +302,7 @@ def reach_density(layer: Layer, bins: int = 4) -> tuple[np.ndarray, np.ndarray]:
 
 
 def describe(layer: Layer) -> str:
-    """One sentence or two for those who don't see the picture."""
+    """A sentence for those who do not see the picture."""
     name = f"Layer {layer.number + 1}, {_kind(layer)}:"
     if layer.reach is not None:
         left, right = (np.median(side, 1) for side in layer.reach)
@@ -286,8 +321,8 @@ def describe(layer: Layer) -> str:
 # ------------------------------------------------------------------------------------------------ over time
 
 
-def overview(layers: Sequence[Layer], sentence: int, where: str) -> str:
-    """All heads of all layers for one sentence, t downwards, s to the right; each picture has a scale of its own."""
+def overview(layers: Sequence[Layer], sentence: int, where: str) -> Markup:
+    """All heads of all layers for one sentence, t downwards, s to the right; each picture has its own scale."""
     layers = [layer for layer in layers if layer.maps]
     columns = max(len(layer.rows) for layer in layers)
     cell = max(0.62, (_WIDTH - 0.35) / max(columns, 4))
@@ -310,20 +345,24 @@ def overview(layers: Sequence[Layer], sentence: int, where: str) -> str:
         return _svg(figure, f"Which position (down) reads which (across), for every layer and head of {where}.", least)
 
 
-def time_maps(layer: Layer, sentence: int, tokens: Sequence[str], where: str) -> str:
-    """One layer's mean over heads for one sentence, with its tokens: the row reads the columns."""
+def time_map(layer: Layer, sentence: int, tokens: Sequence[str], where: str) -> Markup:
+    """One layer's mean over heads for one sentence, with its tokens: each row reads the columns."""
     values = layer.maps[sentence].mean(0)
     length = len(values)
     size = 0.9 + 0.19 * length
     with _context():
         figure = Figure((size, size), layout="constrained")
-        axes = figure.subplots()
-        largest = np.abs(values).max()
-        axes.imshow(shade(values, largest), interpolation="none", aspect="equal")
-        axes.set_xticks(range(length), tokens, rotation=90, fontsize=7.5)
-        axes.set_yticks(range(length), tokens, fontsize=7.5)
-        axes.tick_params(length=0, labeltop=True, labelbottom=False, pad=2)
-        axes.set_title(f"layer {layer.number + 1} · {_kind(layer)} · max {largest:.2g}", fontsize=8.5, loc="left")
+        _map(figure.subplots(), layer, sentence, tokens)
         reads = [f"{tokens[t]} reads {tokens[int(np.abs(row).argmax())]}" for t, row in enumerate(values)]
         alt = f"Layer {layer.number + 1} of {where}, mean over heads; each position's strongest: {'; '.join(reads)}."
         return _svg(figure, alt, minimum=int(size * 96 * 0.8))
+
+
+def _map(axes, layer: Layer, sentence: int, tokens: Sequence[str]) -> None:
+    values = layer.maps[sentence].mean(0)
+    largest = np.abs(values).max()
+    axes.imshow(shade(values, largest), interpolation="none", aspect="equal")
+    axes.set_xticks(range(len(values)), tokens, rotation=90, fontsize=7.5)
+    axes.set_yticks(range(len(values)), tokens, fontsize=7.5)
+    axes.tick_params(length=0, labeltop=True, labelbottom=False, pad=2)
+    axes.set_title(f"layer {layer.number + 1} · {_kind(layer)} · max {largest:.2g}", fontsize=8.5, loc="left")

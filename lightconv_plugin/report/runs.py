@@ -1,4 +1,4 @@
-"""What lies in the folder of a run: its settings, its log, its scores, and which checkpoint to look into."""
+"""Reads the folder of a run: its settings, its log, its scores, and which checkpoint to show."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from lightconv_plugin.report.scores import (
     score_files,
 )
 
-# As scripts/train.sh, hydra, and the usual redirections name a log.
+# The logs of scripts/train.sh, of hydra, and of the usual redirections.
 LOG_NAMES = ("train.log", "hydra/hydra_train.log", "hydra_train.log", "log.txt", "train.txt")
 _AVERAGE = re.compile(r"average(\d+)\.pt")
 
@@ -49,7 +49,7 @@ class Settings:
 
     @property
     def mixers(self) -> dict[str, list[str]]:
-        """The token mixer of each layer: {"encoder": […], "decoder": […]}, a language model has no encoder."""
+        """The token mixer of each layer: {"encoder": […], "decoder": […]}; a language model has no encoder."""
         found = {}
         for side in ("decoder",) if self.language_model else ("encoder", "decoder"):
             layers = self.model.get(f"{side}_layers")
@@ -76,7 +76,7 @@ class Settings:
 
 @dataclass
 class Run:
-    """A run's folder, read. problems: what could not be read and why, one sentence each, to be shown on the page."""
+    """The contents of a run's folder. problems: what cannot be read and why, one sentence each, shown on the page."""
 
     name: str
     folder: Path
@@ -93,31 +93,31 @@ class Run:
 
 
 def check_folder(folder: Path) -> None:
-    """InputError unless the folder is that of a training."""
-    if not folder.exists():
-        raise InputError(f"RUN_DIR: there is no folder {folder}")
+    """Raise InputError unless the folder is that of a training."""
     if not folder.is_dir():
-        raise InputError(f"RUN_DIR: {folder} is a file; give the folder of a training (fairseq's --save-dir)")
+        found = "is a file" if folder.exists() else "does not exist"
+        raise InputError(f"`run_dirs`: {folder} {found}: expected the folder of a training (fairseq's save_dir)")
     known = [folder / name for name in LOG_NAMES]
     if not any(path.is_file() for path in known) and not list(folder.glob("*.pt")) and not list(folder.glob("*.log")):
         raise InputError(
-            f"RUN_DIR: {folder} is not the folder of a training: it has neither checkpoints (*.pt) nor a log "
+            f"`run_dirs`: {folder} is not the folder of a training: it has neither checkpoints (*.pt) nor a log "
             f"({', '.join(LOG_NAMES)} or *.log)"
         )
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """A name for each folder: its last part, and as many parts before it as it takes to tell them apart."""
+    """A name for each folder: the last part of its path, with as many parts before it as make the names differ."""
     parts = [folder.resolve().parts for folder in folders]
     for length in range(1, max(map(len, parts)) + 1):
         names = ["/".join(p[-length:]) for p in parts]
         if len(set(names)) == len(names):
             return names
-    raise InputError("RUN_DIR: a folder is given twice")
+    twice = next(folder for folder, part in zip(folders, parts, strict=True) if parts.count(part) > 1)
+    raise InputError(f"`run_dirs`: {twice} is given twice")
 
 
 def read_run(folder: Path, name: str, checkpoint: str | None = None) -> Run:
-    """Everything of a run but what its model computes. What cannot be read becomes one of the run's problems."""
+    """Read everything about a run except its model. What cannot be read becomes one of the run's problems."""
     run = Run(name, folder)
     _read_log(run)
     _read_checkpoint(run, checkpoint)
@@ -141,20 +141,20 @@ def _read_log(run: Run) -> None:
             continue
         *run.earlier, run.training = log.trainings
         if log.broken:
-            run.problems.append(f"{path.name}: {log.broken} lines of statistics are cut off and were left out.")
+            run.problems.append(f"{path.name}: {log.broken} truncated lines of statistics were left out.")
         if run.earlier:
             ends = ", ".join(f"{training.updates:,}" for training in run.earlier)
             run.problems.append(
-                f"{path.name} holds {len(log.trainings)} trainings, each begun at update 0; the last is shown. "
-                f"Those before it ended at update {ends}."
+                f"{path.name} holds {len(log.trainings)} trainings, each started at update 0; the last one is shown. "
+                f"The others ended at update {ends}."
             )
         return
-    what = f"{', '.join(seen)} holds no line of a training's statistics" if seen else "there is no log of the training"
+    what = f"no training statistics in {', '.join(seen)}" if seen else "there is no training log"
     run.problems.append(f"No learning curve: {what}.")
 
 
 def choose_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint to look into: the newest average, else the best, else the last one written."""
+    """The checkpoint to show: the newest average, else the best, else the last one written."""
     averages = [path for path in folder.glob("*.pt") if _AVERAGE.fullmatch(path.name)]
     if averages:
         return max(averages, key=lambda path: (path.stat().st_mtime, path.name))
@@ -171,12 +171,12 @@ def choose_checkpoint(folder: Path) -> Path | None:
 def _read_checkpoint(run: Run, name: str | None) -> None:
     run.checkpoint = run.folder / name if name else choose_checkpoint(run.folder)
     if run.checkpoint is None:
-        run.problems.append("There is no checkpoint (*.pt): no kernels, and no translations but those of a log.")
+        run.problems.append("There is no checkpoint (*.pt), so there are no kernels, and only translations from a log.")
         return
     try:
         state = load_checkpoint(run.checkpoint)
     except InputError as error:
-        run.problems.append(f"The checkpoint cannot be used: {error}.")
+        run.problems.append(f"The checkpoint cannot be loaded: {error}.")
         run.checkpoint = None
         return
     history = state.get("optimizer_history") or [{}]
@@ -188,7 +188,7 @@ def _read_checkpoint(run: Run, name: str | None) -> None:
 
 
 def _read_settings(run: Run) -> None:
-    """hydra's copy of the configuration, where no checkpoint says it."""
+    """Without a checkpoint's settings, read hydra's copy of the configuration."""
     path = run.folder / "hydra" / ".hydra" / "config.yaml"
     if run.settings.architecture or not path.is_file():
         return
@@ -201,7 +201,7 @@ def _read_settings(run: Run) -> None:
 
 
 def with_defaults(settings: Settings) -> Settings:
-    """The settings of a configuration file, which has only what it changes, with the architecture's own."""
+    """The settings of a configuration file, completed by the architecture's defaults."""
     from fairseq.models import MODEL_DATACLASS_REGISTRY
 
     import lightconv_plugin.models  # noqa: F401  (registers the architectures)

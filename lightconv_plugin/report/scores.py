@@ -1,7 +1,7 @@
-"""Scores and translations that lie in a run's folder, as scripts/score.sh and fairseq's commands leave them.
+"""Scores and translations in a run's folder, as scripts/score.sh and fairseq's commands write them.
 
 CHECKPOINT.SUBSET.score    what `lightconv score` printed, text or JSON
-CHECKPOINT.SUBSET.gen      what fairseq-generate printed; generate-SUBSET.txt where --results-path named the folder
+CHECKPOINT.SUBSET.gen      what fairseq-generate printed; generate-SUBSET.txt with its --results-path
 CHECKPOINT.SUBSET.ppl      a perplexity: what scripts/perplexity.sh writes (JSON), or fairseq-eval-lm printed
 """
 
@@ -15,7 +15,7 @@ from lightconv_plugin.files import read_lines
 from lightconv_plugin.scoring.bleu import LEFT_OVER, remove_bpe
 from lightconv_plugin.scoring.generate_log import LAST_LINE, parse_gen_log
 
-# Key → heading. The keys are those of `lightconv score --json`, but for "bleu".
+# Key → heading. The keys are those of `lightconv score --json`, except "bleu".
 MEASURES = {
     "bleu": "BLEU, tokenised",
     "sacrebleu": "sacreBLEU",
@@ -46,7 +46,7 @@ SUFFIXES = (".score", ".ppl")
 
 @dataclass
 class Score:
-    """One file's scores. values: by MEASURES. details: signatures and the like, as the file has them."""
+    """The scores in one file. values: by MEASURES. details: signatures and the like, as in the file."""
 
     checkpoint: str
     subset: str
@@ -56,7 +56,7 @@ class Score:
 
 @dataclass
 class Translations:
-    """One log of fairseq-generate, subwords joined; lists in the order of the data. sources: "" where not printed."""
+    """One log of fairseq-generate, subwords joined; lists in the order of the data. sources: "" if not printed."""
 
     checkpoint: str
     subset: str
@@ -73,7 +73,7 @@ def _named(path: Path) -> tuple[str, str]:
 
 
 def read_score(path: Path) -> Score:
-    """The scores in a file; InputError where it holds none."""
+    """The scores in a file; InputError if it has none."""
     text = "\n".join(read_lines(path))
     score = Score(*_named(path))
     if text.lstrip().startswith("{"):
@@ -85,7 +85,7 @@ def read_score(path: Path) -> Score:
         score.details += _REMARK.findall(text)
         score.details += [f"{name} {signature}".strip() for name, signature in _SIGNATURE.findall(text)]
     if not score.values:
-        raise InputError(f"{path.name} holds no score that is known here ({', '.join(MEASURES.values())})")
+        raise InputError(f"{path.name} has no known score ({', '.join(MEASURES.values())})")
     return score
 
 
@@ -93,7 +93,7 @@ def _from_json(path: Path, text: str, score: Score) -> None:
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise InputError(f"{path.name} is not JSON: is it cut off? ({error})") from error
+        raise InputError(f"{path.name} is not valid JSON, or is cut off: {error}") from error
     for key, value in content.items():
         name = _JSON_NAMES.get(key, key)
         if name in MEASURES and isinstance(value, (int, float)):
@@ -130,7 +130,7 @@ def read_translations(path: Path) -> Translations:
 
 
 def join_subwords(line: str) -> str:
-    """Words of a line that may be in subwords of subword-nmt or sentencepiece."""
+    """The words of a line that may consist of subwords of subword-nmt or sentencepiece."""
     if LEFT_OVER.search(line):
         return remove_bpe(line, "sentencepiece" if "\u2581" in line else "@@")
     return line

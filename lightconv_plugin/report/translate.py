@@ -1,4 +1,4 @@
-"""Sample translations, from the logs in the runs' folders or by beam search, ready to be put side by side."""
+"""Sample translations, from the logs in the runs' folders or by beam search, side by side."""
 
 import difflib
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Sample:
 
 @dataclass
 class Group:
-    """Samples of one test set. origins: for each run, where its translations are from."""
+    """Samples of one test set. origins: for each run, where its translations come from."""
 
     subset: str
     samples: list[Sample]
@@ -32,13 +32,13 @@ class Group:
 
 
 def choose_log(run: Run) -> Translations | None:
-    """The log to show: of the test set rather than another, of the report's checkpoint rather than another's."""
+    """The log to show: preferably of the test set, then preferably of the report's checkpoint."""
     stem = run.checkpoint.stem if run.checkpoint else ""
     return max(run.translations, key=lambda log: (log.subset == "test", log.checkpoint == stem), default=None)
 
 
 def group_logs(runs: Sequence[Run], number: int) -> list[Group]:
-    """The runs' logs, those of the same references together; `number` sentences of each group, evenly spaced."""
+    """The runs' logs, grouped by their references; `number` sentences of each group, evenly spaced."""
     chosen = {run.name: log for run in runs if (log := choose_log(run))}
     groups: dict[tuple, list[str]] = {}
     for name, log in chosen.items():
@@ -76,9 +76,9 @@ def search(model, task, cfg_generation, subset: str, number: int) -> list[tuple[
 
 
 def differences(reference: str, hypothesis: str) -> list[tuple[str, bool]]:
-    """The hypothesis in pieces: (words, whether they stand where the reference has others).
+    """The hypothesis in pieces: (words, whether the reference differs there).
 
-    Joined with spaces the pieces are the hypothesis' words. Case does not count as a difference.
+    The pieces joined by spaces are the hypothesis. Case is ignored.
     """
     words, wanted = hypothesis.split(), reference.lower().split()
     matcher = difflib.SequenceMatcher(None, wanted, [word.lower() for word in words], autojunk=False)

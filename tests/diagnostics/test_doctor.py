@@ -1,4 +1,4 @@
-"""`lightconv doctor`: all well, without fairseq, and each thing that can be wrong."""
+"""`lightconv doctor`: a good installation, one without fairseq, and each problem that it finds."""
 
 import json
 import os
@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
-from lightconv_plugin.cli import doctor, main
-from lightconv_plugin.diagnostics import selfcheck
+from lightconv_plugin.cli import main
+from lightconv_plugin.diagnostics import checks, selfcheck
 from lightconv_plugin.ops import backends, reference
 from lightconv_plugin.ops.artifacts import NativeError
 
@@ -25,17 +25,6 @@ class Blocker:
 
 sys.meta_path.insert(0, Blocker())
 """
-
-
-def command(*arguments, repository, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "lightconv_plugin.cli", "doctor", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=repository,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        timeout=120,
-    )
 
 
 def statuses(report, status):
@@ -58,12 +47,12 @@ def no_fairseq(monkeypatch):
 # ------------------------------------------------------------------------------------------------ as a user runs it
 
 
-def test_all_is_well_with_fairseq(repository):
+def test_everything_works_with_fairseq(repository, capsys):
     pytest.importorskip("fairseq")
-    done = command("--json", repository=repository)
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count("\n") == 1
-    said = json.loads(done.stdout)
+    assert main.main(["doctor", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    said = json.loads(out)
     assert said["ok"] is True
     assert said["plugin"] == str(repository / "lightconv_plugin")
     assert said["versions"]["torch"] == metadata.version("torch")
@@ -76,38 +65,67 @@ def test_all_is_well_with_fairseq(repository):
     assert {"dynamicconv", "lightweightconv", "dynamicconv_wmt_en_de_big"} <= set(said["fairseq"]["architectures"])
     assert "processes_without_gpu" in dict(said["fairseq"]["patches"])
     assert all(len(patch) == 2 and all(patch) for patch in said["fairseq"]["patches"])
-    checks = said["self_check"]
-    assert {"lightconv on cpu, float32", "dynamicconv on cpu, bfloat16"} <= checks.keys()
-    assert all(0 <= error < 1e-5 for name, error in checks.items() if name.endswith("float32"))
+    errors = said["self_check"]
+    assert {"lightconv on cpu, float32", "dynamicconv on cpu, bfloat16"} <= errors.keys()
+    assert all(0 <= error < 1e-5 for name, error in errors.items() if name.endswith("float32"))
     names = [finding["name"] for finding in said["findings"] if finding["status"] == "ok"]
-    assert {"fairseq", "models", "model self-check", *checks} <= set(names)
+    assert {"fairseq", "models", "model self-check", *errors} <= set(names)
 
 
-@pytest.mark.parametrize("form", ["json", "lines"])
-def test_without_fairseq_the_operators_are_fine(form, repository, tmp_path):
+def test_one_line_per_area_and_the_rest_with_verbose(capsys):
+    pytest.importorskip("fairseq")
+    assert main.main(["doctor"]) == 0
+    brief = capsys.readouterr().out.splitlines()
+    areas = [line.split(":")[0].split(maxsplit=1)[1] for line in brief if line.startswith(("ok", "info"))]
+    assert areas == [
+        *("python", "plugin", "torch", "compilers", "memory", "disk", "backend for cpu tensors", "operators on cpu"),
+        *("fairseq", "patches", "models", "model self-check"),
+    ]
+    assert brief[-1].startswith("everything works")
+    assert main.main(["doctor", "--verbose"]) == 0
+    verbose = capsys.readouterr().out.splitlines()
+    assert {line.split(":")[0] for line in brief} < {line.split(":")[0] for line in verbose}
+    patches = int(next(line for line in brief if "patches: " in line).split()[2])
+    assert sum(line.startswith("info     patch ") for line in verbose) == patches > 0
+    assert any(line.startswith("ok       lightconv on cpu, float32: forward, backward and step") for line in verbose)
+    assert any("architectures: " in line and "dynamicconv_wmt_en_de_big" in line for line in verbose)
+
+
+def test_in_a_process_that_cannot_import_fairseq(repository, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_FAIRSEQ)
-    options = ["--json"] if form == "json" else []
-    done = command(*options, repository=repository, PYTHONPATH=str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-m", "lightconv_plugin", "doctor"],
+        capture_output=True,
+        text=True,
+        cwd=repository,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)},
+        timeout=120,
+    )
     assert done.returncode == 0, done.stdout
-    if form == "json":
-        said = json.loads(done.stdout)
-        assert said["ok"] is True
-        assert said["fairseq"] == {"available": False}
-        assert len(said["self_check"]) >= 4
-    else:
-        assert "warning  fairseq: not installed: the operators work, the models are not available\n" in done.stdout
-        assert "pip install 'lightconv-plugin[fairseq]'" in done.stdout
-        assert done.stdout.endswith("all is well\n")
-        assert "model self-check" not in done.stdout
+    assert "warning  fairseq: not installed: the operators work, the models are not available\n" in done.stdout
+    assert "pip install 'lightconv-plugin[fairseq]'" in done.stdout
+    assert "everything works, with " in done.stdout.splitlines()[-1]
+    assert "model self-check" not in done.stdout
 
 
-def test_what_is_wrong_has_a_remedy_and_status_1(repository, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(WITHOUT_FAIRSEQ)
-    done = command(repository=repository, PYTHONPATH=str(tmp_path), LIGHTCONV_BACKEND="cuda")
-    assert done.returncode == 1
-    assert "failure  backend for cuda tensors: LIGHTCONV_BACKEND=cuda: the CUDA kernels cannot be used" in done.stdout
-    assert "         -> unset LIGHTCONV_BACKEND\n" in done.stdout
-    assert done.stdout.endswith("something is wrong: see the lines marked failure\n")
+def test_without_fairseq_the_operators_are_fine(no_fairseq, capsys):
+    assert main.main(["doctor", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["ok"] is True
+    assert said["fairseq"] == {"available": False}
+    assert len(said["self_check"]) >= 4
+
+
+def test_what_is_wrong_has_a_remedy_and_status_1(no_fairseq, monkeypatch, capsys):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    monkeypatch.setattr(backends, "_decided", {})
+    monkeypatch.setenv("LIGHTCONV_BACKEND", "cuda")
+    assert main.main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "failure  backend for cuda tensors: LIGHTCONV_BACKEND=cuda: the CUDA kernels cannot be used" in out
+    assert "         -> unset LIGHTCONV_BACKEND\n" in out
+    assert out.endswith("something is wrong: see the lines marked failure\n")
 
 
 # ------------------------------------------------------------------------------------------------ the operators
@@ -197,7 +215,7 @@ def test_a_wrong_operator_is_found(operator, how, said, no_fairseq, monkeypatch,
 @pytest.mark.parametrize("operator", selfcheck.OPERATORS)
 def test_a_wrong_gradient_is_found(operator, no_fairseq, monkeypatch):
     monkeypatch.setattr(ops, operator, spoiled(getattr(ops, operator), Backward.apply))
-    assert f"{operator} on cpu, float32" in statuses(doctor.examine(), doctor.FAILURE)
+    assert f"{operator} on cpu, float32" in statuses(checks.examine(), checks.FAILURE)
 
 
 @pytest.mark.parametrize("operator", backends.OPERATORS)
@@ -212,7 +230,7 @@ def test_a_kernel_that_differs_from_the_reference_is_found(operator, wrong, no_f
     computed = getattr(reference, operator)
     monkeypatch.setattr(reference, operator, lambda *arguments: spoil(computed(*arguments)))
     name = operator.partition("_")[0]
-    found = statuses(doctor.examine(), doctor.FAILURE)[f"{name} on cpu, float32"]
+    found = statuses(checks.examine(), checks.FAILURE)[f"{name} on cpu, float32"]
     assert "with all options from the reference by up to" in found.detail
 
 
@@ -221,30 +239,30 @@ def test_a_kernel_that_differs_from_the_reference_is_found(operator, wrong, no_f
 
 def decided(monkeypatch, **values):
     monkeypatch.setattr(backends, "_decided", {"cpu": backends.Decision(**values)})
-    return doctor.examine()
+    return checks.examine()
 
 
 def test_the_backend_in_use_is_told(no_fairseq, monkeypatch, tmp_path):
     about = {"built": "2026-01-02", "capability": "AVX2", "seconds": 20, "flags": ["-O3", "-x"]}
     (tmp_path / "build.json").write_text(json.dumps(about))
     report = decided(monkeypatch, backend="cpu", library=tmp_path / "a.so")
-    detail = statuses(report, doctor.OK)["backend for cpu tensors"].detail
+    detail = statuses(report, checks.OK)["backend for cpu tensors"].detail
     assert detail == f"cpu, compiled 2026-01-02 for AVX2 in 20 s: {tmp_path}/a.so"
-    assert statuses(report, doctor.INFO)["flags of the cpu kernels"].detail == "-O3 -x"
+    assert statuses(report, checks.INFO)["flags of the cpu kernels"].detail == "-O3 -x"
     assert report.values["backends"]["cpu"] == {"backend": "cpu", "library": f"{tmp_path}/a.so", **about}
 
 
 def test_a_reference_that_was_asked_for_is_fine(no_fairseq, monkeypatch):
     report = decided(monkeypatch, backend="reference", reason="LIGHTCONV_BACKEND=reference")
     assert report.ok and report.values["backends"]["cpu"] == {"backend": "reference"}
-    assert "LIGHTCONV_BACKEND=reference" in statuses(report, doctor.INFO)["backend for cpu tensors"].detail
+    assert "LIGHTCONV_BACKEND=reference" in statuses(report, checks.INFO)["backend for cpu tensors"].detail
     assert report.values["against_reference"] == {}
 
 
 def test_a_missing_compiler_is_a_warning_with_a_remedy(no_fairseq, monkeypatch):
     error = NativeError("no C++ compiler was found", "apt install g++")
     report = decided(monkeypatch, backend="reference", reason="r", error=error)
-    finding = statuses(report, doctor.WARNING)["backend for cpu tensors"]
+    finding = statuses(report, checks.WARNING)["backend for cpu tensors"]
     assert finding.detail == "reference: no C++ compiler was found" and finding.remedy == "apt install g++"
     assert report.ok
 
@@ -252,9 +270,9 @@ def test_a_missing_compiler_is_a_warning_with_a_remedy(no_fairseq, monkeypatch):
 def test_kernels_that_do_not_compile_are_a_failure(no_fairseq, monkeypatch, tmp_path):
     error = NativeError("a.cpp:1: error: x", log=tmp_path / "log")
     report = decided(monkeypatch, backend="reference", reason="r", error=error)
-    finding = statuses(report, doctor.FAILURE)["backend for cpu tensors"]
+    finding = statuses(report, checks.FAILURE)["backend for cpu tensors"]
     assert finding.detail == f"reference: a.cpp:1: error: x (all messages: {tmp_path}/log)"
-    assert finding.remedy == doctor.REPORT_IT
+    assert finding.remedy == checks.REPORT_IT
     assert "lightconv on cpu, float32" in report.values["self_check"]
 
 
@@ -266,8 +284,8 @@ def test_a_backend_that_cannot_be_had(value, said, monkeypatch):
         pytest.skip("there is a GPU")
     monkeypatch.setattr(backends, "_decided", {})
     monkeypatch.setenv("LIGHTCONV_BACKEND", value)
-    report = doctor.examine()
-    failures = statuses(report, doctor.FAILURE)
+    report = checks.examine()
+    failures = statuses(report, checks.FAILURE)
     (finding,) = failures.values()  # and nothing follows from it
     assert said in finding.detail and finding.remedy == "unset LIGHTCONV_BACKEND"
     assert report.values["self_check"] == {}
@@ -286,12 +304,12 @@ def test_fairseq_that_does_not_import_is_a_failure(monkeypatch):
 
     monkeypatch.delitem(sys.modules, "fairseq", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
-    report = doctor.examine()
-    finding = statuses(report, doctor.FAILURE)["fairseq"]
+    report = checks.examine()
+    finding = statuses(report, checks.FAILURE)["fairseq"]
     assert "ValueError: mutable default for field common" in finding.detail
     assert ("fairseq-fixed==0.12.3.1" if sys.version_info >= (3, 11) else "fairseq==0.12.2") in finding.remedy
     assert report.values["fairseq"] == {"available": False}
-    assert "lightconv on cpu, float32" in statuses(report, doctor.OK)
+    assert "lightconv on cpu, float32" in statuses(report, checks.OK)
 
 
 def test_a_missing_dependency_of_fairseq_is_not_a_missing_fairseq(monkeypatch):
@@ -302,12 +320,12 @@ def test_a_missing_dependency_of_fairseq_is_not_a_missing_fairseq(monkeypatch):
 
     monkeypatch.delitem(sys.modules, "fairseq", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
-    assert "omegaconf" in statuses(doctor.examine(), doctor.FAILURE)["fairseq"].detail
+    assert "omegaconf" in statuses(checks.examine(), checks.FAILURE)["fairseq"].detail
 
 
 def test_two_fairseqs_are_a_failure(no_fairseq, monkeypatch):
-    monkeypatch.setattr(doctor, "installed", lambda: {"fairseq": "0.12.2", "fairseq-fixed": "0.12.3.1"})
-    finding = statuses(doctor.examine(), doctor.FAILURE)["fairseq"]
+    monkeypatch.setattr(checks, "installed", lambda: {"fairseq": "0.12.2", "fairseq-fixed": "0.12.3.1"})
+    finding = statuses(checks.examine(), checks.FAILURE)["fairseq"]
     assert "both fairseq 0.12.2 and fairseq-fixed 0.12.3.1 are installed" in finding.detail
     assert "pip uninstall fairseq fairseq-fixed" in finding.remedy
 
@@ -316,15 +334,15 @@ def test_models_that_are_not_registered_are_a_failure(monkeypatch):
     models = pytest.importorskip("fairseq.models")
     others = {name: model for name, model in models.ARCH_MODEL_REGISTRY.items() if "conv" not in name}
     monkeypatch.setattr(models, "ARCH_MODEL_REGISTRY", others)
-    finding = statuses(doctor.examine(), doctor.FAILURE)["models"]
-    assert "not registered as this plugin's: dynamicconv, lightweightconv" in finding.detail
+    finding = statuses(checks.examine(), checks.FAILURE)["models"]
+    assert "not registered by this plugin: dynamicconv, lightweightconv" in finding.detail
 
 
 @pytest.mark.parametrize("error", [0.5, float("nan"), float("inf")], ids=str)
 def test_a_model_that_decodes_wrongly_is_a_failure(error, monkeypatch):
     pytest.importorskip("fairseq")
     monkeypatch.setattr(selfcheck, "decoding_error", lambda device: error)
-    assert "model self-check" in statuses(doctor.examine(), doctor.FAILURE)
+    assert "model self-check" in statuses(checks.examine(), checks.FAILURE)
 
 
 def test_a_decoder_that_looks_ahead_is_found(monkeypatch):
@@ -335,9 +353,9 @@ def test_a_decoder_that_looks_ahead_is_found(monkeypatch):
 
 def test_patches_that_are_left_out_are_a_warning(monkeypatch):
     pytest.importorskip("fairseq")
-    monkeypatch.setenv("LIGHTCONV_SKIP_PATCHES", "bf16_without_xla")
-    report = doctor.examine()
-    assert statuses(report, doctor.WARNING)["patches left out"].detail == "bf16_without_xla"
+    monkeypatch.setenv("LIGHTCONV_SKIP_PATCHES", "E")
+    report = checks.examine()
+    assert statuses(report, checks.WARNING)["skipped patches"].detail == "E"
     assert report.ok
 
 
@@ -347,9 +365,9 @@ def test_patches_that_are_left_out_are_a_warning(monkeypatch):
 @pytest.mark.parametrize("version, ok", [("2.5.1+cu124", False), ("1.13.1", False), ("2.6.0", True), ("2.13.0", True)])
 def test_an_old_torch_is_a_failure(version, ok, no_fairseq, monkeypatch):
     monkeypatch.setattr(torch, "__version__", version)
-    report = doctor.examine()
+    report = checks.examine()
     assert report.ok == ok
-    assert ("torch" in statuses(report, doctor.FAILURE)) == (not ok)
+    assert ("torch" in statuses(report, checks.FAILURE)) == (not ok)
 
 
 @pytest.mark.parametrize("name", ["sacrebleu", "sacremoses", "sentencepiece", "subword-nmt"])
@@ -362,8 +380,8 @@ def test_a_missing_package_is_a_warning(name, no_fairseq, monkeypatch):
         return found(asked)
 
     monkeypatch.setattr(metadata, "version", version)
-    report = doctor.examine()
-    assert statuses(report, doctor.WARNING)[name].remedy == f"pip install {name}"
+    report = checks.examine()
+    assert statuses(report, checks.WARNING)[name].remedy == f"pip install {name}"
     assert report.ok
     assert name not in report.values["versions"]
 
@@ -376,11 +394,11 @@ def test_compilers_are_listed_and_not_required(no_fairseq, monkeypatch, tmp_path
     compiler.chmod(0o755)
     silent.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    report = doctor.examine()
+    report = checks.examine()
     assert report.values["compilers"] == {
         "g++": f"{silent} (no answer to --version)",
         "nvcc": f"{compiler} (Cuda compilation tools, release 13.0, V13.0.88)",
         "ninja": None,
     }
-    assert statuses(report, doctor.INFO)["ninja"].detail == "not on PATH"
+    assert statuses(report, checks.INFO)["ninja"].detail == "not on PATH"
     assert report.ok

@@ -1,17 +1,12 @@
-"""What `lightconv doctor` says of the machine, and train.sh before it trains on the wrong processors."""
+"""What `lightconv doctor` says about the machine, and a training before it starts on the wrong processors."""
 
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lightconv_plugin.cli import doctor
-from lightconv_plugin.diagnostics import machine
+from lightconv_plugin.diagnostics import checks, machine
 from lightconv_plugin.ops import artifacts
-from tests.recipes.conftest import ROOT
-
-sys.path.insert(0, str(ROOT / "scripts"))
 from lightconv_plugin.recipes.training.plan import count_gpus
 
 TOO_OLD = (
@@ -33,8 +28,8 @@ def cache(monkeypatch, tmp_path):
 
 
 def findings(status):
-    report = doctor.Report()
-    doctor._machine(report)
+    report = checks.Report()
+    checks._machine(report)
     return {finding.name: finding for finding in report.findings if finding.status == status}
 
 
@@ -74,7 +69,7 @@ def too_old():
 )
 def test_gpus_that_torch_cannot_use(options, said, remedy, with_driver):
     with_driver(**options)
-    finding = findings(doctor.WARNING)["GPUs"]
+    finding = findings(checks.WARNING)["GPUs"]
     assert said.format(torch.__version__) in finding.detail and "\n" not in finding.detail
     assert finding.remedy.startswith(remedy)
     with pytest.raises(ValueError, match=r"there is an NVIDIA driver .*, or train on the processors: common.cpu=true"):
@@ -85,27 +80,27 @@ def test_gpus_that_torch_cannot_use(options, said, remedy, with_driver):
 def test_gpus_that_are_hidden_are_not_missed(hidden, with_driver, monkeypatch):
     with_driver(too_old)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    assert "GPUs" not in findings(doctor.WARNING)
+    assert "GPUs" not in findings(checks.WARNING)
     assert count_gpus() == torch.cuda.device_count()
 
 
 def test_no_gpu_is_no_fault(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "DRIVER", tmp_path / "none")
     monkeypatch.setattr(torch.cuda, "init", too_old)
-    assert machine.driver() == "" and "GPUs" not in findings(doctor.WARNING)
+    assert machine.driver() == "" and "GPUs" not in findings(checks.WARNING)
 
 
 @pytest.mark.parametrize("kib, short", [(1 << 20, True), (2 << 20, False), (64 << 20, False)])
 def test_memory(kib, short, monkeypatch, tmp_path):
     (tmp_path / "meminfo").write_text(f"MemTotal:       99999999 kB\nMemFree: 1 kB\nMemAvailable:   {kib} kB\n")
     monkeypatch.setattr(machine, "MEMORY", tmp_path / "meminfo")
-    warnings = findings(doctor.WARNING)
+    warnings = findings(checks.WARNING)
     assert ("memory" in warnings) == short
     if short:
-        assert warnings["memory"].detail == "1024 MiB are available, compiling wants 2048"
+        assert warnings["memory"].detail == "1024 MiB available, compilation needs 2048"
         assert "MAX_JOBS=1" in warnings["memory"].remedy
     monkeypatch.setattr(artifacts, "find", lambda kind: tmp_path)  # nothing is left to compile
-    assert "memory" not in findings(doctor.WARNING) and "memory" in findings(doctor.INFO)
+    assert "memory" not in findings(checks.WARNING) and "memory" in findings(checks.INFO)
 
 
 @pytest.mark.parametrize("text", [None, "", "MemAvailable: much\n"], ids=["none", "empty", "odd"])
@@ -115,14 +110,14 @@ def test_a_system_that_does_not_say_its_memory(text, monkeypatch, tmp_path):
         path.write_text(text)
     monkeypatch.setattr(machine, "MEMORY", path)
     assert machine.available_memory() is None
-    assert "memory" not in findings(doctor.WARNING)
+    assert "memory" not in findings(checks.WARNING)
 
 
 def test_a_full_disk_and_a_cache_that_cannot_be_written(cache, monkeypatch, tmp_path):
-    assert "cache of kernels" not in findings(doctor.WARNING)
+    assert "kernel cache" not in findings(checks.WARNING)
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: SimpleNamespace(free=5 << 20))
-    finding = findings(doctor.WARNING)["cache of kernels"]
-    assert finding.detail == f"5 MiB are free at {cache}, compiling wants 200" and "make room" in finding.remedy
+    finding = findings(checks.WARNING)["kernel cache"]
+    assert finding.detail == f"5 MiB free at {cache}, compilation needs 200" and "free disk space" in finding.remedy
     monkeypatch.setattr(machine.os, "access", lambda path, mode: path != tmp_path)
-    assert findings(doctor.WARNING)["cache of kernels"].detail == f"{cache} cannot be written to"
+    assert findings(checks.WARNING)["kernel cache"].detail == f"{cache} is not writable"
     assert not cache.parent.exists()

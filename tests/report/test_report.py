@@ -56,7 +56,8 @@ def trained(tmp_path_factory):
 def page(trained):
     """The page about both."""
     output = trained.folder / "report.html"
-    assert report(trained.hybrid, trained.language, "-o", output, "--sentences", 3) == 0
+    figure = ["--figure", trained.folder / "kernels.png"]
+    assert report(trained.hybrid, trained.language, "-o", output, "--sentences", 3, *figure) == 0
     return output.read_text(encoding="utf-8")
 
 
@@ -102,6 +103,10 @@ def test_the_page_shows_the_kernels_of_every_layer(page):
     assert len(over_time) == 2 * (3 + 2), "two sentences, every layer whose kernels depend on the text"
 
 
+def test_the_figure_is_written_beside_the_page(page, trained):
+    assert (trained.folder / "kernels.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_curves_are_described_by_their_numbers(page, trained):
     labels = [value for name, value in Tags(page).attributes if name == "aria-label" and value]
     loss = next(label for label in labels if label.startswith("Loss by update."))
@@ -122,7 +127,7 @@ def test_scores_and_translations_are_there(page, trained):
         assert reference in references
         assert "<dt>hy brid</dt>" in sample and "<dt>language</dt>" not in sample
     assert "beam search, beam 5, with checkpoint_best.pt" in text
-    assert "what is missing" not in text
+    assert "missing or noteworthy" not in text
 
 
 def test_translations_of_a_search_are_those_of_a_log(page, trained, tmp_path):
@@ -152,7 +157,7 @@ def test_without_data_the_kernels_that_need_none_are_shown_and_the_rest_is_said(
     run = moved(trained.hybrid, tmp_path / "run", tmp_path / "gone")
     assert report(run, "-o", tmp_path / "report.html") == 0
     text = Tags((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert "No kernels of attention, dynamic, talk, which depend on the text: there is no folder" in text.text
+    assert "No kernels of attention, dynamic, talk, which depend on the text: the binarised data are" in text.text
     assert "No translations" in text.text and "No learning curve" in text.text
     labels = " ".join(value for name, value in text.attributes if name == "aria-label" and value)
     assert "Layer 1, lightweight, K = 3: strongest" in labels
@@ -164,7 +169,7 @@ def test_data_bin_takes_the_place_of_what_the_checkpoint_names(trained, tmp_path
     for data, missing in ((trained.plain, False), (tmp_path, True)):
         assert report(run, "-o", tmp_path / "report.html", "--data-bin", data) == 0
         text = Tags((tmp_path / "report.html").read_text(encoding="utf-8")).text
-        assert ("has no dict.txt; give the right folder by --data-bin" in text) == missing
+        assert ("does not hold the run's binarised data: no dict.txt" in text) == missing
         assert ("No kernels of dynamic, window_attention" in text) == missing
 
 
@@ -193,7 +198,7 @@ def test_a_checkpoint_that_cannot_be_used_does_not_lose_the_page(content, traine
         torch.save({"harmful": {"model": Harmful()}, "other": {"a": 1}}[content], path)
     assert report(run, "-o", tmp_path / "report.html") == 0
     text = Tags((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert "The checkpoint cannot be used" in text.text
+    assert "The checkpoint cannot be loaded" in text.text
     assert any(value.startswith("Loss by update.") for name, value in text.attributes if name == "aria-label" and value)
 
 
@@ -206,13 +211,14 @@ def test_a_checkpoint_by_name_that_a_run_lacks_is_said(trained, tmp_path):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["none"], "RUN_DIR: there is no folder none"),
+        (["none"], "RUN_DIR: none does not exist"),
         (["."], "is not the folder of a training"),
         (["RUN", "--data-bin", "none"], "--data-bin: there is no folder none"),
-        (["RUN", "-o", "none/report.html"], "-o none/report.html: there is no folder"),
-        (["RUN", "RUN"], "a folder is given twice"),
+        (["RUN", "-o", "none/report.html"], "cannot write none/report.html: there is no folder"),
+        (["RUN", "--figure", "none/a.png"], "cannot write none/a.png: there is no folder"),
+        (["RUN", "RUN"], "is given twice"),
     ],
-    ids=["missing", "empty", "data", "output", "twice"],
+    ids=["missing", "empty", "data", "output", "figure", "twice"],
 )
 def test_wrong_arguments_are_one_line_and_write_nothing(arguments, said, trained, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -225,7 +231,9 @@ def test_wrong_arguments_are_one_line_and_write_nothing(arguments, said, trained
 
 
 @pytest.mark.parametrize(
-    "option", [["--sentences", "0"], ["--sentences", "x"], ["--checkpoint", "a/b.pt"]], ids=" ".join
+    "option",
+    [["--sentences", "0"], ["--sentences", "x"], ["--checkpoint", "a/b.pt"], ["--figure", "a.jpg"]],
+    ids=" ".join,
 )
 def test_options_out_of_range_are_refused(option, capsys):
     with pytest.raises(SystemExit) as stopped:

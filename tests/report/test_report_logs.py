@@ -93,7 +93,7 @@ def test_every_format_gives_the_same_curves(style, prefix):
     assert training.subsets == ["valid"]
     assert training.train[0].values["lr"] == 0.001
     assert (training.parameters, training.updates, training.seconds) == (2493440, 60, 27)
-    assert training.devices == ["training on 1 devices (GPUs/TPUs)"]
+    assert training.devices == ["1 process on a CPU"]
     assert training.examples == {"valid": 1014}
 
 
@@ -194,9 +194,34 @@ def test_what_is_no_log_has_no_trainings(text):
     assert parse_log(text).trainings == []
 
 
-def test_gpus_and_the_backend_are_what_the_log_states():
+@pytest.mark.parametrize(
+    "processes, threads, lines, said",
+    [
+        (1, None, [], "1 process on a CPU"),
+        (1, 1, ["operators on cpu tensors: backend cpu (a)"], "1 process on a CPU, 1 thread; operators: cpu backend"),
+        (2, 4, [], "2 processes on CPUs, 4 threads each"),
+        (1, 16, ["rank   0: capabilities =  9.0  ; total memory = 139.719 GB ; name = NVIDIA H200                   ",
+                 "operators on cuda tensors: backend cuda (lib.so)"], "1 × NVIDIA H200; operators: cuda backend"),
+        (2, None, [f"rank   {n}: capabilities =  9.0  ; total memory = 1 GB ; name = NVIDIA H200" for n in (0, 1)],
+         "2 × NVIDIA H200"),
+        (4, None, ["operators on cuda tensors: backend cuda (lib.so)"], "4 processes on GPUs; operators: cuda backend"),
+    ],
+)  # fmt: skip
+def test_what_it_ran_on(processes, threads, lines, said):
+    log = Writer()
+    if threads:
+        log.add("x", f"checkpoints and log: runs/a ({processes} × {threads} threads)")
+    log.head()
+    log.lines[-2] = f"training on {processes} devices (GPUs/TPUs)"
+    for line in lines:
+        log.add("x", line)
+    (training,) = log.inner(20, 9).parse().trainings
+    assert training.devices == [said]
+
+
+def test_resumed_on_another_machine():
     gpu = "rank   0: capabilities =  9.0  ; total memory = 139.719 GB ; name = NVIDIA H200"
-    log = Writer().head().add("fairseq.utils", gpu)
-    log.add("lightconv_plugin", "operators on cuda tensors: backend cuda (lib.so)").inner(20, 9)
+    log = Writer().head().inner(20, 9).head(loaded=20).add("x", gpu)  # killed before the first update
+    log.head(loaded=20).add("x", gpu).inner(40, 8).head(loaded=40).add("x", gpu).inner(60, 8)
     (training,) = log.parse().trainings
-    assert training.devices[1:] == [gpu, "operators on cuda tensors: backend cuda"]
+    assert training.devices == ["1 process on a CPU", "1 × NVIDIA H200"]

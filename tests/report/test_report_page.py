@@ -62,7 +62,7 @@ def test_nothing_of_a_run_becomes_markup(tmp_path):
     group = translate.Group(EVIL, [translate.Sample(EVIL, EVIL, {EVIL: f"{EVIL} {EVIL}"})], {EVIL: EVIL})
     layer = layer_of(np.eye(4), maps=[np.eye(3)[None].repeat(4, 0)])
     sentence = loading.Sentence({}, {"encoder": [EVIL, "$a$", "\\frac"]})
-    shown = page.Shown([layer], [sentence], 1, EVIL)
+    shown = page.Shown([layer], [sentence], EVIL)
     text = page.build([run], {EVIL: shown}, [group], EVIL)
     tags = Tags(text)
     assert tags.open == []
@@ -75,11 +75,13 @@ def test_nothing_of_a_run_becomes_markup(tmp_path):
 def test_nothing_on_the_page_is_fetched_from_elsewhere(tmp_path):
     run = runs.Run("run", tmp_path)
     text = page.build([run], {"run": page.Shown([layer_of(np.eye(3))])}, [], "test")
-    for name, value in Tags(text).attributes:
+    attributes = Tags(text).attributes
+    for name, value in attributes:
         if name in ("src", "href", "xlink:href", "srcset", "action", "data"):
             assert value.startswith(("#", "data:")), (name, value)
     assert "url(http" not in text and "@import" not in text
-    assert "default-src &#x27;none&#x27;" in text
+    assert ("http-equiv", "Content-Security-Policy") in attributes
+    assert ("content", "default-src 'none'; style-src 'unsafe-inline'; img-src data:") in attributes
 
 
 # ------------------------------------------------------------------------------------------------ the papers' rows

@@ -29,7 +29,7 @@ def test_runs_are_told_apart_by_as_little_of_the_path_as_it_takes(tmp_path):
 @pytest.mark.parametrize(
     "make, said",
     [
-        (lambda path: None, "there is no folder"),
+        (lambda path: None, "does not exist"),
         (lambda path: path.touch(), "is a file"),
         (lambda path: path.mkdir(), "neither checkpoints"),
     ],
@@ -37,7 +37,7 @@ def test_runs_are_told_apart_by_as_little_of_the_path_as_it_takes(tmp_path):
 )
 def test_a_folder_that_is_none_of_a_training_is_refused(make, said, tmp_path):
     make(tmp_path / "run")
-    with pytest.raises(InputError, match=f"RUN_DIR: .*{said}"):
+    with pytest.raises(InputError, match=f"run.*{said}"):
         runs.check_folder(tmp_path / "run")
 
 
@@ -68,9 +68,9 @@ def test_what_a_folder_lacks_becomes_its_problems(tmp_path):
     run = runs.read_run(tmp_path, "run")
     told = " ".join(run.problems)
     assert "2 trainings" in told and "ended at update 20" in told
-    assert "1 lines of statistics are cut off" in told
+    assert "1 truncated lines of statistics" in told
     assert "There is no checkpoint" in told
-    assert "a.test.score holds no score" in told
+    assert "a.test.score has no known score" in told
     assert "is cut off" in told
     assert run.training.updates == 30
 
@@ -301,6 +301,20 @@ def test_pictures_have_colours_of_the_page_and_ids_of_their_own():
         assert not any(colour in svg for colour in ("#010203", "#030201"))
     ids = [{part.partition('"')[0] for part in svg.split(' id="')[1:]} for svg in (one, two)]
     assert ids[0] and not ids[0] & ids[1]
+
+
+def test_a_figure_of_several_models_stands_on_any_background():
+    from PIL import Image
+
+    over_time = layer_of(np.eye(3), maps=[np.tril(np.full((3, 3, 3), 0.5))])
+    columns = [("one", [layer_of(np.eye(4)), layer_of(np.ones((2, 5)))], []), ("two", [over_time], ["a", "$b$", "c"])]
+    png = Image.open(io.BytesIO(plots.kernel_figure(columns, "png"))).convert("RGBA")
+    pixels = np.asarray(png)
+    assert not pixels[[0, 0, -1, -1], [0, -1, 0, -1], 3].any(), "the corners are transparent"
+    assert not (pixels[..., 3] == 255)[(pixels[..., :3] < 30).all(-1)].any(), "nothing is black"
+    svg = plots.kernel_figure(columns, "svg").decode()
+    assert "one" in svg and "$b$" in svg and "#808890" in svg
+    assert plots.kernel_figure(columns, "pdf").startswith(b"%PDF")
 
 
 def test_a_picture_of_nothing_but_zeros_or_nan_is_drawn():

@@ -1,0 +1,152 @@
+"""From the folders of trainings to the page about them, step by step."""
+
+import warnings
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+import lightconv_plugin
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.report import kernels, loading, page, plots, translate
+from lightconv_plugin.report.runs import Run, check_folder, names_of, read_run
+
+
+@dataclass
+class Report:
+    """page: the HTML. problems: how many notes on it say that something is missing. kernels: by the run's name."""
+
+    page: str
+    problems: int
+    kernels: dict[str, page.Shown]
+
+
+def make_report(
+    run_dirs: Sequence[Path], data_bin: Path | None = None, number: int = 8, checkpoint: str | None = None
+) -> Report:
+    """The report about the trainings in these folders.
+
+    Args:
+        run_dirs: fairseq's save_dir of each.
+        data_bin: binarised data instead of what the checkpoints name.
+        number: of sample translations.
+        checkpoint: name of the file in each folder whose kernels are shown; None: see `runs.choose_checkpoint`.
+
+    Raises:
+        InputError: a folder does not exist, does not hold a training, or is given twice.
+    """
+    for folder in run_dirs:
+        check_folder(folder)
+    if data_bin is not None and not data_bin.is_dir():
+        raise InputError(f"`data_bin`: there is no folder {data_bin}")
+    runs = [read_run(folder, name, checkpoint) for folder, name in zip(run_dirs, names_of(run_dirs), strict=True)]
+    groups = translate.group_logs(runs, number)
+    shown: dict[str, page.Shown] = {}
+    for run in tqdm(runs, desc="reading checkpoints", unit="run"):
+        if run.checkpoint is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's and fairseq's about each other
+                _read_model(run, data_bin, number, shown, groups)
+    made = f"lightconv report {lightconv_plugin.__version__}, {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
+    return Report(page.build(runs, shown, groups, made), sum(len(run.problems) for run in runs), shown)
+
+
+def _read_model(
+    run: Run, data_bin: Path | None, number: int, shown: dict[str, page.Shown], groups: list[translate.Group]
+) -> None:
+    """Add the run's kernels to `shown` and, where no log has its translations, translations to `groups`.
+
+    An unexpected kind of model must not cost the page: whatever fails becomes one of the run's problems.
+    """
+    opened = dataset = None
+    with _noting(run.problems, "The model cannot be built, so there are no kernels"):
+        opened = loading.open_model(run.checkpoint, data_bin)
+    if opened is None:
+        return
+    _add_languages(run, opened.task)
+    subset = loading.split_of(opened.folder)
+    missing = [opened.missing] if opened.missing else []
+    if opened.task is not None:
+        with _noting(missing, f"the data's subset {subset} cannot be read"):
+            dataset = loading.load_dataset(opened.task, subset)
+    with _noting(run.problems, "The kernels cannot be shown"):
+        shown[run.name] = _kernels(run, opened, dataset, subset, missing)
+    if run.settings.language_model or any(run.name in group.origins for group in groups):
+        return
+    if dataset is None:
+        run.problems.append(f"No translations: no log of fairseq-generate is in the folder, and {missing[0]}.")
+        return
+    with _noting(run.problems, "Nothing can be translated"):
+        _translate(run, opened, subset, number, groups)
+
+
+@contextmanager
+def _noting(problems: list[str], what: str) -> Iterator[None]:
+    """Whatever is raised becomes a problem, "what: why"."""
+    try:
+        yield
+    except Exception as error:
+        text = " ".join(str(error).split())[:400]
+        problems.append(f"{what}: {text if isinstance(error, InputError) else f'{type(error).__name__}: {text}'}")
+
+
+def _add_languages(run: Run, task) -> None:
+    """Complete the settings with the languages that fairseq found by the names of the data's files."""
+    found = getattr(task, "cfg", None)
+    if not run.settings.pair and found and found.get("source_lang") and found.get("target_lang"):
+        languages = {name: found[name] for name in ("source_lang", "target_lang")}
+        run.settings = replace(run.settings, task={**run.settings.task, **languages})
+
+
+def _kernels(run: Run, opened: loading.Opened, dataset, subset: str, missing: Sequence[str]) -> page.Shown:
+    found = loading.sentences(opened.task, dataset) if dataset is not None else []
+    chosen = loading.choose_shown(found)
+    layers = kernels.gather(opened.model, [sentence.inputs for sentence in found], chosen)
+    if not layers:
+        run.problems.append("The model has no layers with known token mixers.")
+    if lacking := sorted({layer.kind for layer in layers if layer.mean is None}):
+        run.problems.append(f"No kernels of {', '.join(lacking)}, which depend on the text: {missing[0]}.")
+    origin = run.checkpoint.name
+    if found and any(layer.kind not in kernels.FIXED for layer in layers):
+        pieces = "blocks" if run.settings.language_model else "sentences"
+        origin += f"; what depends on the text is measured on {len(found)} {pieces} of {subset}"
+    return page.Shown(layers, [found[i] for i in chosen], origin)
+
+
+def _translate(run: Run, opened: loading.Opened, subset: str, number: int, groups: list[translate.Group]) -> None:
+    """Beam search on the sentences that other runs show, where they are of the same data, else on some of its own."""
+    options = Namespace(beam=translate.BEAM, lenpen=1.0, max_len_a=2, max_len_b=20)
+    torch.manual_seed(1)
+    found = translate.search(opened.model, opened.task, options, subset, number)
+    origin = f"beam search, beam {translate.BEAM}, with {run.checkpoint.name}"
+    for group in groups:
+        same = [sample.reference for sample in group.samples] == [reference for _, reference, _ in found]
+        if group.subset == subset and same:
+            for sample, (source, _, hypothesis) in zip(group.samples, found, strict=True):
+                sample.source = sample.source or source
+                sample.hypotheses[run.name] = hypothesis
+            group.origins[run.name] = origin
+            return
+    samples = [translate.Sample(source, reference, {run.name: text}) for source, reference, text in found]
+    groups.append(translate.Group(subset, samples, {run.name: origin}))
+
+
+def kernel_figure(report: Report, form: str) -> bytes:
+    """The kernels of the runs side by side, of their encoders (language models: decoders), as "png", "svg" or "pdf".
+
+    Raises:
+        InputError: none of the runs has kernels that can be shown.
+    """
+    columns = []
+    for name, shown in report.kernels.items():
+        for side, layers in list(shown.sides().items())[:1]:
+            tokens = shown.sentences[0].tokens[side][: kernels.LONGEST_SHOWN] if shown.sentences else []
+            columns.append((f"{name}: {side}", layers, tokens))
+    if not columns:
+        raise InputError("there are no kernels to draw: the page says why")
+    return plots.kernel_figure(columns, form)
