@@ -27,6 +27,8 @@ example:
 
 
 def run(args: argparse.Namespace) -> int:
+    if wrong := [argument for argument in args.unknown if argument.startswith("-")]:
+        raise InputError(f"there is no option {wrong[0]}: see lightconv train --help")
     if args.nodes is None and (args.node_rank is not None or args.rendezvous is not None):
         raise InputError("--node-rank and --rendezvous need --nodes")
     if args.nodes is not None and (args.node_rank is None or args.rendezvous is None):
@@ -37,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
     return train(
         args.config,
-        args.rest,
+        args.unknown,
         processes=args.processes or 0,
         nodes=args.nodes or 1,
         node_rank=args.node_rank or 0,
@@ -57,7 +59,6 @@ def host_and_port(text: str) -> str:
 def add_parser(commands) -> None:
     parser = commands.add_parser(
         "train",
-        help="train a configuration, or resume its training",
         usage="lightconv train CONFIG [key=value …] [options]",
         description=DESCRIPTION,
         epilog=EXAMPLE,
@@ -90,4 +91,4 @@ def add_parser(commands) -> None:
     several.add_argument(
         "--rendezvous", type=host_and_port, metavar="HOST:PORT", help="machine 0 as the others reach it, and a free port"
     )
-    parser.set_defaults(run=run, rest_is="overrides")
+    parser.set_defaults(run=run, unknown=[])

@@ -1,4 +1,7 @@
-"""Settings of processes that compute. What the caller has set in the environment stays."""
+"""Settings of processes that compute. What the caller has set in the environment stays.
+
+`python -m lightconv_plugin.recipes.environment` prints them, NAME=VALUE in each line.
+"""
 
 from __future__ import annotations
 
@@ -47,3 +50,7 @@ def compute_here() -> None:
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # glibc reads its variables only when a process starts
         for parameter in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
             mallopt(parameter, (1 << 31) - 1)
+
+
+if __name__ == "__main__":
+    print(*(f"{name}={value}" for name, value in settings().items()), sep="\n")

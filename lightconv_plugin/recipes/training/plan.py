@@ -169,11 +169,11 @@ def count_processes(config: dict[str, Any], overrides: list[str], asked: int, co
     given = given_values(overrides)
     for key in ("distributed_training.distributed_world_size", "distributed_training.distributed_num_procs"):
         if key in given or get(config, key) is not None:
-            raise ValueError(f"{key} follows from the numbers of processes and nodes: leave it out")
+            raise ValueError(f"{key} follows from `processes` and `nodes`: give these")
     on_cpu = str(given.get("common.cpu", get(config, "common.cpu"))).lower() == "true"
     gpus = 0 if on_cpu else count_gpus()
     if gpus and asked > gpus:
-        raise ValueError(f"{asked} processes: this machine has {gpus} GPUs; to train on its CPU add common.cpu=true")
+        raise ValueError(f"`processes` is {asked}: this machine has {gpus} GPUs; to train on its CPU add common.cpu=true")
     return asked or max(1, gpus)
 
 
