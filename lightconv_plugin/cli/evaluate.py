@@ -42,10 +42,11 @@ def run(args: argparse.Namespace) -> int:
     refuse(args, refused[args.metric], f"--metric {args.metric}")
     if args.samples and not args.against:
         raise InputError("--samples needs --against FILE")
-    from lightconv_plugin.recipes.environment import compute_here
+    from lightconv_plugin.recipes.environment import compute_here, quietly
 
     compute_here()
-    from lightconv_plugin.recipes.evaluation import evaluate
+    with quietly():
+        from lightconv_plugin.recipes.evaluation import evaluate
 
     scored = evaluate(
         args.data,

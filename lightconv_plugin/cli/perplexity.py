@@ -5,7 +5,6 @@ What its parser does not know are options of fairseq-eval-lm.
 
 import argparse
 import json
-import logging
 import sys
 from pathlib import Path
 
@@ -28,16 +27,13 @@ example:
 def run(args: argparse.Namespace) -> int:
     if not args.data.is_dir():
         raise InputError(f"no folder {args.data} with binarised data")
-    from lightconv_plugin.recipes.environment import compute_here
+    from lightconv_plugin.recipes.environment import compute_here, quietly
 
     compute_here()
-    logging.disable(logging.INFO)  # what fairseq says while it is imported
-    try:
+    with quietly():
         from lightconv_plugin.scoring.perplexity import measure
 
         result = measure(args.data, args.checkpoint, args.subset, args.context_window, args.unknown)
-    finally:
-        logging.disable(logging.NOTSET)
     with atomic_write(args.checkpoint.with_suffix(f".{args.subset}.ppl")) as file:
         file.write(json.dumps(result) + "\n")
     line = (

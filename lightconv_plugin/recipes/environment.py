@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 from collections.abc import Iterator
 
@@ -50,6 +51,16 @@ def compute_here() -> None:
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # glibc reads its variables only when a process starts
         for parameter in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
             mallopt(parameter, (1 << 31) - 1)
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Nothing below a warning is logged within the block: fairseq has much to say while it is imported."""
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ process waits for the others.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import subprocess
@@ -134,6 +135,7 @@ def main() -> None:
         repair_last_checkpoint(save_dir)
     if first_here:
         starts.write_text(newest_state(save_dir), encoding="utf-8")
+    logging.getLogger("lightconv_plugin").setLevel(logging.DEBUG)  # the backend of the operators is said in the log
     import_module("lightconv_plugin")  # before fairseq counts the processes: patch F of fairseq_patches.py
     # What hydra says of fairseq's use of it.
     warnings.filterwarnings("ignore", category=UserWarning, module="fairseq_cli.hydra_train")
