@@ -78,5 +78,5 @@ def test_a_name_like_no_other():
 def test_other_suffixes():
     assert find_config("cnndm/generate.args") == find_config("cnndm/generate", ".args")
     assert find_config("cnndm/generate", ".args") == ROOT / "configs/cnndm/generate.args"
-    with pytest.raises(InputError, match="did you mean cnndm/generate.args?"):
+    with pytest.raises(InputError, match=r"did you mean cnndm/generate\.args\?"):
         find_config("cnndm/generat.args", ".args")

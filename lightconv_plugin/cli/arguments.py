@@ -21,5 +21,7 @@ def not_negative(text: str) -> int:
 
 def places_first(argv: list[str]) -> list[str]:
     """The arguments; of the first two, existing files with a leading dash become ./FILE, which is no option."""
-    places = [f"./{argument}" if argument.startswith("-") and Path(argument).exists() else argument for argument in argv[:2]]
+    places = [
+        f"./{argument}" if argument.startswith("-") and Path(argument).exists() else argument for argument in argv[:2]
+    ]
     return places + argv[2:]

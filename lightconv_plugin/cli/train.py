@@ -68,18 +68,18 @@ def add_parser(commands) -> None:
     parser.add_argument("config", metavar="CONFIG", help="path or name of a configuration")
     parser.add_argument(
         "--processes", type=positive, metavar="N",
-        help="processes on this machine (default: one for each GPU, without a GPU or with common.cpu=true one). Several "
-        "without a GPU exchange gradients by gloo",
+        help="processes on this machine (default: one for each GPU, without a GPU or with common.cpu=true one). "
+        "Several without a GPU exchange gradients by gloo",
     )  # fmt: skip
     parser.add_argument(
         "--max-restarts", type=not_negative, default=3, metavar="N",
-        help="restarts from the last checkpoint when a process dies (default: %(default)s), if a checkpoint was written "
-        "since the last start. Ctrl-C and SIGTERM end the training",
+        help="restarts from the last checkpoint when a process dies (default: %(default)s), if a checkpoint was "
+        "written since the last start. Ctrl-C and SIGTERM end the training",
     )  # fmt: skip
     parser.add_argument(
         "--timeout", type=positive, default=600, metavar="SECONDS",
-        help="after which a process or machine that does not respond counts as dead (default: %(default)s); longer than "
-        "any of them may be busy alone",
+        help="after which a process or machine that does not respond counts as dead (default: %(default)s); longer "
+        "than any of them may be busy alone",
     )  # fmt: skip
     several = parser.add_argument_group(
         "several machines",
@@ -89,6 +89,9 @@ def add_parser(commands) -> None:
     several.add_argument("--nodes", type=positive, metavar="N", help="machines that train together")
     several.add_argument("--node-rank", type=not_negative, metavar="R", help="number of this machine, 0 … N-1")
     several.add_argument(
-        "--rendezvous", type=host_and_port, metavar="HOST:PORT", help="machine 0 as the others reach it, and a free port"
+        "--rendezvous",
+        type=host_and_port,
+        metavar="HOST:PORT",
+        help="machine 0 as the others reach it, and a free port",
     )
     parser.set_defaults(run=run, unknown=[])

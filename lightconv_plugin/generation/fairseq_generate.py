@@ -26,8 +26,8 @@ def generate(data: Path, checkpoint: Path, subset: str, options: Sequence[str]) 
 def generate_log(data: Path, checkpoint: Path, subset: str, options: Sequence[str]) -> str:
     """What `fairseq-generate DATA --path CHECKPOINT --gen-subset SUBSET OPTIONS` prints: sentences and messages.
 
-    It is that command's own main function, with the plugin imported and DEFAULTS before the options. A progress bar goes
-    to standard error if that is a terminal.
+    It is that command's own main function, with the plugin imported and DEFAULTS before the options. A progress bar
+    goes to standard error if that is a terminal.
 
     Raises InputError for unknown options and when the command fails.
     """

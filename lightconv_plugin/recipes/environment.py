@@ -23,8 +23,8 @@ def settings(threads: int | None = None) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads or cores()),
         # Threads that spin while they wait are ruinous as soon as anything else runs on the cores.
         "OMP_WAIT_POLICY": "passive",
-        # The logits of a batch are hundreds of megabytes. glibc returns blocks of that size to the system at once and has
-        # them zeroed page by page at the next use, a third of the time of an update on a CPU; this keeps them.
+        # The logits of a batch are hundreds of megabytes. glibc returns blocks of that size to the system at once and
+        # has them zeroed page by page at the next use, a third of the time of an update on a CPU; this keeps them.
         "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
         "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
     }

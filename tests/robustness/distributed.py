@@ -123,7 +123,8 @@ def frozen(world, rank):
     training.checkpoint(4)
     os.kill(training.workers()[rank], signal.SIGSTOP)
     ended(training, STARTS + TIMEOUT + TORCHRUN, 0)
-    require(f"process {1 - rank}: no response from a peer process after {TIMEOUT} s" in training.output, training.output[-3000:])
+    said = f"process {1 - rank}: no response from a peer process after {TIMEOUT} s"
+    require(said in training.output, training.output[-3000:])
     return [training]
 
 

@@ -177,11 +177,12 @@ def raised(function):
     return caught.value
 
 
+LATE, CLOSED = "no response from a peer process after 9 s: it hangs", "lost the connection to a peer process"
 MESSAGES = {
-    "[…/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 9000ms for recv operation": "no response from a peer process after 9 s",
-    "wait timeout after 9000ms, keys: /default_pg/0//cuda//0": "no response from a peer process after 9 s: it hangs",
-    "[…/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:2": "lost the connection to a peer process",
-    "Read error [127.0.0.1]:3: Connection reset by peer": "lost the connection to a peer process",
+    "[…/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 9000ms for recv operation": LATE,
+    "wait timeout after 9000ms, keys: /default_pg/0//cuda//0": LATE,
+    "[…/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:2": CLOSED,
+    "Read error [127.0.0.1]:3: Connection reset by peer": CLOSED,
     "CUDA out of memory. Tried to allocate 2.00 GiB": "not enough memory: a smaller dataset.max_tokens with a larger",
     "shape '[2]' is invalid for input of size 3": "",
 }

@@ -1,7 +1,7 @@
 """Runs torchrun in this process: it starts the processes that train (worker.py), and all of them again when one dies.
 
-torchrun notices a death, ends the other processes, meets the other machines and starts all of them again; fairseq resumes
-from the last checkpoint. Added here: the log, the settings of torchrun, and an end in one line instead of a traceback.
+torchrun notices a death, ends the other processes, meets the other machines and starts all of them again; fairseq
+resumes from the last checkpoint. Added here: the log, the settings of torchrun, and an end in one line instead of a traceback.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def launch(job: Job) -> int:
             return
         to_terminal()
         say(
-            f"error: the machine at {job.rendezvous} has not responded for {job.timeout + ANSWER} s: it hangs, or cannot "
-            "be reached; rerun the same command to resume from the last checkpoint"
+            f"error: the machine at {job.rendezvous} has not responded for {job.timeout + ANSWER} s: it hangs or "
+            "cannot be reached; rerun the same command to resume from the last checkpoint"
         )
         folder.cleanup()
         os._exit(1)  # the main thread cannot; processes that train die with this one

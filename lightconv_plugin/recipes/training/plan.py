@@ -173,7 +173,9 @@ def count_processes(config: dict[str, Any], overrides: list[str], asked: int, co
     on_cpu = str(given.get("common.cpu", get(config, "common.cpu"))).lower() == "true"
     gpus = 0 if on_cpu else count_gpus()
     if gpus and asked > gpus:
-        raise ValueError(f"`processes` is {asked}: this machine has {gpus} GPUs; to train on its CPU add common.cpu=true")
+        raise ValueError(
+            f"`processes` is {asked}: this machine has {gpus} GPUs; to train on its CPU add common.cpu=true"
+        )
     return asked or max(1, gpus)
 
 

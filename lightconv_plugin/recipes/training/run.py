@@ -28,9 +28,9 @@ def train(
 ) -> int:
     """Train until the end; the exit status: 0, 1 for a training that failed, 128 + N for one that signal N ended.
 
-    Checkpoints and train.log (of several machines also train.nodeR.log) go to the configuration's save_dir. This process
-    becomes torchrun for as long as the training takes: its output streams go to the log too, and it must be the main
-    thread, which receives the signals.
+    Checkpoints and train.log (of several machines also train.nodeR.log) go to the configuration's save_dir. This
+    process is torchrun for as long as the training takes: its output streams go to the log too, and the caller must be
+    the main thread, which receives the signals.
 
     Args:
         config: a path or a name, as for `find_config`. Its relative paths are relative to the workspace.
