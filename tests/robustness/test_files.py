@@ -241,7 +241,6 @@ def test_an_average_on_a_full_disk(small_disk, tmp_path, capsys):
     "script, arguments, status",
     [
         ("data.parallel_text", ("--raw", "{raw}/pairs", "--out", "{disk}/out"), 1),
-        ("demo.corpus", ("--out", "{disk}/out"), 1),
         ("data.language_model", ("--raw", "{raw}/text", "--out", "{disk}/out", "--any-size"), 1),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -266,6 +265,7 @@ def test_tools_on_a_read_only_folder(small_disk, tmp_path, capsys):
     for command in (
         ["average", "--inputs", str(tmp_path), "--num-last-checkpoints", "2", "--output", str(small_disk / "a.pt")],
         ["score", "--sys", __file__, "--ref", __file__, "--lang", "en", "--output", str(small_disk / "score")],
+        ["demo", "--work", str(small_disk / "demo")],
     ):
         assert main.main(command) == 2
         assert "Read-only file system" in capsys.readouterr().err.splitlines()[-1]

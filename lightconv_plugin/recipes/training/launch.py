@@ -1,7 +1,8 @@
 """Runs torchrun in this process: it starts the processes that train (worker.py), and all of them again when one dies.
 
 torchrun notices a death, ends the other processes, meets the other machines and starts all of them again; fairseq
-resumes from the last checkpoint. Added here: the log, the settings of torchrun, and an end in one line instead of a traceback.
+resumes from the last checkpoint. Added here: the log, the settings of torchrun, and an end in one line instead of a
+traceback.
 """
 
 from __future__ import annotations
