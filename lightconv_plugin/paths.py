@@ -1,9 +1,11 @@
 """Where the package and its files are."""
 
+import difflib
 import os
 from pathlib import Path
 
 import lightconv_plugin
+from lightconv_plugin.errors import InputError
 
 
 def package_dir() -> Path:
@@ -26,3 +28,24 @@ def workspace() -> Path:
     LIGHTCONV_HOME names it (the scripts of a checkout set it); without that it is the working directory.
     """
     return Path(os.environ.get("LIGHTCONV_HOME") or os.getcwd()).absolute()
+
+
+def find_config(name: str | Path, suffix: str = ".yaml") -> Path:
+    """The file of a configuration, absolute; its suffix may be left out.
+
+    name: a path, relative to the working directory or the workspace, or a name within `configs_dir()`, such as
+    multi30k_en_de/dynamicconv (or configs/multi30k_en_de/dynamicconv).
+
+    Raises InputError, with the nearest names, if there is no such file.
+    """
+    configs = configs_dir()
+    for folder in (Path.cwd(), workspace(), configs, configs.parent):
+        for path in (folder / name, folder / f"{name}{suffix}"):
+            if path.is_file():
+                return path.resolve()
+    found = (path.relative_to(configs) for path in configs.rglob(f"*{suffix}") if path.stem != "protocol")
+    known = sorted(path.as_posix().removesuffix(".yaml") for path in found)
+    asked = str(name).removeprefix("configs/").removesuffix(".yaml")
+    alike = difflib.get_close_matches(asked, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(alike)}?" if alike else f"give a path, or a name such as {known[0]}"
+    raise InputError(f"there is no configuration {name}: {hint}")

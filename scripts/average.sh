@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Average the last N checkpoints of a training into SAVE_DIR/averageN.pt: those of epochs, or, where a training
-# keeps none of them (no_epoch_checkpoints), those by updates.
+# Average the last N checkpoints of a training into SAVE_DIR/averageN.pt: those of epochs, or, if a training keeps none
+# of them (no_epoch_checkpoints), those by updates.
 #
-#   scripts/average.sh SAVE_DIR [N]      N: 10 when not given
+#   scripts/average.sh SAVE_DIR [N]      N: 10 by default
 #
-# `lightconv average --help` has the other ways to choose (updates, best, an upper bound).
+# `lightconv average --help` has other ways to choose (updates, best, an upper bound).
 
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -14,8 +14,8 @@ case ${1:-} in
     '') usage >&2; exit 2 ;;
 esac
 save_dir=$1 number=${2:-10}
-[[ $save_dir != -* ]] || save_dir=./$save_dir # no option of the tools below
+[[ $save_dir != -* ]] || save_dir=./$save_dir # not an option
 [[ -d $save_dir ]] || die "no folder $save_dir with checkpoints"
 [[ $number =~ ^[1-9][0-9]*$ && $# -le 2 ]] || die "N must be a positive number, got: ${*:2}"
 use_python
-lightconv average --inputs "$save_dir" --num-last-checkpoints "$number" --output "$save_dir/average$number.pt"
+exec "$PY" -m lightconv_plugin average --inputs "$save_dir" --num-last-checkpoints "$number" --output "$save_dir/average$number.pt"

@@ -28,23 +28,15 @@ use_python() {
     PATH=$(dirname "$PY"):$PATH
     PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH} # the plugin of this checkout, installed or not
     export PATH PYTHONPATH
+    export LIGHTCONV_HOME=${LIGHTCONV_HOME:-$ROOT}
 }
 
 lightconv() { "$PY" -m lightconv_plugin "$@"; }
 
-# Settings of a process that computes; what the caller has set stays.
+# Settings of a process that computes, as `lightconv` has them for its own; what the caller has set stays.
 compute_environment() {
-    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)}
-    # Threads that spin while they wait are ruinous as soon as anything else runs on the cores.
-    export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-    # The logits of a batch are hundreds of megabytes. glibc gives blocks of that size back to the system at once and has them
-    # zeroed page by page at the next use, a third of the time of an update on a CPU; this keeps them.
-    export MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-4294967296}
-    export MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-8589934592}
-    # What hydra says of fairseq's use of it at every start; other warnings stay.
-    local hydra=(hydra.main hydra._internal.hydra hydra.core.default_element __main__ runpy)
-    PYTHONWARNINGS=$(printf 'ignore::UserWarning:%s,' "${hydra[@]}")${PYTHONWARNINGS:-}
-    export PYTHONWARNINGS
+    local setting
+    while read -r setting; do export "${setting?}"; done < <("$PY" -m lightconv_plugin.recipes.environment)
 }
 
 absolute() { realpath -m -- "$1"; }

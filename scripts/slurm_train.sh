@@ -4,11 +4,11 @@
 #   sbatch scripts/slurm_train.sh CONFIG.yaml [hydra overrides …]
 #   sbatch --nodes=4 --gpus-per-node=4 --partition=NAME scripts/slurm_train.sh configs/wmt16_en_de/dynamicconv.yaml
 #
-# One scripts/train.sh on each machine, with a process for each of its GPUs; its options may be given too. The checkout,
-# the data and save_dir lie in a file system that all machines share; make .venv before, by scripts/setup.sh. The machines
-# meet on port 20000 + job number modulo 20000 of the first one (another: RENDEZVOUS_PORT). When a process dies, train.sh
-# starts all again from the last checkpoint; when a machine is lost, Slurm starts the job anew (--requeue); after the time
-# limit the same command goes on.
+# One scripts/train.sh on each machine, with a process for each of its GPUs; its options are valid here, too. The checkout,
+# the data and save_dir must be in a file system that all machines share; run scripts/setup.sh before. The machines meet
+# on port 20000 + job number modulo 20000 of the first one (RENDEZVOUS_PORT: another). When a process dies, train.sh
+# restarts all of them from the last checkpoint; when a machine is lost, Slurm restarts the job (--requeue); after the
+# time limit, rerun the same command to resume.
 
 #SBATCH --job-name=lightconv
 #SBATCH --nodes=2

@@ -8,7 +8,7 @@ imported only when it is asked for, and defines
 
 One that passes arguments on to another program says set_defaults(run=run, rest=[]), and finds what follows "--" in
 `args.rest`; with set_defaults(run=run, unknown=[]), `args.unknown` holds the arguments that its parser does not know
-(such a parser needs allow_abbrev=False).
+(such a parser needs allow_abbrev=False). A function set as `before` gets the arguments, and returns those to be parsed.
 
 What is below cli/ knows no options: its errors write the parameters they are about in backquotes, as in "`lang` is
 needed", and here `lang` becomes --lang, or DATA_BIN for a positional argument of that metavar.
@@ -120,6 +120,8 @@ def subparser(name: str) -> argparse.ArgumentParser:
 def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
     """The arguments of a subcommand, with what it passes on."""
     rest = None
+    if before := parser.get_default("before"):
+        argv = before(argv)
     if parser.get_default("rest") is not None and "--" in argv:
         # Passed on as it is; argparse would take the first of it for a positional argument.
         at = argv.index("--")

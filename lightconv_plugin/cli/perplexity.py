@@ -1,47 +1,64 @@
-"""`scripts/perplexity.sh` in Python: its arguments, and the result on standard output and beside the checkpoint."""
+"""`lightconv perplexity`: the perplexity of a language model on a text, by fairseq-eval-lm.
 
-from __future__ import annotations
+What its parser does not know are options of fairseq-eval-lm.
+"""
 
 import argparse
 import json
-import logging
 import sys
 from pathlib import Path
 
+from lightconv_plugin.cli.arguments import not_negative, places_first
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.recipes.steps import write_text
-from lightconv_plugin.scoring.perplexity import measure
+from lightconv_plugin.files import atomic_write
+
+DESCRIPTION = """\
+Runs fairseq-eval-lm with the sample length and the break mode of the training, and prints one line. All other options
+are those of fairseq-eval-lm.
+
+The perplexity is per token of the dictionary, hence per word if the dictionary is of words; </s> counts as a token
+(--post-process '@@ ' joins BPE). Every token is scored, or it is an error. The log and the result (JSON) are left
+beside the checkpoint, as CHECKPOINT.SUBSET.eval_lm and CHECKPOINT.SUBSET.ppl."""
+EXAMPLE = """\
+example:
+  lightconv perplexity data/wikitext2/data-bin runs/wikitext2/dynamicconv/checkpoint_best.pt --context-window 128"""
 
 
-def parse() -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("data", type=Path, metavar="DATA_BIN")
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT")
-    parser.add_argument("--subset", "--gen-subset", default="test")
-    parser.add_argument("--context-window", type=int, default=0, metavar="N")
-    parser.add_argument("--json", action="store_true")
-    args, options = parser.parse_known_args()
-    if args.context_window < 0:
-        parser.error(f"--context-window must be at least 0, got {args.context_window}")
-    return args, options
+def run(args: argparse.Namespace) -> int:
+    if not args.data.is_dir():
+        raise InputError(f"no folder {args.data} with binarised data")
+    from lightconv_plugin.recipes.environment import compute_here, quietly
 
+    compute_here()
+    with quietly():
+        from lightconv_plugin.scoring.perplexity import measure
 
-def main() -> int:
-    args, options = parse()
-    logging.disable(logging.INFO)  # what fairseq says while it is imported
-    try:
-        result = measure(args.data, args.checkpoint, args.subset, args.context_window, options)
-    except (InputError, OSError) as error:
-        print(f"perplexity.sh: error: {error}", file=sys.stderr)
-        return 1
-    write_text(args.checkpoint.with_suffix(f".{args.subset}.ppl"), json.dumps(result) + "\n")
+        result = measure(args.data, args.checkpoint, args.subset, args.context_window, args.unknown)
+    with atomic_write(args.checkpoint.with_suffix(f".{args.subset}.ppl")) as file:
+        file.write(json.dumps(result) + "\n")
     line = (
         "{subset}: perplexity {perplexity:.2f} over {tokens:,} tokens, each with at least {context_window} before it "
         "where the text has them; {parameters:,} parameters"
     )
-    print(json.dumps(result) if args.json else line.format(**result))
+    sys.stdout.write((json.dumps(result) if args.json else line.format(**result)) + "\n")
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def add_parser(commands) -> None:
+    parser = commands.add_parser(
+        "perplexity",
+        usage="lightconv perplexity DATA_BIN CHECKPOINT [options] [fairseq-eval-lm options]",
+        description=DESCRIPTION,
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("data", type=Path, metavar="DATA_BIN", help="folder of binarised data")
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="the model")
+    parser.add_argument("--subset", "--gen-subset", default="test", metavar="NAME", help="default: %(default)s")
+    parser.add_argument(
+        "--context-window", type=not_negative, default=0, metavar="N",
+        help="score each token after at least N others (default: 0: the first of each sample have few before them)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON object, in one line")
+    parser.set_defaults(run=run, unknown=[], before=places_first)

@@ -13,17 +13,23 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import package_dir
 from lightconv_plugin.scoring.generate_log import Generated, parse_gen_log
 
-# What scripts/score.sh gives fairseq-generate too, before the user's options.
+# Given to fairseq-generate before the caller's options, wherever it is run.
 DEFAULTS = ("--beam", "5", "--lenpen", "1", "--remove-bpe", "--max-tokens", "8000")
 
 
 def generate(data: Path, checkpoint: Path, subset: str, options: Sequence[str]) -> Generated:
-    """Translate a subset as `fairseq-generate DATA --path CHECKPOINT --gen-subset SUBSET OPTIONS` does.
+    """The sentences of `generate_log`, which raises the same errors; InputError also if the log is not complete."""
+    text = generate_log(data, checkpoint, subset, options)
+    return parse_gen_log(text.split("\n"), Path(f"the output of fairseq-generate for {checkpoint}"))
 
-    It is that command's own main function; what it prints is read like any of its logs. The plugin is imported, and
-    DEFAULTS stand before the options. A progress bar goes to standard error where that is a terminal.
 
-    Raises InputError for options that it does not know, when it fails, and when its log is not whole.
+def generate_log(data: Path, checkpoint: Path, subset: str, options: Sequence[str]) -> str:
+    """What `fairseq-generate DATA --path CHECKPOINT --gen-subset SUBSET OPTIONS` prints: sentences and messages.
+
+    It is that command's own main function, with the plugin imported and DEFAULTS before the options. A progress bar
+    goes to standard error if that is a terminal.
+
+    Raises InputError for unknown options and when the command fails.
     """
     args = [str(data), "--path", str(checkpoint), "--gen-subset", subset, "--user-dir", str(package_dir())]
     progress = "tqdm" if sys.stderr.isatty() else "none"
@@ -41,7 +47,7 @@ def generate(data: Path, checkpoint: Path, subset: str, options: Sequence[str]) 
         raise InputError(
             f"fairseq-generate failed for {checkpoint} on {subset}: {type(error).__name__}: {error}"
         ) from error
-    return parse_gen_log(printed.getvalue().split("\n"), Path(f"the output of fairseq-generate for {checkpoint}"))
+    return printed.getvalue()
 
 
 def parse_options(arguments: Sequence[str]):

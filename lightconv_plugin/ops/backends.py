@@ -101,7 +101,7 @@ def _decide(device_type: str, forced: str) -> Decision:
                 # Not by `warnings`: a filter that hides it, or makes it an exception, would be wrong here.
                 _logger.warning("%s. Computing with the reference, which is slower", reason)
     why = f" ({decided.library or decided.reason})" if decided.error is None else ""
-    _logger.info("operators on %s tensors: backend %s%s", device_type, decided.backend, why)
+    _logger.debug("operators on %s tensors: backend %s%s", device_type, decided.backend, why)
     return decided
 
 

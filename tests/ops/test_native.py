@@ -88,19 +88,21 @@ def test_every_operator_goes_to_the_library_and_only_the_first_call_comes_by(toy
     """, OMP_NUM_THREADS="1")  # fmt: skip
 
 
-def test_the_backend_is_logged_once(toy):
+def test_the_backend_is_logged_once_and_only_for_who_asks(toy):
     program = """
-        import logging, sys
-        logging.basicConfig(level="INFO", stream=sys.stdout, format="%(name)s %(levelname)s %(message)s")
+        import logging, os, sys
+        logging.basicConfig(level=os.environ["LEVEL"], stream=sys.stdout, format="%(name)s %(levelname)s %(message)s")
+        logging.getLogger("torch").setLevel("WARNING")
         for _ in range(2):
             ops.lightconv(x, weight, 1)
             ops.dynamicconv(x, torch.randn(5, 2, 3, 4), 1)
     """
-    out, err = toy.run(program)
-    assert re.fullmatch(r"lightconv_plugin INFO operators on cpu tensors: backend cpu \(/.*lightconv_cpu.so\)\n", out)
+    out, err = toy.run(program, LEVEL="DEBUG")
+    assert re.fullmatch(r"lightconv_plugin DEBUG operators on cpu tensors: backend cpu \(/.*lightconv_cpu.so\)\n", out)
     assert err == ""
-    out, _ = toy.run(program, LIGHTCONV_BACKEND="reference")
-    assert out == "lightconv_plugin INFO operators on cpu tensors: backend reference (LIGHTCONV_BACKEND=reference)\n"
+    out, _ = toy.run(program, LEVEL="DEBUG", LIGHTCONV_BACKEND="reference")
+    assert out == "lightconv_plugin DEBUG operators on cpu tensors: backend reference (LIGHTCONV_BACKEND=reference)\n"
+    assert toy.run(program, LEVEL="INFO") == ("", "")
 
 
 def test_threads_that_come_first_together_decide_once(toy):

@@ -89,7 +89,7 @@ def ended(training, within, *statuses):
     status = training.process.returncode
     last = training.output.splitlines()[-1] if training.output else "nothing"
     require(status in statuses, f"status {status}, not one of {statuses}:\n{training.output[-3000:]}")
-    require(status == 0 or last.startswith("train.sh: error: "), "the last line is no clear error:", last)
+    require(status == 0 or last.startswith("lightconv train: error: "), "the last line is no clear error:", last)
 
 
 @case
@@ -123,7 +123,8 @@ def frozen(world, rank):
     training.checkpoint(4)
     os.kill(training.workers()[rank], signal.SIGSTOP)
     ended(training, STARTS + TIMEOUT + TORCHRUN, 0)
-    require(f"process {1 - rank}: waited {TIMEOUT} s (--timeout) in vain" in training.output, training.output[-3000:])
+    said = f"process {1 - rank}: no response from a peer process after {TIMEOUT} s"
+    require(said in training.output, training.output[-3000:])
     return [training]
 
 

@@ -95,7 +95,6 @@ TAGS = {
 @pytest.mark.parametrize("place", ["train.sh", "reproduce.sh", "protocol.yaml", "report"])
 def test_a_tag_of_python_in_yaml_is_refused(place, tag, tmp_path, monkeypatch, capsys):
     from lightconv_plugin.recipes.reproduce import run as reproduce
-    from lightconv_plugin.recipes.training import plan as train_plan
 
     marker = tmp_path / "executed"
     text = tag.format(marker=marker)
@@ -116,8 +115,7 @@ def test_a_tag_of_python_in_yaml_is_refused(place, tag, tmp_path, monkeypatch, c
         said = (tmp_path / "page.html").read_text()
         assert "config.yaml cannot be read: ConstructorError" in said
     elif place == "train.sh":
-        monkeypatch.setattr(sys, "argv", ["train_plan.py", str(config)])
-        assert train_plan.main() == 1
+        assert main.main(["train", str(config)]) == 2
         assert "could not determine a constructor for the tag" in capsys.readouterr().err
     else:
         monkeypatch.setattr(sys, "argv", ["reproduce.py", *arguments])
@@ -161,23 +159,21 @@ def data(tmp_path_factory):
     ],
 )
 def test_cut_data_are_named_before_a_training(name, left, said, data, tmp_path, monkeypatch, capsys):
-    from lightconv_plugin.recipes.training import plan as train_plan
+    from lightconv_plugin.recipes.training.plan import make_plan
 
     damaged = shutil.copytree(data, tmp_path / "data-bin")
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["train_plan.py", str(ROOT / "configs/smoke/dynamicconv.yaml"), f"task.data={damaged}", "common.cpu=true"],
-    )
-    assert train_plan.main() == 0
+    arguments = [str(ROOT / "configs/smoke/dynamicconv.yaml"), f"task.data={damaged}", "common.cpu=true"]
+    make_plan(Path(arguments[0]), arguments[1:], 0, 1)
     if left is None:
         (damaged / name).unlink()
     else:
         content = (data / name).read_bytes()
         (damaged / name).write_bytes(content[: int(len(content) * left)])
-    assert train_plan.main() == 1
+    monkeypatch.chdir(tmp_path)
+    assert main.main(["train", *arguments]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("train.sh: error: ") and said in error and "prepare it again" in error
+    assert error.startswith("lightconv train: error: ") and said in error and "prepare it again" in error
+    assert not (tmp_path / "runs").exists()
 
 
 # ------------------------------------------------------------------------------------------------ locks
@@ -245,7 +241,6 @@ def test_an_average_on_a_full_disk(small_disk, tmp_path, capsys):
     "script, arguments, status",
     [
         ("data.parallel_text", ("--raw", "{raw}/pairs", "--out", "{disk}/out"), 1),
-        ("demo.corpus", ("--out", "{disk}/out"), 1),
         ("data.language_model", ("--raw", "{raw}/text", "--out", "{disk}/out", "--any-size"), 1),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -270,6 +265,7 @@ def test_tools_on_a_read_only_folder(small_disk, tmp_path, capsys):
     for command in (
         ["average", "--inputs", str(tmp_path), "--num-last-checkpoints", "2", "--output", str(small_disk / "a.pt")],
         ["score", "--sys", __file__, "--ref", __file__, "--lang", "en", "--output", str(small_disk / "score")],
+        ["demo", "--work", str(small_disk / "demo")],
     ):
         assert main.main(command) == 2
         assert "Read-only file system" in capsys.readouterr().err.splitlines()[-1]

@@ -47,7 +47,8 @@ def test_tools_get_names_as_they_are(script, name, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     given = (tmp_path / "record").read_text().split("\0")
-    whole = [f"./{argument}" if argument.startswith("-") else argument for argument in arguments if argument != "2"]
+    dash = "./" if script == "average.sh" else ""  # the other commands look for themselves
+    whole = [dash * argument.startswith("-") + argument for argument in arguments if argument != "2"]
     assert all(argument in given for argument in whole), given
     assert not [path for path in tmp_path.rglob("*executed*") if path.parent.name != "work"]
     assert sorted(path.name for path in place.iterdir()) == sorted((f"{name}run", f"{name}data"))

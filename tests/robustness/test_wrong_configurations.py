@@ -75,7 +75,7 @@ def test_a_list_of_another_length(config):
 @pytest.mark.parametrize(
     "name, said",
     [
-        ("dynamicconvv", "model._name: there is no model dynamicconvv; is it dynamicconv"),
+        ("dynamicconvv", "model._name: there is no model dynamicconvv; did you mean dynamicconv"),
         ("zzz", "model._name: there is no model zzz"),
         (None, "model._name: there is no model None"),
     ],
@@ -128,7 +128,7 @@ def start(tmp_path, data, monkeypatch, capsys):
         assert not (tmp_path / "run").exists() or not list((tmp_path / "run").glob("*.pt"))
         said = capsys.readouterr().err
         assert "Traceback" not in said
-        (line,) = [line for line in said.splitlines() if line.startswith("train.sh: error: process 0: ")]
+        (line,) = [line for line in said.splitlines() if line.startswith("lightconv train: error: process 0: ")]
         return line
 
     return run
@@ -150,7 +150,7 @@ def nothing(content):
         (put("optimization", "max_update", "many"), [], "optimization.max_update"),
         (put("model", "dropout", "much"), [], "dropout"),
         (put("model", "encoder_kernel_size_list", [3, 5]), [], "--encoder-kernel-size-list needs one entry"),
-        (put("model", "_name", "dynamicconvv"), [], "there is no model dynamicconvv; is it dynamicconv"),
+        (put("model", "_name", "dynamicconvv"), [], "there is no model dynamicconvv; did you mean dynamicconv"),
         (nothing, ["model.encoder_kernel_size_list=[3,5]"], "--encoder-kernel-size-list needs one entry"),
         (nothing, ["optimization.no_such_key=1"], "no_such_key"),
         (nothing, ["nonsense"], "nonsense"),
@@ -162,13 +162,13 @@ def test_one_line_and_nothing_begun(change, overrides, names, start):
 
 def test_data_that_are_not_there(data, start):
     line = start(nothing)
-    assert "valid" in line and str(data) in line and "are the data prepared, and whole? (task.data)" in line
+    assert "valid" in line and str(data) in line and "is the data prepared, and complete? (task.data)" in line
 
 
 def test_a_dictionary_that_is_not_there(data, start):
     (data / "dict.de.txt").unlink()
     line = start(nothing)
-    assert f"{data}/dict.de.txt" in line and "are the data prepared, and whole? (task.data)" in line
+    assert f"{data}/dict.de.txt" in line and "is the data prepared, and complete? (task.data)" in line
 
 
 def raised(function):
@@ -177,11 +177,12 @@ def raised(function):
     return caught.value
 
 
+LATE, CLOSED = "no response from a peer process after 9 s: it hangs", "lost the connection to a peer process"
 MESSAGES = {
-    "[…/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 9000ms for recv operation": "waited 9 s (--timeout)",
-    "wait timeout after 9000ms, keys: /default_pg/0//cuda//0": "waited 9 s (--timeout) in vain for another",
-    "[…/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:2": "lost its connection to another",
-    "Read error [127.0.0.1]:3: Connection reset by peer": "lost its connection to another",
+    "[…/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 9000ms for recv operation": LATE,
+    "wait timeout after 9000ms, keys: /default_pg/0//cuda//0": LATE,
+    "[…/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:2": CLOSED,
+    "Read error [127.0.0.1]:3: Connection reset by peer": CLOSED,
     "CUDA out of memory. Tried to allocate 2.00 GiB": "not enough memory: a smaller dataset.max_tokens with a larger",
     "shape '[2]' is invalid for input of size 3": "",
 }

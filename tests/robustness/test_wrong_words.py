@@ -22,6 +22,8 @@ WRONG = {
     "positive": ("", "nonsense", "0", "-1", "1.5", "1e3", "nan"),
     "int": ("", "nonsense", "1.5", "nan", "1e3"),
     "float": ("", "nonsense", "1,5"),
+    "not_negative": ("", "nonsense", "-1", "1.5", "nan"),
+    "host_and_port": ("", "nonsense", "host:", ":1", "a/b:1"),
     "_finite": ("", "nonsense", "nan", "inf", "1,5"),
     "_number": ("", "nonsense", "-1", "1.5"),
     "_name": ("", "a/b", "../x"),
@@ -77,6 +79,10 @@ def test_options_of_the_lightconv_command(command, tmp_path, monkeypatch):
         "score --metric perplexity --log /no/where",
         "translate --path /no/where",
         "convert /no/where out.pt --to plugin",
+        "train /no/where",
+        "evaluate /no/where /no/where/either",
+        "perplexity /no/where /no/where/either",
+        "demo /no/where",
         "report /no/where -o out.html",
     ],
 )
@@ -108,7 +114,7 @@ def test_numbers_of_the_search_that_make_no_sense(option, value, tmp_path, capsy
 # ------------------------------------------------------------------------------------------------ Python behind scripts
 
 WITH_PARSER = [
-    "demo", "perplexity", "prepare_cnndm", "prepare_gbw", "prepare_iwslt14",
+    "prepare_cnndm", "prepare_gbw", "prepare_iwslt14",
     "prepare_language_model", "prepare_text", "prepare_wmt", "prepare_wmt16", "reproduce_job",
 ]  # fmt: skip
 LEAST = {"--threshold": 0, "--seed": 0, "--seeds": 0, "--context-window": 0, "--expect-entries": 1}

@@ -1,9 +1,6 @@
-"""scripts/score.sh: what it passes to fairseq-generate and what to `lightconv score`."""
+"""`lightconv evaluate`, which is scripts/score.sh: what goes to fairseq-generate and what to the scorers."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -12,12 +9,17 @@ from lightconv_plugin.cli import main
 pytest.importorskip("fairseq")
 
 
-@pytest.fixture(scope="module")
-def score_script(repository, toy_data):
+@pytest.fixture
+def evaluate(toy_data, capsys):
+    """(exit status, standard output, standard error) of a call with these arguments after the data."""
+
     def run(checkpoint, *arguments):
-        environment = os.environ | {"LIGHTCONV_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-        command = [str(repository / "scripts/score.sh"), str(toy_data), str(checkpoint), *map(str, arguments)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+        capsys.readouterr()
+        try:
+            status = main.main(["evaluate", str(toy_data), str(checkpoint), *map(str, arguments)])
+        except SystemExit as stopped:
+            status = stopped.code
+        return status, *capsys.readouterr()
 
     return run
 
@@ -31,7 +33,7 @@ def checkpoint(toy_training, tmp_path):
 SEARCH = ("--beam", "2", "--max-len-b", "8", "--cpu")
 
 
-def test_options_go_where_they_belong(score_script, checkpoint, toy_data, tmp_path, capsys):
+def test_options_go_where_they_belong(evaluate, checkpoint, toy_data, tmp_path, capsys):
     (tmp_path / "other").write_text("DEN HUND\n" * 12, encoding="utf-8")
     corpus = toy_data.parent
     (corpus / "raw").mkdir()
@@ -39,13 +41,12 @@ def test_options_go_where_they_belong(score_script, checkpoint, toy_data, tmp_pa
     (corpus / "corpus.json").write_text('{"lowercase": true}')
     options = ("--compound-split", "--against", tmp_path / "other", "--samples", "30")
     try:
-        done = score_script(checkpoint, *SEARCH, "--json", *options)
-        assert done.returncode == 0, done.stderr[-2000:]
-        got = json.loads(done.stdout)
+        status, out, err = evaluate(checkpoint, *SEARCH, "--json", *options)
+        assert status == 0, err[-2000:]
+        got = json.loads(out)
         log = tmp_path / "model.test.gen"
         by_hand = ["score", "--gen", log, "--lang", "en", "--raw-ref", corpus / "raw/test.en", "--lowercase", "--json"]
         by_hand += ["--speed", "--checkpoint", checkpoint, *options]
-        capsys.readouterr()
         assert main.main([*map(str, by_hand)]) == 0
         assert got == json.loads(capsys.readouterr().out)
         assert (got["lang"], got["lowercase"], got["compound_split"], got["n"]) == ("en", True, True, 12)
@@ -65,19 +66,45 @@ def test_options_go_where_they_belong(score_script, checkpoint, toy_data, tmp_pa
         (corpus / "raw").rmdir()
 
 
+def test_options_in_a_file_and_a_name_that_begins_with_a_dash(evaluate, checkpoint, tmp_path, monkeypatch):
+    """What stands later counts; `@@ ` is no file."""
+    monkeypatch.chdir(tmp_path)
+    checkpoint.rename("-x.pt")
+    (tmp_path / "my.args").write_text("--beam 4 # a comment\n--cpu --subset test\n--max-len-b 6", encoding="utf-8")
+    status, out, err = evaluate("-x.pt", "--beam", "3", "@my.args", "--max-len-b", "5", "--remove-bpe", "@@ ")
+    assert status == 0, err[-2000:]
+    log = (tmp_path / "-x.test.gen").read_text()
+    assert "beam=4" in log and "'max_len_b': 5.0" in log.replace("'max_len_b': 5,", "'max_len_b': 5.0,")
+    assert (tmp_path / "-x.test.score").read_text() == out
+    assert out.startswith("BLEU4 = ") and "parameters = " in out and "speed = " in out
+
+
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["--against"], "--against needs a value"),
-        (["--metric", "ter"], "--metric must be bleu or rouge, got: ter"),
+        (["--against"], "--against: expected one argument"),
+        (["--against", "/no/where"], "no file /no/where"),
+        (["--samples", "3"], "--samples needs --against FILE"),
+        (["--metric", "ter"], "--metric: invalid choice: 'ter'"),
+        (["--metric", "rouge", "--lang", "de"], "--lang is not valid with --metric rouge"),
+        (["--sentence-end", "."], "--sentence-end is not valid with --metric bleu"),
+        (["--lang", "klingon"], "'klingon' is not known"),
         (["--subset", "dev"], "has no subset dev"),
+        (["@none.args"], "there is no configuration none.args: did you mean cnndm/generate.args?"),
+        (["--beem", "3"], "in the options for fairseq-generate: unrecognized arguments: --beem 3"),
+        (["--beam", "x"], "in the options for fairseq-generate: argument --beam: invalid int value: 'x'"),
     ],
-    ids=["no-value", "metric", "subset"],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_arguments_are_refused_before_any_work(arguments, said, score_script, checkpoint):
-    done = score_script(checkpoint, *arguments)
-    assert done.returncode == 1 and said in done.stderr
+def test_wrong_arguments_are_refused_before_any_work(arguments, said, evaluate, checkpoint):
+    status, _, err = evaluate(checkpoint, *arguments)
+    assert status == 2 and said in err.splitlines()[-1], err
     assert [path.name for path in checkpoint.parent.iterdir()] == ["model.pt"]
+
+
+def test_a_checkpoint_that_is_not_there(evaluate, tmp_path):
+    status, _, err = evaluate(tmp_path / "x.pt")
+    assert status == 2 and f"no checkpoint {tmp_path / 'x.pt'}" in err
 
 
 def test_data_without_the_subset(toy_data, files, tmp_path, capsys):

@@ -1,17 +1,13 @@
 """A German–English corpus written by a small synchronous grammar, to try a translation system on without any download.
 
-    python -m lightconv_plugin.recipes.demo.corpus --out DIR [--seed 1] [--train 16000] [--valid 500] [--test 500]
-
-Writes train, valid and test .en and .de as plain text, all sentences different. The words follow Zipf's law, so the
-training text has its rare words and the test text some that were never seen. The same seed gives the same text.
+All sentences are different. The words follow Zipf's law, so that the training text has its rare words and the test text
+some that were never seen. The same seed gives the same text.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -243,28 +239,3 @@ def write_corpus(out: Path, seed: int, sizes: dict[str, int]) -> None:
             outputs=[out / f"{split}.{lang}" for split in SPLITS for lang in ("en", "de")],
             params={"seed": seed, "sizes": sizes},
         )
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--seed", type=int, default=1)
-    for split, size in zip(SPLITS, (500, 500, 16000), strict=True):
-        parser.add_argument(
-            f"--{split}", type=int, default=size, metavar="N", help="sentence pairs (default %(default)s)"
-        )
-    args = parser.parse_args()
-    sizes = {split: getattr(args, split) for split in SPLITS}
-    for split, size in sizes.items():
-        if size < 1:
-            parser.error(f"--{split} must be positive, got {size}")
-    try:
-        write_corpus(args.out, args.seed, sizes)
-    except OSError as error:
-        print(f"grammar_corpus.py: error: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -62,18 +62,6 @@ class Result:
         write_text(path, json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n")
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, its columns aligned: the first to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        lines.append("| " + " | ".join(cells) + " |")
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    lines.insert(1, "| " + " | ".join(rule) + " |")
-    return "\n".join(lines)
-
-
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' if number != 1 else ''}"
 
@@ -83,12 +71,17 @@ def _duration(seconds: float) -> str:
 
 
 def _translations(data: Path, src: str, tgt: str, results: Sequence[Result], number: int = 5) -> list[dict[str, str]]:
-    """Some sentences of the test set, evenly spaced, with each system's translation as plain text."""
+    """Some sentences of the test set, evenly spaced, with each system's translation as plain text.
+
+    Source and reference are lower-cased if the text was for the training: the systems know no case.
+    """
     from sacremoses import MosesDetokenizer
 
     from lightconv_plugin.scoring.generate_log import parse_gen_log
 
-    sources, references = (list(iter_lines(data / "raw" / f"test.{lang}")) for lang in (src, tgt))
+    about = json.loads((data / "corpus.json").read_text(encoding="utf-8"))
+    cased = str.lower if about["lowercase"] else str
+    sources, references = (list(map(cased, iter_lines(data / "raw" / f"test.{lang}"))) for lang in (src, tgt))
     plain = MosesDetokenizer(lang=tgt)
     systems = {}
     for result in results:
@@ -104,7 +97,10 @@ def _translations(data: Path, src: str, tgt: str, results: Sequence[Result], num
 
 def write_report(work: Path, data: Path, src: str, tgt: str, results: Sequence[Result]) -> str:
     """The report as Markdown, also written to report.md and report.json in `work`."""
-    rows = [("system", "BLEU, tokenised", "sacreBLEU", "chrF2", "parameters", "tokens/s", "training")]
+    from tabulate import tabulate
+
+    columns = ("system", "BLEU, tokenised", "sacreBLEU", "chrF2", "parameters", "tokens/s", "training")
+    rows = []
     for result in results:
         score = result.score
         rows.append(
@@ -127,7 +123,8 @@ def write_report(work: Path, data: Path, src: str, tgt: str, results: Sequence[R
     ]
     samples = _translations(data, src, tgt, results)
     width = max(len(NAMES.get(name, name)) for name in samples[0])
-    lines = ["", _table(rows), "", *notes, ""]
+    aligned = ("left", *["right"] * (len(columns) - 1))
+    lines = ["", tabulate(rows, columns, "pipe", disable_numparse=True, colalign=aligned), "", *notes, ""]
     for sample in samples:
         lines += ["```", *(f"{NAMES.get(name, name):<{width}}  {text}" for name, text in sample.items()), "```", ""]
     text = "\n".join(lines)

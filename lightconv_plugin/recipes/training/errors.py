@@ -1,7 +1,5 @@
-"""What ends a training by no fault of this code, in one line each, for train_worker.py.
-
-Wrong configurations, missing data, too little memory, processes that do not answer.
-"""
+"""Known errors that end a training, in one line each: wrong configurations, missing data, too little memory, processes
+that do not respond."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ def check_model(model: Any) -> None:
     if name not in known:
         alike = difflib.get_close_matches(str(name), known, n=3)
         raise ConfigError(
-            f"model._name: there is no model {name}" + (f"; is it {' or '.join(alike)}?" if alike else "")
+            f"model._name: there is no model {name}" + (f"; did you mean {' or '.join(alike)}?" if alike else "")
         )
     built = known[name]
     try:
@@ -50,7 +48,7 @@ def check_model(model: Any) -> None:
 
 
 def explain(error: BaseException, timeout: int) -> str:
-    """What an exception means, in one line that says what to do; nothing if it is none of these."""
+    """What an exception means, in one line that says what to do; empty for an unknown one."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -59,17 +57,17 @@ def explain(error: BaseException, timeout: int) -> str:
     if isinstance(error, (ConfigError, OmegaConfBaseException)):
         return said
     if isinstance(error, HydraException):
-        # What is wrong stands in the exception that it was made of, where in its own text.
+        # The cause says what is wrong, the exception itself says where.
         cause = " ".join(str(error.__cause__).split()) if error.__cause__ else ""
         return said if cause in said else f"{said} {cause}"
     if isinstance(error, FileNotFoundError) or text.startswith("dataset not found"):
-        return f"{said}: are the data prepared, and whole? (task.data)"
+        return f"{said}: is the data prepared, and complete? (task.data)"
     if isinstance(error, MemoryError) or any(sign in text for sign in MEMORY):
         remedy = "a smaller dataset.max_tokens with a larger optimization.update_freq needs less"
         return f"not enough memory: {remedy} ({said or type(error).__name__})"
     if isinstance(error, RuntimeError):
         if any(sign in text for sign in LATE):
-            return f"waited {timeout} s (--timeout) in vain for another, which hangs or cannot be reached ({said})"
+            return f"no response from a peer process after {timeout} s: it hangs or cannot be reached ({said})"
         if any(sign in text for sign in CLOSED):
-            return f"lost its connection to another, which has died or cannot be reached ({said})"
+            return f"lost the connection to a peer process, which has died or cannot be reached ({said})"
     return said if any(sign in text for sign in PLAIN) else ""

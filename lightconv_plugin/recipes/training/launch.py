@@ -1,12 +1,12 @@
-"""Runs torchrun for train.sh: starts this machine's processes (train_worker.py), and all of them again when one dies.
+"""Runs torchrun in this process: it starts the processes that train (worker.py), and all of them again when one dies.
 
-torchrun notices a death, ends the other processes, meets the other machines and starts all anew; fairseq goes on from
-the last checkpoint. Here: the log, the settings of torchrun, and an end in one line instead of a traceback.
+torchrun notices a death, ends the other processes, meets the other machines and starts all of them again; fairseq
+resumes from the last checkpoint. Added here: the log, the settings of torchrun, and an end in one line instead of a
+traceback.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
@@ -14,41 +14,59 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from lightconv_plugin.recipes.training.worker import GAVE_UP, log_to
+from lightconv_plugin.recipes.training.plan import Plan
+from lightconv_plugin.recipes.training.worker import GAVE_UP, log_to, say
 
 WORKER = Path(__file__).with_name("worker.py")
-ANSWER = 10  # seconds after --timeout that the processes have to say themselves what they waited for
+ANSWER = 10  # seconds beyond the timeout that the processes have to say themselves what they waited for
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # by torchrun while processes train
 
 
-def torchrun_arguments(args: argparse.Namespace, starts: Path) -> list[str]:
-    """The command line of torchrun."""
-    settings = [f"--nproc-per-node={args.processes}", f"--max-restarts={args.max_restarts}"]
-    host = args.rendezvous.rpartition(":")[0]
-    if args.nodes == 1:
+@dataclass(frozen=True)
+class Job:
+    """A training on this machine, number `node_rank` of `nodes`; rendezvous: HOST:PORT, empty for one machine."""
+
+    config: Path
+    plan: Plan
+    log: Path
+    nodes: int
+    node_rank: int
+    rendezvous: str
+    max_restarts: int
+    timeout: int
+
+
+def torchrun_arguments(job: Job, starts: Path) -> list[str]:
+    """The command line of torchrun; for `starts` see worker.py."""
+    settings = [f"--nproc-per-node={job.plan.processes}", f"--max-restarts={job.max_restarts}"]
+    host = job.rendezvous.rpartition(":")[0]
+    if job.nodes == 1:
         settings.append("--standalone")
     else:
-        # read_timeout: seconds for which the machines wait for the one that hosts the rendezvous, 0; join_timeout: for
-        # one another.
-        waits = f"read_timeout={args.timeout},join_timeout={args.timeout}"
+        # read_timeout: seconds that the machines wait for the host of the rendezvous, machine 0; join_timeout: for one
+        # another.
+        waits = f"read_timeout={job.timeout},join_timeout={job.timeout}"
         settings += [
-            *(f"--nnodes={args.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={args.rendezvous}"),
-            *("--rdzv-id=train.sh", f"--rdzv-conf=is_host={int(args.node_rank == 0)},{waits}"),
+            *(f"--nnodes={job.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={job.rendezvous}"),
+            *("--rdzv-id=lightconv", f"--rdzv-conf=is_host={int(job.node_rank == 0)},{waits}"),
         ]
     if host in ("", "localhost", "127.0.0.1"):
-        settings.append("--local-addr=localhost")  # nobody elsewhere need know the name of this machine
-    return [*settings, str(WORKER), str(args.save_dir), str(starts), str(args.timeout), *args.hydra]
+        settings.append("--local-addr=localhost")  # nobody elsewhere needs to know the name of this machine
+    worker = [str(WORKER), str(job.plan.save_dir), str(starts), str(job.timeout)]
+    config = ["--config-dir", str(job.config.parent), "--config-name", job.config.stem]
+    return [*settings, *worker, *config, *job.plan.overrides]
 
 
 def watch(rendezvous: str, seconds: float, give_up: Callable[[], None]) -> None:
-    """Call give_up() once the machine that hosts the rendezvous, which did answer, has not for so many seconds.
+    """Call give_up() when the host of the rendezvous, after it has answered once, does not answer for so many seconds.
 
-    torchrun itself may wait for ever where that machine stands still, or its network is gone without a word: torch's
-    client gives up on a request in time, says so to the other side, and waits for its answer, without a limit. Calls
-    of this thread's own client end up there too, hence a second thread. An error is not the matter here: then torchrun
-    has one as well.
+    torchrun itself may wait for ever if that machine hangs, or its network is gone without a word: torch's client gives
+    up on a request in time, says so to the other side, and waits for its answer without a limit. So may calls of this
+    thread's own client, hence a second thread. Errors are left to torchrun, which gets them as well.
     """
     from torch.distributed import TCPStore
 
@@ -60,7 +78,7 @@ def watch(rendezvous: str, seconds: float, give_up: Callable[[], None]) -> None:
         try:
             store = TCPStore(host.strip("[]"), int(port), is_master=False, timeout=timedelta(seconds=seconds))
             while True:
-                store.check(["train.sh"])
+                store.check(["lightconv"])
                 answered = time.monotonic()
                 time.sleep(min(1, seconds / 10))
         except Exception:
@@ -74,18 +92,18 @@ def watch(rendezvous: str, seconds: float, give_up: Callable[[], None]) -> None:
 
 
 def why_it_ended(rank: int, status: int, starts: Path, max_restarts: int) -> str:
-    """Which process ended how, and why torchrun did not start all of them once more."""
+    """Which process ended how, and why torchrun did not start all of them again."""
     if starts.exists() and starts.read_text(encoding="utf-8") == GAVE_UP:
-        return "a process has died (see above); not started again, as no checkpoint was written since the last start"
+        return "a process died (see above); not restarted, since no checkpoint was written since the last start"
     ended = f"ended with status {status}" if status > 0 else f"was killed by {signal.Signals(-status).name}"
     if status == -signal.SIGKILL:
-        ended += " (so does the kernel when memory runs out: dmesg tells)"
-    return f"process {rank} {ended}; not started again, as --max-restarts is {max_restarts}"
+        ended += " (the kernel does that when memory runs out: see dmesg)"
+    return f"process {rank} {ended}; not restarted, the number of restarts is {max_restarts}"
 
 
-def launch(args: argparse.Namespace, starts: Path) -> tuple[int, str]:
+def run_torchrun(job: Job, starts: Path) -> tuple[int, str]:
     """Exit status, and what to say of it."""
-    # Else the processes of a restart would find, and call, the addresses of those that have died.
+    # Otherwise the processes of a restart would find, and call, the addresses of those that have died.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -93,59 +111,59 @@ def launch(args: argparse.Namespace, starts: Path) -> tuple[int, str]:
     from torch.distributed.run import parse_args, run
 
     try:
-        run(parse_args(torchrun_arguments(args, starts)))
+        run(parse_args(torchrun_arguments(job, starts)))
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        return 1, "error: " + why_it_ended(rank, failure.exitcode, starts, args.max_restarts)
+        return 1, "error: " + why_it_ended(rank, failure.exitcode, starts, job.max_restarts)
     except SignalException as error:
-        return 128 + error.sigval, f"ended by {error.sigval.name}; the same command goes on from the last checkpoint"
+        status, name = 128 + error.sigval, error.sigval.name
+        return status, f"ended by {name}; rerun the same command to resume from the last checkpoint"
     except RendezvousError as error:
-        return 1, f"error: the {args.nodes} machines do not meet at {args.rendezvous}: {error}"
+        return 1, f"error: the {job.nodes} machines do not meet at {job.rendezvous}: {error}"
+    except KeyboardInterrupt:
+        return 130, "ended by SIGINT before it began"
     return 0, ""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("--processes", "--nodes", "--node-rank", "--max-restarts", "--timeout"):
-        parser.add_argument(name, type=int, required=True)
-    parser.add_argument("--rendezvous", required=True, help="HOST:PORT; empty for one machine")
-    parser.add_argument("--save-dir", type=Path, required=True)
-    parser.add_argument("--log", type=Path, required=True)
-    parser.add_argument("hydra", nargs="*", help="arguments of fairseq-hydra-train")
-    args = parser.parse_args()
+def launch(job: Job) -> int:
+    """Run torchrun until it ends; its exit status. Until then both output streams go to the log, too."""
+    handlers = {number: signal.getsignal(number) for number in HANDLED}
+    # torchrun handles it once the processes run. Before that, it may be in a call where Python runs no handlers.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     streams = os.dup(1), os.dup(2)
-    tee = log_to(args.log)
-    folder = tempfile.TemporaryDirectory(prefix="train.")
+    tee = log_to(job.log)
+    folder, over = tempfile.TemporaryDirectory(prefix="train."), threading.Event()
 
-    def give_up() -> None:
+    def to_terminal() -> None:
         for stream, before in zip((1, 2), streams, strict=True):
             os.dup2(before, stream)
-        print(
-            f"train.sh: error: the machine at {args.rendezvous} has not answered for {args.timeout + ANSWER} s "
-            f"(--timeout {args.timeout}): it hangs, or cannot be reached; when it can, the same command goes on from "
-            "the last checkpoint",
-            file=sys.stderr,
-            flush=True,
+
+    def give_up() -> None:
+        if over.is_set():
+            return
+        to_terminal()
+        say(
+            f"error: the machine at {job.rendezvous} has not responded for {job.timeout + ANSWER} s: it hangs or "
+            "cannot be reached; rerun the same command to resume from the last checkpoint"
         )
         folder.cleanup()
         os._exit(1)  # the main thread cannot; processes that train die with this one
 
-    if args.node_rank > 0:
-        arguments = args.rendezvous, args.timeout + ANSWER, give_up
+    if job.node_rank > 0:
+        arguments = job.rendezvous, job.timeout + ANSWER, give_up
         threading.Thread(target=watch, args=arguments, daemon=True).start()
     try:
         with folder:
-            status, message = launch(args, Path(folder.name, "starts"))
-    except KeyboardInterrupt:
-        status, message = 130, "ended by SIGINT before it began"
+            status, message = run_torchrun(job, Path(folder.name, "starts"))
     finally:
-        for stream, before in zip((1, 2), streams, strict=True):
-            os.dup2(before, stream)
+        over.set()
+        sys.stdout.flush()
+        to_terminal()
         tee.wait()
+        for stream in streams:
+            os.close(stream)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     if message:
-        print(f"train.sh: {message}", file=sys.stderr)
+        say(message)
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

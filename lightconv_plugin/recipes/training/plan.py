@@ -1,28 +1,28 @@
-"""What `train.sh` adds to a configuration: absolute paths, and the batch divided over the processes that train.
+"""What a training adds to its configuration: absolute paths, and the batch divided over the processes.
 
-The configuration says how many tokens make an update, max_tokens × update_freq for one process. With N processes each
-takes an N-th of them, so that the same recipe gives the same updates on any machine. Prints `save_dir`, the number of
-processes on this machine, then hydra overrides, each ended by a NUL.
+The configuration says how many tokens make an update: max_tokens × update_freq of one process. With N processes, each
+takes an N-th of them, so that a recipe gives the same updates on any machine.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import math
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.paths import package_dir, workspace
 from lightconv_plugin.recipes.data.data_bin import check_data
+from lightconv_plugin.recipes.steps import say
 
-ROOT = Path(__file__).resolve().parents[3]
 # fairseq's groups. hydra reads a file of such a name as that group, and finds all others in it unknown.
 GROUPS = (
     "bmuf bpe checkpoint common common_eval criterion dataset distributed_training ema eval_lm generation interactive"
@@ -39,10 +39,10 @@ def get(config: dict[str, Any], key: str) -> Any:
 
 
 def quote(value: str | Path) -> str:
-    """A string as hydra's override grammar reads it. ValueError where it has what hydra would replace."""
+    """A string in the syntax of hydra's overrides. ValueError if it has what hydra would replace."""
     text = str(value)
     if "${" in text:
-        raise ValueError(f"{text}: a name with ${{ cannot be given to hydra, which takes it for a variable")
+        raise ValueError(f"{text}: a name with ${{ cannot be passed to hydra, which reads it as a variable")
     # Backslashes are themselves, but for those before a quotation mark or the end.
     return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), text) + "'"
 
@@ -59,10 +59,10 @@ def replaced(overrides: list[str], new: list[str]) -> list[str]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The configuration, as far as it can be told without fairseq that it is one.
+    """The groups of options in a configuration, checked as far as that is possible without fairseq.
 
     Raises:
-        OSError, ValueError, yaml.YAMLError: it is not; the message names the file and the key.
+        OSError, ValueError, yaml.YAMLError: the file is not a configuration; the message names the file and the key.
     """
     if path.suffix != ".yaml" or path.stem in GROUPS:
         raise ValueError(f"{path}: a configuration must be called NAME.yaml, NAME not one of {', '.join(GROUPS)}")
@@ -77,7 +77,7 @@ def read_config(path: Path) -> dict[str, Any]:
             raise ValueError(f"{path}: {key} must hold options, got: {value!r}")
     if not re.match(r"(#.*\n|\s*\n)*#\s*@package\s+_global_\s*\n", text):
         raise ValueError(
-            f"{path} must begin with the line '# @package _global_', by which hydra knows where it belongs"
+            f"{path} must begin with the line '# @package _global_', which tells hydra that its groups are at the top"
         )
     return config
 
@@ -106,7 +106,7 @@ def divide_batch(tokens: int, max_tokens: int, processes: int) -> tuple[int, int
 def plan(config: dict[str, Any], overrides: list[str], processes: int, root: Path, cwd: Path) -> tuple[Path, list[str]]:
     """The save_dir and the overrides to pass on.
 
-    Relative paths are relative to the checkout in a configuration and to the working directory in an override.
+    Relative paths are relative to `root` in a configuration and to `cwd` in an override.
     """
     given = given_values(overrides)
     result = []
@@ -135,16 +135,15 @@ def plan(config: dict[str, Any], overrides: list[str], processes: int, root: Pat
             tokens = whole_number(key, configured) * whole_number("optimization.update_freq[0]", steps[0])
             max_tokens, update_freq = divide_batch(tokens, whole_number(key, given.get(key, configured)), processes)
             result += [f"dataset.max_tokens={max_tokens}", f"optimization.update_freq=[{update_freq}]"]
-            print(
+            say(
                 f"tokens an update: {processes} processes × {max_tokens} × update_freq {update_freq}"
-                f" = {processes * max_tokens * update_freq}",
-                file=sys.stderr,
+                f" = {processes * max_tokens * update_freq}"
             )
     return save_dir, replaced(overrides, result)
 
 
 def tensorboard(config: dict[str, Any], overrides: list[str], save_dir: Path, root: Path, cwd: Path) -> list[str]:
-    """The overrides with an absolute common.tensorboard_logdir: `save_dir`/tensorboard where nothing else is said."""
+    """The overrides with an absolute common.tensorboard_logdir: `save_dir`/tensorboard by default."""
     key = "common.tensorboard_logdir"
     given = given_values(overrides)
     if key in given:
@@ -156,7 +155,7 @@ def tensorboard(config: dict[str, Any], overrides: list[str], save_dir: Path, ro
     if value in ("null", "", None):
         return replaced(overrides, [f"{key}=null"])
     if not any(importlib.util.find_spec(name) for name in ("tensorboard", "tensorboardX")):
-        print("no TensorBoard files: the package tensorboard is not installed", file=sys.stderr)
+        say("no TensorBoard files: the package tensorboard is not installed")
         return replaced(overrides, [f"{key}=null"])
     return replaced(overrides, [f"{key}={quote((base / value).resolve())}"])
 
@@ -165,21 +164,23 @@ def count_processes(config: dict[str, Any], overrides: list[str], asked: int, co
     """Processes on this machine: as many as asked for, or (0) one for each GPU, without GPUs one.
 
     Raises:
-        ValueError: more than there are GPUs, or fairseq's own setting of the number.
+        ValueError: there are fewer GPUs, or the number is set by fairseq's own options.
     """
     given = given_values(overrides)
     for key in ("distributed_training.distributed_world_size", "distributed_training.distributed_num_procs"):
         if key in given or get(config, key) is not None:
-            raise ValueError(f"{key} follows from --processes and --nodes: give these")
+            raise ValueError(f"{key} follows from `processes` and `nodes`: give these")
     on_cpu = str(given.get("common.cpu", get(config, "common.cpu"))).lower() == "true"
     gpus = 0 if on_cpu else count_gpus()
     if gpus and asked > gpus:
-        raise ValueError(f"--processes {asked}: this machine has {gpus} GPUs; for its processors add common.cpu=true")
+        raise ValueError(
+            f"`processes` is {asked}: this machine has {gpus} GPUs; to train on its CPU add common.cpu=true"
+        )
     return asked or max(1, gpus)
 
 
-def mend(save_dir: Path) -> None:
-    """Put the newest whole checkpoint in the place of a checkpoint_last.pt that a kill cut short.
+def repair_last_checkpoint(save_dir: Path) -> None:
+    """Replace a checkpoint_last.pt that was cut short by a kill with the newest complete checkpoint.
 
     fairseq copies a checkpoint to its second name byte by byte. A checkpoint is a zip archive, whose index comes last.
     """
@@ -193,49 +194,50 @@ def mend(save_dir: Path) -> None:
         newest = max(whole, key=lambda path: path.stat().st_mtime)
         temporary = last.with_name(last.name + ".tmp")
         shutil.copyfile(newest, temporary)
-        os.replace(temporary, last)  # until then it is there, cut short: without it, the training would begin anew
+        os.replace(temporary, last)  # never removed before: without it, the training would start from the beginning
     else:
         last.unlink()
-    print(f"{last} was cut short: going on from {newest.name if whole else 'the start'}", file=sys.stderr)
+    say(f"{last} was cut short: resuming from {newest.name if whole else 'the start'}")
 
 
 def count_gpus() -> int:
     """The GPUs that torch can use.
 
     Raises:
-        ValueError: it can use none, though the machine has a driver for them: days on the processors are not meant.
+        ValueError: it can use none, although the machine has a GPU driver: days on the CPU are not meant.
     """
     import torch
 
     from lightconv_plugin.diagnostics import machine
 
     if (problem := machine.gpu_problem()) is not None:
-        raise ValueError(f"{problem[0]}: {problem[1]}, or train on the processors: common.cpu=true")
+        raise ValueError(f"{problem[0]}: {problem[1]}, or train on the CPU: common.cpu=true")
     return torch.cuda.device_count()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("config", type=Path)
-    parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--processes", type=int, default=0, help="on this machine; 0: one for each GPU")
-    parser.add_argument("--nodes", type=int, default=1, help="machines that train together")
-    args = parser.parse_args()
-    cwd = Path(os.environ.get("PWD", "."))
+@dataclass(frozen=True)
+class Plan:
+    """Where a training writes to, its processes on this machine, and the overrides for fairseq-hydra-train."""
+
+    save_dir: Path
+    processes: int
+    overrides: tuple[str, ...]
+
+
+def make_plan(path: Path, overrides: list[str], processes: int, nodes: int) -> Plan:
+    """The plan of a configuration's file for `nodes` machines with so many processes each (0: one for each GPU).
+
+    Raises:
+        InputError: the configuration, an override or the data are wrong.
+    """
+    root, cwd = workspace(), Path.cwd()
     try:
-        config = read_config(args.config)
-        processes = count_processes(config, args.overrides, args.processes, count_gpus)
-        world = processes * args.nodes
-        save_dir, overrides = plan(config, args.overrides, world, ROOT, cwd)
-        overrides = tensorboard(config, overrides, save_dir, ROOT, cwd)
-        overrides.append(f"distributed_training.distributed_world_size={world}")
-        own = [f"hydra.run.dir={quote(save_dir / 'hydra')}", f"common.user_dir={quote(ROOT / 'lightconv_plugin')}"]
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        print(f"train.sh: error: {error}", file=sys.stderr)
-        return 1
-    sys.stdout.write("".join(f"{item}\0" for item in [save_dir, processes, *own, *overrides]))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        config = read_config(path)
+        processes = count_processes(config, overrides, processes, count_gpus)
+        world = processes * nodes
+        save_dir, overrides = plan(config, overrides, world, root, cwd)
+        overrides = tensorboard(config, overrides, save_dir, root, cwd)
+        own = [f"hydra.run.dir={quote(save_dir / 'hydra')}", f"common.user_dir={quote(package_dir())}"]
+    except (ValueError, yaml.YAMLError) as error:
+        raise InputError(str(error)) from error
+    return Plan(save_dir, processes, (*own, *overrides, f"distributed_training.distributed_world_size={world}"))

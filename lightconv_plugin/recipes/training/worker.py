@@ -1,14 +1,15 @@
-"""One process of a training: what torchrun starts for train_launch.py.
+"""One process of a training, as torchrun starts it for launch.py.
 
-    train_worker.py SAVE_DIR STARTS TIMEOUT [arguments of fairseq-hydra-train …]
+    worker.py SAVE_DIR STARTS TIMEOUT [arguments of fairseq-hydra-train …]
 
-STARTS is a file of this machine that remembers which checkpoint the last start began with, TIMEOUT the seconds that a
+STARTS is a file on this machine that remembers which checkpoint the last start began with, TIMEOUT the seconds that a
 process waits for the others.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lightconv_plugin.recipes.training.errors import check_model, explain
-from lightconv_plugin.recipes.training.plan import mend
+from lightconv_plugin.recipes.training.plan import repair_last_checkpoint
 
 GAVE_UP = "gave up"
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -30,7 +31,7 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 
 def say(message: str) -> None:
     """One line for the user, at once."""
-    print(f"train.sh: {message}", file=sys.stderr, flush=True)
+    print(f"lightconv train: {message}", file=sys.stderr, flush=True)
 
 
 def log_to(path: Path) -> subprocess.Popen:
@@ -44,7 +45,7 @@ def log_to(path: Path) -> subprocess.Popen:
 
 
 def die_with_parent() -> None:
-    """End with torchrun, even if that is killed: nobody would hold the lock, or end this process."""
+    """End with torchrun, even if that is killed: nobody else would hold the lock, or end this process."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -67,11 +68,11 @@ def may_start(save_dir: Path, starts: Path) -> bool:
     if last == GAVE_UP:  # torchrun tries until its restarts are used up
         return False
     if last == newest_state(save_dir):
-        say("no checkpoint was written since the last start: not trying again")
+        say("no checkpoint was written since the last start: not restarting")
         starts.write_text(GAVE_UP, encoding="utf-8")
         return False
     restart, most = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["TORCHELASTIC_MAX_RESTARTS"]
-    say(f"a process has died: restart {restart} of {most}, from the last checkpoint")
+    say(f"a process died: restart {restart} of {most}, from the last checkpoint")
     return True
 
 
@@ -79,12 +80,12 @@ def check_same_number() -> None:
     """The tokens of an update were divided by the number of machines × that of the processes on this one."""
     world, machines, here = (int(os.environ[f"{of}WORLD_SIZE"]) for of in ("", "GROUP_", "LOCAL_"))
     if world != machines * here:
-        say(f"error: {machines} machines have {world} processes, this one {here}: all need the same --processes")
+        say(f"error: {machines} machines have {world} processes, this one {here}: all need the same number")
         raise SystemExit(1)
 
 
 def limit_waiting(timeout: int) -> None:
-    """Have every group of processes give up on one that does not answer for so many seconds.
+    """Make every group of processes give up on one that does not respond for so many seconds.
 
     fairseq names no time, and torch's own is half an hour with gloo.
     """
@@ -108,7 +109,7 @@ def check_before_work() -> None:
 
 
 def train(cli_main: Callable[[], None], timeout: int) -> None:
-    """fairseq's training; what is known to go wrong ends it in one line, with HYDRA_FULL_ERROR=1 in a traceback too."""
+    """fairseq's training. Known errors end it in one line; HYDRA_FULL_ERROR=1 shows the traceback as well."""
     if os.environ.get("HYDRA_FULL_ERROR", "0") != "0":
         return cli_main()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # hydra hands exceptions on
@@ -131,9 +132,10 @@ def main() -> None:
     check_same_number()
     first = os.environ["RANK"] == "0"
     if first:
-        mend(save_dir)
+        repair_last_checkpoint(save_dir)
     if first_here:
         starts.write_text(newest_state(save_dir), encoding="utf-8")
+    logging.getLogger("lightconv_plugin").setLevel(logging.DEBUG)  # the backend of the operators is said in the log
     import_module("lightconv_plugin")  # before fairseq counts the processes: the patch processes_without_gpu
     # What hydra says of fairseq's use of it.
     warnings.filterwarnings("ignore", category=UserWarning, module="fairseq_cli.hydra_train")

@@ -10,6 +10,7 @@ import sys
 import pytest
 import yaml
 
+from lightconv_plugin.cli.main import main
 from tests.fairseq_cli import write_corpus
 from tests.recipes.conftest import ROOT, script_environment
 from tests.recipes.data.language_archives import make_checkout, run_in
@@ -160,22 +161,25 @@ def test_perplexity_with_a_context_window(checkpoint, prepared, run_script):
 
 
 @pytest.mark.parametrize(
-    "arguments, status, message",
+    "arguments, message",
     [
-        ([], 2, "scripts/perplexity.sh DATA_BIN CHECKPOINT"),
-        (["nowhere", "x.pt"], 1, "no folder nowhere with binarised data"),
-        (["DATA", "x.pt"], 1, "no checkpoint x.pt"),
-        (["DATA", "MODEL", "--subset", "tast"], 1, "tast.idx is missing"),
-        (["DATA", "MODEL", "--context-window", "20"], 1, "--context-window must be in 0 … 19"),
-        (["DATA", "MODEL", "--tokens-per-sample", "21", "--cpu"], 1, "of the 75 tokens"),
+        ([], "the following arguments are required: DATA_BIN, CHECKPOINT"),
+        (["nowhere", "x.pt"], "no folder nowhere with binarised data"),
+        (["DATA", "x.pt"], "no checkpoint x.pt"),
+        (["DATA", "MODEL", "--subset", "tast"], "tast.idx is missing"),
+        (["DATA", "MODEL", "--context-window", "20"], "context-window must be in 0 … 19"),
+        (["DATA", "MODEL", "--tokens-per-sample", "21", "--cpu"], "of the 75 tokens"),
     ],
     ids=["none", "no-data", "no-checkpoint", "no-subset", "window", "skipped-tokens"],
 )
-def test_wrong_arguments_of_perplexity(prepared, checkpoint, run_script, arguments, status, message):
+def test_wrong_arguments_of_perplexity(prepared, checkpoint, capsys, arguments, message):
     places = {"DATA": prepared[1] / "data-bin", "MODEL": checkpoint}
-    done = run_script("perplexity.sh", *(places.get(argument, argument) for argument in arguments))
-    assert done.returncode == status, done.stderr
-    assert message in done.stderr
+    try:
+        status = main(["perplexity", *(str(places.get(argument, argument)) for argument in arguments)])
+    except SystemExit as stopped:
+        status = stopped.code
+    assert status == 2
+    assert message in capsys.readouterr().err
 
 
 # Entries of the dictionaries, for which the configurations claim their numbers of parameters.

@@ -4,12 +4,16 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
 
+from lightconv_plugin.cli.main import main
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.recipes.demo import run
 from lightconv_plugin.recipes.demo.results import Log, Result, read_log, write_report
-from lightconv_plugin.recipes.demo.run import DemoError, claim
+from lightconv_plugin.recipes.demo.run import claim
 from lightconv_plugin.recipes.demo.training import Training, TrainingFailed, run_together
 from tests.recipes.conftest import ROOT, heed_ctrl_c, script_environment, write_parts
 
@@ -44,7 +48,7 @@ def processes_in(folder):
 
 
 def test_interrupted_continued_and_reused(corpus, tmp_path):
-    """Ctrl-C while training ends everything it started; the same command goes on; after that there is nothing to do."""
+    """Ctrl-C while training ends everything it started; the same command resumes; after that there is nothing to do."""
     work = tmp_path / "the work"
     command = [str(DEMO), str(corpus), "--updates", "12", "--work", str(work)]
     process = subprocess.Popen(
@@ -57,7 +61,7 @@ def test_interrupted_continued_and_reused(corpus, tmp_path):
     process.send_signal(signal.SIGINT)
     error = process.communicate(timeout=60)[1]
     assert process.returncode == 130, error
-    assert error.splitlines()[-1] == "demo.sh: interrupted; the same command continues"
+    assert error.splitlines()[-1] == "lightconv demo: interrupted; rerun the same command to resume"
     assert processes_in(work) == []
     assert not (work / "report.md").exists()
 
@@ -73,33 +77,57 @@ def test_interrupted_continued_and_reused(corpus, tmp_path):
     assert set(report["translations"][0]) == {"source", "reference", "dynamicconv", "transformer"}
     assert "| DynamicConv " in done.stdout and "tok:13a" in done.stdout
     assert done.stdout.strip() == (work / "report.md").read_text().strip()
+    # Nothing but the case tells sources and references from the text that was trained on and written.
+    for shown in report["translations"]:
+        assert all(text == text.lower() for text in shown.values())
+    assert done.stderr.splitlines()[-1].endswith(f"now open {work / 'report.html'}")
+    page = (work / "report.html").read_text(encoding="utf-8")
+    assert all(text in page for text in ("dynamicconv", "transformer", "<svg"))
+    made = (work / "report.html").stat().st_mtime_ns
 
     start = time.monotonic()
     again = demo(*command[1:])
     assert again.returncode == 0
     assert again.stdout == done.stdout
     assert again.stderr.count("trained and scored before") == 2 and "training" not in again.stderr
+    assert (work / "report.html").stat().st_mtime_ns == made
     assert time.monotonic() - start < 15
 
 
 @pytest.mark.parametrize(
-    "arguments, status, message",
+    "arguments, message",
     [
-        (["/nowhere/at/all"], 1, "no folder /nowhere/at/all"),
-        ([ROOT / "configs"], 1, "cannot tell the language pair"),
-        (["--updates", "11"], 2, "--updates must be at least 12, got 11"),
-        (["--updates", "few"], 2, "invalid int value: 'few'"),
-        (["--src", "en"], 2, "--src and --tgt go with a folder of text"),
-        (["--fast"], 2, "unrecognized arguments: --fast"),
-        (["a", "b"], 2, "unrecognized arguments: b"),
+        (["/nowhere/at/all"], "no folder /nowhere/at/all"),
+        ([ROOT / "configs"], "cannot tell the language pair"),
+        (["--updates", "11"], "--updates must be at least 12, got 11"),
+        (["--updates", "few"], "--updates: must be a whole number of at least 1, got 'few'"),
+        (["--src", "en"], "--src and --tgt need a folder of text"),
+        (["--fast"], "unrecognized arguments: --fast"),
+        (["a", "b"], "unrecognized arguments: b"),
     ],
     ids=["no-folder", "no-corpus", "few-updates", "not-a-number", "language", "option", "two-folders"],
 )
-def test_wrong_arguments(arguments, status, message):
-    done = demo(*arguments)
-    assert done.returncode == status
-    assert message in done.stderr.splitlines()[-1]
-    assert done.stdout == ""
+def test_wrong_arguments(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = main(["demo", *map(str, arguments)])
+    except SystemExit as stopped:
+        status = stopped.code
+    assert status == 2
+    out, err = capsys.readouterr()
+    assert out == "" and message in err.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_report_s_libraries_the_table_is_what_to_open(tmp_path, monkeypatch, capsys):
+    for system in run.SYSTEMS:
+        (tmp_path / system).mkdir()
+        (tmp_path / system / "result.json").touch()
+    for name in [name for name in sys.modules if name.startswith("lightconv_plugin.report")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run.write_page(tmp_path) == tmp_path / "report.md"
+    assert "matplotlib is not installed: pip install 'lightconv-plugin[report]'" in capsys.readouterr().err
 
 
 def test_help_works_without_any_set_up():
@@ -115,12 +143,12 @@ def test_a_folder_is_claimed_for_one_training(tmp_path, capsys):
     assert (folder / "checkpoint_last.pt").exists()
     claim(folder, "key two")
     assert not (folder / "checkpoint_last.pt").exists()
-    assert "changed, trained anew" in capsys.readouterr().err
+    assert "changed, trained again" in capsys.readouterr().err
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "precious").touch()
-    with pytest.raises(DemoError, match="is there already and is not from a demo"):
+    with pytest.raises(InputError, match="exists and is not from a demo"):
         claim(tmp_path, "key")
     assert (tmp_path / "precious").exists()
 
@@ -149,6 +177,7 @@ def test_the_report_is_a_table_with_translations(tmp_path):
     (tmp_path / "raw").mkdir()
     for lang, text in (("en", "The dog sleeps."), ("de", "Der Hund schläft.")):
         (tmp_path / f"raw/test.{lang}").write_text(f"{text}\n" * 2)
+    (tmp_path / "corpus.json").write_text('{"lowercase": true}')
     generated = tmp_path / "x.gen"
     lines = [
         f"{kind}-{i}\t{score}der hund schläft ."
@@ -166,7 +195,9 @@ def test_the_report_is_a_table_with_translations(tmp_path):
     assert "| DynamicConv           |          100.00 |     99.50 | 98.25 |  1,234,567 |    4,322 |  1.5 min |" in text
     assert "en → de, 2 test sentences; 990 updates, the last 3 checkpoints averaged; beam 5." in text
     assert "at the same time, each with 1 thread;" in text
-    assert "DynamicConv            der hund schläft." in text
+    for who in ("source                 the dog sleeps.", "reference              der hund schläft."):
+        assert f"\n{who}\n" in text
+    assert "\nDynamicConv            der hund schläft.\n" in text
     widths = {len(line) for line in text.splitlines() if line.startswith("|")}
     assert len(widths) == 1
     results[0].write(tmp_path / "result.json")

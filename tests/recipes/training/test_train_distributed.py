@@ -11,6 +11,7 @@ import socket
 
 import pytest
 
+from lightconv_plugin.cli.main import main
 from tests.recipes.conftest import ROOT, script_environment
 from tests.recipes.training.trainings import (
     ENDLESS,
@@ -108,7 +109,7 @@ def test_tensorboard_has_the_losses(one):
 def test_the_signals_are_named(two, with_dropout):
     for training, name in (two, "SIGTERM"), (with_dropout, "SIGINT"):
         last = training.output.splitlines()[-1]
-        assert last == f"train.sh: ended by {name}; the same command goes on from the last checkpoint"
+        assert last == f"lightconv train: ended by {name}; rerun the same command to resume from the last checkpoint"
         assert "Traceback" not in training.output
 
 
@@ -119,7 +120,7 @@ def test_a_killed_process_is_started_again(config, with_dropout):
     os.kill(training.workers()[0], signal.SIGKILL)
     assert training.end() and training.process.returncode == 0, training.output[-5000:]
     assert "exitcode: -9" in training.output
-    assert "train.sh: a process has died: restart 1 of 1, from the last checkpoint" in training.output
+    assert "lightconv train: a process died: restart 1 of 1, from the last checkpoint" in training.output
     assert training.output.count("Loaded checkpoint") == 1
     assert_equal(state(training.save_dir / "checkpoint_last.pt"), state(with_dropout.checkpoint(UPDATES)))
     assert_nothing_left(training.save_dir)
@@ -133,10 +134,10 @@ def test_a_process_that_stops_answering_counts_as_dead(config, two):
     training.checkpoint(4)
     frozen = training.workers()[1]
     os.kill(frozen, signal.SIGSTOP)
-    training.wait_for("train.sh: error: process 0: waited 10 s (--timeout) in vain for another", seconds=100)
+    training.wait_for("lightconv train: error: process 0: no response from a peer process after 10 s", seconds=100)
     os.kill(frozen, signal.SIGCONT)  # as if its machine came back: torchrun's SIGTERM ends it now and not 30 s later
     assert training.end() and training.process.returncode == 0, training.output[-5000:]
-    assert "train.sh: a process has died: restart 1 of 3, from the last checkpoint" in training.output
+    assert "lightconv train: a process died: restart 1 of 3, from the last checkpoint" in training.output
     assert "Traceback" not in training.output
     assert_equal(state(training.save_dir / "checkpoint_last.pt"), state(two.checkpoint(UPDATES)))
     assert_nothing_left(training.save_dir)
@@ -198,30 +199,33 @@ def test_an_error_of_the_configuration_ends_it_at_once(config):
     assert training.process.returncode == 1
     assert output.count("Key 'learning_rate' not in 'OptimizationConfig'") == 1  # it was read once
     last = output.splitlines()[-1]
-    assert last.startswith("train.sh: error: a process has died (see above); not started again, as no checkpoint was")
+    assert last.startswith("lightconv train: error: a process died (see above); not restarted, since no checkpoint was")
     assert_nothing_left(training.save_dir)
 
 
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--processes", "two"], "--processes must be a whole number from 1, got: two"),
-        (["--processes", "0"], "--processes must be a whole number from 1, got: 0"),
-        (["--processes"], "--processes must be a whole number from 1, got: nothing"),
-        (["--max-restarts", "-1"], "--max-restarts must be a whole number from 0, got: -1"),
+        (["--processes", "two"], "--processes: must be a whole number of at least 1, got 'two'"),
+        (["--processes", "0"], "--processes: must be a whole number of at least 1, got '0'"),
+        (["--processes"], "--processes: expected one argument"),
+        (["--max-restarts", "-1"], "--max-restarts: must be a whole number of at least 0, got '-1'"),
         (["--nodes", "2"], "--nodes 2 needs --node-rank and --rendezvous"),
-        (["--nodes", "2", "--node-rank", "2", "--rendezvous", "a:1"], "--node-rank must be below --nodes 2, got: 2"),
-        (["--nodes", "2", "--node-rank", "1", "--rendezvous", "a"], "--rendezvous must be HOST:PORT, got: a"),
-        (["--timeout", "0"], "--timeout must be a whole number from 1, got: 0"),
+        (["--nodes", "2", "--node-rank", "2", "--rendezvous", "a:1"], "--node-rank must be below --nodes 2, got 2"),
+        (["--nodes", "2", "--node-rank", "1", "--rendezvous", "a"], "--rendezvous: must be HOST:PORT, got 'a'"),
+        (["--timeout", "0"], "--timeout: must be a whole number of at least 1, got '0'"),
         (["--rendezvous", "a:1"], "--node-rank and --rendezvous need --nodes"),
-        (["--gpus", "2"], "no option --gpus; there are --processes, --nodes"),
+        (["--gpus", "2"], "there is no option --gpus: see lightconv train --help"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_options(run_script, options, message):
-    done = run_script("train.sh", ROOT / "configs/demo/dynamicconv.yaml", *options)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"train.sh: error: {message}")
+def test_wrong_options(options, message, capsys):
+    try:
+        status = main(["train", "demo/dynamicconv", *options])
+    except SystemExit as stopped:
+        status = stopped.code
+    assert status == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_slurm_train_outside_slurm_and_the_checkout(run_script, tmp_path):

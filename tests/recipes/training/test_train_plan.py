@@ -13,10 +13,10 @@ import yaml
 from lightconv_plugin.recipes.training.plan import (
     count_processes,
     divide_batch,
-    mend,
     plan,
     quote,
     read_config,
+    repair_last_checkpoint,
     tensorboard,
 )
 from tests.recipes.conftest import ROOT
@@ -53,7 +53,7 @@ def config(tmp_path):
     }
 
 
-def test_paths_of_a_configuration_are_below_the_checkout(config, tmp_path):
+def test_paths_of_a_configuration_are_below_the_workspace(config, tmp_path):
     save_dir, overrides = plan(config, [], 1, tmp_path / "root", tmp_path)
     assert save_dir == tmp_path / "root/runs/x"
     assert overrides == [
@@ -106,38 +106,38 @@ def test_a_checkpoint_cut_short_is_replaced_by_the_newest_whole_one(tmp_path, ca
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             archive.writestr("data", name * 50)
     whole = (tmp_path / "checkpoint_last.pt").read_bytes()
-    mend(tmp_path)
+    repair_last_checkpoint(tmp_path)
     assert (tmp_path / "checkpoint_last.pt").read_bytes() == whole
 
     (tmp_path / "checkpoint_last.pt").write_bytes(whole[:100])
-    mend(tmp_path)
+    repair_last_checkpoint(tmp_path)
     assert (tmp_path / "checkpoint_last.pt").read_bytes() == (tmp_path / "checkpoint2.pt").read_bytes()
-    assert "was cut short: going on from checkpoint2.pt" in capsys.readouterr().err
+    assert "was cut short: resuming from checkpoint2.pt" in capsys.readouterr().err
 
     for path in tmp_path.glob("checkpoint*.pt"):
         path.write_bytes(b"PK cut")
-    mend(tmp_path)
+    repair_last_checkpoint(tmp_path)
     assert not (tmp_path / "checkpoint_last.pt").exists()
 
 
 def test_a_checkpoint_of_torch_before_1_6_is_no_cut_one(tmp_path, capsys):
-    """Its format is no archive; a training that began long ago goes on from it."""
+    """Its format is no archive; a training that began long ago is resumed from it."""
     import torch
 
     last = tmp_path / "checkpoint_last.pt"
     torch.save({"model": torch.ones(3)}, last, _use_new_zipfile_serialization=False)
     torch.save({"model": torch.ones(2)}, tmp_path / "checkpoint_best.pt", _use_new_zipfile_serialization=False)
     content = last.read_bytes()
-    mend(tmp_path)
+    repair_last_checkpoint(tmp_path)
     assert last.read_bytes() == content
     for cut in (b"", bytes(1000), b"PK cut"):
         last.write_bytes(cut)
-        mend(tmp_path)
+        repair_last_checkpoint(tmp_path)
         assert last.read_bytes() == (tmp_path / "checkpoint_best.pt").read_bytes()
-        assert "going on from checkpoint_best.pt" in capsys.readouterr().err
+        assert "resuming from checkpoint_best.pt" in capsys.readouterr().err
 
 
-def test_a_mending_that_is_killed_or_finds_no_room_loses_nothing(tmp_path, monkeypatch):
+def test_a_repair_that_is_killed_or_finds_no_room_loses_nothing(tmp_path, monkeypatch):
     """Else the training would begin anew, as if there were no checkpoint."""
     with zipfile.ZipFile(tmp_path / "checkpoint1.pt", "w") as archive:
         archive.writestr("data", "one" * 50)
@@ -150,13 +150,13 @@ def test_a_mending_that_is_killed_or_finds_no_room_loses_nothing(tmp_path, monke
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
         patched.setattr(shutil, "copyfile", half)
-        mend(tmp_path)
-    mend(tmp_path)
+        repair_last_checkpoint(tmp_path)
+    repair_last_checkpoint(tmp_path)
     assert last.read_bytes() == (tmp_path / "checkpoint1.pt").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint1.pt", "checkpoint_last.pt"]
 
 
-def test_the_checkpoints_between_epochs_mend_too(tmp_path):
+def test_the_checkpoints_between_epochs_are_taken_too(tmp_path):
     """With no_epoch_checkpoints the only others are those of updates (checkpoint_1_100.pt) and the best one."""
     for age, name in enumerate(("checkpoint_3_20.pt", "checkpoint_2_10.pt", "checkpoint_best.pt", "average3.pt")):
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
@@ -165,7 +165,7 @@ def test_the_checkpoints_between_epochs_mend_too(tmp_path):
     os.utime(tmp_path / "average3.pt", (2000, 2000))
     for newest in ("checkpoint_3_20.pt", "checkpoint_2_10.pt", "checkpoint_best.pt"):
         (tmp_path / "checkpoint_last.pt").write_bytes(b"PK cut")
-        mend(tmp_path)
+        repair_last_checkpoint(tmp_path)
         assert (tmp_path / "checkpoint_last.pt").read_bytes() == (tmp_path / newest).read_bytes()
         (tmp_path / newest).write_bytes(b"PK cut")
 
@@ -190,8 +190,8 @@ def test_processes(config, overrides, asked, gpus, expected):
 @pytest.mark.parametrize(
     "overrides, asked, message",
     [
-        ([], 5, "--processes 5: this machine has 4 GPUs"),
-        (["distributed_training.distributed_world_size=2"], 0, "follows from --processes and --nodes"),
+        ([], 5, "`processes` is 5: this machine has 4 GPUs"),
+        (["distributed_training.distributed_world_size=2"], 0, "follows from `processes` and `nodes`"),
     ],
     ids=["more-than-gpus", "fairseqs-own"],
 )

@@ -9,6 +9,7 @@ import sys
 import pytest
 import yaml
 
+from lightconv_plugin.cli.main import main
 from tests.recipes.conftest import ROOT, script_environment
 
 TINY = (
@@ -43,7 +44,9 @@ def test_training_writes_to_its_save_dir_only(trained):
     save_dir, first, _ = trained
     assert [path.name for path in save_dir.parent.iterdir()] == ["it's here"]
     assert {"checkpoint1.pt", "checkpoint_last.pt", "train.log", "hydra"} <= {path.name for path in save_dir.iterdir()}
-    assert (save_dir / "train.log").read_text().startswith(first.stdout)
+    log = (save_dir / "train.log").read_text()
+    assert log.startswith(first.stdout)
+    assert re.search(r"\[lightconv_plugin\]\[DEBUG\] - operators on cpu tensors: backend \w+", log)
 
 
 def test_the_batch_is_divided_as_said(trained):
@@ -90,30 +93,44 @@ def test_a_second_training_in_the_same_place_is_refused(trained, prepared, run_s
             *(ROOT / "configs/demo/dynamicconv.yaml", f"task.data={prepared[1] / 'data-bin'}"),
             f"checkpoint.save_dir={save_dir}",
         )
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"train.sh: error: another training is writing to {save_dir}"
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == f"lightconv train: error: another training is writing to {save_dir}"
 
 
 @pytest.mark.parametrize(
-    "script, arguments, status, message",
+    "command, arguments, message",
     [
-        ("train.sh", [], 2, "scripts/train.sh CONFIG.yaml"),
-        ("train.sh", ["nothing.yaml"], 1, "no configuration nothing.yaml; there are: configs/"),
-        ("train.sh", [ROOT / "configs/demo/transformer.yaml", "task.data=/nowhere"], 1, "no folder /nowhere"),
-        ("average.sh", [], 2, "scripts/average.sh SAVE_DIR"),
-        ("average.sh", ["/nowhere"], 1, "no folder /nowhere"),
-        ("average.sh", ["/tmp", "-3"], 1, "N must be a positive number, got: -3"),
-        ("average.sh", [ROOT / "configs", "2"], 2, "2 checkpoints named checkpoint_EPOCH_UPDATE.pt are asked for"),
-        ("score.sh", ["/tmp"], 2, "scripts/score.sh DATA_BIN CHECKPOINT"),
-        ("score.sh", ["/nowhere", "x.pt"], 1, "no folder /nowhere with binarised data"),
-        ("score.sh", ["/tmp", "x.pt"], 1, "no checkpoint x.pt"),
-        ("score.sh", [ROOT, ROOT / "setup.py", "--subset", "tast"], 1, "has no subset tast"),
-        ("score.sh", [ROOT, ROOT / "setup.py", "--subset"], 1, "--subset needs a name"),
+        ("train", [], "the following arguments are required: CONFIG"),
+        ("train", ["nothing.yaml"], "there is no configuration nothing.yaml"),
+        ("train", ["demo/transformer", "task.data=/nowhere"], "no folder /nowhere"),
+        ("evaluate", ["/tmp"], "the following arguments are required: CHECKPOINT"),
+        ("evaluate", ["/nowhere", "x.pt"], "no folder /nowhere with binarised data"),
+        ("evaluate", [ROOT, ROOT / "setup.py", "--subset", "tast"], "has no subset tast"),
+        ("evaluate", [ROOT, ROOT / "setup.py", "--subset"], "--subset/--gen-subset: expected one argument"),
     ],
-    ids=lambda value: value if isinstance(value, str) and value.endswith(".sh") else "",
 )
-def test_wrong_arguments(run_script, script, arguments, status, message):
-    done = run_script(script, *arguments)
+def test_wrong_arguments(command, arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = main([command, *map(str, arguments)])
+    except SystemExit as stopped:
+        status = stopped.code
+    assert status == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments, status, message",
+    [
+        ([], 2, "scripts/average.sh SAVE_DIR"),
+        (["/nowhere"], 1, "no folder /nowhere"),
+        (["/tmp", "-3"], 1, "N must be a positive number, got: -3"),
+        ([ROOT / "configs", "2"], 2, "2 checkpoints named checkpoint_EPOCH_UPDATE.pt are asked for"),
+    ],
+)
+def test_wrong_arguments_of_average(run_script, arguments, status, message):
+    done = run_script("average.sh", *arguments)
     assert done.returncode == status, done.stderr
     assert message in done.stderr
 

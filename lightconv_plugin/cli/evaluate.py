@@ -1,0 +1,97 @@
+"""`lightconv evaluate`: translate or summarise a test set by beam search, and score it.
+
+What its parser does not know are options of fairseq-generate.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from lightconv_plugin.cli.arguments import places_first, positive
+from lightconv_plugin.cli.score_options import (
+    BLEU_OPTIONS,
+    ROUGE_OPTIONS,
+    add_bleu_options,
+    add_rouge_options,
+    measuring,
+    refuse,
+    warner,
+)
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.paths import find_config
+
+DESCRIPTION = """\
+Runs fairseq-generate on a subset and scores the result: BLEU and chrF, or ROUGE of summaries, with the number of
+parameters and the sentences a second. All other options are those of fairseq-generate; --beam 5 --lenpen 1 --remove-bpe
+--max-tokens 8000 by default.
+
+The language, the untouched references and the case come from the folder that `lightconv prepare` made around DATA_BIN,
+unless options say otherwise. The log of fairseq-generate and the scores are left beside the checkpoint, as
+CHECKPOINT.SUBSET.gen and CHECKPOINT.SUBSET.score.
+
+@FILE stands for the arguments in a file, where # begins a comment: a path, or a name such as cnndm/generate.args. The
+last of several equal options counts."""
+EXAMPLE = """\
+example:
+  lightconv evaluate data/multi30k_en_de/data-bin runs/multi30k_en_de/dynamicconv/average10.pt --lenpen 1.2
+  lightconv evaluate data/cnndm/data-bin runs/cnndm/dynamicconv/average10.pt @cnndm/generate.args"""
+
+
+def run(args: argparse.Namespace) -> int:
+    refused = {"bleu": ROUGE_OPTIONS, "rouge": (*BLEU_OPTIONS, "against", "samples")}
+    refuse(args, refused[args.metric], f"--metric {args.metric}")
+    if args.samples and not args.against:
+        raise InputError("--samples needs --against FILE")
+    from lightconv_plugin.recipes.environment import compute_here, quietly
+
+    compute_here()
+    with quietly():
+        from lightconv_plugin.recipes.evaluation import evaluate
+
+    scored = evaluate(
+        args.data,
+        args.checkpoint,
+        subset=args.subset,
+        options=args.unknown,
+        how=measuring(args, args.metric),
+        against=args.against,
+        samples=args.samples,
+        as_json=args.json,
+        warn=warner("evaluate"),
+    )
+    sys.stdout.write(scored.text(args.json))
+    return 0
+
+
+def with_files(argv: list[str]) -> list[str]:
+    """The arguments with those in each @FILE in its place. Raises InputError if there is no such file."""
+    expanded = []
+    for argument in places_first(argv):
+        if argument.startswith("@") and not argument.startswith("@@"):
+            lines = find_config(argument[1:], ".args").read_text(encoding="utf-8").splitlines()
+            expanded += [word for line in lines for word in line.partition("#")[0].split()]
+        else:
+            expanded.append(argument)
+    return expanded
+
+
+def add_parser(commands) -> None:
+    parser = commands.add_parser(
+        "evaluate",
+        usage="lightconv evaluate DATA_BIN CHECKPOINT [options] [@FILE] [fairseq-generate options]",
+        description=DESCRIPTION,
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("data", type=Path, metavar="DATA_BIN", help="folder of binarised data")
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="the model")
+    parser.add_argument("--subset", "--gen-subset", default="test", metavar="NAME", help="default: %(default)s")
+    parser.add_argument("--metric", choices=("bleu", "rouge"), default="bleu", help="default: %(default)s")
+    parser.add_argument("--json", action="store_true", help="print and write one JSON object, in one line")
+    add_bleu_options(parser)
+    add_rouge_options(parser)
+    test = parser.add_argument_group("significance of a difference in BLEU and chrF")
+    test.add_argument("--against", type=Path, metavar="FILE", help="the log of another system, as in lightconv score")
+    test.add_argument("--samples", type=positive, metavar="N", help="samples of the test")
+    parser.set_defaults(run=run, unknown=[], before=with_files)

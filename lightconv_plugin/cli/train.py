@@ -1,0 +1,97 @@
+"""`lightconv train`: train a configuration with fairseq-hydra-train, or resume its training."""
+
+import argparse
+import re
+
+from lightconv_plugin.cli.arguments import not_negative, positive
+from lightconv_plugin.errors import InputError
+
+DESCRIPTION = """\
+Trains a configuration with fairseq-hydra-train. Rerun the same command to resume from the last checkpoint.
+
+CONFIG is the path of a YAML file, or the name of a configuration such as multi30k_en_de/dynamicconv. What follows are
+hydra's overrides, such as optimization.max_epoch=30.
+
+Checkpoints, train.log (with several machines also train.nodeR.log: everything that machine R printed) and tensorboard/
+(common.tensorboard_logdir=DIR puts it elsewhere, common.tensorboard_logdir=null leaves it out) go to
+checkpoint.save_dir; the data is read from task.data. Relative paths in a configuration are relative to LIGHTCONV_HOME
+(default: the working directory), those in an override to the working directory.
+
+All cores are used (OMP_NUM_THREADS of each process, if set). A configuration's max_tokens × update_freq are its tokens
+an update: N processes share them, so that an update is the same on any number of machines."""
+EXAMPLE = """\
+example:
+  lightconv train multi30k_en_de/dynamicconv optimization.max_epoch=30 common.seed=2
+  lightconv train my/config.yaml task.data=data/mine/data-bin checkpoint.save_dir=runs/mine
+  lightconv train wmt16_en_de/dynamicconv --nodes 2 --node-rank 0 --rendezvous node0:29500"""
+
+
+def run(args: argparse.Namespace) -> int:
+    if wrong := [argument for argument in args.unknown if argument.startswith("-")]:
+        raise InputError(f"there is no option {wrong[0]}: see lightconv train --help")
+    if args.nodes is None and (args.node_rank is not None or args.rendezvous is not None):
+        raise InputError("--node-rank and --rendezvous need --nodes")
+    if args.nodes is not None and (args.node_rank is None or args.rendezvous is None):
+        raise InputError(f"--nodes {args.nodes} needs --node-rank and --rendezvous")
+    if args.nodes is not None and args.node_rank >= args.nodes:
+        raise InputError(f"--node-rank must be below --nodes {args.nodes}, got {args.node_rank}")
+    from lightconv_plugin.recipes.training.run import train
+
+    return train(
+        args.config,
+        args.unknown,
+        processes=args.processes or 0,
+        nodes=args.nodes or 1,
+        node_rank=args.node_rank or 0,
+        rendezvous=args.rendezvous,
+        max_restarts=args.max_restarts,
+        timeout=args.timeout,
+    )
+
+
+def host_and_port(text: str) -> str:
+    """HOST:PORT, for argparse."""
+    if not re.fullmatch(r"[^:/]+:[0-9]+", text):
+        raise argparse.ArgumentTypeError(f"must be HOST:PORT, got {text!r}")
+    return text
+
+
+def add_parser(commands) -> None:
+    parser = commands.add_parser(
+        "train",
+        usage="lightconv train CONFIG [key=value …] [options]",
+        description=DESCRIPTION,
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("config", metavar="CONFIG", help="path or name of a configuration")
+    parser.add_argument(
+        "--processes", type=positive, metavar="N",
+        help="processes on this machine (default: one for each GPU, without a GPU or with common.cpu=true one). "
+        "Several without a GPU exchange gradients by gloo",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-restarts", type=not_negative, default=3, metavar="N",
+        help="restarts from the last checkpoint when a process dies (default: %(default)s), if a checkpoint was "
+        "written since the last start. Ctrl-C and SIGTERM end the training",
+    )  # fmt: skip
+    parser.add_argument(
+        "--timeout", type=positive, default=600, metavar="SECONDS",
+        help="after which a process or machine that does not respond counts as dead (default: %(default)s); longer "
+        "than any of them may be busy alone",
+    )  # fmt: skip
+    several = parser.add_argument_group(
+        "several machines",
+        "Start the same command on each machine, with its --node-rank. They must share the file system of save_dir and "
+        "the data.",
+    )
+    several.add_argument("--nodes", type=positive, metavar="N", help="machines that train together")
+    several.add_argument("--node-rank", type=not_negative, metavar="R", help="number of this machine, 0 … N-1")
+    several.add_argument(
+        "--rendezvous",
+        type=host_and_port,
+        metavar="HOST:PORT",
+        help="machine 0 as the others reach it, and a free port",
+    )
+    parser.set_defaults(run=run, unknown=[])

@@ -1,0 +1,67 @@
+"""Trains a configuration with fairseq-hydra-train; the same call again resumes from the last checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.paths import find_config
+from lightconv_plugin.recipes.environment import environment, settings
+from lightconv_plugin.recipes.steps import cores, say
+from lightconv_plugin.recipes.training.launch import Job, launch
+from lightconv_plugin.recipes.training.plan import make_plan
+
+
+def train(
+    config: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    processes: int = 0,
+    nodes: int = 1,
+    node_rank: int = 0,
+    rendezvous: str | None = None,
+    max_restarts: int = 3,
+    timeout: int = 600,
+) -> int:
+    """Train until the end; the exit status: 0, 1 for a training that failed, 128 + N for one that signal N ended.
+
+    Checkpoints and train.log (of several machines also train.nodeR.log) go to the configuration's save_dir. This
+    process is torchrun for as long as the training takes: its output streams go to the log too, and the caller must be
+    the main thread, which receives the signals.
+
+    Args:
+        config: a path or a name, as for `find_config`. Its relative paths are relative to the workspace.
+        overrides: hydra's, such as "optimization.max_update=20". Relative paths are relative to the working directory.
+        processes: on this machine; 0: one for each GPU, without a GPU (or with common.cpu=true) one.
+        nodes: machines that train together, of which this is number `node_rank`, from 0.
+        rendezvous: HOST:PORT where the machines meet, HOST being machine 0; for several machines only.
+        max_restarts: how often the processes are started again when one of them dies.
+        timeout: seconds that processes and machines wait for one that does not answer.
+
+    Raises:
+        InputError: the configuration, an override or the data are wrong, or another training writes to save_dir.
+    """
+    config = find_config(config)
+    plan = make_plan(config, list(overrides), processes, nodes)
+    plan.save_dir.mkdir(parents=True, exist_ok=True)
+    log = plan.save_dir / ("train.log" if nodes == 1 else f"train.node{node_rank}.log")
+    job = Job(config, plan, log, nodes, node_rank, rendezvous or "", max_restarts, timeout)
+    threads = max(1, cores() // plan.processes)
+    with locked(plan.save_dir) if node_rank == 0 else contextlib.nullcontext(), environment(threads):
+        each = settings(threads)["OMP_NUM_THREADS"]
+        say(f"checkpoints and log: {plan.save_dir} ({plan.processes} × {each} threads)")
+        return launch(job)
+
+
+@contextlib.contextmanager
+def locked(save_dir: Path) -> Iterator[None]:
+    """No other training may write to this folder within the block. InputError if one does already."""
+    with (save_dir / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"another training is writing to {save_dir}") from None
+        yield
