@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Make .venv in this checkout: torch, fairseq, this plugin and its tests, versions pinned in scripts/constraints.txt.
+# Make .venv in this checkout: torch, fairseq, this plugin with everything that it and its tests need, in the versions of
+# scripts/constraints.txt; and compile the CPU kernels.
 #
-#   scripts/setup.sh [--quiet]           some minutes the first time, nothing to do after that
+#   scripts/setup.sh [--quiet]           some minutes the first time; after that there is nothing to do
 #   PYTHON=python3.12 scripts/setup.sh   choose the interpreter (3.10, 3.11 or 3.12)
 #   scripts/setup.sh --venv DIR --torch 2.6.0
 #                                        an environment elsewhere, with another torch (newest: whichever that is) than
 #                                        the pinned one (scripts/dev/test_matrix.sh makes several)
 #
-# An interrupted set-up is finished by the next call; --quiet says nothing when there is nothing to do.
-# pip's own settings hold (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, proxies …).
+# Rerun an interrupted set-up to resume it. --quiet prints nothing if there is nothing to do. pip's own settings apply
+# (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, proxies …).
 
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -38,9 +39,9 @@ constraints=$SCRIPTS/constraints.txt
 
 version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
 
-# What the environment depends on. A moved checkout counts: neither a venv nor an editable installation can be moved.
+# What the environment depends on. The path is part of it: neither a venv nor an editable installation can be moved.
 fingerprint() {
-    { echo "$ROOT" "$(version_of "$venv/bin/python")$torch"; cat "$SCRIPTS/setup.sh" "$SCRIPTS/constraints.txt" "$ROOT/setup.py"; } |
+    { echo "$ROOT" "$(version_of "$venv/bin/python")$torch"; cat "$SCRIPTS/setup.sh" "$SCRIPTS/constraints.txt" "$ROOT/pyproject.toml"; } |
         sha256sum
 }
 
@@ -57,7 +58,7 @@ choose_python() {
         python=$PYTHON
         return
     fi
-    # The version that is there already stays.
+    # An existing environment keeps its version.
     for candidate in "$venv/bin/python" python3.11 python3.12 python3.10 python3; do
         version=$(version_of "$candidate") || continue
         [[ $version == 3.1[012] ]] || continue
@@ -65,7 +66,7 @@ choose_python() {
         return
     done
     die "no Python 3.10, 3.11 or 3.12 found: install one (Debian 12: sudo apt install python3 python3-venv python3-dev)" \
-        "or name one by PYTHON=/path/to/python"
+        "or choose one with PYTHON=/path/to/python"
 }
 
 check_machine() {
@@ -83,7 +84,7 @@ check_machine() {
     fi
     available=$(df -Pk "$(dirname "$venv")" | awk 'NR == 2 {print int($4 / 1024)}')
     [[ -d $venv || $available -ge 3000 ]] ||
-        die "$available MB free in $(dirname "$venv"), about 3000 MB are needed"
+        die "not enough free disk space in $(dirname "$venv"): $available MB, about 3000 MB are needed"
 }
 
 # pip with its messages on the terminal and in the log, and the usual causes of a failure in one line.
@@ -98,15 +99,15 @@ pip_install() {
     elif grep -q 'Python.h: No such file' "$log"; then
         cause="no Python headers: sudo apt install python$(version_of "$venv/bin/python")-dev"
     fi
-    die "$cause while installing: ${*: -1} (all messages: $log); the same command continues"
+    die "$cause while installing: ${*: -1} (log: $log); rerun the same command to resume"
 }
 
 install() {
     local version
     version=$(version_of "$venv/bin/python")
-    say "1/3 torch"
+    say "1/4 torch"
     pip_install "torch"
-    say "2/3 fairseq (compiled on Python 3.10 and 3.11: about two minutes)"
+    say "2/4 fairseq (compiled on Python 3.10 and 3.11: about two minutes)"
     pip_install numpy cython setuptools wheel ninja
     case $version in
         3.10) # Its omegaconf 2.0.6 has metadata that pip 24.1 and later refuse; its build wants a setuptools of its own.
@@ -118,10 +119,14 @@ install() {
             ;;
         3.12) pip_install --only-binary fairseq-fixed fairseq-fixed ;;
     esac
-    say "3/3 this plugin, ruff and pytest"
-    pip_install --no-build-isolation -e "${ROOT}[fairseq,report,tensorboard,chinese,test]"
+    say "3/4 this plugin, with what its recipes and its tests need"
+    pip_install --no-build-isolation -e "${ROOT}[all,dev,docs]"
     "$venv/bin/python" -c 'import fairseq, lightconv_plugin, sacremoses, subword_nmt' >>"$log" 2>&1 ||
-        die "the new environment does not work: $(tail -n 1 "$log") (all messages: $log)"
+        die "the new environment does not work: $(tail -n 1 "$log") (log: $log)"
+    say "4/4 compiling the CPU kernels on $(nproc) cores (about 30 s)"
+    # No reason to fail: without them the operators compute in plain PyTorch, and the first use tries again.
+    "$venv/bin/python" -m lightconv_plugin build cpu >>"$log" 2>&1 ||
+        say "warning: the CPU kernels could not be compiled: $(tail -n 1 "$log")"
 }
 
 is_done && { [[ -n $quiet ]] || say "set-up: $venv is up to date"; exit 0; }

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Everything that must hold before a change is committed: ruff, shellcheck, then pytest (arguments are passed to it).
+# Everything that must pass before a change is committed: ruff, shellcheck, codespell, import-linter, mypy, then pytest
+# (arguments are passed on to it).
 #
 #   scripts/test.sh [pytest options …]
 
@@ -10,9 +11,13 @@ use_python
 cd "$ROOT"
 "$PY" -m ruff check .
 shellcheck -x scripts/*.sh scripts/dev/*.sh benchmarks/*.sh .ci/run
-# Compiled here once, and not within the time limit of whichever test comes first. Tests say what a failure means.
+"$PY" -m codespell_lib lightconv_plugin cpu cuda configs scripts benchmarks docs tests ./*.md ./*.py ./*.toml
+lint-imports --no-cache --no-logo
+"$PY" -m mypy
+# Compiled once here, and not within the time limit of the first test that needs them. A failure shows in the tests.
 lightconv build cpu || true
-# One process a core; a test's own threads would only compete. A file's tests stay together: they share what was trained.
+# One process per core; a test's own threads would only compete. A file's tests stay together: they share what was
+# trained.
 cores=$(env -u OMP_NUM_THREADS nproc)
 export OMP_NUM_THREADS=1
 exec "$PY" -m pytest -n "$cores" --dist loadfile "$@"

@@ -133,7 +133,7 @@ def load_checkpoint(path: Path) -> dict:
 class Mean:
     """The mean of the parameters of checkpoints, which are added one by one and summed in float64."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.files: list[Path] = []
         self._sums: dict = {}  # owner -> float64 sum
         self._kept: dict = {}  # integers: equal in all files, or a counter of the newest

@@ -125,8 +125,8 @@ def reorder(optimizer: dict, source: Order, target: Order) -> dict:
 
     Raises CannotReorder if it is neither.
     """
-    groups = optimizer.get("param_groups") if isinstance(optimizer, dict) else None
-    entries = optimizer.get("state") if groups else None
+    groups = (optimizer.get("param_groups") if isinstance(optimizer, dict) else None) or []
+    entries = optimizer["state"] if groups and "state" in optimizer else None
     if not isinstance(entries, dict) or len(groups) != 1:
         raise CannotReorder("it does not belong to one optimizer over one group of parameters")
     number = len(groups[0]["params"])

@@ -139,15 +139,16 @@ def _task(state: Mapping[str, Any], resolved, language_model: bool):
     """Dictionaries of as many entries as the embeddings have."""
     from fairseq.data import Dictionary
 
-    def dictionary(entries: int) -> Dictionary:
+    def dictionary(entries: int | None) -> Dictionary:
         words = Dictionary()
-        for number in range(entries - len(words)):
+        for number in range((entries or 0) - len(words)):
             words.add_symbol(f"{number}")
         return words
 
     def rows(key: str) -> int:
         return state[key].shape[0]
 
+    source: int | None
     target = _entries(state, resolved)
     if not language_model:
         source, target = rows("encoder.embed_tokens.weight"), rows("decoder.embed_tokens.weight")

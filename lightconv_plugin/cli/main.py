@@ -142,7 +142,7 @@ def _with_options(message: str, parser: argparse.ArgumentParser) -> str:
         action.dest: next((option for option in action.option_strings if option.startswith("--")), action.metavar)
         for action in parser._actions
     }
-    return re.sub(r"`(\w+)`", lambda match: options.get(match[1]) or match[0], message)
+    return re.sub(r"`(\w+)`", lambda match: str(options.get(match[1]) or match[0]), message)
 
 
 def _missing(error: ModuleNotFoundError) -> str | None:
@@ -161,11 +161,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `lightconv` with these arguments (default: those of the process) and return its exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0].startswith("-"):
-        parser = _parser()
-        parser.parse_args(argv)
-        parser.error("a command is needed: lightconv --help lists them")
+        top = _parser()
+        top.parse_args(argv)
+        top.error("a command is needed: lightconv --help lists them")
     name, *arguments = argv
-    parser = None
+    parser: argparse.ArgumentParser | None = None
     previous = signal.signal(signal.SIGTERM, _leave)
     try:
         parser = subparser(name)

@@ -45,7 +45,7 @@ OPTIONS = {
 
 def run(args: argparse.Namespace) -> int:
     _check_options(args)
-    facts = {"parameters": count_parameters(args.checkpoint)} if args.checkpoint else {}
+    facts: dict[str, float | None] = {"parameters": count_parameters(args.checkpoint)} if args.checkpoint else {}
     if args.metric == "perplexity":
         found = parse_eval_lm_log(read_lines(args.log), args.log)
         scored = Scored(asdict(found), found.lines())

@@ -1,5 +1,7 @@
 """The block around a convolution: what stands where self-attention stood."""
 
+from typing import Any
+
 import torch.nn.functional as F
 from fairseq.incremental_decoding_utils import with_incremental_state
 from fairseq.modules.fairseq_dropout import FairseqDropout
@@ -44,7 +46,7 @@ class ConvBlock(nn.Module):
     def __init__(
         self,
         embed_dim: int,
-        conv: nn.Module,
+        conv: Any,
         *,
         glu: bool,
         project: bool = True,
@@ -66,7 +68,7 @@ class ConvBlock(nn.Module):
             return quant_noise(Linear(inputs, outputs), q_noise, qn_block_size) if project else nn.Identity()
 
         self.linear1 = linear(embed_dim, conv.channels * (2 if glu else 1))
-        self.conv = conv
+        self.conv: Any = conv
         self.linear2 = linear(conv.channels, embed_dim)
 
     def forward(
@@ -108,10 +110,10 @@ class ConvBlock(nn.Module):
 
     def _get_input_buffer(self, incremental_state: dict | None) -> dict:
         # fairseq's decoder layer asks for the buffer under this name, with and without incremental state.
-        return self.get_incremental_state(incremental_state, _STATE) or {}
+        return self.get_incremental_state(incremental_state, _STATE) or {}  # type: ignore[operator]
 
     def _set_input_buffer(self, incremental_state: dict, buffer: dict) -> None:
-        self.set_incremental_state(incremental_state, _STATE, buffer)
+        self.set_incremental_state(incremental_state, _STATE, buffer)  # type: ignore[operator]
 
     def upgrade_state_dict_named(self, state_dict: dict, name: str) -> dict:
         """Renames the keys of fairseq's own LightConv layers, of every version, to this block's; in place.

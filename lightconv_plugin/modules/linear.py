@@ -40,7 +40,7 @@ def _suits(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN is to compute x @ weightᵀ."""
     if torch.jit.is_tracing() or torch.jit.is_scripting() or torch.compiler.is_compiling():
         return False
-    return (
+    return bool(
         x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and x.numel() >= _ROWS * x.shape[-1]

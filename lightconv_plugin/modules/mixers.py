@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -90,7 +91,7 @@ def build_mixer(
     """The module a fairseq Transformer layer takes as its `self_attn`; `build_attention` makes fairseq's own."""
     if spec.kind == "attention":
         return build_attention()
-    noise = {"q_noise": q_noise, "qn_block_size": qn_block_size}
+    noise: dict[str, Any] = {"q_noise": q_noise, "qn_block_size": qn_block_size}
     if spec.kind == "window_attention":
         return WindowAttention(
             embed_dim,

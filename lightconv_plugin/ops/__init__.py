@@ -28,6 +28,8 @@ Lioutas and Guo, "Time-aware Large Kernel Convolutions", ICML 2020.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -333,10 +335,11 @@ _AUTOCAST = tuple(
 )
 
 
-def _prepare(**arguments: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Check that these are floating tensors, and do what autocast asks for: cast all but float64 to its dtype."""
+def _prepare(*, x: Tensor, **arguments: Tensor | None) -> tuple[Any, ...]:
+    """Check that these are floating tensors (or None), and cast all but float64 as autocast asks for."""
+    arguments = {"x": x, **arguments}
     checks.floating(**arguments)
-    device = arguments["x"].device.type
+    device = x.device.type
     if device not in _AUTOCAST or not torch.is_autocast_enabled(device):
         return tuple(arguments.values())
     dtype = torch.get_autocast_dtype(device)

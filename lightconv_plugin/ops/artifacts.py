@@ -104,7 +104,8 @@ def recipe(kind: str, architectures: Iterable[str] = ()) -> Recipe:
     if kind == "cpu":
         # Compiled with -fopenmp but not linked with it: libgomp is the one that torch has loaded, with its threads.
         simd = _SIMD_FLAGS.get(torch.backends.cpu.get_cpu_capability(), ())
-        cflags, cuda_cflags = ("-O3", "-fopenmp", *simd), ()
+        cflags: tuple[str, ...] = ("-O3", "-fopenmp", *simd)
+        cuda_cflags: tuple[str, ...] = ()
     else:
         cflags, cuda_cflags = ("-O3",), ("-O3",)
     made_of = {
@@ -241,5 +242,5 @@ def gencode(architectures: Sequence[str]) -> tuple[str, ...]:
 
 
 def _parts(architecture: str) -> tuple[int, int]:
-    match = _ARCHITECTURE.fullmatch(architecture)
-    return int(match[1]), int(match[2])
+    major, minor = re.findall(r"\d+", architecture)
+    return int(major), int(minor)

@@ -102,8 +102,8 @@ def toolkit() -> tuple[Path, str]:
         raise NativeError(f"{nvcc} is of CUDA {release[1]}.{release[2]}, but torch was built with CUDA {cuda}", remedy)
     # nvcc may be a script or a link outside its toolkit; it knows where its headers are.
     top = re.search(r"^#\$ TOP=(.+)$", _output([nvcc, "--dryrun", "-E", "-x", "cu", os.devnull]), re.MULTILINE)
-    home = Path(top[1]).resolve() if top else nvcc.resolve().parent.parent
-    return home, f"{release[1]}.{release[2]}"
+    folder = Path(top[1]).resolve() if top else nvcc.resolve().parent.parent
+    return folder, f"{release[1]}.{release[2]}"
 
 
 def _output(command: list) -> str:

@@ -26,17 +26,18 @@ class Filter:
     def __init__(
         self, weight: Tensor, seed: Tensor | None, normalize: str, dropout: float, inside: Tensor | None
     ) -> None:
-        self.kind, self.outside, self.scale = normalize, None, None
+        self.kind = normalize
+        self.outside: Tensor | None = None if inside is None else ~inside
+        self.scale: Tensor | None = None
         self.weight = widen(weight).movedim(-1, 0).contiguous()
-        if inside is not None:
-            self.outside = ~inside
+        if self.outside is not None:
             self.weight = self.weight.masked_fill(self.outside, float("-inf") if normalize == "softmax" else 0)
         self.normalized = normalize_taps(self.weight, normalize)
-        if inside is not None:
+        if self.outside is not None:
             # sigmoid(0) is not 0, and a softmax over nothing is NaN.
             self.normalized = self.normalized.masked_fill(self.outside, 0)
         self.taps = self.normalized
-        if dropout > 0:
+        if dropout > 0 and seed is not None:
             self.scale = dropout_scale(seed, weight.shape, dropout, self.weight.dtype).movedim(-1, 0)
             self.taps = self.normalized * self.scale
 

@@ -77,7 +77,7 @@ def talkconv_backward(
         source = _source(x, sequence, offset_left)
         if need_left:
             dleft = torch.empty_like(offset_left).copy_(_offset_gradient(grad, source, windows, windows.left))
-        if need_right and offset_right is not None:
+        if need_right and offset_right is not None and windows.right is not None:
             dright = torch.empty_like(offset_right).copy_(_offset_gradient(grad, source, windows, windows.right))
     return dx, dleft, dright
 
@@ -184,14 +184,14 @@ def _windows(
         return last, _Edge(last + direction, (reach - whole).masked_fill(~inside, 0), limit)
 
     low, left = side(offset_left, max_left, -1)
-    high, right = at, None
+    high, right = at.expand_as(low), None
     unknown = offset_left.isnan()
     if offset_right is not None:
         high, right = side(offset_right, max_right, 1)
         unknown = unknown | offset_right.isnan()
-    if isinstance(start, Tensor):
-        low, high = torch.maximum(low, start), torch.minimum(high.expand_as(low), end - 1)
-    return _Windows(low, high.expand_as(low), left, right, 1 / (max_left + max_right + 1), unknown)
+    if isinstance(start, Tensor) and isinstance(end, Tensor):
+        low, high = torch.maximum(low, start), torch.minimum(high, end - 1)
+    return _Windows(low, high, left, right, 1 / (max_left + max_right + 1), unknown)
 
 
 def _heads(rows: Tensor, offset: Tensor) -> Tensor:

@@ -12,6 +12,9 @@ Gradients of the convolutions are first order: differentiating a backward operat
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -253,7 +256,7 @@ def _native_or_reference(name: str):
 for _schema in _SCHEMAS:
     _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
-_OPERATORS = [
+_OPERATORS: list[tuple[str, Callable[..., Any], Callable[..., Any] | None, Callable[..., Any]]] = [
     ("dropout", _fake_dropout, _save_dropout, _dropout_backward),
     ("talkconv", _fake_talk, _save_talk, _talk_backward),
     ("talkconv_backward", _fake_talk_backward, None, _no_second_order),

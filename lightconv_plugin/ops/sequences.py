@@ -14,9 +14,11 @@ class Sequence:
     """
 
     def __init__(self, x: Tensor, lengths: Tensor | None, cu_seqlens: Tensor | None) -> None:
-        self.pad, self.index = None, None
+        self.pad: Tensor | None = None
+        self.index: Tensor | None = None
         self.rows = torch.arange(x.shape[0], device=x.device)
-        self.start, self.end = 0, x.shape[0]
+        self.start: Tensor | int = 0
+        self.end: Tensor | int = x.shape[0]
         if lengths is not None:
             self.end = lengths.view(1, -1)
             self.pad = (self.rows.view(-1, 1) >= self.end).unsqueeze(-1)

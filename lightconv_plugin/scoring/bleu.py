@@ -114,7 +114,7 @@ def measures(
     if bpe:
         hypotheses, references = ([remove_bpe(line, bpe) for line in side] for side in (hypotheses, references))
     plain, plain_references = hypotheses, references if raw_references is None else raw_references
-    if detok == "moses":
+    if detok == "moses" and lang:  # without a language, `_check` has refused it
         plain = detokenise(hypotheses, lang)
         plain_references = detokenise(references, lang) if raw_references is None else raw_references
     if lowercase:

@@ -143,8 +143,8 @@ def score(
     report = how.report(hypotheses, references, warn)
     values, lines = asdict(report), report.lines()
     if against:
-        sides = (how.measures(side, references) for side in (hypotheses, read_other(against, references)))
-        significance = compare(*sides, str(against), samples or SAMPLES)
+        ours, other = (how.measures(side, references) for side in (hypotheses, read_other(against, references)))
+        significance = compare(ours, other, str(against), samples or SAMPLES)
         values["against"] = significance.as_json()
         lines += significance.lines()
     return Scored(values, lines)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import read_lines
@@ -92,7 +93,8 @@ def compare(
             n_samples=samples,
         )
         signature, scores = test()
-        ((key, (baseline, result)),) = ((key, value) for key, value in scores.items() if key != "System")
+        results: dict[str, Any] = {key: value for key, value in scores.items() if key != "System"}
+        ((key, (baseline, result)),) = results.items()
         found[name] = Comparison(
             score=float(result.score),
             mean=float(result.mean),

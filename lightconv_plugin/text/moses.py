@@ -36,6 +36,7 @@ import re
 from collections.abc import Callable
 from importlib.metadata import version
 from itertools import zip_longest
+from typing import cast
 
 import regex
 
@@ -60,8 +61,8 @@ _LOWER = regex.compile(r"\p{Lowercase}")
 _HAS_ALPHA = regex.compile(f"[{_ALPHA}]")
 _DOTS = re.compile(r"\.{2,}")
 _MARK = "\x00"  # stands for a full stop in a run of several; the text has none
-_ESCAPES = {"&": "amp", "|": "#124", "<": "lt", ">": "gt", "'": "apos", '"': "quot", "[": "#91", "]": "#93"}
-_ESCAPES = str.maketrans({character: f"&{name};" for character, name in _ESCAPES.items()})
+_ENTITIES = {"&": "amp", "|": "#124", "<": "lt", ">": "gt", "'": "apos", '"': "quot", "[": "#91", "]": "#93"}
+_ESCAPES = str.maketrans({character: f"&{name};" for character, name in _ENTITIES.items()})
 
 
 def versions() -> dict[str, str]:
@@ -84,12 +85,10 @@ def _normaliser(lang: str) -> Callable[[str], str]:
     rules = table.substitutions
     if lang not in ("en", "cs", "cz", "de", "es", "fr"):
         rules = [*rules[:-1], *quotes, rules[-1]]
-    steps = []
+    steps: list[tuple[str | re.Pattern[str], str]] = []
     for pattern, replacement in rules:
-        if re.escape(pattern) == pattern or pattern in {"''", '"', ' "'}:
-            steps.append((pattern, None, replacement))
-        else:
-            steps.append((None, re.compile(pattern, re.ASCII).sub, replacement))
+        literal = re.escape(pattern) == pattern or pattern in {"''", '"', ' "'}
+        steps.append((pattern if literal else re.compile(pattern, re.ASCII), replacement))
     # Nothing happens to a line without any of these.
     touched = re.compile("[\r()`´„“”–—‘’‚…«»\u00a0]|  | [:;]|''|\\d %|\"[,.]|[,.]\"").search
 
@@ -97,11 +96,11 @@ def _normaliser(lang: str) -> Callable[[str], str]:
         if not touched(line):
             return line
         line += "\n"  # the script has it there
-        for literal, substitute, replacement in steps:
-            if literal is None:
-                line = substitute(replacement, line)
-            elif literal in line:
-                line = line.replace(literal, replacement)
+        for pattern, replacement in steps:
+            if not isinstance(pattern, str):
+                line = pattern.sub(replacement, line)
+            elif pattern in line:
+                line = line.replace(pattern, replacement)
         return line.removesuffix("\n")
 
     return normalise
@@ -178,7 +177,7 @@ class _Tokeniser:
             line = " ".join(_CONTROL.sub("", line).split())
         words = line.split()
         if len(words) < 2 or ("'" in line and "' '" in " ".join(words)):
-            return self._tokens(" ".join(words))
+            return cast(str, self._tokens(" ".join(words)))  # a whole line: it does not end with a space
         tokens = [self._first[words[0]], *map(self._inner.__getitem__, words[1:-1]), self._last[words[-1]]]
         if ". " in line:
             for number, token in enumerate(tokens):
