@@ -186,24 +186,24 @@ def kernel_figure(columns: Sequence[tuple[str, Sequence[Layer], Sequence[str]]],
 
     form: "png", "svg" or "pdf".
     """
-    filters = [layers for _, layers, _ in columns if not any(layer.maps for layer in layers)]
-    height = max([3.2, *map(_height, filters)])
-    widths = [height + 0.95 if any(layer.maps for layer in layers) else 4.2 for _, layers, _ in columns]
+    mapped = [[layer for layer in layers if layer.maps] for _, layers, _ in columns]
+    height = max(3.2, *(_height(layers) for _, layers, _ in columns))
+    widths = [height + 0.75 if over_time else 4.2 for over_time in mapped]
     style = {name: _BOTH if value in (_INK, _GRID) else value for name, value in _STYLE.items()}
     with _context(), matplotlib.rc_context(style):
         figure = Figure((sum(widths), height + 0.75))
         wide, high = figure.get_size_inches()
-        left = 0.0
-        for (title, layers, tokens), width in zip(columns, widths, strict=True):
-            figure.text((left + 0.3) / wide, 1 - 0.1 / high, title, fontsize=11, va="top", weight="bold")
-            if mapped := [layer for layer in layers if layer.maps]:
-                box = (left + 0.75, 0.65, height - 0.3, height - 0.3)
-                axes = figure.add_axes((box[0] / wide, box[1] / high, box[2] / wide, box[3] / high))
-                _map(axes, mapped[-1], 0, tokens)
+        for (title, layers, tokens), over_time, width, end in zip(
+            columns, mapped, widths, np.cumsum(widths), strict=True
+        ):
+            left = end - width + (0.8 if over_time else 0.3)
+            figure.text(left / wide, 1 - 0.1 / high, title, fontsize=11, va="top", weight="bold")
+            if over_time:
+                axes = figure.add_axes((left / wide, 0.65 / high, (height - 0.5) / wide, (height - 0.5) / high))
+                _map(axes, over_time[-1], 0, tokens)
                 axes.tick_params(labeltop=False, labelbottom=True)
             else:
-                _column(figure, layers, left + 0.3, width - 0.6, 0.25)
-            left += width
+                _column(figure, layers, left, width - 0.6, 0.25)
         out = io.BytesIO()
         figure.savefig(out, format=form, dpi=200, metadata={"Date": None} if form == "svg" else None)
     return out.getvalue()
