@@ -157,8 +157,7 @@ class _Reader:
                 return
         if match := _PARAMETERS.search(line):
             self._starting = True
-            # What else was read is of a start that came to nothing.
-            self._header = {name: value for name, value in self._header.items() if name == "threads"}
+            self._forget()  # a start that came to nothing
             self._header["parameters"] = int(match[1].replace(",", ""))
         elif match := _LOADED.search(line):
             self._starting = True
@@ -172,6 +171,10 @@ class _Reader:
         elif match := _EPOCH.search(line):
             pairs = [part.rsplit(" ", 1) for part in match[3].split(" | ")]
             self._record(match[2] or _PER_EPOCH, int(match[1]), [pair for pair in pairs if len(pair) == 2])
+
+    def _forget(self) -> None:
+        # Processes that die are started again with the same threads.
+        self._header = {name: value for name, value in self._header.items() if name == "threads"}
 
     def _examples(self, subset: str, number: str) -> None:
         known = self._header.setdefault("examples", {}) if self._starting else self.trainings[-1].examples
@@ -225,5 +228,6 @@ class _Reader:
         device = _device(head)
         training.devices += [device] if device and device not in training.devices else []
         training.examples |= head.get("examples", {})
-        self._starting, self._header = False, {}
+        self._starting = False
+        self._forget()
         return training.stretches[-1]

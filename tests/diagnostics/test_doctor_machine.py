@@ -72,7 +72,7 @@ def test_gpus_that_torch_cannot_use(options, said, remedy, with_driver):
     finding = findings(checks.WARNING)["GPUs"]
     assert said.format(torch.__version__) in finding.detail and "\n" not in finding.detail
     assert finding.remedy.startswith(remedy)
-    with pytest.raises(ValueError, match=r"there is an NVIDIA driver .*, or train on the processors: common.cpu=true"):
+    with pytest.raises(ValueError, match=r"there is an NVIDIA driver .*, or train on the CPU: common.cpu=true"):
         count_gpus()
 
 

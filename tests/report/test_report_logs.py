@@ -219,6 +219,12 @@ def test_what_it_ran_on(processes, threads, lines, said):
     assert training.devices == [said]
 
 
+def test_restarted_with_the_same_threads():
+    log = Writer().add("x", "checkpoints and log: runs/a (1 × 4 threads)").head().inner(20, 9)
+    (training,) = log.head(loaded=20).inner(40, 8).parse().trainings
+    assert training.devices == ["1 process on a CPU, 4 threads"]
+
+
 def test_resumed_on_another_machine():
     gpu = "rank   0: capabilities =  9.0  ; total memory = 139.719 GB ; name = NVIDIA H200"
     log = Writer().head().inner(20, 9).head(loaded=20).add("x", gpu)  # killed before the first update

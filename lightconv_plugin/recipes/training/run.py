@@ -52,7 +52,10 @@ def train(
     threads = max(1, cores() // plan.processes)
     with locked(plan.save_dir) if node_rank == 0 else contextlib.nullcontext(), environment(threads):
         each = settings(threads)["OMP_NUM_THREADS"]
-        say(f"checkpoints and log: {plan.save_dir} ({plan.processes} × {each} threads)")
+        started = f"checkpoints and log: {plan.save_dir} ({plan.processes} × {each} threads)"
+        say(started)
+        with log.open("a", encoding="utf-8") as file:  # for the report
+            file.write(f"{started}\n")
         return launch(job)
 
 
