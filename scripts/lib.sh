@@ -27,7 +27,8 @@ use_python() {
     fi
     PATH=$(dirname "$PY"):$PATH
     PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH} # the plugin of this checkout, installed or not
-    export PATH PYTHONPATH
+    LIGHTCONV_HOME=$ROOT # data/ and runs/ are the checkout's
+    export PATH PYTHONPATH LIGHTCONV_HOME
 }
 
 lightconv() { "$PY" -m lightconv_plugin "$@"; }

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lightconv_plugin.arguments import positive
 from lightconv_plugin.checkpoints.loading import is_cut_short, safe_torch_load, torch_save
 from lightconv_plugin.errors import InputError
 

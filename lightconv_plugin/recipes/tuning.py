@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lightconv_plugin.arguments import positive
 from lightconv_plugin.checkpoints.averaging import average_once, checkpoints_in_order
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.generation import fairseq_generate

@@ -14,11 +14,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightconv_plugin.recipes.data import parallel_text
 from lightconv_plugin.recipes.data.parallel_folder import Corpus, CorpusError, find_corpus, locate
 from lightconv_plugin.recipes.data.text_pool import count_lines
 from lightconv_plugin.recipes.demo.results import Result, read_log, write_report
 from lightconv_plugin.recipes.demo.training import Training, TrainingFailed, run_together
-from lightconv_plugin.recipes.steps import digest, say, write_text
+from lightconv_plugin.recipes.steps import cores, digest, say, write_text
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = ROOT / "scripts"
@@ -95,11 +96,7 @@ def find_text(args: argparse.Namespace, work: Path) -> Corpus:
 
 def prepare(corpus: Corpus, task: Task, data: Path) -> None:
     """The corpus as fairseq's binary data, `data`/data-bin, with the text beside it."""
-    run(
-        *(sys.executable, "-m", "lightconv_plugin.recipes.data.parallel_text", "--raw", corpus.folder, "--out", data),
-        *("--bpe", str(task.merges), "--src", corpus.src, "--tgt", corpus.tgt, "--train-prefix", corpus.train),
-        *("--valid-prefix", corpus.valid, "--test-prefix", ",".join(corpus.tests)),
-    )
+    parallel_text.prepare(corpus, data.resolve(), parallel_text.Settings(bpe=task.merges, workers=cores()))
 
 
 def claim(folder: Path, key: str) -> None:
