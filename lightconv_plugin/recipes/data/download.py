@@ -149,11 +149,15 @@ def _receive(address: str, part: Path) -> None:
         often = 0.2 if sys.stderr.isatty() else 10
         bar = tqdm(total=end, initial=start, desc=f"  {part.stem}", unit="B", unit_scale=True, mininterval=often)
         bar.leave = False
-        with part.open("ab" if start else "wb") as file, bar:
-            while block := _read(response):
-                file.write(block)
-                file.flush()  # what has come stays, however this process ends
-                bar.update(len(block))
+        try:
+            with part.open("ab" if start else "wb") as file, bar:
+                while block := _read(response):
+                    file.write(block)
+                    file.flush()  # what has come stays, however this process ends
+                    bar.update(len(block))
+        except OSError as error:
+            error.filename = error.filename or str(part)  # a full disk has no name
+            raise
     size = part.stat().st_size
     if end is not None and size < end:
         raise _Interrupted(f"the connection was closed after {size:,} of {end:,} bytes")
