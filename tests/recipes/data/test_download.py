@@ -1,4 +1,4 @@
-"""Preparations before the steps: options, free disk space, and downloads that are resumed, checked, never half there."""
+"""Preparations before their steps: options, free disk space, and downloads: resumed, checked, never half there."""
 
 import argparse
 import gzip

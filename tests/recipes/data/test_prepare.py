@@ -1,5 +1,7 @@
 """The way from raw text to binary data: what it makes, that it makes it once, and that interruptions heal."""
 
+import dataclasses
+import errno
 import gzip
 import io
 import json
@@ -13,6 +15,7 @@ import time
 import pytest
 
 from lightconv_plugin.recipes.data.bpe import encoder, learn_codes
+from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.tasks import TASKS
 from tests.recipes.conftest import ROOT, check_recipes, heed_ctrl_c, script_environment, write_parts
 from tests.recipes.data.archive_server import LOCAL, serve
@@ -253,3 +256,24 @@ def test_scripts_show_the_help_of_their_task(name, run_script):
 
 def test_every_task_has_its_script():
     assert len(SCRIPTS) == len(TASKS) == 11
+
+
+@pytest.mark.parametrize(
+    "error, line",
+    [
+        (CorpusError("no text"), "lightconv prepare: error: no text\n"),
+        (PermissionError(errno.EACCES, "Permission denied", "f"), "error: [Errno 13] Permission denied: 'f'\n"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "no space left on the disk: free some and run the same command again to resume\n",
+        ),
+    ],
+    ids=["corpus", "os", "disk"],
+)
+def test_what_is_wrong_is_one_line(error, line, tmp_path, monkeypatch):
+    def fail(request):
+        raise error
+
+    monkeypatch.setitem(TASKS, "smoke", dataclasses.replace(TASKS["smoke"], run=fail))
+    done = prepare(tmp_path, "smoke")
+    assert done.returncode == 2 and line in done.stderr and done.stderr.count("\n") == 1

@@ -210,7 +210,7 @@ def test_chinese_without_jieba_is_one_clear_line(monkeypatch):
         raise prepare_wmt.PackageNotFoundError(name)
 
     monkeypatch.setattr(prepare_wmt, "version", missing)
-    with pytest.raises(CorpusError, match="jieba, .* is not installed: pip install jieba"):
+    with pytest.raises(CorpusError, match=r"jieba, .* is not installed: pip install jieba"):
         prepare_wmt._tokenising("zh", True)
 
 
