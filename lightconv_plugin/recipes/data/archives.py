@@ -173,21 +173,21 @@ def _refuse_special(archive: Path, member: Member) -> None:
 
 
 def _place(archive: Path, member: Member, into: Path) -> Path:
-    """Where a member goes below `into`. CorpusError for a link, a device, or a name that leads elsewhere.
-
-    tarfile's filter "data" knows tars alone, renames what is absolute, and allows links; hence the checks beside it.
-    """
+    """Where a member goes below `into`. CorpusError for a link, a device, or a name that leads elsewhere."""
     _refuse_special(archive, member)
-    if member.tar is not None and hasattr(tarfile, "data_filter"):  # not in 3.10.0–11 and 3.11.0–3
-        try:
-            tarfile.data_filter(member.tar, str(into))
-        except tarfile.FilterError as error:
-            raise CorpusError(f"{archive}: the name {member.name!r} leads out of the folder to unpack into") from error
     name = PurePosixPath(member.name)
     if name.is_absolute() or ".." in name.parts or "\\" in member.name or not name.parts:
         raise CorpusError(f"{archive}: the name {member.name!r} leads out of the folder to unpack into")
     output = into.joinpath(*name.parts)
-    if not output.parent.resolve().is_relative_to(into.resolve()):  # a link that lay in the folder before
+    outside = not output.parent.resolve().is_relative_to(into.resolve())  # a link that lay in the folder before
+    # tarfile's filter knows tars alone, renames what is absolute, and allows links, hence the checks before it; the
+    # first releases of Python 3.10 and 3.11 lack it.
+    if member.tar is not None and hasattr(tarfile, "data_filter"):
+        try:
+            tarfile.data_filter(member.tar, str(into))
+        except tarfile.FilterError:
+            outside = True
+    if outside:
         raise CorpusError(f"{archive}: {member.name} would be written outside {into}")
     return output
 

@@ -218,12 +218,13 @@ def download(address: str, file: Path, checksum: str) -> None:
     """
     if file.is_file() and not wrong(file, checksum, file.name):
         return
+    local = "://" not in address
+    if local and not Path(address).is_file():
+        raise InputError(f"no file {address}")
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(file.name + ".part")
     with _lock(file.parent):
-        if "://" not in address:
-            if not Path(address).is_file():
-                raise InputError(f"no file {address}")
+        if local:
             shutil.copyfile(address, part)
             reason = wrong(part, checksum, file.name)
         else:
