@@ -8,7 +8,7 @@ The options are those of fairseq's scripts/average_checkpoints.py, and --num-las
 import argparse
 from pathlib import Path
 
-from lightconv_plugin.cli.arguments import positive
+from lightconv_plugin.arguments import positive
 from lightconv_plugin.errors import InputError
 
 

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lightconv_plugin.cli.arguments import not_negative, positive
+from lightconv_plugin.arguments import natural, positive
 
 DESCRIPTION = """\
 Prepares a corpus, trains a DynamicConv and a Transformer, averages checkpoints, translates the test set by beam search
@@ -41,7 +41,7 @@ def add_parser(commands) -> None:
         "--updates", type=positive, metavar="N", help="length of a training (default: its configuration's)"
     )
     parser.add_argument(
-        "--seed", type=not_negative, default=1, metavar="N", help="of the grammar and of the trainings (default: 1)"
+        "--seed", type=natural, default=1, metavar="N", help="of the grammar and of the trainings (default: 1)"
     )
     parser.add_argument("--work", type=Path, metavar="DIR", help="the work folder (default: runs/demo/NAME)")
     parser.add_argument("--src", metavar="XX", help="source language, if the file names do not tell")

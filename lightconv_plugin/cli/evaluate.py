@@ -7,7 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lightconv_plugin.cli.arguments import places_first, positive
+from lightconv_plugin.arguments import places_first, positive
 from lightconv_plugin.cli.score_options import (
     BLEU_OPTIONS,
     ROUGE_OPTIONS,

@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from lightconv_plugin.cli.arguments import not_negative, places_first
+from lightconv_plugin.arguments import natural, places_first
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write
 
@@ -57,7 +57,7 @@ def add_parser(commands) -> None:
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="the model")
     parser.add_argument("--subset", "--gen-subset", default="test", metavar="NAME", help="default: %(default)s")
     parser.add_argument(
-        "--context-window", type=not_negative, default=0, metavar="N",
+        "--context-window", type=natural, default=0, metavar="N",
         help="score each token after at least N others (default: 0: the first of each sample have few before them)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object, in one line")

@@ -3,7 +3,7 @@
 import argparse
 import re
 
-from lightconv_plugin.cli.arguments import not_negative, positive
+from lightconv_plugin.arguments import natural, positive
 from lightconv_plugin.errors import InputError
 
 DESCRIPTION = """\
@@ -72,7 +72,7 @@ def add_parser(commands) -> None:
         "Several without a GPU exchange gradients by gloo",
     )  # fmt: skip
     parser.add_argument(
-        "--max-restarts", type=not_negative, default=3, metavar="N",
+        "--max-restarts", type=natural, default=3, metavar="N",
         help="restarts from the last checkpoint when a process dies (default: %(default)s), if a checkpoint was "
         "written since the last start. Ctrl-C and SIGTERM end the training",
     )  # fmt: skip
@@ -87,7 +87,7 @@ def add_parser(commands) -> None:
         "the data.",
     )
     several.add_argument("--nodes", type=positive, metavar="N", help="machines that train together")
-    several.add_argument("--node-rank", type=not_negative, metavar="R", help="number of this machine, 0 … N-1")
+    several.add_argument("--node-rank", type=natural, metavar="R", help="number of this machine, 0 … N-1")
     several.add_argument(
         "--rendezvous",
         type=host_and_port,

@@ -13,7 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from lightconv_plugin.cli.arguments import positive
+from lightconv_plugin.arguments import positive
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lightconv_plugin.cli.arguments import positive
+from lightconv_plugin.arguments import positive
 from lightconv_plugin.cli.score_options import (
     BLEU_OPTIONS,
     ROUGE_OPTIONS,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -13,8 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
-
 
 def say(message: str) -> None:
     """One line of progress on stderr, at once (stdout stays free for results)."""
@@ -24,22 +21,6 @@ def say(message: str) -> None:
 def cores() -> int:
     """The processors this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def exit_status(program: str, action: Callable[[], None]) -> int:
-    """Do what a preparation is for; its exit status. What is wrong with the data or the machine is one line."""
-    try:
-        action()
-    except (CorpusError, RuntimeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = f" in {error.filename}" if error.filename else ""
-            error = f"no space left{where}: make room, the same command continues"
-        print(f"{program}: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"\n{program}: interrupted; the same command continues", file=sys.stderr)
-        return 130
-    return 0
 
 
 def digest(path: Path, of_file: Callable[[Path], str] | None = None) -> str:

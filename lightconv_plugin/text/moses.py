@@ -23,7 +23,7 @@ What remains different from Perl:
   - Characters that are newer than Perl's Unicode may be letters here.
   - Catalan and Tetun, which have rules of their own there, are refused.
 
-Speed: `python -m lightconv_plugin.recipes.data.moses FILE --lang de [--perl tokenizer.perl]` measures one process.
+Speed: `python -m benchmarks.tokeniser FILE --lang de [--perl tokenizer.perl]` measures one process.
 Lines a second on a core with no word known yet, with all words known (as far into a large text), and by tokenizer.perl:
 217,000, 285,000, 57,500 for Multi30k's German (29,000 lines); 41,000, 48,600, 9,000 for WikiText-2's long paragraphs.
 That is 4 to 5 times one

@@ -61,13 +61,14 @@ def write_parts(folder, names, sizes, seed=5):
 
 
 @pytest.fixture(scope="session")
-def prepared(tmp_path_factory, run_script):
-    """(raw, prepared): a miniature corpus, prepared by the real script in a path with a space and a comma."""
+def prepared(tmp_path_factory):
+    """(raw, prepared): a miniature corpus, prepared in a path with a space and a comma."""
+    from lightconv_plugin.recipes.data import prepare
+
     base = tmp_path_factory.mktemp("mini, corpus")
     raw = write_parts(base / "raw text", ("train", "val", "test_2016_flickr"), (300, 20, 20))
     out = base / "prepared"
-    done = run_script("prepare_multi30k.sh", "--data", raw, "--out", out, "--bpe", "200", "--workers", "2")
-    assert done.returncode == 0, done.stderr
+    prepare("multi30k_en_de", ["--data", str(raw), "--out", str(out), "--bpe", "200", "--workers", "2"])
     return raw, out
 
 

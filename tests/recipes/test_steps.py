@@ -1,6 +1,5 @@
 """A step is done once, again when something changed, and leaves nothing half-made."""
 
-import errno
 import multiprocessing
 import os
 import time
@@ -8,8 +7,7 @@ import time
 import pytest
 
 from lightconv_plugin.recipes import steps as steps_module
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
-from lightconv_plugin.recipes.steps import Digests, Steps, digest, exit_status
+from lightconv_plugin.recipes.steps import Digests, Steps, digest
 
 
 @pytest.fixture
@@ -183,22 +181,3 @@ def test_a_large_file_just_written_is_not_remembered(large, monkeypatch):
     digests()(file)
     digests()(file)
     assert reads == [file, file]
-
-
-@pytest.mark.parametrize(
-    "error, line",
-    [
-        (CorpusError("no text"), "x: error: no text"),
-        (RuntimeError("killed"), "x: error: killed"),
-        (PermissionError(errno.EACCES, "Permission denied", "f"), "x: error: [Errno 13] Permission denied: 'f'"),
-        (OSError(errno.ENOSPC, "No space left on device"), "no space left: make room, the same command continues"),
-    ],
-    ids=["corpus", "runtime", "os", "disk"],
-)
-def test_what_is_wrong_is_one_line(error, line, capsys):
-    def fail():
-        raise error
-
-    assert exit_status("x", fail) == 1
-    err = capsys.readouterr().err
-    assert line in err and err.count("\n") == 1

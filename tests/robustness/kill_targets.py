@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -115,30 +114,31 @@ class Build(Work):
 
 
 class Prepare(Work):
-    """A preparation, in a checkout of its own, from a miniature of the published archives in a folder."""
+    """A preparation, in a workspace of its own, from a miniature of the published archives in a folder."""
 
-    def __init__(self, name: str, make: Callable[[Path], object], *options: str) -> None:
-        self.name, self.script = f"prepare_{name}", f"prepare_{name}.sh"
-        self.title = f"`{self.script}`, miniature archives"
+    def __init__(self, task: str, make: Callable[[Path], object], *options: str) -> None:
+        self.name, self.task = f"prepare_{task}", task
+        self.title = f"`lightconv prepare {task}`, miniature archives"
         self._make, self._options = make, options
         # What another download into the same folder is told; text and binarised data are waited for.
         self.refusal = "another process is downloading"
 
     def build(self, world: Path) -> None:
-        language_archives.make_checkout(world / "checkout")
+        (world / "home").mkdir()
         (world / "mirror").mkdir()
         self._make(world / "mirror")
 
     def start(self, place: Path, log: Path, token: str) -> Process:
-        script = place / "checkout/scripts" / self.script
-        options = () if self.name == "prepare_smoke" else ("--mirror", str(place / "mirror"), "--any-size")
-        return popen([str(script), *options, "--workers", "2", *self._options], log, token, script_environment(), place)
+        options = () if self.task == "smoke" else ("--mirror", str(place / "mirror"), "--any-size")
+        command = [sys.executable, "-m", "lightconv_plugin", "prepare", self.task, *options, "--workers", "2"]
+        environment = script_environment(LIGHTCONV_HOME=str(place / "home"))
+        return popen([*command, *self._options], log, token, environment, place)
 
     def progress(self, place: Path) -> int:
-        return int((place / "checkout/data").exists() or (place / "checkout/runs").exists())
+        return int((place / "home/data").exists() or (place / "home/runs").exists())
 
     def outcome(self, place: Path) -> dict[str, str]:
-        folders = [place / "checkout/data", place / "checkout/runs"]
+        folders = [place / "home/data", place / "home/runs"]
         loose = ("digests.json", "preprocess.log", "lock")
         return {
             f"{folder.name}/{k}": v for folder in folders if folder.exists() for k, v in listing(folder, loose).items()
@@ -188,7 +188,7 @@ def _iwslt(mirror: Path) -> None:
 
 PREPARATIONS = (
     Prepare("smoke", lambda mirror: None),
-    Prepare("multi30k", _multi30k, "--bpe", "100"),
+    Prepare("multi30k_en_de", _multi30k, "--bpe", "100"),
     Prepare("wikitext2", _wikitext2),
     Prepare("wikitext103", _wikitext103),
     Prepare("gbw", _gbw),
@@ -334,5 +334,3 @@ def check_here() -> None:
     """The machine has what the trials need. RuntimeError says what it lacks."""
     if not Path("/proc/self/stat").exists():
         raise RuntimeError("processes are found in /proc, which is Linux's")
-    if shutil.which("curl") is None:
-        raise RuntimeError("the preparations need curl")

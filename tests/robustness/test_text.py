@@ -8,7 +8,6 @@ import pytest
 pytest.importorskip("fairseq")
 
 from lightconv_plugin.cli import main
-from lightconv_plugin.recipes.data import parallel_text as prepare_text
 from lightconv_plugin.recipes.data.text_pool import iter_lines
 from lightconv_plugin.recipes.demo.corpus import pairs
 from lightconv_plugin.recipes.steps import Steps
@@ -32,13 +31,12 @@ def plain(number, seed=3):
     return [next(stream)[1] for _ in range(number)]
 
 
-def prepare(monkeypatch, raw, out, *options):
-    arguments = ["--raw", raw, "--out", out, "--src", "de", "--tgt", "en", "--bpe", "60", "--workers", "1", *options]
-    monkeypatch.setattr(sys, "argv", ["prepare_text.py", *map(str, arguments)])
-    return prepare_text.main()
+def prepare(raw, out):
+    options = ["--src", "de", "--tgt", "en", "--bpe", "60", "--workers", "1"]
+    return main.main(["prepare", "smoke", "--data", str(raw), "--out", str(out), *options])
 
 
-def test_odd_lines_stay_lines_from_raw_text_to_binarised(tmp_path, monkeypatch):
+def test_odd_lines_stay_lines_from_raw_text_to_binarised(tmp_path):
     """Whatever is in it, a line is one line in each step, the last of them fairseq's; test text is never dropped."""
     from fairseq.data import Dictionary
     from fairseq.data.indexed_dataset import MMapIndexedDataset
@@ -49,7 +47,7 @@ def test_odd_lines_stay_lines_from_raw_text_to_binarised(tmp_path, monkeypatch):
     write(raw, "train", [*plain(40), *odd, LONG_WORD[:5000]])
     write(raw, "valid", [*odd, "ende"])
     write(raw, "test", [*odd, LONG_WORDS[:30_000], "ende"])
-    assert prepare(monkeypatch, raw, out) == 0
+    assert prepare(raw, out) == 0
     for part, number in (("valid", len(odd) + 1), ("test", len(odd) + 2)):
         for folder in ("raw", "tok", "bpe"):
             lines = list(iter_lines(out / folder / f"{part}.de"))
@@ -71,14 +69,14 @@ def test_odd_lines_stay_lines_from_raw_text_to_binarised(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("bad", NOT_UTF8.values(), ids=NOT_UTF8)
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_what_is_not_utf8_is_named_and_nothing_is_left(part, bad, tmp_path, monkeypatch, capsys):
+def test_what_is_not_utf8_is_named_and_nothing_is_left(part, bad, tmp_path, capsys):
     raw, out = tmp_path / "raw", tmp_path / "out"
     raw.mkdir()
     for name in ("train", "valid", "test"):
         write(raw, name, [*plain(4), *([bad] if name == part else []), "ende"])
-    assert prepare(monkeypatch, raw, out) == 1
+    assert prepare(raw, out) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("prepare_text.py: error: ") and f"{part}.de is not UTF-8: line 5: " in said
+    assert said.startswith("lightconv prepare: error: ") and f"{part}.de is not UTF-8: line 5: " in said
     assert [path for path in out.rglob("*") if path.is_file() and ".steps" not in path.parts] == []
     with Steps(out):
         pass  # nobody holds the folder

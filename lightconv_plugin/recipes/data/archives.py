@@ -1,19 +1,13 @@
-"""Archives from the network: checked for being whole, and unpacked without writing anywhere else.
-
-`python -m lightconv_plugin.recipes.data.archives FILE [NAME]` reads FILE through; NAME tells its kind where FILE
-itself has no such ending.
-"""
+"""Archives from the network: checked for being whole, and unpacked without writing anywhere else."""
 
 from __future__ import annotations
 
-import argparse
 import bz2
 import contextlib
 import fnmatch
 import gzip
 import lzma
 import stat
-import sys
 import tarfile
 import zipfile
 import zlib
@@ -22,7 +16,6 @@ from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
-from lightconv_plugin.recipes.steps import exit_status
 
 _BLOCK = 1 << 20
 _OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
@@ -32,11 +25,18 @@ _DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError, zipf
 
 
 class Member(NamedTuple):
-    """A file in an archive: its name there, whether it is a plain file, and its bytes, to be read before the next."""
+    """A file in an archive.
+
+    name   in the archive
+    plain  whether it is a plain file
+    open   its bytes, to be read before the next member
+    tar    its header in a tar
+    """
 
     name: str
     plain: bool
     open: Callable[[], IO[bytes]]
+    tar: tarfile.TarInfo | None = None
 
 
 class _Counted:
@@ -102,7 +102,7 @@ def _tar_members(archive: Path, packing: str) -> Iterator[Member]:
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             while (member := tar.next()) is not None:
                 if not member.isdir():
-                    yield Member(member.name, member.isreg(), lambda member=member: tar.extractfile(member))
+                    yield Member(member.name, member.isreg(), lambda member=member: tar.extractfile(member), member)
                 tar.members.clear()  # it would remember all of them, which may be millions
             end = tar.offset
         while stream.read(_BLOCK):
@@ -179,7 +179,15 @@ def _place(archive: Path, member: Member, into: Path) -> Path:
     if name.is_absolute() or ".." in name.parts or "\\" in member.name or not name.parts:
         raise CorpusError(f"{archive}: the name {member.name!r} leads out of the folder to unpack into")
     output = into.joinpath(*name.parts)
-    if not output.parent.resolve().is_relative_to(into.resolve()):  # a link that lay in the folder before
+    outside = not output.parent.resolve().is_relative_to(into.resolve())  # a link that lay in the folder before
+    # tarfile's filter knows tars alone, renames what is absolute, and allows links, hence the checks before it; the
+    # first releases of Python 3.10 and 3.11 lack it.
+    if member.tar is not None and hasattr(tarfile, "data_filter"):
+        try:
+            tarfile.data_filter(member.tar, str(into))
+        except tarfile.FilterError:
+            outside = True
+    if outside:
         raise CorpusError(f"{archive}: {member.name} would be written outside {into}")
     return output
 
@@ -221,15 +229,3 @@ def unpack(archive: Path, into: Path, members: Sequence[str], limit: int) -> lis
     if missing:
         raise CorpusError(f"{archive} has no file {', '.join(sorted(missing))}")
     return written
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("archive", type=Path, metavar="FILE")
-    parser.add_argument("name", nargs="?", help="what FILE will be called, where its name has no such ending yet")
-    args = parser.parse_args()
-    return exit_status("archives.py", lambda: verify(args.archive, args.name))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.steps import say
 
 
 def _preprocess(root: Path, options: Sequence[str], workers: int, output: Path) -> None:
     command = [sys.executable, "-m", "fairseq_cli.preprocess", *options]
     command += ["--destdir", str(output.relative_to(root)), "--workers", str(workers)]
+    environment = {"OMP_NUM_THREADS": "1"} | os.environ  # the work is divided among processes
     # Started in the folder, with relative names: fairseq divides --testpref at commas, and the folder may have one.
     with (root / "preprocess.log").open("w", encoding="utf-8") as log:
-        process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        tail: list[str] = []
+        process = subprocess.Popen(
+            command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        last = ""
         for line in process.stdout:
             log.write(line)
-            tail = [*tail[-15:], line]
+            last = line.strip() or last
             if "Dictionary:" in line or " sents, " in line:
                 say("  " + re.sub(r".*(?=\[)", "", line.rstrip()))
     if process.wait() != 0:
-        raise RuntimeError(f"fairseq-preprocess failed with status {process.returncode}:\n{''.join(tail)}")
+        raise CorpusError(f"fairseq-preprocess failed with status {process.returncode}: {last} (see {log.name})")
 
 
 def _texts(splits: Sequence[str], prefix: str) -> list[str]:
@@ -57,7 +62,7 @@ def binarise_pairs(
         prefix: of the files of a split, relative to `root`
 
     Raises:
-        RuntimeError: fairseq-preprocess failed; with the end of its output.
+        CorpusError: fairseq-preprocess failed; with the last line of its output.
     """
     options = ["--source-lang", src, "--target-lang", tgt, *_texts(splits, prefix)]
     _preprocess(root, [*options, *(["--joined-dictionary"] if joined else []), *extra], workers, output)
@@ -79,7 +84,7 @@ def binarise_text(
         threshold: words seen less often than this become <unk>
 
     Raises:
-        RuntimeError: fairseq-preprocess failed; with the end of its output.
+        CorpusError: fairseq-preprocess failed; with the last line of its output.
     """
     options = ["--only-source", "--thresholdsrc", str(threshold), *_texts(splits, prefix)]
     _preprocess(root, [*options, *extra], workers, output)

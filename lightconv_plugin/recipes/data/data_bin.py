@@ -18,7 +18,7 @@ def check_data(data: Path) -> None:
     """
     for index in sorted(data.glob("*.idx")):
         if problem := _problem(index):
-            raise ValueError(f"{problem}: remove {data} and prepare it again, the same command goes on")
+            raise ValueError(f"{problem}: remove {data} and run the preparation again")
 
 
 def _problem(index: Path) -> str:

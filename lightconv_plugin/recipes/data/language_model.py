@@ -9,19 +9,19 @@ The vocabulary is that of the training text; <unk> in the text is fairseq's own 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gzip
 import re
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from lightconv_plugin.arguments import natural, positive
 from lightconv_plugin.recipes.data.archives import kind, unpack
 from lightconv_plugin.recipes.data.binarise import binarise_text
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
-from lightconv_plugin.recipes.steps import Steps, cores, exit_status, remove, say
+from lightconv_plugin.recipes.data.request import Request
+from lightconv_plugin.recipes.steps import Steps, remove, say
 
 PARTS = ("train", "valid", "test")
 # More text than this is not unpacked from an archive: it is not what it says it is.
@@ -93,9 +93,7 @@ def check_sizes(texts: Mapping[str, Path], expected: Mapping[str, Size], source:
         found = size(text)
         say(f"  {part}: {found}")
         if part in expected and not expected[part].fits(found):
-            raise CorpusError(
-                f"{source}: {part} has {found}, expected {expected[part]}; --any-size takes another text as it is"
-            )
+            raise CorpusError(f"{source}: {part} has {found}, expected {expected[part]}; --any-size accepts other text")
 
 
 def entries(data: Path) -> int:
@@ -175,64 +173,44 @@ def expected_size(text: str) -> tuple[str, Size]:
     return match[1], Size(int(match[2]), int(match[3]))
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """The options that every preparation of text for language models has."""
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where raw/ and data-bin/ go")
-    parser.add_argument("--any-size", action="store_true", help="do not check that the text has its known size")
-    parser.add_argument("--workers", type=int, default=cores(), help="processes (default: all cores, here %(default)s)")
-
-
-def check_common(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """One clear line where a number is out of its range."""
-    if args.threshold < 0:
-        parser.error(f"--threshold must be at least 0, got {args.threshold}")
-    if args.workers < 1:
-        parser.error(f"--workers must be positive, got {args.workers}")
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_options(parser: argparse.ArgumentParser, threshold: int) -> None:
+    """The options of the steps; `threshold` is the default one."""
     parser.add_argument(
-        "--raw", type=Path, required=True, metavar="PLACE", help="folder, tar or zip with train, valid and test text"
+        "--threshold",
+        type=natural,
+        default=threshold,
+        metavar="N",
+        help="words seen less often than N times in the training text become <unk> (default: %(default)s)",
     )
-    parser.add_argument(
-        "--threshold", type=int, default=0, metavar="N", help="words seen less than N times become <unk> (default: 0)"
-    )
+
+
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """The options for text of another known size."""
     parser.add_argument(
         "--expect",
         type=expected_size,
         action="append",
         default=[],
         metavar="PART:LINES:TOKENS",
-        help="the known size of a part, the </s> of every line among the tokens",
+        help="the known size of a part, with one </s> a line (default: the published one)",
     )
-    parser.add_argument("--expect-entries", type=int, metavar="N", help="the known size of the dictionary")
-    add_common(parser)
-    args = parser.parse_args(argv)
-    check_common(parser, args)
-    if args.expect_entries is not None and args.expect_entries < 1:
-        parser.error(f"--expect-entries must be positive, got {args.expect_entries}")
-    return args
+    parser.add_argument(
+        "--expect-entries", type=positive, metavar="N", help="the known size of the dictionary (default: the published)"
+    )
 
 
-def main() -> int:
-    args = parse()
+def run(request: Request, name: str, expected: Mapping[str, Size], expected_entries: int) -> None:
+    """All steps for the folder or archive `name` in `request.data`.
 
-    def action() -> None:
-        out = args.out.resolve()
-        known = {} if args.any_size else dict(args.expect)
-        prepare(
-            *from_place(args.raw, out),
-            out,
-            threshold=args.threshold,
-            workers=args.workers,
-            expected=known,
-            expected_entries=None if args.any_size else args.expect_entries,
-        )
-
-    return exit_status("prepare_language_model.py", action)
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):
-        sys.exit(main())
+    Args:
+        expected, expected_entries: the published sizes; --expect and --expect-entries replace them
+    """
+    options = request.options
+    prepare(
+        *from_place(request.data / name, request.out),
+        request.out,
+        threshold=options.threshold,
+        workers=request.workers,
+        expected={} if request.any_size else {**expected, **dict(options.expect)},
+        expected_entries=None if request.any_size else options.expect_entries or expected_entries,
+    )

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightconv_plugin.errors import InputError
+
 # train.en, val.de.gz, test_2016_flickr.en, dev-2013.de …: a part's name begins with one of these words.
 PARTS = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
 EXPECTED = "expected train.XX, valid.XX (or val.XX, dev.XX) and test*.XX, each for two languages XX, plain or .gz"
 _NAME = re.compile(r"^(?P<prefix>[^.].*?)\.(?P<lang>[a-z]{2,3})(\.gz)?$")
 
 
-class CorpusError(ValueError):
-    """The text on disk is not the parallel corpus that was asked for."""
+class CorpusError(InputError):
+    """The files on disk are not the corpus that was asked for, or it cannot be prepared."""
 
 
 @dataclass(frozen=True)

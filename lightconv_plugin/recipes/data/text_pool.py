@@ -155,7 +155,7 @@ def map_file(
         the number of lines
 
     Raises:
-        CorpusError: as `iter_lines`. RuntimeError: a process of the pool was killed.
+        CorpusError: as `iter_lines`, or a process of the pool was killed.
     """
     done = 0
     often = 0.2 if sys.stderr.isatty() else 10
@@ -194,8 +194,8 @@ def map_file(
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise _unreadable(source, error) from None
         except BrokenProcessPool:
-            raise RuntimeError(
-                f"a process that worked on {source} was killed, perhaps for want of memory: try fewer --workers"
+            raise CorpusError(
+                f"a process that worked on {source} was killed, perhaps for lack of memory: try fewer --workers"
             ) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)

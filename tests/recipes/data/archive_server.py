@@ -17,6 +17,8 @@ class ArchiveServer(http.server.ThreadingHTTPServer):
     requests   (path, first byte) of every request so far
     cuts       path → numbers of bytes after which the connection is closed, one number for each request, then none:
                the length that was announced is the whole one
+    stalls     path → numbers of bytes after which nothing more comes, though the connection stays; used up as `cuts`
+    errors     path → statuses to answer with first
     slow       path → bytes a second
     ranges     False: a server that does not know ranges
     """
@@ -27,7 +29,7 @@ class ArchiveServer(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files = dict(files)
         self.address = f"http://127.0.0.1:{self.server_port}"
-        self.requests, self.cuts, self.slow, self.ranges = [], {}, {}, True
+        self.requests, self.cuts, self.stalls, self.errors, self.slow, self.ranges = [], {}, {}, {}, {}, True
 
     def handle_error(self, request, client_address):
         pass  # a client that was killed
@@ -38,6 +40,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         server, path = self.server, self.path.lstrip("/")
         start = int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").split("-")[0]) if server.ranges else 0
         server.requests.append((path, start))
+        if server.errors.get(path):
+            return self.send_error(server.errors[path].pop(0))
         data = server.files.get(path)
         if data is None:
             return self.send_error(404)
@@ -51,11 +55,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         body = data[start:]
         if server.cuts.get(path):
             body = body[: server.cuts[path].pop(0)]
+        stalls = bool(server.stalls.get(path))
+        if stalls:
+            body = body[: server.stalls[path].pop(0)]
         step = max(server.slow.get(path, 0) // 20, 1) if path in server.slow else max(len(body), 1)
         for at in range(0, len(body), step):
             self.wfile.write(body[at : at + step])
             if path in server.slow:
                 time.sleep(0.05)
+        if stalls:
+            self.wfile.flush()
+            time.sleep(3)
         self.close_connection = True
 
     def log_message(self, *arguments):

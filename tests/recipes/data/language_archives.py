@@ -1,50 +1,11 @@
-"""Miniatures of published archives, and a checkout of the scripts alone, for the tests of prepare_*.sh."""
+"""Miniatures of published archives, for the tests of the preparations."""
 
-import os
 import random
-import shutil
-import subprocess
 import zipfile
 
-from tests.recipes.conftest import ROOT, heed_ctrl_c, script_environment
-from tests.recipes.data.archive_server import LOCAL, tar_gz
+from tests.recipes.data.archive_server import tar_gz
 
 WORDS = "the a dog cat sees hears house in of and old new , . ' \" café naïve".split()
-
-
-def make_checkout(folder):
-    """A checkout in which scripts may write: downloads go below it."""
-    shutil.copytree(ROOT / "scripts", folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "lightconv_plugin").symlink_to(ROOT / "lightconv_plugin")
-    return folder
-
-
-def run_in(checkout, script, *arguments, timeout=240):
-    """Run a checkout's script; the result has returncode, stdout, stderr."""
-    command = [str(checkout / "scripts" / script), *map(str, arguments)]
-    return subprocess.run(
-        command, env=script_environment(**LOCAL), capture_output=True, text=True, timeout=timeout, check=False
-    )
-
-
-def stop_at(message, signal_number, checkout, script, *arguments):
-    """Start a checkout's script and send its whole process group a signal when it says `message`; (status, stderr)."""
-    process = subprocess.Popen(
-        [str(checkout / "scripts" / script), *map(str, arguments)],
-        env=script_environment(**LOCAL),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=heed_ctrl_c,
-    )
-    said = []
-    with process.stderr:
-        for line in process.stderr:
-            said.append(line)
-            if message in line:
-                os.killpg(process.pid, signal_number)
-    return process.wait(timeout=60), "".join(said)
 
 
 def sentences(seed, lines):

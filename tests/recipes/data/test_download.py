@@ -1,5 +1,6 @@
-"""prepare_lib.sh: options, room on the disk, and downloads that are resumed, checked, never half there."""
+"""Preparations before their steps: options, free disk space, and downloads: resumed, checked, never half there."""
 
+import argparse
 import gzip
 import hashlib
 import os
@@ -8,11 +9,17 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from tests.recipes.conftest import ROOT, script_environment
-from tests.recipes.data.archive_server import LOCAL, serve
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.recipes.data import download, tasks
+from lightconv_plugin.recipes.data.download import Published, need_disk
+from lightconv_plugin.recipes.data.request import Request, make_parser, make_request
+from tests.recipes.conftest import script_environment
+from tests.recipes.data.archive_server import LOCAL, serve, tar_gz
+from tests.recipes.data.preparations import prepare
 
 TEXT = "".join(f"line {i * i}\n" for i in range(5000)).encode()
 PACKED = gzip.compress(TEXT, mtime=0)
@@ -26,38 +33,36 @@ RIGHT = {
 }
 WRONG = "sha256:" + "0" * 64
 
-pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-
 
 @pytest.fixture
-def server():
+def server(monkeypatch):
+    """A server of file.gz and plain.txt; between attempts nobody waits."""
+    for name, value in LOCAL.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(download, "time", SimpleNamespace(sleep=lambda seconds: None))
     with serve({"file.gz": PACKED, "plain.txt": TEXT}) as running:
         yield running
 
 
-def command(code, *arguments):
-    prelude = f'source "{ROOT}/scripts/prepare_lib.sh"; ROOT=$PWD; '
-    return ["bash", "-c", prelude + code, "prepare_x.sh", *map(str, arguments)]
-
-
-def run(code, *arguments, cwd, **environment):
-    return subprocess.run(
-        command(code, *arguments),
-        cwd=cwd,
-        env=script_environment(**LOCAL, **environment),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+def request(cwd, **changes):
+    return Request(
+        **{
+            "variant": "x",
+            "data": cwd / "down",
+            "data_given": False,
+            "out": cwd / "out",
+            "mirror": "",
+            "workers": 1,
+            "any_size": False,
+            "options": argparse.Namespace(),
+            **changes,
+        }
     )
 
 
-FETCH = 'prepare_options down out "${@:3}"; fetch "$1" "$2"'
-
-
-def fetch(address, checksum, *options, cwd, **environment):
-    """`fetch` into cwd/down."""
-    return run(FETCH, address, checksum, *options, cwd=cwd, **environment)
+def fetch(address, checksum, cwd, **changes):
+    """`download.fetch` into cwd/down."""
+    download.fetch(Published(address.rpartition("/")[2], address, checksum), request(cwd, **changes))
 
 
 def names(folder):
@@ -66,43 +71,41 @@ def names(folder):
 
 @pytest.mark.parametrize("kind", RIGHT)
 def test_once(server, tmp_path, kind):
-    done = fetch(f"{server.address}/file.gz", RIGHT[kind], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    fetch(f"{server.address}/file.gz", RIGHT[kind], tmp_path)
     assert (tmp_path / "down/file.gz").read_bytes() == PACKED
     assert server.requests == [("file.gz", 0)]
-    assert fetch(f"{server.address}/file.gz", RIGHT[kind], cwd=tmp_path).returncode == 0
+    fetch(f"{server.address}/file.gz", RIGHT[kind], tmp_path)
     assert len(server.requests) == 1
     assert names(tmp_path / "down") == (["SHA256SUMS"] if kind == "record" else []) + ["file.gz"]
 
 
 def test_the_first_download_is_recorded_and_then_enforced(server, tmp_path):
-    assert fetch(f"{server.address}/file.gz", "record", cwd=tmp_path).returncode == 0
+    fetch(f"{server.address}/file.gz", "record", tmp_path)
     sums = tmp_path / "down/SHA256SUMS"
     assert sums.read_text() == f"{SHA256}  file.gz\n"
     assert subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=tmp_path / "down", check=False).returncode == 0
     server.files["file.gz"] = gzip.compress(b"another text")
     (tmp_path / "down/file.gz").unlink()
-    done = fetch(f"{server.address}/file.gz", "record", cwd=tmp_path)
-    assert done.returncode == 1
     found = hashlib.sha256(server.files["file.gz"]).hexdigest()
-    assert done.stderr.splitlines()[-1].endswith(f"its checksum is {found}, expected {SHA256}")
+    with pytest.raises(InputError, match=f"its checksum is {found}, expected {SHA256}$"):
+        fetch(f"{server.address}/file.gz", "record", tmp_path)
     assert names(tmp_path / "down") == ["SHA256SUMS"]
 
 
 @pytest.mark.parametrize("bad", [PACKED[:-30], b"<html>Sorry</html>", b""], ids=["short", "page", "empty"])
-def test_what_is_no_whole_archive_is_never_recorded(server, tmp_path, bad):
+@pytest.mark.parametrize("kind", ["record", "text"])
+def test_what_is_no_whole_archive_is_never_kept(server, tmp_path, bad, kind):
     server.files["file.gz"] = bad
-    done = fetch(f"{server.address}/file.gz", "record", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "is not the expected file: " in done.stderr.splitlines()[-1]
+    with pytest.raises(InputError, match="is not the expected file: "):
+        fetch(f"{server.address}/file.gz", RIGHT[kind], tmp_path)
     assert names(tmp_path / "down") == []
 
 
 @pytest.mark.parametrize("kind", ["text", "record"])
-def test_goes_on_where_it_stopped(server, tmp_path, kind):
+def test_resumes_where_it_stopped(server, tmp_path, kind):
     (tmp_path / "down").mkdir()
     (tmp_path / "down/file.gz.part").write_bytes(PACKED[:1000])
-    assert fetch(f"{server.address}/file.gz", RIGHT[kind], cwd=tmp_path).returncode == 0
+    fetch(f"{server.address}/file.gz", RIGHT[kind], tmp_path)
     assert server.requests == [("file.gz", 1000)]
     assert (tmp_path / "down/file.gz").read_bytes() == PACKED
 
@@ -112,8 +115,7 @@ def test_goes_on_where_it_stopped(server, tmp_path, kind):
 def test_a_part_that_cannot_be_resumed_is_started_over(server, tmp_path, part, kind):
     (tmp_path / "down").mkdir()
     (tmp_path / "down/file.gz.part").write_bytes(part)
-    done = fetch(f"{server.address}/file.gz", RIGHT[kind], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    fetch(f"{server.address}/file.gz", RIGHT[kind], tmp_path)
     assert server.requests == [("file.gz", len(part)), ("file.gz", 0)]
     assert (tmp_path / "down/file.gz").read_bytes() == PACKED
 
@@ -122,29 +124,62 @@ def test_a_server_without_ranges(server, tmp_path):
     server.ranges = False
     (tmp_path / "down").mkdir()
     (tmp_path / "down/file.gz.part").write_bytes(PACKED[:1000])
-    done = fetch(f"{server.address}/file.gz", RIGHT["text"], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    fetch(f"{server.address}/file.gz", RIGHT["text"], tmp_path)
     assert (tmp_path / "down/file.gz").read_bytes() == PACKED
 
 
 def test_a_part_of_a_text_without_checksum_is_not_trusted(server, tmp_path):
     (tmp_path / "down").mkdir()
     (tmp_path / "down/plain.txt.part").write_bytes(b"y" * 100)
-    assert fetch(f"{server.address}/plain.txt", "record", cwd=tmp_path).returncode == 0
+    fetch(f"{server.address}/plain.txt", "record", tmp_path)
     assert (tmp_path / "down/plain.txt").read_bytes() == TEXT
 
 
-def test_a_connection_that_ends_early_is_taken_up_again(server, tmp_path):
+def test_a_connection_that_ends_early_is_resumed(server, tmp_path):
     server.cuts["file.gz"] = [400, 300]
-    done = fetch(f"{server.address}/file.gz", "record", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    fetch(f"{server.address}/file.gz", "record", tmp_path)
     assert server.requests == [("file.gz", 0), ("file.gz", 400), ("file.gz", 700)]
     assert (tmp_path / "down/file.gz").read_bytes() == PACKED
 
 
+def test_a_connection_without_a_byte_is_dead_and_the_download_resumed(server, tmp_path, monkeypatch):
+    assert download.SILENCE == 60
+    monkeypatch.setattr(download, "SILENCE", 0.3)
+    server.stalls["file.gz"] = [400]
+    fetch(f"{server.address}/file.gz", "record", tmp_path)
+    assert server.requests == [("file.gz", 0), ("file.gz", 400)]
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+def test_a_server_that_is_busy_is_asked_again(server, tmp_path, status):
+    server.cuts["file.gz"], server.errors["file.gz"] = [700], [status, status]
+    (tmp_path / "down").mkdir()
+    (tmp_path / "down/file.gz.part").write_bytes(PACKED[:300])
+    fetch(f"{server.address}/file.gz", "record", tmp_path)
+    assert [start for _, start in server.requests] == [300, 300, 300, 1000]
+    server.errors["none.gz"] = [status] * 9
+    with pytest.raises(InputError, match=rf"cannot download .*/none.gz \(HTTP {status} .*--data DIR"):
+        fetch(f"{server.address}/none.gz", "record", tmp_path)
+    assert [path for path, _ in server.requests].count("none.gz") == 4
+
+
+def test_other_protocols_are_refused(tmp_path):
+    for address in ("ftp://a/b.gz", "file:///etc/passwd"):
+        with pytest.raises(InputError, match=f"cannot download {address}: expected an address that begins with http"):
+            fetch(address, "record", tmp_path)
+    assert names(tmp_path / "down") == []
+
+
+KILLED = """
+import argparse, pathlib, sys
+from lightconv_plugin.recipes.data import download
+download.download(sys.argv[1], pathlib.Path("down/file.gz"), "record")
+"""
+
+
 def test_a_kill_in_the_middle_of_a_download(server, tmp_path):
     server.slow["file.gz"] = len(PACKED) // 2
-    call = command(FETCH, f"{server.address}/file.gz", "record")
+    call = [sys.executable, "-c", KILLED, f"{server.address}/file.gz"]
     environment = script_environment(**LOCAL)
     with subprocess.Popen(
         call, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL, start_new_session=True
@@ -158,128 +193,167 @@ def test_a_kill_in_the_middle_of_a_download(server, tmp_path):
     size = part.stat().st_size
     assert 0 < size < len(PACKED)
     server.slow.clear()
-    assert fetch(f"{server.address}/file.gz", "record", cwd=tmp_path).returncode == 0
+    fetch(f"{server.address}/file.gz", "record", tmp_path)
     assert server.requests[-1] == ("file.gz", size)
     assert (tmp_path / "down/file.gz").read_bytes() == PACKED
 
 
 @pytest.mark.parametrize("place", ["web", "mirror-address", "mirror-folder"])
 def test_a_wrong_file_is_refused(server, tmp_path, place):
-    options, address = (), f"{server.address}/file.gz"
+    mirror, address = "", f"{server.address}/file.gz"
     if place == "mirror-address":
-        options, address = ("--mirror", server.address + "/"), "http://127.0.0.1:1/nowhere/file.gz"
+        mirror, address = server.address, "http://127.0.0.1:1/nowhere/file.gz"
     elif place == "mirror-folder":
         (tmp_path / "mirror").mkdir()
         (tmp_path / "mirror/file.gz").write_bytes(PACKED)
-        options = ("--mirror", "mirror")
-    done = fetch(address, WRONG, *options, cwd=tmp_path)
-    assert done.returncode == 1
-    assert f"its checksum is {SHA256}, expected {'0' * 64}" in done.stderr.splitlines()[-1]
+        mirror = str(tmp_path / "mirror")
+    with pytest.raises(InputError, match=f"its checksum is {SHA256}, expected {'0' * 64}"):
+        fetch(address, WRONG, tmp_path, mirror=mirror)
     assert names(tmp_path / "down") == []
-    assert fetch(address, RIGHT["md5"], *options, cwd=tmp_path).returncode == 0
+    fetch(address, RIGHT["md5"], tmp_path, mirror=mirror)
     assert names(tmp_path / "down") == ["file.gz"]
 
 
 def test_a_file_in_place_that_is_wrong_is_replaced(server, tmp_path):
     (tmp_path / "down").mkdir()
     (tmp_path / "down/file.gz").write_bytes(PACKED[:-20])
-    assert fetch(f"{server.address}/file.gz", RIGHT["text"], cwd=tmp_path).returncode == 0
+    fetch(f"{server.address}/file.gz", RIGHT["text"], tmp_path)
     assert (tmp_path / "down/file.gz").read_bytes() == PACKED
 
 
 def test_a_missing_page_says_what_else_can_be_done(server, tmp_path):
-    done = fetch(f"{server.address}/none.gz", WRONG, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "cannot download" in done.stderr.splitlines()[-1] and "--data" in done.stderr.splitlines()[-1]
+    with pytest.raises(InputError, match=r"cannot download .* \(HTTP 404 .*--data DIR"):
+        fetch(f"{server.address}/none.gz", WRONG, tmp_path)
     assert server.requests == [("none.gz", 0)]
     assert names(tmp_path / "down") == []
 
 
-def test_data_that_is_there_is_checked_and_left_as_it_is(tmp_path):
+def test_data_given_are_checked_and_left_as_they_are(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/file.gz").write_bytes(PACKED)
+    mine = {"cwd": tmp_path, "data": tmp_path / "mine", "data_given": True}
     for kind in RIGHT:
-        done = fetch("http://127.0.0.1:1/file.gz", RIGHT[kind], "--data", "mine", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-    done = fetch("http://127.0.0.1:1/file.gz", WRONG, "--data", "mine", cwd=tmp_path)
-    assert done.returncode == 1 and f"mine/file.gz is not the expected file: its checksum is {SHA256}" in done.stderr
-    done = fetch("http://127.0.0.1:1/other.gz", WRONG, "--data", "mine", cwd=tmp_path)
-    assert done.returncode == 1 and "mine/other.gz: --data is a folder with the files" in done.stderr
+        fetch("http://127.0.0.1:1/file.gz", RIGHT[kind], **mine)
+    with pytest.raises(InputError, match=f"mine/file.gz is not the expected file: its checksum is {SHA256}"):
+        fetch("http://127.0.0.1:1/file.gz", WRONG, **mine)
+    with pytest.raises(InputError, match=r"no file .*mine/other.gz: --data must be the folder of the published files"):
+        fetch("http://127.0.0.1:1/other.gz", WRONG, **mine)
     (tmp_path / "mine/file.gz").write_bytes(PACKED[:-3])
-    done = fetch("http://127.0.0.1:1/file.gz", "record", "--data", "mine", cwd=tmp_path)
-    assert done.returncode == 1 and "is cut short or damaged" in done.stderr
+    with pytest.raises(InputError, match="is cut short or damaged"):
+        fetch("http://127.0.0.1:1/file.gz", "record", **mine)
     assert names(tmp_path) == ["mine"] and names(tmp_path / "mine") == ["file.gz"]
 
 
 def test_any_size_records_instead_of_comparing(server, tmp_path):
-    done = fetch(f"{server.address}/file.gz", WRONG, "--any-size", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    fetch(f"{server.address}/file.gz", WRONG, tmp_path, any_size=True)
     assert names(tmp_path / "down") == ["SHA256SUMS", "file.gz"]
 
 
 def test_two_downloads_into_one_folder_do_not_mix(server, tmp_path):
+    import fcntl
+
     (tmp_path / "down").mkdir()
-    done = run(
-        'exec 8<down; flock 8; prepare_options down out; fetch "$1" record',
-        f"{server.address}/file.gz",
-        cwd=tmp_path,
-    )
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith(f"another process is downloading to {tmp_path}/down")
+    other = os.open(tmp_path / "down", os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(InputError, match=f"^another process is downloading to {tmp_path}/down$"):
+            fetch(f"{server.address}/file.gz", "record", tmp_path)
+    finally:
+        os.close(other)
 
 
-SHOW = 'prepare_options "$@"; printf "%s\\n" "$DATA" "$OUT" "$MIRROR" "$WORKERS" "$GIVEN_DATA" "${OPTIONS[*]}"'
-
-
-@pytest.mark.parametrize(
-    "options, expected",
-    [
-        ([], ["{}/data/x/down", "{}/data/x", "", None, "0", ""]),
-        (["--out", "o", "--workers", "3"], ["{}/o/down", "{}/o", "", "3", "0", ""]),
-        (["--data", ".", "--bpe", "5"], ["{}", "{}/data/x", "", None, "1", "--bpe 5"]),
-        (["--mirror", "m/", "-x", "--any-size"], ["{}/data/x/down", "{}/data/x", "{}/m", None, "0", "-x --any-size"]),
-        (["--mirror", "http://a/b/"], ["{}/data/x/down", "{}/data/x", "http://a/b", None, "0", ""]),
-    ],
-)
-def test_options(tmp_path, options, expected):
-    done = run(SHOW, "data/x/down", "data/x", *options, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    expected[3] = expected[3] or str(len(os.sched_getaffinity(0)))
-    assert done.stdout.split("\n")[:-1] == [line.format(tmp_path) for line in expected]
+def options(*arguments):
+    parser = make_parser("x", "about", "", "", published=True)
+    parser.set_defaults(variant="x")
+    return make_request(parser.parse_args(arguments), "{out}/down", "data/x")
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "arguments, expected",
     [
-        (["--data"], "--data needs a value"),
-        (["--out", ""], "--out needs a value"),
-        (["--data", "nowhere"], "--data: no folder {}/nowhere"),
-        (["--data", ".", "--mirror", "m"], "--data and --mirror exclude one another"),
-        (["--workers", "0"], "--workers must be a positive number, got 0"),
-        (["--workers", "two"], "--workers must be a positive number, got two"),
+        ([], ["{}/home/data/x/down", "{}/home/data/x", "", None, False, False]),
+        (["--out", "o", "--workers", "3"], ["{}/o/down", "{}/o", "", 3, False, False]),
+        (["--data", "."], ["{}", "{}/home/data/x", "", None, True, False]),
+        (["--mirror", "m/", "--any-size"], ["{}/home/data/x/down", "{}/home/data/x", "{}/m", None, False, True]),
+        (["--mirror", "http://a/b/"], ["{}/home/data/x/down", "{}/home/data/x", "http://a/b", None, False, False]),
     ],
 )
-def test_wrong_options_are_one_line(tmp_path, options, message):
-    done = run(SHOW, "data/x/down", "data/x", *options, cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr == f"prepare_x.sh: error: {message.format(tmp_path)}\n"
+def test_options(tmp_path, monkeypatch, arguments, expected):
+    """Defaults are in the workspace, whose folder LIGHTCONV_HOME names; what is given, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIGHTCONV_HOME", str(tmp_path / "home"))
+    expected[3] = expected[3] or len(os.sched_getaffinity(0))
+    got = options(*arguments)
+    found = [str(got.data), str(got.out), got.mirror, got.workers, got.data_given, got.any_size]
+    assert found == [value.format(tmp_path) if isinstance(value, str) else value for value in expected]
 
 
-def test_room_on_the_disk_is_asked_for_before(tmp_path):
-    (tmp_path / "bin").mkdir()
-    df = tmp_path / "bin/df"
-    df.write_text("#!/bin/sh\necho Filesystem blocks used free\necho disk 9999999 9 2097152 9% /\n")
-    df.chmod(0o755)
-    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    code = 'ANY_SIZE=$1; PATH=$2; need_disk "${@:3}"; echo enough'
-    assert run(code, 0, path, 1.9, "a/b", "c", cwd=tmp_path).stdout == "enough\n"
-    done = run(code, 0, path, 2.5, "a/b", "c", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (1, "prepare_x.sh: error: needs 2.5 GiB in a/b, 2.0 are free\n")
-    assert run(code, 1, path, 2.5, "a/b", "c", cwd=tmp_path).stdout == "enough\n"
-    (tmp_path / "a/b").mkdir(parents=True)  # what is there already counts
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--data"], "argument --data: expected one argument"),
+        (["--out", ""], "argument --out: must name a folder, got ''"),
+        (["--data", "nowhere"], "--data: there is no folder {}/nowhere"),
+        (["--data", ".", "--mirror", "m"], "--mirror is not valid with --data, from which nothing is downloaded"),
+        (["--workers", "0"], "argument --workers: must be a whole number of at least 1, got '0'"),
+        (["--workers", "two"], "argument --workers: must be a whole number of at least 1, got 'two'"),
+    ],
+)
+def test_wrong_options_are_one_line(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as caught:
+        options(*arguments)
+    assert str(caught.value) == message.format(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name, hint",
+    [
+        ("multi30k", "did you mean multi30k_en_de?"),
+        ("wmt14_ende", "did you mean wmt14_en_de?"),
+        ("x", f"the tasks are {', '.join(tasks.TASKS)}"),
+    ],
+)
+def test_a_wrong_task_suggests_the_nearest(name, hint, tmp_path):
+    done = prepare(tmp_path, name)
+    assert done.returncode == 2
+    assert done.stderr == f"lightconv prepare: error: there is no task {name!r}: {hint}\n"
+
+
+def test_every_published_file_is_complete():
+    """Each belongs to a known task, has a checksum of a known form, and an address or what to do without one."""
+    variants = {*tasks.TASKS, "wmt14_en_de_icml17", "wmt17_zh_en_without_cwmt"} - {"smoke"}
+    table = tasks.sources()
+    assert set(table["disk"]) == variants == {task for group in table["files"] for task in group["tasks"]}
+    for variant in variants:
+        files = tasks.published_files(variant)
+        assert len({published.name for published in files}) == len(files) > 0
+        for published in files:
+            kind, _, value = published.checksum.partition(":")
+            lengths = {"record": 0, "sha256": 64, "text": 64, "md5": 32, "blob": 40}
+            assert len(value) == lengths[kind] and set(value) <= set("0123456789abcdef")
+            assert published.address.startswith("https://") or published.absent
+
+
+def test_free_disk_space_is_required_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 << 30))
+    need_disk(1.9, [tmp_path / "a/b", tmp_path / "c"])
+    with pytest.raises(InputError) as caught:
+        need_disk(2.5, [tmp_path / "a/b"])
+    assert str(caught.value) == f"{tmp_path}/a/b needs 2.5 GiB of free disk space, 2.0 GiB are free"
+    (tmp_path / "a/b").mkdir(parents=True)  # what is in it already counts
     (tmp_path / "a/b/archive").write_bytes(os.urandom(8 << 20))
-    assert run(code, 0, path, 2.005, "a/b", "c", cwd=tmp_path).stdout == "enough\n"
-    assert run(code, 0, path, 2.01, "a/b", "c", cwd=tmp_path).returncode == 1
+    need_disk(2.005, [tmp_path / "a/b"])
+    with pytest.raises(InputError):
+        need_disk(2.01, [tmp_path / "a/b"])
+
+
+def test_data_of_any_size_need_no_known_disk_space(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    (tmp_path / "de-en.tgz").write_bytes(b"x")
+    places = ("--data", tmp_path, "--out", tmp_path / "out")
+    assert "needs 0.5 GiB of free disk space" in prepare(tmp_path, "iwslt14_de_en", *places).stderr
+    assert "de-en.tgz is not the expected file" in prepare(tmp_path, "iwslt14_de_en", *places, "--any-size").stderr
 
 
 @pytest.fixture
@@ -296,33 +370,31 @@ def small_disk(tmp_path):
     subprocess.run(["umount", place], check=True)
 
 
-def test_a_full_disk_is_said_and_the_download_goes_on_later(tmp_path, small_disk):
-    data = gzip.compress(os.urandom(200_000))
-    with serve({"file.gz": data}) as server:
+def test_a_full_disk_is_said_and_the_download_resumed_later(tmp_path, small_disk):
+    data = tar_gz({"x": os.urandom(200_000)})
+    with serve({"de-en.tgz": data}) as server:
         (small_disk / "other").write_bytes(bytes(200_000))
-        done = fetch(f"{server.address}/file.gz", "record", "--out", small_disk, cwd=tmp_path)
-        assert done.returncode == 0  # DATA is not below OUT here
-        code = 'prepare_options out/down out "${@:2}"; fetch "$1" record'
-        call = (code, f"{server.address}/file.gz", "--out", small_disk)
-        done = run(*call, cwd=tmp_path)
-        assert done.returncode == 1
-        assert "file.gz.part: is the disk full?" in done.stderr.splitlines()[-1]
-        assert names(small_disk / "down") == ["file.gz.part"]
+        call = ("iwslt14_de_en", "--mirror", server.address, "--out", small_disk, "--any-size")
+        done = prepare(tmp_path, *call)
+        assert done.returncode == 2
+        last = done.stderr.splitlines()[-1]
+        assert f"no space left on the disk for {small_disk}/download/de-en.tgz.part: free some" in last
+        assert "run the same command again to resume" in last
+        assert names(small_disk / "download") == ["de-en.tgz.part"]
         (small_disk / "other").unlink()
-        done = run(*call, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        done = prepare(tmp_path, *call)
+        assert "de-en.tgz has no file de-en/" in done.stderr.splitlines()[-1]
         assert server.requests[-1][1] > 0
-    assert (small_disk / "down/file.gz").read_bytes() == data
+    assert (small_disk / "download/de-en.tgz").read_bytes() == data
 
 
 def test_a_full_disk_while_text_is_written_is_one_line(tmp_path, small_disk):
     (tmp_path / "raw").mkdir()
-    for name in ("train", "valid", "test"):
+    for name in ("train", "val", "test_2016_flickr"):
         for lang in ("en", "de"):
             (tmp_path / f"raw/{name}.{lang}").write_text("A sentence of some length to fill the disk .\n" * 5000)
-    program = "lightconv_plugin.recipes.data.parallel_text"
-    call = [sys.executable, "-m", program, "--raw", tmp_path / "raw", "--out", small_disk / "out"]
-    done = subprocess.run(call, env=script_environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith("no space left: make room, the same command continues")
+    done = prepare(tmp_path, "multi30k_en_de", "--data", tmp_path / "raw", "--out", small_disk / "out")
+    assert done.returncode == 2
+    assert "no space left on the disk" in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].endswith("free some and run the same command again to resume")
     assert not list((small_disk / "out").rglob("*.en*"))

@@ -1,4 +1,4 @@
-"""prepare_wikitext2.sh → train.sh → perplexity.sh on a miniature, and what language models' configurations build."""
+"""`lightconv prepare wikitext2` → train.sh → perplexity.sh on a miniature, and what the configurations build."""
 
 import gzip
 import json
@@ -13,7 +13,7 @@ import yaml
 from lightconv_plugin.cli.main import main
 from tests.fairseq_cli import write_corpus
 from tests.recipes.conftest import ROOT, script_environment
-from tests.recipes.data.language_archives import make_checkout, run_in
+from tests.recipes.data.preparations import prepare
 
 TINY = (
     "model.decoder_embed_dim=16",
@@ -28,7 +28,7 @@ TINY = (
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory, run_script):
+def prepared(tmp_path_factory):
     """(raw, prepared): a miniature corpus in a path with a space and a comma, one of its parts compressed."""
     base = tmp_path_factory.mktemp("mini, text")
     raw = base / "raw text"
@@ -42,7 +42,7 @@ def prepared(tmp_path_factory, run_script):
         file.write((raw / "train.txt").read_bytes())
     (raw / "train.txt").unlink()
     out = base / "prepared"
-    done = run_script("prepare_wikitext2.sh", "--data", raw, "--out", out, "--workers", "1", "--any-size")
+    done = prepare(base, "wikitext2", "--data", raw, "--out", out, "--workers", "1", "--any-size")
     assert done.returncode == 0, done.stderr
     return raw, out
 
@@ -58,16 +58,16 @@ def test_everything_is_there(prepared):
     assert not list(out.rglob("*.tmp"))
 
 
-def test_the_second_run_does_no_work(prepared, run_script):
-    done = run_script("prepare_wikitext2.sh", "--data", prepared[0], "--out", prepared[1], "--any-size")
+def test_the_second_run_does_no_work(prepared, tmp_path):
+    done = prepare(tmp_path, "wikitext2", "--data", prepared[0], "--out", prepared[1], "--any-size")
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines() == ["raw text: done before", "binarise: done before"]
 
 
-def test_new_text_is_taken_up(prepared, run_script, tmp_path):
+def test_new_text_is_taken_up(prepared, tmp_path):
     raw, out = (shutil.copytree(path, tmp_path / name) for path, name in zip(prepared, "ab", strict=True))
     (raw / "test.txt").write_text("ICH DU\n")
-    done = run_script("prepare_wikitext2.sh", "--data", raw, "--out", out, "--workers", "1", "--any-size")
+    done = prepare(tmp_path, "wikitext2", "--data", raw, "--out", out, "--workers", "1", "--any-size")
     assert done.returncode == 0, done.stderr
     assert "raw/test.txt: 1 sents, 3 tokens" in (out / "preprocess.log").read_text()
 
@@ -75,8 +75,8 @@ def test_new_text_is_taken_up(prepared, run_script, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--data", "nowhere"], "--data: no folder "),
-        (["--data"], "--data needs a value"),
+        (["--data", "nowhere"], "--data: there is no folder "),
+        (["--data"], "argument --data: expected one argument"),
         (["--data", "."], "expected one file train.txt (or wiki.train.tokens, …), plain or .gz, found none"),
         (["--data", "two"], "found train.txt, wiki.train.tokens"),
         (["--data", "cut"], "train.txt.gz cannot be decompressed"),
@@ -84,7 +84,7 @@ def test_new_text_is_taken_up(prepared, run_script, tmp_path):
     ],
     ids=["no-folder", "no-value", "no-files", "two-files", "cut-short", "empty"],
 )
-def test_one_clear_line_for_wrong_arguments(run_script, tmp_path, arguments, message):
+def test_one_clear_line_for_wrong_arguments(tmp_path, monkeypatch, arguments, message):
     for name, files in {
         "two": {"train.txt": b"a", "wiki.train.tokens": b"a", "valid.txt": b"a", "test.txt": b"a"},
         "cut": {"train.txt.gz": gzip.compress(b"a" * 1000)[:-9], "valid.txt": b"a", "test.txt": b"a"},
@@ -93,31 +93,32 @@ def test_one_clear_line_for_wrong_arguments(run_script, tmp_path, arguments, mes
         (tmp_path / name).mkdir()
         for file, content in files.items():
             (tmp_path / name / file).write_bytes(content)
-    done = run_script("prepare_wikitext2.sh", "--out", tmp_path / "out", "--any-size", *arguments, cwd=tmp_path)
-    assert done.returncode == 1
+    monkeypatch.chdir(tmp_path)
+    done = prepare(tmp_path, "wikitext2", "--out", tmp_path / "out", "--any-size", *arguments)
+    assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
-    assert last.startswith(("prepare_wikitext2.sh: error: ", "prepare_language_model.py: error: "))
+    assert last.startswith("lightconv prepare: error: ")
     assert message in last
     assert not (tmp_path / "out/data-bin").exists()
 
 
 def test_the_text_comes_from_a_mirror_and_is_that_of_the_corpus(tmp_path):
-    """In a checkout of its own: it is downloaded into the checkout."""
-    checkout, mirror = make_checkout(tmp_path / "checkout"), tmp_path / "mirror"
-    arguments = ("prepare_wikitext2.sh", "--mirror", mirror, "--out", tmp_path / "out", "--workers", "1")
-    assert f"no file {mirror}/train.txt" in run_in(checkout, *arguments).stderr
+    """It is downloaded into the workspace."""
+    home, mirror = tmp_path / "home", tmp_path / "mirror"
+    arguments = ("wikitext2", "--mirror", mirror, "--out", tmp_path / "out", "--workers", "1")
+    assert f"no file {mirror}/train.txt" in prepare(home, *arguments).stderr
     mirror.mkdir()
     for part in ("train", "valid", "test"):
         (mirror / f"{part}.txt").write_text("not that text\n")
-    done = run_in(checkout, *arguments)
-    assert done.returncode == 1 and "expected 2d84b35af79e411d73ea7cae83c73964c6ac83b4" in done.stderr
+    done = prepare(home, *arguments)
+    assert done.returncode == 2 and "expected 2d84b35af79e411d73ea7cae83c73964c6ac83b4" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_the_size_of_the_corpus_is_enforced_for_a_folder(prepared, run_script, tmp_path):
-    done = run_script("prepare_wikitext2.sh", "--data", prepared[0], "--out", tmp_path / "out")
-    assert done.returncode == 1
-    assert "expected 36,718 lines, 2,088,628 tokens; --any-size takes" in done.stderr.splitlines()[-1]
+def test_the_size_of_the_corpus_is_enforced_for_a_folder(prepared, tmp_path):
+    done = prepare(tmp_path, "wikitext2", "--data", prepared[0], "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert "expected 36,718 lines, 2,088,628 tokens; --any-size accepts" in done.stderr.splitlines()[-1]
 
 
 @pytest.fixture(scope="module")

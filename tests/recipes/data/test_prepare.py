@@ -1,5 +1,7 @@
 """The way from raw text to binary data: what it makes, that it makes it once, and that interruptions heal."""
 
+import dataclasses
+import errno
 import gzip
 import io
 import json
@@ -13,9 +15,11 @@ import time
 import pytest
 
 from lightconv_plugin.recipes.data.bpe import encoder, learn_codes
-from lightconv_plugin.recipes.data.parallel_text import parse
+from lightconv_plugin.recipes.data.parallel_folder import CorpusError
+from lightconv_plugin.recipes.data.tasks import TASKS
 from tests.recipes.conftest import ROOT, check_recipes, heed_ctrl_c, script_environment, write_parts
 from tests.recipes.data.archive_server import LOCAL, serve
+from tests.recipes.data.preparations import prepare
 
 STEPS = ("raw text", "tokenise", "learn 200 BPE merges", "apply BPE", "binarise")
 ARGUMENTS = ("--bpe", "200", "--workers", "2")
@@ -46,11 +50,11 @@ def test_the_text_is_lower_cased_tokenised_and_joined_again_by_removing_bpe(prep
     assert (out / "bpe/train.de").read_text().replace("@@ ", "") == tok
 
 
-def test_the_second_run_does_no_work(prepared, run_script):
+def test_the_second_run_does_no_work(prepared, tmp_path):
     raw, out = prepared
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and ".steps" not in str(path)}
     start = time.monotonic()
-    done = run_script("prepare_multi30k.sh", "--data", raw, "--out", out, *ARGUMENTS)
+    done = prepare(tmp_path, "multi30k_en_de", "--data", raw, "--out", out, *ARGUMENTS)
     assert done.returncode == 0
     assert [line for line in done.stderr.splitlines() if "done before" in line] == [f"{s}: done before" for s in STEPS]
     assert time.monotonic() - start < 5
@@ -58,12 +62,12 @@ def test_the_second_run_does_no_work(prepared, run_script):
     assert after == {path: before[path] for path in after}
 
 
-def test_new_raw_text_is_taken_up(prepared, run_script, tmp_path):
+def test_new_raw_text_is_taken_up(prepared, tmp_path):
     """A changed test set: the merges, learned on the training text, stay."""
     raw, out = (shutil.copytree(path, tmp_path / name) for path, name in zip(prepared, "ab", strict=True))
     lines = (raw / "test_2016_flickr.de").read_text().splitlines()
     (raw / "test_2016_flickr.de").write_text("\n".join(["Ganz neu.", *lines[1:]]) + "\n")
-    done = run_script("prepare_multi30k.sh", "--data", raw, "--out", out, *ARGUMENTS)
+    done = prepare(tmp_path, "multi30k_en_de", "--data", raw, "--out", out, *ARGUMENTS)
     assert done.returncode == 0, done.stderr
     assert [step for step in STEPS if f"{step}: done before" in done.stderr] == ["learn 200 BPE merges"]
     assert (out / "tok/test.de").read_text().startswith("ganz neu .\n")
@@ -73,18 +77,8 @@ def test_new_raw_text_is_taken_up(prepared, run_script, tmp_path):
 def test_an_interruption_heals(tmp_path, stop):
     raw = write_parts(tmp_path / "raw", ("train", "valid", "test"), (4000, 10, 10))
     out = tmp_path / "out"
-    command = [
-        sys.executable,
-        "-m", "lightconv_plugin.recipes.data.parallel_text",
-        "--raw",
-        raw,
-        "--out",
-        out,
-        "--bpe",
-        "50",
-        "--workers",
-        "2",
-    ]
+    command = [sys.executable, "-m", "lightconv_plugin", "prepare", "multi30k_en_de", "--data", raw, "--out", out]
+    command += ["--valid-prefix", "valid", "--test-prefix", "test", "--bpe", "50", "--workers", "2"]
     process = subprocess.Popen(
         command,
         env=script_environment(),
@@ -101,7 +95,7 @@ def test_an_interruption_heals(tmp_path, stop):
     assert not (out / ".steps/tok.json").exists() and not list((out / "tok").glob("*.en"))
     if stop == signal.SIGINT:
         assert process.returncode == 130
-        assert error.splitlines()[-1] == "prepare_text.py: interrupted; the same command continues"
+        assert error.splitlines()[-1] == "lightconv prepare: interrupted: run the same command again to resume"
         assert "Traceback" not in error
         assert not list(out.rglob("*.tmp"))
         return  # what goes on is the same
@@ -116,31 +110,41 @@ def test_an_interruption_heals(tmp_path, stop):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--data", "nowhere"], "--data: no folder"),
-        (["--data"], "--data needs a value"),
+        (["--data", "nowhere"], "--data: there is no folder"),
+        (["--data"], "argument --data: expected one argument"),
         (["--data", ".", "--out", "x"], "has neither train.en nor train.en.gz"),
         (["--mirror", "empty"], "empty/train.en.gz"),
     ],
     ids=["no-folder", "no-value", "no-files", "bad-mirror"],
 )
-def test_one_clear_line_for_wrong_arguments(run_script, tmp_path, arguments, message):
-    copy = shutil.copytree(ROOT / "scripts", tmp_path / "checkout/scripts")  # --mirror writes below the checkout
-    command = [copy / "prepare_multi30k.sh", *arguments]
-    done = subprocess.run(command, cwd=tmp_path, env=script_environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(("prepare_multi30k.sh: error: ", "prepare_text.py: error: "))
+def test_one_clear_line_for_wrong_arguments(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    done = prepare(tmp_path / "home", "multi30k_en_de", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("lightconv prepare: error: ")
     assert message in done.stderr.splitlines()[-1]
     assert not list(tmp_path.rglob("train*.gz*"))
 
 
-def test_unequal_sides_are_named(run_script, tmp_path):
+def test_unequal_sides_are_named(tmp_path):
     raw = write_parts(tmp_path / "raw", ("train", "val", "test_2016_flickr"), (5, 2, 2))
     (raw / "val.de").write_text("Nur eine Zeile.\n")
-    done = run_script("prepare_multi30k.sh", "--data", raw, "--out", tmp_path / "out")
-    assert done.returncode == 1
+    done = prepare(tmp_path, "multi30k_en_de", "--data", raw, "--out", tmp_path / "out")
+    assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
     assert "val.en has 2 lines but" in last and "val.de has 1" in last
     assert not (tmp_path / "out/raw").exists() or not list((tmp_path / "out/raw").glob("*.en"))
+
+
+def test_what_fairseq_says_when_it_fails(tmp_path, monkeypatch):
+    from lightconv_plugin.recipes.data import binarise
+
+    raw = write_parts(tmp_path / "raw", ("train", "val", "test_2016_flickr"), (5, 2, 2))
+    monkeypatch.setattr(binarise, "_texts", lambda *arguments: ["--trainpref", "nowhere"])
+    done = prepare(tmp_path, "multi30k_en_de", "--data", raw, "--out", tmp_path / "out", "--bpe", "5")
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and "fairseq-preprocess failed with status 1: " in last
+    assert "nowhere" in last and last.endswith(f"(see {tmp_path}/out/preprocess.log)")
 
 
 def test_merges_are_those_of_subword_nmt_on_both_texts_together(tmp_path):
@@ -170,10 +174,9 @@ def test_encoding_is_that_of_subword_nmt_also_when_it_forgets(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("option, value", [("--bpe", "0"), ("--workers", "-1"), ("--max-ratio", "0.5")])
-def test_numbers_out_of_range_are_refused(option, value, capsys):
-    with pytest.raises(SystemExit):
-        parse(["--raw", "a", "--out", "b", option, value])
-    assert f"{option} must be" in capsys.readouterr().err
+def test_numbers_out_of_range_are_refused(option, value, tmp_path):
+    done = prepare(tmp_path, "multi30k_en_de", option, value)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and f"argument {option}: must be a" in done.stderr
 
 
 NAMES = ("train", "val", "test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
@@ -185,7 +188,8 @@ def test_from_the_web_interrupted_and_taken_up(tmp_path):
     files = {
         f"{name}.{lang}.gz": gzip.compress((raw / f"{name}.{lang}").read_bytes()) for name in NAMES for lang in LANGS
     }
-    copy = shutil.copytree(ROOT / "scripts", tmp_path / "checkout/scripts")  # downloads go below the checkout
+    # The script is what is run here, in a checkout of its own: downloads go below it.
+    copy = shutil.copytree(ROOT / "scripts", tmp_path / "checkout/scripts")
     (tmp_path / "checkout/lightconv_plugin").symlink_to(ROOT / "lightconv_plugin")
     down = tmp_path / "checkout/data/multi30k"
     with serve(files) as server:
@@ -217,13 +221,59 @@ def test_from_the_web_interrupted_and_taken_up(tmp_path):
     assert (tmp_path / "out/data-bin/test2.en-de.de.idx").is_file()
 
 
-def test_the_usual_number_of_merges(run_script, tmp_path):
-    """prepare_multi30k.sh learns 4,000 merges where nothing else is said; the user's word comes after it."""
+def test_the_usual_number_of_merges(tmp_path):
+    """4,000 merges are learned for Multi30k unless another number is given."""
     raw = write_parts(tmp_path / "raw", NAMES[:3], (30, 2, 2))
     (raw / "train.de").write_text("\n" * 30)  # no pair is left: it ends there
     for options, merges in (((), 4000), (("--bpe", "50"), 50)):
-        done = run_script("prepare_multi30k.sh", "--data", raw, "--out", tmp_path / "out", *options)
+        done = prepare(tmp_path, "multi30k_en_de", "--data", raw, "--out", tmp_path / "out", *options)
         assert f"learn {merges} BPE merges ..." in done.stderr
-        assert "no training pair is left after --max-len 250 --max-ratio 9.0" in done.stderr.splitlines()[-1]
+        assert "no training pair is left with --max-len 250 and --max-ratio 9.0" in done.stderr.splitlines()[-1]
     assert not list((tmp_path / "out").rglob("*.tmp"))
     assert not (tmp_path / "out/bpe/train.de").exists()
+
+
+def test_the_smoke_task_needs_no_files(tmp_path):
+    done = prepare(tmp_path, "smoke", "--bpe", "50", "--workers", "1")
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "runs/smoke/data"
+    assert len((out / "text/train.en").read_text().splitlines()) == 600
+    assert (out / "data-bin/train.en-de.de.bin").stat().st_size > 0
+    assert prepare(tmp_path, "smoke", "--bpe", "50", "--workers", "1").stderr.count("done before") == 6
+    assert "unrecognized arguments: --mirror" in prepare(tmp_path, "smoke", "--mirror", "x").stderr
+
+
+SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("prepare_*.sh"))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_show_the_help_of_their_task(name, run_script):
+    done = run_script(name, "--help")
+    assert done.returncode == 0, done.stderr
+    task = {"multi30k": "multi30k_en_de"}.get(name[8:-3], name[8:-3])
+    assert done.stdout.startswith(f"usage: lightconv prepare {task} ") and "--data DIR" in done.stdout
+
+
+def test_every_task_has_its_script():
+    assert len(SCRIPTS) == len(TASKS) == 11
+
+
+@pytest.mark.parametrize(
+    "error, line",
+    [
+        (CorpusError("no text"), "lightconv prepare: error: no text\n"),
+        (PermissionError(errno.EACCES, "Permission denied", "f"), "error: [Errno 13] Permission denied: 'f'\n"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "no space left on the disk: free some and run the same command again to resume\n",
+        ),
+    ],
+    ids=["corpus", "os", "disk"],
+)
+def test_what_is_wrong_is_one_line(error, line, tmp_path, monkeypatch):
+    def fail(request):
+        raise error
+
+    monkeypatch.setitem(TASKS, "smoke", dataclasses.replace(TASKS["smoke"], run=fail))
+    done = prepare(tmp_path, "smoke")
+    assert done.returncode == 2 and line in done.stderr and done.stderr.count("\n") == 1

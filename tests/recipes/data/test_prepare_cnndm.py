@@ -1,4 +1,4 @@
-"""prepare_cnndm.sh on miniatures of the very form of the stories' archives and of the lists of addresses."""
+"""`lightconv prepare cnndm` on miniatures of the very form of the stories' archives and of the lists of addresses."""
 
 import hashlib
 import json
@@ -12,7 +12,8 @@ from lightconv_plugin.recipes.data.cnndm import EXPECTED, parse_story, places, s
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from tests.recipes.conftest import ROOT, check_recipes
 from tests.recipes.data.archive_server import serve
-from tests.recipes.data.language_archives import files_of, make_checkout, no_leftovers, run_in, stop_at, write_tar
+from tests.recipes.data.language_archives import files_of, no_leftovers, write_tar
+from tests.recipes.data.preparations import prepare, stop_at
 
 SIZES = {"train": 60, "val": 8, "test": 7}
 NOUNS = "minister police city court company film storm team doctor school".split()
@@ -67,8 +68,8 @@ def write_all(folder):
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
-    return make_checkout(tmp_path_factory.mktemp("cnndm checkout"))
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("cnndm home")
 
 
 @pytest.fixture
@@ -77,23 +78,23 @@ def data(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def prepared(checkout, tmp_path_factory):
+def prepared(home, tmp_path_factory):
     """(the prepared folder, what the second run said): the first, by HTTP, is killed as it binarises."""
-    out, mirror = checkout / "prepared, here", write_all(tmp_path_factory.mktemp("cnndm mirror"))
+    out, mirror = home / "prepared, here", write_all(tmp_path_factory.mktemp("cnndm mirror"))
     with serve(files_of(mirror)) as server:
         arguments = ("--mirror", server.address, "--out", out, "--any-size", "--bpe", "150", "--workers", "2")
-        status, _ = stop_at("binarise ...", signal.SIGKILL, checkout, "prepare_cnndm.sh", *arguments)
+        status, _ = stop_at("binarise ...", signal.SIGKILL, home, "cnndm", *arguments)
         assert status == -signal.SIGKILL and not (out / "data-bin").exists()
-        done = run_in(checkout, "prepare_cnndm.sh", *arguments)
+        done = prepare(home, "cnndm", *arguments)
     assert done.returncode == 0, done.stderr
     return out, done.stderr, arguments
 
 
-def test_a_killed_preparation_goes_on_and_a_third_run_does_no_work(prepared, checkout):
+def test_a_killed_preparation_is_resumed_and_a_third_run_does_no_work(prepared, home):
     out, said, arguments = prepared
     assert "downloading" not in said and "apply BPE: done before" in said and "binarise: done before" not in said
     assert no_leftovers(out)
-    done = run_in(checkout, "prepare_cnndm.sh", *arguments)
+    done = prepare(home, "cnndm", *arguments)
     titles = ("stories", "tokenise", "learn 150 BPE merges", "apply BPE", "binarise")
     assert (done.returncode, done.stderr.splitlines()) == (0, [f"{title}: done before" for title in titles])
 
@@ -147,10 +148,10 @@ def test_a_summariser_trains_on_it_and_is_scored(prepared, run_script, tmp_path)
     assert report["n"] == 7 and 0 <= report["rouge1"] <= 100
 
 
-def refused(checkout, data, out, *options):
+def refused(home, data, out, *options):
     """The last line of a run that must fail, and leave no text under its final name."""
-    done = run_in(checkout, "prepare_cnndm.sh", "--data", data, "--out", out, "--workers", "1", *options)
-    assert done.returncode == 1, done.stderr
+    done = prepare(home, "cnndm", "--data", data, "--out", out, "--workers", "1", *options)
+    assert done.returncode == 2, done.stderr
     assert not list(out.rglob("*.article")) and not list(out.rglob("stories.tmp"))
     return done.stderr.splitlines()[-1]
 
@@ -192,14 +193,14 @@ def rewrite(path, change):
     ],
     ids=["missing", "twice", "page", "no-list", "empty", "list-bytes", "cut-short", "story-bytes", "same-archive"],
 )
-def test_one_clear_line_for_what_is_wrong(checkout, data, tmp_path, spoil, message):
+def test_one_clear_line_for_what_is_wrong(home, data, tmp_path, spoil, message):
     spoil(data)
-    last = refused(checkout, data, tmp_path / "out", "--any-size")
-    assert re.search(r"^prepare_cnndm\.(py|sh): error: ", last) and re.search(message, last), last
+    last = refused(home, data, tmp_path / "out", "--any-size")
+    assert re.search("^lightconv prepare: error: ", last) and re.search(message, last), last
 
 
-def test_only_the_published_files_are_taken_without_any_size(checkout, data, tmp_path):
-    last = refused(checkout, data, tmp_path / "out")
+def test_only_the_published_files_are_taken_without_any_size(home, data, tmp_path):
+    last = refused(home, data, tmp_path / "out")
     assert "expected e8fbc0027e54e0a916abd9c969eb35f708ed1467d7ef4e3b17a56739d65cb200" in last
 
 
@@ -216,7 +217,7 @@ def pieces(data, tmp_path):
 
 def test_the_published_numbers_of_stories_are_enforced(data, tmp_path):
     archives, lists, outputs = pieces(data, tmp_path)
-    with pytest.raises(CorpusError, match=r"train has 54 stories with text, expected 287,113; --any-size takes"):
+    with pytest.raises(CorpusError, match=r"train has 54 stories with text, expected 287,113; --any-size accepts"):
         write_parts(archives, lists, EXPECTED, outputs)
     assert not (tmp_path / "stories.tmp").exists()
     write_parts(archives, lists, {"train": 54, "valid": 8, "test": 7}, outputs)

@@ -1,4 +1,4 @@
-"""prepare_gbw.sh on a miniature of the very form of the One Billion Word benchmark's archive."""
+"""`lightconv prepare gbw` on a miniature of the very form of the One Billion Word benchmark's archive."""
 
 import random
 import re
@@ -8,15 +8,8 @@ import pytest
 
 from tests.recipes.conftest import ROOT
 from tests.recipes.data.archive_server import serve
-from tests.recipes.data.language_archives import (
-    files_of,
-    make_checkout,
-    no_leftovers,
-    run_in,
-    sentences,
-    stop_at,
-    write_tar,
-)
+from tests.recipes.data.language_archives import files_of, no_leftovers, sentences, write_tar
+from tests.recipes.data.preparations import prepare, stop_at
 
 NAME = "1-billion-word-language-modeling-benchmark-r13output"
 TRAIN = NAME + "/training-monolingual.tokenized.shuffled/news.en-{:05}-of-00100"
@@ -44,8 +37,8 @@ def archive(folder, files):
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
-    return make_checkout(tmp_path_factory.mktemp("gbw checkout"))
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("gbw home")
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +47,15 @@ def mirror(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def prepared(checkout, mirror):
+def prepared(home, mirror):
     """(the prepared folder, what the second run said): the first, by HTTP, is ended by Ctrl-C as it binarises."""
-    out = checkout / "prepared, here"
+    out = home / "prepared, here"
     with serve(files_of(mirror)) as server:
-        arguments = ("prepare_gbw.sh", "--mirror", server.address, "--out", out, "--any-size", "--workers", "2")
-        status, said = stop_at("binarise ...", signal.SIGINT, checkout, *arguments)
-        assert status == 130 and "interrupted; the same command continues" in said
+        arguments = ("gbw", "--mirror", server.address, "--out", out, "--any-size", "--workers", "2")
+        status, said = stop_at("binarise ...", signal.SIGINT, home, *arguments)
+        assert status == 130 and "interrupted: run the same command again to resume" in said
         assert not (out / "data-bin").exists()
-    done = run_in(checkout, *arguments)  # the server is gone, and not needed any more
+    done = prepare(home, *arguments)  # the server is gone, and not needed any more
     assert done.returncode == 0, done.stderr
     return out, done.stderr
 
@@ -93,8 +86,8 @@ def test_words_seen_less_than_three_times_are_unknown(prepared):
     assert "only3" in entries and "only2" not in entries
 
 
-def test_the_second_run_does_no_work(prepared, checkout, mirror):
-    done = run_in(checkout, "prepare_gbw.sh", "--mirror", mirror, "--out", prepared[0], "--any-size", "--workers", "2")
+def test_the_second_run_does_no_work(prepared, home, mirror):
+    done = prepare(home, "gbw", "--mirror", mirror, "--out", prepared[0], "--any-size", "--workers", "2")
     assert (done.returncode, done.stderr.splitlines()) == (0, ["raw text: done before", "binarise: done before"])
 
 
@@ -120,28 +113,28 @@ def test_a_language_model_trains_on_it_and_is_scored(prepared, run_script, tmp_p
     ],
     ids=["no-training-file", "no-test-file", "empty", "twice"],
 )
-def test_an_archive_of_another_form_is_refused(checkout, tmp_path, spoil, message):
+def test_an_archive_of_another_form_is_refused(home, tmp_path, spoil, message):
     files = content()
     spoil(files)
     data = archive(tmp_path / "data", files)
-    done = run_in(checkout, "prepare_gbw.sh", "--data", data, "--out", tmp_path / "out", "--any-size")
-    assert done.returncode == 1
+    done = prepare(home, "gbw", "--data", data, "--out", tmp_path / "out", "--any-size")
+    assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("prepare_gbw.py: error: ") and message in last
+    assert last.startswith("lightconv prepare: error: ") and message in last
     assert not (tmp_path / "out/unpacked.tmp").exists() and not list((tmp_path / "out/raw").glob("*.txt"))
 
 
-def test_an_archive_cut_short_is_refused(checkout, mirror, tmp_path):
+def test_an_archive_cut_short_is_refused(home, mirror, tmp_path):
     whole = (mirror / f"{NAME}.tar.gz").read_bytes()
     (tmp_path / f"{NAME}.tar.gz").write_bytes(whole[:-100])
-    done = run_in(checkout, "prepare_gbw.sh", "--data", tmp_path, "--out", tmp_path / "out", "--any-size")
-    assert done.returncode == 1 and "cut short" in done.stderr.splitlines()[-1]
+    done = prepare(home, "gbw", "--data", tmp_path, "--out", tmp_path / "out", "--any-size")
+    assert done.returncode == 2 and "cut short" in done.stderr.splitlines()[-1]
     assert not (tmp_path / "out").exists()
 
 
-def test_only_the_published_archive_is_taken_without_any_size(checkout, mirror, tmp_path):
-    done = run_in(checkout, "prepare_gbw.sh", "--data", mirror, "--out", tmp_path / "out")
-    assert done.returncode == 1
+def test_only_the_published_archive_is_taken_without_any_size(home, mirror, tmp_path):
+    done = prepare(home, "gbw", "--data", mirror, "--out", tmp_path / "out")
+    assert done.returncode == 2
     assert "expected 01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e" in done.stderr.splitlines()[-1]
 
 

@@ -7,15 +7,18 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tarfile
 import time
 
 import pytest
 
-from lightconv_plugin.recipes.data.iwslt14 import LINES, WORDS, Preparation, expect, parse, segments_of, training_lines
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.recipes.data.iwslt14 import LINES, WORDS, Preparation, expect, segments_of, training_lines
 from lightconv_plugin.recipes.data.pairs import keep_pair
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
-from tests.recipes.conftest import ROOT, check_recipes, script_environment
+from lightconv_plugin.recipes.data.tasks import parser_of
+from tests.recipes.conftest import check_recipes, script_environment
 from tests.recipes.data.archive_server import LOCAL, iwslt_archive, serve
 
 STEPS = ("raw text", "tokenise", "learn 120 BPE merges", "apply BPE", "binarise")
@@ -39,11 +42,12 @@ def sentences():
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory, sentences):
-    """The folder made by the script, which was killed during the download and during the tokenising before."""
+    """The folder made by the command, which was killed during the download and during the tokenising before."""
     base = tmp_path_factory.mktemp("iwslt, here")
     out = base / "out"
     archive = iwslt_archive(sentences)
-    command = [ROOT / "scripts/prepare_iwslt14_de_en.sh", "--out", out, "--any-size", "--bpe", "120", "--workers", "2"]
+    command = [sys.executable, "-m", "lightconv_plugin", "prepare", "iwslt14_de_en", "--out", out, "--any-size"]
+    command += ["--bpe", "120", "--workers", "2"]
     environment = script_environment(**LOCAL)
     with serve({"de-en.tgz": archive}) as server:
         command += ["--mirror", server.address]
@@ -139,10 +143,9 @@ def test_mark_up(tmp_path):
     assert [line.strip() for line in segments_of(tmp_path / "xml")] == ["It’s", "x"]
 
 
-def run_python(archive, out, *options):
-    """The Python part; stops before fairseq where something is wrong."""
-    args = parse(["--archive", str(archive), "--out", str(out), "--bpe", "50", "--workers", "1", *options])
-    Preparation(args.archive, args.out, args.bpe, args.workers, args.any_size).run()
+def run_python(archive, out, any_size=False):
+    """The steps; they stop before fairseq where something is wrong."""
+    Preparation(archive, out, merges=50, workers=1, any_size=any_size).run()
 
 
 def test_another_size_is_an_error_that_names_both(tmp_path, sentences):
@@ -176,7 +179,7 @@ def test_a_bad_archive_is_named_and_leaves_nothing(tmp_path, sentences, what):
     if what != "no-archive":
         archive.write_bytes(data)
     with pytest.raises(CorpusError, match=message):
-        run_python(archive, tmp_path / "out", "--any-size")
+        run_python(archive, tmp_path / "out", any_size=True)
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file() and ".steps" not in str(path)]
 
 
@@ -200,12 +203,12 @@ def test_a_changed_archive_is_taken_up(tmp_path, sentences, capsys, monkeypatch)
     monkeypatch.setattr(Preparation, "data_bin", lambda self, output: output.mkdir())
     archive = tmp_path / "de-en.tgz"
     archive.write_bytes(iwslt_archive(sentences))
-    run_python(archive, tmp_path / "out", "--any-size")
+    run_python(archive, tmp_path / "out", any_size=True)
     other = list(sentences)
     other[0] = ("Entirely new.", "Ganz neu.")
     archive.write_bytes(iwslt_archive(other))
     capsys.readouterr()
-    run_python(archive, tmp_path / "out", "--any-size")
+    run_python(archive, tmp_path / "out", any_size=True)
     done = [line for line in capsys.readouterr().err.splitlines() if "done before" in line]
     assert done == ["learn 50 BPE merges: done before"]
     assert lines_of(tmp_path / "out/tok/test.de")[0] == "ganz neu ."
@@ -219,7 +222,7 @@ def test_a_changed_archive_is_taken_up(tmp_path, sentences, capsys, monkeypatch)
         (["--bogus"], "unrecognized arguments: --bogus"),
     ],
 )
-def test_wrong_options(options, message, capsys):
-    with pytest.raises(SystemExit):
-        parse(["--archive", "a", "--out", "b", *options])
-    assert message in capsys.readouterr().err
+def test_wrong_options(options, message):
+    with pytest.raises(InputError) as caught:
+        parser_of("iwslt14_de_en").parse_args(options)
+    assert message in str(caught.value)

@@ -1,30 +1,25 @@
-"""prepare_wmt*.sh from end to end, on miniature archives of the published form."""
+"""`lightconv prepare wmt…` from end to end, on miniature archives of the published form."""
 
 import itertools
 import json
-import os
 import shutil
 import signal
-import subprocess
+from types import SimpleNamespace
 
 import pytest
 
 from lightconv_plugin.cli.main import main as lightconv
 from lightconv_plugin.recipes.data.bpe import learn_codes
-from lightconv_plugin.recipes.data.wmt import TASKS, evaluation_tokeniser, segmenter, training_tokeniser
-from tests.recipes.conftest import check_recipes, script_environment
+from lightconv_plugin.recipes.data.wmt import evaluation_tokeniser, training_tokeniser
+from lightconv_plugin.recipes.data.wmt_tasks import TASKS
+from lightconv_plugin.text.chinese import segmenter
+from tests.recipes.conftest import check_recipes
 from tests.recipes.data import wmt_archives
-from tests.recipes.data.archive_server import LOCAL, serve
-from tests.recipes.data.language_archives import make_checkout, no_leftovers, stop_at
+from tests.recipes.data.archive_server import serve
+from tests.recipes.data.language_archives import no_leftovers
+from tests.recipes.data.preparations import prepare, stop_at
 
 MINIATURE = ("--any-size", "--workers", "2")
-
-
-def run_in(checkout, script, *arguments, **changes):
-    """Run a checkout's script in an environment with changes; the result has returncode, stdout, stderr."""
-    command = [str(checkout / "scripts" / script), *map(str, arguments)]
-    environment = script_environment(**changes)
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 def lines(path):
@@ -65,13 +60,13 @@ def check_parts(out, langs, splits=("train", "valid", "test")):
 
 @pytest.fixture(scope="module")
 def en_de(tmp_path_factory):
-    """(checkout, mirror, the folder prepared, (training sources, test set))."""
-    checkout = make_checkout(tmp_path_factory.mktemp("check, out"))
+    """(home, mirror, the folder prepared, (training sources, test set))."""
+    home = tmp_path_factory.mktemp("check, out")
     mirror = tmp_path_factory.mktemp("mirror")
     texts = wmt_archives.en_de(mirror)
-    done = run_in(checkout, "prepare_wmt14_en_de.sh", "--mirror", mirror, "--bpe", "300", *MINIATURE)
+    done = prepare(home, "wmt14_en_de", "--mirror", mirror, "--bpe", "300", *MINIATURE)
     assert done.returncode == 0, done.stderr
-    return checkout, mirror, checkout / "data/wmt14_en_de", texts
+    return home, mirror, home / "data/wmt14_en_de", texts
 
 
 def test_en_de_divides_the_training_text_and_keeps_its_order(en_de):
@@ -118,31 +113,29 @@ def test_scores_find_the_raw_references(en_de, tmp_path, capsys):
 
 
 def test_the_second_run_does_nothing(en_de):
-    checkout, _, out, _ = en_de
+    home, _, out, _ = en_de
     files = [path for path in out.rglob("*") if path.is_file() and ".steps" not in path.parts]
     before = {path: path.stat().st_mtime_ns for path in files if path.name not in ("corpus.json", "SHA256SUMS")}
-    done = run_in(checkout, "prepare_wmt14_en_de.sh", "--bpe", "300", *MINIATURE)
+    done = prepare(home, "wmt14_en_de", "--bpe", "300", *MINIATURE)
     assert done.returncode == 0, done.stderr
     assert all(line.endswith(": done before") for line in done.stderr.splitlines())
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
-def test_en_fr_from_a_server_interrupted_and_continued(tmp_path, monkeypatch):
-    checkout = make_checkout(tmp_path / "checkout")
+def test_en_fr_from_a_server_interrupted_and_resumed(tmp_path):
+    home = tmp_path / "home"
     train, test = wmt_archives.en_fr(tmp_path / "site")
-    for name, value in LOCAL.items():
-        monkeypatch.setenv(name, value)
     with serve({path.name: path.read_bytes() for path in (tmp_path / "site").iterdir()}) as server:
         giga = "training-giga-fren.tar"
         server.cuts[giga] = [5000]  # the connection breaks: the transfer goes on there
-        command = ["prepare_wmt14_en_fr.sh", "--mirror", server.address, "--bpe", "400", *MINIATURE]
-        status, said = stop_at("learn 400 BPE merges ...", signal.SIGINT, checkout, *command)
+        command = ["wmt14_en_fr", "--mirror", server.address, "--bpe", "400", *MINIATURE]
+        status, said = stop_at("learn 400 BPE merges ...", signal.SIGINT, home, *command)
         assert status == 130, said
-        assert said.splitlines()[-1] == "prepare_wmt.py: interrupted; the same command continues"
+        assert said.splitlines()[-1] == "lightconv prepare: interrupted: run the same command again to resume"
         assert [start for path, start in server.requests if path == giga] == [0, 5000]
-    out = checkout / "data/wmt14_en_fr"
+    out = home / "data/wmt14_en_fr"
     assert (out / "tok/train.fr").is_file() and not (out / "bpe").joinpath("codes").exists()
-    done = run_in(checkout, *command)  # the server is gone: nothing is asked of it
+    done = prepare(home, *command)  # the server is gone: nothing is asked of it
     assert done.returncode == 0, done.stderr
     assert "training text: done before" in done.stderr and "tokenise train.fr: done before" in done.stderr
     check_parts(out, ("en", "fr"))
@@ -164,7 +157,7 @@ def test_zh_en_with_cwmt_from_a_folder(tmp_path):
     data, out = tmp_path / "data", tmp_path / "out"
     train, valid, test = wmt_archives.zh_en(data)
     places = ("--data", data, "--out", out)
-    done = run_in(make_checkout(tmp_path), "prepare_wmt17_zh_en.sh", *places, "--bpe", "60", *MINIATURE)
+    done = prepare(tmp_path, "wmt17_zh_en", *places, "--bpe", "60", *MINIATURE)
     assert done.returncode == 0, done.stderr
     about = check_parts(out, ("zh", "en"))
     assert about["splits"]["train"][1:] == ["UNv1.0", *wmt_archives.CWMT]
@@ -181,11 +174,11 @@ def test_zh_en_with_cwmt_from_a_folder(tmp_path):
 
 
 def test_google_s_archive_is_binarised_as_it_is(tmp_path):
-    checkout, mirror = make_checkout(tmp_path / "checkout"), tmp_path / "mirror"
+    home, mirror = tmp_path / "home", tmp_path / "mirror"
     encoded = wmt_archives.google_en_de(mirror)
-    done = run_in(checkout, "prepare_wmt16_en_de.sh", "--mirror", mirror, *MINIATURE)
+    done = prepare(home, "wmt16_en_de", "--mirror", mirror, *MINIATURE)
     assert done.returncode == 0, done.stderr
-    out = checkout / "data/wmt16_en_de"
+    out = home / "data/wmt16_en_de"
     about = check_parts(out, ("en", "de"))
     assert about["raw_by_detokenising"] == []
     for split, part in (("train", "train"), ("valid", "newstest2013"), ("test", "newstest2014")):
@@ -194,103 +187,92 @@ def test_google_s_archive_is_binarised_as_it_is(tmp_path):
     assert (out / "data-bin/dict.en.txt").read_bytes() == (out / "data-bin/dict.de.txt").read_bytes()
     log = (out / "preprocess.log").read_text()
     assert "nwordssrc=32768" in log and "nwordstgt=32768" in log and "joined_dictionary=True" in log
-    again = run_in(checkout, "prepare_wmt16_en_de.sh", "--mirror", mirror, *MINIATURE)
+    again = prepare(home, "wmt16_en_de", "--mirror", mirror, *MINIATURE)
     assert again.returncode == 0 and again.stderr.count("done before") == 2
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
-    return make_checkout(tmp_path_factory.mktemp("checkout"))
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
 
 
-def last_line(done, status=1):
+def last_line(done, status=2):
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
-    "script, arguments, missing",
+    "task, arguments, missing",
     [
-        ("prepare_wmt14_en_de.sh", [], "training-parallel-nc-v12.tgz"),
-        ("prepare_wmt14_en_de.sh", ["--icml17"], "training-parallel-nc-v9.tgz"),
-        ("prepare_wmt14_en_fr.sh", [], "training-parallel-un.tgz"),
-        ("prepare_wmt16_en_de.sh", [], "wmt16_en_de.tar.gz"),
-        ("prepare_wmt17_zh_en.sh", [], "casia2015.zip"),
-        ("prepare_wmt17_zh_en.sh", ["--without-cwmt"], "UNv1.0.en-zh.tar.gz"),
+        ("wmt14_en_de", [], "training-parallel-nc-v12.tgz"),
+        ("wmt14_en_de", ["--icml17"], "training-parallel-nc-v9.tgz"),
+        ("wmt14_en_fr", [], "training-parallel-un.tgz"),
+        ("wmt16_en_de", [], "wmt16_en_de.tar.gz"),
+        ("wmt17_zh_en", [], "casia2015.zip"),
+        ("wmt17_zh_en", ["--without-cwmt"], "UNv1.0.en-zh.tar.gz"),
     ],
 )
 @pytest.mark.parametrize("option", ["--data", "--mirror"])
-def test_a_single_missing_archive_is_named(checkout, tmp_path, script, arguments, missing, option):
+def test_a_single_missing_archive_is_named(home, tmp_path, task, arguments, missing, option):
     for name in ("europarl-v7", "commoncrawl", "nc-v12"):
         if f"training-parallel-{name}.tgz" != missing:
             wmt_archives.tar(tmp_path / f"training-parallel-{name}.tgz", {"a": b"b\n"})
-    done = run_in(checkout, script, option, tmp_path, "--out", tmp_path / "out", "--any-size", *arguments)
+    done = prepare(home, task, option, tmp_path, "--out", tmp_path / "out", "--any-size", *arguments)
     line = last_line(done)
-    assert line.startswith(f"{script}: error: no file ") and missing in line
+    assert line.startswith("lightconv prepare: error: no file ") and missing in line
     assert not [path for path in tmp_path.glob("out/*") if path.name != "download"]
 
 
-def test_cwmt_has_to_be_supplied(checkout):
-    line = last_line(run_in(checkout, "prepare_wmt17_zh_en.sh", "--any-size"))
+def test_cwmt_has_to_be_supplied(home):
+    line = last_line(prepare(home, "wmt17_zh_en", "--any-size"))
     assert "data/wmt17_zh_en/download/casia2015.zip: CWMT's corpora have no lasting address" in line
     assert "--without-cwmt" in line
 
 
 def test_a_corrupt_archive_is_named_and_not_kept(tmp_path):
-    checkout = make_checkout(tmp_path / "checkout")
+    home = tmp_path / "home"
     wmt_archives.en_de(tmp_path)
     archive = tmp_path / "training-parallel-commoncrawl.tgz"
     archive.write_bytes(archive.read_bytes()[:-30])
-    done = run_in(checkout, "prepare_wmt14_en_de.sh", "--mirror", tmp_path, "--out", tmp_path / "out", *MINIATURE)
+    done = prepare(home, "wmt14_en_de", "--mirror", tmp_path, "--out", tmp_path / "out", *MINIATURE)
     line = last_line(done)
     assert "training-parallel-commoncrawl.tgz" in line and "cut short or damaged" in line
-    assert not [path for path in checkout.rglob("*commoncrawl*") if path.suffix != ".lock"]
+    assert not [path for path in home.rglob("*commoncrawl*") if path.suffix != ".lock"]
 
 
-def test_another_text_than_the_published_one_needs_a_word(checkout, tmp_path):
+def test_another_text_than_the_published_one_needs_a_word(home, tmp_path, monkeypatch):
     wmt_archives.google_en_de(tmp_path / "data")
     places = ("--data", tmp_path / "data", "--out", tmp_path / "out")
-    done = run_in(checkout, "prepare_wmt16_en_de.sh", *places, PATH=disk_of(tmp_path, gib=100))
+    disk_of(monkeypatch, gib=100)
+    done = prepare(home, "wmt16_en_de", *places)
     assert "expected 86f7f6e0bab3259a34712b4c034dc933f406d6735ce03fd6de6b9ccb5191ce2e" in last_line(done)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "script, gib", [("prepare_wmt14_en_de.sh", 11), ("prepare_wmt14_en_fr.sh", 80), ("prepare_wmt16_en_de.sh", 4)]
-)
-def test_the_disk_is_looked_at_first(checkout, tmp_path, script, gib):
-    done = run_in(checkout, script, "--data", tmp_path, "--out", tmp_path / "out", PATH=disk_of(tmp_path, gib=1))
-    assert f"needs {gib} GiB in {tmp_path}/out, 1.0 are free" in last_line(done)
+@pytest.mark.parametrize("task, gib", [("wmt14_en_de", 11), ("wmt14_en_fr", 80), ("wmt16_en_de", 4)])
+def test_the_disk_is_looked_at_first(home, tmp_path, task, gib, monkeypatch):
+    disk_of(monkeypatch, gib=1)
+    done = prepare(home, task, "--data", tmp_path, "--out", tmp_path / "out")
+    assert f"{tmp_path}/out needs {gib} GiB of free disk space, 1.0 GiB are free" in last_line(done)
 
 
-def disk_of(folder, gib):
-    """A search path on which df says that so much is free."""
-    (folder / "bin").mkdir(parents=True)
-    (folder / "bin/df").write_text(
-        f"#!/bin/sh\necho Filesystem 1024-blocks Used Available\necho x x x {gib << 20} x x\n"
-    )
-    (folder / "bin/df").chmod(0o755)
-    return f"{folder / 'bin'}:{os.environ['PATH']}"
+def disk_of(monkeypatch, gib):
+    """A disk with so much free space."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=gib << 30))
 
 
 @pytest.mark.parametrize(
-    "script, arguments, message",
+    "task, arguments, message",
     [
-        ("prepare_wmt14_en_fr.sh", ["--bep", "3"], "unrecognized arguments: --bep 3"),
-        ("prepare_wmt14_en_de.sh", ["--bpe", "0"], "must be a positive number, got 0"),
-        ("prepare_wmt16_en_de.sh", ["--bpe", "3"], "unrecognized arguments: --bpe 3"),
+        ("wmt14_en_fr", ["--bep", "3"], "unrecognized arguments: --bep 3"),
+        ("wmt14_en_de", ["--bpe", "0"], "argument --bpe: must be a whole number of at least 1, got '0'"),
+        ("wmt16_en_de", ["--bpe", "3"], "unrecognized arguments: --bpe 3"),
     ],
 )
-def test_wrong_options_are_refused_before_anything_is_downloaded(checkout, tmp_path, script, arguments, message):
-    done = run_in(checkout, script, "--mirror", tmp_path, "--out", tmp_path / "out", "--any-size", *arguments)
-    assert message in last_line(done, status=2)
-
-
-def test_help_is_the_header(checkout):
-    for script in ("wmt14_en_de", "wmt14_en_fr", "wmt16_en_de", "wmt17_zh_en"):
-        done = run_in(checkout, f"prepare_{script}.sh", "--help")
-        assert done.returncode == 0 and f"scripts/prepare_{script}.sh" in done.stdout and "--data DIR" in done.stdout
+def test_wrong_options_are_refused_before_anything_is_downloaded(home, tmp_path, task, arguments, message):
+    done = prepare(home, task, "--mirror", tmp_path, "--out", tmp_path / "out", "--any-size", *arguments)
+    assert message in last_line(done)
 
 
 def test_the_table_of_tasks():
@@ -301,9 +283,9 @@ def test_the_table_of_tasks():
 
 
 def test_a_prepared_folder_can_be_moved(en_de, tmp_path):
-    checkout, _, out, _ = en_de
+    home, _, out, _ = en_de
     moved = shutil.copytree(out, tmp_path / "moved")
     places = ("--data", moved / "download", "--out", moved)
-    done = run_in(checkout, "prepare_wmt14_en_de.sh", *places, "--bpe", "300", *MINIATURE)
+    done = prepare(home, "wmt14_en_de", *places, "--bpe", "300", *MINIATURE)
     assert done.returncode == 0, done.stderr
     assert all(line.endswith(": done before") for line in done.stderr.splitlines())

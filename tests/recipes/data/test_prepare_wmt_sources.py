@@ -1,4 +1,4 @@
-"""What the steps of prepare_wmt*.py do with single texts: sources, test sets, splitting, words, Google's archive."""
+"""What the steps of the WMT tasks do with single texts: sources, test sets, splitting, words, Google's archive."""
 
 import argparse
 import json
@@ -8,17 +8,13 @@ import tarfile
 import pytest
 
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
-from lightconv_plugin.recipes.data.wmt import (
-    Preparation,
-    Task,
-    evaluation_tokeniser,
-    keep_raw,
-    segmenter,
-    training_tokeniser,
-)
+from lightconv_plugin.recipes.data.request import Request
+from lightconv_plugin.recipes.data.wmt import Preparation, evaluation_tokeniser, keep_raw, training_tokeniser
 from lightconv_plugin.recipes.data.wmt16 import extract
 from lightconv_plugin.recipes.data.wmt_sources import Source, append_source, expect, extract_sgm, read_sgm
+from lightconv_plugin.recipes.data.wmt_tasks import Task
 from lightconv_plugin.recipes.steps import Steps
+from lightconv_plugin.text.chinese import segmenter
 from tests.recipes.data import wmt_archives
 from tests.recipes.data.wmt_archives import as_bytes, sgm, tar
 
@@ -131,8 +127,9 @@ def test_sgm_is_read_strictly(tmp_path, text, message):
         read_sgm(path)
 
 
-def preparation(task, steps, data, **options):
-    return Preparation(task, steps, argparse.Namespace(data=data, bpe=None, any_size=False, workers=1, **options))
+def preparation(task, steps, data):
+    options = argparse.Namespace(bpe=10, separate_dictionaries=False)
+    return Preparation(task, steps, Request("", data, True, steps.root, "", 1, any_size=False, options=options))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -213,7 +210,7 @@ def test_chinese_without_jieba_is_one_clear_line(monkeypatch):
         raise prepare_wmt.PackageNotFoundError(name)
 
     monkeypatch.setattr(prepare_wmt, "version", missing)
-    with pytest.raises(RuntimeError, match="jieba, which is missing: pip install jieba"):
+    with pytest.raises(CorpusError, match=r"jieba, .* is not installed: pip install jieba"):
         prepare_wmt._tokenising("zh", True)
 
 

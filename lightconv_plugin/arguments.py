@@ -1,0 +1,28 @@
+"""Types of command-line arguments that the commands and the recipes share, for argparse."""
+
+import argparse
+from pathlib import Path
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    return _whole(text, 1)
+
+
+def natural(text: str) -> int:
+    """A whole number of at least 0."""
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) >= least):
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
+    return int(text)
+
+
+def places_first(argv: list[str]) -> list[str]:
+    """The arguments; of the first two, existing files with a leading dash become ./FILE, which is no option."""
+    places = [
+        f"./{argument}" if argument.startswith("-") and Path(argument).exists() else argument for argument in argv[:2]
+    ]
+    return places + argv[2:]

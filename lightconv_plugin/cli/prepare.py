@@ -1,0 +1,33 @@
+"""`lightconv prepare`: from published archives to fairseq's binary data."""
+
+import argparse
+import sys
+
+
+def run(args: argparse.Namespace) -> int:
+    from lightconv_plugin.recipes.data import prepare
+
+    try:
+        prepare(args.task, args.arguments)
+    except KeyboardInterrupt:
+        print("lightconv prepare: interrupted: run the same command again to resume", file=sys.stderr)
+        return 130
+    return 0
+
+
+def add_parser(commands) -> None:
+    from lightconv_plugin.recipes.data.tasks import TASKS
+
+    width = max(map(len, TASKS)) + 2
+    listing = "\n".join(f"  {name:<{width}}{task.about.splitlines()[0]}" for name, task in TASKS.items())
+    parser = commands.add_parser(
+        "prepare",
+        help="download, tokenise and binarise a corpus",
+        usage="lightconv prepare TASK [options]    (lightconv prepare TASK --help: its options)",
+        description="Downloads the published files of a corpus, checks them, and makes fairseq's binary data of them. "
+        "Finished steps\nare not repeated: run the same command again to resume.\n\n" + listing,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("task", metavar="TASK", help=argparse.SUPPRESS)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)

@@ -1,0 +1,297 @@
+"""Published files: downloads that resume, are checked, and get their name only when they are whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import gzip
+import hashlib
+import http.client
+import os
+import re
+import shutil
+import sys
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.recipes.data.archives import kind, verify
+from lightconv_plugin.recipes.data.parallel_folder import CorpusError
+from lightconv_plugin.recipes.data.request import Request
+from lightconv_plugin.recipes.steps import say
+
+SILENCE = 60  # seconds without a byte after which a connection is dead
+FAILURES = 3  # transfers in a row that bring nothing, after which the download is given up
+_BLOCK = 1 << 16
+_TEMPORARY = (408, 429)  # and 5xx: the server may answer later
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published file.
+
+    name      on disk
+    address   "" where it has no lasting one; then `absent` says what to do
+    checksum  KIND:HEX as for `digest`; or "record": the file is read through, and the SHA-256 of the first download is
+              written to SHA256SUMS beside it and enforced from then on
+    """
+
+    name: str
+    address: str
+    checksum: str
+    absent: str = ""
+
+
+def digest(kind: str, file: Path) -> str:
+    """A checksum of a file, in hex.
+
+    Args:
+        kind: sha256 or md5; text, SHA-256 of the text inside a .gz, which does not change with the packing; blob, the
+            name that git gives to the content, by which a file in a repository is known
+
+    Raises:
+        ValueError: another kind. OSError, EOFError, zlib.error: the .gz is damaged.
+    """
+    if kind not in ("sha256", "md5", "text", "blob"):
+        raise ValueError(f"no such kind of checksum: {kind!r}")
+    sums = {"md5": hashlib.md5, "blob": hashlib.sha1}.get(kind, hashlib.sha256)()
+    if kind == "blob":
+        sums.update(b"blob %d\0" % file.stat().st_size)
+    with gzip.open(file) if kind == "text" else file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            sums.update(block)
+    return sums.hexdigest()
+
+
+def wrong(file: Path, checksum: str, name: str) -> str:
+    """Why a file, to be called `name`, is not the expected one; "" if it is."""
+    try:
+        if checksum == "record":
+            verify(file, name)
+            return ""
+        kind, _, expected = checksum.partition(":")
+        found = digest(kind, file)
+    except CorpusError as error:
+        return str(error)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        return f"it cannot be decompressed: {error}"
+    return "" if found == expected else f"its checksum is {found}, expected {expected}"
+
+
+class _Refused(Exception):
+    """The server has no such file, or not the part of it that was asked for. Its argument: the reason."""
+
+
+class _Interrupted(Exception):
+    """The transfer ended before the end of the file. Its argument: the reason."""
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """What opens http and https addresses, by the environment's proxy; a redirect to another protocol is refused."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler,
+        urllib.request.UnknownHandler,
+        urllib.request.HTTPHandler,
+        urllib.request.HTTPSHandler,
+        urllib.request.HTTPDefaultErrorHandler,
+        urllib.request.HTTPRedirectHandler,
+        urllib.request.HTTPErrorProcessor,
+    ):
+        opener.add_handler(handler())
+    return opener
+
+
+def _open(address: str, start: int) -> http.client.HTTPResponse:
+    """The response with the file from byte `start` on. _Refused, _Interrupted: there is none, now or ever."""
+    headers = {"User-Agent": "lightconv-plugin", "Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    try:
+        return _opener().open(urllib.request.Request(address, headers=headers), timeout=SILENCE)
+    except urllib.error.HTTPError as error:
+        error.close()
+        temporary = error.code in _TEMPORARY or error.code >= 500
+        raise (_Interrupted if temporary else _Refused)(f"HTTP {error.code} {error.reason}") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise _Interrupted(str(getattr(error, "reason", error))) from None
+
+
+def _read(response: http.client.HTTPResponse) -> bytes:
+    try:
+        return response.read1(_BLOCK)
+    except (OSError, http.client.HTTPException) as error:
+        raise _Interrupted(str(error) or type(error).__name__) from None
+
+
+def _receive(address: str, part: Path) -> None:
+    """Append what is missing of `part`, in one request.
+
+    Raises:
+        _Refused, _Interrupted, and OSError where `part` cannot be written.
+    """
+    start = part.stat().st_size if part.exists() else 0
+    with _open(address, start) as response:
+        if response.status != 206:
+            start = 0  # the server does not know ranges, and sends the whole file
+        elif not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+            raise _Refused("the server sent another part of the file than asked for")
+        length = response.headers.get("Content-Length")
+        end = start + int(length) if length else None
+        often = 0.2 if sys.stderr.isatty() else 10
+        bar = tqdm(total=end, initial=start, desc=f"  {part.stem}", unit="B", unit_scale=True, mininterval=often)
+        bar.leave = False
+        try:
+            with part.open("ab" if start else "wb") as file, bar:
+                while block := _read(response):
+                    file.write(block)
+                    file.flush()  # what has come stays, however this process ends
+                    bar.update(len(block))
+        except OSError as error:
+            error.filename = error.filename or str(part)  # a full disk has no name
+            raise
+    size = part.stat().st_size
+    if end is not None and size < end:
+        raise _Interrupted(f"the connection was closed after {size:,} of {end:,} bytes")
+
+
+def transfer(address: str, part: Path) -> None:
+    """Download into `part`, resuming where it ends, as often as more of it comes.
+
+    Raises:
+        InputError: no more comes. OSError: `part` cannot be written.
+    """
+    before, idle = -1, 0
+    while True:
+        try:
+            return _receive(address, part)
+        except _Refused as error:
+            if not (part.exists() and part.stat().st_size):
+                raise InputError(_failed(address, str(error))) from None
+            part.unlink()  # it cannot be resumed: started over
+            continue
+        except _Interrupted as error:
+            reason = str(error)
+        size = part.stat().st_size if part.exists() else 0
+        idle = 1 if size > before else idle + 1
+        before = size
+        if idle > FAILURES:
+            raise InputError(_failed(address, reason)) from None
+        time.sleep(idle)
+
+
+def _failed(address: str, reason: str) -> str:
+    return f"cannot download {address} ({reason}): without a network, put the files into a folder and give --data DIR"
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Keep other processes from downloading into a folder. InputError if one does."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"another process is downloading to {folder}") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def download(address: str, file: Path, checksum: str) -> None:
+    """Fetch a file unless it is on disk and right; it gets its name only when it is whole and right.
+
+    Args:
+        address: http(s), or a local path
+        checksum: as of `Published`
+
+    Raises:
+        InputError: there is no such file, it is not the expected one, or another process downloads to its folder.
+    """
+    if file.is_file() and not wrong(file, checksum, file.name):
+        return
+    local = "://" not in address
+    if local and not Path(address).is_file():
+        raise InputError(f"no file {address}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(file.name + ".part")
+    with _lock(file.parent):
+        if local:
+            shutil.copyfile(address, part)
+            reason = wrong(part, checksum, file.name)
+        else:
+            reason = _download(address, part, checksum, file.name)
+        if reason:
+            part.unlink()
+            raise InputError(f"{address} is not the expected file: {reason}")
+        os.replace(part, file)
+
+
+def _download(address: str, part: Path, checksum: str, name: str) -> str:
+    """Download `part`, once more from its beginning where the resumed file is wrong; why it is wrong, or ""."""
+    if not re.match("https?://", address):
+        raise InputError(f"cannot download {address}: expected an address that begins with http:// or https://")
+    if checksum == "record" and kind(name) == ("", ""):
+        part.unlink(missing_ok=True)  # nothing would tell a part of this file from one of another
+    resumed = part.exists() and part.stat().st_size > 0
+    say(f"downloading {address}")
+    transfer(address, part)
+    reason = wrong(part, checksum, name)
+    if reason and resumed:
+        part.unlink()
+        transfer(address, part)
+        reason = wrong(part, checksum, name)
+    return reason
+
+
+def fetch(published: Published, request: Request) -> None:
+    """Have a published file in `request.data`, whole and right.
+
+    Raises:
+        InputError: it is missing, cannot be downloaded, or is not the expected file.
+    """
+    file, sums = request.data / published.name, request.data / "SHA256SUMS"
+    checksum = "record" if request.any_size else published.checksum
+    recording = checksum == "record"
+    if recording and sums.is_file():
+        lines = (line.partition("  ") for line in sums.read_text(encoding="utf-8").splitlines())
+        known = next((value for value, _, name in lines if name == published.name), "")
+        checksum, recording = (f"sha256:{known}", False) if known else (checksum, True)
+    if request.data_given:
+        if not file.is_file():
+            raise InputError(f"no file {file}: --data must be the folder of the published files")
+        if reason := wrong(file, checksum, file.name):
+            raise InputError(f"{file} is not the expected file: {reason}")
+        return
+    address = f"{request.mirror}/{published.name}" if request.mirror else published.address
+    if not address:
+        if not file.is_file():
+            raise InputError(f"no file {file}: {published.absent}")
+        address = str(file)
+    download(address, file, checksum)
+    if recording:
+        with sums.open("a", encoding="utf-8") as record:
+            record.write(f"{digest('sha256', file)}  {published.name}\n")
+
+
+def need_disk(gib: float, folders: Sequence[Path]) -> None:
+    """InputError unless every folder's file system has so much free; what the folders hold already counts."""
+    held = sum(path.lstat().st_blocks * 512 for folder in folders for path in folder.rglob("*"))
+    for folder in folders:
+        existing = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+        free = shutil.disk_usage(existing).free
+        if gib * 2**30 > free + held:
+            raise InputError(f"{folder} needs {gib:g} GiB of free disk space, {free / 2**30:.1f} GiB are free")
+
+
+def no_space(error: OSError) -> bool:
+    """Whether an error says that the disk is full, or the user's share of it."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,0 +1,30 @@
+"""Multi30k: the text of task 1, English and German, with the settings for so small a corpus."""
+
+from __future__ import annotations
+
+import argparse
+
+from lightconv_plugin.recipes.data import parallel_text
+from lightconv_plugin.recipes.data.request import Request
+
+ABOUT = """Multi30k (task 1), English → German: 29,000 training pairs
+
+--data is a folder with train, val and test_2016_flickr .en and .de, plain or .gz;
+test_2017_flickr and test_2017_mscoco, if they are in it, become test1 and test2. Filled: raw/
+tok/ bpe/ data-bin/
+
+Punctuation is normalised, text tokenised as by Moses and lower-cased; 4,000 joint BPE merges
+(29,000 sentences are too few for the usual 10,000), one dictionary. Free disk space: 0.1 GiB.
+"""
+TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parallel_text.add_options(parser, bpe=4000)
+    parser.set_defaults(train_prefix="train", valid_prefix="val")
+
+
+def run(request: Request) -> None:
+    """All steps; the test sets are those of TESTS that are in the folder, unless others are named."""
+    there = [name for name in TESTS[1:] if any(request.data.glob(f"{name}.*"))]
+    parallel_text.run(request, (TESTS[0], *there))

@@ -1,0 +1,41 @@
+"""`lightconv prepare` in this process, and in one of its own that is to be interrupted."""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+from unittest import mock
+
+from lightconv_plugin.cli.main import main
+from tests.recipes.conftest import heed_ctrl_c, script_environment
+from tests.recipes.data.archive_server import LOCAL
+
+
+def prepare(home, task, *arguments):
+    """Run `lightconv prepare`; the result has returncode and stderr. `home` is where data/ and runs/ are by default."""
+    said = io.StringIO()
+    with mock.patch.dict(os.environ, LIGHTCONV_HOME=str(home), **LOCAL), contextlib.redirect_stderr(said):
+        status = main(["prepare", task, *map(str, arguments)])
+    return SimpleNamespace(returncode=status, stderr=said.getvalue())
+
+
+def stop_at(message, signal_number, home, task, *arguments):
+    """Start it as a process, and send its whole group a signal when it says `message`; (status, stderr)."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lightconv_plugin", "prepare", task, *map(str, arguments)],
+        env=script_environment(LIGHTCONV_HOME=str(home), **LOCAL),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=heed_ctrl_c,
+    )
+    said = []
+    with process.stderr:
+        for line in process.stderr:
+            said.append(line)
+            if message in line:
+                os.killpg(process.pid, signal_number)
+    return process.wait(timeout=60), "".join(said)
