@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import report
-from benchmarks.cases import Case
 from benchmarks.report import BenchmarkError
+from benchmarks.shapes import Case
 from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
 

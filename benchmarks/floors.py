@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from benchmarks import timing
-from benchmarks.cases import Case
+from benchmarks.shapes import Case
 
 
 @dataclass(frozen=True)

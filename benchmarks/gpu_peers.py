@@ -32,9 +32,9 @@ from torch import Tensor
 
 from benchmarks import candidates as our_candidates
 from benchmarks.candidates import Arguments, Candidate, as_it_is, leaf
-from benchmarks.cases import SETS
 from benchmarks.report import BenchmarkError
 from benchmarks.report import run as run_main
+from benchmarks.shapes import SETS
 
 LAYERS = ("lightconv", "dynamicconv")
 _FAIRSEQ_KERNELS = (3, 5, 7, 15, 31, 63, 127, 255)

@@ -23,8 +23,8 @@ import torch
 
 from benchmarks import candidates, floors, gpu_peers, machine, report, timing
 from benchmarks.candidates import OURS, Arguments, Candidate
-from benchmarks.cases import SETS, VARIANTS, Case, parse
 from benchmarks.report import BenchmarkError
+from benchmarks.shapes import SETS, VARIANTS, Case, parse
 from lightconv_plugin.ops import backends
 
 OPERATORS = ("lightconv", "dynamicconv", "talkconv")

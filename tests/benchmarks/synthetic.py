@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import torch
 
-from benchmarks import cases, floors
+from benchmarks import floors, shapes
 
 RATES = floors.Rates(4e12, 8e14)
 MACHINE = {
@@ -24,7 +24,7 @@ def machine(*, gpu: bool, date: str = MACHINE["date"]) -> dict:
     return MACHINE | {"date": date} | (GPU if gpu else {})
 
 
-def case(operator: str, shape: cases.Case, dtype: str, times: dict[str, float], **peaks: float) -> dict:
+def case(operator: str, shape: shapes.Case, dtype: str, times: dict[str, float], **peaks: float) -> dict:
     """One case. times: seconds of a candidate's forward pass; its backward takes twice as long, both together thrice.
 
     peaks: peak bytes of candidates (with "_" for the spaces of their names).

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import candidates, gpu_peers
-from benchmarks.cases import Case
 from benchmarks.report import BenchmarkError
+from benchmarks.shapes import Case
 
 CPU = torch.device("cpu")
 

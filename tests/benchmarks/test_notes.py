@@ -5,7 +5,7 @@ import re
 import pytest
 
 from benchmarks import floors
-from benchmarks.cases import SETS, Case
+from benchmarks.shapes import SETS, Case
 
 RATES = {"H100": 3.35e12, "H200": 4.8e12}
 FLOAT_OPERATIONS, PRODUCTS = 67e12, 989e12

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import candidates, floors, operators, report, timing
-from benchmarks.cases import SETS, Case, parse
+from benchmarks.shapes import SETS, Case, parse
 from lightconv_plugin.ops import backends
 
 fairseq = candidates.import_fairseq()

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from benchmarks import plots, report
-from benchmarks.cases import SETS, Case
 from benchmarks.figures import Result
+from benchmarks.shapes import SETS, Case
 from tests.benchmarks import synthetic
 
 pytest.importorskip("matplotlib")

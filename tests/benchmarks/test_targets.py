@@ -5,8 +5,8 @@ import json
 import pytest
 
 from benchmarks import report, targets
-from benchmarks.cases import SETS, Case
 from benchmarks.figures import Result, read
+from benchmarks.shapes import SETS, Case
 from tests.benchmarks import synthetic
 
 LARGE = SETS["gpu"][3]  # K = 31

@@ -10,7 +10,7 @@ import torch
 
 from lightconv_plugin.checkpoints import averaging
 from lightconv_plugin.checkpoints.loading import safe_torch_load
-from tests.checkpoints.checkpoints import EPOCHS, lightconv, make, refused, save
+from tests.checkpoints.fairseq_files import EPOCHS, lightconv, make, refused, save
 
 # ------------------------------------------------------------------------------------------------ the mean
 

@@ -13,7 +13,7 @@ import torch
 from lightconv_plugin.checkpoints import averaging
 from lightconv_plugin.checkpoints.loading import safe_torch_load
 from lightconv_plugin.errors import InputError
-from tests.checkpoints.checkpoints import lightconv, refused, save, state
+from tests.checkpoints.fairseq_files import lightconv, refused, save, state
 
 # ------------------------------------------------------------------------------------------------ what is refused
 

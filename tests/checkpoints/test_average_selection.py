@@ -7,7 +7,7 @@ import torch
 
 from lightconv_plugin.checkpoints import averaging
 from lightconv_plugin.checkpoints.loading import safe_torch_load
-from tests.checkpoints.checkpoints import EPOCHS, OTHERS, lightconv, make, refused, save
+from tests.checkpoints.fairseq_files import EPOCHS, OTHERS, lightconv, make, refused, save
 
 UPDATES = ["checkpoint_1_500.pt", "checkpoint_1_1000.pt", "checkpoint_2_1500.pt", "checkpoint_2_20000.pt"]
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from . import host
-from .cases import Case
+from .convolution_calls import Case
 from .operators import Operators
-from .talk_cases import TalkCase
+from .talk_calls import TalkCase
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 
 from lightconv_plugin.ops.normalize import NORMALIZATIONS
 
-from .cases import Case, check
+from .convolution_calls import Case, check
 
 OPERATORS = ("lightconv", "dynamicconv")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -9,7 +9,7 @@ from lightconv_plugin.ops import reference
 from lightconv_plugin.ops.philox import dropout_scale
 from lightconv_plugin.ops.sequences import Sequence
 
-from .cases import Case, compare, doubled
+from .convolution_calls import Case, compare, doubled
 from .host import HostError, Sparse
 
 OPERATORS = ("lightconv", "dynamicconv")

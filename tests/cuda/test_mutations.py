@@ -8,7 +8,7 @@ import torch
 from lightconv_plugin.ops import reference
 
 from . import mutations
-from .cases import Case, check, compare, doubled
+from .convolution_calls import Case, check, compare, doubled
 from .host import Sparse
 from .mutations import Mistake
 

@@ -8,7 +8,7 @@ import torch
 from lightconv_plugin.ops import reference
 from lightconv_plugin.ops.normalize import NORMALIZATIONS
 
-from .cases import Case, check, compare, doubled
+from .convolution_calls import Case, check, compare, doubled
 
 OPERATORS = ("lightconv", "dynamicconv")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -7,8 +7,8 @@ import torch
 
 from lightconv_plugin.ops import reference
 
-from .cases import compare, doubled
-from .talk_cases import RESULTS, Oracle, TalkCase, check
+from .convolution_calls import compare, doubled
+from .talk_calls import RESULTS, Oracle, TalkCase, check
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 REACHES = ((0, 0), (1, 1), (2, 0), (3, 3), (0, 5), (7, 7), (15, 15), (20, 3), (31, 31), (63, 0), (63, 63))

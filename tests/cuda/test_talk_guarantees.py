@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from .cases import compare
+from .convolution_calls import compare
 from .host import HostError, Sparse
-from .talk_cases import Oracle, TalkCase, check
+from .talk_calls import Oracle, TalkCase, check
 from .test_guarantees import STRIDES, bits
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -7,7 +7,7 @@ import torch
 
 from . import mutations
 from .mutations import Mistake
-from .talk_cases import TalkCase, check
+from .talk_calls import TalkCase, check
 
 UNITS = ("talk/talk_float32.cu", "talk/talk_band.cu")
 PLAIN = TalkCase(70, 2, 2, 8, 9, 5, top=1.6)

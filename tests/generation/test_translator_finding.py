@@ -12,7 +12,7 @@ pytest.importorskip("fairseq")
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.generation import Translator
 from lightconv_plugin.generation.loading import TranslationError
-from tests.checkpoints.checkpoints import state
+from tests.checkpoints.fairseq_files import state
 from tests.generation import translation_toys as toys
 
 LINES = toys.lines(3, seed=5)

@@ -17,7 +17,7 @@ from subword_nmt.learn_bpe import learn_bpe
 
 import lightconv_plugin.models  # noqa: F401  (registers ours)
 from lightconv_plugin.text.recipe import Recipe
-from tests.checkpoints.checkpoints import state
+from tests.checkpoints.fairseq_files import state
 from tests.models import toys
 
 RECIPE = Recipe("moses", "de", lowercase="last", plain_apostrophe=True)

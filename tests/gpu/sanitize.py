@@ -8,9 +8,9 @@ import sys
 import torch
 
 from lightconv_plugin.ops import backends
-from tests.gpu import talk_cases
-from tests.gpu.cases import DTYPES, OPERATORS, Arguments, Case, drawn
-from tests.gpu.talk_cases import TalkArguments, TalkCase
+from tests.gpu import talk_calls
+from tests.gpu.convolution_calls import DTYPES, OPERATORS, Arguments, Case, drawn
+from tests.gpu.talk_calls import TalkArguments, TalkCase
 
 
 def main(number):
@@ -28,7 +28,7 @@ def main(number):
         for per_head in (4, 64)
         for right in (0, 15)
     ]
-    cases += [talk_cases.drawn(seed) for seed in range(number // 2)]
+    cases += [talk_calls.drawn(seed) for seed in range(number // 2)]
     for case in cases:
         arguments = TalkArguments if isinstance(case, TalkCase) else Arguments
         arguments(case, torch.device("cuda")).everything()

@@ -10,7 +10,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.ops import backends
 from lightconv_plugin.ops.philox import dropout_scale
 
-from .cases import DTYPES, OPERATORS, Arguments, Case, drawn
+from .convolution_calls import DTYPES, OPERATORS, Arguments, Case, drawn
 
 GIB = 2**30
 

@@ -6,7 +6,18 @@ import torch
 from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
 
-from .cases import DTYPES, LAYOUTS, OPERATORS, TOLERANCE, Arguments, Case, check, drawn, grid, relative_error
+from .convolution_calls import (
+    DTYPES,
+    LAYOUTS,
+    OPERATORS,
+    TOLERANCE,
+    Arguments,
+    Case,
+    check,
+    drawn,
+    grid,
+    relative_error,
+)
 
 
 @pytest.mark.parametrize("case", list(grid()), ids=lambda case: case.name)

@@ -9,8 +9,8 @@ import torch
 from lightconv_plugin import ops
 from lightconv_plugin.ops import backends, reference
 
-from .cases import DTYPES, LAYOUTS, TOLERANCE, relative_error
-from .talk_cases import TalkArguments, TalkCase, check, drawn, grid
+from .convolution_calls import DTYPES, LAYOUTS, TOLERANCE, relative_error
+from .talk_calls import TalkArguments, TalkCase, check, drawn, grid
 from .test_guarantees import _room, same
 
 # One channel a head, vectors of four, the matrix units' in half types.

@@ -6,7 +6,7 @@ import torch
 from lightconv_plugin import ops
 from lightconv_plugin.ops import backends
 
-from .cases import DTYPES, OPERATORS, Arguments, Case
+from .convolution_calls import DTYPES, OPERATORS, Arguments, Case
 
 
 def test_the_native_kernels_serve_every_operator(cuda):

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
 
-from .cases import OPERATORS, arguments, gradients
+from .convolution_arguments import OPERATORS, arguments, gradients
 
 pytestmark = pytest.mark.usefixtures("backend")
 # For what can be seen in the reference only: operations of torch inside an operator.

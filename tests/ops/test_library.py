@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightconv_plugin import ops
 
-from .cases import OPERATORS, arguments, gradients
+from .convolution_arguments import OPERATORS, arguments, gradients
 
 pytestmark = pytest.mark.usefixtures("backend")
 # Processes of their own, to which it is all one which backend is in use here.

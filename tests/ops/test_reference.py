@@ -8,7 +8,7 @@ import torch
 from lightconv_plugin import ops
 
 from . import oracle
-from .cases import OPERATORS, arguments, check, expected, gradients, relative_error
+from .convolution_arguments import OPERATORS, arguments, check, expected, gradients, relative_error
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -7,7 +7,7 @@ import torch
 
 from lightconv_plugin import ops
 
-from .cases import OPERATORS, arguments, expected, gradients, relative_error
+from .convolution_arguments import OPERATORS, arguments, expected, gradients, relative_error
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
 
-from .talk_cases import arguments, band, gradients
+from .talk_oracle import arguments, band, gradients
 
 pytestmark = pytest.mark.usefixtures("backend")
 # For what can be seen in the reference only: operations of torch inside an operator.

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightconv_plugin import ops
 
-from .talk_cases import arguments, gradients
+from .talk_oracle import arguments, gradients
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -7,7 +7,7 @@ import torch
 
 from lightconv_plugin import ops
 
-from .talk_cases import arguments, band, check, gradients, published, relative_error, taps
+from .talk_oracle import arguments, band, check, gradients, published, relative_error, taps
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -7,7 +7,7 @@ import torch
 
 from lightconv_plugin import ops
 
-from .talk_cases import arguments, band, gradients, relative_error
+from .talk_oracle import arguments, band, gradients, relative_error
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -66,7 +66,7 @@ class Average(Work):
     def build(self, world: Path) -> None:
         import torch
 
-        from tests.checkpoints.checkpoints import save
+        from tests.checkpoints.fairseq_files import save
 
         draw = torch.Generator().manual_seed(7)
         for number in range(1, 6):

@@ -20,7 +20,7 @@ from lightconv_plugin.recipes.data.archives import read_members, unpack, verify
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.reproduce.state import State
 from lightconv_plugin.recipes.steps import Steps
-from tests.checkpoints.checkpoints import EPOCHS, make
+from tests.checkpoints.fairseq_files import EPOCHS, make
 from tests.recipes.conftest import ROOT
 
 # ------------------------------------------------------------------------------------------------ archives

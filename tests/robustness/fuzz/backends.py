@@ -12,7 +12,7 @@ from lightconv_plugin.ops import backends, reference
 from tests.cuda import host
 from tests.cuda.operators import Operators
 from tests.ops.conftest import by_reference
-from tests.robustness.fuzz.cases import DTYPES
+from tests.robustness.fuzz.case import DTYPES
 
 BACKENDS = ("cpu", "reference", "cuda-on-host", "cuda")
 # What the CUDA kernels take.

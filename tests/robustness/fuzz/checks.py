@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.ops import EPSILON
-from tests.ops.talk_cases import band as talk_band
-from tests.robustness.fuzz.cases import DTYPES, Case, Convolution, Talk
+from tests.ops.talk_oracle import band as talk_band
+from tests.robustness.fuzz.case import DTYPES, Case, Convolution, Talk
 from tests.robustness.fuzz.running import answer, computed, counted, inputs_of, on_device
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from tests.robustness.fuzz.cases import Case, Convolution
+from tests.robustness.fuzz.case import Case, Convolution
 from tests.robustness.fuzz.checks import check, check_spread
 from tests.robustness.fuzz.strategies import OPERATORS, cases
 

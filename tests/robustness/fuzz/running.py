@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lightconv_plugin import ops
 from tests.ops import oracle
-from tests.ops.talk_cases import band as talk_band
-from tests.robustness.fuzz.cases import Case, Convolution, Talk
+from tests.ops.talk_oracle import band as talk_band
+from tests.robustness.fuzz.case import Case, Convolution, Talk
 
 DRAW = 7  # torch's seed before each case, from which the operators draw their dropout's
 

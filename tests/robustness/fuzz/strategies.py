@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from lightconv_plugin.ops import NORMALIZATIONS
-from tests.robustness.fuzz.cases import DTYPES, FILTERS, LOGITS, ROWS, Convolution, Talk
+from tests.robustness.fuzz.case import DTYPES, FILTERS, LOGITS, ROWS, Convolution, Talk
 
 CONVOLUTIONS = ("lightconv", "dynamicconv")
 OPERATORS = (*CONVOLUTIONS, "talkconv")

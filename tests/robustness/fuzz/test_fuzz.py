@@ -12,7 +12,7 @@ from lightconv_plugin.ops import backends as ours
 from lightconv_plugin.ops import reference
 from tests.ops.conftest import by_reference
 from tests.robustness.fuzz import backends, properties, run
-from tests.robustness.fuzz.cases import Convolution, Talk
+from tests.robustness.fuzz.case import Convolution, Talk
 from tests.robustness.fuzz.checks import check_spread
 
 # No time limit of a single case: other tests run beside it.

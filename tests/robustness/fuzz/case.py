@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from tests.cuda.cases import lay_out
+from tests.cuda.convolution_calls import lay_out
 
 DTYPES = {
     "float32": torch.float32,

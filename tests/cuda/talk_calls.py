@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from .cases import SHORT, compare, hash_of, lay_out
+from .convolution_calls import SHORT, compare, hash_of, lay_out
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 
 from lightconv_plugin.ops import reference
 
-from .cases import DTYPES, LAYOUTS, TOLERANCE, laid_out, relative_error
+from .convolution_calls import DTYPES, LAYOUTS, TOLERANCE, laid_out, relative_error
 
 
 @dataclass
