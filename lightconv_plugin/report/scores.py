@@ -32,10 +32,7 @@ _TEXT = {
     "bleu": re.compile(rf"^(?:Generate \S+ with beam=\d+: )?BLEU4? = {_NUMBER}", re.MULTILINE),
     "sacrebleu": re.compile(rf"^sacreBLEU = {_NUMBER}", re.MULTILINE),
     "chrf": re.compile(rf"^chrF2 = {_NUMBER}", re.MULTILINE),
-    "rouge1": re.compile(rf"^ROUGE-1 = {_NUMBER}", re.MULTILINE),
-    "rouge2": re.compile(rf"^ROUGE-2 = {_NUMBER}", re.MULTILINE),
-    "rougeL": re.compile(rf"^ROUGE-L = {_NUMBER}", re.MULTILINE),
-    "rougeLsum": re.compile(rf"^ROUGE-Lsum = {_NUMBER}", re.MULTILINE),
+    **{f"rouge{n}": re.compile(rf"^ROUGE-{n} = {_NUMBER}", re.MULTILINE) for n in ("1", "2", "L", "Lsum")},
     "perplexity": re.compile(rf"\b[Pp]erplexity(?: =|:)\s*{_NUMBER}"),
 }
 _SIGNATURE = re.compile(r"(?:^(sacreBLEU|chrF2) = \S+|^F1 of \d+ \S+.*?)  (\S+\|\S+)$", re.MULTILINE)

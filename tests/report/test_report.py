@@ -14,6 +14,7 @@ import torch
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: report)")
 
+import lightconv_plugin.report
 from lightconv_plugin.cli import main
 from tests import fairseq_cli
 from tests.report.test_report_page import Tags
@@ -242,17 +243,13 @@ def test_options_out_of_range_are_refused(option, capsys):
     assert option[1] in capsys.readouterr().err
 
 
-def test_without_matplotlib_it_says_what_to_install(trained, tmp_path):
-    code = "import sys; sys.modules['matplotlib'] = None; from lightconv_plugin.cli.main import main; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "report", str(trained.hybrid), "-o", str(tmp_path / "report.html")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=fairseq_cli.REPOSITORY,
-    )
-    assert done.returncode == 2
-    assert "pip install 'lightconv-plugin[report]'" in done.stderr
+def test_without_matplotlib_it_says_what_to_install(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name in ("assemble", "page", "plots"):  # to be imported anew
+        monkeypatch.delitem(sys.modules, f"lightconv_plugin.report.{name}")
+        monkeypatch.delattr(lightconv_plugin.report, name)
+    assert report(trained.hybrid, "-o", tmp_path / "report.html") == 2
+    assert "pip install 'lightconv-plugin[report]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
