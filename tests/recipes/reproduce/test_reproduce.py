@@ -97,7 +97,7 @@ def test_what_a_reproduction_leaves(undisturbed):
     assert any("tok:13a" in text for text in row["signatures"])
     assert {"python", "torch"} <= set(row["versions"][0])
     table = (runs / "results/RESULTS.md").read_text(encoding="utf-8")
-    assert done.stdout.strip() in table and "| DynamicConv |     1 |" in table
+    assert done.stdout.strip() in table and "| DynamicConv |       1 |" in table
     seed = runs / "smoke/dynamicconv/seed1"
     score = json.loads((seed / f"average{run['average']}.test.score").read_text())
     assert score["chrf"] == run["test"]["chrf"]

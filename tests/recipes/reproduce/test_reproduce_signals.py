@@ -77,5 +77,5 @@ def test_after_a_kill_the_step_that_goes_on_is_waited_for(world, monkeypatch):
     output, error = process.communicate(timeout=60)
     assert process.returncode == 0, error
     assert world.calls()[0] == ["prepare", "train", "prepare", "tune", "score"], "the training went on to its end"
-    assert "| DynamicConv |     1 |" in output
+    assert "| DynamicConv |       1 |" in output
     assert json.loads((world.path / "results/task/dynamicconv.json").read_text())["runs"][0]["threads"] == 6
