@@ -27,6 +27,7 @@ from lightconv_plugin.cli.score_options import (
 from lightconv_plugin.files import atomic_write
 from lightconv_plugin.generation.fairseq_generate import DEFAULTS
 from lightconv_plugin.recipes.tuning import MEASURES, metric_of, tune
+from lightconv_plugin.scoring.perplexity import split_context_window
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     }
     refuse(args, refused[metric], f"--by {args.by}")
     # fairseq-eval-lm's batches depend on it.
-    args.context_window, rest = _context_window(args.rest) if metric == "perplexity" else (0, args.rest)
+    args.context_window, rest = split_context_window(args.rest) if metric == "perplexity" else (0, args.rest)
     result = tune(
         args.data,
         args.save_dir,
@@ -60,14 +61,6 @@ def run(args: argparse.Namespace) -> int:
             file.write(text)
     sys.stdout.write(text)
     return 0
-
-
-def _context_window(rest: list[str]) -> tuple[int, list[str]]:
-    """--context-window among the options of fairseq-eval-lm, and the others."""
-    parser = argparse.ArgumentParser(prog="lightconv tune", add_help=False, allow_abbrev=False)
-    parser.add_argument("--context-window", type=int, default=0)
-    known, others = parser.parse_known_args(rest)
-    return known.context_window, others
 
 
 def _for_people(result: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 
 def say(message: str) -> None:
@@ -61,7 +62,7 @@ class Digests:
     LARGE = 32 << 20  # bytes; smaller files are read in every run
 
     def __init__(self, memory: Path) -> None:
-        self._memory = memory
+        self.memory = memory
         self._in_this_run: dict[Path, str] = {}
         try:
             self._known = json.loads(memory.read_text(encoding="utf-8"))
@@ -88,17 +89,16 @@ class Digests:
             found = digest(path)
             if time.time_ns() - before.st_ctime_ns > 3_000_000_000:
                 self._known[name] = [*state, found]
-                write_text(self._memory, json.dumps(self._known, indent=1))
+                write_text(self.memory, json.dumps(self._known, indent=1))
         return found
 
 
 class Steps:
-    """The steps that fill one folder.
+    """The steps that fill one folder; the object is a lock on it.
 
-    A step is known by its name. Its stamp `root/.steps/<name>.json` holds the parameters and the SHA-256 of every input
-    and output; the step is done when all of them still agree. Outputs are written beside their final names with the
-    ending `.tmp`, renamed when the step has succeeded, and the stamp is written last: wherever a run is killed, the
-    next one starts that step again.
+    A step is known by its name. Its stamp `root/.steps/NAME.json` holds what it depended on and what came of it, and is
+    written last, whole: wherever a run is killed, the next one starts that step again. A step is done when its stamp
+    still agrees with everything.
     """
 
     def __init__(self, root: Path) -> None:
@@ -123,6 +123,10 @@ class Steps:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def fileno(self) -> int:
+        """Of the lock: a process that inherits it holds the lock as well."""
+        return self._lock.fileno()
+
     def run(
         self,
         name: str,
@@ -135,16 +139,15 @@ class Steps:
     ) -> bool:
         """Call `make(*temporary_outputs)` unless the step is done. True if it ran.
 
-        `params` is everything but the inputs that the outputs depend on (JSON values).
+        `params` is everything but the contents of the inputs that the outputs depend on (JSON values). Outputs are
+        written beside their final names with the ending `.tmp`, and renamed when the step has succeeded.
         """
-        stamp = self._stamps / f"{name}.json"
-        wanted = {"params": dict(params), "inputs": self._listing(inputs)}
-        if self._is_done(stamp, wanted, outputs):
-            say(f"{title}: done before")
+        depends = {"params": dict(params), "inputs": self._listing(inputs)}
+        if self._is_done(
+            name, title, depends, lambda made: all(p.exists() for p in outputs) and made == self._listing(outputs)
+        ):
             return False
-        say(f"{title} ...")
         start = time.monotonic()
-        stamp.unlink(missing_ok=True)
         temporaries = [path.with_name(path.name + ".tmp") for path in outputs]
         for path, temporary in zip(outputs, temporaries, strict=True):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -159,20 +162,103 @@ class Steps:
             remove(path)
             os.replace(temporary, path)
             self._digest.forget(path)
-        write_text(stamp, json.dumps({**wanted, "outputs": self._listing(outputs)}, indent=1))
+        self.record(name, depends, self._listing(outputs))
         say(f"{title}: {time.monotonic() - start:.1f} s")
         return True
 
+    def value(
+        self,
+        name: str,
+        title: str,
+        make: Callable[[], Any],
+        depends: Mapping[str, Any],
+        intact: Callable[[Any], bool] = lambda result: True,
+    ) -> Any:
+        """The result of `make()`, or the one of before if nothing in `depends` has changed (all JSON values).
+
+        intact: says of the result of before whether the files that it speaks of are still there.
+        """
+        if self._is_done(name, title, depends, intact):
+            return self.result(name)
+        return self.record(name, depends, make())
+
+    def _is_done(self, name: str, title: str, depends: Mapping[str, Any], intact: Callable[[Any], bool]) -> bool:
+        """Says what is done and why; a step that is not done is forgotten."""
+        again = ""
+        if self.is_known(name):
+            changed = self.changed(name, depends)
+            if not changed and intact(self.result(name)):
+                say(f"{title}: done before")
+                return True
+            again = f" again, changed: {shorten(changed)}" if changed else " again: what it left is gone or has changed"
+        say(f"{title}{again} ...")
+        self.forget(name)
+        return False
+
+    def is_known(self, name: str) -> bool:
+        """Whether a step was begun or done."""
+        return self._read(name) is not None
+
+    def result(self, name: str) -> Any:
+        """What came of a step when it was last done, None if it never was."""
+        return (self._read(name) or {}).get("outputs")
+
+    def changed(self, name: str, depends: Mapping[str, Any]) -> list[str]:
+        """How `depends` differs from what a known step depended on, a line for each place."""
+        known = {key: value for key, value in (self._read(name) or {}).items() if key != "outputs"}
+        return changes(known, json.loads(json.dumps(depends)))  # a tuple is a list in the stamp
+
+    def record(self, name: str, depends: Mapping[str, Any], result: Any) -> Any:
+        """Remember that a step is done, or with the result None that it is begun; returns the result."""
+        write_text(self._stamp(name), json.dumps({**depends, "outputs": result}, ensure_ascii=False, indent=1))
+        return result
+
+    def forget(self, prefix: str) -> None:
+        """Forget all steps whose names begin so."""
+        for path in self._stamps.glob("*.json"):
+            if path.name.startswith(prefix.replace("/", ".")) and path != self._digest.memory:
+                path.unlink()
+
+    def digests(self, paths: Sequence[Path], root: Path) -> dict[str, str]:
+        """{name relative to `root`: SHA-256}."""
+        return {os.path.relpath(path, root): self._digest(path) for path in paths}
+
     def _listing(self, paths: Sequence[Path]) -> list[list[str]]:
         """[name, SHA-256] of each; names relative to the folder, so that it can be moved."""
-        return [[os.path.relpath(path, self.root), self._digest(path)] for path in paths]
+        return [[name, sha] for name, sha in self.digests(paths, self.root).items()]
 
-    def _is_done(self, stamp: Path, wanted: Mapping[str, object], outputs: Sequence[Path]) -> bool:
-        if not stamp.is_file() or not all(path.exists() for path in outputs):
-            return False
+    def _stamp(self, name: str) -> Path:
+        return self._stamps / f"{name.replace('/', '.')}.json"
+
+    def _read(self, name: str) -> dict[str, Any] | None:
         try:
-            known = json.loads(stamp.read_text(encoding="utf-8"))
-        except ValueError:
-            return False
-        # Compared as JSON: a tuple in params is a list in the stamp.
-        return known == json.loads(json.dumps({**wanted, "outputs": self._listing(outputs)}))
+            known = json.loads(self._stamp(name).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+        return known if isinstance(known, dict) else None
+
+
+def changes(old: Any, new: Any, name: str = "") -> list[str]:
+    """What differs between two JSON values, a line for each place."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        keys = sorted({*old, *new})
+        return [line for key in keys for line in changes(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))]
+    if old == new:
+        return []
+    if old is None or new is None:
+        return [f"{name} is {'new' if old is None else 'gone'}"]
+    # Of a file's checksum or time nobody reads the value.
+    return [name if any(_is_opaque(v) for v in (old, new)) else f"{name} {_shown(old)} → {_shown(new)}"]
+
+
+def _is_opaque(value: Any) -> bool:
+    return len(str(value)) == 64 if isinstance(value, str) else isinstance(value, list) and len(str(value)) > 80
+
+
+def _shown(value: Any) -> str:
+    return (" ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
+
+
+def shorten(lines: Sequence[str], most: int = 6) -> str:
+    """Lines as one, a few of many."""
+    return "; ".join(lines[:most]) + (f"; and {len(lines) - most} more" if len(lines) > most else "")

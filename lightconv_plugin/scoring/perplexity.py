@@ -4,6 +4,7 @@ fairseq-eval-lm asks for the sample length and the break mode again; with other 
 it cannot score and reports a number all the same. Here the text's tokens are counted, and each must have been scored.
 """
 
+import argparse
 import os
 import re
 import subprocess
@@ -92,6 +93,17 @@ def evaluation(task: dict[str, Any], words: int, context_window: int) -> list[st
     if int(task.get("output_dictionary_size", -1)) >= 0:
         options += ["--output-dictionary-size", str(task["output_dictionary_size"])]
     return options + (["--add-bos-token"] if task.get("add_bos_token") else [])
+
+
+def split_context_window(options: Sequence[str]) -> tuple[int, list[str]]:
+    """The context window among options of fairseq-eval-lm (0 without one), and the others."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--context-window", type=int, default=0)
+    try:
+        known, others = parser.parse_known_args(list(options))
+    except argparse.ArgumentError as error:
+        raise InputError(f"in the options for fairseq-eval-lm: {error}") from None
+    return known.context_window, others
 
 
 def tokens_of(data: Path, subset: str) -> int:

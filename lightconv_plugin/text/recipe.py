@@ -6,11 +6,13 @@ which is what a user has. Training text may have gone through more, such as the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from typing import Literal, get_args
 
-TOKENISERS = ("moses", "sacremoses", "jieba", "none")
-LOWERCASE = ("", "first", "last")
+from lightconv_plugin.validation import read
+
+Tokeniser = Literal["moses", "sacremoses", "jieba", "none"]
 
 
 @dataclass(frozen=True)
@@ -24,27 +26,22 @@ class Recipe:
     normalise, aggressive, keep_last: of `moses.tokeniser`
     plain_apostrophe: ’ becomes ' first, as fairseq's scripts do with test sets
 
-    Raises ValueError for anything else.
+    Raises ValueError for an unknown tokeniser, and for one that lacks its language.
     """
 
-    tokeniser: str
+    tokeniser: Tokeniser
     lang: str
-    lowercase: str = ""
+    lowercase: Literal["", "first", "last"] = ""
     normalise: bool = False
     aggressive: bool = False
     keep_last: bool = False
     plain_apostrophe: bool = False
 
     def __post_init__(self) -> None:
-        if self.tokeniser not in TOKENISERS:
-            raise ValueError(f"tokeniser must be one of {', '.join(TOKENISERS)}, got {self.tokeniser!r}")
-        if self.lowercase not in LOWERCASE:
-            raise ValueError(f"lowercase must be '', 'first' or 'last', got {self.lowercase!r}")
-        if not isinstance(self.lang, str) or (self.tokeniser != "none" and not self.lang):
+        if self.tokeniser not in (known := get_args(Tokeniser)):
+            raise ValueError(f"tokeniser must be one of {', '.join(known)}, got {self.tokeniser!r}")
+        if self.tokeniser != "none" and not self.lang:
             raise ValueError(f"lang must be the code of a language, got {self.lang!r}")
-        for name in ("normalise", "aggressive", "keep_last", "plain_apostrophe"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
 
     def as_json(self) -> dict[str, object]:
         """For corpus.json: what differs from the defaults."""
@@ -54,13 +51,7 @@ class Recipe:
     @classmethod
     def of_json(cls, known: object) -> Recipe:
         """The recipe that `as_json` wrote. ValueError says what is wrong with anything else."""
-        if not isinstance(known, Mapping):
-            raise ValueError(f"a recipe is an object with {', '.join(f.name for f in fields(cls))}, got {known!r}")
-        if unknown := set(known) - {field.name for field in fields(cls)}:
-            raise ValueError(f"a recipe has no {', '.join(sorted(map(str, unknown)))}")
-        if lacking := {"tokeniser", "lang"} - set(known):
-            raise ValueError(f"a recipe needs {' and '.join(sorted(lacking))}")
-        return cls(**known)
+        return read(cls, known)
 
     def tokenise(self) -> Callable[[str], str]:
         """What turns a raw line into tokens between single spaces.

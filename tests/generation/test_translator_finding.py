@@ -92,8 +92,8 @@ def test_corpora_without_a_recipe(made, expected, tmp_path):
     [
         ("no JSON", "corpus.json is not the JSON"),
         ({"text": {"de": {"tokeniser": "perl", "lang": "de"}}}, "text, de: tokeniser must be one of moses"),
-        ({"text": {"de": {"tokeniser": "moses"}}}, "text, de: a recipe needs lang"),
-        ({"text": {"de": 3}}, "text, de: a recipe is an object"),
+        ({"text": {"de": {"tokeniser": "moses"}}}, "text, de: lang is missing: a text"),
+        ({"text": {"de": 3}}, "text, de: the whole must be a mapping, got 3"),
         ({"text": {"de": {"tokeniser": "moses", "lang": "xx"}}}, "no rules for the language 'xx'.*`tokenizer` to none"),
     ],
 )

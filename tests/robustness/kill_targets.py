@@ -254,47 +254,40 @@ class Train(Work):
 
 
 class Reproduce(Work):
-    """`reproduce.sh` of two seeds, its four steps by programs that take a moment each."""
+    """`lightconv reproduce` of two seeds, its four steps by stand-ins that take a moment each."""
 
-    name, title = "reproduce", "`reproduce.sh`, 2 seeds, stand-in programs"
-    any_name = False  # its protocol has the name of its own folder as words of a command
+    name, title = "reproduce", "`lightconv reproduce`, 2 seeds, stand-ins"
 
     def build(self, world: Path) -> None:
-        import lightconv_plugin.files  # noqa: F401
-        from lightconv_plugin.recipes.reproduce import run as reproduce  # noqa: F401  (here once, and not in every child)
+        import lightconv_plugin.recipes.reproduce.run  # noqa: F401  (here once, and not in every child)
 
         (world / "templates").mkdir()
         reproduction_world.write_templates(world / "templates")
-        scripts = reproduction_world.write_programs(world / "scripts")
-        for program in scripts.iterdir():  # a file half written, for a moment
-            text = program.read_text().replace('cp "$TEMPLATES', 'sleep 0.05; cp "$TEMPLATES')
-            program.write_text(text.replace("set -euo pipefail\n", "set -euo pipefail\nsleep 0.1\n"))
-        protocol = reproduction_world.task(world / "configs/task") / "protocol.yaml"
-        protocol.write_text(protocol.read_text().replace("scripts/prepare_x.sh --bpe 100", "PREPARE"))
+        reproduction_world.write_program(world / "train.sh")
+        reproduction_world.task(world / "configs/task")
 
     def start(self, place: Path, log: Path, token: str) -> Process:
-        protocol = place / "configs/task/protocol.yaml"
-        protocol.write_text(protocol.read_text().replace("PREPARE", f"{place}/scripts/prepare.sh"))
         arguments = [f"{place}/configs/task/dynamicconv.yaml", "--seeds", "1", "2", "--runs", f"{place}/runs"]
         arguments += ["--results", f"{place}/results", f"task.data={place}/data/data-bin"]
         return Fork(self._reproduce, place, arguments, log=log, token=token)
 
     @staticmethod
     def _reproduce(place: Path, arguments: list[str]) -> int:
+        from lightconv_plugin.cli.main import main
         from lightconv_plugin.recipes.reproduce import run as reproduce
 
-        os.environ |= {"CALLS": str(place / "calls"), "TEMPLATES": str(place / "templates")}
-        reproduce.SCRIPTS, reproduce.TOOLS = place / "scripts", (str(place / "scripts/tune.sh"),)
+        os.environ |= {"CALLS": str(place / "calls"), "TEMPLATES": str(place / "templates"), "MOMENT": "0.1"}
+        for module, name, instead in reproduction_world.stand_ins(place / "train.sh"):
+            setattr(module, name, instead)
         reproduce.commit = lambda: "a commit"
-        sys.argv[1:] = arguments
-        return reproduce.main()
+        return main(["reproduce", *arguments])
 
     def progress(self, place: Path) -> int:
         calls = place / "calls"
         return calls.stat().st_size if calls.exists() else 0
 
     def outcome(self, place: Path) -> dict[str, str]:
-        loose = ("*.log", "reproduce.json", "reproduce.lock", "tune.json")
+        loose = ("*.log", ".steps/*")
         found = {}
         for folder in ("runs", "results", "data"):
             found |= {f"{folder}/{name}": state for name, state in listing(place / folder, loose, place).items()}

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tarfile
 import tracemalloc
 from pathlib import Path
@@ -18,7 +17,6 @@ import yaml
 from lightconv_plugin.cli import main
 from lightconv_plugin.recipes.data.archives import read_members, unpack, verify
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
-from lightconv_plugin.recipes.reproduce.state import State
 from lightconv_plugin.recipes.steps import Steps
 from tests.checkpoints.fairseq_files import EPOCHS, make
 from tests.recipes.conftest import ROOT
@@ -92,17 +90,15 @@ TAGS = {
 
 
 @pytest.mark.parametrize("tag", TAGS.values(), ids=TAGS)
-@pytest.mark.parametrize("place", ["train.sh", "reproduce.sh", "protocol.yaml", "report"])
+@pytest.mark.parametrize("place", ["train", "reproduce", "protocol.yaml", "report"])
 def test_a_tag_of_python_in_yaml_is_refused(place, tag, tmp_path, monkeypatch, capsys):
-    from lightconv_plugin.recipes.reproduce import run as reproduce
-
     marker = tmp_path / "executed"
     text = tag.format(marker=marker)
     (tmp_path / "task").mkdir()
     config, protocol = tmp_path / "task/dynamicconv.yaml", tmp_path / "task/protocol.yaml"
     config.write_text((ROOT / "configs/smoke/dynamicconv.yaml").read_text())
     protocol.write_text((ROOT / "configs/smoke/protocol.yaml").read_text())
-    bad = {"train.sh": config, "reproduce.sh": config, "protocol.yaml": protocol}.get(place)
+    bad = {"train": config, "reproduce": config, "protocol.yaml": protocol}.get(place)
     arguments = [str(config), "--seeds", "1", "--runs", str(tmp_path / "runs")]
     if bad is not None:
         bad.write_text(f"{bad.read_text()}\nmore: {text}\n")
@@ -114,13 +110,12 @@ def test_a_tag_of_python_in_yaml_is_refused(place, tag, tmp_path, monkeypatch, c
         main.main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "page.html")])
         said = (tmp_path / "page.html").read_text()
         assert "config.yaml cannot be read: ConstructorError" in said
-    elif place == "train.sh":
+    elif place == "train":
         assert main.main(["train", str(config)]) == 2
         assert "could not determine a constructor for the tag" in capsys.readouterr().err
     else:
-        monkeypatch.setattr(sys, "argv", ["reproduce.py", *arguments])
-        assert reproduce.main() == 1
-        assert "reproduce.sh: error: " in capsys.readouterr().err
+        assert main.main(["reproduce", *arguments]) == 2
+        assert f"lightconv reproduce: error: cannot read {bad}: could not determine" in capsys.readouterr().err
     assert not marker.exists()
     with pytest.raises(Exception):  # noqa: B017  (the text does what the test says: `apply` and `new` run a command)
         yaml.safe_load(f"more: {text}")
@@ -179,12 +174,11 @@ def test_cut_data_are_named_before_a_training(name, left, said, data, tmp_path, 
 # ------------------------------------------------------------------------------------------------ locks
 
 
-@pytest.mark.parametrize("lock", [Steps, State], ids=["preparation", "reproduction"])
-def test_the_lock_of_a_killed_process_is_none(lock, tmp_path, capsys):
+def test_the_lock_of_a_killed_process_is_none(tmp_path, capsys):
     """Its files stay, and stop nobody; while it lives, another one waits for it."""
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
-        held = lock(tmp_path)
+        held = Steps(tmp_path)
         os.write(writing, b"!")
         signal.pause()
         os._exit(len(str(held)))
@@ -196,7 +190,7 @@ def test_the_lock_of_a_killed_process_is_none(lock, tmp_path, capsys):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    with lock(tmp_path):
+    with Steps(tmp_path):
         assert "waiting" not in capsys.readouterr().err
 
 

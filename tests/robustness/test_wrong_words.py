@@ -3,9 +3,7 @@
 The options are found by looking at the parsers and at what the scripts' --help says, so that a new one is tried too.
 """
 
-import argparse
 import contextlib
-import importlib
 import io
 import itertools
 import subprocess
@@ -107,6 +105,7 @@ def test_options_of_the_tasks_of_prepare(task, tmp_path, monkeypatch, capsys):
         "evaluate /no/where /no/where/either",
         "perplexity /no/where /no/where/either",
         "demo /no/where",
+        "reproduce /no/where --seeds 1",
         "report /no/where -o out.html",
     ],
 )
@@ -133,69 +132,6 @@ def test_numbers_of_the_search_that_make_no_sense(option, value, tmp_path, capsy
     (tmp_path / "empty.pt").touch()
     assert main.main(["translate", "--path", str(tmp_path / "empty.pt"), f"{option}={value}"]) == 2
     assert_one_line(capsys.readouterr().err, option, option.lstrip("-").replace("-", "_"), value)
-
-
-# ------------------------------------------------------------------------------------------------ Python behind scripts
-
-WITH_PARSER = [
-    "reproduce_job",
-]  # fmt: skip
-LEAST = {"--seed": 0, "--seeds": 0, "--context-window": 0}
-"""Options whose least number is not 1, of those whose type is any number."""
-
-
-class Captured(Exception):
-    """Carries the parser that was about to be used."""
-
-
-@pytest.fixture
-def parser_of(monkeypatch):
-    """The parser that a module's `parse` makes, complete."""
-
-    def find(module):
-        def capture(parser, *args, **kwargs):
-            raise Captured(parser)
-
-        with monkeypatch.context() as patch:
-            for name in ("parse_args", "parse_known_args"):
-                patch.setattr(argparse.ArgumentParser, name, capture)
-            arguments = {"reproduce_job": ([],)}.get(module.__name__, ())
-            with pytest.raises(Captured) as caught:
-                module.parse(*arguments)
-        return caught.value.args[0]
-
-    return find
-
-
-def required(parser):
-    """Arguments without which a parser would complain of their lack."""
-    for action in parser._actions:
-        if action.required and action.option_strings:
-            yield f"{action.option_strings[0]}=/no/where"
-        elif action.required and not isinstance(action, argparse._SubParsersAction):
-            yield next(iter(action.choices)) if action.choices else "/no/where"
-
-
-@pytest.mark.parametrize("name", WITH_PARSER)
-def test_options_of_the_programs_behind_the_scripts(name, parser_of, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    module = importlib.import_module(name)
-    parser = parser_of(module)
-    tried = 0
-    for action in filter(is_typed, parser._actions):
-        kind, option = kind_of(action), action.option_strings[0]
-        wrong = list(WRONG[kind])
-        if kind in ("int", "float"):
-            wrong.append(str(LEAST.get(option, 1) - 1))
-        for value in wrong:
-            argv = [*required(parser), f"{option}={value}"]
-            if name == "reproduce_job":
-                argv += ["configs/x.yaml", *([] if option == "--seeds" else ["--seeds", "1"])]
-            monkeypatch.setattr("sys.argv", [name, *argv])
-            said = refusal(lambda argv=argv: module.parse(argv) if name == "reproduce_job" else module.parse())
-            assert_one_line(said, option, value)
-            tried += 1
-    assert tried > 3 and list(tmp_path.iterdir()) == []
 
 
 # ------------------------------------------------------------------------------------------------ shell scripts

@@ -26,15 +26,15 @@ def test_a_recipe_survives_json(recipe):
 @pytest.mark.parametrize(
     "known, said",
     [
-        ([], "a recipe is an object"),
-        ({}, "a recipe needs lang and tokeniser"),
-        ({"tokeniser": "moses"}, "a recipe needs lang"),
+        ([], "must be a mapping, got []"),
+        ({}, "tokeniser is missing: one of moses, sacremoses, jieba, none"),
+        ({"tokeniser": "moses"}, "lang is missing: a text"),
         ({"tokeniser": "perl", "lang": "de"}, "tokeniser must be one of moses, sacremoses, jieba, none, got 'perl'"),
         ({"tokeniser": "moses", "lang": ""}, "lang must be the code of a language, got ''"),
         ({"tokeniser": "none", "lang": None}, "lang must be"),
-        ({"tokeniser": "moses", "lang": "de", "lowercase": True}, "lowercase must be '', 'first' or 'last', got True"),
+        ({"tokeniser": "moses", "lang": "de", "lowercase": True}, "lowercase must be one of '', first, last, got True"),
         ({"tokeniser": "moses", "lang": "de", "normalise": "yes"}, "normalise must be true or false, got 'yes'"),
-        ({"tokeniser": "moses", "lang": "de", "casing": 1}, "a recipe has no casing"),
+        ({"tokeniser": "moses", "lang": "de", "casing": 1}, "unknown key casing; known: tokeniser, lang, lowercase"),
     ],
 )
 def test_anything_else_is_refused(known, said):

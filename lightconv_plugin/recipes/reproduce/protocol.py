@@ -1,6 +1,6 @@
 """What a reproduction follows: the task's protocol.yaml, and the settings of a system's configuration with overrides.
 
-A protocol is read strictly: whatever it has that is not known, or lacks, is an error that names the file and the key.
+A protocol is read strictly: an unknown, missing or wrong key is an error that names the file and the key.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[3]
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.paths import configs_dir
+from lightconv_plugin.scoring.measuring import Measuring
+from lightconv_plugin.validation import read
+
 # The scores of a row by metric, the first being that of `tune: by` unless it says another.
 SCORES = {
     "bleu": ("bleu_tok", "sacrebleu", "chrf"),
@@ -49,135 +53,149 @@ PAPER_NAMES = {
 OVERRIDE = re.compile(r"(?:\+{1,2}|~)?[A-Za-z_][\w./@-]*=.*|~[A-Za-z_][\w./@-]*", re.DOTALL)
 
 
-class ProtocolError(ValueError):
-    """A protocol, a configuration or an override that cannot be followed; the text names it."""
+@dataclass(frozen=True)
+class Tuning:
+    """What is chosen on the validation set: numbers of averaged checkpoints, length penalties, by which score.
+
+    by: "" for the first of SCORES. grid: try all pairs.
+    """
+
+    average: tuple[int, ...]
+    lenpen: tuple[float, ...] = ()
+    by: str = ""
+    grid: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.average or min(self.average) < 1 or len(set(self.average)) < len(self.average):
+            raise ValueError(f"average must be a list of different positive whole numbers, got {list(self.average)}")
+        if len(set(self.lenpen)) < len(self.lenpen):
+            raise ValueError(f"lenpen must be a list of different numbers, got {list(self.lenpen)}")
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How the test set is scored, as in `Measuring`."""
+
+    compound_split: bool = False
+    stem: bool = True
+
+    def settings(self) -> dict[str, bool]:
+        """Those that are not the default."""
+        return {name: value for name, value in asdict(self).items() if value != getattr(Scoring(), name)}
 
 
 @dataclass(frozen=True)
 class System:
-    """A row of a task: a configuration beside the protocol. paper: the published figure by name of the score, source:
-    whose it is, both of lightconv_plugin/report/paper.py and empty where it has none."""
+    """A row of a task: a configuration beside the protocol.
 
-    name: str
-    title: str
-    generate: tuple[str, ...]
-    paper: dict[str, str]
-    source: str
+    title: "" for the papers' name. generate: options after those of the task.
+    paper: whose published figure stands beside it, null for none, "" for that of the same name.
+    """
 
-
-@dataclass(frozen=True)
-class Tuning:
-    """What is chosen on the validation set: numbers of averaged checkpoints, length penalties, by which score."""
-
-    average: tuple[int, ...]
-    lenpen: tuple[float, ...]
-    by: str
-    grid: bool
+    title: str = ""
+    generate: tuple[str | int | float, ...] = ()
+    paper: str | None = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Protocol:
-    """A task's protocol.yaml. measure, test (the name of the test set), title, note: words for its table."""
+    """A task's protocol.yaml.
 
-    path: Path
-    task: str
-    prepare: tuple[str, ...]
-    metric: str
-    generate: tuple[str, ...]
-    score: tuple[str, ...]
+    prepare: a task of `lightconv prepare`, and its options. generate: options of fairseq-generate (or fairseq-eval-lm).
+    measure, test (the name of the test set), title, note: words for its table.
+    paper: the task's name in report/paper.py, null for none.
+    path, task, and all `systems` of the folder are filled in by `read_protocol`.
+    """
+
+    prepare: str
+    metric: Literal["bleu", "rouge", "perplexity"]
+    generate: tuple[str | int | float, ...]
     tune: Tuning
     measure: str
     test: str
-    title: str
-    note: str
-    systems: dict[str, System]
+    score: Scoring = Scoring()
+    paper: str | None = None
+    title: str = ""
+    note: str = ""
+    systems: dict[str, System] = field(default_factory=dict)
+    path: Path = field(default=Path(), init=False)
+    task: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("prepare", "measure", "test"):
+            if not getattr(self, name).strip():
+                raise ValueError(f"{name} must be a text, got {getattr(self, name)!r}")
+        if self.by not in (scores := SCORES[self.metric]):
+            raise ValueError(f"tune.by must be one of {', '.join(scores)}, got {self.by!r}")
+        if bool(self.tune.lenpen) == (self.metric == "perplexity"):
+            wanted = "an empty list: perplexity has none" if self.tune.lenpen else "a list of different numbers"
+            raise ValueError(f"tune.lenpen must be {wanted}, got {list(self.tune.lenpen)}")
+        if self.paper is not None and self.paper not in (names := [task.name for task in _tasks()]):
+            raise ValueError(f"paper must be null or one of {', '.join(names)}, got {self.paper!r}")
+        for name, system in self.systems.items():
+            if system.paper and system.paper not in (known := PAPER_NAMES.values()):
+                wanted = f"null or one of {', '.join(known)}"
+                raise ValueError(f"systems.{name}.paper must be {wanted}, got {system.paper!r}")
+
+    @property
+    def by(self) -> str:
+        """The score that settings are chosen by."""
+        return self.tune.by or SCORES[self.metric][0]
 
     def generate_of(self, system: str) -> list[str]:
-        """Options of fairseq-generate (or -eval-lm): the task's, then the system's, of which the last counts."""
-        return [*self.generate, *self.systems[system].generate]
+        """Options of fairseq-generate (or -eval-lm): the task's, then the system's; the last of equal ones counts."""
+        return [str(word) for word in (*self.generate, *self.systems[system].generate)]
+
+    def title_of(self, system: str) -> str:
+        return self.systems[system].title or PAPER_NAMES.get(system, system)
+
+    def published(self, system: str) -> tuple[dict[str, str], str]:
+        """(the published figures by the name of the score, whose they are); both empty where none is known."""
+        from lightconv_plugin.report.paper import find_fact
+
+        paper = self.systems[system].paper
+        of = PAPER_NAMES.get(system) if paper == "" else paper
+        fact = find_fact(next((task for task in _tasks() if task.name == self.paper), None), of)
+        return (dict(fact.values), ", ".join(filter(None, (fact.source, fact.note)))) if fact else ({}, "")
+
+    def measuring(self) -> Measuring:
+        """How the test set is scored."""
+        return Measuring(metric=self.metric, **self.score.settings())
 
     def fingerprint(self, system: str) -> list[Any]:
         """What of this protocol a row of `system` depends on, as JSON values."""
-        tune = self.tune
+        tune, score = self.tune, [list(item) for item in sorted(self.score.settings().items())]
         return [
-            *(self.metric, self.generate_of(system), list(self.score)),
-            *(list(tune.average), list(tune.lenpen), tune.by, tune.grid),
+            *(self.metric, self.generate_of(system), score),
+            *(list(tune.average), list(tune.lenpen), self.by, tune.grid),
         ]
 
 
-class _Reader:
-    """A mapping of a protocol whose keys are taken one by one; what is left over is unknown."""
+def _tasks() -> Sequence[Any]:
+    from lightconv_plugin.report.paper import TASKS
 
-    def __init__(self, path: Path, name: str, value: Any, known: Sequence[str]) -> None:
-        self.path, self.name = path, name
-        if not isinstance(value, dict):
-            raise self.error("", "a mapping", value)
-        for key in value:
-            if key not in known:
-                raise ProtocolError(f"{path}: unknown key {self._full(str(key))}; known: {', '.join(known)}")
-        self.value = value
-
-    def _full(self, key: str) -> str:
-        return ".".join(filter(None, (self.name, key))) or "the whole file"
-
-    def error(self, key: str, wanted: str, got: Any) -> ProtocolError:
-        return ProtocolError(f"{self.path}: {self._full(key)} must be {wanted}, got {got!r}")
-
-    def get(self, key: str, wanted: str, check: Any, default: Any = ...) -> Any:
-        if key not in self.value:
-            if default is ...:
-                raise ProtocolError(f"{self.path}: {self._full(key)} is missing: {wanted}")
-            return default
-        value = self.value[key]
-        if not check(value):
-            raise self.error(key, wanted, value)
-        return value
-
-    def words(self, key: str, default: Any = ...) -> tuple[str, ...]:
-        """A list of options; numbers need no quotes."""
-        wanted = "a list of options, such as [--beam, 5]"
-        value = self.get(key, wanted, lambda v: isinstance(v, list) and all(map(_is_word, v)), default)
-        return tuple(map(str, value))
-
-    def text(self, key: str, default: Any = ...) -> str:
-        return self.get(key, "a text", lambda v: isinstance(v, str) and v.strip() != "", default).strip()
+    return TASKS
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_word(value: Any) -> bool:
-    return _is_number(value) or (isinstance(value, str) and value != "")
-
-
-def _is_list(value: Any, item: Any) -> bool:
-    return isinstance(value, list) and all(map(item, value)) and len(set(value)) == len(value)
-
-
-def split_words(text: str, name: str) -> tuple[str, ...]:
+def split_words(text: str, name: str) -> list[str]:
     """A command line's words, as a shell takes them."""
     try:
-        return tuple(shlex.split(text))
+        return shlex.split(text)
     except ValueError as error:
-        raise ProtocolError(f"{name}: {error}, in {text!r}") from None
+        raise InputError(f"{name}: {error}, in {text!r}") from None
 
 
 def load_yaml(path: Path) -> Any:
-    """The content of a YAML file.
-
-    Raises:
-        ProtocolError: there is none, or it is not YAML.
-    """
+    """The content of a YAML file. InputError if there is none, or it is not YAML."""
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ProtocolError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+        raise InputError(f"cannot read {path}: {' '.join(str(error).split())}") from None
 
 
 def task_name(folder: Path) -> str:
-    """A task is known by its folder, from configs/ on where it is in there."""
-    configs = ROOT / "configs"
+    """A task is known by its folder's name, within configs/ by its path from there."""
+    configs = configs_dir()
     return str(folder.relative_to(configs)) if folder.is_relative_to(configs) and folder != configs else folder.name
 
 
@@ -185,67 +203,22 @@ def read_protocol(folder: Path) -> Protocol:
     """`folder`/protocol.yaml, checked.
 
     Raises:
-        ProtocolError: something in it is missing, unknown or of the wrong kind, or a system has no configuration.
+        InputError: a key is missing, unknown or wrong, or a system has no configuration.
     """
     path = folder / "protocol.yaml"
-    known = ("prepare", "metric", "generate", "score", "tune", "measure", "test", "paper", "title", "note", "systems")
-    top = _Reader(path, "", load_yaml(path), known)
-    metric = top.get("metric", f"one of {', '.join(SCORES)}", lambda v: isinstance(v, str) and v in SCORES)
-    paper = top.get("paper", "null or the name of a task in paper.py", lambda v: v is None or isinstance(v, str), None)
-    systems = top.get("systems", "a mapping of systems", lambda v: isinstance(v, dict), {})
-    here = {name: {} for name in PAPER_NAMES if (folder / f"{name}.yaml").is_file()}
-    if not here | systems:
-        raise ProtocolError(f"{path}: no system: there is neither {', '.join(PAPER_NAMES)}.yaml beside it nor another")
-    return Protocol(
-        path=path,
-        task=task_name(folder),
-        prepare=split_words(top.text("prepare"), f"{path}: prepare"),
-        metric=metric,
-        generate=top.words("generate"),
-        score=top.words("score", []),
-        tune=_read_tuning(path, top.get("tune", "a mapping", lambda v: isinstance(v, dict)), metric),
-        measure=top.text("measure"),
-        test=top.text("test"),
-        title=top.text("title", task_name(folder)),
-        note=top.text("note", ""),
-        systems={str(name): _read_system(path, str(name), value, paper) for name, value in (here | systems).items()},
-    )
-
-
-def _read_tuning(path: Path, value: Any, metric: str) -> Tuning:
-    tune = _Reader(path, "tune", value, ("average", "lenpen", "by", "grid"))
-    average = tune.get(
-        "average",
-        "a list of different positive whole numbers",
-        lambda v: v and _is_list(v, lambda n: isinstance(n, int) and not isinstance(n, bool) and n > 0),
-    )
-    if metric == "perplexity":
-        lenpen = tune.get("lenpen", "an empty list: perplexity has no length penalty", lambda v: v == [], [])
-    else:
-        lenpen = tune.get("lenpen", "a list of different numbers", lambda v: v and _is_list(v, _is_number))
-    scores = SCORES[metric]
-    by = tune.get("by", f"one of {', '.join(scores)}", lambda v: v in scores, scores[0])
-    grid = tune.get("grid", "true or false", lambda v: isinstance(v, bool), False)
-    return Tuning(tuple(average), tuple(map(float, lenpen)), by, grid)
-
-
-def _read_system(path: Path, name: str, value: Any, paper: str | None) -> System:
-    from lightconv_plugin.report.paper import TASKS, find_fact
-
-    system = _Reader(path, f"systems.{name}", value, ("title", "generate", "paper"))
-    if not (path.parent / f"{name}.yaml").is_file():
-        raise ProtocolError(f"{path}: systems.{name} has no configuration {path.parent / name}.yaml")
-    task = next((task for task in TASKS if task.name == paper), None)
-    if paper is not None and task is None:
-        names = ", ".join(task.name for task in TASKS)
-        raise ProtocolError(f"{path}: paper must be null or one of {names}, got {paper!r}")
-    known = tuple(PAPER_NAMES.values())
-    wanted = f"null or one of {', '.join(known)}"
-    of = system.get("paper", wanted, lambda v: v is None or v in known, PAPER_NAMES.get(name))
-    fact = find_fact(task, of)
-    source = ", ".join(filter(None, (fact.source, fact.note))) if fact else ""
-    title = system.text("title", PAPER_NAMES.get(name, name))
-    return System(name, title, system.words("generate", []), dict(fact.values) if fact else {}, source)
+    try:
+        protocol = read(Protocol, load_yaml(path))
+        systems = {name: System() for name in PAPER_NAMES if (folder / f"{name}.yaml").is_file()} | protocol.systems
+        if not systems:
+            raise ValueError(f"no system: the folder has no {', '.join(PAPER_NAMES)}.yaml, and none is listed")
+        for name in systems:
+            if not (folder / f"{name}.yaml").is_file():
+                raise ValueError(f"systems.{name} has no configuration {folder / name}.yaml")
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from None
+    protocol.systems, protocol.path, protocol.task = systems, path, task_name(folder)
+    protocol.title = protocol.title or protocol.task
+    return protocol
 
 
 def canonical(value: Any) -> str:
@@ -295,9 +268,10 @@ def split_override(item: str) -> tuple[str, Any]:
 
 
 def settings_of(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, str]:
-    """What a training computes, {key: value in canonical form}; train.sh divides the tokens of an update as it must.
+    """What a training computes, {key: value in canonical form}.
 
-    An override of max_tokens alone changes no training: it bounds what fits the memory (see train_plan.py).
+    What counts are the tokens of an update, not their division into batches: an override of max_tokens alone changes
+    no training (see training/plan.py).
     """
     flat = flatten(config)
     given = {}

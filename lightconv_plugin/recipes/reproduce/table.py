@@ -17,9 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tabulate import tabulate
+
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.paths import configs_dir, workspace
 from lightconv_plugin.recipes.reproduce.protocol import (
     PAPER_NAMES,
-    ROOT,
     Protocol,
     load_yaml,
     read_protocol,
@@ -28,8 +31,6 @@ from lightconv_plugin.recipes.reproduce.protocol import (
 )
 from lightconv_plugin.recipes.steps import write_text
 
-RESULTS = ROOT / "benchmarks/results/reproduction"
-TABLE = ROOT / "RESULTS.md"
 SMOKE = "smoke"  # the miniature that tries everything: no result
 SEEDS = (1, 2, 3)
 DASH = "–"
@@ -38,24 +39,31 @@ ROUGE = ("rouge1", "rouge2", "rougeLsum")
 HEAD = """\
 # Results
 
-Made by `scripts/reproduce.sh --table` from the files in `{results}`; not written by hand.
+Made by `lightconv reproduce --table` from the files in `{results}`; not written by hand.
 
-Each row is one command, which stands below its table: it prepares the data, trains the configuration with each seed,
-chooses the number of averaged checkpoints and the length penalty on the validation set, and scores the test set so.
+Each row is one command, listed below its table: it prepares the data, trains the configuration with each seed, chooses
+the number of averaged checkpoints and the length penalty on the validation set, and scores the test set with them.
 
-- **seeds**: how many were run. {dash} means not run; where a mean stands without ±, one seed was run, and a difference
-  between two such rows may be chance.
-- **valid**: the score on the validation set, at the settings chosen by it. **test**: mean ± sample standard deviation
+- **seeds**: how many were run; {dash} means not run. A mean without ± is of one seed: a difference between two such
+  rows may be chance.
+- **valid**: the score on the validation set, with the settings chosen on it. **test**: mean ± sample standard deviation
   (n − 1) over the seeds. **best seed**: the test score of the seed with the best validation score, as the papers do.
-- **paper**: the test score that a paper reports for its own training of this system on this task, of which the source
-  stands below; {dash} where none is known. It was not measured here.
-- **average**, **lenpen**: what was chosen, for each seed (once where all agree).
-- `*` behind a system: its configuration or protocol has changed since the row was made.
+- **paper**: the test score that a paper reports for its own training of this system on this task (source below);
+  {dash} if none is known. It was not measured here.
+- **average**, **lenpen**: what was chosen for each seed (once if all agree).
+- `*` after a system: its configuration or protocol has changed since the row was made.
 """
 
 
-class RowError(ValueError):
-    """A row that cannot be read; the text names the file."""
+def default_results() -> Path:
+    """Where rows go: benchmarks/results/reproduction of a checkout, results/reproduction of any other workspace."""
+    of_checkout = workspace() / "benchmarks/results/reproduction"
+    return of_checkout if of_checkout.is_dir() else workspace() / "results/reproduction"
+
+
+def default_table() -> Path:
+    """Where the table of all rows goes."""
+    return workspace() / "RESULTS.md"
 
 
 def mean_sd(values: Sequence[float]) -> dict[str, float | None]:
@@ -99,7 +107,7 @@ def read_rows(results: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """{task: {system: row}} of all rows.
 
     Raises:
-        RowError: a file is not a row, or not one of its place.
+        InputError: a file is not a row, or belongs elsewhere.
     """
     rows: dict[str, dict[str, dict[str, Any]]] = {}
     for path in sorted(results.rglob("*.json")):
@@ -107,9 +115,9 @@ def read_rows(results: Path) -> dict[str, dict[str, dict[str, Any]]]:
             row = json.loads(path.read_text(encoding="utf-8"))
             place = results / row["task"] / f"{row['system']}.json"
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RowError(f"{path} is not a row of scripts/reproduce.sh ({type(error).__name__}: {error})") from None
+            raise InputError(f"{path} is not a row of lightconv reproduce ({type(error).__name__}: {error})") from None
         if place != path:
-            raise RowError(f"{path} has the row of {row['task']}/{row['system']}, which belongs in {place}")
+            raise InputError(f"{path} has the row of {row['task']}/{row['system']}, which belongs in {place}")
         rows.setdefault(row["task"], {})[row["system"]] = row
     return rows
 
@@ -132,8 +140,9 @@ class Section:
         return getattr(self.protocol, key) if self.protocol else next(iter(self.rows.values()))[key]
 
     def title_of(self, system: str) -> str:
-        known = self.protocol.systems.get(system) if self.protocol else None
-        return (known.title if known else self.rows[system]["system_title"]) + ("*" if self.is_old(system) else "")
+        if self.protocol and system in self.protocol.systems:
+            return self.protocol.title_of(system) + ("*" if self.is_old(system) else "")
+        return self.rows[system]["system_title"] + "*"
 
     def is_old(self, system: str) -> bool:
         """Whether the row is of other settings than those of now."""
@@ -147,12 +156,12 @@ class Section:
 
     def paper(self, system: str) -> tuple[str, str]:
         """(the published figure or a dash, whose it is)."""
-        known = self.protocol.systems.get(system) if self.protocol else None
-        if known is None or not known.paper:
+        if self.protocol is None or system not in self.protocol.systems:
             return DASH, ""
+        figures, source = self.protocol.published(system)
         metric = self.about("metric")
         names = ROUGE if metric == "rouge" else (metric,)
-        return "/".join(known.paper[name] for name in names), known.source
+        return "/".join(figures[name] for name in names) if figures else DASH, source
 
 
 def number(value: float | None) -> str:
@@ -200,14 +209,10 @@ def cells(section: Section, system: str) -> dict[str, str]:
 def markdown(rows: Sequence[Mapping[str, str]], left: int = 1) -> str:
     """A Markdown table, its columns aligned: the first `left` ones to the left, the others to the right."""
     columns = list(rows[0])
-    table = [columns, *([row[name] for name in columns] for row in rows)]
-    widths = [max(3, *(len(line[i]) for line in table)) for i in range(len(columns))]
-    rule = ["-" * width if i < left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
-    lines = [
-        [cell.ljust(widths[i]) if i < left else cell.rjust(widths[i]) for i, cell in enumerate(line)]
-        for line in (table[0], rule, *table[1:])
-    ]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    align = ["left" if i < left else "right" for i in range(len(columns))]
+    return tabulate(
+        [[row[name] for name in columns] for row in rows], columns, "pipe", disable_numparse=True, colalign=align
+    )
 
 
 def grouped(section: Section, of: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
@@ -243,8 +248,10 @@ def render_section(section: Section) -> str:
     lines += ["", markdown([cells(section, system) for system in systems]), "", "```sh"]
     for system in systems:
         row = section.rows.get(system)
-        config = f"configs/{section.task}/{system}.yaml"
-        lines.append(row["command"] if row else f"{command(config, SEEDS, ())}  # not run")
+        if row:
+            lines.append(command(row["config"], [run["seed"] for run in row["runs"]], row["overrides"]))
+        else:
+            lines.append(f"{command(f'{section.task}/{system}', SEEDS, ())}  # not run")
     lines += ["```", ""]
     rows = {system: section.rows[system] for system in systems if system in section.rows}
     papers = {system: [source] for system in systems if (source := section.paper(system)[1])}
@@ -284,7 +291,7 @@ def render_not_run(rest: Sequence[Section]) -> str:
         markdown(rows, left=4),
         "",
         "```sh",
-        command(f"configs/{rest[0].task}/{rest[0].systems()[0]}.yaml", SEEDS, ()),
+        command(f"{rest[0].task}/{rest[0].systems()[0]}", SEEDS, ()),
         "```",
         "",
         *(f"- paper: {source}: {', '.join(whose)}." for source, whose in of.items()),
@@ -296,10 +303,16 @@ def _versions(known: Mapping[str, str | None]) -> str:
     return ", ".join(f"{name} {value}" for name, value in known.items() if value)
 
 
+def config_name(config: Path) -> str:
+    """How a configuration is called in a command: TASK/SYSTEM for one in `configs_dir()`, otherwise its path."""
+    configs = configs_dir()
+    return config.relative_to(configs).with_suffix("").as_posix() if config.is_relative_to(configs) else str(config)
+
+
 def command(config: str, seeds: Sequence[int], overrides: Sequence[str]) -> str:
-    """The command that makes a row; with overrides it needs a place of its own."""
-    place = ["--runs", "DIR"] if overrides else []
-    return shlex.join(["scripts/reproduce.sh", config, "--seeds", *map(str, seeds), *place, *overrides])
+    """The command that makes a row; what is not published needs a folder of its own."""
+    place = ["--runs", "DIR"] if overrides or config.endswith(".yaml") else []
+    return shlex.join(["lightconv", "reproduce", config, "--seeds", *map(str, seeds), *place, *overrides])
 
 
 def sections(results: Path, configs: Path, tasks: Sequence[str] | None = None) -> Iterator[Section]:
@@ -317,7 +330,7 @@ def write_table(results: Path, table: Path, configs: Path, tasks: Sequence[str] 
     """Write the table of all rows and return its text; one writer at a time, so that the last has read every row."""
     results.mkdir(parents=True, exist_ok=True)
     with _locked(results):
-        shown = os.path.relpath(results, ROOT) if results.is_relative_to(ROOT) else results.name
+        shown = os.path.relpath(results, workspace()) if results.is_relative_to(workspace()) else results.name
         text = HEAD.format(results=shown, dash=DASH)
         known = list(sections(results, configs, tasks))
         text += "".join(f"\n{render_section(section)}" for section in known if section.rows)

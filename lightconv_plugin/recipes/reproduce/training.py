@@ -1,24 +1,30 @@
-"""A seed's training: whether it is done, whether one that is there already is the one asked for, and what it took.
+"""A seed's training: the process, whether it is done, whether an existing one is the one asked for, what it took.
 
-Finished is a training whose checkpoint_last.pt has as many updates as asked for, or whose log ends as fairseq ends it
-(max_epoch, patience, stop_min_lr). One that reproduce.sh did not begin is taken over when the settings stored in its
-checkpoint are those of the configuration, and its log tells of data of the same size; otherwise it is left alone.
+A training is finished if its checkpoint_last.pt has as many updates as asked for, or its log ends as fairseq ends it
+(max_epoch, patience, stop_min_lr). One that was started by hand is taken over if the settings stored in its checkpoint
+are those of the configuration, and its log tells of data of the same size; otherwise it is left alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import os
 import re
+import signal
 import struct
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.demo.results import read_log
 from lightconv_plugin.recipes.reproduce.protocol import canonical, flatten, is_machine
-from lightconv_plugin.recipes.reproduce.state import identity
 from lightconv_plugin.recipes.steps import say
 
 NUMBERED = re.compile(r"checkpoint(\d+|_\d+_\d+)\.pt")
@@ -32,8 +38,21 @@ _PROGRESS = re.compile(r" loss=([\d.]+).*?wps=([\d.]+).*?num_updates=(\d+)")
 SIZE = ("dataset.max_tokens", "optimization.update_freq")
 
 
-class OtherTraining(ValueError):
-    """A folder has a training that is not the one asked for."""
+# Training is a process of its own: torchrun, and what it starts.
+COMMAND = (sys.executable, "-m", "lightconv_plugin", "train")
+
+
+class TrainingFailed(RuntimeError):
+    """A training ended with an error, or too early; the text has the end of its messages and names the log."""
+
+
+def identity(path: Path) -> list[int] | None:
+    """[size, time of the last change] of a file too large to be read each time; None where there is none."""
+    try:
+        about = path.stat()
+    except FileNotFoundError:
+        return None
+    return [about.st_size, about.st_mtime_ns]
 
 
 def numbered(folder: Path) -> dict[str, list[int]]:
@@ -85,7 +104,7 @@ def differences(settings: Mapping[str, str], stored: Mapping[str, Any]) -> list[
         frequency = float(canonical(stored[SIZE[1]]).split(",")[0])
         tokens = float(settings[SIZE[0]]) * float(settings[SIZE[1]].split(",")[0])
         used = float(stored[SIZE[0]]) * frequency * processes
-        # train.sh divides the tokens over the processes and rounds down.
+        # They are divided over the processes, rounded down.
         if not tokens - frequency * processes < used <= tokens:
             found.append(f"tokens an update {used:.0f} instead of {tokens:.0f}")
     return found
@@ -116,19 +135,14 @@ def data_differences(log: str, data: Path) -> list[str]:
 
 
 def check_same(folder: Path, settings: Mapping[str, str], seed: int, stored: Mapping[str, Any], data: Path) -> None:
-    """A training that reproduce.sh did not begin must be the one asked for.
-
-    Raises:
-        OtherTraining: it is not; the text says where it differs.
-    """
+    """A training that no reproduction began must be the one asked for. InputError says where it differs."""
     found = differences(settings, stored)
     if stored.get("common.seed", seed) != seed:
         found.append(f"common.seed {stored['common.seed']} instead of {seed}")
     found += data_differences(last_run(folder), data)
     if found:
-        raise OtherTraining(
-            f"{folder} has a training that was not begun by reproduce.sh and has {'; '.join(found)}: "
-            "move it away, or choose another place by --runs"
+        raise InputError(
+            f"{folder} has another training, with {'; '.join(found)}: move it away, or set `runs` to another folder"
         )
 
 
@@ -142,7 +156,7 @@ def move_aside(folder: Path) -> Path:
 
 
 def wait_for_training(folder: Path) -> None:
-    """Wait while train.sh works in this folder: one started by hand, or left by a run that was killed."""
+    """Wait for a training that writes to this folder: one started by hand, or left by a run that was killed."""
     if not (folder / "lock").is_file():
         return
     with (folder / "lock").open("a") as lock:
@@ -154,7 +168,7 @@ def wait_for_training(folder: Path) -> None:
 
 
 def facts(folder: Path, updates: int, messages: Path) -> dict[str, Any]:
-    """What a finished training took, by its log and by the messages of train.sh; None for what they do not say."""
+    """What a finished training took, by its log and its messages; None for what they do not say."""
     try:
         known = read_log(folder / "train.log")
         speed, seconds = round(known.tokens_per_second, 1), round(known.seconds, 1)
@@ -186,3 +200,70 @@ class ProgressLine:
             self._shown = time.monotonic()
             loss, speed, done = match.groups()
             say(f"  {self.name}: update {done}/{self.updates}, loss {float(loss):.2f}, {float(speed):,.0f} tokens/s")
+
+
+def run_training(
+    config: Path,
+    overrides: Sequence[str],
+    *,
+    log: Path,
+    lock: int,
+    environment: Mapping[str, str],
+    on_line: Callable[[str], None],
+) -> None:
+    """Train to the end, in a process of its own.
+
+    Its messages (standard error) go to `log` and the terminal, each line of its output to `on_line`. The
+    process has a session of its own, which is ended whole if this process is told to end. If this process is killed,
+    training continues, and holds the file descriptor `lock` until it ends.
+
+    Raises:
+        TrainingFailed: the status is not 0.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    tail: deque[str] = deque(maxlen=12)
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [*COMMAND, str(config), *overrides],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=(lock,),
+            start_new_session=True,
+        )
+        messages = threading.Thread(target=_copy, args=(process.stderr, file), daemon=True)
+        messages.start()
+        try:
+            for raw in process.stdout or ():
+                line = raw.decode(errors="replace")
+                tail.append(line.rstrip()[:300])
+                on_line(line)
+            status = process.wait()
+            messages.join()
+        except BaseException:
+            _end(process, messages)
+            raise
+    if status != 0:
+        said = [*tail, *log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:]]
+        raise TrainingFailed("\n".join([*said, f"training failed with status {status}: see {log}"]))
+
+
+def _copy(source: Any, file: Any) -> None:
+    """All of `source` to a file and to the terminal, as it comes."""
+    while block := source.read1(1 << 16):
+        file.write(block)
+        file.flush()
+        sys.stderr.write(block.decode(errors="replace"))
+        sys.stderr.flush()
+
+
+def _end(process: subprocess.Popen, messages: threading.Thread) -> None:
+    """End a command and everything it started: politely, and what remains after twenty seconds by force."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    threading.Thread(target=process.stdout.read, daemon=True).start()  # nobody shall wait for a reader
+    messages.join(20)  # it ends with the last process that could write
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,18 +1,26 @@
-"""A task to reproduce, and programs in the place of preparing, training, tuning and scoring that only write down that
-they were called."""
+"""A task to reproduce, and stand-ins for preparing, training, tuning and scoring that only write down their calls."""
+
+import os
+import time
+from pathlib import Path
 
 import pytest
 import yaml
 
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.recipes import evaluation, tuning
 from lightconv_plugin.recipes.reproduce import run as reproduce
-from lightconv_plugin.recipes.reproduce.job import parse, plan
-from lightconv_plugin.recipes.reproduce.state import State
+from lightconv_plugin.recipes.reproduce import training
+from lightconv_plugin.recipes.reproduce.job import plan
+from lightconv_plugin.recipes.steps import Steps, write_text
+from lightconv_plugin.scoring import perplexity
+from lightconv_plugin.scoring.measuring import Scored
 
 PROTOCOL = {
-    "prepare": "scripts/prepare_x.sh --bpe 100",
+    "prepare": "x --bpe 100",
     "metric": "bleu",
     "generate": ["--beam", 5],
-    "score": ["--compound-split"],
+    "score": {"compound_split": True},
     "tune": {"average": [1, 5], "lenpen": [0.6, 1], "by": "bleu_tok"},
     "measure": "tokenised BLEU",
     "test": "newstest",
@@ -40,41 +48,69 @@ def task(folder, configs=("dynamicconv", "talkconv"), **changes):
     return folder
 
 
-PREPARE = """\
-echo prepare "$@" >>"$CALLS"
-while [[ $# -gt 1 ]]; do case $1 in --out) out=$2 ;; esac; shift; done
-mkdir -p "$out/data-bin"
-for name in dict.de.txt train.en-de.de.idx train.en-de.de.bin valid.en-de.de.bin test.en-de.de.bin; do
-    [[ -f $out/data-bin/$name ]] || echo "$name" >"$out/data-bin/$name"
-done
-"""
-# Ends early after the updates in $UPDATES, as if it were killed.
+# Waits as long as there is a file $HOLD; ends early after the updates in $UPDATES, as if it were killed.
 TRAIN = """\
+#!/usr/bin/env bash
+set -euo pipefail
 echo train "$@" >>"$CALLS"
 for item in "${@:2}"; do case $item in checkpoint.save_dir=*) dir=${item#*=} ;; esac; done
 mkdir -p "$dir"
 echo "checkpoints and log: $dir (2 × 3 threads)" >&2
 echo "[fairseq_cli.train][INFO] - {" >>"$dir/train.log"
-if [[ -n ${PAUSE:-} ]]; then sleep "$PAUSE"; fi
+while [[ -e ${HOLD:-} ]]; do sleep 0.05; done
 for updates in 50 ${UPDATES:-100}; do
+    sleep "${MOMENT:-0}"
     cp "$TEMPLATES/$updates.pt" "$dir/checkpoint_1_$updates.pt"
     cp "$TEMPLATES/$updates.pt" "$dir/checkpoint_last.pt"
 done
 if [[ -n ${FAIL:-} ]]; then echo "the reason" >&2; exit 3; fi
 """
-SCORE = """\
-echo score "$@" >>"$CALLS"
-if [[ -n ${FAIL_SCORE:-} ]]; then echo "the reason" >&2; exit 4; fi
-echo '{"bleu_tok": 30.5, "sacrebleu": 29.5, "chrf": 55.0, "signature": "s", "chrf_signature": "c", "parameters": 7}'
-"""
-TUNE = """\
-echo tune "$@" >>"$CALLS"
-echo "tuning: 1/1" >&2
-while [[ $# -gt 1 ]]; do case $1 in --output) out=$2 ;; esac; [[ $1 == -- ]] && break; shift; done
-dir=$(dirname "$out")
-[[ -f $dir/average5.pt ]] || { echo mean >"$dir/mean.tmp" && mv "$dir/mean.tmp" "$dir/average5.pt"; }
-printf '{"average": 5, "lenpen": 0.6, "score": 31.5, "checkpoint": "%s", "tried": []}\n' "$dir/average5.pt" >"$out"
-"""
+SCORES = {"bleu_tok": 30.5, "sacrebleu": 29.5, "chrf": 55.0, "signature": "s", "chrf_signature": "c", "parameters": 7}
+
+
+def called(*words):
+    with open(os.environ["CALLS"], "a") as file:
+        file.write(" ".join(map(str, words)) + "\n")
+    time.sleep(float(os.environ.get("MOMENT", 0)))
+
+
+def prepare(name, arguments):
+    called("prepare", name, *arguments)
+    data = Path(arguments[arguments.index("--out") + 1]) / "data-bin"
+    data.mkdir(parents=True, exist_ok=True)
+    for name in ("dict.de.txt", *(f"{part}.en-de.de.bin" for part in ("train", "valid", "test")), "train.en-de.de.idx"):
+        if not (data / name).exists():
+            write_text(data / name, f"{name}\n")
+
+
+def tune(data, save_dir, **options):
+    called("tune", data, save_dir, options)
+    if not (save_dir / "average5.pt").exists():
+        write_text(save_dir / "average5.pt", "mean\n")
+    return {"average": 5, "lenpen": 0.6, "score": 31.5, "checkpoint": str(save_dir / "average5.pt"), "tried": []}
+
+
+def evaluate(data, checkpoint, *, options, how):
+    called("score", data, checkpoint, options, how)
+    if os.environ.get("FAIL_SCORE"):
+        raise InputError("the reason")
+    return Scored(SCORES, "")
+
+
+def measure(data, checkpoint, subset, window, options):
+    called("perplexity", data, checkpoint, subset, window, options)
+    return {"perplexity": 25.5, "loss": 4.7, "parameters": 7}
+
+
+def stand_ins(train):
+    """(module, name, stand-in) of everything that computes; `train` is the program that `write_program` wrote."""
+    return [
+        (reproduce, "prepare", prepare),
+        (training, "COMMAND", (str(train),)),
+        (tuning, "tune", tune),
+        (evaluation, "evaluate", evaluate),
+        (perplexity, "measure", measure),
+    ]
 
 
 def write_templates(folder):
@@ -89,13 +125,11 @@ def write_templates(folder):
     return folder
 
 
-def write_programs(folder):
-    """The programs above, in a folder of their own."""
-    folder.mkdir()
-    for name, text in (("prepare.sh", PREPARE), ("train.sh", TRAIN), ("score.sh", SCORE), ("tune.sh", TUNE)):
-        (folder / name).write_text(f"#!/usr/bin/env bash\nset -euo pipefail\n{text}")
-        (folder / name).chmod(0o755)
-    return folder
+def write_program(path):
+    """The program that trains."""
+    path.write_text(TRAIN)
+    path.chmod(0o755)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -105,34 +139,32 @@ def templates(tmp_path_factory):
 
 @pytest.fixture
 def world(tmp_path, monkeypatch, templates):
-    """A task whose programs are those above; `world.row(*arguments)` reproduces, `world.calls()` what was called."""
-    scripts = write_programs(tmp_path / "scripts")
+    """A task computed by the stand-ins; `world.row(*arguments)` reproduces, `world.calls()` says what was called."""
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
     monkeypatch.setenv("TEMPLATES", str(templates))
-    monkeypatch.setattr(reproduce, "SCRIPTS", scripts)
-    monkeypatch.setattr(reproduce, "TOOLS", (str(scripts / "tune.sh"),))
+    for place, name, instead in stand_ins(write_program(tmp_path / "train.sh")):
+        monkeypatch.setattr(place, name, instead)
     return World(tmp_path)
 
 
 class World:
     def __init__(self, path):
         self.path = path
-        self.folder = task(path / "configs/task", prepare=str(path / "scripts/prepare.sh"))
+        self.folder = task(path / "configs/task")
         self.config = self.folder / "dynamicconv.yaml"
         self.runs = path / "runs/task/dynamicconv"
 
-    def job(self, *arguments, seeds=(1, 2)):
+    def job(self, *overrides, seeds=(1, 2), prepare=True):
         data = f"task.data={self.path}/data/data-bin"
-        arguments = [self.config, "--seeds", *seeds, "--runs", self.path / "runs", data, *arguments]
-        return plan(parse([str(part) for part in arguments]))
+        return plan(self.config, seeds, overrides=[data, *overrides], runs=self.path / "runs", prepare=prepare)
 
-    def row(self, *arguments, seeds=(1, 2)):
-        job = self.job(*arguments, seeds=seeds)
-        with State(job.folder) as state:
-            return reproduce.Reproduction(job, state).row()
+    def row(self, *overrides, seeds=(1, 2), prepare=True):
+        job = self.job(*overrides, seeds=seeds, prepare=prepare)
+        with Steps(job.folder) as steps:
+            return reproduce.Reproduction(job, steps).row()
 
     def calls(self):
-        """The programs called since this was last asked, and all of their arguments as text."""
+        """The stand-ins called since this was last asked, and all of their arguments as text."""
         path = self.path / "calls"
         lines = path.read_text().splitlines() if path.exists() else []
         path.unlink(missing_ok=True)

@@ -1,28 +1,30 @@
 """The arithmetic of a row, the table of all rows, and what a protocol may say."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from lightconv_plugin.recipes.reproduce.job import parse, plan
+from lightconv_plugin.cli.main import main
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.recipes.data.tasks import TASKS
+from lightconv_plugin.recipes.reproduce.job import plan, plan_smoke
 from lightconv_plugin.recipes.reproduce.protocol import (
-    ROOT,
-    ProtocolError,
     canonical,
     read_protocol,
     row_digest,
     settings_of,
 )
 from lightconv_plugin.recipes.reproduce.table import (
-    RowError,
     best_seed,
-    command,
     mean_sd,
     read_rows,
     summarise,
     write_row,
     write_table,
 )
+from lightconv_plugin.scoring.measuring import Measuring
+from tests import ROOT
 from tests.recipes.reproduce.reproduction_world import CONFIG, PROTOCOL, task
 
 
@@ -38,13 +40,13 @@ def row(runs, folder, system, name="task", **changes):
     known = {
         "task": name,
         "system": system,
-        "system_title": protocol.systems[system].title,
+        "system_title": protocol.title_of(system),
         "title": protocol.title,
         "measure": protocol.measure,
         "test": protocol.test,
         "metric": protocol.metric,
-        "by": protocol.tune.by,
-        "command": command(f"configs/{name}/{system}.yaml", [run["seed"] for run in runs], []),
+        "by": protocol.by,
+        "config": f"{name}/{system}",
         "overrides": [],
         "digest": row_digest(protocol, system, settings_of(CONFIG, [])),
         "runs": runs,
@@ -80,21 +82,21 @@ tokenised BLEU; test: newstest. Configurations: `configs/task`.
 
 The systems differ in the mixer alone.
 
-| system         | seeds |        valid |         test | best seed | paper | average | lenpen \
-|    sacreBLEU |        chrF2 | parameters | updates |
-| -------------- | ----: | -----------: | -----------: | --------: | ----: | ------: | -----: \
-| -----------: | -----------: | ---------: | ------: |
-| LightConv*     |     1 |        29.00 |        28.00 |     28.00 |  34.8 |       5 |    0.6 \
-|        30.00 |        50.00 |  1,234,567 |     100 |
-| DynamicConv    |     2 | 30.50 ± 0.71 | 29.00 ± 1.41 |     30.00 |  35.2 |   5, 10 |      1 \
-| 31.00 ± 1.41 | 50.00 ± 0.00 |  1,234,567 |     100 |
-| self-attention |     – |            – |            – |         – |  34.4 |       – |      – \
-|            – |            – |          – |       – |
+| system         |   seeds |        valid |         test |   best seed |   paper |   average \
+|   lenpen |    sacreBLEU |        chrF2 |   parameters |   updates |
+|:---------------|--------:|-------------:|-------------:|------------:|--------:|----------:\
+|---------:|-------------:|-------------:|-------------:|----------:|
+| LightConv*     |       1 |        29.00 |        28.00 |       28.00 |    34.8 |         5 \
+|      0.6 |        30.00 |        50.00 |    1,234,567 |       100 |
+| DynamicConv    |       2 | 30.50 ± 0.71 | 29.00 ± 1.41 |       30.00 |    35.2 |     5, 10 \
+|        1 | 31.00 ± 1.41 | 50.00 ± 0.00 |    1,234,567 |       100 |
+| self-attention |       – |            – |            – |           – |    34.4 |         – \
+|        – |            – |            – |            – |         – |
 
 ```sh
-scripts/reproduce.sh configs/task/lightweightconv.yaml --seeds 1
-scripts/reproduce.sh configs/task/dynamicconv.yaml --seeds 1 2
-scripts/reproduce.sh configs/task/transformer.yaml --seeds 1 2 3  # not run
+lightconv reproduce task/lightweightconv --seeds 1
+lightconv reproduce task/dynamicconv --seeds 1 2
+lightconv reproduce task/transformer --seeds 1 2 3  # not run
 ```
 
 - paper: Wu et al. 2019, Pay Less Attention with Lightweight and Dynamic Convolutions.
@@ -130,12 +132,15 @@ NOT_RUN = """
 
 One command each, such as the one below; costs: `benchmarks/COSTS.md`. The figures are the papers'.
 
-| task   | configurations  | test     | measure        | LightConv | DynamicConv | TaLK | self-attention |     others |
-| ------ | --------------- | -------- | -------------- | --------: | ----------: | ---: | -------------: | ---------: |
-| A task | `configs/other` | newstest | tokenised BLEU |      34.8 |           – |    – |              – | tiny: 35.5 |
+| task   | configurations   | test     | measure        |   LightConv |   DynamicConv |   TaLK \
+|   self-attention |     others |
+|:-------|:-----------------|:---------|:---------------|------------:|--------------:|-------:\
+|-----------------:|-----------:|
+| A task | `configs/other`  | newstest | tokenised BLEU |        34.8 |             – |      – \
+|                – | tiny: 35.5 |
 
 ```sh
-scripts/reproduce.sh configs/other/lightweightconv.yaml --seeds 1 2 3
+lightconv reproduce other/lightweightconv --seeds 1 2 3
 ```
 
 - paper: Wu et al. 2019, Pay Less Attention with Lightweight and Dynamic Convolutions: LightConv on A task.
@@ -177,27 +182,28 @@ def test_the_miniature_is_not_among_the_results(tmp_path):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ("{", "is not a row of scripts/reproduce.sh (JSONDecodeError"),
-        ("[]", "is not a row of scripts/reproduce.sh (TypeError"),
-        ('{"task": "a"}', "is not a row of scripts/reproduce.sh (KeyError: 'system')"),
+        ("{", "is not a row of lightconv reproduce (JSONDecodeError"),
+        ("[]", "is not a row of lightconv reproduce (TypeError"),
+        ('{"task": "a"}', "is not a row of lightconv reproduce (KeyError: 'system')"),
         ('{"task": "a", "system": "b"}', "has the row of a/b, which belongs in"),
     ],
 )
 def test_a_file_that_is_no_row(tmp_path, content, message):
     (tmp_path / "x").mkdir()
     (tmp_path / "x/b.json").write_text(content)
-    with pytest.raises(RowError) as error:
+    with pytest.raises(InputError) as error:
         read_rows(tmp_path)
     assert message in str(error.value) and str(tmp_path / "x/b.json") in str(error.value)
 
 
 def test_a_protocol(tmp_path):
     protocol = read_protocol(task(tmp_path / "task"))
-    assert protocol.prepare == ("scripts/prepare_x.sh", "--bpe", "100")
+    assert protocol.prepare == "x --bpe 100"
     assert protocol.generate_of("dynamicconv") == ["--beam", "5"]
     assert protocol.generate_of("talkconv") == ["--beam", "5", "--beam", "4"]
     assert (protocol.tune.average, protocol.tune.lenpen, protocol.tune.grid) == ((1, 5), (0.6, 1.0), False)
-    assert protocol.systems["dynamicconv"].paper == {"bleu": "35.2"}
+    assert protocol.measuring() == Measuring(compound_split=True)
+    assert protocol.published("dynamicconv")[0] == {"bleu": "35.2"}
     assert list(protocol.systems) == ["dynamicconv", "talkconv"]
 
 
@@ -205,9 +211,10 @@ def test_whose_figure_stands_beside_a_system(tmp_path):
     """The published TaLK for summaries is the deep one."""
     systems = {"talkconv": {"paper": None}, "talkconv_deep": {"paper": "TaLK", "title": "TaLK, deep"}}
     folder = task(tmp_path / "task", ("talkconv", "talkconv_deep"), systems=systems)
-    known = read_protocol(folder).systems
-    assert known["talkconv"].paper == {} and known["talkconv"].source == ""
-    assert known["talkconv_deep"].paper == {"bleu": "35.5"} and known["talkconv_deep"].title == "TaLK, deep"
+    protocol = read_protocol(folder)
+    assert protocol.published("talkconv") == ({}, "")
+    assert protocol.published("talkconv_deep")[0] == {"bleu": "35.5"}
+    assert protocol.title_of("talkconv_deep") == "TaLK, deep" and protocol.title_of("talkconv") == "TaLK"
 
 
 def tuning(**changes):
@@ -223,14 +230,15 @@ def tuning(**changes):
         ({"prepare": ...}, "prepare is missing: a text"),
         ({"tune": ...}, "tune is missing: a mapping"),
         ({"metric": "meteor"}, "metric must be one of bleu, rouge, perplexity, got 'meteor'"),
-        ({"generate": "--beam 5"}, "generate must be a list of options, such as [--beam, 5], got '--beam 5'"),
-        ({"score": [["a"]]}, "score must be a list of options"),
+        ({"generate": "--beam 5"}, "generate must be a list, each item a text or a whole number or a number, got '--b"),
+        ({"score": ["--compound-split"]}, "score must be a mapping, got ['--compound-split']"),
+        ({"score": {"compound_split": 1}}, "score.compound_split must be true or false, got 1"),
         ({"tune": [1]}, "tune must be a mapping, got [1]"),
         ({"tune": tuning(average=[])}, "tune.average must be a list of different positive whole numbers, got []"),
         ({"tune": tuning(average=[0])}, "tune.average must be a list of different positive whole numbers, got [0]"),
         ({"tune": tuning(average=[1, 1])}, "tune.average must be a list of different positive whole numbers"),
-        ({"tune": tuning(average=[True])}, "tune.average must be a list of different positive whole numbers"),
-        ({"tune": tuning(lenpen=["1"])}, "tune.lenpen must be a list of different numbers, got ['1']"),
+        ({"tune": tuning(average=[True])}, "tune.average must be a list, each item a whole number, got [True]"),
+        ({"tune": tuning(lenpen=["1"])}, "tune.lenpen must be a list, each item a number, got ['1']"),
         ({"tune": tuning(lenpen=[])}, "tune.lenpen must be a list of different numbers, got []"),
         ({"tune": tuning(by="rouge1")}, "tune.by must be one of bleu_tok, sacrebleu, chrf, got 'rouge1'"),
         ({"tune": tuning(by="perplexity"), "metric": "perplexity"}, "tune.lenpen must be an empty list"),
@@ -244,7 +252,7 @@ def tuning(**changes):
 )
 def test_a_protocol_that_cannot_be_followed(tmp_path, changes, message):
     folder = task(tmp_path / "task", **changes)
-    with pytest.raises(ProtocolError) as error:
+    with pytest.raises(InputError) as error:
         read_protocol(folder)
     assert str(error.value).startswith(f"{folder / 'protocol.yaml'}: ") and message in str(error.value)
 
@@ -252,7 +260,7 @@ def test_a_protocol_that_cannot_be_followed(tmp_path, changes, message):
 @pytest.mark.parametrize("text", ["a: [", "- a", ""], ids=["no-yaml", "a-list", "empty"])
 def test_a_protocol_that_is_none(tmp_path, text):
     (tmp_path / "protocol.yaml").write_text(text)
-    with pytest.raises(ProtocolError, match=r"protocol\.yaml"):
+    with pytest.raises(InputError, match=r"protocol\.yaml"):
         read_protocol(tmp_path)
 
 
@@ -260,8 +268,7 @@ def test_every_protocol_of_the_project_is_valid():
     folders = sorted(path.parent for path in (ROOT / "configs").rglob("protocol.yaml"))
     assert ROOT / "configs/smoke" in folders
     for folder in folders:
-        protocol = read_protocol(folder)
-        assert (ROOT / protocol.prepare[0]).is_file() or protocol.prepare[0].startswith("scripts/prepare_")
+        assert read_protocol(folder).prepare in TASKS
 
 
 def test_settings_in_one_form():
@@ -284,80 +291,92 @@ def test_overrides_change_settings_unless_they_are_of_the_machine():
     assert "optimization.lr" not in settings_of(CONFIG, ["~optimization.lr"])
 
 
-def job(folder, *arguments):
-    return plan(parse([str(folder / "dynamicconv.yaml"), "--seeds", "1", "2", *map(str, arguments)]))
+def job(folder, *overrides, **options):
+    return plan(folder / "dynamicconv.yaml", (1, 2), overrides=overrides, **options)
 
 
 def test_a_job(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = task(tmp_path / "task")
-    plain = plan(parse([str(ROOT / "configs/multi30k_en_de/dynamicconv.yaml"), "--seeds", "1", "2"]))
-    assert plain.folder == ROOT / "runs/multi30k_en_de/dynamicconv" and plain.seeds == (1, 2)
-    assert plain.data == ROOT / "data/multi30k_en_de/data-bin" and plain.target_lang == "de"
-    assert plain.results == ROOT / "benchmarks/results/reproduction" and plain.table == ROOT / "RESULTS.md"
-    other = job(folder, "--runs", "here", "dataset.num_workers=0", "--prepare-options=--data 'a b'")
+    folder, runs = task(tmp_path / "task"), Path("here")
+    plain = plan("multi30k_en_de/dynamicconv", (1, 2))
+    assert plain.folder == tmp_path / "runs/multi30k_en_de/dynamicconv" and plain.seeds == (1, 2)
+    assert plain.data == tmp_path / "data/multi30k_en_de/data-bin" and plain.target_lang == "de"
+    assert plain.prepare == ("multi30k_en_de",)
+    assert plain.results == tmp_path / "results/reproduction" and plain.table == tmp_path / "RESULTS.md"
+    other = job(folder, "dataset.num_workers=0", runs=runs, prepare_options="--data 'a b'")
     assert other.folder == tmp_path / "here/task/dynamicconv" and other.results == tmp_path / "here/results"
-    assert other.prepare == ("--data", "a b") and other.changing == ()
-    changed = job(folder, "--runs", "here", "model.dropout=0.1", "task.data='d/data-bin'")
+    assert other.prepare == ("x", "--bpe", "100", "--data", "a b") and other.changing == ()
+    changed = job(folder, "model.dropout=0.1", "task.data='d/data-bin'", runs=runs)
     assert changed.results == tmp_path / "here/results" and changed.table == tmp_path / "here/results/RESULTS.md"
-    assert changed.data == tmp_path / "d/data-bin" and changed.prepare == ("--out", str(tmp_path / "d"))
+    assert changed.data == tmp_path / "d/data-bin" and changed.prepare[3:] == ("--out", str(tmp_path / "d"))
     assert changed.overrides == ("model.dropout=0.1", f"task.data={tmp_path}/d/data-bin")
     assert changed.changing == ("model.dropout=0.1",)
+    assert job(folder, runs=runs, prepare=False).prepare is None
+    smoke = plan_smoke()
+    assert smoke.folder == tmp_path / "runs/smoke/smoke/dynamicconv"
+    assert smoke.data == tmp_path / "runs/smoke/data/data-bin"
+
+
+def test_a_job_of_a_checkout(monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_HOME", str(ROOT))
+    found = plan(ROOT / "configs/multi30k_en_de/dynamicconv.yaml", (1,))
+    assert found.folder == ROOT / "runs/multi30k_en_de/dynamicconv"
+    assert found.results == ROOT / "benchmarks/results/reproduction" and found.table == ROOT / "RESULTS.md"
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "overrides, options, message",
     [
+        (["model.dropout=0.1"], {}, "model.dropout=0.1 changes what is computed: `runs` must name a folder"),
+        ([], {}, "is no published configuration: `runs` must name a folder for its trainings and its row"),
+        (["common.seed=3"], {}, "common.seed cannot be overridden here: use `seeds`"),
+        (["checkpoint.save_dir=x"], {}, "checkpoint.save_dir cannot be overridden here: use `runs`"),
         (
-            ["model.dropout=0.1"],
-            "model.dropout=0.1 changes what is computed: it needs a place of its own, --runs DIR",
+            ["task.data=/x/y"],
+            {"runs": Path("x")},
+            "task.data=/x/y is not named data-bin, as prepared data is: set `no_prepare`",
         ),
-        ([], "is none of the results': it needs a place of its own, --runs DIR"),
-        (["common.seed=3"], "the override common.seed is reproduce.sh's own: give --seeds N instead"),
-        (["checkpoint.save_dir=x"], "the override checkpoint.save_dir is reproduce.sh's own: give --runs DIR instead"),
-        (
-            ["--runs", "x", "task.data=/x/y"],
-            "task.data=/x/y is not a data-bin that could be prepared: add --no-prepare",
-        ),
-        (["--runs", "x", "--prepare-options=--out x"], "instead of --out DIR give task.data=DIR/data-bin"),
-        (["--runs", "x", "--prepare-options=--out 'x"], "--prepare-options: No closing quotation"),
+        ([], {"runs": Path("x"), "prepare_options": "--out x"}, "override task.data=DIR/data-bin instead of --out DIR"),
+        ([], {"runs": Path("x"), "prepare_options": "--out 'x"}, "`prepare_options`: No closing quotation"),
     ],
 )
-def test_a_job_that_cannot_be_done(tmp_path, arguments, message):
-    with pytest.raises(ProtocolError) as error:
-        job(task(tmp_path / "task"), *arguments)
+def test_a_job_that_cannot_be_done(tmp_path, overrides, options, message):
+    with pytest.raises(InputError) as error:
+        job(task(tmp_path / "task"), *overrides, **options)
     assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--seeds", "1"], "CONFIG.yaml is missing"),
+        (["--seeds", "1"], "CONFIG is missing"),
         (["x.yaml"], "--seeds is missing"),
-        (["x.yaml", "--seeds", "1", "1"], "--seeds must be different numbers from 0 on, got 1 1"),
-        (["x.yaml", "--seeds", "-1"], "--seeds must be different numbers from 0 on, got -1"),
+        (["smoke/dynamicconv", "--seeds", "1", "1"], "--seeds must be different numbers from 0, got 1 1"),
+        (["smoke/dynamicconv", "--seeds", "-1"], "--seeds must be different numbers from 0, got -1"),
+        (["smoke/dynamicconv", "--seeds", "1"], "--runs must name a folder"),
         (["x.yaml", "--seeds", "one"], "argument --seeds: invalid int value: 'one'"),
         (["--table", "x.yaml"], "--table takes no configuration"),
-        (["--smoke", "--seeds", "1"], "--smoke has a configuration and seeds of its own"),
+        (["--smoke", "--seeds", "1"], "--smoke has its own configuration and seeds"),
         (["x.yaml", "--seeds", "1", "--fast"], "unrecognized arguments: --fast"),
+        (["x.yaml", "--seeds", "1"], "there is no configuration x.yaml"),
+        (["model.x=1", "multi30k_en_de/dynamicconv", "--seeds", "1", "~b"], "model.x=1 ~b changes what is computed"),
     ],
 )
 def test_wrong_arguments(capsys, arguments, message):
-    with pytest.raises(SystemExit) as end:
-        parse(arguments)
-    assert end.value.code == 2
-    assert message in capsys.readouterr().err
+    try:
+        status = main(["reproduce", *arguments])
+    except SystemExit as end:
+        status = end.code
+    assert status == 2 and message in capsys.readouterr().err
 
 
 def test_a_configuration_without_a_protocol_or_out_of_it(tmp_path):
     folder = task(tmp_path / "task")
     (folder / "other.yaml").write_text("a: 1\n")
-    for name, message in (("nothing", "no configuration"), ("other", "systems has no other; there are: dynamicconv")):
-        with pytest.raises(ProtocolError) as error:
-            plan(parse([str(folder / f"{name}.yaml"), "--seeds", "1"]))
-        assert message in str(error.value)
+    with pytest.raises(InputError, match="systems has no other; there are: dynamicconv"):
+        plan(folder / "other.yaml", (1,))
     (folder / "protocol.yaml").unlink()
-    with pytest.raises(ProtocolError, match=r"cannot read .*protocol\.yaml"):
+    with pytest.raises(InputError, match=r"cannot read .*protocol\.yaml"):
         job(folder)
 
 

@@ -1,5 +1,7 @@
-"""What a reproduction does again and what not, with programs in the place of training, tuning and scoring that only
-write down that they were called (the real ones: test_reproduce.py)."""
+"""What a reproduction repeats and what not, with stand-ins for everything that computes.
+
+The real ones are in test_reproduce.py.
+"""
 
 import fcntl
 import os
@@ -10,10 +12,12 @@ import time
 import pytest
 import yaml
 
-from lightconv_plugin.recipes.reproduce import run as reproduce
+from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.reproduce import training as reproduce_training
-from lightconv_plugin.recipes.reproduce.state import State, StateError, StepFailed, changes
 from lightconv_plugin.recipes.reproduce.table import write_row
+from lightconv_plugin.recipes.reproduce.training import TrainingFailed
+from lightconv_plugin.recipes.steps import Steps, changes
+from tests.recipes.reproduce import reproduction_world
 
 
 def test_a_row_from_nothing_and_again(world, capfd):
@@ -22,13 +26,12 @@ def test_a_row_from_nothing_and_again(world, capfd):
     assert names == ["prepare", "train", "tune", "score", "train", "tune", "score"]
     seed = world.runs / "seed2"
     data = world.path / "data/data-bin"
+    assert f"prepare x --bpe 100 --out {data.parent}" in text
     assert f"train {world.config} checkpoint.save_dir={seed} common.seed=2 task.data={data}" in text
-    assert f"tune tune {data} {seed} --subset valid --by bleu_tok --skip-missing --average 1 5 --json" in text
-    assert "--lenpen 0.6 1 -- --beam 5" in text
-    wanted = (
-        f"score {data} {seed}/average5.pt --subset test --json --metric bleu --compound-split --beam 5 --lenpen 0.6"
-    )
-    assert wanted in text
+    assert f"tune {data} {seed} {{'average': [1, 5], 'lenpen': [0.6, 1.0], 'by': 'bleu_tok', 'grid': False, " in text
+    assert "'options': ['--beam', '5'], 'context_window': 0, 'skip_missing': True" in text
+    assert f"score {data} {seed}/average5.pt ['--beam', '5', '--lenpen', '0.6'] Measuring(metric='bleu'," in text
+    assert "compound_split=True" in text
     assert row["summary"]["test"]["bleu_tok"] == {"mean": 30.5, "sd": 0.0}
     assert [run["updates"] for run in row["runs"]] == [100, 100]
     assert row["signatures"] == ["s", "c"] and row["runs"][0]["parameters"] == 7
@@ -47,7 +50,7 @@ def test_more_seeds_need_only_theirs(world):
     row = world.row(seeds=(1, 2))
     assert world.calls()[0] == ["prepare", "train", "tune", "score"]
     assert [run["seed"] for run in row["runs"]] == [1, 2]
-    assert world.row("--no-prepare", seeds=(2,))["summary"]["best_seed"] == 2
+    assert world.row(prepare=False, seeds=(2,))["summary"]["best_seed"] == 2
     assert world.calls()[0] == []
 
 
@@ -69,7 +72,7 @@ def edit(path, **changes):
         ("dynamicconv.yaml", {"common": {"log_interval": 7}}, [], "done before"),
         ("protocol.yaml", {"tune__average": [5, 1, 2]}, ["tune"], "average 1 5 → 5 1 2"),
         ("protocol.yaml", {"generate": ["--beam", 4]}, ["tune", "score"], "generate --beam 5 → --beam 4"),
-        ("protocol.yaml", {"score": []}, ["score"], "score --compound-split → none"),
+        ("protocol.yaml", {"score": {}}, ["score"], "score.compound_split is gone"),
         ("protocol.yaml", {"note": "another"}, [], "done before"),
     ],
 )
@@ -128,7 +131,7 @@ def test_changed_checkpoints_are_tuned_and_scored_anew(world, capfd):
     (world.runs / "seed1/average5.pt").unlink()
     world.row(seeds=(1,))
     assert world.calls()[0] == ["prepare", "tune", "score"]
-    assert "average5.pt is gone or has changed" in capfd.readouterr().err
+    assert "tuning on valid again: what it left is gone or has changed" in capfd.readouterr().err
     (world.runs / "seed1/checkpoint_1_100.pt").touch()
     world.row(seeds=(1,))
     assert world.calls()[0] == ["prepare", "tune"], "the mean is the same file"
@@ -138,31 +141,29 @@ def test_changed_checkpoints_are_tuned_and_scored_anew(world, capfd):
 def test_an_interrupted_training_goes_on(world, monkeypatch, capfd):
     monkeypatch.setenv("UPDATES", "50")
     monkeypatch.setenv("FAIL", "1")
-    with pytest.raises(StepFailed) as error:
+    with pytest.raises(TrainingFailed) as error:
         world.row(seeds=(1,))
     log = world.runs / "logs/seed1.train.log"
-    assert str(error.value).endswith(f"the reason\nseed1.train failed with status 3: see {log}")
+    assert str(error.value).endswith(f"the reason\ntraining failed with status 3: see {log}")
     monkeypatch.delenv("UPDATES")
     monkeypatch.delenv("FAIL")
     world.row(seeds=(1,))
-    assert "going on from update 50" in capfd.readouterr().err
+    assert "resuming from update 50" in capfd.readouterr().err
     assert world.calls()[0] == ["prepare", "train", "prepare", "train", "tune", "score"]
 
 
 def test_a_training_that_ends_too_early_is_an_error(world, monkeypatch):
     monkeypatch.setenv("UPDATES", "50")
-    with pytest.raises(StepFailed, match=r"ended after 50 updates, too early: see .*seed1/train\.log"):
+    with pytest.raises(TrainingFailed, match=r"ended after 50 updates, too early: see .*seed1/train\.log"):
         world.row(seeds=(1,))
     with (world.runs / "seed1/train.log").open("a") as log:
         log.write("[2026-01-01][fairseq_cli.train][INFO] - done training in 3.0 seconds\n")
     assert world.row(seeds=(1,))["runs"][0]["updates"] == 50, "patience or max_epoch ended it"
 
 
-def test_a_step_that_fails_names_its_log_and_the_rest_stays_done(world, monkeypatch):
+def test_after_a_step_that_fails_the_others_stay_done(world, monkeypatch):
     monkeypatch.setenv("FAIL_SCORE", "1")
-    with pytest.raises(
-        StepFailed, match=r"(?s)the reason\nseed1\.test failed with status 4: see .*logs/seed1\.test\.log"
-    ):
+    with pytest.raises(InputError, match="the reason"):
         world.row(seeds=(1,))
     world.calls()
     monkeypatch.delenv("FAIL_SCORE")
@@ -218,9 +219,9 @@ def test_a_training_of_something_else_is_left_alone(world, template, seed, log, 
     folder = trained_by_hand(world, template, log)
     folder = folder.rename(folder.with_name(f"seed{seed}"))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(reproduce_training.OtherTraining) as error:
+    with pytest.raises(InputError) as error:
         world.row(seeds=(seed,))
-    assert message in str(error.value) and "not begun by reproduce.sh" in str(error.value)
+    assert message in str(error.value) and "has another training" in str(error.value)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert world.calls()[0] == ["prepare"]
 
@@ -228,7 +229,7 @@ def test_a_training_of_something_else_is_left_alone(world, template, seed, log, 
 def test_other_tokens_an_update_are_another_training(world):
     trained_by_hand(world)
     edit(world.config, dataset__max_tokens=5000)
-    with pytest.raises(reproduce_training.OtherTraining, match="tokens an update 8000 instead of 10000"):
+    with pytest.raises(InputError, match="tokens an update 8000 instead of 10000"):
         world.row(seeds=(1,))
 
 
@@ -257,26 +258,28 @@ def test_a_training_in_progress_is_waited_for(world, capfd):
 
 def test_two_runs_of_a_system_do_not_collide(world, capfd):
     job = world.job(seeds=(1,))
-    state = State(job.folder)
-    threading.Timer(0.5, state.close).start()
+    steps = Steps(job.folder)
+    threading.Timer(0.5, steps.close).start()
     start = time.monotonic()
     world.row(seeds=(1,))
     assert time.monotonic() - start > 0.4
-    assert "waiting: another reproduction" in capfd.readouterr().err
+    assert "waiting: another process is working in" in capfd.readouterr().err
 
 
-def test_a_state_that_is_none_is_refused(world):
-    world.runs.mkdir(parents=True)
-    for text in ("{", "[]", '{"version": 0, "steps": {}, "files": {}}'):
-        (world.runs / "reproduce.json").write_text(text)
-        with pytest.raises(StateError, match=r"reproduce\.json is not a state of this version: remove it"):
-            world.row()
-        assert (world.runs / "reproduce.json").read_text() == text
+@pytest.mark.parametrize("text", ["{", "[]", ""])
+def test_a_broken_state_repeats_steps_but_no_training(world, capfd, text):
+    wanted = world.row(seeds=(1,))
+    world.calls()
+    for stamp in (world.runs / ".steps").glob("seed1.*.json"):
+        stamp.write_text(text)
+    assert world.row(seeds=(1,)) == wanted
+    assert world.calls()[0] == ["prepare", "tune", "score"]
+    assert "seed 1: taking over the training in" in capfd.readouterr().err
 
 
 def test_without_binarised_data_it_ends_before_training(world):
-    with pytest.raises((reproduce.ProtocolError, OSError)) as error:
-        world.row("--no-prepare")
+    with pytest.raises((InputError, OSError)) as error:
+        world.row(prepare=False)
     assert "data-bin" in str(error.value)
     assert world.calls()[0] == []
 
@@ -293,29 +296,26 @@ def test_checkpoint_last_may_be_removed_but_not_all(world):
 
 
 def test_a_language_model(world):
-    edit(world.folder / "protocol.yaml", metric="perplexity", paper=None, score=[], generate=["--context-window", 64])
+    edit(world.folder / "protocol.yaml", metric="perplexity", paper=None, score={}, generate=["--context-window", 64])
     edit(world.folder / "protocol.yaml", tune={"average": [1, 5], "lenpen": []})
-    script = world.path / "scripts/perplexity.sh"
-    said = '{"perplexity": 25.5, "loss": 4.7, "parameters": 7}'
-    script.write_text(f"#!/usr/bin/env bash\necho perplexity $* >>$CALLS\necho '{said}'\n")
-    script.chmod(0o755)
     row = world.row(seeds=(1,))
     names, text = world.calls()
     assert names == ["prepare", "train", "tune", "perplexity"]
-    assert "--by perplexity" in text and "--lenpen" not in text and "-- --context-window 64" in text
-    assert "average5.pt --subset test --json --context-window 64" in text
+    assert "'by': 'perplexity'" in text and "'lenpen': []" in text and "'options': [], 'context_window': 64" in text
+    assert "average5.pt test 64 []" in text
+    assert (world.runs / "seed1/average5.test.ppl").read_text().startswith('{"perplexity": 25.5')
     assert row["summary"]["test"] == {"perplexity": {"mean": 25.5, "sd": None}} and row["signatures"] == []
 
 
-def test_summaries(world):
-    edit(world.folder / "protocol.yaml", metric="rouge", paper="CNN-DailyMail", score=["--no-stem"])
+def test_summaries(world, monkeypatch):
+    edit(world.folder / "protocol.yaml", metric="rouge", paper="CNN-DailyMail", score={"stem": False})
     edit(world.folder / "protocol.yaml", tune={"average": [5], "lenpen": [2.0], "by": "rougeL", "grid": True})
-    script = world.path / "scripts/score.sh"
-    said = '{"rouge1": 39.0, "rouge2": 16.0, "rougeL": 35.0, "rougeLsum": 36.0, "signature": "r", "parameters": 7}'
-    script.write_text(f"#!/usr/bin/env bash\necho score $* >>$CALLS\necho '{said}'\n")
+    scores = {"rouge1": 39.0, "rouge2": 16.0, "rougeL": 35.0, "rougeLsum": 36.0, "signature": "r", "parameters": 7}
+    monkeypatch.setattr(reproduction_world, "SCORES", scores)
     row = world.row(seeds=(1,))
     text = world.calls()[1]
-    assert "--lenpen 2 --grid -- --beam 5" in text and "--metric rouge --no-stem --beam 5" in text
+    assert "'lenpen': [2.0], 'by': 'rougeL', 'grid': True" in text
+    assert "Measuring(metric='rouge'" in text and "stem=False" in text
     assert list(row["summary"]["test"]) == ["rouge1", "rouge2", "rougeLsum"]
     assert row["signatures"] == ["r"]
 

@@ -1,0 +1,121 @@
+"""`lightconv reproduce`: prepare, train, tune and score a published system: one row of the results."""
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from lightconv_plugin.errors import InputError
+
+DESCRIPTION = """\
+Prepares the data, trains the configuration with each seed, chooses the number of averaged checkpoints and the length
+penalty on the validation set, and scores the test set: one row of the results. protocol.yaml beside the configuration
+says what is done and how. Rerun the same command to resume; a step is repeated only if what it depends on has changed.
+
+CONFIG is the name of a configuration such as iwslt14_de_en/dynamicconv, or a path. Overrides are hydra's, for the
+training; one that changes what is computed needs --runs.
+
+A seed is trained in SAVE_DIR/seedN; a training of the same settings that is already there is resumed, or taken over if
+it is finished. By default, the row is written to results/reproduction/TASK/SYSTEM.json (in a checkout:
+benchmarks/results/reproduction) and the table to RESULTS.md."""
+EXAMPLE = """\
+example:
+  lightconv reproduce iwslt14_de_en/dynamicconv --seeds 1 2 3
+  lightconv reproduce --table        write the table again from the rows
+  lightconv reproduce --smoke        everything in miniature, in runs/smoke: a test, not a result"""
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.table:
+        if args.config or args.seeds or args.smoke or args.rest:
+            raise InputError("--table takes no configuration, seeds or overrides: it only writes the table")
+        return _write_table(args.results)
+    if args.smoke and (args.config or args.seeds):
+        raise InputError("--smoke has its own configuration and seeds: remove CONFIG and --seeds")
+    if not args.smoke and not args.config:
+        raise InputError("CONFIG is missing, such as multi30k_en_de/dynamicconv")
+    if not args.smoke and not args.seeds:
+        raise InputError("--seeds is missing: one or more numbers, such as --seeds 1 2 3")
+    from lightconv_plugin.recipes.reproduce.job import plan, plan_smoke
+    from lightconv_plugin.recipes.reproduce.run import reproduce
+    from lightconv_plugin.recipes.reproduce.training import TrainingFailed
+    from lightconv_plugin.recipes.steps import say
+
+    options = {
+        "overrides": args.rest,
+        "runs": args.runs,
+        "results": args.results,
+        "prepare": not args.no_prepare,
+        "prepare_options": args.prepare_options,
+    }
+    job = plan_smoke(**options) if args.smoke else plan(args.config, args.seeds, **options)
+    heed_signals()
+    try:
+        done = reproduce(job)
+    except TrainingFailed as error:
+        print(f"lightconv reproduce: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nlightconv reproduce: interrupted; rerun the same command to resume", file=sys.stderr)
+        return 130
+    print(done.section, flush=True)
+    say(f"row: {done.row}; table: {done.table}")
+    return 0
+
+
+def _write_table(results: Path | None) -> int:
+    from lightconv_plugin.paths import configs_dir
+    from lightconv_plugin.recipes.reproduce.table import default_results, default_table, write_table
+    from lightconv_plugin.recipes.steps import say
+
+    table = results / "RESULTS.md" if results else default_table()
+    write_table((results or default_results()).resolve(), table, configs_dir())
+    say(f"table: {table}")
+    return 0
+
+
+def heed_signals() -> None:
+    """SIGTERM, and SIGHUP unless it is ignored (nohup), end this process as Ctrl-C does: with all that it started."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, interrupt)
+
+
+def overrides_last(argv: list[str]) -> list[str]:
+    """The arguments with hydra's overrides, which may stand anywhere, after a "--"."""
+    from lightconv_plugin.recipes.reproduce.protocol import OVERRIDE
+
+    overrides = [item for item in argv if OVERRIDE.fullmatch(item)]
+    return [*(item for item in argv if item not in overrides and item != "--"), "--", *overrides]
+
+
+def add_parser(commands) -> None:
+    parser = commands.add_parser(
+        "reproduce",
+        usage="lightconv reproduce CONFIG --seeds N… [options] [overrides]",
+        description=DESCRIPTION,
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help=argparse.SUPPRESS)
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="one training for each")
+    parser.add_argument(
+        "--runs", type=Path, metavar="DIR", help="put trainings into DIR/TASK/SYSTEM instead of checkpoint.save_dir"
+    )
+    parser.add_argument(
+        "--results", type=Path, metavar="DIR",
+        help="put the row into DIR/TASK/SYSTEM.json and the table into DIR/RESULTS.md",
+    )  # fmt: skip
+    parser.add_argument("--no-prepare", action="store_true", help="take the data as it is")
+    parser.add_argument(
+        "--prepare-options", default="", metavar="OPTIONS",
+        help="options of lightconv prepare, in one word, such as --prepare-options='--mirror PLACE'",
+    )  # fmt: skip
+    parser.add_argument("--smoke", action="store_true", help="everything in miniature, with a configuration of its own")
+    parser.add_argument("--table", action="store_true", help="only write the table")
+    parser.set_defaults(run=run, rest=[], before=overrides_last)
