@@ -1,7 +1,8 @@
 """fairseq's commands as a user types them, on a corpus of a few dozen lines; shared by the tests that need them.
 
-Importing fairseq takes five seconds of processor time, most of what a small command takes. A server that has imported it
-(and torch, but not the plugin) forks a process for each command, in which the command starts as it does in a new one.
+Importing fairseq takes five seconds of processor time, most of what a small command takes. A server that has imported
+it (and torch, but not the plugin) forks a process for each command, in which the command starts as it does in a new
+one.
 """
 
 import importlib

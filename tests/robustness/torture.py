@@ -1,8 +1,8 @@
 """Kills work at random moments, starts it again, and compares what it leaves with an undisturbed run.
 
-`scripts/dev/torture.sh` is the command; `kill_targets.py` has what can be killed. A trial starts in a fresh copy of the same
-world, in the same place: it is killed one to three times (SIGKILL), then the same command runs to its end. Three in
-four kills hit everything that was started, as at the end of a machine; the fourth hits the command alone, whose
+`scripts/dev/torture.sh` is the command; `kill_targets.py` has what can be killed. A trial starts in a fresh copy of the
+same world, in the same place: it is killed one to three times (SIGKILL), then the same command runs to its end. Three
+in four kills hit everything that was started, as at the end of a machine; the fourth hits the command alone, whose
 children live on.
 """
 
