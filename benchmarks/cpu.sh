@@ -24,7 +24,8 @@ done
 out=$(absolute "$out")
 mkdir -p "$out"
 use_python
-compute_environment
+# Those of the processes that train.
+while read -r setting; do export "${setting?}"; done < <("$PY" -m lightconv_plugin.recipes.environment)
 cd "$ROOT"
 
 measure() { # NAME PROGRAM OPTIONS…: one benchmark, its JSON in cpu_NAME.json

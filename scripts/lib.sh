@@ -33,10 +33,4 @@ use_python() {
 
 lightconv() { "$PY" -m lightconv_plugin "$@"; }
 
-# Settings of a process that computes, as `lightconv` has them for its own; what the caller has set stays.
-compute_environment() {
-    local setting
-    while read -r setting; do export "${setting?}"; done < <("$PY" -m lightconv_plugin.recipes.environment)
-}
-
 absolute() { realpath -m -- "$1"; }

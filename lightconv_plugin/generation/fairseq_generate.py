@@ -31,7 +31,8 @@ def generate_log(data: Path, checkpoint: Path, subset: str, options: Sequence[st
 
     Raises InputError for unknown options and when the command fails.
     """
-    args = [str(data), "--path", str(checkpoint), "--gen-subset", subset, "--user-dir", str(package_dir())]
+    # Names may begin with a dash.
+    args = [str(data.absolute()), f"--path={checkpoint}", "--gen-subset", subset, "--user-dir", str(package_dir())]
     progress = "tqdm" if sys.stderr.isatty() else "none"
     # A loading process costs five seconds to end in a process that goes on, and search does not wait for its data.
     args += ["--num-workers", "0", "--log-format", progress]

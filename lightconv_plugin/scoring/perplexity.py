@@ -139,7 +139,7 @@ def measure(
     task = task_of(safe_torch_load(checkpoint))
     if "tokens_per_sample" not in task:
         raise InputError(f"{checkpoint} is not of a language model: its task has no tokens_per_sample")
-    command = [sys.executable, "-u", "-m", "fairseq_cli.eval_lm", str(data), "--path", str(checkpoint)]
+    command = [sys.executable, "-u", "-m", "fairseq_cli.eval_lm", str(data.absolute()), f"--path={checkpoint}"]
     command += ["--user-dir", str(package_dir()), "--gen-subset", subset, "--log-format", "simple"]
     command += [*evaluation(task, words, context_window), *options]
     log = checkpoint.with_suffix(f".{subset}.eval_lm")

@@ -65,5 +65,5 @@ def test_hydra_reads_every_name_as_it_is(name):
 
 
 def test_what_hydra_would_replace_is_refused():
-    with pytest.raises(ValueError, match=r"/a\$\{b\}: a name with \$\{ cannot be given to hydra"):
+    with pytest.raises(ValueError, match=r"/a\$\{b\}: a name with \$\{ cannot be passed to hydra"):
         quote("/a${b}")

@@ -51,7 +51,7 @@ def test_options_of_the_other_metrics_are_refused(files, tmp_path, capsys):
     assert "--metric perplexity needs --log FILE" in refused(capsys, "--metric", "perplexity")
     said = refused(capsys, "--metric", "perplexity", "--log", log, "--lang", "de")
     assert "--lang is not valid with --metric perplexity" in said
-    assert "--gen means nothing" in refused(capsys, "--metric", "perplexity", "--log", log, "--gen", log)
+    assert "--gen is not valid" in refused(capsys, "--metric", "perplexity", "--log", log, "--gen", log)
     assert "--log is not valid with --metric bleu" in refused(capsys, *files(["a"], ["a"]), "--log", log)
 
 
@@ -114,7 +114,7 @@ def test_tuning_a_language_model_is_measuring_each_average(training, tmp_path, c
         (["--subset", "test"], "settings chosen on a test set"),
         (["--subset", "dev"], "dev.idx is missing"),
         (["--lenpen", "1"], "--lenpen is not valid with --by perplexity"),
-        (["--", "--context-window", "20"], "--context-window must be in 0 … 19"),
+        (["--", "--context-window", "20"], "`context_window` must be in 0 … 19"),
         (["--", "--cpu", "--tokens-per-sample", "9999", "--no-such-option"], "fairseq-eval-lm failed with status 2"),
     ],
     ids=["test", "subset", "lenpen", "window", "option"],
