@@ -108,7 +108,7 @@ def test_human_output(files, against, capsys):
 def test_every_run_gives_the_same_numbers(files, against, repository):
     command = [
         "-m",
-        "lightconv_plugin.cli",
+        "lightconv_plugin",
         "score",
         *files(GOOD, REFERENCES),
         *against(BAD),
