@@ -20,7 +20,6 @@ input; 130 interrupted.
 import argparse
 import difflib
 import importlib
-import importlib.util
 import re
 import signal
 import sys
@@ -39,7 +38,7 @@ COMMANDS = {
         "train": "train a configuration, or resume its training",
     },
     "evaluate": {
-        "tune": "choose checkpoints and length penalty on the validation set",
+        "tune": "choose checkpoints and length penalty on validation data",
         "average": "average the parameters of several checkpoints",
         "evaluate": "translate a test set and score it",
         "perplexity": "measure a language model's perplexity",
@@ -50,7 +49,7 @@ COMMANDS = {
     },
     "use": {
         "translate": "translate raw text",
-        "convert": "convert checkpoints from and to the layouts of other code",
+        "convert": "convert checkpoints to and from the layouts of other code",
     },
     "maintain": {
         "doctor": "check the installation, and what it computes",
@@ -68,18 +67,12 @@ EXTRAS = {
 }
 
 
-def _module(name: str) -> str:
-    module = f"lightconv_plugin.cli.{name.replace('-', '_')}"
-    return module if importlib.util.find_spec(module) else ""
-
-
 def overview() -> str:
     """The subcommands by group, each with its line."""
     lines = []
     for group, commands in COMMANDS.items():
-        there = {name: text for name, text in commands.items() if _module(name)}
-        labels = [group, *[""] * len(there)]
-        lines += [f"{label:<10}{name:<12}{text}" for label, (name, text) in zip(labels, there.items(), strict=False)]
+        labels = [group, *[""] * len(commands)]
+        lines += [f"{label:<10}{name:<12}{text}" for label, (name, text) in zip(labels, commands.items(), strict=False)]
     return "\n".join(lines)
 
 
@@ -113,7 +106,8 @@ def subparser(name: str) -> argparse.ArgumentParser:
         hint = f"did you mean {' or '.join(near)}?" if near else "lightconv --help lists the commands"
         _parser().error(f"there is no command {name!r}: {hint}")
     commands = argparse.ArgumentParser(prog="lightconv").add_subparsers()
-    importlib.import_module(_module(name)).add_parser(commands)
+    module = importlib.import_module(f"lightconv_plugin.cli.{name.replace('-', '_')}")
+    module.add_parser(commands)
     return commands.choices[name]
 
 

@@ -22,7 +22,6 @@ def add_parser(commands) -> None:
     listing = "\n".join(f"  {name:<{width}}{task.about.splitlines()[0]}" for name, task in TASKS.items())
     parser = commands.add_parser(
         "prepare",
-        help="download, tokenise and binarise a corpus",
         usage="lightconv prepare TASK [options]    (lightconv prepare TASK --help: its options)",
         description="Downloads the published files of a corpus, checks them, and makes fairseq's binary data of them. "
         "Finished steps\nare not repeated: run the same command again to resume.\n\n" + listing,

@@ -122,7 +122,6 @@ example:
 def add_parser(commands) -> None:
     parser = commands.add_parser(
         "score",
-        help="score translations: BLEU, chrF, significance; summaries: ROUGE; language models: perplexity",
         description=DESCRIPTION,
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

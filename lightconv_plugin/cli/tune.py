@@ -25,7 +25,6 @@ from lightconv_plugin.cli.score_options import (
     warner,
 )
 from lightconv_plugin.files import atomic_write
-from lightconv_plugin.generation.fairseq_generate import DEFAULTS
 from lightconv_plugin.recipes.tuning import MEASURES, metric_of, tune
 from lightconv_plugin.scoring.perplexity import split_context_window
 
@@ -81,7 +80,7 @@ def _finite(text: str) -> float:
     return number
 
 
-DESCRIPTION = f"""\
+DESCRIPTION = """\
 Choose the number of averaged checkpoints and the length penalty by their score on the validation set.
 
 For each N, the last N checkpoints (of epochs, or of updates if no epoch was saved) are averaged to
@@ -92,7 +91,7 @@ pairs. Of equal scores the one with fewer checkpoints wins, then the penalty nea
 --by perplexity is for language models: it runs fairseq-eval-lm and has no length penalty.
 
 Options after -- go to fairseq-generate (or fairseq-eval-lm), after the defaults
-{" ".join(DEFAULTS)}. Target language and case are read from a prepared data
+--beam 5 --lenpen 1 --remove-bpe --max-tokens 8000. Target language and case are read from a prepared data
 folder; --lang and --lowercase override them."""
 EXAMPLE = """\
 example:
@@ -104,7 +103,6 @@ example:
 def add_parser(commands) -> None:
     parser = commands.add_parser(
         "tune",
-        help="choose the number of averaged checkpoints and the length penalty on the validation set",
         usage="lightconv tune DATA_BIN SAVE_DIR [options] [-- options of fairseq-generate]",
         description=DESCRIPTION,
         epilog=EXAMPLE,

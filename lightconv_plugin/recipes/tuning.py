@@ -11,7 +11,6 @@ from typing import Any
 
 from lightconv_plugin.checkpoints.averaging import average_once, checkpoints_in_order
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.scoring import perplexity
 from lightconv_plugin.scoring.bleu import check_language
 from lightconv_plugin.scoring.measuring import Measuring
@@ -114,6 +113,8 @@ def tune(
     Raises:
         InputError: an argument is wrong, which is found before any work; averaging, generating or scoring failed.
     """
+    from lightconv_plugin.generation import fairseq_generate
+
     metric = metric_of(by)
     _check_arguments(by, average, lenpen, subset, options, allow_test)
     if metric == "perplexity":
