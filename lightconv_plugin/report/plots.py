@@ -181,8 +181,8 @@ def kernels(layers: Sequence[Layer], where: str) -> Markup:
 def kernel_figure(columns: Sequence[tuple[str, Sequence[Layer], Sequence[str]]], form: str) -> bytes:
     """A file with the kernels of several models beside each other, each (title, layers of one side, tokens).
 
-    Where kernels depend on the text, the last such layer is drawn over the tokens of the first sentence. The background
-    is transparent; text and lines are of a grey that is legible on white and on black.
+    Where kernels depend on the text, the middle one of these layers is drawn over the tokens of the first sentence. The
+    background is transparent; text and lines are of a grey that is legible on white and on black.
 
     form: "png", "svg" or "pdf".
     """
@@ -200,7 +200,7 @@ def kernel_figure(columns: Sequence[tuple[str, Sequence[Layer], Sequence[str]]],
             figure.text(left / wide, 1 - 0.1 / high, title, fontsize=11, va="top", weight="bold")
             if over_time:
                 axes = figure.add_axes((left / wide, 0.65 / high, (height - 0.5) / wide, (height - 0.5) / high))
-                _map(axes, over_time[-1], 0, tokens)
+                _map(axes, over_time[len(over_time) // 2], 0, tokens)
                 axes.tick_params(labeltop=False, labelbottom=True)
             else:
                 _column(figure, layers, left, width - 0.6, 0.25)
