@@ -106,6 +106,8 @@ class Steps:
         self._stamps = root / ".steps"
         self._stamps.mkdir(parents=True, exist_ok=True)
         self._lock = (self._stamps / "lock").open("w")
+        # A program that a step starts may hold the lock too (Popen with close_fds=False): it may outlive this process.
+        os.set_inheritable(self._lock.fileno(), True)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -2,6 +2,9 @@
 
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -117,6 +120,24 @@ def test_two_processes_do_the_work_once(tmp_path):
         assert worker.exitcode == 0
     assert queue.get(timeout=5) == "made"
     assert queue.empty()
+
+
+def test_what_a_killed_process_started_keeps_the_lock(tmp_path, capsys):
+    """Such as fairseq-preprocess, which still writes: the next process waits until it has ended."""
+    ready = tmp_path / "ready"
+    if (child := os.fork()) == 0:
+        with Steps(tmp_path):
+            orphan = f"import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(1)"
+            subprocess.Popen([sys.executable, "-c", orphan], close_fds=False)
+            signal.pause()
+    while not ready.exists():
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    start = time.monotonic()
+    with Steps(tmp_path):
+        assert time.monotonic() - start > 0.3
+    assert "waiting: another process is working in" in capsys.readouterr().err
 
 
 def test_the_digest_of_a_folder_sees_names_and_contents(tmp_path):

@@ -20,15 +20,26 @@ def _preprocess(root: Path, options: Sequence[str], workers: int, output: Path) 
     # Started in the folder, with relative names: fairseq divides --testpref at commas, and the folder may have one.
     with (root / "preprocess.log").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
-            command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            cwd=root,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            close_fds=False,  # it holds the lock of the steps: if this process is killed, the next one waits for it
         )
         last = ""
-        for line in process.stdout:
-            log.write(line)
-            last = line.strip() or last
-            if "Dictionary:" in line or " sents, " in line:
-                say("  " + re.sub(r".*(?=\[)", "", line.rstrip()))
-    if process.wait() != 0:
+        with process:
+            try:
+                for line in process.stdout:
+                    log.write(line)
+                    last = line.strip() or last
+                    if "Dictionary:" in line or " sents, " in line:
+                        say("  " + re.sub(r".*(?=\[)", "", line.rstrip()))
+            except BaseException:
+                process.kill()  # it would go on writing into a folder that is being removed
+                raise
+    if process.returncode != 0:
         raise CorpusError(f"fairseq-preprocess failed with status {process.returncode}: {last} (see {log.name})")
 
 
