@@ -26,7 +26,9 @@ case "$*" in
             exit 1
         fi
         sleep "${FAKE_SLEEP:-0}" ;;
-    *'-m lightconv_plugin build cpu'*) echo kernels >>"$FAKE_LOG"; [[ -z ${FAKE_NO_KERNELS:-} ]] || { echo "$FAKE_NO_KERNELS" >&2; exit 1; } ;;
+    *'-m lightconv_plugin build cpu'*)
+        echo kernels >>"$FAKE_LOG"
+        [[ -z ${FAKE_NO_KERNELS:-} ]] || { echo "$FAKE_NO_KERNELS" >&2; exit 1; } ;;
     *'import fairseq'*) [[ -z ${FAKE_BROKEN:-} ]] || { echo "ImportError: $FAKE_BROKEN" >&2; exit 1; } ;;
     *) echo "fake python: unexpected: $*" >&2; exit 99 ;;
 esac
