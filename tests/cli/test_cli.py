@@ -38,7 +38,14 @@ def test_what_needs_no_library_imports_none(arguments, repository):
     assert done.returncode == 0
     modules = {line.split("|")[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "lightconv_plugin.cli.main" in modules
-    assert not modules & {"torch", "numpy", "fairseq", "sacrebleu", "sacremoses", "tqdm"}
+    assert not modules & {"torch", "numpy", "fairseq", "sacrebleu", "sacremoses"}
+
+
+def test_the_help_of_tune_names_the_defaults_of_generation():
+    pytest.importorskip("fairseq")
+    from lightconv_plugin.generation.fairseq_generate import DEFAULTS
+
+    assert " ".join(DEFAULTS) in main.subparser("tune").description
 
 
 def test_help_names_every_command_on_one_screen(capsys):
