@@ -55,7 +55,7 @@ MISTAKES = [
     ),
     Mistake(
         "rows beyond the end read",
-        "convolution/tile.cuh",
+        "common/device.cuh",
         "s >= begin && s < end ?",
         "s >= begin && (MISTAKE || s < end) ?",
         "forward",
