@@ -167,7 +167,7 @@ def test_cut_data_are_named_before_a_training(name, left, said, data, tmp_path, 
     monkeypatch.chdir(tmp_path)
     assert main.main(["train", *arguments]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("lightconv train: error: ") and said in error and "prepare it again" in error
+    assert error.startswith("lightconv train: error: ") and said in error and "run the preparation again" in error
     assert not (tmp_path / "runs").exists()
 
 

@@ -44,7 +44,8 @@ def test_training_writes_to_its_save_dir_only(trained):
     save_dir, first, _ = trained
     assert [path.name for path in save_dir.parent.iterdir()] == ["it's here"]
     assert {"checkpoint1.pt", "checkpoint_last.pt", "train.log", "hydra"} <= {path.name for path in save_dir.iterdir()}
-    log = (save_dir / "train.log").read_text()
+    started, log = (save_dir / "train.log").read_text().split("\n", 1)
+    assert started == f"checkpoints and log: {save_dir} (1 × 1 threads)" and started in first.stderr
     assert log.startswith(first.stdout)
     assert re.search(r"\[lightconv_plugin\]\[DEBUG\] - operators on cpu tensors: backend \w+", log)
 
@@ -126,7 +127,7 @@ def test_wrong_arguments(command, arguments, message, tmp_path, monkeypatch, cap
         ([], 2, "scripts/average.sh SAVE_DIR"),
         (["/nowhere"], 1, "no folder /nowhere"),
         (["/tmp", "-3"], 1, "N must be a positive number, got: -3"),
-        ([ROOT / "configs", "2"], 2, "2 checkpoints named checkpoint_EPOCH_UPDATE.pt are asked for"),
+        ([ROOT / "configs", "2"], 2, "need 2 checkpoints named checkpoint_EPOCH_UPDATE.pt, found 0"),
     ],
 )
 def test_wrong_arguments_of_average(run_script, arguments, status, message):
