@@ -17,7 +17,7 @@ from lightconv_plugin.recipes.data.tasks import TASKS
 from lightconv_plugin.recipes.data.tasks import parser_of as parser_of_task
 from tests.recipes.conftest import ROOT, script_environment
 
-COMMANDS = {name: main.subparser(name) for group in main.COMMANDS.values() for name in group if main._module(name)}
+COMMANDS = {name: main.subparser(name) for group in main.COMMANDS.values() for name in group}
 WRONG = {
     "choices": ("", "nonsense"),
     "positive": ("", "nonsense", "0", "-1", "1.5", "1e3", "nan"),

@@ -21,7 +21,7 @@ def undisturbed(run_script, tmp_path_factory):
     """Seed 1 of the miniature, in one go: (its folder, the command's result)."""
     folder = tmp_path_factory.mktemp("left alone")
     arguments = ("--runs", folder, f"task.data={folder / 'data/data-bin'}")
-    done = run_script("reproduce.sh", ROOT / CONFIG, "--seeds", 1, *arguments, timeout=400)
+    done = run_script("reproduce.sh", ROOT / CONFIG, "--seeds", 1, *arguments, timeout=1200)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder, done
 
@@ -47,7 +47,7 @@ def processes_of(folder):
 def kill_when(ready, command, everything):
     """Start the command, and kill it (or all that names its folder) as soon as ready()."""
     process = subprocess.Popen(command, env=script_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 600
     while not ready() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert process.poll() is None, "it ended before it could be killed"
@@ -70,7 +70,7 @@ def test_killed_in_training_and_in_tuning_it_ends_in_the_same_row(undisturbed, t
     assert not (runs / "smoke/dynamicconv/.steps/seed1.tune.json").exists()
     # In tuning, which is a part of the command itself.
     kill_when((seed / "average1.pt").exists, command, everything=None)
-    done = subprocess.run(command, env=script_environment(), capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(command, env=script_environment(), capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "seed 1: trained before, 60 updates" in done.stderr
     assert "Loaded checkpoint" in (seed / "train.log").read_text(), "the training went on"
