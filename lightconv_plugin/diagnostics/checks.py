@@ -306,7 +306,7 @@ def _backend(report: Report, kind: str) -> bool:
     if decided.error is not None:
         # The operators work, slowly. What only the user can change is not a failure of this installation.
         status = WARNING if decided.error.remedy else FAILURE
-        log = f" (all messages: {decided.error.log})" if decided.error.log else ""
+        log = f" (log: {decided.error.log})" if decided.error.log else ""
         report.add(status, name, f"reference: {decided.error.cause}{log}", decided.error.remedy or REPORT_IT)
     elif decided.library is None:
         report.add(INFO, name, f"reference ({decided.reason})")

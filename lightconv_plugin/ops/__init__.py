@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightconv_plugin.ops import checks, registration  # noqa: F401  (library registers the operators)
+from lightconv_plugin.ops import checks, registration  # noqa: F401  (registration registers the operators)
 
 from .normalize import EPSILON, NORMALIZATIONS
 
@@ -82,14 +82,14 @@ def lightconv(
             no output and no gradient; outputs there are those of an x that is zero there.
         cu_seqlens: (N+1,) int32, rising from 0 to T, for B = 1: sequence i is x[cu_seqlens[i]:cu_seqlens[i+1]], and no
             filter reaches across a boundary. Not together with `lengths`.
-        glu: use x[..., :C] · sigmoid(x[..., C:]) (rounded to x's dtype) in the place of x.
+        glu: use x[..., :C] · sigmoid(x[..., C:]) (rounded to x's dtype) instead of x.
 
     Returns:
         (T, B, C), in x's dtype and layout.
 
     Raises:
         TypeError, ValueError: see `checks`. Values of lengths and cu_seqlens are checked on the CPU and outside tracing
-            only: elsewhere the host would have to wait for them. Unchecked, no value reads outside x.
+            only: elsewhere the host would have to wait for them. Unchecked values never read outside x.
     """
     x, weight, bias = _prepare(x=x, weight=weight, bias=bias)
     checks.convolution(
@@ -123,14 +123,14 @@ def dynamicconv(
     renorm_padding: bool = False,
     glu: bool = False,
 ) -> Tensor:
-    """Dynamic convolution (Wu et al. 2019, section 4): as `lightconv`, with a filter of its own at each position.
+    """Dynamic convolution (Wu et al. 2019, section 4): like `lightconv`, with a filter of its own at each position.
 
         out[t, b, c] = bias[c] + Σ_k normalize(weight)[t, b, h, k] · x[t − padding_l + k, b, c],   h = c div (C/H)
 
     Args:
         weight: (T, B, H, K), before normalisation; any strides. In a model a linear function of x's row t.
         dropout: as for `lightconv`, with one mask of the shape (T, B, H, K).
-        renorm_padding: normalise over those taps only that lie inside the sequence (0 ≤ t, t < T or lengths[b], or the
+        renorm_padding: normalise only over the taps inside the sequence (0 ≤ t, t < T or lengths[b], or the
             packed sequence's rows); the others weigh 0. A row without any such tap gives 0 (plus bias).
         x, padding_l, normalize, bias, lengths, cu_seqlens, glu: as for `lightconv`.
 
@@ -273,7 +273,7 @@ def talkconv(
 
     Raises:
         TypeError, ValueError: see `checks`. Values of lengths and cu_seqlens are checked on the CPU and outside tracing
-            only: elsewhere the host would have to wait for them. Unchecked, no value reads outside x.
+            only: elsewhere the host would have to wait for them. Unchecked values never read outside x.
     """
     x, offset_left, offset_right = _prepare(x=x, offset_left=offset_left, offset_right=offset_right)
     checks.talk(x, offset_left, offset_right, max_left, max_right, lengths=lengths, cu_seqlens=cu_seqlens)
@@ -311,8 +311,8 @@ def dropout(x: Tensor, p: float) -> Tensor:
     """x with elements dropped: 0 with probability p, else times 1/(1−p); always, so pass 0 in evaluation.
 
     The mask is the one of philox.py, drawn again for the gradient instead of being kept, from a seed of torch's default
-    generator of x's device. It is here for the CPU, where it costs a fraction of torch's own dropout; there are no
-    CUDA kernels for it.
+    generator of x's device. It is meant for the CPU, where it costs a fraction of torch's own dropout; there are
+    no CUDA kernels for it.
 
     Args:
         x: any shape, of a type that the convolutions take; dropped elements must be finite to become 0.
@@ -329,7 +329,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
     return torch.ops.lightconv.dropout(x, _draw_seed(p, x), float(p)) if p > 0 else x
 
 
-# Asked once, for the compiler of torch 2.6 cannot trace the question. Of other devices torch refuses to tell the rest.
+# Asked once, because torch 2.6's compiler cannot trace the question; for other devices torch raises an error.
 _AUTOCAST = tuple(
     device for device in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla") if torch.amp.is_autocast_available(device)
 )

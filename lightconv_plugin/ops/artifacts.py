@@ -1,16 +1,16 @@
-"""What a native library is made of, and where a finished one lies.
+"""What a native library is made of, and where a finished one is.
 
 A library is named by a hash of everything that decides what is in it: the sources, the flags, torch, its CUDA version
-and C++ ABI, the machine's architecture. An edit or an upgrade therefore has a name of its own, and what was built for
-something else is not found. The compiler is not part of the name: whichever made the library, it serves, and a machine
-without one can use a library that came with the installation or a shared cache.
+and C++ ABI, the machine's architecture. So an edit or an upgrade never loads a stale library. The compiler is not part
+of the name: a library works whichever compiler built it, and a machine without one can use a library from the
+installation or a shared cache.
 
     lightconv_plugin/prebuilt/lightconv_cpu/HASH/lightconv_cpu.so         by LIGHTCONV_PREBUILD=1 pip install .
     $TORCH_EXTENSIONS_DIR/lightconv_cpu/HASH/lightconv_cpu.so             at first use, or by `lightconv build`
     $TORCH_EXTENSIONS_DIR/lightconv_cuda/HASH-8.0_9.0/lightconv_cuda.so   with the GPU architectures it was built for
 
-Beside a library lie build.log (all that the compiler said) and build.json (when, how). This module only looks;
-compilation.py makes, backends.py loads.
+Beside a library are build.log (the compiler's output) and build.json (when and how it was built). This module only
+looks for libraries; compilation.py builds them, backends.py loads them.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _ARCHITECTURE = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
 
 
 class NativeError(Exception):
-    """Why a native library cannot be had: the cause in one line, what helps against it, the file with all messages."""
+    """Why there is no native library: the cause in one line, a remedy, and the log of the build."""
 
     def __init__(self, cause: str, remedy: str = "", log: Path | None = None) -> None:
-        super().__init__("; ".join([cause, *([remedy] if remedy else []), *([f"all messages: {log}"] if log else [])]))
+        super().__init__("; ".join([cause, *([remedy] if remedy else []), *([f"log: {log}"] if log else [])]))
         self.cause, self.remedy, self.log = cause, remedy, log
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that goes into one library; `name` is that of its folder."""
+    """Everything that goes into one library; `name` is its folder's."""
 
     kind: str
     architectures: tuple[str, ...]
@@ -83,7 +83,7 @@ class Recipe:
 
 
 def cache_folder() -> Path:
-    """TORCH_EXTENSIONS_DIR, or where torch itself keeps what it compiles."""
+    """TORCH_EXTENSIONS_DIR, or torch's own folder for compiled extensions."""
     if chosen := os.environ.get("TORCH_EXTENSIONS_DIR"):
         return Path(chosen).absolute()
     caches = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
@@ -100,7 +100,7 @@ def recipe(kind: str, architectures: Iterable[str] = ()) -> Recipe:
     files = sorted(path for path in root.rglob("*") if path.suffix in _HASHED)
     sources = tuple(path for path in files if path.suffix in _COMPILED[kind])
     if not sources:
-        raise NativeError(f"there are no sources in {root}", "install the package again")
+        raise NativeError(f"found no sources in {root}", "reinstall the package")
     if kind == "cpu":
         # Compiled with -fopenmp but not linked with it: libgomp is the one that torch has loaded, with its threads.
         simd = _SIMD_FLAGS.get(torch.backends.cpu.get_cpu_capability(), ())
@@ -126,7 +126,7 @@ def recipe(kind: str, architectures: Iterable[str] = ()) -> Recipe:
 
 
 def find(kind: str) -> Path | None:
-    """The finished library for this machine (for kind "cuda": for all its GPUs); None if it is yet to be built.
+    """The finished library for this machine (for kind "cuda": for all its GPUs); None if it must be built first.
 
     Raises:
         NativeError: there are no sources.
@@ -135,7 +135,7 @@ def find(kind: str) -> Path | None:
         return finished(recipe(kind))
     devices = capabilities()
     wanted = recipe(kind, of_devices(devices))
-    # What was built for just these devices, before what they can also run.
+    # A library for exactly these devices is preferred to another that they can run.
     others = (
         folder / wanted.file
         for root in _roots()
@@ -156,7 +156,7 @@ def _roots() -> tuple[Path, Path]:
 
 
 def information(library: Path) -> dict:
-    """What build.json beside the library says; empty if it cannot be read."""
+    """The content of build.json beside the library; empty if it cannot be read."""
     try:
         return json.loads(library.with_name("build.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -180,7 +180,7 @@ def parse_architectures(text: str) -> tuple[str, ...]:
 
 
 def chosen_architectures() -> tuple[str, ...]:
-    """What to compile for where nothing else is said: TORCH_CUDA_ARCH_LIST, else the GPUs that are there.
+    """The default architectures: TORCH_CUDA_ARCH_LIST, else those of the GPUs here.
 
     Raises:
         ValueError: TORCH_CUDA_ARCH_LIST cannot be understood.
@@ -196,7 +196,7 @@ def chosen_architectures() -> tuple[str, ...]:
     if not devices:
         raise NativeError(
             "there is no GPU to compile for",
-            "name the architectures: lightconv build --cuda-arch '8.0;9.0', or TORCH_CUDA_ARCH_LIST='8.0;9.0'",
+            "name the architectures, such as TORCH_CUDA_ARCH_LIST='8.0;9.0'",
         )
     return of_devices(devices)
 

@@ -3,11 +3,11 @@
     backend("cpu")      "cpu": cpu/**/*.cpp, compiled here;   "reference": reference.py, in plain PyTorch
     backend("cuda")     "cuda": cuda/**/*.cu, compiled here;  "reference"
 
-Decided once for a device type, at the first call with such tensors (or of `backend`). With the library in the cache
-that is a matter of milliseconds; else it is compiled first, by one process while others wait (compilation.py).
+Decided once per device type, at the first call with such tensors (or of `backend`). A library in the cache loads in
+milliseconds; otherwise one process compiles it while others wait (compilation.py).
 
-LIGHTCONV_BACKEND: `auto` (or unset): native kernels, or else, after one warning that says why, the reference;
-`reference`: no native code is compiled or loaded; `cpu` or `cuda`: that one or an error, for tensors elsewhere too.
+LIGHTCONV_BACKEND: `auto` (or unset): native kernels, or the reference after one warning with the cause; `reference`:
+no native code is compiled or loaded; `cpu` or `cuda`: that one or an error, also for tensors elsewhere.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _decided: dict[str, Decision] = {}
 
 @dataclass(frozen=True)
 class Decision:
-    """Which backend serves a device type, and why it is the reference if it is (`error` if native code failed)."""
+    """The backend of a device type, and the reason if it is the reference (`error` if native code failed)."""
 
     backend: str
     library: Path | None = None
@@ -50,17 +50,17 @@ class Decision:
 def backend(device_type: str) -> str:
     """The backend for tensors on "cpu", "cuda" or another device type: "cpu", "cuda" or "reference".
 
-    Compiles and loads what is needed for the answer.
+    Compiles and loads the kernels if necessary.
 
     Raises:
-        ValueError: LIGHTCONV_BACKEND has a value that it cannot have.
-        RuntimeError: LIGHTCONV_BACKEND asks for a backend that cannot be had, or that does not serve this device.
+        ValueError: LIGHTCONV_BACKEND has an unknown value.
+        RuntimeError: LIGHTCONV_BACKEND asks for a backend that is not available, or not for this device.
     """
     return decision(device_type).backend
 
 
 def decision(device_type: str) -> Decision:
-    """As `backend`, with the reasons."""
+    """Like `backend`, with the reason."""
     forced = _forced()
     if (decided := _decided.get(device_type)) is None:
         with _lock:
@@ -72,7 +72,7 @@ def decision(device_type: str) -> Decision:
 
 
 def has_kernel(operator: str, device_type: str) -> bool:
-    """Whether an operator has a kernel of its own for a device type by now."""
+    """Whether an operator currently has a kernel of its own for a device type."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"lightconv::{operator}", device_type.upper())
 
 
@@ -98,8 +98,8 @@ def _decide(device_type: str, forced: str) -> Decision:
             reason = f"the {device_type.upper()} kernels cannot be used: {error}"
             decided = Decision("reference", reason=reason, error=error)
             if forced == "auto":
-                # Not by `warnings`: a filter that hides it, or makes it an exception, would be wrong here.
-                _logger.warning("%s. Computing with the reference, which is slower", reason)
+                # Not with `warnings`: a filter could hide it, or turn it into an exception.
+                _logger.warning("%s. Falling back to the reference, which is slower", reason)
     why = f" ({decided.library or decided.reason})" if decided.error is None else ""
     _logger.debug("operators on %s tensors: backend %s%s", device_type, decided.backend, why)
     return decided
@@ -118,7 +118,7 @@ def _load(kind: str) -> Path:
         cause = " ".join(str(error.__cause__ or error).split())
         raise NativeError(
             f"cannot load {library}: {cause}",
-            f"delete {library.parent}, and it is compiled again",
+            f"delete {library.parent} to have it compiled again",
             library.with_name("build.log"),
         ) from error
     wanted = OPERATORS + CPU_OPERATORS if kind == "cpu" else OPERATORS
@@ -134,18 +134,18 @@ def _build(kind: str) -> Path:
     try:
         architectures = artifacts.chosen_architectures() if kind == "cuda" else ()
     except ValueError as error:
-        raise NativeError(str(error), "unset TORCH_CUDA_ARCH_LIST: the GPUs that are there are the default") from None
+        raise NativeError(str(error), "unset TORCH_CUDA_ARCH_LIST: the default is the GPUs of this machine") from None
     for device in artifacts.capabilities() if kind == "cuda" else ():
         if not any(artifacts.covers(name, device) for name in architectures):
             raise NativeError(
-                f"TORCH_CUDA_ARCH_LIST={';'.join(architectures)} has nothing for a GPU here, of capability "
+                f"TORCH_CUDA_ARCH_LIST={';'.join(architectures)} lacks this machine's GPU of capability "
                 f"{device[0]}.{device[1]}",
                 "add it, or unset TORCH_CUDA_ARCH_LIST",
             )
     return compilation.build(
         artifacts.recipe(kind, architectures),
         started=lambda: _say(f"compiling the {kind.upper()} kernels (once, about {_SECONDS[kind]} s) ..."),
-        waiting=lambda: _say(f"waiting for another process that compiles the {kind.upper()} kernels ..."),
+        waiting=lambda: _say(f"waiting for another process that is compiling the {kind.upper()} kernels ..."),
     )
 
 
@@ -153,7 +153,7 @@ _SECONDS = {"cpu": 30, "cuda": 60}
 
 
 def _say(message: str) -> None:
-    """Tell whoever waits: in the program's log, or, where it has none at this level, on stderr."""
+    """Tell the user: in the program's log or, if it has none at this level, on stderr."""
     if _logger.isEnabledFor(logging.INFO) and _logger.hasHandlers():
         _logger.info(message)
     else:
@@ -161,7 +161,7 @@ def _say(message: str) -> None:
 
 
 def _after_fork() -> None:
-    """A child has none of the threads that may have held the lock."""
+    """A child process has none of the threads that may have held the lock."""
     global _lock
     _lock = threading.RLock()
 

@@ -1,4 +1,4 @@
-"""Every check of the operators' arguments. A message names the argument, what came and what is allowed.
+"""Every check of the operators' arguments. A message names the argument, its value and what is allowed.
 
 TypeError: something is not a tensor, not a number, or of the wrong dtype. ValueError: a shape, a device or a value.
 """
@@ -113,7 +113,7 @@ def talk_step(x: Tensor, state: Tensor | None, offset_left: Tensor, max_left: in
 
 
 def probability(name: str, value: float) -> None:
-    """Of dropping something; not of dropping everything."""
+    """A dropout probability: below 1, as not everything can be dropped."""
     if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat)):
         raise TypeError(f"{name} must be a float, got {_what(value)}")
     if not 0 <= value < 1:
@@ -132,7 +132,7 @@ def _options(normalize: str, dropout: float, **flags: bool) -> None:
 
 
 def _shapes(x: Tensor, weight: Tensor, bias: Tensor | None, *, dynamic: bool, glu: bool) -> None:
-    """Dtypes, devices and shapes of the tensors that a full pass and a step have in common."""
+    """Dtypes, devices and shapes of the tensors that a full pass and a step share."""
     _same_kind("weight", weight, x)
     _three_dimensions(x, "2C" if glu else "C")
     steps, batch, channels = x.shape
@@ -168,7 +168,7 @@ def _three_dimensions(x: Tensor, channels: str = "C") -> None:
 
 
 def _state(state: Tensor, x: Tensor, history: int, history_name: str, channels: int) -> None:
-    """The last rows that a step function was given before, `history` at most."""
+    """The state of a step function: at most the last `history` rows of its earlier inputs."""
     _same_kind("state", state, x)
     batch = x.shape[1]
     if state.dim() != 3 or state.shape[0] > history or state.shape[1] != batch or state.shape[2] != channels:
@@ -179,7 +179,7 @@ def _state(state: Tensor, x: Tensor, history: int, history_name: str, channels: 
 
 
 def _limit(name: str, value: int) -> None:
-    """How many rows a window reaches to one side with an offset of 1."""
+    """The number of rows that a window reaches to one side with an offset of 1."""
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
         raise TypeError(f"{name} must be an int, got {_what(value)}")
     if value < 0:
@@ -227,13 +227,13 @@ def _cu_seqlens(cu_seqlens: Tensor, x: Tensor) -> None:
         first, last, shortest = cu_seqlens[0].item(), cu_seqlens[-1].item(), cu_seqlens.diff().min().item()
         if first != 0 or last != x.shape[0] or shortest < 0:
             raise ValueError(
-                f"cu_seqlens must rise from 0 to T = {x.shape[0]} without falling, "
+                f"cu_seqlens must not decrease, from 0 to T = {x.shape[0]}, "
                 f"got first {first}, last {last}, smallest difference {shortest}"
             )
 
 
 def _readable(tensor: Tensor) -> bool:
-    """Whether values may be looked at: not on a device one would wait for, and not while a graph is being traced."""
+    """Whether values may be read: not if that waits for a device, and not while a graph is being traced."""
     return (
         not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()

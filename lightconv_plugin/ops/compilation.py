@@ -1,9 +1,9 @@
-"""Compiles a native library into the cache, once, however many processes want it.
+"""Compiles a native library into the cache, once, however many processes need it.
 
-The lock is the kernel's (flock), so that it is gone with the process that held it. A build happens in a temporary
-folder beside the result, whose parts are then renamed into place, the library last: what a killed build leaves is never
-used, and the next build removes it. Who waited for a build that failed takes over its failure and does not try again;
-a process that comes later does.
+The lock is the kernel's (flock), so it ends with the process that holds it. A build runs in a temporary folder beside
+the result, whose files are then renamed into place, the library last: the remains of a killed build are never used, and
+the next build removes them. A process that waited for a build that failed reports the same failure and does not try
+again; a later process does.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _STEP = re.compile(r"^\[(\d+/\d+)\] .*? -o (\S+)", re.MULTILINE)
 _ERROR = re.compile(
     r"\berror\b.*:|undefined (reference|symbol)|cannot find|No space left|Killed|Unsupported gpu", re.IGNORECASE
 )
-# What in a failed build's messages shows what to do about it.
+# What a failed build's log may contain, and what to do about it.
 _REMEDIES = (
-    ("No space left", "free some space, or set TORCH_EXTENSIONS_DIR to a folder on another disk"),
-    ("__kmpc_", "compile by g++ (CXX=g++): torch's OpenMP here is GNU's, and this compiler makes code for another"),
+    ("No space left", "free disk space, or set TORCH_EXTENSIONS_DIR to a folder on another disk"),
+    ("__kmpc_", "use g++ (CXX=g++): this torch has GNU's OpenMP, and this compiler generates code for another"),
     ("Python.h", "install the Python headers (on Debian and Ubuntu: apt install python3-dev)"),
-    ("Killed", "there was too little memory: compile with fewer processes (MAX_JOBS=1)"),
-    ("Unsupported gpu architecture", "name architectures that this nvcc knows (TORCH_CUDA_ARCH_LIST, --cuda-arch)"),
+    ("Killed", "out of memory: use fewer compiler processes (MAX_JOBS=1)"),
+    ("Unsupported gpu architecture", "choose architectures that this nvcc supports (TORCH_CUDA_ARCH_LIST)"),
 )
 
 
@@ -48,13 +48,13 @@ def build(
     waiting: Callable[[], None] = lambda: None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> Path:
-    """Return the library, compiling it unless it is there.
+    """Return the library, compiling it first if necessary.
 
-    `started` is called before compiling, `waiting` before waiting for another process that does, and `progress` with
-    a text such as "2/3 dynamicconv.o" after each step.
+    `started` is called before compiling, `waiting` before waiting for another process that is compiling it, and
+    `progress` with a text such as "2/3 dynamicconv.o" after each step.
 
     Raises:
-        NativeError: no tools, no place to write, or a failed build (with its log).
+        NativeError: tools are missing, the cache cannot be written, or the build failed (with its log).
     """
     if (found := artifacts.finished(recipe)) is not None:
         return found
@@ -74,7 +74,7 @@ def build(
                 _compile(recipe, environment, record, progress)
     except OSError as error:
         raise NativeError(
-            f"cannot build in {root}: {error}", "set TORCH_EXTENSIONS_DIR to a folder that can be written to"
+            f"cannot build in {root}: {error}", "set TORCH_EXTENSIONS_DIR to a writable folder"
         ) from error
     return result
 
@@ -83,24 +83,24 @@ def toolkit() -> tuple[Path, str]:
     """The folder of the CUDA toolkit and its version, such as "13.0".
 
     Raises:
-        NativeError: there is no nvcc, or torch cannot use what it makes.
+        NativeError: there is no nvcc, or torch cannot use its output.
     """
     cuda = torch.version.cuda
     if cuda is None:
         raise NativeError(
-            f"torch {torch.__version__} is built without CUDA, and CUDA kernels must be linked to a torch that has it",
-            "install a build of torch with CUDA",
+            f"torch {torch.__version__} is built without CUDA, which CUDA kernels need",
+            "install torch with CUDA",
         )
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     nvcc = Path(home, "bin", "nvcc") if home else Path(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc")
-    remedy = f"install the CUDA toolkit {cuda} (nvcc) and put it on PATH, or name its folder by CUDA_HOME"
+    remedy = f"install the CUDA toolkit {cuda} (nvcc) and put it on PATH, or set CUDA_HOME to its folder"
     if not nvcc.is_file():
         raise NativeError(f"nvcc was not found: {f'there is no {nvcc}' if home else 'it is not on PATH'}", remedy)
     if not (release := re.search(r"release (\d+)\.(\d+)", _output([nvcc, "--version"]))):
-        raise NativeError(f"{nvcc} --version does not say a version", remedy)
+        raise NativeError(f"{nvcc} --version prints no version", remedy)
     if release[1] != cuda.split(".")[0]:
-        raise NativeError(f"{nvcc} is of CUDA {release[1]}.{release[2]}, but torch was built with CUDA {cuda}", remedy)
-    # nvcc may be a script or a link outside its toolkit; it knows where its headers are.
+        raise NativeError(f"{nvcc} is CUDA {release[1]}.{release[2]}, but torch was built with CUDA {cuda}", remedy)
+    # nvcc may be a script or a link outside its toolkit; nvcc itself knows where its headers are.
     top = re.search(r"^#\$ TOP=(.+)$", _output([nvcc, "--dryrun", "-E", "-x", "cu", os.devnull]), re.MULTILINE)
     folder = Path(top[1]).resolve() if top else nvcc.resolve().parent.parent
     return folder, f"{release[1]}.{release[2]}"
@@ -115,7 +115,7 @@ def _output(command: list) -> str:
 
 
 def _environment(recipe: Recipe) -> dict[str, str]:
-    """That of the compiling process: the tools on PATH, the same Python modules to be found."""
+    """The environment of the compiling process: tools on PATH, and the same Python modules."""
     environment = dict(os.environ)
     environment["CXX"] = _compiler()
     if recipe.kind == "cuda":
@@ -126,14 +126,14 @@ def _environment(recipe: Recipe) -> dict[str, str]:
 
 
 def _compiler() -> str:
-    """The command of the C++ compiler: CXX, or the first that there is of the usual ones."""
+    """The command of the C++ compiler: CXX, or the first of the usual ones that exists."""
     chosen = os.environ.get("CXX", "").strip()
     for command in [chosen] if chosen else ["c++", "g++"]:
         if shutil.which(shlex.split(command)[0]):
             return command
     raise NativeError(
         f"no C++ compiler was found (looked for {chosen or 'c++ and g++'})",
-        "install g++ (on Debian and Ubuntu: apt install g++), or name a compiler by CXX",
+        "install g++ (on Debian and Ubuntu: apt install g++), or set CXX to a compiler",
     )
 
 
@@ -151,11 +151,11 @@ def _ninja() -> Path:
 
 @contextlib.contextmanager
 def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[bool]:
-    """Hold the lock of a file; the value is whether another process had it first."""
+    """Hold the lock of a file; the value is whether another process held it before."""
     try:
         import fcntl
     except ImportError:
-        raise NativeError("native kernels are compiled on Linux only") from None
+        raise NativeError("compiling native kernels is supported on Linux only") from None
     with path.open("a") as file:
         waited = False
         try:
@@ -168,7 +168,7 @@ def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[bool]:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """What changes whenever the file is replaced; None if there is none."""
+    """What changes whenever the file is replaced; None if it does not exist."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -192,7 +192,7 @@ def _compile(recipe: Recipe, environment: dict[str, str], record: Path, progress
             os.replace(temporary / "build.log", log)
             cause, remedy = _cause(log.read_text(encoding="utf-8", errors="replace"), status)
             if not unchanged:
-                cause, remedy = "the sources were changed while they were being compiled", "start again"
+                cause, remedy = "the sources changed while they were being compiled", "try again"
             failure = {"cause": cause, "remedy": remedy, "log": str(log)}
             _write(temporary / "failed", failure)
             os.replace(temporary / "failed", record)
@@ -223,7 +223,7 @@ def _write(path: Path, content: dict) -> None:
 
 
 def _run(recipe: Recipe, folder: Path, environment: dict[str, str], progress: Callable[[str], None]) -> int:
-    """Compile into `folder`, with everything said in its build.log; the exit status."""
+    """Compile into `folder`, with all output in its build.log; returns the exit status."""
     arguments = {
         "name": recipe.library,
         "sources": [str(path) for path in recipe.sources],
@@ -256,14 +256,14 @@ def _run(recipe: Recipe, folder: Path, environment: dict[str, str], progress: Ca
                 if process.returncode is not None:
                     return process.returncode
         finally:
-            if process.poll() is None:  # interrupted: the compilers that it started, too
+            if process.poll() is None:  # interrupted: end the compilers that it started, too
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
 
 def _cause(log: str, status: int) -> tuple[str, str]:
-    """The line that tells most of a failed build's messages, and what helps against it, if that is known."""
+    """The most informative line of a failed build's log, and a remedy if one is known."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     telling = [line for line in lines if _ERROR.search(line) and not line.startswith("[")]  # "[1/2] c++ ...": a command
     cause = telling[0] if telling else lines[-1] if lines else f"the compiling process ended with status {status}"

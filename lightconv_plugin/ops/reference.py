@@ -1,4 +1,4 @@
-"""The operators in plain PyTorch: their definition, the oracle of the tests, and the backend that is always there.
+"""The operators in plain PyTorch: their definition, the oracle of the tests, and the backend that always works.
 
 talkconv is in reference_talk.py. Both other convolutions are one sum over the K taps of a filter (Wu et al. 2019,
 equations 3 to 5):

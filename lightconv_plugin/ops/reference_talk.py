@@ -1,4 +1,4 @@
-"""TaLK convolution in plain PyTorch: the definition of talkconv and talkconv_step, and the backend always there.
+"""TaLK convolution in plain PyTorch: the definition of talkconv and talkconv_step, and the backend that always works.
 
 Time-aware large kernel convolution (Lioutas and Guo 2020, section 3) is the sum of a window around each position, whose
 reach to both sides each head chooses, with a fraction of one more row at both ends. With n + f = offset · max, n whole:

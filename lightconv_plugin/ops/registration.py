@@ -1,12 +1,11 @@
 """The operators of torch's dispatcher, in the namespace `lightconv`: schemas, kernels, fake kernels, autograd.
 
-Registered here, under CompositeExplicitAutograd, is what serves a device as long as it has no kernel of its own: at the
-first call it has backends.py load one and calls that, or computes by the reference if there is none. A kernel for the
-key CPU or CUDA takes precedence, so that later calls go straight to it, and nothing here or above changes. Such a
-kernel must allocate its results as the fake kernels below do. Only inputs (and the dropout seed) are saved for the
-backward pass: normalised weights and masks are computed again.
+The kernels registered here, under CompositeExplicitAutograd, serve a device that has no kernel of its own yet: the first
+call has backends.py load one and calls it, or computes with the reference if there is none. A kernel for the key CPU or
+CUDA takes precedence, so later calls go straight to it. It must allocate its results as the fake kernels below do. Only
+inputs (and the dropout seed) are saved for the backward pass: normalised weights and masks are computed again.
 
-`seed` is a (1,) int64 tensor with dropout > 0, else None; what is made of it is defined in philox.py.
+`seed` is a (1,) int64 tensor with dropout > 0, else None; philox.py defines its use.
 Gradients of the convolutions are first order: differentiating a backward operator raises.
 """
 
@@ -49,7 +48,7 @@ _SCHEMAS = (
     "talkconv_step_backward(Tensor? grad, Tensor? grad_state, Tensor x, Tensor state, Tensor offset_left, "
     "SymInt max_left, bool need_x, bool need_state, bool need_left) -> (Tensor, Tensor, Tensor)",
     "dropout(Tensor x, Tensor seed, float p) -> Tensor",
-    # Of beam search, without gradients; not public: generation/ calls them with what it has checked.
+    # For beam search, without gradients; not public: generation/ checks the arguments.
     "log_normalisers(Tensor logits) -> Tensor",
     "best_of_rows(Tensor logits, int count) -> (Tensor, Tensor)",
     "attend(Tensor query, Tensor keys, Tensor values, Tensor? mask) -> Tensor",
@@ -141,7 +140,7 @@ def _save(ctx, inputs, output) -> None:
 def _save_step(ctx, inputs, output) -> None:
     x, state, weight, _, seed, *ctx.options = inputs
     ctx.save_for_backward(x, state, weight, seed)
-    # An unused output hands None to the backward pass, not a tensor of zeros.
+    # An unused output passes None to the backward pass, not a tensor of zeros.
     ctx.set_materialize_grads(False)
 
 
@@ -226,7 +225,7 @@ def _needed(gradients: tuple, needs: tuple[bool, ...]) -> list[Tensor | None]:
 
 
 def _contiguous_channels(grad: Tensor | None) -> Tensor | None:
-    """What the operators ask of x holds for gradients too; autograd makes expanded and transposed ones."""
+    """Gradients must meet the operators' requirements for x; autograd creates expanded and transposed ones."""
     return grad if grad is None or grad.stride(-1) == 1 else grad.contiguous()
 
 
@@ -248,7 +247,7 @@ def _native_or_reference(name: str):
         device_type = next(arg.device.type for arg in args if isinstance(arg, Tensor))
         if backends.backend(device_type) == "reference" or not backends.has_kernel(name, device_type):
             return by_reference(*args)
-        return operator(*args)  # which has a kernel of its own by now, and does not come here again
+        return operator(*args)  # has a kernel of its own now, and does not come here again
 
     return kernel
 
@@ -274,7 +273,7 @@ for _operator, _kernel, _setup, _backward in _OPERATORS:
     _library.impl(_operator, _native_or_reference(_operator), "CompositeExplicitAutograd")
     torch.library.register_fake(f"lightconv::{_operator}", _kernel, lib=_library)
     torch.library.register_autograd(f"lightconv::{_operator}", _backward, setup_context=_setup, lib=_library)
-# Without autograd, whose detour through Python takes as long as some of them: torch warns if a gradient is asked for.
+# Without autograd, whose detour through Python takes as long as some of them; torch warns if a gradient is needed.
 for _operator, _kernel in (
     ("log_normalisers", _fake_log_normalisers),
     ("best_of_rows", _fake_best_of_rows),

@@ -271,7 +271,7 @@ def test_kernels_that_do_not_compile_are_a_failure(no_fairseq, monkeypatch, tmp_
     error = NativeError("a.cpp:1: error: x", log=tmp_path / "log")
     report = decided(monkeypatch, backend="reference", reason="r", error=error)
     finding = statuses(report, checks.FAILURE)["backend for cpu tensors"]
-    assert finding.detail == f"reference: a.cpp:1: error: x (all messages: {tmp_path}/log)"
+    assert finding.detail == f"reference: a.cpp:1: error: x (log: {tmp_path}/log)"
     assert finding.remedy == checks.REPORT_IT
     assert "lightconv on cpu, float32" in report.values["self_check"]
 

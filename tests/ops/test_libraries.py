@@ -138,7 +138,7 @@ def test_headers_are_not_compiled_by_themselves(cuda):
 
 def test_no_sources(plain):
     (plain.sources / "toy.cpp").unlink()
-    with pytest.raises(NativeError, match=r"there are no sources in .*the sources"):
+    with pytest.raises(NativeError, match=r"found no sources in .*the sources"):
         artifacts.find("cpu")
 
 

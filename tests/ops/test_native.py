@@ -39,7 +39,7 @@ def test_processes_at_once_compile_once(first_calls):
     (library,) = (toy.cache / name for name in toy.built() if name.endswith(".so"))
     assert [out for out, _ in said] == [f"[101.0] {library}\n"] * 4
     compiling = "lightconv_plugin: compiling the CPU kernels (once, about 30 s) ...\n"
-    waiting = "lightconv_plugin: waiting for another process that compiles the CPU kernels ...\n"
+    waiting = "lightconv_plugin: waiting for another process that is compiling the CPU kernels ...\n"
     errors = sorted(err for _, err in said)
     assert errors.count(compiling) == 1 and set(errors) <= {compiling, waiting, ""}
 
@@ -182,8 +182,8 @@ def test_a_failure_is_told_once_and_the_reference_computes(tmp_path):
     compiling, warning = err.splitlines()
     assert compiling == "lightconv_plugin: compiling the CPU kernels (once, about 30 s) ..."
     assert warning.startswith("the CPU kernels cannot be used: ") and "three" in warning
-    assert f"all messages: {out.strip()}" in warning and warning.endswith(
-        "Computing with the reference, which is slower"
+    assert f"log: {out.strip()}" in warning and warning.endswith(
+        "Falling back to the reference, which is slower"
     )
 
 
@@ -208,7 +208,7 @@ def test_architectures_that_leave_out_a_gpu_are_a_failure(plain, monkeypatch):
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;8.6")
     decided = backends.decision("cuda")
     assert decided.backend == "reference"
-    assert "TORCH_CUDA_ARCH_LIST=8.0;8.6 has nothing for a GPU here, of capability 9.0; add it, or" in decided.reason
+    assert "TORCH_CUDA_ARCH_LIST=8.0;8.6 lacks this machine's GPU of capability 9.0; add it, or" in decided.reason
     monkeypatch.setattr(backends, "_decided", {})
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "new")
     assert "TORCH_CUDA_ARCH_LIST: GPU architectures must be numbers" in backends.decision("cuda").reason
