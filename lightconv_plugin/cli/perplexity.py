@@ -10,7 +10,6 @@ from pathlib import Path
 
 from lightconv_plugin.arguments import natural, places_first
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import atomic_write
 
 DESCRIPTION = """\
 Runs fairseq-eval-lm with the sample length and the break mode of the training, and prints one line. All other options
@@ -31,11 +30,8 @@ def run(args: argparse.Namespace) -> int:
 
     compute_here()
     with quietly():
-        from lightconv_plugin.scoring.perplexity import measure
-
-        result = measure(args.data, args.checkpoint, args.subset, args.context_window, args.unknown)
-    with atomic_write(args.checkpoint.with_suffix(f".{args.subset}.ppl")) as file:
-        file.write(json.dumps(result) + "\n")
+        from lightconv_plugin.recipes.evaluation import measure_perplexity
+    result = measure_perplexity(args.data, args.checkpoint, args.subset, args.context_window, args.unknown)
     line = (
         "{subset}: perplexity {perplexity:.2f} over {tokens:,} tokens, each with at least {context_window} before it "
         "where the text has them; {parameters:,} parameters"

@@ -1,6 +1,7 @@
-"""fairseq-generate inside this process: many settings are tried without starting Python and fairseq anew for each."""
+"""fairseq-generate and fairseq-eval-lm inside this process: many settings are tried without starting Python anew."""
 
 import contextlib
+import importlib
 import io
 import logging
 import sys
@@ -37,34 +38,44 @@ def generate_log(data: Path, checkpoint: Path, subset: str, options: Sequence[st
     # A loading process costs five seconds to end in a process that goes on, and search does not wait for its data.
     args += ["--num-workers", "0", "--log-format", progress]
     config = parse_options([*args, *DEFAULTS, *options])
-    printed = io.StringIO()
-    try:
-        with _messages_to(printed), contextlib.redirect_stdout(printed):
-            from fairseq_cli import generate as command
-
-            command.main(config)
-    except Exception as error:
-        # fairseq raises Exception itself for a sentence that is too long, RuntimeError for other parameters, …
-        raise InputError(
-            f"fairseq-generate failed for {checkpoint} on {subset}: {type(error).__name__}: {error}"
-        ) from error
-    return printed.getvalue()
+    return _run("generate", config, f"{checkpoint} on {subset}")
 
 
-def parse_options(arguments: Sequence[str]):
-    """fairseq-generate's configuration for these arguments, by its own parser; InputError says what is wrong."""
+def eval_lm_log(data: Path, checkpoint: Path, subset: str, options: Sequence[str]) -> str:
+    """What `fairseq-eval-lm DATA --path CHECKPOINT --gen-subset SUBSET OPTIONS` prints, as `generate_log`."""
+    args = [str(data.absolute()), f"--path={checkpoint}", "--gen-subset", subset, "--user-dir", str(package_dir())]
+    args += ["--num-workers", "0", "--log-format", "tqdm" if sys.stderr.isatty() else "none"]
+    config = parse_options([*args, *options], "eval_lm")
+    return _run("eval_lm", config, f"{checkpoint} on {subset}")
+
+
+def parse_options(arguments: Sequence[str], command: str = "generate"):
+    """The configuration of fairseq's generate or eval_lm, by its own parser; InputError says what is wrong."""
 
     def fail(message: str):
-        raise InputError(f"in the options for fairseq-generate: {message}")
+        raise InputError(f"in the options for fairseq-{command.replace('_', '-')}: {message}")
 
     with _messages_to(io.StringIO()):  # those of its start
         from fairseq import options, utils
         from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
         utils.import_user_module(Namespace(user_dir=str(package_dir())))
-        parser = options.get_generation_parser()
+        parser = options.get_generation_parser() if command == "generate" else options.get_eval_lm_parser()
         parser.error = fail
         return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, list(arguments)))
+
+
+def _run(command: str, config, what: str) -> str:
+    """What fairseq's command prints and logs; InputError when it fails."""
+    printed = io.StringIO()
+    try:
+        with _messages_to(printed), contextlib.redirect_stdout(printed):
+            importlib.import_module(f"fairseq_cli.{command}").main(config)
+    except Exception as error:
+        # fairseq raises Exception itself for a sentence that is too long, RuntimeError for other parameters, …
+        name = f"fairseq-{command.replace('_', '-')}"
+        raise InputError(f"{name} failed for {what}: {type(error).__name__}: {error}") from error
+    return printed.getvalue()
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 from lightconv_plugin.checkpoints.averaging import average_once, checkpoints_in_order
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.scoring import perplexity
+from lightconv_plugin.recipes.evaluation import check_data, measure_perplexity
 from lightconv_plugin.scoring.bleu import check_language
 from lightconv_plugin.scoring.measuring import Measuring
 
@@ -118,7 +118,7 @@ def tune(
     metric = metric_of(by)
     _check_arguments(by, average, lenpen, subset, options, allow_test)
     if metric == "perplexity":
-        perplexity.check_data(data, subset)
+        check_data(data, subset)
         penalties: Sequence[float | None] = [None]
     else:
         penalties = lenpen or [1.0]
@@ -136,7 +136,7 @@ def tune(
             average_once(checkpoints[:number], path := save_dir / f"average{number}.pt")
             paths[number] = path
         if penalty is None or how is None:
-            return perplexity.measure(data, paths[number], subset, context_window, options)["perplexity"]
+            return measure_perplexity(data, paths[number], subset, context_window, options)["perplexity"]
         log = fairseq_generate.generate(data, paths[number], subset, [*options, "--lenpen", repr(penalty)])
         how.check_decoded(log, "the text")
         return getattr(how.report(log.hypotheses, log.references, warn), by)

@@ -1,24 +1,16 @@
-"""The perplexity of a language model: fairseq-eval-lm with what the checkpoint says of its training, and its log.
+"""The perplexity of a language model: fairseq-eval-lm's options by what the checkpoint says of its training; its log.
 
 fairseq-eval-lm asks for the sample length and the break mode again; with other values than the training's it skips what
-it cannot score and reports a number all the same. Here the text's tokens are counted, and each must have been scored.
+it cannot score and reports a number all the same.
 """
 
 import argparse
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from lightconv_plugin.checkpoints.loading import safe_torch_load
-from lightconv_plugin.checkpoints.parameters import count_parameters
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import read_lines
-from lightconv_plugin.paths import package_dir
 
 # The probabilities of all words for one batch: half a gigabyte.
 BATCH_OF_PROBABILITIES = 1 << 27
@@ -104,63 +96,3 @@ def split_context_window(options: Sequence[str]) -> tuple[int, list[str]]:
     except argparse.ArgumentError as error:
         raise InputError(f"in the options for fairseq-eval-lm: {error}") from None
     return known.context_window, others
-
-
-def tokens_of(data: Path, subset: str) -> int:
-    """Tokens of a binarised text, </s> of every line included."""
-    from fairseq.data import data_utils
-
-    dataset = data_utils.load_indexed_dataset(str(data / subset), None)  # its sizes live in the file it keeps open
-    return int(dataset.sizes.sum())
-
-
-def check_data(data: Path, subset: str) -> None:
-    """Raises InputError where a folder lacks the dictionary or the subset of a language model's data."""
-    for path, what in ((data / "dict.txt", "a dictionary"), (data / f"{subset}.idx", "a subset")):
-        if not path.is_file():
-            raise InputError(f"{path} is missing: expected a folder of binarised data for language models, with {what}")
-
-
-def measure(
-    data: Path, checkpoint: Path, subset: str, context_window: int = 0, options: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Runs fairseq-eval-lm with these options of its own at the end; its log becomes CHECKPOINT.SUBSET.eval_lm.
-
-    Returns perplexity, loss (bits), tokens, subset, context_window, tokens_per_sample and parameters.
-
-    Raises:
-        InputError: an argument is wrong, fairseq-eval-lm failed, or it left tokens out.
-    """
-    check_data(data, subset)
-    if not checkpoint.is_file():
-        raise InputError(f"no checkpoint {checkpoint}")
-    with (data / "dict.txt").open(encoding="utf-8") as file:
-        words = sum(1 for _ in file)
-    task = task_of(safe_torch_load(checkpoint))
-    if "tokens_per_sample" not in task:
-        raise InputError(f"{checkpoint} is not of a language model: its task has no tokens_per_sample")
-    command = [sys.executable, "-u", "-m", "fairseq_cli.eval_lm", str(data.absolute()), f"--path={checkpoint}"]
-    command += ["--user-dir", str(package_dir()), "--gen-subset", subset, "--log-format", "simple"]
-    command += [*evaluation(task, words, context_window), *options]
-    log = checkpoint.with_suffix(f".{subset}.eval_lm")
-    temporary = log.with_name(log.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        failed = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
-    os.replace(temporary, log)
-    lines = read_lines(log)
-    if failed:
-        tail = "\n".join(lines[-8:])
-        raise InputError(f"fairseq-eval-lm failed with status {failed}, see {log}:\n{tail}")
-    found = parse_eval_lm_log(lines, log)
-    tokens = tokens_of(data, subset)
-    if found.tokens < tokens:
-        raise InputError(f"fairseq-eval-lm scored {found.tokens} of the {tokens} tokens of {subset}, see {log}")
-    return {
-        "perplexity": found.perplexity,
-        "loss": found.loss,
-        "tokens": tokens,
-        "subset": subset,
-        "context_window": context_window,
-        "tokens_per_sample": int(task["tokens_per_sample"]),
-        "parameters": count_parameters(checkpoint),
-    }

@@ -188,19 +188,13 @@ def test_a_report_says_that_it_does_not_load_it(world, tmp_path, capsys):
     assert not marker.exists()
 
 
-def test_what_scripts_read_themselves_is_loaded_safely(world, tmp_path):
-    from lightconv_plugin.cli.perplexity import main as perplexity
+def test_what_recipes_read_themselves_is_loaded_safely(world, tmp_path):
     from lightconv_plugin.recipes.reproduce.training import head
 
     path, marker = with_a_command(world, tmp_path)
     with pytest.raises(InputError, match=r"checkpoint1\.pt"):
         head(path)
-    before = sys.argv
-    sys.argv = ["perplexity.py", str(world[0]), str(path)]
-    try:
-        assert perplexity() != 0
-    finally:
-        sys.argv = before
+    assert lightconv("perplexity", world[0], path) == 2
     assert not marker.exists()
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from lightconv_plugin.cli import main
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.scoring.perplexity import evaluation, measure, parse_eval_lm_log
+from lightconv_plugin.recipes.evaluation import measure_perplexity
+from lightconv_plugin.scoring.perplexity import evaluation, parse_eval_lm_log
 from tests import fairseq_cli
 from tests.scoring.corpora import as_json, refused, run, write
 
@@ -102,8 +103,9 @@ def test_tuning_a_language_model_is_measuring_each_average(training, tmp_path, c
     # The log that it left says the same, and scripts/perplexity.sh's function the same again.
     log = best.with_suffix(".valid.eval_lm")
     assert as_json(capsys, "--metric", "perplexity", "--log", log)["perplexity"] == got["score"]
-    result = measure(data, best, "valid", 15, ["--cpu"])
+    result = measure_perplexity(data, best, "valid", 15, ["--cpu"])
     assert result["perplexity"] == got["score"]
+    assert json.loads(best.with_suffix(".valid.ppl").read_text()) == result
     assert (result["context_window"], result["tokens_per_sample"]) == (15, 20)
     assert result["tokens"] == parse_eval_lm_log(log.read_text().splitlines(), log).tokens
 
@@ -115,7 +117,10 @@ def test_tuning_a_language_model_is_measuring_each_average(training, tmp_path, c
         (["--subset", "dev"], "dev.idx is missing"),
         (["--lenpen", "1"], "--lenpen is not valid with --by perplexity"),
         (["--", "--context-window", "20"], "`context_window` must be in 0 … 19"),
-        (["--", "--cpu", "--tokens-per-sample", "9999", "--no-such-option"], "fairseq-eval-lm failed with status 2"),
+        (
+            ["--", "--cpu", "--tokens-per-sample", "9999", "--no-such-option"],
+            "in the options for fairseq-eval-lm: unrecognized arguments: --no-such-option",
+        ),
     ],
     ids=["test", "subset", "lenpen", "window", "option"],
 )
@@ -127,4 +132,4 @@ def test_what_tuning_a_language_model_refuses(arguments, said, training, capsys)
 
 def test_a_translation_model_has_no_perplexity_here(training, toy_training, capsys):
     with pytest.raises(InputError, match="is not of a language model"):
-        measure(training[0], toy_training / "checkpoint1.pt", "valid")
+        measure_perplexity(training[0], toy_training / "checkpoint1.pt", "valid")

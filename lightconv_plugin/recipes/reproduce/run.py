@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import platform
 import subprocess
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import atomic_write
 from lightconv_plugin.paths import package_dir
 from lightconv_plugin.recipes.data import prepare
 from lightconv_plugin.recipes.environment import compute_here, quietly
@@ -203,16 +201,12 @@ class Reproduction:
         }
 
         def make() -> dict[str, Any]:
+            with quietly():
+                from lightconv_plugin.recipes.evaluation import evaluate, measure_perplexity
             if protocol.metric == "perplexity":
-                from lightconv_plugin.scoring.perplexity import measure
-
                 window, options = self.window(generate)
-                found = measure(self.job.data, checkpoint, "test", window, options)
-                with atomic_write(checkpoint.with_suffix(".test.ppl")) as file:
-                    file.write(json.dumps(found) + "\n")
+                found = measure_perplexity(self.job.data, checkpoint, "test", window, options)
             else:
-                with quietly():
-                    from lightconv_plugin.recipes.evaluation import evaluate
                 options = [*generate, "--lenpen", f"{chosen['lenpen']:g}"]
                 found = evaluate(self.job.data, checkpoint, options=options, how=protocol.measuring()).values
             return {"score": found, "versions": versions()}

@@ -13,7 +13,6 @@ from lightconv_plugin.recipes.reproduce import run as reproduce
 from lightconv_plugin.recipes.reproduce import training
 from lightconv_plugin.recipes.reproduce.job import plan
 from lightconv_plugin.recipes.steps import Steps, write_text
-from lightconv_plugin.scoring import perplexity
 from lightconv_plugin.scoring.measuring import Scored
 
 PROTOCOL = {
@@ -109,7 +108,7 @@ def stand_ins(train):
         (training, "COMMAND", (str(train),)),
         (tuning, "tune", tune),
         (evaluation, "evaluate", evaluate),
-        (perplexity, "measure", measure),
+        (evaluation, "measure_perplexity", measure),
     ]
 
 
