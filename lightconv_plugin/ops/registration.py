@@ -1,9 +1,9 @@
 """The operators of torch's dispatcher, in the namespace `lightconv`: schemas, kernels, fake kernels, autograd.
 
-The kernels registered here, under CompositeExplicitAutograd, serve a device that has no kernel of its own yet: the first
-call has backends.py load one and calls it, or computes with the reference if there is none. A kernel for the key CPU or
-CUDA takes precedence, so later calls go straight to it. It must allocate its results as the fake kernels below do. Only
-inputs (and the dropout seed) are saved for the backward pass: normalised weights and masks are computed again.
+The kernels registered here, under CompositeExplicitAutograd, serve a device that has no kernel of its own yet: the
+first call has backends.py load one and calls it, or computes with the reference if there is none. A kernel for the key
+CPU or CUDA takes precedence, so later calls go straight to it. It must allocate its results as the fake kernels below
+do. Only inputs (and the dropout seed) are saved for the backward pass: normalised weights and masks are computed again.
 
 `seed` is a (1,) int64 tensor with dropout > 0, else None; philox.py defines its use.
 Gradients of the convolutions are first order: differentiating a backward operator raises.
