@@ -62,7 +62,7 @@ EXTRAS = {
     "fairseq": ("fairseq", "fairseq_cli", "hydra", "omegaconf"),
     "text": ("regex", "sacremoses", "sentencepiece", "subword_nmt"),
     "chinese": ("jieba",),
-    "recipes": ("requests", "rouge_score", "sacrebleu", "tabulate", "tomli", "tqdm", "yaml"),
+    "recipes": ("rouge_score", "sacrebleu", "tabulate", "tomli", "tqdm", "yaml"),
     "report": ("jinja2", "matplotlib"),
 }
 

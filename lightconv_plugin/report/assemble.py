@@ -9,7 +9,6 @@ from datetime import datetime
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 import lightconv_plugin
 from lightconv_plugin.errors import InputError
@@ -40,6 +39,8 @@ def make_report(
     Raises:
         InputError: a folder does not exist, does not hold a training, or is given twice.
     """
+    from tqdm import tqdm
+
     for folder in run_dirs:
         check_folder(folder)
     if data_bin is not None and not data_bin.is_dir():
