@@ -218,7 +218,7 @@ def test_checkpoints_and_data_that_do_not_fit(capsys, tmp_path, data):
     for lang in ("de", "en"):
         (other / f"dict.{lang}.txt").write_text("a 1\nb 1\n", encoding="utf-8")
     status, _, error = run(capsys, "--data", other, "--path", f"a={path}")
-    assert status == 2 and str(path) in error and "not the dictionary of that training" in error
+    assert status == 2 and str(path) in error and "the dictionary does not match the checkpoint" in error
 
 
 def test_dtypes_of_models_are_those_of_the_machine():

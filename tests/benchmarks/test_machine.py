@@ -30,7 +30,7 @@ def test_a_gpus_result_names_card_driver_and_versions(monkeypatch, tmp_path):
     nvidia_smi(monkeypatch, tmp_path, "echo 600.12.3")
     properties = type("Properties", (), {"name": "A card", "total_memory": 8, "major": 9, "minor": 0})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(machine.native, "backend", lambda kind: kind)
+    monkeypatch.setattr(machine.backends, "backend", lambda kind: kind)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     description = machine.describe(torch.device("cuda"))
     found = {key: description[key] for key in ("gpu", "driver", "cuda", "compute_capability", "backend")}

@@ -112,7 +112,7 @@ def test_the_same_layout_and_the_same_file_are_refused(their_task, tmp_path, cap
     assert run(source, tmp_path / "x" / ".." / "a.pt", "--to", "fairseq") == 2
     (tmp_path / "link.pt").symlink_to(source)
     assert run(source, tmp_path / "link.pt", "--to", "fairseq") == 2
-    assert "is the file to convert: name another one" in capsys.readouterr().err
+    assert "is also the file to convert: choose another name" in capsys.readouterr().err
     assert source.read_bytes() == before
 
 

@@ -136,7 +136,7 @@ def test_after_preparation_for_inference():
 
 REFUSED = {
     "adaptive softmax": {"adaptive_softmax_cutoff": "20,40"},
-    "cross-self-attention": {"cross_self_attention": True, "no_cross_attention": True},
+    "cross_self_attention": {"cross_self_attention": True, "no_cross_attention": True},
 }
 
 

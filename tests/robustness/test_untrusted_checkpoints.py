@@ -184,7 +184,7 @@ def test_a_report_says_that_it_does_not_load_it(world, tmp_path, capsys):
     path, marker = with_a_command(world, tmp_path)
     assert lightconv("report", path.parent, "-o", path.parent / "page.html") in (0, 2)
     page = path.parent / "page.html"
-    assert "The checkpoint cannot be used" in (page.read_text() if page.exists() else capsys.readouterr().err)
+    assert "The checkpoint cannot be loaded" in (page.read_text() if page.exists() else capsys.readouterr().err)
     assert not marker.exists()
 
 

@@ -166,7 +166,7 @@ def test_the_sentences_end_where_told(files, capsys):
     assert run(*ROUGE, *options, "--json") == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["rougeLsum"] == pytest.approx(40)  # "a b" of "a b q c d"
-    assert "no reference has '.' as a token of its own" in err
+    assert "no reference has '.', the token that ends a sentence" in err
 
 
 def test_an_empty_summary_scores_0_and_is_counted(files, capsys):

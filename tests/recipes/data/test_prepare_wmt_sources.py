@@ -160,7 +160,11 @@ def test_a_changed_archive_is_taken_up_and_an_unchanged_one_is_not(tmp_path, cap
     source = archive(tmp_path, b"a\nb\n", b"c\nd\n")
     sgm_set(tmp_path, ["a", "b"], ["c", "d"])
     task = Task("en", "de", (source,), 2, SET, 10, True)
-    for text, said in ((b"a\nb\n", "training text ..."), (b"a\nb\n", "done before"), (b"a\ne\n", "training text ...")):
+    for text, said in (
+        (b"a\nb\n", "training text ..."),
+        (b"a\nb\n", "done before"),
+        (b"a\ne\n", "training text again, changed: inputs ..."),
+    ):
         archive(tmp_path, text, b"c\nd\n")
         with Steps(tmp_path / "out") as steps:
             preparation(task, steps, tmp_path).texts()

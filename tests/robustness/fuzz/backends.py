@@ -20,7 +20,7 @@ _HALVES_AND_FLOAT = ("float32", "bfloat16", "float16")
 
 
 def dtypes_of(backend: str) -> tuple[str, ...]:
-    return _HALVES_AND_FLOAT if backends.startswith("cuda") else tuple(DTYPES)
+    return _HALVES_AND_FLOAT if backend.startswith("cuda") else tuple(DTYPES)
 
 
 def available() -> tuple[str, ...]:
