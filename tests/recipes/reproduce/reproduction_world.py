@@ -47,7 +47,7 @@ def task(folder, configs=("dynamicconv", "talkconv"), **changes):
     return folder
 
 
-# Waits as long as there is a file $HOLD; ends early after the updates in $UPDATES, as if it were killed.
+# Waits as long as there is a file $HOLD, though not for ever; ends early after the updates in $UPDATES, as if it were killed.
 TRAIN = """\
 #!/usr/bin/env bash
 set -euo pipefail
@@ -56,7 +56,7 @@ for item in "${@:2}"; do case $item in checkpoint.save_dir=*) dir=${item#*=} ;; 
 mkdir -p "$dir"
 echo "checkpoints and log: $dir (2 × 3 threads)" >&2
 echo "[fairseq_cli.train][INFO] - {" >>"$dir/train.log"
-while [[ -e ${HOLD:-} ]]; do sleep 0.05; done
+for ((i = 0; i < 6000; i++)); do [[ -e ${HOLD:-} ]] || break; sleep 0.05; done
 for updates in 50 ${UPDATES:-100}; do
     sleep "${MOMENT:-0}"
     cp "$TEMPLATES/$updates.pt" "$dir/checkpoint_1_$updates.pt"
