@@ -3,7 +3,7 @@
 import pytest
 
 from tests import fairseq_cli
-from tests.ops.native_toys import broken, plain  # noqa: F401  (fixtures)
+from tests.ops.toy_libraries import broken, plain  # noqa: F401  (fixtures)
 
 
 @pytest.fixture(scope="session")

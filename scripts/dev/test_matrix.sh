@@ -24,7 +24,7 @@ environments=(
     py3.10:3.10:pinned py3.11:3.11:pinned py3.12:3.12:pinned py3.11-oldest:3.11:2.6.0 py3.12-newest:3.12:newest
 )
 subset=(
-    tests/compat tests/recipes/test_configs.py tests/models tests/modules tests/ops/test_library.py
+    tests/compat tests/recipes/test_configs.py tests/models tests/modules tests/ops/test_registration.py
     tests/generation/test_models.py tests/generation/test_translator.py tests/checkpoints/test_average.py
     tests/checkpoints/test_convert.py tests/recipes/training/test_training.py tests/recipes/training/test_train_distributed.py
     tests/robustness/test_golden.py tests/robustness/test_wrong_configurations.py

@@ -33,7 +33,7 @@ def test_opcheck(operator, glu, dropout, dtype, device):
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_compile_fullgraph(operator, dynamic, device):
-    # Inductor on the CPU is tests/ops/test_library.py's; here it would compile C++ for minutes.
+    # Inductor on the CPU is tests/ops/test_registration.py's; here it would compile C++ for minutes.
     backend = "inductor" if device.type == "cuda" else "aot_eager"
 
     def run(x, weight, bias):

@@ -8,7 +8,7 @@ import torch
 
 from lightconv_plugin.ops import backends, reference
 
-from .native_toys import broken, plain  # noqa: F401  (fixtures)
+from .toy_libraries import broken, plain  # noqa: F401  (fixtures)
 
 BACKENDS = ("native", "reference")
 

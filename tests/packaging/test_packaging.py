@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightconv_plugin.cli import main
-from tests.ops.native_toys import BROKEN, TOY
+from tests.ops.toy_libraries import BROKEN, TOY
 
 REGISTERED = """
 import sys, argparse

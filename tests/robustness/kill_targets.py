@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.ops.native_toys import PLAIN
+from tests.ops.toy_libraries import PLAIN
 from tests.recipes import conftest
 from tests.recipes.conftest import ROOT, script_environment
 from tests.recipes.data import archive_server, language_archives, wmt_archives

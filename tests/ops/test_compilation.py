@@ -17,7 +17,7 @@ import torch
 from lightconv_plugin.ops import artifacts, compilation
 from lightconv_plugin.ops.artifacts import NativeError
 
-from .native_toys import BROKEN, PLAIN
+from .toy_libraries import BROKEN, PLAIN
 
 BUILD = "print(compilation.build(artifacts.recipe('cpu'), lambda: print('started'), lambda: print('waiting')))"
 

@@ -10,7 +10,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.ops import artifacts, backends, compilation, reference, registration
 
 from .conftest import by_reference
-from .native_toys import BROKEN, TOY, Toy
+from .toy_libraries import BROKEN, TOY, Toy
 
 LOADED = "print(ops.lightconv(x, weight, 1).unique().tolist(), backends.decision('cpu').library)"
 
