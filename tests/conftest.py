@@ -4,6 +4,7 @@ import logging
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("LIGHTCONV_HOME", None)  # which scripts/test.sh sets: data/ and runs/ are those of each test
 
 import pytest
 import torch

@@ -126,7 +126,7 @@ def test_the_valid_arguments_are_valid(operator):
         ([1, 6], ["not decrease, from 0 to T = 6", "first 1"]),
         ([0, 5], ["not decrease, from 0 to T = 6", "last 5"]),
         ([0, 7], ["not decrease, from 0 to T = 6", "last 7"]),
-        ([0, 4, 2, 6], ["without falling", "smallest difference -2"]),
+        ([0, 4, 2, 6], ["not decrease", "smallest difference -2"]),
         ([0], ["shape (N+1,)", "got (1,)"]),
         ([[0, 6]], ["shape (N+1,)", "got (1, 2)"]),
     ],

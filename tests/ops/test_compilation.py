@@ -213,7 +213,7 @@ def test_a_cache_that_cannot_be_written(where, plain, monkeypatch):
         ("[1/2] c++ error: x\na.cpp:3:1: error: no\nb.cpp:1:1: error: never\n", "a.cpp:3:1: error: no", ""),
         ("g++: fatal error: Killed signal terminated program cc1plus\n", "g++: fatal error: Killed", "MAX_JOBS=1"),
         ("a.cpp:1:10: fatal error: Python.h: No such file\n", "a.cpp:1:10: fatal error: Python.h", "Python headers"),
-        ("as: out.o: No space left on device\n", "as: out.o: No space left", "free some space"),
+        ("as: out.o: No space left on device\n", "as: out.o: No space left", "free disk space"),
         ("nvcc fatal   : Unsupported gpu architecture 'compute_20'\n", "nvcc fatal", "TORCH_CUDA_ARCH_LIST"),
         ("/usr/bin/ld: cannot find -lc10_cuda\ncollect2: error: ld returned 1\n", "/usr/bin/ld: cannot find", ""),
         ("Traceback …\nModuleNotFoundError: No module named 'setuptools'\n", "ModuleNotFoundError: No module", ""),
@@ -313,7 +313,7 @@ def torch_with_cuda(monkeypatch):
 
 def test_torch_without_cuda(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(NativeError, match=r"is built without CUDA.*; install a build of torch with CUDA"):
+    with pytest.raises(NativeError, match=r"is built without CUDA.*; install torch with CUDA"):
         compilation.toolkit()
 
 
