@@ -47,7 +47,7 @@ def task(folder, configs=("dynamicconv", "talkconv"), **changes):
     return folder
 
 
-# Waits while the file $HOLD exists, though not for ever; ends early after the updates in $UPDATES, as if killed.
+# Waits while there is a file $HOLD, though not for ever; ends early after the updates in $UPDATES, as if killed.
 TRAIN = """\
 #!/usr/bin/env bash
 set -euo pipefail
