@@ -1,6 +1,6 @@
 """Lines a second of Moses' tokeniser on one core, here and by tokenizer.perl.
 
-    python -m benchmarks.tokeniser FILE --lang de [--perl tokenizer.perl]
+python -m benchmarks.tokeniser FILE --lang de [--perl tokenizer.perl]
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class _WhenFairseqArrives(MetaPathFinder):
         return spec
 
 
-if "fairseq" in sys.modules:
+if sys.modules.get("fairseq") is not None:  # None: whoever imports it is told that it is not there
     _register()
 else:
     sys.meta_path.insert(0, _WhenFairseqArrives())

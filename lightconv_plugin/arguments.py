@@ -1,4 +1,4 @@
-"""Types of command-line arguments that the commands and the recipes share, for argparse."""
+"""Types and groups of command-line arguments that the commands and the recipes share, for argparse."""
 
 import argparse
 from pathlib import Path
@@ -26,3 +26,14 @@ def places_first(argv: list[str]) -> list[str]:
         f"./{argument}" if argument.startswith("-") and Path(argument).exists() else argument for argument in argv[:2]
     ]
     return places + argv[2:]
+
+
+def add_text_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say how a checkpoint's training text was prepared."""
+    text = parser.add_argument_group("how a checkpoint's text was prepared (default: as corpus.json says)")
+    text.add_argument("-s", "--source-lang", metavar="XX")
+    text.add_argument("-t", "--target-lang", metavar="XX")
+    text.add_argument("--bpe-codes", metavar="FILE", help="merges of subword-nmt; none: the text is already split")
+    text.add_argument("--sentencepiece", type=Path, metavar="MODEL", help="sentencepiece model")
+    text.add_argument("--tokenizer", choices=("moses", "none"), help="also how translations are detokenised")
+    text.add_argument("--lowercase", action="store_true", help="lower-case the text first")

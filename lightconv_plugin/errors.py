@@ -6,3 +6,7 @@ class InputError(Exception):
 
     A parameter that it is about stands in backquotes, as in "`lang` is missing": the command shows its option instead.
     """
+
+
+class UnsupportedModelError(InputError, ValueError):
+    """A model, or a part of it, that cannot be run without fairseq; the text says which."""

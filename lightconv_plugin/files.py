@@ -1,14 +1,35 @@
-"""Files that are written whole or not at all, and text that is read with checks."""
+"""Files and directories that are written whole or not at all, and text that is read with checks."""
 
 import contextlib
+import errno
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from lightconv_plugin.errors import InputError
+
+
+@contextlib.contextmanager
+def locked(path: Path, taken: str) -> Iterator[None]:
+    """Hold the lock of a file (made if it is missing) or of a folder within the block.
+
+    Raises InputError(taken) if another process does. The lock is the kernel's: it ends with the process that holds it.
+    """
+    import fcntl  # not on Windows, where nobody gets here
+
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(taken) from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -38,7 +59,72 @@ def atomic_write(path: Path, binary: bool = False) -> Iterator[IO]:
         raise
 
 
-def _lock(file: IO) -> bool:
+@contextlib.contextmanager
+def atomic_directory(path: Path, replace: bool = False) -> Iterator[Path]:
+    """Make a temporary directory beside `path` that takes its name only when the block ends without an error.
+
+    What is in it is on the disk before. With `replace`, a directory that has the name goes, and at no moment there is
+    neither (on file systems without an exchange of names: for the moment between two of them). Without, one that is
+    empty may be there. A failure leaves nothing behind, and what a killed process has left goes at the next call.
+
+    Raises:
+        OSError: `path` cannot be written, or is a directory that is not empty, without `replace`.
+    """
+    path = Path(os.path.realpath(path))
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: there is no folder {path.parent}")
+    _remove_abandoned(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    temporary.mkdir()
+    try:
+        descriptor = os.open(temporary, os.O_RDONLY)
+        try:
+            _lock(descriptor)
+            yield temporary
+            for entry in sorted(temporary.rglob("*")):
+                _sync(entry)
+            os.fsync(descriptor)
+            if replace and path.is_dir() and any(path.iterdir()):
+                _exchange(temporary, path)
+            else:
+                os.rename(temporary, path)
+            _sync(path.parent)
+        finally:
+            os.close(descriptor)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Give each of two directories the other's name."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "renameat2"):
+        here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+        if libc.renameat2(here, os.fsencode(one), here, os.fsencode(other), swap) == 0:
+            return
+        if (number := ctypes.get_errno()) not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+            raise OSError(number, os.strerror(number), str(other))
+    aside = one.with_name(f"{one.name}.old")  # which nobody removes: killed now, it is all that is left of `other`
+    os.rename(other, aside)
+    try:
+        os.rename(one, other)
+    except OSError:
+        os.rename(aside, other)
+        raise
+    os.rename(aside, one)
+
+
+def _lock(file: IO | int) -> bool:
     """Lock a file for as long as it is open; whether it is locked now. Not where neither system nor place has locks."""
     try:
         import fcntl
@@ -58,9 +144,16 @@ def _remove_abandoned(path: Path) -> None:
     with contextlib.suppress(OSError):  # what cannot be removed stays
         for entry in path.absolute().parent.iterdir():
             if (match := pattern.fullmatch(entry.name)) and not _is_running(int(match[1])):
-                with entry.open("rb") as file:
-                    if _lock(file):
+                descriptor = os.open(entry, os.O_RDONLY)
+                try:
+                    if not _lock(descriptor):
+                        continue
+                    if entry.is_dir():
+                        shutil.rmtree(entry)
+                    else:
                         entry.unlink()
+                finally:
+                    os.close(descriptor)
 
 
 def _is_running(pid: int) -> bool:

@@ -14,7 +14,7 @@ def read(cls: type[T], value: object, name: str = "") -> T:
     """An instance of the dataclass from a mapping of its fields; `name` is what errors call the mapping.
 
     The types of fields can be str, bool, int, float, Literal, tuple[type, ...] (of a list), dict[str, type],
-    unions of these, and dataclasses. Checks beyond types are those of __post_init__.
+    dataclasses, and unions of these. Checks beyond types are those of __post_init__.
 
     Raises:
         ValueError: a key is unknown or missing, or a value is wrong; the text names the key.
@@ -43,6 +43,8 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         return read(typing.cast(type, kind), value, name)
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple and isinstance(value, list):
+        if is_dataclass(inner[0]):
+            return tuple(_convert(inner[0], item, f"{name}[{i}]") for i, item in enumerate(value))
         try:
             return tuple(_convert(inner[0], item, name) for item in value)
         except ValueError:
@@ -52,6 +54,9 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
     elif origin in (types.UnionType, typing.Union):
         if any(_is(one, value) for one in inner):
             return value
+        for one in inner:
+            if is_dataclass(one) and isinstance(value, Mapping):
+                return read(typing.cast(type, one), value, name)
     elif origin is typing.Literal:
         if any(type(value) is type(one) and value == one for one in inner):
             return value

@@ -17,5 +17,4 @@ save_dir=$1 number=${2:-10}
 [[ $save_dir != -* ]] || save_dir=./$save_dir # not an option
 [[ -d $save_dir ]] || die "no folder $save_dir with checkpoints"
 [[ $number =~ ^[1-9][0-9]*$ && $# -le 2 ]] || die "N must be a positive number, got: ${*:2}"
-use_python
-exec "$PY" -m lightconv_plugin average --inputs "$save_dir" --num-last-checkpoints "$number" --output "$save_dir/average$number.pt"
+be_lightconv average --inputs "$save_dir" --num-last-checkpoints "$number" --output "$save_dir/average$number.pt"

@@ -31,6 +31,23 @@ use_python() {
     export LIGHTCONV_HOME=${LIGHTCONV_HOME:-$ROOT}
 }
 
+# `lightconv "$@"` in place of the calling script. --help makes no environment: it comes from the one that is there, or is
+# the header of the script.
+be_lightconv() {
+    local argument
+    for argument in "${@:2}"; do
+        [[ $argument == -h || $argument == --help ]] || continue
+        if [[ -z ${LIGHTCONV_PYTHON:-} && ! -x $ROOT/.venv/bin/python ]]; then
+            usage
+            say "(scripts/setup.sh makes the environment, in which --help says more.)"
+            exit 0
+        fi
+        LIGHTCONV_PYTHON=${LIGHTCONV_PYTHON:-$ROOT/.venv/bin/python}
+    done
+    use_python
+    exec "$PY" -m lightconv_plugin "$@"
+}
+
 lightconv() { "$PY" -m lightconv_plugin "$@"; }
 
 absolute() { realpath -m -- "$1"; }

@@ -12,5 +12,4 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 case ${1:-} in
     -h | --help) usage; exit 0 ;;
 esac
-use_python
-exec "$PY" -m lightconv_plugin perplexity "$@"
+be_lightconv perplexity "$@"

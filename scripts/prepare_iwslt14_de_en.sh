@@ -8,5 +8,4 @@
 
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-use_python
-exec "$PY" -m lightconv_plugin prepare iwslt14_de_en "$@"
+be_lightconv prepare iwslt14_de_en "$@"

@@ -8,5 +8,4 @@
 
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-use_python
-exec "$PY" -m lightconv_plugin prepare wmt14_en_fr "$@"
+be_lightconv prepare wmt14_en_fr "$@"

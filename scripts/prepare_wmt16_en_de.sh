@@ -7,5 +7,4 @@
 
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-use_python
-exec "$PY" -m lightconv_plugin prepare wmt16_en_de "$@"
+be_lightconv prepare wmt16_en_de "$@"

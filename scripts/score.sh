@@ -13,5 +13,4 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 case ${1:-} in
     -h | --help) usage; exit 0 ;;
 esac
-use_python
-exec "$PY" -m lightconv_plugin evaluate "$@"
+be_lightconv evaluate "$@"

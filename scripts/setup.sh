@@ -7,6 +7,9 @@
 #   scripts/setup.sh --venv DIR --torch 2.6.0
 #                                        an environment elsewhere, with another torch (newest: whichever that is) than
 #                                        the pinned one (scripts/dev/test_matrix.sh makes several)
+#   scripts/setup.sh --venv DIR --without-fairseq
+#                                        the operators, exported models and Hugging Face's classes alone, with what their
+#                                        tests need
 #
 # Rerun an interrupted set-up to resume it. --quiet prints nothing if there is nothing to do. pip's own settings apply
 # (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, proxies …).
@@ -14,7 +17,7 @@
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-venv=$ROOT/.venv quiet='' torch=''
+venv=$ROOT/.venv quiet='' torch='' fairseq=1
 while (($#)); do
     case $1 in
         -h | --help) usage; exit 0 ;;
@@ -24,6 +27,7 @@ while (($#)); do
             venv=$(absolute "$2")
             shift
             ;;
+        --without-fairseq) fairseq='' ;;
         --torch)
             [[ ${2:-} =~ ^([0-9]+(\.[0-9]+)+(\+[a-z0-9.]+)?|newest)$ ]] ||
                 die "--torch must be a version such as 2.6.0, or newest, got: ${2:-nothing}"
@@ -41,7 +45,7 @@ version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/de
 
 # What the environment depends on. The path is part of it: neither a venv nor an editable installation can be moved.
 fingerprint() {
-    { echo "$ROOT" "$(version_of "$venv/bin/python")$torch"; cat "$SCRIPTS/setup.sh" "$SCRIPTS/constraints.txt" "$ROOT/pyproject.toml"; } |
+    { echo "$ROOT" "$(version_of "$venv/bin/python")$torch$fairseq"; cat "$SCRIPTS/setup.sh" "$SCRIPTS/constraints.txt" "$ROOT/pyproject.toml"; } |
         sha256sum
 }
 
@@ -107,9 +111,30 @@ install() {
     version=$(version_of "$venv/bin/python")
     say "1/4 torch"
     pip_install "torch"
+    if [[ $fairseq ]]; then
+        install_fairseq "$version"
+    else
+        pip_install numpy setuptools wheel ninja
+    fi
+    say "3/4 this plugin, with what its recipes and its tests need"
+    if [[ $fairseq ]]; then
+        pip_install --no-build-isolation -e "${ROOT}[all,dev,docs]"
+        "$venv/bin/python" -c 'import fairseq, lightconv_plugin, sacremoses, subword_nmt' >>"$log" 2>&1 ||
+            die "the new environment does not work: $(tail -n 1 "$log") (log: $log)"
+    else
+        pip_install --no-build-isolation -e "${ROOT}[text,dev]"
+    fi
+    say "4/4 compiling the CPU kernels on $(nproc) cores (about 30 s)"
+    # No reason to fail: without them the operators compute in plain PyTorch, and the first use tries again.
+    "$venv/bin/python" -m lightconv_plugin build cpu >>"$log" 2>&1 ||
+        say "warning: the CPU kernels could not be compiled: $(tail -n 1 "$log")"
+}
+
+# install_fairseq PYTHON_VERSION
+install_fairseq() {
     say "2/4 fairseq (compiled on Python 3.10 and 3.11: about two minutes)"
     pip_install numpy cython setuptools wheel ninja
-    case $version in
+    case $1 in
         3.10) # Its omegaconf 2.0.6 has metadata that pip 24.1 and later refuse; its build wants a setuptools of its own.
             pip_install 'pip<24.1'
             pip_install fairseq
@@ -119,14 +144,6 @@ install() {
             ;;
         3.12) pip_install --only-binary fairseq-fixed fairseq-fixed ;;
     esac
-    say "3/4 this plugin, with what its recipes and its tests need"
-    pip_install --no-build-isolation -e "${ROOT}[all,dev,docs]"
-    "$venv/bin/python" -c 'import fairseq, lightconv_plugin, sacremoses, subword_nmt' >>"$log" 2>&1 ||
-        die "the new environment does not work: $(tail -n 1 "$log") (log: $log)"
-    say "4/4 compiling the CPU kernels on $(nproc) cores (about 30 s)"
-    # No reason to fail: without them the operators compute in plain PyTorch, and the first use tries again.
-    "$venv/bin/python" -m lightconv_plugin build cpu >>"$log" 2>&1 ||
-        say "warning: the CPU kernels could not be compiled: $(tail -n 1 "$log")"
 }
 
 is_done && { [[ -n $quiet ]] || say "set-up: $venv is up to date"; exit 0; }

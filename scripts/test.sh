@@ -7,6 +7,9 @@
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
+case ${1:-} in
+    -h | --help) usage; exit 0 ;;
+esac
 use_python
 cd "$ROOT"
 "$PY" -m ruff check .
@@ -17,7 +20,7 @@ lint-imports --no-cache --no-logo
 # Compiled once here, and not within the time limit of the first test that needs them. A failure shows in the tests.
 lightconv build cpu || true
 # One process per core; a test's own threads would only compete. A file's tests stay together: they share what was
-# trained.
+# trained. tests/conftest.py has the order: the longest first.
 cores=$(env -u OMP_NUM_THREADS nproc)
 export OMP_NUM_THREADS=1
-exec "$PY" -m pytest -n "$cores" --dist loadfile "$@"
+exec "$PY" -m pytest -n "$cores" --dist loadfile --no-loadscope-reorder "$@"

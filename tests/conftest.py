@@ -1,5 +1,6 @@
 """Shared fixtures. Threads are capped: several workers of pytest-xdist with a full OpenMP team each would crawl."""
 
+import gc
 import logging
 import os
 
@@ -11,6 +12,35 @@ import torch
 
 from tests import ROOT
 from tests.fixtures import broken, files, output, plain, their_task, toy_data, toy_training  # noqa: F401  (fixtures)
+
+# Files of more than half a minute each: begun first, so that no process works on one alone in the end.
+# (scripts/test.sh asks pytest-xdist to keep this order.)
+LONGEST = (
+    "cuda/test_report.py",
+    "cuda/test_convolutions.py",
+    "recipes/training/test_train_distributed.py",
+    "ops/test_registration.py",
+    "packaging/test_packaging.py",
+    "recipes/demo/test_demo.py",
+    "models/test_fairseq_commands.py",
+    "compat/test_cpu_training.py",
+    "models/test_compile_blocks.py",
+    "recipes/training/test_training.py",
+    "recipes/data/test_language_model.py",
+    "recipes/test_tune.py",
+    "recipes/data/test_prepare.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    ranks = {ROOT / "tests" / name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
+def pytest_collection_finish():
+    """What is there now stays: fourteen thousand tests, torch, fairseq. No collection needs to look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -1,17 +1,15 @@
 """fairseq's commands as a user types them, on a corpus of a few dozen lines; shared by the tests that need them.
 
-Importing fairseq takes five seconds of processor time, most of what a small command takes. A server that has imported
-it (and torch, but not the plugin) forks a process for each command, in which the command starts as it does in a new
-one.
+They are run by `warm_python`: importing fairseq takes five seconds of processor time, most of what a small command
+takes.
 """
 
-import importlib
-import multiprocessing
 import os
 import random
-import sys
-import tempfile
+import subprocess
 from pathlib import Path
+
+from tests.warm_python import warm_python
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 USER_DIR = REPOSITORY / "lightconv_plugin"
@@ -39,40 +37,18 @@ def run(command: str, *arguments, stdin: str | None = None, fails: bool = False,
 
 
 def run_module(module: str, arguments=(), stdin: str | None = None, cwd=None, **environment) -> tuple[int, str, str]:
-    """`python -m module arguments`, forked from the server: (exit status, standard output, standard error)."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.fairseq_imported"])
-    with tempfile.TemporaryDirectory() as folder:
-        files = [os.path.join(folder, name) for name in ("stdin", "stdout", "stderr")]
-        Path(files[0]).write_text(stdin or "", encoding="utf-8")
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-        call = (files, variables, str(cwd or os.getcwd()), module, [str(argument) for argument in arguments])
-        process = context.Process(target=_command, args=call, daemon=False)
-        process.start()
-        process.join(TIMEOUT)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-        out, err = (Path(file).read_text(encoding="utf-8", errors="replace") for file in files[1:])
-        return process.exitcode, out, err
-
-
-def _command(files: list[str], variables: dict[str, str], cwd: str, module: str, arguments: list[str]) -> None:
-    """In the forked process: take the files for the standard streams, and run the module as the main program."""
-    import runpy
-
-    for number, file in enumerate(files):
-        descriptor = os.open(file, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(descriptor, number)
-        os.close(descriptor)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 (multiprocessing closed that of the process)
-    os.environ.clear()
-    os.environ.update(variables)
-    os.chdir(cwd)
-    sys.path[:0] = [path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
-    importlib.invalidate_caches()
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    """`python -m module arguments`: (exit status, standard output, standard error)."""
+    done = subprocess.run(
+        [warm_python(), "-m", module, *map(str, arguments)],
+        input=stdin or "",
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=TIMEOUT,
+    )
+    return done.returncode, done.stdout, done.stderr
 
 
 def write_corpus(folder: Path, lines: int = 60) -> None:

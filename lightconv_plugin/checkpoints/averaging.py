@@ -114,9 +114,7 @@ def _maximize(metric: str, checkpoint: Path) -> bool:
         return True
     if metric in LOWER_IS_BETTER:
         return False
-    raise InputError(
-        f"{checkpoint} does not say whether a higher {metric} is better: `maximize` must be given"
-    )
+    raise InputError(f"{checkpoint} does not say whether a higher {metric} is better: `maximize` must be given")
 
 
 def load_checkpoint(path: Path) -> dict:

@@ -30,11 +30,21 @@ class CannotReorder(Exception):
 
 
 def convert(source: Path, layout: str) -> tuple[dict, list[str]]:
-    """The checkpoint `source` in another layout (one of LAYOUTS), and notes for the user, each a line.
+    """The checkpoint `source`, or the exported model, in another layout (one of LAYOUTS), and notes for the user, each
+    a line.
 
-    Raises InputError if it is not a checkpoint of these models, or cannot be expressed in the layout.
+    Raises InputError if it is neither, or cannot be expressed in the layout.
     """
-    state = load_model_checkpoint(source)
+    notes: list[str] = []
+    if source.is_dir():
+        from lightconv_plugin.checkpoints.to_fairseq import command_line, fairseq_checkpoint
+
+        state, notes = fairseq_checkpoint(source)
+        if layout == "plugin":
+            said = [f"exported model → {state['cfg']['model']['_name']} in the layout plugin", *notes]
+            return state, [*said, f"options of fairseq-train for it: {command_line(state['cfg'])}"]
+    else:
+        state = load_model_checkpoint(source)
     settings, architecture = _settings(state, source)
     try:
         model = read_model(settings, architecture, state["model"])
@@ -47,7 +57,7 @@ def convert(source: Path, layout: str) -> tuple[dict, list[str]]:
     if found == layout:
         raise InputError(f"{source} is already in the layout {layout}")
     name = architecture_in(layout, model)
-    said = [f"{architecture} in the layout {found} → {name} in the layout {layout}"]
+    said = [*notes, f"{architecture} in the layout {found} → {name} in the layout {layout}"]
     if left_out:
         said.append(f"left out, as they only matter in training: {', '.join(left_out)}")
     converted |= _container(state, layout, name, options)

@@ -94,8 +94,15 @@ def our_architecture(name: str) -> str:
     return ours
 
 
-def read_model(settings: Mapping[str, Any], architecture: str, state: Mapping[str, Any]) -> Model:
-    """The model of a checkpoint by its settings and its parameters, in any layout.
+def read_model(
+    settings: Mapping[str, Any],
+    architecture: str,
+    state: Mapping[str, Any] | None = None,
+    entries: tuple[int, int] | None = None,
+) -> Model:
+    """The model of a checkpoint by its settings.
+
+    The entries of the dictionaries, source and target, are given, or as many as its parameters, in any layout, are for.
 
     Raises InputError for options from which no model can be built.
     """
@@ -116,8 +123,9 @@ def read_model(settings: Mapping[str, Any], architecture: str, state: Mapping[st
         if "_lm" not in name and isinstance(config.adaptive_softmax_cutoff, str):  # upstream's form
             config.adaptive_softmax_cutoff = [int(rank) for rank in config.adaptive_softmax_cutoff.split(",")]
         resolved = (language_model_config if "_lm" in name else transformer_config)(config)
+        sizes = entries or _entries(state or {}, resolved, "_lm" in name)
         with torch.device("meta"):
-            module = models.build_model(OmegaConf.structured(config), _task(state, resolved, "_lm" in name))
+            module = models.build_model(OmegaConf.structured(config), _task(*sizes))
     except (ValueError, KeyError) as error:
         raise InputError(f"no model can be built from its options: {error}") from error
     options = {f.name: _plain(getattr(config, f.name)) for f in fields(config) if not f.name.startswith("_")}
@@ -135,8 +143,8 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
-def _task(state: Mapping[str, Any], resolved, language_model: bool):
-    """Dictionaries of as many entries as the embeddings have."""
+def _task(source: int | None, target: int | None):
+    """Dictionaries of as many entries; one for both sides where they are as many."""
     from fairseq.data import Dictionary
 
     def dictionary(entries: int | None) -> Dictionary:
@@ -145,20 +153,6 @@ def _task(state: Mapping[str, Any], resolved, language_model: bool):
             words.add_symbol(f"{number}")
         return words
 
-    def rows(key: str) -> int:
-        return state[key].shape[0]
-
-    source: int | None
-    target = _entries(state, resolved)
-    if not language_model:
-        source, target = rows("encoder.embed_tokens.weight"), rows("decoder.embed_tokens.weight")
-    elif "decoder.embed_tokens.weight" in state:
-        source = rows("decoder.embed_tokens.weight")
-    elif resolved.adaptive_input:
-        bands = len(resolved.adaptive_input_cutoff) + 1
-        source = sum(rows(f"decoder.embed_tokens.embeddings.{band}.0.weight") for band in range(bands))
-    else:
-        source = target  # of characters: no parameter counts words
     source_dictionary = dictionary(source)
     target_dictionary = source_dictionary if target in (None, source) else dictionary(target)
     return SimpleNamespace(
@@ -170,7 +164,24 @@ def _task(state: Mapping[str, Any], resolved, language_model: bool):
     )
 
 
-def _entries(state: Mapping[str, Any], resolved) -> int | None:
+def _entries(state: Mapping[str, Any], resolved, language_model: bool) -> tuple[int | None, int | None]:
+    """The number of input and of output words; None where nothing tells, or if they are the input's."""
+
+    def rows(key: str) -> int:
+        return state[key].shape[0]
+
+    if not language_model:
+        return rows("encoder.embed_tokens.weight"), rows("decoder.embed_tokens.weight")
+    target = _output_entries(state, resolved)
+    if "decoder.embed_tokens.weight" in state:
+        return rows("decoder.embed_tokens.weight"), target
+    if resolved.adaptive_input:
+        bands = len(resolved.adaptive_input_cutoff) + 1
+        return sum(rows(f"decoder.embed_tokens.embeddings.{band}.0.weight") for band in range(bands)), target
+    return target, target  # of characters: no parameter counts words
+
+
+def _output_entries(state: Mapping[str, Any], resolved) -> int | None:
     """The number of output words; None if they are the input's."""
     for key in ("decoder.output_projection.weight", "decoder.embed_out"):
         if key in state:
@@ -256,9 +267,7 @@ def state_in(layout: str, model: Model, ours: Mapping[str, Any]) -> dict[str, An
             continue
         elif key == "decoder.output_projection.weight" and model.tied and layout != "fairseq":
             if not torch.equal(value, ours["decoder.embed_tokens.weight"]):
-                raise InputError(
-                    "the options tie the output projection to the decoder's embedding, but they differ"
-                )
+                raise InputError("the options tie the output projection to the decoder's embedding, but they differ")
             continue
         if layout == "fairseq" and key.endswith(DYNAMIC_WEIGHT):
             # A parameter of its layer that is never used and never initialised.

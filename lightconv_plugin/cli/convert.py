@@ -1,8 +1,10 @@
-"""`lightconv convert`: checkpoints of upstream's code for the plugin, and the plugin's for upstream's code.
+"""`lightconv convert`: checkpoints of upstream's code for the plugin, the plugin's for upstream's code, and exported
+models for both.
 
-    lightconv convert model_2019.pt dynamicconv.pt --to plugin
-    lightconv convert runs/iwslt14_de_en/dynamicconv/average10.pt fairseq.pt --to fairseq
-    lightconv convert runs/wikitext103/talkconv/checkpoint_best.pt talk.pt --to talk
+lightconv convert model_2019.pt dynamicconv.pt --to plugin
+lightconv convert dynamicconv-de-en dynamicconv.pt --to plugin
+lightconv convert runs/iwslt14_de_en/dynamicconv/average10.pt fairseq.pt --to fairseq
+lightconv convert runs/wikitext103/talkconv/checkpoint_best.pt talk.pt --to talk
 """
 
 import argparse
@@ -41,7 +43,13 @@ order of the parameters allows, the optimizer state. The layout of the input is 
   talk             the TaLK paper's repository (fairseq 0.8: all settings are arguments)
 
 An option that a layout cannot express is an error: several kinds of mixers on one side, mixers or normalisations that
-it lacks. The results of fairseq's own code may still differ: in training, its dynamic decoder computes another softmax
+it lacks.
+
+IN may also be an exported model (lightconv export). It becomes a checkpoint that fairseq-train trains on from with
+--finetune-from-model and the options that are printed, and that fairseq-generate translates with. Parameters that
+were exported in a smaller type become float32 again, and stay as they were rounded.
+
+The results of fairseq's own code may still differ: in training, its dynamic decoder computes another softmax
 for targets shorter than the kernel."""
 
 
@@ -52,7 +60,7 @@ def add_parser(commands) -> None:
         epilog="example: lightconv convert runs/a/average10.pt fairseq.pt --to fairseq",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("input", type=Path, metavar="IN", help="the checkpoint to convert")
+    parser.add_argument("input", type=Path, metavar="IN", help="the checkpoint, or exported model, to convert")
     parser.add_argument("output", type=Path, metavar="OUT", help="the checkpoint to write")
     parser.add_argument("--to", choices=LAYOUTS, required=True, help="the layout to write")
     parser.set_defaults(run=run)

@@ -12,6 +12,7 @@ from lightconv_plugin.cli.score_options import (
     BLEU_OPTIONS,
     ROUGE_OPTIONS,
     add_bleu_options,
+    add_evaluation,
     add_rouge_options,
     measuring,
     refuse,
@@ -76,17 +77,7 @@ def with_files(argv: list[str]) -> list[str]:
 
 
 def add_parser(commands) -> None:
-    parser = commands.add_parser(
-        "evaluate",
-        usage="lightconv evaluate DATA_BIN CHECKPOINT [options] [@FILE] [fairseq-generate options]",
-        description=DESCRIPTION,
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("data", type=Path, metavar="DATA_BIN", help="folder of binarised data")
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="the model")
-    parser.add_argument("--subset", "--gen-subset", default="test", metavar="NAME", help="default: %(default)s")
+    parser = add_evaluation(commands, "evaluate", "[@FILE] [fairseq-generate options]", DESCRIPTION, EXAMPLE)
     parser.add_argument("--metric", choices=("bleu", "rouge"), default="bleu", help="default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print and write one JSON object, in one line")
     add_bleu_options(parser)

@@ -49,6 +49,8 @@ COMMANDS = {
     },
     "use": {
         "translate": "translate raw text",
+        "export": "write a model as a directory that needs no fairseq",
+        "deploy": "compile an exported model for programs without Python",
         "convert": "convert checkpoints to and from the layouts of other code",
     },
     "maintain": {
@@ -60,8 +62,9 @@ COMMANDS = {
 # The extra that installs a module.
 EXTRAS = {
     "fairseq": ("fairseq", "fairseq_cli", "hydra", "omegaconf"),
-    "text": ("regex", "sacremoses", "sentencepiece", "subword_nmt"),
+    "text": ("regex", "sacremoses", "safetensors", "sentencepiece", "subword_nmt"),
     "chinese": ("jieba",),
+    "sentences": ("sentencex",),
     "recipes": ("rouge_score", "sacrebleu", "tabulate", "tomli", "tqdm", "yaml"),
     "report": ("jinja2", "matplotlib"),
 }

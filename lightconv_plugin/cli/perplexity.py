@@ -6,9 +6,9 @@ What its parser does not know are options of fairseq-eval-lm.
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from lightconv_plugin.arguments import natural, places_first
+from lightconv_plugin.cli.score_options import add_evaluation
 from lightconv_plugin.errors import InputError
 
 DESCRIPTION = """\
@@ -41,17 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def add_parser(commands) -> None:
-    parser = commands.add_parser(
-        "perplexity",
-        usage="lightconv perplexity DATA_BIN CHECKPOINT [options] [fairseq-eval-lm options]",
-        description=DESCRIPTION,
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("data", type=Path, metavar="DATA_BIN", help="folder of binarised data")
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="the model")
-    parser.add_argument("--subset", "--gen-subset", default="test", metavar="NAME", help="default: %(default)s")
+    parser = add_evaluation(commands, "perplexity", "[fairseq-eval-lm options]", DESCRIPTION, EXAMPLE)
     parser.add_argument(
         "--context-window", type=natural, default=0, metavar="N",
         help="score each token after at least N others (default: 0: the first of each sample have few before them)",

@@ -1,4 +1,4 @@
-"""The options of BLEU and ROUGE that several commands share, and the settings they make."""
+"""Options that several commands share: of BLEU and ROUGE, and the settings they make; of what runs fairseq's own."""
 
 import argparse
 import sys
@@ -11,6 +11,22 @@ from lightconv_plugin.scoring.measuring import Measuring
 BPE_MARKS = ("@@", "sentencepiece")
 BLEU_OPTIONS = ("lang", "detok", "raw_ref", "lowercase", "compound_split")
 ROUGE_OPTIONS = ("no_stem", "sentence_end")
+
+
+def add_evaluation(commands, name: str, rest: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    """The parser of a command that runs one of fairseq's own on a subset of DATA_BIN; `rest` ends its usage."""
+    parser = commands.add_parser(
+        name,
+        usage=f"lightconv {name} DATA_BIN CHECKPOINT [options] {rest}",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("data", type=Path, metavar="DATA_BIN", help="folder of binarised data")
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="the model")
+    parser.add_argument("--subset", "--gen-subset", default="test", metavar="NAME", help="default: %(default)s")
+    return parser
 
 
 def add_bleu_options(parser: argparse.ArgumentParser) -> None:

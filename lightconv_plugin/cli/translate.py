@@ -8,19 +8,22 @@ import argparse
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from lightconv_plugin.arguments import positive
+from lightconv_plugin.arguments import add_text_options, positive
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write
 
 if TYPE_CHECKING:
-    from lightconv_plugin.generation.translator import Translation
+    from lightconv_plugin.generation.translations import Translation
+    from lightconv_plugin.generation.translator import Translator
 
 _BUFFER = 2000  # lines read before any is translated: enough for batches of similar lengths
+_CHUNK = 2**16  # bytes of a line that are read at once with --split
 _EPILOG = """\
 Lines are UTF-8 and end at a line feed; a carriage return before it is removed. An empty line gives an empty line. So
 does a line that cannot be translated (not UTF-8, a NUL, longer than the model allows): standard error gives its number
@@ -31,22 +34,46 @@ log-probability over (number of pieces)^lenpen, as on fairseq's H- lines. --nbes
 first, each starting with the number of the input line (from 1) and a tab. An empty line has an empty score and gives
 one line for any N.
 
-Defaults: the dictionaries are those of the training's data-bin, or beside the checkpoint; merges, tokeniser and case
-those of the folder around data-bin (lightconv prepare).
+--score REF translates nothing: it writes the score of each line of REF as the translation of the input line with the
+same number (with --scores: score, tab, that line).
+
+--split sentences is for running text: each line, however long, is cut into sentences (pip install
+'lightconv-plugin[sentences]'), and their translations are joined to one line. A sentence longer than the model takes is
+cut too. Memory does not grow with the text.
+
+--dtype auto is int8 for a model exported with 8-bit weights, else the fastest type on this CPU for a model of this size
+(docs/decoding.md has the table). On a terminal or with --verbose, standard error says which it is.
+
+An exported directory has everything, and fairseq need not be installed. For a checkpoint, the dictionaries are those of
+the training's data-bin, or beside the checkpoint; merges, tokeniser and case those of the folder around data-bin
+(lightconv prepare).
 
 example:
+  lightconv translate exported/iwslt14_de_en < in.txt > out.txt
   lightconv translate --path runs/iwslt14_de_en/dynamicconv/average10.pt < in.txt > out.txt
 """
 
 
 def run(args: argparse.Namespace) -> int:
     nbest = args.nbest or 1
-    if nbest > args.beam:
+    if bool(args.model) == bool(args.path):
+        got = "both" if args.model else "neither"
+        raise InputError(f"give the directory of an exported model, or checkpoints by --path: got {got}")
+    if args.beam is not None and nbest > args.beam:
         raise InputError(f"--nbest {nbest} is more than --beam {args.beam}")
+    if args.split and (args.nbest is not None or args.scores or args.score):
+        raise InputError("--split writes whole lines of several sentences: --nbest, --scores and --score are not valid")
+    if args.score and args.nbest is not None:
+        raise InputError("--score scores one translation of each line: --nbest is not valid")
+    if args.score and args.dtype not in ("auto", "float32"):
+        raise InputError(f"--score computes in float32: --dtype {args.dtype} is not valid")
+    if args.score and not args.score.is_file():
+        raise InputError(f"--score: no such file: {args.score}")
     if args.input is not None and not args.input.is_file():
         raise InputError(f"--input: no such file: {args.input}")
-    if args.input and args.output and args.output.exists() and args.output.samefile(args.input):
-        raise InputError(f"--output {args.output} is the --input")
+    for option, file in (("--input", args.input), ("--score", args.score)):
+        if file and args.output and args.output.exists() and args.output.samefile(file):
+            raise InputError(f"--output {args.output} is the {option}")
     interactive = args.input is None and sys.stdin.isatty()
     buffer = args.buffer or (1 if interactive else _BUFFER)
     with contextlib.ExitStack() as stack:
@@ -55,37 +82,112 @@ def run(args: argparse.Namespace) -> int:
         read = stack.enter_context(args.input.open("rb")) if args.input else sys.stdin.buffer
         translator = stack.enter_context(_load(args))
         for note in translator.notes:
-            _say(args, "note: " + note.replace("`tokenizer`", "--tokenizer"))
+            _say(args, "note: " + note.replace("`tokenizer`", "--tokenizer").replace("`dtype`", "--dtype"))
+        talks = args.verbose or sys.stderr.isatty()
+        if talks and not args.score:
+            _say(args, f"{translator.dtype}: {translator.dtype_reason}")
         if interactive:
             _say(args, f"type {translator.source_lang} sentences, one per line; Ctrl-D ends")
-        bar = stack.enter_context(_progress(shown=sys.stderr.isatty() and buffer > 1))
+        unit = " sentences" if args.split else " lines"
+        bar = stack.enter_context(_progress(shown=sys.stderr.isatty() and buffer > 1, unit=unit))
+        work = _Work(args, translator, out, buffer, bar)
+        begin = time.perf_counter()
         try:
-            bad = _translate_all(args, translator, read, out, buffer, nbest, bar)
+            if args.split:
+                work.document(read)
+            elif args.score:
+                work.references(read, stack.enter_context(args.score.open("rb")))
+            else:
+                work.lines(read, nbest)
         except BrokenPipeError:
             if args.output:
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that nothing is flushed into it at exit
             return 141  # like a program ended by the signal
-    return 1 if bad else 0
+        if talks:
+            bar.close()
+            _say(args, work.speed(time.perf_counter() - begin))
+    return 1 if work.bad else 0
 
 
-def _translate_all(
-    args: argparse.Namespace, translator, read: IO[bytes], out: IO[str], buffer: int, nbest: int, bar
-) -> int:
-    """Translate everything, a buffer at a time; returns the number of lines that could not be translated."""
-    done = bad = 0
-    for lines in _buffers(read, buffer):
-        for number, translation in enumerate(translator.translate(lines, nbest, bar.update), done + 1):
-            if translation.problem is not None:
-                bad += 1
-                with bar.external_write_mode(file=sys.stderr):
-                    _say(args, f"line {number} left empty: {translation.problem}")
-            out.writelines(f"{line}\n" for line in format_lines(translation, number, args.nbest, args.scores))
-        done += len(lines)
-        out.flush()  # a reader gets this buffer's translations before the next buffer is read
-    if bad:
-        _say(args, f"{bad} of {done} lines could not be translated")
-    return bad
+class _Work:
+    """What is translated or scored, a buffer at a time, and how much of it.
+
+    done: lines (with --split: sentences) so far; bad: those that could not be translated. pieces: of the translations.
+    """
+
+    def __init__(self, args: argparse.Namespace, translator: "Translator", out: IO[str], buffer: int, bar) -> None:
+        self._args, self._translator, self._out, self._buffer, self._bar = args, translator, out, buffer, bar
+        self.done = self.bad = self.pieces = 0
+
+    def lines(self, read: IO[bytes], nbest: int) -> None:
+        """Translate each line by itself."""
+        for lines in _buffers(read, self._buffer):
+            self._write(self._translator.translate(lines, nbest, self._bar.update))
+        self._sum_up()
+
+    def references(self, read: IO[bytes], references: IO[bytes]) -> None:
+        """Score the references, line by line."""
+        others = _buffers(references, self._buffer)
+        for lines in _buffers(read, self._buffer):
+            given = next(others, [])
+            if len(given) < len(lines):
+                raise InputError(f"--score {self._args.score} has {self.done + len(given)} lines, the input has more")
+            if len(given) > len(lines):
+                self._too_many(self.done + len(lines))
+            self._write(self._translator.score(lines, given, self._bar.update))
+        if next(others, []):
+            self._too_many(self.done)
+        self._sum_up()
+
+    def _too_many(self, lines: int) -> None:
+        raise InputError(f"--score {self._args.score} has more lines than the input, which has {lines}")
+
+    def document(self, read: IO[bytes]) -> None:
+        """Translate running text: every line, of any length, by its sentences."""
+        cut = 0
+        chunks = iter(lambda: read.readline(_CHUNK), b"")
+        for found in self._translator.translate_document(chunks, window=self._buffer):
+            self.done += 1
+            self._count(found.translation, found.part.line, ", a sentence left out")
+            cut += found.part.cut
+            self._out.write(found.written)
+            self._bar.update(1)
+            if self.done % self._buffer == 0:
+                self._out.flush()  # before more is read
+        self._out.flush()
+        if cut:
+            _say(self._args, f"{cut} sentences were longer than the model takes, and were cut")
+        self._sum_up("sentences")
+
+    def speed(self, seconds: float) -> str:
+        """How much, and how fast."""
+        what = "sentences" if self._args.split else "lines"
+        each = f"{self.done / seconds:,.1f} {what}/s, {self.pieces / seconds:,.0f} tokens/s"
+        return f"{self.done:,} {what}, {self.pieces:,} tokens in {seconds:,.1f} s: {each}"
+
+    def _write(self, translations: "list[Translation]") -> None:
+        args = self._args
+        for number, translation in enumerate(translations, self.done + 1):
+            self._count(translation, number, " left empty")
+            if args.score:
+                self._out.write(format_score(translation, args.scores) + "\n")
+            else:
+                self._out.writelines(f"{line}\n" for line in format_lines(translation, number, args.nbest, args.scores))
+        self.done += len(translations)
+        self._out.flush()  # a reader gets this buffer's translations before the next buffer is read
+
+    def _count(self, translation: "Translation", line: int, what: str) -> None:
+        self.pieces += len(translation.tokens)
+        if translation.problem is not None:
+            self.bad += 1
+            with self._bar.external_write_mode(file=sys.stderr):
+                _say(self._args, f"line {line}{what}: {translation.problem}")
+
+    def _sum_up(self, what: str = "lines") -> None:
+        if self.bad:
+            done = "scored" if self._args.score else "translated"
+            _say(self._args, f"{self.bad} of {self.done} {what} could not be {done}")
 
 
 def format_lines(translation: "Translation", number: int, nbest: int | None, scores: bool) -> list[str]:
@@ -93,6 +195,12 @@ def format_lines(translation: "Translation", number: int, nbest: int | None, sco
     rows = [(f"{hypothesis.score:.4f}", hypothesis.text) for hypothesis in translation.hypotheses] or [("", "")]
     before = [] if nbest is None else [str(number)]
     return ["\t".join([*before, *([score] if scores else []), text]) for score, text in rows]
+
+
+def format_score(translation: "Translation", text: bool) -> str:
+    """The output line for one input line with --score; text: with --scores."""
+    score = "" if translation.score is None else f"{translation.score:.4f}"
+    return f"{score}\t{translation.text}" if text else score
 
 
 def _buffers(read: IO[bytes], size: int) -> Iterator[list[bytes]]:
@@ -121,15 +229,18 @@ def _load(args: argparse.Namespace):
         logging.disable(logging.NOTSET)
     logging.basicConfig(format=f"lightconv {args.command}: %(message)s", stream=sys.stderr)
     logging.getLogger("lightconv_plugin.generation").setLevel(logging.INFO)
-    made = Translator(args.path, args.data, **{name: getattr(args, name) for name in _FORWARDED})
+    options = {name: getattr(args, name) for name in _FORWARDED}
+    if args.score:
+        options["dtype"] = "float32"
+    made = Translator(args.model or args.path, args.data, **options)
     logging.getLogger().setLevel(logging.WARNING)  # fairseq has set it to DEBUG
     return made
 
 
-def _progress(shown: bool):
+def _progress(shown: bool, unit: str):
     from tqdm import tqdm
 
-    return tqdm(unit=" lines", disable=not shown, file=sys.stderr, leave=False)
+    return tqdm(unit=unit, disable=not shown, file=sys.stderr, leave=False)
 
 
 def _say(args: argparse.Namespace, message: str) -> None:
@@ -151,10 +262,14 @@ def add_parser(commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--path", type=Path, action="append", required=True, metavar="CHECKPOINT",
-        help="the model; repeat it for an ensemble",
+        "model", type=Path, nargs="*", metavar="DIR",
+        help="a model that lightconv export wrote; several are an ensemble",
     )  # fmt: skip
-    parser.add_argument("--data", type=Path, metavar="DATA_BIN", help="folder of the dictionaries")
+    parser.add_argument(
+        "--path", type=Path, action="append", default=[], metavar="CHECKPOINT",
+        help="a checkpoint of fairseq in the place of DIR; repeat it for an ensemble",
+    )  # fmt: skip
+    parser.add_argument("--data", type=Path, metavar="DATA_BIN", help="folder of a checkpoint's dictionaries")
     files = parser.add_argument_group("input and output")
     files.add_argument("--input", type=Path, metavar="FILE", help="instead of standard input")
     files.add_argument("--output", type=Path, metavar="FILE", help="instead of standard output; whole or not at all")
@@ -164,25 +279,29 @@ def add_parser(commands) -> None:
     )  # fmt: skip
     files.add_argument("--nbest", type=positive, metavar="N", help="the N best translations of each line")
     files.add_argument("--scores", action="store_true", help="write the score before each translation")
+    files.add_argument(
+        "--score", type=Path, metavar="REF", help="score the lines of this file as translations; translate nothing"
+    )
+    files.add_argument("--split", choices=("sentences",), help="running text: translate each line sentence by sentence")
+    files.add_argument("--verbose", action="store_true", help="say the type and the speed, as on a terminal")
     files.add_argument("--unk", default="<unk>", metavar="TEXT", help="written for an unknown word ('': nothing)")
-    text = parser.add_argument_group("how the training text was prepared (default: as corpus.json beside it says)")
-    text.add_argument("-s", "--source-lang", metavar="XX")
-    text.add_argument("-t", "--target-lang", metavar="XX")
-    text.add_argument("--bpe-codes", metavar="FILE", help="merges of subword-nmt; none: the text is already split")
-    text.add_argument("--sentencepiece", type=Path, metavar="MODEL", help="sentencepiece model")
-    text.add_argument("--tokenizer", choices=("moses", "none"), help="also how translations are detokenised")
-    text.add_argument("--lowercase", action="store_true", help="lower-case the text first")
-    search = parser.add_argument_group("search (defaults of fairseq-generate)")
-    search.add_argument("--beam", type=positive, default=5, metavar="N", help="(default: %(default)s)")
-    search.add_argument("--lenpen", type=float, default=1.0, metavar="X", help="length penalty: above 1, longer ones")
+    add_text_options(parser)
+    search = parser.add_argument_group("search (defaults: of fairseq-generate, or as the exported model says)")
+    search.add_argument("--beam", type=positive, metavar="N", help="(default: 5)")
+    search.add_argument("--lenpen", type=float, metavar="X", help="length penalty: above 1, longer ones (default: 1)")
     search.add_argument("--unkpen", type=float, default=0.0, metavar="X", help="unknown words: above 0, fewer")
     search.add_argument("--min-len", type=int, default=1, metavar="N", help="minimum number of pieces")
     search.add_argument("--max-len-a", type=float, default=0.0, metavar="A", help="at most A·T + B pieces, where T is")
     search.add_argument("--max-len-b", type=int, default=200, metavar="B", help="the longest source of the batch")
-    search.add_argument("--no-repeat-ngram-size", type=int, default=0, metavar="N", help="no N-gram occurs twice")
+    search.add_argument("--no-repeat-ngram-size", type=int, metavar="N", help="no N-gram occurs twice")
     search.add_argument("--temperature", type=float, default=1.0, metavar="X")
     speed = parser.add_argument_group("speed")
-    speed.add_argument("--dtype", choices=("float32", "bfloat16", "int8"), default="float32", help="of the weights")
+    speed.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "int8"),
+        default="auto",
+        help="of the weights (default: %(default)s, see below)",
+    )
     speed.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1 … (default: %(default)s)")
     speed.add_argument("--threads", type=positive, metavar="N", help="cores to use (default: all)")
     speed.add_argument("--batch-tokens", type=positive, default=4096, metavar="N", help="(default: %(default)s)")

@@ -1,19 +1,29 @@
-"""Fast beam search for encoder-decoders, with the results of fairseq's, and translation of raw text on top of it."""
+"""Fast beam search for encoder-decoders, with the results of fairseq's, and translation of raw text on top of it.
+
+Without fairseq: `Translator` on exported models, `ParallelSearch` and `StepModel` on plain ones. With it: `Translator`
+on checkpoints, and `FastGenerator` in the place of fairseq's SequenceGenerator.
+"""
 
 import importlib
 
-import fairseq  # noqa: F401 (first of all: it registers the models, on which everything here is built)
+from lightconv_plugin.errors import UnsupportedModelError
 
-from lightconv_plugin.generation.generator import FastGenerator
-from lightconv_plugin.generation.linear import DTYPES
-from lightconv_plugin.generation.steps import StepModel
-from lightconv_plugin.generation.sublayers import UnsupportedModelError
+_HOMES = {
+    "DTYPES": "linear",
+    "FastGenerator": "generator",
+    "ParallelSearch": "parallel_search",
+    "SearchOptions": "beam_search",
+    "StepModel": "steps",
+    "Translation": "translator",
+    "TranslationError": "searcher",
+    "Translator": "translator",
+}
 
-__all__ = ["DTYPES", "FastGenerator", "StepModel", "Translation", "Translator", "UnsupportedModelError"]
+__all__ = ["UnsupportedModelError", *_HOMES]
 
 
 def __getattr__(name: str):
-    # Not above: fairseq's commands import this package for the search alone.
-    if name in ("Translation", "Translator"):
-        return getattr(importlib.import_module("lightconv_plugin.generation.translator"), name)
+    # None of them before it is asked for: one would import fairseq, the others are not needed by its commands.
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"lightconv_plugin.generation.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

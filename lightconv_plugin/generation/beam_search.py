@@ -4,8 +4,8 @@ Its rules, which decide about every result:
 
 - Each sentence has `beam` hypotheses. Of their continuations the 2 · beam best are candidates; those among the first
   `beam` that end the sentence are finished, and the best `beam` that do not end it go on.
-- A sentence is done as soon as it has `beam` finished hypotheses, or at the longest allowed length, where only the end
-  is possible. It leaves the batch then.
+- A sentence is done, and leaves the batch, once it has `beam` finished hypotheses or reaches the maximum length, where
+  only the end symbol is possible.
 - Finished hypotheses are compared by score / length^len_penalty.
 """
 
@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from fairseq.ngram_repeat_block import NGramRepeatBlock
 from torch import Tensor
 
 from lightconv_plugin.generation.candidates import best_continuations, log_normalisers
+from lightconv_plugin.generation.ngrams import block_repeated
 from lightconv_plugin.generation.steps import State, StepModel
 
 
@@ -108,14 +108,13 @@ def beam_search(
     )
     live.tokens[:, :, 0] = options.eos if begin is None else begin
     finished: list[list[dict[str, Tensor]]] = [[] for _ in range(sentences)]
-    blocker = NGramRepeatBlock(options.no_repeat_ngram_size) if options.no_repeat_ngram_size > 0 else None
     slots = torch.arange(2 * beam, device=device)
 
     for step in range(max_len + 1):
         # At first all hypotheses of a sentence are the same: one row is enough.
         width = 1 if step == 0 else beam
         logits, normalisers = _predict(models, states, live.tokens[:, :width, step].flatten(), options)
-        _constrain(logits, normalisers, live, step, max_len, options, blocker)
+        _constrain(logits, normalisers, live, step, max_len, options)
         count = min(2 * beam, width * logits.shape[1] - 1)
         scores, words, parents = best_continuations(
             logits, normalisers, live.scores[:, :, step - 1] if step else None, len(live), count
@@ -181,9 +180,8 @@ def _constrain(
     step: int,
     max_len: int,
     options: SearchOptions,
-    blocker: NGramRepeatBlock | None,
 ) -> None:
-    """What may not be chosen becomes −∞, in place; words of a prefix are given."""
+    """Sets what may not be chosen to −∞, in place, and forces the words of a prefix."""
     logits[:, options.pad] = -torch.inf
     if options.unk_penalty:
         logits[:, options.unk] -= options.unk_penalty
@@ -197,10 +195,8 @@ def _constrain(
             logits[:, options.eos] = -torch.inf
         if options.suppress:
             logits[:, list(options.suppress)] = -torch.inf
-    if blocker is not None and step > 0:
-        blocked = blocker(live.tokens.flatten(0, 1), logits, len(live), options.beam_size, step)
-        if blocked is not logits:
-            logits.copy_(blocked)
+    if options.no_repeat_ngram_size > 0 and step > 0:
+        block_repeated(live.tokens.flatten(0, 1), logits, step, options.no_repeat_ngram_size)
 
 
 def _force_prefix(logits: Tensor, normalisers: Tensor, live: _Live, step: int, options: SearchOptions) -> None:
@@ -257,13 +253,13 @@ def _finish(
 
 
 def _fill_holes(done: list[bool]) -> list[int]:
-    """The sentences that are not done, in an order in which most stay where they are: the last fill the holes."""
+    """The unfinished sentences, in an order in which most keep their places: the last ones fill the holes."""
     remaining = done.count(False)
     movers = [i for i in range(remaining, len(done)) if not done[i]]
     return [i if not done[i] else movers.pop() for i in range(remaining)]
 
 
 def _ranked(hypotheses: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """Sorted by score, the best first; equal ones in the order in which they were finished."""
+    """Sorted by score, best first; ties in the order in which they finished."""
     scores = torch.stack([hypothesis["score"] for hypothesis in hypotheses]).tolist() if hypotheses else []
     return [hypotheses[i] for i in sorted(range(len(hypotheses)), key=lambda i: -scores[i])]

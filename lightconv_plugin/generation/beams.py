@@ -13,16 +13,15 @@ _FIRST_CAPACITY = 32
 class Beams:
     """The hypotheses of a search, `width` for each of the live sentences, and their ancestry.
 
-    What a model keeps of a step (a convolution's inputs, keys and values of self-attention) is written once, where the
-    hypothesis of that step stood, and stays there. When the search lets hypotheses descend from others, only this
-    table of ancestors is reordered: one for all layers. A hypothesis is the pair (sentence, beam) and never changes
-    its sentence, so the table holds beams.
+    What a model keeps of a step (a convolution's inputs, self-attention's keys and values) is written once, at the
+    place of its hypothesis in that step, and stays there. When hypotheses are reordered, only this table of ancestors
+    changes, one for all layers. A hypothesis never changes its sentence, so the table holds beam numbers.
 
-    Finished sentences leave by `keep`: the last ones move into their places, so that the live ones are always the
-    first, and all else stays where it is.
+    Finished sentences leave through `keep`: the last sentences move into their places, so that the live ones always
+    come first and the rest stay where they are.
 
-    Products are quickest for certain numbers of rows (linear.round_rows), so a few sentences that are not there may be
-    computed with the others: finished ones, or none at all.
+    Products are fastest for certain numbers of rows (linear.round_rows), so a few finished or empty sentences may be
+    computed along with the others.
 
     Args:
         sentences: S, how many there are at first.

@@ -1,58 +1,39 @@
-"""An encoder made ready for inference: its linear layers packed, its convolutions and attentions as they are."""
+"""An encoder prepared for inference, with packed linear layers."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from fairseq.models.transformer import TransformerEncoder, TransformerEncoderBase
-from fairseq.modules import MultiheadAttention
-from fairseq.modules.transformer_layer import TransformerEncoderLayer, TransformerEncoderLayerBase
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.generation.linear import PackedLinear, round_rows
-from lightconv_plugin.generation.sublayers import (
-    FeedForward,
-    Residual,
-    UnsupportedModelError,
-    check_attention,
-    optional_norm,
-    pack,
-)
-from lightconv_plugin.models.encoder_decoder import MixerEncoder
-from lightconv_plugin.models.layers import MixerEncoderLayer
+from lightconv_plugin.generation.sublayers import FeedForward, Residual, optional_norm, pack
+from lightconv_plugin.modules.attention import SelfAttention
 from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.convolutions import DynamicConv
-from lightconv_plugin.modules.window_attention import WindowAttention
-
-_ENCODERS = (MixerEncoder, TransformerEncoder, TransformerEncoderBase)
-_LAYERS = (MixerEncoderLayer, TransformerEncoderLayer, TransformerEncoderLayerBase)
+from lightconv_plugin.modules.layer import Layer
+from lightconv_plugin.modules.transformer import Encoder
 
 
 class PackedEncoder:
-    """A trained encoder, for batches of which only the words are given.
+    """A trained encoder, for batches of words.
 
     Args:
-        encoder: that of a ConvTransformerModel or of fairseq's Transformer, in evaluation mode.
+        encoder: of an EncoderDecoder, in evaluation mode.
         dtype: arithmetic of the linear layers, see PackedLinear.
-
-    Raises:
-        UnsupportedModelError: another encoder; the text says what is in the way.
     """
 
-    def __init__(self, encoder: nn.Module, dtype: str = "float32"):
-        if type(encoder) not in _ENCODERS:
-            raise UnsupportedModelError(f"an encoder of type {type(encoder).__name__}")
-        self._embed = encoder.forward_embedding
-        self._padding_idx = encoder.padding_idx
+    def __init__(self, encoder: Encoder, dtype: str = "float32"):
+        self._encoder = encoder
         self.layers = [_Layer(layer, dtype) for layer in encoder.layers]
         self.final_norm = optional_norm(encoder.layer_norm)
 
     @torch.no_grad()
     def __call__(self, src_tokens: Tensor) -> tuple[Tensor, Tensor]:
         """src_tokens (S,T) → encoded (T,S,d), and pads (S,T) bool; what is encoded at pads means nothing."""
-        pads = src_tokens.eq(self._padding_idx)
-        x = self._embed(src_tokens)[0].masked_fill(pads.unsqueeze(-1), 0).transpose(0, 1)
+        pads = src_tokens.eq(self._encoder.pad)
+        x = self._encoder.embed(src_tokens, pads).masked_fill(pads.t().unsqueeze(-1), 0)
         batch = _Batch(pads)
         rows = batch.rows(x.reshape(-1, x.shape[2]))
         for layer in self.layers:
@@ -63,7 +44,7 @@ class PackedEncoder:
 
 
 class _Batch:
-    """The shape of a batch: T · S rows, time first, and a few more where products are quicker with more."""
+    """The shape of a batch: T · S rows, time first, padded to a number of rows for which products are fast."""
 
     def __init__(self, pads: Tensor):
         self.sentences, self.steps = pads.shape
@@ -104,11 +85,7 @@ class _Batch:
 class _Layer:
     """Mixer and FFN, (rows, d) → (rows, d)."""
 
-    def __init__(self, layer: nn.Module, dtype: str):
-        if type(layer) not in _LAYERS:
-            raise UnsupportedModelError(f"an encoder layer of type {type(layer).__name__}")
-        if getattr(layer, "return_fc", False):
-            raise UnsupportedModelError("an encoder whose layers return more than their output")
+    def __init__(self, layer: Layer, dtype: str):
         self.mixer = _build_mixer(layer.self_attn, dtype)
         self.residual = Residual(layer.self_attn_layer_norm, layer.normalize_before)
         self.feed_forward = FeedForward(layer, dtype)
@@ -119,7 +96,7 @@ class _Layer:
 
 
 class _ConvMixer:
-    """A ConvBlock; what predicts dynamic filters is one of its linear layers."""
+    """A ConvBlock. The layer that predicts dynamic filters is packed too."""
 
     def __init__(self, block: ConvBlock, dtype: str):
         self.conv, self.glu, self.zero_pads = block.conv, block.glu, block.zero_pads
@@ -155,13 +132,11 @@ class _ConvMixer:
 
 
 class _Attention:
-    """fairseq's self-attention, or WindowAttention."""
+    """Self-attention, over everything or in a window."""
 
-    def __init__(self, attention: MultiheadAttention, dtype: str):
-        check_attention(attention)
+    def __init__(self, attention: SelfAttention, dtype: str):
         self.heads, self.head_dim = attention.num_heads, attention.head_dim
-        window = isinstance(attention, WindowAttention)
-        self.left, self.right = (attention.left, attention.right) if window else (None, None)
+        self.left, self.right = attention.left, attention.right
         self.project = pack(attention.q_proj, attention.k_proj, attention.v_proj, dtype=dtype)
         self.out_proj = pack(attention.out_proj, dtype=dtype)
 
@@ -172,8 +147,4 @@ class _Attention:
 
 
 def _build_mixer(module: nn.Module, dtype: str) -> _ConvMixer | _Attention:
-    if type(module) is ConvBlock:
-        return _ConvMixer(module, dtype)
-    if type(module) in (MultiheadAttention, WindowAttention):
-        return _Attention(module, dtype)
-    raise UnsupportedModelError(f"an encoder layer with {type(module).__name__}")
+    return _ConvMixer(module, dtype) if isinstance(module, ConvBlock) else _Attention(module, dtype)

@@ -1,7 +1,7 @@
-"""Processes that share the sentences of a batch: forked from this one, so that they hold its models at once.
+"""Processes that share the sentences of a batch. They are forked from this one and so have its models at once.
 
-A step of a search is a hundred small operations. Threads that share each of them wait for each other longer than they
-compute, and threads with sentences of their own wait for Python's lock. Processes wait for nothing.
+A search step is a hundred small operations. Threads that share each operation wait for one another longer than they
+compute, and threads with separate sentences wait for Python's lock. Processes do neither.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import torch
 
 
 class ForkError(RuntimeError):
-    """A process that was forked has ended before its time; the text says how."""
+    """A worker process ended unexpectedly; the text says how."""
 
 
 def can_fork() -> bool:
-    """Whether this process may have such processes: not outside Linux, and not where it is itself one of the kind."""
+    """Whether this process may fork workers: only on Linux, and not from a worker."""
     return sys.platform == "linux" and not multiprocessing.current_process().daemon
 
 
 class Forks:
     """`number` processes that answer `work(part)`, each with one thread of torch's.
 
-    They have everything as it is at this moment, and end with this process, however it ends.
+    They see the state of this moment, and end with this process, however it ends.
 
     Args:
         number: of processes.
-        work: its argument and its result travel between processes: no tensors, whose memory would be shared.
+        work: its argument and result are sent between processes; they must not be tensors, whose memory is shared.
     """
 
     def __init__(self, number: int, work: Callable[[Any], Any]):
@@ -59,9 +59,9 @@ class Forks:
             self._connections.append(ours)
 
     def map(self, parts: Sequence[Any]) -> list[Any]:
-        """[work(part) for part in parts], of which there are at most as many as processes.
+        """[work(part) for part in parts], at most one part per process.
 
-        Whatever `work` raises is raised here. Raises ForkError where a process has ended. All are ended in both cases.
+        Whatever `work` raises is raised here; ForkError if a process has ended. Either way, all processes are ended.
         """
         try:
             for worker, part in enumerate(parts):
@@ -74,7 +74,7 @@ class Forks:
                 if isinstance(answers[-1], BaseException):
                     raise answers[-1]
             return answers
-        except BaseException:  # what is under way would be taken for the answer to a later part
+        except BaseException:  # or answers still on their way would be taken for those of a later call
             self.close()
             raise
 

@@ -6,30 +6,28 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-import torch
 from fairseq import search as strategies
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
-from lightconv_plugin.generation.beam_search import SearchOptions, beam_search
-from lightconv_plugin.generation.forks import Forks, can_fork
+from lightconv_plugin.errors import UnsupportedModelError
+from lightconv_plugin.generation.beam_search import SearchOptions
+from lightconv_plugin.generation.dtypes import AUTO, fastest_type, slow_type
 from lightconv_plugin.generation.linear import check_dtype
-from lightconv_plugin.generation.steps import StepModel
-from lightconv_plugin.generation.sublayers import UnsupportedModelError
+from lightconv_plugin.generation.parallel_search import Hypotheses, ParallelSearch
+from lightconv_plugin.models.plain import plain_model
 
 logger = logging.getLogger(__name__)
 
-Hypotheses = list[list[dict[str, Tensor]]]
-# Sentences of a process at the least: fewer are done sooner by all threads together.
-_FEWEST = 2
+# What a batch's net_input may hold for the search to know all of it.
+_INPUTS = {"src_tokens", "src_lengths", "prev_output_tokens"}
 
 
 class FastGenerator(SequenceGenerator):
     """fairseq's SequenceGenerator with the same results, in less time.
 
-    Whatever it does not cover is left to the class above, and one line in the log says why: models without a StepModel,
-    other search strategies than beam search, constraints, language model fusion.
+    Whatever it does not cover is left to the class above, and one line in the log says why: models that plain_model
+    does not know, other search strategies than beam search, constraints, language model fusion.
 
     Weights are read at the first batch; call `refresh` when they have changed since. The attention of a hypothesis is
     not kept: it is an empty tensor.
@@ -37,11 +35,9 @@ class FastGenerator(SequenceGenerator):
     Args:
         models: an ensemble of encoder-decoders.
         tgt_dict: their target dictionary.
-        dtype: arithmetic of the linear layers, one of linear.DTYPES. Where fairseq's generator steps in, the
-            models run in their own.
-        processes: that share the sentences of a batch on a CPU; None for as many as torch has threads. They are forked
-            from this one (on Linux; elsewhere threads share each operation) at the first batch of at least two
-            sentences for each of two, and hold the weights of that moment.
+        dtype: arithmetic of the linear layers, one of linear.DTYPES, or "auto" for the fastest on this CPU, which is
+            chosen at the first batch. Where fairseq's generator steps in, the models run in their own.
+        processes: that share the sentences of a batch on a CPU, see ParallelSearch.
         options: SequenceGenerator's.
 
     Raises:
@@ -59,7 +55,7 @@ class FastGenerator(SequenceGenerator):
     ):
         _check(models, tgt_dict, processes=processes, **options)
         super().__init__(models, tgt_dict, **options)
-        self.dtype, self.processes = check_dtype(dtype), processes
+        self.dtype, self.processes = dtype if dtype == AUTO else check_dtype(dtype), processes
         self.models = list(models)
         suppress = () if self.token_indices_to_suppress is None else self.token_indices_to_suppress.tolist()
         self.options = SearchOptions(
@@ -76,20 +72,18 @@ class FastGenerator(SequenceGenerator):
             no_repeat_ngram_size=options.get("no_repeat_ngram_size", 0),
             suppress=tuple(suppress),
         )
-        self._steps: list[StepModel] | None = None
-        self._forks: Forks | None = None
+        self._search: ParallelSearch | None = None
         self._reasons: set[str] = set()
 
     def refresh(self) -> None:
         """The next batch reads the weights anew."""
-        self._steps = None
         self.close()
+        self._search = None
 
     def close(self) -> None:
         """Ends the processes, if there are any; the next batch would begin others."""
-        if self._forks is not None:
-            self._forks.close()
-            self._forks = None
+        if self._search is not None:
+            self._search.close()
 
     def _generate(
         self,
@@ -115,58 +109,11 @@ class FastGenerator(SequenceGenerator):
             max_len = int(lengths.max())
         else:
             max_len = min(int(self.max_len_a * source.shape[1] + self.max_len_b), self.max_len - 1)
-        if self.options.min_len > max_len:
-            raise ValueError(f"min_len must be at most max_len = {max_len}, got {self.options.min_len}")
-        inputs = {name: tensor for name, tensor in net_input.items() if name != "prev_output_tokens"}
-        inputs["src_lengths"] = lengths
-        number = min(self._processes(), len(source) // _FEWEST) if source.device.type == "cpu" else 1
-        if number < 2:
-            return self._search(inputs, max_len, prefix_tokens, bos_token)
-        return self._share(number, inputs, max_len, prefix_tokens, bos_token)
-
-    def _search(self, inputs: dict[str, Tensor], max_len: int, prefix: Tensor | None, begin: int | None) -> Hypotheses:
-        states = [steps.start(**inputs, beam=self.beam_size) for steps in self._steps]
-        lengths = inputs["src_lengths"]
-        return beam_search(self._steps, states, lengths, self.options, max_len, prefix=prefix, begin=begin)
-
-    def _processes(self) -> int:
-        """Among how many processes batches are shared."""
-        if not can_fork():
-            return 1
-        return torch.get_num_threads() if self.processes is None else self.processes
-
-    def _share(self, number: int, inputs: dict[str, Tensor], max_len: int, prefix: Tensor | None, begin: int | None):
-        """`_search` by several processes, every so-manieth sentence each: neighbours are often of like lengths."""
-        if self._forks is None:
-            self._forks = Forks(self._processes(), self._search_part)
-        parts = [
-            (
-                {name: tensor[first::number].numpy() for name, tensor in inputs.items()},
-                max_len,
-                None if prefix is None else prefix[first::number].numpy(),
-                begin,
-            )
-            for first in range(number)
-        ]
-        try:
-            answers = self._forks.map(parts)
-        except BaseException:
-            self._forks = None
-            raise
-        found: Hypotheses = [[] for _ in range(len(inputs["src_lengths"]))]
-        for first, answer in enumerate(answers):
-            found[first::number] = [[_tensors(hypothesis) for hypothesis in hypotheses] for hypotheses in answer]
-        return found
-
-    def _search_part(self, part: tuple) -> list[list[dict[str, np.ndarray]]]:
-        """In a process of its own: arrays travel between processes, tensors would be shared."""
-        inputs, max_len, prefix, begin = part
-        tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
-        found = self._search(tensors, max_len, None if prefix is None else torch.from_numpy(prefix), begin)
-        return [[{name: x.numpy() for name, x in hypothesis.items()} for hypothesis in ranked] for ranked in found]
+        assert self._search is not None
+        return self._search.search(source, lengths, max_len, prefix=prefix_tokens, begin=bos_token)
 
     def _why_not(self, net_input: dict[str, Any], constraints: Tensor | None) -> str | None:
-        """Why this batch is fairseq's to translate; None if it is not, and then the StepModels are there."""
+        """Why this batch is fairseq's to translate; None if it is not, and then there is a ParallelSearch."""
         if type(self.search) is not strategies.BeamSearch:
             return f"search by {type(self.search).__name__}"
         if self.lm_model is not None:
@@ -175,9 +122,17 @@ class FastGenerator(SequenceGenerator):
             return "constraints"
         if "src_tokens" not in net_input:
             return "a source that is not text"
-        if self._steps is None:
+        if others := net_input.keys() - _INPUTS:
+            return f"a batch with {', '.join(sorted(others))}"
+        if self._search is None:
             try:
-                self._steps = [StepModel(model, self.dtype) for model in self.models]
+                models = [plain_model(model) for model in self.models]
+                if self.dtype == AUTO:
+                    self.dtype, why = fastest_type(models, str(net_input["src_tokens"].device))
+                    logger.info("generation in %s: %s", self.dtype, why)
+                elif (warning := slow_type(self.dtype, str(net_input["src_tokens"].device))) is not None:
+                    logger.warning(warning.replace("`dtype`", "--generation-dtype"))
+                self._search = ParallelSearch(models, self.options, dtype=self.dtype, processes=self.processes)
             except UnsupportedModelError as error:
                 return str(error)
         return None
@@ -186,7 +141,7 @@ class FastGenerator(SequenceGenerator):
         """Once for each reason."""
         if reason not in self._reasons:
             self._reasons.add(reason)
-            asked = "" if self.dtype == "float32" else f", not in {self.dtype}"
+            asked = "" if self.dtype in ("float32", AUTO) else f", not in {self.dtype}"
             logger.info("falling back to fairseq's generator%s: %s is not supported", asked, reason)
 
 
@@ -215,7 +170,3 @@ def _check(
     for token in tokens_to_suppress:
         if tgt_dict.index(token) == tgt_dict.unk():
             raise ValueError(f"tokens_to_suppress must be words of the target dictionary, got {token!r}")
-
-
-def _tensors(hypothesis: dict[str, np.ndarray]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(np.asarray(array)) for name, array in hypothesis.items()}

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 DTYPES = ("float32", "bfloat16", "int8")
-# Up to so many weights, and weights times rows, what oneDNN does before it begins takes longer than the product.
+# Below these sizes (weights, weights × rows) oneDNN's overhead is larger than the product.
 _SMALL, _SMALL_PRODUCT = 2**16, 2**20
 _SMALLEST = 2**14
 
@@ -23,10 +23,10 @@ def check_dtype(dtype: str) -> str:
 
 
 def round_rows(rows: int, device: torch.device) -> int:
-    """The number of rows, at least this, that products should be given.
+    """The number of rows to compute where `rows` are needed: at least as many.
 
-    oneDNN compiles a kernel for each new shape, which takes as long as several products. So on the CPU rows are filled
-    up to one of eight numbers in each octave (16, 18, 20 … 32, 36 …): few shapes, and at most an eighth in vain.
+    oneDNN compiles a kernel for each new shape, which takes as long as several products. On the CPU, rows are therefore
+    padded to one of eight sizes per octave (16, 18, 20 … 32, 36 …): few shapes, and at most an eighth is wasted.
     """
     if device.type != "cpu" or rows <= 16:
         return rows
@@ -37,9 +37,9 @@ def round_rows(rows: int, device: torch.device) -> int:
 class PackedLinear:
     """y = x · weightᵀ + bias, without gradients.
 
-    On the CPU oneDNN computes it from a copy of the weight in its own layout: also in float32, where torch's own
-    product (MKL) would lay it out anew in every call, and reaches half of the speed on AMD processors. Small weights
-    stay as they are: there the compilation of a kernel for each number of rows would take longer than it saves.
+    On the CPU, oneDNN computes it from a copy of the weight in its own layout. That includes float32, where torch's own
+    product (MKL) rearranges the weight in every call and runs at half the speed on AMD processors. Small weights are
+    left as they are: compiling a kernel for each number of rows would take longer than it saves.
 
     Args:
         weight: (outputs, inputs), floating.
@@ -51,7 +51,8 @@ class PackedLinear:
                 sums are exact. CPU only.
 
     Raises:
-        ValueError: an unknown dtype, or "int8" on another device than a CPU that has kernels for it.
+        ValueError: an unknown dtype, "int8" on another device than a CPU that has kernels for it, or "bfloat16" on a
+            CPU for which oneDNN has none.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: str = "float32"):
@@ -91,8 +92,13 @@ def _product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     packs = weight.device.type == "cpu" and torch.backends.mkldnn.is_available() and weight.numel() >= _SMALLEST
     if not packs or weight.dtype not in (torch.float32, torch.bfloat16):
         return lambda x: F.linear(x, weight, bias)
-    # What torch.compile packs its weights with; oneDNN has no public entrance in torch that keeps a packed weight.
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+    # torch.compile packs weights with this; torch has no public way to keep a weight packed for oneDNN.
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+    except RuntimeError as error:
+        if weight.dtype != torch.bfloat16 or "bf16 path needs" not in str(error):
+            raise
+        raise ValueError('dtype "bfloat16" needs a CPU with AVX-512: use "float32" or "int8"') from error
     product = torch.ops.mkldnn._linear_pointwise.default
     if weight.numel() > _SMALL:
         return lambda x: product(x, packed, bias, "none", [], "")
@@ -109,16 +115,16 @@ def _int8_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Ten
     scales = (weight.abs().amax(dim=1) / 127).clamp_min(torch.finfo(torch.float32).tiny).double()
     zeros = torch.zeros(weight.shape[0], dtype=torch.int64)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch announces for years that its quantised tensors will go
+        warnings.simplefilter("ignore")  # that torch will remove its quantised tensors
         quantized = torch.quantize_per_channel(weight, scales, zeros, axis=0, dtype=torch.qint8)
         packed = torch.ops.quantized.linear_prepack(quantized, None)
-    # Without VNNI two products of 16 bits are added in 16 bits, which overflows unless inputs have 7 bits only.
+    # Without VNNI, pairs of products are summed in 16 bits, which overflows unless inputs are limited to 7 bits.
     reduce_range = not torch.cpu._is_vnni_supported()
     bias = weight.new_zeros(weight.shape[0]) if bias is None else bias.float()
     smallest = torch.finfo(torch.float32).tiny
 
     def product(x: Tensor) -> Tensor:
-        # torch has one scale for all rows, that of the largest number of the batch: rows are brought to one size first.
+        # torch uses one scale for the whole batch, so rows are first brought to the same magnitude.
         rows = x.float()
         sizes = rows.abs().amax(dim=1, keepdim=True).clamp_min_(smallest)
         y = torch.ops.quantized.linear_dynamic(rows / sizes, packed, reduce_range)

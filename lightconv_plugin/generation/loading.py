@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lightconv_plugin.checkpoints.loading import safe_torch_load
-from lightconv_plugin.errors import InputError
+from lightconv_plugin.errors import UnsupportedModelError
+from lightconv_plugin.generation.searcher import TranslationError
+from lightconv_plugin.generation.text_pipeline import build_pipeline
+from lightconv_plugin.generation.translation_models import TranslationModels
 
 _TABLE = "{}.embed_tokens.weight"
-
-
-class TranslationError(InputError, ValueError):
-    """Bad input of a `Translator`; the text names what to change."""
 
 
 @contextlib.contextmanager
@@ -34,10 +33,27 @@ def without_progress() -> Iterator[None]:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint of an encoder-decoder; see `read_any_checkpoint`.
+
+    Raises TranslationError too where it is one of a language model.
+    """
+    state = read_any_checkpoint(path)
+    if not has_encoder(state):
+        raise TranslationError(
+            f"{path} has no encoder: it is a checkpoint of a language model, and only translation models translate"
+        )
+    return state
+
+
+def has_encoder(state: dict[str, Any]) -> bool:
+    """Whether a checkpoint is of an encoder-decoder, by its parameters."""
+    return any(name.startswith("encoder.") for name in state["model"])
+
+
+def read_any_checkpoint(path: Path) -> dict[str, Any]:
     """The content of a checkpoint, brought to today's layout by fairseq; only tensors and settings are loaded.
 
-    Raises TranslationError (or its base, InputError) where there is no such file, or it is not a checkpoint of an
-    encoder-decoder.
+    Raises TranslationError (or its base, InputError) where there is no such file, or it is not a checkpoint.
     """
     if not path.is_file():
         raise TranslationError(f"no such checkpoint: {path}")
@@ -53,10 +69,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(state.get("model"), dict) or not (state.get("cfg") or state.get("args")):
         raise TranslationError(f"{path} is not a checkpoint of fairseq: it has no parameters, or no settings with them")
-    if not any(name.startswith("encoder.") for name in state["model"]):
-        raise TranslationError(
-            f"{path} has no encoder: it is a checkpoint of a language model, and only translation models translate"
-        )
     return state
 
 
@@ -71,18 +83,18 @@ def task_settings(state: dict[str, Any]):
     return state["cfg"].task
 
 
-def find_data(settings, checkpoint: Path, data: Path | None) -> Path:
+def find_data(settings, checkpoint: Path, data: Path | None, dictionaries: str = "dict.*.txt") -> Path:
     """The folder with the dictionaries: `data`, or the one that the training names, or the checkpoint's own.
 
-    Raises TranslationError where none of them has dictionaries.
+    dictionaries: the pattern of their names. Raises TranslationError where none of them has dictionaries.
     """
     named = [Path(part) for part in str(settings.get("data") or "").split(":")[:1] if part]
     tried = [data] if data is not None else [*named, checkpoint.absolute().parent]
     for folder in tried:
-        if any(folder.glob("dict.*.txt")):
+        if any(folder.glob(dictionaries)):
             return folder
-    places = " nor in ".join(map(str, tried))
-    raise TranslationError(f"no dictionaries (dict.XX.txt) in {places}: give their folder as `data`")
+    places, names = " nor in ".join(map(str, tried)), dictionaries.replace("*", "XX")
+    raise TranslationError(f"no dictionaries ({names}) in {places}: give their folder as `data`")
 
 
 def languages(settings, data: Path, source: str | None, target: str | None) -> tuple[str, str]:
@@ -123,7 +135,7 @@ def build_task(settings, data: Path, source: str, target: str):
     if not issubclass(kind, TranslationTask):
         raise TranslationError(f"the checkpoint's task is {name!r}: only translation and tasks built on it are known")
     if kind.build_generator not in (TranslationTask.build_generator, TranslationFastTask.build_generator):
-        raise TranslationError(f"the checkpoint's task {name!r} has a search of its own, not beam search as it is here")
+        raise TranslationError(f"the checkpoint's task {name!r} uses its own search instead of beam search")
     settings.data, settings.source_lang, settings.target_lang = str(data), source, target
     settings.eval_bleu = False  # what it would build is for the validation
     try:
@@ -161,12 +173,14 @@ class Opened:
     target: str
 
 
-def open_first(path: Path, data: Path | None, source: str | None, target: str | None) -> Opened:
+def open_first(
+    path: Path, data: Path | None, source: str | None, target: str | None, state: dict[str, Any] | None = None
+) -> Opened:
     """Read a checkpoint and the dictionaries that belong to it, and check that they fit.
 
-    Raises TranslationError as the functions above.
+    state: of `read_checkpoint`, if it was read already. Raises TranslationError as the functions above.
     """
-    state = read_checkpoint(path)
+    state = read_checkpoint(path) if state is None else state
     settings = task_settings(state)
     data = find_data(settings, path, data)
     source, target = languages(settings, data, source, target)
@@ -189,3 +203,39 @@ def build_model(state: dict[str, Any], checkpoint: Path, task):
             f"{checkpoint} cannot be built: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         ) from error
     return models[0].float().eval()
+
+
+def open_checkpoints(
+    paths: Sequence[Path], data: Path | None, source: str | None, target: str | None, text: dict[str, Any]
+) -> TranslationModels:
+    """An ensemble of checkpoints, with what is found beside the data of their training.
+
+    text: the arguments of `build_pipeline` beyond task and data. Raises TranslationError as the functions above, and
+    where a model has something that only fairseq can run.
+    """
+    opened = open_first(paths[0], data, source, target)
+    # Before the models are built: this is where most mistakes are.
+    pipeline = build_pipeline(opened.task, opened.data, **text)
+    from lightconv_plugin.models.plain import plain_model
+
+    task, models, sizes = opened.task, [], [opened.task.max_positions()]
+    for number, path in enumerate(paths):
+        state = read_checkpoint(path) if number else opened.state
+        if number:
+            check_sizes(state, path, task, opened.data)
+        model = build_model(state, path, task)
+        sizes.append(model.max_positions())
+        try:
+            models.append(plain_model(model))
+        except UnsupportedModelError as error:
+            raise TranslationError(f"{path} cannot be run here, only by fairseq-generate: it has {error}") from error
+    return TranslationModels(
+        models,
+        task.source_dictionary,
+        task.target_dictionary,
+        opened.source,
+        opened.target,
+        min(int(size[0] if isinstance(size, (tuple, list)) else size) for size in sizes),
+        bool(getattr(task.cfg, "truncate_source", False)),
+        pipeline,
+    )

@@ -1,12 +1,12 @@
 """The mixers of a decoder, one token a step: what each keeps, and how it reads that through the table of ancestors.
 
-A mixer here is built from the module of the same name in modules/ (or from fairseq's attention) and answers
+A mixer here is built from the module of the same name in modules/ and answers
 
     memory = mixer.memory(beams, like)  tensors for what it keeps in one search, of the dtype and device of `like`
     y = mixer(x, memory, beams)         x (N,d), a row a hypothesis, beams.advance() called → (N,d), a new tensor
 
-It writes the step's inputs where the rows stand now and never moves them; `Beams` knows from which rows a hypothesis
-descends. `memory.keep(sources, targets)` moves sentences (Beams.keep).
+It writes the step's inputs at the rows' current places and never moves them; `Beams` knows which rows a hypothesis
+descends from. `memory.keep(sources, targets)` moves sentences (Beams.keep).
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
-from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
+from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.beams import Beams, move
 from lightconv_plugin.generation.linear import PackedLinear, round_rows
-from lightconv_plugin.generation.sublayers import UnsupportedModelError, attend, check_attention, pack
+from lightconv_plugin.generation.sublayers import attend, pack
+from lightconv_plugin.modules.attention import EncoderAttention as PlainEncoderAttention
+from lightconv_plugin.modules.attention import SelfAttention as PlainSelfAttention
 from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.convolutions import DepthwiseConv, DynamicConv, LightweightConv
 from lightconv_plugin.modules.full_convolution import FullConv
 from lightconv_plugin.modules.talk import TaLKConv
-from lightconv_plugin.modules.window_attention import WindowAttention
 from lightconv_plugin.ops.normalize import normalize
 
 _FIRST_STEPS = 32
@@ -34,14 +35,13 @@ _FIRST_STEPS = 32
 class Ring:
     """The last `slots` inputs of every row, (slots, capacity, width, channels); the input of step t is in t mod slots.
 
-    float32 (float64 for such a model) whatever the model has: half precision would save little, and its sums are in
-    float32 anyway.
+    Stored as float32 (float64 for a float64 model): half precision would save little, as sums are float32 anyway.
     """
 
     def __init__(self, beams: Beams, slots: int, channels: int, like: Tensor):
         dtype = torch.promote_types(like.dtype, torch.float32)
         shape = (slots, beams.capacity, beams.width, channels)
-        self.rows = torch.zeros(shape, dtype=dtype, device=like.device)  # what is not written yet reads zero
+        self.rows = torch.zeros(shape, dtype=dtype, device=like.device)  # rows not yet written read as zero
 
     def append(self, x: Tensor, beams: Beams) -> None:
         """x (N,C) is the current step's input."""
@@ -76,7 +76,7 @@ class _Filtered(ABC):
         self.bias = None if conv.conv_bias is None else conv.conv_bias.detach()
 
     def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
-        # At the beginning of a sentence most taps of a long filter lie before it: they are not read.
+        # Taps that lie before the sentence are not read.
         taps = min(self.slots, beams.time + 1)
         y = memory.weighted_sum(self._filters(x, taps, beams), beams).to(x.dtype)
         return y if self.bias is None else y.add_(self.bias)
@@ -126,7 +126,7 @@ class _Dynamic(_Filtered):
 
 
 class _Depthwise(_Lightweight):
-    """A filter for each channel: heads of one channel would make sums of single numbers, so the rows are gathered."""
+    """A filter per channel. With heads of one channel each, gathering whole rows is faster."""
 
     def __init__(self, conv: DepthwiseConv, dtype: str):
         super().__init__(conv, dtype)
@@ -139,7 +139,7 @@ class _Depthwise(_Lightweight):
 
 
 class _TaLK:
-    """The window's weights are 1 for the rows that are in it, a fraction for the last, as ops.talkconv defines them."""
+    """A window's weights are 1 for the rows inside it and a fraction for the last, as in ops.talkconv."""
 
     def __init__(self, conv: TaLKConv, dtype: str):
         if conv.max_right:
@@ -147,7 +147,7 @@ class _TaLK:
         self.slots = conv.max_left + 1
         self.channels = conv.channels
         self.heads = conv.num_heads
-        # A handful of outputs decides how far the windows reach: in full precision, it costs nothing.
+        # Few outputs, and they decide how far the windows reach: full precision costs nothing.
         self.offsets = pack(conv.offsets, dtype="float32")
 
     def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
@@ -215,7 +215,7 @@ class Cache:
     """Keys and values of all steps and hypotheses, (capacity, heads, steps, width, head_dim); they grow by doubling."""
 
     def __init__(self, beams: Beams, heads: int, head_dim: int, like: Tensor):
-        # Zeros: cells that no hypothesis wrote are multiplied by 0, and must not hold a NaN.
+        # Zeros, because cells that no hypothesis wrote are multiplied by 0 and must not be NaN.
         shape = (beams.capacity, heads, _FIRST_STEPS, beams.width, head_dim)
         self.keys, self.values = like.new_zeros(shape), like.new_zeros(shape)
 
@@ -238,17 +238,18 @@ class Cache:
 
 
 class SelfAttention:
-    """fairseq's self-attention, or WindowAttention.
+    """Self-attention, over everything before or in a window.
 
     The hypotheses of a sentence share their past, so a sentence's queries are multiplied with all its keys at once, and
-    a mask leaves each its ancestors: nothing is copied when hypotheses change places, and what is multiplied in vain
-    is little beside the linear layers.
+    a mask leaves each query its ancestors. Nothing is copied when hypotheses are reordered; the wasted products are few
+    beside the linear layers.
     """
 
-    def __init__(self, attention: MultiheadAttention, dtype: str):
-        check_attention(attention)
+    def __init__(self, attention: PlainSelfAttention, dtype: str):
+        if attention.right != 0:
+            raise UnsupportedModelError("attention in the decoder that looks ahead")
         self.heads, self.head_dim = attention.num_heads, attention.head_dim
-        self.window = attention.left + 1 if isinstance(attention, WindowAttention) else None
+        self.window = None if attention.left is None else attention.left + 1
         self.project = pack(attention.q_proj, attention.k_proj, attention.v_proj, dtype=dtype)
         self.out_proj = pack(attention.out_proj, dtype=dtype)
 
@@ -280,8 +281,7 @@ class Source:
 class EncoderAttention:
     """Attention over the encoder's output: the hypotheses of a sentence are the queries of one product."""
 
-    def __init__(self, attention: MultiheadAttention, dtype: str):
-        check_attention(attention)
+    def __init__(self, attention: PlainEncoderAttention, dtype: str):
         self.heads, self.head_dim = attention.num_heads, attention.head_dim
         self.query = pack(attention.q_proj, dtype=dtype)
         self.keys_values = pack(attention.k_proj, attention.v_proj, dtype=dtype)
@@ -307,8 +307,8 @@ class EncoderAttention:
 
 def build_mixer(module: nn.Module, dtype: str) -> ConvMixer | SelfAttention:
     """The step mixer of what stands as `self_attn` in a decoder layer; UnsupportedModelError if there is none."""
-    if type(module) is ConvBlock:
+    if isinstance(module, ConvBlock):
         return ConvMixer(module, dtype)
-    if type(module) in (MultiheadAttention, WindowAttention):
+    if isinstance(module, PlainSelfAttention):
         return SelfAttention(module, dtype)
     raise UnsupportedModelError(f"a decoder layer with {type(module).__name__}")

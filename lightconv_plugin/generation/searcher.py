@@ -1,26 +1,23 @@
-"""Beam search on batches of encoded sentences."""
+"""Beam search on batches of sentences, given as indices."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.generation.beam_search import SearchOptions
 from lightconv_plugin.generation.forks import ForkError
-from lightconv_plugin.generation.generator import FastGenerator
 from lightconv_plugin.generation.linear import DTYPES
-from lightconv_plugin.generation.loading import (
-    Opened,
-    TranslationError,
-    build_model,
-    check_sizes,
-    open_first,
-    read_checkpoint,
-)
+from lightconv_plugin.generation.parallel_search import ParallelSearch
+from lightconv_plugin.modules.transformer import EncoderDecoder
+
+
+class TranslationError(InputError, ValueError):
+    """Bad input of a `Translator`; the text names what to change."""
 
 
 @dataclass(frozen=True)
@@ -38,60 +35,36 @@ class Found:
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Everything that a search needs.
+    """Everything that a search needs beside the models.
 
-    paths: checkpoints, several of them an ensemble. data, source, target: the dictionaries' folder and their languages.
-    generator: arguments of FastGenerator beyond models and dictionary.
-    threads: of torch, None to leave them as they are.
+    options: of the search. max_len_a, max_len_b: a translation has at most max_len_a·T + max_len_b words, where T is
+        the longest source of the batch. threads: of torch, None to leave them as they are.
     """
 
-    paths: tuple[Path, ...]
-    data: Path
-    source: str
-    target: str
-    generator: dict[str, Any] = field(default_factory=dict)
+    options: SearchOptions
+    max_len_a: float = 0.0
+    max_len_b: int = 200
     dtype: str = "float32"
     device: str = "cpu"
     threads: int | None = None
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a model can take. positions: of a sentence with its end. truncates: whether it was trained on cut ones."""
-
-    positions: int
-    truncates: bool
-
-
-def build_generator(models: Sequence[torch.nn.Module], dictionary, dtype: str, options: dict[str, Any]):
-    """The one place that says which generator translates."""
-    return FastGenerator(models, dictionary, dtype=dtype, **options)
-
-
 class Searcher:
-    """Models and a generator in this process.
+    """An ensemble of models, ready to search.
 
-    opened: the first checkpoint, where it has been read before.
-
-    Raises TranslationError where the checkpoints or their data are not right.
+    Raises TranslationError where a model cannot be searched with.
     """
 
-    def __init__(self, settings: SearchSettings, opened: Opened | None = None) -> None:
+    def __init__(self, models: Sequence[EncoderDecoder], settings: SearchSettings) -> None:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        first, *others = settings.paths
-        if opened is None:
-            opened = open_first(first, settings.data, settings.source, settings.target)
-        task, models = opened.task, [build_model(opened.state, first, opened.task)]
-        for path in others:
-            state = read_checkpoint(path)
-            check_sizes(state, path, task, settings.data)
-            models.append(build_model(state, path, task))
-        for model in models:
-            model.to(settings.device)
-        self._models, self._device, self._dictionary = models, torch.device(settings.device), task.source_dictionary
-        self.limits = limits(task, models)
-        self._generator = build_generator(models, task.target_dictionary, settings.dtype, settings.generator)
+        self._settings, self._device = settings, torch.device(settings.device)
+        models = [model.eval().to(self._device) for model in models]
+        self._longest = min(model.config.decoder.max_positions for model in models)
+        try:
+            self._search = ParallelSearch(models, settings.options, dtype=settings.dtype)
+        except ValueError as error:
+            raise TranslationError(str(error)) from error
 
     @torch.no_grad()
     def search(self, sentences: Sequence[Sequence[int]], nbest: int) -> list[list[Found]]:
@@ -99,9 +72,10 @@ class Searcher:
 
         Raises TranslationError where the options do not fit these sentences, or memory runs out.
         """
-        sample = {"net_input": collate(sentences, self._dictionary.pad(), self._device)}
+        source, lengths = collate(sentences, self._settings.options.pad, self._device)
+        most = int(self._settings.max_len_a * source.shape[1] + self._settings.max_len_b)
         try:
-            results = self._generator.generate(self._models, sample)
+            results = self._search.search(source, lengths, min(most, self._longest - 1))
         except ValueError as error:  # such as a min_len above the max_len of this batch
             raise TranslationError(str(error)) from error
         except ForkError as error:
@@ -109,7 +83,7 @@ class Searcher:
         except (MemoryError, RuntimeError) as error:
             if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "alloc" not in str(error):
                 raise
-            size = " × ".join(map(str, sample["net_input"]["src_tokens"].shape))
+            size = " × ".join(map(str, source.shape))
             raise TranslationError(f"out of memory on a batch of {size} pieces: reduce `batch_tokens`") from error
         return [
             [Found(found["tokens"].tolist(), float(found["score"]) / math.log(2)) for found in ranked[:nbest]]
@@ -118,29 +92,22 @@ class Searcher:
 
     def close(self) -> None:
         """Ends the processes of the search, if there are any."""
-        self._generator.close()
+        self._search.close()
 
 
-def collate(sentences: Sequence[Sequence[int]], pad: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """src_tokens (B, T), padded on the left as by fairseq-interactive, and src_lengths (B,)."""
+def collate(sentences: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Words (B, T), padded on the left as by fairseq-interactive, and how many each sentence has, (B,)."""
     lengths = torch.tensor([len(sentence) for sentence in sentences])
     tokens = torch.full((len(sentences), int(lengths.max())), pad)
     for row, sentence in zip(tokens, sentences, strict=True):
         row[len(row) - len(sentence) :] = torch.tensor(sentence)
-    return {"src_tokens": tokens.to(device), "src_lengths": lengths.to(device)}
-
-
-def limits(task, models: Sequence[torch.nn.Module]) -> Limits:
-    """The smallest limits of all models and of the task."""
-    sizes = [task.max_positions(), *(model.max_positions() for model in models)]
-    positions = min(int(size[0] if isinstance(size, (tuple, list)) else size) for size in sizes)
-    return Limits(positions, bool(getattr(task.cfg, "truncate_source", False)))
+    return tokens.to(device), lengths.to(device)
 
 
 def check_device(device: str, dtype: str) -> None:
     """TranslationError unless the device is available and supports this type."""
     if dtype not in DTYPES:
-        raise TranslationError(f"`dtype` must be one of {', '.join(DTYPES)}, got {dtype!r}")
+        raise TranslationError(f"`dtype` must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
     try:
         wanted = torch.device(device)
     except RuntimeError:

@@ -1,8 +1,8 @@
-"""An encoder-decoder made ready for beam search: its encoder as it is, its decoder one token a step.
+"""An encoder-decoder prepared for beam search: the encoder for whole batches, the decoder one token per step.
 
-fairseq's decoders run a step through modules that serve training too: tensors with a time dimension, masks, dropout
-modules, dictionaries of states that are copied whenever hypotheses change places, encoder output repeated for every
-hypothesis. Here a step is the arithmetic and nothing else, on rows (hypotheses, channels).
+fairseq's decoders run a step through modules made for training: tensors with a time dimension, masks, dropout modules,
+states that are copied whenever hypotheses are reordered, encoder output repeated for every hypothesis. Here a step is
+the arithmetic and nothing else, on rows (hypotheses, channels).
 """
 
 from __future__ import annotations
@@ -11,30 +11,24 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from fairseq.models.transformer import (
-    TransformerDecoder,
-    TransformerDecoderBase,
-    TransformerModelBase,
-)
-from fairseq.modules.fairseq_dropout import FairseqDropout
-from fairseq.modules.transformer_layer import TransformerDecoderLayer, TransformerDecoderLayerBase
-from torch import Tensor, nn
+from torch import Tensor
 
+from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.beams import Beams, move
 from lightconv_plugin.generation.encoder import PackedEncoder
-from lightconv_plugin.generation.linear import check_dtype
+from lightconv_plugin.generation.linear import PackedLinear, check_dtype
 from lightconv_plugin.generation.mixers import Cache, EncoderAttention, Ring, Source, build_mixer
-from lightconv_plugin.generation.sublayers import FeedForward, Residual, UnsupportedModelError, optional_norm, pack
-from lightconv_plugin.models.encoder_decoder import MixerDecoder
-from lightconv_plugin.models.layers import MixerDecoderLayer
+from lightconv_plugin.generation.sublayers import FeedForward, Residual, optional_norm, pack
+from lightconv_plugin.modules.embeddings import LearnedPositions
+from lightconv_plugin.modules.layer import Layer
+from lightconv_plugin.modules.transformer import EncoderDecoder
 
-_DECODERS = (MixerDecoder, TransformerDecoder, TransformerDecoderBase)
-_LAYERS = (MixerDecoderLayer, TransformerDecoderLayer, TransformerDecoderLayerBase)
+_FIRST_POSITIONS = 64
 
 
 @dataclass
 class State:
-    """One search of one model: who is alive, and what each layer keeps."""
+    """One search of one model: the live hypotheses, and what each layer keeps."""
 
     beams: Beams
     mixers: list[Ring | Cache]
@@ -45,8 +39,7 @@ class State:
 class StepModel:
     """A trained encoder-decoder, as beam search uses it.
 
-    Covered are ConvTransformerModel with every mixer and fairseq's Transformer. The weights are those that the model
-    has now: make another StepModel when they have changed.
+    The weights are those that the model has now: make another StepModel when they have changed.
 
     Args:
         model: in evaluation mode.
@@ -57,58 +50,44 @@ class StepModel:
         ValueError: an unknown dtype, or one that this device has not.
     """
 
-    def __init__(self, model: nn.Module, dtype: str = "float32"):
+    def __init__(self, model: EncoderDecoder, dtype: str = "float32"):
         check_dtype(dtype)
-        self._check(model)
-        self.model = model
         decoder = model.decoder
+        if decoder.adaptive_softmax is not None:
+            raise UnsupportedModelError("an adaptive softmax (adaptive_softmax_cutoff)")
+        if decoder.config.adaptive_input is not None:
+            raise UnsupportedModelError("embeddings that are not a plain table (adaptive_input)")
         self.embedding = decoder.embed_tokens.weight.detach()
-        self.embed_scale = float(decoder.embed_scale)
+        self.embed_scale = decoder.config.embed_scale
         self.embed_positions = decoder.embed_positions
         self.project_in = None if decoder.project_in_dim is None else pack(decoder.project_in_dim, dtype=dtype)
         self.project_out = None if decoder.project_out_dim is None else pack(decoder.project_out_dim, dtype=dtype)
         self.embedding_norm = optional_norm(decoder.layernorm_embedding)
         self.layers = [_Layer(layer, dtype) for layer in decoder.layers]
         self.final_norm = optional_norm(decoder.layer_norm)
-        self.output = pack(decoder.output_projection, dtype=dtype)
-        try:
-            self.encoder = PackedEncoder(model.encoder, dtype)
-        except UnsupportedModelError:
-            self.encoder = None  # it runs as it is
-
-    @staticmethod
-    def _check(model: nn.Module) -> None:
-        if not isinstance(model, TransformerModelBase):
-            raise UnsupportedModelError(f"a model of type {type(model).__name__}")
-        decoder = model.decoder
-        if type(decoder) not in _DECODERS:
-            raise UnsupportedModelError(f"a decoder of type {type(decoder).__name__}")
-        if type(model).get_normalized_probs is not TransformerModelBase.get_normalized_probs:
-            raise UnsupportedModelError(f"{type(model).__name__} normalises its outputs in a way of its own")
-        if decoder.adaptive_softmax is not None:
-            raise UnsupportedModelError("an adaptive softmax")
-        if type(decoder.embed_tokens) is not nn.Embedding or decoder.quant_noise is not None:
-            raise UnsupportedModelError("embeddings that are not a plain table")
-        for name, module in model.named_modules():
-            if isinstance(module, FairseqDropout) and module.apply_during_inference and module.p > 0:
-                raise UnsupportedModelError(f"dropout at inference (retain_dropout) in {name}")
+        if decoder.output_projection is None:
+            self.output = PackedLinear(self.embedding, decoder.output_bias, dtype)
+        else:
+            self.output = pack(decoder.output_projection, dtype=dtype)
+        self.encoder = PackedEncoder(model.encoder, dtype)
+        self._positions: Tensor | None = None
 
     @torch.no_grad()
-    def start(self, src_tokens: Tensor, src_lengths: Tensor, beam: int, **others: Tensor) -> State:
-        """Encodes src_tokens (S,T), once a sentence; the state of a search with `beam` hypotheses each.
+    def start(self, src_tokens: Tensor, beam: int) -> State:
+        """Encodes src_tokens (S,T), with pads on either side, once a sentence: the state of a search with `beam`
+        hypotheses each."""
+        return self._begin(*self.encoder(src_tokens), beam)
 
-        src_lengths (S,) and `others`, what else the batch's net_input holds, are for encoders that read them.
-        """
-        others.pop("prev_output_tokens", None)
-        if self.encoder is not None and not others:
-            return self._begin(*self.encoder(src_tokens), beam)
-        encoded = self.model.encoder.forward_torchscript(
-            {"src_tokens": src_tokens, "src_lengths": src_lengths, **others}
-        )
-        pads = encoded["encoder_padding_mask"]
-        return self._begin(
-            encoded["encoder_out"][0], pads[0] if pads else src_tokens.new_zeros(1, dtype=torch.bool), beam
-        )
+    def _position(self, time: int) -> Tensor:
+        """(d,): the vector of step `time`, from a table that grows by doubling."""
+        table = self._positions
+        if table is None or time + 1 >= len(table):
+            longest = _FIRST_POSITIONS if table is None else 2 * len(table)
+            if isinstance(self.embed_positions, LearnedPositions):
+                longest = self.embed_positions.length
+            table = self.embed_positions.table(longest, self.embedding.device, self.embedding.dtype)
+            self._positions = table
+        return table[time + 1]
 
     def _begin(self, output: Tensor, pads: Tensor, beam: int) -> State:
         """output (T,S,d), pads (S,T) or any False."""
@@ -139,8 +118,7 @@ class StepModel:
         if self.project_in is not None:
             x = self.project_in(x)
         if self.embed_positions is not None:
-            # fairseq's modules look only at how many tokens there are, and see that none is a pad.
-            x += self.embed_positions(tokens.new_zeros((1, beams.time + 1)), incremental_state={})[:, -1]
+            x += self._position(beams.time)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         for layer, memory, source in zip(self.layers, state.mixers, state.sources, strict=True):
@@ -174,11 +152,7 @@ class StepModel:
 class _Layer:
     """Mixer, attention over the encoder's output, FFN; each with its residual and its norm before or after it."""
 
-    def __init__(self, layer: nn.Module, dtype: str):
-        if type(layer) not in _LAYERS:
-            raise UnsupportedModelError(f"a decoder layer of type {type(layer).__name__}")
-        if layer.cross_self_attention:
-            raise UnsupportedModelError("attention over source and target together (cross_self_attention)")
+    def __init__(self, layer: Layer, dtype: str):
         before = layer.normalize_before
         self.mixer, self.mixer_residual = (
             build_mixer(layer.self_attn, dtype),

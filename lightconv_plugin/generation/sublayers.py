@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
+from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.linear import PackedLinear
+from lightconv_plugin.modules.layer import ACTIVATIONS, Layer
 from lightconv_plugin.modules.linear import Linear
-from lightconv_plugin.modules.window_attention import WindowAttention
 from lightconv_plugin.ops import reference_search
 
-# Of the activations that fairseq's Transformer knows; the others take more memory than their input.
-_IN_PLACE = {F.relu: torch.relu_, torch.tanh: torch.tanh_}
-# What newer versions of fairseq can add to a layer ("NormFormer"), each None where it is not asked for.
-_EXTRAS = ("attn_ln", "c_attn", "ffn_layernorm", "w_resid")
-
-
-class UnsupportedModelError(ValueError):
-    """A model, or a part of it, that cannot be run by this package; the text says which."""
+# The other activations take more memory than their input.
+_IN_PLACE = {"relu": torch.relu_, "tanh": torch.tanh_}
 
 
 def pack(*linears: nn.Module, dtype: str) -> PackedLinear:
@@ -28,16 +22,6 @@ def pack(*linears: nn.Module, dtype: str) -> PackedLinear:
         if type(linear) not in (nn.Linear, Linear):
             raise UnsupportedModelError(f"a linear layer of type {type(linear).__name__}")
     return PackedLinear.of(*linears, dtype=dtype)
-
-
-def check_attention(attention: nn.Module) -> None:
-    """UnsupportedModelError unless it is fairseq's attention, or WindowAttention, without its rarer options."""
-    if type(attention) not in (MultiheadAttention, WindowAttention):
-        raise UnsupportedModelError(f"attention of type {type(attention).__name__}")
-    if attention.bias_k is not None or attention.add_zero_attn:
-        raise UnsupportedModelError("attention with added keys (bias_k, add_zero_attn)")
-    if getattr(attention, "use_xformers", False):
-        raise UnsupportedModelError("attention by xformers")
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -80,12 +64,9 @@ class Residual:
 class FeedForward:
     """The FFN of a layer with its norm and residual, (N,d) → (N,d)."""
 
-    def __init__(self, layer: nn.Module, dtype: str):
-        extras = [name for name in _EXTRAS if getattr(layer, name, None) is not None]
-        if extras:
-            raise UnsupportedModelError(f"layers with {', '.join(extras)}")
+    def __init__(self, layer: Layer, dtype: str):
         self.fc1, self.fc2 = pack(layer.fc1, dtype=dtype), pack(layer.fc2, dtype=dtype)
-        self.activation = _IN_PLACE.get(layer.activation_fn, layer.activation_fn)
+        self.activation = _IN_PLACE.get(layer.activation, ACTIVATIONS[layer.activation])
         self.residual = Residual(layer.final_layer_norm, layer.normalize_before)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
+from lightconv_plugin.generation.dtypes import CHOICES
 from lightconv_plugin.generation.generator import FastGenerator
-from lightconv_plugin.generation.linear import DTYPES
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +24,12 @@ logger = logging.getLogger(__name__)
 class TranslationFastConfig(TranslationConfig):
     """fairseq's options of translation, and the arithmetic of the search."""
 
-    generation_dtype: ChoiceEnum(DTYPES) = field(
+    generation_dtype: ChoiceEnum(CHOICES) = field(
         default="float32",
         metadata={
             "help": "arithmetic of the linear layers: float32 is that of the model and gives the results of "
-            "--task translation; bfloat16 and int8 are quicker where the processor has instructions for them"
+            "--task translation; bfloat16 and int8 are faster where the CPU has instructions for them, and auto "
+            "chooses the fastest"
         },
     )
 

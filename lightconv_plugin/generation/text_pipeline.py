@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lightconv_plugin.generation.loading import TranslationError
+from lightconv_plugin.checkpoints.exported import is_exported, open_exported
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.generation.searcher import TranslationError
 from lightconv_plugin.text.recipe import Recipe
-from lightconv_plugin.text.subwords import bpe_encoder, join, kind_of, sentencepiece_encoder
+from lightconv_plugin.text.sides import Subwords, TextSide, TokeniserError
+from lightconv_plugin.text.subwords import kind_of
 
 TOKENIZERS = ("moses", "none")
 NO_CODES = "none"  # in the place of a file of merges: the text is in pieces already
@@ -25,14 +28,28 @@ class Pipeline:
     """encode: raw line → pieces of the source dictionary. decode: pieces of the target dictionary → text.
 
     notes: what was assumed, for the user to know.
+    target: how given translations become pieces; None where nothing is known that splits them.
     """
 
     encode: Callable[[str], list[str]]
     decode: Callable[[list[str]], str]
     notes: tuple[str, ...]
+    target: TextSide | None = None
 
 
-def build_pipeline(
+@dataclass(frozen=True)
+class FoundText:
+    """How the text of both sides becomes pieces, and what was assumed, for the user to know.
+
+    The file of the target may be missing: translating needs none.
+    """
+
+    source: TextSide
+    target: TextSide
+    notes: tuple[str, ...]
+
+
+def find_text(
     task,
     data: Path,
     *,
@@ -40,67 +57,103 @@ def build_pipeline(
     sentencepiece: Path | None = None,
     tokenizer: str | None = None,
     lowercase: bool = False,
-) -> Pipeline:
+) -> FoundText:
     """Find how the text of a training was prepared; what is given goes before what is found.
 
-    task: fairseq's, with dictionaries and languages. data: the folder of the dictionaries.
+    task: fairseq's, with dictionaries and languages. data: the folder of the dictionaries; an exported model is one.
     bpe_codes: merges of subword-nmt, or "none". tokenizer: "moses" or "none".
     lowercase: also where corpus.json beside the data does not say that the training text was.
 
     Raises TranslationError for what is missing, and says which parameter gives it.
     """
-    if bpe_codes is not None and sentencepiece is not None:
-        raise TranslationError("give `bpe_codes` or `sentencepiece`, not both: a model has one kind of subwords")
     if tokenizer is not None and tokenizer not in TOKENIZERS:
         raise TranslationError(f"`tokenizer` must be one of {', '.join(TOKENIZERS)}, got {tokenizer!r}")
     source, target = task.cfg.source_lang, task.cfg.target_lang
-    kinds = [kind_of(_entries(dictionary)) for dictionary in (task.source_dictionary, task.target_dictionary)]
-    encode = _subwords(kinds[0], data, source, bpe_codes, sentencepiece)
-    corpus = _read_corpus(data)
+    kinds = [kind_of(entries(dictionary)) for dictionary in (task.source_dictionary, task.target_dictionary)]
+    subwords, file = find_subwords(kinds[0], data, source, bpe_codes, sentencepiece)
+    target_file = None if bpe_codes == NO_CODES else _found(kinds[1], data, target)
+    if target_file is None and kinds[1] == subwords:
+        target_file = file  # one for both sides, as it is given
+    corpus = read_corpus(data)
+    if exported := _exported(data):
+        corpus = {"text": {lang: side.recipe.as_json() for lang, side in exported.items()}}
     notes: list[str] = []
     recipes = [_recipe(corpus, data, lang, tokenizer, kinds, notes) for lang in (source, target)]
     if lowercase and not recipes[0].lowercase:
         recipes[0] = replace(recipes[0], lowercase="last")
-    try:
-        tokenise, detokenise = recipes[0].tokenise(), recipes[1].detokenise()
-    except (ValueError, RuntimeError) as error:
-        raise TranslationError(f"{error}; or set `tokenizer` to none, for tokenised text") from error
-    kind = kinds[1]
-    return Pipeline(
-        encode=lambda line: encode(tokenise(line)).split(),
-        decode=lambda pieces: detokenise(join(pieces, kind)),
-        notes=tuple(dict.fromkeys(notes)),
+    return FoundText(
+        TextSide(recipes[0], subwords, file),
+        TextSide(recipes[1], kinds[1], target_file),
+        tuple(dict.fromkeys(notes)),
     )
 
 
-def _entries(dictionary) -> list[str]:
+def build_pipeline(task, data: Path, **options: Any) -> Pipeline:
+    """What encodes and decodes as `find_text` finds, which says what the arguments are and what is raised."""
+    found = find_text(task, data, **options)
+    try:
+        unsplit = found.target.file is None and found.target.subwords != "words" and found.source.file is not None
+        return Pipeline(found.source.encode(), found.target.decode(), found.notes, None if unsplit else found.target)
+    except TokeniserError as error:
+        raise TranslationError(f"{error}; or set `tokenizer` to none, for tokenised text") from error
+    except InputError as error:
+        raise TranslationError(str(error)) from error
+
+
+def entries(dictionary) -> list[str]:
+    """The symbols of a dictionary that are in its file."""
     return list(dictionary.symbols[dictionary.nspecial :])
 
 
-def _subwords(kind: str, data: Path, source: str, codes: Path | str | None, model: Path | None) -> Callable[[str], str]:
-    """What encodes tokens as the source dictionary wants them."""
-    try:
-        if codes == NO_CODES or (kind == "words" and codes is None and model is None):
-            return lambda line: line
-        if codes is not None:
-            return bpe_encoder(_existing(Path(codes), "bpe_codes"))
-        if model is not None:
-            return sentencepiece_encoder(_existing(Path(model), "sentencepiece"))
-        above = data.resolve().parent
-        names = (_CODES, _RELEASED) if kind == "bpe" else (_MODELS[:1], _MODELS)
-        places = [above / name.format(source) for name in names[0]] + [data / name for name in names[1]]
-        found = next((path for path in places if path.is_file()), None)
-        if found is None:
-            option = "bpe_codes" if kind == "bpe" else "sentencepiece"
-            raise TranslationError(
-                f"the dictionary in {data} is of {'byte-pair encoding' if kind == 'bpe' else 'sentencepiece'}, but "
-                f"there is no {places[0]}: give `{option}`, or none as `bpe_codes` for text that is split already"
-            )
-        return (bpe_encoder if kind == "bpe" else sentencepiece_encoder)(found)
-    except TranslationError:
-        raise
-    except ValueError as error:
-        raise TranslationError(str(error)) from error
+def find_subwords(
+    kind: Subwords, data: Path, lang: str, codes: Path | str | None, model: Path | None
+) -> tuple[Subwords, Path | None]:
+    """What splits tokens into the pieces of a dictionary of this kind, and its file; None where nothing is split.
+
+    Raises TranslationError for what is missing, and says which parameter gives it.
+    """
+    if codes is not None and model is not None:
+        raise TranslationError("give `bpe_codes` or `sentencepiece`, not both: a model has one kind of subwords")
+    if codes == NO_CODES or (kind == "words" and codes is None and model is None):
+        return kind, None
+    if codes is not None:
+        return "bpe", _existing(Path(codes), "bpe_codes")
+    if model is not None:
+        return "sentencepiece", _existing(Path(model), "sentencepiece")
+    if (found := _found(kind, data, lang)) is None:
+        option = "bpe_codes" if kind == "bpe" else "sentencepiece"
+        raise TranslationError(
+            f"the dictionary in {data} is of {'byte-pair encoding' if kind == 'bpe' else 'sentencepiece'}, but there "
+            f"is no {_places(kind, data, lang)[0]}: give `{option}`, or none as `bpe_codes` for text that is split "
+            "already"
+        )
+    return kind, found
+
+
+def _found(kind: Subwords, data: Path, lang: str) -> Path | None:
+    if (side := _exported(data).get(lang)) is not None:
+        return side.file if side.subwords == kind else None
+    return next((path for path in _places(kind, data, lang) if path.is_file()), None)
+
+
+def _exported(data: Path) -> dict[str, TextSide]:
+    """The text of an exported model by language, a language model's by ""; {} for any other folder."""
+    if not is_exported(data):
+        return {}
+    exported = open_exported(data)
+    sides = {exported.settings.target_lang or "": exported.target_text}
+    if exported.source_text is not None:
+        sides[exported.settings.source_lang or ""] = exported.source_text
+    return sides
+
+
+def _places(kind: Subwords, data: Path, lang: str) -> list[Path]:
+    """Where the file of a kind of subwords may be."""
+    if kind == "words":
+        return []
+    names = (_CODES, _RELEASED) if kind == "bpe" else (_MODELS[:1], _MODELS)
+    above = data.resolve().parent
+    return [above / name.format(lang) for name in names[0]] + [data / name for name in names[1]]
 
 
 def _existing(path: Path, option: str) -> Path:
@@ -109,10 +162,10 @@ def _existing(path: Path, option: str) -> Path:
     return path
 
 
-def _read_corpus(data: Path) -> dict[str, Any]:
-    """corpus.json beside the data; {} without one."""
+def read_corpus(data: Path) -> dict[str, Any]:
+    """corpus.json beside the data; {} without one, and for an exported model, beside which anything may be."""
     about = data.resolve().parent / "corpus.json"
-    if not about.is_file():
+    if not about.is_file() or is_exported(data):
         return {}
     try:
         known = json.loads(about.read_text(encoding="utf-8"))

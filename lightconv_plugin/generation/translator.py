@@ -2,78 +2,58 @@
 
 from lightconv_plugin.generation import Translator
 
-translator = Translator("runs/iwslt14_de_en/dynamicconv/average10.pt")
+translator = Translator("exported/iwslt14_de_en")                           # of lightconv export
+translator = Translator("runs/iwslt14_de_en/dynamicconv/average10.pt")       # with fairseq
 print(translator.translate(["Ein kleiner Hund läuft durch das Gras."])[0].text)
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from lightconv_plugin.generation.loading import TranslationError, open_first
-from lightconv_plugin.generation.searcher import Found, Searcher, SearchSettings, check_device
-from lightconv_plugin.generation.text_pipeline import build_pipeline
+from lightconv_plugin.generation.beam_search import SearchOptions
+from lightconv_plugin.generation.documents import TranslatedPart, fit, translate_document
+from lightconv_plugin.generation.dtypes import AUTO, fastest_type, slow_type
+from lightconv_plugin.generation.given import GivenScorer, score_given
+from lightconv_plugin.generation.searcher import Found, Searcher, SearchSettings, TranslationError, check_device
+from lightconv_plugin.generation.translation_models import TranslationModels
+from lightconv_plugin.generation.translations import Hypothesis, Translation, read_line
 
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """text: detokenised. tokens: the pieces of the target dictionary. score: as `searching.Found`."""
-
-    text: str
-    score: float
-    tokens: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Translation:
-    """A line and what was found for it, best first.
-
-    source: the line as it came; where it is not text, with what could be read of it.
-    hypotheses: none for an empty line, and where `problem` says why the line was not translated.
-    """
-
-    source: str
-    hypotheses: tuple[Hypothesis, ...] = ()
-    problem: str | None = None
-
-    @property
-    def text(self) -> str:
-        return self.hypotheses[0].text if self.hypotheses else ""
-
-    @property
-    def score(self) -> float | None:
-        return self.hypotheses[0].score if self.hypotheses else None
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        return self.hypotheses[0].tokens if self.hypotheses else ()
+WINDOW = 2000  # lines of a stream that are read before any is translated: enough for batches of like lengths
+_TOO_LONG = "too long"
 
 
 class Translator:
-    """Beam search with one checkpoint of a translation model, or an ensemble of several, on raw text.
+    """Beam search with one translation model, or an ensemble of several, on raw text.
 
-    What is not given is found: dictionaries where the training had them or beside the checkpoint; merges, tokeniser and
-    case in the folder that scripts/prepare_*.sh made.
+    A directory of `lightconv export` has all it needs, and fairseq is not imported. For checkpoints of fairseq, what is
+    not given is found: dictionaries where the training had them or beside the checkpoint; merges, tokeniser and case in
+    the folder that `lightconv prepare` made.
 
     Args:
-        path: a checkpoint, or several
-        data: the folder of the dictionaries (data-bin)
+        path: an exported directory or a checkpoint, or several of a kind
+        data: the folder of a checkpoint's dictionaries (data-bin)
         source_lang, target_lang: as the dictionaries' names have them
-        bpe_codes: merges of subword-nmt; "none" for text that is in pieces already
+        bpe_codes: merges of subword-nmt; "none" for text that is in pieces already. This and the next three are for
+            checkpoints: an exported directory says itself how its text is prepared
         sentencepiece: its model
         tokenizer: "moses" or "none"
         lowercase: the source text also where nothing says that the training's was
         beam, lenpen, unkpen, min_len, max_len_a, max_len_b, temperature, no_repeat_ngram_size: of the search, as
             fairseq-generate has them. A translation has at most max_len_a·T + max_len_b pieces, where T is the length
-            of the longest sentence in its batch
+            of the longest sentence in its batch. None for beam (5), lenpen (1) and no_repeat_ngram_size (0): as an
+            exported directory says, else these
         batch_tokens: of a batch's sentences, all as long as the longest; a longer sentence is a batch of its own
         batch_size: sentences of a batch at most
         threads: cores to use; None for as many as torch has threads
-        dtype: "float32", "bfloat16" or "int8"
+        dtype: "float32", "bfloat16", "int8", or "auto" (also None): int8 for a directory of 8-bit weights, else the
+            fastest on this CPU for models of this size, see generation/dtypes.py
         device: "cpu", "cuda", "cuda:1" …
         unk: what an unknown word in a translation is written as; "" leaves it out
 
@@ -92,31 +72,30 @@ class Translator:
         sentencepiece: str | Path | None = None,
         tokenizer: str | None = None,
         lowercase: bool = False,
-        beam: int = 5,
-        lenpen: float = 1.0,
+        beam: int | None = None,
+        lenpen: float | None = None,
         unkpen: float = 0.0,
         min_len: int = 1,
         max_len_a: float = 0.0,
         max_len_b: int = 200,
         temperature: float = 1.0,
-        no_repeat_ngram_size: int = 0,
+        no_repeat_ngram_size: int | None = None,
         batch_tokens: int = 4096,
         batch_size: int | None = None,
         threads: int | None = None,
-        dtype: str = "float32",
+        dtype: str | None = "auto",
         device: str = "cpu",
         unk: str = "<unk>",
     ) -> None:
         self._searcher: Searcher | None = None
         paths = tuple(Path(p) for p in ([path] if isinstance(path, (str, os.PathLike)) else path))
         if not paths:
-            raise TranslationError("`path` must name a checkpoint, got none")
-        for missing in (p for p in paths if not p.is_file()):  # all of them, before any is loaded
-            raise TranslationError(f"no such checkpoint: {missing}")
-        _at_least(1, beam=beam, batch_tokens=batch_tokens)
-        _at_least(0, min_len=min_len, max_len_b=max_len_b, no_repeat_ngram_size=no_repeat_ngram_size)
-        _at_least(1, **{name: n for name, n in (("batch_size", batch_size), ("threads", threads)) if n is not None})
-        for name, number in {"lenpen": lenpen, "unkpen": unkpen, "max_len_a": max_len_a}.items():
+            raise TranslationError("`path` must name a model, got none")
+        for missing in (p for p in paths if not p.exists()):  # all of them, before any is loaded
+            raise TranslationError(f"no such checkpoint or exported directory: {missing}")
+        _at_least(1, batch_tokens=batch_tokens, **_given(beam=beam, batch_size=batch_size, threads=threads))
+        _at_least(0, min_len=min_len, max_len_b=max_len_b, **_given(no_repeat_ngram_size=no_repeat_ngram_size))
+        for name, number in _given(lenpen=lenpen, unkpen=unkpen, max_len_a=max_len_a).items():
             if not math.isfinite(number) or (name == "max_len_a" and number < 0):
                 least = " from 0 on" if name == "max_len_a" else ""
                 raise TranslationError(f"`{name}` must be a number{least}, got {number}")
@@ -124,41 +103,44 @@ class Translator:
             raise TranslationError(f"`temperature` must be positive, got {temperature}")
         if max_len_a == 0 and min_len > max_len_b:
             raise TranslationError(f"`min_len` must be at most `max_len_b` = {max_len_b}, got {min_len}")
-        check_device(device, dtype)
+        named = None if dtype == AUTO else dtype
+        check_device(device, named or "float32")
 
-        opened = open_first(paths[0], None if data is None else Path(data), source_lang, target_lang)
-        self.source_lang, self.target_lang, self.beam = opened.source, opened.target, beam
-        task = opened.task
-        pipeline = build_pipeline(
-            task,
-            opened.data,
-            bpe_codes=bpe_codes,
-            sentencepiece=None if sentencepiece is None else Path(sentencepiece),
-            tokenizer=tokenizer,
-            lowercase=lowercase,
-        )
-        self._encode, self._decode, self.notes = pipeline.encode, pipeline.decode, pipeline.notes
-        self._source, self._target, self._unk = task.source_dictionary, task.target_dictionary, unk
+        about_checkpoints = _given(data=data, bpe_codes=bpe_codes, sentencepiece=sentencepiece, tokenizer=tokenizer)
+        if lowercase:
+            about_checkpoints["lowercase"] = True
+        opened = _open(paths, source_lang, target_lang, about_checkpoints)
+        self.source_lang, self.target_lang = opened.source_lang, opened.target_lang
+        self.beam = opened.beam if beam is None else beam
+        self._opened, self.notes, self._unk = opened, opened.pipeline.notes, unk
         self._batch_tokens, self._batch_size = batch_tokens, batch_size
-        generator = {
-            "beam_size": beam,
-            "len_penalty": lenpen,
-            "unk_penalty": unkpen,
-            "min_len": min_len,
-            "max_len_a": max_len_a,
-            "max_len_b": max_len_b,
-            "temperature": temperature,
-            "no_repeat_ngram_size": no_repeat_ngram_size,
-        }
-        settings = SearchSettings(
-            tuple(p.absolute() for p in paths), opened.data.absolute(), opened.source, opened.target, generator,
-            dtype, device, threads,
-        )  # fmt: skip
-        self._searcher = Searcher(settings, opened)
-        self._limits = self._searcher.limits
+        words = opened.target
+        options = SearchOptions(
+            pad=words.pad(),
+            unk=words.unk(),
+            eos=words.eos(),
+            beam_size=self.beam,
+            min_len=min_len,
+            len_penalty=opened.lenpen if lenpen is None else lenpen,
+            unk_penalty=unkpen,
+            temperature=temperature,
+            no_repeat_ngram_size=opened.no_repeat_ngram_size if no_repeat_ngram_size is None else no_repeat_ngram_size,
+        )
+        self._options, self._device = options, device
+        self.dtype, self.dtype_reason = named or "", "as asked for"
+        if named is None:
+            self.dtype, self.dtype_reason = _automatic(opened, device)
+        elif (warning := slow_type(named, device)) is not None:
+            self.notes = (*self.notes, warning)
+        settings = SearchSettings(options, max_len_a, max_len_b, self.dtype, device, threads)
+        self._searcher = Searcher(opened.models, settings)
 
     def translate(
-        self, lines: Iterable[str | bytes], nbest: int = 1, progress: Callable[[int], object] | None = None
+        self,
+        lines: Iterable[str | bytes],
+        nbest: int = 1,
+        progress: Callable[[int], object] | None = None,
+        finished: Callable[[int, Translation], object] | None = None,
     ) -> list[Translation]:
         """Translate lines, each by itself; as many translations, in the same order.
 
@@ -166,47 +148,134 @@ class Translator:
             lines: sentences; bytes are UTF-8. A line end at the end of a line is taken off
             nbest: hypotheses of each
             progress: called with the number of lines that are done besides those before
+            finished: called with the number of each line, from 0, and its translation, as soon as that is found
 
         Raises:
             TranslationError: nbest is not in 1 … beam, or a process of the search ended. A line that cannot be
                 translated raises nothing: its Translation has the `problem`.
         """
+        self._check_lines(lines, nbest)
+        results: dict[int, Translation] = {}
+        for group in self._translated(lines, nbest):
+            results.update(group)
+            if finished is not None:
+                for number, translation in group.items():
+                    finished(number, translation)
+            if progress is not None and group:
+                progress(len(group))
+        return [results[number] for number in range(len(results))]
+
+    def translate_stream(
+        self, lines: Iterable[str | bytes], nbest: int = 1, *, window: int = WINDOW
+    ) -> Iterator[Translation]:
+        """Translate lines of which there may be any number: their translations, in the same order.
+
+        lines: as for `translate`; `window` of them are read at a time, and batches are made of these. Raises as
+        `translate`, at once for wrong arguments.
+        """
+        self._check_lines(lines, nbest)
+        _at_least(1, window=window)
+        return self._stream(iter(lines), nbest, window)
+
+    def _stream(self, lines: Iterator[str | bytes], nbest: int, window: int) -> Iterator[Translation]:
+        while some := list(islice(lines, window)):
+            ready: dict[int, Translation] = {}
+            following = 0
+            for group in self._translated(some, nbest):
+                ready.update(group)
+                while following in ready:
+                    yield ready.pop(following)
+                    following += 1
+
+    def translate_document(self, chunks: Iterable[str | bytes], *, window: int = WINDOW) -> Iterator[TranslatedPart]:
+        """Translate running text of any length in constant memory: each line is cut into sentences (sentencex, of the
+        extra sentences), these are translated, and joined to one line again.
+
+        `"".join(part.written for part in translator.translate_document(chunks))` is the translated text.
+
+        Args:
+            chunks: the text in parts of any length, such as an open file. A sentence of more than 20,000 characters is
+                cut, and one that is longer than the model takes is cut into halves until they fit
+            window: sentences that are read at a time
+
+        Raises as `translate`. A sentence that cannot be translated is left out; its Translation has the `problem`.
+        """
+        _at_least(1, window=window)
+        return translate_document(self, chunks, window)
+
+    def fit(self, sentence: str) -> list[str]:
+        """A sentence in parts that the model takes: itself, or its halves, cut at white space, as often as needed."""
+        return fit(sentence, lambda text: (self._indices(text)[1] or "").startswith(_TOO_LONG))
+
+    def score(
+        self,
+        lines: Iterable[str | bytes],
+        references: Iterable[str | bytes],
+        progress: Callable[[int], object] | None = None,
+    ) -> list[Translation]:
+        """Score given translations, in float32 whatever the `dtype`.
+
+        Args:
+            lines: as for `translate`
+            references: the translation of each, as text
+            progress: as for `translate`
+
+        Returns:
+            For each line its reference as the only hypothesis, with the score that the search gives to it. An empty
+            line with an empty reference has none; nor has a line that cannot be scored, which has the `problem`.
+
+        Raises:
+            TranslationError: there are not as many references as lines, or nothing splits the target language into
+                pieces.
+        """
+        for some in (lines, references):
+            self._check_lines(some, 1)
+        if self._searcher is None:
+            raise TranslationError("the Translator is closed")
+        batches = functools.partial(make_batches, tokens=self._batch_tokens, size=self._batch_size)
+        scorer = GivenScorer(self._opened, self._options, self._device)
+        return score_given(scorer, self._indices, batches, list(lines), list(references), progress)
+
+    def _check_lines(self, lines: Iterable[str | bytes], nbest: int) -> None:
         if isinstance(lines, (str, bytes)):
             raise TypeError(f"lines must be a list of lines, got one {type(lines).__name__}")
         if not 1 <= nbest <= self.beam:
             raise TranslationError(f"`nbest` must be in 1 … `beam` = {self.beam}, got {nbest}")
-        results: list[Translation] = []
+
+    def _translated(self, lines: Iterable[str | bytes], nbest: int) -> Iterator[dict[int, Translation]]:
+        """Translations by the number of their line: first of those that need no search, then batch by batch."""
+        done: dict[int, Translation] = {}
         sentences: dict[int, list[int]] = {}
+        sources: dict[int, str] = {}
         for number, line in enumerate(lines):
-            source, problem = _read(line)
+            source, problem = read_line(line)
             indices: list[int] = []
             if problem is None and source.strip():
                 indices, problem = self._indices(source)
             if indices:
-                sentences[number] = indices
-            results.append(Translation(source, problem=problem))
-        if progress is not None and len(results) > len(sentences):
-            progress(len(results) - len(sentences))
+                sentences[number], sources[number] = indices, source
+            else:
+                done[number] = Translation(source, problem=problem)
+        yield done
         for numbers, found in self._search(sentences, nbest):
-            for number, ranked in zip(numbers, found, strict=True):
-                hypotheses = tuple(map(self._hypothesis, ranked))
-                results[number] = Translation(results[number].source, hypotheses)
-            if progress is not None:
-                progress(len(numbers))
-        return results
+            yield {
+                number: Translation(sources[number], tuple(map(self._hypothesis, ranked)))
+                for number, ranked in zip(numbers, found, strict=True)
+            }
 
     def _indices(self, line: str) -> tuple[list[int], str | None]:
         """A sentence as the model reads it, and what is wrong with it; [] for one of which nothing is left."""
-        unknown, end = self._source.unk(), self._source.eos()
+        words = self._opened.source
+        unknown, end = words.unk(), words.eos()
         # A word such as </s> in the text is not what fairseq means by it.
-        own = {self._source.pad(), self._source.bos(), end}
-        indices = [unknown if i in own else i for i in map(self._source.index, self._encode(line))]
+        own = {words.pad(), words.bos(), end}
+        indices = [unknown if i in own else i for i in map(words.index, self._opened.pipeline.encode(line))]
         if not indices:
             return [], None
-        longest = self._limits.positions
+        longest = self._opened.positions
         if len(indices) >= longest:
-            if not self._limits.truncates:
-                return [], f"too long: {len(indices)} pieces, the model takes {longest - 1}"
+            if not self._opened.truncates:
+                return [], f"{_TOO_LONG}: {len(indices)} pieces, the model takes {longest - 1}"
             indices = indices[: longest - 1]
         return [*indices, end], None
 
@@ -217,12 +286,14 @@ class Translator:
             yield batch, self._searcher.search([sentences[number] for number in batch], nbest)
 
     def _hypothesis(self, found: Found) -> Hypothesis:
-        dictionary = self._target
+        dictionary = self._opened.target
         left_out = {dictionary.eos(), dictionary.bos(), dictionary.pad()}
         indices = [i for i in found.tokens if i not in left_out]
         tokens = [dictionary[i] for i in indices]
         written = [self._unk if i == dictionary.unk() else piece for i, piece in zip(indices, tokens, strict=True)]
-        return Hypothesis(self._decode([piece for piece in written if piece]), found.score, tuple(tokens))
+        return Hypothesis(
+            self._opened.pipeline.decode([piece for piece in written if piece]), found.score, tuple(tokens)
+        )
 
     def close(self) -> None:
         """End the processes, and let the models go; `with Translator(…) as translator:` does."""
@@ -235,6 +306,36 @@ class Translator:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _open(
+    paths: tuple[Path, ...], source_lang: str | None, target_lang: str | None, about_checkpoints: dict
+) -> TranslationModels:
+    """The models of exported directories, or of checkpoints with what is said about them."""
+    directories = [path.is_dir() for path in paths]
+    if not any(directories):
+        from lightconv_plugin.generation.loading import open_checkpoints  # which imports fairseq
+
+        data = about_checkpoints.pop("data", None)
+        if (model := about_checkpoints.get("sentencepiece")) is not None:
+            about_checkpoints["sentencepiece"] = Path(model)
+        data = None if data is None else Path(data)
+        return open_checkpoints(paths, data, source_lang, target_lang, about_checkpoints)
+    if not all(directories):
+        names = [str(paths[directories.index(kind)]) for kind in (True, False)]
+        raise TranslationError(f"`path` must be directories or checkpoints, not both: got {' and '.join(names)}")
+    for name in about_checkpoints:
+        raise TranslationError(f"`{name}` is for checkpoints: the exported {paths[0]} says itself how text is prepared")
+    from lightconv_plugin.generation.directories import open_directories
+
+    return open_directories(paths, source_lang, target_lang)
+
+
+def _automatic(opened: TranslationModels, device: str) -> tuple[str, str]:
+    """The type where none is named, and why. Weights that were exported in 8 bits stay in 8 bits."""
+    if opened.dtype != "float32" and device == "cpu":
+        return opened.dtype, "as the model was exported"
+    return fastest_type(opened.models, device)
 
 
 def make_batches(sentences: dict[int, Sequence[int]], tokens: int, size: int | None) -> list[list[int]]:
@@ -254,25 +355,9 @@ def make_batches(sentences: dict[int, Sequence[int]], tokens: int, size: int | N
     return batches
 
 
-def _read(line: str | bytes) -> tuple[str, str | None]:
-    """The text of a line, and what is wrong with it."""
-    if not isinstance(line, (str, bytes)):
-        raise TypeError(f"lines must be str or bytes, got {type(line).__name__}")
-    problem = None
-    if isinstance(line, bytes):
-        try:
-            text = line.decode()
-        except UnicodeDecodeError as error:
-            text = line.decode(errors="replace")
-            problem = f"not UTF-8: byte {line[error.start]:#04x} at {error.start + 1}"
-    else:
-        text = line
-        if any("\ud800" <= character <= "\udfff" for character in line):
-            problem = "not text: it has a half of a surrogate pair"
-    text = text.removesuffix("\n").removesuffix("\r")
-    if problem is None and "\0" in text:
-        problem = "not text: it has a NUL"
-    return text, problem
+def _given(**values: Any) -> dict[str, Any]:
+    """Those that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _at_least(least: int, **numbers: int) -> None:

@@ -87,7 +87,7 @@ LANGUAGE_MODELS = language_model_architectures()
 
 
 def _config_class(name: str, options: Mapping, base: type) -> type:
-    """A dataclass of its own for each architecture: the one form of preset that both fairseq-train and hydra read."""
+    """A separate dataclass for each architecture, the one form of preset that fairseq-train and hydra both read."""
     by_name = {f.name: f for f in dataclasses.fields(base)}
     changed = [(key, by_name[key].type, option(value, **by_name[key].metadata)) for key, value in options.items()]
     return dataclasses.make_dataclass(name, changed, bases=(base,), namespace={"__module__": __name__})
@@ -111,7 +111,7 @@ def _register(
 ) -> None:
     """A dataclass and a model class for each architecture, under the architecture's name.
 
-    `upstream_members` go into the classes that bear upstream's names; without them (None) those names are left alone.
+    `upstream_members` are added to the classes with upstream's names; None leaves those names alone.
     """
     for name, options in architectures.items():
         upstreams = name.split("_")[0] in UPSTREAM_FAMILY

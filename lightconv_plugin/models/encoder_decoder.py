@@ -1,4 +1,4 @@
-"""The encoder-decoder: fairseq's Transformer, with a token mixer of its own in every layer."""
+"""The encoder-decoder: fairseq's Transformer, with a separate token mixer for every layer."""
 
 import torch
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lightconv_plugin.models.config import add_arguments, transformer_config
 from lightconv_plugin.models.layers import MixerDecoderLayer, MixerEncoderLayer, move_to_end, wrap_layer
-from lightconv_plugin.modules.dropout import replace_dropout
+from lightconv_plugin.models.token_mixers import replace_dropout
 from lightconv_plugin.modules.linear import replace_linear
 
 

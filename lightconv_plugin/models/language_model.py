@@ -8,7 +8,7 @@ from torch import nn
 from lightconv_plugin.models.config import add_arguments
 from lightconv_plugin.models.encoder_decoder import MixerDecoder
 from lightconv_plugin.models.language_model_config import check_dictionaries, language_model_config
-from lightconv_plugin.modules.dropout import replace_dropout
+from lightconv_plugin.models.token_mixers import replace_dropout
 from lightconv_plugin.modules.linear import replace_linear
 
 

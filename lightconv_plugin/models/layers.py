@@ -10,10 +10,11 @@ from fairseq.modules.quant_noise import quant_noise
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import nn
 
+from lightconv_plugin.models.token_mixers import build_mixer
 from lightconv_plugin.modules.linear import Linear
-from lightconv_plugin.modules.mixers import MixerSpec, build_mixer
+from lightconv_plugin.modules.mixers import MixerSpec
 
-# Graphs that a layer's code may have: one for each kind of mixer, kernel size, type, … of all layers of a process.
+# How many graphs a layer may compile to: one per mixer, kernel size, dtype … in a process.
 _GRAPHS = 64
 
 
@@ -86,7 +87,7 @@ class MixerDecoderLayer(_MixerLayer, TransformerDecoderLayerBase):
 def move_to_end(module: nn.Module, *names: str) -> None:
     """Gives the parameters the order they have in fairseq's own LightConv.
 
-    An optimizer's saved state goes by that order: with another one, a training that fairseq began could not go on here.
+    An optimizer's saved state depends on that order: with another, a training begun by fairseq could not resume.
     """
     for name in names:
         module._modules[name] = module._modules.pop(name)
@@ -96,5 +97,5 @@ def wrap_layer(layer: nn.Module, cfg) -> nn.Module:
     """Activation checkpointing and FSDP around a layer, where the configuration asks for them."""
     if cfg.checkpoint_activations:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-    # A checkpointed layer is always an FSDP unit of its own: its recomputation must not gather its neighbours.
+    # A checkpointed layer is always its own FSDP unit: recomputing it must not gather its neighbours.
     return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)

@@ -1,25 +1,52 @@
-"""Token mixers as nn.Modules, and the block that makes one of them a drop-in for self-attention."""
+"""Plain torch: token mixers, the block and layers around them, and whole models (no fairseq).
 
-import fairseq  # noqa: F401 (first of all: it registers the models, which import the modules below)
+from lightconv_plugin.modules import EncoderDecoder, ModelConfig
+"""
 
+from lightconv_plugin.modules.attention import EncoderAttention, SelfAttention
 from lightconv_plugin.modules.block import ConvBlock
+from lightconv_plugin.modules.config import AdaptiveInputConfig, AdaptiveSoftmaxConfig, ModelConfig, StackConfig
 from lightconv_plugin.modules.convolutions import DepthwiseConv, DynamicConv, LightweightConv
+from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.full_convolution import FullConv
+from lightconv_plugin.modules.layer import Layer
 from lightconv_plugin.modules.linear import Linear
 from lightconv_plugin.modules.mixers import MIXERS, MixerSpec, build_mixer
 from lightconv_plugin.modules.talk import TaLKConv
-from lightconv_plugin.modules.window_attention import WindowAttention
+from lightconv_plugin.modules.transformer import (
+    Decoder,
+    DecoderState,
+    Encoded,
+    Encoder,
+    EncoderDecoder,
+    LanguageModel,
+    build_model,
+)
 
 __all__ = [
     "MIXERS",
+    "AdaptiveInputConfig",
+    "AdaptiveSoftmaxConfig",
     "ConvBlock",
+    "Decoder",
+    "DecoderState",
     "DepthwiseConv",
+    "Dropout",
     "DynamicConv",
+    "Encoded",
+    "Encoder",
+    "EncoderAttention",
+    "EncoderDecoder",
     "FullConv",
+    "LanguageModel",
+    "Layer",
     "LightweightConv",
     "Linear",
     "MixerSpec",
+    "ModelConfig",
+    "SelfAttention",
+    "StackConfig",
     "TaLKConv",
-    "WindowAttention",
     "build_mixer",
+    "build_model",
 ]

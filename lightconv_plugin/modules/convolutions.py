@@ -8,10 +8,10 @@ All answer one interface, which is all that the block around them knows:
 """
 
 import torch
-from fairseq.modules.fairseq_dropout import FairseqDropout
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
+from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import Linear
 
 
@@ -41,17 +41,12 @@ class _Convolution(nn.Module):
         self.padding_l = padding_l
         self.num_heads = num_heads
         self.normalize = normalize
-        # FairseqDropout rather than a number: --retain-dropout can keep it on at inference.
-        self.weight_dropout_module = FairseqDropout(weight_dropout, module_name=self.__class__.__name__)
+        # A module rather than a number: fairseq's --retain-dropout can keep it on at inference.
+        self.weight_dropout_module = Dropout(weight_dropout, module_name=type(self).__name__)
         self.conv_bias = nn.Parameter(torch.zeros(channels)) if conv_bias else None
 
-    @property
-    def _dropout(self) -> float:
-        module = self.weight_dropout_module
-        return module.p if module.training or module.apply_during_inference else 0.0
-
     def _options(self) -> dict:
-        return {"normalize": self.normalize, "dropout": self._dropout, "bias": self.conv_bias}
+        return {"normalize": self.normalize, "dropout": self.weight_dropout_module.rate, "bias": self.conv_bias}
 
     def _check_causal(self) -> None:
         if self.padding_l != self.kernel_size - 1:
@@ -96,9 +91,9 @@ class LightweightConv(_Convolution):
 
 
 class DepthwiseConv(LightweightConv):
-    """Depthwise convolution: a filter of its own for every channel, not normalised (Wu et al. 2019, equation 3).
+    """Depthwise convolution: a separate filter for each channel, not normalised (Wu et al. 2019, equation 3).
 
-    The arguments are LightweightConv's without num_heads: every channel is a head of its own.
+    The arguments are LightweightConv's without num_heads: each channel is its own head.
 
     Parameters: weight (C,1,K); conv_bias (C,) where asked for.
     """

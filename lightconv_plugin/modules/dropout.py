@@ -1,33 +1,49 @@
-"""fairseq's dropout, by the plugin's own operator on a CPU."""
+"""Dropout by the native operator on a CPU."""
 
 import torch
-from fairseq.modules.fairseq_dropout import FairseqDropout
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import backends
 
 
-class Dropout(FairseqDropout):
-    """As FairseqDropout. On a CPU with native kernels the mask costs a fraction of torch's, which asks a generator for
-    every element. Elsewhere, and in a graph that is being traced, it is torch's own.
+class Dropout(nn.Module):
+    """Dropout that can stay on at inference.
+
+    On a CPU with native kernels the mask costs a fraction of torch's, which asks a generator for every element.
+    Elsewhere, and in a graph that is being traced, it is torch's own.
+
+    Args:
+        p: probability with which an element is dropped.
+        module_name: the name that fairseq's --retain-dropout-modules selects it by.
+
+    Attributes:
+        apply_during_inference: drop in evaluation mode too.
     """
+
+    def __init__(self, p: float, module_name: str | None = None):
+        super().__init__()
+        self.p = p
+        self.module_name = module_name
+        self.apply_during_inference = False
+
+    @property
+    def rate(self) -> float:
+        """The probability in force: 0 in evaluation mode, unless dropout is to stay on."""
+        return self.p if self.training or self.apply_during_inference else 0.0
 
     def forward(self, x: Tensor, inplace: bool = False) -> Tensor:
         """x of any shape → x with elements dropped, where dropout is on; `inplace` allows x to be overwritten."""
-        active = self.p > 0 and (self.training or self.apply_during_inference)
-        if active and self.p < 1 and self._native(x):
+        if not self.rate:
+            return x
+        if self.p < 1 and self._native(x):
             return ops.dropout(x, self.p)
-        return super().forward(x, inplace)
+        return F.dropout(x, p=self.p, training=True, inplace=inplace)
 
     @staticmethod
     def _native(x: Tensor) -> bool:
         return x.device.type == "cpu" and not torch.compiler.is_compiling() and backends.backend("cpu") == "cpu"
 
-
-def replace_dropout(module: nn.Module) -> None:
-    """Every FairseqDropout below `module` becomes a `Dropout` of the same probability and name, in place."""
-    for parent in list(module.modules()):
-        for name, child in parent.named_children():
-            if type(child) is FairseqDropout:
-                setattr(parent, name, Dropout(child.p, child.module_name))
+    def extra_repr(self) -> str:
+        return f"p={self.p}"

@@ -2,8 +2,9 @@
 
 import torch
 import torch.nn.functional as F
-from fairseq.modules.fairseq_dropout import FairseqDropout
 from torch import Tensor, nn
+
+from lightconv_plugin.modules.dropout import Dropout
 
 
 class FullConv(nn.Module):
@@ -38,7 +39,7 @@ class FullConv(nn.Module):
         self.kernel_size = kernel_size
         self.padding_l = padding_l
         self.glu = glu
-        self.weight_dropout_module = FairseqDropout(weight_dropout, module_name=self.__class__.__name__)
+        self.weight_dropout_module = Dropout(weight_dropout, module_name=type(self).__name__)
         self.weight = nn.Parameter(torch.empty(channels * (2 if glu else 1), channels, kernel_size))
         self.bias = nn.Parameter(torch.zeros(self.weight.shape[0]))
         nn.init.xavier_uniform_(self.weight)

@@ -1,16 +1,15 @@
 """Token mixers by name: which one a layer has, with what geometry."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
+from lightconv_plugin.modules.attention import SelfAttention
 from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.convolutions import DepthwiseConv, DynamicConv, LightweightConv
 from lightconv_plugin.modules.full_convolution import FullConv
 from lightconv_plugin.modules.talk import TaLKConv
-from lightconv_plugin.modules.window_attention import WindowAttention
+from lightconv_plugin.ops import NORMALIZATIONS
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class MixerSpec:
     num_heads: heads that share a filter or an offset ("lightweight", "dynamic", "talk"), or of attention.
     weight_dropout: DropConnect of the filter; for "talk" the dropout of the offsets.
     normalize: how the filters of "lightweight" and "dynamic" are normalised, one of ops.NORMALIZATIONS.
-    attention_dropout: of "window_attention"'s weights ("attention" takes fairseq's configuration).
+    attention_dropout: of the weights of "attention" and "window_attention".
     causal: a decoder's: the last tap is the current token. Else centred; an even kernel reaches one token further to
         the right than to the left.
     zero_pads: see ConvBlock.
@@ -38,8 +37,22 @@ class MixerSpec:
     weight_dropout: float
     normalize: str
     attention_dropout: float
-    causal: bool
-    zero_pads: bool
+    causal: bool = False
+    zero_pads: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kind not in MIXERS:
+            raise ValueError(f"kind must be one of {', '.join(MIXERS)}, got {self.kind!r}")
+        if self.normalize not in NORMALIZATIONS:
+            raise ValueError(f"normalize must be one of {', '.join(NORMALIZATIONS)}, got {self.normalize!r}")
+        for name in ("kernel_size", "conv_dim", "num_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("input_dropout", "weight_dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        if self.kind in HEADED and self.conv_dim % self.num_heads:
+            raise ValueError(f"num_heads must divide conv_dim = {self.conv_dim}, got {self.num_heads}")
 
     @property
     def padding_l(self) -> int:
@@ -86,27 +99,30 @@ HEADED = ("lightweight", "dynamic", "talk")
 
 
 def build_mixer(
-    spec: MixerSpec, embed_dim: int, build_attention: Callable[[], nn.Module], *, q_noise: float, qn_block_size: int
+    spec: MixerSpec,
+    embed_dim: int,
+    *,
+    block: type[ConvBlock] = ConvBlock,
+    attention: type[SelfAttention] = SelfAttention,
 ) -> nn.Module:
-    """The module a fairseq Transformer layer takes as its `self_attn`; `build_attention` makes fairseq's own."""
-    if spec.kind == "attention":
-        return build_attention()
-    noise: dict[str, Any] = {"q_noise": q_noise, "qn_block_size": qn_block_size}
-    if spec.kind == "window_attention":
-        return WindowAttention(
+    """The token mixer of a layer over `embed_dim` channels.
+
+    `block` and `attention` are the classes to make: those of this package, or fairseq's side's that answer its calls.
+    """
+    if spec.kind in ("attention", "window_attention"):
+        windowed = spec.kind == "window_attention"
+        return attention(
             embed_dim,
             spec.num_heads,
-            left=spec.padding_l,
-            right=spec.kernel_size - 1 - spec.padding_l,
+            left=spec.padding_l if windowed else None,
+            right=spec.kernel_size - 1 - spec.padding_l if windowed else 0 if spec.causal else None,
             dropout=spec.attention_dropout,
-            **noise,
         )
-    return ConvBlock(
+    return block(
         embed_dim,
         _CONVOLUTIONS[spec.kind](spec),
         glu=spec.glu,
         project=spec.kind != "conv",
         input_dropout=spec.input_dropout,
         zero_pads=spec.zero_pads,
-        **noise,
     )

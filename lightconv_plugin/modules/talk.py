@@ -1,10 +1,10 @@
 """TaLK convolutions as a module: the parameters around `ops.talkconv`."""
 
 import torch
-from fairseq.modules.fairseq_dropout import FairseqDropout
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
+from lightconv_plugin.modules.dropout import Dropout
 
 
 class TaLKConv(nn.Module):
@@ -34,7 +34,7 @@ class TaLKConv(nn.Module):
         self.max_left = max_left
         self.max_right = max_right
         self.num_heads = num_heads
-        self.weight_dropout_module = FairseqDropout(weight_dropout, module_name=self.__class__.__name__)
+        self.weight_dropout_module = Dropout(weight_dropout, module_name=type(self).__name__)
         # Not the Xavier initialisation of the other Linears: this is that of the published models.
         self.offsets = nn.Linear(channels, num_heads * (2 if max_right else 1))
 

@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from lightconv_plugin.report import paper, plots
+from lightconv_plugin.report import plots
 from lightconv_plugin.report.kernels import Layer
 from lightconv_plugin.report.loading import Sentence
 from lightconv_plugin.report.runs import Run
 from lightconv_plugin.report.scores import MEASURES
 from lightconv_plugin.report.translate import Group, differences
+from lightconv_plugin.scoring import paper
 
 
 @dataclass

@@ -1,1 +1,1 @@
-"""BLEU, chrF, ROUGE, perplexity, significance, and fairseq's logs they are read from."""
+"""BLEU, chrF, ROUGE, perplexity, significance, fairseq's logs they are read from, and the scores of the papers."""

@@ -14,7 +14,6 @@ from lightconv_plugin.scoring.generate_log import Generated
 from lightconv_plugin.scoring.rouge import RougeReport, rouge
 from lightconv_plugin.scoring.significance import SAMPLES, compare, read_other
 
-METRICS = ("bleu", "rouge")
 _FACTS = {"parameters": "parameters = {:,}", "sentences_per_second": "speed = {:.2f} sentences/s"}
 
 

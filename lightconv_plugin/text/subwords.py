@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Literal, cast
 
+Subwords = Literal["bpe", "sentencepiece", "words"]
 MARKS = {"bpe": "@@", "sentencepiece": "\u2581"}
 """By which a dictionary shows its kind of subwords: at the end of a piece that goes on, at the beginning of a word."""
 
 _CACHED_WORDS = 1_000_000  # in each process; subword-nmt itself would keep every different word of the text
 
 
-def kind_of(pieces: Iterable[str]) -> str:
+def kind_of(pieces: Iterable[str]) -> Subwords:
     """ "bpe", "sentencepiece" or "words": what the entries of a dictionary are.
 
     Of entries with a mark there may be a few in any dictionary, as words of web text: one in a hundred is needed.
@@ -22,7 +24,7 @@ def kind_of(pieces: Iterable[str]) -> str:
         marked["bpe"] += piece.endswith(MARKS["bpe"]) and len(piece) > len(MARKS["bpe"])
         marked["sentencepiece"] += piece.startswith(MARKS["sentencepiece"])
     kind = max(marked, key=marked.__getitem__)
-    return kind if marked[kind] * 100 >= max(total, 1) else "words"
+    return cast(Subwords, kind) if marked[kind] * 100 >= max(total, 1) else "words"
 
 
 def bpe_encoder(codes: Path) -> Callable[[str], str]:

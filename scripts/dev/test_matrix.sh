@@ -8,6 +8,7 @@
 #   --only      some of the environments:
 #                 py3.10          fairseq 0.12.2,  the pinned torch      py3.11-oldest   fairseq-fixed, torch 2.6.0
 #                 py3.11, py3.12  fairseq-fixed,   the pinned torch      py3.12-newest   fairseq-fixed, the newest torch
+#                 py3.11-alone    no fairseq: operators, modules, exported models and Hugging Face's classes
 #   --add       one more, with a version of torch, "pinned" or "newest", as in --add mine:3.12:2.9.1
 #   --all       scripts/test.sh whole, a quarter of an hour each. Without it what reads interfaces of torch and fairseq
 #               that change, half as long: fairseq's patches, configurations, models, modules, torch.library, decoding,
@@ -22,12 +23,18 @@ source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 environments=(
     py3.10:3.10:pinned py3.11:3.11:pinned py3.12:3.12:pinned py3.11-oldest:3.11:2.6.0 py3.12-newest:3.12:newest
+    py3.11-alone:3.11:without-fairseq
 )
 subset=(
     tests/compat tests/recipes/test_configs.py tests/models tests/modules tests/ops/test_registration.py
     tests/generation/test_models.py tests/generation/test_translator.py tests/checkpoints/test_average.py
     tests/checkpoints/test_convert.py tests/recipes/training/test_training.py tests/recipes/training/test_train_distributed.py
     tests/robustness/test_golden.py tests/robustness/test_wrong_configurations.py
+)
+
+# What runs without fairseq; tests that need it are skipped.
+alone=(
+    tests/ops tests/modules tests/text tests/hf tests/deployment tests/checkpoints tests/generation
 )
 
 folder='' only='' all='' interpreters=()
@@ -99,7 +106,11 @@ one() {
         result=$(printf '%s\t-\t-\t-\tno Python %s: install it, or name it by --python %s=…' "$2" "$2" "$2")
         status=1
     else
-        [[ $3 == pinned ]] || options=(--torch "$3")
+        case $3 in
+            pinned) ;;
+            without-fairseq) options=(--without-fairseq) ;;
+            *) options=(--torch "$3") ;;
+        esac
         say "$name: set-up ($folder/$name.setup.log)"
         if ! PYTHON=$python "$SCRIPTS/setup.sh" --venv "$venv" "${options[@]}" >"$folder/$name.setup.log" 2>&1; then
             result=$(printf '%s\t-\t%s\t-\tnot installed: %s' "$2" "$3" "$(tail -n 1 "$folder/$name.setup.log")")
@@ -107,6 +118,7 @@ one() {
         else
             say "$name: tests ($folder/$name.log)"
             [[ $all ]] || tests=("${subset[@]}")
+            [[ $3 != without-fairseq ]] || tests=("${alone[@]}")
             LIGHTCONV_PYTHON=$venv/bin/python "$SCRIPTS/test.sh" -q "${tests[@]}" >"$folder/$name.log" 2>&1 || status=1
             counts=$(tail -n 1 "$folder/$name.log" | tr -d '=')
             [[ $counts == *passed* || $counts == *failed* ]] || counts="did not run: $counts"

@@ -1,13 +1,17 @@
 """Runs benchmarks/gpu.sh and gpu_fairseq.sh where there is no GPU: a stand-in takes Python's place."""
 
 import json
+import multiprocessing
 import os
 import shlex
 import subprocess
 import sys
 import textwrap
+from multiprocessing import spawn
 
 import pytest
+
+from tests.warm_python import warm_python
 
 STAND_IN = """\
     #!/bin/bash
@@ -42,6 +46,15 @@ RESULT = {
         }
     ],
 }
+
+
+@pytest.fixture(scope="module")
+def warm_processes():
+    """Those that the benchmarks start for a model, or a group of sources, have imported fairseq."""
+    before = spawn.get_executable()
+    multiprocessing.set_executable(warm_python())
+    yield
+    multiprocessing.set_executable(before)
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from tests.generation import translation_toys as toys
 SMALL = systems.sized(systems.PRESETS["iwslt_de_en"], True, None, None)
 CPU = torch.device("cpu")
 
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
 
 def run(capsys, *arguments):
     status = report.run(lambda: generation.main([str(argument) for argument in arguments]))

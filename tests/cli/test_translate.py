@@ -15,6 +15,7 @@ from lightconv_plugin.cli import main, translate
 from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.generation.translator import Hypothesis, Translation, Translator
 from tests.generation import translation_toys as toys
+from tests.warm_python import warm_python
 
 LINES = toys.lines(9, seed=21)
 BAD = [LINES[0].encode(), b"gr\xfcn", b"", b"a\0b", b"a " * 64, LINES[1].encode()]
@@ -142,7 +143,7 @@ def test_a_reader_that_leaves_is_no_error(made, repository):
     """As `lightconv translate … | head -1`: no traceback."""
     script = (
         "set -o pipefail; yes 'Zwei Hunde' | head -20000 |"
-        f" {shlex.quote(sys.executable)} -m lightconv_plugin translate --path '{made[1]}'"
+        f" {shlex.quote(warm_python())} -m lightconv_plugin translate --path '{made[1]}'"
         " --max-len-b 2 --beam 1 --buffer 1"
         " | head -1"
     )
@@ -179,10 +180,10 @@ def test_options_reach_the_translator(made, monkeypatch, run):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["--nbest", 6], "--nbest 6 is more than --beam 5"),
+        (["--nbest", 6], "--nbest must be in 1 … --beam = 5, got 6"),
         (["--input", "nowhere.txt"], "--input: no such file: nowhere.txt"),
         (["--output", "no/such/folder/out.txt"], "there is no folder"),
-        (["--path", "nowhere.pt"], "no such checkpoint: nowhere.pt"),
+        (["--path", "nowhere.pt"], "no such checkpoint or exported directory: nowhere.pt"),
         (["--bpe-codes", "nowhere"], "--bpe-codes: no such file: nowhere"),
         (["--data", "nowhere"], "no dictionaries (dict.XX.txt) in nowhere: give their folder as --data"),
         (["--min-len", -1], "--min-len must be a whole number of at least 0"),
@@ -225,3 +226,58 @@ def test_without_fairseq_the_command_says_what_is_missing(monkeypatch, run):
     status, _, err = run(b"")
     assert status == 2
     assert err == "lightconv translate: error: fairseq is not installed: pip install 'lightconv-plugin[fairseq]'\n"
+
+
+def test_scores_of_given_translations(run, best, tmp_path):
+    reference = tmp_path / "ref.txt"
+    reference.write_bytes(encoded([best[0], "", "Two men", b"\xff\n"]))
+    content = encoded([LINES[0], "", LINES[1], LINES[2]])
+    status, out, err = run(content, "--score", reference, "--buffer", 3)
+    scores = out.split("\n")[:-1]
+    assert status == 1 and scores[1] == scores[3] == "" and max(float(scores[0]), float(scores[2])) < 0
+    assert err.splitlines() == [
+        "lightconv translate: line 4 left empty: the reference is not UTF-8: byte 0xff at 1",
+        "lightconv translate: 1 of 4 lines could not be scored",
+    ]
+    rows = run(content, "--score", reference, "--scores")[1].split("\n")
+    assert rows[:3] == [f"{scores[0]}\t{best[0]}", "\t", f"{scores[2]}\tTwo men"]
+    status, _, err = run(encoded(LINES), "--score", reference)
+    assert status == 2 and f"--score {reference} has 4 lines, the input has more" in err
+    status, _, err = run(encoded(LINES[:3]), "--score", reference, "--buffer", 2)
+    assert status == 2 and f"--score {reference} has more lines than the input, which has 3" in err
+
+
+def test_running_text(run, made):
+    pytest.importorskip("sentencex")
+    sentences = ["Zwei Hunde.", "Wir sehen das Haus!"]
+    one, two = (translation.text for translation in Translator(made[1], max_len_b=20).translate(sentences))
+    content = f"{' '.join(sentences)}\n\nGr".encode() + b"\xfcn. Zwei Hunde."
+    status, out, err = run(content, "--split", "sentences", "--buffer", 2)
+    assert (status, out) == (1, f"{one} {two}\n\n{one}\n")
+    assert err.splitlines() == [
+        "lightconv translate: line 3, a sentence left out: not UTF-8: byte 0xfc at 3",
+        "lightconv translate: 1 of 5 sentences could not be translated",
+    ]
+
+
+def test_verbose_says_the_type_and_the_speed(run):
+    status, _, err = run(encoded(LINES[:2]), "--verbose")
+    said = err.splitlines()
+    assert status == 0 and len(said) == 2 and said[0].startswith("lightconv translate: float32: ")
+    assert said[1].startswith("lightconv translate: 2 lines, ") and said[1].endswith(" tokens/s")
+    assert "int8: as asked for" in run(encoded(LINES[:1]), "--verbose", "--dtype", "int8")[2]
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--split", "sentences", "--scores"], "--nbest, --scores and --score are not valid"),
+        (["--score", "ref.txt", "--nbest", 2], "--score scores one translation of each line: --nbest is not valid"),
+        (["--score", "ref.txt", "--dtype", "int8"], "--score computes in float32: --dtype int8 is not valid"),
+        (["--score", "nowhere.txt"], "--score: no such file: nowhere.txt"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_does_not_go_together(arguments, said, run):
+    status, out, err = run(encoded(LINES), *arguments)
+    assert (status, out) == (2, "") and said in err and err.count("\n") == 1

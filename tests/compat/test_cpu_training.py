@@ -15,6 +15,7 @@ import lightconv_plugin.models  # noqa: F401 (the patches)
 from lightconv_plugin.checkpoints.loading import safe_torch_load
 from tests.compat.fairseq_runs import NO_GPU, PLUGIN, RECIPE, TRANSFORMER, TWO, check_needed, losses, train
 from tests.fairseq_cli import REPOSITORY, USER_DIR, run
+from tests.warm_python import warm_python
 
 
 @pytest.mark.long
@@ -48,7 +49,7 @@ def test_init_method_starts_all_workers(data, tmp_path):
 @pytest.mark.parametrize("skipped, trainings", [("", 1), ("processes_without_gpu", 2)])
 def test_torchrun(data, tmp_path, skipped, trainings):
     """Without processes_without_gpu each of the two workers trains alone."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     command += ["fairseq_cli.train", data, *PLUGIN, *TRANSFORMER, *RECIPE, "--no-save", "--max-update", 2]
     process = subprocess.run(
         [*map(str, command), "--ddp-backend", "legacy_ddp"],
@@ -98,8 +99,11 @@ def test_hydra_train_with_two_workers(data, tmp_path):
     }
     (tmp_path / "two.yaml").write_text(json.dumps(config))  # JSON is YAML
     command = [f"--config-dir={tmp_path}", "--config-name=two", f"hydra.run.dir={tmp_path}/hydra"]
+    # This process is a new one; those that it starts need not be.
+    program = f"import multiprocessing; multiprocessing.set_executable({warm_python()!r});"
+    program += "import lightconv_plugin, fairseq_cli.hydra_train as h; h.cli_main()"
     process = subprocess.run(
-        [sys.executable, "-c", "import lightconv_plugin, fairseq_cli.hydra_train as h; h.cli_main()", *command],
+        [sys.executable, "-c", program, *command],
         env={**os.environ, **NO_GPU, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,

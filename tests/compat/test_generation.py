@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ import lightconv_plugin.models  # noqa: F401 (the patches)
 from tests.compat.fairseq_runs import is_applied, unpatched
 from tests.fairseq_cli import REPOSITORY
 from tests.models.toys import dictionary
+from tests.warm_python import warm_python
 
 
 def test_last_batch():
@@ -101,7 +101,7 @@ def test_fairseq_alone_blocks_nothing():
     """Without repeated_ngrams --no-repeat-ngram-size does nothing on the CPU: so it is needed."""
     environment = {**os.environ, "LIGHTCONV_SKIP_PATCHES": "repeated_ngrams", "PYTHONPATH": str(REPOSITORY)}
     environment["CUDA_VISIBLE_DEVICES"] = ""
-    done = subprocess.run([sys.executable, "-c", BLOCK], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([warm_python(), "-c", BLOCK], env=environment, capture_output=True, text=True, timeout=300)
     needed = is_applied("repeated_ngrams")
     assert ("nothing is blocked" in done.stderr) == needed, done.stderr[-2000:]
     assert (done.returncode == 0) == (not needed)

@@ -3,7 +3,6 @@
 import os
 import pickle
 import subprocess
-import sys
 from importlib import metadata
 
 import pytest
@@ -16,6 +15,7 @@ from fairseq.modules import SinusoidalPositionalEmbedding
 import lightconv_plugin.models  # noqa: F401 (the patches)
 from tests.compat.fairseq_runs import is_applied
 from tests.fairseq_cli import REPOSITORY
+from tests.warm_python import warm_python
 
 
 def test_encoder_layer_takes_any_mixer_and_holds_no_copies():
@@ -60,7 +60,7 @@ torch.testing.assert_close(out, layer(x, None))
 def test_swish_is_a_function(skipped):
     """In fairseq's own layer; without the patch it makes a module of its input."""
     environment = {**os.environ, "LIGHTCONV_SKIP_PATCHES": skipped, "PYTHONPATH": str(REPOSITORY)}
-    result = subprocess.run([sys.executable, "-c", SWISH], env=environment, capture_output=True, text=True, timeout=300)
+    result = subprocess.run([warm_python(), "-c", SWISH], env=environment, capture_output=True, text=True, timeout=300)
     assert (result.returncode == 0) == (not skipped or not is_applied("swish_activation")), result.stderr[-2000:]
 
 

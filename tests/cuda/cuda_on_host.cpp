@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -129,7 +130,9 @@ std::size_t shared_bytes = 0;
 std::map<const void*, int> shared_allowed;
 cudaError_t last_error = cudaSuccess;
 
-bool same(const Site& a, const Site& b) {
+LIGHTCONV_HOST_OWN_MEMORY bool same(const Site& a, const Site& b) {
+  static_assert(sizeof(Site) == sizeof(void*));  // the address of what says where it is
+  if (std::bit_cast<const void*>(a) == std::bit_cast<const void*>(b)) return true;
   return a.line() == b.line() && a.column() == b.column() &&
          (a.file_name() == b.file_name() || !std::strcmp(a.file_name(), b.file_name()));
 }
@@ -301,13 +304,12 @@ void barrier(const Site& site) {
   back_to_scheduler();
 }
 
-void collective(const char* name, unsigned mask, Together together, Exchange* mine, const Site& site) {
+LIGHTCONV_HOST_OWN_MEMORY void collective(const char* name, unsigned mask, Together together, Exchange* mine, const Site& site) {
   Thread& me = threads[current];
   const int first = current - lane(), lanes_here = std::min(32, living - first);
-  const std::string call = name_of(me) + " calls " + name;
-  if (!(mask >> lane() & 1u)) fail(call + " with a mask that leaves it out, at " + where(site));
-  if (lanes_here < 32 && mask >> lanes_here)
-    fail(call + " with lanes in its mask that the block does not have, at " + where(site));
+  const auto complain = [&](const char* what) { fail(name_of(me) + " calls " + name + what + where(site)); };
+  if (!(mask >> lane() & 1u)) complain(" with a mask that leaves it out, at ");
+  if (lanes_here < 32 && mask >> lanes_here) complain(" with lanes in its mask that the block does not have, at ");
   me.state = State::at_collective;
   me.site = site;
   me.waits_for = name;
@@ -316,7 +318,8 @@ void collective(const char* name, unsigned mask, Together together, Exchange* mi
 
   bool complete = true;
   Exchange* lanes[32] = {};
-  for (int i = 0; i < lanes_here && complete; ++i) {
+  for (int n = 0; n < lanes_here && complete; ++n) {
+    const int i = order == Order::ascending ? lanes_here - 1 - n : n;  // those that come last first
     if (!(mask >> i & 1u)) continue;
     const Thread& other = threads[first + i];
     complete =

@@ -91,6 +91,9 @@ cudaError_t cudaPeekAtLastError();
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 
+// What is called most often, and touches no memory but the emulator's own: the sanitizers need not watch it.
+#define LIGHTCONV_HOST_OWN_MEMORY __attribute__((no_sanitize("address", "undefined")))
+
 namespace lightconv_host {
 
 using Site = std::source_location;

@@ -35,12 +35,12 @@ struct Fragments {
   bool bf16;
 };
 
-float element(std::uint32_t pair, int which, bool bf16) {
+LIGHTCONV_HOST_OWN_MEMORY float element(std::uint32_t pair, int which, bool bf16) {
   const auto half = static_cast<std::uint16_t>(pair >> (16 * which));
   return bf16 ? bfloat16_to_float(half) : half_to_float(half);
 }
 
-void multiply(Exchange* lanes[32], const Site& site) {
+LIGHTCONV_HOST_OWN_MEMORY void multiply(Exchange* lanes[32], const Site& site) {
   float a[16][16], b[16][8];
   const bool bf16 = static_cast<const Fragments*>(lanes[0]->in)->bf16;
   for (int l = 0; l < 32; ++l) {

@@ -78,7 +78,7 @@ def _compile(sources: Iterable[Path], folders: tuple[Path, ...], sanitize: bool 
 
 
 def _link(objects: list[Path], sanitize: bool = True) -> Path:
-    program = _cache() / (_digest(*(path.name for path in objects)) + ".run")
+    program = cache() / (digest(*(path.name for path in objects)) + ".run")
     return _made_once(program, [compiler(), *(SANITIZE if sanitize else []), *map(str, objects)])
 
 
@@ -92,12 +92,12 @@ def _object(gxx: str, flags: list[str], source: Path) -> Path:
     content = [Path(file).read_bytes() for file in files]
     # Folders differ between copies of the sources; what is in them counts.
     options = [flag for flag in flags if not flag.startswith("-I")]
-    target = _cache() / (_digest(_version(gxx), *options, *content) + ".o")
+    target = cache() / (digest(_version(gxx), *options, *content) + ".o")
     return _made_once(target, [gxx, *flags, "-c", *language])
 
 
 def _made_once(target: Path, command: list[str]) -> Path:
-    with _locked(target.with_suffix(".lock")):
+    with locked(target.with_suffix(".lock")):
         if target.exists():
             os.utime(target)
             return target
@@ -111,14 +111,15 @@ def _made_once(target: Path, command: list[str]) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 @functools.cache
-def _cache() -> Path:
+def cache() -> Path:
+    """The folder of what is compiled once, without what nobody has used for long."""
     folder = Path(tempfile.gettempdir()) / f"lightconv-cuda-on-host-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
@@ -140,12 +141,12 @@ def _version(gxx: str) -> str:
     return subprocess.run([gxx, "--version"], capture_output=True, text=True, check=True).stdout
 
 
-def _digest(*parts: str | bytes) -> str:
-    digest = hashlib.sha256()
+def digest(*parts: str | bytes) -> str:
+    hashed = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return digest.hexdigest()[:32]
+        hashed.update(len(data).to_bytes(8, "little") + data)
+    return hashed.hexdigest()[:32]
 
 
 def environment() -> dict[str, str]:

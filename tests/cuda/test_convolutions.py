@@ -1,4 +1,8 @@
-"""Forward and backward pass of both operators on the host against the reference in float64: sizes, types, options."""
+"""Forward and backward pass of both operators on the host against the reference in float64: sizes, types, options.
+
+Of the cases, every run takes those that have all pairs of settings (covering.py), `-m long` the others: they say again
+what the first have said, at greater length.
+"""
 
 import itertools
 
@@ -8,6 +12,7 @@ import torch
 from lightconv_plugin.ops.normalize import NORMALIZATIONS
 
 from .convolution_calls import Case, check
+from .covering import covering, marked
 
 OPERATORS = ("lightconv", "dynamicconv")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -167,14 +172,45 @@ def shapes():
         yield Case(operator, 45, 3, 2, 64, 31, 30, torch.float16, dropout=0.999)
 
 
-CASES = [*sizes(), *papers_sizes(), *options(), *short(), *wide(), *shapes()]
+def settings(case):
+    """What may decide the path that a case takes through the kernels."""
+    paddings = {case.size - 1: "causal", (case.size - 1) // 2: "centred", 0: "ahead"}
+    names = ("size", "per_head", "rows", "filters", "normalize", "bias", "lengths", "packed", "renorm", "glu")
+    return {
+        **{name: getattr(case, name) for name in (*names, "compute_capability")},
+        "kernel": (case.operator, case.dtype),
+        "padding": paddings.get(case.padding_l, "between"),
+        "dropped": case.dropout > 0,
+        "shorter than the filter": case.steps < case.size,
+    }
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+def products(case):
+    """Of a weight and a row, counting what a weight takes of its own."""
+    return case.steps * case.batch * case.channels * case.size * (1 + case.dynamic)
+
+
+CASES = [*sizes(), *papers_sizes(), *options(), *short(), *wide()]
+EVERY_RUN = covering(CASES, settings, products)
+CHOSEN = [*marked(CASES, EVERY_RUN), *shapes()]
+
+
+def test_every_run_has_all_pairs_of_settings():
+    def pairs(cases):
+        return {pair for case in cases for pair in itertools.combinations(sorted(settings(case).items()), 2)}
+
+    chosen = [CASES[i] for i in EVERY_RUN]
+    assert pairs(chosen) == pairs(CASES) and len(chosen) < len(CASES) / 2
+    assert {(case.operator, case.dtype, case.size) for case in chosen} >= set(
+        itertools.product(OPERATORS, DTYPES, (3, 7, 15, 31, 63))
+    )
+
+
+@pytest.mark.parametrize("case", CHOSEN, ids=str)
 def test_forward(on_host, case):
     check(case, "forward", on_host, ("out",))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CHOSEN, ids=str)
 def test_backward(on_host, case):
     check(case, "backward", on_host, ("dx", "dweight"))

@@ -7,6 +7,10 @@ import subprocess
 
 import pytest
 
+from lightconv_plugin.files import atomic_write
+
+from . import host
+
 # One architecture takes about 40 s on two cores. LIGHTCONV_TEST_CUDA_ARCHS="75 80 86 90 100 120" takes all.
 ARCHITECTURES = os.environ.get("LIGHTCONV_TEST_CUDA_ARCHS", "90").split()
 
@@ -22,11 +26,25 @@ def nvcc():
         pytest.skip("no nvcc: the kernels cannot be compiled for a device")
 
 
+def table_of(repository, architecture):
+    """What the script prints for the kernels. As the host's objects, it is made once for sources, script and nvcc."""
+    version = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
+    files = [*(path for path in host.SOURCES.rglob("*") if path.is_file()), repository / "scripts/dev/cuda_report.sh"]
+    content = [part for path in sorted(files) for part in (path.name, path.read_bytes())]
+    kept = host.cache() / (host.digest(version, architecture, *content) + ".table")
+    with host.locked(kept.with_suffix(".lock")):
+        if not kept.exists():
+            result = report(repository, "--arch", architecture)
+            assert result.returncode == 0, result.stderr + result.stdout
+            with atomic_write(kept) as file:
+                file.write(result.stdout)
+        os.utime(kept)
+        return kept.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kernels_compile_without_spills(repository, nvcc, architecture):
-    result = report(repository, "--arch", architecture)
-    assert result.returncode == 0, result.stderr + result.stdout
-    table = [line.split(maxsplit=5) for line in result.stdout.splitlines()[1:]]
+    table = [line.split(maxsplit=5) for line in table_of(repository, architecture).splitlines()[1:]]
     assert all(row[0] == architecture and 0 < int(row[1]) <= 255 and row[2] == "0" for row in table)
     named = ("forward_kernel<float", "input_gradient_kernel<__half", "band::forward_kernel<__nv_bfloat16>")
     for kernel in (*named, "talk_forward_kernel<float", "talk_dx_kernel<__half", "band::talk_kernel<__nv_bfloat16"):

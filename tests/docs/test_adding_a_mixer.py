@@ -3,11 +3,11 @@
 import os
 import shutil
 import subprocess
-import sys
 
 import pytest
 
 from tests.docs.pages import blocks
+from tests.warm_python import warm_python
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def checkout(repository, tmp_path_factory):
 def run(checkout, *arguments):
     environment = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=checkout, env=environment, capture_output=True, text=True, timeout=300
+        [warm_python(), "-m", *arguments], cwd=checkout, env=environment, capture_output=True, text=True, timeout=300
     )
 
 

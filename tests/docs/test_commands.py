@@ -8,7 +8,6 @@ import ast
 import re
 import shlex
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +16,14 @@ import pytest
 from lightconv_plugin.cli import main
 from lightconv_plugin.paths import configs_dir
 from tests.docs.pages import Block, blocks
+from tests.warm_python import warm_python
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 README = REPOSITORY / "README.md"
 TUTORIAL = REPOSITORY / "docs" / "tutorial.md"
 PAGES = [README, REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 # Cheap enough to be run below.
+USER_DIR = shlex.quote(str(REPOSITORY / "lightconv_plugin"))
 RUN = ("lightconv doctor", "lightconv doctor --verbose", "lightconv user-dir")
 # A path of the checkout in a page's text.
 PATH = re.compile(r"`((?:benchmarks|configs|cpu|cuda|docs|lightconv_plugin|scripts|tests)/[\w./*-]+)")
@@ -50,7 +51,7 @@ def commands_of(block: Block) -> list[Command]:
         code, _, comment = line.partition(" #") if not line.startswith("#") else ("", "", line)
         needs = re.search(r"needs: ([^.]*)", comment)
         needs = needs[1] if needs else of_block[1] if of_block else ""
-        for part in code.replace('"$(lightconv user-dir)"', str(REPOSITORY / "lightconv_plugin")).split("&&"):
+        for part in code.replace('"$(lightconv user-dir)"', USER_DIR).split("&&"):
             words = [word for word in shlex.split(part) if word != "…"]
             for sign in "<", ">":
                 while sign in words:
@@ -161,7 +162,7 @@ def test_a_command_of_readme_or_tutorial_is_run_or_says_what_it_needs(command):
 @pytest.mark.parametrize("command", ["lightconv --help", *RUN])
 def test_cheap_commands_run(command):
     done = subprocess.run(
-        [sys.executable, "-m", "lightconv_plugin", *command.split()[1:]],
+        [warm_python(), "-m", "lightconv_plugin", *command.split()[1:]],
         capture_output=True,
         text=True,
         timeout=300,

@@ -5,6 +5,9 @@ from functools import cache
 
 import pytest
 import torch
+
+pytest.importorskip("fairseq")
+
 from fairseq import search as strategies
 
 from lightconv_plugin.generation import FastGenerator

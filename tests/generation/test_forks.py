@@ -112,7 +112,7 @@ def test_shared_or_not_the_translations_are_the_same(number):
     alone, shared = (FastGenerator([model], words, beam_size=3, max_len_b=8, processes=n) for n in (1, 3))
     batch = sample(number)
     equal(shared.generate([model], batch), alone.generate([model], batch))
-    assert (shared._forks is not None) == (number >= 4) and alone._forks is None
+    assert (shared._search._forks is not None) == (number >= 4) and alone._search._forks is None
     prefix = batch["net_input"]["src_tokens"][:, -2:-1]
     equal(
         shared.generate([model], batch, prefix_tokens=prefix, bos_token=5),
@@ -126,7 +126,7 @@ def test_they_see_weights_that_have_changed_after_refresh():
     model, words = toys.ours(), dictionary(toys.VOCABULARY)
     shared = FastGenerator([model], words, beam_size=2, max_len_b=8, processes=2)
     before = shared.generate([model], sample(6))
-    processes = pids(shared._forks)
+    processes = pids(shared._search._forks)
     with torch.no_grad():
         model.decoder.output_projection.weight.neg_()
     shared.refresh()
@@ -143,7 +143,7 @@ def test_the_number_of_processes_is_that_of_threads(monkeypatch):
     generator = FastGenerator([model], words, max_len_b=8)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     generator.generate([model], sample(4))
-    assert len(pids(generator._forks)) == 2
+    assert len(pids(generator._search._forks)) == 2
     generator.close()
     with pytest.raises(ValueError, match="processes must be at least 1, got 0"):
         FastGenerator([model], words, processes=0)
@@ -157,11 +157,11 @@ def test_a_translator_whose_process_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with Translator(path, max_len_b=20) as translator:
         assert [t.tokens for t in translator.translate(lines)] == [t.tokens for t in expected]
-        processes = pids(translator._searcher._generator._forks)
+        processes = pids(translator._searcher._search._forks)
         os.kill(processes[1], signal.SIGKILL)
         with pytest.raises(TranslationError, match="process 2 of 2 that search ended by signal 9; if memory ran out"):
             translator.translate(lines)
         assert not any(map(alive, processes))
         assert [t.tokens for t in translator.translate(lines)] == [t.tokens for t in expected]  # by others
-        processes = pids(translator._searcher._generator._forks)
+        processes = pids(translator._searcher._search._forks)
     assert not any(map(alive, processes))

@@ -78,3 +78,14 @@ def test_wrong_dtype():
         check_dtype("half")
     with pytest.raises(ValueError, match="needs a CPU"):
         PackedLinear(torch.empty(2, 2, device="meta"), None, "int8")
+
+
+def test_bfloat16_where_onednn_has_none_is_one_error(monkeypatch):
+    def refuse(weight):
+        raise RuntimeError("mkldnn_reorder_linear_weight: bf16 path needs the cpu support avx_ne_convert or avx512bw")
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", refuse)
+    with pytest.raises(ValueError, match='dtype "bfloat16" needs a CPU with AVX-512: use "float32" or "int8"'):
+        PackedLinear.of(nn.Linear(256, 256), dtype="bfloat16")
+    with pytest.raises(RuntimeError, match="bf16 path needs"):
+        PackedLinear.of(nn.Linear(256, 256))

@@ -4,10 +4,14 @@ from argparse import Namespace
 
 import pytest
 import torch
+
+pytest.importorskip("fairseq")
+
 from fairseq.models.transformer import TransformerModel, transformer_legacy
 from fairseq.modules.fairseq_dropout import FairseqDropout
 
 from lightconv_plugin.generation import StepModel, UnsupportedModelError
+from lightconv_plugin.models.plain import plain_model
 from lightconv_plugin.modules.mixers import MIXERS
 from lightconv_plugin.ops import NORMALIZATIONS
 from tests.generation import toys
@@ -147,7 +151,7 @@ def test_refused_transformers(reason):
     transformer_legacy.base_architecture(arguments)
     model = TransformerModel.build_model(arguments, task(dictionary(toys.VOCABULARY))).eval()
     with pytest.raises(UnsupportedModelError, match=reason):
-        StepModel(model)
+        StepModel(plain_model(model))
 
 
 def test_refuses_dropout_that_stays_on():
@@ -156,13 +160,13 @@ def test_refuses_dropout_that_stays_on():
         if isinstance(module, FairseqDropout):
             module.make_generation_fast_(name="", retain_dropout=True)
     with pytest.raises(UnsupportedModelError, match="retain_dropout"):
-        StepModel(model)
+        StepModel(plain_model(model))
 
 
 def test_refuses_other_layers():
     model = toys.ours()
     model.decoder.layers[1].fc1 = torch.nn.Sequential(model.decoder.layers[1].fc1)
     with pytest.raises(UnsupportedModelError, match="Sequential"):
-        StepModel(model)
+        StepModel(plain_model(model))
     with pytest.raises(UnsupportedModelError, match="Linear"):
-        StepModel(torch.nn.Linear(2, 2))
+        plain_model(torch.nn.Linear(2, 2))

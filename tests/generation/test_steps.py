@@ -3,8 +3,11 @@
 import pytest
 import torch
 
+pytest.importorskip("fairseq")
+
 from lightconv_plugin.generation import StepModel
 from lightconv_plugin.generation.beams import Beams
+from lightconv_plugin.models.plain import plain_model
 from lightconv_plugin.modules.mixers import MIXERS
 from tests.generation import toys
 
@@ -29,8 +32,8 @@ def test_steps_reorders_and_leaving_sentences(mixer, sentences, beam):
     """At random: hypotheses descend from others of their sentence, sentences leave and change places."""
     model = build(mixer)
     sample = toys.batch(sentences)["net_input"]
-    steps = StepModel(model)
-    state = steps.start(**sample, beam=beam)
+    steps = StepModel(plain_model(model))
+    state = steps.start(sample["src_tokens"], beam)
     alive = torch.arange(sentences)
     history = torch.full((sentences, 1, 1), 2)
     for time in range(7):
@@ -61,8 +64,8 @@ def test_lower_precision_is_close(mixer, dtype, tolerance):
     words = torch.randint(4, toys.VOCABULARY, (5, 6 * 3))
     logits = {}
     for kind in "float32", dtype:
-        steps = StepModel(model, kind)
-        state = steps.start(**sample, beam=3)
+        steps = StepModel(plain_model(model), kind)
+        state = steps.start(sample["src_tokens"], 3)
         logits[kind] = torch.stack([steps.step(state, row) for row in words])
     error = (logits[dtype] - logits["float32"]).square().mean().sqrt() / logits["float32"].std()
     assert 1e-5 < float(error) < tolerance

@@ -5,9 +5,13 @@ from argparse import Namespace
 
 import pytest
 import torch
+
+pytest.importorskip("fairseq")
+
 from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
 
 from lightconv_plugin.generation import FastGenerator
+from lightconv_plugin.generation import generator as generator_module
 from lightconv_plugin.generation.task import TranslationFastConfig, TranslationFastTask
 from tests import fairseq_cli
 from tests.generation import toys
@@ -87,3 +91,13 @@ def test_builds_the_generator_that_was_asked_for():
     aligned = task.build_generator(models, Namespace(print_alignment="hard"))
     assert type(aligned) is SequenceGeneratorWithAlignment
     assert type(task.build_generator(models, Namespace(), seq_gen_cls=SequenceGenerator)) is SequenceGenerator
+
+
+def test_auto_is_resolved_at_the_first_batch(monkeypatch, caplog):
+    monkeypatch.setattr(generator_module, "fastest_type", lambda models, device: ("int8", f"a test on {device}"))
+    generator = FastGenerator([toys.ours().eval()], dictionary(toys.VOCABULARY), dtype="auto", beam_size=2)
+    assert generator.dtype == "auto"
+    with caplog.at_level("INFO", logger=generator_module.__name__):
+        found = generator.generate([], toys.batch())
+    assert generator.dtype == generator._search.dtype == "int8" and len(found) == 5
+    assert "generation in int8: a test on cpu" in caplog.text

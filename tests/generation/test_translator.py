@@ -186,9 +186,9 @@ def test_words_of_the_text_are_never_fairseqs_own_symbols(checkpoints):
     """ "</s>" in a text is an unknown word, not the end of the sentence."""
     translator = Translator(checkpoints["dynamic"], tokenizer="none", bpe_codes="none", **SHORT)
     indices, problem = translator._indices("hund </s> <pad> <s> hund")
-    own = {translator._source.pad(), translator._source.bos(), translator._source.eos()}
+    own = {translator._opened.source.pad(), translator._opened.source.bos(), translator._opened.source.eos()}
     assert problem is None and len(indices) == 6 and not own & set(indices[:-1])
-    assert indices[-1] == translator._source.eos()
+    assert indices[-1] == translator._opened.source.eos()
 
 
 def test_unknown_words_are_written_as_asked(checkpoints):
@@ -216,11 +216,9 @@ def test_what_goes_wrong_with_a_batch_is_said(translator, checkpoints, monkeypat
     def fail(*arguments):
         raise error
 
-    monkeypatch.setattr(translator._searcher._generator, "generate", fail)
+    monkeypatch.setattr(translator._searcher._search, "search", fail)
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory")
-    with pytest.raises(
-        TranslationError, match=r"out of memory on a batch of 2 × \d+ pieces: reduce `batch_tokens`"
-    ):
+    with pytest.raises(TranslationError, match=r"out of memory on a batch of 2 × \d+ pieces: reduce `batch_tokens`"):
         translator.translate(["Hund", "Haus"])
     error = RuntimeError("a bug")
     with pytest.raises(RuntimeError, match="a bug"):

@@ -136,7 +136,7 @@ def test_a_second_checkpoint_with_other_dictionaries(made, tmp_path):
         file.write("another 1\n")
     path = toys.make_checkpoint(tmp_path / "other.pt", other)
     refused("other.pt has .* in its encoder", [made[1], path])
-    refused("`path` must name a checkpoint", [])
+    refused("`path` must name a model", [])
 
 
 def test_languages(made, tmp_path):
@@ -149,9 +149,9 @@ def test_languages(made, tmp_path):
 
 def test_what_is_no_checkpoint_of_a_translation_model(made, tmp_path):
     data, _ = made
-    refused("no such checkpoint: nowhere.pt", "nowhere.pt")
+    refused("no such checkpoint or exported directory: nowhere.pt", "nowhere.pt")
     (tmp_path / "text.pt").write_text("a text")
-    refused("no such checkpoint: nowhere.pt", [tmp_path / "text.pt", "nowhere.pt"])
+    refused("no such checkpoint or exported directory: nowhere.pt", [tmp_path / "text.pt", "nowhere.pt"])
     with pytest.raises(InputError, match=r"text\.pt"):
         Translator(tmp_path / "text.pt")
     torch.save({"weight": torch.ones(3)}, tmp_path / "tensors.pt")
@@ -164,7 +164,7 @@ def test_what_is_no_checkpoint_of_a_translation_model(made, tmp_path):
     path = toys.make_checkpoint(tmp_path / "other.pt", data, task={"_name": "translation_fast"})
     assert Translator(path).beam == 5
     path = toys.make_checkpoint(tmp_path / "other.pt", data, task={"_name": "translation_lev"})
-    refused("'translation_lev' has a search of its own", path)
+    refused("'translation_lev' uses its own search", path)
     path = toys.make_checkpoint(tmp_path / "other.pt", data, task={"_name": "denoising"})
     refused("task is 'denoising'", path)
 
@@ -194,7 +194,7 @@ def test_nothing_in_a_checkpoint_is_run(tmp_path):
         ({"min_len": 9, "max_len_b": 8}, "`min_len` must be at most `max_len_b` = 8, got 9"),
         ({"lenpen": float("nan")}, "`lenpen` must be a number, got nan"),
         ({"temperature": 0}, "`temperature` must be positive"),
-        ({"dtype": "float16"}, "`dtype` must be one of float32, bfloat16, int8, got 'float16'"),
+        ({"dtype": "float16"}, "`dtype` must be one of auto, float32, bfloat16, int8, got 'float16'"),
         ({"device": "tpu7"}, "`device` must be cpu, cuda or cuda:N, got 'tpu7'"),
         ({"device": "cuda:99"}, "`device` 'cuda:99' is not available"),
         ({"tokenizer": "perl"}, "`tokenizer` must be one of moses, none, got 'perl'"),

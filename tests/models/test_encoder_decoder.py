@@ -6,7 +6,7 @@ from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.sequence_generator import SequenceGenerator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightconv_plugin.modules.dropout import Dropout
+from lightconv_plugin.models.token_mixers import RetainableDropout as Dropout
 
 from .toys import batch, build, dictionary, task
 

@@ -4,7 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lightconv_plugin.modules import ConvBlock, DynamicConv, LightweightConv
+pytest.importorskip("fairseq")
+
+from lightconv_plugin.models.token_mixers import FairseqConvBlock as ConvBlock
+from lightconv_plugin.modules import DynamicConv, LightweightConv
 
 
 def block(kind=DynamicConv, *, glu=True, causal=True, kernel_size=5, **options):

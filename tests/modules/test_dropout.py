@@ -7,7 +7,8 @@ pytest.importorskip("fairseq")
 from fairseq.modules.fairseq_dropout import FairseqDropout
 from torch import nn
 
-from lightconv_plugin.modules.dropout import Dropout, replace_dropout
+from lightconv_plugin.models.token_mixers import RetainableDropout as Dropout
+from lightconv_plugin.models.token_mixers import replace_dropout
 from lightconv_plugin.ops import backends
 
 

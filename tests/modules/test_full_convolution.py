@@ -3,7 +3,10 @@
 import pytest
 import torch
 
-from lightconv_plugin.modules import ConvBlock, FullConv
+pytest.importorskip("fairseq")
+
+from lightconv_plugin.models.token_mixers import FairseqConvBlock as ConvBlock
+from lightconv_plugin.modules import FullConv
 
 
 def loop(conv: FullConv, x: torch.Tensor) -> torch.Tensor:

@@ -2,8 +2,11 @@
 
 import math
 
+import pytest
 import torch
 from torch import nn
+
+pytest.importorskip("fairseq")
 
 from lightconv_plugin.modules import DynamicConv, LightweightConv, Linear
 from tests.models.toys import build

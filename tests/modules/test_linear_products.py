@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+pytest.importorskip("fairseq")
+
 from lightconv_plugin.modules import linear
 from lightconv_plugin.modules.linear import Linear, replace_linear
 from tests.models.toys import batch, build

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+
+pytest.importorskip("fairseq")
+
 from fairseq.modules import MultiheadAttention
 
-from lightconv_plugin.modules import WindowAttention
+from lightconv_plugin.models.token_mixers import WindowAttention
 
 
 def attention(left: int, right: int, **options) -> WindowAttention:
@@ -65,7 +68,7 @@ def test_decoding_in_chunks_with_a_bounded_state(left, chunks):
         piece = slice(start, start + n)
         out.append(module(x[piece], key_padding_mask=pads[:, piece], incremental_state=state)[0])
         start += n
-        kept = module._get_input_buffer(state)["prev_key"].shape[2]
+        kept = module._get_input_buffer(state)["mixer_state"][0].shape[2]
         assert kept == min(start, left)
     words = ~pads.t()
     whole = module(x, key_padding_mask=pads)[0]

@@ -182,9 +182,7 @@ def test_a_failure_is_told_once_and_the_reference_computes(tmp_path):
     compiling, warning = err.splitlines()
     assert compiling == "lightconv_plugin: compiling the CPU kernels (once, about 30 s) ..."
     assert warning.startswith("the CPU kernels cannot be used: ") and "three" in warning
-    assert f"log: {out.strip()}" in warning and warning.endswith(
-        "Falling back to the reference, which is slower"
-    )
+    assert f"log: {out.strip()}" in warning and warning.endswith("Falling back to the reference, which is slower")
 
 
 def test_a_library_without_kernels_is_a_failure(plain):

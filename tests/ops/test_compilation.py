@@ -16,6 +16,7 @@ import torch
 
 from lightconv_plugin.ops import artifacts, compilation
 from lightconv_plugin.ops.artifacts import NativeError
+from tests.warm_python import PYTHON
 
 from .toy_libraries import BROKEN, PLAIN
 
@@ -115,7 +116,7 @@ def test_torch_in_a_path_with_spaces(plain):
     folder.mkdir()
     (folder / "torch").symlink_to(Path(torch.__file__).parent)
     path = os.pathsep.join([str(folder), str(Path(__file__).parents[2])])
-    out, _ = plain.run(f"print(torch.__file__); {BUILD}", PYTHONPATH=path)
+    out, _ = plain.run(f"print(torch.__file__); {BUILD}", python=PYTHON, PYTHONPATH=path)
     assert "site packages" in out.splitlines()[0] and Path(out.splitlines()[-1]).is_file()
 
 

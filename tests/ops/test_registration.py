@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightconv_plugin import ops
+from tests.warm_python import warm_python
 
 from .convolution_arguments import OPERATORS, arguments, gradients
 
@@ -115,7 +116,7 @@ def test_a_kernel_for_a_device_takes_precedence(operator):
         out.sum().backward()
         assert weight.grad.any() and not x.grad.any()  # the reference's backward pass: weights are zero
     """
-    _run(program)
+    _run(program, warm_python("torch"))
 
 
 # ------------------------------------------------------------------------------------------------ autograd
@@ -396,11 +397,11 @@ def test_compile_under_autocast(operator):
 # ------------------------------------------------------------------------------------------------ imports
 
 
-def _run(program):
-    """Run a program in a fresh interpreter at the checkout's root."""
+def _run(program, python=sys.executable):
+    """Run a program in an interpreter, by default a fresh one, at the checkout's root."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
+        [python, "-c", textwrap.dedent(program)],
         cwd=root,
         env=os.environ | {"PYTHONPATH": root},
         capture_output=True,

@@ -10,6 +10,7 @@ import pytest
 
 from lightconv_plugin.ops import artifacts, backends
 from tests import ROOT
+from tests.warm_python import warm_python
 
 # No torch in it, so that it compiles in no time; it has no kernels.
 PLAIN = 'extern "C" int lightconv_answer() { return 42; }\n'
@@ -78,7 +79,7 @@ class Toy:
         """All that is in the cache, hidden files too."""
         return sorted(str(path.relative_to(self.cache)) for path in self.cache.rglob("*"))
 
-    def start(self, program: str, root: Path = ROOT, **environment: str) -> subprocess.Popen:
+    def start(self, program: str, root: Path = ROOT, python: str | None = None, **environment: str) -> subprocess.Popen:
         """Run a program in a process that has these sources and this cache."""
         begin = f"""
             from pathlib import Path
@@ -89,7 +90,7 @@ class Toy:
             x, weight = torch.randn(5, 2, 6), torch.randn(3, 4)
         """
         return subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(begin) + textwrap.dedent(program)],
+            [python or warm_python("torch"), "-c", textwrap.dedent(begin) + textwrap.dedent(program)],
             env={**os.environ, "PYTHONPATH": str(root), "TORCH_EXTENSIONS_DIR": str(self.cache), **environment},
             cwd=self.folder,
             stdout=subprocess.PIPE,
@@ -110,6 +111,8 @@ def in_this_process(toy: Toy, monkeypatch) -> Toy:
     monkeypatch.setattr(artifacts, "PREBUILT", toy.folder / "prebuilt")
     monkeypatch.setattr(backends, "_decided", {})
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(toy.cache))
+    # What compiles has imported what it needs; the processes of test_backends.py begin without.
+    monkeypatch.setattr(sys, "executable", warm_python("torch.utils.cpp_extension"))
     monkeypatch.delenv("LIGHTCONV_BACKEND", raising=False)
     return toy
 

@@ -11,6 +11,7 @@ import torch
 
 from lightconv_plugin.cli import main
 from tests.ops.toy_libraries import BROKEN, TOY
+from tests.warm_python import warm_python
 
 REGISTERED = """
 import sys, argparse
@@ -33,15 +34,16 @@ FIRST_IMPORTS = [
 ]
 
 
-def start(*arguments, path, cwd, **environment):
+def start(*arguments, path, cwd, python=None, **environment):
+    """Python with these arguments, torch and nothing else imported; `python`: another interpreter."""
     environment = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(
-        [sys.executable, *map(str, arguments)], env=environment, cwd=cwd, capture_output=True, text=True
+        [python or warm_python("torch"), *map(str, arguments)], env=environment, cwd=cwd, capture_output=True, text=True
     )
 
 
-def python(*arguments, path, cwd, **environment):
-    done = start(*arguments, path=path, cwd=cwd, **environment)
+def python(*arguments, **options):
+    done = start(*arguments, **options)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout.strip()
 
@@ -94,12 +96,12 @@ def elsewhere(tmp_path):
 def test_user_dir_of_an_installed_copy(installed, elsewhere):
     user_dir = python("-m", "lightconv_plugin", "user-dir", path=installed, cwd=elsewhere)
     assert user_dir == str(installed / "lightconv_plugin")
-    assert python("-c", REGISTERED, user_dir, path=installed, cwd=elsewhere) == user_dir
+    assert python("-c", REGISTERED, user_dir, path=installed, cwd=elsewhere, python=warm_python()) == user_dir
 
 
 def test_a_checkout_given_by_user_dir_beside_an_installed_copy(installed, elsewhere, repository):
     checkout = str(repository / "lightconv_plugin")
-    assert python("-c", REGISTERED, checkout, path=installed, cwd=elsewhere) == checkout
+    assert python("-c", REGISTERED, checkout, path=installed, cwd=elsewhere, python=warm_python()) == checkout
 
 
 @pytest.mark.parametrize("first", FIRST_IMPORTS)
@@ -268,9 +270,8 @@ def test_kernels_that_do_not_compile_end_the_installation(source, tmp_path):
 )
 def test_setup_py_needs_torch_for_compiling_only(value, said, source, tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
-    done = start(
-        "setup.py", "-q", "build_py", "-d", tmp_path / "out", path=tmp_path, cwd=source, LIGHTCONV_PREBUILD=value
-    )
+    arguments = ("setup.py", "-q", "build_py", "-d", tmp_path / "out")
+    done = start(*arguments, path=tmp_path, cwd=source, python=sys.executable, LIGHTCONV_PREBUILD=value)
     if said is None:
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "out" / "lightconv_plugin" / "sources" / "cpu" / "toy.cpp").is_file()

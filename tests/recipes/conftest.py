@@ -4,21 +4,23 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
 
 from tests import ROOT
 from tests.recipes.reproduce.reproduction_world import templates, world  # noqa: F401  (fixtures)
+from tests.warm_python import warm_python
 
 
-def script_environment(**changes):
+def script_environment(python=None, **changes):
     """The environment of a script under test: this interpreter instead of a set-up of its own, one thread.
 
-    The plugin is this checkout's, as lib.sh has it: another one may be installed.
+    The plugin is this checkout's, as lib.sh has it: another one may be installed. `python` is `warm_python()` where it
+    is not given: a test that signals processes, or looks for them, gives `sys.executable`.
     """
     clean = {key: value for key, value in os.environ.items() if key != "PYTHON"}
-    return clean | {"LIGHTCONV_PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | changes
+    python = python or warm_python()
+    return clean | {"LIGHTCONV_PYTHON": python, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | changes
 
 
 def heed_ctrl_c():

@@ -246,8 +246,8 @@ def test_options_out_of_range_are_refused(option, capsys):
 def test_without_matplotlib_it_says_what_to_install(trained, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for name in ("assemble", "page", "plots"):  # to be imported anew
-        monkeypatch.delitem(sys.modules, f"lightconv_plugin.report.{name}")
-        monkeypatch.delattr(lightconv_plugin.report, name)
+        monkeypatch.delitem(sys.modules, f"lightconv_plugin.report.{name}", raising=False)
+        monkeypatch.delattr(lightconv_plugin.report, name, raising=False)
     assert report(trained.hybrid, "-o", tmp_path / "report.html") == 2
     assert "pip install 'lightconv-plugin[report]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -11,8 +11,9 @@ from lightconv_plugin.errors import InputError
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: report)")
 
-from lightconv_plugin.report import loading, paper, plots, runs, scores, translate
+from lightconv_plugin.report import loading, plots, runs, scores, translate
 from lightconv_plugin.report.kernels import Layer
+from lightconv_plugin.scoring import paper
 from tests.report.test_report_logs import Writer
 
 # ------------------------------------------------------------------------------------------------ folders

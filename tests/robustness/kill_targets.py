@@ -1,4 +1,4 @@
-"""What `torture.py` kills: averaging, the build of a library, each preparation, a training, a reproduction.
+"""What `torture.py` kills: averaging, exporting, the build of a library, each preparation, a training, a reproduction.
 
 Everything runs on the miniatures of the other tests, by the commands that a user gives.
 """
@@ -83,6 +83,28 @@ class Average(Work):
         return listing(place)
 
 
+class Export(Work):
+    """What `lightconv export` does once it has the model: a directory in the place of the one before."""
+
+    name, title = "export", "writing an exported model of 2 MB"
+
+    def build(self, world: Path) -> None:
+        (world / "model").mkdir()
+
+    def start(self, place: Path, log: Path, token: str) -> Process:
+        return Fork(self._export, place, log=log, token=token)
+
+    @staticmethod
+    def _export(place: Path) -> None:
+        from tests.checkpoints import exports
+
+        config = exports.pair(ffn_dim=512)
+        exports.export(place / "model", exports.build_model(config, seed=7), weights="bfloat16", force=True)
+
+    def outcome(self, place: Path) -> dict[str, str]:
+        return listing(place)
+
+
 class Build(Work):
     """The build of a small library, by what `lightconv build cpu` and the first call of an operator run."""
 
@@ -131,7 +153,7 @@ class Prepare(Work):
     def start(self, place: Path, log: Path, token: str) -> Process:
         options = () if self.task == "smoke" else ("--mirror", str(place / "mirror"), "--any-size")
         command = [sys.executable, "-m", "lightconv_plugin", "prepare", self.task, *options, "--workers", "2"]
-        environment = script_environment(LIGHTCONV_HOME=str(place / "home"))
+        environment = script_environment(sys.executable, LIGHTCONV_HOME=str(place / "home"))
         return popen([*command, *self._options], log, token, environment, place)
 
     def progress(self, place: Path) -> int:
@@ -234,7 +256,7 @@ class Train(Work):
             ),
         ]
         command = [ROOT / "scripts/train.sh", ROOT / "configs/demo/dynamicconv.yaml", *sizes, *layers, *overrides]
-        return popen([str(part) for part in command], log, token, script_environment(), place)
+        return popen([str(part) for part in command], log, token, script_environment(sys.executable), place)
 
     def progress(self, place: Path) -> int:
         log = place / "run/train.log"
@@ -304,7 +326,7 @@ class ReproduceSmoke(Work):
 
     def start(self, place: Path, log: Path, token: str) -> Process:
         command = [str(ROOT / "scripts/reproduce.sh"), "--smoke", "--runs", str(place / "runs")]
-        return popen(command, log, token, script_environment(), place)
+        return popen(command, log, token, script_environment(sys.executable), place)
 
     def progress(self, place: Path) -> int:
         return int((place / "runs/data").exists())
@@ -319,7 +341,7 @@ class ReproduceSmoke(Work):
 
 
 WORKS: dict[str, Work] = {
-    work.name: work for work in (Average(), Build(), Reproduce(), *PREPARATIONS, Train(), ReproduceSmoke())
+    work.name: work for work in (Average(), Export(), Build(), Reproduce(), *PREPARATIONS, Train(), ReproduceSmoke())
 }
 
 

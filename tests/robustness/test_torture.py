@@ -15,8 +15,10 @@ from tests.robustness.kill_targets import WORKS, listing
 from tests.robustness.torture import ODD_NAMES, Fork, Result, Torture, Work, table
 
 
-@pytest.mark.parametrize("name, kills", [("average", 6), ("reproduce", 3)])
+@pytest.mark.parametrize("name, kills", [("average", 6), ("export", 6), ("reproduce", 3)])
 def test_what_is_killed_ends_as_what_was_left_alone(name, kills, tmp_path):
+    if name == "export":
+        pytest.importorskip("safetensors")
     if name == "reproduce":
         pytest.importorskip("yaml")
     result = Torture(WORKS[name], tmp_path).run(kills)
@@ -24,14 +26,20 @@ def test_what_is_killed_ends_as_what_was_left_alone(name, kills, tmp_path):
     assert result.kills == kills and result.trials >= kills // 3
 
 
-def test_names_of_folders_change_nothing(tmp_path):
-    result = Torture(WORKS["average"], tmp_path).run_in_odd_places(ODD_NAMES)
+@pytest.mark.parametrize("name", ["average", "export"])
+def test_names_of_folders_change_nothing(name, tmp_path):
+    if name == "export":
+        pytest.importorskip("safetensors")
+    result = Torture(WORKS[name], tmp_path).run_in_odd_places(ODD_NAMES)
     assert result.differences == [] and result.trials == len(ODD_NAMES)
 
 
-def test_a_full_disk_loses_nothing(tmp_path):
+@pytest.mark.parametrize("name", ["average", "export"])
+def test_a_full_disk_loses_nothing(name, tmp_path):
+    if name == "export":
+        pytest.importorskip("safetensors")
     try:
-        result = Torture(WORKS["average"], tmp_path).run_on_full_disks((0.1, 0.7))
+        result = Torture(WORKS[name], tmp_path).run_on_full_disks((0.1, 0.7))
     except RuntimeError as error:
         pytest.skip(str(error))
     assert result.differences == [] and (result.failed, result.trials) == (2, 2)
@@ -107,7 +115,7 @@ def test_the_table_says_what_was_lost():
 
 @pytest.mark.parametrize(
     "arguments, said",
-    [(["nothing"], "no nothing; there are: average, build"), (["--kills", "0"], "--kills must be above 0, got 0")],
+    [(["nothing"], "no nothing; there are: average, export"), (["--kills", "0"], "--kills must be above 0, got 0")],
 )
 def test_wrong_arguments(arguments, said, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["torture.sh", *arguments])

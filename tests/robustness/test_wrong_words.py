@@ -7,6 +7,7 @@ import contextlib
 import io
 import itertools
 import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -163,7 +164,7 @@ def test_an_unknown_option_of_a_script_is_named_before_any_work(script, tmp_path
     done = subprocess.run(
         [ROOT / "scripts" / script, *arguments, "--no-such-option"],
         cwd=tmp_path,
-        env=script_environment(TMPDIR=str(tmp_path), http_proxy=NO_PROXY, https_proxy=NO_PROXY),
+        env=script_environment(sys.executable, TMPDIR=str(tmp_path), http_proxy=NO_PROXY, https_proxy=NO_PROXY),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

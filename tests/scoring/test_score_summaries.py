@@ -4,7 +4,6 @@ import json
 import random
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ pytest.importorskip("rouge_score", reason="needs rouge-score")
 
 from tests.fairseq_cli import run as fairseq
 from tests.recipes.conftest import ROOT, run_script, script_environment  # noqa: F401  (a fixture)
+from tests.warm_python import warm_python
 
 CONFIGS = ROOT / "configs/cnndm"
 # All but protocol.yaml, which is for scripts/reproduce.sh.
@@ -154,7 +154,7 @@ for path in map(pathlib.Path, sys.argv[2:]):
 def built():
     """Of each configuration: class of the model, parameters, longest source and target."""
     done = subprocess.run(
-        [sys.executable, "-c", BUILD, ROOT / "lightconv_plugin", *SYSTEMS],
+        [warm_python(), "-c", BUILD, ROOT / "lightconv_plugin", *SYSTEMS],
         env=script_environment(PYTHONPATH=str(ROOT)),
         capture_output=True,
         text=True,

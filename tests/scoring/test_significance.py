@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 
 import pytest
 import sacrebleu
@@ -12,6 +11,7 @@ from sacrebleu.significance import PairedTest
 
 from tests.scoring.corpora import PLAIN, SENTENCES, TOKENISED, as_json, damaged, refused, run, write
 from tests.scoring.test_gen_log import END, log_of
+from tests.warm_python import warm_python
 
 REFERENCES = SENTENCES * 8
 GOOD, BAD = damaged(REFERENCES, 0.1, 1), damaged(REFERENCES, 0.3, 2)
@@ -117,7 +117,7 @@ def test_every_run_gives_the_same_numbers(files, against, repository):
         "--json",
     ]
     environment = {k: v for k, v in os.environ.items() if k != "SACREBLEU_SEED"} | {"PYTHONPATH": str(repository)}
-    command = [sys.executable, *map(str, command), "--samples", "30"]
+    command = [warm_python(), *map(str, command), "--samples", "30"]
     results = [subprocess.run(command, env=environment, capture_output=True, check=True).stdout for _ in range(2)]
     assert results[0] == results[1] and json.loads(results[0])["against"]["samples"] == 30
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import gzip
 import hashlib
 import http.client
@@ -16,13 +14,14 @@ import time
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import locked
 from lightconv_plugin.recipes.data.archives import kind, verify
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.request import Request
@@ -192,20 +191,6 @@ def _failed(address: str, reason: str) -> str:
     return f"cannot download {address} ({reason}): without a network, put the files into a folder and give --data DIR"
 
 
-@contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Keep other processes from downloading into a folder. InputError if one does."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"another process is downloading to {folder}") from None
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def download(address: str, file: Path, checksum: str) -> None:
     """Fetch a file unless it is on disk and right; it gets its name only when it is whole and right.
 
@@ -223,7 +208,7 @@ def download(address: str, file: Path, checksum: str) -> None:
         raise InputError(f"no file {address}")
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(file.name + ".part")
-    with _lock(file.parent):
+    with locked(file.parent, f"another process is downloading to {file.parent}"):
         if local:
             shutil.copyfile(address, part)
             reason = wrong(part, checksum, file.name)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from lightconv_plugin.checkpoints.averaging import average_once, candidates, last_checkpoints
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import atomic_write
+from lightconv_plugin.files import atomic_write, locked
 from lightconv_plugin.paths import find_config, workspace
 from lightconv_plugin.recipes.data import parallel_text
 from lightconv_plugin.recipes.data.parallel_folder import Corpus, CorpusError, find_corpus, locate
@@ -77,7 +74,7 @@ def demo(
             find_corpus(raw, src, tgt)  # before anything is made for it
         work = (work or workspace() / "runs/demo" / (raw.resolve().name if raw else "grammar")).resolve()
         work.mkdir(parents=True, exist_ok=True)
-        with claimed(work):
+        with locked(work / "lock", f"another demo is working in {work}"):
             say(f"work folder: {work}")
             if raw is None:
                 write_corpus(work / "text", seed, SIZES)
@@ -91,17 +88,6 @@ def demo(
         raise InputError(str(error)) from error
     say(f"total: {(time.monotonic() - start) / 60:.1f} minutes; now open {page}")
     return table
-
-
-@contextmanager
-def claimed(work: Path) -> Iterator[None]:
-    """No other demo may work in this folder within the block. InputError if one does already."""
-    with (work / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"another demo is working in {work}") from None
-        yield
 
 
 def task_of(raw: Path | None, corpus: Corpus, updates: int | None) -> Task:

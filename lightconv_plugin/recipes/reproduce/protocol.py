@@ -20,6 +20,7 @@ import yaml
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import configs_dir
 from lightconv_plugin.scoring.measuring import Measuring
+from lightconv_plugin.scoring.paper import TASKS, find_fact
 from lightconv_plugin.validation import read
 
 # The scores of a row by metric, the first being that of `tune: by` unless it says another.
@@ -103,7 +104,7 @@ class Protocol:
 
     prepare: a task of `lightconv prepare`, and its options. generate: options of fairseq-generate (or fairseq-eval-lm).
     measure, test (the name of the test set), title, note: words for its table.
-    paper: the task's name in report/paper.py, null for none.
+    paper: the task's name in scoring/paper.py, null for none.
     path, task, and all `systems` of the folder are filled in by `read_protocol`.
     """
 
@@ -130,7 +131,7 @@ class Protocol:
         if bool(self.tune.lenpen) == (self.metric == "perplexity"):
             wanted = "an empty list: perplexity has none" if self.tune.lenpen else "a list of different numbers"
             raise ValueError(f"tune.lenpen must be {wanted}, got {list(self.tune.lenpen)}")
-        if self.paper is not None and self.paper not in (names := [task.name for task in _tasks()]):
+        if self.paper is not None and self.paper not in (names := [task.name for task in TASKS]):
             raise ValueError(f"paper must be null or one of {', '.join(names)}, got {self.paper!r}")
         for name, system in self.systems.items():
             if system.paper and system.paper not in (known := PAPER_NAMES.values()):
@@ -151,11 +152,9 @@ class Protocol:
 
     def published(self, system: str) -> tuple[dict[str, str], str]:
         """(the published figures by the name of the score, whose they are); both empty where none is known."""
-        from lightconv_plugin.report.paper import find_fact
-
         paper = self.systems[system].paper
         of = PAPER_NAMES.get(system) if paper == "" else paper
-        fact = find_fact(next((task for task in _tasks() if task.name == self.paper), None), of)
+        fact = find_fact(next((task for task in TASKS if task.name == self.paper), None), of)
         return (dict(fact.values), ", ".join(filter(None, (fact.source, fact.note)))) if fact else ({}, "")
 
     def measuring(self) -> Measuring:
@@ -169,12 +168,6 @@ class Protocol:
             *(self.metric, self.generate_of(system), score),
             *(list(tune.average), list(tune.lenpen), self.by, tune.grid),
         ]
-
-
-def _tasks() -> Sequence[Any]:
-    from lightconv_plugin.report.paper import TASKS
-
-    return TASKS
 
 
 def split_words(text: str, name: str) -> list[str]:

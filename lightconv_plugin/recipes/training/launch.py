@@ -61,8 +61,10 @@ def torchrun_arguments(job: Job, starts: Path) -> list[str]:
     return [*settings, *worker, *config, *job.plan.overrides]
 
 
-def watch(rendezvous: str, seconds: float, give_up: Callable[[], None]) -> None:
+def watch(rendezvous: str, seconds: float, give_up: Callable[[], None], over: threading.Event) -> None:
     """Call give_up() when the host of the rendezvous, after it has answered once, does not answer for so many seconds.
+
+    Returns then, soon after `over` is set, or when the host says that it is gone.
 
     torchrun itself may wait for ever if that machine hangs, or its network is gone without a word: torch's client gives
     up on a request in time, says so to the other side, and waits for its answer without a limit. So may calls of this
@@ -71,24 +73,25 @@ def watch(rendezvous: str, seconds: float, give_up: Callable[[], None]) -> None:
     from torch.distributed import TCPStore
 
     host, _, port = rendezvous.rpartition(":")
-    answered, over = float("inf"), False
+    answered, pause = float("inf"), min(1, seconds / 10)
 
     def ask() -> None:
-        nonlocal answered, over
+        nonlocal answered
         try:
             store = TCPStore(host.strip("[]"), int(port), is_master=False, timeout=timedelta(seconds=seconds))
-            while True:
+            while not over.is_set():
                 store.check(["lightconv"])
                 answered = time.monotonic()
-                time.sleep(min(1, seconds / 10))
+                over.wait(pause)
         except Exception:
-            over = True
+            over.set()
 
-    threading.Thread(target=ask, daemon=True).start()
-    while not over:
-        time.sleep(min(1, seconds / 10))
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    while not over.wait(pause):
         if time.monotonic() - answered > seconds:
             return give_up()
+    asking.join(pause)  # Python, ending while it is in torch, would abort
 
 
 def why_it_ended(rank: int, status: int, starts: Path, max_restarts: int) -> str:
@@ -150,13 +153,16 @@ def launch(job: Job) -> int:
         os._exit(1)  # the main thread cannot; processes that train die with this one
 
     if job.node_rank > 0:
-        arguments = job.rendezvous, job.timeout + ANSWER, give_up
-        threading.Thread(target=watch, args=arguments, daemon=True).start()
+        arguments = job.rendezvous, job.timeout + ANSWER, give_up, over
+        watching = threading.Thread(target=watch, args=arguments, daemon=True)
+        watching.start()
     try:
         with folder:
             status, message = run_torchrun(job, Path(folder.name, "starts"))
     finally:
         over.set()
+        if job.node_rank > 0:
+            watching.join(2)
         sys.stdout.flush()
         to_terminal()
         tee.wait()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import locked
 from lightconv_plugin.paths import find_config
 from lightconv_plugin.recipes.environment import environment, settings
 from lightconv_plugin.recipes.steps import cores, say
@@ -50,21 +49,11 @@ def train(
     log = plan.save_dir / ("train.log" if nodes == 1 else f"train.node{node_rank}.log")
     job = Job(config, plan, log, nodes, node_rank, rendezvous or "", max_restarts, timeout)
     threads = max(1, cores() // plan.processes)
-    with locked(plan.save_dir) if node_rank == 0 else contextlib.nullcontext(), environment(threads):
+    lock = locked(plan.save_dir / "lock", f"another training is writing to {plan.save_dir}")
+    with lock if node_rank == 0 else contextlib.nullcontext(), environment(threads):
         each = settings(threads)["OMP_NUM_THREADS"]
         started = f"checkpoints and log: {plan.save_dir} ({plan.processes} × {each} threads)"
         say(started)
         with log.open("a", encoding="utf-8") as file:  # for the report
             file.write(f"{started}\n")
         return launch(job)
-
-
-@contextlib.contextmanager
-def locked(save_dir: Path) -> Iterator[None]:
-    """No other training may write to this folder within the block. InputError if one does already."""
-    with (save_dir / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"another training is writing to {save_dir}") from None
-        yield

@@ -8,6 +8,7 @@ process waits for the others.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import logging
 import os
@@ -20,7 +21,7 @@ from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lightconv_plugin.recipes.training.errors import check_model, explain
 from lightconv_plugin.recipes.training.plan import repair_last_checkpoint
@@ -151,5 +152,19 @@ def main() -> None:
     train(hydra_train.cli_main, timeout)
 
 
+def leave() -> NoReturn:
+    """End this process, all of whose work is done, without Python's own end.
+
+    A daemon thread that is in torch at that moment would abort it ("terminate called without an active exception"), and
+    torchrun would take the training for a failed one. fairseq has such a thread: it reads the next batches.
+    """
+    atexit._run_exitfuncs()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 if __name__ == "__main__":
     main()
+    leave()

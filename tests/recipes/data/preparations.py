@@ -25,7 +25,7 @@ def stop_at(message, signal_number, home, task, *arguments):
     """Start it as a process, and send its whole group a signal when it says `message`; (status, stderr)."""
     process = subprocess.Popen(
         [sys.executable, "-m", "lightconv_plugin", "prepare", task, *map(str, arguments)],
-        env=script_environment(LIGHTCONV_HOME=str(home), **LOCAL),
+        env=script_environment(sys.executable, LIGHTCONV_HOME=str(home), **LOCAL),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -180,7 +180,7 @@ download.download(sys.argv[1], pathlib.Path("down/file.gz"), "record")
 def test_a_kill_in_the_middle_of_a_download(server, tmp_path):
     server.slow["file.gz"] = len(PACKED) // 2
     call = [sys.executable, "-c", KILLED, f"{server.address}/file.gz"]
-    environment = script_environment(**LOCAL)
+    environment = script_environment(sys.executable, **LOCAL)
     with subprocess.Popen(
         call, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL, start_new_session=True
     ) as one:

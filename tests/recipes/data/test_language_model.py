@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 import yaml
@@ -14,6 +13,7 @@ from lightconv_plugin.cli.main import main
 from tests.fairseq_cli import write_corpus
 from tests.recipes.conftest import ROOT, script_environment
 from tests.recipes.data.preparations import prepare
+from tests.warm_python import warm_python
 
 TINY = (
     "model.decoder_embed_dim=16",
@@ -219,7 +219,7 @@ def built():
     """What BUILD prints for each configuration: name → class, parameters, updates."""
     arguments = [text for path in CONFIGS for text in (str(ENTRIES[path.parent.name]), str(path))]
     done = subprocess.run(
-        [sys.executable, "-c", BUILD, ROOT / "lightconv_plugin", *arguments],
+        [warm_python(), "-c", BUILD, ROOT / "lightconv_plugin", *arguments],
         env=script_environment(PYTHONPATH=str(ROOT)),
         capture_output=True,
         text=True,

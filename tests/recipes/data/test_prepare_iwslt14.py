@@ -48,7 +48,7 @@ def prepared(tmp_path_factory, sentences):
     archive = iwslt_archive(sentences)
     command = [sys.executable, "-m", "lightconv_plugin", "prepare", "iwslt14_de_en", "--out", out, "--any-size"]
     command += ["--bpe", "120", "--workers", "2"]
-    environment = script_environment(**LOCAL)
+    environment = script_environment(sys.executable, **LOCAL)
     with serve({"de-en.tgz": archive}) as server:
         command += ["--mirror", server.address]
 

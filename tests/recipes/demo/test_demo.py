@@ -53,7 +53,7 @@ def test_interrupted_continued_and_reused(corpus, tmp_path):
     work = tmp_path / "the work"
     command = [str(DEMO), str(corpus), "--updates", "12", "--work", str(work)]
     process = subprocess.Popen(
-        command, env=script_environment(), stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c
+        command, env=script_environment(sys.executable), stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c
     )
     deadline = time.monotonic() + 200
     while not (work / "transformer/train.log").exists() and process.poll() is None and time.monotonic() < deadline:

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -46,7 +47,9 @@ def processes_of(folder):
 
 def kill_when(ready, command, everything):
     """Start the command, and kill it (or all that names its folder) as soon as ready()."""
-    process = subprocess.Popen(command, env=script_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, env=script_environment(sys.executable), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 600
     while not ready() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 
 import pytest
 
@@ -23,6 +24,7 @@ from tests.recipes.training.trainings import (
     state,
     write_config,
 )
+from tests.warm_python import warm_python
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +196,8 @@ def test_two_machines_under_slurm_survive_a_killed_process(config, two, tmp_path
 
 
 def test_an_error_of_the_configuration_ends_it_at_once(config):
-    training = Training(config, "wrong", "--processes", "1", "optimization.learning_rate=1")
+    arguments = ("--processes", "1", "optimization.learning_rate=1")
+    training = Training(config, "wrong", *arguments, python=warm_python())
     output = training.end()
     assert training.process.returncode == 1
     assert output.count("Key 'learning_rate' not in 'OptimizationConfig'") == 1  # it was read once
@@ -230,7 +233,7 @@ def test_wrong_options(options, message, capsys):
 
 def test_slurm_train_outside_slurm_and_the_checkout(run_script, tmp_path):
     assert "sbatch scripts/slurm_train.sh CONFIG.yaml" in run_script("slurm_train.sh", "--help").stdout
-    clean = {key: value for key, value in script_environment().items() if not key.startswith("SLURM_")}
+    clean = {key: value for key, value in script_environment(sys.executable).items() if not key.startswith("SLURM_")}
     assert "this is for sbatch" in run_script("slurm_train.sh", "x.yaml", env=clean).stderr
     job = {**clean, "SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(tmp_path)}
     assert f"no {tmp_path}/scripts/train.sh: call sbatch in the checkout" in (

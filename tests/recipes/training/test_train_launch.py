@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tests import ROOT
 from tests.robustness.machines import free_port
 
 HOST = """
@@ -32,12 +33,13 @@ def host():
     process.stdout.close()
 
 
-def watching(rendezvous, seconds):
+def watching(rendezvous, seconds, over=None):
     """(thread, event that it gave up)."""
     from lightconv_plugin.recipes.training.launch import watch
 
     gave_up = threading.Event()
-    thread = threading.Thread(target=watch, args=(rendezvous, seconds, gave_up.set), daemon=True)
+    arguments = (rendezvous, seconds, gave_up.set, over or threading.Event())
+    thread = threading.Thread(target=watch, args=arguments, daemon=True)
     thread.start()
     return thread, gave_up
 
@@ -68,6 +70,41 @@ def test_a_host_that_ends_is_torchruns_matter(host):
     process.kill()
     thread.join(10)
     assert not thread.is_alive() and not gave_up.is_set()
+
+
+def test_nothing_is_watched_when_the_training_is_over(host):
+    before = threading.active_count()
+    over = threading.Event()
+    thread, gave_up = watching(host[1], 100, over)
+    assert not gave_up.wait(2)
+    over.set()
+    thread.join(5)
+    assert threading.active_count() == before and not gave_up.is_set()
+
+
+LEAVING = """
+import atexit, threading, time
+import torch
+from lightconv_plugin.recipes.training.worker import leave
+
+def read_ahead():
+    x = torch.zeros(1000)
+    while True:
+        torch.cat([x[:500], x[500:]]).sum()
+
+for _ in range(2):
+    threading.Thread(target=read_ahead, daemon=True).start()
+time.sleep(0.1)
+atexit.register(print, "at exit")
+print("end", end=" ")
+leave()
+"""
+
+
+def test_a_process_that_is_done_is_not_aborted_for_what_its_threads_do():
+    """As fairseq's, which reads the next batches; Python's own end would abort it nearly always."""
+    done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, "end at exit\n"), done.stderr
 
 
 def test_a_host_that_never_comes_is_torchruns_matter():

@@ -4,13 +4,13 @@ import fcntl
 import json
 import re
 import subprocess
-import sys
 
 import pytest
 import yaml
 
 from lightconv_plugin.cli.main import main
 from tests.recipes.conftest import ROOT, script_environment
+from tests.warm_python import warm_python
 
 TINY = (
     "model.encoder_embed_dim=16",
@@ -168,7 +168,7 @@ def built():
     folder = ROOT / "configs/multi30k_en_de"
     paths = sorted(path for path in folder.glob("*.yaml") if path.stem != "protocol")
     done = subprocess.run(
-        [sys.executable, "-c", BUILD, ROOT / "lightconv_plugin", *paths],
+        [warm_python(), "-c", BUILD, ROOT / "lightconv_plugin", *paths],
         env=script_environment(PYTHONPATH=str(ROOT)),
         capture_output=True,
         text=True,

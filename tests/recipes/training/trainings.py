@@ -7,6 +7,7 @@ import fcntl
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -57,12 +58,21 @@ def write_config(folder):
 class Training:
     """scripts/train.sh, or a script that calls it, while it runs."""
 
-    def __init__(self, config, name, *arguments, script=ROOT / "scripts/train.sh", printed="", **environment):
+    def __init__(
+        self,
+        config,
+        name,
+        *arguments,
+        script=ROOT / "scripts/train.sh",
+        printed="",
+        python=sys.executable,
+        **environment,
+    ):
         self.save_dir = config.parent / name
         self.printed = config.parent / (printed or f"{name}.out")
         self.process = subprocess.Popen(
             [str(script), str(config), f"checkpoint.save_dir={self.save_dir}", *arguments],
-            env=script_environment(**environment),
+            env=script_environment(python, **environment),
             stdout=self.printed.open("wb"),
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lightconv_plugin.report import paper
 from lightconv_plugin.report.scores import MEASURES
+from lightconv_plugin.scoring import paper
 
 BIG = {"encoder_embed_dim": 1024, "encoder_glu": False, "decoder_glu": False, "weight_dropout": 0.0}
 KERNELS = {"encoder_kernel_size_list": [3, 7, 15, 31], "decoder_kernel_size_list": [3, 7, 15, 31]}

@@ -34,7 +34,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Fact:
-    """A published test score. values: by measure (as in scores.py)."""
+    """A published test score. values: by measure (as in report/scores.py)."""
 
     task: str
     system: str

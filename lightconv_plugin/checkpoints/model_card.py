@@ -1,0 +1,168 @@
+"""README.md of an exported model: a model card as Hugging Face's hub reads it, of what is known alone."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import lightconv_plugin
+from lightconv_plugin.modules import ModelConfig, StackConfig
+
+if TYPE_CHECKING:
+    from lightconv_plugin.checkpoints.exported import SearchDefaults, Settings
+
+_LIBRARY = "lightconv-plugin"
+_PAPERS = {
+    "lightweight": "LightConv: Wu et al. 2019, [Pay Less Attention with Lightweight and Dynamic Convolutions]"
+    "(https://arxiv.org/abs/1901.10430)",
+    "talk": "TaLK: Lioutas & Guo 2020, [Time-aware Large Kernel Convolutions](https://arxiv.org/abs/2002.03184)",
+}
+_PAPER_OF = {"lightweight": "lightweight", "dynamic": "lightweight", "talk": "talk"}
+
+
+@dataclass(frozen=True)
+class Score:
+    """A measured quality: "BLEU" with sacreBLEU's signature, or "perplexity", and of which text it is."""
+
+    metric: str
+    value: float
+    signature: str | None = None
+    subset: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What nobody but who exports knows.
+
+    data: the corpus. checkpoint: the name of the checkpoint's file. score: None where it was not measured.
+    """
+
+    data: str | None = None
+    checkpoint: str | None = None
+    score: Score | None = None
+
+    def text(self, name: str, config: ModelConfig, settings: Settings, search: SearchDefaults, parameters: int) -> str:
+        """The card of the model that is in the directory `name`."""
+        lines = ["---", *self._front_matter(name, config, settings), "---", "", f"# {name}", ""]
+        lines += [_summary(config, settings, parameters), ""]
+        lines += ["| | |", "|---|---|", *(f"| {what} | {value} |" for what, value in self._table(config, settings))]
+        lines += ["", "## How to use it", "", *_usage(name, config, settings, search)]
+        lines += ["", "## Data", "", self.data or "TODO: say what the model was trained on.", ""]
+        lines += ["## Quality", "", self._quality(), ""]
+        lines += ["## Licence", "", "TODO: the owner of the model chooses a licence, and names it above too.", ""]
+        if papers := _papers(config):
+            lines += ["## Papers", "", *(f"- {paper}" for paper in papers), ""]
+        return "\n".join(lines)
+
+    def _front_matter(self, name: str, config: ModelConfig, settings: Settings) -> list[str]:
+        # Text as JSON, which is YAML too.
+        langs = [settings.source_lang, settings.target_lang]
+        task = "text-generation" if config.encoder is None else "translation"
+        lines = [f"language: {_yaml([_code(lang) for lang in langs if lang])}"] if settings.source_lang else []
+        lines += ["license: other", "license_name: not-chosen-yet", f"library_name: {_LIBRARY}"]
+        lines += [f"pipeline_tag: {task}", f"tags: {_yaml([task, 'lightconv', *_kinds(config)])}"]
+        if self.score is not None:
+            score = self.score
+            dataset = {"name": self.data or "unknown", "type": "unknown"}
+            if score.subset:
+                dataset["split"] = score.subset
+            metric = {"type": score.metric.lower(), "value": score.value, "name": score.signature or score.metric}
+            result = {"task": {"type": task}, "dataset": dataset, "metrics": [metric]}
+            lines += ["model-index:", f"- {_yaml({'name': name, 'results': [result]})}"]
+        return lines
+
+    def _table(self, config: ModelConfig, settings: Settings) -> list[tuple[str, str]]:
+        rows = []
+        if config.encoder is not None:
+            rows += [("direction", f"{_cell(settings.source_lang)} → {_cell(settings.target_lang)}")]
+            rows += [("encoder", _stack(config.encoder))]
+        rows += [("decoder", _stack(config.decoder))]
+        rows += [("weights", settings.weights)]
+        if self.checkpoint:
+            rows += [("exported from", f"`{_cell(self.checkpoint)}`")]
+        return [*rows, ("exported by", f"{_LIBRARY} {lightconv_plugin.__version__}")]
+
+    def _quality(self) -> str:
+        if self.score is None:
+            return "TODO: no score was given."
+        score = self.score
+        where = f" on {score.subset}" if score.subset else ""
+        signature = f", sacreBLEU's signature `{score.signature}`" if score.signature else ""
+        return f"{score.metric} {score.value:.2f}{where}{signature}."
+
+
+def _summary(config: ModelConfig, settings: Settings, parameters: int) -> str:
+    what = "A language model" if config.encoder is None else "A translation model"
+    if settings.source_lang is not None:
+        what += f" from {_cell(settings.source_lang)} to {_cell(settings.target_lang)}"
+    return f"{what} with {parameters:,} parameters."
+
+
+def _stack(stack: StackConfig) -> str:
+    kinds = [mixer.kind for mixer in stack.mixers]
+    mixers = kinds[0] if len(set(kinds)) == 1 else ", ".join(kinds)
+    return f"{len(kinds)} layers of {mixers}, d = {stack.embed_dim}, FFN {stack.ffn_dim}, {stack.vocab_size:,} entries"
+
+
+def _usage(name: str, config: ModelConfig, settings: Settings, search: SearchDefaults) -> list[str]:
+    quoted = json.dumps(name, ensure_ascii=False)
+    if config.encoder is None:
+        return [
+            "```sh", "pip install 'lightconv-plugin[hf]'", "```", "", "```python",
+            "import lightconv_plugin.hf",
+            "from transformers import AutoModelForCausalLM, AutoTokenizer", "",
+            f"tokenizer = AutoTokenizer.from_pretrained({quoted})",
+            f"model = AutoModelForCausalLM.from_pretrained({quoted})",
+            "```",
+        ]  # fmt: skip
+    return [
+        "```sh",
+        "pip install 'lightconv-plugin[text]'",
+        f"lightconv translate {shlex.quote(name)} < in.{_cell(settings.source_lang)}",
+        "```",
+        "",
+        f"With beam {search.num_beams} and length penalty {search.length_penalty:g}. From Python:",
+        "",
+        "```python",
+        "from lightconv_plugin.generation import Translator",
+        "",
+        f'print(Translator({quoted}).translate(["…"])[0].text)',
+        "```",
+        "",
+        "With Hugging Face's transformers (`pip install 'lightconv-plugin[hf]'`):",
+        "",
+        "```python",
+        "import lightconv_plugin.hf",
+        "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer",
+        "",
+        f"tokenizer = AutoTokenizer.from_pretrained({quoted})",
+        f"model = AutoModelForSeq2SeqLM.from_pretrained({quoted})",
+        'output = model.generate(**tokenizer(["…"], return_tensors="pt"))',
+        "print(tokenizer.batch_decode(output, skip_special_tokens=True))",
+        "```",
+    ]
+
+
+def _kinds(config: ModelConfig) -> list[str]:
+    """The mixers of both sides, each once."""
+    stacks = [stack for stack in (config.encoder, config.decoder) if stack is not None]
+    return [*dict.fromkeys(mixer.kind for stack in stacks for mixer in stack.mixers)]
+
+
+def _papers(config: ModelConfig) -> list[str]:
+    return [_PAPERS[key] for key in dict.fromkeys(_PAPER_OF[kind] for kind in _kinds(config) if kind in _PAPER_OF)]
+
+
+def _code(lang: str) -> str:
+    """de_DE as the hub knows it: de."""
+    return lang.replace("-", "_").partition("_")[0].lower()
+
+
+def _cell(text: str | None) -> str:
+    return str(text).replace("|", "\\|").replace("`", "'")
+
+
+def _yaml(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

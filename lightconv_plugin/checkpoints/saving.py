@@ -1,0 +1,222 @@
+"""Writes the directory of an exported model, which is a model directory of Hugging Face's transformers too.
+
+exported.py reads it; docs/exported.md describes each file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lightconv_plugin.checkpoints import exported
+from lightconv_plugin.checkpoints.exported import FORMAT_VERSION, SearchDefaults, Settings, dictionary_name
+from lightconv_plugin.checkpoints.model_card import ModelCard
+from lightconv_plugin.checkpoints.untrusted import shown
+from lightconv_plugin.checkpoints.weights import PlainModel, tensors_of, write
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import atomic_directory
+from lightconv_plugin.modules import ModelConfig
+from lightconv_plugin.text.dictionary import BOS, EOS, PAD, UNK, Dictionary
+from lightconv_plugin.text.sides import TextSide
+
+TOKENIZER = "tokenizer_config.json"
+_LONGEST_TARGET = 200  # pieces, fairseq-generate's --max-len-b
+_FILES = {"bpe": "{}.bpe", "sentencepiece": "sentencepiece.model"}
+# What transformers writes into a directory when it saves a model or a tokeniser, and `--force` may replace.
+_MAY_GO = {"special_tokens_map.json", "added_tokens.json", "tokenizer.json", "training_args.bin", ".gitattributes"}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a model as it is saved.
+
+    lang: None for a language model's.
+    dictionary: the content of fairseq's file.
+    text: how text becomes pieces; its file is copied.
+    """
+
+    lang: str | None
+    dictionary: bytes
+    text: TextSide
+
+
+def save_exported(
+    directory: Path | str,
+    model: PlainModel,
+    *,
+    target: Side,
+    source: Side | None = None,
+    max_target_positions: int,
+    max_source_positions: int | None = None,
+    truncate_source: bool = False,
+    weights: str = "float32",
+    search: SearchDefaults | None = None,
+    card: ModelCard | None = None,
+    force: bool = False,
+) -> None:
+    """Write a directory that `open_exported` reads. A process that is killed leaves all of it or nothing.
+
+    Args:
+        directory: to make; an empty one may be there.
+        model: with parameters of any floating type.
+        target, source: the sides; a language model has no source.
+        max_target_positions, max_source_positions, truncate_source, weights: see `Settings`.
+        search: what generation_config.json recommends; where it has no max_length, that is fairseq-generate's.
+        card: what README.md says beside what is known here.
+        force: replace an exported directory.
+
+    Raises:
+        InputError: the directory holds something else, or a model without `force`; parameters are not finite, or too
+            large for `weights`; a dictionary does not match the model, or its configuration cannot be written.
+        OSError: the directory cannot be written.
+    """
+    directory = Path(directory)
+    check_target(directory, force)
+    tensors = tensors_of(model, weights)
+    config = model.config
+    if ModelConfig.of_json(config.as_json()) != config:
+        raise InputError("the mixers of a decoder must be causal, those of an encoder must not, and all zero the pads")
+    if (source is None) != (config.encoder is None):
+        raise InputError("a source is needed by a model with an encoder, and by no other")
+    try:
+        settings = Settings(
+            weights=weights,  # type: ignore[arg-type]
+            source_lang=None if source is None else source.lang,
+            target_lang=target.lang,
+            truncate_source=truncate_source,
+            max_source_positions=max_source_positions,
+            max_target_positions=max_target_positions,
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    search = search or SearchDefaults(num_beams=1 if source is None else 5)
+    files = _text_files(source, target, config)
+    about = {
+        exported.CONFIG: exported.as_json(config, settings),
+        exported.GENERATION: _generation(config, settings, search),
+        TOKENIZER: _tokenizer(settings),
+    }
+    files |= {name: _json(value) for name, value in about.items()}
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    name = shown(Path(os.path.realpath(directory)).name)
+    files["README.md"] = (card or ModelCard()).text(name, config, settings, search, parameters).encode()
+    with atomic_directory(directory, replace=force) as new:
+        for name, content in files.items():
+            (new / name).write_bytes(content)
+        path = new / exported.WEIGHTS_FILE
+        write(tensors, path)
+        path.chmod((new / exported.CONFIG).stat().st_mode & 0o777)  # the library makes it its owner's alone
+        # What could not be opened again is not left behind.
+        exported.open_exported(new)
+
+
+def check_target(directory: Path, force: bool) -> None:
+    """InputError unless an exported model can be written to `directory`."""
+    if not os.path.lexists(directory):
+        return
+    if not directory.is_dir():
+        raise InputError(f"{directory} exists and is not a directory")
+    names = {entry.name for entry in directory.iterdir()}
+    if not names:
+        return
+    if not exported.is_exported(directory):
+        raise InputError(f"{directory} is not empty, and not an exported model: choose another directory")
+    if not force:
+        raise InputError(f"{directory} is an exported model already: give `force` to replace it")
+    known = {exported.CONFIG, exported.GENERATION, exported.TEXT, exported.WEIGHTS_FILE, TOKENIZER, "README.md"}
+    others = {name for name in names - known - _MAY_GO if not _is_text_file(name)}
+    if others:
+        raise InputError(
+            f"{directory} has files that an export does not write: {', '.join(sorted(others)[:3])}; move them away "
+            "before it is replaced"
+        )
+
+
+def _is_text_file(name: str) -> bool:
+    return name in ("dict.txt", "source.bpe", "target.bpe", "source.sentencepiece.model", "target.sentencepiece.model",
+                    "sentencepiece.model") or (name.startswith("dict.") and name.endswith(".txt"))  # fmt: skip
+
+
+def _text_files(source: Side | None, target: Side, config: ModelConfig) -> dict[str, bytes]:
+    """Dictionaries, merges or models, and text.json, by name."""
+    files: dict[str, bytes] = {}
+    about: dict[str, Any] = {}
+    for which, side, stack in (("source", source, config.encoder), ("target", target, config.decoder)):
+        if side is None or stack is None:
+            about[which] = None
+            continue
+        name = dictionary_name(side.lang)
+        dictionary = Dictionary.of_bytes(side.dictionary, name)
+        if len(dictionary) != stack.vocab_size:
+            raise InputError(
+                f"the dictionary of the {which} has {len(dictionary):,} entries with fairseq's own, but the model's "
+                f"{stack.vocab_size:,}: it does not match the model"
+            )
+        files[name] = side.dictionary
+        file = None
+        if side.text.file is not None and side.text.subwords in _FILES:
+            file = _add(files, which, side.text.subwords, side.text.file.read_bytes())
+        about[which] = {"recipe": side.text.recipe.as_json(), "subwords": side.text.subwords, "file": file}
+    return {**files, exported.TEXT: _json(about)}
+
+
+def _add(files: dict[str, bytes], which: str, subwords: str, content: bytes) -> str:
+    """Adds merges or a model to the files; returns its name, that of a file that is there if it is the same one."""
+    for name, other in files.items():
+        if other == content and not name.startswith("dict."):
+            return name
+    name = _FILES[subwords].format(which)
+    if name in files:
+        name = f"{which}.{name}"
+    files[name] = content
+    return name
+
+
+def _generation(config: ModelConfig, settings: Settings, search: SearchDefaults) -> dict[str, Any]:
+    """generation_config.json: with it transformers searches as fairseq-generate does."""
+    # The target has the symbol before it and, beyond the longest, its end; positions are those of what is read.
+    longest = min(_LONGEST_TARGET + 2, settings.max_target_positions + 1)
+    search = replace(
+        search,
+        max_length=longest if search.max_length is None else search.max_length,
+        min_length=2 if search.min_length is None and config.encoder is not None else search.min_length,
+    )
+    known: dict[str, Any] = {
+        "num_beams": search.num_beams,
+        "max_length": search.max_length,
+        "min_length": search.min_length,
+        "no_repeat_ngram_size": search.no_repeat_ngram_size or None,
+        "decoder_start_token_id": config.eos,
+        # What a language model begins with where there is no prompt: in fairseq the end of the text before.
+        "bos_token_id": config.eos if config.encoder is None else config.bos,
+        "eos_token_id": config.eos,
+        "pad_token_id": config.pad,
+        "forced_eos_token_id": config.eos if config.encoder is not None else None,
+        "suppress_tokens": [config.pad],
+    }
+    if search.num_beams > 1:  # transformers warns about them with one beam
+        known |= {"length_penalty": search.length_penalty, "early_stopping": True}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _tokenizer(settings: Settings) -> dict[str, Any]:
+    """tokenizer_config.json."""
+    longest = settings.max_target_positions if settings.max_source_positions is None else settings.max_source_positions
+    return {
+        "tokenizer_class": "LightConvTokenizer",
+        "source_lang": settings.source_lang,
+        "target_lang": settings.target_lang,
+        "bos_token": BOS,
+        "pad_token": PAD,
+        "eos_token": EOS,
+        "unk_token": UNK,
+        "model_max_length": longest,
+        "format_version": FORMAT_VERSION,
+    }
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

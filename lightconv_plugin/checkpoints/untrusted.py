@@ -1,0 +1,91 @@
+"""Reading a directory that somebody else made: files inside it alone, of limited sizes, and errors of one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lightconv_plugin.errors import InputError
+
+_LONGEST = 300  # characters of a message that may quote a file
+_JSON = 2**20  # bytes: some thousand layers
+
+
+def shown(value: object) -> str:
+    """What may be of any length and hold any characters, for a message of one line."""
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value)[: 2 * _LONGEST])
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """What is wrong with a value that was read from `path` becomes an InputError with its name."""
+    try:
+        yield
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise InputError(f"{path}: {shown(error)}") from error
+    except RecursionError as error:
+        raise InputError(f"{path} is nested too deeply") from error
+
+
+def file_in(directory: Path, name: str, most: int) -> Path:
+    """The path of a regular file of at most `most` bytes in a directory.
+
+    `name` may be anything. A symbolic link may lead to a file of the directory, or to where the cache of Hugging Face's
+    hub keeps the files of its snapshots.
+
+    Raises:
+        InputError: there is no such file, it is larger, or `name` leads elsewhere.
+    """
+    if Path(name).name != name or name in ("", ".", "..") or not name.isprintable() or "\\" in name or len(name) > 255:
+        raise InputError(f"{directory}: {shown(repr(name))} is not the name of a file in this directory")
+    path = directory / name
+    try:
+        place, target = directory.resolve(strict=True), path.resolve(strict=True)
+        inside = [place]
+        if place.parent.name == "snapshots":
+            inside.append(place.parents[1] / "blobs")
+        if target.parent not in inside:
+            raise InputError(f"{path} is refused: it is a link to a file outside its directory")
+        if not target.is_file():
+            raise InputError(f"{path} is not a file")
+        size = target.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{directory} is incomplete: there is no {name}") from None
+    except (OSError, RuntimeError) as error:  # a circle of links, a directory that may not be read
+        raise InputError(f"{path} cannot be read: {shown(getattr(error, 'strerror', None) or error)}") from error
+    if size > most:
+        raise InputError(f"{path} has {size:,} bytes: at most {most:,} are read")
+    return path
+
+
+def read_bytes(directory: Path, name: str, most: int) -> bytes:
+    """The content of a file; see `file_in`."""
+    path = file_in(directory, name, most)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def read_json(directory: Path, name: str) -> dict[str, Any]:
+    """The JSON object in a file; see `file_in`. InputError for what is not JSON, or not an object."""
+    content = read_bytes(directory, name, _JSON)
+    path = directory / name
+    try:
+        with naming(path):
+            value = json.loads(content.decode(), parse_constant=_refuse)
+            if not isinstance(value, dict):
+                raise InputError(f"{path} must hold a JSON object, got {shown(repr(value))}")
+            return value
+    except InputError as error:
+        if isinstance(error.__cause__, UnicodeDecodeError | json.JSONDecodeError):
+            raise InputError(f"{path} is not JSON: {shown(error.__cause__)}") from error
+        raise
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")

@@ -1,0 +1,74 @@
+"""`lightconv export`: a checkpoint as a directory that needs torch alone, and that Hugging Face's transformers know.
+
+lightconv export runs/iwslt14_de_en/dynamicconv/average10.pt dynamicconv-de-en --lenpen 1.2
+lightconv export average10.pt dynamicconv-de-en-int8 --dtype int8
+"""
+
+import argparse
+import logging
+from pathlib import Path
+
+from lightconv_plugin.arguments import add_text_options, positive
+
+_DTYPES = ("float32", "bfloat16", "float16", "int8")
+_FORWARDED = (
+    "dtype", "source_lang", "target_lang", "bpe_codes", "sentencepiece", "tokenizer", "lowercase", "beam", "lenpen",
+    "bleu", "bleu_signature",
+)  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    logging.disable(logging.INFO)  # fairseq's messages while it is imported
+    try:
+        from lightconv_plugin.checkpoints.exporting import Export, export_checkpoint
+
+        wanted = Export(**{name: getattr(args, name) for name in _FORWARDED})
+        notes = export_checkpoint(args.checkpoint, args.directory, args.data, wanted, force=args.force)
+    finally:
+        logging.disable(logging.NOTSET)
+    for note in notes:
+        print("note: " + note.replace("`tokenizer`", "--tokenizer"))
+    size = sum(path.stat().st_size for path in args.directory.iterdir() if path.is_file())
+    print(f"written to {args.directory}: {size / 1e6:,.1f} MB, {args.dtype} weights")
+    return 0
+
+
+DESCRIPTION = """\
+Writes the model of a checkpoint as a directory that `lightconv translate` and Hugging Face's transformers read without
+fairseq: parameters (safetensors), architecture, dictionaries, merges, how the text was prepared, and a model card.
+
+Exports translation and language models of this plugin with every mixer, fairseq's Transformer and LightConv, and
+averaged checkpoints. A model with a part that cannot be exported is refused, and the part is named. The directory is
+written whole or not at all."""
+EPILOG = """\
+int8: matrices of at least 16,384 weights have 8 bits with a scale for each output; the rest is float32.
+
+The model card (README.md) has the BLEU of CHECKPOINT.test.score, which `lightconv evaluate` writes, or the perplexity
+of CHECKPOINT.test.ppl, where there is such a file. Corpus and licence are yours to fill in.
+
+Defaults: dictionaries, merges, tokeniser and case are found as `lightconv translate` finds them.
+
+example:
+  lightconv export runs/iwslt14_de_en/dynamicconv/average10.pt dynamicconv-de-en --lenpen 1.2"""
+
+
+def add_parser(commands) -> None:
+    parser = commands.add_parser(
+        "export",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="the model")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="the directory to write")
+    parser.add_argument("--data", type=Path, metavar="DATA_BIN", help="folder of the dictionaries")
+    parser.add_argument("--dtype", choices=_DTYPES, default="float32", help="of the weights (default: %(default)s)")
+    parser.add_argument("--force", action="store_true", help="replace DIR if it is an exported model")
+    add_text_options(parser)
+    search = parser.add_argument_group("search that the directory recommends (generation_config.json)")
+    search.add_argument("--beam", type=positive, metavar="N", help="default: 5, of a language model 1")
+    search.add_argument("--lenpen", type=float, metavar="X", help="length penalty (default: 1)")
+    card = parser.add_argument_group("model card")
+    card.add_argument("--bleu", type=float, metavar="X", help="the model's BLEU, by sacreBLEU")
+    card.add_argument("--bleu-signature", metavar="TEXT", help="sacreBLEU's signature of it")
+    parser.set_defaults(run=run)

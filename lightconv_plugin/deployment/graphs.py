@@ -1,0 +1,182 @@
+"""The two graphs by which a program decodes, of tensors alone, by torch.export.
+
+    start(source) → state                     of an encoder-decoder; source (B,S)
+    start(text) → state                       of a language model; text (B,S), what precedes the first step's token
+    step(token, *state) → scores, *changed    token (B,), scores (B,V)
+
+All tensors are contiguous, those that are given too. Row n of each tensor of the state belongs to sentence n: a beam
+search reorders it by `index_select(0, order)`. `changed` is the beginning of the next state; the tensors after it stay
+as they are. Convolutions keep their last K − 1 inputs,
+zeros before the first one, windows of attention their last K − 1 keys and values; other attention keeps those of all
+tokens, in tensors that grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from lightconv_plugin.deployment.aten import decompositions
+from lightconv_plugin.modules import DecoderState, EncoderDecoder, LanguageModel, MixerSpec
+from lightconv_plugin.modules.layer import Source
+
+PlainModel = EncoderDecoder | LanguageModel
+# Sizes with which the graphs are traced, and which become symbols; 0 and 1 would be taken literally.
+_BATCH, _SOURCE, _SEEN = 3, 7, 5
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """One tensor of the state.
+
+    name: what it holds, such as "mixers.2.keys".
+    shape: its sizes; "batch", "source" (tokens of the source) and "seen" (1 + tokens read) are those of a call.
+    dtype: as torch calls it, such as "float32".
+    changes: a step returns it anew.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+    changes: bool = True
+
+    def empty(self, batch: int, source: int = _SOURCE, seen: int = 1) -> Tensor:
+        """Before the first token: zeros, and of the pads of keys ones, as there is nothing to see yet."""
+        sizes = {"batch": batch, "source": source, "seen": seen}
+        shape = [size if isinstance(size, int) else sizes[size] for size in self.shape]
+        fill = torch.ones if self.name.endswith(".pads") else torch.zeros
+        return fill(shape, dtype=getattr(torch, self.dtype))
+
+
+def state_tensors(model: PlainModel) -> tuple[StateTensor, ...]:
+    """The state of a model's graphs, in its order; those that change come first."""
+    stack = model.config.decoder
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    found = [StateTensor("seen", ("batch",), "int64")]
+    for i, mixer in enumerate(stack.mixers):
+        name = f"mixers.{i}"
+        if "attention" in mixer.kind:
+            rows = _rows(mixer)
+            keys = ("batch", mixer.num_heads, rows, stack.embed_dim // mixer.num_heads)
+            parts = [StateTensor(f"{name}.{part}", keys, dtype) for part in ("keys", "values")]
+            found += [*parts, StateTensor(f"{name}.pads", ("batch", rows), "bool")] if rows else []
+        elif rows := _rows(mixer):
+            found.append(StateTensor(f"{name}.inputs", ("batch", rows, mixer.conv_dim), dtype))
+    if stack.encoder_dim is not None:
+        shape = ("batch", stack.num_heads, "source", stack.embed_dim // stack.num_heads)
+        for i in range(len(stack.mixers)):
+            found += [StateTensor(f"sources.{i}.{part}", shape, dtype, changes=False) for part in ("keys", "values")]
+        found.append(StateTensor("sources.pads", ("batch", "source"), "bool", changes=False))
+    return tuple(found)
+
+
+def _rows(mixer: MixerSpec) -> int | str:
+    """How many tokens a mixer's state holds."""
+    if mixer.kind == "attention":
+        return "seen"
+    return mixer.kernel_size if mixer.kind == "talk" else mixer.kernel_size - 1
+
+
+class _Graph(nn.Module):
+    """The decoder with its state as a list of tensors."""
+
+    def __init__(self, model: PlainModel):
+        super().__init__()
+        self.model = model
+        self.tensors = state_tensors(model)
+
+    def _empty(self, batch: Tensor) -> list[Tensor]:
+        """The changing part of the state before the first token, for as many sentences as `batch` has rows."""
+        device = batch.device
+        return [t.empty(batch.shape[0]).to(device) for t in self.tensors if t.changes]
+
+    def _nested(self, state: Sequence[Tensor]) -> DecoderState:
+        """The state as the decoder has it."""
+        known = dict(zip((tensor.name for tensor in self.tensors), state, strict=False))
+        stack = self.model.config.decoder
+        mixers: list[Any] = []
+        for i, mixer in enumerate(stack.mixers):
+            if not _rows(mixer):
+                mixers.append(None)
+            elif "attention" in mixer.kind:
+                mixers.append(tuple(known[f"mixers.{i}.{part}"] for part in ("keys", "values", "pads")))
+            else:
+                mixers.append(known[f"mixers.{i}.inputs"].transpose(0, 1))
+        sources: list[Source | None] = [None] * len(mixers)
+        if stack.encoder_dim is not None and "sources.pads" in known:
+            sources = [
+                Source(known[f"sources.{i}.keys"], known[f"sources.{i}.values"], known["sources.pads"])
+                for i in range(len(mixers))
+            ]
+        return DecoderState(known["seen"], mixers, sources)
+
+    def _changed(self, state: DecoderState) -> list[Tensor]:
+        """The changing part of the state as a list."""
+        found = [state.seen]
+        for mixer, part in zip(self.model.config.decoder.mixers, state.mixers, strict=True):
+            if not _rows(mixer):
+                continue
+            found += part if "attention" in mixer.kind else [part.transpose(0, 1)]
+        return _contiguous(found)
+
+
+def _contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """A compiled step reads its inputs as if they were contiguous, and does not check it."""
+    return [tensor.contiguous() for tensor in tensors]
+
+
+class _Start(_Graph):
+    def forward(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        state = self._empty(tokens)
+        if isinstance(self.model, LanguageModel):
+            _, after = self.model.decoder.step(tokens, self._nested(state))
+            return tuple(self._changed(after))
+        encoded = self.model.encode(tokens)
+        sources = [self.model.decoder.source_of(layer, encoded) for layer in self.model.decoder.layers]
+        constant = [part for source in sources if source is not None for part in (source.keys, source.values)]
+        return (*state, *_contiguous(constant), *([encoded.pads] if constant else []))
+
+
+class _Step(_Graph):
+    def forward(self, token: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        scores, after = self.model.step(token.unsqueeze(1), self._nested(state))
+        return (scores.squeeze(1), *self._changed(after))
+
+
+@torch.no_grad()
+def export_start(model: PlainModel) -> ExportedProgram:
+    """The graph `start` of a model in evaluation mode, for any batch and length.
+
+    It is in torch's own operators alone.
+    """
+    tokens = torch.full((_BATCH, _SOURCE), model.config.unk)
+    stack = model.config.encoder or model.config.decoder
+    longest = stack.max_positions if stack.positions == "learned" else None
+    return _export(_Start(model), (tokens,), ({0: Dim("batch"), 1: Dim("source", max=longest)},))
+
+
+@torch.no_grad()
+def export_step(model: PlainModel) -> ExportedProgram:
+    """The graph `step` of a model in evaluation mode, for any batch and length.
+
+    It is in torch's own operators alone.
+    """
+    graph = _Step(model)
+    state = tuple(tensor.empty(_BATCH, seen=_SEEN) for tensor in graph.tensors)
+    dims = {"batch": Dim("batch"), "source": Dim("source"), "seen": Dim("seen")}
+    shapes = tuple(
+        {i: dims[size] for i, size in enumerate(tensor.shape) if isinstance(size, str)} for tensor in graph.tensors
+    )
+    token = torch.full((_BATCH,), model.config.unk)
+    return _export(graph, (token, *state), ({0: dims["batch"]}, shapes))
+
+
+def _export(graph: _Graph, arguments: tuple[Tensor, ...], shapes: tuple) -> ExportedProgram:
+    if graph.model.training:
+        raise ValueError("model must be in evaluation mode: call model.eval() first")
+    return torch.export.export(graph.eval(), arguments, dynamic_shapes=shapes).run_decompositions(decompositions())

@@ -1,0 +1,135 @@
+"""Running text of any length: cut into sentences, translated as it comes, joined again, in constant memory."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lightconv_plugin.generation.translations import Translation
+from lightconv_plugin.text.sentences import LONGEST, SentenceStream, halves, segmenter, separator
+
+if TYPE_CHECKING:
+    from lightconv_plugin.generation.translator import Translator
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A sentence of a text, or a part of one that is too long for the model; an empty line is one empty part.
+
+    line: its number, from 1. source: bytes where they are not UTF-8. first, last: of its line.
+    cut: it is the first part of a sentence that was cut.
+    """
+
+    line: int
+    source: str | bytes
+    first: bool
+    last: bool
+    cut: bool
+
+
+@dataclass(frozen=True)
+class TranslatedPart:
+    """written: what stands for this part in the translated text, with the space before it or the line end after it."""
+
+    part: Part
+    translation: Translation
+    written: str
+
+
+def parts(
+    chunks: Iterable[str | bytes],
+    segment: Callable[[str], list[str]],
+    fit: Callable[[str], list[str]],
+    longest: int = LONGEST,
+) -> Iterator[Part]:
+    """The sentences of a text that comes in chunks of any length, which need not end with a line.
+
+    segment: of text.sentences.segmenter. longest: of a SentenceStream.
+    fit: a sentence in the parts that the model takes.
+    """
+    stream, number, first, pending = SentenceStream(segment, longest), 1, True, None
+
+    def taken(sentences: list[str]) -> Iterator[Part]:
+        """All but the last of those so far: whether a line goes on is known by the next one."""
+        nonlocal pending, first
+        for sentence in sentences:
+            pieces = [sentence] if _SURROGATE.search(sentence) else fit(sentence)
+            for index, piece in enumerate(pieces):
+                if pending is not None:
+                    yield Part(number, _source(pending[0]), first, False, pending[1])
+                    first = False
+                pending = piece, index == 0 and len(pieces) > 1
+
+    begun = False  # the line has text or is empty in the middle of the document
+    for text in _decoded(chunks):
+        *ended, rest = text.split("\n")
+        for line in ended:
+            yield from taken(stream.feed(line))
+            yield from taken(stream.end())
+            yield Part(number, _source(pending[0]) if pending else "", first, True, bool(pending and pending[1]))
+            number, first, pending, begun = number + 1, True, None, False
+        if rest:
+            begun = True
+            yield from taken(stream.feed(rest))
+    if begun:
+        yield from taken(stream.end())
+        yield Part(number, _source(pending[0]) if pending else "", first, True, bool(pending and pending[1]))
+
+
+def translate_document(
+    translator: Translator, chunks: Iterable[str | bytes], window: int, longest: int = LONGEST
+) -> Iterator[TranslatedPart]:
+    """See Translator.translate_document."""
+    space, waiting = separator(translator.target_lang), deque[Part]()
+    found = parts(chunks, segmenter(translator.source_lang), translator.fit, longest)
+
+    def sources() -> Iterator[str | bytes]:
+        for part in found:
+            waiting.append(part)
+            yield part.source
+
+    empty = True  # nothing is written of this line yet
+    for translation in translator.translate_stream(sources(), window=window):
+        part = waiting.popleft()
+        text = translation.text
+        written = ("" if empty or not text else space) + text + ("\n" if part.last else "")
+        empty = part.last or (empty and not text)
+        yield TranslatedPart(part, translation, written)
+
+
+def fit(text: str, too_long: Callable[[str], bool]) -> list[str]:
+    """A text in parts that are not too long, cut at white space near their middles."""
+    if len(text) < 2 or not too_long(text):
+        return [text]
+    return [part for half in halves(text) for part in fit(half, too_long)]
+
+
+def _decoded(chunks: Iterable[str | bytes]) -> Iterator[str]:
+    """Text without a byte order mark; bytes that are not UTF-8 become halves of surrogate pairs."""
+    if isinstance(chunks, (str, bytes)):
+        raise TypeError(f"chunks must be the parts of a text, such as an open file, got one {type(chunks).__name__}")
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    begun = False
+    for chunk in chunks:
+        text = decoder.decode(chunk) if isinstance(chunk, bytes) else chunk
+        if text:
+            yield text if begun else text.removeprefix("\ufeff")
+            begun = True
+    if rest := decoder.decode(b"", final=True):
+        yield rest
+
+
+def _source(text: str) -> str | bytes:
+    """The text, or the bytes that it was."""
+    if not _SURROGATE.search(text):
+        return text
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # a half that was in the text itself
+        return text

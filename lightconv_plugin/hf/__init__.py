@@ -1,0 +1,44 @@
+"""The models for Hugging Face's transformers: an exported directory is a model directory of theirs.
+
+import lightconv_plugin.hf                                    # registers the classes
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+model = AutoModelForSeq2SeqLM.from_pretrained("model")
+"""
+
+try:
+    import transformers
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    raise ModuleNotFoundError(
+        "lightconv_plugin.hf needs transformers: pip install 'lightconv-plugin[hf]'", name="transformers"
+    ) from error
+if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 5):
+    raise ImportError(f"lightconv_plugin.hf needs transformers 5.5 or later, got {transformers.__version__}")
+
+from lightconv_plugin.hf.speech import hide_broken_torchaudio
+
+hide_broken_torchaudio()
+
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer  # noqa: E402
+
+from lightconv_plugin.hf import pipeline  # noqa: E402
+from lightconv_plugin.hf.cache import LightConvCache  # noqa: E402
+from lightconv_plugin.hf.config import LightConvConfig  # noqa: E402
+from lightconv_plugin.hf.modeling import LightConvForCausalLM, LightConvForConditionalGeneration  # noqa: E402
+from lightconv_plugin.hf.tokenizer import LightConvTokenizer  # noqa: E402
+
+AutoConfig.register(LightConvConfig.model_type, LightConvConfig, exist_ok=True)
+AutoModelForSeq2SeqLM.register(LightConvConfig, LightConvForConditionalGeneration, exist_ok=True)
+AutoModelForCausalLM.register(LightConvConfig, LightConvForCausalLM, exist_ok=True)
+AutoTokenizer.register(LightConvConfig, LightConvTokenizer, exist_ok=True)
+pipeline.register()
+
+__all__ = [
+    "LightConvCache",
+    "LightConvConfig",
+    "LightConvForCausalLM",
+    "LightConvForConditionalGeneration",
+    "LightConvTokenizer",
+]

@@ -1,0 +1,284 @@
+"""What the models for transformers share: loading, saving, what `generate` asks for, checks of arguments."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import ForcedEOSTokenLogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput, ModelOutput
+
+from lightconv_plugin.hf.cache import LightConvCache
+from lightconv_plugin.hf.config import LightConvConfig
+from lightconv_plugin.hf.weights import int8_arguments
+from lightconv_plugin.modules.config import StackConfig
+from lightconv_plugin.modules.transformer import Decoder, Encoded, Encoder
+
+SHARED = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
+
+
+@dataclass
+class LightConvEncoderOutput(BaseModelOutput):
+    """An encoder's output: last_hidden_state (B,S,d), hidden_states if asked for, attention_mask (B,S) bool."""
+
+    attention_mask: Tensor | None = None
+
+
+class LightConvEncoder(Encoder):
+    """The encoder with the call of transformers."""
+
+    main_input_name = "input_ids"
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> LightConvEncoderOutput | tuple:
+        """input_ids (B,S), or their word vectors (B,S,d); without attention_mask (B,S), pads are known by their id."""
+        refuse_attentions(output_attentions)
+        shape = shape_of("input_ids", input_ids, "inputs_embeds", inputs_embeds, self.config)
+        kept: list[Tensor] | None = [] if output_hidden_states else None
+        x, pads = super().forward(input_ids, pads_of("attention_mask", attention_mask, shape), inputs_embeds, kept)
+        x = x.transpose(0, 1)
+        output = LightConvEncoderOutput(x, batch_first(kept, x), attention_mask=~pads)
+        return output.to_tuple() if return_dict is False else output
+
+
+class EndKeepsItsScore(ForcedEOSTokenLogitsProcessor):
+    """At the longest length only the end is possible, with the score that it has, as in fairseq.
+
+    transformers gives it the best score there is, by which sentences that were cut off would be preferred.
+    """
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if input_ids.shape[-1] != self.max_length - 1:
+            return scores
+        kept = torch.full_like(scores, -torch.inf)
+        end = scores[:, self.eos_token_id]
+        kept[:, self.eos_token_id] = end.masked_fill(end.eq(-torch.inf), 0)
+        return kept
+
+
+class LightConvPreTrainedModel(PreTrainedModel):
+    """What both models share: loading, saving, and what `generate` asks for."""
+
+    config_class = LightConvConfig
+    config: LightConvConfig
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True
+    _supports_sdpa = True
+    # A state of a convolution can't be taken back: no assisted generation.
+    _is_stateful = True
+
+    decoder: Decoder
+
+    def __init__(self, config: LightConvConfig):
+        super().__init__(config)
+        self.generation_config.suppress_tokens = [config.pad_token_id]  # as in fairseq; it is no word
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike | None, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """The model of an exported directory, of any type of weights; 8-bit weights become floating-point numbers.
+
+        Args:
+            As transformers has them.
+
+        Raises:
+            ValueError: a weight is missing, has another shape, or is none of the model's; the directory is damaged.
+        """
+        with_info = kwargs.pop("output_loading_info", False)
+        # All that is wrong is an error, below.
+        kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        weights: dict[str, Any] | None = None
+        if pretrained_model_name_or_path is not None:
+            weights = int8_arguments(cls.config_class, pretrained_model_name_or_path, kwargs)
+        if weights is None:
+            model, info = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        else:
+            model, info = super().from_pretrained(None, *args, **weights)
+            model.name_or_path = model.config.name_or_path = str(pretrained_model_name_or_path)
+        problems = [f"{kind}: {', '.join(map(str, sorted(keys)))}" for kind, keys in info.items() if keys]
+        if problems:
+            raise ValueError(
+                f"{pretrained_model_name_or_path} does not hold this model's weights: {'; '.join(problems)}"
+            )
+        return (model, info) if with_info else model
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """Write the model as an exported directory; the tokenizer's save_pretrained adds dictionaries and text."""
+        self.config.weights = str(self.dtype).removeprefix("torch.")
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Nothing: the classes of modules/ have initialised their parameters."""
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        return dict(SHARED) if self.config.share_embeddings else {}
+
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> nn.Module:
+        """Not supported, but for the size that it has: ValueError."""
+        table = self.get_input_embeddings()
+        if new_num_tokens not in (None, self.config.vocab_size):
+            raise ValueError(
+                f"new_num_tokens must be {self.config.vocab_size}, got {new_num_tokens}: the dictionaries of a model "
+                "are fixed when its training begins"
+            )
+        return table
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """None where the output's weight is the embeddings'."""
+        return self.decoder.output_projection
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """`generate` begins with an empty cache, unless it is given one or is to use none."""
+        kind = generation_config.cache_implementation
+        if kind not in (None, "dynamic"):
+            raise ValueError(f"cache_implementation={kind!r} is not supported: leave it out")
+        past = model_kwargs.get("past_key_values")
+        if past is not None:
+            check_cache(past)._is_user_defined = True
+        elif generation_config.use_cache is not False:
+            model_kwargs["past_key_values"] = LightConvCache()
+
+    def _get_logits_processor(self, *args: Any, **kwargs: Any) -> LogitsProcessorList:
+        found = super()._get_logits_processor(*args, **kwargs)  # type: ignore[misc]
+        for i, processor in enumerate(found):
+            if type(processor) is ForcedEOSTokenLogitsProcessor:
+                end = processor.eos_token_id
+                found[i] = EndKeepsItsScore(processor.max_length, end, str(end.device))
+        return found
+
+    def _decode(
+        self,
+        tokens: Tensor | None,
+        vectors: Tensor | None,
+        mask: Tensor | None,
+        encoded: Encoded | None,
+        past: LightConvCache | None,
+        use_cache: bool,
+        kept: list[Tensor] | None,
+        names: tuple[str, str, str],
+    ) -> tuple[Tensor, LightConvCache | None]:
+        """(T,B,d) of the decoder, and the cache after it."""
+        shape = shape_of(names[0], tokens, names[1], vectors, self.decoder.config)
+        batch, new = shape
+        before = 0 if past is None else check_cache(past).length
+        if past is not None and past.batch_size not in (-1, batch):
+            raise ValueError(f"past_key_values is of {past.batch_size} sequences, {names[0]} of {batch}")
+        if encoded is not None and encoded.output.shape[1] != batch:
+            raise ValueError(f"{names[0]} is of {batch} sequences, the encoder's output of {encoded.output.shape[1]}")
+        stack = self.decoder.config
+        if stack.positions == "learned" and before + new > stack.max_positions:
+            raise ValueError(f"{before + new} tokens are more than the {stack.max_positions} learned positions")
+        pads = pads_of(names[2], mask, (batch, before + new))
+        if pads is not None:
+            pads = pads[:, before:]
+        if past is None and not use_cache:
+            return self.decoder(tokens, encoded, pads, vectors, kept), None
+        cache = LightConvCache() if past is None else past
+        state = self.decoder.start(batch, encoded) if cache.state is None else cache.state
+        x, state = self.decoder.step(tokens, state, pads, vectors, kept)
+        cache.update_state(state, new)
+        return x, cache
+
+    def _uses_cache(self, asked: bool | None, labels: Tensor | None) -> bool:
+        """Not in training, nor where there are labels, unless it is asked for; never with gradient checkpointing."""
+        if self.training and self.decoder.gradient_checkpointing:
+            return False
+        return self.config.use_cache and not self.training and labels is None if asked is None else asked
+
+    def _keeps(self, asked: bool | None) -> list[Tensor] | None:
+        """Where hidden states go; None if nobody wants them."""
+        return [] if (self.config.output_hidden_states if asked is None else asked) else None
+
+    def _given(self, output: ModelOutput, asked: bool | None) -> ModelOutput | tuple:
+        """The output, or a tuple of what is in it."""
+        return output if (self.config.return_dict if asked is None else asked) else output.to_tuple()
+
+    def _predict(
+        self, x: Tensor, labels: Tensor | None, shift: int, keep: int | Tensor, items: int | Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(T,B,d) → logits (B,T or fewer,V) and, of labels (B,T), the loss; the first `shift` labels have no logits."""
+        if labels is None:
+            if isinstance(keep, int):
+                return self.decoder.logits(x[-keep:] if keep else x), None
+            return self.decoder.logits(x[keep]), None
+        if not isinstance(keep, int) or keep:
+            raise ValueError("logits_to_keep is not allowed with labels, which need all logits")
+        if labels.shape != (x.shape[1], x.shape[0]):
+            raise ValueError(f"labels must be of shape {(x.shape[1], x.shape[0])}, got {tuple(labels.shape)}")
+        logits = self.decoder.logits(x)
+        wanted = labels.masked_fill(labels.eq(self.config.pad_token_id), -100)[:, shift:]
+        loss = F.cross_entropy(
+            logits[:, : logits.shape[1] - shift].flatten(0, 1).float(),
+            wanted.flatten(),
+            reduction="mean" if items is None else "sum",
+        )
+        return logits, loss if items is None else loss / items
+
+
+def refuse_attentions(asked: bool | None) -> None:
+    if asked:
+        raise ValueError("output_attentions=True is not supported: convolutions have no attention weights")
+
+
+def check_cache(past: object) -> LightConvCache:
+    if not isinstance(past, LightConvCache):
+        raise ValueError(f"past_key_values must be a LightConvCache, got {type(past).__name__}")
+    return past
+
+
+def shape_of(
+    name: str, tokens: Tensor | None, vectors_name: str, vectors: Tensor | None, stack: StackConfig
+) -> tuple[int, int]:
+    """(B,T) of what is given, tokens or vectors."""
+    if (tokens is None) == (vectors is None):
+        raise ValueError(f"{name} or {vectors_name} must be given, got {'neither' if tokens is None else 'both'}")
+    if vectors is not None:
+        if vectors.dim() != 3:
+            raise ValueError(f"{vectors_name} must be of shape (batch, length, channels), got {tuple(vectors.shape)}")
+        return vectors.shape[0], vectors.shape[1]
+    assert tokens is not None
+    if tokens.dim() != 2:
+        raise ValueError(f"{name} must be of shape (batch, length), got {tuple(tokens.shape)}")
+    # On a GPU the check would wait for the device, and out-of-range indices are an error of its own there.
+    if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
+        least, most = (int(n) for n in tokens.aminmax())
+        if least < 0 or most >= stack.vocab_size:
+            wrong = least if least < 0 else most
+            raise ValueError(f"{name} must be in 0 … {stack.vocab_size - 1}, got {wrong}")
+    return tokens.shape[0], tokens.shape[1]
+
+
+def pads_of(name: str, mask: Tensor | None, shape: tuple[int, int]) -> Tensor | None:
+    """Where a mask (B,T) is 0; None without one."""
+    if mask is None:
+        return None
+    if tuple(mask.shape) != shape:
+        raise ValueError(f"{name} must be of shape {shape}, got {tuple(mask.shape)}")
+    return mask.eq(0)
+
+
+def as_encoded(output: BaseModelOutput, mask: Tensor | None) -> Encoded:
+    """For the decoder; pads by the mask, or by what the encoder has seen of them."""
+    x = output.last_hidden_state
+    pads = pads_of("attention_mask", mask, (x.shape[0], x.shape[1]))
+    if pads is None:
+        seen = getattr(output, "attention_mask", None)
+        pads = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device) if seen is None else ~seen
+    return Encoded(x.transpose(0, 1), pads)
+
+
+def batch_first(kept: list[Tensor] | None, last: Tensor) -> tuple[Tensor, ...] | None:
+    """What layers have read, (T,B,d) each, as (B,T,d), and the last output, which is."""
+    return None if kept is None else (*(x.transpose(0, 1) for x in kept), last)

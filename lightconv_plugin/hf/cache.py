@@ -1,0 +1,123 @@
+"""What a decoder keeps between the steps of `generate`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from lightconv_plugin.modules.attention import SelfAttention
+from lightconv_plugin.modules.block import ConvBlock
+from lightconv_plugin.modules.layer import Source
+from lightconv_plugin.modules.transformer import DecoderState
+
+
+class LightConvCache(Cache):
+    """The states of the mixers, the last K − 1 inputs of a convolution and keys and values of attention, and, in a
+    translation model, keys and values of the encoder's output, which are computed once.
+
+    A new one is empty: `model(…, past_key_values=LightConvCache())` fills it. Unlike a cache of attention alone, it
+    can't be cropped: a convolution forgets what lies further back than its kernel.
+
+    Attributes:
+        state: of the decoder; None before the first token.
+        length: tokens seen, pads included.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.state: DecoderState | None = None
+        self.length = 0
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(length={self.length}, batch_size={self.batch_size})"
+
+    def __len__(self) -> int:
+        """Number of layers; 0 before the first token."""
+        return 0 if self.state is None else len(self.state.mixers)
+
+    def update_state(self, state: DecoderState, new: int) -> None:
+        """`state` is that after `new` more tokens."""
+        self.state = state
+        self.length += new
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.state is not None
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    @property
+    def is_croppable(self) -> bool:
+        return False
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        return [False] * len(self)
+
+    @property
+    def batch_size(self) -> int:
+        """-1 before the first token."""
+        return -1 if self.state is None else len(self.state.seen)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.length
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """-1: there is none."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return self.state is not None
+
+    def reset(self) -> None:
+        """Empty, as new."""
+        self.state = None
+        self.length = 0
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row n becomes what row beam_idx[n] was; beam_idx (B',) int64."""
+        if self.state is None:
+            return
+        order = beam_idx.to(self.state.seen.device)
+        self.state = DecoderState(
+            self.state.seen.index_select(0, order),
+            [_reordered(mixer, order) for mixer in self.state.mixers],
+            [source and _select(source, order) for source in self.state.sources],
+        )
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row `repeats` times."""
+        if self.state is not None:
+            self.reorder_cache(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Only these rows; indices or a mask of rows."""
+        if self.state is not None:
+            self.reorder_cache(torch.arange(self.batch_size, device=indices.device)[indices])
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Not possible but for 0 tokens: RuntimeError."""
+        if tokens_to_remove:
+            raise RuntimeError(
+                f"cannot remove {abs(tokens_to_remove)} tokens: a convolution forgets what it no longer needs"
+            )
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """Not for this cache, whose states are not only keys and values: RuntimeError."""
+        raise RuntimeError("a LightConvCache works with the models of lightconv_plugin.hf alone")
+
+
+def _reordered(mixer: Any, order: Tensor) -> Any:
+    return (SelfAttention if isinstance(mixer, tuple) else ConvBlock).reorder(mixer, order)
+
+
+def _select(source: Source, order: Tensor) -> Source:
+    return Source(*(None if part is None else part.index_select(0, order) for part in source))  # type: ignore[arg-type]

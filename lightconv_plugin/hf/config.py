@@ -1,0 +1,254 @@
+"""The configuration: config.json of an exported directory as transformers knows configurations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from lightconv_plugin.checkpoints.exported import FORMAT_VERSION, MODEL_TYPE
+from lightconv_plugin.modules.config import ModelConfig, StackConfig
+from lightconv_plugin.modules.mixers import HEADED, MixerSpec
+
+KERNEL_SIZES = (3, 7, 15, 31)
+"""Of the first layers of the paper's models; the later ones have the last."""
+
+_OPTIONS = {
+    "d_model": 256,
+    "ffn_dim": None,
+    "num_heads": 4,
+    "encoder_layers": 3,
+    "decoder_layers": 3,
+    "mixer": "dynamic",
+    "encoder_kernel_sizes": KERNEL_SIZES,
+    "decoder_kernel_sizes": KERNEL_SIZES,
+    "glu": True,
+    "normalize": "softmax",
+    "normalize_before": False,
+    "positions": "sinusoidal",
+    "dropout": 0.1,
+    "weight_dropout": 0.1,
+    "attention_dropout": 0.1,
+    "source_vocab_size": None,
+    "share_input_output": True,
+}
+_FORMAT_KEYS = (
+    "encoder_stack", "decoder_stack", "share_embeddings", "pad_token_id", "bos_token_id", "eos_token_id",
+    "unk_token_id", "format_version", "is_encoder_decoder", "decoder_start_token_id", "vocab_size",
+    "tie_word_embeddings", "weights", "source_lang", "target_lang", "truncate_source", "max_source_positions",
+    "max_target_positions",
+)  # fmt: skip
+
+
+class LightConvConfig(PretrainedConfig):
+    """The architecture of a model, and what its directory says beside it.
+
+    Either whole stacks, as config.json has them, or options from which they are made:
+
+        LightConvConfig(vocab_size=8000, d_model=512, encoder_layers=7, decoder_layers=6, mixer="lightweight")
+        LightConvConfig(vocab_size=8000, is_encoder_decoder=False, decoder_layers=12)   # a language model
+
+    Args:
+        encoder_stack, decoder_stack: as modules.config writes them; encoder_stack is None for a language model.
+        share_embeddings: encoder and decoder have one table of words.
+        vocab_size: entries of the target dictionary.
+        is_encoder_decoder: False for a language model; known from the stacks where they are given.
+        pad_token_id, bos_token_id, eos_token_id, unk_token_id: fairseq's.
+        decoder_start_token_id: what a translation begins with; fairseq begins with the end symbol.
+        format_version, weights, source_lang, target_lang, truncate_source, max_source_positions, max_target_positions:
+            of an exported directory.
+        use_cache: return a LightConvCache where neither training nor labels speak against it.
+        options: without stacks. d_model; ffn_dim (4 · d_model unless given); num_heads (of convolutions and of
+            attention); encoder_layers, decoder_layers; mixer (a name of modules.MIXERS, or one for each layer of
+            the model, the encoder's first); encoder_kernel_sizes, decoder_kernel_sizes (the last is repeated); glu;
+            normalize; normalize_before; positions; dropout, weight_dropout, attention_dropout; source_vocab_size
+            (vocab_size unless given); share_input_output.
+
+    Raises:
+        ValueError: an option or a stack is not allowed; it says which and why.
+    """
+
+    model_type = MODEL_TYPE
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  (transformers' own way)
+
+    def __init__(
+        self,
+        encoder_stack: dict[str, Any] | None = None,
+        decoder_stack: dict[str, Any] | None = None,
+        share_embeddings: bool = False,
+        vocab_size: int | None = None,
+        is_encoder_decoder: bool | None = None,
+        pad_token_id: int = 1,
+        bos_token_id: int = 0,
+        eos_token_id: int = 2,
+        unk_token_id: int = 3,
+        decoder_start_token_id: int | None = None,
+        tie_word_embeddings: bool | None = None,
+        format_version: int = FORMAT_VERSION,
+        weights: str = "float32",
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+        truncate_source: bool = False,
+        max_source_positions: int | None = None,
+        max_target_positions: int = 1024,
+        use_cache: bool = True,
+        **kwargs: Any,
+    ):
+        options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
+        if format_version != FORMAT_VERSION:
+            raise ValueError(
+                f"format_version must be {FORMAT_VERSION}, got {format_version!r}: a newer version wrote it"
+            )
+        if decoder_stack is None:
+            if encoder_stack is not None:
+                raise ValueError("decoder_stack is missing beside encoder_stack")
+            known = _build(options, vocab_size or 1000, is_encoder_decoder is not False, share_embeddings)
+        elif options:
+            raise ValueError(f"{', '.join(options)}: not allowed beside decoder_stack, which says it")
+        else:
+            known = {"encoder_stack": encoder_stack, "decoder_stack": decoder_stack}
+        self.pad_token_id = pad_token_id
+        self.bos_token_id = bos_token_id
+        self.eos_token_id = eos_token_id
+        self.unk_token_id = unk_token_id
+        self.share_embeddings = share_embeddings
+        self.encoder_stack, self.decoder_stack = known["encoder_stack"], known["decoder_stack"]
+        model = self.model_config()
+        written = model.as_json()
+        self.encoder_stack, self.decoder_stack = written["encoder_stack"], written["decoder_stack"]
+        has_encoder = model.encoder is not None
+        for name, value, wanted in (
+            ("vocab_size", vocab_size, model.decoder.vocab_size),
+            ("is_encoder_decoder", is_encoder_decoder, has_encoder),
+        ):
+            if value not in (None, wanted):
+                raise ValueError(f"{name} must be {wanted} as in the stacks, got {value!r}")
+        self.vocab_size = model.decoder.vocab_size
+        self.decoder_start_token_id = eos_token_id if decoder_start_token_id is None else decoder_start_token_id
+        self.tie_word_embeddings = (
+            model.decoder.share_input_output if tie_word_embeddings is None else tie_word_embeddings
+        )
+        self.format_version = format_version
+        self.weights = weights
+        self.source_lang = source_lang
+        self.target_lang = target_lang
+        self.truncate_source = truncate_source
+        self.max_source_positions = 1024 if max_source_positions is None and has_encoder else max_source_positions
+        self.max_target_positions = max_target_positions
+        self.use_cache = use_cache
+        super().__init__(is_encoder_decoder=has_encoder, **kwargs)
+
+    def model_config(self) -> ModelConfig:
+        """The architecture for the classes of modules/. ValueError: the stacks are not valid."""
+        return ModelConfig.of_json(self.__dict__)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.decoder_stack["embed_dim"]
+
+    d_model = hidden_size
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return len((self.encoder_stack or self.decoder_stack)["mixers"])
+
+    @property
+    def encoder_layers(self) -> int:
+        return 0 if self.encoder_stack is None else len(self.encoder_stack["mixers"])
+
+    @property
+    def decoder_layers(self) -> int:
+        return len(self.decoder_stack["mixers"])
+
+    @property
+    def num_attention_heads(self) -> int:
+        return self.decoder_stack["num_heads"]
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """The longest output; transformers' `generate` keeps its default length below it."""
+        return self.max_target_positions
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> LightConvConfig:
+        """Itself: there is one configuration for both sides (transformers would rename the decoder's keys)."""
+        return self
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What config.json gets: all keys of the format, also where they are what transformers takes for granted."""
+        written = super().to_diff_dict()
+        written.update({name: self.__dict__[name] for name in _FORMAT_KEYS})
+        return written
+
+
+def _build(options: dict[str, Any], vocab_size: int, has_encoder: bool, share_embeddings: bool) -> dict[str, Any]:
+    """The stacks that options describe, as in config.json."""
+    if not has_encoder:
+        unwanted = [name for name in ("encoder_layers", "encoder_kernel_sizes", "source_vocab_size") if name in options]
+        if unwanted:
+            raise ValueError(f"{', '.join(unwanted)}: not allowed for a language model (is_encoder_decoder=False)")
+    chosen = {**_OPTIONS, **options}
+    counts = [chosen["encoder_layers"] if has_encoder else 0, chosen["decoder_layers"]]
+    for name, count in zip(("encoder_layers", "decoder_layers"), counts, strict=True):
+        if (has_encoder or name != "encoder_layers") and not (isinstance(count, int) and count >= 1):
+            raise ValueError(f"{name} must be at least 1, got {count!r}")
+    kinds = chosen["mixer"]
+    kinds = [kinds] * sum(counts) if isinstance(kinds, str) else list(kinds)
+    if len(kinds) != sum(counts):
+        raise ValueError(f"mixer must be one name, or one for each of the {sum(counts)} layers, got {len(kinds)}")
+    source_vocab = chosen["source_vocab_size"]
+    encoder = None
+    if has_encoder:
+        sizes = _sizes("encoder_kernel_sizes", chosen["encoder_kernel_sizes"], counts[0])
+        encoder = _stack(chosen, source_vocab or vocab_size, kinds[: counts[0]], sizes)
+    sizes = _sizes("decoder_kernel_sizes", chosen["decoder_kernel_sizes"], counts[1])
+    decoder = _stack(
+        chosen,
+        vocab_size,
+        kinds[counts[0] :],
+        sizes,
+        encoder_dim=chosen["d_model"] if has_encoder else None,
+        share_input_output=chosen["share_input_output"],
+    )
+    return ModelConfig(decoder, encoder, share_embeddings).as_json()
+
+
+def _sizes(name: str, sizes: Sequence[int], count: int) -> list[int]:
+    if isinstance(sizes, (str, int)) or not sizes:
+        raise ValueError(f"{name} must be a list of sizes, got {sizes!r}")
+    return [*sizes, *[sizes[-1]] * count][:count]
+
+
+def _stack(options: dict[str, Any], vocab_size: int, kinds: list[str], sizes: list[int], **more: Any) -> StackConfig:
+    dim, heads = options["d_model"], options["num_heads"]
+    if not isinstance(dim, int) or dim < 1:
+        raise ValueError(f"d_model must be a whole number of at least 1, got {dim!r}")
+    mixers = tuple(
+        MixerSpec(
+            kind=kind,
+            kernel_size=size,
+            conv_dim=dim,
+            num_heads=heads if kind in HEADED or "attention" in kind else 1,
+            glu=options["glu"],
+            input_dropout=0.0,
+            weight_dropout=options["weight_dropout"],
+            normalize=options["normalize"],
+            attention_dropout=options["attention_dropout"],
+        )
+        for kind, size in zip(kinds, sizes, strict=True)
+    )
+    return StackConfig(
+        vocab_size=vocab_size,
+        embed_dim=dim,
+        ffn_dim=options["ffn_dim"] or 4 * dim,
+        num_heads=heads,
+        mixers=mixers,
+        normalize_before=options["normalize_before"],
+        final_norm=options["normalize_before"],
+        positions=options["positions"],
+        embed_scale=math.sqrt(dim),
+        dropout=options["dropout"],
+        attention_dropout=options["attention_dropout"],
+        **more,
+    )

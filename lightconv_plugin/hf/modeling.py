@@ -1,0 +1,199 @@
+"""The models as transformers knows models: the stacks of modules/, under the same names, with its calls."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from transformers import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, ModelOutput, Seq2SeqLMOutput
+
+from lightconv_plugin.hf.base import (
+    SHARED,
+    LightConvEncoder,
+    LightConvEncoderOutput,
+    LightConvPreTrainedModel,
+    as_encoded,
+    batch_first,
+    check_cache,
+    refuse_attentions,
+)
+from lightconv_plugin.hf.cache import LightConvCache
+from lightconv_plugin.hf.config import LightConvConfig
+from lightconv_plugin.modules.transformer import Decoder
+
+
+class LightConvForConditionalGeneration(LightConvPreTrainedModel, GenerationMixin):
+    """The encoder-decoder: translation and summarisation.
+
+    Raises:
+        ValueError: `config` is of a language model.
+    """
+
+    def __init__(self, config: LightConvConfig):
+        super().__init__(config)
+        known = config.model_config()
+        if known.encoder is None:
+            raise ValueError("config has no encoder: it is of a LightConvForCausalLM")
+        self._tied_weights_keys = dict(SHARED) if known.share_embeddings else None
+        self.encoder = LightConvEncoder(known.encoder, known.pad)
+        self.decoder = Decoder(known.decoder, known.pad, self.encoder.embed_tokens if known.share_embeddings else None)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.encoder.embed_tokens = value
+        if self.config.share_embeddings:
+            self.decoder.embed_tokens = value
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """What the decoder reads to predict labels (B,T): the start symbol before the first word, then each word.
+
+        Pads and −100 may be on either side.
+        """
+        pad = self.config.pad_token_id
+        words = labels.ne(-100) & labels.ne(pad)
+        shifted = labels.masked_fill(~words, pad).roll(1, dims=1)
+        shifted[:, 0] = pad
+        return shifted.masked_fill(words & words.cumsum(dim=1).eq(1), self.config.decoder_start_token_id)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: LightConvCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: int | Tensor | None = None,
+    ) -> ModelOutput | tuple:
+        """
+        Args:
+            input_ids: (B,S) words of the source with their end, pads on either side.
+            attention_mask, decoder_attention_mask: (B,S), (B,T with those in the cache), 0 at pads; default: pads are
+                known by their id.
+            decoder_input_ids: (B,T) the start symbol, then words; from the labels unless given.
+            encoder_outputs: of the encoder, in the place of input_ids.
+            past_key_values: continue after what is in it; it is changed in place.
+            inputs_embeds, decoder_inputs_embeds: (B,S,d), (B,T,d) word vectors in the place of ids.
+            labels: (B,T) words with their end; pads and −100 are left out of the loss.
+            use_cache: return a cache. Default: the configuration's, but not in training or with labels.
+            output_hidden_states: return what each layer reads, and the output of the last.
+            logits_to_keep: of how many of the last positions, or of which, logits are computed; 0 for all.
+            num_items_in_batch: what the sum of the losses is divided by, in place of the number of words.
+
+        Raises:
+            ValueError: an argument is missing, doesn't fit another, or is not supported; it says which.
+        """
+        refuse_attentions(output_attentions)
+        kept = self._keeps(output_hidden_states)
+        if encoder_outputs is not None and not isinstance(encoder_outputs, BaseModelOutput):
+            encoder_outputs = LightConvEncoderOutput(*encoder_outputs[:2])
+        encoded = None
+        if past_key_values is None or check_cache(past_key_values).state is None:
+            if encoder_outputs is None:
+                encoder_outputs = self.encoder(
+                    input_ids, attention_mask, inputs_embeds, output_hidden_states=kept is not None
+                )
+            encoded = as_encoded(encoder_outputs, attention_mask)
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            if labels is None:
+                raise ValueError("decoder_input_ids or labels must be given, got neither")
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        x, cache = self._decode(
+            decoder_input_ids,
+            decoder_inputs_embeds,
+            decoder_attention_mask,
+            encoded,
+            past_key_values,
+            self._uses_cache(use_cache, labels),
+            kept,
+            ("decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask"),
+        )
+        logits, loss = self._predict(x, labels, 0, logits_to_keep, num_items_in_batch)
+        output = Seq2SeqLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=cache,
+            decoder_hidden_states=batch_first(kept, x.transpose(0, 1)),
+            encoder_last_hidden_state=getattr(encoder_outputs, "last_hidden_state", None),
+            encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
+        )
+        return (
+            output.to_tuple() if (self.config.return_dict if return_dict is None else return_dict) is False else output
+        )
+
+
+class LightConvForCausalLM(LightConvPreTrainedModel, GenerationMixin):
+    """The language model.
+
+    Raises:
+        ValueError: `config` has an encoder.
+    """
+
+    def __init__(self, config: LightConvConfig):
+        super().__init__(config)
+        known = config.model_config()
+        if known.encoder is not None:
+            raise ValueError("config has an encoder: it is of a LightConvForConditionalGeneration")
+        self.decoder = Decoder(known.decoder, known.pad)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.decoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.decoder.embed_tokens = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: LightConvCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: int | Tensor | None = None,
+    ) -> ModelOutput | tuple:
+        """
+        Args:
+            input_ids: (B,T) words, pads on either side; fairseq's models expect the end symbol first.
+            attention_mask: (B,T with those in the cache), 0 at pads; default: pads are known by their id.
+            labels: (B,T) the same words as input_ids; the logits at t are compared with labels at t + 1. Pads and −100
+                are left out.
+            The others are those of LightConvForConditionalGeneration.
+
+        Raises:
+            ValueError: an argument is missing, doesn't fit another, or is not supported; it says which.
+        """
+        refuse_attentions(output_attentions)
+        kept = self._keeps(output_hidden_states)
+        x, cache = self._decode(
+            input_ids,
+            inputs_embeds,
+            attention_mask,
+            None,
+            past_key_values,
+            self._uses_cache(use_cache, labels),
+            kept,
+            ("input_ids", "inputs_embeds", "attention_mask"),
+        )
+        logits, loss = self._predict(x, labels, 1, logits_to_keep, num_items_in_batch)
+        output = CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=cache, hidden_states=batch_first(kept, x.transpose(0, 1))
+        )
+        return (
+            output.to_tuple() if (self.config.return_dict if return_dict is None else return_dict) is False else output
+        )

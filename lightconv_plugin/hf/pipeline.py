@@ -1,0 +1,65 @@
+"""pipeline("translation"), which transformers had until its version 5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers import AutoModelForSeq2SeqLM, Pipeline, pipelines
+
+TASK = "translation"
+
+
+class TranslationPipeline(Pipeline):
+    """Raw text in, {"translation_text": …} out.
+
+        translate = pipeline("translation", model="model")
+        translate(["Ein Hund läuft .", "Zwei Hunde ."], batch_size=2, num_beams=5)
+
+    Arguments that it does not know are those of `generate`. A text that is longer than the model allows is cut off
+    with truncation=True.
+    """
+
+    _load_tokenizer = True
+    _load_processor = False
+    _load_image_processor = False
+    _load_feature_extractor = False
+
+    def __call__(self, texts: Any, **kwargs: Any) -> Any:
+        """A dict for each text of a list; for one text alone, and where there are several translations, lists."""
+        found = super().__call__(texts, **kwargs)
+        if isinstance(texts, list) and all(isinstance(each, list) and len(each) == 1 for each in found):
+            return [each[0] for each in found]
+        return found
+
+    def _sanitize_parameters(
+        self, truncation: bool | str | None = None, return_tensors: bool = False, **generate: Any
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        before = {} if truncation is None else {"truncation": truncation}
+        return before, generate, {"return_tensors": True} if return_tensors else {}
+
+    def preprocess(self, text: str, truncation: bool | str = False) -> Any:  # type: ignore[override]
+        if not isinstance(text, str):
+            raise ValueError(f"a text must be a str, got {type(text).__name__}")
+        return self.tokenizer(text, truncation=truncation, return_tensors="pt")
+
+    def _forward(self, inputs: Any, **generate: Any) -> dict[str, Tensor]:
+        return {"output_ids": self.model.generate(**inputs, **generate)}
+
+    def postprocess(self, outputs: dict[str, Tensor], return_tensors: bool = False) -> list[dict[str, Any]]:  # type: ignore[override]
+        found = outputs["output_ids"]
+        if return_tensors:
+            return [{"translation_token_ids": ids} for ids in found]
+        texts = self.tokenizer.batch_decode(found, skip_special_tokens=True)
+        return [{"translation_text": text} for text in texts]
+
+
+def register() -> None:
+    """Make it known to `pipeline`, where transformers has none of its own.
+
+    transformers 5 refuses the task by name, for every model: it comes off that list. For models that are not of this
+    package the pipeline does what that of version 4 did.
+    """
+    if TASK not in pipelines.PIPELINE_REGISTRY.get_supported_tasks():
+        getattr(pipelines, "REMOVED_TASKS", {}).pop(TASK, None)
+        pipelines.PIPELINE_REGISTRY.register_pipeline(TASK, TranslationPipeline, pt_model=AutoModelForSeq2SeqLM)

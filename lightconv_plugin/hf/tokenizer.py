@@ -1,0 +1,275 @@
+"""The tokeniser: raw text to the ids of a model's dictionaries, and back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizer
+from transformers.utils import cached_file
+
+from lightconv_plugin.checkpoints.exported import CONFIG, TEXT, dictionary_name, is_language, read_text
+from lightconv_plugin.checkpoints.untrusted import read_bytes, read_json
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import atomic_write
+from lightconv_plugin.hf.weights import where
+from lightconv_plugin.text.dictionary import BOS, EOS, PAD, UNK, Dictionary
+from lightconv_plugin.text.sides import TextSide
+
+_MOST = 2**28  # bytes of a file
+_OUTSIDE = (BOS, PAD, EOS)  # what is no word, even where a text has it
+
+
+class _Side:
+    """Dictionary and text of one side; what turns text into pieces is made when it is first used."""
+
+    def __init__(self, dictionary: Dictionary, text: TextSide):
+        self.dictionary = dictionary
+        self.text = text
+        self._encode: Callable[[str], list[str]] | None = None
+        self._decode: Callable[[list[str]], str] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_encode": None, "_decode": None}
+
+    def encode(self, line: str) -> list[str]:
+        if self._encode is None:
+            self._encode = self.text.encode()
+        return self._encode(line)
+
+    def decode(self, pieces: list[str]) -> str:
+        if self._decode is None:
+            self._decode = self.text.decode()
+        return self._decode(pieces)
+
+
+class LightConvTokenizer(PreTrainedTokenizer):
+    """Raw text ↔ ids by the recipe, the subwords and the dictionaries of an exported directory.
+
+        tokenizer = AutoTokenizer.from_pretrained("model")
+        batch = tokenizer(["Ein Hund ."], text_target=["A dog ."], padding=True, return_tensors="pt")
+        tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)
+
+    Text is the source's, `text_target` the target's. Ids are read as the target's, unless `decode` is told
+    use_source_tokenizer=True. A translation model's text ends with </s>; a language model's begins with it, as fairseq
+    trained it. Words such as </s> in a text are unknown words. An unknown word is kept as <unk> by `decode`.
+
+    Args:
+        text_file: text.json; the other files are beside it.
+        source_lang, target_lang: as the dictionaries' names have them; default: config.json's.
+        The others are those of transformers' tokenisers. The special symbols are fairseq's; no others can be added.
+
+    Raises:
+        InputError: a file is missing or damaged.
+        ValueError: a token that the dictionaries do not have is to be added.
+    """
+
+    vocab_files_names = {"text_file": TEXT}  # noqa: RUF012  (transformers' own way)
+    model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
+
+    def __init__(
+        self,
+        text_file: str | os.PathLike,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+        bos_token: str = BOS,
+        pad_token: str = PAD,
+        eos_token: str = EOS,
+        unk_token: str = UNK,
+        **kwargs: Any,
+    ):
+        directory = Path(text_file).parent
+        if target_lang is None and (directory / CONFIG).exists():
+            source_lang, target_lang = _languages(read_json(directory, CONFIG), directory / CONFIG)
+        langs = (source_lang, target_lang)
+        texts = read_text(directory, source_lang is not None)
+        self._files = {TEXT: read_bytes(directory, TEXT, _MOST)}
+        sides: list[_Side | None] = []
+        for lang, text in zip(langs, texts, strict=True):
+            if text is None:
+                sides.append(None)
+                continue
+            name = dictionary_name(lang)
+            self._files[name] = read_bytes(directory, name, _MOST)
+            if text.file is not None:
+                self._files[text.file.name] = read_bytes(directory, text.file.name, _MOST)
+            sides.append(_Side(Dictionary.of_bytes(self._files[name], directory / name), text))
+        assert sides[1] is not None  # text.json has a target
+        self._source, self._target = sides[0], sides[1]
+        self._current: _Side = self._source or self._target
+        if self._source is None:
+            kwargs.setdefault("padding_side", "left")  # `generate` goes on after the last token
+        super().__init__(
+            source_lang=source_lang,
+            target_lang=target_lang,
+            bos_token=bos_token,
+            pad_token=pad_token,
+            eos_token=eos_token,
+            unk_token=unk_token,
+            **kwargs,
+        )
+        self.source_lang, self.target_lang = langs
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """The tokeniser of a directory, or of a repository of Hugging Face's hub. See transformers."""
+        if not os.path.isdir(pretrained_model_name_or_path):
+            _fetch(pretrained_model_name_or_path, where(kwargs))
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+
+    def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
+        """Write dictionaries, text.json and what it names, byte for byte as they were read."""
+        if filename_prefix:
+            raise ValueError(f"filename_prefix is not supported: the files have fixed names, got {filename_prefix!r}")
+        paths = [Path(save_directory) / name for name in self._files]
+        for path, content in zip(paths, self._files.values(), strict=True):
+            with atomic_write(path, binary=True) as file:
+                file.write(content)
+        return tuple(map(str, paths))
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the target dictionary."""
+        return len(self._target.dictionary)
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    def get_vocab(self) -> dict[str, int]:
+        """The target dictionary."""
+        return dict(self._target.dictionary.indices)
+
+    def add_special_tokens(self, special_tokens_dict: dict[str, Any], *args: Any, **kwargs: Any) -> int:
+        """Symbols of the dictionaries alone can be made special: ValueError for others."""
+        for token in special_tokens_dict.values():
+            self._check_tokens(token if isinstance(token, (list, tuple)) else [token])
+        return super().add_special_tokens(special_tokens_dict, *args, **kwargs)
+
+    def _add_tokens(self, new_tokens: Sequence[Any], special_tokens: bool = False) -> int:
+        self._check_tokens(new_tokens)
+        return super()._add_tokens(new_tokens, special_tokens=special_tokens)
+
+    def _check_tokens(self, tokens: Sequence[Any] | None) -> None:
+        unknown = [str(token) for token in tokens or () if str(token) not in self._target.dictionary]
+        if unknown:
+            raise ValueError(f"tokens cannot be added, the dictionaries of a model are fixed: got {', '.join(unknown)}")
+
+    def _switch_to_input_mode(self) -> None:
+        self._current = self._source or self._target
+
+    def _switch_to_target_mode(self) -> None:
+        self._current = self._target
+
+    def tokenize(self, text: str, **kwargs: Any) -> list[str]:
+        """The pieces of a line of text.
+
+        Raises:
+            ValueError: it is not text. InputError: the tokeniser of its language is not installed, or lacks it.
+        """
+        if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+            raise ValueError(f"text has a NUL or a half of a surrogate pair: {ascii(text)[:80]}")
+        pieces = self._current.encode(" ".join(text.splitlines()))
+        return [UNK if piece in _OUTSIDE else piece for piece in pieces]
+
+    def _convert_token_to_id(self, token: str) -> int:
+        return self._current.dictionary.index(token)
+
+    def _convert_id_to_token(self, index: int) -> str:
+        return self._target.dictionary[_index(index)]
+
+    def convert_ids_to_tokens(self, ids: int | Sequence[int], skip_special_tokens: bool = False) -> str | list[str]:  # type: ignore[override]
+        """Ids of the target as pieces; <s>, <pad> and </s> may be left out, <unk> stays."""
+        if isinstance(ids, int):
+            return self._convert_id_to_token(ids)
+        return _pieces(self._target.dictionary, ids, skip_special_tokens)
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        """Pieces of the target as text."""
+        return _text(self._target, tokens)
+
+    def _decode(
+        self,
+        token_ids: int | list[int],
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+        use_source_tokenizer: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        side = self._source if use_source_tokenizer and self._source is not None else self._target
+        ids = [token_ids] if isinstance(token_ids, int) else token_ids
+        return _text(side, _pieces(side.dictionary, ids, skip_special_tokens))
+
+    def build_inputs_with_special_tokens(
+        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
+    ) -> list[int]:
+        """ids and the end; of a language model, the end of what was before and ids. Pairs: ValueError."""
+        if token_ids_1 is not None:
+            raise ValueError("text_pair is not supported: use text_target for the other language")
+        end = self._target.dictionary.eos()
+        return [end, *token_ids_0] if self._source is None else [*token_ids_0, end]
+
+    def get_special_tokens_mask(
+        self, token_ids_0: list, token_ids_1: list | None = None, already_has_special_tokens: bool = False
+    ) -> list[int]:
+        """1 at <s>, <pad> and </s>, else 0."""
+        ids = token_ids_0 if already_has_special_tokens else self.build_inputs_with_special_tokens(token_ids_0)
+        dictionary = self._target.dictionary
+        outside = (dictionary.bos(), dictionary.pad(), dictionary.eos())
+        return [int(index in outside) for index in ids]
+
+
+def _languages(config: dict[str, Any], path: Path) -> tuple[str | None, str | None]:
+    langs = config.get("source_lang"), config.get("target_lang")
+    for lang in langs:
+        if lang is not None and not (isinstance(lang, str) and is_language(lang)):
+            raise InputError(f"{path}: source_lang and target_lang must be names of languages, got {ascii(lang)[:80]}")
+    return langs
+
+
+def _fetch(repository: str | os.PathLike, places: dict[str, Any]) -> None:
+    """Bring the files whose names are in other files into the cache of the hub."""
+    path = Path(cached_file(repository, CONFIG, **places))
+    langs = _languages(read_json(path.parent, CONFIG), path)
+    text = Path(cached_file(repository, TEXT, **places))
+    sides = read_json(text.parent, TEXT)
+    names = [dictionary_name(lang) for lang in langs if lang is not None or langs == (None, None)]
+    for side in (sides.get("source"), sides.get("target")):
+        name = side.get("file") if isinstance(side, dict) else None
+        if isinstance(name, str) and Path(name).name == name and name not in ("", ".", ".."):
+            names.append(name)
+    for name in dict.fromkeys(names):
+        try:
+            cached_file(repository, name, **places)
+        except OSError as error:
+            raise OSError(
+                f"{repository}: {name}, which its {CONFIG} or {TEXT} names, cannot be had: {error}"
+            ) from error
+
+
+def _index(index: int) -> int:
+    if index < 0:
+        raise ValueError(f"token_ids must be at least 0, got {index}: replace -100 by the pad first")
+    return index
+
+
+def _pieces(dictionary: Dictionary, ids: Sequence[int], skip: bool) -> list[str]:
+    outside = (dictionary.bos(), dictionary.pad(), dictionary.eos()) if skip else ()
+    return [dictionary[_index(int(index))] for index in ids if index not in outside]
+
+
+def _text(side: _Side, pieces: Sequence[str]) -> str:
+    """Words between the symbols that are no words, each by itself."""
+    parts: list[str] = []
+    words: list[str] = []
+    for piece in [*pieces, None]:
+        if piece is not None and piece not in _OUTSIDE:
+            words.append(piece)
+            continue
+        if words:
+            parts.append(side.decode(words))
+            words = []
+        if piece is not None:
+            parts.append(piece)
+    return " ".join(part for part in parts if part)

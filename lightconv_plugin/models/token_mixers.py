@@ -1,0 +1,132 @@
+"""The token mixers of modules/ as fairseq's Transformer layers call them: in the place of MultiheadAttention, with
+fairseq's incremental state, dropout at inference (--retain-dropout) and quantisation noise."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fairseq.incremental_decoding_utils import with_incremental_state
+from fairseq.modules.fairseq_dropout import FairseqDropout
+from fairseq.modules.quant_noise import quant_noise
+from torch import Tensor, nn
+
+from lightconv_plugin.modules.attention import SelfAttention
+from lightconv_plugin.modules.block import ConvBlock
+from lightconv_plugin.modules.dropout import Dropout
+from lightconv_plugin.modules.mixers import MixerSpec
+from lightconv_plugin.modules.mixers import build_mixer as build_plain_mixer
+
+# Upstream's LightConv keeps the block's parameters, and its names of the norms, directly in the layer.
+_UPSTREAM_NAMES = {
+    "linear1": "{block}.linear1",
+    "linear2": "{block}.linear2",
+    "conv": "{block}.conv",
+    "layer_norm1": "{layer}.self_attn_layer_norm",
+    "layer_norm2": "{layer}.final_layer_norm",
+    "conv_layer_norm": "{layer}.self_attn_layer_norm",
+}
+_PROJECTIONS = ("linear1", "linear2", "q_proj", "k_proj", "v_proj", "out_proj")
+
+
+class _FairseqCall:
+    """MultiheadAttention's call, answered by a mixer's `forward` and `step`."""
+
+    _STATE = "mixer_state"
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: dict | None = None,
+        need_weights: bool = False,
+        attn_mask: Tensor | None = None,
+    ) -> tuple[Tensor, None]:
+        """query (T,B,d) → ((T,B,d), None).
+
+        fairseq's other arguments are not read: `key` and `value` are the query again, and `attn_mask` is causality,
+        which the mixer has by itself.
+
+        Args:
+            query: with an incremental state, the n ≥ 1 tokens that come next; else the whole sequence.
+            key_padding_mask: (B,T) bool, true at pads, on either side.
+            incremental_state: fairseq's dictionary of one generation; it keeps the mixer's state.
+        """
+        if incremental_state is None:
+            return super().forward(query, key_padding_mask), None  # type: ignore[misc]
+        state = self._get_input_buffer(incremental_state).get(self._STATE)
+        x, state = self.step(query, state, key_padding_mask)  # type: ignore[attr-defined]
+        self._set_input_buffer(incremental_state, {self._STATE: state})
+        return x, None
+
+    def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
+        """Beam search: row n of the batch becomes what row new_order[n] was; new_order (B',) int64."""
+        state = self._get_input_buffer(incremental_state).get(self._STATE)
+        if state is not None:
+            self._set_input_buffer(incremental_state, {self._STATE: self.reorder(state, new_order)})  # type: ignore[attr-defined]
+        return incremental_state
+
+    def _get_input_buffer(self, incremental_state: dict | None) -> dict:
+        # fairseq's decoder layer asks for the buffer under this name, with and without incremental state.
+        return self.get_incremental_state(incremental_state, self._STATE) or {}  # type: ignore[attr-defined]
+
+    def _set_input_buffer(self, incremental_state: dict, buffer: dict) -> None:
+        self.set_incremental_state(incremental_state, self._STATE, buffer)  # type: ignore[attr-defined]
+
+
+@with_incremental_state
+class FairseqConvBlock(_FairseqCall, ConvBlock):
+    """ConvBlock in the place of fairseq's self-attention."""
+
+    def upgrade_state_dict_named(self, state_dict: dict, name: str) -> dict:
+        """Renames the keys of fairseq's own LightConv layers, of every version, to this block's; in place.
+
+        Also: (H,K) filters of models trained with the CUDA layer get their middle dimension, and the never used (and
+        never initialised) `conv_bias` of newer dynamic layers is dropped.
+        """
+        layer = name.rpartition(".")[0]
+        for old, new in _UPSTREAM_NAMES.items():
+            prefix = f"{layer}.{old}."
+            for key in [key for key in state_dict if key.startswith(prefix)]:
+                target = new.format(block=name, layer=layer) + "." + key[len(prefix) :]
+                state_dict[target] = state_dict.pop(key)
+        if self.conv.conv_bias is None:
+            state_dict.pop(f"{name}.conv.conv_bias", None)
+        weight = f"{name}.conv.weight"
+        if weight in state_dict and state_dict[weight].dim() == 2:
+            state_dict[weight] = state_dict[weight].unsqueeze(1)
+        return state_dict
+
+
+@with_incremental_state
+class WindowAttention(_FairseqCall, SelfAttention):
+    """Self-attention in a window of tokens, in the place of fairseq's (row 2 of the paper's ablation)."""
+
+
+def build_mixer(
+    spec: MixerSpec, embed_dim: int, build_attention: Callable[[], nn.Module], *, q_noise: float, qn_block_size: int
+) -> nn.Module:
+    """The module a fairseq Transformer layer takes as its `self_attn`; `build_attention` makes fairseq's own."""
+    if spec.kind == "attention":
+        return build_attention()
+    mixer: Any = build_plain_mixer(spec, embed_dim, block=FairseqConvBlock, attention=WindowAttention)
+    for name in _PROJECTIONS:
+        projection = getattr(mixer, name, None)
+        if isinstance(projection, nn.Linear):
+            quant_noise(projection, q_noise, qn_block_size)  # a hook of the module
+    return mixer
+
+
+class RetainableDropout(Dropout, FairseqDropout):
+    """Dropout that fairseq's --retain-dropout can keep on at inference."""
+
+    def __init__(self, p: float, module_name: str | None = None):
+        FairseqDropout.__init__(self, p, module_name)
+
+
+def replace_dropout(module: nn.Module) -> None:
+    """Every dropout below `module` becomes a RetainableDropout of the same probability and name, in place."""
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if type(child) in (FairseqDropout, Dropout):
+                setattr(parent, name, RetainableDropout(child.p, child.module_name))

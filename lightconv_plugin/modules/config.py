@@ -1,0 +1,247 @@
+"""The architecture of a model as data: what the classes are built from, and config.json of an exported model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from lightconv_plugin.modules.mixers import MixerSpec
+from lightconv_plugin.validation import read
+
+Activation = Literal["relu", "relu_squared", "gelu", "gelu_fast", "gelu_accurate", "swish", "tanh", "linear"]
+Positions = Literal["sinusoidal", "learned", "none"]
+_DERIVED = ("causal", "zero_pads")  # of a mixer: which side it is on says them
+
+
+@dataclass(frozen=True)
+class AdaptiveInputConfig:
+    """Embeddings in bands of words (Baevski & Auli 2019): band i has dimension input_dim / factor^i.
+
+    cutoff: the word ranks at which the next band begins.
+    """
+
+    cutoff: tuple[int, ...]
+    factor: float = 4.0
+
+    def __post_init__(self) -> None:
+        _check_bands(self.cutoff, self.factor)
+
+
+@dataclass(frozen=True)
+class AdaptiveSoftmaxConfig:
+    """Outputs in bands of words (Grave et al. 2017): tail i has dimension output_dim / factor^(i+1).
+
+    tie_weights: the word vectors are those of the adaptive input; tie_proj: so are the tails' projections.
+    dropout: of the tails' projections.
+    """
+
+    cutoff: tuple[int, ...]
+    factor: float = 4.0
+    dropout: float = 0.0
+    tie_weights: bool = False
+    tie_proj: bool = False
+
+    def __post_init__(self) -> None:
+        _check_bands(self.cutoff, self.factor)
+        _check_probability("dropout", self.dropout)
+        if self.tie_proj and not self.tie_weights:
+            raise ValueError("tie_proj needs tie_weights")
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """One side of a model: embeddings, layers and, of a decoder, outputs.
+
+    vocab_size: entries of the dictionary.
+    embed_dim: d, the channels between the layers.
+    ffn_dim: of the feed-forward networks.
+    num_heads: of the attention over the encoder.
+    mixers: the token mixer of each layer.
+    normalize_before: norms before the sublayers, else after the residuals.
+    final_norm: a norm after the last layer.
+    positions, max_positions: how positions are embedded, and the longest sequence.
+    embedding_norm: a norm of the embeddings.
+    embed_scale: factor of the word embeddings.
+    dropout, attention_dropout, activation_dropout, layerdrop: probabilities in training. attention_dropout is that of
+        the attention over the encoder; a mixer has its own.
+    input_dim: of the word embeddings; if it is not d, a Linear leads from one to the other.
+    output_dim: of the output's input, likewise.
+    encoder_dim: channels of the encoder's output that the layers attend to; None where they don't.
+    share_input_output, output_bias: the output's weight is the embeddings' table; it has a bias.
+    adaptive_input, adaptive_softmax: None for one table, and for a softmax over all words at once.
+    """
+
+    vocab_size: int
+    embed_dim: int
+    ffn_dim: int
+    num_heads: int
+    mixers: tuple[MixerSpec, ...]
+    normalize_before: bool = False
+    final_norm: bool = False
+    positions: Positions = "sinusoidal"
+    max_positions: int = 1024
+    embedding_norm: bool = False
+    embed_scale: float = 1.0
+    activation: Activation = "relu"
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    layerdrop: float = 0.0
+    input_dim: int | None = None
+    output_dim: int | None = None
+    encoder_dim: int | None = None
+    share_input_output: bool = False
+    output_bias: bool = False
+    adaptive_input: AdaptiveInputConfig | None = None
+    adaptive_softmax: AdaptiveSoftmaxConfig | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "embed_dim", "ffn_dim", "num_heads", "max_positions"):
+            _check_at_least(1, name, getattr(self, name))
+        for name in ("input_dim", "output_dim", "encoder_dim"):
+            if getattr(self, name) is not None:
+                _check_at_least(1, name, getattr(self, name))
+        for name in ("dropout", "attention_dropout", "activation_dropout", "layerdrop"):
+            _check_probability(name, getattr(self, name))
+        if not math.isfinite(self.embed_scale):
+            raise ValueError(f"embed_scale must be a number, got {self.embed_scale}")
+        if self.encoder_dim is not None and self.embed_dim % self.num_heads:
+            raise ValueError(f"num_heads must divide embed_dim = {self.embed_dim}, got {self.num_heads}")
+        for i, mixer in enumerate(self.mixers):
+            heads = mixer.num_heads
+            if "attention" in mixer.kind and self.embed_dim % heads:
+                raise ValueError(f"mixers[{i}].num_heads must divide embed_dim = {self.embed_dim}, got {heads}")
+            if mixer.kind == "conv" and mixer.conv_dim != self.embed_dim:
+                raise ValueError(f"mixers[{i}].conv_dim must be embed_dim = {self.embed_dim}, got {mixer.conv_dim}")
+        for name, bands in (("adaptive_input", self.adaptive_input), ("adaptive_softmax", self.adaptive_softmax)):
+            if bands is not None and bands.cutoff[-1] > self.vocab_size:
+                raise ValueError(f"{name}.cutoff must not exceed vocab_size = {self.vocab_size}, got {bands.cutoff}")
+        if self.adaptive_softmax is not None:
+            tied = self.adaptive_softmax.tie_weights
+            if tied and (self.adaptive_input is None or self.adaptive_input.cutoff != self.adaptive_softmax.cutoff):
+                raise ValueError("adaptive_softmax.tie_weights needs an adaptive_input with the same cutoff")
+        if self.share_input_output and (self.adaptive_input or self.adaptive_softmax):
+            raise ValueError("share_input_output needs one table of embeddings and one softmax, not adaptive ones")
+
+    @property
+    def word_dim(self) -> int:
+        """Dimension of the word embeddings."""
+        return self.embed_dim if self.input_dim is None else self.input_dim
+
+    @property
+    def last_dim(self) -> int:
+        """Dimension of what the output's product reads."""
+        return self.embed_dim if self.output_dim is None else self.output_dim
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A whole model: an encoder-decoder, or a language model where there is no encoder.
+
+    share_embeddings: encoder and decoder have one table of word embeddings.
+    pad, bos, eos, unk: indices of fairseq's special symbols in the dictionaries.
+    """
+
+    decoder: StackConfig
+    encoder: StackConfig | None = None
+    share_embeddings: bool = False
+    pad: int = 1
+    bos: int = 0
+    eos: int = 2
+    unk: int = 3
+
+    def __post_init__(self) -> None:
+        decoder, encoder = self.decoder, self.encoder
+        sizes = [("decoder", decoder)] + ([] if encoder is None else [("encoder", encoder)])
+        for name, side in sizes:
+            for symbol in ("pad", "bos", "eos", "unk"):
+                if not 0 <= getattr(self, symbol) < side.vocab_size:
+                    size, index = side.vocab_size, getattr(self, symbol)
+                    raise ValueError(f"{symbol} must be an index of the {name}'s {size} words, got {index}")
+        if encoder is None:
+            if decoder.encoder_dim is not None or self.share_embeddings:
+                raise ValueError("decoder.encoder_dim and share_embeddings need an encoder")
+            return
+        if encoder.adaptive_input or encoder.adaptive_softmax or encoder.share_input_output:
+            raise ValueError("encoder must have one table of embeddings and no outputs")
+        if encoder.encoder_dim is not None or encoder.word_dim != encoder.embed_dim:
+            raise ValueError("encoder.encoder_dim and encoder.input_dim are a decoder's alone")
+        if decoder.encoder_dim not in (None, encoder.embed_dim):
+            raise ValueError(f"decoder.encoder_dim must be {encoder.embed_dim} or null, got {decoder.encoder_dim}")
+        if self.share_embeddings and (
+            (encoder.vocab_size, encoder.word_dim) != (decoder.vocab_size, decoder.word_dim) or decoder.adaptive_input
+        ):
+            raise ValueError("share_embeddings needs tables of the same size on both sides")
+
+    def as_json(self) -> dict[str, Any]:
+        """For config.json."""
+        return {
+            "encoder_stack": None if self.encoder is None else _stack_as_json(self.encoder),
+            "decoder_stack": _stack_as_json(self.decoder),
+            "share_embeddings": self.share_embeddings,
+            "pad_token_id": self.pad,
+            "bos_token_id": self.bos,
+            "eos_token_id": self.eos,
+            "unk_token_id": self.unk,
+        }
+
+    @classmethod
+    def of_json(cls, known: Mapping[str, Any]) -> ModelConfig:
+        """The configuration that `as_json` wrote; other keys of the mapping are left alone.
+
+        ValueError says what is wrong with anything else.
+        """
+        encoder = known.get("encoder_stack")
+        symbols: dict[str, Any] = {}
+        for name in ("pad", "bos", "eos", "unk"):
+            symbols[name] = index = known.get(f"{name}_token_id")
+            if not isinstance(index, int) or isinstance(index, bool):
+                raise ValueError(f"{name}_token_id must be a whole number, got {index!r}")
+        if not isinstance(shared := known.get("share_embeddings"), bool):
+            raise ValueError(f"share_embeddings must be true or false, got {shared!r}")
+        return cls(
+            decoder=_stack_of_json(known.get("decoder_stack"), "decoder_stack", causal=True),
+            encoder=None if encoder is None else _stack_of_json(encoder, "encoder_stack", causal=False),
+            share_embeddings=shared,
+            **symbols,
+        )
+
+
+def _stack_as_json(stack: StackConfig) -> dict[str, Any]:
+    known = asdict(stack)
+    known["mixers"] = [{k: v for k, v in mixer.items() if k not in _DERIVED} for mixer in known["mixers"]]
+    for bands in ("adaptive_input", "adaptive_softmax"):
+        if known[bands] is not None:
+            known[bands]["cutoff"] = list(known[bands]["cutoff"])
+    return known
+
+
+def _stack_of_json(known: object, name: str, *, causal: bool) -> StackConfig:
+    mixers = known.get("mixers") if isinstance(known, Mapping) else None
+    if isinstance(mixers, list) and not mixers:
+        raise ValueError(f"{name}.mixers must have an entry for each layer, got none")
+    for mixer in mixers if isinstance(mixers, list) else ():
+        for key in _DERIVED:
+            if isinstance(mixer, Mapping) and key in mixer:
+                raise ValueError(f"unknown key {name}.mixers.{key}")
+    stack = read(StackConfig, known, name)
+    return replace(stack, mixers=tuple(replace(mixer, causal=causal, zero_pads=True) for mixer in stack.mixers))
+
+
+def _check_at_least(least: int, name: str, value: int) -> None:
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def _check_probability(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must be in [0, 1), got {value}")
+
+
+def _check_bands(cutoff: tuple[int, ...], factor: float) -> None:
+    if not cutoff or cutoff[0] < 1 or sorted(set(cutoff)) != list(cutoff):
+        raise ValueError(f"cutoff must be increasing word ranks, got {list(cutoff)}")
+    if not (math.isfinite(factor) and factor > 0):
+        raise ValueError(f"factor must be positive, got {factor}")

@@ -1,0 +1,103 @@
+"""One layer: a token mixer, in a decoder attention over the encoder, and the feed-forward network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lightconv_plugin.modules.attention import EncoderAttention
+from lightconv_plugin.modules.config import StackConfig
+from lightconv_plugin.modules.dropout import Dropout
+from lightconv_plugin.modules.linear import Linear
+from lightconv_plugin.modules.mixers import MixerSpec, build_mixer
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "relu_squared": lambda x: F.relu(x).square(),
+    "gelu": lambda x: F.gelu(x.float()).type_as(x),
+    "gelu_fast": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_accurate": lambda x: F.gelu(x, approximate="tanh"),
+    "swish": F.silu,
+    "tanh": torch.tanh,
+    "linear": lambda x: x,
+}
+"""By fairseq's names."""
+
+
+class Source(NamedTuple):
+    """What a layer of the decoder reads of the encoder's output: keys and values (B,H,S,d/H), pads (B,S) or None."""
+
+    keys: Tensor
+    values: Tensor
+    pads: Tensor | None
+
+
+class Layer(nn.Module):
+    """Mixer, attention over the encoder where `config` has an encoder_dim, FFN; each with its residual, and its norm
+    before or after it. The parameters have the names of fairseq's Transformer.
+
+    Args:
+        config: of the side the layer belongs to.
+        mixer: its token mixer.
+    """
+
+    def __init__(self, config: StackConfig, mixer: MixerSpec):
+        super().__init__()
+        dim = config.embed_dim
+        self.normalize_before = config.normalize_before
+        self.activation = config.activation
+        self.dropout_module = Dropout(config.dropout, type(self).__name__)
+        self.activation_dropout_module = Dropout(config.activation_dropout, type(self).__name__)
+        self.self_attn: Any = build_mixer(mixer, dim)
+        self.self_attn_layer_norm = nn.LayerNorm(dim)
+        self.encoder_attn: EncoderAttention | None = None
+        if config.encoder_dim is not None:
+            self.encoder_attn = EncoderAttention(
+                dim, config.num_heads, encoder_dim=config.encoder_dim, dropout=config.attention_dropout
+            )
+            self.encoder_attn_layer_norm = nn.LayerNorm(dim)
+        self.fc1 = Linear(dim, config.ffn_dim)
+        self.fc2 = Linear(config.ffn_dim, dim)
+        self.final_layer_norm = nn.LayerNorm(dim)
+
+    def forward(self, x: Tensor, pads: Tensor | None = None, source: Source | None = None) -> Tensor:
+        """The whole sequence at once: x (T,B,d), pads (B,T) bool, `source` for a decoder's layer → (T,B,d)."""
+        x = self._residual(x, self.self_attn_layer_norm, lambda y: self.self_attn(y, pads))
+        return self._rest(x, source)
+
+    def step(
+        self, x: Tensor, state: Any, pads: Tensor | None = None, source: Source | None = None
+    ) -> tuple[Tensor, Any]:
+        """The next n ≥ 1 tokens: x (n,B,d), the mixer's state → ((n,B,d), state)."""
+
+        def mix(y: Tensor) -> Tensor:
+            nonlocal state
+            out, state = self.self_attn.step(y, state, pads)
+            return out
+
+        x = self._residual(x, self.self_attn_layer_norm, mix)
+        return self._rest(x, source), state
+
+    def _rest(self, x: Tensor, source: Source | None) -> Tensor:
+        if self.encoder_attn is not None:
+            attention = self.encoder_attn
+            x = self._residual(x, self.encoder_attn_layer_norm, lambda y: attention(y, *_given(source)))
+        return self._residual(x, self.final_layer_norm, self._feed_forward)
+
+    def _residual(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.normalize_before:
+            return x + self.dropout_module(sublayer(norm(x)))
+        return norm(x + self.dropout_module(sublayer(x)))
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.activation_dropout_module(ACTIVATIONS[self.activation](self.fc1(x))))
+
+
+def _given(source: Source | None) -> Source:
+    if source is None:
+        raise ValueError("source is missing: the layer attends to an encoder's output")
+    return source

@@ -1,0 +1,77 @@
+"""From the decoder's last layer to the words: the adaptive softmax."""
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lightconv_plugin.modules.config import AdaptiveSoftmaxConfig
+from lightconv_plugin.modules.dropout import Dropout
+from lightconv_plugin.modules.embeddings import AdaptiveInput, bands
+from lightconv_plugin.modules.linear import Linear
+
+
+class AdaptiveSoftmax(nn.Module):
+    """Log-probabilities of words in bands (Grave et al. 2017).
+
+    Weights that are tied to those of an adaptive input are not parameters here: `forward` is given the input.
+
+    Args:
+        vocab_size, dim: V, and the channels of the input.
+        config: cutoff, factor, dropout and what is tied.
+        word_dim: dimension of the first band's word vectors, where they are tied.
+
+    Parameters: by fairseq's names. head.weight (words of the first band + bands − 1, dim), or head.class_proj.weight
+        (bands − 1, dim) and, where word_dim is not dim, head.word_proj.0.weight (word_dim, dim); for each other band N
+        tail.N.0.weight (dim / factor^(N+1), dim) and tail.N.2.weight (words, the same).
+    """
+
+    def __init__(self, vocab_size: int, dim: int, config: AdaptiveSoftmaxConfig, word_dim: int):
+        super().__init__()
+        self.ends = ends = bands(config.cutoff, vocab_size)
+        self.tied, self.tied_proj = config.tie_weights, config.tie_proj
+        self.dropout = Dropout(config.dropout, type(self).__name__)
+        first, others = ends[0], len(ends) - 1
+        if not self.tied:
+            self.head: nn.Module = Linear(dim, first + others, bias=False)
+        else:
+            self.head = nn.ModuleDict({"class_proj": Linear(dim, others, bias=False)})
+            if word_dim != dim:
+                self.head["word_proj"] = nn.Sequential(Linear(dim, word_dim, bias=False))
+        # The numbers by which fairseq's Sequential knows them; between them is the dropout.
+        self.tail = nn.ModuleList()
+        for i, (begin, end) in enumerate(pairwise(ends)):
+            width = int(dim // config.factor ** (i + 1))
+            parts = {} if self.tied_proj else {"0": Linear(dim, width, bias=False)}
+            if not self.tied:
+                parts["2"] = Linear(width, end - begin, bias=False)
+            self.tail.append(nn.ModuleDict(parts))
+
+    def forward(self, x: Tensor, inputs: AdaptiveInput | None = None) -> Tensor:
+        """x (…,dim) → (…,V) log-probabilities; `inputs` is the adaptive input, where weights are tied to it."""
+        first = self.ends[0]
+        head = F.log_softmax(self._head(x, inputs), dim=-1)
+        parts = [head[..., :first]]
+        for i, tail in enumerate(self.tail):
+            inner = F.linear(x, _given(inputs).weights(i + 1)[1].t()) if self.tied_proj else _part(tail, "0")(x)
+            inner = self.dropout(inner)
+            scores = F.linear(inner, _given(inputs).weights(i + 1)[0]) if self.tied else _part(tail, "2")(inner)
+            parts.append(F.log_softmax(scores, dim=-1) + head[..., first + i, None])
+        return torch.cat(parts, dim=-1)
+
+    def _head(self, x: Tensor, inputs: AdaptiveInput | None) -> Tensor:
+        if not self.tied:
+            return self.head(x)
+        inner = _part(self.head, "word_proj")(x) if "word_proj" in self.head else x  # type: ignore[operator]
+        return torch.cat([F.linear(inner, _given(inputs).weights(0)[0]), _part(self.head, "class_proj")(x)], dim=-1)
+
+
+def _part(parts: nn.Module, name: str) -> nn.Module:
+    return parts[name]  # type: ignore[index]
+
+
+def _given(inputs: AdaptiveInput | None) -> AdaptiveInput:
+    if inputs is None:
+        raise ValueError("inputs is missing: the weights are tied to those of an adaptive input")
+    return inputs

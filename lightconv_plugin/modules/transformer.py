@@ -1,0 +1,361 @@
+"""The whole models in torch alone: the encoder-decoder and the language model, with any mixer in each layer.
+
+    model = EncoderDecoder(config)
+    logits, loss = model(source, target_input, labels)      # training: loss.backward()
+    state = model.start(model.encode(source))               # decoding
+    logits, state = model.step(tokens, state)
+
+Everything is batch first outside, (B,T), and time first inside, (T,B,C), as the operators are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lightconv_plugin.modules.config import ModelConfig, StackConfig
+from lightconv_plugin.modules.dropout import Dropout
+from lightconv_plugin.modules.embeddings import (
+    AdaptiveInput,
+    LearnedPositions,
+    SinusoidalPositions,
+    positions_of,
+    word_embedding,
+)
+from lightconv_plugin.modules.layer import Layer, Source
+from lightconv_plugin.modules.linear import Linear
+from lightconv_plugin.modules.outputs import AdaptiveSoftmax
+
+
+class Encoded(NamedTuple):
+    """An encoder's output (S,B,d), and the pads (B,S) bool of its input."""
+
+    output: Tensor
+    pads: Tensor
+
+
+class Output(NamedTuple):
+    """logits: (B,T,V); log-probabilities from an adaptive softmax. loss: a number where there were labels."""
+
+    logits: Tensor
+    loss: Tensor | None = None
+
+
+@dataclass
+class DecoderState:
+    """What a decoder keeps between the steps of B sequences.
+
+    mixers: of each layer, None before the first step.
+    sources: keys and values of the encoder's output, of each layer; None without an encoder.
+    seen: (B,) how many words there were, pads not counted.
+    """
+
+    seen: Tensor
+    mixers: list[Any] = field(default_factory=list)
+    sources: list[Source | None] = field(default_factory=list)
+
+
+class _Stack(nn.Module):
+    """What both sides share: embeddings, layers, the norm after them.
+
+    `gradient_checkpointing`: recompute the layers in the backward pass instead of keeping what they computed.
+    """
+
+    def __init__(self, config: StackConfig, pad: int, embed_tokens: nn.Module | None = None):
+        super().__init__()
+        self.config = config
+        self.pad = pad
+        self.embed_tokens: Any
+        dim, words = config.embed_dim, config.word_dim
+        if embed_tokens is not None:
+            self.embed_tokens = embed_tokens
+        elif config.adaptive_input is not None:
+            self.embed_tokens = AdaptiveInput(config.vocab_size, words, dim, pad, config.adaptive_input)
+        else:
+            self.embed_tokens = word_embedding(config.vocab_size, words, pad)
+        needs_projection = words != dim and config.adaptive_input is None
+        self.project_in_dim = Linear(words, dim, bias=False) if needs_projection else None
+        self.embed_positions: SinusoidalPositions | LearnedPositions | None = None
+        if config.positions == "sinusoidal":
+            self.embed_positions = SinusoidalPositions(dim, pad)
+        elif config.positions == "learned":
+            self.embed_positions = LearnedPositions(config.max_positions, dim, pad)
+        self.layernorm_embedding = nn.LayerNorm(dim) if config.embedding_norm else None
+        self.dropout_module = Dropout(config.dropout, type(self).__name__)
+        self.layers: Any = nn.ModuleList(Layer(config, mixer) for mixer in config.mixers)
+        self.layer_norm = nn.LayerNorm(dim) if config.final_norm else None
+        self.gradient_checkpointing = False
+        # Under this name transformers puts its own.
+        self._gradient_checkpointing_func = lambda function, *args: checkpoint(function, *args, use_reentrant=False)
+
+    def embed(self, tokens: Tensor | None, pads: Tensor, seen: Tensor | None = None, vectors: Tensor | None = None):
+        """tokens (B,T), or word vectors (B,T,d) in their place, pads (B,T) → (T,B,d); `seen` (B,) words came before."""
+        x = self.embed_tokens(tokens) if vectors is None else vectors
+        x = x * self.config.embed_scale
+        if self.project_in_dim is not None:
+            x = self.project_in_dim(x)
+        if self.embed_positions is not None:
+            positions = positions_of(pads, seen)
+            if self.config.positions == "learned" and not torch.compiler.is_compiling():
+                self._check_length(int(positions.shape[1]) + (0 if seen is None else int(seen.max())))
+            x = x + self.embed_positions(positions, x.dtype, positions.shape[1] if seen is None else None)
+        if self.layernorm_embedding is not None:
+            x = self.layernorm_embedding(x)
+        return self.dropout_module(x).transpose(0, 1)
+
+    def run(self, layer: nn.Module, *args: Any) -> Tensor:
+        """The layer's forward pass, in training perhaps left out (LayerDrop) or recomputed later."""
+        if self.training:
+            if self.config.layerdrop and float(torch.rand(())) < self.config.layerdrop:
+                return args[0]
+            if self.gradient_checkpointing:
+                return self._gradient_checkpointing_func(layer.__call__, *args)
+        return layer(*args)
+
+    def _check_length(self, length: int) -> None:
+        most = self.config.max_positions
+        if length > most:
+            raise ValueError(f"a sequence of {length} tokens is longer than the {most} learned positions")
+
+
+class Encoder(_Stack):
+    """Tokens to vectors."""
+
+    def forward(
+        self,
+        tokens: Tensor | None,
+        pads: Tensor | None = None,
+        vectors: Tensor | None = None,
+        kept: list[Tensor] | None = None,
+    ) -> Encoded:
+        """tokens (B,S), or their word vectors (B,S,d), pads (B,S) bool (default: where tokens are the pad).
+
+        kept: gets what each layer reads appended, (S,B,d).
+        """
+        pads = _pads(tokens, pads, vectors, self.pad)
+        x = self.embed(tokens, pads, vectors=vectors).masked_fill(pads.t().unsqueeze(-1), 0)
+        for layer in self.layers:
+            _keep(kept, x)
+            x = self.run(layer, x, pads)
+        return Encoded(x if self.layer_norm is None else self.layer_norm(x), pads)
+
+
+class Decoder(_Stack):
+    """Tokens, and what the encoder made of others, to vectors and to the next words."""
+
+    def __init__(self, config: StackConfig, pad: int, embed_tokens: nn.Module | None = None):
+        super().__init__(config, pad, embed_tokens)
+        dim, last = config.embed_dim, config.last_dim
+        bands = config.adaptive_softmax
+        tied = bands is not None and bands.tie_weights
+        self.project_out_dim = Linear(dim, last, bias=False) if last != dim and not tied else None
+        self.adaptive_softmax: AdaptiveSoftmax | None = None
+        self.output_projection: nn.Linear | None = None
+        self.output_bias: nn.Parameter | None = None
+        if bands is not None:
+            self.adaptive_softmax = AdaptiveSoftmax(config.vocab_size, last, bands, config.word_dim)
+        elif config.share_input_output:
+            # The weight is the embeddings' table.
+            self.output_bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.output_bias else None
+        else:
+            self.output_projection = nn.Linear(last, config.vocab_size, bias=config.output_bias)
+            nn.init.normal_(self.output_projection.weight, std=last**-0.5)
+
+    def source_of(self, layer: Layer, encoded: Encoded | None) -> Source | None:
+        """What a layer reads of the encoder's output."""
+        if layer.encoder_attn is None:
+            return None
+        if encoded is None:
+            raise ValueError("encoded is missing: the decoder attends to an encoder's output")
+        return Source(*layer.encoder_attn.project(encoded.output), encoded.pads)
+
+    def forward(
+        self,
+        tokens: Tensor | None,
+        encoded: Encoded | None = None,
+        pads: Tensor | None = None,
+        vectors: Tensor | None = None,
+        kept: list[Tensor] | None = None,
+    ) -> Tensor:
+        """tokens (B,T), or their word vectors (B,T,d), all at once → (T,B,d); pads and `kept` as for the encoder."""
+        pads = _pads(tokens, pads, vectors, self.pad)
+        x = self.embed(tokens, pads, vectors=vectors)
+        for layer in self.layers:
+            _keep(kept, x)
+            x = self.run(layer, x, pads, self.source_of(layer, encoded))
+        return x if self.layer_norm is None else self.layer_norm(x)
+
+    def start(self, batch: int, encoded: Encoded | None = None) -> DecoderState:
+        """The state before the first token of `batch` sequences."""
+        sources = [self.source_of(layer, encoded) for layer in self.layers]
+        seen = torch.zeros(batch, dtype=torch.int64, device=next(self.parameters()).device)
+        return DecoderState(seen, [None] * len(self.layers), sources)
+
+    def step(
+        self,
+        tokens: Tensor | None,
+        state: DecoderState,
+        pads: Tensor | None = None,
+        vectors: Tensor | None = None,
+        kept: list[Tensor] | None = None,
+    ) -> tuple[Tensor, DecoderState]:
+        """The next n ≥ 1 tokens (B,n) → ((n,B,d), the state after them); the state given stays as it is."""
+        pads = _pads(tokens, pads, vectors, self.pad)
+        x = self.embed(tokens, pads, state.seen, vectors)
+        mixers = []
+        for layer, mixer, source in zip(self.layers, state.mixers, state.sources, strict=True):
+            _keep(kept, x)
+            x, after = layer.step(x, mixer, pads, source)
+            mixers.append(after)
+        x = x if self.layer_norm is None else self.layer_norm(x)
+        return x, DecoderState(state.seen + (~pads).sum(dim=1), mixers, state.sources)
+
+    def reorder(self, state: DecoderState, order: Tensor) -> DecoderState:
+        """Beam search: the state in which sequence n is what sequence order[n] was; order (B',) int64."""
+        return DecoderState(
+            state.seen.index_select(0, order),
+            [layer.self_attn.reorder(mixer, order) for layer, mixer in zip(self.layers, state.mixers, strict=True)],
+            [source and _select(source, order) for source in state.sources],
+        )
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(T,B,d) → (B,T,V); log-probabilities where there is an adaptive softmax."""
+        if self.project_out_dim is not None:
+            x = self.project_out_dim(x)
+        x = x.transpose(0, 1)
+        if self.adaptive_softmax is not None:
+            tied = self.embed_tokens if isinstance(self.embed_tokens, AdaptiveInput) else None
+            return self.adaptive_softmax(x, tied)
+        if self.output_projection is not None:
+            return self.output_projection(x)
+        return F.linear(x, self.embed_tokens.weight, self.output_bias)
+
+
+class EncoderDecoder(nn.Module):
+    """An encoder-decoder: LightConv, DynamicConv (Wu et al. 2019), TaLK (Lioutas & Guo 2020), the Transformer, and
+    mixtures of them layer by layer. The parameters have the names of fairseq's models.
+
+    Raises:
+        ValueError: `config` has no encoder.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        if config.encoder is None:
+            raise ValueError("config.encoder is missing: without one it is a LanguageModel")
+        self.config = config
+        self.encoder = Encoder(config.encoder, config.pad)
+        shared = self.encoder.embed_tokens if config.share_embeddings else None
+        self.decoder = Decoder(config.decoder, config.pad, shared)
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        labels: Tensor | None = None,
+        *,
+        label_smoothing: float = 0.0,
+        source_pads: Tensor | None = None,
+        target_pads: Tensor | None = None,
+    ) -> Output:
+        """Trains, or scores given translations.
+
+        Args:
+            source: (B,S) words with their end, pads on either side.
+            target: (B,T) what the decoder reads: the end symbol, then the words (fairseq's prev_output_tokens).
+            labels: (B,T) the words with their end; pads and −100 are left out of the loss, a mean over the rest.
+            label_smoothing: share of the probability that is spread over all words.
+            source_pads, target_pads: (B,S), (B,T) bool; default: where the tokens are pads.
+        """
+        logits = self.decoder.logits(self.decoder(target, self.encoder(source, source_pads), target_pads))
+        return Output(logits, token_loss(logits, labels, self.config.pad, label_smoothing))
+
+    def encode(self, source: Tensor, pads: Tensor | None = None) -> Encoded:
+        """source (B,S) → the encoder's output."""
+        return self.encoder(source, pads)
+
+    def start(self, encoded: Encoded) -> DecoderState:
+        """The decoder's state before the first token."""
+        return self.decoder.start(encoded.output.shape[1], encoded)
+
+    def step(self, tokens: Tensor, state: DecoderState, pads: Tensor | None = None) -> tuple[Tensor, DecoderState]:
+        """The next n ≥ 1 tokens (B,n) → logits (B,n,V) of those after them, and the state."""
+        x, state = self.decoder.step(tokens, state, pads)
+        return self.decoder.logits(x), state
+
+
+class LanguageModel(nn.Module):
+    """A language model: the decoder without an encoder. The parameters have the names of fairseq's models.
+
+    Raises:
+        ValueError: `config` has an encoder.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        if config.encoder is not None:
+            raise ValueError("config.encoder is there: with one it is an EncoderDecoder")
+        self.config = config
+        self.decoder = Decoder(config.decoder, config.pad)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        labels: Tensor | None = None,
+        *,
+        label_smoothing: float = 0.0,
+        pads: Tensor | None = None,
+    ) -> Output:
+        """tokens (B,T) → logits of the words after them; labels (B,T) are these words. See EncoderDecoder.forward."""
+        logits = self.decoder.logits(self.decoder(tokens, pads=pads))
+        return Output(logits, token_loss(logits, labels, self.config.pad, label_smoothing))
+
+    def start(self, batch: int) -> DecoderState:
+        """The state before the first token of `batch` sequences."""
+        return self.decoder.start(batch)
+
+    def step(self, tokens: Tensor, state: DecoderState, pads: Tensor | None = None) -> tuple[Tensor, DecoderState]:
+        """The next n ≥ 1 tokens (B,n) → logits (B,n,V) of those after them, and the state."""
+        x, state = self.decoder.step(tokens, state, pads)
+        return self.decoder.logits(x), state
+
+
+def build_model(config: ModelConfig) -> EncoderDecoder | LanguageModel:
+    """The model that a configuration describes, with fresh weights."""
+    return LanguageModel(config) if config.encoder is None else EncoderDecoder(config)
+
+
+def token_loss(logits: Tensor, labels: Tensor | None, pad: int, label_smoothing: float) -> Tensor | None:
+    """The mean cross-entropy (nats) of labels (B,T) under logits (B,T,V); pads and −100 are left out."""
+    if labels is None:
+        return None
+    wanted = labels.masked_fill(labels.eq(pad), -100)
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(), wanted.flatten(), ignore_index=-100, label_smoothing=label_smoothing
+    )
+
+
+def _keep(kept: list[Tensor] | None, x: Tensor) -> None:
+    if kept is not None:
+        kept.append(x)
+
+
+def _select(source: Source, order: Tensor) -> Source:
+    pads = None if source.pads is None else source.pads.index_select(0, order)
+    return Source(source.keys.index_select(0, order), source.values.index_select(0, order), pads)
+
+
+def _pads(tokens: Tensor | None, pads: Tensor | None, vectors: Tensor | None, pad: int) -> Tensor:
+    """Where the pads are: as given, or by the tokens; nowhere for vectors."""
+    if pads is not None:
+        return pads
+    if tokens is not None:
+        return tokens.eq(pad)
+    if vectors is None:
+        raise ValueError("tokens or vectors must be given, got neither")
+    return torch.zeros(vectors.shape[:2], dtype=torch.bool, device=vectors.device)

@@ -1,0 +1,61 @@
+"""The text of one side of a model: from raw lines to the pieces of its dictionary, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.text.recipe import Recipe
+from lightconv_plugin.text.subwords import Subwords, bpe_encoder, join, sentencepiece_encoder
+
+
+class TokeniserError(InputError):
+    """The tokeniser has no rules for the language, or is not installed."""
+
+
+@dataclass(frozen=True)
+class TextSide:
+    """How the text of one language becomes pieces.
+
+    recipe: from raw text to tokens.
+    subwords: what the pieces are.
+    file: the merges of "bpe" or the model of "sentencepiece". None: the tokens are the pieces, as text that is split
+        already.
+    """
+
+    recipe: Recipe
+    subwords: Subwords
+    file: Path | None = None
+
+    def encode(self) -> Callable[[str], list[str]]:
+        """What turns a raw line into pieces.
+
+        Raises:
+            InputError: the file is damaged. TokeniserError (one too): see there.
+        """
+        tokenise, split = self._tokenise(), self._split()
+        return lambda line: split(tokenise(line)).split()
+
+    def decode(self) -> Callable[[list[str]], str]:
+        """What turns pieces into text as people write it. Raises TokeniserError."""
+        try:
+            detokenise = self.recipe.detokenise()
+        except ValueError as error:
+            raise TokeniserError(str(error)) from error
+        return lambda pieces: detokenise(join(pieces, self.subwords))
+
+    def _tokenise(self) -> Callable[[str], str]:
+        try:
+            return self.recipe.tokenise()
+        except (ValueError, RuntimeError) as error:
+            raise TokeniserError(str(error)) from error
+
+    def _split(self) -> Callable[[str], str]:
+        if self.file is None or self.subwords == "words":
+            return lambda line: line
+        try:
+            return (bpe_encoder if self.subwords == "bpe" else sentencepiece_encoder)(self.file)
+        except ValueError as error:
+            raise InputError(str(error)) from error

@@ -1,0 +1,196 @@
+"""Exported directories that are damaged, or were made to do harm: one line each, and nothing in them is executed."""
+
+import io
+import os
+import pickle
+import random
+import resource
+import shutil
+import time
+
+import pytest
+import torch
+
+pytest.importorskip("safetensors")
+
+from lightconv_plugin.checkpoints.exported import load_model, open_exported
+from lightconv_plugin.errors import InputError
+from tests.checkpoints import exports
+from tests.checkpoints.export_damage import DAMAGE, FC1, SMALL, drop, set_tensor
+
+
+class Evil:
+    """Leaves a file where it is unpickled."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch '{self.marker}'",)
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory):
+    """A directory of float32 and one of 8 bits; to be read only."""
+    folder = tmp_path_factory.mktemp("originals")
+    model = exports.build_model(exports.pair())
+    return {weights: exports.export(folder / weights, model, weights=weights) for weights in ("float32", "int8")}
+
+
+@pytest.fixture
+def made(originals, tmp_path):
+    """A copy of the first, to be damaged."""
+    return shutil.copytree(originals["float32"], tmp_path / "model")
+
+
+@pytest.fixture
+def small(originals, tmp_path):
+    """A copy of the second."""
+    return shutil.copytree(originals["int8"], tmp_path / "model")
+
+
+def use(directory):
+    """All that somebody does who translates."""
+    exported = open_exported(directory)
+    load_model(exported)
+    exported.source_text.encode()("The dog.")
+    exported.target_text.decode()(["dog"])
+
+
+def refused(directory) -> str:
+    """The message with which a directory is refused: one line of a readable length, quickly and without much memory."""
+    begin, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError) as caught:
+        use(directory)
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    text = str(caught.value)
+    assert "\n" not in text and text.isprintable() and len(text) < 700
+    assert str(directory) in text or "tokeniser" in text or "Moses" in text
+    assert time.process_time() - begin < 10 and kilobytes < 200_000
+    return text
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damaged(name, made):
+    damage, said = DAMAGE[name]
+    damage(made)
+    assert said in refused(made)
+
+
+def test_the_originals_are_accepted(originals):
+    for directory in originals.values():
+        use(directory)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_damaged_8_bits(name, small):
+    damage, said = SMALL[name]
+    damage(small)
+    assert said in refused(small)
+
+
+def test_a_scale_that_is_not_json(made):
+    content = (made / "config.json").read_text().replace('"embed_scale": 1.0', '"embed_scale": 1e999')
+    (made / "config.json").write_text(content)
+    assert "embed_scale must be a number, got inf" in refused(made)
+
+
+@pytest.mark.parametrize("form", ["torch.save", "legacy", "pickle"])
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "dict.de.txt", "source.bpe", "text.json"])
+def test_nothing_is_unpickled(form, name, made, tmp_path):
+    marker = tmp_path / "executed"
+    content = io.BytesIO()
+    if form == "pickle":
+        pickle.dump(Evil(marker), content)
+    else:
+        torch.save({FC1: Evil(marker)}, content, _use_new_zipfile_serialization=form == "torch.save")
+    (made / name).write_bytes(content.getvalue())
+    for other in ("pytorch_model.bin", "training_args.bin", "model.pt"):  # which nobody reads
+        (made / other).write_bytes(content.getvalue())
+    refused(made)
+    assert not marker.exists()
+
+
+def test_no_code_of_the_directory_is_imported(made, monkeypatch):
+    """As transformers does where it is told to trust it."""
+    for name in ("modeling_lightconv.py", "tokenization.py", "__init__.py", "safetensors.py", "sacremoses.py"):
+        (made / name).write_text("raise SystemExit('imported')")
+    exports.change(made / "config.json", auto_map={"AutoModel": "modeling_lightconv.Model"})
+    monkeypatch.chdir(made)
+    use(made)
+
+
+def test_a_directory_that_is_none(tmp_path):
+    assert "cannot be read: No such file or directory" in refused(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("x")
+    assert "not a directory of an exported model but a file" in refused(tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    assert "incomplete: there is no config.json" in refused(tmp_path / "empty")
+    with pytest.raises(InputError, match="cannot be read"):
+        open_exported("a\0b")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_may_not_be_read(made):
+    (made / "model.safetensors").chmod(0)
+    assert "model.safetensors" in refused(made)
+    made.chmod(0)
+    try:
+        assert "cannot be read: Permission denied" in refused(made)
+    finally:
+        made.chmod(0o700)
+
+
+def test_links_inside_and_to_the_cache_of_the_hub(made, tmp_path):
+    """A snapshot of Hugging Face's cache has links to the blobs beside it, and only those may leave the directory."""
+    (made / "dict.de.txt").rename(made / "words.txt")
+    (made / "dict.de.txt").symlink_to("words.txt")
+    use(made)
+    snapshot, blobs = tmp_path / "models--a--b/snapshots/123", tmp_path / "models--a--b/blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, path in enumerate(sorted(made.iterdir())):
+        shutil.copy(path, blobs / str(number))
+        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    use(snapshot)
+    (blobs / "0").rename(tmp_path / "elsewhere")
+    (blobs / "0").symlink_to(tmp_path / "elsewhere")
+    first = min(path.name for path in made.iterdir())
+    (snapshot / "text.json").unlink()
+    (snapshot / "text.json").symlink_to(f"../../blobs/{0}")
+    assert first == "README.md" and "a link to a file outside its directory" in refused(snapshot)
+
+
+def test_a_file_that_is_changed_after_it_was_opened(made):
+    exported = open_exported(made)
+    set_tensor(FC1, lambda t: t.t().contiguous())(made)
+    with pytest.raises(InputError, match="was changed while it was read"):
+        load_model(exported)
+    drop(FC1)(made)
+    with pytest.raises(InputError, match=r"model\.safetensors"):
+        load_model(exported)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "text.json", "dict.de.txt", "source.bpe"])
+def test_random_damage_is_an_input_error_or_nothing(name, small):
+    """Bytes changed, left out and repeated anywhere: no other exception, no crash."""
+    path = small / name
+    whole, draw = path.read_bytes(), random.Random(name)
+    for _ in range(60):
+        content = bytearray(whole)
+        for _ in range(draw.randint(1, 4)):
+            at = draw.randrange(min(len(content), 6000))  # of the weights: the header, and a little more
+            action = draw.randrange(4)
+            if action == 0:
+                content[at] = draw.randrange(256)
+            elif action == 1:
+                del content[at : at + draw.randint(1, 50)]
+            elif action == 2:
+                content[at:at] = content[max(0, at - draw.randint(1, 50)) : at]
+            else:
+                content[at : at + 1] = draw.choice([b"-", b"9" * 12, b"null", b'"', b"[", b"}", b"\0", b"1e99"])
+        path.write_bytes(content)
+        try:
+            use(small)
+        except InputError as error:
+            assert "\n" not in str(error) and len(str(error)) < 900

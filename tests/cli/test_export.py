@@ -1,0 +1,272 @@
+"""`lightconv export`: what becomes of checkpoints of fairseq, of every kind, and what is refused."""
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+pytest.importorskip("safetensors")
+
+from fairseq.data import Dictionary
+from omegaconf import OmegaConf
+
+from lightconv_plugin.checkpoints.exported import load_model, open_exported
+from lightconv_plugin.cli import main
+from tests.checkpoints.fairseq_files import state
+from tests.generation import translation_toys as toys
+from tests.models import language_model_toys
+from tests.robustness.make_golden import LANGUAGE_MODEL, MIXERS, PREVIOUS, SOURCE, unpack
+from tests.robustness.test_golden import EXPECTED, GOLDEN
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """A folder as scripts/prepare_*.sh make it; its data-bin."""
+    return toys.make_corpus(tmp_path_factory.mktemp("a corpus") / "corpus")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(corpus, tmp_path_factory):
+    return toys.make_checkpoint(tmp_path_factory.mktemp("runs") / "a model.pt", corpus, seed=6)
+
+
+def lightconv(*arguments) -> int:
+    return main.main(["export", *map(str, arguments)])
+
+
+def refused(capsys, *arguments) -> str:
+    """The one line with which the command refuses; nothing is written."""
+    directory = arguments[1]
+    there = directory.exists()
+    assert lightconv(*arguments) == 2
+    out, err = capsys.readouterr()
+    lines = [line for line in err.splitlines() if line.startswith("lightconv export: error: ")]
+    assert out == "" and len(lines) == 1
+    assert directory.exists() == there and not [*directory.parent.glob(f".{directory.name}*")]
+    return lines[0]
+
+
+def log_probabilities(directory) -> torch.Tensor:
+    model = load_model(open_exported(directory))
+    target = torch.tensor(PREVIOUS)
+    with torch.no_grad():
+        out = model(target) if model.config.encoder is None else model(torch.tensor(SOURCE), target)
+    return out.logits.log_softmax(dim=-1)
+
+
+@pytest.mark.parametrize("folder", GOLDEN, ids=[folder.name for folder in GOLDEN])
+@pytest.mark.parametrize("mixer", [*MIXERS, LANGUAGE_MODEL])
+def test_trained_checkpoints_compute_the_same(mixer, folder, tmp_path):
+    """Of every mixer, trained by both distributions of fairseq, and with the numbers that fairseq's model gave then."""
+    data, langs = folder, ["-s", "de", "-t", "en", "--bpe-codes", "none", "--tokenizer", "none"]
+    if mixer == LANGUAGE_MODEL:
+        data, langs = tmp_path / "data", []
+        data.mkdir()
+        (data / "dict.txt").write_bytes((folder / "dict.txt").read_bytes())
+    path = unpack(folder, mixer, tmp_path)
+    assert lightconv(path, tmp_path / "m", "--data", data, *langs) == 0
+    want = torch.tensor(EXPECTED[folder.name]["models"][mixer]["log_probabilities"])
+    torch.testing.assert_close(log_probabilities(tmp_path / "m"), want, rtol=0, atol=2e-5)
+    name = "dict.txt" if mixer == LANGUAGE_MODEL else "dict.de.txt"
+    assert (tmp_path / "m" / name).read_bytes() == (data / name).read_bytes()
+
+
+@pytest.mark.parametrize("architecture", ["dynamicconv", "transformer"])
+def test_what_is_found_beside_the_data(architecture, corpus, tmp_path, capsys):
+    path = toys.make_checkpoint(tmp_path / "m.pt", corpus, architecture, task={"truncate_source": True})
+    assert lightconv(path, tmp_path / "m", "--lenpen", "0.6", "--beam", "4") == 0
+    assert capsys.readouterr().out.startswith(f"written to {tmp_path / 'm'}: 0.")
+    found = open_exported(tmp_path / "m")
+    assert (found.settings.source_lang, found.settings.target_lang, found.settings.truncate_source) == (
+        "de",
+        "en",
+        True,
+    )
+    assert (found.settings.max_source_positions, found.settings.max_target_positions) == (64, 64)
+    assert (found.search.num_beams, found.search.length_penalty) == (4, 0.6)
+    assert found.source_text.recipe == toys.RECIPE
+    assert (tmp_path / "m" / "source.bpe").read_bytes() == (corpus.parent / "bpe/codes").read_bytes()
+    encode = toys.bpe(corpus)
+    for line in toys.SENTENCES["de"]:
+        assert found.source_text.encode()(line) == encode(toys.RECIPE.tokenise()(line)).split()
+    for dictionary, lang in ((found.source, "de"), (found.target, "en")):
+        assert dictionary.indices == Dictionary.load(str(corpus / f"dict.{lang}.txt")).indices
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
+def test_types(dtype, corpus, tmp_path):
+    sizes = {"encoder_embed_dim": 128, "decoder_embed_dim": 128, "encoder_ffn_embed_dim": 256}
+    path = toys.make_checkpoint(tmp_path / "m.pt", corpus, **sizes)
+    assert lightconv(path, tmp_path / "m", "--dtype", dtype) == 0
+    found = open_exported(tmp_path / "m")
+    model, weights = load_model(found, "float32"), torch.load(path, weights_only=False)["model"]
+    assert found.settings.weights == dtype
+    error = (model.encoder.layers[0].fc1.weight - weights["encoder.layers.0.fc1.weight"]).abs().max()
+    assert error == 0 if dtype == "float32" else 0 < error < 2e-3
+
+
+def test_an_averaged_checkpoint(corpus, checkpoint, tmp_path):
+    other = toys.make_checkpoint(tmp_path / "other.pt", corpus, seed=7)
+    average = tmp_path / "average.pt"
+    assert main.main(["average", "--inputs", str(checkpoint), str(other), "--output", str(average)]) == 0
+    assert lightconv(average, tmp_path / "m") == 0
+    name = "encoder.layers.1.fc1.weight"
+    one, two = (torch.load(path, weights_only=False)["model"][name] for path in (checkpoint, other))
+    found = dict(load_model(open_exported(tmp_path / "m")).named_parameters())[name]
+    torch.testing.assert_close(found.data, (one + two) / 2)
+
+
+def test_a_checkpoint_of_fairseq_train(toy_data, toy_training, tmp_path):
+    """Written by the trainer, with its whole configuration; shared decoder embeddings are stored once."""
+    path = toy_training / "checkpoint_best.pt"
+    assert lightconv(path, tmp_path / "m", "--tokenizer", "none") == 0
+    found = open_exported(tmp_path / "m")
+    assert found.config.decoder.share_input_output and "decoder.output_projection.weight" not in found.weights.kinds
+    weights = torch.load(path, weights_only=False)["model"]
+    for name, parameter in load_model(found).named_parameters():
+        assert torch.equal(parameter, weights[name]), name
+
+
+def test_the_options_say_what_is_not_found(corpus, checkpoint, tmp_path, capsys):
+    """Dictionaries elsewhere, without what lies beside them."""
+    data = tmp_path / "dictionaries"
+    data.mkdir()
+    for lang in ("de", "en"):
+        (data / f"dict.{lang}.txt").write_bytes((corpus / f"dict.{lang}.txt").read_bytes())
+    arguments = [checkpoint, tmp_path / "m", "--data", data]
+    assert "there is no" in (line := refused(capsys, *arguments)) and "give --bpe-codes" in line
+    codes = corpus.parent / "bpe/codes"
+    assert lightconv(*arguments, "--bpe-codes", codes) == 0
+    assert "note: no corpus.json" in (out := capsys.readouterr().out) and "--tokenizer moses or none" in out
+    assert lightconv(*arguments, "--bpe-codes", codes, "--tokenizer", "none", "--lowercase", "--force") == 0
+    found = open_exported(tmp_path / "m")
+    assert found.source_text.recipe.as_json() == {"tokeniser": "none", "lang": "de", "lowercase": "last"}
+    assert capsys.readouterr().out.startswith("written to")
+    assert lightconv(*arguments, "--bpe-codes", "none", "--tokenizer", "none", "--force") == 0
+    found = open_exported(tmp_path / "m")
+    assert (found.source_text.subwords, found.source_text.file) == ("bpe", None)
+    assert found.source_text.encode()("do@@ g") == ["do@@", "g"]
+
+
+def test_the_model_card(corpus, checkpoint, tmp_path):
+    signature = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
+    assert lightconv(checkpoint, tmp_path / "m", "--bleu", "34.567", "--bleu-signature", signature) == 0
+    card = (tmp_path / "m/README.md").read_text(encoding="utf-8")
+    assert f"BLEU 34.57, sacreBLEU's signature `{signature}`." in card
+    assert "exported from | `a model.pt`" in card and "The corpus `corpus`" in card
+
+
+@pytest.mark.parametrize("suffix, known, said", [
+    ("test.score", {"sacrebleu": 31.25, "signature": "nrefs:1"}, "BLEU 31.25 on test, sacreBLEU's signature `nrefs:1`"),
+    ("test.ppl", {"perplexity": 33.333}, "perplexity 33.33 on test."),
+    ("test.score", {"sacrebleu": "31", "signature": "nrefs:1"}, "TODO: no score was given."),
+    ("test.score", [1], "TODO: no score was given."),
+])  # fmt: skip
+def test_scores_that_other_commands_left(suffix, known, said, corpus, tmp_path):
+    path = toys.make_checkpoint(tmp_path / "m.pt", corpus)
+    (tmp_path / f"m.{suffix}").write_text(json.dumps(known))
+    assert lightconv(path, tmp_path / "m") == 0
+    assert said in (tmp_path / "m/README.md").read_text(encoding="utf-8")
+
+
+def language_model(folder, architecture="dynamicconv_lm", task=None, entries=30, **options):
+    """(a checkpoint with random weights, the folder of its dictionary, the model)."""
+    data = folder / "lm-data"
+    data.mkdir()
+    size = (task or {}).get("output_dictionary_size")
+    lm_task = language_model_toys.lm_task(entries, size)
+    lm_task.source_dictionary.save(str(data / "dict.txt"))
+    config = language_model_toys.configuration(architecture, **{**language_model_toys.SMALL, **options})
+    model = language_model_toys.scramble(language_model_toys.build_lm(architecture, lm_task, **options))
+    fields = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    settings = {"_name": "language_modeling", "data": str(data), "tokens_per_sample": 64, **(task or {})}
+    history = [{"criterion_name": "C", "optimizer_name": "O", "num_updates": 1, "lr_scheduler_state": {}}]
+    cfg = {"model": {**fields, "_name": architecture}, "task": settings}
+    path = folder / "lm.pt"
+    torch.save(state(model.state_dict(), optimizer_history=history, cfg=cfg), path)
+    return path, data, model
+
+
+KINDS = [name for name in language_model_toys.EMBEDDINGS if not name.startswith("characters")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_language_models(kind, tmp_path):
+    options = dict(language_model_toys.EMBEDDINGS[kind])
+    path, _, model = language_model(tmp_path, **options)
+    assert lightconv(path, tmp_path / "m") == 0
+    previous = language_model_toys.tokens(2, 9)
+    with torch.no_grad():
+        ours = load_model(open_exported(tmp_path / "m"))(previous).logits.log_softmax(dim=-1)
+        torch.testing.assert_close(ours, language_model_toys.log_probabilities(model, previous), rtol=0, atol=2e-5)
+    assert (tmp_path / "m/dict.txt").read_bytes() == (tmp_path / "lm-data/dict.txt").read_bytes()
+
+
+def test_what_a_language_model_cannot_be_exported_with(tmp_path, capsys):
+    for number, (options, task, said) in enumerate([
+        (language_model_toys.EMBEDDINGS["characters"], {}, "exported: it has character_embeddings True: embeddings of"),
+        ({}, {"add_bos_token": True}, "the training's add_bos_token True cannot be exported"),
+        ({}, {"past_target": True}, "the training's past_target True cannot be exported"),
+        ({}, {"output_dictionary_size": 20}, "the training's output_dictionary_size 20 cannot be exported"),
+        ({}, {"_name": "masked_lm"}, "task is 'masked_lm': only language_modeling and translation can be exported"),
+    ]):  # fmt: skip
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path, *_ = language_model(folder, task=task, **options)
+        assert said in refused(capsys, path, folder / "m")
+    path, data, _ = language_model(tmp_path)
+    assert "--tokenizer is of no meaning for a language model" in refused(
+        capsys, path, tmp_path / "m", "--tokenizer", "moses"
+    )
+    with (data / "dict.txt").open("a") as file:
+        file.write("more 1\n")
+    assert "has 30 embeddings, but" in (line := refused(capsys, path, tmp_path / "m")) and "check --data" in line
+    (data / "dict.txt").write_text("no number\n")
+    assert "cannot be read" in refused(capsys, path, tmp_path / "m")
+    (data / "dict.txt").unlink()
+    assert "no dictionaries (dict.txt) in" in refused(capsys, path, tmp_path / "m")
+
+
+def test_what_a_translation_model_cannot_be_exported_with(corpus, tmp_path, capsys):
+    path = toys.make_checkpoint(
+        tmp_path / "m.pt", corpus, "transformer", quant_noise_pq=0.1, quant_noise_pq_block_size=8
+    )
+    assert "m.pt cannot be exported: it has quant_noise" in refused(capsys, path, tmp_path / "m")
+    path = toys.make_checkpoint(tmp_path / "m.pt", corpus, "transformer", cross_self_attention=True)
+    assert "cannot be exported: it has" in (line := refused(capsys, path, tmp_path / "m")) and "cross_self" in line
+
+
+def test_what_is_wrong_before_anything_is_read(checkpoint, tmp_path, capsys):
+    for arguments, said in [
+        (["--bleu", "30"], "--bleu and --bleu-signature belong together"),
+        (["--bleu", "130", "--bleu-signature", "x"], "--bleu must be in 0 … 100, got 130"),
+        (["--bleu", "nan", "--bleu-signature", "x"], "--bleu must be in 0 … 100, got nan"),
+        (["--lenpen", "inf"], "--lenpen must be a number, got inf"),
+        (["-s", "../de"], "--source-lang must be a name as in dict.NAME.txt, got '../de'"),
+        (["-s", "fr"], "has no dict.fr.txt"),
+        (["--bpe-codes", "a", "--sentencepiece", "b"], "give --bpe-codes or --sentencepiece, not both"),
+        (["--bpe-codes", "nowhere"], "--bpe-codes: no such file: nowhere"),
+        (["--bpe-codes", checkpoint], "is not a file of merges"),
+    ]:
+        assert said in refused(capsys, checkpoint, tmp_path / "m", *arguments)
+    assert "no such checkpoint: nowhere.pt" in refused(capsys, "nowhere.pt", tmp_path / "m")
+    (tmp_path / "text").write_text("no checkpoint")
+    assert "text" in refused(capsys, tmp_path / "text", tmp_path / "m")
+    assert "there is no folder" in refused(capsys, checkpoint, tmp_path / "a" / "m")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/file").touch()
+    assert "mine is not empty, and not an exported model" in refused(capsys, checkpoint, tmp_path / "mine", "--force")
+    assert lightconv(checkpoint, tmp_path / "m") == 0
+    capsys.readouterr()
+    assert "is an exported model already: give --force to replace it" in refused(capsys, checkpoint, tmp_path / "m")
+
+
+def test_nothing_in_a_checkpoint_is_run(tmp_path, capsys):
+    class Evil:
+        def __reduce__(self):
+            return open, (str(tmp_path / "executed"), "w")
+
+    torch.save({"model": {"encoder.x": Evil()}}, tmp_path / "evil.pt")
+    assert "evil.pt is refused: loading it would run" in refused(capsys, tmp_path / "evil.pt", tmp_path / "m")
+    assert not (tmp_path / "executed").exists()

@@ -1,0 +1,115 @@
+"""Translating with exported directories: as with the checkpoints that they came from, and without fairseq."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+from lightconv_plugin.cli import main
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.generation.searcher import TranslationError
+from lightconv_plugin.generation.translator import Translator
+from tests.generation import translation_toys as toys
+
+LINES = toys.lines(7, seed=4)
+SHORT = {"max_len_b": 20}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """name → (checkpoint, its exported directory): to be read only."""
+    folder = tmp_path_factory.mktemp("models")
+    data = toys.make_corpus(folder / "corpus")
+    found = {}
+    for seed, name in enumerate(("dynamicconv", "talkconv", "transformer")):
+        checkpoint = toys.make_checkpoint(folder / f"{name}.pt", data, name, seed=seed)
+        assert main.main(["export", str(checkpoint), str(folder / name), "--lenpen", "0.8"]) == 0
+        found[name] = checkpoint, folder / name
+    assert main.main(["export", str(found["dynamicconv"][0]), str(folder / "int8"), "--dtype", "int8"]) == 0
+    found["int8"] = found["dynamicconv"][0], folder / "int8"
+    return found
+
+
+def results(translator):
+    with translator:
+        return [[(h.text, h.tokens, h.score) for h in found.hypotheses] for found in translator.translate(LINES, 3)]
+
+
+def same(found, expected):
+    assert [[h[:2] for h in ranked] for ranked in found] == [[h[:2] for h in ranked] for ranked in expected]
+    for ranked, others in zip(found, expected, strict=True):
+        assert [h[2] for h in ranked] == pytest.approx([h[2] for h in others], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["dynamicconv", "talkconv", "transformer"])
+def test_translates_as_its_checkpoint(made, name):
+    checkpoint, directory = made[name]
+    same(results(Translator(directory, **SHORT)), results(Translator(checkpoint, lenpen=0.8, **SHORT)))
+    same(
+        results(Translator(directory, beam=4, lenpen=1.5, **SHORT)),
+        results(Translator(checkpoint, beam=4, lenpen=1.5, **SHORT)),
+    )
+
+
+def test_eight_bits_are_searched_in_eight_bits(made):
+    """The weights are rounded once: by the export as by the search."""
+    checkpoint, directory = made["int8"]
+    same(results(Translator(directory, **SHORT)), results(Translator(directory, dtype="int8", **SHORT)))
+    float32 = results(Translator(checkpoint, **SHORT))
+    assert results(Translator(directory, **SHORT)) != float32
+
+
+def test_an_ensemble(made):
+    paths = [[made[name][kind] for name in ("dynamicconv", "transformer")] for kind in (0, 1)]
+    same(results(Translator(paths[1], **SHORT)), results(Translator(paths[0], lenpen=0.8, **SHORT)))
+
+
+def test_without_fairseq(made):
+    """A process in which fairseq cannot be imported, and its modules' neighbours neither."""
+    program = (
+        "import sys\nfor name in ('fairseq', 'hydra', 'omegaconf'): sys.modules[name] = None\n"
+        "from lightconv_plugin.cli import main\nsys.exit(main.main(sys.argv[1:]))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, "translate", str(made["dynamicconv"][1]), "--max-len-b", "20"],
+        input="\n".join(LINES) + "\n",
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.splitlines() == [ranked[0][0] for ranked in results(Translator(made["dynamicconv"][1], **SHORT))]
+
+
+def test_what_does_not_go_together_is_said(made, tmp_path):
+    checkpoint, directory = made["dynamicconv"]
+    with pytest.raises(TranslationError, match=r"`path` must be directories or checkpoints, not both: got .* and "):
+        Translator([directory, checkpoint])
+    with pytest.raises(TranslationError, match=r"`bpe_codes` is for checkpoints: the exported .* says itself"):
+        Translator(directory, bpe_codes="codes")
+    with pytest.raises(TranslationError, match=r"`source_lang` is fr, but .* translates with source_lang de"):
+        Translator(directory, source_lang="fr")
+    with pytest.raises(TranslationError, match=r"no such checkpoint or exported directory: .*nothing"):
+        Translator(tmp_path / "nothing")
+    with pytest.raises(InputError, match=r"config\.json"):
+        Translator(tmp_path)
+    other = toys.make_corpus(tmp_path / "other")
+    dictionary = other / "dict.en.txt"
+    dictionary.write_text("one 1\n" + dictionary.read_text(encoding="utf-8"), encoding="utf-8")
+    path = toys.make_checkpoint(tmp_path / "other.pt", other)
+    assert main.main(["export", str(path), str(tmp_path / "exported")]) == 0
+    with pytest.raises(TranslationError, match="has other dictionaries than"):
+        Translator([directory, tmp_path / "exported"])
+
+
+@pytest.mark.parametrize("arguments", [[], ["{directory}", "--path", "{checkpoint}"]])
+def test_the_command_wants_one_kind_of_model(made, capsys, arguments):
+    checkpoint, directory = made["dynamicconv"]
+    given = [argument.format(checkpoint=checkpoint, directory=directory) for argument in arguments]
+    assert main.main(["translate", *given]) == 2
+    got = "both" if given else "neither"
+    assert f"give the directory of an exported model, or checkpoints by --path: got {got}" in capsys.readouterr().err

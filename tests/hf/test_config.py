@@ -1,0 +1,91 @@
+"""Configurations from options, and what they answer transformers."""
+
+import copy
+
+import pytest
+
+from lightconv_plugin.hf import LightConvConfig
+from lightconv_plugin.modules import ModelConfig
+from tests.hf.models import ONE_OF_EACH, config
+
+
+def test_options_describe_a_model():
+    known = LightConvConfig(
+        vocab_size=100, source_vocab_size=90, d_model=32, num_heads=8, encoder_layers=5, decoder_layers=2, mixer="talk"
+    )
+    model = known.model_config()
+    assert [mixer.kernel_size for mixer in model.encoder.mixers] == [3, 7, 15, 31, 31]
+    assert {mixer.kind for mixer in model.encoder.mixers + model.decoder.mixers} == {"talk"}
+    assert all(mixer.causal for mixer in model.decoder.mixers)
+    assert not any(mixer.causal for mixer in model.encoder.mixers)
+    assert (model.encoder.vocab_size, model.decoder.vocab_size, model.decoder.encoder_dim) == (90, 100, 32)
+    assert model.encoder.embed_scale == pytest.approx(32**0.5) and model.encoder.ffn_dim == 128
+    assert LightConvConfig().model_config().encoder is not None
+    assert config(normalize_before=True).model_config().encoder.final_norm
+
+
+def test_one_mixer_for_each_layer():
+    known = config(encoder_layers=3, decoder_layers=4, mixer=ONE_OF_EACH[:7]).model_config()
+    kinds = [mixer.kind for mixer in known.encoder.mixers + known.decoder.mixers]
+    assert kinds == ONE_OF_EACH[:7]
+
+
+def test_a_language_model_has_no_encoder():
+    known = config(is_encoder_decoder=False)
+    assert known.encoder_stack is None and not known.is_encoder_decoder and known.max_source_positions is None
+    assert known.model_config().decoder.encoder_dim is None
+
+
+def test_what_transformers_asks_for():
+    known = config(encoder_layers=3)
+    assert (known.hidden_size, known.d_model, known.num_hidden_layers, known.num_attention_heads) == (16, 16, 3, 4)
+    assert (known.encoder_layers, known.decoder_layers, known.vocab_size) == (3, 2, 29)
+    assert known.get_text_config() is known.get_text_config(decoder=True) is known.get_text_config(encoder=True)
+    assert known.decoder_start_token_id == known.eos_token_id == 2
+    assert known.keys_to_ignore_at_inference == ["past_key_values"]
+    assert config(is_encoder_decoder=False).num_hidden_layers == 2
+    assert config(max_target_positions=77).max_position_embeddings == 77
+
+
+def test_a_configuration_survives_json(tmp_path):
+    known = config(mixer=ONE_OF_EACH[:4], source_lang="de", target_lang="en")
+    known.save_pretrained(tmp_path)
+    again = LightConvConfig.from_pretrained(tmp_path)
+    assert again.model_config() == known.model_config()
+    assert {**again.to_dict(), "_name_or_path": ""} == {**known.to_dict(), "_name_or_path": ""}
+    assert copy.deepcopy(known).to_diff_dict() == known.to_diff_dict()
+    language = config(is_encoder_decoder=False)
+    language.save_pretrained(tmp_path)
+    assert LightConvConfig.from_pretrained(tmp_path).model_config() == language.model_config()
+    assert language.to_diff_dict()["is_encoder_decoder"] is False
+
+
+WRONG = {
+    "kind must be one of lightweight, dynamic": {"mixer": "static"},
+    "mixer must be one name, or one for each of the 4 layers, got 3": {"mixer": ["talk"] * 3},
+    "encoder_layers must be at least 1, got 0": {"encoder_layers": 0},
+    "decoder_layers must be at least 1, got 'two'": {"decoder_layers": "two"},
+    "d_model must be a whole number of at least 1, got 0": {"d_model": 0},
+    "num_heads must divide": {"num_heads": 3},
+    "encoder_kernel_sizes must be a list of sizes, got 3": {"encoder_kernel_sizes": 3},
+    "decoder_kernel_sizes must be a list of sizes": {"decoder_kernel_sizes": ()},
+    "share_embeddings needs tables of the same size": {"share_embeddings": True, "source_vocab_size": 30},
+    "eos must be an index of the decoder's 29 words, got 29": {"eos_token_id": 29},
+    "format_version must be 1, got 7": {"format_version": 7},
+    "dropout must be in": {"dropout": 1.5},
+    "decoder_stack is missing beside encoder_stack": {"encoder_stack": {}},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_options_are_named(message):
+    with pytest.raises(ValueError, match=message):
+        config(**WRONG[message])
+
+
+def test_options_of_an_encoder_need_one():
+    with pytest.raises(ValueError, match="encoder_layers: not allowed for a language model"):
+        LightConvConfig(is_encoder_decoder=False, encoder_layers=3)
+    stacks = ModelConfig.as_json(config().model_config())
+    with pytest.raises(ValueError, match="d_model, mixer: not allowed beside decoder_stack"):
+        LightConvConfig(**stacks, mixer="talk", d_model=8)

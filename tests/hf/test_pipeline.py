@@ -1,0 +1,53 @@
+"""Raw text to raw text: pipelines, and `generate` with the tokeniser."""
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+
+from lightconv_plugin.checkpoints.exported import open_exported
+from tests.hf.models import export_language_model
+
+LINES = ["Ein Hund läuft durch das Gras .", "zwei Hunde", "hunde laufen , ein Hund ."]
+
+
+def by_hand(exported, **options):
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(exported), AutoTokenizer.from_pretrained(exported)
+    decode, known = open_exported(exported).target_text.decode(), open_exported(exported).target
+    found = []
+    for line in LINES:
+        tokens = model.generate(**tokenizer(line, return_tensors="pt"), **options)[0].tolist()
+        found.append(decode([known[index] for index in tokens if index not in (0, 1, 2)]))
+    return found
+
+
+def test_translation(exported):
+    translate = pipeline("translation", model=str(exported))
+    expected = by_hand(exported)
+    assert [found["translation_text"] for found in translate(LINES)] == expected
+    assert [found["translation_text"] for found in translate(LINES, batch_size=2)] == expected
+    assert translate(LINES[1])[0]["translation_text"] == expected[1]
+    options = {"num_beams": 2, "max_length": 9}
+    expected = by_hand(exported, **options)
+    assert [found["translation_text"] for found in translate(LINES, **options)] == expected
+    always = pipeline("translation", model=str(exported), **options)
+    assert [found["translation_text"] for found in always(LINES)] == expected
+    found = translate(LINES[0], num_return_sequences=3)
+    assert len(found) == 3 and found[0]["translation_text"] == by_hand(exported)[0]
+    found = translate(LINES[0], return_tensors=True)
+    assert isinstance(found[0]["translation_token_ids"], torch.Tensor)
+
+
+def test_long_texts_are_cut_off_where_that_is_asked_for(exported):
+    translate = pipeline("translation", model=str(exported))
+    long, cut = "hund " * 60, "hund " * 39
+    assert translate(long, truncation=True) == translate(cut)
+    with pytest.raises(ValueError, match="a text must be a str, got int"):
+        translate(3)
+
+
+def test_text_generation(tmp_path):
+    directory = export_language_model(tmp_path / "model")
+    go_on = pipeline("text-generation", model=str(directory))
+    for found in go_on(["the dog", "they"], do_sample=False, max_new_tokens=5, batch_size=2):
+        text = found[0]["generated_text"]
+        assert text.startswith(("the dog", "they")) and len(text.split()) > 2

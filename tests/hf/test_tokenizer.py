@@ -1,0 +1,209 @@
+"""The tokeniser against the recipe, the subwords and the dictionaries that it is made of."""
+
+import copy
+import json
+import pickle
+import shutil
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from lightconv_plugin.checkpoints.exported import open_exported
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.hf import LightConvTokenizer
+from tests.hf.models import ENGLISH, GERMAN, export_language_model
+
+PAD, EOS, UNK = 1, 2, 3
+TEXT = "Ein Hund läuft durch das Gras, zwei Hunde stehen."
+PIECES = "ein hund läuft durch das gras , zwei hunde s@@ t@@ eh@@ en .".split()
+
+
+def ids(pieces, words):
+    return [4 + words.index(piece) if piece in words else UNK for piece in pieces]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(exported):
+    return AutoTokenizer.from_pretrained(exported)
+
+
+@pytest.fixture(scope="module")
+def language_tokenizer(tmp_path_factory):
+    return AutoTokenizer.from_pretrained(export_language_model(tmp_path_factory.mktemp("lm") / "model"))
+
+
+def test_text_becomes_ids_of_the_source(tokenizer):
+    assert tokenizer.tokenize(TEXT) == PIECES
+    found = tokenizer(TEXT)
+    assert found["input_ids"] == [*ids(PIECES, GERMAN), EOS] and found["attention_mask"] == [1] * len(PIECES) + [1]
+    assert set(found) == {"input_ids", "attention_mask"}
+    assert tokenizer.encode("Ein Hund .", add_special_tokens=False) == ids(["ein", "hund", "."], GERMAN)
+    assert tokenizer.convert_tokens_to_ids(["hund", "dog"]) == [ids(["hund"], GERMAN)[0], UNK]
+    assert tokenizer("")["input_ids"] == [EOS]
+    assert tokenizer("Ein Hund\n.\n")["input_ids"] == tokenizer("Ein Hund .")["input_ids"]
+
+
+def test_the_ids_are_those_of_the_exported_text(tokenizer, exported):
+    opened = open_exported(exported)
+    encode = opened.source_text.encode()
+    for line in (TEXT, "zwei Hunde.", "„Gras“ & Co.", "x_y z"):
+        expected = [opened.source.index(piece) for piece in encode(line)]
+        assert tokenizer(line)["input_ids"] == [*expected, EOS]
+
+
+def test_text_target_becomes_ids_of_the_target(tokenizer):
+    batch = tokenizer(["Ein Hund", TEXT], text_target=["A dog", "they run ."], padding=True, return_tensors="pt")
+    assert batch["labels"].tolist() == [
+        [UNK, *ids(["dog"], ENGLISH), EOS, PAD],
+        [*ids(["they", "run", "."], ENGLISH), EOS],
+    ]
+    assert batch["input_ids"].shape == batch["attention_mask"].shape == (2, 15)
+    assert batch["input_ids"][0].tolist() == [*ids(["ein", "hund"], GERMAN), EOS, *[PAD] * 12]
+    assert batch["attention_mask"][0].tolist() == [1] * 3 + [0] * 12
+    alone = tokenizer(text_target="they stand")
+    assert alone["input_ids"] == [*ids(["they", "stand"], ENGLISH), EOS]
+    assert tokenizer("hund")["input_ids"] == [*ids(["hund"], GERMAN), EOS], "it reads the source again"
+
+
+def test_ids_become_text_of_the_target(tokenizer):
+    words = ids("the dog runs , they stand .".split(), ENGLISH)
+    assert tokenizer.decode([EOS, *words, EOS, PAD], skip_special_tokens=True) == "the dog runs, they stand."
+    assert tokenizer.decode([EOS, *words, EOS, PAD]) == "</s> the dog runs, they stand. </s> <pad>"
+    assert tokenizer.decode([*words[:2], UNK, EOS], skip_special_tokens=True) == "the dog <unk>", "as fairseq writes it"
+    rows = torch.tensor([[*words[:2], EOS], [words[2], EOS, PAD]])
+    assert tokenizer.batch_decode(rows, skip_special_tokens=True) == ["the dog", "runs"]
+    assert tokenizer.convert_ids_to_tokens([words[0], EOS]) == ["the", "</s>"]
+    assert tokenizer.convert_ids_to_tokens([words[0], EOS], skip_special_tokens=True) == ["the"]
+    assert tokenizer.convert_ids_to_tokens(words[1]) == "dog"
+    assert tokenizer.convert_tokens_to_string(["he", "&apos;", "runs", "."]) == "he 'runs."
+
+
+def test_a_source_is_read_back(tokenizer):
+    found = tokenizer(TEXT)["input_ids"]
+    text = tokenizer.decode(found, skip_special_tokens=True, use_source_tokenizer=True)
+    assert text == TEXT.lower()
+
+
+def test_symbols_in_a_text_are_unknown_words(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(export_language_model(tmp_path / "model"))
+    assert tokenizer("the </s> dog <pad> <s>")["input_ids"] == [EOS, *ids("the x dog x x".split(), ENGLISH)]
+
+
+def test_special_symbols_are_fairseqs(tokenizer):
+    named = tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id
+    assert named == (0, 1, 2, 3)
+    assert sorted(tokenizer.all_special_tokens) == ["</s>", "<pad>", "<s>", "<unk>"]
+    assert len(tokenizer) == tokenizer.vocab_size == len(tokenizer.get_vocab()) == 4 + len(ENGLISH)
+    assert tokenizer.get_special_tokens_mask([5, 6]) == [0, 0, 1]
+    assert tokenizer.get_special_tokens_mask([5, EOS, PAD], already_has_special_tokens=True) == [0, 1, 1]
+    assert tokenizer.num_special_tokens_to_add() == 1
+    assert not tokenizer.is_fast
+
+
+def test_no_token_can_be_added(tokenizer):
+    assert tokenizer.add_tokens(["dog"]) == 0
+    for add in (lambda: tokenizer.add_tokens(["cat"]), lambda: tokenizer.add_special_tokens({"sep_token": "<sep>"})):
+        with pytest.raises(ValueError, match=r"dictionaries of a model are fixed: got (cat|<sep>)"):
+            add()
+
+
+def test_long_texts_are_cut_off_before_the_end(tokenizer):
+    assert tokenizer.model_max_length == 40
+    found = tokenizer("hund " * 60, truncation=True)["input_ids"]
+    assert len(found) == 40 and found[-1] == EOS
+    assert len(tokenizer("hund " * 60, truncation=True, max_length=7)["input_ids"]) == 7
+
+
+def test_wrong_texts(tokenizer):
+    for text in ("Hund\0", "Hund \ud800"):
+        with pytest.raises(ValueError, match="text has a NUL or a half of a surrogate pair"):
+            tokenizer(text)
+    with pytest.raises(ValueError, match="text_pair is not supported"):
+        tokenizer("Ein Hund", "zwei Hunde")
+    with pytest.raises(ValueError, match="token_ids must be at least 0, got -100"):
+        tokenizer.decode([5, -100])
+    with pytest.raises(ValueError, match="Input must be a string"):
+        tokenizer([3.5])
+    assert tokenizer.decode([10_000]) == "<unk>"
+
+
+def test_a_language_models_text_begins_with_the_end(language_tokenizer):
+    batch = language_tokenizer(["the dog runs", "they"], padding=True, return_tensors="pt")
+    expected = [EOS, *ids("the dog runs".split(), ENGLISH)]
+    assert batch["input_ids"].tolist() == [expected, [PAD, PAD, EOS, *ids(["they"], ENGLISH)]]
+    assert batch["attention_mask"].tolist() == [[1] * 4, [0, 0, 1, 1]]
+    assert language_tokenizer.decode(expected, skip_special_tokens=True) == "the dog runs"
+    assert language_tokenizer(text_target="the dog")["input_ids"] == expected[:3]
+    assert language_tokenizer.get_special_tokens_mask([5]) == [1, 0]
+    assert language_tokenizer.model_max_length == 50
+
+
+def test_it_is_saved_byte_for_byte(tokenizer, exported, tmp_path):
+    assert len(tokenizer.save_pretrained(tmp_path / "first")) >= 5
+    again = LightConvTokenizer.from_pretrained(tmp_path / "first")
+    again.save_pretrained(tmp_path / "second")
+    for name in ("text.json", "dict.de.txt", "dict.en.txt", "source.bpe"):
+        expected = (exported / name).read_bytes()
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes() == expected
+    first, second = ((tmp_path / part / "tokenizer_config.json").read_bytes() for part in ("first", "second"))
+    assert first == second
+    given = json.loads((exported / "tokenizer_config.json").read_text())
+    assert {name: json.loads(first)[name] for name in given} == given
+    assert again(TEXT)["input_ids"] == tokenizer(TEXT)["input_ids"]
+    assert again.model_max_length == 40 and (again.source_lang, again.target_lang) == ("de", "en")
+    with pytest.raises(ValueError, match="filename_prefix is not supported"):
+        again.save_pretrained(tmp_path / "third", filename_prefix="my")
+
+
+def test_it_outlives_its_directory_and_travels(exported, tmp_path):
+    tokenizer = LightConvTokenizer.from_pretrained(shutil.copytree(exported, tmp_path / "model"))
+    expected = tokenizer(TEXT)["input_ids"]
+    for twin in (pickle.loads(pickle.dumps(tokenizer)), copy.deepcopy(tokenizer)):
+        assert twin(TEXT)["input_ids"] == expected
+    shutil.rmtree(tmp_path / "model")
+    assert tokenizer(TEXT)["input_ids"] == expected
+    tokenizer.save_pretrained(tmp_path / "saved")
+    assert LightConvTokenizer.from_pretrained(tmp_path / "saved")(TEXT)["input_ids"] == expected
+
+
+def test_files_come_from_the_cache_of_the_hub(exported, tmp_path):
+    """As they lie there after a download; only the names that the files themselves name are asked for."""
+    snapshot = tmp_path / "models--me--demo" / "snapshots" / "0123abcd"
+    shutil.copytree(exported, snapshot)
+    (tmp_path / "models--me--demo" / "refs").mkdir()
+    (tmp_path / "models--me--demo" / "refs" / "main").write_text("0123abcd")
+    tokenizer = AutoTokenizer.from_pretrained("me/demo", cache_dir=tmp_path)
+    assert tokenizer(TEXT)["input_ids"] == [*ids(PIECES, GERMAN), EOS]
+    (snapshot / "source.bpe").unlink()
+    with pytest.raises(OSError, match=r"source\.bpe"):
+        LightConvTokenizer.from_pretrained("me/demo", cache_dir=tmp_path)
+
+
+def _rewrite(path, change):
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+
+DAMAGED = {
+    r"there is no dict\.en\.txt": lambda path: (path / "dict.en.txt").unlink(),
+    r"dict\.de\.txt, line 1: expected a symbol": lambda path: (path / "dict.de.txt").write_text("hund\n"),
+    "is not the name of a file in this directory": lambda path: _rewrite(
+        path / "text.json", lambda known: {**known, "source": {**known["source"], "file": "../../secret"}}
+    ),
+    r"text\.json: unknown key": lambda path: _rewrite(path / "text.json", lambda known: {**known, "run": "rm"}),
+    "tokeniser must be one of": lambda path: _rewrite(
+        path / "text.json",
+        lambda known: {**known, "target": {**known["target"], "recipe": {"tokeniser": "x", "lang": "en"}}},
+    ),
+    "is not the name of a file": lambda path: _rewrite(
+        path / "tokenizer_config.json", lambda known: {**known, "target_lang": "../en"}
+    ),
+}
+
+
+@pytest.mark.parametrize("message", DAMAGED)
+def test_damaged_directories(exported, tmp_path, message):
+    directory = shutil.copytree(exported, tmp_path / "model")
+    DAMAGED[message](directory)
+    with pytest.raises(InputError, match=message):
+        LightConvTokenizer.from_pretrained(directory)

@@ -1,0 +1,220 @@
+"""Training: gradients, the trainers, gradient checkpointing, torch.compile."""
+
+import copy
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    Trainer,
+    TrainingArguments,
+)
+
+from lightconv_plugin.checkpoints.exported import load_model, open_exported
+from lightconv_plugin.modules import MIXERS
+from tests.hf.models import EOS, ONE_OF_EACH, PAD, STILL, close, language_model, plain, seq2seq, words
+
+PAIRS = [
+    ("Ein Hund läuft .", "a dog runs ."),
+    ("zwei Hunde laufen", "two dogs run"),
+    ("ein Hund durch das Gras", "a dog through the grass"),
+    ("Hunde stehen .", "dogs stand ."),
+]
+
+
+def gradients(model):
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_gradients_are_those_of_the_plain_model(mixer):
+    model, source, labels = seq2seq(mixer=mixer, **STILL), words(3, 6), words(3, 5)
+    labels[1, 3:] = -100
+    twin = plain(model)
+    model(source, labels=labels).loss.backward()
+    twin(source, model.prepare_decoder_input_ids_from_labels(labels), labels).loss.backward()
+    assert gradients(model).keys() == gradients(twin).keys() == dict(model.named_parameters()).keys()
+    for name, gradient in gradients(model).items():
+        close(gradient, gradients(twin)[name])
+
+
+def _switch(model, how: str) -> None:
+    """Gradient checkpointing, by the name that newer versions of transformers have for it, or by the older one."""
+    (getattr(model, f"activation_checkpointing_{how}", None) or getattr(model, f"gradient_checkpointing_{how}"))()
+
+
+@pytest.mark.parametrize("make", [seq2seq, language_model])
+def test_gradient_checkpointing_changes_no_gradient(make):
+    model = make(mixer=ONE_OF_EACH[: 4 if make is seq2seq else 2], **STILL).train()
+    twin = copy.deepcopy(model)
+    _switch(twin, "enable")
+    assert twin.is_gradient_checkpointing and not model.is_gradient_checkpointing
+    passes = []
+    twin.decoder.layers[0].fc1.register_forward_hook(lambda *_: passes.append(1))
+    tokens = words(3, 6)
+    for each in (model, twin):
+        each(tokens, labels=tokens).loss.backward()
+    assert len(passes) == 2, "the layer is computed again in the backward pass"
+    for name, gradient in gradients(model).items():
+        close(gradient, gradients(twin)[name])
+    inputs = {"decoder_input_ids": tokens} if make is seq2seq else {}
+    assert twin(tokens, **inputs, use_cache=True).past_key_values is None, "it would be filled twice"
+    _switch(twin, "disable")
+    assert not twin.is_gradient_checkpointing
+
+
+def test_dropout_is_on_in_training_alone():
+    model, tokens = language_model(dropout=0.3), words(3, 6)
+    assert torch.equal(model(tokens).logits, model(tokens).logits)
+    model.train()
+    assert not torch.equal(model(tokens).logits, model(tokens).logits)
+    outputs = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        outputs.append(model(tokens).logits)
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("make", [seq2seq, language_model])
+def test_a_few_sentences_are_learnt_by_heart(make):
+    model, tokens = make(mixer="dynamic", d_model=32, **STILL).train(), words(4, 6)
+    labels = torch.cat([words(4, 5), torch.full((4, 1), EOS)], dim=1) if make is seq2seq else tokens
+    tokens[:, 0] = torch.arange(4, 8)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = model(tokens, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.1
+    model.eval()
+    if make is seq2seq:
+        assert torch.equal(model.generate(tokens, max_length=9, num_beams=2)[:, 1:7], labels)
+    else:
+        assert torch.equal(model.generate(tokens[:, :1], max_length=6), tokens)
+
+
+def dataset(tokenizer):
+    return [dict(tokenizer(source, text_target=target)) for source, target in PAIRS]
+
+
+def arguments(directory, kind=Seq2SeqTrainingArguments, **options):
+    given = {
+        "output_dir": str(directory),
+        "num_train_epochs": 6,
+        "per_device_train_batch_size": 2,
+        "learning_rate": 5e-3,
+        "logging_steps": 2,
+        "save_strategy": "no",
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+        **options,
+    }
+    return kind(**given)
+
+
+@pytest.fixture
+def quiet(capsys):
+    """The trainers print what they log."""
+    yield
+    capsys.readouterr()
+
+
+def test_fine_tuning_of_an_exported_model(exported, tmp_path, quiet):
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(exported), AutoTokenizer.from_pretrained(exported)
+    trainer = Seq2SeqTrainer(
+        model,
+        arguments(
+            tmp_path / "run", predict_with_generate=True, label_smoothing_factor=0.1, gradient_checkpointing=True
+        ),
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        train_dataset=dataset(tokenizer),
+        eval_dataset=dataset(tokenizer),
+        processing_class=tokenizer,
+    )
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < 0.8 * before
+    predicted = trainer.predict(dataset(tokenizer), num_beams=2, max_length=10)
+    assert predicted.predictions.shape[0] == 4 and predicted.label_ids.shape[0] == 4
+    trainer.save_model(str(tmp_path / "tuned"))
+    opened = open_exported(tmp_path / "tuned")
+    source, target = words(2, 4, 21), words(2, 3, 21)
+    model.eval()
+    expected = model(source, decoder_input_ids=target, use_cache=False).logits
+    assert torch.equal(load_model(opened)(source, target).logits, expected)
+
+
+def test_a_training_resumes_with_the_same_numbers(exported, tmp_path, quiet):
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+
+    def train(directory, **options):
+        model = AutoModelForSeq2SeqLM.from_pretrained(exported)
+        trainer = Seq2SeqTrainer(
+            model,
+            arguments(directory, num_train_epochs=2, save_strategy="steps", save_steps=2),
+            data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+            train_dataset=dataset(tokenizer),
+            processing_class=tokenizer,
+        )
+        trainer.train(**options)
+        return model
+
+    whole = train(tmp_path / "run")
+    again = train(tmp_path / "run", resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    for first, second in zip(whole.parameters(), again.parameters(), strict=True):
+        close(first, second)
+
+
+def test_the_loss_counts_words_over_accumulated_batches(exported, tmp_path, quiet):
+    """Two batches of 2 sentences with accumulation are one batch of 4, however many words each has."""
+    tokenizer = AutoTokenizer.from_pretrained(exported)
+    losses = []
+    for size, steps in ((4, 1), (2, 2)):
+        model = AutoModelForSeq2SeqLM.from_pretrained(exported)
+        for module in model.modules():
+            if hasattr(module, "apply_during_inference"):
+                module.p = 0.0
+        trainer = Seq2SeqTrainer(
+            model,
+            arguments(
+                tmp_path,
+                max_steps=3,
+                logging_steps=1,
+                per_device_train_batch_size=size,
+                gradient_accumulation_steps=steps,
+            ),
+            data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+            train_dataset=dataset(tokenizer),
+            processing_class=tokenizer,
+        )
+        trainer.train()
+        losses.append([log["loss"] for log in trainer.state.log_history if "loss" in log])
+    assert losses[0] == pytest.approx(losses[1], abs=2e-4)
+
+
+def test_training_of_a_language_model(tmp_path, quiet):
+    model, rows = language_model(mixer="talk", **STILL), words(8, 6)
+    data = [{"input_ids": row, "attention_mask": row.ne(PAD).long(), "labels": row} for row in rows]
+    trainer = Trainer(model, arguments(tmp_path, TrainingArguments), train_dataset=data, eval_dataset=data)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < 0.8 * before
+
+
+def test_torch_compile_gives_the_same_logits():
+    """One layer of each side: what is traced is the same for all of them."""
+    model = seq2seq(encoder_layers=1, decoder_layers=1, mixer=["lightweight", "dynamic"], **STILL)
+    source, target = words(2, 6), words(2, 5)
+    source[0, 4:] = PAD
+    whole = torch.compile(model, backend="aot_eager", fullgraph=True)
+    expected = model(source, labels=target)
+    found = whole(source, labels=target)
+    close(found.logits, expected.logits)
+    close(found.loss, expected.loss)

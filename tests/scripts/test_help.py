@@ -1,0 +1,47 @@
+"""--help of every script: the header of the file, where there is no environment, and none is made for it."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from tests import ROOT
+
+SCRIPTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "scripts").rglob("*.sh") if path.name != "lib.sh")
+# Nothing that scripts/setup.sh could use.
+BARE = {"PATH": "/usr/bin:/bin", "PYTHON": "/nowhere/python"}
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("a checkout")
+    shutil.copytree(ROOT / "scripts", folder / "scripts")
+    return folder
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_needs_no_environment(script, checkout):
+    done = subprocess.run([checkout / script, "--help"], env=BARE, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert script in done.stdout
+    if "prepare_" in script:
+        assert done.stderr == "(scripts/setup.sh makes the environment, in which --help says more.)\n"
+    assert [path.name for path in checkout.iterdir()] == ["scripts"]
+
+
+def test_help_after_other_arguments_makes_no_environment_either(checkout):
+    command = [checkout / "scripts/train.sh", "demo/dynamicconv", "--help"]
+    done = subprocess.run(command, env=BARE, capture_output=True, text=True)
+    assert done.returncode == 0 and "scripts/train.sh CONFIG" in done.stdout
+    assert [path.name for path in checkout.iterdir()] == ["scripts"]
+
+
+def test_help_takes_an_environment_as_it_is(checkout):
+    """Whether it is up to date or not."""
+    folder = checkout / ".venv/bin"
+    folder.mkdir(parents=True)
+    (folder / "python").write_text('#!/bin/sh\necho "python $*"\n')
+    (folder / "python").chmod(0o755)
+    done = subprocess.run([checkout / "scripts/prepare_gbw.sh", "--help"], env=BARE, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "python -m lightconv_plugin prepare gbw --help\n")
+    shutil.rmtree(checkout / ".venv")
