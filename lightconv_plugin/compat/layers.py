@@ -82,30 +82,36 @@ def swish_activation() -> None:
     utils.get_activation_fn = get_activation_fn
 
 
-def _positions_are_saved() -> bool:
-    from fairseq.modules import SinusoidalPositionalEmbedding
+def _marked_modules() -> list[type]:
+    """Modules of fairseq whose saved state has a number that nothing initialises and nothing reads."""
+    from fairseq.modules import AdaptiveInput, SinusoidalPositionalEmbedding
 
-    return hasattr(SinusoidalPositionalEmbedding(4, 0, 2), "_float_tensor")
+    examples = AdaptiveInput(4, 0, 4, 1.0, 4, [2, 4]), SinusoidalPositionalEmbedding(4, 0, 2)
+    return [type(module) for module in examples if hasattr(module, "_float_tensor")]
 
 
-@patch(versions="fairseq 0.12.2", needed=_positions_are_saved)
-def uninitialised_positions() -> None:
-    """fairseq saves an uninitialised number with sinusoidal positions, NaN at times: runs leave different files.
+@patch(versions="all versions of fairseq", needed=lambda: bool(_marked_modules()))
+def uninitialised_markers() -> None:
+    """fairseq saves an uninitialised number with adaptive inputs (0.12.2: with sinusoidal positions too), NaN at times:
+    runs leave different files.
 
     The number only marks a device and a type.
     """
-    from fairseq.modules import SinusoidalPositionalEmbedding as Positions
+    for module in _marked_modules():
+        _initialise_marker(module)
 
-    original = Positions.__init__
+
+def _initialise_marker(module: Any) -> None:
+    original = module.__init__
 
     def __init__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         self.register_load_state_dict_post_hook(_zero_marker)
         _zero_marker(self)
 
-    Positions.__init__ = __init__
+    module.__init__ = __init__
 
 
-def _zero_marker(positions: Any, keys: Any = None) -> None:
+def _zero_marker(module: Any, keys: Any = None) -> None:
     """Called after loading too: fairseq puts an uninitialised number into a state that has none."""
-    positions._float_tensor.zero_()
+    module._float_tensor.zero_()

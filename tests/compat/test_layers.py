@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("fairseq", reason="fairseq is not installed")
 
-from fairseq.modules import SinusoidalPositionalEmbedding
+from fairseq.modules import AdaptiveInput, SinusoidalPositionalEmbedding
 
 import lightconv_plugin.models  # noqa: F401 (the patches)
 from tests.compat.fairseq_runs import is_applied
@@ -65,7 +65,7 @@ def test_swish_is_a_function(skipped):
 
 
 def test_no_uninitialised_number_is_saved():
-    """uninitialised_positions: memory may hold NaN, as a saved state does here; fairseq-fixed saves nothing."""
+    """uninitialised_markers: memory may hold NaN, as a saved state does here; fairseq-fixed saves no positions."""
     old = metadata.packages_distributions()["fairseq"] == ["fairseq"]
     for _ in range(20):
         torch.full((1,), float("nan"))
@@ -74,3 +74,13 @@ def test_no_uninitialised_number_is_saved():
         positions.load_state_dict({key: torch.full((1,), float("nan")) for key in positions.state_dict()})
         assert all(torch.equal(value, torch.zeros(1)) for value in positions.state_dict().values())
     assert pickle.loads(pickle.dumps(positions)) is not None
+
+
+def test_adaptive_inputs_save_no_uninitialised_number():
+    """uninitialised_markers: the same of adaptive inputs, with every version of fairseq."""
+    for _ in range(20):
+        torch.full((1,), float("nan"))
+        embedding = AdaptiveInput(12, 0, 8, 2.0, 8, [4, 12])
+        assert torch.equal(embedding.state_dict()["_float_tensor"], torch.zeros(1))
+        embedding.load_state_dict({**embedding.state_dict(), "_float_tensor": torch.full((1,), float("nan"))})
+        assert torch.equal(embedding.state_dict()["_float_tensor"], torch.zeros(1))
