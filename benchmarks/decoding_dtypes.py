@@ -25,7 +25,7 @@ from benchmarks import machine, report
 from benchmarks.report import BenchmarkError
 from lightconv_plugin.generation.beam_search import SearchOptions
 from lightconv_plugin.generation.linear import DTYPES
-from lightconv_plugin.generation.parallel_search import ParallelSearch
+from lightconv_plugin.generation.batch_search import BatchSearch
 from lightconv_plugin.modules.config import ModelConfig, StackConfig
 from lightconv_plugin.modules.mixers import MixerSpec
 from lightconv_plugin.modules.transformer import EncoderDecoder
@@ -107,7 +107,7 @@ def _measure(options: argparse.Namespace) -> list[dict]:
         searches = {}
         for dtype in DTYPES:
             with contextlib.suppress(RuntimeError):  # oneDNN has no bfloat16 below AVX-512
-                searches[dtype] = ParallelSearch([model], _options(options.length), dtype=dtype)
+                searches[dtype] = BatchSearch([model], _options(options.length), dtype=dtype)
         for sentences in options.sentences:
             source = torch.randint(4, _VOCABULARY, (sentences, options.length))
             source[:, -1] = _EOS

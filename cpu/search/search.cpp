@@ -9,48 +9,19 @@
 #include <tuple>
 #include <vector>
 
-#include "common/vector.h"
+#include "search/rows.h"
 
 namespace lightconv {
 namespace {
 
 using V = Vector<float>;
 constexpr int64_t kLanes = kWidth<float>;
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// n floats at `from`, n < kLanes; −∞ in the other lanes.
-LIGHTCONV_INLINE V load_some(const float* from, int64_t n) {
-  float lanes[kLanes];
-  for (int64_t i = 0; i < kLanes; ++i) lanes[i] = i < n ? from[i] : -kInfinity;
-  return load(lanes);
-}
-
-template <class F>
-LIGHTCONV_INLINE void each_vector(const float* row, int64_t n, F f) {
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) f(load(row + i));
-  if (i < n) f(load_some(row + i, n - i));
-}
-
-float largest(const float* row, int64_t n) {
-  V found = broadcast(-kInfinity);
-  each_vector(row, n, [&](V x) { found = larger<float>(found, x); });
-  return largest_across<float>(found)[0];
-}
 
 void check_rows(const at::Tensor& logits) {
   TORCH_CHECK(logits.dim() == 2 && logits.scalar_type() == at::kFloat, "lightconv: logits must be (N, V), float32");
 }
 
 // ------------------------------------------------------------------------------------------------ logits
-
-// log Σ exp(row), to within a few units in the last place. NaN and infinities in a row give NaN.
-float log_normaliser(const float* row, int64_t n) {
-  const float top = largest(row, n);
-  V sum{};
-  each_vector(row, n, [&](V x) { sum += exponential(x - top); });
-  return top + std::log(sum_across<float>(sum)[0]);
-}
 
 at::Tensor log_normalisers(const at::Tensor& any_logits) {
   check_rows(any_logits);
@@ -60,37 +31,13 @@ at::Tensor log_normalisers(const at::Tensor& any_logits) {
   const float* from = logits.const_data_ptr<float>();
   float* to = out.mutable_data_ptr<float>();
   at::parallel_for(0, rows, std::max<int64_t>(1, 65536 / std::max<int64_t>(1, n)), [&](int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; ++row) to[row] = log_normaliser(from + row * n, n);
+    for (int64_t row = first; row < last; ++row) {
+      LogSum sum;
+      sum.add(from + row * n, n);
+      to[row] = sum.value();
+    }
   });
   return out;
-}
-
-// The largest entries of a row in descending order; equal ones in the order of their indices.
-void best_of_row(const float* row, int64_t n, int64_t count, float* values, int64_t* indices) {
-  int64_t held = 0;
-  const auto offer = [&](int64_t index) {
-    const float value = row[index];
-    if (held == count && !(value > values[count - 1])) return;
-    int64_t place = held < count ? held++ : count - 1;
-    for (; place > 0 && value > values[place - 1]; --place) {
-      values[place] = values[place - 1];
-      indices[place] = indices[place - 1];
-    }
-    values[place] = value;
-    indices[place] = index;
-  };
-  int64_t i = 0;
-  for (; i < count; ++i) offer(i);
-  // Four vectors at a time: after the first few hundred entries hardly any vector has a candidate.
-  constexpr int64_t kStep = 4 * kLanes;
-  for (; i + kStep <= n; i += kStep) {
-    const V top = larger<float>(
-        larger<float>(load(row + i), load(row + i + kLanes)),
-        larger<float>(load(row + i + 2 * kLanes), load(row + i + 3 * kLanes)));
-    if (!(largest_across<float>(top)[0] > values[count - 1])) continue;
-    for (int64_t j = i; j < i + kStep; ++j) offer(j);
-  }
-  for (; i < n; ++i) offer(i);
 }
 
 std::tuple<at::Tensor, at::Tensor> best_of_rows(const at::Tensor& any_logits, int64_t count) {
@@ -105,7 +52,7 @@ std::tuple<at::Tensor, at::Tensor> best_of_rows(const at::Tensor& any_logits, in
   int64_t* index = indices.mutable_data_ptr<int64_t>();
   at::parallel_for(0, rows, std::max<int64_t>(1, 65536 / n), [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
-      best_of_row(from + row * n, n, count, value + row * count, index + row * count);
+      BestEntries(value + row * count, index + row * count, count).add(from + row * n, n, 0);
     }
   });
   return {values, indices};

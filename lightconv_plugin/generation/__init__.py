@@ -1,6 +1,6 @@
 """Fast beam search for encoder-decoders, with the results of fairseq's, and translation of raw text on top of it.
 
-Without fairseq: `Translator` on exported models, `ParallelSearch` and `StepModel` on plain ones. With it: `Translator`
+Without fairseq: `Translator` on exported models, `BatchSearch` and `StepModel` on plain ones. With it: `Translator`
 on checkpoints, and `FastGenerator` in the place of fairseq's SequenceGenerator.
 """
 
@@ -9,9 +9,9 @@ import importlib
 from lightconv_plugin.errors import UnsupportedModelError
 
 _HOMES = {
+    "BatchSearch": "batch_search",
     "DTYPES": "linear",
     "FastGenerator": "generator",
-    "ParallelSearch": "parallel_search",
     "SearchOptions": "beam_search",
     "StepModel": "steps",
     "Translation": "translator",

@@ -11,7 +11,6 @@ types cost at most 0.2 BLEU (docs/performance.md).
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Sequence
 
@@ -19,6 +18,7 @@ import torch
 
 from lightconv_plugin.generation.linear import DTYPES
 from lightconv_plugin.modules.transformer import EncoderDecoder
+from lightconv_plugin.ops.instructions import instruction_set
 
 AUTO = "auto"
 CHOICES = (AUTO, *DTYPES)
@@ -46,27 +46,6 @@ TABLE: dict[str, dict[int, dict[str, tuple[float, float]]]] = {
         512: {"bfloat16": (1.34, 0.66), "int8": (1.86, 1.48)},
     },
 }
-# What each set lacks, by the names that hold oneDNN and FBGEMM down.
-_BELOW_AVX512 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2"}
-_BELOW_VNNI = {*_BELOW_AVX512, "AVX512_CORE", "AVX512", "AVX512_256"}
-_BELOW_BF16 = {*_BELOW_VNNI, "AVX512_CORE_VNNI"}
-
-
-def instruction_set() -> str | None:
-    """The best key of TABLE that this CPU has and ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and
-    FBGEMM_ENABLE_INSTRUCTIONS allow; None on a CPU that was not measured (Arm, x86 without AVX2)."""
-    capability = torch.backends.cpu.get_cpu_capability()  # as ATEN_CPU_CAPABILITY says
-    if platform.machine().lower() not in ("x86_64", "amd64") or capability not in ("AVX2", "AVX512"):
-        return None
-    onednn = _variable("ONEDNN_MAX_CPU_ISA") or _variable("DNNL_MAX_CPU_ISA")
-    if capability == "AVX2" or onednn in _BELOW_AVX512:
-        return "AVX2"
-    vnni = torch.cpu._is_vnni_supported()
-    if not vnni or onednn in _BELOW_VNNI or _variable("FBGEMM_ENABLE_INSTRUCTIONS") in _BELOW_VNNI:
-        return "AVX-512"
-    # Unknown to the oldest torch that is supported: then it is not counted on.
-    bf16 = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
-    return "AVX-512 VNNI BF16" if bf16 and onednn not in _BELOW_BF16 else "AVX-512 VNNI"
 
 
 def fastest_type(models: Sequence[EncoderDecoder], device: str = "cpu") -> tuple[str, str]:
@@ -102,7 +81,3 @@ def slow_type(dtype: str, device: str = "cpu") -> str | None:
         f"this CPU ({instructions}) has no bfloat16 instructions: bfloat16 is slower than float32 here; "
         "`dtype` float32 or auto is faster"
     )
-
-
-def _variable(name: str) -> str:
-    return os.environ.get(name, "").upper()

@@ -11,10 +11,11 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
 from lightconv_plugin.errors import UnsupportedModelError
+from lightconv_plugin.generation.batch_search import BatchSearch
 from lightconv_plugin.generation.beam_search import SearchOptions
 from lightconv_plugin.generation.dtypes import AUTO, fastest_type, slow_type
 from lightconv_plugin.generation.linear import check_dtype
-from lightconv_plugin.generation.parallel_search import Hypotheses, ParallelSearch
+from lightconv_plugin.generation.native import Hypotheses
 from lightconv_plugin.models.plain import plain_model
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class FastGenerator(SequenceGenerator):
         tgt_dict: their target dictionary.
         dtype: arithmetic of the linear layers, one of linear.DTYPES, or "auto" for the fastest on this CPU, which is
             chosen at the first batch. Where fairseq's generator steps in, the models run in their own.
-        processes: that share the sentences of a batch on a CPU, see ParallelSearch.
+        threads: that share the work on a CPU, see BatchSearch.
         options: SequenceGenerator's.
 
     Raises:
@@ -50,12 +51,12 @@ class FastGenerator(SequenceGenerator):
         tgt_dict: Any,
         *,
         dtype: str = "float32",
-        processes: int | None = None,
+        threads: int | None = None,
         **options: Any,
     ):
-        _check(models, tgt_dict, processes=processes, **options)
+        _check(models, tgt_dict, threads=threads, **options)
         super().__init__(models, tgt_dict, **options)
-        self.dtype, self.processes = dtype if dtype == AUTO else check_dtype(dtype), processes
+        self.dtype, self.threads = dtype if dtype == AUTO else check_dtype(dtype), threads
         self.models = list(models)
         suppress = () if self.token_indices_to_suppress is None else self.token_indices_to_suppress.tolist()
         self.options = SearchOptions(
@@ -72,18 +73,12 @@ class FastGenerator(SequenceGenerator):
             no_repeat_ngram_size=options.get("no_repeat_ngram_size", 0),
             suppress=tuple(suppress),
         )
-        self._search: ParallelSearch | None = None
+        self._search: BatchSearch | None = None
         self._reasons: set[str] = set()
 
     def refresh(self) -> None:
         """The next batch reads the weights anew."""
-        self.close()
         self._search = None
-
-    def close(self) -> None:
-        """Ends the processes, if there are any; the next batch would begin others."""
-        if self._search is not None:
-            self._search.close()
 
     def _generate(
         self,
@@ -113,7 +108,7 @@ class FastGenerator(SequenceGenerator):
         return self._search.search(source, lengths, max_len, prefix=prefix_tokens, begin=bos_token)
 
     def _why_not(self, net_input: dict[str, Any], constraints: Tensor | None) -> str | None:
-        """Why this batch is fairseq's to translate; None if it is not, and then there is a ParallelSearch."""
+        """Why this batch is fairseq's to translate; None if it is not, and then there is a BatchSearch."""
         if type(self.search) is not strategies.BeamSearch:
             return f"search by {type(self.search).__name__}"
         if self.lm_model is not None:
@@ -132,7 +127,7 @@ class FastGenerator(SequenceGenerator):
                     logger.info("generation in %s: %s", self.dtype, why)
                 elif (warning := slow_type(self.dtype, str(net_input["src_tokens"].device))) is not None:
                     logger.warning(warning.replace("`dtype`", "--generation-dtype"))
-                self._search = ParallelSearch(models, self.options, dtype=self.dtype, processes=self.processes)
+                self._search = BatchSearch(models, self.options, dtype=self.dtype, threads=self.threads)
             except UnsupportedModelError as error:
                 return str(error)
         return None
@@ -149,7 +144,7 @@ def _check(
     models: Sequence[nn.Module],
     tgt_dict: Any,
     *,
-    processes: int | None,
+    threads: int | None,
     beam_size: int = 1,
     temperature: float = 1.0,
     no_repeat_ngram_size: int = 0,
@@ -163,8 +158,8 @@ def _check(
         raise ValueError(f"beam_size must be at least 1, got {beam_size}")
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, got {temperature}")
-    if processes is not None and processes < 1:
-        raise ValueError(f"processes must be at least 1, got {processes}")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be at least 1, got {threads}")
     if no_repeat_ngram_size < 0:
         raise ValueError(f"no_repeat_ngram_size must be at least 0, got {no_repeat_ngram_size}")
     for token in tokens_to_suppress:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.generation.batch_search import BatchSearch
 from lightconv_plugin.generation.beam_search import SearchOptions
-from lightconv_plugin.generation.forks import ForkError
 from lightconv_plugin.generation.linear import DTYPES
-from lightconv_plugin.generation.parallel_search import ParallelSearch
 from lightconv_plugin.modules.transformer import EncoderDecoder
 
 
@@ -62,7 +61,7 @@ class Searcher:
         models = [model.eval().to(self._device) for model in models]
         self._longest = min(model.config.decoder.max_positions for model in models)
         try:
-            self._search = ParallelSearch(models, settings.options, dtype=settings.dtype)
+            self._search = BatchSearch(models, settings.options, dtype=settings.dtype)
         except ValueError as error:
             raise TranslationError(str(error)) from error
 
@@ -78,8 +77,6 @@ class Searcher:
             results = self._search.search(source, lengths, min(most, self._longest - 1))
         except ValueError as error:  # such as a min_len above the max_len of this batch
             raise TranslationError(str(error)) from error
-        except ForkError as error:
-            raise TranslationError(str(error)) from error
         except (MemoryError, RuntimeError) as error:
             if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "alloc" not in str(error):
                 raise
@@ -89,10 +86,6 @@ class Searcher:
             [Found(found["tokens"].tolist(), float(found["score"]) / math.log(2)) for found in ranked[:nbest]]
             for ranked in results
         ]
-
-    def close(self) -> None:
-        """Ends the processes of the search, if there are any."""
-        self._search.close()
 
 
 def collate(sentences: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

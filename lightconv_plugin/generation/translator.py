@@ -296,9 +296,7 @@ class Translator:
         )
 
     def close(self) -> None:
-        """End the processes, and let the models go; `with Translator(…) as translator:` does."""
-        if self._searcher is not None:
-            self._searcher.close()
+        """Let the models go; `with Translator(…) as translator:` does."""
         self._searcher = None
 
     def __enter__(self) -> Translator:

@@ -27,6 +27,8 @@ from pathlib import Path
 
 import torch
 
+from lightconv_plugin.ops import instructions
+
 KINDS = ("cpu", "cuda")
 PACKAGE = Path(__file__).resolve().parent.parent
 PREBUILT = PACKAGE / "prebuilt"
@@ -103,7 +105,7 @@ def recipe(kind: str, architectures: Iterable[str] = ()) -> Recipe:
         raise NativeError(f"found no sources in {root}", "reinstall the package")
     if kind == "cpu":
         # Compiled with -fopenmp but not linked with it: libgomp is the one that torch has loaded, with its threads.
-        simd = _SIMD_FLAGS.get(torch.backends.cpu.get_cpu_capability(), ())
+        simd = _SIMD_FLAGS.get(instructions.compiled_for(), ())
         cflags: tuple[str, ...] = ("-O3", "-fopenmp", *simd)
         cuda_cflags: tuple[str, ...] = ()
     else:

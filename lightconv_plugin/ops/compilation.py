@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from lightconv_plugin.ops import artifacts
+from lightconv_plugin.ops import artifacts, instructions
 from lightconv_plugin.ops.artifacts import NativeError, Recipe
 
 _RUN = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
@@ -202,7 +202,7 @@ def _compile(recipe: Recipe, environment: dict[str, str], record: Path, progress
             "seconds": round(time.time() - began, 1),
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
-            "capability": torch.backends.cpu.get_cpu_capability() if recipe.kind == "cpu" else None,
+            "capability": instructions.instruction_set() if recipe.kind == "cpu" else None,
             "architectures": recipe.architectures,
             "flags": [*recipe.cflags] if recipe.kind == "cpu" else [*recipe.cuda_cflags],
             "compiler": environment["CXX"],

@@ -1,0 +1,40 @@
+// Beam search by the rules of lightconv_plugin/generation/beam_search.py, which says what they are.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "search/stacks.h"
+
+namespace lightconv {
+
+struct Options {
+  int64_t pad, unk, eos, beam, min_len, no_repeat_ngram_size;
+  bool normalize_scores, match_source_len;
+  double len_penalty, unk_penalty, temperature;
+  std::vector<int64_t> suppress;
+};
+
+// A batch: source (sentences, source_steps) with pads on either side, lengths (sentences,), prefix (sentences, prefix_steps)
+// or null.
+struct Batch {
+  const int64_t *source, *lengths, *prefix;
+  int64_t sentences, source_steps, prefix_steps, max_len, begin;
+};
+
+struct Hypothesis {
+  std::vector<int64_t> tokens;  // with the end
+  std::vector<float> positional;
+  float score;
+};
+
+using Finished = std::vector<std::vector<Hypothesis>>;
+
+// The finished hypotheses of each sentence, best first. Sentences are shared among threads, or if there are fewer, the
+// products of all; the results are the same for any number.
+//
+// Throws std::runtime_error for sentences without a single possible hypothesis, std::invalid_argument for words out of
+// range and a sentence without any.
+Finished search(const std::vector<const Model*>& ensemble, const Options& options, const Batch& batch, int threads);
+
+}  // namespace lightconv

@@ -1,0 +1,120 @@
+// torch.classes.lightconv.BeamSearch: models in, n-best lists out. The Python side is lightconv_plugin/generation/native.py.
+
+#include <ATen/ATen.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "search/beam_search.h"
+
+namespace lightconv {
+namespace {
+
+Arithmetic arithmetic_of(const std::string& dtype) {
+  if (dtype == "bfloat16") return Arithmetic::kBFloat16;
+  if (dtype == "int8") return Arithmetic::kInt8;
+  TORCH_CHECK(dtype == "float32", "dtype must be float32, bfloat16 or int8, got ", dtype);
+  return Arithmetic::kFloat32;
+}
+
+const int64_t* words_of(const at::Tensor& tensor, int64_t sentences, const char* name) {
+  TORCH_CHECK(
+      tensor.dim() >= 1 && tensor.size(0) == sentences && tensor.scalar_type() == at::kLong && tensor.is_contiguous() &&
+          tensor.device().is_cpu(),
+      name, " must be a contiguous int64 tensor on the CPU with an entry for each of ", sentences, " sentences");
+  return tensor.const_data_ptr<int64_t>();
+}
+
+class BeamSearch : public torch::CustomClassHolder {
+ public:
+  // instructions: whether those may be used that only some CPUs have beyond what all is compiled for.
+  BeamSearch(const std::string& dtype, bool instructions)
+      : arithmetic_(arithmetic_of(dtype)), instructions_(instructions) {}
+
+  // The names are those of model.cpp; the last model that is added ends the ensemble.
+  void add_model(const c10::Dict<std::string, at::Tensor>& tensors, const c10::Dict<std::string, double>& numbers) {
+    Description description{{}, {}, arithmetic_, instructions_};
+    for (const auto& entry : tensors) {
+      const at::Tensor tensor = entry.value();
+      TORCH_CHECK(
+          tensor.scalar_type() == at::kFloat && tensor.is_contiguous() && tensor.device().is_cpu() &&
+              (tensor.dim() == 1 || tensor.dim() == 2),
+          entry.key(), " must be a contiguous float32 vector or matrix on the CPU");
+      const bool vector = tensor.dim() == 1;
+      description.tensors[entry.key()] = {
+          tensor.const_data_ptr<float>(), vector ? 1 : tensor.size(0), vector ? tensor.size(0) : tensor.size(1)};
+      // Tables are read where they are: those of a file that is mapped into memory stay there.
+      if (entry.key().find(".embed_") != std::string::npos) tables_.push_back(tensor);
+    }
+    for (const auto& entry : numbers) description.numbers[entry.key()] = entry.value();
+    models_.push_back(std::make_unique<Model>(description));
+  }
+
+  // → tokens and positional scores of all hypotheses one after the other, their lengths, scores, and how many each
+  // sentence has. See beam_search.h for the arguments.
+  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> search(
+      const at::Tensor& source, const at::Tensor& lengths, const std::optional<at::Tensor>& prefix,
+      const c10::Dict<std::string, double>& options, std::vector<int64_t> suppress, int64_t max_len, int64_t begin,
+      int64_t threads) {
+    TORCH_CHECK(!models_.empty(), "there is no model");
+    TORCH_CHECK(source.dim() == 2, "source must be (S, T)");
+    TORCH_CHECK(threads >= 1, "threads must be at least 1, got ", threads);
+    const auto integer = [&](const char* name) { return int64_t(options.at(name)); };
+    const Options wanted{
+        integer("pad"), integer("unk"), integer("eos"), integer("beam_size"), integer("min_len"),
+        integer("no_repeat_ngram_size"), options.at("normalize_scores") != 0, options.at("match_source_len") != 0,
+        options.at("len_penalty"), options.at("unk_penalty"), options.at("temperature"), std::move(suppress)};
+    const int64_t sentences = source.size(0);
+    const Batch batch{
+        words_of(source, sentences, "source"), words_of(lengths, sentences, "lengths"),
+        prefix ? words_of(*prefix, sentences, "prefix") : nullptr, sentences, source.size(1),
+        prefix ? prefix->size(1) : 0, max_len, begin};
+    std::vector<const Model*> ensemble;
+    for (const auto& model : models_) ensemble.push_back(model.get());
+    return as_tensors(lightconv::search(ensemble, wanted, batch, int(threads)));
+  }
+
+ private:
+  static std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> as_tensors(const Finished& finished) {
+    std::vector<int64_t> tokens, lengths, counts;
+    std::vector<float> positional, scores;
+    for (const auto& hypotheses : finished) {
+      counts.push_back(int64_t(hypotheses.size()));
+      for (const Hypothesis& hypothesis : hypotheses) {
+        tokens.insert(tokens.end(), hypothesis.tokens.begin(), hypothesis.tokens.end());
+        positional.insert(positional.end(), hypothesis.positional.begin(), hypothesis.positional.end());
+        lengths.push_back(int64_t(hypothesis.tokens.size()));
+        scores.push_back(hypothesis.score);
+      }
+    }
+    return {tensor(tokens), tensor(positional), tensor(lengths), tensor(scores), tensor(counts)};
+  }
+
+  template <class T>
+  static at::Tensor tensor(const std::vector<T>& values) {
+    at::Tensor out = at::empty({int64_t(values.size())}, at::CppTypeToScalarType<T>::value);
+    std::copy(values.begin(), values.end(), out.mutable_data_ptr<T>());
+    return out;
+  }
+
+  Arithmetic arithmetic_;
+  bool instructions_;
+  std::vector<std::unique_ptr<Model>> models_;
+  std::vector<at::Tensor> tables_;
+};
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(lightconv, m) {
+  m.class_<BeamSearch>("BeamSearch")
+      .def(torch::init<const std::string&, bool>())
+      .def("add_model", &BeamSearch::add_model)
+      .def("search", &BeamSearch::search);
+}
+
+}  // namespace lightconv

@@ -1,0 +1,170 @@
+// Convolutions of one row at a time: its filter, and the weighted sum of the rows around it. In an encoder these are
+// neighbours in memory; in a beam search, the inputs of a hypothesis's ancestors.
+
+#include <cmath>
+#include <limits>
+
+#include "search/model.h"
+#include "search/rows.h"
+
+namespace lightconv {
+namespace {
+
+using V = Vector<float>;
+constexpr int64_t kLanes = kWidth<float>;
+constexpr float kEpsilon = 1e-6f;  // ops/normalize.py
+
+// y (n,) = Σ weights[k] · sources[k][c]; `weight_step` floats from a tap's weight to the next.
+template <int kVectors>
+LIGHTCONV_INLINE void sum_vectors(
+    const float* const* sources, const int64_t* taps, int64_t count, const float* weights, int64_t offset, float* y) {
+  V sums[kVectors] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    const V weight = broadcast(weights[taps[i]]);
+    const float* source = sources[taps[i]] + offset;
+    for (int v = 0; v < kVectors; ++v) sums[v] += weight * load(source + v * kLanes);
+  }
+  for (int v = 0; v < kVectors; ++v) store(y + offset + v * kLanes, sums[v]);
+}
+
+}  // namespace
+
+void Mixer::normalise(float* filter) const {
+  const int64_t n = taps();
+  float sum = 0;
+  switch (normalize) {
+    case Normalization::kSoftmax: {
+      const float top = largest(filter, n);
+      V total{};
+      int64_t k = 0;
+      for (; k + kLanes <= n; k += kLanes) {
+        const V power = exponential(load(filter + k) - top);
+        store(filter + k, power);
+        total += power;
+      }
+      if (k < n) {
+        // A NaN among the taps must reach the sum, and the lanes beyond must not.
+        float rest[kLanes];
+        store(rest, exponential(load_some(filter + k, n - k) - top));
+        for (int64_t i = 0; i < n - k; ++i) sum += filter[k + i] = rest[i];
+      }
+      sum += sum_across<float>(total)[0];
+      for (int64_t i = 0; i < n; ++i) filter[i] /= sum;
+      return;
+    }
+    case Normalization::kNone: return;
+    case Normalization::kL2:
+    case Normalization::kAbsL2:
+      for (int64_t k = 0; k < n; ++k) sum += filter[k] * filter[k];
+      sum = std::sqrt(sum) + kEpsilon;
+      for (int64_t k = 0; k < n; ++k) {
+        filter[k] = (normalize == Normalization::kL2 ? filter[k] : std::abs(filter[k])) / sum;
+      }
+      return;
+    case Normalization::kSigmoid:
+      for (int64_t k = 0; k < n; ++k) filter[k] = 1 / (1 + std::exp(-filter[k]));
+      return;
+    case Normalization::kTanh:
+      for (int64_t k = 0; k < n; ++k) filter[k] = std::tanh(filter[k]);
+      return;
+    case Normalization::kL1:
+      for (int64_t k = 0; k < n; ++k) sum += std::abs(filter[k]);
+      for (int64_t k = 0; k < n; ++k) filter[k] /= sum + kEpsilon;
+      return;
+    case Normalization::kAbs:
+      for (int64_t k = 0; k < n; ++k) filter[k] = std::abs(filter[k]);
+      return;
+    case Normalization::kSquare:
+      for (int64_t k = 0; k < n; ++k) filter[k] *= filter[k];
+      return;
+  }
+}
+
+// TaLK: 1 for the rows inside a window and a fraction for the one at either end, over the longest window's length. The
+// offsets are (heads,) to the left, and where there is a right side (heads,) more.
+void Mixer::windows(const float* offsets, float* filter) const {
+  const float scale = 1 / float(taps());
+  for (int64_t h = 0; h < heads; ++h) {
+    float* weights = filter + h * taps();
+    const float before = float(left) / (1 + std::exp(-offsets[h]));
+    const float after = right ? float(right) / (1 + std::exp(-offsets[heads + h])) : 0;
+    const auto inside = [](float reach, int64_t distance) {
+      const float part = reach + 1 - float(distance);
+      return part > 1 ? 1.0f : part < 0 ? 0.0f : part;  // NaN stays
+    };
+    for (int64_t k = 0; k < left; ++k) weights[k] = inside(before, left - k) * scale;
+    weights[left] = scale;
+    for (int64_t k = 1; k <= right; ++k) weights[left + k] = inside(after, k) * scale;
+  }
+}
+
+const float* Mixer::filters_of(const float* x, int64_t rows, Workshop& shop) const {
+  if (kind == Kind::kShared) return nullptr;
+  const int64_t size = heads * taps();
+  if (kind == Kind::kPredicted) {
+    float* filters = shop.filters.get(rows * size);
+    product(x, channels, rows, filters, size, shop);
+    for (int64_t i = 0; i < rows * heads; ++i) normalise(filters + i * taps());
+    return filters;
+  }
+  const int64_t offsets = product.outputs();
+  float* filters = shop.filters.get(rows * (size + offsets));
+  float* predicted = filters + rows * size;
+  product(x, channels, rows, predicted, offsets, shop);
+  for (int64_t row = 0; row < rows; ++row) windows(predicted + row * offsets, filters + row * size);
+  return filters;
+}
+
+void Mixer::mix(const float* const* sources, const float* filter, float* y, Workshop& shop) const {
+  const int64_t all = taps(), width = channels / heads;
+  int64_t* inside = shop.taps.get(all);
+  int64_t count = 0;
+  for (int64_t k = 0; k < all; ++k) {
+    if (sources[k]) inside[count++] = k;
+  }
+  if (narrow()) {
+    const float* spread = filters.data();
+    if (filter) {
+      float* to = shop.spread.get(all * channels);
+      for (int64_t i = 0; i < count; ++i) {
+        for (int64_t c = 0; c < channels; ++c) to[inside[i] * channels + c] = filter[c / width * all + inside[i]];
+      }
+      spread = to;
+    }
+    for (int64_t c = 0; c < channels; ++c) y[c] = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const float *weights = spread + inside[i] * channels, *source = sources[inside[i]];
+      for (int64_t c = 0; c < channels; ++c) y[c] += weights[c] * source[c];
+    }
+  } else {
+    const float* weights = filter ? filter : filters.data();
+    for (int64_t h = 0; h < heads; ++h, weights += all) {
+      int64_t c = h * width;
+      const int64_t end = c + width;
+      for (; c + 4 * kLanes <= end; c += 4 * kLanes) sum_vectors<4>(sources, inside, count, weights, c, y);
+      for (; c + kLanes <= end; c += kLanes) sum_vectors<1>(sources, inside, count, weights, c, y);
+      for (; c < end; ++c) {
+        float sum = 0;
+        for (int64_t i = 0; i < count; ++i) sum += weights[inside[i]] * sources[inside[i]][c];
+        y[c] = sum;
+      }
+    }
+  }
+  for (size_t c = 0; c < bias.size(); ++c) y[c] += bias[c];
+}
+
+void Mixer::convolve(const float* const* sources, int64_t rows, float* y, Workshop& shop) const {
+  const int64_t inputs = taps() * channels, outputs = product.outputs();
+  float* gathered = shop.gathered.get(rows * (inputs + outputs));
+  for (int64_t i = 0; i < rows * taps(); ++i) {
+    float* to = gathered + i * channels;
+    if (sources[i]) std::copy_n(sources[i], channels, to);
+    else std::fill_n(to, channels, 0.0f);
+  }
+  const bool halves = outputs == 2 * channels;
+  float* out = halves ? gathered + rows * inputs : y;
+  product(gathered, inputs, rows, out, outputs, shop);
+  if (halves) gate(out, rows, channels, y);
+}
+
+}  // namespace lightconv

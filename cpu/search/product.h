@@ -1,0 +1,98 @@
+// y = x · weightᵀ for a weight in panels: 32 outputs side by side, input after input. A panel is read once, in the order
+// in which it lies in memory, for up to Kernel::kRows rows of x at a time.
+//
+// The sum of an output runs over the inputs in their order, in one accumulator: a row's result does not depend on how
+// many rows there are, nor on how outputs are shared among threads.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "common/vector.h"
+
+namespace lightconv {
+
+constexpr int64_t kPanel = 32;
+
+// x and y are rows, `x_pitch` bytes and `y_pitch` floats apart. `steps` groups of inputs are read at a time: single
+// floats, pairs of bfloat16, fours of 8-bit integers.
+struct Product {
+  const char* x;
+  int64_t x_pitch, rows, steps;
+  const char* panels;
+  int64_t panel_bytes, outputs;
+  const float* bias;  // null for none
+  float* y;
+  int64_t y_pitch;
+  // 8-bit products only: x = (u − row_zeros) · row_scales, weight = s · column_scales; column_sums are Σ s.
+  const float* row_scales = nullptr;
+  const int32_t* row_zeros = nullptr;
+  const float* column_scales = nullptr;
+  const int32_t* column_sums = nullptr;
+};
+
+// Computes panels `first` … `last` − 1 of outputs.
+using Multiply = void (*)(const Product& product, int64_t first, int64_t last);
+
+inline void finish(const Product& p, int64_t row, int64_t column, int64_t n, const float* sums) {
+  float* y = p.y + row * p.y_pitch + column;
+  for (int64_t i = 0; i < n; ++i) y[i] = p.bias ? sums[i] + p.bias[column + i] : sums[i];
+}
+
+inline void finish(const Product& p, int64_t row, int64_t column, int64_t n, const int32_t* sums) {
+  float* y = p.y + row * p.y_pitch + column;
+  const int32_t zero = p.row_zeros[row];
+  const float scale = p.row_scales[row];
+  for (int64_t i = 0; i < n; ++i) {
+    const float x = float(sums[i] - zero * p.column_sums[column + i]) * (scale * p.column_scales[column + i]);
+    y[i] = p.bias ? x + p.bias[column + i] : x;
+  }
+}
+
+template <class Sum>
+using Block = void (*)(const char* x, int64_t x_pitch, const char* panel, int64_t steps, Sum* sums);
+
+template <class Kernel, size_t... R>
+constexpr std::array<Block<typename Kernel::Sum>, sizeof...(R)> blocks_of(std::index_sequence<R...>) {
+  return {&Kernel::template block<int(R) + 1>...};
+}
+
+// Kernel::block<R> computes R rows of a panel into sums[R][32].
+template <class Kernel>
+void multiply(const Product& p, int64_t first, int64_t last) {
+  static constexpr auto blocks = blocks_of<Kernel>(std::make_index_sequence<Kernel::kRows>());
+  // Blocks of nearly the same size: a single last row would take as long as several.
+  const int64_t count = (p.rows + Kernel::kRows - 1) / Kernel::kRows;
+  alignas(64) typename Kernel::Sum sums[Kernel::kRows * kPanel];
+  for (int64_t panel = first; panel < last; ++panel) {
+    const char* weights = p.panels + panel * p.panel_bytes;
+    const int64_t column = panel * kPanel, n = std::min(kPanel, p.outputs - column);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t from = p.rows * i / count, to = p.rows * (i + 1) / count;
+      blocks[to - from - 1](p.x + from * p.x_pitch, p.x_pitch, weights, p.steps, sums);
+      for (int64_t row = from; row < to; ++row) finish(p, row, column, n, sums + (row - from) * kPanel);
+    }
+  }
+}
+
+// What a product's input must be turned into, and the function that multiplies it.
+enum class Input { kFloat, kBFloat16, kUnsigned8 };
+
+struct Choice {
+  Multiply multiply;
+  Input input;
+  int levels = 0;  // of 8-bit inputs: 255, or 127 where pairs of products are summed in 16 bits
+};
+
+// products.cpp
+Choice float32_product();
+Choice bfloat16_product(bool instructions);
+Choice int8_product(bool instructions);
+// Those that need instructions beyond what all is compiled for; null where the compiler has none.
+Multiply vnni_product();
+Multiply bfloat16_instructions_product();
+
+}  // namespace lightconv

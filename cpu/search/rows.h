@@ -1,0 +1,91 @@
+// What beam search reads from a row of logits: the logarithm of the sum of exponentials, and the largest entries.
+// Both may be given a row in pieces.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "common/vector.h"
+
+namespace lightconv {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// n floats at `from`, n < kWidth<float>; −∞ in the other lanes.
+LIGHTCONV_INLINE Vector<float> load_some(const float* from, int64_t n) {
+  float lanes[kWidth<float>];
+  for (int64_t i = 0; i < kWidth<float>; ++i) lanes[i] = i < n ? from[i] : -kInfinity;
+  return load(lanes);
+}
+
+template <class F>
+LIGHTCONV_INLINE void each_vector(const float* row, int64_t n, F f) {
+  constexpr int64_t lanes = kWidth<float>;
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) f(load(row + i));
+  if (i < n) f(load_some(row + i, n - i));
+}
+
+inline float largest(const float* row, int64_t n) {
+  Vector<float> found = broadcast(-kInfinity);
+  each_vector(row, n, [&](Vector<float> x) { found = larger<float>(found, x); });
+  return largest_across<float>(found)[0];
+}
+
+// log Σ exp, to within a few units in the last place. NaN and infinities in a row give NaN or an infinity.
+class LogSum {
+ public:
+  void add(const float* piece, int64_t n) {
+    const float top = std::max(top_, largest(piece, n));
+    Vector<float> sum{};
+    each_vector(piece, n, [&](Vector<float> x) { sum += exponential(x - top); });
+    const float added = sum_across<float>(sum)[0];
+    // The first piece has nothing before it, and −∞ − −∞ is not a number.
+    sum_ = sum_ == 0 ? added : sum_ * std::exp(top_ - top) + added;
+    top_ = top;
+  }
+  float value() const { return top_ + std::log(sum_); }
+
+ private:
+  float top_ = -kInfinity, sum_ = 0;
+};
+
+// The largest entries in descending order; equal ones in the order of their indices. Pieces come in that order too.
+class BestEntries {
+ public:
+  BestEntries(float* values, int64_t* indices, int64_t count) : values_(values), indices_(indices), count_(count) {}
+
+  void add(const float* piece, int64_t n, int64_t first) {
+    int64_t i = 0;
+    for (; i < n && held_ < count_; ++i) offer(piece[i], first + i);
+    // Four vectors at a time: after the first few hundred entries hardly any vector has a candidate.
+    constexpr int64_t lanes = kWidth<float>, step = 4 * lanes;
+    for (; i + step <= n; i += step) {
+      const Vector<float> top = larger<float>(
+          larger<float>(load(piece + i), load(piece + i + lanes)),
+          larger<float>(load(piece + i + 2 * lanes), load(piece + i + 3 * lanes)));
+      if (!(largest_across<float>(top)[0] > values_[count_ - 1])) continue;
+      for (int64_t j = i; j < i + step; ++j) offer(piece[j], first + j);
+    }
+    for (; i < n; ++i) offer(piece[i], first + i);
+  }
+
+ private:
+  void offer(float value, int64_t index) {
+    if (held_ == count_ && !(value > values_[count_ - 1])) return;
+    int64_t place = held_ < count_ ? held_++ : count_ - 1;
+    for (; place > 0 && value > values_[place - 1]; --place) {
+      values_[place] = values_[place - 1];
+      indices_[place] = indices_[place - 1];
+    }
+    values_[place] = value;
+    indices_[place] = index;
+  }
+
+  float* values_;
+  int64_t* indices_;
+  int64_t count_, held_ = 0;
+};
+
+}  // namespace lightconv

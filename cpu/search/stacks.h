@@ -1,0 +1,76 @@
+// Encoding sentences, and decoding them one step at a time.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "search/attention.h"
+#include "search/model.h"
+
+namespace lightconv {
+
+// Sentences one after the other, without padding: the words of sentence s are rows begins[s] … begins[s + 1] − 1. A pad
+// between words is a row too, which no other reads.
+struct Sentences {
+  std::vector<int64_t> tokens, positions, begins{0};
+  std::vector<char> pads;  // empty where there are none
+
+  int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
+  int64_t count() const { return static_cast<int64_t>(begins.size()) - 1; }
+  int64_t length(int64_t s) const { return begins[s + 1] - begins[s]; }
+  // Adds a sentence, `n` tokens with pads on either side; false if it has no word.
+  bool add(const int64_t* words, int64_t n, int64_t pad);
+};
+
+// x (sentences.rows(), dim): what the encoder makes of the sentences.
+void encode(const Stack& stack, const Sentences& sentences, float* x, Workshop& shop);
+
+// The hypotheses of a step. Row r is of sentence sentence[r]; its ancestor at step t is what was row ancestors[r · pitch + t]
+// then, and for the step itself r.
+struct Rows {
+  int64_t count, time;
+  const int64_t* tokens;
+  const int32_t* sentence;
+  const int32_t* ancestors;
+  int64_t pitch;
+};
+
+// One search of one model. What a step keeps stays where it was written: hypotheses that are reordered or dropped only
+// change the table of ancestors.
+class Decoding {
+ public:
+  // `capacity`: the most rows of a step.
+  Decoding(const Model& model, const Sentences& sentences, int64_t capacity, Workshop& shop);
+
+  // The rows that the output layer reads, (rows.count, model.output.inputs()); steps come one after the other.
+  const float* step(const Rows& rows);
+
+ private:
+  // What a layer keeps of the last steps, or of all.
+  struct Past {
+    std::vector<Buffer<float>> steps;
+    int64_t width;
+    float* at(int64_t time) { return steps[time % static_cast<int64_t>(steps.size())].get(0); }
+  };
+  struct Source {
+    std::vector<float> keys_values;  // (rows, 2d)
+    std::vector<float> keys;         // transposed, sentence after sentence
+    std::vector<int64_t> begins;     // of a sentence's keys
+  };
+
+  void mix(const Layer& layer, Past& past, const Rows& rows, const float* x, float* y);
+  void attend_source(const Layer& layer, const Source& source, const Rows& rows, const float* x, float* y);
+  float* remember(Past& past, int64_t time, int64_t rows, bool forever);
+
+  const Model& model_;
+  const Sentences& sentences_;
+  int64_t capacity_;
+  Workshop& shop_;
+  std::vector<float> masks_;  // (rows of the source,), empty where there are no pads
+  std::vector<Past> pasts_;
+  std::vector<Source> sources_;
+  std::vector<int64_t> positions_;
+  Buffer<float> x_, y_, normed_, out_;
+};
+
+}  // namespace lightconv

@@ -1,0 +1,96 @@
+// A few threads that work on one thing together for the length of a search.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace lightconv {
+
+// run(f) calls f(0) … f(size − 1), f(0) on the thread that asks, and returns when all have returned; the first exception
+// is thrown again. The other threads wait actively for a while, since the next piece of work usually comes within
+// microseconds, and then give way to others.
+class Team {
+ public:
+  explicit Team(int size) {
+    for (int member = 1; member < size; ++member) threads_.emplace_back([this, member] { serve(member); });
+  }
+  ~Team() {
+    work_ = nullptr;
+    round_.fetch_add(1, std::memory_order_release);
+    for (std::thread& thread : threads_) thread.join();
+  }
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  int size() const { return static_cast<int>(threads_.size()) + 1; }
+
+  void run(const std::function<void(int)>& work) {
+    if (threads_.empty()) return work(0);
+    work_ = &work;
+    busy_.store(static_cast<int>(threads_.size()), std::memory_order_relaxed);
+    round_.fetch_add(1, std::memory_order_release);
+    guarded(work, 0);
+    wait([this] { return busy_.load(std::memory_order_acquire) == 0; });
+    if (failure_) {
+      const std::exception_ptr failure = failure_;
+      failure_ = nullptr;
+      std::rethrow_exception(failure);
+    }
+  }
+
+  // Cuts 0 … count − 1 into one range for each member, f(first, last).
+  template <class F>
+  void share(int64_t count, F f) {
+    const int64_t members = size();
+    run([&](int member) {
+      const int64_t first = count * member / members, last = count * (member + 1) / members;
+      if (first < last) f(first, last);
+    });
+  }
+
+ private:
+  template <class Condition>
+  static void wait(Condition met) {
+    constexpr int kActive = 4096;
+    for (int i = 0; !met(); ++i) {
+      if (i >= kActive) std::this_thread::yield();
+#if defined(__x86_64__)
+      else __builtin_ia32_pause();
+#endif
+    }
+  }
+
+  void serve(int member) {
+    for (uint64_t seen = 0;;) {
+      wait([&] { return round_.load(std::memory_order_acquire) != seen; });
+      ++seen;
+      const auto* work = work_;
+      if (!work) return;
+      guarded(*work, member);
+      busy_.fetch_sub(1, std::memory_order_acq_rel);
+    }
+  }
+
+  void guarded(const std::function<void(int)>& work, int member) {
+    try {
+      work(member);
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(failing_);
+      if (!failure_) failure_ = std::current_exception();
+    }
+  }
+
+  std::vector<std::thread> threads_;
+  const std::function<void(int)>* work_ = nullptr;
+  std::atomic<uint64_t> round_{0};
+  std::atomic<int> busy_{0};
+  std::mutex failing_;
+  std::exception_ptr failure_;
+};
+
+}  // namespace lightconv

@@ -1,0 +1,145 @@
+#include "search/vocabulary.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "search/beam_search.h"
+#include "search/rows.h"
+
+namespace lightconv {
+namespace {
+
+// Columns that are summed up at a time; the sums, and so the last bits of a score, depend on it.
+constexpr int64_t kPiece = 1024;
+// Logits of about this many words stay in a core's second-level cache until they have been read.
+constexpr int64_t kCached = 1 << 17;
+
+float log_normaliser(const float* logits, int64_t n) {
+  LogSum sum;
+  for (int64_t first = 0; first < n; first += kPiece) sum.add(logits + first, std::min(kPiece, n - first));
+  return sum.value();
+}
+
+}  // namespace
+
+Vocabulary::Vocabulary(const std::vector<const Model*>& ensemble, const Options& options, Workshop& shop)
+    : ensemble_(ensemble), options_(options), shop_(shop), words_(ensemble[0]->output.outputs()) {}
+
+void Vocabulary::best(
+    const std::vector<const float*>& hidden, int64_t rows, int64_t count, const std::vector<Constraint>& constraints) {
+  count_ = count;
+  values_.resize(rows * count);
+  indices_.resize(rows * count);
+  const bool forced = std::any_of(constraints.begin(), constraints.end(), [](const Constraint& constraint) {
+    return constraint.forced >= 0 || constraint.copy_of >= 0;
+  });
+  if (ensemble_.size() == 1 && !forced) in_pieces(hidden[0], rows, constraints);
+  else at_once(hidden, rows, constraints);
+}
+
+void Vocabulary::in_pieces(const float* hidden, int64_t rows, const std::vector<Constraint>& constraints) {
+  const Linear& output = ensemble_[0]->output;
+  const int64_t width = std::max(kPiece, kCached / rows / kPiece * kPiece);
+  float* logits = logits_.get(rows * std::min(width, words_));
+  const Product product = output.prepare(hidden, output.inputs(), rows, shop_);
+  std::vector<LogSum> sums(rows);
+  std::vector<BestEntries> best;
+  for (int64_t row = 0; row < rows; ++row) best.emplace_back(&values_[row * count_], &indices_[row * count_], count_);
+  for (int64_t first = 0; first < words_; first += width) {
+    const int64_t last = std::min(first + width, words_), pitch = last - first;
+    output.compute(product, logits, pitch, first, last, shop_.team);
+    shop_.team.share(rows, [&](int64_t from, int64_t to) {
+      for (int64_t row = from; row < to; ++row) {
+        float* mine = logits + row * pitch;
+        cool(mine, pitch);
+        for (int64_t i = 0; i < pitch; i += kPiece) sums[row].add(mine + i, std::min(kPiece, pitch - i));
+        constrain(mine, first, last, constraints[row]);
+        best[row].add(mine, pitch, first);
+      }
+    });
+  }
+  for (int64_t row = 0; row < rows; ++row) settle(row, sums[row].value());
+}
+
+void Vocabulary::at_once(
+    const std::vector<const float*>& hidden, int64_t rows, const std::vector<Constraint>& constraints) {
+  float* logits = logits_.get(rows * words_);
+  std::vector<float> normalisers(rows);
+  for (size_t m = 0; m < ensemble_.size(); ++m) {
+    const Linear& output = ensemble_[m]->output;
+    float* mine = m == 0 ? logits : others_.get(rows * words_);
+    output(hidden[m], output.inputs(), rows, mine, words_, shop_);
+    shop_.team.share(rows, [&](int64_t from, int64_t to) {
+      for (int64_t row = from; row < to; ++row) {
+        float *of_row = mine + row * words_, *total = logits + row * words_;
+        cool(of_row, words_);
+        float normaliser = log_normaliser(of_row, words_);
+        if (!std::isfinite(normaliser)) {
+          std::fill_n(of_row, words_, -kInfinity);
+          normaliser = kInfinity;
+        }
+        normalisers[row] = normaliser;
+        if (ensemble_.size() == 1) continue;
+        for (int64_t w = 0; w < words_; ++w) of_row[w] -= normaliser;
+        for (int64_t w = 0; m > 0 && w < words_; ++w) {
+          // log(exp(a) + exp(b)), where both may be −∞.
+          const float high = std::max(total[w], of_row[w]), low = std::min(total[w], of_row[w]);
+          total[w] = high == -kInfinity ? high : high + std::log1p(std::exp(low - high));
+        }
+        normalisers[row] = std::log(float(ensemble_.size()));
+      }
+    });
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    float* mine = logits + row * words_;
+    constrain(mine, 0, words_, constraints[row]);
+    if (constraints[row].forced >= 0) {
+      const int64_t word = constraints[row].forced;
+      const float value = mine[word];
+      std::fill_n(mine, words_, -kInfinity);
+      mine[word] = value;
+    }
+    if (constraints[row].copy_of >= 0) {
+      std::copy_n(logits + constraints[row].copy_of * words_, words_, mine);
+      normalisers[row] = normalisers[constraints[row].copy_of];
+    }
+    BestEntries(&values_[row * count_], &indices_[row * count_], count_).add(mine, words_, 0);
+    settle(row, normalisers[row]);
+  }
+}
+
+void Vocabulary::cool(float* logits, int64_t n) const {
+  if (options_.temperature == 1) return;
+  const float temperature = float(options_.temperature);
+  for (int64_t i = 0; i < n; ++i) logits[i] /= temperature;
+}
+
+void Vocabulary::constrain(float* logits, int64_t first, int64_t last, const Constraint& constraint) const {
+  const auto forbid = [&](int64_t word) {
+    if (word >= first && word < last) logits[word - first] = -kInfinity;
+  };
+  forbid(options_.pad);
+  if (options_.unk_penalty != 0 && options_.unk >= first && options_.unk < last) {
+    logits[options_.unk - first] -= float(options_.unk_penalty);
+  }
+  if (constraint.only_end) {
+    for (int64_t word = first; word < last; ++word) {
+      if (word != options_.eos) logits[word - first] = -kInfinity;
+    }
+  }
+  if (constraint.no_end) forbid(options_.eos);
+  if (constraint.suppress) for (int64_t word : options_.suppress) forbid(word);
+  for (int64_t word : constraint.blocked) forbid(word);
+}
+
+// Turns a row's best logits into log-probabilities; a broken row (NaN, infinities) has none above −∞.
+void Vocabulary::settle(int64_t row, float normaliser) {
+  float* values = &values_[row * count_];
+  const bool broken = !std::isfinite(normaliser);
+  for (int64_t k = 0; k < count_; ++k) {
+    values[k] = broken ? -kInfinity : values[k] - normaliser;
+    if (broken) indices_[row * count_ + k] = k;
+  }
+}
+
+}  // namespace lightconv

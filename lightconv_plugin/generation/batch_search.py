@@ -1,0 +1,90 @@
+"""Beam search with an ensemble on batches of sentences: natively where that is possible, else step by step in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lightconv_plugin.generation.beam_search import SearchOptions, beam_search
+from lightconv_plugin.generation.linear import check_dtype
+from lightconv_plugin.generation.native import Hypotheses, NativeSearch, why_not
+from lightconv_plugin.generation.steps import StepModel
+from lightconv_plugin.modules.transformer import EncoderDecoder
+
+
+class _Search(Protocol):
+    def search(
+        self, source: Tensor, lengths: Tensor, max_len: int, *, prefix: Tensor | None, begin: int | None
+    ) -> Hypotheses: ...
+
+
+class BatchSearch:
+    """Searches with the weights that the models have now.
+
+    Args:
+        models: an ensemble of encoder-decoders, in evaluation mode.
+        options: of the search.
+        dtype: arithmetic of the linear layers, one of linear.DTYPES.
+        threads: that share the work on a CPU; None for as many as torch has.
+
+    Raises:
+        UnsupportedModelError: a model that the search does not cover.
+        ValueError: dtype or threads out of range; "int8" for models on a GPU.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[EncoderDecoder],
+        options: SearchOptions,
+        *,
+        dtype: str = "float32",
+        threads: int | None = None,
+    ):
+        if not models:
+            raise ValueError("models must be at least one model, got none")
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads must be at least 1, got {threads}")
+        self.options, self.dtype = options, check_dtype(dtype)
+        self._search: _Search
+        if why_not(models) is None:
+            self._search = NativeSearch(models, options, dtype=dtype, threads=threads)
+        else:
+            self._search = TorchSearch(models, options, dtype=dtype)
+
+    @torch.no_grad()
+    def search(
+        self, source: Tensor, lengths: Tensor, max_len: int, *, prefix: Tensor | None = None, begin: int | None = None
+    ) -> Hypotheses:
+        """The finished hypotheses of each sentence, best first, as `beam_search` returns them.
+
+        Args:
+            source: (S,T) words with their end, pads on either side. lengths: (S,) how many words, read for
+                match_source_len only.
+            max_len, prefix, begin: see `beam_search`.
+
+        Raises:
+            ValueError: max_len is below options.min_len; words out of range.
+        """
+        if self.options.min_len > max_len:
+            raise ValueError(f"min_len must be at most max_len = {max_len}, got {self.options.min_len}")
+        if not len(source):
+            return []
+        return self._search.search(source, lengths, max_len, prefix=prefix, begin=begin)
+
+
+class TorchSearch:
+    """`beam_search` on batches: what runs on GPUs, and what defines the native search."""
+
+    def __init__(self, models: Sequence[EncoderDecoder], options: SearchOptions, *, dtype: str = "float32"):
+        self._options = options
+        self._steps = [StepModel(model, dtype) for model in models]
+
+    def search(
+        self, source: Tensor, lengths: Tensor, max_len: int, *, prefix: Tensor | None = None, begin: int | None = None
+    ) -> Hypotheses:
+        """See BatchSearch.search."""
+        states = [steps.start(source, self._options.beam_size) for steps in self._steps]
+        return beam_search(self._steps, states, lengths, self._options, max_len, prefix=prefix, begin=begin)

@@ -1,0 +1,273 @@
+"""Beam search in one native call a batch (cpu/search): the encoder, all steps and the bookkeeping without Python.
+
+The rules and results are those of beam_search.py, which remains for models on a GPU and as the definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lightconv_plugin.errors import UnsupportedModelError
+from lightconv_plugin.generation.beam_search import SearchOptions
+from lightconv_plugin.generation.linear import check_dtype
+from lightconv_plugin.modules.attention import SelfAttention
+from lightconv_plugin.modules.block import ConvBlock
+from lightconv_plugin.modules.convolutions import DepthwiseConv, DynamicConv, LightweightConv
+from lightconv_plugin.modules.full_convolution import FullConv
+from lightconv_plugin.modules.layer import Layer
+from lightconv_plugin.modules.linear import Linear
+from lightconv_plugin.modules.talk import TaLKConv
+from lightconv_plugin.modules.transformer import EncoderDecoder
+from lightconv_plugin.ops import NORMALIZATIONS, backends
+from lightconv_plugin.ops.instructions import instruction_set
+from lightconv_plugin.ops.normalize import normalize
+
+# The numbers that cpu/search/model.h gives to these names.
+_ACTIVATIONS = {
+    name: number
+    for number, names in enumerate(
+        (("relu",), ("relu_squared",), ("gelu",), ("gelu_fast", "gelu_accurate"), ("swish",), ("tanh",), ("linear",))
+    )
+    for name in names
+}
+_NORMALIZATIONS = {
+    name: number
+    for number, name in enumerate(("softmax", "none", "l2", "abs_l2", "sigmoid", "tanh", "l1", "abs", "square"))
+}
+_POSITIONS = {"none": 0, "sinusoidal": 1, "learned": 2}
+_SHARED, _PREDICTED, _TALK, _FULL, _ATTENTION = range(5)
+assert _NORMALIZATIONS.keys() == set(NORMALIZATIONS)
+
+Hypotheses = list[list[dict[str, Tensor]]]
+
+
+def why_not(models: Sequence[EncoderDecoder]) -> str | None:
+    """Why these models are not for the native search, or None: it computes in float32 on a CPU, with its kernels."""
+    for model in models:
+        weight = next(model.parameters())
+        if weight.device.type != "cpu" or weight.dtype != torch.float32:
+            return f"a model in {weight.dtype} on {weight.device}"
+    decided = backends.decision("cpu")
+    return None if decided.backend == "cpu" else decided.reason
+
+
+class NativeSearch:
+    """Searches with the weights that the models have now, which it copies (but for the tables of embeddings).
+
+    Args:
+        models: an ensemble of encoder-decoders in float32 on the CPU, in evaluation mode; see `why_not`.
+        options: of the search.
+        dtype: arithmetic of the linear layers, see linear.PackedLinear; bfloat16 and int8 also where the CPU has no
+            instructions for them.
+        threads: that share sentences or, of a few sentences, products; None for as many as torch has. The results do
+            not depend on it.
+
+    Raises:
+        UnsupportedModelError: a model that the search does not cover; the text says what is in its way.
+        ValueError: an unknown dtype, or no thread.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[EncoderDecoder],
+        options: SearchOptions,
+        *,
+        dtype: str = "float32",
+        threads: int | None = None,
+    ):
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads must be at least 1, got {threads}")
+        self.options, self.dtype, self.threads = options, check_dtype(dtype), threads
+        described = [_Description(model) for model in models]
+        self._search = torch.classes.lightconv.BeamSearch(dtype, _has_instructions(dtype))
+        for model in described:
+            self._search.add_model(model.tensors, model.numbers)
+
+    def search(
+        self, source: Tensor, lengths: Tensor, max_len: int, *, prefix: Tensor | None = None, begin: int | None = None
+    ) -> Hypotheses:
+        """The finished hypotheses of each sentence, best first; arguments and results are those of `beam_search`.
+
+        Raises:
+            ValueError: words that a model does not have, a sentence without any, or too large a beam.
+            RuntimeError: a sentence without a single possible hypothesis.
+        """
+        options = self.options
+        numbers = {
+            name: float(getattr(options, name))
+            for name in (
+                "pad unk eos beam_size min_len no_repeat_ngram_size normalize_scores match_source_len len_penalty "
+                "unk_penalty temperature"
+            ).split()
+        }
+        try:
+            tokens, positional, sizes, scores, counts = self._search.search(
+                source.contiguous(),
+                lengths.to(torch.int64).contiguous(),
+                None if prefix is None else prefix.to(torch.int64).contiguous(),
+                numbers,
+                list(options.suppress),
+                max_len,
+                options.eos if begin is None else begin,
+                torch.get_num_threads() if self.threads is None else self.threads,
+            )
+        except RuntimeError as error:  # of any kind in C++: torch has no other
+            text = str(error).partition("\nException raised from")[0]
+            if "has a probability above 0" in text or "alloc" in text:
+                raise RuntimeError(text) from None
+            raise ValueError(text) from None
+        found = zip(tokens.split(sizes.tolist()), scores, positional.split(sizes.tolist()), strict=True)
+        empty = torch.empty(0)
+        return [
+            [
+                {"tokens": words, "score": score, "attention": empty, "alignment": empty, "positional_scores": each}
+                for words, score, each in (next(found) for _ in range(count))
+            ]
+            for count in counts.tolist()
+        ]
+
+
+def _has_instructions(dtype: str) -> bool:
+    """Whether this CPU has instructions for products of the type beyond what the kernels are compiled for."""
+    instructions = instruction_set() or ""
+    return {"bfloat16": "BF16", "int8": "VNNI"}.get(dtype, "") in instructions
+
+
+class _Description:
+    """A model as the named tensors and numbers that cpu/search/model.cpp reads."""
+
+    def __init__(self, model: EncoderDecoder):
+        self.tensors: dict[str, Tensor] = {}
+        self.numbers: dict[str, float] = {}
+        decoder = model.decoder
+        if decoder.adaptive_softmax is not None:
+            raise UnsupportedModelError("an adaptive softmax (adaptive_softmax_cutoff)")
+        self._stack("encoder", model.encoder)
+        self._stack("decoder", decoder)
+        if decoder.project_out_dim is not None:
+            self._linear("project_out", decoder.project_out_dim)
+        if decoder.output_projection is not None:
+            self._linear("output", decoder.output_projection)
+        else:
+            self._tensor("output.weight", decoder.embed_tokens.weight)
+            self._tensor("output.bias", decoder.output_bias)
+
+    def _tensor(self, name: str, tensor: Tensor | None) -> None:
+        if tensor is not None:
+            self.tensors[name] = tensor.detach().contiguous()
+
+    def _linear(self, name: str, *linears: nn.Module) -> None:
+        """Several layers with the same input become one, their outputs side by side."""
+        for linear in linears:
+            if type(linear) not in (nn.Linear, Linear):
+                raise UnsupportedModelError(f"a linear layer of type {type(linear).__name__}")
+        weights = [linear.weight for linear in linears]
+        biases = [linear.bias for linear in linears]
+        self._tensor(f"{name}.weight", torch.cat(weights) if len(weights) > 1 else weights[0])
+        if any(bias is not None for bias in biases):
+            parts = [
+                weight.new_zeros(len(weight)) if bias is None else bias
+                for weight, bias in zip(weights, biases, strict=True)
+            ]
+            self._tensor(f"{name}.bias", torch.cat(parts))
+
+    def _norm(self, name: str, norm: nn.Module | None) -> None:
+        if norm is not None:
+            self._tensor(f"{name}.weight", norm.weight)
+            self._tensor(f"{name}.bias", norm.bias)
+            self.numbers[f"{name}.eps"] = norm.eps
+
+    def _stack(self, name: str, stack: nn.Module) -> None:
+        config = stack.config
+        if config.adaptive_input is not None:
+            raise UnsupportedModelError("embeddings that are not a plain table (adaptive_input)")
+        self._tensor(f"{name}.embed_tokens", stack.embed_tokens.weight)
+        if config.positions == "learned":
+            self._tensor(f"{name}.embed_positions", stack.embed_positions.weight)
+        if stack.project_in_dim is not None:
+            self._linear(f"{name}.project_in", stack.project_in_dim)
+        self._norm(f"{name}.embedding_norm", stack.layernorm_embedding)
+        self._norm(f"{name}.final_norm", stack.layer_norm)
+        self.numbers |= {
+            f"{name}.dim": config.embed_dim,
+            f"{name}.scale": config.embed_scale,
+            f"{name}.positions": _POSITIONS[config.positions],
+            f"{name}.pad": stack.pad,
+            f"{name}.layers": len(stack.layers),
+        }
+        for i, layer in enumerate(stack.layers):
+            self._layer(f"{name}.layers.{i}", layer, causal=name == "decoder")
+
+    def _layer(self, name: str, layer: Layer, *, causal: bool) -> None:
+        self.numbers[f"{name}.before"] = float(layer.normalize_before)
+        self.numbers[f"{name}.activation"] = _ACTIVATIONS[layer.activation]
+        self._norm(f"{name}.mixer_norm", layer.self_attn_layer_norm)
+        self._norm(f"{name}.final_norm", layer.final_layer_norm)
+        self._linear(f"{name}.fc1", layer.fc1)
+        self._linear(f"{name}.fc2", layer.fc2)
+        if (attention := layer.encoder_attn) is not None:
+            self._norm(f"{name}.attention_norm", layer.encoder_attn_layer_norm)
+            self._linear(f"{name}.query", attention.q_proj)
+            self._linear(f"{name}.keys_values", attention.k_proj, attention.v_proj)
+            self._linear(f"{name}.attention_out", attention.out_proj)
+            self.numbers[f"{name}.attention_heads"] = attention.num_heads
+        mixer = f"{name}.mixer"
+        self.numbers |= {f"{mixer}.gated": 0, f"{mixer}.normalize": _NORMALIZATIONS["none"]}
+        if isinstance(layer.self_attn, SelfAttention):
+            self._attention(mixer, layer.self_attn)
+        elif isinstance(layer.self_attn, ConvBlock):
+            self._block(mixer, layer.self_attn)
+        else:
+            raise UnsupportedModelError(f"a layer with {type(layer.self_attn).__name__}")
+        if causal and self.numbers[f"{mixer}.right"] != 0:
+            raise UnsupportedModelError("a decoder that looks ahead")
+
+    def _attention(self, name: str, attention: SelfAttention) -> None:
+        self._linear(f"{name}.product", attention.q_proj, attention.k_proj, attention.v_proj)
+        self._linear(f"{name}.leave", attention.out_proj)
+        self.numbers |= {
+            f"{name}.kind": _ATTENTION,
+            f"{name}.left": -1 if attention.left is None else attention.left,
+            f"{name}.right": -1 if attention.right is None else attention.right,
+            f"{name}.channels": attention.embed_dim,
+            f"{name}.heads": attention.num_heads,
+        }
+
+    def _block(self, name: str, block: ConvBlock) -> None:
+        conv = block.conv
+        if isinstance(block.linear1, nn.Linear):
+            self._linear(f"{name}.enter", block.linear1)
+            self._linear(f"{name}.leave", block.linear2)
+        self.numbers |= {
+            f"{name}.gated": float(block.glu),
+            f"{name}.channels": conv.channels,
+            f"{name}.heads": conv.num_heads,
+        }
+        if isinstance(conv, TaLKConv):
+            self._linear(f"{name}.product", conv.offsets)
+            self.numbers |= {f"{name}.kind": _TALK, f"{name}.left": conv.max_left, f"{name}.right": conv.max_right}
+            return
+        self.numbers |= {
+            f"{name}.left": conv.padding_l,
+            f"{name}.right": conv.kernel_size - 1 - conv.padding_l,
+        }
+        if type(conv) is FullConv:
+            self.numbers[f"{name}.kind"] = _FULL
+            self._tensor(f"{name}.product.weight", conv.weight.transpose(1, 2).flatten(1))
+            self._tensor(f"{name}.product.bias", conv.bias)
+        elif type(conv) is DynamicConv:
+            if conv.renorm_padding or conv.weight_linear.in_features != conv.channels:
+                raise UnsupportedModelError("a dynamic convolution with renorm_padding or another query")
+            self.numbers |= {f"{name}.kind": _PREDICTED, f"{name}.normalize": _NORMALIZATIONS[conv.normalize]}
+            self._linear(f"{name}.product", conv.weight_linear)
+            self._tensor(f"{name}.conv_bias", conv.conv_bias)
+        elif type(conv) in (LightweightConv, DepthwiseConv):
+            self.numbers[f"{name}.kind"] = _SHARED
+            filters = normalize(conv.weight.detach().squeeze(1).t(), conv.normalize)  # (K, H)
+            self._tensor(f"{name}.filters", filters.t())
+            self._tensor(f"{name}.conv_bias", conv.conv_bias)
+        else:
+            raise UnsupportedModelError(f"a convolution of type {type(conv).__name__}")

@@ -1,0 +1,58 @@
+"""Which vector instructions the CPU kernels use here."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+import torch
+
+LEVELS = {
+    "avx2": "AVX2",
+    "avx512": "AVX-512",
+    "avx512_vnni": "AVX-512 VNNI",
+    "avx512_bf16": "AVX-512 VNNI BF16",
+}
+"""Values of LIGHTCONV_CPU_ISA, which holds the kernels down to a level, and what each is called; the lowest first."""
+
+
+def instruction_set() -> str | None:
+    """The highest of LEVELS that this CPU has and that LIGHTCONV_CPU_ISA and ATEN_CPU_CAPABILITY allow; None on a CPU
+    that has none of them (Arm, x86 without AVX2).
+
+    Raises ValueError for an unknown value of LIGHTCONV_CPU_ISA.
+    """
+    here, held = _level_of_this_cpu(), _held()
+    if here is None:
+        return None
+    names = list(LEVELS.values())
+    return names[min(names.index(here), names.index(held))]
+
+
+def compiled_for() -> str:
+    """What the whole CPU library is compiled for: "AVX512", "AVX2" or "" for what every CPU has.
+
+    Kernels that need more than that are chosen when they run.
+    """
+    level = instruction_set()
+    return "" if level is None else "AVX2" if level == "AVX2" else "AVX512"
+
+
+def _held() -> str:
+    value = os.environ.get("LIGHTCONV_CPU_ISA", "").strip().lower()
+    if value and value not in LEVELS:
+        raise ValueError(f"LIGHTCONV_CPU_ISA must be one of {', '.join(LEVELS)}, or unset, got {value!r}")
+    return LEVELS[value] if value else list(LEVELS.values())[-1]
+
+
+def _level_of_this_cpu() -> str | None:
+    capability = torch.backends.cpu.get_cpu_capability()  # as ATEN_CPU_CAPABILITY says
+    if platform.machine().lower() not in ("x86_64", "amd64") or capability not in ("AVX2", "AVX512"):
+        return None
+    if capability == "AVX2":
+        return "AVX2"
+    if not torch.cpu._is_vnni_supported():
+        return "AVX-512"
+    # Unknown to the oldest torch that is supported: then it is not counted on.
+    bf16 = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+    return "AVX-512 VNNI BF16" if bf16 else "AVX-512 VNNI"

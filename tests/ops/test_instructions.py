@@ -1,0 +1,60 @@
+"""Which instructions the kernels use: what the CPU has, held down by two variables."""
+
+import pytest
+import torch
+
+from lightconv_plugin.ops import artifacts, instructions
+
+
+@pytest.fixture
+def cpu(monkeypatch):
+    """A CPU as torch would describe it, and the value of LIGHTCONV_CPU_ISA."""
+
+    def describe(capability="AVX512", vnni=True, bf16=True, machine="x86_64", held=None):
+        monkeypatch.delenv("LIGHTCONV_CPU_ISA", raising=False)
+        if held is not None:
+            monkeypatch.setenv("LIGHTCONV_CPU_ISA", held)
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+        monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: vnni)
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16, raising=False)
+        monkeypatch.setattr(instructions.platform, "machine", lambda: machine)
+
+    return describe
+
+
+@pytest.mark.parametrize(
+    "description, expected, compiled",
+    [
+        ({}, "AVX-512 VNNI BF16", "AVX512"),
+        ({"bf16": False}, "AVX-512 VNNI", "AVX512"),
+        ({"vnni": False, "bf16": False}, "AVX-512", "AVX512"),
+        ({"capability": "AVX2"}, "AVX2", "AVX2"),
+        ({"capability": "DEFAULT"}, None, ""),
+        ({"capability": "DEFAULT", "machine": "aarch64"}, None, ""),
+        ({"held": "avx512_vnni"}, "AVX-512 VNNI", "AVX512"),
+        ({"held": "AVX512"}, "AVX-512", "AVX512"),
+        ({"held": "avx2"}, "AVX2", "AVX2"),
+        ({"held": ""}, "AVX-512 VNNI BF16", "AVX512"),
+        ({"held": "avx512_bf16", "capability": "AVX2"}, "AVX2", "AVX2"),
+    ],
+    ids=str,
+)
+def test_the_instruction_set_is_what_the_cpu_has_and_may_use(description, expected, compiled, cpu):
+    cpu(**description)
+    assert (instructions.instruction_set(), instructions.compiled_for()) == (expected, compiled)
+
+
+def test_an_unknown_level_names_the_known_ones(cpu):
+    cpu(held="avx3")
+    with pytest.raises(ValueError, match="LIGHTCONV_CPU_ISA must be one of avx2, avx512, .* got 'avx3'"):
+        instructions.instruction_set()
+
+
+def test_the_library_is_another_one_for_each_set_that_it_is_compiled_for(cpu):
+    cpu()
+    best = artifacts.recipe("cpu")
+    cpu(held="avx512")
+    assert artifacts.recipe("cpu") == best  # the same code: what is beyond is chosen when it runs
+    cpu(held="avx2")
+    other = artifacts.recipe("cpu")
+    assert other.key != best.key and "-mavx512f" not in other.cflags and "-mavx2" in other.cflags
