@@ -7,7 +7,7 @@ import torch
 
 from lightconv_plugin.checkpoints.exported import load_model, open_exported
 from lightconv_plugin.cli import main
-from lightconv_plugin.generation import ParallelSearch, SearchOptions
+from lightconv_plugin.generation import BatchSearch, SearchOptions
 from lightconv_plugin.generation.translator import Translator
 from lightconv_plugin.modules.mixers import MIXERS
 from tests.checkpoints.exports import build_model, export, pair
@@ -56,7 +56,7 @@ def test_the_search_on_a_plain_model(mixer):
     model = sharp(mixer)
     source = torch.tensor([[1, 1, 5, 6, 2], [9, 8, 7, 6, 2], [1, 1, 1, 4, 2]])
     options = SearchOptions(pad=1, unk=3, eos=2, beam_size=3, len_penalty=0.7)
-    found = ParallelSearch([model], options, processes=1).search(source, torch.full((3,), 5), LONGEST)
+    found = BatchSearch([model], options, threads=1).search(source, torch.full((3,), 5), LONGEST)
     for row, ranked in zip(source, found, strict=True):
         expected = written_out(model, row[row != 1], 3, 0.7)
         assert [tuple(hypothesis["tokens"].tolist()) for hypothesis in ranked] == [words for words, _ in expected]
