@@ -11,9 +11,7 @@ turns. Times are processor seconds of one thread, the least of all rounds: they 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import math
 import os
 import subprocess
 import sys
@@ -23,28 +21,21 @@ import torch
 
 from benchmarks import machine, report
 from benchmarks.report import BenchmarkError
+from lightconv_plugin.generation.batch_search import BatchSearch
 from lightconv_plugin.generation.beam_search import SearchOptions
 from lightconv_plugin.generation.linear import DTYPES
-from lightconv_plugin.generation.batch_search import BatchSearch
 from lightconv_plugin.modules.config import ModelConfig, StackConfig
 from lightconv_plugin.modules.mixers import MixerSpec
 from lightconv_plugin.modules.transformer import EncoderDecoder
+from lightconv_plugin.ops.instructions import LEVELS
 
-# The variables by which torch's kernels, MKL, oneDNN and FBGEMM are held down.
-_VARIABLES = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "FBGEMM_ENABLE_INSTRUCTIONS")
-LEVELS = {
-    "AVX2": ("avx2", "AVX2", "AVX2", "AVX2"),
-    "AVX-512": ("avx512", "AVX512", "AVX512_CORE", "AVX512"),
-    "AVX-512 VNNI": ("avx512", "AVX512", "AVX512_CORE_VNNI", "AVX512_VNNI"),
-    "AVX-512 VNNI BF16": ("avx512", "AVX512", "AVX512_CORE_BF16", "AVX512_VNNI"),
-}
 _VOCABULARY, _LAYERS, _BEAM = 8000, 2, 5
 _EOS = 2
 
 
 def parser() -> argparse.ArgumentParser:
     result = machine.parser("decoding_dtypes", __doc__)
-    result.add_argument("--levels", nargs="+", choices=LEVELS, default=list(LEVELS), metavar="SET")
+    result.add_argument("--levels", nargs="+", choices=LEVELS, default=list(LEVELS), metavar="ISA")
     result.add_argument("--sizes", type=machine.positive, nargs="+", metavar="D", help="(default: 128 256 512 1024)")
     result.add_argument("--sentences", type=machine.positive, nargs="+", default=[1, 32], help="of a batch")
     result.add_argument("--length", type=machine.positive, help="tokens of a source and a translation (default: 20)")
@@ -66,12 +57,12 @@ def main(arguments: list[str] | None = None) -> None:
         return
     description = machine.describe(device)
     print(machine.headline(description))
-    levels = {level: _in_a_process(level, options) for level in options.levels}
+    levels = {LEVELS[level]: _in_a_process(level, options) for level in options.levels}
     rows = []
     for level, measured in levels.items():
         for found in measured:
             base = found["seconds"]["float32"]
-            ratios = [report.digits(base / found["seconds"].get(dtype, math.nan)) for dtype in DTYPES[1:]]
+            ratios = [report.digits(base / found["seconds"][dtype]) for dtype in DTYPES[1:]]
             rows.append([level, found["size"], found["sentences"], report.milliseconds(base), *ratios])
     print("\nHow many times as fast as float32")
     print(report.table(["instruction set", "d", "sentences", "float32, ms", *DTYPES[1:]], rows))
@@ -84,11 +75,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _in_a_process(level: str, options: argparse.Namespace) -> list[dict]:
     """What `_measure` finds where the libraries use this instruction set at the most."""
-    held = dict(zip(_VARIABLES, LEVELS[level], strict=True))
     given = ["--sizes", *options.sizes, "--sentences", *options.sentences]
     given += ["--length", options.length, "--repeats", options.repeats, "--levels", level, "--here"]
     command = [sys.executable, "-m", "benchmarks.decoding_dtypes", *map(str, given)]
-    environment = {**os.environ, **held, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **machine.hold(level), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, cwd=machine.ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BenchmarkError(f"{level}: {done.stderr.strip() or f'exit status {done.returncode}'}")
@@ -98,16 +88,10 @@ def _in_a_process(level: str, options: argparse.Namespace) -> list[dict]:
 @torch.no_grad()
 def _measure(options: argparse.Namespace) -> list[dict]:
     torch.set_num_threads(1)
-    if "VNNI" not in options.levels[0]:
-        # Where a CPU has VNNI, torch gives 8-bit products to oneDNN, else to FBGEMM; nothing holds down that choice.
-        torch.backends.quantized.engine = "fbgemm"
     results = []
     for size in options.sizes:
         model = _model(size)
-        searches = {}
-        for dtype in DTYPES:
-            with contextlib.suppress(RuntimeError):  # oneDNN has no bfloat16 below AVX-512
-                searches[dtype] = BatchSearch([model], _options(options.length), dtype=dtype)
+        searches = {dtype: BatchSearch([model], _options(options.length), dtype=dtype) for dtype in DTYPES}
         for sentences in options.sentences:
             source = torch.randint(4, _VOCABULARY, (sentences, options.length))
             source[:, -1] = _EOS

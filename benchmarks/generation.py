@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ import torch
 from benchmarks import isolated, machine, report, timing
 from benchmarks.report import BenchmarkError
 from benchmarks.searches import CTRANSLATE2, FAIRSEQ, FAST, Batch, Settings, TorchSearch
+from lightconv_plugin.ops import instructions
 
 ENGINE = "CTranslate2 Transformer"
 _KINDS = ("float32", "int8")  # CTranslate2's
@@ -54,6 +56,11 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--sentences", type=machine.positive, nargs="+", help="of a batch (default: 1 32; --data: 32)")
     result.add_argument("--length", type=machine.positive, help="tokens of a source and of a translation (default: 25)")
     result.add_argument("--systems", nargs="+", metavar="NAME", help="only these, as they are called in the table")
+    result.add_argument(
+        "--isa",
+        choices=instructions.LEVELS,
+        help="hold every system down to these instructions (default: all there are)",
+    )
     trained = result.add_argument_group("trained models")
     trained.add_argument("--data", type=Path, metavar="DATA_BIN", help="translate the test set of this folder")
     trained.add_argument("--path", nargs="+", metavar="NAME=CHECKPOINT", help="one of each system, all of one training")
@@ -65,6 +72,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> None:
     """Measures, prints tables and writes the JSON; BenchmarkError for wrong options."""
     options = parser().parse_args(arguments)
+    if options.isa:
+        os.environ.update(machine.hold(options.isa))
     device = machine.prepare(options)
     if options.length == 1:
         raise BenchmarkError("--length must be at least 2, got 1")

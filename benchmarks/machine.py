@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.report import BenchmarkError
-from lightconv_plugin.ops import backends
+from lightconv_plugin.ops import backends, instructions
 
 ROOT = Path(__file__).resolve().parent.parent
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -26,8 +26,33 @@ _VARIABLES = (
     "MALLOC_TRIM_THRESHOLD_",
     "LIGHTCONV_BACKEND",
     "LD_PRELOAD",
+    "LIGHTCONV_CPU_ISA",
+    "ATEN_CPU_CAPABILITY",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_MAX_CPU_ISA",
+    "FBGEMM_ENABLE_INSTRUCTIONS",
+    "CT2_FORCE_CPU_ISA",
 )
 _PACKAGES = ("lightconv-plugin", "fairseq", "fairseq-fixed", "ctranslate2", "triton", "numpy")
+
+
+def hold(level: str) -> dict[str, str]:
+    """The environment that holds our kernels, torch's, MKL, oneDNN, FBGEMM and CTranslate2 down to a value of
+    LIGHTCONV_CPU_ISA."""
+    wide = level != "avx2"
+    onednn = {"avx2": "AVX2", "avx512": "AVX512_CORE", "avx512_vnni": "AVX512_CORE_VNNI"}.get(level, "AVX512_CORE_BF16")
+    return {
+        "LIGHTCONV_CPU_ISA": level,
+        "ATEN_CPU_CAPABILITY": "avx512" if wide else "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX512" if wide else "AVX2",
+        "ONEDNN_MAX_CPU_ISA": onednn,
+        "FBGEMM_ENABLE_INSTRUCTIONS": "AVX512_VNNI"
+        if level not in ("avx2", "avx512")
+        else "AVX512"
+        if wide
+        else "AVX2",
+        "CT2_FORCE_CPU_ISA": "AVX512" if wide else "AVX2",
+    }
 
 
 def parser(program: str, description: str) -> argparse.ArgumentParser:
@@ -86,7 +111,7 @@ def describe(device: torch.device) -> dict:
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "backend": backend,
-        "simd": torch.backends.cpu.get_cpu_capability(),
+        "simd": instructions.instruction_set() or torch.backends.cpu.get_cpu_capability(),
         "busy_cores": round(busy_cores(), 2),  # by others, at the start
         "versions": versions,
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},

@@ -67,7 +67,7 @@ class Linear {
   void operator()(const float* x, int64_t x_pitch, int64_t rows, float* y, int64_t y_pitch, Workshop& shop) const;
 
   // The same in two parts, where outputs are computed some at a time: what is made of x once, and it lives in `shop` until
-  // the next product, and the outputs `first` … `last` − 1 of it, where `first` is a multiple of 32 and goes to y itself.
+  // the next product, and the outputs `first` … `last` − 1 of it, where `first` is a multiple of kPanel and goes to y itself.
   Product prepare(const float* x, int64_t x_pitch, int64_t rows, Workshop& shop) const;
   void compute(Product product, float* y, int64_t y_pitch, int64_t first, int64_t last, Team& team) const;
 

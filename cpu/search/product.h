@@ -1,5 +1,5 @@
-// y = x · weightᵀ for a weight in panels: 32 outputs side by side, input after input. A panel is read once, in the order
-// in which it lies in memory, for up to Kernel::kRows rows of x at a time.
+// y = x · weightᵀ for a weight in panels: two vectors of outputs side by side, input after input. A panel is read once, in
+// the order in which it lies in memory, for up to Kernel::kRows rows of x at a time.
 //
 // The sum of an output runs over the inputs in their order, in one accumulator: a row's result does not depend on how
 // many rows there are, nor on how outputs are shared among threads.
@@ -15,7 +15,7 @@
 
 namespace lightconv {
 
-constexpr int64_t kPanel = 32;
+constexpr int64_t kPanel = 2 * kWidth<float>;
 
 // x and y are rows, `x_pitch` bytes and `y_pitch` floats apart. `steps` groups of inputs are read at a time: single
 // floats, pairs of bfloat16, fours of 8-bit integers.
@@ -60,7 +60,7 @@ constexpr std::array<Block<typename Kernel::Sum>, sizeof...(R)> blocks_of(std::i
   return {&Kernel::template block<int(R) + 1>...};
 }
 
-// Kernel::block<R> computes R rows of a panel into sums[R][32].
+// Kernel::block<R> computes R rows of a panel into sums[R][kPanel].
 template <class Kernel>
 void multiply(const Product& p, int64_t first, int64_t last) {
   static constexpr auto blocks = blocks_of<Kernel>(std::make_index_sequence<Kernel::kRows>());

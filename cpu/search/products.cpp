@@ -13,9 +13,17 @@ namespace {
 using V = Vector<float>;
 using I = Lanes<float>;
 constexpr int kLanes = kWidth<float>;
-// Two vectors of outputs at a time leave room for this many rows of sums.
-constexpr int kColumns = 2 * kLanes;
+// Two vectors of outputs leave registers for the sums of so many rows.
 constexpr int kFloatRows = kVectorRegisters == 32 ? 12 : 6;
+
+template <int R>
+LIGHTCONV_INLINE void store_sums(const V (&sums)[R][2], float* out) {
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) {
+    store(out + r * kPanel, sums[r][0]);
+    store(out + r * kPanel + kLanes, sums[r][1]);
+  }
+}
 
 struct Float32 {
   using Sum = float;
@@ -23,31 +31,25 @@ struct Float32 {
 
   template <int R>
   static void block(const char* x, int64_t x_pitch, const char* panel, int64_t steps, float* out) {
-    for (int column = 0; column < kPanel; column += kColumns) {
-      V sums[R][2] = {};
-      const float* weights = reinterpret_cast<const float*>(panel) + column;
-      for (int64_t k = 0; k < steps; ++k, weights += kPanel) {
-        const V left = load(weights), right = load(weights + kLanes);
-#pragma GCC unroll 12
-        for (int r = 0; r < R; ++r) {
-          const V value = broadcast(reinterpret_cast<const float*>(x + r * x_pitch)[k]);
-          sums[r][0] += value * left;
-          sums[r][1] += value * right;
-        }
-      }
+    V sums[R][2] = {};
+    const float* weights = reinterpret_cast<const float*>(panel);
+    for (int64_t k = 0; k < steps; ++k, weights += kPanel) {
+      const V left = load(weights), right = load(weights + kLanes);
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
-        store(out + r * kPanel + column, sums[r][0]);
-        store(out + r * kPanel + column + kLanes, sums[r][1]);
+        const V value = broadcast(reinterpret_cast<const float*>(x + r * x_pitch)[k]);
+        sums[r][0] += value * left;
+        sums[r][1] += value * right;
       }
     }
+    store_sums<R>(sums, out);
   }
 };
 
 // Two bfloat16 are the halves of 32 bits: each is a float once the other half is zero.
 struct Widened {
   using Sum = float;
-  static constexpr int kRows = kFloatRows;
+  static constexpr int kRows = kVectorRegisters == 32 ? 12 : 4;
 
   static LIGHTCONV_INLINE V as_floats(I bits) {
     V floats;
@@ -57,30 +59,25 @@ struct Widened {
 
   template <int R>
   static void block(const char* x, int64_t x_pitch, const char* panel, int64_t steps, float* out) {
-    for (int column = 0; column < kPanel; column += kColumns) {
-      V sums[R][2] = {};
-      const float* weights = reinterpret_cast<const float*>(panel) + column;
-      for (int64_t k = 0; k < steps; ++k, weights += kPanel) {
-        I bits[2];
-        std::memcpy(bits, weights, sizeof(bits));
-        const V even[2] = {as_floats(bits[0] << 16), as_floats(bits[1] << 16)};
-        const V odd[2] = {as_floats(bits[0] & -65536), as_floats(bits[1] & -65536)};
-#pragma GCC unroll 12
-        for (int r = 0; r < R; ++r) {
-          const float* pair = reinterpret_cast<const float*>(x + r * x_pitch) + 2 * k;
-          const V first = broadcast(pair[0]), second = broadcast(pair[1]);
-          sums[r][0] += first * even[0];
-          sums[r][1] += first * even[1];
-          sums[r][0] += second * odd[0];
-          sums[r][1] += second * odd[1];
-        }
-      }
+    V sums[R][2] = {};
+    const float* weights = reinterpret_cast<const float*>(panel);
+    for (int64_t k = 0; k < steps; ++k, weights += kPanel) {
+      I left, right;  // two copies: one of an array would go through memory
+      std::memcpy(&left, weights, sizeof(left));
+      std::memcpy(&right, weights + kLanes, sizeof(right));
+      const V even[2] = {as_floats(left << 16), as_floats(right << 16)};
+      const V odd[2] = {as_floats(left & -65536), as_floats(right & -65536)};
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
-        store(out + r * kPanel + column, sums[r][0]);
-        store(out + r * kPanel + column + kLanes, sums[r][1]);
+        const float* pair = reinterpret_cast<const float*>(x + r * x_pitch) + 2 * k;
+        const V first = broadcast(pair[0]), second = broadcast(pair[1]);
+        sums[r][0] += first * even[0];
+        sums[r][1] += first * even[1];
+        sums[r][0] += second * odd[0];
+        sums[r][1] += second * odd[1];
       }
     }
+    store_sums<R>(sums, out);
   }
 };
 
@@ -148,23 +145,20 @@ struct Int8 {
 
   template <int R>
   static void block(const char* x, int64_t x_pitch, const char* panel, int64_t steps, int32_t* out) {
-    for (int column = 0; column < kPanel; column += kColumns) {
-      Bytes sums[R][2] = {};
-      const char* weights = panel + 4 * column;
-      for (int64_t k = 0; k < steps; ++k, weights += 4 * kPanel) {
-        const Bytes left = load_bytes(weights), right = load_bytes(weights + sizeof(Bytes));
-#pragma GCC unroll 12
-        for (int r = 0; r < R; ++r) {
-          const Bytes value = four_times(x + r * x_pitch + 4 * k);
-          sums[r][0] = add_products(sums[r][0], value, left);
-          sums[r][1] = add_products(sums[r][1], value, right);
-        }
-      }
+    Bytes sums[R][2] = {};
+    for (int64_t k = 0; k < steps; ++k, panel += 2 * sizeof(Bytes)) {
+      const Bytes left = load_bytes(panel), right = load_bytes(panel + sizeof(Bytes));
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
-        store_bytes(out + r * kPanel + column, sums[r][0]);
-        store_bytes(out + r * kPanel + column + kLanes, sums[r][1]);
+        const Bytes value = four_times(x + r * x_pitch + 4 * k);
+        sums[r][0] = add_products(sums[r][0], value, left);
+        sums[r][1] = add_products(sums[r][1], value, right);
       }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      store_bytes(out + r * kPanel, sums[r][0]);
+      store_bytes(out + r * kPanel + kLanes, sums[r][1]);
     }
   }
 };
