@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--isa",
         choices=instructions.LEVELS,
-        help="hold every system down to these instructions (default: all there are)",
+        help="hold every system down to these instructions (default: none)",
     )
     trained = result.add_argument_group("trained models")
     trained.add_argument("--data", type=Path, metavar="DATA_BIN", help="translate the test set of this folder")
