@@ -32,7 +32,7 @@ class BatchSearch:
 
     Raises:
         UnsupportedModelError: a model that the search does not cover.
-        ValueError: dtype or threads out of range; "int8" for models on a GPU.
+        ValueError: dtype or threads out of range; "int8" where the native search cannot be used.
     """
 
     def __init__(
@@ -49,8 +49,12 @@ class BatchSearch:
             raise ValueError(f"threads must be at least 1, got {threads}")
         self.options, self.dtype = options, check_dtype(dtype)
         self._search: _Search
-        if why_not(models) is None:
+        if (reason := why_not(models)) is None:
             self._search = NativeSearch(models, options, dtype=dtype, threads=threads)
+        elif dtype == "int8":
+            raise ValueError(
+                f'dtype "int8" needs float32 models and the CPU kernels ({reason}): use "float32" or "bfloat16"'
+            )
         else:
             self._search = TorchSearch(models, options, dtype=dtype)
 
@@ -76,7 +80,8 @@ class BatchSearch:
 
 
 class TorchSearch:
-    """`beam_search` on batches: what runs on GPUs, and what defines the native search."""
+    """`beam_search` on batches: for GPUs, other types of models and CPUs without the kernels; it defines the native
+    search. dtype: one of PackedLinear's."""
 
     def __init__(self, models: Sequence[EncoderDecoder], options: SearchOptions, *, dtype: str = "float32"):
         self._options = options
