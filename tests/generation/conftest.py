@@ -12,3 +12,11 @@ def no_kernels(monkeypatch):
     decided = backends.Decision("reference", reason="there is no compiler")
     monkeypatch.setattr(native.backends, "decision", lambda device_type: decided)
     return decided.reason
+
+
+@pytest.fixture(params=["native", "torch"])
+def search(request):
+    """Both searches of the CPU in turn."""
+    if request.param == "torch":
+        request.getfixturevalue("no_kernels")
+    return request.param
