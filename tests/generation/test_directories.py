@@ -66,7 +66,7 @@ def test_eight_bits_without_the_kernels_are_searched_in_float32(made, no_kernels
     with Translator(made["int8"][1], **SHORT) as translator:
         assert (translator.dtype, len(translator.translate(LINES))) == ("float32", len(LINES))
         assert no_kernels in translator.dtype_reason
-    with pytest.raises(TranslationError, match=f"{no_kernels}.*: use \"float32\" or \"bfloat16\""):
+    with pytest.raises(TranslationError, match=f'{no_kernels}.*: use "float32" or "bfloat16"'):
         Translator(made["int8"][1], dtype="int8", **SHORT)
 
 
