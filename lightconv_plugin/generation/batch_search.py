@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.beam_search import SearchOptions, beam_search
 from lightconv_plugin.generation.linear import check_dtype
 from lightconv_plugin.generation.native import Hypotheses, NativeSearch, why_not
 from lightconv_plugin.generation.steps import StepModel
 from lightconv_plugin.modules.transformer import EncoderDecoder
+
+_logger = logging.getLogger("lightconv_plugin")
 
 
 class _Search(Protocol):
@@ -48,11 +52,15 @@ class BatchSearch:
         if threads is not None and threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
         self.options, self.dtype = options, check_dtype(dtype)
-        self._search: _Search
-        if why_not(models) is None:
-            self._search = NativeSearch(models, options, dtype=dtype, threads=threads)
-        else:
-            self._search = TorchSearch(models, options, dtype=dtype)
+        reason = why_not(models)
+        if reason is None:
+            try:
+                self._search: _Search = NativeSearch(models, options, dtype=dtype, threads=threads)
+                return
+            except UnsupportedModelError as error:  # such as a mixer of somebody's own
+                reason = str(error)
+        _logger.debug("the search runs in torch: %s", reason)
+        self._search = TorchSearch(models, options, dtype=dtype)
 
     @torch.no_grad()
     def search(

@@ -67,7 +67,7 @@ class NativeSearch:
 
     Raises:
         UnsupportedModelError: a model that the search does not cover; the text says what is in its way.
-        ValueError: an unknown dtype, or no thread.
+        ValueError: an unknown dtype, no thread, or what `why_not` says.
     """
 
     def __init__(
@@ -80,6 +80,8 @@ class NativeSearch:
     ):
         if threads is not None and threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
+        if (reason := why_not(models)) is not None:
+            raise ValueError(f"the native search cannot be used: {reason}")
         self.options, self.dtype, self.threads = options, check_dtype(dtype), threads
         described = [_Description(model) for model in models]
         self._search = torch.classes.lightconv.BeamSearch(dtype, _has_instructions(dtype))
