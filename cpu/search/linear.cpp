@@ -9,7 +9,7 @@ namespace lightconv {
 namespace {
 
 // Products of fewer multiplications than this take less time than waking the other threads for them.
-constexpr int64_t kWorthSharing = 1 << 16;
+constexpr int64_t kWorthSharing = 1 << 19;
 
 int64_t round_to(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.beam_search import SearchOptions, beam_search
 from lightconv_plugin.generation.linear import check_dtype
 from lightconv_plugin.generation.native import Hypotheses, NativeSearch, why_not
 from lightconv_plugin.generation.steps import StepModel
 from lightconv_plugin.modules.transformer import EncoderDecoder
+
+_logger = logging.getLogger("lightconv_plugin")
 
 
 class _Search(Protocol):
@@ -31,7 +35,7 @@ class BatchSearch:
         threads: that share the work on a CPU; None for as many as torch has.
 
     Raises:
-        UnsupportedModelError: a model that the search does not cover.
+        UnsupportedModelError: a model that the search does not cover, or the native one does not and dtype is "int8".
         ValueError: dtype or threads out of range; "int8" where the native search cannot be used.
     """
 
@@ -48,15 +52,21 @@ class BatchSearch:
         if threads is not None and threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
         self.options, self.dtype = options, check_dtype(dtype)
-        self._search: _Search
-        if (reason := why_not(models)) is None:
-            self._search = NativeSearch(models, options, dtype=dtype, threads=threads)
-        elif dtype == "int8":
+        reason = why_not(models)
+        if reason is None:
+            try:
+                self._search: _Search = NativeSearch(models, options, dtype=dtype, threads=threads)
+                return
+            except UnsupportedModelError as error:  # such as a mixer of somebody's own
+                if dtype == "int8":
+                    raise
+                reason = str(error)
+        if dtype == "int8":
             raise ValueError(
                 f'dtype "int8" needs float32 models and the CPU kernels ({reason}): use "float32" or "bfloat16"'
             )
-        else:
-            self._search = TorchSearch(models, options, dtype=dtype)
+        _logger.debug("the search runs in torch: %s", reason)
+        self._search = TorchSearch(models, options, dtype=dtype)
 
     @torch.no_grad()
     def search(

@@ -54,6 +54,16 @@ def why_not(models: Sequence[EncoderDecoder]) -> str | None:
     return None if decided.backend == "cpu" else decided.reason
 
 
+def not_covered(models: Sequence[EncoderDecoder]) -> str | None:
+    """What the native search does not know of these models (a mixer of somebody's own), or None."""
+    try:
+        for model in models:
+            _Description(model)
+    except UnsupportedModelError as error:
+        return str(error)
+    return None
+
+
 class NativeSearch:
     """Searches with the weights that the models have now, which it copies (but for the tables of embeddings).
 
@@ -69,7 +79,7 @@ class NativeSearch:
 
     Raises:
         UnsupportedModelError: a model that the search does not cover; the text says what is in its way.
-        ValueError: an unknown dtype, or no thread.
+        ValueError: an unknown dtype, no thread, or what `why_not` says.
     """
 
     def __init__(
@@ -82,6 +92,8 @@ class NativeSearch:
     ):
         if threads is not None and threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
+        if (reason := why_not(models)) is not None:
+            raise ValueError(f"the native search cannot be used: {reason}")
         self.options, self.dtype, self.threads = options, check_dtype(dtype), threads
         described = [_Description(model) for model in models]
         self._search = torch.classes.lightconv.BeamSearch(dtype, _has_instructions(dtype))

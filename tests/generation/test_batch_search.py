@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from lightconv_plugin.generation import BatchSearch, SearchOptions, dtypes
+from lightconv_plugin.errors import UnsupportedModelError
+from lightconv_plugin.generation import BatchSearch, SearchOptions, dtypes, mixers
 from lightconv_plugin.generation.batch_search import TorchSearch
+from lightconv_plugin.modules.convolutions import LightweightConv
 from tests.checkpoints.exports import build_model, pair
 
 OPTIONS = SearchOptions(pad=1, unk=3, eos=2, beam_size=2)
@@ -33,6 +35,28 @@ def test_int8_without_the_kernels_says_why(model):
 def test_int8_of_other_models_says_why(model):
     with pytest.raises(ValueError, match=r'"int8" needs .* \(a model is float64 on cpu\): use'):
         BatchSearch([model, model.double()], OPTIONS, dtype="int8")
+
+
+@pytest.fixture
+def own_mixer(model, monkeypatch):
+    """A convolution that only the search in torch knows."""
+
+    class Own(LightweightConv):
+        pass
+
+    monkeypatch.setitem(mixers._CONVOLUTIONS, Own, mixers._CONVOLUTIONS[LightweightConv])
+    for layer in model.decoder.layers:
+        conv = layer.self_attn.conv
+        layer.self_attn.conv = Own(conv.channels, 3, 2, num_heads=conv.num_heads)
+    return model.eval()
+
+
+def test_a_mixer_that_only_torch_knows(own_mixer, monkeypatch):
+    assert isinstance(BatchSearch([own_mixer], OPTIONS)._search, TorchSearch)
+    with pytest.raises(UnsupportedModelError, match="a convolution of type Own"):
+        BatchSearch([own_mixer], OPTIONS, dtype="int8")
+    monkeypatch.setattr(dtypes, "best", lambda instructions, size: "int8")
+    assert dtypes.fastest_type([own_mixer])[0] == "float32"
 
 
 @pytest.mark.usefixtures("no_kernels")

@@ -39,8 +39,6 @@ def test_the_table_is_what_the_benchmark_wrote():
     levels = json.loads(file.read_text(encoding="utf-8"))["levels"]
     assert levels.keys() == dtypes.TABLE.keys()
     for level, rows in levels.items():
-        if level == "AVX-512":  # of another CPU
-            continue
         for row in rows:
             for dtype, speeds in dtypes.TABLE[level][row["size"]].items():
                 speed = row["seconds"]["float32"] / row["seconds"][dtype]
@@ -58,7 +56,7 @@ def test_where_nothing_was_measured_it_is_float32(cpu):
 
 def test_a_type_without_instructions_is_warned_about(cpu):
     cpu("AVX-512 VNNI")
-    assert "has no bfloat16 instructions: bfloat16 is slower than float32 here" in dtypes.slow_type("bfloat16")
+    assert "has no bfloat16 instructions: bfloat16 is hardly faster than float32 here" in dtypes.slow_type("bfloat16")
     assert dtypes.slow_type("int8") is None and dtypes.slow_type("bfloat16", "cuda") is None
     cpu("AVX-512 VNNI BF16")
     assert dtypes.slow_type("bfloat16") is None
