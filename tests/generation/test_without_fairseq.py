@@ -71,7 +71,7 @@ def test_a_directory_from_text_to_text(tmp_path):
     exported = open_exported(directory)
     model = load_model(exported)
     encode = exported.source_text.encode()
-    with Translator(directory, beam=2, max_len_b=LONGEST) as translator:
+    with Translator(directory, beam=2, max_len_b=LONGEST, dtype="float32") as translator:
         translations = translator.translate(LINES, 2)
     assert [translation.source for translation in translations] == LINES
     assert translations[3].text == ""
