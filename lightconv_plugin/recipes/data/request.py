@@ -61,7 +61,7 @@ def make_parser(program: str, about: str, data: str, out: str, published: bool) 
 
     Args:
         about: for --help
-        data, out: the default folders, for --help
+        data, out: the default folders, for --help; without a default, --data is required
         published: the task has published files, which are downloaded and compared
     """
     parser = Parser(
@@ -72,9 +72,8 @@ def make_parser(program: str, about: str, data: str, out: str, published: bool) 
     )
     parser.set_defaults(mirror=None, any_size=False)
     made = "downloaded" if published else "written"
-    parser.add_argument(
-        "--data", type=folder, metavar="DIR", help=f"folder of the text; without it, it is {made} to {data}"
-    )
+    otherwise = f"; without it, it is {made} to {data}" if data else ""
+    parser.add_argument("--data", type=folder, metavar="DIR", required=not data, help=f"folder of the text{otherwise}")
     parser.add_argument("--out", type=folder, metavar="DIR", help=f"folder to fill (default: {out})")
     if published:
         parser.add_argument("--mirror", type=place, metavar="PLACE", help="address or folder to take the files from")
