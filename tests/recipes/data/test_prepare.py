@@ -259,7 +259,7 @@ def test_scripts_show_the_help_of_their_task(name, run_script):
 
 
 def test_every_task_has_its_script():
-    assert len(SCRIPTS) == len(TASKS) == 11
+    assert len(SCRIPTS) == len(TASKS) == 12
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_more_held_out_than_there_is(tmp_path, size):
     "changes, options, message",
     [
         ({}, ("--data", "nowhere"), "--data: there is no folder"),
-        ({}, (), "the following arguments are required: --data"),
+        ({}, (), "--data is missing: it names the folder of your text"),
         ({"test.de": None}, (), "has no test text for de-en: expected train.XX"),
         ({"train.de": None}, (), "has no train text for de-en: expected train.XX"),
         ({}, ("--train-prefix", "corpus"), "has neither corpus.de nor corpus.de.gz"),
