@@ -35,8 +35,8 @@ class BatchSearch:
         threads: that share the work on a CPU; None for as many as torch has.
 
     Raises:
-        UnsupportedModelError: a model that the search does not cover.
-        ValueError: dtype or threads out of range; "int8" for models on a GPU.
+        UnsupportedModelError: a model that the search does not cover, or the native one does not and dtype is "int8".
+        ValueError: dtype or threads out of range; "int8" where the native search cannot be used.
     """
 
     def __init__(
@@ -58,7 +58,13 @@ class BatchSearch:
                 self._search: _Search = NativeSearch(models, options, dtype=dtype, threads=threads)
                 return
             except UnsupportedModelError as error:  # such as a mixer of somebody's own
+                if dtype == "int8":
+                    raise
                 reason = str(error)
+        if dtype == "int8":
+            raise ValueError(
+                f'dtype "int8" needs float32 models and the CPU kernels ({reason}): use "float32" or "bfloat16"'
+            )
         _logger.debug("the search runs in torch: %s", reason)
         self._search = TorchSearch(models, options, dtype=dtype)
 
@@ -84,7 +90,8 @@ class BatchSearch:
 
 
 class TorchSearch:
-    """`beam_search` on batches: what runs on GPUs, and what defines the native search."""
+    """`beam_search` on batches: for GPUs, other types of models and CPUs without the kernels; it defines the native
+    search. dtype: one of PackedLinear's."""
 
     def __init__(self, models: Sequence[EncoderDecoder], options: SearchOptions, *, dtype: str = "float32"):
         self._options = options

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightconv_plugin.generation.linear import round_rows
-
 _FIRST_CAPACITY = 32
 
 
@@ -20,25 +18,20 @@ class Beams:
     Finished sentences leave through `keep`: the last sentences move into their places, so that the live ones always
     come first and the rest stay where they are.
 
-    Products are fastest for certain numbers of rows (linear.round_rows), so a few finished or empty sentences may be
-    computed along with the others.
-
     Args:
         sentences: S, how many there are at first.
         width: hypotheses of a sentence.
         device: of all tensors.
 
     Attributes:
-        capacity: how many sentences tensors have room for.
-        count: sentences still there.
-        live: sentences that are computed, the first of them those.
+        capacity: how many sentences tensors have room for, all that there were at first.
+        live: how many are still searched.
         time: the current step, −1 before the first `advance`.
         active: hypotheses of a sentence in the current step: 1 in a first step that was given one, else `width`.
     """
 
     def __init__(self, sentences: int, width: int, device: torch.device):
-        self.count = sentences
-        self.capacity = self.live = round_rows(sentences, device)
+        self.capacity = self.live = sentences
         self.width = self.active = width
         self.time = -1
         self._ancestors = torch.zeros(self.capacity, width, _FIRST_CAPACITY, dtype=torch.int64, device=device)
@@ -48,20 +41,20 @@ class Beams:
 
     @property
     def rows(self) -> int:
-        """N, the rows that are computed in the current step."""
+        """N, the rows of the current step."""
         return self.live * self.active
 
     def advance(self, rows: int) -> None:
-        """The next step begins, with `rows` hypotheses: count · width, or in the first step one for each sentence.
+        """The next step begins, with `rows` hypotheses: live · width, or in the first step one for each sentence.
 
         Raises ValueError for another number.
         """
-        if rows == self.count and self.time < 0:
+        if rows == self.live and self.time < 0:
             self.active = 1
-        elif rows == self.count * self.width:
+        elif rows == self.live * self.width:
             self.active = self.width
         else:
-            raise ValueError(f"tokens: got {rows} for {self.count} sentences × {self.width} hypotheses")
+            raise ValueError(f"tokens: got {rows} for {self.live} sentences × {self.width} hypotheses")
         self.time += 1
         if self.time == self._ancestors.shape[2]:
             self._ancestors = torch.cat([self._ancestors, torch.zeros_like(self._ancestors)], dim=2)
@@ -69,7 +62,7 @@ class Beams:
         self._cache.clear()
 
     def reorder(self, parents: Tensor) -> None:
-        """Row n now continues what row parents[n] was; parents (count · width,) int64, each in n's own sentence.
+        """Row n now continues what row parents[n] was; parents (live · width,) int64, each in n's own sentence.
 
         Rows are numbered sentence · width + beam, after a first step with one row a sentence too.
         """
@@ -79,14 +72,13 @@ class Beams:
         self._cache.clear()
 
     def keep(self, sentences: Tensor) -> tuple[Tensor, Tensor]:
-        """From now on sentence i is what sentences[i] was; (count',) int64, without repetition.
+        """From now on sentence i is what sentences[i] was; (live',) int64, without repetition.
 
         Returns (sources, targets): the sentences that really moved. Each tensor of the state has to be moved likewise
         by `move`.
         """
-        self.count = sentences.shape[0]
-        self.live = round_rows(self.count, sentences.device)
-        places = torch.arange(self.count, device=sentences.device)
+        self.live = sentences.shape[0]
+        places = torch.arange(self.live, device=sentences.device)
         moved = sentences != places
         sources, targets = sentences[moved], places[moved]
         move(self._ancestors, 0, sources, targets)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-import lightconv_plugin.ops  # noqa: F401  (registers torch.ops.lightconv)
-
 
 def log_normalisers(logits: Tensor) -> Tensor:
     """log Σ_v exp(logits[n, v]), (N,V) → (N,); +∞ where a logit is NaN or +∞, so that the row's probabilities are 0.
 
     That is what fairseq's search makes of such rows. Their logits are overwritten by −∞.
     """
-    normalisers = torch.ops.lightconv.log_normalisers(logits)
+    normalisers = torch.logsumexp(logits, dim=1)
     broken = ~normalisers.isfinite()
     if bool(broken.any()):
         logits[broken] = -torch.inf
@@ -35,7 +33,7 @@ def best_continuations(
     Returns:
         (scores, words, hypotheses), each (sentences, count), the best first.
     """
-    values, words = torch.ops.lightconv.best_of_rows(logits, min(count, logits.shape[1]))
+    values, words = logits.topk(min(count, logits.shape[1]), dim=1)
     values = (values - normalisers.unsqueeze(1)).view(sentences, -1, values.shape[1])
     if scores is not None:
         values = values + scores.unsqueeze(2)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from lightconv_plugin.generation.linear import DTYPES
+from lightconv_plugin.generation.native import not_covered, why_not
 from lightconv_plugin.modules.transformer import EncoderDecoder
 from lightconv_plugin.ops.instructions import instruction_set
 
@@ -54,6 +55,8 @@ def fastest_type(models: Sequence[EncoderDecoder], device: str = "cpu") -> tuple
     instructions = instruction_set()
     if instructions is None:
         return "float32", f"nothing else was measured on this CPU ({platform.machine()})"
+    if (reason := why_not(models) or not_covered(models)) is not None:
+        return "float32", f"nothing else was measured without the native search ({reason})"
     size = max(model.config.decoder.embed_dim for model in models)
     dtype = best(instructions, size)
     return dtype, f"the fastest for {size} channels on a CPU with {instructions}"

@@ -1,4 +1,4 @@
-"""An encoder prepared for inference, with packed linear layers."""
+"""An encoder prepared for the search in torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
-from lightconv_plugin.generation.linear import PackedLinear, round_rows
+from lightconv_plugin.generation.linear import PackedLinear
 from lightconv_plugin.generation.sublayers import FeedForward, Residual, optional_norm, pack
 from lightconv_plugin.modules.attention import SelfAttention
 from lightconv_plugin.modules.block import ConvBlock
@@ -35,7 +35,7 @@ class PackedEncoder:
         pads = src_tokens.eq(self._encoder.pad)
         x = self._encoder.embed(src_tokens, pads).masked_fill(pads.t().unsqueeze(-1), 0)
         batch = _Batch(pads)
-        rows = batch.rows(x.reshape(-1, x.shape[2]))
+        rows = x.flatten(0, 1)
         for layer in self.layers:
             rows = layer(rows, batch)
         if self.final_norm is not None:
@@ -44,22 +44,17 @@ class PackedEncoder:
 
 
 class _Batch:
-    """The shape of a batch: T · S rows, time first, padded to a number of rows for which products are fast."""
+    """The shape of a batch: T · S rows, time first."""
 
     def __init__(self, pads: Tensor):
         self.sentences, self.steps = pads.shape
         self.device = pads.device
         self.pads = pads if bool(pads.any()) else None
-        self._missing = round_rows(pads.numel(), pads.device) - pads.numel()
         self._masks: dict[tuple, Tensor | None] = {}
 
-    def rows(self, x: Tensor) -> Tensor:
-        """(T · S, C) → (rows, C)."""
-        return F.pad(x, (0, 0, 0, self._missing)) if self._missing else x
-
     def grid(self, rows: Tensor) -> Tensor:
-        """(rows, C) → (T, S, C), a view."""
-        return rows[: self.steps * self.sentences].view(self.steps, self.sentences, -1)
+        """(T · S, C) → (T, S, C), a view."""
+        return rows.view(self.steps, self.sentences, -1)
 
     def without_pads(self, x: Tensor) -> Tensor:
         """(T,S,C) with zeros at pads; x is overwritten."""
@@ -83,7 +78,7 @@ class _Batch:
 
 
 class _Layer:
-    """Mixer and FFN, (rows, d) → (rows, d)."""
+    """Mixer and FFN, (T · S, d) → (T · S, d)."""
 
     def __init__(self, layer: Layer, dtype: str):
         self.mixer = _build_mixer(layer.self_attn, dtype)
@@ -127,7 +122,7 @@ class _ConvMixer:
                 bias=conv.conv_bias,
                 renorm_padding=conv.renorm_padding,
             )
-        y = batch.rows(y.reshape(-1, y.shape[2]))
+        y = y.flatten(0, 1)
         return y if self.linear2 is None else self.linear2(y)
 
 
@@ -143,7 +138,7 @@ class _Attention:
     def __call__(self, x: Tensor, batch: _Batch) -> Tensor:
         projected = batch.grid(self.project(x)).unflatten(2, (3, self.heads, self.head_dim)).permute(2, 1, 3, 0, 4)
         y = F.scaled_dot_product_attention(*projected, attn_mask=batch.seen(self.left, self.right))
-        return self.out_proj(batch.rows(y.permute(2, 0, 1, 3).reshape(-1, self.heads * self.head_dim)))
+        return self.out_proj(y.permute(2, 0, 1, 3).reshape(-1, self.heads * self.head_dim))
 
 
 def _build_mixer(module: nn.Module, dtype: str) -> _ConvMixer | _Attention:

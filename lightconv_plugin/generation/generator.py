@@ -42,7 +42,8 @@ class FastGenerator(SequenceGenerator):
         options: SequenceGenerator's.
 
     Raises:
-        ValueError: an option out of range, naming it; or "int8" for models on a GPU (at the first batch).
+        ValueError: an option out of range, naming it; or "int8" where the native search cannot be used (at the first
+            batch).
     """
 
     def __init__(

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.beams import Beams, move
-from lightconv_plugin.generation.linear import PackedLinear, round_rows
-from lightconv_plugin.generation.sublayers import attend, pack
+from lightconv_plugin.generation.linear import PackedLinear
+from lightconv_plugin.generation.sublayers import pack
 from lightconv_plugin.modules.attention import EncoderAttention as PlainEncoderAttention
 from lightconv_plugin.modules.attention import SelfAttention as PlainSelfAttention
 from lightconv_plugin.modules.block import ConvBlock
@@ -237,6 +237,17 @@ class Cache:
         move(self.values, 0, sources, targets)
 
 
+def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of a sentence's queries: query (S,Q,H·D), keys and values (S,H,T,D) → (S,Q,H·D).
+
+    mask: (S,1,1 or Q,T), 0 or −∞, added to the scores; no query may be left without a key.
+    """
+    heads = query.unflatten(2, (keys.shape[1], keys.shape[3])).transpose(1, 2)
+    if mask is not None:
+        mask = mask.expand(-1, -1, query.shape[1], -1)
+    return F.scaled_dot_product_attention(heads, keys, values, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
 class SelfAttention:
     """Self-attention, over everything before or in a window.
 
@@ -260,7 +271,7 @@ class SelfAttention:
         query, *new = self.project(x).view(beams.live, beams.active, 3, -1).unbind(2)
         memory.append(*(part.unflatten(2, (self.heads, self.head_dim)).transpose(1, 2) for part in new), beams)
         steps = beams.time + 1 if self.window is None else min(self.window, beams.time + 1)
-        y = attend(query, *memory.last(steps, beams), beams.mask(steps, x.dtype))
+        y = _attend(query, *memory.last(steps, beams), beams.mask(steps, x.dtype))
         return self.out_proj(y.flatten(0, 1))
 
 
@@ -287,22 +298,17 @@ class EncoderAttention:
         self.keys_values = pack(attention.k_proj, attention.v_proj, dtype=dtype)
         self.out_proj = pack(attention.out_proj, dtype=dtype)
 
-    def memory(self, encoded: Tensor, mask: Tensor | None, beams: Beams) -> Source:
+    def memory(self, encoded: Tensor, mask: Tensor | None) -> Source:
         """encoded (T,S,d) → keys and values of its S sentences."""
         steps, sentences, _ = encoded.shape
-        rows = encoded.flatten(0, 1)
-        missing = round_rows(rows.shape[0], rows.device) - rows.shape[0]
-        projected = self.keys_values(F.pad(rows, (0, 0, 0, missing)) if missing else rows)[: rows.shape[0]]
-        keys_values = encoded.new_zeros(2, beams.capacity, self.heads, steps, self.head_dim)
-        parts = projected.view(steps, sentences, 2, self.heads, self.head_dim).permute(2, 1, 3, 0, 4)
-        keys_values[:, :sentences] = parts
-        return Source(*keys_values, mask)
+        projected = self.keys_values(encoded.flatten(0, 1)).view(steps, sentences, 2, self.heads, self.head_dim)
+        return Source(*projected.permute(2, 1, 3, 0, 4).contiguous(), mask)
 
     def __call__(self, x: Tensor, memory: Source, beams: Beams) -> Tensor:
         live = beams.live
         query = self.query(x).view(live, beams.active, -1)
         mask = None if memory.mask is None else memory.mask[:live]
-        return self.out_proj(attend(query, memory.keys[:live], memory.values[:live], mask).flatten(0, 1))
+        return self.out_proj(_attend(query, memory.keys[:live], memory.values[:live], mask).flatten(0, 1))
 
 
 def build_mixer(module: nn.Module, dtype: str) -> ConvMixer | SelfAttention:

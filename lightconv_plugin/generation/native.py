@@ -45,13 +45,23 @@ Hypotheses = list[list[dict[str, Tensor]]]
 
 
 def why_not(models: Sequence[EncoderDecoder]) -> str | None:
-    """Why these models are not for the native search, or None: it computes in float32 on a CPU, with its kernels."""
+    """Why these models are not for the native search, or None: it takes float32 models where the CPU kernels are."""
     for model in models:
         weight = next(model.parameters())
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
-            return f"a model in {weight.dtype} on {weight.device}"
+            return f"a model is {str(weight.dtype).removeprefix('torch.')} on {weight.device}"
     decided = backends.decision("cpu")
     return None if decided.backend == "cpu" else decided.reason
+
+
+def not_covered(models: Sequence[EncoderDecoder]) -> str | None:
+    """What the native search does not know of these models (a mixer of somebody's own), or None."""
+    try:
+        for model in models:
+            _Description(model)
+    except UnsupportedModelError as error:
+        return str(error)
+    return None
 
 
 class NativeSearch:
@@ -60,8 +70,10 @@ class NativeSearch:
     Args:
         models: an ensemble of encoder-decoders in float32 on the CPU, in evaluation mode; see `why_not`.
         options: of the search.
-        dtype: arithmetic of the linear layers, see linear.PackedLinear; bfloat16 and int8 also where the CPU has no
-            instructions for them.
+        dtype: arithmetic of the linear layers, also where the CPU has no instructions for it.
+            "float32": as it is.
+            "bfloat16": the weight is rounded to bfloat16, and so is the input where the CPU multiplies such numbers.
+            "int8": 8-bit weights, each output channel with its own scale, and 8-bit inputs, each row with its own.
         threads: that share sentences or, of a few sentences, products; None for as many as torch has. The results do
             not depend on it.
 

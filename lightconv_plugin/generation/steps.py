@@ -16,7 +16,7 @@ from torch import Tensor
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.beams import Beams, move
 from lightconv_plugin.generation.encoder import PackedEncoder
-from lightconv_plugin.generation.linear import PackedLinear, check_dtype
+from lightconv_plugin.generation.linear import PackedLinear
 from lightconv_plugin.generation.mixers import Cache, EncoderAttention, Ring, Source, build_mixer
 from lightconv_plugin.generation.sublayers import FeedForward, Residual, optional_norm, pack
 from lightconv_plugin.modules.embeddings import LearnedPositions
@@ -47,11 +47,10 @@ class StepModel:
 
     Raises:
         UnsupportedModelError: a model that cannot be stepped here; the text says what is in its way.
-        ValueError: an unknown dtype, or one that this device has not.
+        ValueError: another dtype than PackedLinear's.
     """
 
     def __init__(self, model: EncoderDecoder, dtype: str = "float32"):
-        check_dtype(dtype)
         decoder = model.decoder
         if decoder.adaptive_softmax is not None:
             raise UnsupportedModelError("an adaptive softmax (adaptive_softmax_cutoff)")
@@ -95,9 +94,9 @@ class StepModel:
         mask = None
         if bool(pads.any()):
             mask = output.new_zeros(beams.capacity, 1, 1, output.shape[0])
-            mask[: beams.count, 0, 0].masked_fill_(pads, -torch.inf)
+            mask[:, 0, 0].masked_fill_(pads, -torch.inf)
         mixers = [layer.mixer.memory(beams, output.new_empty(0)) for layer in self.layers]
-        sources = [layer.attention and layer.attention.memory(output, mask, beams) for layer in self.layers]
+        sources = [layer.attention and layer.attention.memory(output, mask) for layer in self.layers]
         return State(beams, mixers, sources, mask)
 
     @torch.no_grad()
@@ -108,10 +107,7 @@ class StepModel:
         sentence: all hypotheses are the same until there are words to differ in.
         """
         beams = state.beams
-        given = tokens.shape[0]
-        beams.advance(given)
-        if beams.rows > given:
-            tokens = torch.cat([tokens, tokens.new_zeros(beams.rows - given)])
+        beams.advance(tokens.shape[0])
         x = F.embedding(tokens, self.embedding)
         if self.embed_scale != 1:
             x.mul_(self.embed_scale)
@@ -127,17 +123,17 @@ class StepModel:
             x = self.final_norm(x)
         if self.project_out is not None:
             x = self.project_out(x)
-        return self.output(x)[:given]
+        return self.output(x)
 
     def reorder(self, state: State, parents: Tensor) -> None:
-        """Row n goes on from what was row parents[n]: (count · beam,) int64, each of n's own sentence.
+        """Row n goes on from what was row parents[n]: (live · beam,) int64, each of n's own sentence.
 
         Rows count sentence · beam + hypothesis, after a first step with one token a sentence too.
         """
         state.beams.reorder(parents)
 
     def keep(self, state: State, sentences: Tensor) -> None:
-        """Sentence i becomes what sentence sentences[i] was; (count',) int64. All others are forgotten.
+        """Sentence i becomes what sentence sentences[i] was; (live',) int64. All others are forgotten.
 
         Only sentences that change their place are copied: leave as many as possible where they are.
         """

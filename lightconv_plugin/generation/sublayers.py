@@ -10,7 +10,6 @@ from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.linear import PackedLinear
 from lightconv_plugin.modules.layer import ACTIVATIONS, Layer
 from lightconv_plugin.modules.linear import Linear
-from lightconv_plugin.ops import reference_search
 
 # The other activations take more memory than their input.
 _IN_PLACE = {"relu": torch.relu_, "tanh": torch.tanh_}
@@ -22,12 +21,6 @@ def pack(*linears: nn.Module, dtype: str) -> PackedLinear:
         if type(linear) not in (nn.Linear, Linear):
             raise UnsupportedModelError(f"a linear layer of type {type(linear).__name__}")
     return PackedLinear.of(*linears, dtype=dtype)
-
-
-def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """ops.reference_search.attend: by its kernel where that computes such tensors."""
-    native = query.device.type == "cpu" and query.dtype == torch.float32 and keys.shape[3] % 16 == 0
-    return (torch.ops.lightconv if native else reference_search).attend(query, keys, values, mask)
 
 
 class Norm:

@@ -21,6 +21,7 @@ from lightconv_plugin.generation.beam_search import SearchOptions
 from lightconv_plugin.generation.documents import TranslatedPart, fit, translate_document
 from lightconv_plugin.generation.dtypes import AUTO, fastest_type, slow_type
 from lightconv_plugin.generation.given import GivenScorer, score_given
+from lightconv_plugin.generation.native import not_covered, why_not
 from lightconv_plugin.generation.searcher import Found, Searcher, SearchSettings, TranslationError, check_device
 from lightconv_plugin.generation.translation_models import TranslationModels
 from lightconv_plugin.generation.translations import Hypothesis, Translation, read_line
@@ -330,8 +331,9 @@ def _open(
 
 
 def _automatic(opened: TranslationModels, device: str) -> tuple[str, str]:
-    """The type where none is named, and why. Weights that were exported in 8 bits stay in 8 bits."""
-    if opened.dtype != "float32" and device == "cpu":
+    """The type where none is named, and why. Weights that were exported in 8 bits stay in 8 bits where that can be."""
+    native = device == "cpu" and (why_not(opened.models) or not_covered(opened.models)) is None
+    if opened.dtype != "float32" and native:
         return opened.dtype, "as the model was exported"
     return fastest_type(opened.models, device)
 

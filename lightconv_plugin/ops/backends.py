@@ -30,7 +30,7 @@ OPERATORS = tuple(
     for name in ("lightconv", "dynamicconv", "talkconv")
     for suffix in ("", "_backward", "_step", "_step_backward")
 )
-CPU_OPERATORS = ("dropout", "log_normalisers", "best_of_rows", "attend")  # on a GPU torch's own are as fast
+CPU_OPERATORS = ("dropout",)  # on a GPU torch's own is as fast
 
 _logger = logging.getLogger("lightconv_plugin")
 _lock = threading.RLock()

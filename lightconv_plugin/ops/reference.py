@@ -28,7 +28,6 @@ from lightconv_plugin.ops.philox import dropout_scale
 
 from .filters import Filter, widen
 from .normalize import sigmoid
-from .reference_search import attend, best_of_rows, log_normalisers  # noqa: F401  (those of beam search)
 from .reference_talk import (  # noqa: F401  (the other operator's, found here by name)
     talkconv,
     talkconv_backward,

@@ -49,10 +49,6 @@ _SCHEMAS = (
     "talkconv_step_backward(Tensor? grad, Tensor? grad_state, Tensor x, Tensor state, Tensor offset_left, "
     "SymInt max_left, bool need_x, bool need_state, bool need_left) -> (Tensor, Tensor, Tensor)",
     "dropout(Tensor x, Tensor seed, float p) -> Tensor",
-    # For beam search, without gradients; not public: generation/ checks the arguments.
-    "log_normalisers(Tensor logits) -> Tensor",
-    "best_of_rows(Tensor logits, int count) -> (Tensor, Tensor)",
-    "attend(Tensor query, Tensor keys, Tensor values, Tensor? mask) -> Tensor",
 )
 
 
@@ -107,19 +103,6 @@ def _fake_talk_step_backward(
 
 def _fake_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _fake_log_normalisers(logits: Tensor) -> Tensor:
-    return logits.new_empty(logits.shape[0])
-
-
-def _fake_best_of_rows(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    shape = (logits.shape[0], count)
-    return logits.new_empty(shape), logits.new_empty(shape, dtype=torch.int64)
-
-
-def _fake_attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    return torch.empty_like(query, memory_format=torch.contiguous_format)
 
 
 def _like_channels(x: Tensor, *, glu: bool) -> Tensor:
@@ -274,11 +257,3 @@ for _operator, _kernel, _setup, _backward in _OPERATORS:
     _library.impl(_operator, _native_or_reference(_operator), "CompositeExplicitAutograd")
     torch.library.register_fake(f"lightconv::{_operator}", _kernel, lib=_library)
     torch.library.register_autograd(f"lightconv::{_operator}", _backward, setup_context=_setup, lib=_library)
-# Without autograd, whose detour through Python takes as long as some of them; torch warns if a gradient is needed.
-for _operator, _kernel in (
-    ("log_normalisers", _fake_log_normalisers),
-    ("best_of_rows", _fake_best_of_rows),
-    ("attend", _fake_attend),
-):
-    _library.impl(_operator, _native_or_reference(_operator), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"lightconv::{_operator}", _kernel, lib=_library)

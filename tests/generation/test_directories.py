@@ -62,6 +62,14 @@ def test_eight_bits_are_searched_in_eight_bits(made):
     assert results(Translator(directory, **SHORT)) != float32
 
 
+def test_eight_bits_without_the_kernels_are_searched_in_float32(made, no_kernels):
+    with Translator(made["int8"][1], **SHORT) as translator:
+        assert (translator.dtype, len(translator.translate(LINES))) == ("float32", len(LINES))
+        assert no_kernels in translator.dtype_reason
+    with pytest.raises(TranslationError, match=f'{no_kernels}.*: use "float32" or "bfloat16"'):
+        Translator(made["int8"][1], dtype="int8", **SHORT)
+
+
 def test_an_ensemble(made):
     paths = [[made[name][kind] for name in ("dynamicconv", "transformer")] for kind in (0, 1)]
     same(results(Translator(paths[1], **SHORT)), results(Translator(paths[0], lenpen=0.8, **SHORT)))

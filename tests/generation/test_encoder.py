@@ -39,7 +39,7 @@ def test_our_encoders(mixer, options):
     model = toys.ours(encoder_conv_type=mixer, **options)
     check(model, toys.batch(7, left_pad=True)["net_input"])
     check(model, toys.batch(3, left_pad=False)["net_input"])
-    tokens = torch.randint(4, toys.VOCABULARY, (3, 6))  # no pads, and no rows to fill up
+    tokens = torch.randint(4, toys.VOCABULARY, (3, 6))  # no pads
     check(model, {"src_tokens": tokens, "src_lengths": torch.full((3,), 6)})
 
 
@@ -54,11 +54,10 @@ def test_fairseqs_encoder(before):
     check(toys.fairseqs(encoder_normalize_before=before), toys.batch(7)["net_input"])
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.03), ("int8", 0.06)])
-def test_lower_precision_is_close(dtype, tolerance):
+def test_bfloat16_is_close():
     model = toys.ours(encoder_conv_type="dynamic,attention,talk")
     tokens = toys.batch(7)["net_input"]["src_tokens"]
     encoder = plain_model(model).encoder
     expected, pads = PackedEncoder(encoder)(tokens)
-    error = (PackedEncoder(encoder, dtype)(tokens)[0] - expected)[~pads.t()]
-    assert 1e-5 < float(error.square().mean().sqrt() / expected[~pads.t()].std()) < tolerance
+    error = (PackedEncoder(encoder, "bfloat16")(tokens)[0] - expected)[~pads.t()]
+    assert 1e-5 < float(error.square().mean().sqrt() / expected[~pads.t()].std()) < 0.03

@@ -38,10 +38,12 @@ def check(models, seeds=range(3), **options):
 @pytest.mark.parametrize("before", [False, True], ids=["post-norm", "pre-norm"])
 @pytest.mark.parametrize("glu", [False, True], ids=["plain", "glu"])
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_mixers(mixer, glu, before):
-    check([toys.ours(mixer, decoder_glu=glu, decoder_normalize_before=before, encoder_normalize_before=before)])
+def test_mixers(mixer, glu, before, search):
+    model = toys.ours(mixer, decoder_glu=glu, decoder_normalize_before=before, encoder_normalize_before=before)
+    check([model], seeds=range(3 if search == "native" else 1))
 
 
+@pytest.mark.usefixtures("search")
 @pytest.mark.parametrize("types", HYBRIDS.values(), ids=HYBRIDS)
 def test_hybrids(types):
     check([toys.ours(types)])
@@ -79,8 +81,8 @@ OURS = {
 
 @pytest.mark.parametrize("mixer", ["dynamic", "attention"])
 @pytest.mark.parametrize("options", OURS.values(), ids=OURS)
-def test_options_of_our_models(mixer, options):
-    check([toys.ours(mixer, **options)], seeds=range(2))
+def test_options_of_our_models(mixer, options, search):
+    check([toys.ours(mixer, **options)], seeds=range(2 if search == "native" else 1))
 
 
 TRANSFORMERS = {
@@ -100,20 +102,23 @@ TRANSFORMERS = {
 
 
 @pytest.mark.parametrize("options", TRANSFORMERS.values(), ids=TRANSFORMERS)
-def test_fairseqs_transformer(options):
-    check([toys.fairseqs(**options)])
+def test_fairseqs_transformer(options, search):
+    check([toys.fairseqs(**options)], seeds=range(3 if search == "native" else 1))
 
 
+@pytest.mark.usefixtures("search")
 def test_fairseqs_transformer_base():
     check([toys.fairseqs_base()])
 
 
+@pytest.mark.usefixtures("search")
 def test_ensemble_of_different_models():
     models = [toys.ours("dynamic"), toys.fairseqs(), toys.ours("talk", decoder_layers=1, decoder_kernel_size_list=[4])]
     check(models)
     check(models[:2], temperature=0.7)
 
 
+@pytest.mark.usefixtures("search")
 def test_long_hypotheses():
     """Rings turn over several times, and tables and caches grow."""
     torch.manual_seed(2)

@@ -47,7 +47,7 @@ def sanitized(kind: str, cases: int, seed: int) -> bool:
     }
     programs = (
         ["tests.robustness.fuzz.run", "1e9", "--cases", str(cases), "--seed", str(seed), "--backends", "cpu"],
-        # What the fuzzer does not call: the operators of beam search, which have no gradients, and dropout.
+        # What the fuzzer does not call.
         [
             "pytest",
             "-q",
@@ -55,7 +55,6 @@ def sanitized(kind: str, cases: int, seed: int) -> bool:
             "no:cacheprovider",
             "-k",
             "native",
-            "tests/ops/test_search.py",
             "tests/ops/test_dropout.py",
         ],
     )
