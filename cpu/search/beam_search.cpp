@@ -240,12 +240,24 @@ void check(const std::vector<const Model*>& ensemble, const Options& options, co
     for (int64_t i = 0; i < n; ++i) {
       if (words[i] < 0 || words[i] >= most) {
         throw std::invalid_argument(
-            std::string(what) + " must hold words in 0 … " + std::to_string(most - 1) + ", got " +
+            std::string(what) + " must be words in 0 … " + std::to_string(most - 1) + ", got " +
             std::to_string(words[i]));
       }
     }
   };
   const int64_t words = ensemble[0]->output.outputs();
+  const auto at_least = [](int64_t least, int64_t value, const char* what) {
+    if (value < least) {
+      throw std::invalid_argument(
+          std::string(what) + " must be at least " + std::to_string(least) + ", got " + std::to_string(value));
+    }
+  };
+  at_least(1, options.beam, "beam_size");
+  at_least(0, batch.max_len, "max_len");
+  inside(&options.pad, 1, words, "pad");
+  inside(&options.unk, 1, words, "unk");
+  inside(&options.eos, 1, words, "eos");
+  inside(options.suppress.data(), options.suppress.size(), words, "suppress");
   if (options.beam >= words) {
     throw std::invalid_argument(
         "beam_size must be below the " + std::to_string(words) + " words of the vocabulary, got " +
