@@ -240,12 +240,24 @@ void check(const std::vector<const Model*>& ensemble, const Options& options, co
     for (int64_t i = 0; i < n; ++i) {
       if (words[i] < 0 || words[i] >= most) {
         throw std::invalid_argument(
-            std::string(what) + " must hold words in 0 … " + std::to_string(most - 1) + ", got " +
+            std::string(what) + " must be words in 0 … " + std::to_string(most - 1) + ", got " +
             std::to_string(words[i]));
       }
     }
   };
   const int64_t words = ensemble[0]->output.outputs();
+  const auto at_least = [](int64_t least, int64_t value, const char* what) {
+    if (value < least) {
+      throw std::invalid_argument(
+          std::string(what) + " must be at least " + std::to_string(least) + ", got " + std::to_string(value));
+    }
+  };
+  at_least(1, options.beam, "beam_size");
+  at_least(0, batch.max_len, "max_len");
+  inside(&options.pad, 1, words, "pad");
+  inside(&options.unk, 1, words, "unk");
+  inside(&options.eos, 1, words, "eos");
+  inside(options.suppress.data(), options.suppress.size(), words, "suppress");
   if (options.beam >= words) {
     throw std::invalid_argument(
         "beam_size must be below the " + std::to_string(words) + " words of the vocabulary, got " +
@@ -264,28 +276,22 @@ void check(const std::vector<const Model*>& ensemble, const Options& options, co
 Finished search(const std::vector<const Model*>& ensemble, const Options& options, const Batch& batch, int threads) {
   check(ensemble, options, batch);
   Finished finished(batch.sentences);
+  if (batch.sentences == 0) return finished;
   std::vector<int64_t> lost;
-  if (batch.sentences >= 2 * int64_t(threads) && threads > 1) {
-    Team team(threads);
-    std::mutex losing;
-    team.run([&](int member) {
-      // Dealt out in turn, as neighbours often have similar lengths.
-      std::vector<int64_t> numbers;
-      for (int64_t number = member; number < batch.sentences; number += threads) numbers.push_back(number);
-      Team alone(1);
-      Search part(ensemble, options, batch, std::move(numbers), alone, finished);
-      part.run();
-      const std::lock_guard<std::mutex> lock(losing);
-      lost.insert(lost.end(), part.lost().begin(), part.lost().end());
-    });
-  } else if (batch.sentences > 0) {
-    std::vector<int64_t> numbers(batch.sentences);
-    std::iota(numbers.begin(), numbers.end(), 0);
-    Team team(threads);
-    Search all(ensemble, options, batch, std::move(numbers), team, finished);
-    all.run();
-    lost = all.lost();
-  }
+  std::mutex losing;
+  // With fewer than two sentences for each, threads share products instead.
+  const int parts = int(std::clamp<int64_t>(batch.sentences / 2, 1, threads));
+  Team team(parts);
+  team.run([&](int part) {
+    // Dealt out in turn, as neighbours often have similar lengths.
+    std::vector<int64_t> numbers;
+    for (int64_t number = part; number < batch.sentences; number += parts) numbers.push_back(number);
+    Team members(threads / parts + (part < threads % parts));
+    Search some(ensemble, options, batch, std::move(numbers), members, finished);
+    some.run();
+    const std::lock_guard<std::mutex> lock(losing);
+    lost.insert(lost.end(), some.lost().begin(), some.lost().end());
+  });
   if (!lost.empty()) {
     std::sort(lost.begin(), lost.end());
     std::string list;

@@ -30,8 +30,8 @@ struct Hypothesis {
 
 using Finished = std::vector<std::vector<Hypothesis>>;
 
-// The finished hypotheses of each sentence, best first. Sentences are shared among threads, or if there are fewer, the
-// products of all; the results are the same for any number.
+// The finished hypotheses of each sentence, best first. Threads share sentences, and of fewer than two for each, products;
+// the results are the same for any number.
 //
 // Throws std::runtime_error for sentences without a single possible hypothesis, std::invalid_argument for words out of
 // range and a sentence without any.

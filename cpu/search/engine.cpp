@@ -62,7 +62,8 @@ class BeamSearch : public torch::CustomClassHolder {
       const c10::Dict<std::string, double>& options, std::vector<int64_t> suppress, int64_t max_len, int64_t begin,
       int64_t threads) {
     TORCH_CHECK(!models_.empty(), "there is no model");
-    TORCH_CHECK(source.dim() == 2, "source must be (S, T)");
+    TORCH_CHECK(source.dim() == 2, "source must be (S, T), got ", source.sizes());
+    TORCH_CHECK(!prefix || prefix->dim() == 2, "prefix must be (S, P), got ", prefix->sizes());
     TORCH_CHECK(threads >= 1, "threads must be at least 1, got ", threads);
     const auto integer = [&](const char* name) { return int64_t(options.at(name)); };
     const Options wanted{

@@ -38,6 +38,11 @@ class LogSum {
  public:
   void add(const float* piece, int64_t n) {
     const float top = std::max(top_, largest(piece, n));
+    if (top == -kInfinity) {
+      // Nothing to add so far, and −∞ − −∞ is not a number; only NaN must not get lost.
+      for (int64_t i = 0; i < n; ++i) sum_ += piece[i] == piece[i] ? 0.0f : piece[i];
+      return;
+    }
     Vector<float> sum{};
     each_vector(piece, n, [&](Vector<float> x) { sum += exponential(x - top); });
     const float added = sum_across<float>(sum)[0];

@@ -6,6 +6,9 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <stdexcept>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -16,14 +19,16 @@ namespace lightconv {
 // microseconds, and then give way to others.
 class Team {
  public:
+  // Throws std::runtime_error if the system does not let it start so many.
   explicit Team(int size) {
-    for (int member = 1; member < size; ++member) threads_.emplace_back([this, member] { serve(member); });
+    try {
+      for (int member = 1; member < size; ++member) threads_.emplace_back([this, member] { serve(member); });
+    } catch (const std::system_error& error) {
+      dismiss();
+      throw std::runtime_error("cannot start " + std::to_string(size) + " threads: " + error.what());
+    }
   }
-  ~Team() {
-    work_ = nullptr;
-    round_.fetch_add(1, std::memory_order_release);
-    for (std::thread& thread : threads_) thread.join();
-  }
+  ~Team() { dismiss(); }
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
@@ -54,6 +59,12 @@ class Team {
   }
 
  private:
+  void dismiss() {
+    work_ = nullptr;
+    round_.fetch_add(1, std::memory_order_release);
+    for (std::thread& thread : threads_) thread.join();
+  }
+
   template <class Condition>
   static void wait(Condition met) {
     constexpr int kActive = 4096;

@@ -152,8 +152,10 @@ def beam_search(
         for model, state in zip(models, states, strict=True):
             model.reorder(state, rows)
 
-    lost = [number for number in live.numbers if not finished[number]]
-    raise RuntimeError(f"no hypothesis of sentences {lost} of the batch has a probability above 0")
+    # Sentences that found fewer than `beam`, none of them in the last step.
+    if lost := [number for number in live.numbers if not finished[number]]:
+        raise RuntimeError(f"no hypothesis of sentences {lost} of the batch has a probability above 0")
+    return [_ranked(hypotheses) for hypotheses in finished]
 
 
 def _predict(

@@ -41,6 +41,9 @@ _POSITIONS = {"none": 0, "sinusoidal": 1, "learned": 2}
 _SHARED, _PREDICTED, _TALK, _FULL, _ATTENTION = range(5)
 assert _NORMALIZATIONS.keys() == set(NORMALIZATIONS)
 
+# In the text of errors that are no ValueError.
+_NO_FAULT_OF_THE_ARGUMENTS = ("has a probability above 0", "alloc", "cannot start")
+
 Hypotheses = list[list[dict[str, Tensor]]]
 
 
@@ -107,7 +110,8 @@ class NativeSearch:
 
         Raises:
             ValueError: words that a model does not have, a sentence without any, or too large a beam.
-            RuntimeError: a sentence without a single possible hypothesis.
+            RuntimeError: a sentence without a single possible hypothesis, too little memory, or more threads than the
+                system starts.
         """
         options = self.options
         numbers = {
@@ -119,7 +123,7 @@ class NativeSearch:
         }
         try:
             tokens, positional, sizes, scores, counts = self._search.search(
-                source.contiguous(),
+                source.to(torch.int64).contiguous(),
                 lengths.to(torch.int64).contiguous(),
                 None if prefix is None else prefix.to(torch.int64).contiguous(),
                 numbers,
@@ -130,7 +134,7 @@ class NativeSearch:
             )
         except RuntimeError as error:  # of any kind in C++: torch has no other
             text = str(error).partition("\nException raised from")[0]
-            if "has a probability above 0" in text or "alloc" in text:
+            if any(part in text for part in _NO_FAULT_OF_THE_ARGUMENTS):
                 raise RuntimeError(text) from None
             raise ValueError(text) from None
         found = zip(tokens.split(sizes.tolist()), scores, positional.split(sizes.tolist()), strict=True)

@@ -151,7 +151,9 @@ class Prepare(Work):
         self._make(world / "mirror")
 
     def start(self, place: Path, log: Path, token: str) -> Process:
-        options = () if self.task == "smoke" else ("--mirror", str(place / "mirror"), "--any-size")
+        mirror = str(place / "mirror")
+        own = {"smoke": (), "parallel": ("--data", mirror)}
+        options = own.get(self.task, ("--mirror", mirror, "--any-size"))
         command = [sys.executable, "-m", "lightconv_plugin", "prepare", self.task, *options, "--workers", "2"]
         environment = script_environment(sys.executable, LIGHTCONV_HOME=str(place / "home"))
         return popen([*command, *self._options], log, token, environment, place)
@@ -175,6 +177,10 @@ def _multi30k(mirror: Path) -> None:
     for path in list(mirror.iterdir()):
         (mirror / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))
         path.unlink()
+
+
+def _parallel(folder: Path) -> None:
+    conftest.write_parts(folder, ("train",), (160,))
 
 
 def _wikitext2(mirror: Path) -> None:
@@ -211,6 +217,7 @@ def _iwslt(mirror: Path) -> None:
 PREPARATIONS = (
     Prepare("smoke", lambda mirror: None),
     Prepare("multi30k_en_de", _multi30k, "--bpe", "100"),
+    Prepare("parallel", _parallel, "--bpe", "100", "--valid-lines", "10", "--test-lines", "10"),
     Prepare("wikitext2", _wikitext2),
     Prepare("wikitext103", _wikitext103),
     Prepare("gbw", _gbw),

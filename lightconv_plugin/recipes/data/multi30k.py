@@ -27,4 +27,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(request: Request) -> None:
     """All steps; the test sets are those of TESTS that are in the folder, unless others are named."""
     there = [name for name in TESTS[1:] if any(request.data.glob(f"{name}.*"))]
-    parallel_text.run(request, (TESTS[0], *there))
+    settings = parallel_text.settings_of(request, keep_last=True)
+    parallel_text.run(request, settings, (TESTS[0], *there))

@@ -1,14 +1,16 @@
-"""Pairs of parallel texts, streamed: cleaned by length, divided into training and validation text."""
+"""Pairs of parallel texts, streamed: cleaned by length, divided into training, validation and test text."""
 
 from __future__ import annotations
 
+import heapq
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 from itertools import zip_longest
 from pathlib import Path
 
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
-from lightconv_plugin.recipes.data.text_pool import BLOCK, count_lines, iter_lines
+from lightconv_plugin.recipes.data.text_pool import BLOCK, count_lines, iter_lines, write_lines
 
 _LONG_WORD = re.compile(r"\S{1001}")  # clean-corpus-n.perl drops a pair with a word of more than 1000 characters
 
@@ -76,3 +78,64 @@ def split_every(
     if counts[0] != counts[1]:
         raise CorpusError(f"{pair[0]} has {sum(counts[0])} lines but {pair[1]} has {sum(counts[1])}")
     return counts[0]
+
+
+def hold_out(
+    train: Sequence[Path], outputs: Mapping[str, Sequence[Path]], sizes: Mapping[str, int], seed: int
+) -> tuple[int, int]:
+    """Move pairs of the training text into other parts, so that what is tested was not trained on.
+
+    The pairs are those with the smallest hashes of seed and source, so that neither their order in the text nor the
+    version of Python changes the choice. All have different sources, and text on both sides. Training pairs that share
+    a side with one of them are removed too.
+
+    Args:
+        train: both sides of the training text, which are written anew
+        outputs: both sides of each part
+        sizes: pairs of each part
+
+    Returns:
+        (how many pairs are left, of how many)
+
+    Raises:
+        CorpusError: the training text has too few pairs.
+    """
+    wanted = sum(sizes.values())
+    heap: list[tuple[int, str, str]] = []  # (-hash, source, target): the greatest hash comes first
+    chosen: set[str] = set()
+    for source, target in iter_pairs(*train):
+        source, target = source.strip(), target.strip()
+        if not (source and target) or source in chosen:
+            continue
+        rank = -int.from_bytes(blake2b(f"{seed} {source}".encode(), digest_size=8).digest(), "big")
+        if len(heap) < wanted:
+            heapq.heappush(heap, (rank, source, target))
+        elif rank > heap[0][0]:
+            chosen.remove(heapq.heapreplace(heap, (rank, source, target))[1])
+        else:
+            continue
+        chosen.add(source)
+    ordered = [(source, target) for _, source, target in sorted(heap, reverse=True)]
+    targets = {target for _, target in ordered}
+    rest = [path.with_name(path.name + ".rest") for path in train]
+    of = kept = 0
+    with (
+        rest[0].open("w", encoding="utf-8", newline="\n", buffering=BLOCK) as source_out,
+        rest[1].open("w", encoding="utf-8", newline="\n", buffering=BLOCK) as target_out,
+    ):
+        for source, target in iter_pairs(*train):
+            of += 1
+            if source.strip() not in chosen and target.strip() not in targets:
+                kept += 1
+                source_out.write(source + "\n")
+                target_out.write(target + "\n")
+    for path, new in zip(train, rest, strict=True):
+        new.replace(path)
+    if len(ordered) < wanted or not kept:
+        raise CorpusError(f"cannot hold out {wanted} pairs: the training text has {of}, of which {kept} would be left")
+    begin = 0
+    for part, size in sizes.items():
+        for side, path in enumerate(outputs[part]):
+            write_lines(path, (pair[side] for pair in ordered[begin : begin + size]))
+        begin += size
+    return kept, of

@@ -21,7 +21,10 @@ class CorpusError(InputError):
 
 @dataclass(frozen=True)
 class Corpus:
-    """A language pair and the name prefixes of its parts; there may be several test sets."""
+    """A language pair and the name prefixes of its parts; there may be several test sets.
+
+    valid: "" and tests: () where the folder need not have them.
+    """
 
     folder: Path
     src: str
@@ -31,9 +34,9 @@ class Corpus:
     tests: tuple[str, ...]
 
     def splits(self) -> dict[str, str]:
-        """The parts by fairseq's names: train, valid, test, test1, test2, …"""
-        tests = {f"test{i or ''}": prefix for i, prefix in enumerate(self.tests)}
-        return {"train": self.train, "valid": self.valid, **tests}
+        """The parts that have files by fairseq's names: train, valid, test, test1, test2, …"""
+        valid = {"valid": self.valid} if self.valid else {}
+        return {"train": self.train, **valid, **{f"test{i or ''}": prefix for i, prefix in enumerate(self.tests)}}
 
 
 def locate(folder: Path, prefix: str, lang: str) -> Path:
@@ -55,8 +58,9 @@ def find_corpus(
     train: str | None = None,
     valid: str | None = None,
     tests: Sequence[str] = (),
+    without: Sequence[str] = (),
 ) -> Corpus:
-    """Complete what is not given from the file names.
+    """Complete what is not given from the file names; the parts `without` are not looked for.
 
     English is taken as the source when nothing is said, otherwise the first language in alphabetical order.
     """
@@ -99,6 +103,6 @@ def find_corpus(
         src,
         tgt,
         train or choose("train")[0],
-        valid or choose("valid")[0],
-        tuple(tests) or tuple(choose("test")),
+        "" if "valid" in without else valid or choose("valid")[0],
+        () if "test" in without else tuple(tests) or tuple(choose("test")),
     )

@@ -1,32 +1,34 @@
 """From a folder of parallel raw text to fairseq's binary data, in resumable steps.
 
     raw/       the text as it came, decompressed: train.en train.de valid.en … test.de (then test1.en, …)
-    tok/       lower-cased (unless --no-lowercase), punctuation normalised, Moses-tokenised
-    bpe/       joint byte-pair encoding: `codes`, learned on both sides of the training text, and the encoded text
+    tok/       lower-cased where that is asked for, punctuation normalised, Moses-tokenised
+    bpe/       byte-pair encoding: `codes`, learned on both sides of the training text (or `codes.en` and `codes.de`,
+               each on its own side), and the encoded text
     data-bin/  what fairseq-train reads
     corpus.json  languages, the parts' original names, whether the text is lower-cased, how it was tokenised
 
 Text is lower-cased before it is normalised and tokenised, as by the Multi30k authors' own script, whose tokenised files
-this reproduces.
+this reproduces (with `keep_last`). Validation and test text that has no files is held out of the training text.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 from lightconv_plugin.arguments import positive
 from lightconv_plugin.recipes.data import bpe, moses
 from lightconv_plugin.recipes.data.binarise import binarise_pairs
-from lightconv_plugin.recipes.data.pairs import clean_pairs
+from lightconv_plugin.recipes.data.pairs import clean_pairs, hold_out
 from lightconv_plugin.recipes.data.parallel_folder import Corpus, CorpusError, find_corpus, locate
 from lightconv_plugin.recipes.data.request import Request
 from lightconv_plugin.recipes.data.text_pool import iter_lines, map_file, write_lines
-from lightconv_plugin.recipes.steps import Steps, say, write_text
+from lightconv_plugin.recipes.steps import Steps, remove, say, write_text
 from lightconv_plugin.text.recipe import Recipe
 
 
@@ -34,12 +36,17 @@ from lightconv_plugin.text.recipe import Recipe
 class Settings:
     """How parallel text is prepared.
 
-    bpe        number of merges
+    bpe        number of merges, of each language if not joint_bpe
     lowercase  or keep the case
     joined     one dictionary for both languages
     max_len    longest side of a training pair, in tokens
     max_ratio  largest ratio of the lengths of a training pair
     workers    processes
+    joint_bpe  the merges are learned on both languages together
+    tokenizer  "moses", or "none" for text that is in tokens already
+    keep_last  of `moses.tokeniser`
+    held_out   {"valid": pairs, "test": pairs}: how many are taken from the training text
+    seed       which of them
     """
 
     bpe: int = 10_000
@@ -48,15 +55,34 @@ class Settings:
     max_len: int = 250
     max_ratio: float = 9.0
     workers: int = 1
+    joint_bpe: bool = True
+    tokenizer: Literal["moses", "none"] = "moses"
+    keep_last: bool = False
+    held_out: Mapping[str, int] = field(default_factory=dict)
+    seed: int = 1
+
+    def recipe(self, lang: str) -> Recipe:
+        """From raw text of a language to tokens. CorpusError where the tokeniser has no rules for it."""
+        case: Literal["", "first"] = "first" if self.lowercase else ""
+        if self.tokenizer == "none":
+            return Recipe("none", lang, lowercase=case)
+        recipe = Recipe("moses", lang, lowercase=case, normalise=True, keep_last=self.keep_last)
+        try:
+            recipe.tokenise()
+        except ValueError as error:
+            raise CorpusError(str(error)) from None
+        return recipe
 
 
 def copy_pair(sources: list[Path], outputs: list[Path]) -> int:
-    """Copy both sides of one part, decompressed; how many pairs. They must be of equal, positive length."""
-    lengths = [write_lines(output, iter_lines(source)) for source, output in zip(sources, outputs, strict=True)]
+    """Copy both sides of one part, decompressed; how many pairs. They must be of equal length, and have text."""
+    lengths = []
+    for source, output in zip(sources, outputs, strict=True):
+        lengths.append(write_lines(output, iter_lines(source)))
+        if not any(map(str.strip, iter_lines(output))):
+            raise CorpusError(f"{source} has no text: " + (f"{lengths[-1]} empty lines" if lengths[-1] else "0 bytes"))
     if lengths[0] != lengths[1]:
         raise CorpusError(f"{sources[0]} has {lengths[0]} lines but {sources[1]} has {lengths[1]}")
-    if not lengths[0]:
-        raise CorpusError(f"{sources[0]} is empty")
     return lengths[0]
 
 
@@ -64,6 +90,11 @@ def prepare(corpus: Corpus, out: Path, settings: Settings) -> None:
     """All steps for one corpus into `out`, an absolute folder."""
     langs = corpus.src, corpus.tgt
     splits = corpus.splits()
+    for split, pairs in settings.held_out.items():
+        splits[split] = f"{pairs} pairs of {corpus.train}, seed {settings.seed}"
+    recipes = {lang: settings.recipe(lang) for lang in langs}
+    # By name of the file of merges, the languages whose training text they are learned on.
+    codes_of = {"codes": langs} if settings.joint_bpe else {f"codes.{lang}": (lang,) for lang in langs}
 
     def files(kind: str) -> list[Path]:
         return [out / kind / f"{split}.{lang}" for split in splits for lang in langs]
@@ -71,27 +102,29 @@ def prepare(corpus: Corpus, out: Path, settings: Settings) -> None:
     def by_name(outputs: Iterable[Path]) -> dict[tuple[str, str], Path]:
         return dict(zip([(split, lang) for split in splits for lang in langs], outputs, strict=True))
 
-    tokeniser = partial(moses.tokeniser, normalise=True, lowercase_first=settings.lowercase, keep_last=True)
-
     def raw(*outputs: Path) -> None:
         target = by_name(outputs)
-        for split, prefix in splits.items():
+        for split, prefix in corpus.splits().items():
             sides = [locate(corpus.folder, prefix, lang) for lang in langs]
             say(f"  {split}: {copy_pair(sides, [target[split, lang] for lang in langs])} pairs of lines")
+        if settings.held_out:
+            sides = {split: [target[split, lang] for lang in langs] for split in ("train", *settings.held_out)}
+            left, of = hold_out(sides.pop("train"), sides, settings.held_out, settings.seed)
+            alike = of - left - sum(settings.held_out.values())
+            held_out = ", ".join(f"{pairs} for {split}" for split, pairs in settings.held_out.items())
+            say(f"  held out: {held_out}; {alike} pairs that share a side with them removed; {left} left for training")
 
     def tok(*outputs: Path) -> None:
         for (split, lang), path in by_name(outputs).items():
             name = f"{split}.{lang}"
-            map_file(tokeniser, (lang,), out / "raw" / name, path, name, settings.workers)
-
-    def codes(output: Path) -> None:
-        bpe.learn_codes([out / "tok" / f"train.{lang}" for lang in langs], settings.bpe, output)
+            map_file(Recipe.tokenise, (recipes[lang],), out / "raw" / name, path, name, settings.workers)
 
     def encode(*outputs: Path) -> None:
         target = by_name(outputs)
         for (split, lang), path in target.items():
             name = f"{split}.{lang}"
-            map_file(bpe.encoder, (out / "bpe" / "codes",), out / "tok" / name, path, name, settings.workers)
+            file = next(file for file, of in codes_of.items() if lang in of)
+            map_file(bpe.encoder, (out / "bpe" / file,), out / "tok" / name, path, name, settings.workers)
         encoded = [target["train", lang] for lang in langs]
         cleaned = [path.with_suffix(".clean") for path in encoded]
         kept, of = clean_pairs(encoded, cleaned, settings.max_ratio, 1, settings.max_len)
@@ -106,16 +139,26 @@ def prepare(corpus: Corpus, out: Path, settings: Settings) -> None:
         binarise_pairs(out, *langs, list(splits), settings.joined, settings.workers, output)
 
     with Steps(out) as steps:
-        sources = [locate(corpus.folder, prefix, lang) for prefix in splits.values() for lang in langs]
-        steps.run("raw", "raw text", raw, inputs=sources, outputs=files("raw"), params={})
-        how = {**moses.versions(), "langs": langs, "lowercase": settings.lowercase}
+        sources = [locate(corpus.folder, prefix, lang) for prefix in corpus.splits().values() for lang in langs]
+        split = {"held_out": dict(settings.held_out), "seed": settings.seed} if settings.held_out else {}
+        steps.run("raw", "raw text", raw, inputs=sources, outputs=files("raw"), params=split)
+        how = {**moses.versions(), "text": {lang: recipe.as_json() for lang, recipe in recipes.items()}}
         steps.run("tok", "tokenise", tok, inputs=files("raw"), outputs=files("tok"), params=how)
-        train = [out / "tok" / f"train.{lang}" for lang in langs]
-        code_file = out / "bpe" / "codes"
-        merges = {**bpe.versions(), "merges": settings.bpe}
-        steps.run("codes", f"learn {settings.bpe} BPE merges", codes, inputs=train, outputs=[code_file], params=merges)
+        for stale in set((out / "bpe").glob("codes*")) - {out / "bpe" / name for name in codes_of}:
+            remove(stale)  # of a run with the other kind of merges: `lightconv translate` would find it
+        for name, of in codes_of.items():
+            train = [out / "tok" / f"train.{lang}" for lang in of]
+            steps.run(
+                name,
+                f"learn {settings.bpe} BPE merges" + ("" if settings.joint_bpe else f", {of[0]}"),
+                partial(bpe.learn_codes, train, settings.bpe),
+                inputs=train,
+                outputs=[out / "bpe" / name],
+                params={**bpe.versions(), "merges": settings.bpe},
+            )
+        merges = [out / "bpe" / name for name in codes_of]
         clean = {"max_len": settings.max_len, "max_ratio": settings.max_ratio}
-        steps.run("bpe", "apply BPE", encode, inputs=[*files("tok"), code_file], outputs=files("bpe"), params=clean)
+        steps.run("bpe", "apply BPE", encode, inputs=[*files("tok"), *merges], outputs=files("bpe"), params=clean)
         steps.run(
             "data-bin",
             "binarise",
@@ -130,10 +173,8 @@ def prepare(corpus: Corpus, out: Path, settings: Settings) -> None:
             "splits": splits,
             "lowercase": settings.lowercase,
             "bpe": settings.bpe,
+            "text": {lang: recipe.as_json() for lang, recipe in recipes.items()},
         }
-        case = "first" if settings.lowercase else ""
-        recipes = {lang: Recipe("moses", lang, lowercase=case, normalise=True, keep_last=True) for lang in langs}
-        about["text"] = {lang: recipe.as_json() for lang, recipe in recipes.items()}
         write_text(out / "corpus.json", json.dumps(about, indent=1) + "\n")
 
 
@@ -148,15 +189,30 @@ def ratio(text: str) -> float:
     return number
 
 
-def add_options(parser: argparse.ArgumentParser, bpe: int) -> None:
-    """The options of the steps; `bpe` is the default number of merges."""
-    parser.add_argument("--src", default="en", metavar="XX", help="source language (default: %(default)s)")
-    parser.add_argument("--tgt", default="de", metavar="XX", help="target language (default: %(default)s)")
+def add_options(
+    parser: argparse.ArgumentParser,
+    bpe: int,
+    langs: tuple[str | None, str | None] = ("en", "de"),
+    lowercase: bool = True,
+) -> None:
+    """The options of the steps.
+
+    bpe, langs, lowercase: the defaults of --bpe, of --src and --tgt (None: by file name), of --lowercase.
+    """
+    for option, side, lang in zip(("--src", "--tgt"), ("source", "target"), langs, strict=True):
+        parser.add_argument(
+            option, default=lang, metavar="XX", help=f"{side} language (default: {lang or 'by file name'})"
+        )
     parser.add_argument("--train-prefix", metavar="P", help="training text: P.SRC and P.TGT (default: by file name)")
     parser.add_argument("--valid-prefix", metavar="P", help="validation text (default: by file name)")
     parser.add_argument("--test-prefix", metavar="P[,P…]", default="", help="test sets (default: by file name)")
     parser.add_argument("--bpe", type=positive, default=bpe, metavar="N", help="merges (default: %(default)s)")
-    parser.add_argument("--no-lowercase", dest="lowercase", action="store_false", help="keep the case")
+    parser.add_argument(
+        "--lowercase",
+        action=argparse.BooleanOptionalAction,
+        default=lowercase,
+        help=f"lower-case the text, or keep the case (default: {'lower-case' if lowercase else 'keep'})",
+    )
     parser.add_argument(
         "--separate-dictionaries", dest="joined", action="store_false", help="one dictionary for each language"
     )
@@ -168,11 +224,22 @@ def add_options(parser: argparse.ArgumentParser, bpe: int) -> None:
     )
 
 
-def run(request: Request, tests: Sequence[str] = ()) -> None:
+def settings_of(request: Request, **more: Any) -> Settings:
+    """The settings by the options of `add_options`, and others by name."""
+    args = request.options
+    common = {"bpe": args.bpe, "lowercase": args.lowercase, "joined": args.joined}
+    common |= {"max_len": args.max_len, "max_ratio": args.max_ratio, "workers": request.workers}
+    return Settings(**common | more)
+
+
+def run(request: Request, settings: Settings, tests: Sequence[str] = ()) -> None:
     """All steps for the corpus in `request.data`; `tests` are its test sets, unless the options name others."""
     args = request.options
     named = tuple(filter(None, args.test_prefix.split(",")))
-    corpus = find_corpus(request.data, args.src, args.tgt, args.train_prefix, args.valid_prefix, named or tests)
-    say(f"{corpus.src} → {corpus.tgt}: {corpus.train}, {corpus.valid}, {', '.join(corpus.tests)} in {request.data}")
-    settings = Settings(args.bpe, args.lowercase, args.joined, args.max_len, args.max_ratio, request.workers)
+    corpus = find_corpus(
+        *(request.data, args.src, args.tgt, args.train_prefix, args.valid_prefix, named or tests),
+        without=tuple(settings.held_out),
+    )
+    found = (corpus.train, corpus.valid, *corpus.tests)
+    say(f"{corpus.src} → {corpus.tgt}: {', '.join(filter(None, found))} in {request.data}")
     prepare(corpus, request.out, settings)

@@ -61,7 +61,7 @@ def make_parser(program: str, about: str, data: str, out: str, published: bool) 
 
     Args:
         about: for --help
-        data, out: the default folders, for --help
+        data, out: the default folders, for --help; data is "" where only the user has the text
         published: the task has published files, which are downloaded and compared
     """
     parser = Parser(
@@ -72,9 +72,8 @@ def make_parser(program: str, about: str, data: str, out: str, published: bool) 
     )
     parser.set_defaults(mirror=None, any_size=False)
     made = "downloaded" if published else "written"
-    parser.add_argument(
-        "--data", type=folder, metavar="DIR", help=f"folder of the text; without it, it is {made} to {data}"
-    )
+    otherwise = f"without it, it is {made} to {data}" if data else "needed"
+    parser.add_argument("--data", type=folder, metavar="DIR", help=f"folder of the text; {otherwise}")
     parser.add_argument("--out", type=folder, metavar="DIR", help=f"folder to fill (default: {out})")
     if published:
         parser.add_argument("--mirror", type=place, metavar="PLACE", help="address or folder to take the files from")
@@ -93,11 +92,14 @@ def make_request(args: argparse.Namespace, data: str, out: str) -> Request:
     """The request of parsed arguments.
 
     Args:
-        data, out: default folders, relative to the workspace; {out} in `data` is the output folder
+        data, out: default folders, relative to the workspace; {out} in `data` is the output folder; data is "" where
+            only the user has the text
 
     Raises:
-        InputError: --data and --mirror contradict each other, or there is no such folder.
+        InputError: --data and --mirror contradict each other, there is no such folder, or only the user has the text.
     """
+    if args.data is None and not data:
+        raise InputError("--data is missing: it names the folder of your text")
     if args.data is not None and args.mirror:
         raise InputError("--mirror is not valid with --data, from which nothing is downloaded")
     if args.data is not None and not args.data.is_dir():

@@ -25,4 +25,4 @@ def run(request: Request) -> None:
 
     if not request.data_given:
         write_corpus(request.data, seed=1, sizes=SIZES)
-    parallel_text.run(request)
+    parallel_text.run(request, parallel_text.settings_of(request, keep_last=True))

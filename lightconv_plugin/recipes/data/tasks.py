@@ -21,6 +21,7 @@ from lightconv_plugin.recipes.data import (
     gbw,
     iwslt14,
     multi30k,
+    parallel,
     smoke,
     wikitext2,
     wikitext103,
@@ -39,7 +40,8 @@ class Task:
     about        for --help; its first line is the title
     run          the steps, when the published files are in `request.data`
     add_options  the task's own options
-    data, out    default folders, relative to the workspace; {out} is the output folder, {variant} what `Request` says
+    data, out    default folders, relative to the workspace; {out} is the output folder, {variant} what `Request` says;
+                 data is "" where only the user has the text
     published    the text is downloaded; if not, the steps write it
     own_files    a folder given by --data may hold files of other names and contents: they are not compared
     modules      optional packages that the steps need
@@ -66,6 +68,7 @@ TASKS = {
     "gbw": Task(gbw.ABOUT, gbw.run, gbw.add_options),
     "wikitext103": Task(wikitext103.ABOUT, wikitext103.run, wikitext103.add_options),
     "wikitext2": Task(wikitext2.ABOUT, wikitext2.run, wikitext2.add_options, data="data/wikitext-2", own_files=True),
+    "parallel": Task(parallel.ABOUT, parallel.run, parallel.add_options, data="", published=False),
     "smoke": Task(smoke.ABOUT, smoke.run, smoke.add_options, data="{out}/text", out="runs/smoke/data", published=False),
 }
 

@@ -80,7 +80,7 @@ def demo(
                 write_corpus(work / "text", seed, SIZES)
             corpus = find_corpus(raw.resolve() if raw else work / "text", src, tgt)
             task = task_of(raw, corpus, updates)
-            parallel_text.prepare(corpus, work / "data", Settings(bpe=task.merges, workers=cores()))
+            parallel_text.prepare(corpus, work / "data", Settings(bpe=task.merges, workers=cores(), keep_last=True))
             results = train_and_score(task, seed, work, work / "data", (corpus.src, corpus.tgt))
             table = write_report(work, work / "data", corpus.src, corpus.tgt, results)
             page = write_page(work)

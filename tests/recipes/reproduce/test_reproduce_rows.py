@@ -1,16 +1,18 @@
 """The arithmetic of a row, the table of all rows, and what a protocol may say."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
 from lightconv_plugin.cli.main import main
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.recipes.data.tasks import TASKS
+from lightconv_plugin.recipes.data.tasks import TASKS, parser_of
 from lightconv_plugin.recipes.reproduce.job import plan, plan_smoke
 from lightconv_plugin.recipes.reproduce.protocol import (
     canonical,
+    load_yaml,
     read_protocol,
     row_digest,
     settings_of,
@@ -268,7 +270,14 @@ def test_every_protocol_of_the_project_is_valid():
     folders = sorted(path.parent for path in (ROOT / "configs").rglob("protocol.yaml"))
     assert ROOT / "configs/smoke" in folders
     for folder in folders:
-        assert read_protocol(folder).prepare in TASKS
+        task, *options = shlex.split(read_protocol(folder).prepare)
+        args = parser_of(task).parse_args(options)
+        prepared = f"{TASKS[task].out.format(variant=args.variant)}/data-bin"
+        for system in read_protocol(folder).systems:
+            config = load_yaml(folder / f"{system}.yaml")["task"]
+            assert config["data"] == prepared
+            if task == "parallel":
+                assert (config["source_lang"], config["target_lang"]) == (args.src, args.tgt)
 
 
 def test_settings_in_one_form():

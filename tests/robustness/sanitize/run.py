@@ -1,8 +1,8 @@
 """Run the CPU extension under gcc's sanitizers: `scripts/dev/sanitize.sh`.
 
 For each sanitizer: compile cpu/ (build.py), then make the fuzzer's calls, and those of the tests of what it does not
-call, with the native kernels in processes of their own, whose results are held against float64 as well. A report ends
-that process, and this with status 1.
+call, with the native kernels in processes of their own, whose results are held against float64 as well; then search
+with random models (searches.py). A report ends that process, and this with status 1.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from lightconv_plugin.ops import artifacts
 from tests import ROOT
 from tests.robustness.sanitize import build
 
+PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "-k")
+
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sanitize.sh", description=__doc__.splitlines()[0])
     # No `choices`: argparse would hold the default itself against them.
     parser.add_argument("kinds", nargs="*", metavar="address|undefined|thread", help="default: all three")
-    parser.add_argument("--cases", type=int, default=2000, help="of the fuzzer, for each (default: 2000)")
+    parser.add_argument(
+        "--cases", type=int, default=2000, help="of the fuzzer, and a tenth as many searches, for each (default: 2000)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     for kind in options.kinds:
@@ -47,16 +51,11 @@ def sanitized(kind: str, cases: int, seed: int) -> bool:
     }
     programs = (
         ["tests.robustness.fuzz.run", "1e9", "--cases", str(cases), "--seed", str(seed), "--backends", "cpu"],
-        # What the fuzzer does not call.
-        [
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-k",
-            "native",
-            "tests/ops/test_dropout.py",
-        ],
+        # What the fuzzer does not call: dropout, and beam search, which has no gradients.
+        [*PYTEST, "native", "tests/ops/test_dropout.py"],
+        ["tests.robustness.sanitize.searches", "--cases", str(max(cases // 10, 1)), "--seed", str(seed)],
+        # Wrong input, and weights with NaN and infinities. A process of limited memory would not start here.
+        [*PYTEST, "not than_the_system", "tests/generation/test_native_errors.py"],
     )
     root = ROOT
     for program in programs:

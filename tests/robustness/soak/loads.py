@@ -97,7 +97,7 @@ def training(updates: int, folder: Path) -> Memory:
     return memory
 
 
-def translation(lines: int, folder: Path, batch: int = 500) -> Memory:
+def translation(lines: int, folder: Path) -> Memory:
     """So many lines by one Translator, some at a time: sentences of all lengths, empty lines, what is not text."""
     from lightconv_plugin.generation import Translator
     from tests.generation import translation_toys as toys
@@ -106,7 +106,8 @@ def translation(lines: int, folder: Path, batch: int = 500) -> Memory:
     if not checkpoint.is_file():
         toys.make_checkpoint(checkpoint, toys.make_corpus(folder / "corpus"), seed=1)
     memory, done = Memory(), 0
-    with Translator(checkpoint, beam=2, max_len_b=12, threads=1) as translator:
+    batch = min(500, lines // 20)
+    with Translator(checkpoint, beam=2, max_len_b=12, threads=2) as translator:
         while done < lines:
             count = min(batch, lines - done)
             given = [*toys.lines(count - 2, seed=done), "", b"\xff"] if count > 2 else [""] * count

@@ -21,7 +21,7 @@ def test_training(tmp_path):
 
 def test_translation(tmp_path):
     pytest.importorskip("fairseq")
-    memory = loads.translation(200, tmp_path, batch=10)
+    memory = loads.translation(200, tmp_path)
     assert len(memory.samples) == 20 and memory.growth < 100
 
 

@@ -1,0 +1,202 @@
+"""Anyone's parallel text: held-out parts, merges, text recipes, and one clear line for what is wrong."""
+
+import json
+import shutil
+
+import pytest
+
+from lightconv_plugin.recipes.data.pairs import hold_out
+from lightconv_plugin.recipes.data.parallel_folder import CorpusError
+from tests.recipes.conftest import check_recipes, write_parts
+from tests.recipes.data.preparations import prepare
+
+SMALL = ("--bpe", "60", "--workers", "1")
+
+
+def lines(path):
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A folder with train, valid and test of the grammar."""
+    return write_parts(tmp_path_factory.mktemp("text"), ("train", "valid", "test"), (300, 10, 12))
+
+
+@pytest.fixture(scope="module")
+def default(text, tmp_path_factory):
+    """`text`, prepared German to English by the defaults, below LIGHTCONV_HOME."""
+    home = tmp_path_factory.mktemp("home")
+    done = prepare(home, "parallel", "--data", text, "--src", "de", "--tgt", "en", "--name", "mine", *SMALL)
+    assert done.returncode == 0, done.stderr
+    return home / "data/mine"
+
+
+def test_files_of_all_parts(text, default):
+    for split in ("train", "valid", "test"):
+        for lang in ("de", "en"):
+            assert (default / f"raw/{split}.{lang}").read_bytes() == (text / f"{split}.{lang}").read_bytes()
+            assert (default / f"data-bin/{split}.de-en.{lang}.bin").stat().st_size > 0
+    tok = (default / "tok/train.de").read_text(encoding="utf-8")
+    assert tok != tok.lower() and " ." in tok
+    assert (default / "data-bin/dict.de.txt").read_bytes() == (default / "data-bin/dict.en.txt").read_bytes()
+    check_recipes(default)
+    about = json.loads((default / "corpus.json").read_text(encoding="utf-8"))
+    assert (about["src"], about["tgt"], about["lowercase"], about["bpe"]) == ("de", "en", False, 60)
+    assert about["text"]["de"] == {"tokeniser": "moses", "lang": "de", "normalise": True}
+
+
+def test_lower_case_and_one_set_of_merges_for_each_language(text, tmp_path):
+    out = tmp_path / "out"
+    options = ("--src", "en", "--tgt", "de", "--lowercase", "--separate-bpe", *SMALL)
+    done = prepare(tmp_path, "parallel", "--data", text, "--out", out, *options)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (out / "bpe").glob("codes*")) == ["codes.de", "codes.en"]
+    assert (out / "bpe/codes.de").read_text() != (out / "bpe/codes.en").read_text()
+    for lang in ("de", "en"):
+        tok = (out / f"tok/train.{lang}").read_text(encoding="utf-8")
+        assert tok == tok.lower()
+        assert (out / f"bpe/train.{lang}").read_text(encoding="utf-8").replace("@@ ", "") == tok
+    assert (out / "data-bin/dict.de.txt").read_bytes() != (out / "data-bin/dict.en.txt").read_bytes()
+    check_recipes(out)
+    # The other kind of merges leaves nothing of the first behind, which translating would find.
+    done = prepare(tmp_path, "parallel", "--data", text, "--out", out, *options[:4], "--lowercase", *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (out / "bpe").glob("codes*")] == ["codes"]
+
+
+def test_text_that_is_in_tokens_already(tmp_path):
+    folder = write_parts(tmp_path / "text", ("train", "valid", "test"), (50, 5, 5))
+    (folder / "test.de").write_text("Das   ist &amp; bleibt so.\n" * 5, encoding="utf-8")
+    options = ("--src", "de", "--tgt", "en", "--tokenizer", "none", *SMALL)
+    done = prepare(tmp_path, "parallel", "--data", folder, "--out", tmp_path / "out", *options)
+    assert done.returncode == 0, done.stderr
+    assert lines(tmp_path / "out/tok/test.de")[0] == "Das ist &amp; bleibt so."
+    check_recipes(tmp_path / "out")
+
+
+def test_held_out_pairs_are_not_trained_on(text, tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for lang in ("de", "en"):
+        shutil.copy(text / f"train.{lang}", folder / f"corpus.{lang}")
+    options = ("--src", "de", "--tgt", "en", "--train-prefix", "corpus", "--valid-lines", "20", "--test-lines", "30")
+    options += ("--split-seed", "3")
+    done = prepare(tmp_path, "parallel", "--data", folder, "--out", tmp_path / "a", *options, *SMALL)
+    assert done.returncode == 0, done.stderr
+    parts = {
+        split: list(zip(lines(tmp_path / f"a/raw/{split}.de"), lines(tmp_path / f"a/raw/{split}.en"), strict=True))
+        for split in ("train", "valid", "test")
+    }
+    known = set(zip(lines(folder / "corpus.de"), lines(folder / "corpus.en"), strict=True))
+    assert (len(parts["valid"]), len(parts["test"])) == (20, 30)
+    assert all(set(pairs) <= known for pairs in parts.values())
+    held_out = parts["valid"] + parts["test"]
+    assert len({source for source, _ in held_out}) == 50
+    for side in (0, 1):
+        assert not {pair[side] for pair in parts["train"]} & {pair[side] for pair in held_out}
+    assert len(parts["train"]) > 100
+    about = json.loads((tmp_path / "a/corpus.json").read_text(encoding="utf-8"))
+    assert about["splits"]["test"] == "30 pairs of corpus, seed 3"
+
+
+def write_pairs(folder, pairs):
+    paths = [folder / "train.a", folder / "train.b"]
+    for side, path in enumerate(paths):
+        path.write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
+    return paths
+
+
+def test_the_seed_and_not_the_order_of_the_text_decides_what_is_held_out(tmp_path):
+    pairs = [(f"s{i}", f"t{i}") for i in range(40)] + [("", "t"), ("s", " "), ("s1", "another t1")]
+    found = []
+    for order, seed in ((pairs, 7), (pairs[20:40] + pairs[:20] + pairs[40:], 7), (pairs, 8)):
+        train = write_pairs(tmp_path, order)
+        outputs = {split: [tmp_path / f"{split}.{side}" for side in "ab"] for split in ("valid", "test")}
+        assert hold_out(train, outputs, {"valid": 3, "test": 30}, seed)[1] == 43
+        found.append([path.read_text() for both in outputs.values() for path in both])
+        assert not {"", " "} & set(lines(outputs["test"][0]) + lines(outputs["test"][1]))
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize("size", [40, 41], ids=["nothing-left", "too-few"])
+def test_more_held_out_than_there_is(tmp_path, size):
+    train = write_pairs(tmp_path, [(f"s{i}", f"t{i}") for i in range(40)])
+    outputs = {"test": [tmp_path / "test.a", tmp_path / "test.b"]}
+    with pytest.raises(CorpusError, match=f"cannot hold out {size} pairs: the training text has 40"):
+        hold_out(train, outputs, {"test": size}, seed=1)
+
+
+@pytest.mark.parametrize(
+    "changes, options, message",
+    [
+        ({}, ("--data", "nowhere"), "--data: there is no folder"),
+        ({}, (), "--data is missing: it names the folder of your text"),
+        ({"test.de": None}, (), "has no test text for de-en: expected train.XX"),
+        ({"train.de": None}, (), "has no train text for de-en: expected train.XX"),
+        ({}, ("--train-prefix", "corpus"), "has neither corpus.de nor corpus.de.gz"),
+        ({"valid.de": "Eins.\n"}, (), "valid.de has 1 lines but"),
+        ({"train.en": ""}, (), "train.en has no text: 0 bytes"),
+        ({"test.en": "\n" * 12}, (), "test.en has no text: 12 empty lines"),
+        ({"train.en": "\n" * 300}, (), "train.en has no text: 300 empty lines"),
+        ({"train.de": b"\xff\n" * 300}, (), "is not UTF-8: line 1"),
+        ({}, ("--dropout", "0.1"), "unrecognized arguments: --dropout 0.1"),
+        ({}, ("--mirror", "x"), "unrecognized arguments: --mirror x"),
+        ({}, ("--tokenizer", "spacy"), "argument --tokenizer: invalid choice: 'spacy'"),
+        ({}, ("--test-lines", "0"), "argument --test-lines: must be a whole number of at least 1, got '0'"),
+        ({}, ("--test-lines", "5", "--test-prefix", "test"), "--test-prefix test is not valid with --test-lines 5"),
+        ({}, ("--test-lines", "300"), "cannot hold out 300 pairs: the training text has 300"),
+        ({}, ("--name", "a/b"), "argument --name: must be letters, digits, . _ and -, got 'a/b'"),
+        ({}, ("--tgt", "de"), "source and target language are both 'de'"),
+        ({}, ("--max-len", "1"), "no training pair is left with --max-len 1"),
+    ],
+)
+def test_one_clear_line_for_what_is_wrong(text, tmp_path, monkeypatch, changes, options, message):
+    monkeypatch.chdir(tmp_path)
+    folder = shutil.copytree(text, tmp_path / "text")
+    for name, content in changes.items():
+        (folder / name).unlink()
+        if content is not None:
+            (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    data = () if not changes and not options else ("--data", folder)
+    done = prepare(tmp_path, "parallel", *data, "--src", "de", "--tgt", "en", "--out", "out", *SMALL, *options)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and last.startswith("lightconv prepare: error: ") and message in last
+    assert not list(tmp_path.glob("out/data-bin")) and not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_language_that_moses_does_not_know(text, tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for split in ("train", "valid", "test"):
+        for lang, name in (("de", "qq"), ("en", "en")):
+            shutil.copy(text / f"{split}.{lang}", folder / f"{split}.{name}")
+    done = prepare(tmp_path, "parallel", "--data", folder, "--out", tmp_path / "out", *SMALL)
+    assert done.returncode == 2 and "Moses has no rules for the language 'qq'; it has as, " in done.stderr
+    assert not (tmp_path / "out").exists()
+    done = prepare(tmp_path, "parallel", "--data", folder, "--out", tmp_path / "out", "--tokenizer", "none", *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out/data-bin/train.en-qq.qq.bin").is_file()
+
+
+@pytest.mark.parametrize("options", [(), ("--lowercase", "--separate-bpe")], ids=["joint", "separate"])
+def test_a_model_of_the_data_knows_the_text_steps(text, tmp_path, options):
+    """A checkpoint and its exported directory split and join text as the preparation did, without being told how."""
+    pytest.importorskip("fairseq")
+    from lightconv_plugin.cli.main import main
+    from lightconv_plugin.generation import Translator
+    from tests.generation import translation_toys
+
+    out = tmp_path / "out"
+    given = ("--data", text, "--src", "de", "--tgt", "en", "--out", out)
+    assert prepare(tmp_path, "parallel", *given, *options, *SMALL).returncode == 0
+    shared = {} if options else {"share_all_embeddings": True}
+    checkpoint = translation_toys.make_checkpoint(tmp_path / "model.pt", out / "data-bin", **shared)
+    assert main(["export", str(checkpoint), str(tmp_path / "exported")]) == 0
+    with Translator(checkpoint, bpe_codes="none", tokenizer="none", max_len_b=10) as translator:
+        expected = [found.hypotheses[0].tokens for found in translator.translate(lines(out / "bpe/test.de")[:3])]
+    assert len({tuple(tokens) for tokens in expected}) == 3
+    for path in (checkpoint, tmp_path / "exported"):
+        with Translator(path, max_len_b=10) as translator:
+            found = translator.translate(lines(text / "test.de")[:3])
+            assert (translator.notes, [one.hypotheses[0].tokens for one in found]) == ((), expected)

@@ -1,0 +1,52 @@
+"""Native beam searches with random models and options, on one thread and on several: run.py starts it with a library
+that was compiled with a sanitizer."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from lightconv_plugin.generation.batch_search import TorchSearch
+from lightconv_plugin.generation.linear import DTYPES
+from lightconv_plugin.generation.native import NativeSearch
+from lightconv_plugin.ops import backends
+from tests.generation import random_models
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="searches", description=__doc__)
+    parser.add_argument("--cases", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    if backends.decision("cpu").backend != "cpu":
+        raise RuntimeError(f"no native kernels: {backends.decision('cpu').reason}")
+    began = time.monotonic()
+    for number in range(options.cases):
+        one(options.seed * 10**6 + number)
+    print(f"{options.cases} searches in {time.monotonic() - began:.0f} s")
+    return 0
+
+
+def one(seed: int) -> None:
+    """All types of arithmetic with the same results for any number of threads, and float32 with those in torch.
+
+    Raises:
+        AssertionError: they differ.
+    """
+    case = random_models.random_case(seed)
+    for dtype in DTYPES:
+        found = case.search(NativeSearch, dtype=dtype, threads=1)
+        if dtype == "float32":
+            random_models.assert_same(case.search(TorchSearch), found, f"seed {seed}:")
+        for threads in (2, 4):
+            other = case.search(NativeSearch, dtype=dtype, threads=threads)
+            what = f"seed {seed}, {dtype}, {threads} threads:"
+            if isinstance(found, str):
+                assert other == found, what
+            else:
+                random_models.assert_equal(found, other, what)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
