@@ -26,7 +26,8 @@ void feed_forward(const Layer& layer, const float* x, int64_t rows, int64_t dim,
   const int64_t width = layer.fc1.outputs();
   float* hidden = shop.hidden.get(rows * width);
   layer.fc1(x, dim, rows, hidden, width, shop);
-  activate(layer.activation, hidden, rows * width);
+  // Row by row: the last few numbers are computed another way, and which they are must not depend on other rows.
+  for (int64_t row = 0; row < rows; ++row) activate(layer.activation, hidden + row * width, width);
   layer.fc2(hidden, width, rows, y, dim, shop);
 }
 

@@ -36,6 +36,8 @@ class Case:
                 search = kind(self.models, self.options, **options)
                 return search.search(self.source, lengths, self.max_len, **self.extra)
         except RuntimeError as error:
+            if "has a probability above 0" not in str(error):
+                raise
             return str(error)
 
 
@@ -187,8 +189,10 @@ def _assert_close(expected: Tensor, found: Tensor, tolerance: float, what: str) 
 
 
 def assert_equal(expected, found, what: str = "") -> None:
-    """Equal to the last bit."""
-    assert isinstance(expected, list) and isinstance(found, list), f"{what}: {expected}, {found}"
+    """Equal errors, or hypotheses that are equal to the last bit."""
+    if isinstance(expected, str) or isinstance(found, str):
+        assert found == expected, what
+        return
     assert len(found) == len(expected), what
     for sentence, (theirs, ours) in enumerate(zip(expected, found, strict=True)):
         for place, (one, other) in enumerate(zip(theirs, ours, strict=True)):

@@ -69,17 +69,19 @@ def link(kind: str, sources: Iterable[Path], target: Path, flags: Sequence[str] 
 
 def environment(kind: str) -> dict[str, str]:
     """Of a process that is to use a library of this kind."""
-    return {**os.environ, **OPTIONS, "LD_PRELOAD": str(runtime(kind))}
+    # Python itself is not linked with C++'s library, whose exceptions the sanitizers look for when they start.
+    preloaded = [_library(RUNTIMES[kind]), _library("libstdc++.so.6")]
+    return {**os.environ, **OPTIONS, "LD_PRELOAD": ":".join(map(str, preloaded))}
 
 
-def runtime(kind: str) -> Path:
-    """The sanitizer's own library, to be loaded before everything else.
+def _library(name: str) -> Path:
+    """A library of the compiler's.
 
     Raises:
         FileNotFoundError: this compiler has none.
     """
-    found = subprocess.run([GXX, f"-print-file-name={RUNTIMES[kind]}"], capture_output=True, text=True, check=True)
+    found = subprocess.run([GXX, f"-print-file-name={name}"], capture_output=True, text=True, check=True)
     path = Path(found.stdout.strip())
     if not path.is_absolute():
-        raise FileNotFoundError(f"{GXX} has no {RUNTIMES[kind]}: install gcc's sanitizers (libasan, libubsan, libtsan)")
+        raise FileNotFoundError(f"{GXX} has no {name}: install gcc's sanitizers (libasan, libubsan, libtsan)")
     return path.resolve()
