@@ -13,6 +13,8 @@ namespace {
 constexpr int64_t kPiece = 1024;
 // Logits of about this many words stay in a core's second-level cache until they have been read.
 constexpr int64_t kCached = 1 << 17;
+// Reading fewer logits than this takes less time than waking the other threads for it.
+constexpr int64_t kWorthSharing = 1 << 15;
 
 float log_normaliser(const float* logits, int64_t n) {
   LogSum sum;
@@ -24,6 +26,13 @@ float log_normaliser(const float* logits, int64_t n) {
 
 Vocabulary::Vocabulary(const std::vector<const Model*>& ensemble, const Options& options, Workshop& shop)
     : ensemble_(ensemble), options_(options), shop_(shop), words_(ensemble[0]->output.outputs()) {}
+
+// f(first, last) for all rows of `columns` logits, on as many threads as are worth it.
+template <class F>
+void Vocabulary::each_row(int64_t rows, int64_t columns, F f) {
+  if (rows * columns < kWorthSharing) f(0, rows);
+  else shop_.team.share(rows, f);
+}
 
 void Vocabulary::best(
     const std::vector<const float*>& hidden, int64_t rows, int64_t count, const std::vector<Constraint>& constraints) {
@@ -48,7 +57,7 @@ void Vocabulary::in_pieces(const float* hidden, int64_t rows, const std::vector<
   for (int64_t first = 0; first < words_; first += width) {
     const int64_t last = std::min(first + width, words_), pitch = last - first;
     output.compute(product, logits, pitch, first, last, shop_.team);
-    shop_.team.share(rows, [&](int64_t from, int64_t to) {
+    each_row(rows, pitch, [&](int64_t from, int64_t to) {
       for (int64_t row = from; row < to; ++row) {
         float* mine = logits + row * pitch;
         cool(mine, pitch);
@@ -69,7 +78,7 @@ void Vocabulary::at_once(
     const Linear& output = ensemble_[m]->output;
     float* mine = m == 0 ? logits : others_.get(rows * words_);
     output(hidden[m], output.inputs(), rows, mine, words_, shop_);
-    shop_.team.share(rows, [&](int64_t from, int64_t to) {
+    each_row(rows, words_, [&](int64_t from, int64_t to) {
       for (int64_t row = from; row < to; ++row) {
         float *of_row = mine + row * words_, *total = logits + row * words_;
         cool(of_row, words_);

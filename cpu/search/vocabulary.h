@@ -38,6 +38,8 @@ class Vocabulary {
  private:
   void in_pieces(const float* hidden, int64_t rows, const std::vector<Constraint>& constraints);
   void at_once(const std::vector<const float*>& hidden, int64_t rows, const std::vector<Constraint>& constraints);
+  template <class F>
+  void each_row(int64_t rows, int64_t columns, F f);
   void constrain(float* logits, int64_t first, int64_t last, const Constraint& constraint) const;
   void cool(float* logits, int64_t n) const;
   void settle(int64_t row, float normaliser);
