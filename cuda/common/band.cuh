@@ -167,7 +167,8 @@ inline cudaError_t launch(void (*kernel)(Argument, Shape), const Problem& p, con
   const int64_t blocks = shape.tiles * p.batch * p.heads;
   if (blocks > INT_MAX) return cudaErrorInvalidConfiguration;
   if (shape.bytes > kSharedBytes) {
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.bytes);
+    // The most that any call asks for, not what this one does: another thread may be between this and its launch.
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
     if (error != cudaSuccess) return error;
   }
   LIGHTCONV_LAUNCH(kernel, dim3(static_cast<unsigned>(blocks)), dim3(32 * shape.warps), shape.bytes, stream, argument,

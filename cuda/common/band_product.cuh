@@ -39,6 +39,7 @@ template <class T, class Load, class RowsOf>
 __device__ __forceinline__ bool band_product(Sums& sums, const Shape& shape, int width, Load load, RowsOf rows) {
   const int lane = lane_index();
   bool scrubbing = false;
+  __syncwarp();  // ldmatrix needs all lanes together; whatever came before may let them part
   for (;;) {
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {

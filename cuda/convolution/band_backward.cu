@@ -25,6 +25,7 @@ __device__ __forceinline__ void correlate(const Shape& shape, int kernel_size, i
                                           const T* grad, const T* source, bool add, float* dtaps) {
   const int lane = lane_index();
   constexpr int kSteps = kSlice / 16;
+  __syncwarp();  // ldmatrix needs all lanes together; what was stored before it lets them part
   uint32_t a[kSteps][4];
 #pragma unroll
   for (int r = 0; r < kSteps; ++r) {
@@ -58,7 +59,7 @@ __device__ __forceinline__ void correlate(const Shape& shape, int kernel_size, i
 }
 
 template <class T>
-__global__ void __launch_bounds__(32 * kMostWarps, 4) backward_kernel(const ConvBackwardParams p, const Shape shape) {
+__global__ void __launch_bounds__(32 * kMostWarps, 4) backward_kernel(const __grid_constant__ ConvBackwardParams p, const Shape shape) {
 #ifdef LIGHTCONV_HAS_MATRIX_UNITS
   LIGHTCONV_DYNAMIC_SHARED(unsigned char, shared);
   T* grad = reinterpret_cast<T*>(shared + shape.grad_at);
@@ -208,7 +209,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 4) backward_kernel(const Conv
 // The gradient of a head's filter from the K floats that each of `blocks` blocks wrote, those of one head `heads`
 // apart.
 template <class T>
-__global__ void __launch_bounds__(32 * kTile) reduce_kernel(const ConvBackwardParams p, const Shape shape, int blocks) {
+__global__ void __launch_bounds__(32 * kTile) reduce_kernel(const __grid_constant__ ConvBackwardParams p, const Shape shape, int blocks) {
 #ifdef LIGHTCONV_HAS_MATRIX_UNITS
   LIGHTCONV_DYNAMIC_SHARED(float, dtaps);
   float* taps = dtaps + kTile * shape.tap_pitch;

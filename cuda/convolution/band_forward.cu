@@ -12,7 +12,7 @@ namespace band {
 namespace {
 
 template <class T>
-__global__ void __launch_bounds__(256, 3) forward_kernel(const ConvParams p, const Shape shape) {
+__global__ void __launch_bounds__(256, 3) forward_kernel(const __grid_constant__ ConvParams p, const Shape shape) {
 #ifdef LIGHTCONV_HAS_MATRIX_UNITS
   LIGHTCONV_DYNAMIC_SHARED(unsigned char, shared);
   T* source = reinterpret_cast<T*>(shared + shape.source_at);

@@ -43,8 +43,8 @@ def test_when_everything_sleeps_each_part_gets_its_share(stand_in, repository, p
     """No part takes from another: all are ended at their time, and what each wrote before is there."""
     share, total = shares(repository, "gpu", "timing")
     begin = time.monotonic()
-    done, content, _ = stand_in("gpu", "timing", *peers, plan="-m benchmarks.operators|exec sleep 100\n-c |exec sleep 100\n",
-                                LIGHTCONV_GPU_SECONDS=SECONDS)  # fmt: skip
+    plan = "-m benchmarks.operators|exec sleep 100\n-c |exec sleep 100\n"
+    done, content, _ = stand_in("gpu", "timing", *peers, plan=plan, LIGHTCONV_GPU_SECONDS=SECONDS)
     assert done.returncode == 1 and time.monotonic() - begin < SECONDS + LATE + 5  # 5: the last tables import torch
     took = {part["name"]: part["seconds"] for part in content["parts"]}
     assert {part["status"] for part in content["parts"]} == {"out of time"}

@@ -57,6 +57,13 @@ def test_a_sentence_does_not_depend_on_its_batch(on_host, operator, dtype, heads
             assert torch.equal(bits(alone_dweight), bits(dweight[:length, b : b + 1]))
 
 
+def test_a_call_does_not_lower_the_shared_memory_of_another(on_host):
+    """Both need more than 48 KB; between one host thread's request and its launch another may ask for less."""
+    for size in (101, 31):
+        case = Case("dynamicconv", 140, 1, 1, 64, size, size // 2, torch.bfloat16)
+        compare_all(case, on_host, case.tensors())
+
+
 @pytest.mark.parametrize("heads, per_head, size", WIDTHS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("operator", OPERATORS)
