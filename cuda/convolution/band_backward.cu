@@ -2,11 +2,11 @@
 // together.
 //
 // A block: up to 128 filters of a head of one sequence, rows t0 ... t0 + 127 of grad, a warp for each 16 of them; and
-// as many rows of x's gradient, from t0 - padding_l mod 16 on, so that the transposed bands of the filters are the bands
-// of that product. Filters and grad include the K-1 rows before and after that the gradient of x needs, x the K-1 rows
-// that the filters reach. Bytes a row of R = 64, K = 31: 128 of grad, x and dx each, 62 of weights and their gradient
-// each. Shared memory at 8 warps: grad 176 and x 160 rows of 144 bytes, bands 11 * 16 * 112, the taps' gradients
-// 8 * 16 * 112: 80 KB, of which 42 KB are in flight while the taps are normalised.
+// as many rows of x's gradient, from t0 - padding_l mod 16 on, so that the transposed bands of the filters are the
+// bands of that product. Filters and grad include the K-1 rows before and after that the gradient of x needs, x the K-1
+// rows that the filters reach. Bytes a row of R = 64, K = 31: 128 of grad, x and dx each, 62 of weights and their
+// gradient each. Shared memory at 8 warps: grad 176 and x 160 rows of 144 bytes, bands 11 * 16 * 112, the taps'
+// gradients 8 * 16 * 112: 80 KB, of which 42 KB are in flight while the taps are normalised.
 //
 // The gradient of lightconv's filters is a sum over all blocks: each writes K floats to the workspace, which a second
 // kernel adds up in a fixed order, with one block for each head.

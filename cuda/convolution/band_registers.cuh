@@ -3,8 +3,8 @@
 //
 // 16 filters are laid out as the fragments that multiply_add takes and gives: lane 4g + q has columns
 // 16c + 2q + {0, 1, 8, 9} of the band's rows g and g + 8, for every chunk c. Column j of row i is tap j - i, and meets
-// row j of u in every row. So a lane reads its own taps from memory; a filter's maximum and sum are those of four lanes;
-// and the gradients of the dropped taps, the product of grad and u, are where the taps are.
+// row j of u in every row. So a lane reads its own taps from memory; a filter's maximum and sum are those of four
+// lanes; and the gradients of the dropped taps, the product of grad and u, are where the taps are.
 //
 // lightconv has one filter for a block: lane k has its tap k, and one warp writes the band.
 #pragma once
@@ -14,12 +14,6 @@
 
 namespace lightconv {
 namespace band {
-
-// Host: the chunks of a band whose taps are in registers; 0 where they are in shared memory (band_taps.cuh).
-inline int chunks_in_registers(const ConvParams& p) {
-  const bool simple = p.normalize == Normalize::kSoftmax || p.normalize == Normalize::kNone;
-  return simple && p.kernel_size <= 32 && p.weight.stride_k == 1 ? divide_up(kTile - 1 + p.kernel_size, kTile) : 0;
-}
 
 // exponential() of x <= 0, where less than 2^-126 is 0.
 __device__ __forceinline__ float flushed_exponential(float x) {

@@ -15,8 +15,6 @@
 namespace lightconv {
 
 constexpr int kShortThreads = 128;
-// Up to this K, registers are preferred to the matrix units.
-constexpr int kShortest = 4;
 // Enough threads for each multiprocessor of the largest devices to have some hundreds.
 constexpr int64_t kWantedThreads = 1 << 18;
 

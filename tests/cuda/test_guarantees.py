@@ -15,7 +15,7 @@ from .host import HostError, Sparse
 OPERATORS = ("lightconv", "dynamicconv")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Short filters take kernels of their own, wide rows of half types the matrix units, the rest the tiles.
-WIDTHS = [(4, 3, 5), (2, 8, 4), (8, 1, 4), (4, 16, 7), (2, 8, 9), (2, 64, 31)]
+WIDTHS = [(4, 3, 5), (2, 8, 4), (8, 1, 4), (4, 16, 7), (2, 8, 9), (2, 64, 3), (2, 64, 31), (2, 64, 49)]
 
 
 def bits(tensor):
