@@ -1,8 +1,8 @@
 """Puts the results of the parts of gpu.sh or gpu_fairseq.sh into one file:
 `python -m benchmarks.collect WORK FILE [--print]`.
 
-WORK/parts has a line for each part that ran: its name, what became of it, its seconds, with tabs between them.
-WORK/json/NAME.json is what a benchmark wrote.
+WORK/parts has lines with a part's name, what became of it and its seconds, with tabs between them; of several lines on
+a part the last counts. WORK/json/NAME.json is what a benchmark wrote, whole or as far as it came.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--print", action="store_true", help="print the tables")
     options = parser.parse_args(arguments)
-    parts = []
+    parts = {}
     for line in (options.work / "parts").read_text(encoding="utf-8").splitlines():
         name, status, seconds = line.split("\t")
-        parts.append({"name": name, "status": status, "seconds": int(seconds)})
+        parts[name] = {"name": name, "status": status, "seconds": round(float(seconds), 1)}
     results = {
         path.stem: json.loads(path.read_text(encoding="utf-8"))
         for path in sorted((options.work / "json").glob("*.json"))
     }
-    report.write_json(options.file, {"benchmark": options.file.stem, "parts": parts, "results": results})
+    content = {"benchmark": options.file.stem, "parts": list(parts.values()), "results": results}
+    report.write_json(options.file, content)
     if options.print:
         from benchmarks.operators import overview  # imports torch; without --print this is called after every part
 
         for name, result in results.items():
-            if result["benchmark"] == "operators":
+            if result["benchmark"] == "operators" and result["cases"]:
                 print(f"== {name}: {result['dtype']}, copy {result['rates']['bytes_per_s'] / 1e9:.0f} GB/s")
                 for measured in result["cases"][0]["floor"]:
                     print(overview(result["cases"], measured) + "\n")
-        print(report.table(["part", "", "seconds"], [[p["name"], p["status"], p["seconds"]] for p in parts]))
+        rows = [[part["name"], part["status"], part["seconds"]] for part in parts.values()]
+        print(report.table(["part", "", "seconds"], rows))
 
 
 if __name__ == "__main__":

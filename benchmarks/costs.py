@@ -91,8 +91,8 @@ def measurements(folder: Path) -> dict[str, dict]:
     found = {}
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
-        # benchmarks/gpu.sh collects all of its parts in one file.
-        parts = content["results"].values() if content.get("benchmark") == "gpu" else [content]
+        # benchmarks/gpu_fairseq.sh collects its parts in one file.
+        parts = content["results"].values() if content.get("benchmark") == "gpu_fairseq_timing" else [content]
         for part in parts:
             if part.get("benchmark") == "training" and part["preset"] in ("iwslt_de_en", "wmt_en_de_big"):
                 found[path.name] = part
@@ -152,8 +152,9 @@ def page(folder: Path = RESULTS) -> str:
 
 NO_GPU = """
 **No GPU has been measured**, so this page has no GPU-hours. *Hours at 100 TFLOP/s* only gives a scale: the time of one
-device that computes the matrix products at that sustained rate and does nothing else. `benchmarks/gpu.sh` measures the
-tokens per second of these models; with its results in `benchmarks/results`, this page gets a column of hours.
+device that computes the matrix products at that sustained rate and does nothing else. `benchmarks/gpu_fairseq.sh`
+measures the tokens per second of these models; with its results in `benchmarks/results`, this page gets a column of
+hours.
 """
 
 TEXT = """# Cost of the rows that were not run

@@ -1,20 +1,24 @@
 #!/usr/bin/env bash
-# What of the GPU's measurements needs fairseq, in one call of at most nine minutes: training and generation of the big
-# models of WMT'14 En-De beside fairseq's Transformer, then short trainings of all four mixers on real text, in bfloat16.
+# What of the GPU's measurements needs fairseq, in two calls of at most nine minutes each, in bfloat16.
 #
-#   benchmarks/gpu_fairseq.sh [--wheels DIR] [--data DATA_BIN] [--out DIR] [--parts "environment build …"] [--updates N]
+#   benchmarks/gpu_fairseq.sh timing|recipes [--wheels DIR] [--data DATA_BIN] [--out DIR] [--parts "environment build …"]
+#                             [--updates N] [--plan]
 #
+#   timing           training and generation of the big models of WMT'14 En-De beside fairseq's Transformer
+#   recipes          short trainings of all four mixers on real text, at the same time
 #   --wheels DIR     fairseq and what it needs, as benchmarks/wheels.sh collects them on a machine with a network. They go
 #                    into an environment that is thrown away afterwards and sees torch and all else of python3's
 #                    (or PYTHON's). Default: $WHEELS; without either, fairseq has to be installed there already
 #   --data DATA_BIN  the folder that scripts/prepare_multi30k.sh makes (data/multi30k_en_de/data-bin); the two folders above
 #                    it, when they are there, have the references. Without it nothing is trained
-#   --updates N      of each of those trainings, which run at the same time (default 1500)
+#   --updates N      of each of those trainings (default 1500)
 #   --device cpu     everything at tiny sizes and without a GPU, to see that it runs; the figures mean nothing
+#   --plan           print the parts and the seconds that each may take
 #
-# Writes DIR/gpu_fairseq.json (everything measured, with card, driver and versions, and what became of each part) and
-# DIR/gpu_fairseq.log; DIR is $OUT, or benchmarks/results. A part that fails or takes too long costs the others nothing; the
-# exit status is 1 if any did.
+# What is compiled stays in build/gpu (or LIGHTCONV_GPU_CACHE). Writes DIR/gpu_fairseq_timing.json or
+# DIR/gpu_fairseq_recipes.json (everything measured, with card, driver and versions, and what became of each part) and a .log;
+# DIR is $OUT, or benchmarks/results. A part that fails or takes too long costs the others nothing, and a call that is killed
+# leaves the results of its parts; the exit status is 1 if a part failed.
 
 # Functions are called through `run`:
 # shellcheck disable=SC2317,SC2329
@@ -22,15 +26,23 @@
 # shellcheck source=benchmarks/gpu_lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/gpu_lib.sh"
 
+case ${1:-} in
+    -h | --help) usage && exit ;;
+    timing) parts="environment 60 build 110 training 160 generation 150" ;;
+    recipes) parts="environment 60 build 110 recipes 310" ;;
+    *) die "the first argument must be timing or recipes, got \"${1:-}\"" ;;
+esac
+call=$1
+shift
+read_parts
+
 out=${OUT:-$ROOT/benchmarks/results}
-parts="environment build training generation recipes"
-chosen=$parts
 wheels=${WHEELS:-} data='' device=cuda updates=''
-limit=${LIGHTCONV_GPU_SECONDS:-530} # for all of it; what has not begun by then is not begun
 
 while (($#)); do
     case $1 in
         -h | --help) usage && exit ;;
+        --plan) plan && exit ;;
         --out | --parts | --wheels | --data | --updates | --device)
             (($# > 1)) || die "$1 needs a value"
             case $1 in
@@ -59,7 +71,7 @@ export PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 PYTHONDONT
 if [[ $device == cuda ]]; then
     "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || die "torch finds no CUDA device here"
 fi
-begin_run gpu_fairseq
+begin_run "gpu_fairseq_$call"
 
 # An environment with the wheels before everything that python3 has. Without pip: python3's own, seen from in there, is
 # enough. When python3 belongs to an environment too, --system-site-packages would show that one's base: hence the .pth.
@@ -101,12 +113,15 @@ quick=()
 [[ $device == cuda ]] || quick=(--quick)
 options=(--device "$device" --dtype bfloat16)
 big=("${options[@]}" --preset wmt_en_de_big "${quick[@]}")
-run environment 60 environment "$wheels"
+run environment environment "$wheels"
 [[ ! -x $work/env/bin/python ]] || export PYTHON=$work/env/bin/python
-run build 120 build "$device"
-run training 150 fairseq_program training "${big[@]}"
-# Not fairseq's own convolutions: building models of 200 million parameters takes seconds each.
-searches=("DynamicConv (ours)" "LightConv (ours)" "TaLK (ours)" "fairseq Transformer" "fairseq Transformer, our search")
-run generation 120 fairseq_program generation "${big[@]}" --beam 4 --sentences 256 --systems "${searches[@]}"
-run recipes 240 recipes "$data" "${options[@]}" --updates "${updates:-1500}" --seconds 215
+run build build "$device"
+if [[ $call == timing ]]; then
+    run training fairseq_program training "${big[@]}"
+    # Not fairseq's own convolutions: building models of 200 million parameters takes seconds each.
+    searches=("DynamicConv (ours)" "LightConv (ours)" "TaLK (ours)" "fairseq Transformer" "fairseq Transformer, our search")
+    run generation fairseq_program generation "${big[@]}" --beam 4 --sentences 256 --systems "${searches[@]}"
+else
+    run recipes recipes "$data" "${options[@]}" --updates "${updates:-1500}" --seconds 285
+fi
 end_run

@@ -1,10 +1,14 @@
 # shellcheck shell=bash
-# Sourced by gpu.sh and gpu_fairseq.sh: a run of parts, each under its own limit of seconds and what is left of all, none
-# of which costs the others anything. The caller sets `parts` and `limit`, reads its options, and then:
+# Sourced by gpu.sh and gpu_fairseq.sh: a call made of parts, each with a share of the call's seconds. The caller sets `parts`
+# ("build 110 tests 180 …", in the order in which they run) and `script`, reads its options, and then:
 #
-#   begin_run NAME          OUT/NAME.json and OUT/NAME.log from here on (OUT: `out`); `work` is a folder that goes away
-#   run PART LIMIT COMMAND…  one part; a shell function that is exported, or a program
-#   end_run                 the tables; the exit status is 1 if any part failed
+#   begin_run NAME         OUT/NAME.json and OUT/NAME.log from here on (OUT: `out`)
+#   run PART COMMAND…      one part; a shell function that is exported, or a program
+#   end_run                the tables; the exit status is 1 if any part failed
+#
+# A part may run until the shares of the parts up to and including itself have passed: it always gets its own share, and
+# what those before it did not need. Results are written to OUT/NAME.parts while a part runs and collected in OUT/NAME.json
+# after it, so that nothing which ends a part, or the whole call, takes the results of the parts before it.
 
 # Variables here are the caller's and the other way round; functions are called through `trap`.
 # shellcheck disable=SC2034,SC2154,SC2317,SC2329
@@ -14,6 +18,7 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 PYTHON=${PYTHON:-python3}
 background='' # the id of a process that the end of the run must not leave behind
+kill_after=3  # seconds from SIGTERM to SIGKILL
 
 usage() { sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; }
 die() {
@@ -21,12 +26,34 @@ die() {
     exit 2
 }
 
-# Every word of `chosen` is one of `parts`.
-check_parts() {
-    local part
-    for part in $chosen; do
-        [[ " $parts " == *" $part "* ]] || die "--parts: $part is none of: $parts"
+# Reads `parts` into `names`, `share` (seconds by name) and `total`.
+read_parts() {
+    local words word
+    read -ra words <<<"${parts//$'\n'/ }"
+    names=() total=0
+    declare -gA share=()
+    while ((${#words[@]})); do
+        names+=("${words[0]}")
+        share[${words[0]}]=${words[1]}
+        total=$((total + words[1]))
+        words=("${words[@]:2}")
     done
+    chosen=${names[*]}
+}
+
+# Every word of `chosen` is a part of this call.
+check_parts() {
+    local word
+    for word in $chosen; do
+        [[ -n ${share[$word]:-} ]] || die "--parts: $word is none of: ${names[*]}"
+    done
+}
+
+# What --plan prints: the parts and their seconds.
+plan() {
+    local name
+    for name in "${names[@]}"; do printf '%-16s %4d s\n' "$name" "${share[$name]}"; done
+    printf '%-16s %4d s\n' total "$total"
 }
 
 require_programs() {
@@ -36,10 +63,19 @@ require_programs() {
     done
 }
 
-# finish: what a run leaves behind is its JSON and its log.
+milliseconds() {
+    local now=${EPOCHREALTIME/[.,]/}
+    printf '%s' "${now%???}"
+}
+
+seconds() { printf '%d.%03d' "$(($1 / 1000))" "$(($1 % 1000))"; }
+
+collect() { "$PYTHON" -m benchmarks.collect "$work" "$result" "$@"; }
+
+# finish: what a run leaves behind is its JSON and its log; the folder of the parts too if it could not be collected.
 finish() {
     [[ -z $background ]] || kill "$background" 2>/dev/null || true
-    rm -rf -- "$work"
+    if collect; then rm -rf -- "$work"; fi
     exec >&3 2>&4
     [[ -z $tee_pid ]] || wait "$tee_pid" || true # it has written all of the log
 }
@@ -47,37 +83,46 @@ finish() {
 begin_run() {
     mkdir -p "$out"
     out=$(realpath "$out")
-    result=$out/$1.json
-    work=$(mktemp -d)
+    result=$out/$1.json work=$out/$1.parts
+    rm -rf -- "$work"
+    mkdir -p "$work/json"
+    # What is compiled and tuned stays: it takes longer than most measurements.
+    cache=${LIGHTCONV_GPU_CACHE:-$ROOT/build/gpu}
+    export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-$cache/extensions}
+    export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$cache/inductor}
+    export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$cache/triton} TRITON_CACHE_AUTOTUNING=1
+    mkdir -p "$TORCH_EXTENSIONS_DIR"
+    : >"$work/parts"
     tee_pid=''
     exec 3>&1 4>&2
     trap finish EXIT
-    # An empty cache, so that the build is measured; set TORCH_EXTENSIONS_DIR to keep what is compiled.
-    export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-$work/extensions}
-    mkdir -p "$work/json" "$TORCH_EXTENSIONS_DIR"
-    : >"$work/parts"
     exec > >(tee "$out/$1.log") 2>&1
     tee_pid=$!
-    begin=$SECONDS
-    failed=0
-    export PYTHON work
+    # Other seconds for the whole call stretch or shrink every share alike.
+    limit=$((${LIGHTCONV_GPU_SECONDS:-$total} * 1000))
+    begin=$(milliseconds) due=0 failed=0
+    export PYTHON work out
 }
 
-# note PART STATUS SECONDS: what became of a part, for the JSON.
+# note PART STATUS MILLISECONDS: what became of a part, for the JSON; the last word on a part counts.
 note() {
-    printf '%s\t%s\t%s\n' "$@" >>"$work/parts"
-    "$PYTHON" -m benchmarks.collect "$work" "$result" || failed=1
+    printf '%s\t%s\t%s\n' "$1" "$2" "$(seconds "$3")" >>"$work/parts"
 }
 
-part() {
-    local name=$1 seconds=$2 start=$SECONDS status=0 left=$((limit - SECONDS + begin)) word=ok
-    shift 2
+# Functions run under `timeout`, hence in shells of their own.
+run() {
+    local name=$1 start left status=0 word=ok
+    shift
     [[ " $chosen " == *" $name "* ]] || return 0
     printf '\n=== %s\n' "$name"
-    if ((left < 5)); then
+    start=$(milliseconds) due=$((due + share[$name] * limit / total))
+    left=$((begin + due - start))
+    note "$name" "cut off" 0 # unless this call gets to say something else
+    if ((left < limit / 200)); then
         word="no time left" failed=1
     else
-        timeout --kill-after=5 "$((seconds < left ? seconds : left))" "$@" || status=$?
+        timeout --kill-after="$kill_after" "$(seconds "$left")" bash -c 'set -euo pipefail; "$@"' "$name" "$@" \
+            3>&- 4>&- || status=$? # whoever waits for this call's output need not wait for a part that outlives it
         if ((status == 124 || status == 137)); then
             word="out of time" failed=1
         elif ((status == 77)); then
@@ -86,11 +131,9 @@ part() {
             word="failed ($status)" failed=1
         fi
     fi
-    note "$name" "$word" "$((SECONDS - start))"
+    note "$name" "$word" "$(($(milliseconds) - start))"
+    collect || failed=1
 }
-
-# Functions run under `timeout`, hence in shells of their own.
-run() { part "$1" "$2" bash -c 'set -euo pipefail; "$@"' "$1" "${@:3}"; }
 
 # build DEVICE: the kernels, compiled or found in the cache.
 build() {
@@ -114,7 +157,7 @@ export -f build fairseq_program
 
 end_run() {
     printf '\n'
-    "$PYTHON" -m benchmarks.collect "$work" "$result" --print || failed=1
-    printf '%s seconds; %s\n' "$((SECONDS - begin))" "$result"
+    collect --print || failed=1
+    printf '%s seconds; %s\n' "$(seconds "$(($(milliseconds) - begin))")" "$result"
     exit "$failed"
 }

@@ -19,9 +19,9 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from functools import cache
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
@@ -36,6 +36,7 @@ from benchmarks.report import BenchmarkError
 from benchmarks.report import run as run_main
 from benchmarks.shapes import SETS
 
+FAIRSEQ, DYNAMIC_CONV1D, JET_NEMOTRON = "fairseq CUDA", "dynamic-conv1d", "Jet-Nemotron"
 LAYERS = ("lightconv", "dynamicconv")
 _FAIRSEQ_KERNELS = (3, 5, 7, 15, 31, 63, 127, 255)
 # fairseq includes what uses SHFL_MASK and std::cout before what defines them (its issue 4277). Compiling for float16
@@ -76,14 +77,14 @@ def check(options: argparse.Namespace) -> None:
             raise BenchmarkError(f"{option} needs --device cuda")
 
 
-def candidates(a: Arguments, options: argparse.Namespace) -> Iterator[Candidate]:
-    """Those of the named peers that can compute this case."""
-    if options.fairseq_source is not None:
-        yield from _fairseq_layers(a, options.fairseq_source)
-    if options.dynamic_conv1d is not None:
-        yield from _dynamic_conv1d(a, options.dynamic_conv1d)
-    if options.jet_nemotron is not None:
-        yield from _jet_nemotron(a, options.jet_nemotron)
+def named(a: Arguments, options: argparse.Namespace) -> dict[str, Callable[[], Iterator[Candidate]]]:
+    """Of the peers whose folder was named: what makes their candidate, if they can compute this case."""
+    makers = {
+        FAIRSEQ: (_fairseq_layers, options.fairseq_source),
+        DYNAMIC_CONV1D: (_dynamic_conv1d, options.dynamic_conv1d),
+        JET_NEMOTRON: (_jet_nemotron, options.jet_nemotron),
+    }
+    return {name: partial(make, a, folder) for name, (make, folder) in makers.items() if folder is not None}
 
 
 # ------------------------------------------------------------------------------------------------ fairseq
@@ -106,8 +107,8 @@ def build_fairseq_layer(layer: str, source: Path) -> ModuleType:
     build = root / f"lightconv_benchmarks_{layer}_{digest.hexdigest()[:12]}"
     if not build.exists():
         root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=root) as partial:
-            copy = Path(partial) / "copy"
+        with tempfile.TemporaryDirectory(dir=root) as scratch:
+            copy = Path(scratch) / "copy"
             (copy / "layer").mkdir(parents=True)
             for path in files:
                 shutil.copy(path, copy / "layer")
@@ -163,7 +164,7 @@ def _fairseq_layers(a: Arguments, source: Path) -> Iterator[Candidate]:
         inputs = (F.glu(x, -1) if case.glu else x).permute(1, 2, 0).contiguous()
         return _FairseqFunction.apply(inputs, filters, case.padding_l, layer).permute(2, 0, 1)
 
-    yield Candidate("fairseq CUDA", run, (x, weight), a.grad.contiguous(), as_it_is)
+    yield Candidate(FAIRSEQ, run, (x, weight), a.grad.contiguous(), as_it_is)
 
 
 # ------------------------------------------------------------------------------------------------ Triton kernels
@@ -199,7 +200,7 @@ def _dynamic_conv1d(a: Arguments, folder: Path) -> Iterator[Candidate]:
         return
     convolve = _import_file((folder / "headwise.py").resolve()).headwise_dynamic_convolution
     x, weight = _batch_first(a.x), _batch_first(a.weight.flip(-1))
-    yield Candidate("dynamic-conv1d", lambda: convolve(x, weight), (x, weight), _batch_first(a.grad).detach(), _swap)
+    yield Candidate(DYNAMIC_CONV1D, lambda: convolve(x, weight), (x, weight), _batch_first(a.grad).detach(), _swap)
 
 
 def _jet_nemotron(a: Arguments, folder: Path) -> Iterator[Candidate]:
@@ -214,38 +215,45 @@ def _jet_nemotron(a: Arguments, folder: Path) -> Iterator[Candidate]:
     convolve = _import_file((folder / "jetai/modeling/hf/dconv_fwdbwd.py").resolve()).dynamic_conv_triton_autograd
     x = _batch_first(a.x)
     weight = _batch_first(a.weight.repeat_interleave(case.channels // case.heads, 2))
-    yield Candidate("Jet-Nemotron", lambda: convolve(x, weight), (x, weight), _batch_first(a.grad).detach(), _swap)
+    yield Candidate(JET_NEMOTRON, lambda: convolve(x, weight), (x, weight), _batch_first(a.grad).detach(), _swap)
 
 
 def _prepare(task: tuple[str, int, argparse.Namespace]) -> str:
     """Compiles one thing, in a process of its own; says what."""
     kind, number, options = task
-    if kind == "fairseq":
+    if kind == FAIRSEQ:
         build_fairseq_layer(LAYERS[number], options.fairseq_source)
         return f"fairseq's {LAYERS[number]} layer is compiled"
     case = SETS["short"][number]
     a = our_candidates.arguments("dynamicconv", case, torch.device("cuda"), torch.bfloat16)
-    kernels = _dynamic_conv1d if kind == "dynamic-conv1d" else _jet_nemotron
-    folder = options.dynamic_conv1d if kind == "dynamic-conv1d" else options.jet_nemotron
-    for peer in kernels(a, folder):
+    for peer in named(a, options)[kind]():
         peer.both()
     torch.cuda.synchronize()
     return f"{kind} is compiled for {case.name}"
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Compiles everything; BenchmarkError for wrong options, and at the end for what did not compile."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_peers", description=__doc__.partition("\n")[0])
     add_arguments(parser)
     options = parser.parse_args(arguments)
     check(options)
-    tasks = [("fairseq", number, options) for number in range(len(LAYERS))] if options.fairseq_source else []
-    for kind, folder in (("dynamic-conv1d", options.dynamic_conv1d), ("Jet-Nemotron", options.jet_nemotron)):
+    tasks = [(FAIRSEQ, number, options) for number in range(len(LAYERS))] if options.fairseq_source else []
+    for kind, folder in ((DYNAMIC_CONV1D, options.dynamic_conv1d), (JET_NEMOTRON, options.jet_nemotron)):
         tasks += [(kind, number, options) for number in range(len(SETS["short"]))] if folder else []
     if not tasks:
         raise BenchmarkError("nothing to compile: name a folder (--help)")
+    failed = []
     with ProcessPoolExecutor(len(tasks), mp_context=get_context("spawn")) as pool:
-        for done in pool.map(_prepare, tasks):
-            print(done, flush=True)
+        kinds = {pool.submit(_prepare, task): task[0] for task in tasks}
+        for done in as_completed(kinds):
+            if error := done.exception():
+                failed.append(kinds[done])
+                print(f"{kinds[done]}: {type(error).__name__}: {error}", flush=True)
+            else:
+                print(done.result(), flush=True)
+    if failed:
+        raise BenchmarkError(f"did not compile: {', '.join(sorted(set(failed)))}")
 
 
 if __name__ == "__main__":

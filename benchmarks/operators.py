@@ -6,7 +6,9 @@
 
 Passes: `forward` without gradients; `backward` of x and the filters alone; `both`, forward and backward as training has
 them. Floor: the least time for the bytes and the operations of a pass (floors.py), at the rates of this machine in
-the same run. How time and memory are taken: timing.py. What the peers are: candidates.py, gpu_peers.py.
+the same run. How time and memory are taken: timing.py. What the peers are: candidates.py, gpu_peers.py. A peer that
+fails, or computes other numbers than ours, is named at the end and costs nobody else a result. The JSON is written
+after every case.
 talkconv has one window for K taps: max_left and max_right reach as far, at offsets 1; here they are sigmoids of normal
 numbers. Before anything is timed, each peer's output is held against ours (dropout aside).
 """
@@ -73,24 +75,28 @@ def main(arguments: list[str] | None = None) -> None:
     timer = timing.clock(device)
     rates = floors.measure(device, dtype, quick=options.quick, timer=timer)
     print(report_head(description, options, rates))
-    results = []
+    results: list[dict] = []
+    content = {
+        "benchmark": "operators",
+        "machine": description,
+        "dtype": options.dtype,
+        "rates": rates.as_dict(),
+        "repeats": repeats,
+        "quick": options.quick,
+        "busy_cores_at_end": None,
+        "cases": results,
+    }
     for operator, case in tasks:
         result = _measure(operator, case, dtype, device, options, passes, repeats, timer, rates)
         print(_case_table(result, passes), flush=True)
         results.append(result)
+        if options.json:
+            report.write_json(options.json, content)
     print(overview(results, passes[-1]))
     if options.json:
-        content = {
-            "benchmark": "operators",
-            "machine": description,
-            "dtype": options.dtype,
-            "rates": rates.as_dict(),
-            "repeats": repeats,
-            "quick": options.quick,
-            "busy_cores_at_end": round(machine.busy_cores(), 2),
-            "cases": results,
-        }
-        report.write_json(options.json, content)
+        report.write_json(options.json, content | {"busy_cores_at_end": round(machine.busy_cores(), 2)})
+    if failures := _failures(results):
+        raise BenchmarkError("; ".join(failures))
 
 
 def report_head(description: dict, options: argparse.Namespace, rates: floors.Rates) -> str:
@@ -131,8 +137,9 @@ def _measure(
 ) -> dict:
     """One case: every candidate, every pass; what becomes of it in the JSON."""
     arguments = candidates.arguments(operator, case, device, dtype)
-    everyone = [c for c in _candidates(arguments, options) if c.name not in options.without]
-    timings: dict[str, dict] = {c.name: {} for c in everyone}
+    timings: dict[str, dict] = {}
+    everyone = [c for c in _candidates(arguments, options, timings) if c.name not in options.without]
+    timings = {c.name: {} for c in everyone} | timings
     everyone = _checked(everyone, arguments, timings)
     if not options.no_memory:
         for candidate in list(everyone):
@@ -163,12 +170,18 @@ def _measure(
     return result
 
 
-def _candidates(arguments: Arguments, options: argparse.Namespace) -> list[Candidate]:
+def _candidates(arguments: Arguments, options: argparse.Namespace, timings: dict[str, dict]) -> list[Candidate]:
+    peers = []
+    for name, make in gpu_peers.named(arguments, options).items():
+        try:
+            peers += make()
+        except Exception as error:  # other people's code: it does not compile, import …
+            timings[name] = {"error": _message(error)}
     return [
         candidates.ours(arguments),
         candidates.our_reference(arguments),
         *candidates.fairseq_modules(arguments),
-        *gpu_peers.candidates(arguments, options),
+        *peers,
         *candidates.depthwise(arguments),
         *candidates.prefix_sums(arguments),
         *candidates.attention(arguments),
@@ -176,41 +189,66 @@ def _candidates(arguments: Arguments, options: argparse.Namespace) -> list[Candi
 
 
 def _checked(everyone: list[Candidate], arguments: Arguments, timings: dict[str, dict]) -> list[Candidate]:
-    """Those that fit into memory; raises where one computes other numbers than we do."""
+    """Those that work and compute the same numbers as we do."""
     fitting, expected = [], None
     for candidate in everyone:
         with torch.no_grad():
             out = _try(candidate.run, candidate, timings)
         if out is None:
             continue
-        fitting.append(candidate)
         if candidate.to_tbc is None or arguments.case.dropout:
+            fitting.append(candidate)
             continue
         out = candidate.to_tbc(out).float()
         if expected is None:
             expected = out
         error = ((out - expected).norm() / expected.norm().clamp_min(1e-30)).item()
-        if not error <= _TOLERANCE[arguments.x.dtype]:
-            raise BenchmarkError(
-                f"{candidate.name} computes other numbers than {fitting[0].name} for {arguments.operator} "
-                f"{arguments.case.name}: relative error {error:.1e}"
-            )
+        if error <= _TOLERANCE[arguments.x.dtype]:
+            fitting.append(candidate)
+        else:
+            timings[candidate.name]["error"] = f"other numbers than {OURS}: relative error {error:.1e}"
     return fitting
 
 
 def _call(candidate: Candidate, name: str, timings: dict[str, dict]) -> Callable[[], None] | None:
-    return _try(candidate.backward, candidate, timings) if name == "backward" else getattr(candidate, name)
+    """A call of this pass that was made once and worked."""
+
+    def tried() -> Callable[[], None]:
+        call = candidate.backward() if name == "backward" else getattr(candidate, name)
+        call()
+        return call
+
+    return _try(tried, candidate, timings)
 
 
 def _try(call: Callable, candidate: Candidate, timings: dict[str, dict]):
-    """The call's result; None, and a note of it, where it needs more memory than there is."""
+    """The call's result; None, and a note of it, where memory does not suffice or a peer fails. Ours must not fail."""
     try:
         return call()
     except torch.OutOfMemoryError:
         timings[candidate.name]["error"] = _OUT_OF_MEMORY
-        gc.collect()
-        torch.cuda.empty_cache()
-        return None
+    except Exception as error:
+        if candidate.name == OURS:
+            raise
+        timings[candidate.name]["error"] = _message(error)
+    gc.collect()
+    torch.cuda.empty_cache()
+    return None
+
+
+def _message(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+
+
+def _failures(results: list[dict]) -> list[str]:
+    """What went wrong with a candidate in a case; too little memory is a result."""
+    return [
+        f"{name} for {result['operator']} {result['name']}: {measured['error']}"
+        for result in results
+        for name, measured in result["candidates"].items()
+        if measured.get("error", _OUT_OF_MEMORY) != _OUT_OF_MEMORY
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ tables

@@ -2,10 +2,10 @@
 
     python -m benchmarks.plots [FILE …] [--out DIR]
 
-Of each file (cpu_operators*.json and gpu.json of benchmarks/results/, unless some are named) every set of cases that
-differ in T, B and H only and hold as many tokens, three T of them at least, is a curve; a picture has a panel for each
-operator: forward and backward pass of ours, of its peers, and the floor. With the number of tokens held constant, what
-grows with the square of T rises in a straight line and what grows with T is level. Needs matplotlib
+Of each file (cpu_operators*.json and gpu_timing.json of benchmarks/results/, unless some are named) every set of cases
+that differ in T, B and H only and hold as many tokens, three T of them at least, is a curve; a picture has a panel for
+each operator: forward and backward pass of ours, of its peers, and the floor. With the number of tokens held constant,
+what grows with the square of T rises in a straight line and what grows with T is level. Needs matplotlib
 (pip install '.[report]').
 """
 
@@ -156,7 +156,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="default: benchmarks/results")
     options = parser.parse_args(arguments)
-    files = options.files or sorted([*RESULTS.glob("cpu_operators*.json"), *RESULTS.glob("gpu.json")])
+    files = options.files or sorted([*RESULTS.glob("cpu_operators*.json"), *RESULTS.glob("gpu_timing.json")])
     if not options.out.is_dir():
         raise BenchmarkError(f"--out: {options.out} is not a folder")
     made = [picture for path in files for picture in pictures(path, options.out)]

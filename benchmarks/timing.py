@@ -2,9 +2,10 @@
 
 CPU: wall time of a call. Caches hold what the call before it left there: with several candidates in a round, another's.
 
-GPU: device time between two events around a call. Before each call a buffer much larger than the L2 cache is
-overwritten, so every call reads its inputs from memory; and the device first sleeps for a moment, in which the host
-enqueues the whole call, so that the time is the device's and not that of Python.
+GPU: device time between two events around a call. Before each call a buffer much larger than the L2 cache is read, so
+every call reads its inputs from memory; were it written, the cache would write it back within the time of the call.
+And the device first sleeps for a moment, in which the host enqueues the whole call, so that the time is the device's
+and not that of Python.
 """
 
 from __future__ import annotations
@@ -47,13 +48,14 @@ class CudaClock:
     slow = 0.01
 
     def __init__(self, device: torch.device) -> None:
-        self.flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
+        self.flush = torch.zeros(_FLUSH_BYTES // 4, device=device)
+        self.sum = torch.zeros((), device=device)
 
     def time(self, call: Callable[[], object]) -> Callable[[], float]:
         """The call's time is there once `synchronize` has been called."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda._sleep(_SLEEP_CYCLES)
-        self.flush.zero_()
+        torch.sum(self.flush, 0, out=self.sum)
         start.record()
         call()
         end.record()

@@ -151,7 +151,7 @@ inline Shape choose_shape(const Problem& p, int most_warps, Make make) {
     return kTile * warps / 2 < steps && make(warps).bytes <= shared_for(p.compute_capability, blocks);
   };
   for (int warps = most_warps; warps >= 4; warps /= 2) {
-    if (fits(warps, 4)) return make(warps);
+    if (fits(warps, 16 / warps)) return make(warps);
   }
   for (int warps = 4; warps > 1; warps /= 2) {
     if (fits(warps, 2)) return make(warps);
@@ -167,7 +167,8 @@ inline cudaError_t launch(void (*kernel)(Argument, Shape), const Problem& p, con
   const int64_t blocks = shape.tiles * p.batch * p.heads;
   if (blocks > INT_MAX) return cudaErrorInvalidConfiguration;
   if (shape.bytes > kSharedBytes) {
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.bytes);
+    // The most that any call asks for, not what this one does: another thread may be between this and its launch.
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
     if (error != cudaSuccess) return error;
   }
   LIGHTCONV_LAUNCH(kernel, dim3(static_cast<unsigned>(blocks)), dim3(32 * shape.warps), shape.bytes, stream, argument,
@@ -220,8 +221,11 @@ __device__ inline void find_packed(const Problem& p, int rows_a_tile, int tile, 
 
 // Heads next to each other, then time: neighbouring blocks share cache lines of weights and halo rows of x.
 __device__ inline Place find_place(const Problem& p, const Shape& shape) {
-  const int block = static_cast<int>(blockIdx.x), rest = block / p.heads, tile = rest % shape.tiles;
-  Place place{block % p.heads, rest / shape.tiles, 0, 0, 0, 0};
+  // Unsigned: the division of signed numbers takes half as many instructions again.
+  const unsigned heads = static_cast<unsigned>(p.heads), tiles = static_cast<unsigned>(shape.tiles);
+  const unsigned rest = blockIdx.x / heads, b = rest / tiles;
+  const int tile = static_cast<int>(rest - b * tiles);
+  Place place{static_cast<int>(blockIdx.x - rest * heads), static_cast<int>(b), 0, 0, 0, 0};
   if (p.cu_seqlens != nullptr) {
     find_packed(p, shape.rows(), tile, place);
     place.readable = place.rows;
@@ -259,10 +263,15 @@ __device__ __forceinline__ void stage_rows(T* to, const Shape& shape, int count,
                                            const Rows& rows, int start, int b, int channel) {
   const Carrier carrier(width, count);
   const T* data = static_cast<const T*>(rows.data);
-  const T* from = data + b * rows.stride_b + start * rows.stride_t + channel + carrier.column;
+  const T* from = data + b * rows.stride_b + (start + carrier.first) * rows.stride_t + channel + carrier.column;
+  const int64_t step = carrier.step * rows.stride_t;
+  to += carrier.first * shape.row_pitch + carrier.column;
+  if (carrier.column >= width) low = high = count;
   for (int row = carrier.first; row < count; row += carrier.step) {
-    const bool real = row >= low && row < high && carrier.column < width;
-    copy_async(to + row * shape.row_pitch + carrier.column, real ? from + row * rows.stride_t : data, real);
+    const bool real = row >= low && row < high;
+    copy_async(to, real ? from : data, real);
+    from += step;
+    to += carrier.step * shape.row_pitch;
   }
 }
 

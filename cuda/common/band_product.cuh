@@ -32,45 +32,50 @@ __device__ __forceinline__ void scrub(uint32_t (&pairs)[4]) {
 // A warp's 16 x 64 sums.
 using Sums = float[kGroups][4];
 
-// sums = the products of the band's chunks with their rows: load(chunk, a) loads a 16 x 16 fragment of the band,
-// rows(chunk) points at the first of 16 staged rows. Returns whether anything non-finite took part: then `sums` are
-// those without it.
-template <class T, class Load, class RowsOf>
-__device__ __forceinline__ bool band_product(Sums& sums, const Shape& shape, int width, Load load, RowsOf rows) {
+// sums = the products of the band's chunks with their rows; kScrubbing: without what is not finite.
+template <bool kScrubbing, class T, int kChunks, class Load, class RowsOf>
+__device__ __forceinline__ void multiply_band(Sums& sums, const Shape& shape, int width, Load load, RowsOf rows) {
   const int lane = lane_index();
-  bool scrubbing = false;
-  for (;;) {
 #pragma unroll
-    for (int n = 0; n < kGroups; ++n) {
+  for (int n = 0; n < kGroups; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) sums[n][e] = 0.0f;
-    }
-    for (int chunk = 0; chunk < shape.chunks; ++chunk) {
-      uint32_t a[4];
-      load(chunk, a);
-      if (scrubbing) scrub<T>(a);
-      const T* row = rows(chunk) + lane % 16 * shape.row_pitch + lane / 16 * 8;
+    for (int e = 0; e < 4; ++e) sums[n][e] = 0.0f;
+  }
 #pragma unroll
-      for (int n = 0; n < kGroups; n += 2) {
-        if (8 * n < width) {
-          uint32_t b[4];
-          load_matrices<true>(b, row + 8 * n);
-          if (scrubbing) scrub<T>(b);
-          multiply_add<T>(sums[n], a, b[0], b[1]);
-          multiply_add<T>(sums[n + 1], a, b[2], b[3]);
-        }
+  for (int chunk = 0; chunk < (kChunks > 0 ? kChunks : shape.chunks); ++chunk) {
+    uint32_t a[4];
+    load(chunk, a);
+    if constexpr (kScrubbing) scrub<T>(a);
+    const T* row = rows(chunk) + lane % 16 * shape.row_pitch + lane / 16 * 8;
+#pragma unroll
+    for (int n = 0; n < kGroups; n += 2) {
+      if (8 * n < width) {
+        uint32_t b[4];
+        load_matrices<true>(b, row + 8 * n);
+        if constexpr (kScrubbing) scrub<T>(b);
+        multiply_add<T>(sums[n], a, b[0], b[1]);
+        multiply_add<T>(sums[n + 1], a, b[2], b[3]);
       }
     }
-    if (scrubbing) return true;
-    bool clean = true;
-#pragma unroll
-    for (int n = 0; n < kGroups; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) clean = clean && finite(sums[n][e]);
-    }
-    if (__all_sync(kFullWarp, clean)) return false;
-    scrubbing = true;
   }
+}
+
+// sums = the products of the band's chunks with their rows: load(chunk, a) loads a 16 x 16 fragment of the band,
+// rows(chunk) points at the first of 16 staged rows. Returns whether anything non-finite took part: then `sums` are
+// those without it. kChunks: shape.chunks, where it is known.
+template <class T, int kChunks = 0, class Load, class RowsOf>
+__device__ __forceinline__ bool band_product(Sums& sums, const Shape& shape, int width, Load load, RowsOf rows) {
+  __syncwarp();  // ldmatrix needs all lanes together; whatever came before may let them part
+  multiply_band<false, T, kChunks>(sums, shape, width, load, rows);
+  float zero = 0.0f;  // NaN if any sum is not finite
+#pragma unroll
+  for (int n = 0; n < kGroups; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) zero = fmaf(sums[n][e], 0.0f, zero);
+  }
+  if (__all_sync(kFullWarp, zero == 0.0f)) return false;
+  multiply_band<true, T, 0>(sums, shape, width, load, rows);
+  return true;
 }
 
 // What lanes q = 0 ... 3 of a row hold as v[m] goes to lane m as its v[q].

@@ -31,11 +31,9 @@ enum class BackwardPath { kShort, kBand, kTiles };
 // As forward_of.
 template <class T>
 BackwardPath backward_path(const ConvBackwardParams& p) {
-  const bool is_short = short_backward_supported<T>(p);
-  if (is_short && p.kernel_size <= kShortest) return BackwardPath::kShort;
   const bool full_pass = p.state_rows == 0 && p.grad.data != nullptr && p.grad_state.data == nullptr;
   if (full_pass && band_backward_supported(p)) return BackwardPath::kBand;
-  return is_short ? BackwardPath::kShort : BackwardPath::kTiles;
+  return short_backward_supported<T>(p) ? BackwardPath::kShort : BackwardPath::kTiles;
 }
 
 template <class T>

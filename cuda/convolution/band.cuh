@@ -18,13 +18,20 @@ inline Shape shape_of(const ConvParams& p, int warps) {
 inline int band_bytes(const Shape& shape) { return shape.band_tiles * kTile * shape.band_pitch * 2; }
 inline int tap_bytes(const Shape& shape, int tiles) { return round_up(tiles * kTile * shape.tap_pitch * 4, 16); }
 
-// What both directions need. Below K = 8 plain multiply-adds keep up with the memory. Weights of some
-// normalisations can overflow in float16 where the products in float do not.
+// The chunks of a band whose taps are in registers (band_registers.cuh); 0 where they are in shared memory.
+inline int chunks_in_registers(const ConvParams& p) {
+  const bool simple = p.normalize == Normalize::kSoftmax || p.normalize == Normalize::kNone;
+  return simple && p.kernel_size <= 32 && p.weight.stride_k == 1 ? divide_up(kTile - 1 + p.kernel_size, kTile) : 0;
+}
+
+// What both directions need. Short filters come here where they take fewer instructions than short.cuh's. Weights of
+// some normalisations can overflow in float16 where the products in float do not.
 inline bool operands_supported(const ConvParams& p) {
   const bool half = p.type == Type::kBFloat16 || p.type == Type::kFloat16;
   const bool grows = p.normalize == Normalize::kSquare ||
                      (p.seed != nullptr && (p.normalize == Normalize::kNone || p.normalize == Normalize::kAbs));
-  return p.compute_capability >= 80 && half && !(grows && p.type == Type::kFloat16) && p.kernel_size >= 8 &&
+  return p.compute_capability >= 80 && half && !(grows && p.type == Type::kFloat16) &&
+         (p.kernel_size >= 8 || (p.kernel_size >= 3 && per_head(p) >= kSlice && chunks_in_registers(p) > 0)) &&
          per_head(p) >= 16 && per_head(p) % 8 == 0 && aligned(p.x, 2, 16);
 }
 

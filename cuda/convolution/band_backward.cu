@@ -1,23 +1,23 @@
 // Backward pass of both operators on the tensor cores (common/band.cuh): the gradients of x and of the filters
 // together.
 //
-// A block: up to 64 filters of a head of one sequence, rows t0 ... t0 + 63 of grad, a warp for each 16 of them; and as
-// many rows of x's gradient, from t0 - padding_l mod 16 on, so that the transposed bands of the filters are the bands
-// of that product. Filters and grad include the K-1 rows before and after that the gradient of x needs, x the K-1 rows
-// that the filters reach. Bytes a row of R = 64, K = 31: 128 of grad, x and dx each, 62 of weights and their gradient
-// each. Shared memory at 4 warps: grad 112 and x 96 rows of 144 bytes, bands 7 * 16 * 112 (reused for the taps'
-// gradients), float taps 4 * 16 * 124: 50 KB, of which 27 KB are in flight while the taps are normalised.
+// A block: up to 128 filters of a head of one sequence, rows t0 ... t0 + 127 of grad, a warp for each 16 of them; and
+// as many rows of x's gradient, from t0 - padding_l mod 16 on, so that the transposed bands of the filters are the
+// bands of that product. Filters and grad include the K-1 rows before and after that the gradient of x needs, x the K-1
+// rows that the filters reach. Bytes a row of R = 64, K = 31: 128 of grad, x and dx each, 62 of weights and their
+// gradient each. Shared memory at 8 warps: grad 176 and x 160 rows of 144 bytes, bands 11 * 16 * 112, the taps'
+// gradients 8 * 16 * 112: 80 KB, of which 42 KB are in flight while the taps are normalised.
 //
 // The gradient of lightconv's filters is a sum over all blocks: each writes K floats to the workspace, which a second
 // kernel adds up in a fixed order, with one block for each head.
-#include "common/band_product.cuh"
-#include "convolution/band_taps.cuh"
+#include "convolution/band_registers.cuh"
 
 namespace lightconv {
 namespace band {
 namespace {
 
-constexpr int kMostWarps = 4;
+// Of a block. More share more of the filters and rows before and after their own.
+constexpr int most_warps(int chunks, bool full) { return chunks > 0 && full ? 8 : 4; }
 
 // dtaps[i, k] (+)= grad's row i * row i + k of u, over the channels of a slice, for a warp's 16 filters.
 template <class T>
@@ -25,6 +25,7 @@ __device__ __forceinline__ void correlate(const Shape& shape, int kernel_size, i
                                           const T* grad, const T* source, bool add, float* dtaps) {
   const int lane = lane_index();
   constexpr int kSteps = kSlice / 16;
+  __syncwarp();  // ldmatrix needs all lanes together; what was stored before it lets them part
   uint32_t a[kSteps][4];
 #pragma unroll
   for (int r = 0; r < kSteps; ++r) {
@@ -57,8 +58,11 @@ __device__ __forceinline__ void correlate(const Shape& shape, int kernel_size, i
   }
 }
 
-template <class T>
-__global__ void __launch_bounds__(32 * kMostWarps, 4) backward_kernel(const ConvBackwardParams p, const Shape shape) {
+// kChunks: chunks_in_registers. kFull: C/H is a slice.
+template <class T, int kChunks, bool kFull>
+__global__ void __launch_bounds__(32 * most_warps(kChunks, kFull),
+                                  kChunks == 0 ? 4 : kFull ? 2 : kChunks == 2 ? 3 : 2)
+    backward_kernel(const __grid_constant__ ConvBackwardParams p, const Shape shape) {
 #ifdef LIGHTCONV_HAS_MATRIX_UNITS
   LIGHTCONV_DYNAMIC_SHARED(unsigned char, shared);
   T* grad = reinterpret_cast<T*>(shared + shape.grad_at);
@@ -80,7 +84,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 4) backward_kernel(const Conv
     }
     return;
   }
-  const int channels = p.channels / p.heads;
+  const int channels = kFull ? kSlice : p.channels / p.heads;
   // Staged rows of grad begin at row grad0 of the sequence, those of u at source0. `before` tiles of 16 come before the
   // block's own.
   const int before = shape.chunks - 1 - p.padding_l / kTile;
@@ -111,8 +115,10 @@ __global__ void __launch_bounds__(32 * kMostWarps, 4) backward_kernel(const Conv
     const int t = grad0 + kTile * i;
     return TapTile{place.begin + t, clip(place.rows - t, kTile), p.padding_l - t, place.readable + p.padding_l - t};
   };
+  const TapTile tile = tap_tile(before + warp);
   // First the filters before and after the block's own, then the warp's own, which remain in `taps`.
-  FilterStats stats;
+  [[maybe_unused]] FilterStats stats;
+  [[maybe_unused]] Fragments<kChunks> filters;
   if (p.dynamic) {
     for (int i = need_x ? warp : shape.chunks;; i += shape.warps) {
       const bool beside = i < shape.chunks;
@@ -120,26 +126,50 @@ __global__ void __launch_bounds__(32 * kMostWarps, 4) backward_kernel(const Conv
       T* band = need_x ? bands + at * kTile * shape.band_pitch : nullptr;
       const bool needed = kTile * at < grad_high && kTile * (at + 1) > grad_low;
       if (needed) {
-        stats = make_band(p, place, tap_tile(at), shape, taps, band);
+        if constexpr (kChunks > 0) {
+          make_fragments<T>(p, place, tap_tile(at), filters);
+          if (need_x) store_fragments(filters, shape.band_pitch, band);
+        } else {
+          stats = make_band(p, place, tap_tile(at), shape, taps, band);
+        }
       } else if (need_x) {
         clear_band(band, shape.band_pitch);
       }
       if (!beside) break;
     }
   } else if (need_x && warp == 0) {
-    make_band(p, place, TapTile{0, kTile, 0, INT_MAX}, shape, taps, bands);
+    if constexpr (kChunks > 0) {
+      make_light_band(p, place.head, shape.band_pitch, bands);
+    } else {
+      make_band(p, place, TapTile{0, kTile, 0, INT_MAX}, shape, taps, bands);
+    }
   }
 
+  [[maybe_unused]] Gradients<(kChunks > 0 ? kChunks : 1)> gradients = {};
   for (int slice = 0;; slice += kSlice) {
     const int channel0 = place.head * channels + slice;
     wait_for_copies();
     __syncthreads();
+    const T* left = grad + (before + warp) * kTile * shape.row_pitch;
+    const T* right = source + warp * kTile * shape.row_pitch;
+    if constexpr (kChunks > 0) {
+      // First, so that the filters need not stay in registers.
+      if (need_weight) correlate<T, kChunks>(shape, width, left, right, gradients);
+      if (need_weight && slice + kSlice >= channels) {
+        if (!p.dynamic) {
+          spread_gradients<kChunks>(tile, p.kernel_size, gradients, shape.tap_pitch, dtaps);
+        } else if (tile.real > 0) {
+          T* scratch = reinterpret_cast<T*>(all_dtaps) + warp * kTile * shape.band_pitch;
+          store_gradients(p, place, tile, filters, gradients, shape.band_pitch, scratch);
+        }
+      }
+    }
     for (int m = warp; need_x && m < shape.warps + (last ? 1 : 0); m += shape.warps) {
       const int s0 = dx0 + kTile * m;
       if (s0 >= dx_end || s0 + kTile <= 0) continue;
       Sums sums;
       // The chunk of 16 columns of u's rows that this tile is, in the bands of the tiles m ... m + chunks-1.
-      const bool scrubbed = band_product<T>(
+      const bool scrubbed = band_product<T, kChunks>(
           sums, shape, width,
           [&](int chunk, uint32_t(&a)[4]) {
             const T* band = bands + (p.dynamic ? m + shape.chunks - 1 - chunk : 0) * kTile * shape.band_pitch;
@@ -155,11 +185,12 @@ __global__ void __launch_bounds__(32 * kMostWarps, 4) backward_kernel(const Conv
         });
       } else {
         T* dx = static_cast<T*>(p.dx.data) + int64_t{place.begin + s0} * p.dx.stride_t + place.b * p.dx.stride_b;
+        T* mine = dx + lane / 4 * p.dx.stride_t + channel0 + lane % 4 * 8;
         store_rounded_sums<T>(sums, width, [&](int row, int channel, const uint4& values) {
           const int s = s0 + row;
           if (s < 0 || s >= dx_end) return;
-          *reinterpret_cast<uint4*>(dx + row * p.dx.stride_t + channel0 + channel) =
-              s < place.readable ? values : make_uint4(0, 0, 0, 0);
+          T* to = mine + (row - lane / 4) * p.dx.stride_t + (channel - lane % 4 * 8);
+          *reinterpret_cast<uint4*>(to) = s < place.readable ? values : make_uint4(0, 0, 0, 0);
         });
       }
       if (scrubbed) {
@@ -181,10 +212,9 @@ __global__ void __launch_bounds__(32 * kMostWarps, 4) backward_kernel(const Conv
             });
       }
     }
-    if (need_weight) {
+    if (kChunks == 0 && need_weight) {
       if (shape.dtaps_at == shape.bands_at) __syncthreads();  // no warp needs the bands any more
-      correlate(shape, p.kernel_size, width, tap_tile(before + warp), grad + (before + warp) * kTile * shape.row_pitch,
-                source + warp * kTile * shape.row_pitch, slice > 0, dtaps);
+      correlate(shape, p.kernel_size, width, tile, left, right, slice > 0, dtaps);
     }
     if (slice + kSlice >= channels) break;
     __syncthreads();
@@ -192,8 +222,9 @@ __global__ void __launch_bounds__(32 * kMostWarps, 4) backward_kernel(const Conv
   }
   if (!need_weight) return;
   if (p.dynamic) {
-    const TapTile tile = tap_tile(before + warp);
-    if (tile.real > 0) store_filters<T>(p, place, tile, shape, stats, taps, dtaps);
+    if constexpr (kChunks == 0) {
+      if (tile.real > 0) store_filters<T>(p, place, tile, shape, stats, taps, dtaps);
+    }
     return;
   }
   __syncthreads();
@@ -208,7 +239,8 @@ __global__ void __launch_bounds__(32 * kMostWarps, 4) backward_kernel(const Conv
 // The gradient of a head's filter from the K floats that each of `blocks` blocks wrote, those of one head `heads`
 // apart.
 template <class T>
-__global__ void __launch_bounds__(32 * kTile) reduce_kernel(const ConvBackwardParams p, const Shape shape, int blocks) {
+__global__ void __launch_bounds__(32 * kTile)
+    reduce_kernel(const __grid_constant__ ConvBackwardParams p, const Shape shape, int blocks) {
 #ifdef LIGHTCONV_HAS_MATRIX_UNITS
   LIGHTCONV_DYNAMIC_SHARED(float, dtaps);
   float* taps = dtaps + kTile * shape.tap_pitch;
@@ -243,18 +275,21 @@ Shape backward_shape(const ConvBackwardParams& p, int warps) {
   Shape shape = shape_of(p, warps);
   const bool need_x = p.dx.data != nullptr, need_weight = p.dweight != nullptr;
   shape.band_tiles = !need_x ? 0 : p.dynamic ? warps + shape.chunks : 1;
-  const int dtap_bytes = need_weight ? tap_bytes(shape, warps) : 0;
+  const bool registers = chunks_in_registers(p) > 0;
+  const int dtap_bytes = !need_weight ? 0 : registers && p.dynamic ? warps * kTile * shape.band_pitch * 2
+                                                                   : tap_bytes(shape, warps);
   shape.source_at = shape.grad_at + row_bytes(shape, warps + shape.chunks);
   shape.taps_at = shape.source_at + (need_weight ? row_bytes(shape, warps + shape.chunks - 1) : 0);
-  shape.bands_at = shape.taps_at + tap_bytes(shape, p.dynamic ? warps : need_x ? 1 : 0);
+  shape.bands_at = shape.taps_at + tap_bytes(shape, registers ? 0 : p.dynamic ? warps : need_x);
   shape.dtaps_at = shape.bands_at + band_bytes(shape);
-  if (per_head(p) <= kSlice && band_bytes(shape) >= dtap_bytes) shape.dtaps_at = shape.bands_at;
+  if (!registers && per_head(p) <= kSlice && band_bytes(shape) >= dtap_bytes) shape.dtaps_at = shape.bands_at;
   shape.bytes = max(shape.bands_at + band_bytes(shape), shape.dtaps_at + dtap_bytes);
   return shape;
 }
 
 Shape backward_shape(const ConvBackwardParams& p) {
-  return choose_shape(p, kMostWarps, [&](int warps) { return backward_shape(p, warps); });
+  const int most = most_warps(chunks_in_registers(p), per_head(p) == kSlice);
+  return choose_shape(p, most, [&](int warps) { return backward_shape(p, warps); });
 }
 
 int partial_blocks(const ConvBackwardParams& p) {
@@ -262,10 +297,24 @@ int partial_blocks(const ConvBackwardParams& p) {
 }
 
 template <class T>
+cudaError_t launch_backward(const ConvBackwardParams& p, const Shape& shape, cudaStream_t stream) {
+  const bool full = per_head(p) == kSlice;
+  switch (chunks_in_registers(p)) {
+    case 2:
+      return full ? launch(backward_kernel<T, 2, true>, p, p, shape, stream)
+                  : launch(backward_kernel<T, 2, false>, p, p, shape, stream);
+    case 3:
+      return full ? launch(backward_kernel<T, 3, true>, p, p, shape, stream)
+                  : launch(backward_kernel<T, 3, false>, p, p, shape, stream);
+    default: return launch(backward_kernel<T, 0, false>, p, p, shape, stream);
+  }
+}
+
+template <class T>
 cudaError_t backward_of(const ConvBackwardParams& p, cudaStream_t stream) {
   const Shape shape = backward_shape(p);
   if (p.batch > 0) {
-    const cudaError_t error = launch(backward_kernel<T>, p, p, shape, stream);
+    const cudaError_t error = launch_backward<T>(p, shape, stream);
     if (error != cudaSuccess) return error;
   }
   if (p.dynamic || p.dweight == nullptr) return cudaSuccess;

@@ -1,10 +1,9 @@
-// The filters of the tensor-core path: from weights to a band of taps in shared memory, and from the taps' gradients to
-// the weights'. A warp works on 16 filters; two neighbouring lanes share one and take its taps (or quads of taps) in
-// turn.
+// The filters of the tensor-core path where band_registers.cuh does not take them (long ones, other normalisations):
+// from weights to a band of taps in shared memory, and from the taps' gradients to the weights'. A warp works on 16
+// filters; two neighbouring lanes share one and take its taps (or quads of taps) in turn.
 //
-// With K = 31 and R = 64 there is one weight for two elements of x, and each costs several instructions: most of
-// the time is spent here once the copies overlap. So softmax, the usual normalisation, has code of its own: its
-// exponentials replace the weights in place, negative where dropout removed them, so that nothing is computed twice.
+// Softmax has code of its own: its exponentials replace the weights in place, negative where dropout removed them, so
+// that nothing is computed twice.
 #pragma once
 
 #include "convolution/band.cuh"

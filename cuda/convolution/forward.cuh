@@ -37,7 +37,7 @@ __device__ inline void write_next_state(const ConvParams& p, const Place& place)
 }
 
 template <class T, bool kDynamic, int V, int S, int K>
-__global__ void __launch_bounds__(128, 3) forward_kernel(const ConvParams p, const Tile tile) {
+__global__ void __launch_bounds__(128, 3) forward_kernel(const __grid_constant__ ConvParams p, const Tile tile) {
   LIGHTCONV_DYNAMIC_SHARED(float, filters);
   const int pitch = tile.vectors * V;
   T* rows = reinterpret_cast<T*>(filters + round_up((kDynamic ? tile.rows : 1) * tile.heads * tile.pitch, 4));
@@ -134,11 +134,9 @@ bool forward_wide(const ConvParams& p) {
 // Registers for the shortest filters, which memory traffic limits; then the tensor cores, where supported.
 template <class T>
 cudaError_t forward_of(const ConvParams& p, cudaStream_t stream) {
-  const bool is_short = short_forward_supported<T>(p);
-  if (is_short && p.kernel_size <= kShortest) return short_forward<T>(p, stream);
   const bool full_pass = p.state_rows == 0 && p.next_state.data == nullptr;
   if (full_pass && band_forward_supported(p)) return band_forward(p, stream);
-  if (is_short) return short_forward<T>(p, stream);
+  if (short_forward_supported<T>(p)) return short_forward<T>(p, stream);
   if (forward_wide<T>(p)) {
     return p.dynamic ? tiled_forward<T, true, kWide<T>>(p, stream) : tiled_forward<T, false, kWide<T>>(p, stream);
   }

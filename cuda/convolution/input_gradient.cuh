@@ -37,7 +37,8 @@ struct RowWeights {
 };
 
 template <class T, bool kDynamic, int V, int S, int K>
-__global__ void __launch_bounds__(128, 3) input_gradient_kernel(const ConvBackwardParams p, const Tile tile) {
+__global__ void __launch_bounds__(128, 3)
+    input_gradient_kernel(const __grid_constant__ ConvBackwardParams p, const Tile tile) {
   LIGHTCONV_DYNAMIC_SHARED(float, filters);
   const int pitch = tile.vectors * V, count = tile.rows + tile.taps - 1;
   T* rows = reinterpret_cast<T*>(filters + round_up((kDynamic ? count : 1) * tile.heads * tile.pitch, 4));

@@ -15,8 +15,6 @@
 namespace lightconv {
 
 constexpr int kShortThreads = 128;
-// Up to this K, registers are preferred to the matrix units.
-constexpr int kShortest = 4;
 // Enough threads for each multiprocessor of the largest devices to have some hundreds.
 constexpr int64_t kWantedThreads = 1 << 18;
 
@@ -145,7 +143,8 @@ __device__ __forceinline__ Pack<T, V> window_row(const ConvParams& p, const Span
 }
 
 template <class T, bool kDynamic, int V, int N, int K>
-__global__ void __launch_bounds__(kShortThreads, 3) short_forward_kernel(const ConvParams p, const ShortWalk walk) {
+__global__ void __launch_bounds__(kShortThreads, 3)
+    short_forward_kernel(const __grid_constant__ ConvParams p, const ShortWalk walk) {
   const ShortPlace place = ShortPlace::of<V>(p, walk);
   if (!place.active) return;
   const int c = place.vector * V, head = c / (p.channels / p.heads);

@@ -40,7 +40,7 @@ __device__ __forceinline__ void write_weight_gradient(const ConvBackwardParams& 
 // `lanes` neighbouring lanes share a head.
 template <class T, bool kDynamic, int V, int N, int K>
 __global__ void __launch_bounds__(kShortThreads, 2)
-    short_backward_kernel(const ConvBackwardParams p, const ShortWalk walk, const int lanes) {
+    short_backward_kernel(const __grid_constant__ ConvBackwardParams p, const ShortWalk walk, const int lanes) {
   const ShortPlace place = ShortPlace::of<V>(p, walk);
   const int c = place.vector * V, head = c / (p.channels / p.heads);
   const bool packed = p.cu_seqlens != nullptr;

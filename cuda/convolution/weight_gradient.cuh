@@ -116,7 +116,7 @@ int gradient_rows_bytes(const GradientTile& tile) {
 
 template <class T, int V>
 __global__ void __launch_bounds__(kGradientThreads, 3)
-    dynamic_weight_gradient_kernel(const ConvBackwardParams p, const GradientTile tile) {
+    dynamic_weight_gradient_kernel(const __grid_constant__ ConvBackwardParams p, const GradientTile tile) {
   LIGHTCONV_DYNAMIC_SHARED(float, dtaps);
   const int stride = tile.taps | 1;  // odd: neighbouring rows begin in different banks
   const int filters = tile.rows * tile.heads;
@@ -229,7 +229,7 @@ GradientTile dynamic_gradient_tile(const ConvBackwardParams& p) {
 // grid (slabs * groups, chunks of taps). Thread: head h, column of units, and every micros-th micro-tile.
 template <class T, int V>
 __global__ void __launch_bounds__(kGradientThreads, 3)
-    light_weight_gradient_kernel(const ConvBackwardParams p, const GradientTile tile) {
+    light_weight_gradient_kernel(const __grid_constant__ ConvBackwardParams p, const GradientTile tile) {
   LIGHTCONV_DYNAMIC_SHARED(float, scratch);
   const GradientRows<T> shared(scratch, tile);
   const int group = blockIdx.x % tile.groups, slab = blockIdx.x / tile.groups;
@@ -314,7 +314,7 @@ constexpr int kFinishThreads = 256, kFinishTaps = 32;
 // Two blocks on a multiprocessor are asked for because ptxas otherwise stops at 48 registers, and spills, for sm_100.
 template <class T>
 __global__ void __launch_bounds__(kFinishThreads, 2)
-    finish_light_weight_gradient_kernel(const ConvBackwardParams p, const int64_t slabs) {
+    finish_light_weight_gradient_kernel(const __grid_constant__ ConvBackwardParams p, const int64_t slabs) {
   LIGHTCONV_DYNAMIC_SHARED(float, parts);
   constexpr int kParts = kFinishThreads / kFinishTaps;
   const int h = blockIdx.x, part = threadIdx.x / kFinishTaps, tap = threadIdx.x % kFinishTaps;

@@ -20,7 +20,8 @@ constexpr int kOffsetThreads = 256;  // `offset_lanes` of them for an output of 
 
 // A block: kReachSegment outputs of some heads of one b; a thread: kReachRows of one head.
 template <class T>
-__global__ void __launch_bounds__(kReachThreads, 4) talk_reaches_kernel(const TalkParams p, const Reaches reaches) {
+__global__ void __launch_bounds__(kReachThreads, 4)
+    talk_reaches_kernel(const __grid_constant__ TalkParams p, const Reaches reaches) {
   LIGHTCONV_DYNAMIC_SHARED(Range, ranges);
   const int groups = divide_up(p.heads, kReachHeads);
   const int64_t block = blockIdx.x, rest = block / groups;
@@ -74,7 +75,7 @@ struct DxTile {
 
 template <class T, int V>
 __global__ void __launch_bounds__(kDxThreads, 4)
-    talk_dx_kernel(const TalkBackwardParams p, const DxTile tile, const Reaches reaches) {
+    talk_dx_kernel(const __grid_constant__ TalkBackwardParams p, const DxTile tile, const Reaches reaches) {
   constexpr int S = kDxRows;
   LIGHTCONV_DYNAMIC_SHARED(Window, windows);
   const int pitch = tile.vectors * V;
@@ -185,7 +186,8 @@ cudaError_t launch_talk_dx(const TalkBackwardParams& p, cudaStream_t stream) {
 // ------------------------------------------------------------------------------------------------ offsets
 
 template <class T, int V>
-__global__ void __launch_bounds__(kOffsetThreads) talk_offsets_kernel(const TalkBackwardParams p, const int width) {
+__global__ void __launch_bounds__(kOffsetThreads)
+    talk_offsets_kernel(const __grid_constant__ TalkBackwardParams p, const int width) {
   const int64_t item = (static_cast<int64_t>(blockIdx.x) * kOffsetThreads + threadIdx.x) / width;
   const int head = static_cast<int>(item % p.heads);
   const int64_t rest = item / p.heads, b = rest % p.batch, t = rest / p.batch;

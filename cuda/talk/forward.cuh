@@ -125,7 +125,8 @@ __device__ __forceinline__ void window_sum(const Source& source, const Window& w
 }
 
 template <class T, int V>
-__global__ void __launch_bounds__(kTalkThreads, 3) talk_forward_kernel(const TalkParams p, const TalkTile tile) {
+__global__ void __launch_bounds__(kTalkThreads, 3)
+    talk_forward_kernel(const __grid_constant__ TalkParams p, const TalkTile tile) {
   LIGHTCONV_DYNAMIC_SHARED(float, shared);
   const int pitch = tile.vectors * V;
   float* quads = shared;

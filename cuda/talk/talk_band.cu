@@ -75,7 +75,8 @@ __device__ __forceinline__ void gradient_fragment(const Window* columns, int s, 
 }
 
 template <class T, bool kForward>
-__global__ void __launch_bounds__(32 * kTalkWarps, 3) talk_kernel(const TalkCall call, const Shape shape) {
+__global__ void __launch_bounds__(32 * kTalkWarps, 3)
+    talk_kernel(const __grid_constant__ TalkCall call, const Shape shape) {
 #ifdef LIGHTCONV_HAS_MATRIX_UNITS
   LIGHTCONV_DYNAMIC_SHARED(unsigned char, shared);
   T* source = reinterpret_cast<T*>(shared + shape.source_at);

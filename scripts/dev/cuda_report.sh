@@ -2,10 +2,14 @@
 # Compile every CUDA source for every architecture and print what each kernel uses: registers, spills, shared memory.
 #
 #   scripts/dev/cuda_report.sh [--arch "75 80 86 90 100 120"] [--sources FOLDER] [--jobs N]
+#   scripts/dev/cuda_report.sh --speed [--update] [NAME …]
 #
 # Needs nvcc in PATH (or CUDA_HOME), no GPU. Prints a table to standard output: registers of a thread, bytes of spilled
 # registers (stores + loads), bytes of stack and of static shared memory. The exit status is 1 if a source does not
-# compile or a kernel spills.
+# compile, or a kernel spills or has a stack (arrays that are not in registers).
+#
+# --speed counts what the kernels of some calls do on an H200 by executing their machine code on this CPU, and prints how
+# fast they can be at best; it needs nvdisasm, g++ and torch too, and takes minutes. tests/cuda/speed/report.py says more.
 
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
@@ -14,6 +18,12 @@ architectures="75 80 86 90 100 120" sources=$ROOT/cuda jobs=$(nproc)
 while [[ $# -gt 0 ]]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
+        --speed)
+            shift
+            use_python
+            cd "$ROOT"
+            exec "$PY" -m tests.cuda.speed.report "$@"
+            ;;
         --arch | --sources | --jobs)
             [[ $# -ge 2 ]] || die "$1 needs a value"
             case $1 in
@@ -97,9 +107,9 @@ printf '%5s %9s %6s %6s %7s  %s\n' sm registers spill stack shared kernel
 while IFS=$'\t' read -r arch registers spill stack shared name; do
     printf '%5s %9s %6s %6s %7s  %s\n' "$arch" "$registers" "$spill" "$stack" "$shared" "$name"
 done <"$scratch/table"
-spilling=$(awk -F'\t' '$3 > 0' "$scratch/table" | wc -l)
-if ((spilling)); then
-    say "$spilling of $(wc -l <"$scratch/table") kernels spill registers"
-    exit 1
-fi
-say "$(wc -l <"$scratch/table") kernels, no spills"
+count=$(wc -l <"$scratch/table")
+spilling=$(awk -F'\t' '$3 > 0' "$scratch/table" | wc -l) stacked=$(awk -F'\t' '$4 > 0' "$scratch/table" | wc -l)
+((!spilling)) || say "$spilling of $count kernels spill registers"
+((!stacked)) || say "$stacked of $count kernels have a stack"
+((!spilling && !stacked)) || exit 1
+say "$count kernels, no spills, no stack"

@@ -1,9 +1,11 @@
 """Runs benchmarks/gpu.sh and gpu_fairseq.sh where there is no GPU: a stand-in takes Python's place."""
 
+import contextlib
 import json
 import multiprocessing
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import textwrap
@@ -17,6 +19,7 @@ STAND_IN = """\
     #!/bin/bash
     # Answers as python3 would on a machine with a GPU; the plan says what each module does instead.
     [[ $1 == -c ]] || echo "$*" >>"$CALLS"
+    echo $$ >>"$PROCESSES"
     case "$*" in
         *"benchmarks.collect"*) exec {python} "$@" ;;
         "-c import sys, torch"*) exit 0 ;;
@@ -59,7 +62,10 @@ def warm_processes():
 
 @pytest.fixture
 def stand_in(tmp_path, repository):
-    """stand_in("gpu", …) runs gpu.sh …; returns the process, the JSON and the stand-in's calls."""
+    """stand_in("gpu", "timing", …) runs gpu.sh timing …; returns the process, the JSON and the stand-in's calls.
+
+    timeout: the call is killed then, as SIGKILL does it, and the process is None.
+    """
     folder = tmp_path / "a folder"
     folder.mkdir()
     python = folder / "python3"
@@ -67,19 +73,35 @@ def stand_in(tmp_path, repository):
     python.chmod(0o755)
     (folder / "result").write_text(json.dumps(RESULT), encoding="utf-8")
 
-    def run(name, *arguments, plan="", **environment):
+    def run(name, call, *arguments, plan="", timeout=None, **environment):
         (folder / "plan").write_text(plan, encoding="utf-8")
         (folder / "calls").unlink(missing_ok=True)
-        settings = {"PYTHON": python} | {name: folder / name.lower() for name in ("CALLS", "PLAN", "RESULT")}
-        done = subprocess.run(
-            [repository / "benchmarks" / f"{name}.sh", "--out", folder / "out", *arguments],
+        settings = {"PYTHON": python} | {
+            name: folder / name.lower() for name in ("CALLS", "PLAN", "RESULT", "PROCESSES")
+        }
+        settings |= {"LIGHTCONV_GPU_CACHE": folder / "cache"}
+        command = [repository / "benchmarks" / f"{name}.sh", call, "--out", folder / "out", *arguments]
+        process = subprocess.Popen(
+            command,
             env=os.environ | {name: str(value) for name, value in (settings | environment).items()},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=120,
-            check=False,
+            start_new_session=True,
         )
-        file = folder / "out" / f"{name}.json"
+        try:
+            streams = process.communicate(timeout=timeout or 120)
+            done = subprocess.CompletedProcess(command, process.returncode, *streams)
+        except subprocess.TimeoutExpired:
+            done = None
+            for line in (folder / "processes").read_text(encoding="utf-8").split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(line), signal.SIGKILL)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        file = folder / "out" / f"{name}_{call}.json"
         content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
         calls = (folder / "calls").read_text(encoding="utf-8").splitlines() if (folder / "calls").exists() else []
         return done, content, [call for call in calls if "benchmarks.collect" not in call]

@@ -56,8 +56,8 @@ def test_hours_come_from_measurements_of_the_same_size_only(tmp_path):
     assert cells(page, "wmt16_en_de/dynamicconv")[-1] == "–"
     assert "No GPU has been measured" in page
 
-    gpu = {"benchmark": "gpu", "results": {"training": measurement("wmt_en_de_big", 1e6, gpu="GPU")}}
-    (tmp_path / "gpu.json").write_text(json.dumps(gpu), encoding="utf-8")
+    gpu = {"benchmark": "gpu_fairseq_timing", "results": {"training": measurement("wmt_en_de_big", 1e6, gpu="GPU")}}
+    (tmp_path / "gpu_fairseq_timing.json").write_text(json.dumps(gpu), encoding="utf-8")
     page = costs.page(tmp_path)
     assert "hours, GPU" in page and "No GPU has been measured" not in page
     hours = f"{30_000 * 3584 * 128 / 1e6 / 3600:,.0f}"

@@ -11,7 +11,7 @@ import pytest
 
 # Not find_spec("pip"): setuptools takes that for a running pip, and leaves its distutils out of this process for good.
 HAS_PIP = any(importlib.metadata.distributions(name="pip"))
-PARTS = ["environment", "build", "training", "generation", "recipes"]
+PARTS = ["environment", "build", "training", "generation"]
 
 
 @pytest.fixture
@@ -44,59 +44,61 @@ def wheel(folder, name, **files):
             archive.writestr(path, text)
 
 
-def test_everything_once_and_in_order(script, data):
-    done, content, calls = script("--data", data, FAIRSEQ_MISSING=0)
+def test_timing_in_order(script):
+    done, content, calls = script("timing", FAIRSEQ_MISSING=0)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert content["benchmark"] == "gpu_fairseq" and states(content) == dict.fromkeys(PARTS, "ok")
-    assert set(content["results"]) == {"training", "generation", "recipes"}
-    training, generation, recipes = calls
+    assert content["benchmark"] == "gpu_fairseq_timing" and states(content) == dict.fromkeys(PARTS, "ok")
+    assert set(content["results"]) == {"training", "generation"}
+    training, generation = calls
     big = "--device cuda --dtype bfloat16 --preset wmt_en_de_big"
     assert training.startswith("-m benchmarks.training --json ") and training.endswith(big)
     assert f"{big} --beam 4 --sentences 256 --systems DynamicConv (ours)" in generation
-    assert f"--data {data} --device cuda --dtype bfloat16 --updates 1500 --seconds 215" in recipes
+
+
+def test_recipes(script, data):
+    done, content, (recipes,) = script("recipes", "--data", data, FAIRSEQ_MISSING=0)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert states(content) == dict.fromkeys(["environment", "build", "recipes"], "ok")
+    assert set(content["results"]) == {"recipes"}
+    assert f"--data {data} --device cuda --dtype bfloat16 --updates 1500 --seconds 285" in recipes
 
 
 def test_what_is_not_there_is_said(script):
-    done, content, calls = script()
-    assert done.returncode == 0 and not calls
-    away = dict.fromkeys(["training", "generation", "recipes"], "not here")
-    assert states(content) == dict.fromkeys(PARTS, "ok") | away
-    assert "fairseq is not installed" in done.stdout and "no --data: nothing to train on" in done.stdout
-    assert "no --wheels" in done.stdout
+    done, content, calls = script("timing")
+    assert done.returncode == 0 and not calls and "no --wheels" in done.stdout
+    assert states(content) == dict.fromkeys(PARTS, "ok") | dict.fromkeys(["training", "generation"], "not here")
+    assert "fairseq is not installed" in done.stdout
+    done, content, calls = script("recipes")
+    assert done.returncode == 0 and not calls and "no --data: nothing to train on" in done.stdout
+    assert states(content)["recipes"] == "not here"
 
 
-def test_a_failure_costs_the_other_parts_nothing(script, data):
-    plan = "benchmarks.training|exit 3\nbenchmarks.generation|kill -9 $$\n"
-    done, content, _ = script("--data", data, plan=plan, FAIRSEQ_MISSING=0)
+def test_a_failure_costs_the_other_parts_nothing(script):
+    done, content, _ = script("timing", plan="benchmarks.training|exit 3\n", FAIRSEQ_MISSING=0)
     assert done.returncode == 1
-    expected = {"training": "failed (3)", "generation": "out of time", "recipes": "ok"}
-    assert states(content) == dict.fromkeys(PARTS, "ok") | expected
+    assert states(content) == dict.fromkeys(PARTS, "ok") | {"training": "failed (3)"}
 
 
 def test_chosen_parts_updates_and_the_cpu(script, data):
-    done, content, calls = script(
-        "--parts", "training recipes", "--data", data, "--updates", "7", "--device", "cpu", FAIRSEQ_MISSING=0
-    )
-    assert done.returncode == 0 and list(states(content)) == ["training", "recipes"]
-    assert calls[0].endswith("--device cpu --dtype bfloat16 --preset wmt_en_de_big --quick")
-    assert "--device cpu --dtype bfloat16 --updates 7" in calls[1]
-
-
-def test_time_runs_out(script, data):
-    done, content, calls = script("--data", data, LIGHTCONV_GPU_SECONDS=4, FAIRSEQ_MISSING=0)
-    assert done.returncode == 1 and states(content) == dict.fromkeys(PARTS, "no time left") and not calls
+    done, content, (call,) = script("timing", "--parts", "training", "--device", "cpu", FAIRSEQ_MISSING=0)
+    assert done.returncode == 0 and list(states(content)) == ["training"]
+    assert call.endswith("--device cpu --dtype bfloat16 --preset wmt_en_de_big --quick")
+    options = ("--parts", "recipes", "--data", data, "--updates", "7", "--device", "cpu")
+    _, _, (call,) = script("recipes", *options, FAIRSEQ_MISSING=0)
+    assert "--device cpu --dtype bfloat16 --updates 7" in call
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--frobnicate"], "unknown argument --frobnicate"),
-        (["--data"], "--data needs a value"),
-        (["--parts", "build main"], "--parts: main is none of: environment build"),
-        (["--wheels", "/nowhere"], "--wheels: /nowhere has no *.whl (benchmarks/wheels.sh)"),
-        (["--data", "/nowhere"], "--data: /nowhere is not a data-bin folder"),
-        (["--device", "tpu"], "--device must be cuda or cpu, got: tpu"),
-        (["--updates", "0"], "--updates must be a whole number from 1, got: 0"),
+        (["timing", "--frobnicate"], "unknown argument --frobnicate"),
+        (["timing", "--data"], "--data needs a value"),
+        (["timing", "--parts", "build recipes"], "--parts: recipes is none of: environment build"),
+        (["everything"], 'the first argument must be timing or recipes, got "everything"'),
+        (["timing", "--wheels", "/nowhere"], "--wheels: /nowhere has no *.whl (benchmarks/wheels.sh)"),
+        (["timing", "--data", "/nowhere"], "--data: /nowhere is not a data-bin folder"),
+        (["timing", "--device", "tpu"], "--device must be cuda or cpu, got: tpu"),
+        (["timing", "--updates", "0"], "--updates must be a whole number from 1, got: 0"),
     ],
 )
 def test_wrong_arguments(script, arguments, message):
@@ -106,7 +108,7 @@ def test_wrong_arguments(script, arguments, message):
 
 def real(repository, tmp_path, wheels):
     """The part `environment` with this test's own Python; what it printed, and the exit status."""
-    options = ("--device", "cpu", "--parts", "environment", "--wheels", wheels, "--out", tmp_path / "out")
+    options = ("timing", "--device", "cpu", "--parts", "environment", "--wheels", wheels, "--out", tmp_path / "out")
     done = subprocess.run(
         [repository / "benchmarks" / "gpu_fairseq.sh", *options],
         env=os.environ | {"PYTHON": sys.executable},
@@ -202,7 +204,7 @@ def test_a_wheel_that_did_not_come(wheels, tmp_path):
     [
         ([], "no folder was named"),
         (["a", "b"], "one folder, got a and b"),
-        (["--frobnicate"], "unknown argument --frobnicate"),
+        (["timing", "--frobnicate"], "unknown argument --frobnicate"),
         (["a", "--python"], "--python needs a value"),
         (["a", "--python", "python-of-nowhere"], "python-of-nowhere is needed"),
     ],

@@ -3,6 +3,7 @@
 import argparse
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -143,6 +144,27 @@ def test_fairseqs_layers(operator, causal, glu, monkeypatch, tmp_path):
 def test_what_fairseqs_layers_cannot_compute_is_left_out(case, dtype, tmp_path):
     a = candidates.arguments("lightconv", case, CPU, dtype)
     assert not list(gpu_peers._fairseq_layers(a, tmp_path))
+
+
+def test_one_that_does_not_compile_costs_the_others_nothing(capsys, monkeypatch, tmp_path):
+    """`python -m benchmarks.gpu_peers`; each in a thread here instead of a process."""
+
+    def prepare(task):
+        if task[0] == gpu_peers.DYNAMIC_CONV1D:
+            raise RuntimeError("no triton")
+        return f"{task[0]} {task[1]} is compiled"
+
+    monkeypatch.setattr(gpu_peers, "ProcessPoolExecutor", lambda count, mp_context: ThreadPoolExecutor(count))
+    monkeypatch.setattr(gpu_peers, "_prepare", prepare)
+    (tmp_path / "headwise.py").touch()
+    jet = tmp_path / "jetai" / "modeling" / "hf"
+    jet.mkdir(parents=True)
+    (jet / "dconv_fwdbwd.py").touch()
+    with pytest.raises(BenchmarkError, match=r"did not compile: dynamic-conv1d$"):
+        gpu_peers.main(["--dynamic-conv1d", str(tmp_path), "--jet-nemotron", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert out.count("dynamic-conv1d: RuntimeError: no triton") == 4
+    assert all(f"Jet-Nemotron {number} is compiled" in out for number in range(4))
 
 
 def test_peers_need_a_gpu(tmp_path):

@@ -49,6 +49,6 @@ def test_every_path_that_computes_has_a_prediction(rows):
 
 
 def test_nothing_is_measured_where_there_are_no_results(rows, repository):
-    if (repository / "benchmarks" / "results" / "gpu.json").exists():
+    if (repository / "benchmarks" / "results" / "gpu_timing.json").exists():
         pytest.skip("there are results of a GPU")
     assert {row[7] for row in rows} == {"not measured"}

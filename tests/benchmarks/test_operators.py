@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks import candidates, floors, operators, report, timing
+from benchmarks import candidates, floors, gpu_peers, operators, report, timing
 from benchmarks.shapes import SETS, Case, parse
 from lightconv_plugin.ops import backends
 
@@ -169,15 +169,75 @@ def test_talkconvs_peers_compute_the_same_outputs_and_gradients(causal, batch_fi
             torch.testing.assert_close(got, want)
 
 
-def test_a_peer_that_computes_something_else_is_refused(capsys, monkeypatch):
+def test_a_peer_that_computes_something_else_is_named_and_costs_the_others_nothing(capsys, monkeypatch, tmp_path):
     def wrong(a):
         for peer in right(a):
             yield candidates.Candidate("liar", lambda peer=peer: peer.run() * 1.01, peer.inputs, peer.grad, peer.to_tbc)
 
     right = candidates.depthwise
     monkeypatch.setattr(candidates, "depthwise", wrong)
-    status, _, error = run(capsys, "--quick", "--operators", "lightconv")
-    assert status == 2 and "liar computes other numbers than ours for lightconv T16 B2 C32 H4 K7: relative" in error
+    file = tmp_path / "o.json"
+    status, _, error = run(capsys, "--quick", "--operators", "lightconv", "--json", file)
+    assert status == 2 and "liar for lightconv T16 B2 C32 H4 K7: other numbers than ours: relative error" in error
+    for case in json.loads(file.read_text(encoding="utf-8"))["cases"]:
+        assert set(case["candidates"]["liar"]) == {"error"} and "both" in case["candidates"]["ours"]
+
+
+@pytest.mark.parametrize("when", ["made", "run", "differentiated"])
+def test_a_peer_that_fails_is_named_and_costs_the_others_nothing(when, capsys, monkeypatch, tmp_path):
+    def broken(a):
+        def fails(*_):
+            raise RuntimeError("no kernel image\nand more")
+
+        if when == "made":
+            fails()
+        inputs = (a.x.detach().clone().requires_grad_(),)
+        run = fails if when == "run" else lambda: inputs[0] * 1
+        peer = candidates.Candidate("broken", run, inputs, a.grad, None)
+        if when == "differentiated":
+            peer.both = fails
+        yield peer
+
+    monkeypatch.setattr(gpu_peers, "named", lambda a, options: {"broken": lambda: broken(a)})
+    file = tmp_path / "o.json"
+    status, _, error = run(capsys, "--quick", "--operators", "lightconv", "--no-memory", "--json", file)
+    assert status == 2 and "broken for lightconv T16 B2 C32 H4 K7: RuntimeError: no kernel image" in error
+    for case in json.loads(file.read_text(encoding="utf-8"))["cases"]:
+        assert case["candidates"]["broken"]["error"] == "RuntimeError: no kernel image"
+        assert {"forward", "both"} <= set(case["candidates"]["ours"])
+
+
+def test_ours_must_not_fail_and_what_was_measured_before_is_there(monkeypatch, tmp_path):
+    measure, file = operators._measure, tmp_path / "o.json"
+
+    def second_fails(operator, case, *others):
+        if case.kernel_size == 4:
+            raise RuntimeError("an illegal memory access was encountered")
+        return measure(operator, case, *others)
+
+    monkeypatch.setattr(operators, "_measure", second_fails)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        operators.main(["--quick", "--operators", "lightconv", "--json", str(file)])
+    content = json.loads(file.read_text(encoding="utf-8"))
+    assert [case["name"] for case in content["cases"]] == ["T16 B2 C32 H4 K7"] and content["rates"]
+
+
+def test_caches_are_flushed_by_reading(monkeypatch):
+    """What was written last would be written back within the time of the call."""
+
+    class Event:
+        def __init__(self, enable_timing):
+            self.record = lambda: versions.append(clock.flush._version)
+
+    versions = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+    monkeypatch.setattr(timing, "_FLUSH_BYTES", 4096)
+    clock = timing.CudaClock(torch.device("cpu"))
+    written = clock.flush._version
+    clock.sum.fill_(1)
+    clock.time(lambda: None)
+    assert versions == [written, written] and clock.sum == 0
 
 
 def test_a_peer_without_memory_costs_the_others_nothing(capsys, monkeypatch, tmp_path):

@@ -1,10 +1,14 @@
-"""benchmarks/gpu.sh and cpu.sh: parts, limits, failures, wrong arguments. A stand-in takes Python's place."""
+"""benchmarks/gpu.sh and cpu.sh: parts, failures, wrong arguments. A stand-in takes Python's place."""
 
 import functools
 import os
 import subprocess
+import sys
 
 import pytest
+
+MEASURED = ["main", "short", "sweep", "half", "options", "single", "talk", "talk_single"]
+PEERS = ["dynamic_conv1d", "jet_nemotron", "fairseq"]
 
 
 @pytest.fixture
@@ -12,74 +16,107 @@ def gpu(stand_in):
     return functools.partial(stand_in, "gpu")
 
 
+@pytest.fixture
+def folders(tmp_path):
+    """The options that name the peers' folders, and the folders."""
+    made = [tmp_path / name for name in ("fair seq", "dynamic", "jet")]
+    for folder in made:
+        folder.mkdir()
+    names = ("--fairseq-source", "--dynamic-conv1d", "--jet-nemotron")
+    return [word for pair in zip(names, made, strict=True) for word in pair], made
+
+
 def states(content):
     return {part["name"]: part["status"] for part in content["parts"]}
 
 
-def test_everything_once_and_in_order(gpu):
-    done, content, calls = gpu()
-    measured = ["main", "short", "half", "sweep", "single", "options", "talk", "talk_single"]
-    expected = ["build", "tests", "memcheck", *measured, "racecheck", "training", "generation"]
+def test_correctness_in_order(gpu):
+    done, content, calls = gpu("correctness")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert list(states(content)) == expected
-    away = {"memcheck", "racecheck", "training", "generation"}  # neither compute-sanitizer nor fairseq
-    assert states(content) == {name: "not here" if name in away else "ok" for name in expected}
-    assert set(content["results"]) == set(measured)
-    assert [call.split()[-1] for call in calls if "pytest -q -m gpu" in call] == ["tests/gpu"]
+    assert content["benchmark"] == "gpu_correctness"
+    away = {"memcheck": "not here", "racecheck": "not here"}  # no compute-sanitizer
+    assert list(states(content).items()) == [("build", "ok"), ("tests", "ok"), *away.items()]
+    tests = [call for call in calls if "-m pytest" in call]
+    assert tests and all("-m gpu" in call and "--durations=" in call and call.endswith("tests/gpu") for call in tests)
+    assert "compute-sanitizer was not found" in done.stdout and not [call for call in calls if "operators" in call]
+
+
+def test_timing_in_order(gpu):
+    done, content, calls = gpu("timing")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [name for name in states(content) if name not in PEERS] == ["build", *MEASURED]
+    assert states(content) == dict.fromkeys(["build", *MEASURED], "ok") | dict.fromkeys(PEERS, "not here")
+    assert set(content["results"]) == set(MEASURED)
     assert all("--device cuda" in call for call in calls if "benchmarks.operators" in call)
-    assert "fairseq is not installed" in done.stdout and "compute-sanitizer was not found" in done.stdout
     # The last tables: each benchmark's overview, then what became of the parts.
-    assert "lightconv T1 B1 C1 H1 K1" in done.stdout and "4.00" in done.stdout and "| tests " in done.stdout
+    assert "lightconv T1 B1 C1 H1 K1" in done.stdout and "4.00" in done.stdout and "| single " in done.stdout
 
 
 def test_the_log_is_what_was_printed(gpu, tmp_path):
-    done, _, _ = gpu("--parts", "build main")
-    assert (tmp_path / "a folder" / "out" / "gpu.log").read_text(encoding="utf-8") == done.stdout
+    done, _, _ = gpu("timing", "--parts", "build main")
+    assert (tmp_path / "a folder" / "out" / "gpu_timing.log").read_text(encoding="utf-8") == done.stdout
+
+
+def test_the_build_cache_stays(gpu, tmp_path):
+    cache = tmp_path / "a folder" / "cache"
+    plan = '-c |echo "$TORCH_EXTENSIONS_DIR $TRITON_CACHE_DIR $TRITON_CACHE_AUTOTUNING $TORCHINDUCTOR_CACHE_DIR"\n'
+    done, _, _ = gpu("timing", "--parts", "build", plan=plan)
+    assert f"{cache}/extensions {cache}/triton 1 {cache}/inductor" in done.stdout
+    assert (cache / "extensions").is_dir() and not list((tmp_path / "a folder" / "out").glob("*.parts"))
+
+
+def test_the_tests_are_shared_out_and_a_failure_in_one_process_counts(gpu):
+    done, content, _ = gpu("correctness", "--parts", "tests", plan='-m pytest|echo "share $LIGHTCONV_TEST_SHARE"\n')
+    assert done.returncode == 0
+    shares = sorted(line for line in done.stdout.splitlines() if line.startswith("share "))
+    assert shares == [f"share {number}/{len(shares)}" for number in range(len(shares))]
+    plan = "-m pytest|[[ $LIGHTCONV_TEST_SHARE != 0/* ]] || exit 3\n"
+    done, content, _ = gpu("correctness", "--parts", "tests", plan=plan)
+    assert done.returncode == 1 and states(content) == {"tests": "failed (3)"}
 
 
 def test_a_failure_costs_the_other_parts_nothing(gpu):
-    done, content, _ = gpu("--parts", "build tests main sweep", plan="pytest|exit 3\n--shapes gpu|kill -9 $$\n")
+    plan = "--shapes gpu|exit 3\n--shapes short|kill -9 $$\n"
+    done, content, _ = gpu("timing", "--parts", "build main short sweep", plan=plan)
     assert done.returncode == 1
-    assert states(content) == {"build": "ok", "tests": "failed (3)", "main": "out of time", "sweep": "ok"}
-    assert "| tests" in done.stdout and "failed (3)" in done.stdout
+    assert states(content) == {"build": "ok", "main": "failed (3)", "short": "out of time", "sweep": "ok"}
+    assert "| main" in done.stdout and "failed (3)" in done.stdout
+    assert set(content["results"]) == {"main", "short", "sweep"}  # what was written before the failure counts
 
 
-def test_parts_that_no_time_is_left_for_are_named(gpu):
-    done, content, calls = gpu("--parts", "build main", LIGHTCONV_GPU_SECONDS="4")
-    assert done.returncode == 1 and states(content) == {"build": "no time left", "main": "no time left"}
-    assert not calls
-
-
-def test_a_part_ends_when_the_time_of_all_does(gpu):
-    done, content, _ = gpu("--parts", "tests main", plan="pytest|sleep 60\n", LIGHTCONV_GPU_SECONDS="6")
-    assert done.returncode == 1 and states(content) == {"tests": "out of time", "main": "no time left"}
-
-
-def test_peers_of_the_named_folders(gpu, tmp_path):
-    folders = [tmp_path / name for name in ("fair seq", "dynamic", "jet")]
-    for folder in folders:
-        folder.mkdir()
-    fairseq, dynamic, jet = folders
-    named = ("--fairseq-source", fairseq, "--dynamic-conv1d", dynamic)
-    done, content, calls = gpu("--parts", "short half", *named, JET_NEMOTRON=jet)
+def test_peers_are_compiled_while_the_tests_run(gpu, folders):
+    options, (fairseq, dynamic, jet) = folders
+    done, content, calls = gpu("correctness", *options, plan="gpu_peers|echo compiled\n")
     assert done.returncode == 0, done.stdout
-    short, half = [call for call in calls if "benchmarks.operators" in call]
-    assert f"--dynamic-conv1d {dynamic} --jet-nemotron {jet}" in short and f"--fairseq-source {fairseq}" in half
+    assert list(states(content))[-1] == "peers" and states(content)["peers"] == "ok" and "compiled" in done.stdout
     (prepared,) = [call for call in calls if "gpu_peers" in call]
     assert f"--fairseq-source {fairseq} --dynamic-conv1d {dynamic} --jet-nemotron {jet}" in prepared
-    done, content, calls = gpu("--parts", "half", "--fairseq-source", fairseq, plan="gpu_peers|echo no nvcc; exit 1\n")
+    done, content, _ = gpu("correctness", "--parts", "tests peers", *options, plan="gpu_peers|echo no nvcc; exit 1\n")
     assert done.returncode == 1 and "no nvcc" in done.stdout
-    assert states(content) == {"peers": "failed", "half": "ok"}
-    assert "--fairseq-source" not in calls[-1]
+    assert states(content) == {"tests": "ok", "peers": "failed (1)"}
+
+
+def test_a_peer_that_fails_costs_itself_only(gpu, folders):
+    options, (fairseq, dynamic, jet) = folders
+    plan = "--dynamic-conv1d|kill -9 $$\n--fairseq-source|exit 1\n"
+    done, content, calls = gpu("timing", "--parts", " ".join(["short", *PEERS, "half"]), *options, plan=plan)
+    assert done.returncode == 1
+    failed = {"dynamic_conv1d": "out of time", "jet_nemotron": "ok", "fairseq": "failed (1)"}
+    assert states(content) == {"short": "ok", "half": "ok"} | failed
+    named = zip((fairseq, dynamic, jet), ("fairseq", "dynamic_conv1d", "jet_nemotron"), strict=True)
+    for (folder, name), option in zip(named, options[::2], strict=True):
+        (call,) = [call for call in calls if f"{option} {folder}" in call]
+        assert f"/{name}.json " in call
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--frobnicate"], "unknown argument --frobnicate"),
-        (["--parts"], "--parts needs a value"),
-        (["--parts", "build everything"], "--parts: everything is none of: build tests"),
-        (["--jet-nemotron", "/nowhere"], "/nowhere is not a folder"),
+        (["everything"], 'the first argument must be correctness or timing, got "everything"'),
+        (["timing", "--frobnicate"], "unknown argument --frobnicate"),
+        (["timing", "--parts"], "--parts needs a value"),
+        (["correctness", "--parts", "build main"], "--parts: main is none of: build tests"),
+        (["timing", "--jet-nemotron", "/nowhere"], "/nowhere is not a folder"),
     ],
 )
 def test_wrong_arguments(gpu, arguments, message):
@@ -92,7 +129,7 @@ def test_no_gpu(repository, tmp_path):
     program.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
     program.chmod(0o755)
     done = subprocess.run(
-        [repository / "benchmarks" / "gpu.sh", "--out", tmp_path / "out"],
+        [repository / "benchmarks" / "gpu.sh", "timing", "--out", tmp_path / "out"],
         env=os.environ | {"PYTHON": str(program)},
         capture_output=True,
         text=True,
@@ -113,3 +150,24 @@ def test_wrong_arguments_of_the_cpus_script(repository, arguments):
 def test_help(repository, name):
     done = subprocess.run([repository / "benchmarks" / name, "--help"], capture_output=True, text=True, check=True)
     assert f"benchmarks/{name} " in done.stdout
+
+
+def test_a_share_of_the_tests(repository):
+    """Two processes together run every test once."""
+
+    def collected(share):
+        options = ("--collect-only", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/gpu/test_talk.py")
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *options],
+            cwd=repository,
+            env=os.environ | ({"LIGHTCONV_TEST_SHARE": share} if share else {}),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return [line for line in done.stdout.splitlines() if "::" in line], done
+
+    everything, _ = collected("")
+    halves = [collected(share)[0] for share in ("0/2", "1/2")]
+    assert sorted([*halves[0], *halves[1]]) == sorted(everything) and min(map(len, halves)) > 10
+    assert "LIGHTCONV_TEST_SHARE must be NUMBER/COUNT" in (wrong := collected("2/2")[1]).stderr + wrong.stdout

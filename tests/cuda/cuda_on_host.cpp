@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #if !defined(__x86_64__) || defined(LIGHTCONV_HOST_UCONTEXT)
@@ -286,7 +287,11 @@ void run_grid(const char* name, const void* kernel, dim3 grid, dim3 block, std::
 
 cudaError_t allow_shared(const void* kernel, int bytes) {
   if (bytes < 0 || bytes > device.shared_at_most) return last_error = cudaErrorInvalidValue;
-  shared_allowed[kernel] = bytes;
+  // Another host thread may be about to launch what the higher limit was set for.
+  const int before = std::exchange(shared_allowed[kernel], bytes);
+  if (bytes < before) {
+    fail("the limit of shared memory is lowered from " + std::to_string(before) + " to " + std::to_string(bytes));
+  }
   return cudaSuccess;
 }
 

@@ -123,19 +123,21 @@ def short():
         )
 
 
+EXTRAS = [
+    {},
+    {"glu": True},
+    {"lengths": torch.int32, "bias": True},
+    {"packed": True, "steps": 90},
+    {"dropout": 0.4},
+    {"glu": True, "lengths": torch.int64, "dropout": 0.2, "bias": True},
+    {"packed": True, "glu": True, "dropout": 0.2, "steps": 70},
+]
+
+
 def wide():
     """Half types with rows of a head wide enough for the matrix units: sizes that do not fill a tile, all options."""
     widths = (16, 24, 40, 64, 72, 128, 136)
-    extras = [
-        {},
-        {"glu": True},
-        {"lengths": torch.int32, "bias": True},
-        {"packed": True, "steps": 90},
-        {"dropout": 0.4},
-        {"glu": True, "lengths": torch.int64, "dropout": 0.2, "bias": True},
-        {"packed": True, "glu": True, "dropout": 0.2, "steps": 70},
-    ]
-    for count, (operator, size, extra) in enumerate(itertools.product(OPERATORS, (8, 17, 18, 31, 49, 96), extras)):
+    for count, (operator, size, extra) in enumerate(itertools.product(OPERATORS, (8, 17, 18, 31, 49, 96), EXTRAS)):
         per_head = widths[count % 7]
         packed = extra.get("packed", False)
         yield Case(
@@ -151,6 +153,27 @@ def wide():
             renorm=operator == "dynamicconv" and count % 3 == 0,
             rows=("tbc", "btc", "sliced", "odd")[count % 16 // 5],
             filters=("plain", "taps_first", "sliced")[count % 3],
+            **{name: value for name, value in extra.items() if name != "steps"},
+        )
+
+
+def in_registers():
+    """Half types with filters that the matrix units' path keeps in registers, from the shortest to the longest."""
+    for count, (operator, size, extra) in enumerate(itertools.product(OPERATORS, (3, 4, 5, 7, 17, 32, 33), EXTRAS)):
+        packed = extra.get("packed", False)
+        yield Case(
+            operator,
+            extra.get("steps", (16, 31, 65, 150)[count % 4]),
+            1 if packed else 2,
+            2,
+            (64, 128, 64, 72, 64)[count % 5],
+            size,
+            padding(size, count + count // 4),
+            DTYPES[2 - count % 2],
+            normalize=("softmax", "softmax", "none")[count % 3],
+            renorm=operator == "dynamicconv" and count % 4 == 0,
+            rows=("tbc", "btc", "sliced")[count % 3],
+            filters=("plain", "plain", "sliced", "plain", "plain", "taps_first")[count % 6],
             **{name: value for name, value in extra.items() if name != "steps"},
         )
 
@@ -192,7 +215,7 @@ def products(case):
 
 CASES = [*sizes(), *papers_sizes(), *options(), *short(), *wide()]
 EVERY_RUN = covering(CASES, settings, products)
-CHOSEN = [*marked(CASES, EVERY_RUN), *shapes()]
+CHOSEN = [*marked(CASES, EVERY_RUN), *in_registers(), *shapes()]
 
 
 def test_every_run_has_all_pairs_of_settings():

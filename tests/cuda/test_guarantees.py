@@ -15,7 +15,7 @@ from .host import HostError, Sparse
 OPERATORS = ("lightconv", "dynamicconv")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Short filters take kernels of their own, wide rows of half types the matrix units, the rest the tiles.
-WIDTHS = [(4, 3, 5), (2, 8, 4), (8, 1, 4), (4, 16, 7), (2, 8, 9), (2, 64, 31)]
+WIDTHS = [(4, 3, 5), (2, 8, 4), (8, 1, 4), (4, 16, 7), (2, 8, 9), (2, 64, 3), (2, 64, 31), (2, 64, 49)]
 
 
 def bits(tensor):
@@ -55,6 +55,13 @@ def test_a_sentence_does_not_depend_on_its_batch(on_host, operator, dtype, heads
         assert not dx[length:, b].any()
         if case.dynamic:
             assert torch.equal(bits(alone_dweight), bits(dweight[:length, b : b + 1]))
+
+
+def test_a_call_does_not_lower_the_shared_memory_of_another(on_host):
+    """Both need more than 48 KB; between one host thread's request and its launch another may ask for less."""
+    for size in (101, 31):
+        case = Case("dynamicconv", 140, 1, 1, 64, size, size // 2, torch.bfloat16)
+        compare_all(case, on_host, case.tensors())
 
 
 @pytest.mark.parametrize("heads, per_head, size", WIDTHS, ids=str)

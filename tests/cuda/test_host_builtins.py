@@ -17,7 +17,7 @@ def run(program, name, **options):
     return subprocess.run([program, name], capture_output=True, env=host.environment(), timeout=120, **options)
 
 
-@pytest.mark.parametrize("name", ["shuffles", "sums", "products", "limits"])
+@pytest.mark.parametrize("name", ["shuffles", "sums", "products", "limits", "exponentials"])
 def test_computes(program, name):
     result = run(program, name, text=True)
     assert (result.stdout, result.returncode) == ("right\n", 0), result.stderr
@@ -54,6 +54,7 @@ def test_a_race_shows_in_the_results(program, name):
         "lane leaves": "lanes do not meet: thread (0,0,0) waits for __shfl_sync at",
         "wrong mask": "thread (16,0,0) calls __shfl_sync with a mask that leaves it out",
         "misaligned copy": "cp.async: global address not a multiple of 16",
+        "lowered limit": "the limit of shared memory is lowered from 65536 to 50000",
         "misaligned matrix": "ldmatrix: shared address not a multiple of 16",
     }.items(),
 )

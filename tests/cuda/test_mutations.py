@@ -165,6 +165,38 @@ MISTAKES = [
         "backward",
         WIDE,
     ),
+    Mistake(
+        "filters in registers: columns exchanged",
+        "convolution/band_registers.cuh",
+        "weights[r][n] = from[r][column_of(n)];",
+        "weights[r][n] = from[r][column_of(n ^ (MISTAKE && r))];",
+        "forward",
+        WIDE,
+    ),
+    Mistake(
+        "filters in registers: dropout by another tap's bit",
+        "convolution/band_registers.cuh",
+        "to.kept[r] << (g + 8 * r) >> first;",
+        "to.kept[r] << (g + 8 * r + MISTAKE) >> first;",
+        "forward",
+        other(WIDE, dropout=0.5),
+    ),
+    Mistake(
+        "filters in registers: gradients of other columns",
+        "convolution/band_registers.cuh",
+        "multiply_add<T>(sums[2 * c + 1], a, b[2], b[3]);",
+        "multiply_add<T>(sums[2 * c + 1], a, b[2 - MISTAKE], b[3 - MISTAKE]);",
+        "backward",
+        WIDE,
+    ),
+    Mistake(
+        "filters in registers: __syncwarp missing",
+        "convolution/band_registers.cuh",
+        "  }\n  __syncwarp();\n  const int k = lane_index();",
+        "  }\n  if (!MISTAKE) __syncwarp();\n  const int k = lane_index();",
+        "backward",
+        WIDE,
+    ),
 ]
 OFFSET = Mistake(
     "an offset of 32 bits",

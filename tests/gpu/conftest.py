@@ -1,5 +1,7 @@
 """The device under test. On the CPU the same tests run as well, as far as they mean something there."""
 
+import os
+
 import pytest
 import torch
 
@@ -9,6 +11,19 @@ CUDA = pytest.param(
     "cuda",
     marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
 )
+
+
+def pytest_collection_modifyitems(config, items):
+    """LIGHTCONV_TEST_SHARE=1/4: the second of four processes that share the tests (benchmarks/gpu.sh)."""
+    share = os.environ.get("LIGHTCONV_TEST_SHARE")
+    if share is None:
+        return
+    number, _, count = share.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        raise pytest.UsageError(f"LIGHTCONV_TEST_SHARE must be NUMBER/COUNT with NUMBER below COUNT, got {share!r}")
+    kept = items[int(number) :: int(count)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
 
 
 def _device(name):

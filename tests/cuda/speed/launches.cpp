@@ -1,0 +1,78 @@
+// Prints what a call of a launcher launches, instead of launching it:
+//
+//     launches NAME=INTEGER …
+//
+// backward, type, steps, batch, channels, heads, size (K), padding, dynamic, normalize, glu, dropout, renorm, batch_first;
+// what is not named is 0. A line for each launch: the kernel's distance from `origin` (nm gives its name), blocks, threads,
+// bytes of shared memory, and the parameters in hexadecimal digits. Tensors are at made-up addresses: see `at`.
+
+#include "convolution/launchers.h"
+
+#include <cstdio>
+#include <map>
+#include <string>
+
+extern "C" void origin() {}
+
+namespace {
+
+using namespace lightconv;
+
+void print(const void* kernel, dim3 grid, dim3 block, std::size_t shared, const std::string& parameters) {
+  const auto distance = static_cast<const char*>(kernel) - reinterpret_cast<const char*>(&origin);
+  std::printf("%lld %u %u %zu ", static_cast<long long>(distance), grid.x, block.x, shared);
+  for (const char byte : parameters) std::printf("%02x", static_cast<unsigned char>(byte));
+  std::printf("\n");
+}
+
+// The n-th tensor: x, weight, out, grad, dx, dweight, workspace, seed.
+void* at(int n) { return reinterpret_cast<void*>(static_cast<std::uintptr_t>(n + 1) << 40); }
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::map<std::string, int> call;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const auto equals = argument.find('=');
+    if (equals == std::string::npos) return std::fprintf(stderr, "NAME=INTEGER, got %s\n", argv[i]), 2;
+    call[argument.substr(0, equals)] = std::stoi(argument.substr(equals + 1));
+  }
+  ConvBackwardParams p;
+  p.type = static_cast<Type>(call["type"]);
+  p.steps = call["steps"], p.batch = call["batch"], p.channels = call["channels"], p.heads = call["heads"];
+  p.compute_capability = 90;
+  p.dynamic = call["dynamic"], p.kernel_size = call["size"], p.padding_l = call["padding"];
+  p.normalize = static_cast<Normalize>(call["normalize"]), p.glu = call["glu"], p.renorm_padding = call["renorm"];
+  const bool batch_first = call["batch_first"];
+  const auto strides = [&](auto& tensor, int64_t width, int n) {
+    tensor.data = at(n);
+    tensor.stride_t = batch_first ? width : p.batch * width;
+    tensor.stride_b = batch_first ? p.steps * width : width;
+  };
+  strides(p.x, p.channels * (p.glu ? 2 : 1), 0);
+  const int64_t filters = int64_t{p.heads} * p.kernel_size;
+  strides(p.weight, filters, 1);
+  if (!p.dynamic) p.weight.stride_t = p.weight.stride_b = 0;
+  p.weight.stride_h = p.kernel_size, p.weight.stride_k = 1;
+  if (call["dropout"]) {
+    p.seed = static_cast<const int64_t*>(at(7));
+    p.drop_below = 0x19999999;  // 0.1
+    p.keep_scale = 1.0f / 0.9f;
+  }
+  lightconv_host::launched = print;
+  cudaError_t error;
+  if (!call["backward"]) {
+    strides(p.out, p.channels, 2);
+    error = forward(p, nullptr);
+  } else {
+    strides(p.grad, p.channels, 3);
+    strides(p.dx, p.channels * (p.glu ? 2 : 1), 4);
+    p.dweight = at(5);
+    p.dweight_stride_t = p.weight.stride_t, p.dweight_stride_b = p.weight.stride_b;
+    p.dweight_stride_h = p.weight.stride_h, p.dweight_stride_k = p.weight.stride_k;
+    p.workspace = at(6);
+    error = backward(p, nullptr);
+  }
+  if (error != cudaSuccess) return std::fprintf(stderr, "cudaError_t %d\n", static_cast<int>(error)), 1;
+}
