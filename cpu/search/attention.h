@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "search/linear.h"
 #include "search/rows.h"
@@ -45,6 +46,20 @@ inline void softmax(float* scores, int64_t n) {
   for (int64_t t = 0; t < n; t += lanes) store(scores + t, load(scores + t) * share);
 }
 
+// sums[q][v] += factors[q · factor_pitch + i] · rows[i · row_pitch + v · lanes] for all i, in their order; some vectors
+// at a time, so that their additions need not wait for each other.
+template <int Q, int N>
+LIGHTCONV_INLINE void sum_rows(
+    const float* factors, int64_t factor_pitch, const float* rows, int64_t row_pitch, int64_t count,
+    Vector<float> (&sums)[Q][N]) {
+  for (int64_t i = 0; i < count; ++i) {
+    for (int v = 0; v < N; ++v) {
+      const Vector<float> row = load(rows + i * row_pitch + v * kWidth<float>);
+      for (int q = 0; q < Q; ++q) sums[q][v] += factors[q * factor_pitch + i] * row;
+    }
+  }
+}
+
 // Q queries of one head, `query_pitch` floats apart, and as many outputs; scores: Q · memory.pitch() floats.
 template <int Q>
 void attend(const Memory& memory, int64_t head, const float* query, float* out, int64_t query_pitch, float* scores) {
@@ -53,32 +68,35 @@ void attend(const Memory& memory, int64_t head, const float* query, float* out, 
   const int64_t dim = memory.head_dim, pitch = memory.pitch();
   const float scale = 1 / std::sqrt(float(dim));
   const float* keys = memory.keys + head * dim * pitch;
-  for (int64_t t = 0; t < pitch; t += lanes) {
-    V sums[Q] = {};
-    for (int64_t c = 0; c < dim; ++c) {
-      const V key = load(keys + c * pitch + t);
-      for (int q = 0; q < Q; ++q) sums[q] += query[q * query_pitch + c] * key;
+  const auto score = [&](auto vectors, int64_t t) {
+    V sums[Q][vectors.value] = {};
+    sum_rows(query, query_pitch, keys + t, pitch, dim, sums);
+    for (int q = 0; q < Q; ++q) {
+      for (int v = 0; v < vectors.value; ++v) store(scores + q * pitch + t + v * lanes, sums[q][v] * scale);
     }
-    for (int q = 0; q < Q; ++q) store(scores + q * pitch + t, sums[q] * scale);
-  }
+  };
+  int64_t t = 0;
+  for (; t + 4 * lanes <= pitch; t += 4 * lanes) score(std::integral_constant<int, 4>(), t);
+  for (; t < pitch; t += lanes) score(std::integral_constant<int, 1>(), t);
   for (int q = 0; q < Q; ++q) {
-    for (int64_t t = 0; memory.mask && t < memory.steps; ++t) scores[q * pitch + t] += memory.mask[t];
+    for (t = 0; memory.mask && t < memory.steps; ++t) scores[q * pitch + t] += memory.mask[t];
     softmax(scores + q * pitch, memory.steps);
   }
   const float* values = memory.values + head * dim;
-  int64_t c = 0;
-  for (; c + lanes <= dim; c += lanes) {
-    V sums[Q] = {};
-    for (int64_t t = 0; t < memory.steps; ++t) {
-      const V value = load(values + t * memory.value_pitch + c);
-      for (int q = 0; q < Q; ++q) sums[q] += scores[q * pitch + t] * value;
+  const auto mix = [&](auto vectors, int64_t c) {
+    V sums[Q][vectors.value] = {};
+    sum_rows(scores, pitch, values + c, memory.value_pitch, memory.steps, sums);
+    for (int q = 0; q < Q; ++q) {
+      for (int v = 0; v < vectors.value; ++v) store(out + q * query_pitch + c + v * lanes, sums[q][v]);
     }
-    for (int q = 0; q < Q; ++q) store(out + q * query_pitch + c, sums[q]);
-  }
+  };
+  int64_t c = 0;
+  for (; c + 4 * lanes <= dim; c += 4 * lanes) mix(std::integral_constant<int, 4>(), c);
+  for (; c + lanes <= dim; c += lanes) mix(std::integral_constant<int, 1>(), c);
   for (; c < dim; ++c) {
     for (int q = 0; q < Q; ++q) {
       float sum = 0;
-      for (int64_t t = 0; t < memory.steps; ++t) sum += scores[q * pitch + t] * values[t * memory.value_pitch + c];
+      for (t = 0; t < memory.steps; ++t) sum += scores[q * pitch + t] * values[t * memory.value_pitch + c];
       out[q * query_pitch + c] = sum;
     }
   }

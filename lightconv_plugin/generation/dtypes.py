@@ -5,7 +5,7 @@ TABLE is what `python -m benchmarks.decoding_dtypes --threads 1 --sizes 128 256 
 are, for one sentence and for a batch of 32, on one CPU that was held down to each set.
 
 "auto" takes the type that is fastest for both together, among those that are not slower than float32 for either. Both
-types cost at most 0.2 BLEU (docs/performance.md).
+types cost at most 0.1 BLEU (docs/performance.md).
 """
 
 from __future__ import annotations
