@@ -118,7 +118,7 @@ run() {
     start=$(milliseconds) due=$((due + share[$name] * limit / total))
     left=$((begin + due - start))
     note "$name" "cut off" 0 # unless this call gets to say something else
-    if ((left < limit / 200)); then
+    if ((left <= limit / 200)); then
         word="no time left" failed=1
     else
         timeout --kill-after="$kill_after" "$(seconds "$left")" bash -c 'set -euo pipefail; "$@"' "$name" "$@" \
@@ -140,8 +140,8 @@ build() {
     LIGHTCONV_BACKEND=$1 "$PYTHON" -c '
 import sys, time
 start = time.perf_counter()
-from lightconv_plugin.ops import native
-decided = native.decision(sys.argv[1])
+from lightconv_plugin.ops import backends
+decided = backends.decision(sys.argv[1])
 print(f"{decided.library}: built and loaded in {time.perf_counter() - start:.1f} s")' "$1"
 }
 

@@ -92,10 +92,9 @@ def _marked_modules() -> list[type]:
 
 @patch(versions="all versions of fairseq", needed=lambda: bool(_marked_modules()))
 def uninitialised_markers() -> None:
-    """fairseq saves an uninitialised number with adaptive inputs (0.12.2: with sinusoidal positions too), NaN at times:
-    runs leave different files.
+    """fairseq saves an uninitialised number with adaptive inputs, NaN at times: runs leave different files.
 
-    The number only marks a device and a type.
+    The number only marks a device and a type. fairseq 0.12.2 has one with sinusoidal positions too.
     """
     for module in _marked_modules():
         _initialise_marker(module)

@@ -80,10 +80,13 @@ def stand_in(tmp_path, repository):
             name: folder / name.lower() for name in ("CALLS", "PLAN", "RESULT", "PROCESSES")
         }
         settings |= {"LIGHTCONV_GPU_CACHE": folder / "cache"}
+        # torch.compile sets these for its own process, which may be this one.
+        caches = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+        inherited = {name: value for name, value in os.environ.items() if name not in caches}
         command = [repository / "benchmarks" / f"{name}.sh", call, "--out", folder / "out", *arguments]
         process = subprocess.Popen(
             command,
-            env=os.environ | {name: str(value) for name, value in (settings | environment).items()},
+            env=inherited | {name: str(value) for name, value in (settings | environment).items()},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

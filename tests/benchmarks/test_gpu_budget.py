@@ -1,7 +1,9 @@
 """The seconds of gpu.sh and gpu_fairseq.sh: a dry run in which everything sleeps, and a call that is killed."""
 
 import json
+import os
 import subprocess
+import sys
 import time
 
 import pytest
@@ -87,3 +89,12 @@ def test_a_call_that_is_killed_leaves_the_results_of_its_parts(stand_in, tmp_pat
     collect.main([str(out / "gpu_timing.parts"), str(out / "gpu_timing.json")])
     content = json.loads((out / "gpu_timing.json").read_text(encoding="utf-8"))
     assert content["parts"][-1]["status"] == "cut off" and set(content["results"]) == {"main", "short", "sweep"}
+
+
+def test_the_build_part_finds_the_kernels(repository):
+    """Its Python is text in a shell script, which no tool checks: here it runs, for the CPU's kernels."""
+    environment = os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(repository)}
+    command = ["bash", "-c", "source benchmarks/gpu_lib.sh; build cpu"]
+    done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "lightconv_cpu.so: built and loaded in" in done.stdout
