@@ -3,6 +3,8 @@
 More kills, at chosen moments, are in the tests of each script: test_prepare*.py, test_reproduce.py, test_download.py, …
 """
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -122,3 +124,22 @@ def test_wrong_arguments(arguments, said, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2 and said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_fork_computes_although_its_parent_has_threads(tmp_path):
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        numbers = torch.ones(1 << 20)
+        assert float((numbers + 1).sum()) == 2 << 20
+        process = Fork(lambda: int(float((numbers + 1).sum()) != 2 << 20), log=tmp_path / "log", token="x")
+        deadline = time.monotonic() + 60
+        while (status := process.poll()) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if status is None:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+        assert status == 0, "the child waits for ever"
+    finally:
+        torch.set_num_threads(threads)

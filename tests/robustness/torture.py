@@ -52,6 +52,9 @@ class Fork:
                 for stream in (1, 2):
                     os.dup2(descriptor, stream)
                 sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1) for stream in (1, 2))
+                if "torch" in sys.modules:
+                    # OpenMP's threads are not forked, and work for them would wait for ever.
+                    sys.modules["torch"].set_num_threads(1)
                 status = function(*arguments) or 0
             except BaseException:
                 traceback.print_exc()
