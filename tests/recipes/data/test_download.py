@@ -321,7 +321,7 @@ def test_a_wrong_task_suggests_the_nearest(name, hint, tmp_path):
 
 
 def test_every_published_file_is_complete():
-    """Each belongs to a known task that downloads, has a checksum of a known form, and an address or what to do without one."""
+    """Each is of a task that downloads, has a checksum of a known form, and an address or what to do without one."""
     variants = {*tasks.TASKS, "wmt14_en_de_icml17", "wmt17_zh_en_without_cwmt"} - {"smoke", "parallel"}
     table = tasks.sources()
     assert set(table["disk"]) == variants == {task for group in table["files"] for task in group["tasks"]}
