@@ -105,7 +105,7 @@ def lightconv(
         glu=glu,
     )
     x, seed = _contiguous_channels(x), _draw_seed(dropout, x)
-    return torch.ops.lightconv.lightconv(
+    return torch.ops.lightconv.lightconv.default(
         x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, float(dropout), glu
     )
 
@@ -155,7 +155,7 @@ def dynamicconv(
         renorm_padding=renorm_padding,
     )
     x, seed = _contiguous_channels(x), _draw_seed(dropout, x)
-    return torch.ops.lightconv.dynamicconv(
+    return torch.ops.lightconv.dynamicconv.default(
         x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, float(dropout), renorm_padding, glu
     )
 
@@ -189,7 +189,7 @@ def lightconv_step(
     x, state, weight, bias = _prepare(x=x, state=state, weight=weight, bias=bias)
     checks.step(x, state, weight, dynamic=False, normalize=normalize, dropout=dropout, bias=bias, glu=glu)
     x, state, seed = _contiguous_channels(x), _begin(state, x, glu), _draw_seed(dropout, x)
-    return torch.ops.lightconv.lightconv_step(x, state, weight, bias, seed, normalize, float(dropout), glu)
+    return torch.ops.lightconv.lightconv_step.default(x, state, weight, bias, seed, normalize, float(dropout), glu)
 
 
 def dynamicconv_step(
@@ -229,7 +229,7 @@ def dynamicconv_step(
         renorm_padding=renorm_padding,
     )
     x, state, seed = _contiguous_channels(x), _begin(state, x, glu), _draw_seed(dropout, x)
-    return torch.ops.lightconv.dynamicconv_step(
+    return torch.ops.lightconv.dynamicconv_step.default(
         x, state, weight, bias, seed, normalize, float(dropout), renorm_padding, glu
     )
 
@@ -277,7 +277,7 @@ def talkconv(
     """
     x, offset_left, offset_right = _prepare(x=x, offset_left=offset_left, offset_right=offset_right)
     checks.talk(x, offset_left, offset_right, max_left, max_right, lengths=lengths, cu_seqlens=cu_seqlens)
-    return torch.ops.lightconv.talkconv(
+    return torch.ops.lightconv.talkconv.default(
         _contiguous_channels(x), offset_left, offset_right, lengths, cu_seqlens, max_left, max_right
     )
 
@@ -304,7 +304,7 @@ def talkconv_step(x: Tensor, state: Tensor | None, offset_left: Tensor, max_left
     x, state, offset_left = _prepare(x=x, state=state, offset_left=offset_left)
     checks.talk_step(x, state, offset_left, max_left)
     x = _contiguous_channels(x)
-    return torch.ops.lightconv.talkconv_step(x, _begin(state, x, glu=False), offset_left, max_left)
+    return torch.ops.lightconv.talkconv_step.default(x, _begin(state, x, glu=False), offset_left, max_left)
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
@@ -326,7 +326,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
     """
     checks.floating(x=x)
     checks.probability("p", p)
-    return torch.ops.lightconv.dropout(x, _draw_seed(p, x), float(p)) if p > 0 else x
+    return torch.ops.lightconv.dropout.default(x, _draw_seed(p, x), float(p)) if p > 0 else x
 
 
 # Asked once, because torch 2.6's compiler cannot trace the question; for other devices torch raises an error.

@@ -36,6 +36,8 @@ PREBUILT = PACKAGE / "prebuilt"
 SOURCES = {
     kind: PACKAGE / "sources" / kind if (PACKAGE / "sources").is_dir() else PACKAGE.parent / kind for kind in KINDS
 }
+SHARED = (PACKAGE / "ops" / "autograd.cpp",)
+"""What every library is also compiled from; a flag says for which dispatch key."""
 
 _COMPILED = {"cpu": (".cpp",), "cuda": (".cpp", ".cu")}
 _HASHED = (".cpp", ".cu", ".cuh", ".h")
@@ -79,6 +81,10 @@ class Recipe:
         return "-".join([self.key, *(["_".join(self.architectures)] if self.architectures else [])])
 
     @property
+    def source_names(self) -> list[str]:
+        return [_name_of(path, self.root) for path in self.sources]
+
+    @property
     def folder(self) -> Path:
         """Where the library is built."""
         return cache_folder() / self.library / self.name
@@ -103,13 +109,14 @@ def recipe(kind: str, architectures: Iterable[str] = ()) -> Recipe:
     sources = tuple(path for path in files if path.suffix in _COMPILED[kind])
     if not sources:
         raise NativeError(f"found no sources in {root}", "reinstall the package")
+    autograd = f"-DLIGHTCONV_AUTOGRAD=Autograd{kind.upper()}"
     if kind == "cpu":
         # Compiled with -fopenmp but not linked with it: libgomp is the one that torch has loaded, with its threads.
         simd = _SIMD_FLAGS.get(instructions.compiled_for(), ())
-        cflags: tuple[str, ...] = ("-O3", "-fopenmp", *simd)
+        cflags: tuple[str, ...] = ("-O3", "-fopenmp", autograd, *simd)
         cuda_cflags: tuple[str, ...] = ()
     else:
-        cflags, cuda_cflags = ("-O3",), ("-O3",)
+        cflags, cuda_cflags = ("-O3", autograd), ("-O3",)
     made_of = {
         "kind": kind,
         "torch": torch.__version__,
@@ -119,12 +126,16 @@ def recipe(kind: str, architectures: Iterable[str] = ()) -> Recipe:
         "flags": [cflags, cuda_cflags],
     }
     digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode())
-    for path in files:
+    for path in (*files, *SHARED):
         content = path.read_bytes()
-        digest.update(f"\0{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
+        digest.update(f"\0{_name_of(path, root)}\0{len(content)}\0".encode() + content)
     architectures = tuple(architectures)
     cuda_cflags = (*cuda_cflags, *gencode(architectures))
-    return Recipe(kind, architectures, root, sources, cflags, cuda_cflags, digest.hexdigest()[:16])
+    return Recipe(kind, architectures, root, (*sources, *SHARED), cflags, cuda_cflags, digest.hexdigest()[:16])
+
+
+def _name_of(source: Path, root: Path) -> str:
+    return source.relative_to(root).as_posix() if source.is_relative_to(root) else source.name
 
 
 def find(kind: str) -> Path | None:

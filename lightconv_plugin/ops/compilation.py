@@ -206,7 +206,7 @@ def _compile(recipe: Recipe, environment: dict[str, str], record: Path, progress
             "architectures": recipe.architectures,
             "flags": [*recipe.cflags] if recipe.kind == "cpu" else [*recipe.cuda_cflags],
             "compiler": environment["CXX"],
-            "sources": [path.relative_to(recipe.root).as_posix() for path in recipe.sources],
+            "sources": recipe.source_names,
         }
         _write(temporary / "build.json", information)
         folder.mkdir(exist_ok=True)

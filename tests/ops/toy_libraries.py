@@ -86,7 +86,7 @@ class Toy:
             import torch
             from lightconv_plugin import ops
             from lightconv_plugin.ops import compilation, artifacts, backends, reference
-            artifacts.SOURCES["cpu"] = Path({str(self.sources)!r})
+            artifacts.SOURCES["cpu"], artifacts.SHARED = Path({str(self.sources)!r}), ()
             x, weight = torch.randn(5, 2, 6), torch.randn(3, 4)
         """
         return subprocess.Popen(
@@ -108,6 +108,7 @@ class Toy:
 
 def in_this_process(toy: Toy, monkeypatch) -> Toy:
     monkeypatch.setitem(artifacts.SOURCES, "cpu", toy.sources)
+    monkeypatch.setattr(artifacts, "SHARED", ())
     monkeypatch.setattr(artifacts, "PREBUILT", toy.folder / "prebuilt")
     monkeypatch.setattr(backends, "_decided", {})
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(toy.cache))

@@ -125,7 +125,7 @@ class Build(Work):
         from lightconv_plugin.ops import artifacts, compilation
 
         os.environ["TORCH_EXTENSIONS_DIR"] = str(place / "cache")
-        artifacts.SOURCES["cpu"] = place / "sources"
+        artifacts.SOURCES["cpu"], artifacts.SHARED = place / "sources", ()
         artifacts.PREBUILT = place / "prebuilt"
         library = ctypes.CDLL(str(compilation.build(artifacts.recipe("cpu"))))
         if library.answer_one() != 42 or library.answer_two() != 42:
