@@ -5,8 +5,9 @@ import warnings
 
 import pytest
 import torch
+from torch._library import autograd as recording
 
-from lightconv_plugin.ops import backends, reference
+from lightconv_plugin.ops import backends, reference, registration
 
 from .toy_libraries import broken, plain  # noqa: F401  (fixtures)
 
@@ -15,13 +16,17 @@ BACKENDS = ("native", "reference")
 
 @contextlib.contextmanager
 def by_reference():
-    """Inside, the operators compute by the reference on the CPU, whatever is loaded."""
+    """Inside, the operators compute by the reference on the CPU, and are recorded in Python, whatever is loaded."""
     library = torch.library.Library("lightconv", "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
             for name in backends.OPERATORS + backends.CPU_OPERATORS:
                 library.impl(name, getattr(reference, name), "CPU")
+            for name, _, save, backward in registration.OPERATORS:
+                operator = getattr(torch.ops.lightconv, name).default
+                record = recording.make_autograd_impl(operator, recording.Info(backward, save))
+                library.impl(name, record, "AutogradCPU", with_keyset=True)
         yield
     finally:
         library._destroy()
