@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The benchmarks of a CPU, one after the other: operators, training step, generation. Nothing else may run meanwhile.
+# The benchmarks of a CPU, one after the other: operators, host time, training step, generation. Nothing else may run meanwhile.
 #
 #   benchmarks/cpu.sh [--quick] [--out DIR]
 #
@@ -37,6 +37,7 @@ measure() { # NAME PROGRAM OPTIONS…: one benchmark, its JSON in cpu_NAME.json
 
 measure operators operators
 measure operators_bfloat16 operators --dtype bfloat16 --without "our reference"
+measure host_time host_time
 measure training_iwslt training
 measure training_multi30k training --preset multi30k_en_de
 # Models of 200 million parameters: those of the papers, without fairseq's own convolutions, which would not fit beside them.
