@@ -2,7 +2,8 @@
 
     python -m benchmarks.host_time --json benchmarks/results/cpu_host_time.json
 
-On a GPU a small problem takes as long as the host needs to launch it, so this decides how fast short sequences train there.
+On a GPU a small problem takes as long as the host needs to launch it, so this decides how fast short
+sequences train there.
 Each operator beside torch.nn.functional.linear, on one thread: without a gradient, with one recorded, and with the
 backward pass too. *in Python*: the same call where the operators are recorded in Python, as they are without a native
 library. Microseconds, the median of many rounds in which all calls take turns.
