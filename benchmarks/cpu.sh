@@ -4,7 +4,7 @@
 #   benchmarks/cpu.sh [--quick] [--out DIR]
 #
 # Writes DIR/cpu_*.json (DIR: benchmarks/results) and prints the tables. In an environment of scripts/setup.sh, with the
-# settings of scripts/train.sh (all cores; freed memory is kept). --quick: tiny sizes, to see that everything runs.
+# settings of scripts/train.sh (all cores). --quick: tiny sizes, to see that everything runs.
 
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/lib.sh"

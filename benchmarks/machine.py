@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.report import BenchmarkError
+from lightconv_plugin import allocator
 from lightconv_plugin.ops import backends, instructions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,6 +25,8 @@ _VARIABLES = (
     "OMP_WAIT_POLICY",
     "MALLOC_MMAP_THRESHOLD_",
     "MALLOC_TRIM_THRESHOLD_",
+    "GLIBC_TUNABLES",
+    "LIGHTCONV_KEEP_MALLOC",
     "LIGHTCONV_BACKEND",
     "LD_PRELOAD",
     "LIGHTCONV_CPU_ISA",
@@ -116,6 +119,8 @@ def describe(device: torch.device) -> dict:
         "versions": versions,
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
+    if backend == "cpu":
+        description["allocator"] = allocator.keep_freed_memory().why
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         description |= {

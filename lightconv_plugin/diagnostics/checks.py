@@ -293,6 +293,7 @@ def _operators(report: Report) -> None:
 
 def _backend(report: Report, kind: str) -> bool:
     """Decide which backend serves tensors of a kind, compiled if need be; whether there is one."""
+    from lightconv_plugin import allocator
     from lightconv_plugin.ops import artifacts, backends
 
     name = f"backend for {kind} tensors"
@@ -317,6 +318,8 @@ def _backend(report: Report, kind: str) -> bool:
         built = f"compiled {about.get('built')} for {target} in {about.get('seconds')} s"
         report.add(OK, name, f"{decided.backend}, {built}: {decided.library}")
         report.add(INFO, f"flags of the {kind} kernels", " ".join(about.get("flags", [])), detail_only=True)
+        if kind == "cpu":
+            report.add(INFO, "allocator", allocator.keep_freed_memory().why)
     return True
 
 

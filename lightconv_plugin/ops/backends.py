@@ -8,6 +8,7 @@ milliseconds; otherwise one process compiles it while others wait (compilation.p
 
 LIGHTCONV_BACKEND: `auto` (or unset): native kernels, or the reference after one warning with the cause; `reference`:
 no native code is compiled or loaded; `cpu` or `cuda`: that one or an error, also for tensors elsewhere.
+With the CPU kernels, malloc is told to keep what is freed (allocator.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from lightconv_plugin import allocator
 from lightconv_plugin.ops import artifacts
 from lightconv_plugin.ops.artifacts import NativeError
 
@@ -125,6 +127,8 @@ def _load(kind: str) -> Path:
     missing = [name for name in wanted if not has_kernel(name, kind)]
     if missing:
         raise NativeError(f"{library} has no kernel for {', '.join(missing)}", log=library.with_name("build.log"))
+    if kind == "cpu":
+        allocator.keep_freed_memory()
     return library
 
 

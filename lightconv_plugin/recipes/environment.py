@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 from collections.abc import Iterator
@@ -23,10 +22,6 @@ def settings(threads: int | None = None) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads or cores()),
         # Threads that spin while they wait are ruinous as soon as anything else runs on the cores.
         "OMP_WAIT_POLICY": "passive",
-        # The logits of a batch are hundreds of megabytes. glibc returns blocks of that size to the system at once and
-        # has them zeroed page by page at the next use, a third of the time of an update on a CPU; this keeps them.
-        "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
-        "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
     }
     ignored = "".join(f"ignore::UserWarning:{module}," for module in _HYDRA)
     warnings = ignored + os.environ.get("PYTHONWARNINGS", "").removeprefix(ignored)
@@ -48,9 +43,6 @@ def environment(threads: int | None = None) -> Iterator[None]:
 def compute_here() -> None:
     """The settings for this process and those it starts. To be called before torch, and with it OpenMP, is imported."""
     os.environ.update(settings())
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # glibc reads its variables only when a process starts
-        for parameter in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
-            mallopt(parameter, (1 << 31) - 1)
 
 
 @contextlib.contextmanager
