@@ -1,8 +1,9 @@
 """Whether the C library keeps freed memory for the next tensor.
 
 glibc returns large blocks to the system as soon as they are freed, and the system zeroes their pages one by one at the
-next use. A training step on a CPU frees and allocates hundreds of megabytes of logits and activations, and spends up to a
-third of its time on that. So the plugin has glibc keep what was freed, once per process, when its CPU kernels are loaded.
+next use. A training step on a CPU frees and allocates hundreds of megabytes of logits and activations, and spends up to
+a third of its time on that. So the plugin has glibc keep what was freed, once per process, when its CPU kernels are
+loaded.
 
 LIGHTCONV_KEEP_MALLOC=1 leaves malloc as it is, and so do settings of malloc's own (MALLOC_MMAP_THRESHOLD_,
 MALLOC_TRIM_THRESHOLD_, GLIBC_TUNABLES with glibc.malloc).

@@ -294,6 +294,7 @@ def _operators(report: Report) -> None:
 def _backend(report: Report, kind: str) -> bool:
     """Decide which backend serves tensors of a kind, compiled if need be; whether there is one."""
     from lightconv_plugin import allocator
+    from lightconv_plugin.modules import products
     from lightconv_plugin.ops import artifacts, backends
 
     name = f"backend for {kind} tensors"
@@ -320,6 +321,8 @@ def _backend(report: Report, kind: str) -> bool:
         report.add(INFO, f"flags of the {kind} kernels", " ".join(about.get("flags", [])), detail_only=True)
         if kind == "cpu":
             report.add(INFO, "allocator", allocator.keep_freed_memory().why)
+            library = "oneDNN" if products.onednn_is_faster() else "torch's own library"
+            report.add(INFO, "float32 products of linear layers", f"by {library}", detail_only=True)
     return True
 
 

@@ -1,10 +1,9 @@
 """The linear layers of these models: one initialisation, and on CPUs the quicker of torch's two matrix products."""
 
-from functools import lru_cache
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
+
+from lightconv_plugin.modules import products
 
 # Below these, what oneDNN does before it begins takes longer than the product.
 _ROWS, _WEIGHTS = 64, 128 * 256
@@ -13,8 +12,7 @@ _ROWS, _WEIGHTS = 64, 128 * 256
 class Linear(nn.Linear):
     """nn.Linear initialised as in the paper's models (Glorot & Bengio 2010); (…, in_features) → (…, out_features).
 
-    torch computes float32 products by MKL, which on processors that are not Intel's runs at half the speed of oneDNN,
-    the library by which torch computes its other types. There, this layer takes oneDNN for float32 too.
+    On CPUs where oneDNN multiplies float32 matrices faster than torch (products.py), this layer takes oneDNN.
     """
 
     def reset_parameters(self) -> None:
@@ -45,39 +43,20 @@ def _suits(x: Tensor, weight: Tensor) -> bool:
         and x.dtype == weight.dtype == torch.float32
         and x.numel() >= _ROWS * x.shape[-1]
         and weight.numel() >= _WEIGHTS
-        and _has_slow_mkl()
+        and products.onednn_is_faster()
         and torch.backends.mkldnn.enabled
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._are_functorch_transforms_active()
     )
 
 
-@lru_cache(maxsize=1)
-def _has_slow_mkl() -> bool:
-    """Whether torch's float32 products run on MKL on a processor that is not Intel's, and oneDNN is there."""
-    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
-        return False
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return False
-    try:
-        vendors = {line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("vendor_id")}
-    except OSError:
-        return False
-    return bool(vendors) and not any("GenuineIntel" in line for line in vendors)
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (N,I), weight (O,I), bias (O,) → x @ weightᵀ + bias, (N,O). Matrices may be transposed."""
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-
-
 class _Product(torch.autograd.Function):
-    """`_product` with its derivatives, of any order."""
+    """`products.product` with its derivatives, of any order."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _product(x, weight, bias)
+        return products.product(x, weight, bias)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -8,7 +8,7 @@ from torch import nn
 
 pytest.importorskip("fairseq")
 
-from lightconv_plugin.modules import linear
+from lightconv_plugin.modules import linear, products
 from lightconv_plugin.modules.linear import Linear, replace_linear
 from tests.models.toys import batch, build
 
@@ -19,16 +19,16 @@ needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reas
 def onednn(monkeypatch):
     """oneDNN for every size, whatever the processor; a list of the products that it computed."""
     computed = []
-    product = linear._product
+    product = products.product
 
     def counted(*args):
         computed.append(args)
         return product(*args)
 
-    monkeypatch.setattr(linear, "_has_slow_mkl", lambda: True)
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
     monkeypatch.setattr(linear, "_ROWS", 1)
     monkeypatch.setattr(linear, "_WEIGHTS", 1)
-    monkeypatch.setattr(linear, "_product", counted)
+    monkeypatch.setattr(products, "product", counted)
     return computed
 
 
@@ -122,23 +122,99 @@ def test_where_torchs_own_product_is_taken(onednn):
 
 
 def test_small_products_stay_with_torch(monkeypatch):
-    monkeypatch.setattr(linear, "_has_slow_mkl", lambda: True)
-    monkeypatch.setattr(linear, "_product", None)
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(products, "product", None)
     layer(512, 512)(torch.randn(2, 31, 512))
     layer(64, 64)(torch.randn(200, 64))
 
 
-@pytest.mark.parametrize(
-    "text, slow",
-    [("vendor_id\t: AuthenticAMD\n", True), ("vendor_id\t: GenuineIntel\n", False), ("CPU part: 1\n", False)],
-)
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """A machine on which nothing has been measured; the list of measurements, and what the next ones give."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("LIGHTCONV_PRODUCTS", raising=False)
+    made, results = [], [2.0]
+
+    def measured():
+        made.append(results[0])
+        return results[0]
+
+    monkeypatch.setattr(products, "measured", measured)
+    products.onednn_is_faster.cache_clear()
+    yield made, results
+    products.onednn_is_faster.cache_clear()
+
+
+def asked_anew():
+    """As a process that starts now."""
+    products.onednn_is_faster.cache_clear()
+    return products.onednn_is_faster()
+
+
 @needs_onednn
-def test_the_processor_decides(monkeypatch, tmp_path, text, slow):
-    (tmp_path / "cpuinfo").write_text(text * 2)
-    monkeypatch.setattr(linear, "Path", lambda name: tmp_path / "cpuinfo")
-    assert linear._has_slow_mkl.__wrapped__() == (slow and torch.backends.mkl.is_available())
-    monkeypatch.setattr(linear, "Path", lambda name: tmp_path / "none")
-    assert linear._has_slow_mkl.__wrapped__() is False
+@pytest.mark.parametrize("ratio, faster", [(2.0, True), (1.11, True), (1.05, False), (0.5, False)])
+def test_one_measurement_decides_for_a_machine(fresh, ratio, faster):
+    made, results = fresh
+    results[0] = ratio
+    assert asked_anew() == faster
+    results[0] = 1 / ratio
+    assert asked_anew() == faster
+    assert made == [ratio]
+
+
+@needs_onednn
+@pytest.mark.parametrize("change", ["processor", "instructions", "torch"])
+def test_another_machine_is_measured(fresh, monkeypatch, change):
+    made, results = fresh
+    assert asked_anew()
+    if change == "processor":
+        monkeypatch.setattr(products, "_machine", lambda: "another")
+    elif change == "instructions":
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "NO SIMD")
+    else:
+        monkeypatch.setattr(torch, "__version__", "0.0")
+    results[0] = 0.5
+    assert not asked_anew()
+    assert len(made) == 2
+    monkeypatch.undo()
+
+
+@needs_onednn
+@pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"x": "fast"}'])
+def test_a_spoilt_cache_is_measured_anew_and_mended(fresh, content):
+    made, _ = fresh
+    file = products.artifacts.cache_folder() / "lightconv_products.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(content.replace("x", products._machine()))
+    assert asked_anew()
+    assert asked_anew()
+    assert len(made) == 1
+
+
+@needs_onednn
+def test_a_cache_that_cannot_be_written_is_no_error(fresh, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file" / "cache"))
+    assert asked_anew()
+
+
+@needs_onednn
+def test_the_user_may_choose(fresh, monkeypatch):
+    made, _ = fresh
+    for value, faster in (("torch", False), ("onednn", True), ("OneDNN", True)):
+        monkeypatch.setenv("LIGHTCONV_PRODUCTS", value)
+        assert asked_anew() == faster
+    assert not made
+    monkeypatch.setenv("LIGHTCONV_PRODUCTS", "mkl")
+    with pytest.raises(ValueError, match="LIGHTCONV_PRODUCTS must be one of torch, onednn, or unset, got 'mkl'"):
+        asked_anew()
+
+
+@needs_onednn
+def test_the_measurement_draws_nothing_at_random_and_records_nothing():
+    state = torch.get_rng_state()
+    assert products.measured() > 0
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_model_computes_by_it(onednn):

@@ -1,0 +1,93 @@
+"""Which library multiplies float32 matrices faster on this CPU: the one that torch uses (MKL), or oneDNN.
+
+torch computes float32 products by MKL, which on some processors runs at half of oneDNN's speed, the library that it
+computes its other types by. Neither a vendor's nor a model's name tells which is faster, so one product is timed by
+both. That takes a tenth of a second, once per machine: the answer is kept beside the compiled kernels, so that a
+training that is resumed there computes as before.
+
+LIGHTCONV_PRODUCTS: `torch` or `onednn`, without a measurement; unset: the faster one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lightconv_plugin.files import atomic_write
+from lightconv_plugin.ops import artifacts
+
+CHOICES = ("torch", "onednn")
+# How much faster oneDNN has to be: a call of it costs more than one of torch's.
+_MARGIN = 1.1
+_SIZE, _ROUNDS = 512, 9
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """By oneDNN: x (N,I), weight (O,I), bias (O,) → x @ weightᵀ + bias, (N,O), in float32; matrices of any strides."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+@lru_cache(maxsize=1)
+def onednn_is_faster() -> bool:
+    """Whether float32 products on this CPU are oneDNN's.
+
+    Raises ValueError for an unknown value of LIGHTCONV_PRODUCTS.
+    """
+    chosen = os.environ.get("LIGHTCONV_PRODUCTS", "").strip().lower()
+    if chosen and chosen not in CHOICES:
+        raise ValueError(f"LIGHTCONV_PRODUCTS must be one of {', '.join(CHOICES)}, or unset, got {chosen!r}")
+    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        return False
+    if chosen:
+        return chosen == "onednn"
+    # Without MKL torch has some other library, for example OpenBLAS; it is measured all the same.
+    return _ratio() > _MARGIN
+
+
+def _ratio() -> float:
+    """The time of torch's product divided by that of oneDNN's, as measured now or before."""
+    file, key = artifacts.cache_folder() / "lightconv_products.json", _machine()
+    known: dict[str, float] = {}
+    with contextlib.suppress(OSError, ValueError):
+        known = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(known, dict) or not isinstance(known.get(key), (int, float)):
+        known = {**(known if isinstance(known, dict) else {}), key: round(measured(), 3)}
+        # A cache that cannot be written costs a tenth of a second at every start.
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(file) as out:
+                json.dump(known, out, indent=1)
+    return known[key]
+
+
+def _machine() -> str:
+    """What the answer depends on."""
+    model, names = platform.processor() or platform.machine(), ("model name", "cpu family", "model\t")
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        fields = [line.partition(":")[2].strip() for line in lines if line.startswith(names)]
+        model = " ".join(dict.fromkeys(fields)) or model
+    return f"{model}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
+
+
+@torch.no_grad()
+def measured() -> float:
+    """The time of torch's product divided by that of oneDNN's: the best of some rounds in which they take turns."""
+    x, weight = torch.full((_SIZE, _SIZE), 0.5), torch.full((_SIZE, _SIZE), 0.25)
+    calls: list[Callable[[], Tensor]] = [lambda: torch.nn.functional.linear(x, weight), lambda: product(x, weight)]
+    best = [float("inf")] * 2
+    for _ in range(_ROUNDS):
+        for number, call in enumerate(calls):
+            began = time.perf_counter()
+            call()
+            best[number] = min(best[number], time.perf_counter() - began)
+    return best[0] / best[1]
