@@ -1,17 +1,40 @@
 // Converts torch's tensors to plain pointers and sizes; shared by the operators' registrations.
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
 
+#include <cmath>
 #include <optional>
 #include <vector>
 
+#include "common/philox.h"
+#include "common/scalars.h"
 #include "common/tiles.h"
+
+namespace at {
+// Of ATen/ExpandUtils.h, which includes every operator of torch.
+TORCH_API std::vector<int64_t> infer_dense_strides(IntArrayRef sizes, IntArrayRef strides);
+}  // namespace at
 
 namespace lightconv {
 
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
+
+// How many threads a kernel may use. In a parallel region of torch's it runs on the one that calls it.
+inline int threads() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
+
+// The 16-bit types of the kernels are torch's, bit by bit.
+template <class T>
+const T* elements(const Tensor& tensor) {
+  return static_cast<const T*>(tensor.const_data_ptr());
+}
+
+template <class T>
+T* writable_elements(const Tensor& tensor) {
+  return static_cast<T*>(tensor.mutable_data_ptr());
+}
 
 // Only direct calls pass a channel stride other than 1.
 inline Tensor channels_last(const Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
@@ -22,16 +45,26 @@ inline OptionalTensor channels_last(const OptionalTensor& tensor) {
 
 template <class T>
 View<const T> view(const Tensor& tensor) {
-  return {tensor.const_data_ptr<T>(), tensor.stride(0), tensor.stride(1)};
+  return {elements<T>(tensor), tensor.stride(0), tensor.stride(1)};
 }
 
 template <class T>
 View<T> writable(const Tensor& tensor) {
-  return {tensor.mutable_data_ptr<T>(), tensor.stride(0), tensor.stride(1)};
+  return {writable_elements<T>(tensor), tensor.stride(0), tensor.stride(1)};
 }
 
-inline Tensor new_gradient(const Tensor& like, bool needed) {
-  return needed ? at::empty_like(like) : at::empty({0}, like.options());
+// As at::empty_like, whose header takes seconds to compile.
+inline Tensor new_like(const Tensor& tensor) {
+  return tensor.new_empty_strided(
+      tensor.sizes(), tensor.is_non_overlapping_and_dense()
+                          ? tensor.strides().vec()
+                          : at::infer_dense_strides(tensor.sizes(), tensor.strides()));
+}
+
+inline Tensor new_gradient(const Tensor& like, bool needed) { return needed ? new_like(like) : like.new_empty({0}); }
+
+inline Dropout dropout_of(const Tensor& seed, double p) {
+  return {uint64_t(seed.item<int64_t>()), uint64_t(std::ceil(p * 4294967296.0)), 1 / (1 - p)};
 }
 
 inline std::vector<int64_t> integers(const Tensor& tensor) {
@@ -64,7 +97,18 @@ inline std::vector<Sequence> sequences_of(
 // Calls f with a zero of the tensor's element type.
 template <class F>
 void dispatch(const Tensor& x, F f) {
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "lightconv", [&] { f(scalar_t()); });
+  switch (x.scalar_type()) {
+    case at::kFloat:
+      return f(float());
+    case at::kDouble:
+      return f(double());
+    case at::kHalf:
+      return f(Float16());
+    case at::kBFloat16:
+      return f(BFloat16());
+    default:
+      TORCH_CHECK(false, "lightconv: x must be float32, float64, float16 or bfloat16, got ", x.scalar_type());
+  }
 }
 
 }  // namespace lightconv

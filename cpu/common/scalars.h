@@ -1,9 +1,6 @@
 // The element types of tensors, and the conversion of rows to and from the type of the sums.
 #pragma once
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
-
 #if defined(__F16C__) || defined(__AVX512F__)
 #include <immintrin.h>
 #endif
@@ -11,6 +8,54 @@
 #include "common/vector.h"
 
 namespace lightconv {
+
+inline uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+inline float float_of(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+struct Float16 {
+  uint16_t bits = 0;
+
+  Float16() = default;
+  explicit Float16(float value) {
+    const uint32_t all = bits_of(value), size = all & 0x7FFFFFFF;
+    uint32_t half;
+    if (size >= 0x47800000) {  // 65536 and more, infinity, NaN
+      half = size > 0x7F800000 ? 0x7E00 : 0x7C00;
+    } else if (size < 0x38800000) {  // below 2⁻¹⁴: multiples of 2⁻²⁴, as the numbers from 0.5 on are
+      half = bits_of(float_of(size) + 0.5f) - bits_of(0.5f);
+    } else {
+      half = (size - (112u << 23) + 0xFFF + ((size >> 13) & 1)) >> 13;  // to nearest, ties to even
+    }
+    bits = uint16_t(all >> 16 & 0x8000) | uint16_t(half);
+  }
+  explicit operator float() const {
+    const uint32_t size = bits & 0x7FFF, sign = uint32_t(bits & 0x8000) << 16;
+    if (size >= 0x7C00) return float_of(sign | 0x7F800000 | size << 13);
+    if (size < 0x400) return float_of(sign | bits_of(float_of(bits_of(0.5f) | size) - 0.5f));
+    return float_of(sign | ((size << 13) + (112u << 23)));
+  }
+};
+
+struct BFloat16 {
+  uint16_t bits = 0;
+
+  BFloat16() = default;
+  explicit BFloat16(float value) {
+    // To nearest, ties to even; a NaN must not be rounded into an infinity.
+    const uint32_t all = bits_of(value), rounded = (all + 0x7FFF + ((all >> 16) & 1)) >> 16;
+    bits = uint16_t((all & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
+  }
+  explicit operator float() const { return float_of(uint32_t(bits) << 16); }
+};
 
 // The type in which sums of T run: float, or double for double.
 template <class T>
@@ -20,14 +65,11 @@ using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
 inline void widen_row(const float* from, int64_t n, float* to) { std::memcpy(to, from, n * sizeof(float)); }
 inline void widen_row(const double* from, int64_t n, double* to) { std::memcpy(to, from, n * sizeof(double)); }
 
-inline void widen_row(const c10::BFloat16* from, int64_t n, float* to) {
-  for (int64_t i = 0; i < n; ++i) {
-    const uint32_t bits = uint32_t(from[i].x) << 16;
-    std::memcpy(to + i, &bits, sizeof(bits));
-  }
+inline void widen_row(const BFloat16* from, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = float(from[i]);
 }
 
-inline void widen_row(const c10::Half* from, int64_t n, float* to) {
+inline void widen_row(const Float16* from, int64_t n, float* to) {
   int64_t i = 0;
 #if defined(__F16C__)
   for (; i + 8 <= n; i += 8) {
@@ -51,12 +93,12 @@ LIGHTCONV_INLINE Vector<float> load_some(const float* from, int64_t n) {
   return (Vector<float>)_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), from);
 }
 
-LIGHTCONV_INLINE Vector<float> load_some(const c10::BFloat16* from, int64_t n) {
+LIGHTCONV_INLINE Vector<float> load_some(const BFloat16* from, int64_t n) {
   const __m512i bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(__mmask16((1u << n) - 1), from));
   return (Vector<float>)_mm512_slli_epi32(bits, 16);
 }
 
-LIGHTCONV_INLINE Vector<float> load_some(const c10::Half* from, int64_t n) {
+LIGHTCONV_INLINE Vector<float> load_some(const Float16* from, int64_t n) {
   return (Vector<float>)_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(__mmask16((1u << n) - 1), from));
 }
 #endif
@@ -64,24 +106,18 @@ LIGHTCONV_INLINE Vector<float> load_some(const c10::Half* from, int64_t n) {
 inline void narrow_row(const float* from, int64_t n, float* to) { std::memcpy(to, from, n * sizeof(float)); }
 inline void narrow_row(const double* from, int64_t n, double* to) { std::memcpy(to, from, n * sizeof(double)); }
 
-inline void narrow_row(const float* from, int64_t n, c10::BFloat16* to) {
-  for (int64_t i = 0; i < n; ++i) {
-    uint32_t bits;
-    std::memcpy(&bits, from + i, sizeof(bits));
-    // To nearest, ties to even; a NaN must not be rounded into an infinity.
-    const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-    to[i].x = uint16_t((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
-  }
+inline void narrow_row(const float* from, int64_t n, BFloat16* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = BFloat16(from[i]);
 }
 
-inline void narrow_row(const float* from, int64_t n, c10::Half* to) {
+inline void narrow_row(const float* from, int64_t n, Float16* to) {
   int64_t i = 0;
 #if defined(__F16C__)
   for (; i + 8 <= n; i += 8) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(from + i), 0));
   }
 #endif
-  for (; i < n; ++i) to[i] = c10::Half(from[i]);
+  for (; i < n; ++i) to[i] = Float16(from[i]);
 }
 
 // Stores the first n ≤ kWidth lanes to `to`; writes nothing beyond.

@@ -6,8 +6,7 @@
 //
 // Nothing is kept from the forward pass. Normalised filters are computed again, for K − 1 rows more than the tile has.
 
-#include <ATen/Parallel.h>
-
+#include "common/parallel.h"
 #include "convolution/depthwise.h"
 #include "convolution/kernels.h"
 
@@ -226,12 +225,12 @@ void backward(const Problem<T>& p) {
     }
   };
   if (!p.partial) {
-    at::parallel_for(0, tiles, work.grain(), [&](int64_t from, int64_t to) { run(from, to, nullptr); });
+    parallel_for(0, tiles, work.grain(), p.threads, [&](int64_t from, int64_t to) { run(from, to, nullptr); });
     return;
   }
   // One thread adds up the tiles of a bundle, in order.
   const int64_t bundles = std::min(tiles, kBundles);
-  at::parallel_for(0, bundles, 1, [&](int64_t from, int64_t to) {
+  parallel_for(0, bundles, 1, p.threads, [&](int64_t from, int64_t to) {
     for (int64_t i = from; i < to; ++i) {
       run(tiles * i / bundles, tiles * (i + 1) / bundles, p.partial + i * p.heads * p.filter_pitch());
     }
@@ -240,7 +239,7 @@ void backward(const Problem<T>& p) {
 
 template void backward(const Problem<float>&);
 template void backward(const Problem<double>&);
-template void backward(const Problem<c10::Half>&);
-template void backward(const Problem<c10::BFloat16>&);
+template void backward(const Problem<Float16>&);
+template void backward(const Problem<BFloat16>&);
 
 }  // namespace lightconv

@@ -4,8 +4,7 @@
 // gated), its filters normalised and dropped beside them, and the band product (band.h) runs on those. Reading 2·T·B·C
 // elements (and the weights) and writing T·B·C is all the traffic, except for the halo of K − 1 rows of each tile.
 
-#include <ATen/Parallel.h>
-
+#include "common/parallel.h"
 #include "convolution/depthwise.h"
 #include "convolution/kernels.h"
 
@@ -105,7 +104,7 @@ void forward_tile(const Problem<T>& p, const Tile& tile, Arena& arena) {
 template <class T>
 void forward(const Problem<T>& p) {
   const Cut work = cut(p, /*planes=*/2, /*tables=*/1);
-  at::parallel_for(0, int64_t(work.tiles.size()), work.grain(), [&](int64_t from, int64_t to) {
+  parallel_for(0, int64_t(work.tiles.size()), work.grain(), p.threads, [&](int64_t from, int64_t to) {
     static thread_local Arena arena;
     for (int64_t i = from; i < to; ++i) {
       arena.reset();
@@ -116,7 +115,7 @@ void forward(const Problem<T>& p) {
 
 template void forward(const Problem<float>&);
 template void forward(const Problem<double>&);
-template void forward(const Problem<c10::Half>&);
-template void forward(const Problem<c10::BFloat16>&);
+template void forward(const Problem<Float16>&);
+template void forward(const Problem<BFloat16>&);
 
 }  // namespace lightconv

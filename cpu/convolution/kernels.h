@@ -1,4 +1,4 @@
-// The passes over a problem, for the types float, double, c10::Half and c10::BFloat16.
+// The passes over a problem, for the types float, double, Float16 and BFloat16.
 #pragma once
 
 #include "convolution/problem.h"

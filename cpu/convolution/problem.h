@@ -17,6 +17,7 @@ struct Problem {
 
   int64_t steps = 0, seen = 0, batch = 0, heads = 0, per_head = 0, kernel_size = 0, offset = 0;
   bool glu = false, renorm = false;
+  int threads = 1;
   Normalize normalize = Normalize::kSoftmax;
   Dropout dropout;
   View<const T> x, state, grad, grad_state;

@@ -1,6 +1,7 @@
 // torch.classes.lightconv.BeamSearch: models in, n-best lists out. The Python side is lightconv_plugin/generation/native.py.
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
 

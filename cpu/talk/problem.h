@@ -17,6 +17,7 @@ namespace lightconv {
 template <class T>
 struct TalkProblem {
   int64_t steps = 0, seen = 0, batch = 0, heads = 0, per_head = 0, max_left = 0, max_right = 0;
+  int threads = 1;
   View<const T> x, state, grad, grad_state;
   View<T> out, next, dx, dstate;
   int64_t next_rows = 0;             // of `next`, the state after this step, whose gradient grad_state is

@@ -9,8 +9,7 @@
 // Both are multiplied by 1/(max_left + max_right + 1). Windows are computed again; nothing is kept from the forward
 // pass.
 
-#include <ATen/Parallel.h>
-
+#include "common/parallel.h"
 #include "talk/problem.h"
 
 namespace lightconv {
@@ -218,12 +217,12 @@ void talk_backward(const TalkProblem<T>& p) {
   std::vector<Reaches> found(count);
   if (p.dx.data || p.dstate.data) {
     const int64_t grain = std::max<int64_t>(1, 20'000 / std::max<int64_t>(1, p.steps * p.heads));
-    at::parallel_for(0, count, grain, [&](int64_t from, int64_t to) {
+    parallel_for(0, count, grain, p.threads, [&](int64_t from, int64_t to) {
       for (int64_t i = from; i < to; ++i) found[i] = reaches(p, p.sequences[i]);
     });
   }
   const Cut work = talk_cut(p, /*planes=*/3);
-  at::parallel_for(0, int64_t(work.tiles.size()), work.grain(), [&](int64_t from, int64_t to) {
+  parallel_for(0, int64_t(work.tiles.size()), work.grain(), p.threads, [&](int64_t from, int64_t to) {
     static thread_local Arena arena;
     for (int64_t i = from; i < to; ++i) {
       arena.reset();
@@ -235,7 +234,7 @@ void talk_backward(const TalkProblem<T>& p) {
 
 template void talk_backward(const TalkProblem<float>&);
 template void talk_backward(const TalkProblem<double>&);
-template void talk_backward(const TalkProblem<c10::Half>&);
-template void talk_backward(const TalkProblem<c10::BFloat16>&);
+template void talk_backward(const TalkProblem<Float16>&);
+template void talk_backward(const TalkProblem<BFloat16>&);
 
 }  // namespace lightconv

@@ -5,8 +5,7 @@
 // A head narrower than a vector is computed in whole vectors too: the next head overwrites what it writes beyond its
 // channels.
 
-#include <ATen/Parallel.h>
-
+#include "common/parallel.h"
 #include "talk/problem.h"
 
 namespace lightconv {
@@ -204,7 +203,7 @@ class TalkForwardTile {
 template <class T>
 void talk_forward(const TalkProblem<T>& p) {
   const Cut work = talk_cut(p, /*planes=*/3);
-  at::parallel_for(0, int64_t(work.tiles.size()), work.grain(), [&](int64_t from, int64_t to) {
+  parallel_for(0, int64_t(work.tiles.size()), work.grain(), p.threads, [&](int64_t from, int64_t to) {
     static thread_local Arena arena;
     for (int64_t i = from; i < to; ++i) {
       arena.reset();
@@ -215,7 +214,7 @@ void talk_forward(const TalkProblem<T>& p) {
 
 template void talk_forward(const TalkProblem<float>&);
 template void talk_forward(const TalkProblem<double>&);
-template void talk_forward(const TalkProblem<c10::Half>&);
-template void talk_forward(const TalkProblem<c10::BFloat16>&);
+template void talk_forward(const TalkProblem<Float16>&);
+template void talk_forward(const TalkProblem<BFloat16>&);
 
 }  // namespace lightconv

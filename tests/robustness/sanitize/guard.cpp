@@ -4,7 +4,7 @@
 #include <vector>
 
 #ifdef __SANITIZE_THREAD__
-#include <ATen/Parallel.h>
+#include <common/parallel.h>
 #endif
 
 namespace {
@@ -12,7 +12,7 @@ namespace {
 template <class F>
 void on_ranges(int64_t n, const F& f) {
 #ifdef __SANITIZE_THREAD__
-  at::parallel_for(0, n, 1, f);
+  lightconv::parallel_for(0, n, 1, 4, f);
 #else
   f(int64_t(0), n);
 #endif

@@ -1,7 +1,5 @@
-// talkconv and talkconv_step of lightconv_plugin/ops/registration.py for CPU tensors: from torch's tensors to a
-// TalkProblem and back.
-
-#include <torch/library.h>
+// talkconv and talkconv_step, from torch's tensors to a TalkProblem and back.
+#pragma once
 
 #include <tuple>
 
@@ -9,7 +7,6 @@
 #include "talk/problem.h"
 
 namespace lightconv {
-namespace {
 
 using Tensors = std::tuple<Tensor, Tensor, Tensor>;
 
@@ -18,12 +15,12 @@ constexpr int64_t kFew = 4;
 
 template <class T>
 FilterView<const T> offsets(const Tensor& tensor) {
-  return {tensor.const_data_ptr<T>(), tensor.stride(0), tensor.stride(1), tensor.stride(2), 0};
+  return {elements<T>(tensor), tensor.stride(0), tensor.stride(1), tensor.stride(2), 0};
 }
 
 template <class T>
 FilterView<T> writable_offsets(const Tensor& tensor) {
-  return {tensor.mutable_data_ptr<T>(), tensor.stride(0), tensor.stride(1), tensor.stride(2), 0};
+  return {writable_elements<T>(tensor), tensor.stride(0), tensor.stride(1), tensor.stride(2), 0};
 }
 
 template <class T>
@@ -40,6 +37,7 @@ TalkProblem<T> problem(
   p.batch = x.size(1);
   p.heads = left.size(2);
   p.per_head = x.size(2) / p.heads;
+  p.threads = threads();
   p.max_left = max_left;
   p.max_right = max_right;
   p.x = view<T>(x);
@@ -48,10 +46,10 @@ TalkProblem<T> problem(
   return p;
 }
 
-Tensor talkconv(
+inline Tensor talkconv_op(
     const Tensor& any_x, const Tensor& left, const OptionalTensor& right, const OptionalTensor& lengths,
     const OptionalTensor& cu_seqlens, int64_t max_left, int64_t max_right) {
-  const Tensor x = channels_last(any_x), out = at::empty_like(x);
+  const Tensor x = channels_last(any_x), out = new_like(x);
   if (out.numel() == 0) return out;
   dispatch(x, [&](auto zero) {
     using T = decltype(zero);
@@ -63,7 +61,7 @@ Tensor talkconv(
   return out;
 }
 
-Tensors talkconv_backward(
+inline Tensors talkconv_backward_op(
     const Tensor& any_grad, const Tensor& any_x, const Tensor& left, const OptionalTensor& right,
     const OptionalTensor& lengths, const OptionalTensor& cu_seqlens, int64_t max_left, int64_t max_right, bool need_x,
     bool need_left, bool need_right) {
@@ -95,11 +93,11 @@ TalkProblem<T> step_problem(const Tensor& x, const Tensor& state, const Tensor& 
   return p;
 }
 
-std::tuple<Tensor, Tensor> talkconv_step(
+inline std::tuple<Tensor, Tensor> talkconv_step_op(
     const Tensor& any_x, const Tensor& any_state, const Tensor& left, int64_t max_left) {
-  const Tensor x = channels_last(any_x), state = channels_last(any_state), out = at::empty_like(x);
+  const Tensor x = channels_last(any_x), state = channels_last(any_state), out = new_like(x);
   const int64_t rows = std::min(state.size(0) + x.size(0), max_left);
-  const Tensor next = at::empty({rows, state.size(1), state.size(2)}, state.options());
+  const Tensor next = state.new_empty({rows, state.size(1), state.size(2)});
   if (out.numel() == 0) return {out, next};
   dispatch(x, [&](auto zero) {
     using T = decltype(zero);
@@ -111,7 +109,7 @@ std::tuple<Tensor, Tensor> talkconv_step(
   return {out, next};
 }
 
-Tensors talkconv_step_backward(
+inline Tensors talkconv_step_backward_op(
     const OptionalTensor& any_grad, const OptionalTensor& any_grad_state, const Tensor& any_x, const Tensor& any_state,
     const Tensor& left, int64_t max_left, bool need_x, bool need_state, bool need_left) {
   const Tensor x = channels_last(any_x), state = channels_last(any_state);
@@ -134,15 +132,6 @@ Tensors talkconv_step_backward(
     talk_backward(p);
   });
   return {dx, dstate, dleft};
-}
-
-}  // namespace
-
-TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
-  m.impl("talkconv", &talkconv);
-  m.impl("talkconv_backward", &talkconv_backward);
-  m.impl("talkconv_step", &talkconv_step);
-  m.impl("talkconv_step_backward", &talkconv_step_backward);
 }
 
 }  // namespace lightconv

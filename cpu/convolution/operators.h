@@ -1,9 +1,8 @@
-// The operators of lightconv_plugin/ops/registration.py for CPU tensors: from torch's tensors to a Problem and back.
+// lightconv and dynamicconv, from torch's tensors to a Problem and back.
 // Arguments have been checked in Python (ops/checks.py); the checks here guard against direct calls.
 
-#include <torch/library.h>
+#pragma once
 
-#include <cmath>
 #include <string>
 #include <tuple>
 
@@ -12,7 +11,6 @@
 #include "convolution/tile.h"
 
 namespace lightconv {
-namespace {
 
 // ------------------------------------------------------------------------------------------------ arguments
 
@@ -29,8 +27,8 @@ FilterView<T> filter_view(T* data, const Tensor& weight) {
   return {data, dynamic ? weight.stride(0) : 0, dynamic ? weight.stride(1) : 0, weight.stride(-2), weight.stride(-1)};
 }
 
-Tensor new_output(const Tensor& x, bool glu) {
-  return at::empty_like(glu ? x.narrow(-1, 0, x.size(-1) / 2) : x);
+inline Tensor new_output(const Tensor& x, bool glu) {
+  return new_like(glu ? x.narrow(-1, 0, x.size(-1) / 2) : x);
 }
 
 template <class T>
@@ -50,17 +48,16 @@ Problem<T> problem(const Tensor& x, const Tensor& weight, const Options& options
   p.heads = weight.size(-2);
   p.per_head = x.size(2) / (options.glu ? 2 : 1) / p.heads;
   p.kernel_size = weight.size(-1);
+  p.threads = threads();
   p.glu = options.glu;
   p.renorm = options.renorm;
   p.normalize = normalize_of(options.normalize);
   TORCH_CHECK(p.normalize != Normalize::kUnknown, "lightconv: unknown normalize: ", std::string(options.normalize));
   if (options.dropout > 0) {
-    p.dropout.seed = uint64_t(options.seed.value().item<int64_t>());
-    p.dropout.threshold = uint64_t(std::ceil(options.dropout * 4294967296.0));
-    p.dropout.scale = 1 / (1 - options.dropout);
+    p.dropout = dropout_of(options.seed.value(), options.dropout);
   }
   p.x = view<T>(x);
-  p.weight = filter_view(weight.const_data_ptr<T>(), weight);
+  p.weight = filter_view(elements<T>(weight), weight);
   p.shared = weight.dim() == 2;
   return p;
 }
@@ -122,7 +119,7 @@ std::vector<Sum<T>> padded_bias(const Problem<T>& p, const OptionalTensor& bias)
   std::vector<Sum<T>> padded(p.heads * pitch);
   const Tensor row = bias->contiguous();
   for (int64_t h = 0; h < p.heads; ++h) {
-    widen_row(row.const_data_ptr<T>() + h * p.per_head, p.per_head, padded.data() + h * pitch);
+    widen_row(elements<T>(row) + h * p.per_head, p.per_head, padded.data() + h * pitch);
   }
   return padded;
 }
@@ -150,7 +147,7 @@ void run_backward(Problem<T>& p) {
   if (p.partial) filter.write_gradient(p, partial);
 }
 
-Tensor convolve(
+inline Tensor convolve(
     const Tensor& any_x, const Tensor& weight, const OptionalTensor& bias, int64_t padding_l, const Options& options) {
   const Tensor x = channels_last(any_x), out = new_output(x, options.glu);
   if (out.numel() == 0) return out;
@@ -165,7 +162,7 @@ Tensor convolve(
   return out;
 }
 
-std::tuple<Tensor, Tensor> gradients(
+inline std::tuple<Tensor, Tensor> gradients(
     const Tensor& any_grad, const Tensor& any_x, const Tensor& weight, int64_t padding_l, const Options& options, bool need_x,
     bool need_weight) {
   const Tensor x = channels_last(any_x), grad = channels_last(any_grad);
@@ -178,7 +175,7 @@ std::tuple<Tensor, Tensor> gradients(
     p.offset = -padding_l;
     p.grad = view<T>(grad);
     if (need_x) p.dx = writable<T>(dx);
-    if (need_weight) p.dweight = filter_view(dweight.mutable_data_ptr<T>(), dweight);
+    if (need_weight) p.dweight = filter_view(writable_elements<T>(dweight), dweight);
     set_sequences(p, options);
     run_backward(p);
   });
@@ -194,11 +191,11 @@ void set_state(Problem<T>& p, const Tensor& state, const Options& options) {
   set_sequences(p, options);
 }
 
-std::tuple<Tensor, Tensor> step(
+inline std::tuple<Tensor, Tensor> step(
     const Tensor& any_x, const Tensor& any_state, const Tensor& weight, const OptionalTensor& bias, const Options& options) {
   const Tensor x = channels_last(any_x), state = channels_last(any_state), out = new_output(x, options.glu);
   const int64_t rows = std::min(state.size(0) + x.size(0), weight.size(-1) - 1);
-  const Tensor next = at::empty({rows, state.size(1), state.size(2)}, state.options());
+  const Tensor next = state.new_empty({rows, state.size(1), state.size(2)});
   if (out.numel() == 0) return {out, next};
   dispatch(x, [&](auto zero) {
     using T = decltype(zero);
@@ -211,7 +208,7 @@ std::tuple<Tensor, Tensor> step(
   return {out, next};
 }
 
-std::tuple<Tensor, Tensor, Tensor> step_gradients(
+inline std::tuple<Tensor, Tensor, Tensor> step_gradients(
     const OptionalTensor& any_grad, const OptionalTensor& any_grad_state, const Tensor& any_x, const Tensor& any_state,
     const Tensor& weight, const Options& options, bool need_x, bool need_state, bool need_weight) {
   const Tensor x = channels_last(any_x), state = channels_last(any_state);
@@ -225,7 +222,7 @@ std::tuple<Tensor, Tensor, Tensor> step_gradients(
     Problem<T> p = problem<T>(x, weight, options);
     if (need_x) p.dx = writable<T>(dx);
     if (need_state) p.dstate = writable<T>(dstate);
-    if (grad && need_weight) p.dweight = filter_view(dweight.mutable_data_ptr<T>(), dweight);
+    if (grad && need_weight) p.dweight = filter_view(writable_elements<T>(dweight), dweight);
     if (grad) p.grad = view<T>(*grad);
     if (grad_state) p.grad_state = view<T>(*grad_state);
     set_state(p, state, options);
@@ -237,23 +234,21 @@ std::tuple<Tensor, Tensor, Tensor> step_gradients(
   return {dx, dstate, dweight};
 }
 
-// ------------------------------------------------------------------------------------------------ registration
-
-Tensor lightconv_op(
+inline Tensor lightconv_op(
     const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& lengths,
     const OptionalTensor& cu_seqlens, const OptionalTensor& seed, int64_t padding_l, std::string_view normalize,
     double dropout, bool glu) {
   return convolve(x, weight, bias, padding_l, {lengths, cu_seqlens, seed, normalize, dropout, false, glu});
 }
 
-Tensor dynamicconv_op(
+inline Tensor dynamicconv_op(
     const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& lengths,
     const OptionalTensor& cu_seqlens, const OptionalTensor& seed, int64_t padding_l, std::string_view normalize,
     double dropout, bool renorm, bool glu) {
   return convolve(x, weight, bias, padding_l, {lengths, cu_seqlens, seed, normalize, dropout, renorm, glu});
 }
 
-std::tuple<Tensor, Tensor> lightconv_backward_op(
+inline std::tuple<Tensor, Tensor> lightconv_backward_op(
     const Tensor& grad, const Tensor& x, const Tensor& weight, const OptionalTensor& lengths,
     const OptionalTensor& cu_seqlens, const OptionalTensor& seed, int64_t padding_l, std::string_view normalize,
     double dropout, bool glu, bool need_x, bool need_weight) {
@@ -261,7 +256,7 @@ std::tuple<Tensor, Tensor> lightconv_backward_op(
   return gradients(grad, x, weight, padding_l, options, need_x, need_weight);
 }
 
-std::tuple<Tensor, Tensor> dynamicconv_backward_op(
+inline std::tuple<Tensor, Tensor> dynamicconv_backward_op(
     const Tensor& grad, const Tensor& x, const Tensor& weight, const OptionalTensor& lengths,
     const OptionalTensor& cu_seqlens, const OptionalTensor& seed, int64_t padding_l, std::string_view normalize,
     double dropout, bool renorm, bool glu, bool need_x, bool need_weight) {
@@ -269,19 +264,19 @@ std::tuple<Tensor, Tensor> dynamicconv_backward_op(
   return gradients(grad, x, weight, padding_l, options, need_x, need_weight);
 }
 
-std::tuple<Tensor, Tensor> lightconv_step_op(
+inline std::tuple<Tensor, Tensor> lightconv_step_op(
     const Tensor& x, const Tensor& state, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& seed,
     std::string_view normalize, double dropout, bool glu) {
   return step(x, state, weight, bias, {{}, {}, seed, normalize, dropout, false, glu});
 }
 
-std::tuple<Tensor, Tensor> dynamicconv_step_op(
+inline std::tuple<Tensor, Tensor> dynamicconv_step_op(
     const Tensor& x, const Tensor& state, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& seed,
     std::string_view normalize, double dropout, bool renorm, bool glu) {
   return step(x, state, weight, bias, {{}, {}, seed, normalize, dropout, renorm, glu});
 }
 
-std::tuple<Tensor, Tensor, Tensor> lightconv_step_backward_op(
+inline std::tuple<Tensor, Tensor, Tensor> lightconv_step_backward_op(
     const OptionalTensor& grad, const OptionalTensor& grad_state, const Tensor& x, const Tensor& state,
     const Tensor& weight, const OptionalTensor& seed, std::string_view normalize, double dropout, bool glu, bool need_x,
     bool need_state, bool need_weight) {
@@ -289,25 +284,12 @@ std::tuple<Tensor, Tensor, Tensor> lightconv_step_backward_op(
   return step_gradients(grad, grad_state, x, state, weight, options, need_x, need_state, need_weight);
 }
 
-std::tuple<Tensor, Tensor, Tensor> dynamicconv_step_backward_op(
+inline std::tuple<Tensor, Tensor, Tensor> dynamicconv_step_backward_op(
     const OptionalTensor& grad, const OptionalTensor& grad_state, const Tensor& x, const Tensor& state,
     const Tensor& weight, const OptionalTensor& seed, std::string_view normalize, double dropout, bool renorm, bool glu,
     bool need_x, bool need_state, bool need_weight) {
   const Options options{{}, {}, seed, normalize, dropout, renorm, glu};
   return step_gradients(grad, grad_state, x, state, weight, options, need_x, need_state, need_weight);
-}
-
-}  // namespace
-
-TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
-  m.impl("lightconv", &lightconv_op);
-  m.impl("dynamicconv", &dynamicconv_op);
-  m.impl("lightconv_backward", &lightconv_backward_op);
-  m.impl("dynamicconv_backward", &dynamicconv_backward_op);
-  m.impl("lightconv_step", &lightconv_step_op);
-  m.impl("dynamicconv_step", &dynamicconv_step_op);
-  m.impl("lightconv_step_backward", &lightconv_step_backward_op);
-  m.impl("dynamicconv_step_backward", &dynamicconv_step_backward_op);
 }
 
 }  // namespace lightconv

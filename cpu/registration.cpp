@@ -1,0 +1,27 @@
+// The operators of lightconv_plugin/ops/registration.py for CPU tensors.
+//
+// All are registered here because torch's headers take longer to compile than a kernel: this file and search/engine.cpp
+// are the only ones that include them.
+
+#include <torch/library.h>
+
+#include "common/dropout_operator.h"
+#include "convolution/operators.h"
+#include "talk/operators.h"
+
+TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
+  using namespace lightconv;
+  m.impl("lightconv", &lightconv_op);
+  m.impl("dynamicconv", &dynamicconv_op);
+  m.impl("lightconv_backward", &lightconv_backward_op);
+  m.impl("dynamicconv_backward", &dynamicconv_backward_op);
+  m.impl("lightconv_step", &lightconv_step_op);
+  m.impl("dynamicconv_step", &dynamicconv_step_op);
+  m.impl("lightconv_step_backward", &lightconv_step_backward_op);
+  m.impl("dynamicconv_step_backward", &dynamicconv_step_backward_op);
+  m.impl("talkconv", &talkconv_op);
+  m.impl("talkconv_backward", &talkconv_backward_op);
+  m.impl("talkconv_step", &talkconv_step_op);
+  m.impl("talkconv_step_backward", &talkconv_step_backward_op);
+  m.impl("dropout", &dropout_op);
+}
