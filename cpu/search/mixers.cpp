@@ -45,7 +45,7 @@ void Mixer::normalise(float* filter) const {
       if (k < n) {
         // A NaN among the taps must reach the sum, and the lanes beyond must not.
         float rest[kLanes];
-        store(rest, exponential(load_some(filter + k, n - k) - top));
+        store(rest, exponential(load_or_lowest(filter + k, n - k) - top));
         for (int64_t i = 0; i < n - k; ++i) sum += filter[k + i] = rest[i];
       }
       sum += sum_across<float>(total)[0];

@@ -13,7 +13,7 @@ namespace lightconv {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // n floats at `from`, n < kWidth<float>; −∞ in the other lanes.
-LIGHTCONV_INLINE Vector<float> load_some(const float* from, int64_t n) {
+LIGHTCONV_INLINE Vector<float> load_or_lowest(const float* from, int64_t n) {
   float lanes[kWidth<float>];
   for (int64_t i = 0; i < kWidth<float>; ++i) lanes[i] = i < n ? from[i] : -kInfinity;
   return load(lanes);
@@ -24,7 +24,7 @@ LIGHTCONV_INLINE void each_vector(const float* row, int64_t n, F f) {
   constexpr int64_t lanes = kWidth<float>;
   int64_t i = 0;
   for (; i + lanes <= n; i += lanes) f(load(row + i));
-  if (i < n) f(load_some(row + i, n - i));
+  if (i < n) f(load_or_lowest(row + i, n - i));
 }
 
 inline float largest(const float* row, int64_t n) {

@@ -16,6 +16,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -136,8 +137,7 @@ struct Recorded : torch::autograd::Function<Recorded> {
   }
 };
 
-template <int64_t kWhich>
-void autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+void autograd(int64_t which, const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const size_t count = op.schema().arguments().size(), first = stack->size() - count;
   bool record = false;
   if (at::GradMode::is_enabled()) {
@@ -165,21 +165,26 @@ void autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   // The callers of a boxed kernel may have values of their own below its arguments.
   Stack own(std::make_move_iterator(stack->begin() + first), std::make_move_iterator(stack->end()));
   stack->erase(stack->begin() + first, stack->end());
-  for (const Tensor& output : Recorded::apply(at::TensorList(given), tensors, kWhich, op, keys, &own)) {
+  for (const Tensor& output : Recorded::apply(at::TensorList(given), tensors, which, op, keys, &own)) {
     stack->push_back(output);
   }
 }
 
-template <int64_t kWhich = 0>
-void register_all(torch::Library& m) {
-  if constexpr (kWhich < kCount) {
-    m.impl(kOperators[kWhich].name, torch::CppFunction::makeFromBoxedFunction<&autograd<kWhich>>());
-    register_all<kWhich + 1>(m);
+// The boxed kernel of one operator.
+struct Kernel : c10::OperatorKernel {
+  explicit Kernel(int64_t which) : which(which) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    autograd(which, op, keys, stack);
   }
-}
+  int64_t which;
+};
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(lightconv, LIGHTCONV_AUTOGRAD, m) { register_all(m); }
+TORCH_LIBRARY_IMPL(lightconv, LIGHTCONV_AUTOGRAD, m) {
+  for (int64_t which = 0; which < kCount; ++which) {
+    m.impl(kOperators[which].name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(which)));
+  }
+}
 
 }  // namespace lightconv
