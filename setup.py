@@ -41,7 +41,7 @@ def prebuild() -> list[Path]:
     from lightconv_plugin.ops.prebuild import build_all
 
     libraries = []
-    for outcome in build_all(say=print):
+    for outcome in build_all(say=print, portable=True):
         if outcome.failed:
             sys.exit(f"LIGHTCONV_PREBUILD=1: the {outcome.kind} kernels could not be compiled: {outcome.error}")
         if outcome.library:

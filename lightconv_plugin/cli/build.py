@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--cuda-arch: {error}") from None
     failed = False
     try:
-        for outcome in prebuild.build_all(args.kind, named, _progress):
+        for outcome in prebuild.build_all(args.kind, named, _progress, portable=args.portable):
             failed |= outcome.failed
             if outcome.failed:
                 print(f"lightconv build: error: {outcome.kind}: {outcome.error}", file=sys.stderr)
@@ -55,5 +55,11 @@ def add_parser(commands) -> None:
         metavar="LIST",
         help="GPU architectures, such as '8.0;9.0'; no GPU is needed then "
         "(default: TORCH_CUDA_ARCH_LIST, else those of the GPUs here)",
+    )
+    parser.add_argument(
+        "--portable",
+        action="store_true",
+        help="the CPU kernels for every instruction set that runs here, and not for the best alone: for an image or a "
+        "shared cache that machines with other CPUs use",
     )
     parser.set_defaults(run=run)

@@ -5,7 +5,8 @@ and C++ ABI, the machine's architecture. So an edit or an upgrade never loads a 
 of the name: a library works whichever compiler built it, and a machine without one can use a library from the
 installation or a shared cache.
 
-    lightconv_plugin/prebuilt/lightconv_cpu/HASH/lightconv_cpu.so         by LIGHTCONV_PREBUILD=1 pip install .
+    lightconv_plugin/prebuilt/lightconv_cpu/HASH/lightconv_cpu.so         by LIGHTCONV_PREBUILD=1 pip install ., for
+                                                                          each instruction set
     $TORCH_EXTENSIONS_DIR/lightconv_cpu/HASH/lightconv_cpu.so             at first use, or by `lightconv build`
     $TORCH_EXTENSIONS_DIR/lightconv_cuda/HASH-8.0_9.0/lightconv_cuda.so   with the GPU architectures it was built for
 
@@ -62,6 +63,7 @@ class Recipe:
 
     kind: str
     architectures: tuple[str, ...]
+    simd: str  # one of instructions.runnable(); "" for kind "cuda"
     root: Path  # what #include "common/..." is relative to
     sources: tuple[Path, ...]
     cflags: tuple[str, ...]
@@ -98,8 +100,12 @@ def cache_folder() -> Path:
     return Path(caches, "torch_extensions").absolute()
 
 
-def recipe(kind: str, architectures: Iterable[str] = ()) -> Recipe:
-    """How to build the library of this kind; `architectures` of GPUs, as parsed, for kind "cuda" only.
+def recipe(kind: str, architectures: Iterable[str] = (), simd: str | None = None) -> Recipe:
+    """How to build the library of this kind.
+
+    Args:
+        architectures: of GPUs, as parsed, for kind "cuda" only.
+        simd: for kind "cpu", one of instructions.runnable(); default: the best.
 
     Raises:
         NativeError: there are no sources.
@@ -112,8 +118,8 @@ def recipe(kind: str, architectures: Iterable[str] = ()) -> Recipe:
     autograd = f"-DLIGHTCONV_AUTOGRAD=Autograd{kind.upper()}"
     if kind == "cpu":
         # Compiled with -fopenmp but not linked with it: libgomp is the one that torch has loaded, with its threads.
-        simd = _SIMD_FLAGS.get(instructions.compiled_for(), ())
-        cflags: tuple[str, ...] = ("-O3", "-fopenmp", autograd, *simd)
+        simd = instructions.compiled_for() if simd is None else simd
+        cflags: tuple[str, ...] = ("-O3", "-fopenmp", autograd, *_SIMD_FLAGS.get(simd, ()))
         cuda_cflags: tuple[str, ...] = ()
     else:
         cflags, cuda_cflags = ("-O3", autograd), ("-O3",)
@@ -131,7 +137,9 @@ def recipe(kind: str, architectures: Iterable[str] = ()) -> Recipe:
         digest.update(f"\0{_name_of(path, root)}\0{len(content)}\0".encode() + content)
     architectures = tuple(architectures)
     cuda_cflags = (*cuda_cflags, *gencode(architectures))
-    return Recipe(kind, architectures, root, (*sources, *SHARED), cflags, cuda_cflags, digest.hexdigest()[:16])
+    return Recipe(
+        kind, architectures, simd or "", root, (*sources, *SHARED), cflags, cuda_cflags, digest.hexdigest()[:16]
+    )
 
 
 def _name_of(source: Path, root: Path) -> str:
@@ -156,6 +164,12 @@ def find(kind: str) -> Path | None:
         if serves(folder, devices)
     )
     return finished(wanted) or next((path for path in others if path.is_file()), None)
+
+
+def find_lesser() -> Path | None:
+    """A finished CPU library with fewer instructions than this CPU has, the best of them; None if there is none."""
+    libraries = (finished(recipe("cpu", simd=simd)) for simd in instructions.runnable()[1:])
+    return next((library for library in libraries if library is not None), None)
 
 
 def finished(wanted: Recipe) -> Path | None:

@@ -113,7 +113,7 @@ def _load(kind: str) -> Path:
         raise NativeError("torch sees no CUDA device")
     library = artifacts.find(kind)
     if library is None:
-        library = _build(kind)
+        library = _build_or_lesser(kind)
     try:
         torch.ops.load_library(str(library))
     except OSError as error:
@@ -130,6 +130,19 @@ def _load(kind: str) -> Path:
     if kind == "cpu":
         allocator.keep_freed_memory()
     return library
+
+
+def _build_or_lesser(kind: str) -> Path:
+    """Where nothing can be compiled, a library that came with the package and uses fewer instructions will do."""
+    try:
+        return _build(kind)
+    except NativeError as error:
+        lesser = artifacts.find_lesser() if kind == "cpu" else None
+        if lesser is None:
+            raise
+        target = artifacts.information(lesser).get("capability")
+        _logger.warning("using the CPU kernels for %s, which are slower: those for this CPU fail: %s", target, error)
+        return lesser
 
 
 def _build(kind: str) -> Path:

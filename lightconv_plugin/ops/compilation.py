@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import re
 import secrets
 import shlex
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from lightconv_plugin.ops import artifacts, instructions
+from lightconv_plugin.ops import artifacts
 from lightconv_plugin.ops.artifacts import NativeError, Recipe
 
 _RUN = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
@@ -186,7 +187,7 @@ def _compile(recipe: Recipe, environment: dict[str, str], record: Path, progress
     try:
         began = time.time()
         status = _run(recipe, temporary, environment, progress)
-        unchanged = artifacts.recipe(recipe.kind, recipe.architectures) == recipe
+        unchanged = artifacts.recipe(recipe.kind, recipe.architectures, recipe.simd) == recipe
         if status or not unchanged:
             log = folder.parent / f"{folder.name}.log"
             os.replace(temporary / "build.log", log)
@@ -202,7 +203,7 @@ def _compile(recipe: Recipe, environment: dict[str, str], record: Path, progress
             "seconds": round(time.time() - began, 1),
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
-            "capability": instructions.instruction_set() if recipe.kind == "cpu" else None,
+            "capability": (recipe.simd or platform.machine()) if recipe.kind == "cpu" else None,
             "architectures": recipe.architectures,
             "flags": [*recipe.cflags] if recipe.kind == "cpu" else [*recipe.cuda_cflags],
             "compiler": environment["CXX"],

@@ -38,6 +38,12 @@ def compiled_for() -> str:
     return "" if level is None else "AVX2" if level == "AVX2" else "AVX512"
 
 
+def runnable() -> tuple[str, ...]:
+    """The values of `compiled_for` whose libraries run on this CPU, the best first."""
+    sets = ("AVX512", "AVX2", "")
+    return sets[sets.index(compiled_for()) :]
+
+
 def _held() -> str:
     value = os.environ.get("LIGHTCONV_CPU_ISA", "").strip().lower()
     if value and value not in LEVELS:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightconv_plugin.ops import artifacts, compilation
+from lightconv_plugin.ops import artifacts, compilation, instructions
 from lightconv_plugin.ops.artifacts import NativeError, Recipe
 
 
@@ -30,6 +30,8 @@ def build_all(
     kinds: Sequence[str] = (),
     architectures: tuple[str, ...] | None = None,
     say: Callable[[str], None] = lambda message: None,
+    *,
+    portable: bool = False,
 ) -> Iterator[Outcome]:
     """Build the libraries, one after the other.
 
@@ -38,6 +40,8 @@ def build_all(
         architectures: of GPUs, as `artifacts.parse_architectures` returns them; None: those of TORCH_CUDA_ARCH_LIST,
             else of the GPUs here.
         say: receives the progress, such as "cpu: compiling 4 files".
+        portable: the CPU library for every instruction set that runs here, so that it can be carried to other machines;
+            else for the best.
 
     Raises:
         ValueError: TORCH_CUDA_ARCH_LIST is not a list of architectures.
@@ -47,14 +51,19 @@ def build_all(
             continue
         required = kind == "cpu" or bool(kinds) or architectures is not None
         try:
-            recipe = _cuda_recipe(architectures) if kind == "cuda" else artifacts.recipe(kind)
+            recipes = [_cuda_recipe(architectures)] if kind == "cuda" else _cpu_recipes(portable)
         except NativeError as error:
             yield Outcome(kind, error=error, failed=required)
             continue
-        try:
-            yield _build(recipe, say)
-        except NativeError as error:
-            yield Outcome(kind, error=error, failed=True)
+        for recipe in recipes:
+            try:
+                yield _build(recipe, say)
+            except NativeError as error:
+                yield Outcome(kind, error=error, failed=True)
+
+
+def _cpu_recipes(portable: bool) -> list[Recipe]:
+    return [artifacts.recipe("cpu", simd=simd) for simd in instructions.runnable()[: None if portable else 1]]
 
 
 def _cuda_recipe(architectures: tuple[str, ...] | None) -> Recipe:
@@ -76,7 +85,8 @@ def _build(recipe: Recipe, say: Callable[[str], None]) -> Outcome:
         worked = True
         say(f"{recipe.kind}: {message}")
 
-    target = f" for {';'.join(recipe.architectures)}" if recipe.architectures else ""
+    targets = recipe.architectures or ((recipe.simd,) if recipe.simd else ())
+    target = f" for {';'.join(targets)}" if targets else ""
     library = compilation.build(
         recipe,
         started=lambda: tell(f"compiling {len(recipe.sources)} files{target}"),

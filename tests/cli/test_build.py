@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightconv_plugin.cli import main
-from lightconv_plugin.ops import artifacts, compilation
+from lightconv_plugin.ops import artifacts, compilation, instructions
 from lightconv_plugin.ops.artifacts import NativeError
 
 
@@ -31,9 +31,20 @@ def test_the_library_its_path_and_the_time(plain, capsys):
     assert main.main(["build", "cpu"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith(f"cpu: {path} (") and out.endswith(" s)\n") and path.is_file()
-    assert err == "cpu: compiling 1 files\ncpu: 1/2 toy.o\ncpu: 2/2 lightconv_cpu.so\n"
+    target = f" for {instructions.compiled_for()}" if instructions.compiled_for() else ""
+    assert err == f"cpu: compiling 1 files{target}\ncpu: 1/2 toy.o\ncpu: 2/2 lightconv_cpu.so\n"
     assert main.main(["build", "cpu"]) == 0
     assert capsys.readouterr() == (f"cpu: {path} (already built)\n", "")
+
+
+def test_a_portable_library_is_one_for_each_instruction_set(built, monkeypatch, capsys):
+    monkeypatch.setattr(instructions, "compiled_for", lambda: "AVX512")
+    assert main.main(["build", "cpu"]) == 0
+    assert [recipe.simd for recipe in built] == ["AVX512"]
+    assert main.main(["build", "cpu", "--portable"]) == 0
+    assert [recipe.simd for recipe in built[1:]] == ["AVX512", "AVX2", ""]
+    assert len({recipe.name for recipe in built[1:]}) == 3
+    assert len(capsys.readouterr().out.splitlines()) == 4
 
 
 def test_a_failure_names_the_log(broken, capsys):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import artifacts, backends, compilation, reference, registration
+from lightconv_plugin.ops import artifacts, backends, compilation, instructions, reference, registration
 
 from .conftest import by_reference
 from .toy_libraries import BROKEN, TOY, Toy
@@ -103,6 +103,23 @@ def test_the_backend_is_logged_once_and_only_for_who_asks(toy):
     out, _ = toy.run(program, LEVEL="DEBUG", LIGHTCONV_BACKEND="reference")
     assert out == "lightconv_plugin DEBUG operators on cpu tensors: backend reference (LIGHTCONV_BACKEND=reference)\n"
     assert toy.run(program, LEVEL="INFO") == ("", "")
+
+
+def test_without_a_compiler_a_library_of_fewer_instructions_serves(tmp_path):
+    toy = Toy(tmp_path, TOY)
+    if instructions.compiled_for() != "AVX512":
+        pytest.skip(
+            f"this CPU has one set of instructions less to choose from: {instructions.compiled_for() or 'none'}"
+        )
+    call = "assert (ops.lightconv(x, weight, 1) > 100).all(); print(backends.decision('cpu').library)"
+    lesser, _ = toy.run(call, LIGHTCONV_CPU_ISA="avx2")
+    used, said = toy.run(call, PATH="")
+    assert used == lesser
+    assert said.count("WARNING") <= 1 and "using the CPU kernels for AVX2, which are slower" in said
+    assert "no C++ compiler was found" in said
+    toy.write("// another\n", "new.h")  # what is stale serves nobody
+    _, said = toy.run("ops.lightconv(x, weight, 1)", PATH="")
+    assert "Falling back to the reference" in said
 
 
 def test_threads_that_come_first_together_decide_once(toy):

@@ -1,6 +1,8 @@
 """The package as it is installed: alone, beside a checkout, without fairseq, with and without compiled kernels."""
 
+import json
 import os
+import platform
 import subprocess
 import sys
 import tarfile
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from lightconv_plugin.cli import main
+from lightconv_plugin.ops import instructions
 from tests.ops.toy_libraries import BROKEN, TOY
 from tests.warm_python import warm_python
 
@@ -55,6 +58,7 @@ def copy_of_the_source(folder):
         subprocess.run(["cp", "-r", repository / name, folder], check=True)
     include = '#include "common/toy.h"\n'
     kernels = {"cpu/toy.cpp": include + TOY, "cpu/common/toy.h": "", "cuda/toy.cu": "", "cuda/common/toy.cuh": ""}
+    kernels["lightconv_plugin/ops/autograd.cpp"] = ""
     for file, content in {**kernels, "cpu/README.md": "", "cuda/README.md": ""}.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(content)
@@ -226,13 +230,19 @@ def test_prebuilt_kernels_are_installed_and_used(source, elsewhere, cache, tmp_p
     target = tmp_path / "site"
     done = install(source, target, LIGHTCONV_PREBUILD="1", TORCH_EXTENSIONS_DIR=str(cache), TORCH_CUDA_ARCH_LIST="")
     assert done.returncode == 0, done.stderr
-    (name,) = (target / "lightconv_plugin" / "prebuilt" / "lightconv_cpu").iterdir()
-    assert files(name) == ["build.json", "build.log", "lightconv_cpu.so"]
+    prebuilt = target / "lightconv_plugin" / "prebuilt" / "lightconv_cpu"
+    # One for each instruction set that runs here.
+    names = {json.loads((name / "build.json").read_text())["capability"]: name for name in prebuilt.iterdir()}
+    assert list(names) and names.keys() == {simd or platform.machine() for simd in instructions.runnable()}
+    assert all(files(name) == ["build.json", "build.log", "lightconv_cpu.so"] for name in names.values())
     assert files(target / "lightconv_plugin" / "sources") == SOURCES
     assert "Root-Is-Purelib: false" in next(target.glob("*.dist-info/WHEEL")).read_text()
     # No cache and no compiler is needed any more.
-    used = python("-c", CALL, path=target, cwd=elsewhere, TORCH_EXTENSIONS_DIR="/dev/null/no", PATH="")
-    assert used == f"True {name}/lightconv_cpu.so"
+    for level, capability in {"": "", "avx2": "AVX2"}.items():
+        environment = {"TORCH_EXTENSIONS_DIR": "/dev/null/no", "PATH": "", "LIGHTCONV_CPU_ISA": level}
+        used = python("-c", CALL, path=target, cwd=elsewhere, **environment)
+        simd = instructions.compiled_for() if not level else min(instructions.compiled_for(), capability)
+        assert used == f"True {names[simd or platform.machine()]}/lightconv_cpu.so"
 
 
 def test_an_editable_installation_compiles_into_the_cache(source, cache, tmp_path):
