@@ -7,8 +7,7 @@
 #include <tuple>
 
 #include "common/arguments.h"
-#include "convolution/kernels.h"
-#include "convolution/tile.h"
+#include "convolution/shared_filter.h"
 
 namespace lightconv {
 
@@ -62,56 +61,6 @@ Problem<T> problem(const Tensor& x, const Tensor& weight, const Options& options
   return p;
 }
 
-// ------------------------------------------------------------------------------------------------ shared filters
-
-// A filter (H, K), normalised and dropped once per call, and its gradient.
-template <class T>
-struct SharedFilter {
-  using S = Sum<T>;
-
-  explicit SharedFilter(const Problem<T>& p)
-      : heads(p.heads),
-        kernel_size(p.kernel_size),
-        pitch(p.filter_pitch()),
-        logits(heads * pitch),
-        normalized(heads * pitch) {
-    for (int64_t h = 0; h < heads; ++h) {
-      read_filter(p, p.weight.at(0, 0, h), logits.data() + h * pitch);
-      normalize_row(
-          p.normalize, logits.data() + h * pitch, kernel_size, {0, kernel_size}, normalized.data() + h * pitch);
-    }
-    taps = normalized;
-    if (!p.dropout.active()) return;
-    scales.resize(heads * pitch);
-    std::vector<uint32_t> words(heads * kernel_size + 64);
-    const uint32_t* word = words.data() + philox_words(p.dropout.seed, 0, heads * kernel_size, words.data());
-    for (int64_t h = 0; h < heads; ++h) {
-      dropout_factors(p.dropout, word + h * kernel_size, kernel_size, scales.data() + h * pitch);
-    }
-    for (size_t i = 0; i < taps.size(); ++i) taps[i] *= scales[i];
-  }
-
-  // Adds up the bundles' sums, in their order, and computes the weight's gradient from them.
-  void write_gradient(const Problem<T>& p, const std::vector<S>& partial) {
-    std::vector<double> sum(heads * pitch);
-    for (size_t i = 0; i < partial.size(); ++i) sum[i % sum.size()] += partial[i];
-    std::vector<S> row(pitch);
-    for (int64_t h = 0; h < heads; ++h) {
-      for (int64_t i = 0; i < pitch; ++i) {
-        row[i] = S(sum[h * pitch + i]) * (scales.empty() ? S(1) : scales[h * pitch + i]);
-      }
-      S* gradient = normalized.data() + h * pitch;
-      normalize_backward_row<S>(
-          p.normalize, [&](int64_t i) { return load(row.data() + i); }, logits.data() + h * pitch, gradient, pitch,
-          {0, kernel_size});
-      write_filter(p, gradient, p.dweight.at(0, 0, h));
-    }
-  }
-
-  int64_t heads, kernel_size, pitch;
-  std::vector<S> logits, normalized, taps, scales;
-};
-
 template <class T>
 std::vector<Sum<T>> padded_bias(const Problem<T>& p, const OptionalTensor& bias) {
   if (!bias) return {};
@@ -126,27 +75,6 @@ std::vector<Sum<T>> padded_bias(const Problem<T>& p, const OptionalTensor& bias)
 
 // ------------------------------------------------------------------------------------------------ passes
 
-template <class T>
-void run_forward(Problem<T>& p, const OptionalTensor& bias) {
-  const std::vector<Sum<T>> padded = padded_bias(p, bias);
-  p.bias = bias ? padded.data() : nullptr;
-  if (!p.shared) return forward(p);
-  const SharedFilter<T> filter(p);
-  p.taps = filter.taps.data();
-  forward(p);
-}
-
-template <class T>
-void run_backward(Problem<T>& p) {
-  if (!p.shared) return backward(p);
-  SharedFilter<T> filter(p);
-  p.taps = filter.taps.data();
-  std::vector<Sum<T>> partial(p.dweight.data ? kBundles * filter.heads * filter.pitch : 0);
-  p.partial = p.dweight.data ? partial.data() : nullptr;
-  backward(p);
-  if (p.partial) filter.write_gradient(p, partial);
-}
-
 inline Tensor convolve(
     const Tensor& any_x, const Tensor& weight, const OptionalTensor& bias, int64_t padding_l, const Options& options) {
   const Tensor x = channels_last(any_x), out = new_output(x, options.glu);
@@ -157,7 +85,9 @@ inline Tensor convolve(
     p.offset = -padding_l;
     p.out = writable<T>(out);
     set_sequences(p, options);
-    run_forward(p, bias);
+    const std::vector<Sum<T>> padded = padded_bias(p, bias);
+    p.bias = bias ? padded.data() : nullptr;
+    run_forward(p);
   });
   return out;
 }
@@ -203,7 +133,9 @@ inline std::tuple<Tensor, Tensor> step(
     p.out = writable<T>(out);
     set_state(p, state, options);
     p.next = writable<T>(next);
-    run_forward(p, bias);
+    const std::vector<Sum<T>> padded = padded_bias(p, bias);
+    p.bias = bias ? padded.data() : nullptr;
+    run_forward(p);
   });
   return {out, next};
 }

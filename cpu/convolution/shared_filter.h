@@ -1,0 +1,78 @@
+// lightconv's filter (H, K), which all positions share: normalised and dropped once a call, and its gradient.
+#pragma once
+
+#include <vector>
+
+#include "convolution/kernels.h"
+#include "convolution/tile.h"
+
+namespace lightconv {
+
+template <class T>
+struct SharedFilter {
+  using S = Sum<T>;
+
+  explicit SharedFilter(const Problem<T>& p)
+      : heads(p.heads),
+        kernel_size(p.kernel_size),
+        pitch(p.filter_pitch()),
+        logits(heads * pitch),
+        normalized(heads * pitch) {
+    for (int64_t h = 0; h < heads; ++h) {
+      read_filter(p, p.weight.at(0, 0, h), logits.data() + h * pitch);
+      normalize_row(
+          p.normalize, logits.data() + h * pitch, kernel_size, {0, kernel_size}, normalized.data() + h * pitch);
+    }
+    taps = normalized;
+    if (!p.dropout.active()) return;
+    scales.resize(heads * pitch);
+    std::vector<uint32_t> words(heads * kernel_size + 64);
+    const uint32_t* word = words.data() + philox_words(p.dropout.seed, 0, heads * kernel_size, words.data());
+    for (int64_t h = 0; h < heads; ++h) {
+      dropout_factors(p.dropout, word + h * kernel_size, kernel_size, scales.data() + h * pitch);
+    }
+    for (size_t i = 0; i < taps.size(); ++i) taps[i] *= scales[i];
+  }
+
+  // Adds up the bundles' sums, in their order, and computes the weight's gradient from them.
+  void write_gradient(const Problem<T>& p, const std::vector<S>& partial) {
+    std::vector<double> sum(heads * pitch);
+    for (size_t i = 0; i < partial.size(); ++i) sum[i % sum.size()] += partial[i];
+    std::vector<S> row(pitch);
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t i = 0; i < pitch; ++i) {
+        row[i] = S(sum[h * pitch + i]) * (scales.empty() ? S(1) : scales[h * pitch + i]);
+      }
+      S* gradient = normalized.data() + h * pitch;
+      normalize_backward_row<S>(
+          p.normalize, [&](int64_t i) { return load(row.data() + i); }, logits.data() + h * pitch, gradient, pitch,
+          {0, kernel_size});
+      write_filter(p, gradient, p.dweight.at(0, 0, h));
+    }
+  }
+
+  int64_t heads, kernel_size, pitch;
+  std::vector<S> logits, normalized, taps, scales;
+};
+
+// The passes over a problem, whose shared filter these prepare.
+template <class T>
+void run_forward(Problem<T>& p) {
+  if (!p.shared) return forward(p);
+  const SharedFilter<T> filter(p);
+  p.taps = filter.taps.data();
+  forward(p);
+}
+
+template <class T>
+void run_backward(Problem<T>& p) {
+  if (!p.shared) return backward(p);
+  SharedFilter<T> filter(p);
+  p.taps = filter.taps.data();
+  std::vector<Sum<T>> partial(p.dweight.data ? kBundles * filter.heads * filter.pitch : 0);
+  p.partial = p.dweight.data ? partial.data() : nullptr;
+  backward(p);
+  if (p.partial) filter.write_gradient(p, partial);
+}
+
+}  // namespace lightconv
