@@ -1,12 +1,13 @@
-// The operators of lightconv_plugin/ops/registration.py for CPU tensors.
+// The operators of lightconv_plugin/ops/registration.py for CPU tensors, and the class of the beam search.
 //
-// All are registered here because torch's headers take longer to compile than a kernel: this file and search/engine.cpp
-// are the only ones that include them.
+// All are registered here because torch's headers take longer to compile than a kernel: beside autograd.cpp no other
+// file includes them.
 
 #include <torch/library.h>
 
 #include "common/dropout_operator.h"
 #include "convolution/operators.h"
+#include "search/engine.h"
 #include "talk/operators.h"
 
 TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
@@ -24,4 +25,12 @@ TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
   m.impl("talkconv_step", &talkconv_step_op);
   m.impl("talkconv_step_backward", &talkconv_step_backward_op);
   m.impl("dropout", &dropout_op);
+}
+
+TORCH_LIBRARY_FRAGMENT(lightconv, m) {
+  using lightconv::decoding::BeamSearch;
+  m.class_<BeamSearch>("BeamSearch")
+      .def(torch::init<const std::string&, bool>())
+      .def("add_model", &BeamSearch::add_model)
+      .def("search", &BeamSearch::search);
 }

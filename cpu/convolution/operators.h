@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "common/arguments.h"
-#include "convolution/shared_filter.h"
+#include "convolution/kernels.h"
 
 namespace lightconv {
 

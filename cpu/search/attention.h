@@ -7,7 +7,7 @@
 #include "search/linear.h"
 #include "search/rows.h"
 
-namespace lightconv {
+namespace lightconv::decoding {
 
 // The keys and values that a sentence's queries read. Keys are transposed, so that the scores of neighbouring positions
 // lie side by side: (heads, head_dim, pitch), where pitch is `steps` rounded up to whole vectors. Values are rows.
@@ -151,4 +151,4 @@ inline void attend_past(
   }
 }
 
-}  // namespace lightconv
+}  // namespace lightconv::decoding

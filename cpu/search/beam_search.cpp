@@ -9,7 +9,7 @@
 
 #include "search/vocabulary.h"
 
-namespace lightconv {
+namespace lightconv::decoding {
 namespace {
 
 // One continuation of a hypothesis of a sentence.
@@ -306,4 +306,4 @@ Finished search(const std::vector<const Model*>& ensemble, const Options& option
   return finished;
 }
 
-}  // namespace lightconv
+}  // namespace lightconv::decoding

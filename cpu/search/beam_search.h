@@ -6,7 +6,7 @@
 
 #include "search/stacks.h"
 
-namespace lightconv {
+namespace lightconv::decoding {
 
 struct Options {
   int64_t pad, unk, eos, beam, min_len, no_repeat_ngram_size;
@@ -37,4 +37,4 @@ using Finished = std::vector<std::vector<Hypothesis>>;
 // range and a sentence without any.
 Finished search(const std::vector<const Model*>& ensemble, const Options& options, const Batch& batch, int threads);
 
-}  // namespace lightconv
+}  // namespace lightconv::decoding

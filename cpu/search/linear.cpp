@@ -5,7 +5,7 @@
 #include <limits>
 #include <new>
 
-namespace lightconv {
+namespace lightconv::decoding {
 namespace {
 
 // Products of fewer multiplications than this take less time than waking the other threads for them.
@@ -191,4 +191,4 @@ void Linear::compute(Product p, float* y, int64_t y_pitch, int64_t first, int64_
   }
 }
 
-}  // namespace lightconv
+}  // namespace lightconv::decoding

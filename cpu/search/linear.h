@@ -8,7 +8,7 @@
 #include "search/product.h"
 #include "search/team.h"
 
-namespace lightconv {
+namespace lightconv::decoding {
 
 enum class Arithmetic { kFloat32, kBFloat16, kInt8 };
 
@@ -84,4 +84,4 @@ class Linear {
   std::shared_ptr<char> weights_;
 };
 
-}  // namespace lightconv
+}  // namespace lightconv::decoding

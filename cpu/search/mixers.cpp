@@ -7,7 +7,7 @@
 #include "search/model.h"
 #include "search/rows.h"
 
-namespace lightconv {
+namespace lightconv::decoding {
 namespace {
 
 using V = Vector<float>;
@@ -167,4 +167,4 @@ void Mixer::convolve(const float* const* sources, int64_t rows, float* y, Worksh
   if (halves) gate(out, rows, channels, y);
 }
 
-}  // namespace lightconv
+}  // namespace lightconv::decoding

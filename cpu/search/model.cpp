@@ -6,7 +6,7 @@
 
 #include "search/rows.h"
 
-namespace lightconv {
+namespace lightconv::decoding {
 
 using V = Vector<float>;
 constexpr int64_t kLanes = kWidth<float>;
@@ -203,4 +203,4 @@ void gate(const float* x, int64_t rows, int64_t n, float* y) {
   }
 }
 
-}  // namespace lightconv
+}  // namespace lightconv::decoding

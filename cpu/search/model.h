@@ -10,7 +10,7 @@
 
 #include "search/linear.h"
 
-namespace lightconv {
+namespace lightconv::decoding {
 
 // A tensor of the model: `rows` times `columns` floats; a vector is one row.
 struct Matrix {
@@ -127,4 +127,4 @@ struct Model {
   Linear project_out, output;
 };
 
-}  // namespace lightconv
+}  // namespace lightconv::decoding

@@ -13,7 +13,7 @@
 
 #include "common/vector.h"
 
-namespace lightconv {
+namespace lightconv::decoding {
 
 constexpr int64_t kPanel = 2 * kWidth<float>;
 
@@ -95,4 +95,4 @@ Choice int8_product(bool instructions);
 Multiply vnni_product();
 Multiply bfloat16_instructions_product();
 
-}  // namespace lightconv
+}  // namespace lightconv::decoding

@@ -7,7 +7,7 @@
 #include <immintrin.h>
 #endif
 
-namespace lightconv {
+namespace lightconv::decoding {
 namespace {
 
 using V = Vector<float>;
@@ -183,4 +183,4 @@ Choice int8_product(bool instructions) {
 #endif
 }
 
-}  // namespace lightconv
+}  // namespace lightconv::decoding

@@ -5,7 +5,7 @@
 #include <immintrin.h>
 #endif
 
-namespace lightconv {
+namespace lightconv::decoding {
 
 #if defined(__x86_64__) && defined(__AVX512F__)
 namespace {
@@ -52,4 +52,4 @@ Multiply bfloat16_instructions_product() { return &multiply<BFloat16>; }
 Multiply bfloat16_instructions_product() { return nullptr; }
 #endif
 
-}  // namespace lightconv
+}  // namespace lightconv::decoding

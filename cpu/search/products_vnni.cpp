@@ -5,7 +5,7 @@
 #include <immintrin.h>
 #endif
 
-namespace lightconv {
+namespace lightconv::decoding {
 
 #if defined(__x86_64__) && defined(__AVX512F__)
 namespace {
@@ -46,4 +46,4 @@ Multiply vnni_product() { return &multiply<Vnni>; }
 Multiply vnni_product() { return nullptr; }
 #endif
 
-}  // namespace lightconv
+}  // namespace lightconv::decoding

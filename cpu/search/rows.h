@@ -8,7 +8,7 @@
 
 #include "common/vector.h"
 
-namespace lightconv {
+namespace lightconv::decoding {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -93,4 +93,4 @@ class BestEntries {
   int64_t count_, held_ = 0;
 };
 
-}  // namespace lightconv
+}  // namespace lightconv::decoding

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace lightconv {
+namespace lightconv::decoding {
 namespace {
 
 void add_rows(const float* y, int64_t n, float* x) {
@@ -286,4 +286,4 @@ const float* Decoding::step(const Rows& rows) {
   return projected;
 }
 
-}  // namespace lightconv
+}  // namespace lightconv::decoding

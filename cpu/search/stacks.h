@@ -7,7 +7,7 @@
 #include "search/attention.h"
 #include "search/model.h"
 
-namespace lightconv {
+namespace lightconv::decoding {
 
 // Sentences one after the other, without padding: the words of sentence s are rows begins[s] … begins[s + 1] − 1. A pad
 // between words is a row too, which no other reads.
@@ -73,4 +73,4 @@ class Decoding {
   Buffer<float> x_, y_, normed_, out_;
 };
 
-}  // namespace lightconv
+}  // namespace lightconv::decoding

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-namespace lightconv {
+namespace lightconv::decoding {
 
 // run(f) calls f(0) … f(size − 1), f(0) on the thread that asks, and returns when all have returned; the first exception
 // is thrown again. The other threads wait actively for a while, since the next piece of work usually comes within
@@ -104,4 +104,4 @@ class Team {
   std::exception_ptr failure_;
 };
 
-}  // namespace lightconv
+}  // namespace lightconv::decoding

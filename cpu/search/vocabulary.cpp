@@ -6,7 +6,7 @@
 #include "search/beam_search.h"
 #include "search/rows.h"
 
-namespace lightconv {
+namespace lightconv::decoding {
 namespace {
 
 // Columns that are summed up at a time; the sums, and so the last bits of a score, depend on it.
@@ -151,4 +151,4 @@ void Vocabulary::settle(int64_t row, float normaliser) {
   }
 }
 
-}  // namespace lightconv
+}  // namespace lightconv::decoding

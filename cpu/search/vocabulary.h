@@ -6,7 +6,7 @@
 
 #include "search/model.h"
 
-namespace lightconv {
+namespace lightconv::decoding {
 
 struct Options;
 
@@ -53,4 +53,4 @@ class Vocabulary {
   Buffer<float> logits_, others_;
 };
 
-}  // namespace lightconv
+}  // namespace lightconv::decoding

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "convolution/shared_filter.h"
+#include "convolution/kernels.h"
 #include "talk/problem.h"
 
 using namespace lightconv;

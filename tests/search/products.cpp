@@ -9,7 +9,7 @@
 
 #include "search/linear.h"
 
-using namespace lightconv;
+using namespace lightconv::decoding;
 
 namespace {
 

@@ -1,4 +1,5 @@
 // torch.classes.lightconv.BeamSearch: models in, n-best lists out. The Python side is lightconv_plugin/generation/native.py.
+#pragma once
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -13,17 +14,15 @@
 
 #include "search/beam_search.h"
 
-namespace lightconv {
-namespace {
-
-Arithmetic arithmetic_of(const std::string& dtype) {
+namespace lightconv::decoding {
+inline Arithmetic arithmetic_of(const std::string& dtype) {
   if (dtype == "bfloat16") return Arithmetic::kBFloat16;
   if (dtype == "int8") return Arithmetic::kInt8;
   TORCH_CHECK(dtype == "float32", "dtype must be float32, bfloat16 or int8, got ", dtype);
   return Arithmetic::kFloat32;
 }
 
-const int64_t* words_of(const at::Tensor& tensor, int64_t sentences, const char* name) {
+inline const int64_t* words_of(const at::Tensor& tensor, int64_t sentences, const char* name) {
   TORCH_CHECK(
       tensor.dim() >= 1 && tensor.size(0) == sentences && tensor.scalar_type() == at::kLong && tensor.is_contiguous() &&
           tensor.device().is_cpu(),
@@ -78,7 +77,7 @@ class BeamSearch : public torch::CustomClassHolder {
         prefix ? prefix->size(1) : 0, max_len, begin};
     std::vector<const Model*> ensemble;
     for (const auto& model : models_) ensemble.push_back(model.get());
-    return as_tensors(lightconv::search(ensemble, wanted, batch, int(threads)));
+    return as_tensors(decoding::search(ensemble, wanted, batch, int(threads)));
   }
 
  private:
@@ -110,13 +109,4 @@ class BeamSearch : public torch::CustomClassHolder {
   std::vector<at::Tensor> tables_;
 };
 
-}  // namespace
-
-TORCH_LIBRARY_FRAGMENT(lightconv, m) {
-  m.class_<BeamSearch>("BeamSearch")
-      .def(torch::init<const std::string&, bool>())
-      .def("add_model", &BeamSearch::add_model)
-      .def("search", &BeamSearch::search);
-}
-
-}  // namespace lightconv
+}  // namespace lightconv::decoding

@@ -1,5 +1,5 @@
-// lightconv's filter (H, K), which all positions share: normalised and dropped once a call, and its gradient.
-#pragma once
+// The passes over a problem. lightconv's filter (H, K), which all positions share, is normalised and dropped here, once a
+// call, and its gradient is the sum of what all tiles give.
 
 #include <vector>
 
@@ -7,6 +7,7 @@
 #include "convolution/tile.h"
 
 namespace lightconv {
+namespace {
 
 template <class T>
 struct SharedFilter {
@@ -55,7 +56,8 @@ struct SharedFilter {
   std::vector<S> logits, normalized, taps, scales;
 };
 
-// The passes over a problem, whose shared filter these prepare.
+}  // namespace
+
 template <class T>
 void run_forward(Problem<T>& p) {
   if (!p.shared) return forward(p);
@@ -74,5 +76,14 @@ void run_backward(Problem<T>& p) {
   backward(p);
   if (p.partial) filter.write_gradient(p, partial);
 }
+
+template void run_forward(Problem<float>&);
+template void run_forward(Problem<double>&);
+template void run_forward(Problem<Float16>&);
+template void run_forward(Problem<BFloat16>&);
+template void run_backward(Problem<float>&);
+template void run_backward(Problem<double>&);
+template void run_backward(Problem<Float16>&);
+template void run_backward(Problem<BFloat16>&);
 
 }  // namespace lightconv
