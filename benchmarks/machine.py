@@ -110,7 +110,7 @@ def describe(device: torch.device) -> dict:
     description = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": _commit(),
-        "cpu": _cpu_name(),
+        "cpu": instructions.cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "backend": backend,
@@ -163,15 +163,6 @@ def _ticks() -> tuple[int, int]:
     """Idle and all ticks of all cores since the machine began."""
     ticks = [int(field) for field in _STAT.read_text(encoding="ascii").splitlines()[0].split()[1:9]]
     return ticks[3] + ticks[4], sum(ticks)
-
-
-def _cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _driver() -> str | None:

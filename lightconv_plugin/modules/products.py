@@ -13,17 +13,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import time
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from lightconv_plugin.files import atomic_write
-from lightconv_plugin.ops import artifacts
+from lightconv_plugin.ops import artifacts, instructions
 
 CHOICES = ("torch", "onednn")
 # How much faster oneDNN has to be: a call of it costs more than one of torch's.
@@ -71,12 +69,7 @@ def _ratio() -> float:
 
 def _machine() -> str:
     """What the answer depends on."""
-    model, names = platform.processor() or platform.machine(), ("model name", "cpu family", "model\t")
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        fields = [line.partition(":")[2].strip() for line in lines if line.startswith(names)]
-        model = " ".join(dict.fromkeys(fields)) or model
-    return f"{model}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
+    return f"{instructions.cpu_name()}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
 
 
 @torch.no_grad()

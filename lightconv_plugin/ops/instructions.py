@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from pathlib import Path
 
 import torch
 
@@ -36,6 +37,20 @@ def compiled_for() -> str:
     """
     level = instruction_set()
     return "" if level is None else "AVX2" if level == "AVX2" else "AVX512"
+
+
+def cpu_name() -> str:
+    """The processor's name, with family and model where the system tells them: "AMD EPYC" alone is many."""
+    fields: dict[str, str] = {}
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+        fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    except OSError:
+        pass
+    named = [
+        f"{word} {fields[field]}" for field, word in (("cpu family", "family"), ("model", "model")) if field in fields
+    ]
+    return ", ".join([fields.get("model name") or platform.processor() or platform.machine(), *named])
 
 
 def runnable() -> tuple[str, ...]:

@@ -58,3 +58,15 @@ def test_the_library_is_another_one_for_each_set_that_it_is_compiled_for(cpu):
     cpu(held="avx2")
     other = artifacts.recipe("cpu")
     assert other.key != best.key and "-mavx512f" not in other.cflags and "-mavx2" in other.cflags
+
+
+def test_a_processor_is_named_with_family_and_model(monkeypatch, tmp_path):
+    info = tmp_path / "cpuinfo"
+    monkeypatch.setattr(instructions, "Path", lambda name: info)
+    one = "processor\t: 0\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n\n"
+    info.write_text(one + one)
+    assert instructions.cpu_name() == "AMD EPYC, family 26, model 2"
+    info.write_text("processor\t: 0\nBogoMIPS\t: 100\n\n")  # as on Arm
+    assert instructions.cpu_name() and "family" not in instructions.cpu_name()
+    info.unlink()
+    assert instructions.cpu_name()
