@@ -1,9 +1,9 @@
-// The operators' derivatives as registration.py has them, without Python: at small sizes the host's time is the time of a
-// call, and recording a call in Python takes several times as long as the operator.
+// The operators' derivatives as registration.py has them, without Python: at small sizes the host's time is the time of
+// a call, and recording a call in Python takes several times as long as the operator.
 //
 // Compiled into the library of the CPU and into that of CUDA, each for its own dispatch key (LIGHTCONV_AUTOGRAD is
-// AutogradCPU or AutogradCUDA), which takes precedence over what registration.py registers for `Autograd`. That one serves
-// where no native library is loaded. Both save the inputs only and call the same operators in the backward pass.
+// AutogradCPU or AutogradCUDA), which takes precedence over what registration.py registers for `Autograd`. That one
+// serves where no native library is loaded. Both save the inputs only and call the same operators in the backward pass.
 //
 // All operators have one pattern, so one boxed kernel serves them all:
 //
@@ -35,7 +35,7 @@ struct Operator {
   size_t gradients;             // n, the tensors that the backward operator differentiates for
   bool bias = false;            // after them comes a bias (C,) or None, added to every output
   bool optional_grads = false;  // the backward operator takes None for the gradient of an output that nobody used
-  bool own_transpose = false;   // linear in its first tensor: called with the gradient in its place, it gives the gradient
+  bool own_transpose = false;   // linear in its first tensor: with a gradient in its place it gives the gradient
 };
 
 constexpr Operator kOperators[] = {
@@ -123,7 +123,9 @@ struct Recorded : torch::autograd::Function<Recorded> {
         any |= needed;
       }
       gradients.emplace_back();
-      if (op.bias && i == op.gradients && needed && grads[0].defined()) gradients.back() = at::sum(grads[0], {0, 1});
+      if (op.bias && i == op.gradients && needed && grads[0].defined()) {
+        gradients.back() = at::sum(grads[0], at::IntArrayRef({0, 1}));
+      }
     }
     if (any) {
       backward_operator(which).callBoxed(&stack);
