@@ -84,7 +84,14 @@ struct Recorded : torch::autograd::Function<Recorded> {
     ctx->saved_data["which"] = which;
     ctx->saved_data["others"] =
         c10::ivalue::Tuple::create(std::vector<IValue>(stack->begin() + tensors.size(), stack->end()));
-    ctx->save_for_backward(tensors);
+    variable_list saved = tensors;
+    if (kOperators[which].bias) {
+      // Only whether there is one matters.
+      Tensor& bias = saved[kOperators[which].gradients];
+      ctx->saved_data["bias"] = bias.defined();
+      bias = Tensor();
+    }
+    ctx->save_for_backward(saved);
     ctx->set_materialize_grads(!kOperators[which].optional_grads);
     const at::AutoDispatchBelowADInplaceOrView below;
     op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
@@ -112,7 +119,8 @@ struct Recorded : torch::autograd::Function<Recorded> {
     std::vector<int64_t> place(op.gradients, -1);
     bool any = false;
     for (size_t i = 0; i < tensors.size(); ++i) {
-      if (!tensors[i].defined()) {
+      const bool is_bias = op.bias && i == op.gradients;
+      if (!(is_bias ? ctx->saved_data["bias"].toBool() : tensors[i].defined())) {
         if (i < op.gradients && !op.own_transpose) stack.emplace_back(false);
         continue;
       }
@@ -123,7 +131,7 @@ struct Recorded : torch::autograd::Function<Recorded> {
         any |= needed;
       }
       gradients.emplace_back();
-      if (op.bias && i == op.gradients && needed && grads[0].defined()) {
+      if (is_bias && needed && grads[0].defined()) {
         gradients.back() = at::sum(grads[0], at::IntArrayRef({0, 1}));
       }
     }
