@@ -35,6 +35,7 @@ class BackwardUnit {
     // The outputs to which the unit's sources contribute; its own are among them.
     const int64_t first = std::max(sources ? unit_.begin - p_.offset - (k_ - 1) : own_, unit_.sequences->out_first);
     const int64_t last = std::min(sources ? unit_.end - p_.offset : own_end_, unit_.sequences->out_last);
+    last_ = last;
     prepare(weights);
     int64_t s = unit_.begin;
     for (int64_t t = first; t < last; t += chunk_) {
@@ -66,17 +67,10 @@ class BackwardUnit {
     tap_ = filters_->pitch();
     tables_.emplace(filters_->size(), chunk_ + k_ - 1, arena_);
     if (weights) {
-      gradient_ = arena_.take<S>(filters_->size());
-      logits_ = p_.normalize == Normalize::kSoftmax ? gradient_ : arena_.take<S>(filters_->size());
-      if (k_ <= kShort) {
-        sums_ = arena_.take<S>(kTogether * k_ * tap_ * kWidth<S>);
-        std::fill(sums_, sums_ + kTogether * k_ * tap_ * kWidth<S>, S(0));
-      } else {
-        products_pitch_ = correlation_pitch<S>(k_);
-        products_ = arena_.take<S>(unit_.count * p_.heads * round_up_rows(chunk_) * products_pitch_);
-        columns_ = {nullptr, round_up<S>(chunk_ + kDotRows + products_pitch_) + kWidth<S>, 0};
-        columns_.data = arena_.take<S>(round_up<S>(p_.per_head) * columns_.pitch);
-      }
+      gradients_ = {arena_.take<S>(kTogether * filters_->size()), filters_->size(), 0};
+      logits_ = arena_.take<S>(p_.normalize == Normalize::kSoftmax ? 0 : filters_->size());
+      sums_ = arena_.take<S>(kTogether * kTime);
+      std::fill(sums_, sums_ + kTogether * kTime, S(0));
     }
     if (p_.dropout.active()) {
       normalized_ = {arena_.take<S>(chunk_ * filters_->size()), filters_->size(), 0};
@@ -84,12 +78,11 @@ class BackwardUnit {
     }
   }
 
-  static int64_t round_up_rows(int64_t rows) { return (rows + kDotRows - 1) / kDotRows * kDotRows; }
-
   // The filters and gradients of the outputs `from` … `end` − 1, of which those from `t` on are new.
   void hold(int64_t from, int64_t t, int64_t end) {
     normalized_.first = scales_.first = t;
     if (!p_.shared) {
+      filters_->fetch(end, std::min(end + chunk_, last_));
       taps_ = constant(tables_->hold(from, end, [&](int64_t row, S* table) { make_filters(row, table); }));
     }
     if (std::is_same_v<T, S>) return;
@@ -181,102 +174,63 @@ class BackwardUnit {
     sources_.hold(begin + p_.offset, end + p_.offset + k_ - 1);
     if (p_.shared) {
       for (int64_t i = 0; i < unit_.count; ++i) {
-        for (int64_t h = 0; h < p_.heads; ++h) correlate<true>(i, h, begin, end, sums_ + h * k_ * kWidth<S>, 0, kWidth<S>);
+        for (int64_t h = 0; h < p_.heads; ++h) {
+          correlate<true>(i, h, begin, end, 0, k_, sums_ + h * k_ * kWidth<S>, 0, kWidth<S>);
+        }
       }
-    } else if (k_ <= kShort) {
-      for (int64_t t = begin; t < end; t += kTogether) short_gradients(t, std::min(t + kTogether, end));
-    } else {
-      long_gradients(begin, end);
+      return;
     }
+    for (int64_t t = begin; t < end; t += kTogether) gradients_of(t, std::min(t + kTogether, end));
   }
 
   template <bool kAdd>
-  void correlate(int64_t i, int64_t h, int64_t begin, int64_t end, S* sums, int64_t time, int64_t step) const {
+  void correlate(
+      int64_t i, int64_t h, int64_t begin, int64_t end, int64_t k, int64_t taps, S* sums, int64_t time,
+      int64_t step) const {
     const Sequence& s = unit_.sequences[i];
     const int64_t channel = h * p_.per_head;
     correlate_taps<S, kAdd>(
-        grad(i, channel), begin, end, sources_.at(i, channel), s.in_first, s.in_last, k_, p_.offset, p_.per_head, sums,
-        time, step);
+        grad(i, channel), begin, end, sources_.at(i, channel), s.in_first, s.in_last, taps, p_.offset + k, p_.per_head,
+        sums, time, step);
   }
 
-  // Sums lane by lane, (t, tap, filter, lane), then across the lanes of as many filters as there are lanes.
-  void short_gradients(int64_t begin, int64_t end) {
-    const int64_t step = tap_ * kWidth<S>, time = k_ * step;
-    for (int64_t i = 0; i < unit_.count; ++i) {
-      for (int64_t h = 0; h < p_.heads; ++h) {
-        correlate<false>(i, h, begin, end, sums_ + (i * p_.heads + h) * kWidth<S>, time, step);
-      }
-    }
-    for (int64_t t = begin; t < end; ++t) {
-      const S* sums = sums_ + (t - begin) * time;
-      for (int64_t f = 0; f < filters_->size(); f += kWidth<S>) {
-        Vector<S> rows[kWidth<S>];
-#pragma GCC unroll 16
-        for (int j = 0; j < kWidth<S>; ++j) rows[j] = load(sums + (f + j) * kWidth<S>);
-        store(gradient_ + f, sum_each<S>(rows));
-      }
-      finish(t);
-    }
-  }
-
-  // Products of blocks of rows with the source transposed (band.h), head by head.
-  void long_gradients(int64_t begin, int64_t end) {
-    const int64_t rows = round_up_rows(chunk_);
-    for (int64_t i = 0; i < unit_.count; ++i) {
-      const Sequence& s = unit_.sequences[i];
-      for (int64_t h = 0; h < p_.heads; ++h) {
-        const int64_t channel = h * p_.per_head;
-        transpose_sources(s, sources_.at(i, channel), begin + p_.offset, end + p_.offset + k_ - 1);
-        lightconv::correlate(
-            grad(i, channel), begin, end, columns_, k_, p_.offset, p_.per_head,
-            products_ + (i * p_.heads + h) * rows * products_pitch_);
-      }
-    }
-    for (int64_t t = begin; t < end; ++t) {
-      const S* products = products_ + correlation_at<S>(t - begin, k_);
-      filters_->each_vector([&](int64_t f, int64_t count) {
-        load_lanes<S>(
-            [&](int64_t i) { return products + (f + i) * rows * products_pitch_; }, count, k_, gradient_ + f, tap_);
-      });
-      filters_->mask(t, gradient_);
-      finish(t);
-    }
-  }
-
-  // Time in the lanes, rows `first` … `end` − 1. The products with what is no source are masked, whatever it is.
-  void transpose_sources(const Sequence& s, Rows<const S> source, int64_t first, int64_t end) {
-    columns_.first = first;
-    const int64_t lowest = std::max(first, s.in_first), highest = std::min(end, s.in_last) - 1;
-    if (lowest > highest) return;
-    for (int64_t t = first; t < end; t += kWidth<S>) {
-      const S* rows[kWidth<S>];
-      for (int i = 0; i < kWidth<S>; ++i) rows[i] = source.at(std::clamp(t + i, lowest, highest));
-      for (int64_t c = 0; c < p_.per_head; c += kWidth<S>) {
-        const int64_t n = p_.per_head - c;
-        Vector<S> square[kWidth<S>];
-#pragma GCC unroll 16
-        for (int i = 0; i < kWidth<S>; ++i) {
-          square[i] = n >= kWidth<S> ? load(rows[i] + c) : load_some(rows[i] + c, n);
+  // Sums lane by lane for as many filters as there are lanes and some taps, then across the lanes of all at once.
+  void gradients_of(int64_t begin, int64_t end) {
+    constexpr int64_t w = kWidth<S>, step = w * w;
+    gradients_.first = begin;
+    filters_->each_vector([&](int64_t f, int64_t count) {
+      for (int64_t k = 0; k < k_; k += kShort) {
+        const int64_t taps = std::min<int64_t>(kShort, k_ - k);
+        for (int64_t j = 0; j < count; ++j) {
+          correlate<false>(
+              (f + j) / p_.heads, (f + j) % p_.heads, begin, end, k, taps, sums_ + j * w, kTime, step);
         }
-        exchange_halves<S>(square);
+        for (int64_t t = begin; t < end; ++t) {
+          for (int64_t m = 0; m < taps; ++m) {
+            const S* sums = sums_ + (t - begin) * kTime + m * step;
+            Vector<S> rows[w];
 #pragma GCC unroll 16
-        for (int i = 0; i < kWidth<S>; ++i) store(columns_.at(c + i, t), square[i]);
+            for (int j = 0; j < w; ++j) rows[j] = load(sums + j * w);
+            store(gradients_.at(t) + (k + m) * tap_ + f, sum_each<S>(rows));
+          }
+        }
       }
-    }
+    });
+    for (int64_t t = begin; t < end; ++t) finish(t, gradients_.at(t));
   }
 
   // From the gradient of the taps of time t to that of the logits.
-  void finish(int64_t t) {
+  void finish(int64_t t, S* gradient) {
     const S* normalized = taps_.at(t);
     if (p_.dropout.active()) {
       normalized = normalized_.at(t);
       const S* scales = scales_.at(t);
       for (int64_t i = 0; i < filters_->size(); i += kWidth<S>) {
-        store(gradient_ + i, load(gradient_ + i) * load(scales + i));
+        store(gradient + i, load(gradient + i) * load(scales + i));
       }
     }
-    filters_->normalize_backward(t, normalized, gradient_, logits_);
-    filters_->write(t, gradient_);
+    filters_->normalize_backward(t, normalized, gradient, logits_);
+    filters_->write(t, gradient);
   }
 
   void add_partial() {
@@ -287,22 +241,21 @@ class BackwardUnit {
     }
   }
 
-  static constexpr int64_t kTogether = 2;
+  // Rows whose filters' gradients are computed together, and the sums of one of them: (tap, filter, lane).
+  static constexpr int64_t kTogether = 4, kTime = kShort * kWidth<S> * kWidth<S>;
 
   const Problem<T>& p_;
   const Unit& unit_;
   Arena& arena_;
   S* partial_;
-  int64_t k_, chunk_, own_, own_end_;
+  int64_t k_, chunk_, own_, own_end_, last_ = 0;
   Sources<T> sources_;
   std::optional<FilterTable<T>> filters_;
   std::optional<Sliding<S>> tables_, grads_;
   Rows<const S> taps_;
   int64_t tap_ = 1;
-  Rows<S> held_, room_, normalized_, scales_;
-  S *gradient_ = nullptr, *logits_ = nullptr, *sums_ = nullptr, *products_ = nullptr;
-  int64_t products_pitch_ = 0;
-  Columns<S> columns_;
+  Rows<S> held_, room_, normalized_, scales_, gradients_;
+  S *logits_ = nullptr, *sums_ = nullptr;
 };
 
 }  // namespace

@@ -29,11 +29,12 @@ class ForwardUnit {
       convolve([](int64_t, int64_t) {});
       return;
     }
-    const FilterTable<T> filters(p_, unit_, arena_);
+    const FilterTable<T>& filters = filters_.emplace(p_, unit_, arena_);
     tap_ = filters.pitch();
     Sliding<S> tables(filters.size(), chunk_, arena_);
     S* factors = p_.dropout.active() ? arena_.take<S>(filters.size()) : nullptr;
     convolve([&](int64_t first, int64_t last) {
+      filters.fetch(last, std::min(last + chunk_, end_));
       taps_ = constant(tables.hold(first, last, [&](int64_t t, S* table) {
         filters.read(t, table);
         filters.normalize(t, table);
@@ -95,6 +96,7 @@ class ForwardUnit {
   Arena& arena_;
   int64_t chunk_, begin_, end_;
   Sources<T> sources_;
+  std::optional<FilterTable<T>> filters_;
   Rows<const S> taps_;
   int64_t tap_ = 1;
 };

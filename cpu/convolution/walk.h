@@ -25,7 +25,7 @@ struct Unit {
 // The cut depends on sizes only, never on the number of threads; so do the results.
 template <class T>
 std::vector<Unit> cut_into_units(const Problem<T>& p) {
-  constexpr int64_t kBytes = 8192, kWanted = 32;
+  constexpr int64_t kBytes = 8192, kWanted = 16;
   int64_t together = 1;
   // Where a sentence's rows are neighbours in memory, it is walked alone.
   if (p.x.batch < p.x.time && !p.sequences.empty() && p.sequences.front().batch != p.sequences.back().batch) {
@@ -35,6 +35,7 @@ std::vector<Unit> cut_into_units(const Problem<T>& p) {
   const auto units = [&] {
     return (int64_t(p.sequences.size()) + together - 1) / together * ((p.sources() + rows - 1) / rows);
   };
+  if (units() < kWanted && p.kernel_size <= kShort) rows /= 2;
   while (units() < kWanted && together > 1 && together * p.channels() * int64_t(sizeof(T)) > kBytes / 4) together /= 2;
   while (units() < kWanted && rows > 32 && rows > 2 * p.kernel_size) rows /= 2;
   std::vector<Unit> cut;
@@ -57,7 +58,7 @@ std::vector<Unit> cut_into_units(const Problem<T>& p) {
 // Rows at a time: few where the window is short, so that one after the other is read; enough for blocks otherwise.
 template <class T>
 int64_t chunk_rows(const Problem<T>& p) {
-  return p.kernel_size <= kShort ? 4 : 24;
+  return p.kernel_size <= kShort ? 4 : 8;
 }
 
 // The last rows of something that is made once, in the order of time.
@@ -128,6 +129,16 @@ class FilterTable {
       const T* rows = rows_;
       load_lanes<T>([&](int64_t i) { return rows + i * p_.kernel_size; }, count, p_.kernel_size, table + f, pitch_);
     });
+  }
+
+  // Fetches the logits of times first … last − 1 into the cache: a row of them is too short for the hardware to predict
+  // the next one.
+  void fetch(int64_t first, int64_t last) const {
+    for (int64_t t = first; t < last; ++t) {
+      for (int64_t i = 0; i < unit_.count; ++i) {
+        fetch_ahead(p_.weight.at(t, unit_.batch() + i, 0), p_.heads * p_.kernel_size);
+      }
+    }
   }
 
   // Overwrites logits with normalised weights.
