@@ -24,7 +24,9 @@ class BackwardUnit {
         arena_(arena),
         partial_(partial),
         k_(p.kernel_size),
-        chunk_(chunk_rows(p)),
+        step_(chunk_rows(p)),
+        // Transposing sources for the filters' gradients pays for many rows.
+        chunk_(p.kernel_size <= kShort || p.shared ? step_ : 32),
         own_(std::max(unit.begin - p.seen, unit.sequences->out_first)),
         own_end_(std::min(unit.end - p.seen, unit.sequences->out_last)),
         sources_(p, unit, chunk_ + k_ - 1, arena) {}
@@ -35,7 +37,6 @@ class BackwardUnit {
     // The outputs to which the unit's sources contribute; its own are among them.
     const int64_t first = std::max(sources ? unit_.begin - p_.offset - (k_ - 1) : own_, unit_.sequences->out_first);
     const int64_t last = std::min(sources ? unit_.end - p_.offset : own_end_, unit_.sequences->out_last);
-    last_ = last;
     prepare(weights);
     int64_t s = unit_.begin;
     for (int64_t t = first; t < last; t += chunk_) {
@@ -45,9 +46,9 @@ class BackwardUnit {
       if (!sources) continue;
       // The rows to which no later output contributes.
       const int64_t ready = end < last ? std::min(unit_.end, end + p_.offset) : unit_.end;
-      for (int64_t to; s < ready; s = to) source_gradients(s, to = std::min(s + chunk_, ready), end);
+      for (int64_t to; s < ready; s = to) source_gradients(s, to = std::min(s + step_, ready), end);
     }
-    for (int64_t to; sources && s < unit_.end; s = to) source_gradients(s, to = std::min(s + chunk_, unit_.end), first);
+    for (int64_t to; sources && s < unit_.end; s = to) source_gradients(s, to = std::min(s + step_, unit_.end), first);
     if (partial_ && weights) add_partial();
   }
 
@@ -55,7 +56,7 @@ class BackwardUnit {
   void prepare(bool weights) {
     const int64_t c = p_.channels(), width = unit_.count * c + kWidth<S>;
     if (!std::is_same_v<T, S>) grads_.emplace(width, chunk_ + k_ - 1, arena_);
-    room_ = {arena_.take<S>(chunk_ * width), width, 0};
+    room_ = {arena_.take<S>(step_ * width), width, 0};
     if (p_.shared) {
       taps_ = {p_.taps, 0, 0};
       if (!weights) return;
@@ -69,8 +70,12 @@ class BackwardUnit {
     if (weights) {
       gradients_ = {arena_.take<S>(kTogether * filters_->size()), filters_->size(), 0};
       logits_ = arena_.take<S>(p_.normalize == Normalize::kSoftmax ? 0 : filters_->size());
-      sums_ = arena_.take<S>(kTogether * kTime);
-      std::fill(sums_, sums_ + kTogether * kTime, S(0));
+      if (k_ <= kShort) {
+        sums_ = arena_.take<S>(kTogether * kTime);
+        std::fill(sums_, sums_ + kTogether * kTime, S(0));
+      } else {
+        prepare_products();
+      }
     }
     if (p_.dropout.active()) {
       normalized_ = {arena_.take<S>(chunk_ * filters_->size()), filters_->size(), 0};
@@ -78,11 +83,19 @@ class BackwardUnit {
     }
   }
 
+  void prepare_products() {
+    const int64_t rows = (chunk_ + kDotRows - 1) / kDotRows * kDotRows, pitch = correlation_pitch<S>(k_);
+    products_ = {arena_.take<S>(unit_.count * p_.heads * rows * pitch), rows * pitch, 0};
+    product_offsets_ = arena_.take<int64_t>(kWidth<S>);
+    for (int64_t i = 0; i < kWidth<S>; ++i) product_offsets_[i] = i * products_.pitch;
+    columns_ = {nullptr, round_up<S>(chunk_ + pitch) + kWidth<S>, 0};
+    columns_.data = arena_.take<S>(round_up<S>(p_.per_head) * columns_.pitch);
+  }
+
   // The filters and gradients of the outputs `from` … `end` − 1, of which those from `t` on are new.
   void hold(int64_t from, int64_t t, int64_t end) {
     normalized_.first = scales_.first = t;
     if (!p_.shared) {
-      filters_->fetch(end, std::min(end + chunk_, last_));
       taps_ = constant(tables_->hold(from, end, [&](int64_t row, S* table) { make_filters(row, table); }));
     }
     if (std::is_same_v<T, S>) return;
@@ -175,48 +188,95 @@ class BackwardUnit {
     if (p_.shared) {
       for (int64_t i = 0; i < unit_.count; ++i) {
         for (int64_t h = 0; h < p_.heads; ++h) {
-          correlate<true>(i, h, begin, end, 0, k_, sums_ + h * k_ * kWidth<S>, 0, kWidth<S>);
+          correlate<true>(i, h, begin, end, sums_ + h * k_ * kWidth<S>, 0, kWidth<S>);
         }
       }
       return;
     }
-    for (int64_t t = begin; t < end; t += kTogether) gradients_of(t, std::min(t + kTogether, end));
+    if (k_ > kShort) return long_gradients(begin, end);
+    for (int64_t t = begin; t < end; t += kTogether) short_gradients(t, std::min(t + kTogether, end));
   }
 
   template <bool kAdd>
-  void correlate(
-      int64_t i, int64_t h, int64_t begin, int64_t end, int64_t k, int64_t taps, S* sums, int64_t time,
-      int64_t step) const {
+  void correlate(int64_t i, int64_t h, int64_t begin, int64_t end, S* sums, int64_t time, int64_t step) const {
     const Sequence& s = unit_.sequences[i];
     const int64_t channel = h * p_.per_head;
     correlate_taps<S, kAdd>(
-        grad(i, channel), begin, end, sources_.at(i, channel), s.in_first, s.in_last, taps, p_.offset + k, p_.per_head,
-        sums, time, step);
+        grad(i, channel), begin, end, sources_.at(i, channel), s.in_first, s.in_last, k_, p_.offset, p_.per_head, sums,
+        time, step);
   }
 
-  // Sums lane by lane for as many filters as there are lanes and some taps, then across the lanes of all at once.
-  void gradients_of(int64_t begin, int64_t end) {
+  // Sums lane by lane for as many filters as there are lanes, then across the lanes of all at once.
+  void short_gradients(int64_t begin, int64_t end) {
     constexpr int64_t w = kWidth<S>, step = w * w;
     gradients_.first = begin;
     filters_->each_vector([&](int64_t f, int64_t count) {
-      for (int64_t k = 0; k < k_; k += kShort) {
-        const int64_t taps = std::min<int64_t>(kShort, k_ - k);
-        for (int64_t j = 0; j < count; ++j) {
-          correlate<false>(
-              (f + j) / p_.heads, (f + j) % p_.heads, begin, end, k, taps, sums_ + j * w, kTime, step);
-        }
-        for (int64_t t = begin; t < end; ++t) {
-          for (int64_t m = 0; m < taps; ++m) {
-            const S* sums = sums_ + (t - begin) * kTime + m * step;
-            Vector<S> rows[w];
+      for (int64_t j = 0; j < count; ++j) {
+        correlate<false>((f + j) / p_.heads, (f + j) % p_.heads, begin, end, sums_ + j * w, kTime, step);
+      }
+      for (int64_t t = begin; t < end; ++t) {
+        for (int64_t k = 0; k < k_; ++k) {
+          const S* sums = sums_ + (t - begin) * kTime + k * step;
+          Vector<S> rows[w];
 #pragma GCC unroll 16
-            for (int j = 0; j < w; ++j) rows[j] = load(sums + j * w);
-            store(gradients_.at(t) + (k + m) * tap_ + f, sum_each<S>(rows));
-          }
+          for (int j = 0; j < w; ++j) rows[j] = load(sums + j * w);
+          store(gradients_.at(t) + k * tap_ + f, sum_each<S>(rows));
         }
       }
     });
     for (int64_t t = begin; t < end; ++t) finish(t, gradients_.at(t));
+  }
+
+  // Products of blocks of rows with the transposed sources (band.h), head by head.
+  void long_gradients(int64_t begin, int64_t end) {
+    // A head's part of a row is short: rows are brought into the cache whole.
+    for (int64_t t = begin; t < end; ++t) {
+      for (int64_t i = 0; i < unit_.count; ++i) {
+        const int64_t ahead = t + p_.offset + k_ - 1;
+        if (ahead < unit_.sequences[i].in_last) fetch_ahead(sources_.at(i, 0).at(ahead), p_.channels());
+        fetch_ahead(grad(i, 0).at(t), p_.channels());
+      }
+    }
+    for (int64_t i = 0; i < unit_.count; ++i) {
+      for (int64_t h = 0; h < p_.heads; ++h) {
+        const int64_t channel = h * p_.per_head;
+        transpose_sources(
+            unit_.sequences[i], sources_.at(i, channel), begin + p_.offset, end + p_.offset + k_ - 1);
+        lightconv::correlate(
+            grad(i, channel), begin, end, columns_, k_, p_.offset, p_.per_head, products_.at(i * p_.heads + h));
+      }
+    }
+    for (int64_t t = begin; t < end; ++t) {
+      S* gradient = gradients_.data;
+      const S* products = products_.data + correlation_at<S>(t - begin, k_);
+      filters_->each_vector([&](int64_t f, int64_t count) {
+        load_lanes(products + f * products_.pitch, product_offsets_, count, k_, gradient + f, tap_);
+      });
+      filters_->mask(t, gradient);
+      finish(t, gradient);
+    }
+  }
+
+  // Time in the lanes, rows `first` … `end` − 1. The products with what is no source are masked, whatever it is.
+  void transpose_sources(const Sequence& s, Rows<const S> source, int64_t first, int64_t end) {
+    columns_.first = first;
+    const int64_t lowest = std::max(first, s.in_first), highest = std::min(end, s.in_last) - 1;
+    if (lowest > highest) return;
+    for (int64_t t = first; t < end; t += kWidth<S>) {
+      const S* rows[kWidth<S>];
+      for (int i = 0; i < kWidth<S>; ++i) rows[i] = source.at(std::clamp(t + i, lowest, highest));
+      for (int64_t c = 0; c < p_.per_head; c += kWidth<S>) {
+        const int64_t n = p_.per_head - c;
+        Vector<S> square[kWidth<S>];
+#pragma GCC unroll 16
+        for (int i = 0; i < kWidth<S>; ++i) {
+          square[i] = n >= kWidth<S> ? load(rows[i] + c) : load_some(rows[i] + c, n);
+        }
+        exchange_halves<S>(square);
+#pragma GCC unroll 16
+        for (int i = 0; i < kWidth<S>; ++i) store(columns_.at(c + i, t), square[i]);
+      }
+    }
   }
 
   // From the gradient of the taps of time t to that of the logits.
@@ -248,13 +308,16 @@ class BackwardUnit {
   const Unit& unit_;
   Arena& arena_;
   S* partial_;
-  int64_t k_, chunk_, own_, own_end_, last_ = 0;
+  int64_t k_, step_, chunk_, own_, own_end_;
   Sources<T> sources_;
   std::optional<FilterTable<T>> filters_;
   std::optional<Sliding<S>> tables_, grads_;
   Rows<const S> taps_;
   int64_t tap_ = 1;
   Rows<S> held_, room_, normalized_, scales_, gradients_;
+  Rows<S> products_;  // a row for each filter
+  int64_t* product_offsets_ = nullptr;
+  Columns<S> columns_;
   S *logits_ = nullptr, *sums_ = nullptr;
 };
 

@@ -130,36 +130,6 @@ int64_t band_vectors(const BandBlock<S>& b, int64_t rows, int vectors) {
 
 }  // namespace detail
 
-// Rows `begin` … `end` − 1 of outputs of one head. Output t meets the sources t + shift … t + shift + K − 1, of which
-// valid_first … valid_last − 1 exist; `weights` are those of output `begin`. The last vector of channels, of which there
-// is at least one, may overlap the one before.
-template <class S>
-void convolve_band(
-    Rows<S> out, int64_t begin, int64_t end, Rows<const S> source, int64_t valid_first, int64_t valid_last,
-    Weights<S> weights, int64_t kernel_size, int64_t shift, int64_t channels, const S* bias) {
-  constexpr int w = kWidth<S>;
-  for (int64_t c = 0; c < channels;) {
-    const int64_t left = (channels - c) / w;
-    const int vectors = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-    if (left == 0) c = channels - w;
-    for (int64_t t = begin; t < end;) {
-      const int64_t top = t + shift;
-      BandBlock<S> block{
-          source.at(top) + c,
-          source.pitch,
-          {weights.data + (t - begin) * weights.time, weights.time, weights.step},
-          kernel_size,
-          valid_first - top,
-          valid_last - top,
-          bias ? bias + c : nullptr,
-          out.at(t) + c,
-          out.pitch};
-      t += detail::band_vectors<S>(block, end - t, vectors);
-    }
-    c += vectors * w;
-  }
-}
-
 // ------------------------------------------------------------------------------------------------ lanes over time
 //
 // A head with fewer channels than a vector has lanes is computed with neighbouring time steps in the lanes, from

@@ -34,7 +34,6 @@ class ForwardUnit {
     Sliding<S> tables(filters.size(), chunk_, arena_);
     S* factors = p_.dropout.active() ? arena_.take<S>(filters.size()) : nullptr;
     convolve([&](int64_t first, int64_t last) {
-      filters.fetch(last, std::min(last + chunk_, end_));
       taps_ = constant(tables.hold(first, last, [&](int64_t t, S* table) {
         filters.read(t, table);
         filters.normalize(t, table);

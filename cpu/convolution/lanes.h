@@ -14,17 +14,18 @@ struct TakingPart {
   bool all = true;
 };
 
-// table[k·pitch + lane] = element k of the row at(lane), for lanes below `count`; zero in the others. Rows are
-// contiguous.
-template <class T, class At>
-inline void load_lanes(At at, int64_t count, int64_t kernel_size, Sum<T>* table, int64_t pitch) {
+// table[k·pitch + lane] = element k of the row at data + offsets[lane], for lanes below `count`; zero in the others. Rows
+// are contiguous.
+template <class T>
+void load_lanes(
+    const T* data, const int64_t* offsets, int64_t count, int64_t kernel_size, Sum<T>* table, int64_t pitch) {
   using S = Sum<T>;
   constexpr int w = kWidth<S>;
   for (int64_t k = 0; k < kernel_size; k += w, table += w * pitch) {
     const int64_t n = std::min<int64_t>(w, kernel_size - k);
     Vector<S> rows[w];
 #pragma GCC unroll 16
-    for (int i = 0; i < w; ++i) rows[i] = i < count ? load_some(at(i) + k, n) : Vector<S>{};
+    for (int i = 0; i < w; ++i) rows[i] = i < count ? load_some(data + offsets[i] + k, n) : Vector<S>{};
     exchange_halves<S>(rows);
     const auto write = [&](auto most) {
 #pragma GCC unroll 16
@@ -43,9 +44,10 @@ inline void load_lanes(At at, int64_t count, int64_t kernel_size, Sum<T>* table,
   }
 }
 
-// The reverse: element k of the row at(lane) = table[k·pitch + lane].
-template <class T, class At>
-inline void store_lanes(At at, int64_t count, int64_t kernel_size, const Sum<T>* table, int64_t pitch) {
+// The reverse: writes the rows.
+template <class T>
+void store_lanes(
+    T* data, const int64_t* offsets, int64_t count, int64_t kernel_size, const Sum<T>* table, int64_t pitch) {
   using S = Sum<T>;
   constexpr int w = kWidth<S>;
   for (int64_t k = 0; k < kernel_size; k += w, table += w * pitch) {
@@ -56,7 +58,7 @@ inline void store_lanes(At at, int64_t count, int64_t kernel_size, const Sum<T>*
     exchange_halves<S>(rows);
 #pragma GCC unroll 16
     for (int i = 0; i < w; ++i) {
-      if (i < count) store_some(at(i) + k, rows[i], n);
+      if (i < count) store_some(data + offsets[i] + k, rows[i], n);
     }
   }
 }

@@ -7,12 +7,9 @@
 #include <utility>
 
 #include "common/scalars.h"
-#include "convolution/band.h"
+#include "convolution/inner.h"
 
 namespace lightconv {
-
-// Filters up to this size are short. Longer ones are computed in blocks (band.h), or in pieces of so many taps.
-constexpr int kShort = 8;
 
 namespace detail {
 
@@ -119,70 +116,5 @@ constexpr std::array<int, kShort> correlate_times_table(std::index_sequence<kTap
 }
 
 }  // namespace detail
-
-// Rows `begin` … `end` − 1 of outputs of one head. Output t meets the sources top(t) … top(t) + K − 1, top(t) = t + shift,
-// of which valid_first … valid_last − 1 exist; `weights` are those of output `begin`.
-template <class S>
-void convolve_short(
-    Rows<S> out, int64_t begin, int64_t end, Rows<const S> source, int64_t valid_first, int64_t valid_last,
-    Weights<S> weights, int64_t kernel_size, int64_t shift, int64_t channels, const S* bias) {
-  using Taps = std::make_index_sequence<kShort + 1>;
-  static constexpr auto several = detail::weigh_table<S, true>(Taps{}), single = detail::weigh_table<S, false>(Taps{});
-  static constexpr auto times = detail::times_table(Taps{});
-  for (int64_t t = begin; t < end;) {
-    const int64_t top = t + shift, count = times[kernel_size];
-    const S* w = weights.data + (t - begin) * weights.time;
-    if (t + count <= end && top >= valid_first && top + kernel_size - 1 + count <= valid_last) {
-      several[kernel_size](
-          source.at(top), source.pitch, {w, weights.time, weights.step}, bias, out.at(t), out.pitch, channels);
-      t += count;
-      continue;
-    }
-    const int64_t from = std::clamp<int64_t>(valid_first - top, 0, kernel_size);
-    const int64_t to = std::clamp<int64_t>(valid_last - top, from, kernel_size);
-    single[to - from](
-        source.at(top + from), source.pitch, {w + from * weights.step, 0, weights.step}, bias, out.at(t), out.pitch,
-        channels);
-    ++t;
-  }
-}
-
-// sums[(t − begin)·time + k·step], a vector, = Σ grad[t, c] · source[t + offset + k, c] over the channels c = lane + i·W of
-// a head, for the rows `begin` … `end` − 1 and all taps. Without a source it is 0. kAdd: all rows are added to what is
-// there.
-template <class S, bool kAdd>
-void correlate_taps(
-    Rows<const S> grad, int64_t begin, int64_t end, Rows<const S> source, int64_t valid_first, int64_t valid_last,
-    int64_t kernel_size, int64_t offset, int64_t channels, S* sums, int64_t time, int64_t step) {
-  using Taps = std::make_index_sequence<kShort>;
-  static constexpr auto several = detail::correlate_table<S, true, kAdd>(Taps{});
-  static constexpr auto single = detail::correlate_table<S, false, kAdd>(Taps{});
-  static constexpr auto times = detail::correlate_times_table<kAdd>(Taps{});
-  for (int64_t k = 0; k < kernel_size; k += kShort) {
-    const int64_t taps = std::min<int64_t>(kShort, kernel_size - k), count = times[taps - 1];
-    for (int64_t t = begin; t < end;) {
-      const int64_t top = t + offset + k;
-      S* to = sums + (t - begin) * time + k * step;
-      if (t + count <= end && top >= valid_first && top + taps - 1 + count <= valid_last) {
-        several[taps - 1](
-            grad.at(t), grad.pitch, source.at(top), source.pitch, channels, to, time, step);
-        t += count;
-        continue;
-      }
-      const int64_t from = std::clamp<int64_t>(valid_first - top, 0, taps);
-      const int64_t last = std::clamp<int64_t>(valid_last - top, from, taps);
-      if (!kAdd) {
-        for (int64_t m = 0; m < taps; ++m) {
-          if (m < from || m >= last) store(to + m * step, Vector<S>{});
-        }
-      }
-      if (from < last) {
-        single[last - from - 1](
-            grad.at(t), grad.pitch, source.at(top + from), source.pitch, channels, to + from * step, time, step);
-      }
-      ++t;
-    }
-  }
-}
 
 }  // namespace lightconv
