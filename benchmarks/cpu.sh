@@ -36,6 +36,7 @@ measure() { # NAME PROGRAM OPTIONS…: one benchmark, its JSON in cpu_NAME.json
 }
 
 measure operators operators
+measure operators_lengths operators --shapes lengths --operators lightconv dynamicconv --without "our reference" attention
 measure operators_bfloat16 operators --dtype bfloat16 --without "our reference"
 measure host_time host_time
 measure training_iwslt training

@@ -5,7 +5,8 @@
     python -m benchmarks.operators --device cuda --dtype bfloat16 --shapes short sweep --operators dynamicconv
 
 Passes: `forward` without gradients; `backward` of x and the filters alone; `both`, forward and backward as training has
-them. Floor: the least time for the bytes and the operations of a pass (floors.py), at the rates of this machine in
+them. *Bytes*, on a CPU: the bytes of a pass at the rate at which x is copied in the same rounds.
+Floor: the least time for the bytes and the operations of a pass (floors.py), at the rates of this machine in
 the same run. How time and memory are taken: timing.py. What the peers are: candidates.py, gpu_peers.py. A peer that
 fails, or computes other numbers than ours, is named at the end and costs nobody else a result. The JSON is written
 after every case.
@@ -23,7 +24,7 @@ from dataclasses import asdict
 
 import torch
 
-from benchmarks import candidates, floors, gpu_peers, machine, report, timing
+from benchmarks import candidates, floors, gpu_peers, machine, naive, report, timing
 from benchmarks.candidates import OURS, Arguments, Candidate
 from benchmarks.report import BenchmarkError
 from benchmarks.shapes import SETS, VARIANTS, Case, parse
@@ -33,6 +34,7 @@ OPERATORS = ("lightconv", "dynamicconv", "talkconv")
 PASSES = ("forward", "backward", "both")
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
 _OUT_OF_MEMORY = "out of memory"
+_COPY = "copy of x"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -146,11 +148,18 @@ def _measure(
             peak = _try(lambda candidate=candidate: timing.peak_bytes(candidate.both, device), candidate, timings)
             timings[candidate.name]["peak_bytes"] = peak
     everyone = [c for c in everyone if "error" not in timings[c.name]]
+    copied = None
     for name in passes:
         calls = {c.name: _call(c, name, timings) for c in everyone}
         calls = {candidate: call for candidate, call in calls.items() if call is not None}
+        if name == "forward" and device.type == "cpu":
+            target = torch.empty_like(arguments.x)
+            calls[_COPY] = lambda x=arguments.x, target=target: target.copy_(x)
         for candidate, seconds in timing.interleaved(calls, repeats, timer).items():
-            timings[candidate][name] = timing.summary(seconds)
+            if candidate == _COPY:
+                copied = timing.summary(seconds)["median_s"]
+            else:
+                timings[candidate][name] = timing.summary(seconds)
         del calls
     work = floors.work(operator, case, dtype.itemsize)
     result = {
@@ -159,7 +168,10 @@ def _measure(
         "case": asdict(case),
         "backend": backends.backend(device.type),
         "floor": {
-            p: asdict(work[p]) | {"seconds": work[p].seconds(rates), "bound": work[p].bound(rates)} for p in passes
+            p: asdict(work[p])
+            | {"seconds": work[p].seconds(rates), "bound": work[p].bound(rates)}
+            | ({"bytes_as_copy_s": work[p].bytes * copied / (2 * arguments.x.nbytes)} if copied else {})
+            for p in passes
         },
         "candidates": timings,
     }
@@ -181,6 +193,7 @@ def _candidates(arguments: Arguments, options: argparse.Namespace, timings: dict
         candidates.ours(arguments),
         candidates.our_reference(arguments),
         *candidates.fairseq_modules(arguments),
+        *naive.fused_loop(arguments),
         *peers,
         *candidates.depthwise(arguments),
         *candidates.prefix_sums(arguments),
@@ -268,6 +281,13 @@ def _case_table(result: dict, passes: list[str]) -> str:
     for name in passes:
         headers += [f"{name}, ms", "÷ floor", "÷ ours"]
     rows = []
+    bytes_row = ["bytes, as fast as a copy of x"]
+    for name in passes:
+        seconds = result["floor"][name].get("bytes_as_copy_s")
+        floor, ours = result["floor"][name]["seconds"], _median(result, OURS, name)
+        bytes_row += [report.milliseconds(seconds), _ratio(seconds, floor), _ratio(seconds, ours)]
+    if "bytes_as_copy_s" in result["floor"][passes[0]]:
+        rows.append([*bytes_row, "–"])
     for candidate, measured in result["candidates"].items():
         label = f"{candidate} ({result['backend']})" if candidate == OURS else candidate
         row = [label if "error" not in measured else f"{label}: {measured['error']}"]

@@ -61,6 +61,12 @@ SETS: dict[str, tuple[Case, ...]] = {
             (128, 32, 1024, 16, 7),
         )
     ),
+    # The sizes of translation models with kernels of every length: short ones show how memory is walked.
+    "lengths": tuple(
+        Case(*numbers, k)
+        for numbers in ((32, 128, 512, 4), (128, 32, 512, 4), (512, 8, 512, 16), (128, 32, 1024, 16))
+        for k in (3, 7, 15, 31)
+    ),
     # 64M elements with the big models' 64 channels a head, for each kernel of the paper and one beyond.
     "gpu": tuple(Case(256, _TOKENS // 256, 1024, 16, k) for k in (3, 7, 15, 31, 63)),
     "short": tuple(map(_short, (1, 4, 16, 32))),

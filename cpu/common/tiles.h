@@ -50,13 +50,15 @@ struct Tile {
   int64_t heads() const { return last_head - head; }
 };
 
+// How many pieces of so many multiply-adds are worth another thread.
+inline int64_t grain_of(int64_t work) { return std::max<int64_t>(1, 100'000 / std::max<int64_t>(work, 1)); }
+
 // The cut depends on sizes only, never on the number of threads; so do the results.
 struct Cut {
   std::vector<Tile> tiles;
   int64_t work;  // multiply-adds of a tile, roughly
 
-  // How many tiles are worth another thread.
-  int64_t grain() const { return std::max<int64_t>(1, 100'000 / std::max<int64_t>(work, 1)); }
+  int64_t grain() const { return grain_of(work); }
 };
 
 // Tiles of `rows` source rows and as many heads as stay in a core's second-level cache. `bytes_of_head` is what a tile

@@ -61,6 +61,12 @@ LIGHTCONV_INLINE Vector<S> broadcast(S value) {
 }
 
 template <class S>
+LIGHTCONV_INLINE Vector<S> root(Vector<S> v) {
+  for (int i = 0; i < kWidth<S>; ++i) v[i] = std::sqrt(v[i]);
+  return v;
+}
+
+template <class S>
 LIGHTCONV_INLINE Vector<S> larger(Vector<S> a, Vector<S> b) {
   return a > b ? a : b;
 }
@@ -177,6 +183,24 @@ LIGHTCONV_INLINE void exchange_halves(Vector<S> (&rows)[kWidth<S>]) {
       rows[i + kStep] = shuffled<S>(a, b, lanes_of<S>(lower));
     }
     exchange_halves<S, kStep / 2>(rows);
+  }
+}
+
+// Lane i of the result is the sum of all lanes of rows[i], in the same tree whichever row it is. Overwrites the rows.
+template <class S, int kStep = kWidth<S> / 2>
+LIGHTCONV_INLINE Vector<S> sum_each(Vector<S> (&rows)[kWidth<S>]) {
+  if constexpr (kStep > 0) {
+    constexpr int n = kWidth<S>;
+    static constexpr auto upper = lane_table<S>([](int lane) { return lane & kStep ? n + lane - kStep : lane; });
+    static constexpr auto lower = lane_table<S>([](int lane) { return lane & kStep ? n + lane : lane + kStep; });
+#pragma GCC unroll 8
+    for (int i = 0; i < kStep; ++i) {
+      const Vector<S> a = rows[i], b = rows[i + kStep];
+      rows[i] = shuffled<S>(a, b, lanes_of<S>(upper)) + shuffled<S>(a, b, lanes_of<S>(lower));
+    }
+    return sum_each<S, kStep / 2>(rows);
+  } else {
+    return rows[0];
   }
 }
 

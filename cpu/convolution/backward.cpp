@@ -1,238 +1,352 @@
-// The gradients of sources and filters, tile by tile, in one sweep: a tile reads its gradients, sources and filters
-// once and computes from them
+// The gradients of sources and filters for heads at least a vector wide, in one walk over a unit (walk.h):
 //
 //     du[s] = Σ_k w[s − offset − k, k] · grad[s − offset − k]     gathered: every row has one owner
 //     dw[t, k] = Σ_r grad[t, r] · u[t + offset + k, r]            then the normalisation's and the GLU's own gradients
 //
-// Nothing is kept from the forward pass. Normalised filters are computed again, for K − 1 rows more than the tile has.
+// Nothing is kept from the forward pass. Filters are normalised again, once for both gradients, and for K − 1 rows more
+// than the unit has.
 
 #include "common/parallel.h"
-#include "convolution/depthwise.h"
 #include "convolution/kernels.h"
+#include "convolution/walk.h"
 
 namespace lightconv {
 namespace {
 
 template <class T>
-class BackwardTile {
+class BackwardUnit {
  public:
   using S = Sum<T>;
 
-  BackwardTile(const Problem<T>& p, const Tile& tile, Arena& arena, S* partial)
+  BackwardUnit(const Problem<T>& p, const Unit& unit, Arena& arena, S* partial)
       : p_(p),
-        tile_(tile),
+        unit_(unit),
         arena_(arena),
-        s_(*tile.sequence),
         partial_(partial),
-        pitch_(p.channel_pitch()),
-        begin_(std::max(tile.begin - p.seen, s_.out_first)),
-        end_(std::min(tile.end - p.seen, s_.out_last)) {}
+        k_(p.kernel_size),
+        step_(chunk_rows(p)),
+        // Transposing sources for the filters' gradients pays for many rows.
+        chunk_(p.kernel_size <= kShort || p.shared ? step_ : 32),
+        own_(std::max(unit.begin - p.seen, unit.sequences->out_first)),
+        own_end_(std::min(unit.end - p.seen, unit.sequences->out_last)),
+        sources_(p, unit, chunk_ + k_ - 1, arena) {}
 
   void run() {
     const bool sources = p_.dx.data || p_.dstate.data;
-    const bool weights = begin_ < end_ && (p_.dweight.data || partial_);
-    // The outputs that this tile's sources contribute to; its own outputs are among them.
-    const int64_t first = sources ? tile_.begin - p_.offset - (p_.kernel_size - 1) : begin_;
-    const int64_t last = sources ? tile_.end - p_.offset : end_;
-    const int64_t filter_first = std::max(first, s_.out_first);
-    const Filters<T> filters(p_, tile_, filter_first, std::min(last, s_.out_last), weights, arena_);
-    const Rows<S> grad = stage(
-        p_, tile_, first, last, s_.out_first, s_.out_last, arena_,
-        [&](int64_t t) { fetch_ahead(grad_row(t), tile_.heads() * p_.per_head); },
-        [&](int64_t t, S* row) {
-          widen_row(grad_row(t), tile_.heads() * p_.per_head, row);
-          spread_heads(row, tile_.heads(), p_.per_head, pitch_);
-        });
-    if (sources) source_gradients(grad, last, filters);
-    if (weights) weight_gradients(grad, filters);
+    const bool weights = own_ < own_end_ && (p_.dweight.data || partial_);
+    // The outputs to which the unit's sources contribute; its own are among them.
+    const int64_t first = std::max(sources ? unit_.begin - p_.offset - (k_ - 1) : own_, unit_.sequences->out_first);
+    const int64_t last = std::min(sources ? unit_.end - p_.offset : own_end_, unit_.sequences->out_last);
+    prepare(weights);
+    int64_t s = unit_.begin;
+    for (int64_t t = first; t < last; t += chunk_) {
+      const int64_t end = std::min(t + chunk_, last);
+      hold(std::max(first, sources ? s - p_.offset - (k_ - 1) : t), t, end);
+      if (weights) weight_gradients(std::max(t, own_), std::min(end, own_end_));
+      if (!sources) continue;
+      // The rows to which no later output contributes.
+      const int64_t ready = end < last ? std::min(unit_.end, end + p_.offset) : unit_.end;
+      for (int64_t to; s < ready; s = to) source_gradients(s, to = std::min(s + step_, ready), end);
+    }
+    for (int64_t to; sources && s < unit_.end; s = to) source_gradients(s, to = std::min(s + step_, unit_.end), first);
+    if (partial_ && weights) add_partial();
   }
 
  private:
-  static Rows<S> shifted(Rows<S> rows, int64_t by) { return {rows.data + by, rows.pitch, rows.first}; }
-  static Columns<S> shifted(Columns<S> c, int64_t rows) { return {c.data + rows * c.pitch, c.pitch, c.first}; }
+  void prepare(bool weights) {
+    const int64_t c = p_.channels(), width = unit_.count * c + kWidth<S>;
+    if (!std::is_same_v<T, S>) grads_.emplace(width, chunk_ + k_ - 1, arena_);
+    room_ = {arena_.take<S>(step_ * width), width, 0};
+    if (p_.shared) {
+      taps_ = {p_.taps, 0, 0};
+      if (!weights) return;
+      sums_ = arena_.take<S>(p_.heads * k_ * kWidth<S>);
+      std::fill(sums_, sums_ + p_.heads * k_ * kWidth<S>, S(0));
+      return;
+    }
+    filters_.emplace(p_, unit_, arena_);
+    tap_ = filters_->pitch();
+    tables_.emplace(filters_->size(), chunk_ + k_ - 1, arena_);
+    if (weights) {
+      gradients_ = {arena_.take<S>(kTogether * filters_->size()), filters_->size(), 0};
+      logits_ = arena_.take<S>(p_.normalize == Normalize::kSoftmax ? 0 : filters_->size());
+      if (k_ <= kShort) {
+        sums_ = arena_.take<S>(kTogether * kTime);
+        std::fill(sums_, sums_ + kTogether * kTime, S(0));
+      } else {
+        prepare_products();
+      }
+    }
+    if (p_.dropout.active()) {
+      normalized_ = {arena_.take<S>(chunk_ * filters_->size()), filters_->size(), 0};
+      scales_ = {arena_.take<S>(chunk_ * filters_->size()), filters_->size(), 0};
+    }
+  }
 
-  const T* grad_row(int64_t t) const { return p_.grad.at(t, s_.batch) + tile_.head * p_.per_head; }
+  void prepare_products() {
+    const int64_t rows = (chunk_ + kDotRows - 1) / kDotRows * kDotRows, pitch = correlation_pitch<S>(k_);
+    products_ = {arena_.take<S>(unit_.count * p_.heads * rows * pitch), rows * pitch, 0};
+    product_offsets_ = arena_.take<int64_t>(kWidth<S>);
+    for (int64_t i = 0; i < kWidth<S>; ++i) product_offsets_[i] = i * products_.pitch;
+    columns_ = {nullptr, round_up<S>(chunk_ + pitch) + kWidth<S>, 0};
+    columns_.data = arena_.take<S>(round_up<S>(p_.per_head) * columns_.pitch);
+  }
+
+  // The filters and gradients of the outputs `from` … `end` − 1, of which those from `t` on are new.
+  void hold(int64_t from, int64_t t, int64_t end) {
+    normalized_.first = scales_.first = t;
+    if (!p_.shared) {
+      taps_ = constant(tables_->hold(from, end, [&](int64_t row, S* table) { make_filters(row, table); }));
+    }
+    if (std::is_same_v<T, S>) return;
+    held_ = grads_->hold(from, end, [&](int64_t row, S* to) {
+      for (int64_t i = 0; i < unit_.count; ++i) {
+        widen_row(p_.grad.at(row, unit_.batch() + i), p_.channels(), to + i * p_.channels());
+      }
+    });
+  }
+
+  void make_filters(int64_t t, S* table) {
+    const int64_t size = filters_->size();
+    S* normalized = p_.dropout.active() ? normalized_.at(t) : table;
+    filters_->read(t, normalized);
+    filters_->normalize(t, normalized);
+    if (!p_.dropout.active()) return;
+    S* scales = scales_.at(t);
+    filters_->draw(t, scales);
+    for (int64_t i = 0; i < size; i += kWidth<S>) store(table + i, load(normalized + i) * load(scales + i));
+  }
+
+  Rows<const S> grad(int64_t i, int64_t channel) const {
+    if constexpr (std::is_same_v<T, S>) {
+      return {p_.grad.at(0, unit_.batch() + i) + channel, p_.grad.time, 0};
+    } else {
+      return {held_.data + i * p_.channels() + channel, held_.pitch, held_.first};
+    }
+  }
 
   // ---------------------------------------------------------------------------------------------- sources
 
-  void source_gradients(Rows<S> grad, int64_t last, const Filters<T>& filters) {
-    const int64_t width = tile_.heads() * pitch_;
-    const int64_t begin = std::max(tile_.begin, s_.in_first), end = std::min(tile_.end, s_.in_last);
-    Rows<S> out{nullptr, round_up<S>(width) + kWidth<S>, tile_.begin};
-    out.data = arena_.take<S>(round_up<S>(tile_.end - tile_.begin) * out.pitch);
-    if (p_.wide()) {
-      for (int64_t h = 0; h < tile_.heads(); ++h) {
-        convolve_band<S, true>(
-            shifted(out, h * pitch_), begin, end, shifted(grad, h * pitch_), s_.out_first, s_.out_last,
-            filters.taps(h), p_.kernel_size, p_.offset, pitch_, nullptr);
+  // Of rows `s` … `end` − 1, from the outputs before `last`.
+  void source_gradients(int64_t s, int64_t end, int64_t last) {
+    const bool in_place = std::is_same_v<T, S> && !p_.glu && !p_.grad_state.data && p_.seen == 0;
+    const int64_t c = p_.channels();
+    for (int64_t i = 0; i < unit_.count; ++i) {
+      const Sequence& sequence = unit_.sequences[i];
+      Rows<S> out{room_.data + i * c, room_.pitch, s};
+      if constexpr (std::is_same_v<T, S>) {
+        if (in_place) out = {p_.dx.at(s, sequence.batch), p_.dx.time, s};
       }
-    } else if (p_.each()) {
-      convolve_each<S, true>(
-          out, begin, end, grad, s_.out_first, s_.out_last, channel_taps(p_, tile_, filters, arena_), p_.kernel_size,
-          p_.offset, nullptr);
-    } else {
-      const Columns<S> grads = transposed(grad, last, width, kWidth<S>, arena_);
-      const int64_t count = tile_.end - tile_.begin;
-      Columns<S> results{nullptr, round_up<S>(count) + kWidth<S>, tile_.begin};
-      results.data = arena_.take<S>(round_up<S>(width) * results.pitch);
-      for (int64_t h = 0; h < tile_.heads(); ++h) {
-        const auto mark = arena_.mark();
-        convolve_columns<S, true>(
-            shifted(results, h * pitch_), tile_.begin, tile_.end, shifted(grads, h * pitch_),
-            filter_columns(p_, tile_, filters, h, grad.first, last, arena_), p_.kernel_size, p_.offset, pitch_,
-            nullptr);
-        arena_.release(mark);
+      const int64_t from = std::max(s, sequence.in_first), to = std::min(end, sequence.in_last);
+      for (int64_t row = s; row < end; ++row) {
+        if (row < from || row >= to) std::fill(out.at(row), out.at(row) + c, S(0));
       }
-      transpose(results.data, results.pitch, out.data, out.pitch, width, count);
+      if (from >= to) continue;
+      for (int64_t h = 0; h < p_.heads; ++h) {
+        const int64_t channel = h * p_.per_head, filter = p_.shared ? h * p_.filter_pitch() : i * p_.heads + h;
+        const int64_t shift = -p_.offset - (k_ - 1);
+        convolve_rows<S>(
+            {out.data + channel, out.pitch, out.first}, from, to, grad(i, channel), sequence.out_first,
+            std::min(last, sequence.out_last), backward_weights(taps_, tap_, from + shift, filter, k_), k_, shift,
+            p_.per_head, nullptr);
+      }
     }
-    for (int64_t s = tile_.begin; s < tile_.end; ++s) write_source_gradient(s, out.at(s));
+    if (in_place) return;
+    for (int64_t row = s; row < end; ++row) {
+      for (int64_t i = 0; i < unit_.count; ++i) {
+        write_source_gradient(unit_.sequences[i], row, room_.data + (row - s) * room_.pitch + i * c);
+      }
+    }
   }
 
-  void write_source_gradient(int64_t s, S* row) const {
-    const int64_t n = tile_.heads() * p_.per_head, c = tile_.head * p_.per_head, b = s_.batch;
-    const bool readable = s >= s_.in_first && s < s_.in_last;
-    if (!readable) std::fill(row, row + tile_.heads() * pitch_, S(0));
-    if (pitch_ != p_.per_head) {
-      for (int64_t h = 1; h < tile_.heads(); ++h) {
-        std::memmove(row + h * p_.per_head, row + h * pitch_, p_.per_head * sizeof(S));
-      }
-    }
-    const int64_t kept = s - (p_.sources() - p_.next_rows);
+  void write_source_gradient(const Sequence& sequence, int64_t s, S* row) const {
+    const int64_t n = p_.channels(), b = sequence.batch, kept = s - (p_.sources() - p_.next_rows);
     if (p_.grad_state.data && kept >= 0) {
-      const T* add = p_.grad_state.at(kept, b) + c;
+      const T* add = p_.grad_state.at(kept, b);
       for (int64_t i = 0; i < n; ++i) row[i] += static_cast<S>(add[i]);
     }
     if (s < p_.seen) {
-      if (p_.dstate.data) narrow_row(row, n, p_.dstate.at(s, b) + c);
+      if (p_.dstate.data) narrow_row(row, n, p_.dstate.at(s, b));
     } else if (p_.dx.data) {
-      T* to = p_.dx.at(s - p_.seen, b) + c;
+      T* to = p_.dx.at(s - p_.seen, b);
       if (!p_.glu) {
         narrow_row(row, n, to);
-      } else if (readable) {
-        gate_gradient(row, n, p_.x.at(s - p_.seen, b) + c, to);
+      } else if (s >= sequence.in_first && s < sequence.in_last) {
+        gate_gradient<T>(row, n, p_.x.at(s - p_.seen, b), n, to);
       } else {
-        std::fill(to, to + n, T(0));
-        std::fill(to + p_.channels(), to + p_.channels() + n, T(0));
+        std::fill(to, to + 2 * n, T());
       }
-    }
-  }
-
-  // From du, in `row`, to the gradients of value and gate.
-  void gate_gradient(const S* row, int64_t n, const T* x, T* to) const {
-    constexpr int kStep = kWidth<S>;
-    for (int64_t i = 0; i < n; i += kStep) {
-      const int64_t some = std::min<int64_t>(kStep, n - i);
-      S grads[kStep] = {}, values[kStep] = {}, gates[kStep] = {};
-      std::memcpy(grads, row + i, some * sizeof(S));
-      widen_row(x + i, some, values);
-      widen_row(x + p_.channels() + i, some, gates);
-      const Vector<S> gate = sigmoid<S>(load(gates)), d = load(grads);
-      const Vector<S> dgate = d * load(values) * gate * (S(1) - gate);
-      store(values, d * gate);
-      store(gates, dgate);
-      narrow_row(values, some, to + i);
-      narrow_row(gates, some, to + p_.channels() + i);
     }
   }
 
   // ---------------------------------------------------------------------------------------------- filters
 
-  void weight_gradients(Rows<S> grad, const Filters<T>& filters) {
-    const int64_t k = p_.kernel_size, last = end_ + p_.offset + k - 1;
-    const Rows<S> source = stage_sources(p_, tile_, begin_ + p_.offset, last, arena_);
-    if (p_.wide() && partial_) {
-      for (int64_t h = 0; h < tile_.heads(); ++h) {
-        correlate_shared(
-            shifted(grad, h * pitch_), begin_, end_, shifted(source, h * pitch_), k, p_.offset, pitch_,
-            partial_ + (tile_.head + h) * p_.filter_pitch());
-      }
-      return;
-    }
-    if (p_.each()) {
-      correlate_each(
-          grad, begin_, end_, source, s_.in_first, s_.in_last, k, p_.offset, tile_.heads(),
-          partial_ + tile_.head * p_.filter_pitch(), p_.filter_pitch());
-      return;
-    }
-    // Wide heads are transposed one by one, to stay in the first-level cache; narrow ones all at once.
-    const int64_t together = p_.wide() ? 1 : tile_.heads();
-    const int64_t pitch = correlation_pitch<S>(k);
-    S* products = arena_.take<S>((end_ - begin_ + kDotRows) * pitch);
-    S* logits = arena_.take<S>(p_.filter_pitch());
-    for (int64_t h = 0; h < tile_.heads(); h += together) {
-      const auto mark = arena_.mark();
-      const Columns<S> columns = transposed(shifted(source, h * pitch_), last, together * pitch_, pitch, arena_);
-      for (int64_t each = h; each < h + together; ++each) {
-        const Columns<S> sources = shifted(columns, (each - h) * pitch_);
-        correlate(shifted(grad, each * pitch_), begin_, end_, sources, k, p_.offset, p_.per_head, products);
-        for (int64_t t = begin_; t < end_; ++t) {
-          take_row(filters, t, each, products + correlation_at<S>(t - begin_, k), logits);
+  // Of the outputs `begin` … `end` − 1, which are held.
+  void weight_gradients(int64_t begin, int64_t end) {
+    if (begin >= end) return;
+    sources_.hold(begin + p_.offset, end + p_.offset + k_ - 1);
+    if (p_.shared) {
+      for (int64_t i = 0; i < unit_.count; ++i) {
+        for (int64_t h = 0; h < p_.heads; ++h) {
+          correlate<true>(i, h, begin, end, sums_ + h * k_ * kWidth<S>, 0, kWidth<S>);
         }
       }
-      arena_.release(mark);
+      return;
     }
-    if (partial_) return;
-    // In the order of time, as they are laid out in memory.
-    for (int64_t t = begin_; t < end_; ++t) {
-      for (int64_t h = 0; h < tile_.heads(); ++h) {
-        write_filter(p_, filters.normalized(t, h), p_.dweight.at(t, s_.batch, tile_.head + h));
+    if (k_ > kShort) return long_gradients(begin, end);
+    for (int64_t t = begin; t < end; t += kTogether) short_gradients(t, std::min(t + kTogether, end));
+  }
+
+  template <bool kAdd>
+  void correlate(int64_t i, int64_t h, int64_t begin, int64_t end, S* sums, int64_t time, int64_t step) const {
+    const Sequence& s = unit_.sequences[i];
+    const int64_t channel = h * p_.per_head;
+    correlate_taps<S, kAdd>(
+        grad(i, channel), begin, end, sources_.at(i, channel), s.in_first, s.in_last, k_, p_.offset, p_.per_head, sums,
+        time, step);
+  }
+
+  // Sums lane by lane for as many filters as there are lanes, then across the lanes of all at once.
+  void short_gradients(int64_t begin, int64_t end) {
+    constexpr int64_t w = kWidth<S>, step = w * w;
+    gradients_.first = begin;
+    filters_->each_vector([&](int64_t f, int64_t count) {
+      for (int64_t j = 0; j < count; ++j) {
+        correlate<false>((f + j) / p_.heads, (f + j) % p_.heads, begin, end, sums_ + j * w, kTime, step);
+      }
+      for (int64_t t = begin; t < end; ++t) {
+        for (int64_t k = 0; k < k_; ++k) {
+          const S* sums = sums_ + (t - begin) * kTime + k * step;
+          Vector<S> rows[w];
+#pragma GCC unroll 16
+          for (int j = 0; j < w; ++j) rows[j] = load(sums + j * w);
+          store(gradients_.at(t) + k * tap_ + f, sum_each<S>(rows));
+        }
+      }
+    });
+    for (int64_t t = begin; t < end; ++t) finish(t, gradients_.at(t));
+  }
+
+  // Products of blocks of rows with the transposed sources (band.h), head by head.
+  void long_gradients(int64_t begin, int64_t end) {
+    // A head's part of a row is short: rows are brought into the cache whole.
+    for (int64_t t = begin; t < end; ++t) {
+      for (int64_t i = 0; i < unit_.count; ++i) {
+        const int64_t ahead = t + p_.offset + k_ - 1;
+        if (ahead < unit_.sequences[i].in_last) fetch_ahead(sources_.at(i, 0).at(ahead), p_.channels());
+        fetch_ahead(grad(i, 0).at(t), p_.channels());
+      }
+    }
+    for (int64_t i = 0; i < unit_.count; ++i) {
+      for (int64_t h = 0; h < p_.heads; ++h) {
+        const int64_t channel = h * p_.per_head;
+        transpose_sources(
+            unit_.sequences[i], sources_.at(i, channel), begin + p_.offset, end + p_.offset + k_ - 1);
+        lightconv::correlate(
+            grad(i, channel), begin, end, columns_, k_, p_.offset, p_.per_head, products_.at(i * p_.heads + h));
+      }
+    }
+    for (int64_t t = begin; t < end; ++t) {
+      S* gradient = gradients_.data;
+      const S* products = products_.data + correlation_at<S>(t - begin, k_);
+      filters_->each_vector([&](int64_t f, int64_t count) {
+        load_lanes(products + f * products_.pitch, product_offsets_, count, k_, gradient + f, tap_);
+      });
+      filters_->mask(t, gradient);
+      finish(t, gradient);
+    }
+  }
+
+  // Time in the lanes, rows `first` … `end` − 1. The products with what is no source are masked, whatever it is.
+  void transpose_sources(const Sequence& s, Rows<const S> source, int64_t first, int64_t end) {
+    columns_.first = first;
+    const int64_t lowest = std::max(first, s.in_first), highest = std::min(end, s.in_last) - 1;
+    if (lowest > highest) return;
+    for (int64_t t = first; t < end; t += kWidth<S>) {
+      const S* rows[kWidth<S>];
+      for (int i = 0; i < kWidth<S>; ++i) rows[i] = source.at(std::clamp(t + i, lowest, highest));
+      for (int64_t c = 0; c < p_.per_head; c += kWidth<S>) {
+        const int64_t n = p_.per_head - c;
+        Vector<S> square[kWidth<S>];
+#pragma GCC unroll 16
+        for (int i = 0; i < kWidth<S>; ++i) {
+          square[i] = n >= kWidth<S> ? load(rows[i] + c) : load_some(rows[i] + c, n);
+        }
+        exchange_halves<S>(square);
+#pragma GCC unroll 16
+        for (int i = 0; i < kWidth<S>; ++i) store(columns_.at(c + i, t), square[i]);
       }
     }
   }
 
-  // Overwrites one normalised filter with its gradient, leaving out products with rows that are no source.
-  void take_row(const Filters<T>& filters, int64_t t, int64_t head, const S* products, S* logits) {
-    const int64_t pitch = p_.filter_pitch();
-    const Inside met = p_.meeting(s_, t);
-    const auto dot = [&](int64_t i) { return detail::mask_of<S>(i, met) ? load(products + i) : Vector<S>{}; };
-    if (partial_) {
-      S* sum = partial_ + (tile_.head + head) * pitch;
-      for (int64_t i = 0; i < pitch; i += kWidth<S>) store(sum + i, load(sum + i) + dot(i));
-      return;
+  // From the gradient of the taps of time t to that of the logits.
+  void finish(int64_t t, S* gradient) {
+    const S* normalized = taps_.at(t);
+    if (p_.dropout.active()) {
+      normalized = normalized_.at(t);
+      const S* scales = scales_.at(t);
+      for (int64_t i = 0; i < filters_->size(); i += kWidth<S>) {
+        store(gradient + i, load(gradient + i) * load(scales + i));
+      }
     }
-    S* row = filters.normalized(t, head);
-    const Inside inside = p_.taking_part(s_, t);
-    if (p_.normalize != Normalize::kSoftmax) {
-      read_filter(p_, p_.weight.at(t, s_.batch, tile_.head + head), logits);
-    }
-    if (const S* scales = filters.scales(t, head)) {
-      const auto dropped = [&](int64_t i) { return dot(i) * load(scales + i); };
-      normalize_backward_row<S>(p_.normalize, dropped, logits, row, pitch, inside);
-    } else {
-      normalize_backward_row<S>(p_.normalize, dot, logits, row, pitch, inside);
+    filters_->normalize_backward(t, normalized, gradient, logits_);
+    filters_->write(t, gradient);
+  }
+
+  void add_partial() {
+    for (int64_t h = 0; h < p_.heads; ++h) {
+      for (int64_t k = 0; k < k_; ++k) {
+        partial_[h * p_.filter_pitch() + k] += sum_across<S>(load(sums_ + (h * k_ + k) * kWidth<S>))[0];
+      }
     }
   }
 
+  // Rows whose filters' gradients are computed together, and the sums of one of them: (tap, filter, lane).
+  static constexpr int64_t kTogether = 4, kTime = kShort * kWidth<S> * kWidth<S>;
+
   const Problem<T>& p_;
-  const Tile& tile_;
+  const Unit& unit_;
   Arena& arena_;
-  const Sequence& s_;
   S* partial_;
-  int64_t pitch_, begin_, end_;
+  int64_t k_, step_, chunk_, own_, own_end_;
+  Sources<T> sources_;
+  std::optional<FilterTable<T>> filters_;
+  std::optional<Sliding<S>> tables_, grads_;
+  Rows<const S> taps_;
+  int64_t tap_ = 1;
+  Rows<S> held_, room_, normalized_, scales_, gradients_;
+  Rows<S> products_;  // a row for each filter
+  int64_t* product_offsets_ = nullptr;
+  Columns<S> columns_;
+  S *logits_ = nullptr, *sums_ = nullptr;
 };
 
 }  // namespace
 
 template <class T>
 void backward(const Problem<T>& p) {
-  const Cut work = cut(p, /*planes=*/4, /*tables=*/p.dropout.active() ? 3 : 1);
-  const int64_t tiles = work.tiles.size();
+  if (!p.wide()) return narrow_backward(p);
+  const std::vector<Unit> units = cut_into_units(p);
+  const int64_t count = units.size();
   const auto run = [&](int64_t from, int64_t to, Sum<T>* partial) {
     static thread_local Arena arena;
     for (int64_t i = from; i < to; ++i) {
       arena.reset();
-      BackwardTile<T>(p, work.tiles[i], arena, partial).run();
+      BackwardUnit<T>(p, units[i], arena, partial).run();
     }
   };
   if (!p.partial) {
-    parallel_for(0, tiles, work.grain(), p.threads, [&](int64_t from, int64_t to) { run(from, to, nullptr); });
+    const int64_t rows = units.empty() ? 1 : units[0].count * (units[0].end - units[0].begin);
+    parallel_for(0, count, grain_of(2 * rows * p.channels() * p.kernel_size), p.threads, [&](int64_t from, int64_t to) {
+      run(from, to, nullptr);
+    });
     return;
   }
-  // One thread adds up the tiles of a bundle, in order.
-  const int64_t bundles = std::min(tiles, kBundles);
+  // One thread adds up the units of a bundle, in order.
+  const int64_t bundles = std::min(count, kBundles);
   parallel_for(0, bundles, 1, p.threads, [&](int64_t from, int64_t to) {
     for (int64_t i = from; i < to; ++i) {
-      run(tiles * i / bundles, tiles * (i + 1) / bundles, p.partial + i * p.heads * p.filter_pitch());
+      run(count * i / bundles, count * (i + 1) / bundles, p.partial + i * p.heads * p.filter_pitch());
     }
   });
 }

@@ -14,105 +14,7 @@
 
 namespace lightconv {
 
-template <class S>
-struct BandBlock {
-  const S* source;  // row j = 0, first channel of the block
-  int64_t source_pitch;
-  const S* weight;  // row 0, tap 0
-  int64_t weight_pitch;
-  int64_t kernel_size;
-  int64_t first, last;  // the rows j that exist
-  const S* bias;        // of the block's channels, or null
-  S* out;
-  int64_t out_pitch;
-};
-
-namespace detail {
-
-template <class S, bool kTransposed>
-LIGHTCONV_INLINE S band_weight(const BandBlock<S>& b, int i, int64_t j) {
-  return kTransposed ? b.weight[j * b.weight_pitch + (b.kernel_size - 1 + i - j)]
-                     : b.weight[i * b.weight_pitch + (j - i)];
-}
-
-// Row j adds to outputs kFrom … kTo − 1 of the block.
-template <class S, int kRows, int kVectors, bool kTransposed, int kFrom, int kTo>
-LIGHTCONV_INLINE void band_row(const BandBlock<S>& b, int64_t j, Vector<S> (&sum)[kRows][kVectors]) {
-  const S* row = b.source + j * b.source_pitch;
-  Vector<S> x[kVectors];
-#pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) x[v] = load(row + v * kWidth<S>);
-#pragma GCC unroll 16
-  for (int i = kFrom; i < kTo; ++i) {
-    const Vector<S> w = broadcast(band_weight<S, kTransposed>(b, i, j));
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) sum[i][v] += w * x[v];
-  }
-}
-
-// The band's two triangles, unrolled so that the sums stay in registers.
-template <class S, int kRows, int kVectors, bool kTransposed, int kStep>
-LIGHTCONV_INLINE void band_head(const BandBlock<S>& b, Vector<S> (&sum)[kRows][kVectors]) {
-  if constexpr (kStep < kRows - 1) {
-    if (kStep >= b.first && kStep < b.last) band_row<S, kRows, kVectors, kTransposed, 0, kStep + 1>(b, kStep, sum);
-    band_head<S, kRows, kVectors, kTransposed, kStep + 1>(b, sum);
-  }
-}
-
-template <class S, int kRows, int kVectors, bool kTransposed, int kStep>
-LIGHTCONV_INLINE void band_tail(const BandBlock<S>& b, Vector<S> (&sum)[kRows][kVectors]) {
-  if constexpr (kStep < kRows) {
-    const int64_t j = b.kernel_size - 1 + kStep;
-    if (j >= b.first && j < b.last) band_row<S, kRows, kVectors, kTransposed, kStep, kRows>(b, j, sum);
-    band_tail<S, kRows, kVectors, kTransposed, kStep + 1>(b, sum);
-  }
-}
-
-// kRows outputs (≤ K) of kVectors vectors of channels.
-template <class S, int kRows, int kVectors, bool kTransposed>
-void band_block(const BandBlock<S>& b) {
-  Vector<S> sum[kRows][kVectors];
-#pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) {
-    const Vector<S> start = b.bias ? load(b.bias + v * kWidth<S>) : Vector<S>{};
-#pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i) sum[i][v] = start;
-  }
-  band_head<S, kRows, kVectors, kTransposed, 0>(b, sum);
-  const int64_t from = b.first > kRows - 1 ? b.first : kRows - 1;
-  const int64_t to = b.last < b.kernel_size ? b.last : b.kernel_size;
-  for (int64_t j = from; j < to; ++j) band_row<S, kRows, kVectors, kTransposed, 0, kRows>(b, j, sum);
-  band_tail<S, kRows, kVectors, kTransposed, 1>(b, sum);
-#pragma GCC unroll 16
-  for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) store(b.out + i * b.out_pitch + v * kWidth<S>, sum[i][v]);
-  }
-}
-
-template <class S, bool kTransposed, int kVectors, int kRows>
-int64_t band_rows(const BandBlock<S>& b, int64_t rows) {
-  if constexpr (kRows > 1) {
-    if (rows < kRows || b.kernel_size < kRows) {
-      return band_rows<S, kTransposed, kVectors, (kRows >= 6 ? 4 : kRows / 2)>(b, rows);
-    }
-  }
-  band_block<S, kRows, kVectors, kTransposed>(b);
-  return kRows;
-}
-
-// As many rows of sums as fit into the registers beside the source's vectors and one weight.
-template <class S, bool kTransposed>
-int64_t band_vectors(const BandBlock<S>& b, int64_t rows, int vectors) {
-  constexpr bool kMany = kVectorRegisters == 32;
-  if (vectors == 4) return band_rows<S, kTransposed, 4, kMany ? 6 : 2>(b, rows);
-  if (vectors == 2) return band_rows<S, kTransposed, 2, kMany ? 8 : 6>(b, rows);
-  return band_rows<S, kTransposed, 1, 8>(b, rows);
-}
-
-}  // namespace detail
-
-// A tile of rows of one head: row `first` of time is at `data`.
+// Rows of time of one head: row `first` is at `data`.
 template <class S>
 struct Rows {
   S* data = nullptr;
@@ -122,35 +24,111 @@ struct Rows {
   S* at(int64_t row) const { return data + (row - first) * pitch; }
 };
 
-// Rows of outputs `begin` … `end` − 1 from the sources `valid.first` … `valid.last` − 1.
-// `channels` is a whole number of vectors. Transposed: outputs and sources exchange roles, the weights' rows belong to
-// the sources, and output s meets source s − offset − k.
-template <class S, bool kTransposed>
-void convolve_band(
-    Rows<S> out, int64_t begin, int64_t end, Rows<S> source, int64_t valid_first, int64_t valid_last, Rows<S> weight,
-    int64_t kernel_size, int64_t offset, int64_t channels, const S* bias) {
-  constexpr int w = kWidth<S>;
-  for (int64_t c = 0; c < channels;) {
-    const int64_t left = (channels - c) / w;
-    const int vectors = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-    for (int64_t t = begin; t < end;) {
-      const int64_t top = kTransposed ? t - offset - (kernel_size - 1) : t + offset;
-      BandBlock<S> block{
-          source.at(top) + c,
-          source.pitch,
-          weight.at(kTransposed ? top : t),
-          weight.pitch,
-          kernel_size,
-          valid_first - top,
-          valid_last - top,
-          bias ? bias + c : nullptr,
-          out.at(t) + c,
-          out.pitch};
-      t += detail::band_vectors<S, kTransposed>(block, end - t, vectors);
-    }
-    c += vectors * w;
+template <class S>
+Rows<const S> constant(Rows<S> rows) {
+  return {rows.data, rows.pitch, rows.first};
+}
+
+// Weights of outputs at neighbouring times: that of output i and its m-th source, in ascending time, is
+// data[i·time + m·step].
+template <class S>
+struct Weights {
+  const S* data;
+  int64_t time, step;
+};
+
+template <class S>
+struct BandBlock {
+  const S* source;  // row j = 0, first channel of the block
+  int64_t source_pitch;
+  Weights<S> weights;
+  int64_t kernel_size;
+  int64_t first, last;  // the rows j that exist
+  const S* bias;        // of the block's channels, or null
+  S* out;
+  int64_t out_pitch;
+};
+
+namespace detail {
+
+// Row j adds to outputs kFrom … kTo − 1 of the block.
+template <class S, int kRows, int kVectors, int kFrom, int kTo>
+LIGHTCONV_INLINE void band_row(const BandBlock<S>& b, int64_t j, Vector<S> (&sum)[kRows][kVectors]) {
+  const S* row = b.source + j * b.source_pitch;
+  const S* weights = b.weights.data + j * b.weights.step;
+  const int64_t next = b.weights.time - b.weights.step;  // to the next output's weight of the same row
+  Vector<S> x[kVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) x[v] = load(row + v * kWidth<S>);
+#pragma GCC unroll 16
+  for (int i = kFrom; i < kTo; ++i) {
+    const Vector<S> w = broadcast(weights[i * next]);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) sum[i][v] += w * x[v];
   }
 }
+
+// The band's two triangles, unrolled so that the sums stay in registers.
+template <class S, int kRows, int kVectors, int kStep>
+LIGHTCONV_INLINE void band_head(const BandBlock<S>& b, Vector<S> (&sum)[kRows][kVectors]) {
+  if constexpr (kStep < kRows - 1) {
+    if (kStep >= b.first && kStep < b.last) band_row<S, kRows, kVectors, 0, kStep + 1>(b, kStep, sum);
+    band_head<S, kRows, kVectors, kStep + 1>(b, sum);
+  }
+}
+
+template <class S, int kRows, int kVectors, int kStep>
+LIGHTCONV_INLINE void band_tail(const BandBlock<S>& b, Vector<S> (&sum)[kRows][kVectors]) {
+  if constexpr (kStep < kRows) {
+    const int64_t j = b.kernel_size - 1 + kStep;
+    if (j >= b.first && j < b.last) band_row<S, kRows, kVectors, kStep, kRows>(b, j, sum);
+    band_tail<S, kRows, kVectors, kStep + 1>(b, sum);
+  }
+}
+
+// kRows outputs (≤ K) of kVectors vectors of channels.
+template <class S, int kRows, int kVectors>
+void band_block(const BandBlock<S>& b) {
+  Vector<S> sum[kRows][kVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    const Vector<S> start = b.bias ? load(b.bias + v * kWidth<S>) : Vector<S>{};
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) sum[i][v] = start;
+  }
+  band_head<S, kRows, kVectors, 0>(b, sum);
+  const int64_t from = b.first > kRows - 1 ? b.first : kRows - 1;
+  const int64_t to = b.last < b.kernel_size ? b.last : b.kernel_size;
+  for (int64_t j = from; j < to; ++j) band_row<S, kRows, kVectors, 0, kRows>(b, j, sum);
+  band_tail<S, kRows, kVectors, 1>(b, sum);
+#pragma GCC unroll 16
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) store(b.out + i * b.out_pitch + v * kWidth<S>, sum[i][v]);
+  }
+}
+
+template <class S, int kVectors, int kRows>
+int64_t band_rows(const BandBlock<S>& b, int64_t rows) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows || b.kernel_size < kRows) {
+      return band_rows<S, kVectors, (kRows >= 6 ? 4 : kRows / 2)>(b, rows);
+    }
+  }
+  band_block<S, kRows, kVectors>(b);
+  return kRows;
+}
+
+// As many rows of sums as fit into the registers beside the source's vectors and one weight.
+template <class S>
+int64_t band_vectors(const BandBlock<S>& b, int64_t rows, int vectors) {
+  constexpr bool kMany = kVectorRegisters == 32;
+  if (vectors == 4) return band_rows<S, 4, kMany ? 6 : 2>(b, rows);
+  if (vectors == 2) return band_rows<S, 2, kMany ? 8 : 6>(b, rows);
+  return band_rows<S, 1, 8>(b, rows);
+}
+
+}  // namespace detail
 
 // ------------------------------------------------------------------------------------------------ lanes over time
 //
@@ -242,7 +220,7 @@ int64_t correlation_at(int64_t row, int64_t kernel_size) {
 // written. `source` is transposed; its columns are read up to end + offset + correlation_pitch.
 template <class S>
 void correlate(
-    Rows<S> grad, int64_t begin, int64_t end, Columns<S> source, int64_t kernel_size, int64_t offset, int64_t channels,
+    Rows<const S> grad, int64_t begin, int64_t end, Columns<S> source, int64_t kernel_size, int64_t offset, int64_t channels,
     S* products) {
   constexpr int w = kWidth<S>;
   const int64_t pitch = correlation_pitch<S>(kernel_size);
@@ -264,57 +242,6 @@ void correlate(
       at += vectors * w;
     }
   }
-}
-
-// The sum of dw[t][k] over the rows t, added to sum[k]: a filter that all positions share. Channels in the lanes
-// (`channels` is a whole number of vectors), and across them once at the end. Sources outside the sequence are zero.
-template <class S, int kTaps>
-void correlate_taps(
-    Rows<S> grad, int64_t begin, int64_t end, Rows<S> source, int64_t offset, int64_t channels, S* sum) {
-  constexpr int kTimes = 4;
-  Vector<S> total[kTaps] = {};
-  int64_t t = begin;
-  for (; t + kTimes <= end; t += kTimes) {
-    for (int64_t c = 0; c < channels; c += kWidth<S>) {
-      Vector<S> g[kTimes];
-#pragma GCC unroll 4
-      for (int i = 0; i < kTimes; ++i) g[i] = load(grad.at(t + i) + c);
-      const S* rows = source.at(t + offset) + c;
-      // Source row t + offset + j meets output t + i at tap j − i.
-#pragma GCC unroll 32
-      for (int j = 0; j < kTaps + kTimes - 1; ++j) {
-        const Vector<S> x = load(rows + j * source.pitch);
-#pragma GCC unroll 4
-        for (int i = 0; i < kTimes; ++i) {
-          if (j - i >= 0 && j - i < kTaps) total[j - i] += g[i] * x;
-        }
-      }
-    }
-  }
-  for (; t < end; ++t) {
-    for (int64_t c = 0; c < channels; c += kWidth<S>) {
-      const Vector<S> g = load(grad.at(t) + c);
-      const S* rows = source.at(t + offset) + c;
-#pragma GCC unroll 32
-      for (int j = 0; j < kTaps; ++j) total[j] += g * load(rows + j * source.pitch);
-    }
-  }
-  for (int j = 0; j < kTaps; ++j) sum[j] += sum_across<S>(total[j])[0];
-}
-
-template <class S>
-void correlate_shared(
-    Rows<S> grad, int64_t begin, int64_t end, Rows<S> source, int64_t kernel_size, int64_t offset, int64_t channels,
-    S* sum) {
-  constexpr int kMost = kVectorRegisters == 32 ? 16 : 8;
-  int64_t k = 0;
-  for (; k + kMost <= kernel_size; k += kMost) {
-    correlate_taps<S, kMost>(grad, begin, end, source, offset + k, channels, sum + k);
-  }
-  for (; k + 4 <= kernel_size; k += 4) {
-    correlate_taps<S, 4>(grad, begin, end, source, offset + k, channels, sum + k);
-  }
-  for (; k < kernel_size; ++k) correlate_taps<S, 1>(grad, begin, end, source, offset + k, channels, sum + k);
 }
 
 }  // namespace lightconv

@@ -1,114 +1,117 @@
-// out[t, b, c] = bias[c] + Σ_k w[t, b, h, k] · u[t + offset + k, b, c], tile by tile.
-//
-// A tile is up to 128 outputs of one sentence for some heads: its sources are read once into the core's cache (widened,
-// gated), its filters normalised and dropped beside them, and the band product (band.h) runs on those. Reading 2·T·B·C
-// elements (and the weights) and writing T·B·C is all the traffic, except for the halo of K − 1 rows of each tile.
+// out[t, b, c] = bias[c] + Σ_k w[t, b, h, k] · u[t + offset + k, b, c], for heads at least a vector wide (walk.h).
 
 #include "common/parallel.h"
-#include "convolution/depthwise.h"
 #include "convolution/kernels.h"
+#include "convolution/walk.h"
 
 namespace lightconv {
 namespace {
 
 template <class T>
-void write_row(const Problem<T>& p, const Tile& tile, int64_t t, const Sum<T>* row) {
-  const int64_t pitch = p.channel_pitch();
-  T* to = p.out.at(t, tile.sequence->batch) + tile.head * p.per_head;
-  if (pitch == p.per_head) return narrow_row(row, tile.heads() * pitch, to);
-  for (int64_t h = 0; h < tile.heads(); ++h) narrow_row(row + h * pitch, p.per_head, to + h * p.per_head);
-}
+class ForwardUnit {
+ public:
+  using S = Sum<T>;
 
-// The tile's part of the last rows of state and inputs, which the next step needs.
-template <class T>
-void write_next_state(const Problem<T>& p, const Tile& tile, Arena& arena) {
-  const int64_t first = p.sources() - p.next_rows, b = tile.sequence->batch;
-  const int64_t n = tile.heads() * p.per_head, c = tile.head * p.per_head;
-  Sum<T>* gated = arena.take<Sum<T>>(n);
-  for (int64_t s = std::max(first, tile.begin); s < tile.end; ++s) {
-    T* to = p.next.at(s - first, b) + c;
-    if (s < p.seen) {
-      std::memcpy(to, p.state.at(s, b) + c, n * sizeof(T));
-    } else {
-      const T* x = p.x.at(s - p.seen, b) + c;
-      if (!p.glu) {
-        std::memcpy(to, x, n * sizeof(T));
-      } else {
-        widen_row(x, n, gated);
-        gate_row<T>(gated, x + p.channels(), n);
-        narrow_row(gated, n, to);
+  ForwardUnit(const Problem<T>& p, const Unit& unit, Arena& arena)
+      : p_(p),
+        unit_(unit),
+        arena_(arena),
+        chunk_(chunk_rows(p)),
+        begin_(std::max(unit.begin - p.seen, unit.sequences->out_first)),
+        end_(std::min(unit.end - p.seen, unit.sequences->out_last)),
+        sources_(p, unit, chunk_ + p.kernel_size - 1, arena) {}
+
+  void run() {
+    if (p_.next.data) write_next_state();
+    if (begin_ >= end_) return;
+    if (p_.shared) {
+      taps_ = {p_.taps, 0, 0};
+      convolve([](int64_t, int64_t) {});
+      return;
+    }
+    const FilterTable<T>& filters = filters_.emplace(p_, unit_, arena_);
+    tap_ = filters.pitch();
+    Sliding<S> tables(filters.size(), chunk_, arena_);
+    S* factors = p_.dropout.active() ? arena_.take<S>(filters.size()) : nullptr;
+    convolve([&](int64_t first, int64_t last) {
+      taps_ = constant(tables.hold(first, last, [&](int64_t t, S* table) {
+        filters.read(t, table);
+        filters.normalize(t, table);
+        if (!factors) return;
+        filters.draw(t, factors);
+        for (int64_t i = 0; i < filters.size(); i += kWidth<S>) store(table + i, load(table + i) * load(factors + i));
+      }));
+    });
+  }
+
+ private:
+  // prepare(first, last): the taps of these outputs are in taps_ then.
+  template <class F>
+  void convolve(F prepare) {
+    const int64_t c = p_.channels();
+    Rows<S> room{nullptr, unit_.count * c + kWidth<S>, 0};
+    if (!std::is_same_v<T, S>) room.data = arena_.take<S>(chunk_ * room.pitch);
+    for (int64_t t = begin_; t < end_; t += chunk_) {
+      const int64_t last = std::min(t + chunk_, end_);
+      prepare(t, last);
+      sources_.hold(t + p_.offset, last + p_.offset + p_.kernel_size - 1);
+      room.first = t;
+      for (int64_t i = 0; i < unit_.count; ++i) convolve_sentence(i, t, last, {room.data + i * c, room.pitch, t});
+      if (std::is_same_v<T, S>) continue;
+      for (int64_t row = t; row < last; ++row) {
+        for (int64_t i = 0; i < unit_.count; ++i) {
+          narrow_row(room.at(row) + i * c, c, p_.out.at(row, unit_.batch() + i));
+        }
       }
     }
   }
-}
 
-template <class T>
-void forward_tile(const Problem<T>& p, const Tile& tile, Arena& arena) {
-  using S = Sum<T>;
-  if (p.next.data) write_next_state(p, tile, arena);
-  const Sequence& s = *tile.sequence;
-  const int64_t begin = std::max(tile.begin - p.seen, s.out_first), end = std::min(tile.end - p.seen, s.out_last);
-  if (begin >= end) return;
-  const int64_t pitch = p.channel_pitch(), width = tile.heads() * pitch, last = end + p.offset + p.kernel_size - 1;
-  const Filters<T> filters(p, tile, begin, end, false, arena);
-  const Rows<S> source = stage_sources(p, tile, begin + p.offset, last, arena);
-
-  Rows<S> out{nullptr, round_up<S>(width) + kWidth<S>, begin};
-  constexpr bool same_type = std::is_same_v<T, S>;
-  const bool in_place = same_type && p.wide() && pitch == p.per_head;
-  if constexpr (same_type) {
-    if (in_place) {
-      out = {p.out.at(begin, s.batch) + tile.head * p.per_head, p.out.time, begin};
+  void convolve_sentence(int64_t i, int64_t t, int64_t last, Rows<S> out) {
+    if constexpr (std::is_same_v<T, S>) out = {p_.out.at(t, unit_.batch() + i), p_.out.time, t};
+    const Sequence& s = unit_.sequences[i];
+    for (int64_t h = 0; h < p_.heads; ++h) {
+      const int64_t channel = h * p_.per_head, filter = p_.shared ? h * p_.filter_pitch() : i * p_.heads + h;
+      convolve_rows<S>(
+          {out.data + channel, out.pitch, out.first}, t, last, sources_.at(i, channel), s.in_first, s.in_last,
+          forward_weights(taps_, tap_, t, filter), p_.kernel_size, p_.offset, p_.per_head,
+          p_.bias ? p_.bias + h * p_.channel_pitch() : nullptr);
     }
   }
-  if (!in_place) out.data = arena.take<S>(round_up<S>(end - begin) * out.pitch);
 
-  const auto bias = [&](int64_t h) { return p.bias ? p.bias + (tile.head + h) * pitch : nullptr; };
-  if (p.wide()) {
-    for (int64_t h = 0; h < tile.heads(); ++h) {
-      const auto head = [&](Rows<S> rows) { return Rows<S>{rows.data + h * pitch, rows.pitch, rows.first}; };
-      convolve_band<S, false>(
-          head(out), begin, end, head(source), s.in_first, s.in_last, filters.taps(h), p.kernel_size, p.offset, pitch,
-          bias(h));
+  // The unit's part of the last rows of state and inputs, which the next step needs.
+  void write_next_state() const {
+    const int64_t first = p_.sources() - p_.next_rows;
+    S* row = arena_.take<S>(p_.channels());
+    for (int64_t s = std::max(first, unit_.begin); s < unit_.end; ++s) {
+      for (int64_t b = unit_.batch(); b < unit_.batch() + unit_.count; ++b) {
+        read_source_row(p_, s, b, row);
+        narrow_row(row, p_.channels(), p_.next.at(s - first, b));
+      }
     }
-  } else if (p.each()) {
-    S* start = nullptr;
-    if (p.bias) {
-      start = arena.take<S>(round_up<S>(width));
-      std::copy(bias(0), bias(0) + width, start);
-    }
-    convolve_each<S, false>(
-        out, begin, end, source, s.in_first, s.in_last, channel_taps(p, tile, filters, arena), p.kernel_size, p.offset,
-        start);
-  } else {
-    const Columns<S> sources = transposed(source, last, width, kWidth<S>, arena);
-    Columns<S> results{nullptr, round_up<S>(end - begin) + kWidth<S>, begin};
-    results.data = arena.take<S>(round_up<S>(width) * results.pitch);
-    for (int64_t h = 0; h < tile.heads(); ++h) {
-      const auto mark = arena.mark();
-      const auto head = [&](Columns<S> c) { return Columns<S>{c.data + h * pitch * c.pitch, c.pitch, c.first}; };
-      convolve_columns<S, false>(
-          head(results), begin, end, head(sources), filter_columns(p, tile, filters, h, begin, end, arena),
-          p.kernel_size, p.offset, pitch, bias(h));
-      arena.release(mark);
-    }
-    transpose(results.data, results.pitch, out.data, out.pitch, width, end - begin);
   }
-  if (!in_place) {
-    for (int64_t t = begin; t < end; ++t) write_row(p, tile, t, out.at(t));
-  }
-}
+
+  const Problem<T>& p_;
+  const Unit& unit_;
+  Arena& arena_;
+  int64_t chunk_, begin_, end_;
+  Sources<T> sources_;
+  std::optional<FilterTable<T>> filters_;
+  Rows<const S> taps_;
+  int64_t tap_ = 1;
+};
 
 }  // namespace
 
 template <class T>
 void forward(const Problem<T>& p) {
-  const Cut work = cut(p, /*planes=*/2, /*tables=*/1);
-  parallel_for(0, int64_t(work.tiles.size()), work.grain(), p.threads, [&](int64_t from, int64_t to) {
+  if (!p.wide()) return narrow_forward(p);
+  const std::vector<Unit> units = cut_into_units(p);
+  const int64_t rows = units.empty() ? 1 : units[0].count * (units[0].end - units[0].begin);
+  parallel_for(0, units.size(), grain_of(rows * p.channels() * p.kernel_size), p.threads, [&](int64_t from, int64_t to) {
     static thread_local Arena arena;
     for (int64_t i = from; i < to; ++i) {
       arena.reset();
-      forward_tile(p, work.tiles[i], arena);
+      ForwardUnit<T>(p, units[i], arena).run();
     }
   });
 }

@@ -22,6 +22,12 @@ void forward(const Problem<T>& p);
 template <class T>
 void backward(const Problem<T>& p);
 
+// The same for heads narrower than a vector.
+template <class T>
+void narrow_forward(const Problem<T>& p);
+template <class T>
+void narrow_backward(const Problem<T>& p);
+
 constexpr int64_t kBundles = 64;
 
 }  // namespace lightconv

@@ -26,6 +26,26 @@ inline void gate_row(Sum<T>* row, const T* gate, int64_t n) {
   }
 }
 
+// From du, in `row`, to the gradients of value and gate, `apart` elements from it.
+template <class T>
+inline void gate_gradient(const Sum<T>* row, int64_t n, const T* x, int64_t apart, T* to) {
+  using S = Sum<T>;
+  constexpr int kStep = kWidth<S>;
+  for (int64_t i = 0; i < n; i += kStep) {
+    const int64_t some = std::min<int64_t>(kStep, n - i);
+    S grads[kStep] = {}, values[kStep] = {}, gates[kStep] = {};
+    std::memcpy(grads, row + i, some * sizeof(S));
+    widen_row(x + i, some, values);
+    widen_row(x + apart + i, some, gates);
+    const Vector<S> gate = sigmoid<S>(load(gates)), d = load(grads);
+    const Vector<S> dgate = d * load(values) * gate * (S(1) - gate);
+    store(values, d * gate);
+    store(gates, dgate);
+    narrow_row(values, some, to + i);
+    narrow_row(gates, some, to + apart + i);
+  }
+}
+
 // One head after the other, each padded with zeros to the pitch of a head.
 template <class S>
 inline void spread_heads(S* row, int64_t heads, int64_t per_head, int64_t pitch) {

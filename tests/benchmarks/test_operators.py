@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks import candidates, floors, gpu_peers, operators, report, timing
+from benchmarks import candidates, floors, gpu_peers, naive, operators, report, timing
 from benchmarks.shapes import SETS, Case, parse
 from lightconv_plugin.ops import backends
 
@@ -16,7 +16,7 @@ fairseq = candidates.import_fairseq()
 MODULES = ["fairseq band", "fairseq unfold"] * bool(fairseq)
 EVERYONE = {
     "lightconv": ["ours", "our reference", *MODULES, "conv1d depthwise"],
-    "dynamicconv": ["ours", "our reference", *MODULES],
+    "dynamicconv": ["ours", "our reference", *MODULES, naive.NAME],
     "talkconv": ["ours", "our reference", "prefix sums"],
 }
 FILTERS = ("lightconv", "dynamicconv")
@@ -41,7 +41,11 @@ def test_quick(capsys, tmp_path):
         (operator, case.name) for operator in operators.OPERATORS for case in SETS["quick"]
     ]
     for case in content["cases"]:
-        assert list(case["candidates"]) == EVERYONE[case["operator"]]
+        # The loop has softmax only.
+        lacks = [naive.NAME] if case["case"]["normalize"] != "softmax" else []
+        assert list(case["candidates"]) == [name for name in EVERYONE[case["operator"]] if name not in lacks]
+        copied = [case["floor"][name]["bytes_as_copy_s"] / case["floor"][name]["bytes"] for name in ("forward", "both")]
+        assert copied[0] == pytest.approx(copied[1]) and copied[0] > 0
         assert case["backend"] == backends.backend("cpu")
         for measured in case["candidates"].values():
             assert measured["peak_bytes"] > 0
@@ -85,7 +89,7 @@ def test_variants_passes_and_types(capsys, tmp_path):
     ("arguments", "message"),
     [
         ("--shapes 8,2,30,4,3", "numbers must be at least 1, and H must divide C"),
-        ("--shapes 8,2,30", "'8,2,30' is neither one of cpu, gpu, short, sweep, quick nor T,B,C,H,K"),
+        ("--shapes 8,2,30", "'8,2,30' is neither one of cpu, lengths, gpu, short, sweep, quick nor T,B,C,H,K"),
         ("--operators talkconv --variants glu", "--variants: talkconv has neither GLU nor dropout, and --operators"),
         ("--json /nowhere/at/all.json", "--json: /nowhere/at is not a folder"),
         ("--fairseq-source /nowhere", "--fairseq-source: /nowhere has no fairseq/modules/lightconv_layer"),
@@ -133,6 +137,20 @@ def every_candidate(operator, case, dtype=torch.float64):
     return a, [*made, *candidates.depthwise(a), *candidates.prefix_sums(a)]
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["centred", "causal"])
+def test_the_fused_loop_computes_the_same_outputs_and_gradients(causal):
+    a = candidates.arguments("dynamicconv", Case(12, 3, 12, 3, 5, causal), torch.device("cpu"), torch.float32)
+    (loop,), ours = naive.fused_loop(a), candidates.ours(a)
+    out = ours.run()
+    torch.testing.assert_close(loop.run(), out, rtol=0, atol=1e-5)
+    for theirs, expected in zip(
+        torch.autograd.grad(loop.run(), loop.inputs, loop.grad),
+        torch.autograd.grad(out, ours.inputs, ours.grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(theirs, expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("normalize", ["softmax", "none"])
 @pytest.mark.parametrize("glu", [False, True], ids=["plain", "glu"])
 @pytest.mark.parametrize("batch_first", [False, True], ids=["steps-first", "batch-first"])
@@ -141,7 +159,7 @@ def every_candidate(operator, case, dtype=torch.float64):
 def test_peers_compute_the_same_outputs_and_gradients(operator, causal, batch_first, glu, normalize):
     case = Case(12, 3, 12, 3, 5, causal, normalize, 0.0, glu, batch_first)
     _, made = every_candidate(operator, case)
-    assert [c.name for c in made] == EVERYONE[operator]
+    assert [c.name for c in made] == [name for name in EVERYONE[operator] if name != naive.NAME]  # in float32 only
     ours, *others = made
     out = ours.run()
     gradients = torch.autograd.grad(out, ours.inputs, ours.grad)

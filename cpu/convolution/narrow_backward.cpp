@@ -1,0 +1,208 @@
+// The gradients of sources and filters, tile by tile, in one sweep: a tile reads its gradients, sources and filters
+// once and computes from them
+//
+//     du[s] = Σ_k w[s − offset − k, k] · grad[s − offset − k]     gathered: every row has one owner
+//     dw[t, k] = Σ_r grad[t, r] · u[t + offset + k, r]            then the normalisation's and the GLU's own gradients
+//
+// Nothing is kept from the forward pass. Normalised filters are computed again, for K − 1 rows more than the tile has.
+
+#include "common/parallel.h"
+#include "convolution/depthwise.h"
+#include "convolution/kernels.h"
+
+namespace lightconv {
+namespace {
+
+template <class T>
+class BackwardTile {
+ public:
+  using S = Sum<T>;
+
+  BackwardTile(const Problem<T>& p, const Tile& tile, Arena& arena, S* partial)
+      : p_(p),
+        tile_(tile),
+        arena_(arena),
+        s_(*tile.sequence),
+        partial_(partial),
+        pitch_(p.channel_pitch()),
+        begin_(std::max(tile.begin - p.seen, s_.out_first)),
+        end_(std::min(tile.end - p.seen, s_.out_last)) {}
+
+  void run() {
+    const bool sources = p_.dx.data || p_.dstate.data;
+    const bool weights = begin_ < end_ && (p_.dweight.data || partial_);
+    // The outputs that this tile's sources contribute to; its own outputs are among them.
+    const int64_t first = sources ? tile_.begin - p_.offset - (p_.kernel_size - 1) : begin_;
+    const int64_t last = sources ? tile_.end - p_.offset : end_;
+    const int64_t filter_first = std::max(first, s_.out_first);
+    const Filters<T> filters(p_, tile_, filter_first, std::min(last, s_.out_last), weights, arena_);
+    const Rows<S> grad = stage(
+        p_, tile_, first, last, s_.out_first, s_.out_last, arena_,
+        [&](int64_t t) { fetch_ahead(grad_row(t), tile_.heads() * p_.per_head); },
+        [&](int64_t t, S* row) {
+          widen_row(grad_row(t), tile_.heads() * p_.per_head, row);
+          spread_heads(row, tile_.heads(), p_.per_head, pitch_);
+        });
+    if (sources) source_gradients(grad, last, filters);
+    if (weights) weight_gradients(grad, filters);
+  }
+
+ private:
+  static Rows<S> shifted(Rows<S> rows, int64_t by) { return {rows.data + by, rows.pitch, rows.first}; }
+  static Columns<S> shifted(Columns<S> c, int64_t rows) { return {c.data + rows * c.pitch, c.pitch, c.first}; }
+
+  const T* grad_row(int64_t t) const { return p_.grad.at(t, s_.batch) + tile_.head * p_.per_head; }
+
+  // ---------------------------------------------------------------------------------------------- sources
+
+  void source_gradients(Rows<S> grad, int64_t last, const Filters<T>& filters) {
+    const int64_t width = tile_.heads() * pitch_;
+    const int64_t begin = std::max(tile_.begin, s_.in_first), end = std::min(tile_.end, s_.in_last);
+    Rows<S> out{nullptr, round_up<S>(width) + kWidth<S>, tile_.begin};
+    out.data = arena_.take<S>(round_up<S>(tile_.end - tile_.begin) * out.pitch);
+    if (p_.each()) {
+      convolve_each<S, true>(
+          out, begin, end, grad, s_.out_first, s_.out_last, channel_taps(p_, tile_, filters, arena_), p_.kernel_size,
+          p_.offset, nullptr);
+    } else {
+      const Columns<S> grads = transposed(grad, last, width, kWidth<S>, arena_);
+      const int64_t count = tile_.end - tile_.begin;
+      Columns<S> results{nullptr, round_up<S>(count) + kWidth<S>, tile_.begin};
+      results.data = arena_.take<S>(round_up<S>(width) * results.pitch);
+      for (int64_t h = 0; h < tile_.heads(); ++h) {
+        const auto mark = arena_.mark();
+        convolve_columns<S, true>(
+            shifted(results, h * pitch_), tile_.begin, tile_.end, shifted(grads, h * pitch_),
+            filter_columns(p_, tile_, filters, h, grad.first, last, arena_), p_.kernel_size, p_.offset, pitch_,
+            nullptr);
+        arena_.release(mark);
+      }
+      transpose(results.data, results.pitch, out.data, out.pitch, width, count);
+    }
+    for (int64_t s = tile_.begin; s < tile_.end; ++s) write_source_gradient(s, out.at(s));
+  }
+
+  void write_source_gradient(int64_t s, S* row) const {
+    const int64_t n = tile_.heads() * p_.per_head, c = tile_.head * p_.per_head, b = s_.batch;
+    const bool readable = s >= s_.in_first && s < s_.in_last;
+    if (!readable) std::fill(row, row + tile_.heads() * pitch_, S(0));
+    const int64_t kept = s - (p_.sources() - p_.next_rows);
+    if (p_.grad_state.data && kept >= 0) {
+      const T* add = p_.grad_state.at(kept, b) + c;
+      for (int64_t i = 0; i < n; ++i) row[i] += static_cast<S>(add[i]);
+    }
+    if (s < p_.seen) {
+      if (p_.dstate.data) narrow_row(row, n, p_.dstate.at(s, b) + c);
+    } else if (p_.dx.data) {
+      T* to = p_.dx.at(s - p_.seen, b) + c;
+      if (!p_.glu) {
+        narrow_row(row, n, to);
+      } else if (readable) {
+        gate_gradient<T>(row, n, p_.x.at(s - p_.seen, b) + c, p_.channels(), to);
+      } else {
+        std::fill(to, to + n, T(0));
+        std::fill(to + p_.channels(), to + p_.channels() + n, T(0));
+      }
+    }
+  }
+
+  // ---------------------------------------------------------------------------------------------- filters
+
+  void weight_gradients(Rows<S> grad, const Filters<T>& filters) {
+    const int64_t k = p_.kernel_size, last = end_ + p_.offset + k - 1;
+    const Rows<S> source = stage_sources(p_, tile_, begin_ + p_.offset, last, arena_);
+    if (p_.each()) {
+      correlate_each(
+          grad, begin_, end_, source, s_.in_first, s_.in_last, k, p_.offset, tile_.heads(),
+          partial_ + tile_.head * p_.filter_pitch(), p_.filter_pitch());
+      return;
+    }
+    // Wide heads are transposed one by one, to stay in the first-level cache; narrow ones all at once.
+    const int64_t together = p_.wide() ? 1 : tile_.heads();
+    const int64_t pitch = correlation_pitch<S>(k);
+    S* products = arena_.take<S>((end_ - begin_ + kDotRows) * pitch);
+    S* logits = arena_.take<S>(p_.filter_pitch());
+    for (int64_t h = 0; h < tile_.heads(); h += together) {
+      const auto mark = arena_.mark();
+      const Columns<S> columns = transposed(shifted(source, h * pitch_), last, together * pitch_, pitch, arena_);
+      for (int64_t each = h; each < h + together; ++each) {
+        const Columns<S> sources = shifted(columns, (each - h) * pitch_);
+        correlate(constant(shifted(grad, each * pitch_)), begin_, end_, sources, k, p_.offset, p_.per_head, products);
+        for (int64_t t = begin_; t < end_; ++t) {
+          take_row(filters, t, each, products + correlation_at<S>(t - begin_, k), logits);
+        }
+      }
+      arena_.release(mark);
+    }
+    if (partial_) return;
+    // In the order of time, as they are laid out in memory.
+    for (int64_t t = begin_; t < end_; ++t) {
+      for (int64_t h = 0; h < tile_.heads(); ++h) {
+        write_filter(p_, filters.normalized(t, h), p_.dweight.at(t, s_.batch, tile_.head + h));
+      }
+    }
+  }
+
+  // Overwrites one normalised filter with its gradient, leaving out products with rows that are no source.
+  void take_row(const Filters<T>& filters, int64_t t, int64_t head, const S* products, S* logits) {
+    const int64_t pitch = p_.filter_pitch();
+    const Inside met = p_.meeting(s_, t);
+    const auto dot = [&](int64_t i) { return detail::mask_of<S>(i, met) ? load(products + i) : Vector<S>{}; };
+    if (partial_) {
+      S* sum = partial_ + (tile_.head + head) * pitch;
+      for (int64_t i = 0; i < pitch; i += kWidth<S>) store(sum + i, load(sum + i) + dot(i));
+      return;
+    }
+    S* row = filters.normalized(t, head);
+    const Inside inside = p_.taking_part(s_, t);
+    if (p_.normalize != Normalize::kSoftmax) {
+      read_filter(p_, p_.weight.at(t, s_.batch, tile_.head + head), logits);
+    }
+    if (const S* scales = filters.scales(t, head)) {
+      const auto dropped = [&](int64_t i) { return dot(i) * load(scales + i); };
+      normalize_backward_row<S>(p_.normalize, dropped, logits, row, pitch, inside);
+    } else {
+      normalize_backward_row<S>(p_.normalize, dot, logits, row, pitch, inside);
+    }
+  }
+
+  const Problem<T>& p_;
+  const Tile& tile_;
+  Arena& arena_;
+  const Sequence& s_;
+  S* partial_;
+  int64_t pitch_, begin_, end_;
+};
+
+}  // namespace
+
+template <class T>
+void narrow_backward(const Problem<T>& p) {
+  const Cut work = cut(p, /*planes=*/4, /*tables=*/p.dropout.active() ? 3 : 1);
+  const int64_t tiles = work.tiles.size();
+  const auto run = [&](int64_t from, int64_t to, Sum<T>* partial) {
+    static thread_local Arena arena;
+    for (int64_t i = from; i < to; ++i) {
+      arena.reset();
+      BackwardTile<T>(p, work.tiles[i], arena, partial).run();
+    }
+  };
+  if (!p.partial) {
+    parallel_for(0, tiles, work.grain(), p.threads, [&](int64_t from, int64_t to) { run(from, to, nullptr); });
+    return;
+  }
+  // One thread adds up the tiles of a bundle, in order.
+  const int64_t bundles = std::min(tiles, kBundles);
+  parallel_for(0, bundles, 1, p.threads, [&](int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; ++i) {
+      run(tiles * i / bundles, tiles * (i + 1) / bundles, p.partial + i * p.heads * p.filter_pitch());
+    }
+  });
+}
+
+template void narrow_backward(const Problem<float>&);
+template void narrow_backward(const Problem<double>&);
+template void narrow_backward(const Problem<Float16>&);
+template void narrow_backward(const Problem<BFloat16>&);
+
+}  // namespace lightconv

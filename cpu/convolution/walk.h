@@ -1,0 +1,146 @@
+// How a call whose heads are at least a vector wide is cut, and what its passes keep while they walk in time.
+//
+// A unit is some neighbouring sentences × a segment of time × all heads. A row of it, the sentences at one time, is
+// contiguous in memory (4 to 8 KB), and units are walked from row to row, so that memory is read and written linearly.
+// What a row is needed for later is in the second-level cache. Rows are read where they are if they are in the type of the
+// sums and need no GLU, else from a sliding buffer.
+#pragma once
+
+#include <optional>
+
+#include "convolution/filters.h"
+#include "convolution/inner.h"
+#include "convolution/tile.h"
+
+namespace lightconv {
+
+// The cut depends on sizes only, never on the number of threads; so do the results.
+template <class T>
+std::vector<Unit> cut_into_units(const Problem<T>& p) {
+  constexpr int64_t kBytes = 8192, kWanted = 16;
+  int64_t together = 1;
+  // Where a sentence's rows are neighbours in memory, it is walked alone.
+  if (p.x.batch < p.x.time && !p.sequences.empty() && p.sequences.front().batch != p.sequences.back().batch) {
+    together = std::clamp<int64_t>(kBytes / (p.channels() * int64_t(sizeof(Sum<T>))), 1, p.batch);
+  }
+  // As many as fill the lanes with filters.
+  const int64_t least = p.shared ? 1 : std::min(together, (kWidth<Sum<T>> + p.heads - 1) / p.heads);
+  int64_t rows = 128;
+  const auto few = [&] {
+    const int64_t groups = (int64_t(p.sequences.size()) + together - 1) / together;
+    return groups * ((p.sources() + rows - 1) / rows) < kWanted;
+  };
+  if (few() && p.kernel_size <= kShort) rows /= 2;
+  while (few() && together > least) together = std::max(together / 2, least);
+  while (few() && rows > 32 && rows / 2 >= 4 * (p.kernel_size - 1)) rows /= 2;
+  std::vector<Unit> cut;
+  for (size_t i = 0; i < p.sequences.size(); i += together) {
+    const Sequence* s = &p.sequences[i];
+    const int64_t count = std::min<int64_t>(together, p.sequences.size() - i);
+    // Rows that nothing reads or writes are in no unit.
+    int64_t first = s->out_first + p.seen, last = s->out_last + p.seen;
+    for (int64_t j = 0; j < count; ++j) {
+      first = std::min(first, s[j].in_first);
+      last = std::max(last, s[j].in_last);
+    }
+    for (int64_t begin = first; begin < last; begin += rows) {
+      cut.push_back({s, count, begin, std::min(begin + rows, last)});
+    }
+  }
+  return cut;
+}
+
+// Rows at a time: few where the window is short, so that one after the other is read; enough for blocks otherwise.
+template <class T>
+int64_t chunk_rows(const Problem<T>& p) {
+  return p.kernel_size <= kShort ? 4 : 8;
+}
+
+// The last rows of something that is made once, in the order of time.
+template <class S>
+class Sliding {
+ public:
+  // Of which up to `most` are held at once.
+  Sliding(int64_t pitch, int64_t most, Arena& arena)
+      : rows_{arena.take<S>(pitch * (most + std::max<int64_t>(most, 32))), pitch, 0},
+        capacity_(most + std::max<int64_t>(most, 32)) {}
+
+  // Rows first … last − 1, after make(row, where) of those that are new. Neither may go back.
+  template <class F>
+  Rows<S> hold(int64_t first, int64_t last, F make) {
+    if (made_ < first) rows_.first = made_ = first;
+    if (last - rows_.first > capacity_) {
+      std::memmove(rows_.data, rows_.at(first), (made_ - first) * rows_.pitch * sizeof(S));
+      rows_.first = first;
+    }
+    for (; made_ < last; ++made_) make(made_, rows_.at(made_));
+    return rows_;
+  }
+
+ private:
+  Rows<S> rows_;
+  int64_t capacity_, made_ = std::numeric_limits<int64_t>::min();
+};
+
+// Source row s of a sentence (state, then x; after the GLU).
+template <class T>
+void read_source_row(const Problem<T>& p, int64_t s, int64_t b, Sum<T>* row) {
+  const int64_t n = p.channels();
+  if (s < p.seen) return widen_row(p.state.at(s, b), n, row);
+  const T* x = p.x.at(s - p.seen, b);
+  widen_row(x, n, row);
+  if (p.glu) gate_row<T>(row, x + n, n);
+}
+
+// The sources of a unit's sentences, in the type of the sums.
+template <class T>
+class Sources {
+ public:
+  using S = Sum<T>;
+
+  Sources(const Problem<T>& p, const Unit& unit, int64_t most, Arena& arena)
+      : p_(p), unit_(unit), in_place_(std::is_same_v<T, S> && !p.glu && p.seen == 0) {
+    if (!in_place_) sliding_.emplace(unit.count * p.channels() + kWidth<S>, most, arena);
+  }
+
+  // Rows first … last − 1, as far as the sentences have them, can be read from now on.
+  void hold(int64_t first, int64_t last) {
+    if (in_place_) return;
+    const int64_t begin = std::max<int64_t>(first, 0), end = std::min(last, p_.sources());
+    held_ = sliding_->hold(begin, std::max(begin, end), [&](int64_t s, S* row) {
+      for (int64_t i = 0; i < unit_.count; ++i, row += p_.channels()) {
+        const Sequence& sequence = unit_.sequences[i];
+        if (s >= sequence.in_first && s < sequence.in_last) read_source_row(p_, s, sequence.batch, row);
+      }
+    });
+  }
+
+  // Those of sentence i.
+  Rows<const S> at(int64_t i, int64_t channel) const {
+    if constexpr (std::is_same_v<T, S>) {
+      if (in_place_) return {p_.x.at(0, unit_.batch() + i) + channel, p_.x.time, 0};
+    }
+    return {held_.data + i * p_.channels() + channel, held_.pitch, held_.first};
+  }
+
+ private:
+  const Problem<T>& p_;
+  const Unit& unit_;
+  bool in_place_;
+  std::optional<Sliding<S>> sliding_;
+  Rows<S> held_;
+};
+
+// Weights of the outputs from `t` on, for the sources that an output reads.
+template <class S>
+Weights<S> forward_weights(Rows<const S> taps, int64_t tap, int64_t t, int64_t filter) {
+  return {taps.at(t) + filter, taps.pitch, tap};
+}
+
+// Of the sources whose first output is `t`, for the outputs that read them: row t + i + m, tap K − 1 − m.
+template <class S>
+Weights<S> backward_weights(Rows<const S> taps, int64_t tap, int64_t t, int64_t filter, int64_t kernel_size) {
+  return {taps.at(t) + filter + (kernel_size - 1) * tap, taps.pitch, taps.pitch - tap};
+}
+
+}  // namespace lightconv
