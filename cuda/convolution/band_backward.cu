@@ -62,13 +62,14 @@ __device__ __forceinline__ void correlate(const Shape& shape, int kernel_size, i
 template <class T, int kChunks, bool kFull>
 __global__ void __launch_bounds__(32 * most_warps(kChunks, kFull),
                                   kChunks == 0 ? 4 : kFull ? 2 : kChunks == 2 ? 3 : 2)
-    backward_kernel(const __grid_constant__ ConvBackwardParams p, const Shape shape) {
+    backward_kernel(const __grid_constant__ ConvBackwardParams p, const Shape launched) {
 #ifdef LIGHTCONV_HAS_MATRIX_UNITS
+  const Shape shape = known<kChunks, kFull>(launched);
   LIGHTCONV_DYNAMIC_SHARED(unsigned char, shared);
   T* grad = reinterpret_cast<T*>(shared + shape.grad_at);
   T* source = reinterpret_cast<T*>(shared + shape.source_at);
   T* bands = reinterpret_cast<T*>(shared + shape.bands_at);
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_index();
+  const int warp = warp_index(), lane = lane_index();
   float* taps = reinterpret_cast<float*>(shared + shape.taps_at) + (p.dynamic ? warp : 0) * kTile * shape.tap_pitch;
   float* all_dtaps = reinterpret_cast<float*>(shared + shape.dtaps_at);
   float* dtaps = all_dtaps + warp * kTile * shape.tap_pitch;
@@ -176,7 +177,8 @@ __global__ void __launch_bounds__(32 * most_warps(kChunks, kFull),
             load_matrices<true>(
                 a, band + (lane % 8 + lane / 16 * 8) * shape.band_pitch + kTile * chunk + lane / 8 % 2 * 8);
           },
-          [&](int chunk) { return grad + (m + shape.chunks - 1 - chunk) * kTile * shape.row_pitch; });
+          [&](int chunk) { return grad + (m + shape.chunks - 1 - chunk) * kTile * shape.row_pitch; },
+          [](Sums&) {});
       if (p.glu) {
         store_sums(sums, width, [&](int row, int channel, float(&values)[8]) {
           const int s = s0 + row;
@@ -184,13 +186,14 @@ __global__ void __launch_bounds__(32 * most_warps(kChunks, kFull),
           store_input_gradient<T, 8>(p, place.begin + s, place.b, channel0 + channel, values, s < place.readable);
         });
       } else {
-        T* dx = static_cast<T*>(p.dx.data) + int64_t{place.begin + s0} * p.dx.stride_t + place.b * p.dx.stride_b;
+        T* dx = static_cast<T*>(p.dx.data) + int64_t{place.begin + s0} * p.dx.stride_t +
+                offset(place.b, p.dx.stride_b);
         T* mine = dx + lane / 4 * p.dx.stride_t + channel0 + lane % 4 * 8;
         store_rounded_sums<T>(sums, width, [&](int row, int channel, const uint4& values) {
           const int s = s0 + row;
           if (s < 0 || s >= dx_end) return;
           T* to = mine + (row - lane / 4) * p.dx.stride_t + (channel - lane % 4 * 8);
-          *reinterpret_cast<uint4*>(to) = s < place.readable ? values : make_uint4(0, 0, 0, 0);
+          store_16_bytes(to, s < place.readable ? values : make_uint4(0, 0, 0, 0));
         });
       }
       if (scrubbed) {
@@ -244,7 +247,7 @@ __global__ void __launch_bounds__(32 * kTile)
 #ifdef LIGHTCONV_HAS_MATRIX_UNITS
   LIGHTCONV_DYNAMIC_SHARED(float, dtaps);
   float* taps = dtaps + kTile * shape.tap_pitch;
-  const int warp = static_cast<int>(threadIdx.x) / 32, head = static_cast<int>(blockIdx.x);
+  const int warp = warp_index(), head = static_cast<int>(blockIdx.x);
   const float* from = static_cast<const float*>(p.workspace) + head * p.kernel_size;
   const int64_t stride = static_cast<int64_t>(p.heads) * p.kernel_size;
   for (int k = lane_index(); k < p.kernel_size; k += 32) {

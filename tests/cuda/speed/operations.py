@@ -632,10 +632,12 @@ def _p2r(i: Instruction) -> Run:
 
 @operation("R2P")
 def _r2p(i: Instruction) -> Run:
-    value, mask_of = integer(i.operands[1]), int(i.operands[2], 16)
+    # R5.B2: from the register's third byte.
+    source, _, byte = i.operands[1].partition(".B")
+    value, mask_of, shift = integer(source), int(i.operands[2], 16), 8 * int(byte or 0)
 
     def run(w: Warp, mask: np.ndarray) -> None:
-        bits = value(w)
+        bits = value(w) >> shift
         for n in range(7):
             if mask_of >> n & 1:
                 np.copyto(w.P[n], (bits >> n & 1).astype(bool), where=mask)
