@@ -173,16 +173,12 @@ template <class Argument>
 inline cudaError_t launch(void (*kernel)(Argument, Shape), const Problem& p, const Argument& argument,
                           const Shape& shape, cudaStream_t stream) {
   if (p.steps > kMostRows || p.batch > kMostRows || p.sequences > kMostRows) return cudaErrorInvalidConfiguration;
-  const int64_t blocks = shape.tiles * p.batch * p.heads;
-  if (blocks > INT_MAX) return cudaErrorInvalidConfiguration;
   if (shape.bytes > kSharedBytes) {
     // The most that any call asks for, not what this one does: another thread may be between this and its launch.
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
     if (error != cudaSuccess) return error;
   }
-  LIGHTCONV_LAUNCH(kernel, dim3(static_cast<unsigned>(blocks)), dim3(32 * shape.warps), shape.bytes, stream, argument,
-                   shape);
-  return cudaGetLastError();
+  return launch_blocks(kernel, shape.tiles * p.batch * p.heads, 32 * shape.warps, shape.bytes, stream, argument, shape);
 }
 
 // ------------------------------------------------------------------------------------------------ places

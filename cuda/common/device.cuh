@@ -179,6 +179,19 @@ __device__ inline Span sequence_span(const Problem& p, int64_t b, int64_t t) {
   return span;
 }
 
+// ------------------------------------------------------------------------------------------------ launches
+
+// Host: launches kernel(arguments...) on `blocks` blocks along x, and nothing where that is 0.
+template <class... Parameters, class... Arguments>
+inline cudaError_t launch_blocks(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t shared_bytes,
+                                 cudaStream_t stream, const Arguments&... arguments) {
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > kMostBlocks) return cudaErrorInvalidConfiguration;
+  LIGHTCONV_LAUNCH(kernel, dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)), shared_bytes,
+                   stream, arguments...);
+  return cudaGetLastError();
+}
+
 // ------------------------------------------------------------------------------------------------ tiles
 
 // Host: how many heads `vectors` vectors of V channels touch at most.

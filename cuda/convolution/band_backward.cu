@@ -8,8 +8,7 @@
 // gradient each. Shared memory at 8 warps: grad 176 and x 160 rows of 144 bytes, bands 11 * 16 * 112, the taps'
 // gradients 8 * 16 * 112: 80 KB, of which 42 KB are in flight while the taps are normalised.
 //
-// The gradient of lightconv's filters is a sum over all blocks: each writes K floats to the workspace, which a second
-// kernel adds up in a fixed order, with one block for each head.
+// The gradient of lightconv's filters is a sum over all blocks: each writes K floats to the workspace (slabs.h).
 #include "convolution/band_registers.cuh"
 
 namespace lightconv {
@@ -239,41 +238,6 @@ __global__ void __launch_bounds__(32 * most_warps(kChunks, kFull),
 #endif
 }
 
-// The gradient of a head's filter from the K floats that each of `blocks` blocks wrote, those of one head `heads`
-// apart.
-template <class T>
-__global__ void __launch_bounds__(32 * kTile)
-    reduce_kernel(const __grid_constant__ ConvBackwardParams p, const Shape shape, int blocks) {
-#ifdef LIGHTCONV_HAS_MATRIX_UNITS
-  LIGHTCONV_DYNAMIC_SHARED(float, dtaps);
-  float* taps = dtaps + kTile * shape.tap_pitch;
-  const int warp = warp_index(), head = static_cast<int>(blockIdx.x);
-  const float* from = static_cast<const float*>(p.workspace) + head * p.kernel_size;
-  const int64_t stride = static_cast<int64_t>(p.heads) * p.kernel_size;
-  for (int k = lane_index(); k < p.kernel_size; k += 32) {
-    float sums[4] = {};
-    int block = warp;
-    for (; block + 3 * kTile < blocks; block += 4 * kTile) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sums[i] += from[(block + i * kTile) * stride + k];
-    }
-    for (; block < blocks; block += kTile) sums[0] += from[block * stride + k];
-    dtaps[warp * shape.tap_pitch + k] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  }
-  __syncthreads();
-  if (warp != 0) return;
-  for (int k = lane_index(); k < p.kernel_size; k += 32) {
-    float sum = dtaps[k];
-    for (int i = 1; i < kTile; ++i) sum += dtaps[i * shape.tap_pitch + k];
-    dtaps[k] = sum;
-  }
-  const Place place{head, 0, 0, 0, 0, 0};
-  const TapTile tile{0, 1, 0, INT_MAX};
-  const FilterStats stats = make_band<T>(p, place, tile, shape, taps, nullptr);
-  store_filters<T>(p, place, tile, shape, stats, taps, dtaps);
-#endif
-}
-
 Shape backward_shape(const ConvBackwardParams& p, int warps) {
   Shape shape = shape_of(p, warps);
   const bool need_x = p.dx.data != nullptr, need_weight = p.dweight != nullptr;
@@ -295,10 +259,6 @@ Shape backward_shape(const ConvBackwardParams& p) {
   return choose_shape(p, most, [&](int warps) { return backward_shape(p, warps); });
 }
 
-int partial_blocks(const ConvBackwardParams& p) {
-  return p.dynamic || p.dweight == nullptr ? 0 : static_cast<int>(backward_shape(p).tiles * p.batch);
-}
-
 template <class T>
 cudaError_t launch_backward(const ConvBackwardParams& p, const Shape& shape, cudaStream_t stream) {
   const bool full = per_head(p) == kSlice;
@@ -313,19 +273,6 @@ cudaError_t launch_backward(const ConvBackwardParams& p, const Shape& shape, cud
   }
 }
 
-template <class T>
-cudaError_t backward_of(const ConvBackwardParams& p, cudaStream_t stream) {
-  const Shape shape = backward_shape(p);
-  if (p.batch > 0) {
-    const cudaError_t error = launch_backward<T>(p, shape, stream);
-    if (error != cudaSuccess) return error;
-  }
-  if (p.dynamic || p.dweight == nullptr) return cudaSuccess;
-  const int bytes = 2 * kTile * shape.tap_pitch * 4;
-  LIGHTCONV_LAUNCH(reduce_kernel<T>, dim3(p.heads), dim3(32 * kTile), bytes, stream, p, shape, partial_blocks(p));
-  return cudaGetLastError();
-}
-
 }  // namespace
 }  // namespace band
 
@@ -334,13 +281,12 @@ bool band_backward_supported(const ConvBackwardParams& p) {
          band::backward_shape(p, 1).bytes <= band::kMostShared;
 }
 
-size_t band_workspace_bytes(const ConvBackwardParams& p) {
-  return static_cast<size_t>(band::partial_blocks(p)) * p.heads * p.kernel_size * sizeof(float);
-}
+int64_t band_slabs(const ConvBackwardParams& p) { return band::backward_shape(p).tiles * p.batch; }
 
 cudaError_t band_backward(const ConvBackwardParams& p, cudaStream_t stream) {
-  return p.type == Type::kBFloat16 ? band::backward_of<__nv_bfloat16>(p, stream)
-                                   : band::backward_of<__half>(p, stream);
+  const band::Shape shape = band::backward_shape(p);
+  return p.type == Type::kBFloat16 ? band::launch_backward<__nv_bfloat16>(p, shape, stream)
+                                   : band::launch_backward<__half>(p, shape, stream);
 }
 
 }  // namespace lightconv

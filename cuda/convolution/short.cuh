@@ -260,11 +260,8 @@ cudaError_t launch_short_forward(const ConvParams& p, cudaStream_t stream) {
   ShortWalk walk = short_walk<T>(p, p.steps);
   walk.packed_weights = packed_filters<T>(p, N, p.weight.data, p.weight.stride_t, p.weight.stride_b,
                                           p.weight.stride_h, p.weight.stride_k);
-  const int64_t blocks = divide_up(walk.threads, static_cast<int64_t>(kShortThreads));
-  if (blocks > kMostBlocks) return cudaErrorInvalidConfiguration;
-  LIGHTCONV_LAUNCH((short_forward_kernel<T, kDynamic, kWide<T>, N, K>), dim3(static_cast<unsigned>(blocks)),
-                   dim3(kShortThreads), 0, stream, p, walk);
-  return cudaGetLastError();
+  return launch_blocks(short_forward_kernel<T, kDynamic, kWide<T>, N, K>,
+                       divide_up(walk.threads, int64_t{kShortThreads}), kShortThreads, 0, stream, p, walk);
 }
 
 template <class T>

@@ -4,8 +4,7 @@
 // and a second window collects du, whose row t - padding_l is complete after step t. A walk owns the weights of its
 // `length` steps t and the rows t - padding_l of du; it begins K-1 steps earlier, because those reach its rows too.
 //
-// dynamicconv: one launch. lightconv: each walk writes its share of dweight to the workspace, (walks, H, K) floats,
-// and the second launch of weight_gradient.cuh adds them up in order.
+// dynamicconv: one launch. lightconv: each walk writes its share of dweight to the workspace, a slab (slabs.h).
 #pragma once
 
 #include "convolution/short.cuh"
@@ -188,29 +187,20 @@ cudaError_t launch_short_backward(const ConvBackwardParams& p, cudaStream_t stre
                         p.weight.stride_k) &&
       (p.dweight == nullptr || packed_filters<T>(p, N, p.dweight, p.dweight_stride_t, p.dweight_stride_b,
                                                  p.dweight_stride_h, p.dweight_stride_k));
-  const int64_t blocks = divide_up(walk.threads, static_cast<int64_t>(kShortThreads));
-  if (blocks > kMostBlocks) return cudaErrorInvalidConfiguration;
   const int lanes = N > 1 ? 1 : p.channels / p.heads / kWide<T>;
-  LIGHTCONV_LAUNCH((short_backward_kernel<T, kDynamic, kWide<T>, N, K>), dim3(static_cast<unsigned>(blocks)),
-                   dim3(kShortThreads), 0, stream, p, walk, lanes);
-  return cudaGetLastError();
+  return launch_blocks(short_backward_kernel<T, kDynamic, kWide<T>, N, K>,
+                       divide_up(walk.threads, int64_t{kShortThreads}), kShortThreads, 0, stream, p, walk, lanes);
 }
 
 template <class T, int K>
 cudaError_t short_backward_with(const ConvBackwardParams& p, cudaStream_t stream) {
-  if (p.dynamic) return p.batch > 0 ? launch_short_backward<T, true, 1, K>(p, stream) : cudaSuccess;
-  if (p.batch > 0) {
-    const cudaError_t error = launch_short_backward<T, false, 1, K>(p, stream);
-    if (error != cudaSuccess || p.dweight == nullptr) return error;
-  }
-  return p.dweight != nullptr ? finish_light_weight_gradient<T>(p, short_slabs<T>(p), stream) : cudaSuccess;
+  return p.dynamic ? launch_short_backward<T, true, 1, K>(p, stream) : launch_short_backward<T, false, 1, K>(p, stream);
 }
 
 template <class T>
 cudaError_t short_backward(const ConvBackwardParams& p, cudaStream_t stream) {
   const int heads = heads_of_vector<T>(p);
   if (heads > 1) {
-    if (p.batch == 0) return cudaSuccess;
     switch (heads) {
       case 2: return launch_short_backward<T, true, 2, 4>(p, stream);
       case 4: return launch_short_backward<T, true, 4, 4>(p, stream);
