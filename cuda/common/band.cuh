@@ -116,8 +116,8 @@ struct Shape {
   __host__ __device__ int rows() const { return kTile * warps; }
 };
 
-// A launch's shape in a kernel for so many chunks (0: any) and rows of a whole slice: with what that makes constants, so
-// that places in shared memory are.
+// A launch's shape with what is constant in a kernel for kChunks chunks (0: any) and rows of a whole slice, so that
+// offsets in shared memory are constant too.
 template <int kChunks, bool kFull>
 __device__ __forceinline__ Shape known(Shape shape) {
   if (kChunks > 0) shape.chunks = kChunks, shape.band_pitch = kTile * kChunks + 8;

@@ -275,8 +275,8 @@ __device__ __forceinline__ void correlate(const Shape& shape, int width, const T
   }
 }
 
-// The gradients of the weights of dynamicconv's filters, as a band tile. Taps are known times `keep`: for softmax, the
-// gradient of a dropped tap d is (d * keep - sum(d * keep * tap)) * tap = (d - sum(d * (keep * tap)) / keep) * (keep * tap).
+// The gradients of the weights of dynamicconv's filters, as a band tile. Only s = keep * tap is kept of a tap: with the
+// gradients d of the dropped taps, softmax gives (keep * d - sum(keep * d * tap)) * tap = (d - sum(d * s) / keep) * s.
 template <class T, int kChunks>
 __device__ __forceinline__ void differentiate(const ConvBackwardParams& p, const Fragments<kChunks>& filters,
                                               const Gradients<kChunks>& sums, int pitch, T* to) {

@@ -37,7 +37,8 @@ __device__ inline void write_next_state(const ConvParams& p, const Place& place)
 }
 
 template <class T, bool kDynamic, int V, int S, int K>
-__global__ void __launch_bounds__(128, 3) forward_kernel(const __grid_constant__ ConvParams p, const Tile tile) {
+__global__ void __launch_bounds__(128, K > 0 ? 4 : 3)
+    forward_kernel(const __grid_constant__ ConvParams p, const Tile tile) {
   LIGHTCONV_DYNAMIC_SHARED(float, filters);
   const int pitch = tile.vectors * V;
   T* rows = reinterpret_cast<T*>(filters + round_up((kDynamic ? tile.rows : 1) * tile.heads * tile.pitch, 4));

@@ -1,8 +1,7 @@
 // The sum over many slabs of lightconv's weight gradient, on the whole device (weight_gradient.cuh finishes it).
 //
-// A block adds up kSlabsOfPart slabs for 32 neighbouring taps, all of them on their way at once: a warp's lanes read 128
-// bytes of a slab, its 8 loads those of every eighth slab. The sum takes the place of the part's first slab, which no
-// other block reads there.
+// A block adds up kSlabsOfPart slabs for 32 neighbouring taps, with all loads in flight at once: a warp reads 128 bytes
+// of every eighth slab. The sum replaces the part's first slab, which no other block reads there.
 #include "convolution/slabs.h"
 
 #include "common/device.cuh"

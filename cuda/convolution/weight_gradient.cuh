@@ -316,7 +316,8 @@ constexpr int kFinishThreads = 256, kFinishTaps = 32;
 // Two blocks on a multiprocessor are asked for because ptxas otherwise stops at 48 registers, and spills, for sm_100.
 template <class T>
 __global__ void __launch_bounds__(kFinishThreads, 2)
-    finish_light_weight_gradient_kernel(const __grid_constant__ ConvBackwardParams p, const int64_t count, const int64_t distance) {
+    finish_light_weight_gradient_kernel(const __grid_constant__ ConvBackwardParams p, const int64_t count,
+                                        const int64_t distance) {
   LIGHTCONV_DYNAMIC_SHARED(float, parts);
   constexpr int kParts = kFinishThreads / kFinishTaps;
   const int h = blockIdx.x, part = threadIdx.x / kFinishTaps, tap = threadIdx.x % kFinishTaps;
