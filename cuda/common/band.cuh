@@ -116,6 +116,15 @@ struct Shape {
   __host__ __device__ int rows() const { return kTile * warps; }
 };
 
+// A launch's shape with what is constant in a kernel for kChunks chunks (0: any) and rows of a whole slice, so that
+// offsets in shared memory are constant too.
+template <int kChunks, bool kFull>
+__device__ __forceinline__ Shape known(Shape shape) {
+  if (kChunks > 0) shape.chunks = kChunks, shape.band_pitch = kTile * kChunks + 8;
+  if (kFull) shape.width = kSlice, shape.row_pitch = kSlice + 8;
+  return shape;
+}
+
 inline int per_head(const Problem& p) { return p.channels / p.heads; }
 
 inline Shape rows_shape(const Problem& p, int warps) {
@@ -164,16 +173,12 @@ template <class Argument>
 inline cudaError_t launch(void (*kernel)(Argument, Shape), const Problem& p, const Argument& argument,
                           const Shape& shape, cudaStream_t stream) {
   if (p.steps > kMostRows || p.batch > kMostRows || p.sequences > kMostRows) return cudaErrorInvalidConfiguration;
-  const int64_t blocks = shape.tiles * p.batch * p.heads;
-  if (blocks > INT_MAX) return cudaErrorInvalidConfiguration;
   if (shape.bytes > kSharedBytes) {
     // The most that any call asks for, not what this one does: another thread may be between this and its launch.
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
     if (error != cudaSuccess) return error;
   }
-  LIGHTCONV_LAUNCH(kernel, dim3(static_cast<unsigned>(blocks)), dim3(32 * shape.warps), shape.bytes, stream, argument,
-                   shape);
-  return cudaGetLastError();
+  return launch_blocks(kernel, shape.tiles * p.batch * p.heads, 32 * shape.warps, shape.bytes, stream, argument, shape);
 }
 
 // ------------------------------------------------------------------------------------------------ places
@@ -188,7 +193,9 @@ struct Place {
   int t0;        // the block's first row; no work where it is not below `rows`
 };
 
-__device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x) % 32; }
+// Unsigned numbers are divided by powers of two in one instruction, ints in four.
+__device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x % 32u); }
+__device__ __forceinline__ int warp_index() { return static_cast<int>(threadIdx.x / 32u); }
 
 // The block's tile among those of all packed sequences, each of which begins a new one.
 __device__ inline void find_packed(const Problem& p, int rows_a_tile, int tile, Place& place) {
@@ -248,10 +255,10 @@ struct Carrier {
   int column, first, step;
 
   __device__ __forceinline__ Carrier(int width, int count) {
-    const int vectors = round_up(width, kTile) / 8, thread = static_cast<int>(threadIdx.x);
-    step = static_cast<int>(blockDim.x) / vectors;
-    column = thread % vectors * 8;
-    first = thread / vectors < step ? thread / vectors : count;
+    const unsigned vectors = static_cast<unsigned>(round_up(width, kTile)) / 8u, row = threadIdx.x / vectors;
+    step = static_cast<int>(blockDim.x / vectors);
+    column = static_cast<int>(threadIdx.x - row * vectors) * 8;
+    first = static_cast<int>(row) < step ? static_cast<int>(row) : count;
   }
 };
 
@@ -263,7 +270,7 @@ __device__ __forceinline__ void stage_rows(T* to, const Shape& shape, int count,
                                            const Rows& rows, int start, int b, int channel) {
   const Carrier carrier(width, count);
   const T* data = static_cast<const T*>(rows.data);
-  const T* from = data + b * rows.stride_b + (start + carrier.first) * rows.stride_t + channel + carrier.column;
+  const T* from = data + offset(b, rows.stride_b) + (start + carrier.first) * rows.stride_t + channel + carrier.column;
   const int64_t step = carrier.step * rows.stride_t;
   to += carrier.first * shape.row_pitch + carrier.column;
   if (carrier.column >= width) low = high = count;

@@ -29,6 +29,19 @@ __device__ __forceinline__ void scrub(uint32_t (&pairs)[4]) {
   for (int i = 0; i < 4; ++i) pairs[i] = scrub<T>(pairs[i]);
 }
 
+template <class T>
+__device__ __forceinline__ uint32_t pair_of(float low, float high) {
+  uint32_t bits;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    memcpy(&bits, &pair, sizeof bits);
+  } else {
+    const __half2 pair = __floats2half2_rn(low, high);
+    memcpy(&bits, &pair, sizeof bits);
+  }
+  return bits;
+}
+
 // A warp's 16 x 64 sums.
 using Sums = float[kGroups][4];
 
@@ -61,20 +74,27 @@ __device__ __forceinline__ void multiply_band(Sums& sums, const Shape& shape, in
 }
 
 // sums = the products of the band's chunks with their rows: load(chunk, a) loads a 16 x 16 fragment of the band,
-// rows(chunk) points at the first of 16 staged rows. Returns whether anything non-finite took part: then `sums` are
-// those without it. kChunks: shape.chunks, where it is known.
-template <class T, int kChunks = 0, class Load, class RowsOf>
-__device__ __forceinline__ bool band_product(Sums& sums, const Shape& shape, int width, Load load, RowsOf rows) {
+// rows(chunk) points at the first of 16 staged rows; add(sums) adds what else belongs to them. Returns whether anything
+// non-finite took part: then `sums` are those without it. kChunks: shape.chunks, where it is known.
+template <class T, int kChunks = 0, class Load, class RowsOf, class Add>
+__device__ __forceinline__ bool band_product(Sums& sums, const Shape& shape, int width, Load load, RowsOf rows,
+                                             Add add) {
   __syncwarp();  // ldmatrix needs all lanes together; whatever came before may let them part
   multiply_band<false, T, kChunks>(sums, shape, width, load, rows);
-  float zero = 0.0f;  // NaN if any sum is not finite
+  add(sums);
+  // The rounded sums times zeros: NaN in the rows with a sum that is not finite. (One that overflows T only is computed
+  // again too, to the same bits.)
+  float zeros[4] = {};
 #pragma unroll
-  for (int n = 0; n < kGroups; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) zero = fmaf(sums[n][e], 0.0f, zero);
+  for (int n = 0; n < kGroups; n += 2) {
+    const uint32_t rounded[4] = {pair_of<T>(sums[n][0], sums[n][1]), pair_of<T>(sums[n][2], sums[n][3]),
+                                 pair_of<T>(sums[n + 1][0], sums[n + 1][1]),
+                                 pair_of<T>(sums[n + 1][2], sums[n + 1][3])};
+    multiply_add<T>(zeros, rounded, 0, 0);
   }
-  if (__all_sync(kFullWarp, zero == 0.0f)) return false;
+  if (__all_sync(kFullWarp, zeros[0] + zeros[2] == 0.0f)) return false;
   multiply_band<true, T, 0>(sums, shape, width, load, rows);
+  add(sums);
   return true;
 }
 
@@ -92,19 +112,6 @@ __device__ __forceinline__ void transpose(V (&v)[4]) {
     const V received = __shfl_xor_sync(kFullWarp, q & 2 ? v[m] : v[m + 2], 2);
     (q & 2 ? v[m] : v[m + 2]) = received;
   }
-}
-
-template <class T>
-__device__ __forceinline__ uint32_t pair_of(float low, float high) {
-  uint32_t bits;
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    memcpy(&bits, &pair, sizeof bits);
-  } else {
-    const __half2 pair = __floats2half2_rn(low, high);
-    memcpy(&bits, &pair, sizeof bits);
-  }
-  return bits;
 }
 
 // The four lanes of a row hold two channels of each of four groups of 8. These two functions gather the groups and call

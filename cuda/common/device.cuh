@@ -89,6 +89,17 @@ __device__ __forceinline__ void store_pack(T* to, const Pack<T, V>& pack) {
   }
 }
 
+// In one piece, which the compiler does not do for words that it has computed one by one.
+__device__ __forceinline__ void store_16_bytes(void* to, const uint4& words) {
+#if defined(LIGHTCONV_HOST)
+  *static_cast<uint4*>(to) = words;
+#else
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z),
+               "r"(words.w)
+               : "memory");
+#endif
+}
+
 template <class T, int V>
 __device__ __forceinline__ Pack<T, V> zero_pack() {
   Pack<T, V> pack;
@@ -109,6 +120,11 @@ __device__ __forceinline__ Pack<T, V> narrow(const float (&values)[V]) {
 #pragma unroll
   for (int v = 0; v < V; ++v) pack.value[v] = from_float<T>(values[v]);
   return pack;
+}
+
+// index * stride for an index that is not negative: three instructions less than for an int.
+__device__ __forceinline__ int64_t offset(int index, int64_t stride) {
+  return static_cast<int64_t>(static_cast<uint32_t>(index)) * stride;
 }
 
 // Row `row` of (T, B, C), from channel c on.
@@ -161,6 +177,19 @@ __device__ inline Span sequence_span(const Problem& p, int64_t b, int64_t t) {
     span.end = end < p.steps ? end : p.steps;
   }
   return span;
+}
+
+// ------------------------------------------------------------------------------------------------ launches
+
+// Host: launches kernel(arguments...) on `blocks` blocks along x, and nothing where that is 0.
+template <class... Parameters, class... Arguments>
+inline cudaError_t launch_blocks(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t shared_bytes,
+                                 cudaStream_t stream, const Arguments&... arguments) {
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > kMostBlocks) return cudaErrorInvalidConfiguration;
+  LIGHTCONV_LAUNCH(kernel, dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)), shared_bytes,
+                   stream, arguments...);
+  return cudaGetLastError();
 }
 
 // ------------------------------------------------------------------------------------------------ tiles

@@ -16,13 +16,11 @@ bool backward_wide(const ConvBackwardParams& p) {
          aligned(p.dstate, size, 16);
 }
 
-template <class T, int V>
-cudaError_t backward_with(const ConvBackwardParams& p, cudaStream_t stream) {
+template <class T, bool kDynamic, int V>
+cudaError_t tiled_backward(const ConvBackwardParams& p, cudaStream_t stream) {
   cudaError_t error = cudaSuccess;
-  if (p.batch > 0 && (p.dx.data != nullptr || p.dstate.data != nullptr)) {
-    error = p.dynamic ? tiled_input_gradient<T, true, V>(p, stream) : tiled_input_gradient<T, false, V>(p, stream);
-  }
-  if (error == cudaSuccess && p.dweight != nullptr) error = launch_weight_gradient<T, V>(p, stream);
+  if (p.dx.data != nullptr || p.dstate.data != nullptr) error = tiled_input_gradient<T, kDynamic, V>(p, stream);
+  if (error == cudaSuccess && p.dweight != nullptr) error = tiled_weight_gradient<T, kDynamic, V>(p, stream);
   return error;
 }
 
@@ -36,25 +34,40 @@ BackwardPath backward_path(const ConvBackwardParams& p) {
   return short_backward_supported<T>(p) ? BackwardPath::kShort : BackwardPath::kTiles;
 }
 
+// The slabs that the first launch of lightconv's weight gradient writes.
 template <class T>
-cudaError_t backward_of(const ConvBackwardParams& p, cudaStream_t stream) {
+int64_t slabs_of(const ConvBackwardParams& p) {
   switch (backward_path<T>(p)) {
-    case BackwardPath::kShort: return short_backward<T>(p, stream);
-    case BackwardPath::kBand: return band_backward(p, stream);
+    case BackwardPath::kShort: return short_slabs<T>(p);
+    case BackwardPath::kBand: return band_slabs(p);
     case BackwardPath::kTiles: break;
   }
-  return backward_wide<T>(p) ? backward_with<T, kWide<T>>(p, stream) : backward_with<T, 1>(p, stream);
+  return backward_wide<T>(p) ? light_gradient_tile<T, kWide<T>>(p).slabs : light_gradient_tile<T, 1>(p).slabs;
+}
+
+// All paths write slabs, which one function makes lightconv's gradient of.
+template <class T>
+cudaError_t backward_of(const ConvBackwardParams& p, cudaStream_t stream) {
+  cudaError_t error = cudaSuccess;
+  if (p.batch > 0) {
+    switch (backward_path<T>(p)) {
+      case BackwardPath::kShort: error = short_backward<T>(p, stream); break;
+      case BackwardPath::kBand: error = band_backward(p, stream); break;
+      case BackwardPath::kTiles:
+        error = with_constants<T>(p, backward_wide<T>(p), [&](auto dynamic, auto V) {
+          return tiled_backward<T, decltype(dynamic)::value, decltype(V)::value>(p, stream);
+        });
+    }
+  }
+  if (error != cudaSuccess || p.dynamic || p.dweight == nullptr) return error;
+  return finish_light_weight_gradient<T>(p, p.batch > 0 ? slabs_of<T>(p) : 0, stream);
 }
 
 template <class T>
 size_t workspace_bytes_of(const ConvBackwardParams& p) {
-  const BackwardPath path = backward_path<T>(p);
-  if (path == BackwardPath::kBand) return band_workspace_bytes(p);
   if (p.dynamic || p.dweight == nullptr) return 0;
-  const int64_t slabs = path == BackwardPath::kShort ? short_slabs<T>(p)
-                        : backward_wide<T>(p)        ? light_gradient_tile<T, kWide<T>>(p).slabs
-                                                     : light_gradient_tile<T, 1>(p).slabs;
   // The sum of no slabs has a place too.
+  const int64_t slabs = p.batch > 0 ? slabs_of<T>(p) : 1;
   return sizeof(float) * p.heads * static_cast<size_t>(p.kernel_size) * static_cast<size_t>(slabs > 0 ? slabs : 1);
 }
 

@@ -8,8 +8,7 @@
 // gradient each. Shared memory at 8 warps: grad 176 and x 160 rows of 144 bytes, bands 11 * 16 * 112, the taps'
 // gradients 8 * 16 * 112: 80 KB, of which 42 KB are in flight while the taps are normalised.
 //
-// The gradient of lightconv's filters is a sum over all blocks: each writes K floats to the workspace, which a second
-// kernel adds up in a fixed order, with one block for each head.
+// The gradient of lightconv's filters is a sum over all blocks: each writes K floats to the workspace (slabs.h).
 #include "convolution/band_registers.cuh"
 
 namespace lightconv {
@@ -62,13 +61,14 @@ __device__ __forceinline__ void correlate(const Shape& shape, int kernel_size, i
 template <class T, int kChunks, bool kFull>
 __global__ void __launch_bounds__(32 * most_warps(kChunks, kFull),
                                   kChunks == 0 ? 4 : kFull ? 2 : kChunks == 2 ? 3 : 2)
-    backward_kernel(const __grid_constant__ ConvBackwardParams p, const Shape shape) {
+    backward_kernel(const __grid_constant__ ConvBackwardParams p, const Shape launched) {
 #ifdef LIGHTCONV_HAS_MATRIX_UNITS
+  const Shape shape = known<kChunks, kFull>(launched);
   LIGHTCONV_DYNAMIC_SHARED(unsigned char, shared);
   T* grad = reinterpret_cast<T*>(shared + shape.grad_at);
   T* source = reinterpret_cast<T*>(shared + shape.source_at);
   T* bands = reinterpret_cast<T*>(shared + shape.bands_at);
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_index();
+  const int warp = warp_index(), lane = lane_index();
   float* taps = reinterpret_cast<float*>(shared + shape.taps_at) + (p.dynamic ? warp : 0) * kTile * shape.tap_pitch;
   float* all_dtaps = reinterpret_cast<float*>(shared + shape.dtaps_at);
   float* dtaps = all_dtaps + warp * kTile * shape.tap_pitch;
@@ -176,7 +176,8 @@ __global__ void __launch_bounds__(32 * most_warps(kChunks, kFull),
             load_matrices<true>(
                 a, band + (lane % 8 + lane / 16 * 8) * shape.band_pitch + kTile * chunk + lane / 8 % 2 * 8);
           },
-          [&](int chunk) { return grad + (m + shape.chunks - 1 - chunk) * kTile * shape.row_pitch; });
+          [&](int chunk) { return grad + (m + shape.chunks - 1 - chunk) * kTile * shape.row_pitch; },
+          [](Sums&) {});
       if (p.glu) {
         store_sums(sums, width, [&](int row, int channel, float(&values)[8]) {
           const int s = s0 + row;
@@ -184,13 +185,14 @@ __global__ void __launch_bounds__(32 * most_warps(kChunks, kFull),
           store_input_gradient<T, 8>(p, place.begin + s, place.b, channel0 + channel, values, s < place.readable);
         });
       } else {
-        T* dx = static_cast<T*>(p.dx.data) + int64_t{place.begin + s0} * p.dx.stride_t + place.b * p.dx.stride_b;
+        T* dx = static_cast<T*>(p.dx.data) + int64_t{place.begin + s0} * p.dx.stride_t +
+                offset(place.b, p.dx.stride_b);
         T* mine = dx + lane / 4 * p.dx.stride_t + channel0 + lane % 4 * 8;
         store_rounded_sums<T>(sums, width, [&](int row, int channel, const uint4& values) {
           const int s = s0 + row;
           if (s < 0 || s >= dx_end) return;
           T* to = mine + (row - lane / 4) * p.dx.stride_t + (channel - lane % 4 * 8);
-          *reinterpret_cast<uint4*>(to) = s < place.readable ? values : make_uint4(0, 0, 0, 0);
+          store_16_bytes(to, s < place.readable ? values : make_uint4(0, 0, 0, 0));
         });
       }
       if (scrubbed) {
@@ -236,41 +238,6 @@ __global__ void __launch_bounds__(32 * most_warps(kChunks, kFull),
 #endif
 }
 
-// The gradient of a head's filter from the K floats that each of `blocks` blocks wrote, those of one head `heads`
-// apart.
-template <class T>
-__global__ void __launch_bounds__(32 * kTile)
-    reduce_kernel(const __grid_constant__ ConvBackwardParams p, const Shape shape, int blocks) {
-#ifdef LIGHTCONV_HAS_MATRIX_UNITS
-  LIGHTCONV_DYNAMIC_SHARED(float, dtaps);
-  float* taps = dtaps + kTile * shape.tap_pitch;
-  const int warp = static_cast<int>(threadIdx.x) / 32, head = static_cast<int>(blockIdx.x);
-  const float* from = static_cast<const float*>(p.workspace) + head * p.kernel_size;
-  const int64_t stride = static_cast<int64_t>(p.heads) * p.kernel_size;
-  for (int k = lane_index(); k < p.kernel_size; k += 32) {
-    float sums[4] = {};
-    int block = warp;
-    for (; block + 3 * kTile < blocks; block += 4 * kTile) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sums[i] += from[(block + i * kTile) * stride + k];
-    }
-    for (; block < blocks; block += kTile) sums[0] += from[block * stride + k];
-    dtaps[warp * shape.tap_pitch + k] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  }
-  __syncthreads();
-  if (warp != 0) return;
-  for (int k = lane_index(); k < p.kernel_size; k += 32) {
-    float sum = dtaps[k];
-    for (int i = 1; i < kTile; ++i) sum += dtaps[i * shape.tap_pitch + k];
-    dtaps[k] = sum;
-  }
-  const Place place{head, 0, 0, 0, 0, 0};
-  const TapTile tile{0, 1, 0, INT_MAX};
-  const FilterStats stats = make_band<T>(p, place, tile, shape, taps, nullptr);
-  store_filters<T>(p, place, tile, shape, stats, taps, dtaps);
-#endif
-}
-
 Shape backward_shape(const ConvBackwardParams& p, int warps) {
   Shape shape = shape_of(p, warps);
   const bool need_x = p.dx.data != nullptr, need_weight = p.dweight != nullptr;
@@ -292,10 +259,6 @@ Shape backward_shape(const ConvBackwardParams& p) {
   return choose_shape(p, most, [&](int warps) { return backward_shape(p, warps); });
 }
 
-int partial_blocks(const ConvBackwardParams& p) {
-  return p.dynamic || p.dweight == nullptr ? 0 : static_cast<int>(backward_shape(p).tiles * p.batch);
-}
-
 template <class T>
 cudaError_t launch_backward(const ConvBackwardParams& p, const Shape& shape, cudaStream_t stream) {
   const bool full = per_head(p) == kSlice;
@@ -310,19 +273,6 @@ cudaError_t launch_backward(const ConvBackwardParams& p, const Shape& shape, cud
   }
 }
 
-template <class T>
-cudaError_t backward_of(const ConvBackwardParams& p, cudaStream_t stream) {
-  const Shape shape = backward_shape(p);
-  if (p.batch > 0) {
-    const cudaError_t error = launch_backward<T>(p, shape, stream);
-    if (error != cudaSuccess) return error;
-  }
-  if (p.dynamic || p.dweight == nullptr) return cudaSuccess;
-  const int bytes = 2 * kTile * shape.tap_pitch * 4;
-  LIGHTCONV_LAUNCH(reduce_kernel<T>, dim3(p.heads), dim3(32 * kTile), bytes, stream, p, shape, partial_blocks(p));
-  return cudaGetLastError();
-}
-
 }  // namespace
 }  // namespace band
 
@@ -331,13 +281,12 @@ bool band_backward_supported(const ConvBackwardParams& p) {
          band::backward_shape(p, 1).bytes <= band::kMostShared;
 }
 
-size_t band_workspace_bytes(const ConvBackwardParams& p) {
-  return static_cast<size_t>(band::partial_blocks(p)) * p.heads * p.kernel_size * sizeof(float);
-}
+int64_t band_slabs(const ConvBackwardParams& p) { return band::backward_shape(p).tiles * p.batch; }
 
 cudaError_t band_backward(const ConvBackwardParams& p, cudaStream_t stream) {
-  return p.type == Type::kBFloat16 ? band::backward_of<__nv_bfloat16>(p, stream)
-                                   : band::backward_of<__half>(p, stream);
+  const band::Shape shape = band::backward_shape(p);
+  return p.type == Type::kBFloat16 ? band::launch_backward<__nv_bfloat16>(p, shape, stream)
+                                   : band::launch_backward<__half>(p, shape, stream);
 }
 
 }  // namespace lightconv

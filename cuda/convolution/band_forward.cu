@@ -13,8 +13,9 @@ namespace {
 // kChunks: chunks_in_registers. kFull: C/H is a slice.
 template <class T, int kChunks, bool kFull>
 __global__ void __launch_bounds__(256, kFull ? 3 : 2)
-    forward_kernel(const __grid_constant__ ConvParams p, const Shape shape) {
+    forward_kernel(const __grid_constant__ ConvParams p, const Shape launched) {
 #ifdef LIGHTCONV_HAS_MATRIX_UNITS
+  const Shape shape = known<kChunks, kFull>(launched);
   LIGHTCONV_DYNAMIC_SHARED(unsigned char, shared);
   T* source = reinterpret_cast<T*>(shared + shape.source_at);
   T* bands = reinterpret_cast<T*>(shared + shape.bands_at);
@@ -22,7 +23,7 @@ __global__ void __launch_bounds__(256, kFull ? 3 : 2)
 
   const Place place = find_place(p, shape);
   if (place.t0 >= place.rows) return;
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_index();
+  const int warp = warp_index(), lane = lane_index();
   const int channels = kFull ? kSlice : p.channels / p.heads;
   // Staged row j is row t0 - padding_l + j of the sequence.
   const int first = place.t0 - p.padding_l;
@@ -60,31 +61,31 @@ __global__ void __launch_bounds__(256, kFull ? 3 : 2)
     __syncthreads();
     const int channel0 = place.head * channels + slice;
     if (rows > 0) {
+      T* out = static_cast<T*>(p.out.data) + offset(place.begin + t, p.out.stride_t) +
+               offset(place.b, p.out.stride_b) + channel0;
+      const T* bias = p.bias == nullptr ? nullptr : static_cast<const T*>(p.bias) + channel0;
       Sums sums;
       const bool scrubbed = band_product<T, kChunks>(
           sums, shape, width,
           [&](int chunk, uint32_t(&a)[4]) {
             load_matrices<false>(a, band + lane % 16 * shape.band_pitch + kTile * chunk + lane / 16 * 8);
           },
-          [&](int chunk) { return rows_here + chunk * kTile * shape.row_pitch; });
-
-      T* out = static_cast<T*>(p.out.data) + int64_t{place.begin + t} * p.out.stride_t +
-               place.b * p.out.stride_b + channel0;
-      const T* bias = p.bias == nullptr ? nullptr : static_cast<const T*>(p.bias) + channel0;
-      if (bias != nullptr) {
+          [&](int chunk) { return rows_here + chunk * kTile * shape.row_pitch; },
+          [&](Sums& to) {
+            if (bias == nullptr) return;
 #pragma unroll
-        for (int n = 0; n < kGroups; ++n) {
-          if (8 * n < width) {
-            const Pack<T, 2> pair = load_pack<T, 2>(bias + 8 * n + lane % 4 * 2);
+            for (int n = 0; n < kGroups; ++n) {
+              if (8 * n < width) {
+                const Pack<T, 2> pair = load_pack<T, 2>(bias + 8 * n + lane % 4 * 2);
 #pragma unroll
-            for (int e = 0; e < 4; ++e) sums[n][e] += to_float(pair.value[e % 2]);
-          }
-        }
-      }
+                for (int e = 0; e < 4; ++e) to[n][e] += to_float(pair.value[e % 2]);
+              }
+            }
+          });
       T* mine = out + lane / 4 * p.out.stride_t + lane % 4 * 8;
       store_rounded_sums<T>(sums, width, [&](int row, int channel, const uint4& values) {
         T* to = mine + (row - lane / 4) * p.out.stride_t + (channel - lane % 4 * 8);
-        if (row < rows) *reinterpret_cast<uint4*>(to) = values;
+        if (row < rows) store_16_bytes(to, values);
       });
       if (scrubbed) {
         const int begin = low - kTile * warp, end = high - kTile * warp;

@@ -27,59 +27,44 @@ __device__ __forceinline__ float flushed_exponential(float x) {
 #endif
 }
 
+// 1 / x: an error of 2^-23, where 1.0f / x takes a branch to be exact.
+__device__ __forceinline__ float fast_reciprocal(float x) {
+#if defined(LIGHTCONV_HOST)
+  return 1.0f / x;
+#else
+  float value;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
+  return value;
+#endif
+}
+
 // A lane's columns are lane % 4 * 2 + column_of(n), n = 0 ... 4 * chunks - 1.
 __host__ __device__ constexpr int column_of(int n) { return n / 4 * kTile + n % 4 / 2 * 8 + n % 2; }
 
 template <int kChunks>
 struct Fragments {
   static constexpr int kColumns = 4 * kChunks;
-  float tap[2][kColumns];  // normalised, of rows g and g + 8; zeros where a row has no tap
-  uint64_t kept[2];        // by dropout: bit column_of(n)
-  float keep;              // their factor
-  int begin[2], end[2];    // the columns column_of(n) of a row's taps
-  int low, high;           // those that meet a row of the sequence
-  bool whole;              // no dropout, and all columns do
+  float tap[2][kColumns];  // normalised, times `keep`, of rows g and g + 8; zeros where a row has no tap
+  uint64_t used[2];        // bit 8 + column_of(n): a tap that dropout keeps and that meets a row of the sequence
+  float keep;              // dropout's factor
+  bool whole;              // all taps are used
 
-  // Row 15 begins at column 15.
-  __device__ __forceinline__ bool has(int r, int n) const {
-    return (column_of(n) >= kTile || column_of(n) >= begin[r]) && column_of(n) < end[r];
-  }
-  __device__ __forceinline__ bool meets(int n) const { return column_of(n) >= low && column_of(n) < high; }
+  __device__ __forceinline__ bool uses(int r, int n) const { return (used[r] >> (8 + column_of(n)) & 1) != 0; }
 
-  // A tap, or its gradient, through dropout; zero where it meets no row. kWhole: `whole`, in code of its own.
+  // A tap where it is used, else zero. kWhole: `whole`, in code of its own.
   template <bool kWhole>
-  __device__ __forceinline__ float dropped(float value, int r, int n) const {
-    if constexpr (kWhole) return value;
-    value *= (kept[r] >> column_of(n) & 1) != 0 ? keep : 0.0f;
-    return meets(n) ? value : 0.0f;
+  __device__ __forceinline__ float dropped(int r, int n) const {
+    return kWhole || uses(r, n) ? tap[r][n] : 0.0f;
   }
 };
 template <>
 struct Fragments<0> {};
 
-// The weights of both rows, all of them in flight at once; `absent` where a row has no tap. from[r]: column 0.
-template <class T, int kChunks>
-__device__ __forceinline__ void load_rows_of_taps(const T* const (&from)[2], float absent, Fragments<kChunks>& to) {
-  constexpr int kColumns = Fragments<kChunks>::kColumns;
-  const T none = from_float<T>(absent);
-  T weights[2][kColumns];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-#pragma unroll
-    for (int n = 0; n < kColumns; ++n) {
-      weights[r][n] = none;
-      if (to.has(r, n)) weights[r][n] = from[r][column_of(n)];
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-#pragma unroll
-    for (int n = 0; n < kColumns; ++n) to.tap[r][n] = to_float(weights[r][n]);
-  }
-}
+// Bits 0 ... count - 1, for less than 64.
+__device__ __forceinline__ uint64_t low_bits(int count) { return (uint64_t{1} << count) - 1; }
 
 template <int kColumns>
-__device__ __forceinline__ void normalize_row(bool any, float (&taps)[kColumns]) {
+__device__ __forceinline__ void normalize_row(bool any, float keep, float (&taps)[kColumns]) {
   float maximum = taps[0];
 #pragma unroll
   for (int n = 1; n < kColumns; ++n) maximum = fmaxf(maximum, taps[n]);
@@ -92,19 +77,61 @@ __device__ __forceinline__ void normalize_row(bool any, float (&taps)[kColumns])
     sum += taps[n];
   }
   sum = group_sum(sum, 4);
-  const float scale = any ? 1.0f / sum : 0.0f;
+  const float scale = any ? keep * fast_reciprocal(sum) : 0.0f;
 #pragma unroll
   for (int n = 0; n < kColumns; ++n) taps[n] *= scale;
 }
 
-// Which taps of a lane's two rows dropout keeps: bit j - i of filter i.
-__device__ inline void kept_taps(const ConvParams& p, const Place& place, const TapTile& tile, uint64_t (&kept)[2]) {
-  uint64_t bits = 0;
-  for_each_dropped(p, place, tile, lane_index() / 2, TapRange{0, p.kernel_size},
-                   [&](int k, float factor) { bits |= uint64_t{factor != 0.0f} << k; });
-  bits |= __shfl_xor_sync(kFullWarp, bits, 1);
+// Which of the four weights of a Philox block dropout keeps.
+__device__ __forceinline__ uint32_t kept_words(const ConvParams& p, const uint4& words) {
+  // drop_below is 1 ... 2^32.
+  const uint32_t most = static_cast<uint32_t>(p.drop_below - 1);
+  return (words.x > most ? 1u : 0u) | (words.y > most ? 2u : 0u) | (words.z > most ? 4u : 0u) |
+         (words.w > most ? 8u : 0u);
+}
+
+// Which taps of rows g and g + 8 dropout keeps: bit k. Four weights with neighbouring row-major indices share a Philox
+// block; a filter begins anywhere in one and has up to nine of them. The four lanes of a row take two each, and two of
+// them the ninth of one row each.
+template <int kChunks>
+__device__ __forceinline__ void kept_taps(const ConvParams& p, const Place& place, const TapTile& tile,
+                                          uint32_t (&kept)[2]) {
+  const int q = lane_index() % 4;
+  const uint64_t seed = static_cast<uint64_t>(p.seed[0]);
+  uint64_t block[2];
+  int shift[2];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) kept[r] = __shfl_sync(kFullWarp, bits, 2 * (lane_index() / 4 + 8 * r));
+  for (int r = 0; r < 2; ++r) {
+    const uint64_t flat = flat_index(p, int64_t{tile.t} + lane_index() / 4 + 8 * r, place.b, place.head);
+    block[r] = flat / 4;
+    shift[r] = static_cast<int>(flat % 4);
+  }
+  kept[0] = kept[1] = 0;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (i > 0 && kChunks < 3 && p.kernel_size <= 13) break;
+    uint4 words[2];
+    philox<2>({block[0] + q + 4 * i, block[1] + q + 4 * i}, seed, words);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) kept[r] |= kept_words(p, words[r]) << 16 * i;
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    kept[r] <<= 4 * q;
+    kept[r] |= __shfl_xor_sync(kFullWarp, kept[r], 1);
+    kept[r] |= __shfl_xor_sync(kFullWarp, kept[r], 2);
+  }
+  uint32_t beyond = 0;
+  if (kChunks > 2 && __any_sync(kFullWarp, max(shift[0], shift[1]) + p.kernel_size > 32)) {
+    uint4 words[1];
+    philox<1>({(q % 2 == 0 ? block[0] : block[1]) + 8}, seed, words);
+    beyond = kept_words(p, words[0]);
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const uint32_t ninth = kChunks > 2 ? __shfl_sync(kFullWarp, beyond, r, 4) : 0u;
+    kept[r] = static_cast<uint32_t>((uint64_t{ninth} << 32 | kept[r]) >> shift[r]);
+  }
 }
 
 // dynamicconv's 16 filters of a tile.
@@ -115,44 +142,58 @@ __device__ __forceinline__ void make_fragments(const ConvParams& p, const Place&
   const int g = lane_index() / 4, first = lane_index() % 4 * 2;
   const bool softmax = p.normalize == Normalize::kSoftmax;
   const float absent = softmax ? -INFINITY : 0.0f;
-  to.low = tile.low - first, to.high = tile.high - first;
-  const bool inside = tile.low <= 0 && tile.high >= kTile * kChunks;
-  const T* data = static_cast<const T*>(p.weight.data) + tile.t * p.weight.stride_t + place.b * p.weight.stride_b +
-                  place.head * p.weight.stride_h;
-  bool any[2];
-  const T* from[2];
+  const T none = from_float<T>(absent);
+  const uint32_t taps = static_cast<uint32_t>(low_bits(p.kernel_size));
+  // The weights of both rows, all of them in flight at once.
+  const T* data = static_cast<const T*>(p.weight.data) + offset(tile.t, p.weight.stride_t) +
+                  offset(place.b, p.weight.stride_b) + offset(place.head, p.weight.stride_h);
+  T weights[2][kColumns];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int i = g + 8 * r;
-    to.begin[r] = i - first;
-    to.end[r] = i < tile.real ? to.begin[r] + p.kernel_size : -kTile;
-    any[r] = i < tile.real;
-    from[r] = data + i * p.weight.stride_t - to.begin[r];
+    to.used[r] = i < tile.real ? uint64_t{taps} << (8 + i - first) : 0;
+    const T* from = data + offset(i, p.weight.stride_t) + (first - i);
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+      weights[r][n] = none;
+      if (to.uses(r, n)) weights[r][n] = from[column_of(n)];
+    }
   }
-  load_rows_of_taps(from, absent, to);
-  if (p.renorm_padding && !inside) {
+  const bool dropout = p.seed != nullptr, inside = tile.low <= 0 && tile.high >= kTile * kChunks;
+  uint32_t kept[2];
+  if (dropout) kept_taps<kChunks>(p, place, tile, kept);  // while the weights are on their way
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) to.tap[r][n] = to_float(weights[r][n]);
+  }
+  bool any[2] = {g < tile.real, g + 8 < tile.real};  // whether a row has taps to normalise
+  if (!inside) {
+    const uint64_t meeting = (low_bits(clip(tile.high, 48)) & ~low_bits(clip(tile.low, 48))) << (8 - first);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      any[r] = any[r] && max(to.begin[r], to.low) < min(to.end[r], to.high);
+      to.used[r] &= meeting;
+      if (!p.renorm_padding) continue;
+      // All of a row's taps may lie with its other lanes.
+      any[r] = max(tile.low, g + 8 * r) < min(tile.high, g + 8 * r + p.kernel_size) && g + 8 * r < tile.real;
 #pragma unroll
       for (int n = 0; n < kColumns; ++n) {
-        if (!to.meets(n)) to.tap[r][n] = absent;
+        if (!to.uses(r, n)) to.tap[r][n] = absent;
       }
     }
   }
-  if (softmax) {
+  to.keep = dropout ? p.keep_scale : 1.0f;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) normalize_row(any[r], to.tap[r]);
-  }
-  to.whole = inside && p.seed == nullptr;
-  to.keep = 1.0f;
-  to.kept[0] = to.kept[1] = ~uint64_t{0};
-  if (p.seed != nullptr) {
-    kept_taps(p, place, tile, to.kept);
-    to.keep = p.keep_scale;
+  for (int r = 0; r < 2; ++r) {
+    if (softmax) {
+      normalize_row(any[r], to.keep, to.tap[r]);
+    } else if (dropout) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) to.kept[r] = to.kept[r] << (g + 8 * r) >> first;
+      for (int n = 0; n < kColumns; ++n) to.tap[r][n] *= to.keep;
+    }
+    if (dropout) to.used[r] &= uint64_t{kept[r]} << (8 + g + 8 * r - first);
   }
+  to.whole = inside && !dropout;
 }
 
 // Writes a pair of row r of a band tile, columns column_of(n) and the next.
@@ -168,8 +209,7 @@ __device__ __forceinline__ void store_dropped(const Fragments<kChunks>& from, in
   for (int r = 0; r < 2; ++r) {
 #pragma unroll
     for (int n = 0; n < Fragments<kChunks>::kColumns; n += 2) {
-      store_pair(band, pitch, r, n, from.template dropped<kWhole>(from.tap[r][n], r, n),
-                 from.template dropped<kWhole>(from.tap[r][n + 1], r, n + 1));
+      store_pair(band, pitch, r, n, from.template dropped<kWhole>(r, n), from.template dropped<kWhole>(r, n + 1));
     }
   }
 }
@@ -235,8 +275,9 @@ __device__ __forceinline__ void correlate(const Shape& shape, int width, const T
   }
 }
 
-// The gradients of the weights of dynamicconv's filters, as a band tile.
-template <bool kWhole, class T, int kChunks>
+// The gradients of the weights of dynamicconv's filters, as a band tile. Only s = keep * tap is kept of a tap: with the
+// gradients d of the dropped taps, softmax gives (keep * d - sum(keep * d * tap)) * tap = (d - sum(d * s) / keep) * s.
+template <class T, int kChunks>
 __device__ __forceinline__ void differentiate(const ConvBackwardParams& p, const Fragments<kChunks>& filters,
                                               const Gradients<kChunks>& sums, int pitch, T* to) {
   constexpr int kColumns = Fragments<kChunks>::kColumns;
@@ -246,14 +287,16 @@ __device__ __forceinline__ void differentiate(const ConvBackwardParams& p, const
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
       // Other columns hold products that are no tap's, and may not be finite.
-      const float sum = filters.has(r, n) ? sums[n / 2][2 * r + n % 2] : 0.0f;
-      gradient[n] = filters.template dropped<kWhole>(sum, r, n);
+      gradient[n] = filters.uses(r, n) ? sums[n / 2][2 * r + n % 2] : 0.0f;
       along += gradient[n] * filters.tap[r][n];
     }
     if (p.normalize == Normalize::kSoftmax) {
-      along = group_sum(along, 4);
+      along = group_sum(along, 4) * fast_reciprocal(filters.keep);
 #pragma unroll
       for (int n = 0; n < kColumns; ++n) gradient[n] = (gradient[n] - along) * filters.tap[r][n];
+    } else if (p.seed != nullptr) {
+#pragma unroll
+      for (int n = 0; n < kColumns; ++n) gradient[n] *= filters.keep;
     }
 #pragma unroll
     for (int n = 0; n < kColumns; n += 2) store_pair(to, pitch, r, n, gradient[n], gradient[n + 1]);
@@ -265,16 +308,12 @@ template <class T, int kChunks>
 __device__ __forceinline__ void store_gradients(const ConvBackwardParams& p, const Place& place, const TapTile& tile,
                                                 const Fragments<kChunks>& filters, const Gradients<kChunks>& sums,
                                                 int pitch, T* scratch) {
-  if (filters.whole) {
-    differentiate<true>(p, filters, sums, pitch, scratch);
-  } else {
-    differentiate<false>(p, filters, sums, pitch, scratch);
-  }
+  differentiate(p, filters, sums, pitch, scratch);
   __syncwarp();
   const int k = lane_index();
   if (k >= p.kernel_size) return;
-  T* to = static_cast<T*>(p.dweight) + tile.t * p.dweight_stride_t + place.b * p.dweight_stride_b +
-          place.head * p.dweight_stride_h + k * p.dweight_stride_k;
+  T* to = static_cast<T*>(p.dweight) + offset(tile.t, p.dweight_stride_t) + offset(place.b, p.dweight_stride_b) +
+          offset(place.head, p.dweight_stride_h) + offset(k, p.dweight_stride_k);
 #pragma unroll 4
   for (int i = 0; i < tile.real; ++i, to += p.dweight_stride_t) *to = scratch[i * pitch + i + k];
 }

@@ -37,7 +37,8 @@ __device__ inline void write_next_state(const ConvParams& p, const Place& place)
 }
 
 template <class T, bool kDynamic, int V, int S, int K>
-__global__ void __launch_bounds__(128, 3) forward_kernel(const __grid_constant__ ConvParams p, const Tile tile) {
+__global__ void __launch_bounds__(128, K > 0 ? 4 : 3)
+    forward_kernel(const __grid_constant__ ConvParams p, const Tile tile) {
   LIGHTCONV_DYNAMIC_SHARED(float, filters);
   const int pitch = tile.vectors * V;
   T* rows = reinterpret_cast<T*>(filters + round_up((kDynamic ? tile.rows : 1) * tile.heads * tile.pitch, 4));
@@ -112,15 +113,12 @@ __global__ void __launch_bounds__(128, 3) forward_kernel(const __grid_constant__
 template <class T, bool kDynamic, int V>
 cudaError_t tiled_forward(const ConvParams& p, cudaStream_t stream) {
   if (p.steps <= kFewSteps) {
-    return launch_tiles(forward_kernel<T, kDynamic, V, 1, 0>, p,
-                        choose_tile<T, V, 1>(p, p.steps, false, SkewedLayout<1>{}), stream);
+    return launch_tiles<T, V, 1>(
+        p, p.steps, SkewedLayout<1>{}, [](auto) { return forward_kernel<T, kDynamic, V, 1, 0>; }, stream);
   }
-  return launch_for_kernel_size<T, V>(
-      p,
-      [&](bool taps_fixed) { return choose_tile<T, V, kSteps>(p, p.steps, taps_fixed, SkewedLayout<kSteps>{}); },
-      [&](auto size, const Tile& tile) {
-        return launch_tiles(forward_kernel<T, kDynamic, V, kSteps, decltype(size)::value>, p, tile, stream);
-      });
+  return launch_tiles<T, V, kSteps>(
+      p, p.steps, SkewedLayout<kSteps>{},
+      [](auto size) { return forward_kernel<T, kDynamic, V, kSteps, decltype(size)::value>; }, stream);
 }
 
 // Whether everything can be read and written a vector at a time.
@@ -137,10 +135,9 @@ cudaError_t forward_of(const ConvParams& p, cudaStream_t stream) {
   const bool full_pass = p.state_rows == 0 && p.next_state.data == nullptr;
   if (full_pass && band_forward_supported(p)) return band_forward(p, stream);
   if (short_forward_supported<T>(p)) return short_forward<T>(p, stream);
-  if (forward_wide<T>(p)) {
-    return p.dynamic ? tiled_forward<T, true, kWide<T>>(p, stream) : tiled_forward<T, false, kWide<T>>(p, stream);
-  }
-  return p.dynamic ? tiled_forward<T, true, 1>(p, stream) : tiled_forward<T, false, 1>(p, stream);
+  return with_constants<T>(p, forward_wide<T>(p), [&](auto dynamic, auto V) {
+    return tiled_forward<T, decltype(dynamic)::value, decltype(V)::value>(p, stream);
+  });
 }
 
 }  // namespace lightconv

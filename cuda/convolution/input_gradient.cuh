@@ -113,11 +113,9 @@ __global__ void __launch_bounds__(128, 3)
 template <class T, bool kDynamic, int V>
 cudaError_t tiled_input_gradient(const ConvBackwardParams& p, cudaStream_t stream) {
   const int64_t rows = (p.dstate.data != nullptr ? p.state_rows : 0) + (p.dx.data != nullptr ? p.steps : 0);
-  return launch_for_kernel_size<T, V>(
-      p, [&](bool taps_fixed) { return choose_tile<T, V, kSteps>(p, rows, taps_fixed, RowLayout{}); },
-      [&](auto size, const Tile& tile) {
-        return launch_tiles(input_gradient_kernel<T, kDynamic, V, kSteps, decltype(size)::value>, p, tile, stream);
-      });
+  return launch_tiles<T, V, kSteps>(
+      p, rows, RowLayout{},
+      [](auto size) { return input_gradient_kernel<T, kDynamic, V, kSteps, decltype(size)::value>; }, stream);
 }
 
 }  // namespace lightconv

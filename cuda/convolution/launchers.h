@@ -72,10 +72,11 @@ size_t workspace_bytes(const ConvBackwardParams& params);
 // sequence, so that the numbers of a sentence do not depend on its batch.
 //   band_forward    writes out, with the bias. For full passes only (state_rows == 0, next_state null).
 //   band_backward   writes dx and dweight, where not null; rows outside a sequence get dx = 0. For full passes only.
+//                   Of lightconv's dweight it writes band_slabs slabs (slabs.h) into the workspace.
 bool band_forward_supported(const ConvParams& params);
 bool band_backward_supported(const ConvBackwardParams& params);
 cudaError_t band_forward(const ConvParams& params, cudaStream_t stream);
 cudaError_t band_backward(const ConvBackwardParams& params, cudaStream_t stream);
-size_t band_workspace_bytes(const ConvBackwardParams& params);
+int64_t band_slabs(const ConvBackwardParams& params);
 
 }  // namespace lightconv

@@ -5,12 +5,15 @@
 // its place. The vector's channels belong to `N` heads: V / (C/H) where C/H is below V, else 1. With C/H = 1 and
 // K = 4 the weights are two thirds of a dynamicconv's bytes (per step and vector: 16 of x, 64 of weights, 16 of out in
 // a half type), so they are read 16 bytes at a time along (H, K) too, and softmax runs on registers.
-// While a step is computed, the next one's inputs are being loaded.
+// While a step is computed, the next one's inputs are being loaded. Addresses advance by a stride a step, and what
+// depends on a step's place in its sequence is counted in ints from the walk's first row.
 //
 // Only softmax and none; dropout where a vector is within one head; K = 4 where it is not. The tiles serve the rest.
 #pragma once
 
 #include "convolution/tile.cuh"
+
+#include <cstring>
 
 namespace lightconv {
 
@@ -43,12 +46,16 @@ __host__ __device__ constexpr int piece_bytes(int bytes) {
   return (bytes & -bytes) < 16 ? (bytes & -bytes) : 16;
 }
 
-// The K weights each of heads head ... head + N - 1 at (t, b), as they are.
+// The weights of head `head` at (t, b).
+template <class T>
+__device__ __forceinline__ const T* weights_at(const ConvParams& p, int64_t t, int64_t b, int head) {
+  return static_cast<const T*>(p.weight.data) + t * p.weight.stride_t + b * p.weight.stride_b +
+         head * p.weight.stride_h;
+}
+
+// The K weights each of N heads from the first one's, as they are.
 template <class T, int N, int K>
-__device__ __forceinline__ void read_weights(const ConvParams& p, bool packed, int64_t t, int64_t b, int head,
-                                             T (&weights)[N * K]) {
-  const T* from = static_cast<const T*>(p.weight.data) + t * p.weight.stride_t + b * p.weight.stride_b +
-                  head * p.weight.stride_h;
+__device__ __forceinline__ void read_weights(const ConvParams& p, bool packed, const T* from, T (&weights)[N * K]) {
   if (packed) {
     constexpr int kPiece = piece_bytes(N * K * sizeof(T)) / sizeof(T);
 #pragma unroll
@@ -66,11 +73,19 @@ __device__ __forceinline__ void read_weights(const ConvParams& p, bool packed, i
   }
 }
 
-// Softmax or nothing. With renorm_padding, over the taps [first, last) only; the others become 0.
-template <class T, int N, int K>
-__device__ __forceinline__ void normalize_short(const ConvParams& p, int first, int last, const T (&read)[N * K],
+// The taps [first, last) of a step that meet rows of its own sequence.
+struct TapRange {
+  int first, last;
+  // Rows count from the one that the first tap meets; the sequence has [low, high) of them.
+  __device__ __forceinline__ TapRange(int low, int high, int taps)
+      : first(min(max(low, 0), taps)), last(min(max(high, 0), taps)) {}
+  __device__ __forceinline__ bool holds(int k) const { return k >= first && k < last; }
+};
+
+// Softmax or nothing, over the taps in `taps` only; the others become 0. kAll: over all.
+template <class T, bool kAll, int N, int K>
+__device__ __forceinline__ void normalize_short(const ConvParams& p, const TapRange& taps, const T (&read)[N * K],
                                                 float (&weights)[N][K]) {
-  const bool all = !p.renorm_padding;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
 #pragma unroll
@@ -79,20 +94,20 @@ __device__ __forceinline__ void normalize_short(const ConvParams& p, int first, 
       float maximum = -INFINITY, sum = 0.0f;
 #pragma unroll
       for (int k = 0; k < K; ++k) {
-        if (all || (k >= first && k < last)) maximum = fmaxf(maximum, weights[n][k]);
+        if (kAll || taps.holds(k)) maximum = fmaxf(maximum, weights[n][k]);
       }
 #pragma unroll
       for (int k = 0; k < K; ++k) {
-        weights[n][k] = all || (k >= first && k < last) ? exponential(weights[n][k] - maximum) : 0.0f;
+        weights[n][k] = kAll || taps.holds(k) ? exponential(weights[n][k] - maximum) : 0.0f;
         sum += weights[n][k];
       }
       // No tap at all: they stay 0.
-      const float scale = all || last > first ? 1.0f / sum : 0.0f;
+      const float scale = kAll || taps.last > taps.first ? 1.0f / sum : 0.0f;
 #pragma unroll
       for (int k = 0; k < K; ++k) weights[n][k] *= scale;
-    } else {
+    } else if (!kAll) {
 #pragma unroll
-      for (int k = 0; k < K; ++k) weights[n][k] = all || (k >= first && k < last) ? weights[n][k] : 0.0f;
+      for (int k = 0; k < K; ++k) weights[n][k] = taps.holds(k) ? weights[n][k] : 0.0f;
     }
   }
 }
@@ -125,22 +140,61 @@ __device__ __forceinline__ void short_dropout(const ConvParams& p, uint64_t flat
 
 __device__ __forceinline__ float dropped(float value, float factor) { return factor == 0.0f ? 0.0f : value * factor; }
 
-// The taps [first, last) of step t that meet rows of t's own sequence.
-struct TapRange {
-  int first, last;
-  __device__ __forceinline__ TapRange(const ConvParams& p, const Span& span, int64_t t) {
-    const int64_t begin = span.begin - t + p.padding_l, end = span.end - t + p.padding_l;
-    first = static_cast<int>(begin < 0 ? 0 : begin < p.kernel_size ? begin : p.kernel_size);
-    last = static_cast<int>(end < 0 ? 0 : end < p.kernel_size ? end : p.kernel_size);
+// A vector of 8 halves or 4 floats as it lies in memory: kept between steps, it takes half the registers.
+template <class T>
+__device__ __forceinline__ void widen(const uint4& words, float (&values)[kWide<T>]) {
+  const uint32_t all[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      values[2 * i] = __uint_as_float(all[i] << 16);
+      values[2 * i + 1] = __uint_as_float(all[i] & 0xffff0000u);
+    } else if constexpr (std::is_same_v<T, __half>) {
+      __half2 pair;
+      memcpy(&pair, &all[i], sizeof pair);
+      values[2 * i] = __low2float(pair), values[2 * i + 1] = __high2float(pair);
+    } else {
+      values[i] = __uint_as_float(all[i]);
+    }
   }
-  __device__ __forceinline__ bool holds(int k) const { return k >= first && k < last; }
-};
-
-// A row of u for the window; zeros where there is none (TapRange leaves out what is not in the sequence).
-template <class T, int V>
-__device__ __forceinline__ Pack<T, V> window_row(const ConvParams& p, const Span& rows, int64_t s, int64_t b, int c) {
-  return s >= rows.begin && s < rows.end ? load_input<T, V>(p, s, b, c) : zero_pack<T, V>();
 }
+template <class T>
+__device__ __forceinline__ uint4 words_of(const Pack<T, kWide<T>>& pack) {
+  uint4 words;
+  memcpy(&words, &pack, sizeof words);
+  return words;
+}
+
+// The rows of u that a walk reads, one after the other. Rows count from the first that its first step sees; those
+// outside [low, high) are zeros (TapRange leaves out what is not in the sequence).
+template <class T>
+struct WalkRows {
+  const ConvParams& p;
+  int64_t first, b;
+  int c, low, high, next = 0;
+  bool plain;       // no GLU, no state: x as it is
+  const T* at;      // row `next` of x
+
+  __device__ __forceinline__ WalkRows(const ConvParams& params, const Span& rows, int64_t start, int64_t batch,
+                                      int channel, int count)
+      : p(params), first(start), b(batch), c(channel), low(cut(rows.begin, count)), high(cut(rows.end, count)),
+        plain(!params.glu && params.state_rows == 0),
+        at(static_cast<const T*>(params.x.data) + start * params.x.stride_t + batch * params.x.stride_b + channel) {}
+
+  // Row `row` of the data, cut to [0, count].
+  __device__ __forceinline__ int cut(int64_t row, int count) const {
+    return static_cast<int>(row < first ? 0 : row - first < count ? row - first : count);
+  }
+
+  __device__ __forceinline__ uint4 load() {
+    uint4 words = make_uint4(0, 0, 0, 0);
+    if (next >= low && next < high) {
+      words = plain ? *reinterpret_cast<const uint4*>(at) : words_of(load_input<T, kWide<T>>(p, first + next, b, c));
+    }
+    ++next, at += p.x.stride_t;
+    return words;
+  }
+};
 
 template <class T, bool kDynamic, int V, int N, int K>
 __global__ void __launch_bounds__(kShortThreads, 3)
@@ -150,52 +204,74 @@ __global__ void __launch_bounds__(kShortThreads, 3)
   const int c = place.vector * V, head = c / (p.channels / p.heads);
   const bool packed = p.cu_seqlens != nullptr;
   Span span = sequence_span(p, place.b, place.t);
-  const Span rows = packed ? Span{0, p.steps} : span;
+  const int64_t left = p.steps - place.t;
+  const int count = left < walk.length ? static_cast<int>(left) : walk.length, seen = count + K - 1;
+  WalkRows<T> rows(p, packed ? Span{0, p.steps} : span, place.t - p.padding_l, place.b, c, seen);
+  int low = rows.cut(span.begin, seen), high = rows.cut(span.end, seen);  // the rows of the step's sequence
 
   float bias[V] = {};
   if (p.bias != nullptr) widen(load_pack<T, V>(static_cast<const T*>(p.bias) + c), bias);
   float weights[N][K];
-  const auto make_weights = [&](const T(&read)[N * K], int first, int last, int64_t t) {
-    normalize_short<T, N, K>(p, first, last, read, weights);
+  const auto make_weights = [&](const T(&read)[N * K], bool all, const TapRange& taps, int64_t t) {
+    if (all) {
+      normalize_short<T, true, N, K>(p, taps, read, weights);
+    } else {
+      normalize_short<T, false, N, K>(p, taps, read, weights);
+    }
     if constexpr (N == 1) {
-      float factors[K];
-      short_dropout<K>(p, flat_index(p, t, place.b, head), factors);
+      if (p.seed != nullptr) {
+        float factors[K];
+        short_dropout<K>(p, flat_index(p, t, place.b, head), factors);
 #pragma unroll
-      for (int k = 0; k < K; ++k) weights[0][k] = dropped(weights[0][k], factors[k]);
+        for (int k = 0; k < K; ++k) weights[0][k] = dropped(weights[0][k], factors[k]);
+      }
     }
   };
   // What the next step needs is loaded while this one is computed.
   T next_weights[N * K];
-  read_weights<T, N, K>(p, walk.packed_weights, place.t, place.b, head, next_weights);
-  if constexpr (!kDynamic) make_weights(next_weights, 0, K, 0);
-  Pack<T, V> next_row = window_row<T, V>(p, rows, place.t - p.padding_l + K - 1, place.b, c);
+  const T* from = weights_at<T>(p, place.t, place.b, head);
+  read_weights<T, N, K>(p, walk.packed_weights, from, next_weights);
+  if constexpr (!kDynamic) make_weights(next_weights, true, {0, K, K}, 0);
   float window[K][V];
 #pragma unroll
-  for (int k = 0; k < K - 1; ++k) {
-    widen(window_row<T, V>(p, rows, place.t - p.padding_l + k, place.b, c), window[k]);
-  }
-  const int64_t end = place.t + walk.length < p.steps ? place.t + walk.length : p.steps;
-  T* out = static_cast<T*>(p.out.data) + place.b * p.out.stride_b + c;
-#pragma unroll 1
-  for (int64_t t = place.t; t < end; ++t) {
-    if (packed && t >= span.end) span = sequence_span(p, place.b, t);
-    const TapRange taps(p, span, t);
-    widen(next_row, window[K - 1]);
-    if constexpr (kDynamic) make_weights(next_weights, taps.first, taps.last, t);
-    if (t + 1 < end) {
-      next_row = window_row<T, V>(p, rows, t - p.padding_l + K, place.b, c);
-      if constexpr (kDynamic) read_weights<T, N, K>(p, walk.packed_weights, t + 1, place.b, head, next_weights);
+  for (int k = 0; k < K - 1; ++k) widen<T>(rows.load(), window[k]);
+  uint4 next_row = rows.load();
+  T* out = static_cast<T*>(p.out.data) + place.t * p.out.stride_t + place.b * p.out.stride_b + c;
+  // Unrolled so that the window moves by other names for its registers.
+#pragma unroll K
+  for (int n = 0; n < count; ++n) {
+    if (packed && place.t + n >= span.end) {
+      span = sequence_span(p, place.b, place.t + n);
+      low = rows.cut(span.begin, seen), high = rows.cut(span.end, seen);
+    }
+    const TapRange taps(low - n, high - n, K);
+    const bool whole = n >= low && n + K <= high;
+    widen<T>(next_row, window[K - 1]);
+    if constexpr (kDynamic) make_weights(next_weights, whole || !p.renorm_padding, taps, place.t + n);
+    if (n + 1 < count) {
+      next_row = rows.load();
+      from += p.weight.stride_t;
+      if constexpr (kDynamic) read_weights<T, N, K>(p, walk.packed_weights, from, next_weights);
     }
     float sums[V];
 #pragma unroll
     for (int e = 0; e < V; ++e) sums[e] = bias[e];
+    if (whole) {
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      if (!taps.holds(k)) continue;
+      for (int k = 0; k < K; ++k) {
 #pragma unroll
-      for (int e = 0; e < V; ++e) sums[e] = fmaf(weights[e * N / V][k], window[k][e], sums[e]);
+        for (int e = 0; e < V; ++e) sums[e] = fmaf(weights[e * N / V][k], window[k][e], sums[e]);
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        if (!taps.holds(k)) continue;
+#pragma unroll
+        for (int e = 0; e < V; ++e) sums[e] = fmaf(weights[e * N / V][k], window[k][e], sums[e]);
+      }
     }
-    store_pack(out + t * p.out.stride_t, narrow<T, V>(sums));
+    store_pack(out, narrow<T, V>(sums));
+    out += p.out.stride_t;
 #pragma unroll
     for (int k = 0; k < K - 1; ++k) {
 #pragma unroll
@@ -203,7 +279,7 @@ __global__ void __launch_bounds__(kShortThreads, 3)
     }
   }
   if (p.next_state.data == nullptr || place.t != 0) return;
-  const int64_t seen = p.steps + p.state_rows, kept = seen < K - 1 ? seen : K - 1;
+  const int64_t exist = p.steps + p.state_rows, kept = exist < K - 1 ? exist : K - 1;
   T* next = static_cast<T*>(p.next_state.data) + place.b * p.next_state.stride_b + c;
   for (int64_t row = 0; row < kept; ++row) {
     store_pack(next + row * p.next_state.stride_t, load_input<T, V>(p, p.steps - kept + row, place.b, c));
@@ -260,11 +336,8 @@ cudaError_t launch_short_forward(const ConvParams& p, cudaStream_t stream) {
   ShortWalk walk = short_walk<T>(p, p.steps);
   walk.packed_weights = packed_filters<T>(p, N, p.weight.data, p.weight.stride_t, p.weight.stride_b,
                                           p.weight.stride_h, p.weight.stride_k);
-  const int64_t blocks = divide_up(walk.threads, static_cast<int64_t>(kShortThreads));
-  if (blocks > kMostBlocks) return cudaErrorInvalidConfiguration;
-  LIGHTCONV_LAUNCH((short_forward_kernel<T, kDynamic, kWide<T>, N, K>), dim3(static_cast<unsigned>(blocks)),
-                   dim3(kShortThreads), 0, stream, p, walk);
-  return cudaGetLastError();
+  return launch_blocks(short_forward_kernel<T, kDynamic, kWide<T>, N, K>,
+                       divide_up(walk.threads, int64_t{kShortThreads}), kShortThreads, 0, stream, p, walk);
 }
 
 template <class T>

@@ -4,8 +4,7 @@
 // and a second window collects du, whose row t - padding_l is complete after step t. A walk owns the weights of its
 // `length` steps t and the rows t - padding_l of du; it begins K-1 steps earlier, because those reach its rows too.
 //
-// dynamicconv: one launch. lightconv: each walk writes its share of dweight to the workspace, (walks, H, K) floats,
-// and the second launch of weight_gradient.cuh adds them up in order.
+// dynamicconv: one launch. lightconv: each walk writes its share of dweight to the workspace, a slab (slabs.h).
 #pragma once
 
 #include "convolution/short.cuh"
@@ -14,9 +13,8 @@
 namespace lightconv {
 
 template <class T, int N, int K>
-__device__ __forceinline__ void write_weight_gradient(const ConvBackwardParams& p, bool packed, int64_t t, int64_t b,
-                                                      int head, const float (&gradient)[N][K]) {
-  T* to = static_cast<T*>(p.dweight) + t * p.dweight_stride_t + b * p.dweight_stride_b + head * p.dweight_stride_h;
+__device__ __forceinline__ void write_weight_gradient(const ConvBackwardParams& p, bool packed, T* to,
+                                                      const float (&gradient)[N][K]) {
   if (packed) {
     constexpr int kPiece = piece_bytes(N * K * sizeof(T)) / sizeof(T);
 #pragma unroll
@@ -46,68 +44,108 @@ __global__ void __launch_bounds__(kShortThreads, 2)
   const bool packed = p.cu_seqlens != nullptr;
   // Idle threads take part without rows: the sums over lanes need whole warps.
   const int64_t b = place.active ? place.b : 0, begin = place.t - (K - 1);
-  const int total = walk.length + K - 1;
+  const int total = walk.length + K - 1, seen = total + K - 1;
   Span span = sequence_span(p, b, 0);
-  const Span rows = !place.active ? Span{0, 0} : packed ? Span{0, p.steps} : span;
-  const auto exists = [&](int64_t t) { return place.active && t >= 0 && t < p.steps; };
+  const Span readable = !place.active ? Span{0, 0} : packed ? Span{0, p.steps} : span;
+  // Step n of the walk is begin + n; the first row of u that it sees is row n of the walk, which it completes du of.
+  WalkRows<T> rows(p, readable, begin - p.padding_l, b, c, seen);
+  int low = rows.cut(span.begin, seen), high = rows.cut(span.end, seen);  // the rows of the step's sequence
+  const int64_t after = p.steps - begin;
+  const int real_low = begin < 0 ? static_cast<int>(-begin) : 0;
+  const int real_high = place.active ? static_cast<int>(after < total ? after : total) : 0;
+  const auto exists = [&](int n) { return n >= real_low && n < real_high; };
+  const int du_low = rows.cut(0, seen), du_high = place.active ? rows.cut(p.steps, seen) : 0;
 
   // What the next step needs is loaded while this one is computed.
   T next_weights[N * K];
 #pragma unroll
   for (int at = 0; at < N * K; ++at) next_weights[at] = from_float<T>(0.0f);
-  Pack<T, V> next_row, next_grad;
-  const auto fetch = [&](int64_t t) {
-    next_row = window_row<T, V>(p, rows, t - p.padding_l + K - 1, b, c);
-    next_grad = exists(t) ? load_gradient<T, V>(p, t, b, c) : zero_pack<T, V>();
-    if (kDynamic && exists(t)) read_weights<T, N, K>(p, walk.packed_weights, t, b, head, next_weights);
+  uint4 next_row = {}, next_grad = {};
+  const T* grad_at = static_cast<const T*>(p.grad.data) + begin * p.grad.stride_t + b * p.grad.stride_b + c;
+  const T* from = weights_at<T>(p, kDynamic ? begin : 0, kDynamic ? b : 0, head);
+  const auto fetch = [&](int n) {
+    next_row = rows.load();
+    next_grad = exists(n) ? *reinterpret_cast<const uint4*>(grad_at) : make_uint4(0, 0, 0, 0);
+    if (kDynamic && exists(n)) read_weights<T, N, K>(p, walk.packed_weights, from, next_weights);
+    grad_at += p.grad.stride_t, from += p.weight.stride_t;
   };
   float window[K][V], sums[K][V] = {}, weights[N][K], factors[K], gradient[N][K] = {};
 #pragma unroll
-  for (int k = 0; k < K - 1; ++k) widen(window_row<T, V>(p, rows, begin - p.padding_l + k, b, c), window[k]);
+  for (int k = 0; k < K - 1; ++k) widen<T>(rows.load(), window[k]);
+#pragma unroll
+  for (int k = 0; k < K; ++k) factors[k] = 1.0f;
   if constexpr (!kDynamic) {
-    read_weights<T, N, K>(p, walk.packed_weights, 0, 0, head, next_weights);
-    normalize_short<T, N, K>(p, 0, K, next_weights, weights);
+    read_weights<T, N, K>(p, walk.packed_weights, from, next_weights);
+    normalize_short<T, true, N, K>(p, {0, K, K}, next_weights, weights);
     short_dropout<K>(p, flat_index(p, 0, 0, head), factors);
   }
-  fetch(begin);
+  T* dx = static_cast<T*>(p.dx.data) + (begin - p.padding_l) * p.dx.stride_t + b * p.dx.stride_b + c;
+  T* dweight = static_cast<T*>(p.dweight) + begin * p.dweight_stride_t + b * p.dweight_stride_b +
+               head * p.dweight_stride_h;
+  fetch(0);
 
-#pragma unroll 1
+  // Unrolled so that the windows move by other names for their registers.
+#pragma unroll K
   for (int n = 0; n < total; ++n) {
     const int64_t t = begin + n;
-    if (packed && exists(t) && (t >= span.end || n == 0 || t == 0)) span = sequence_span(p, b, t);
-    TapRange taps(p, span, t);
-    if (!exists(t)) taps.first = taps.last = 0;
+    if (packed && exists(n) && (t >= span.end || n == 0 || t == 0)) {
+      span = sequence_span(p, b, t);
+      low = rows.cut(span.begin, seen), high = rows.cut(span.end, seen);
+    }
+    TapRange taps(low - n, high - n, K);
+    if (!exists(n)) taps.first = taps.last = 0;
+    const bool whole = exists(n) && n >= low && n + K <= high;
     float grad[V];
-    widen(next_row, window[K - 1]);
-    widen(next_grad, grad);
+    widen<T>(next_row, window[K - 1]);
+    widen<T>(next_grad, grad);
     if constexpr (kDynamic) {
-      normalize_short<T, N, K>(p, taps.first, taps.last, next_weights, weights);
-      if constexpr (N == 1) short_dropout<K>(p, exists(t) ? flat_index(p, t, b, head) : 0, factors);
+      if (whole || !p.renorm_padding) {
+        normalize_short<T, true, N, K>(p, taps, next_weights, weights);
+      } else {
+        normalize_short<T, false, N, K>(p, taps, next_weights, weights);
+      }
+      if constexpr (N == 1) {
+        if (p.seed != nullptr) short_dropout<K>(p, exists(n) ? flat_index(p, t, b, head) : 0, factors);
+      }
 #pragma unroll
       for (int h = 0; h < N; ++h) {
 #pragma unroll
         for (int k = 0; k < K; ++k) gradient[h][k] = 0.0f;
       }
     }
-    if (n + 1 < total) fetch(t + 1);
+    if (n + 1 < total) fetch(n + 1);
     // lightconv's gradient is a sum over the steps: those before the walk's own belong to another.
     const bool own = n >= K - 1;
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      if (!taps.holds(k)) continue;
+    const auto add_tap = [&](int k) {
+      const float one = N == 1 ? p.seed != nullptr ? dropped(weights[0][k], factors[k]) : weights[0][k] : 0.0f;
 #pragma unroll
       for (int e = 0; e < V; ++e) {
-        const float weight = N == 1 ? dropped(weights[0][k], factors[k]) : weights[e * N / V][k];
-        sums[k][e] = fmaf(weight, grad[e], sums[k][e]);
+        sums[k][e] = fmaf(N == 1 ? one : weights[e * N / V][k], grad[e], sums[k][e]);
         if (kDynamic || own) gradient[e * N / V][k] = fmaf(grad[e], window[k][e], gradient[e * N / V][k]);
+      }
+    };
+    if (whole) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) add_tap(k);
+    } else {
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        if (taps.holds(k)) add_tap(k);
       }
     }
     if (kDynamic && p.dweight != nullptr && own) {
       if constexpr (N == 1) {
+        // As group_sum, of all taps together.
+        for (int distance = lanes / 2; distance > 0; distance /= 2) {
 #pragma unroll
-        for (int k = 0; k < K; ++k) gradient[0][k] = dropped(group_sum(gradient[0][k], lanes), factors[k]);
+          for (int k = 0; k < K; ++k) gradient[0][k] += __shfl_xor_sync(kFullWarp, gradient[0][k], distance);
+        }
+        if (p.seed != nullptr) {
+#pragma unroll
+          for (int k = 0; k < K; ++k) gradient[0][k] = dropped(gradient[0][k], factors[k]);
+        }
       }
-      if (exists(t) && (N > 1 || threadIdx.x % lanes == 0)) {
+      if (exists(n) && (N > 1 || threadIdx.x % lanes == 0)) {
         if (p.normalize == Normalize::kSoftmax) {
 #pragma unroll
           for (int h = 0; h < N; ++h) {
@@ -118,21 +156,27 @@ __global__ void __launch_bounds__(kShortThreads, 2)
             for (int k = 0; k < K; ++k) gradient[h][k] = (gradient[h][k] - along) * weights[h][k];
           }
         }
-        if (p.renorm_padding) {
+        if (p.renorm_padding && !whole) {
 #pragma unroll
           for (int h = 0; h < N; ++h) {
 #pragma unroll
             for (int k = 0; k < K; ++k) gradient[h][k] = taps.holds(k) ? gradient[h][k] : 0.0f;
           }
         }
-        write_weight_gradient<T, N, K>(p, walk.packed_weights, t, b, head, gradient);
+        write_weight_gradient<T, N, K>(p, walk.packed_weights, dweight, gradient);
       }
     }
-    // Row t - padding_l is complete.
-    const int64_t s = t - p.padding_l;
-    if (place.active && own && s >= 0 && s < p.steps) {
-      store_input_gradient<T, V>(p, s, b, c, sums[0], s >= rows.begin && s < rows.end);
+    dweight += p.dweight_stride_t;
+    // Row n of the walk is complete.
+    if (own && n >= du_low && n < du_high && p.dx.data != nullptr) {
+      const bool real = n >= rows.low && n < rows.high;
+      if (p.glu) {
+        store_input_gradient<T, V>(p, rows.first + n, b, c, sums[0], real);
+      } else {
+        store_pack(dx, real ? narrow<T, V>(sums[0]) : zero_pack<T, V>());
+      }
     }
+    dx += p.dx.stride_t;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
 #pragma unroll
@@ -188,29 +232,20 @@ cudaError_t launch_short_backward(const ConvBackwardParams& p, cudaStream_t stre
                         p.weight.stride_k) &&
       (p.dweight == nullptr || packed_filters<T>(p, N, p.dweight, p.dweight_stride_t, p.dweight_stride_b,
                                                  p.dweight_stride_h, p.dweight_stride_k));
-  const int64_t blocks = divide_up(walk.threads, static_cast<int64_t>(kShortThreads));
-  if (blocks > kMostBlocks) return cudaErrorInvalidConfiguration;
   const int lanes = N > 1 ? 1 : p.channels / p.heads / kWide<T>;
-  LIGHTCONV_LAUNCH((short_backward_kernel<T, kDynamic, kWide<T>, N, K>), dim3(static_cast<unsigned>(blocks)),
-                   dim3(kShortThreads), 0, stream, p, walk, lanes);
-  return cudaGetLastError();
+  return launch_blocks(short_backward_kernel<T, kDynamic, kWide<T>, N, K>,
+                       divide_up(walk.threads, int64_t{kShortThreads}), kShortThreads, 0, stream, p, walk, lanes);
 }
 
 template <class T, int K>
 cudaError_t short_backward_with(const ConvBackwardParams& p, cudaStream_t stream) {
-  if (p.dynamic) return p.batch > 0 ? launch_short_backward<T, true, 1, K>(p, stream) : cudaSuccess;
-  if (p.batch > 0) {
-    const cudaError_t error = launch_short_backward<T, false, 1, K>(p, stream);
-    if (error != cudaSuccess || p.dweight == nullptr) return error;
-  }
-  return p.dweight != nullptr ? finish_light_weight_gradient<T>(p, short_slabs<T>(p), stream) : cudaSuccess;
+  return p.dynamic ? launch_short_backward<T, true, 1, K>(p, stream) : launch_short_backward<T, false, 1, K>(p, stream);
 }
 
 template <class T>
 cudaError_t short_backward(const ConvBackwardParams& p, cudaStream_t stream) {
   const int heads = heads_of_vector<T>(p);
   if (heads > 1) {
-    if (p.batch == 0) return cudaSuccess;
     switch (heads) {
       case 2: return launch_short_backward<T, true, 2, 4>(p, stream);
       case 4: return launch_short_backward<T, true, 4, 4>(p, stream);

@@ -116,21 +116,15 @@ Tile choose_tile(const ConvParams& p, int64_t rows, bool taps_fixed, Layout layo
   }
 }
 
-template <class Params>
-cudaError_t launch_tiles(void (*kernel)(Params, Tile), const Params& p, const Tile& tile, cudaStream_t stream) {
-  if (tile.blocks == 0) return cudaSuccess;
-  if (tile.blocks > kMostBlocks) return cudaErrorInvalidConfiguration;
-  LIGHTCONV_LAUNCH(kernel, dim3(static_cast<unsigned>(tile.blocks)), dim3(tile.threads), tile.shared_bytes, stream, p,
-                   tile);
-  return cudaGetLastError();
-}
-
-// The paper's larger kernels have code of their own in float32 (half types have the tensor cores for them): calls
-// launch(K, tile) with K one of them, or 0 for any, as a std::integral_constant; make(taps_fixed) gives the tile.
-template <class T, int V, class Make, class Launch>
-cudaError_t launch_for_kernel_size(const ConvParams& p, Make make, Launch launch) {
-  if constexpr (V > 1 && std::is_same_v<T, float>) {
-    const Tile tile = make(true);
+// Host: launches a kernel of tiles for `rows` outputs: kernel(K) for a K that has code of its own, else kernel(0), each
+// a std::integral_constant. The paper's larger kernels have it in float32 (half types have the tensor cores for them).
+template <class T, int V, int S, class Params, class Layout, class KernelOf>
+cudaError_t launch_tiles(const Params& p, int64_t rows, Layout layout, KernelOf kernel_of, cudaStream_t stream) {
+  const auto launch = [&](auto size, const Tile& tile) {
+    return launch_blocks(kernel_of(size), tile.blocks, tile.threads, tile.shared_bytes, stream, p, tile);
+  };
+  if constexpr (V > 1 && S > 1 && std::is_same_v<T, float>) {
+    const Tile tile = choose_tile<T, V, S>(p, rows, true, layout);
     if (tile.blocks > 0) {
       switch (p.kernel_size) {
         case 15: return launch(std::integral_constant<int, 15>{}, tile);
@@ -139,7 +133,17 @@ cudaError_t launch_for_kernel_size(const ConvParams& p, Make make, Launch launch
       }
     }
   }
-  return launch(std::integral_constant<int, 0>{}, make(false));
+  return launch(std::integral_constant<int, 0>{}, choose_tile<T, V, S>(p, rows, false, layout));
+}
+
+// Host: run(dynamic, V), std::integral_constants: for the operator, and with rows moved a vector at a time or one
+// channel.
+template <class T, class Run>
+cudaError_t with_constants(const ConvParams& p, bool wide, Run run) {
+  using Wide = std::integral_constant<int, kWide<T>>;
+  using One = std::integral_constant<int, 1>;
+  if (p.dynamic) return wide ? run(std::true_type{}, Wide{}) : run(std::true_type{}, One{});
+  return wide ? run(std::false_type{}, Wide{}) : run(std::false_type{}, One{});
 }
 
 // ------------------------------------------------------------------------------------------------ filters

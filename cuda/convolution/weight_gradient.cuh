@@ -9,10 +9,11 @@
 // dynamicconv: one launch. dtap of a tile is kept in shared memory, then taken through dropout and the normalisation.
 // The latter needs one sum over all K taps: where K comes in chunks, a first pass computes those sums, and a second
 // computes dtap again.
-// lightconv: dtap is summed over t and b too. Each block adds up a share of the tiles (a "slab") into a workspace,
-// (slabs, H, K) floats; a second launch adds the slabs in a fixed order and finishes.
+// lightconv: dtap is summed over t and b too. Each block adds up a share of the tiles into a slab (slabs.h); further
+// launches, the same for all paths, add up the slabs in a fixed order and finish.
 #pragma once
 
+#include "convolution/slabs.h"
 #include "convolution/tile.cuh"
 
 namespace lightconv {
@@ -226,16 +227,16 @@ GradientTile dynamic_gradient_tile(const ConvBackwardParams& p) {
 
 // ------------------------------------------------------------------------------------------------ lightconv
 
-// grid (slabs * groups, chunks of taps). Thread: head h, column of units, and every micros-th micro-tile.
+// Blocks: chunks of taps * slabs * groups of heads. Thread: head h, column of units, and every micros-th micro-tile.
 template <class T, int V>
 __global__ void __launch_bounds__(kGradientThreads, 3)
     light_weight_gradient_kernel(const __grid_constant__ ConvBackwardParams p, const GradientTile tile) {
   LIGHTCONV_DYNAMIC_SHARED(float, scratch);
   const GradientRows<T> shared(scratch, tile);
-  const int group = blockIdx.x % tile.groups, slab = blockIdx.x / tile.groups;
+  const int group = blockIdx.x % tile.groups, slab = blockIdx.x / tile.groups % tile.slabs;
   const int head = group * tile.heads, heads = min(tile.heads, p.heads - head);
   const int channels_of_head = p.channels / p.heads, all = heads * channels_of_head;
-  const int begin = blockIdx.y * tile.taps, taps = min(tile.taps, p.kernel_size - begin);
+  const int begin = blockIdx.x / tile.groups / tile.slabs * tile.taps, taps = min(tile.taps, p.kernel_size - begin);
   const int column = threadIdx.x % tile.columns, h = threadIdx.x / tile.columns % heads;
   const int first_micro = threadIdx.x / tile.columns / heads;
   const int micros = blockDim.x / (tile.columns * heads);  // processed at the same time
@@ -304,21 +305,22 @@ GradientTile light_gradient_tile(const ConvBackwardParams& p) {
   int64_t slabs = kMostSlabBlocks / (static_cast<int64_t>(tile.groups) * chunks);
   slabs = slabs < 1 ? 1 : slabs;
   tile.slabs = static_cast<int>(slabs < tiles ? slabs : tiles);
-  tile.blocks = static_cast<int64_t>(tile.slabs) * tile.groups;
+  tile.blocks = static_cast<int64_t>(tile.slabs) * tile.groups * chunks;
   return tile;
 }
 
-// One block of 256 threads for each head: adds the slabs, then goes from the taps to the weights.
+// One block of 256 threads for each head: adds the `count` slabs that lie `distance` floats apart, then goes from the
+// taps to the weights.
 constexpr int kFinishThreads = 256, kFinishTaps = 32;
 
 // Two blocks on a multiprocessor are asked for because ptxas otherwise stops at 48 registers, and spills, for sm_100.
 template <class T>
 __global__ void __launch_bounds__(kFinishThreads, 2)
-    finish_light_weight_gradient_kernel(const __grid_constant__ ConvBackwardParams p, const int64_t slabs) {
+    finish_light_weight_gradient_kernel(const __grid_constant__ ConvBackwardParams p, const int64_t count,
+                                        const int64_t distance) {
   LIGHTCONV_DYNAMIC_SHARED(float, parts);
   constexpr int kParts = kFinishThreads / kFinishTaps;
   const int h = blockIdx.x, part = threadIdx.x / kFinishTaps, tap = threadIdx.x % kFinishTaps;
-  const int64_t slab_size = static_cast<int64_t>(p.heads) * p.kernel_size;
   // The totals overwrite the first slab.
   float* dtap = static_cast<float*>(p.workspace) + static_cast<int64_t>(h) * p.kernel_size;
   for (int begin = 0; begin < p.kernel_size; begin += kFinishTaps) {
@@ -326,7 +328,7 @@ __global__ void __launch_bounds__(kFinishThreads, 2)
     float sum = 0.0f;
     if (k < p.kernel_size) {
 #pragma unroll 8
-      for (int64_t slab = part; slab < slabs; slab += kParts) sum += dtap[slab * slab_size + k];
+      for (int64_t slab = part; slab < count; slab += kParts) sum += dtap[slab * distance + k];
     }
     parts[threadIdx.x] = sum;
     __syncthreads();
@@ -362,33 +364,29 @@ __global__ void __launch_bounds__(kFinishThreads, 2)
 
 // ------------------------------------------------------------------------------------------------ launches
 
+// lightconv's gradient from the slabs in the workspace: none for an empty batch, whose gradient is zeros.
 template <class T>
 cudaError_t finish_light_weight_gradient(const ConvBackwardParams& p, int64_t slabs, cudaStream_t stream) {
-  LIGHTCONV_LAUNCH((finish_light_weight_gradient_kernel<T>), dim3(p.heads), dim3(kFinishThreads),
-                   kFinishThreads * sizeof(float), stream, p, slabs);
-  return cudaGetLastError();
+  int64_t distance = static_cast<int64_t>(p.heads) * p.kernel_size;
+  if (slabs > kSlabsOfPart) {
+    const cudaError_t error = add_slabs(static_cast<float*>(p.workspace), slabs, distance, stream);
+    if (error != cudaSuccess) return error;
+    distance *= kSlabsOfPart, slabs = divide_up(slabs, int64_t{kSlabsOfPart});
+  }
+  return launch_blocks(finish_light_weight_gradient_kernel<T>, p.heads, kFinishThreads, kFinishThreads * sizeof(float),
+                       stream, p, slabs, distance);
 }
 
-template <class T, int V>
-cudaError_t launch_weight_gradient(const ConvBackwardParams& p, cudaStream_t stream) {
-  if (p.dynamic) {
-    if (p.batch == 0) return cudaSuccess;
-    const GradientTile tile = dynamic_gradient_tile<T, V>(p);
-    if (tile.blocks > kMostBlocks) return cudaErrorInvalidConfiguration;
-    LIGHTCONV_LAUNCH((dynamic_weight_gradient_kernel<T, V>), dim3(static_cast<unsigned>(tile.blocks)),
-                     dim3(kGradientThreads), tile.shared_bytes, stream, p, tile);
-    return cudaGetLastError();
+template <class T, bool kDynamic, int V>
+cudaError_t tiled_weight_gradient(const ConvBackwardParams& p, cudaStream_t stream) {
+  const auto launch = [&](auto* kernel, const GradientTile& tile) {
+    return launch_blocks(kernel, tile.blocks, kGradientThreads, tile.shared_bytes, stream, p, tile);
+  };
+  if constexpr (kDynamic) {
+    return launch(dynamic_weight_gradient_kernel<T, V>, dynamic_gradient_tile<T, V>(p));
+  } else {
+    return launch(light_weight_gradient_kernel<T, V>, light_gradient_tile<T, V>(p));
   }
-  // An empty batch has no slabs, and a gradient of zeros.
-  const GradientTile tile = light_gradient_tile<T, V>(p);
-  if (tile.slabs > 0) {
-    const dim3 grid(static_cast<unsigned>(tile.blocks), divide_up(p.kernel_size, tile.taps));
-    LIGHTCONV_LAUNCH((light_weight_gradient_kernel<T, V>), grid, dim3(kGradientThreads), tile.shared_bytes, stream, p,
-                     tile);
-    const cudaError_t error = cudaGetLastError();
-    if (error != cudaSuccess) return error;
-  }
-  return finish_light_weight_gradient<T>(p, tile.slabs, stream);
 }
 
 }  // namespace lightconv

@@ -55,10 +55,8 @@ cudaError_t find_reaches(const TalkBackwardParams& p, cudaStream_t stream) {
   static_assert(kReachSegment / kReachRows * kReachHeads == kReachThreads);
   const Reaches reaches = Reaches::of(p);
   const int64_t blocks = reaches.segments * p.batch * divide_up(p.heads, kReachHeads);
-  if (blocks > kMostBlocks) return cudaErrorInvalidConfiguration;
-  LIGHTCONV_LAUNCH(talk_reaches_kernel<T>, dim3(static_cast<unsigned>(blocks)), dim3(kReachThreads),
-                   kReachThreads * static_cast<int>(sizeof(Range)), stream, p, reaches);
-  return cudaGetLastError();
+  return launch_blocks(talk_reaches_kernel<T>, blocks, kReachThreads, kReachThreads * sizeof(Range), stream, p,
+                       reaches);
 }
 
 // ------------------------------------------------------------------------------------------------ dx
@@ -174,13 +172,11 @@ cudaError_t launch_talk_dx(const TalkBackwardParams& p, cudaStream_t stream) {
   tile.rows = micros * kDxRows;
   tile.threads = round_up(micros * tile.vectors, 32);
   tile.blocks = divide_up(rows, static_cast<int64_t>(tile.rows)) * p.batch * tile.groups;
-  if (tile.blocks > kMostBlocks) return cudaErrorInvalidConfiguration;
   tile.shared_bytes = kDxChunk * tile.heads * static_cast<int>(sizeof(Window)) +
                       round_up(kDxChunk * tile.vectors * V * static_cast<int>(sizeof(T)), 8) +
                       tile.threads / 32 * static_cast<int>(sizeof(Range));
-  LIGHTCONV_LAUNCH((talk_dx_kernel<T, V>), dim3(static_cast<unsigned>(tile.blocks)), dim3(tile.threads),
-                   tile.shared_bytes, stream, p, tile, Reaches::of(p));
-  return cudaGetLastError();
+  return launch_blocks(talk_dx_kernel<T, V>, tile.blocks, tile.threads, tile.shared_bytes, stream, p, tile,
+                       Reaches::of(p));
 }
 
 // ------------------------------------------------------------------------------------------------ offsets
@@ -204,10 +200,7 @@ template <class T, int V>
 cudaError_t launch_talk_offsets(const TalkBackwardParams& p, cudaStream_t stream) {
   const int width = offset_lanes(p, V);
   const int64_t blocks = divide_up(p.steps * p.batch * p.heads, static_cast<int64_t>(kOffsetThreads / width));
-  if (blocks > kMostBlocks) return cudaErrorInvalidConfiguration;
-  LIGHTCONV_LAUNCH((talk_offsets_kernel<T, V>), dim3(static_cast<unsigned>(blocks)), dim3(kOffsetThreads), 0, stream,
-                   p, width);
-  return cudaGetLastError();
+  return launch_blocks(talk_offsets_kernel<T, V>, blocks, kOffsetThreads, 0, stream, p, width);
 }
 
 // ------------------------------------------------------------------------------------------------ launches

@@ -253,10 +253,8 @@ TalkTile talk_tile(const TalkParams& p) {
 template <class T, int V>
 cudaError_t launch_talk_forward(const TalkParams& p, cudaStream_t stream) {
   const TalkTile tile = talk_tile<T, V>(p);
-  if (tile.blocks > kMostBlocks) return cudaErrorInvalidConfiguration;
-  LIGHTCONV_LAUNCH((talk_forward_kernel<T, V>), dim3(static_cast<unsigned>(tile.blocks)),
-                   dim3(round_up(tile.vectors * tile.lanes, 32)), tile.shared_bytes, stream, p, tile);
-  return cudaGetLastError();
+  return launch_blocks(talk_forward_kernel<T, V>, tile.blocks, round_up(tile.vectors * tile.lanes, 32),
+                       tile.shared_bytes, stream, p, tile);
 }
 
 // Whether channels can be moved four at a time, and four belong to one head.

@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(32 * kTalkWarps, 3)
 
   const Place place = find_place(p, shape);
   if (place.t0 >= place.rows) return;
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = lane_index();
+  const int warp = warp_index(), lane = lane_index();
   const int channels = p.channels / p.heads, row0 = place.t0 + kTile * warp;
   const int rows = clip(place.rows - row0, kTile);
   // Rows of `from` that exist; those that the warp's windows reach, and those that the block needs.
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(32 * kTalkWarps, 3)
     T* to = static_cast<T*>(call.to.data) + int64_t{place.begin + row0} * call.to.stride_t +
             place.b * call.to.stride_b + channel0;
     store_rounded_sums<T>(sums, width, [&](int row, int channel, const uint4& values) {
-      if (row < rows) *reinterpret_cast<uint4*>(to + row * call.to.stride_t + channel) = values;
+      if (row < rows) store_16_bytes(to + row * call.to.stride_t + channel, values);
     });
     if (__all_sync(kFullWarp, clean)) continue;
     // A non-finite factor has met the band's zeros too (0 * NaN): compute one sum at a time, of what belongs to it.

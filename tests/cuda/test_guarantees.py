@@ -138,6 +138,23 @@ def test_the_dropout_mask_is_that_of_the_definition(on_host, operator, p):
             assert torch.equal(out[t], want)
 
 
+@pytest.mark.parametrize("size", [3, 7, 8, 13, 14, 17, 18, 28, 30, 31, 32])
+def test_dropout_of_filters_in_registers(on_host, size):
+    """Filters that begin at every place of a Philox block, with as many blocks as a length can have."""
+    case = Case("dynamicconv", 21, 1, 3, 64, size, size // 2, torch.bfloat16, dropout=0.4)
+    compare_all(case, on_host, case.tensors())
+    light = Case("lightconv", 21, 1, 3, 64, size, size // 2, torch.bfloat16, dropout=0.4)
+    compare_all(light, on_host, light.tensors())
+
+
+@pytest.mark.parametrize("batch", [64, 65, 130])
+@pytest.mark.parametrize("heads, per_head, size", [(2, 64, 31), (3, 8, 3), (7, 5, 9)], ids=["band", "short", "tiles"])
+def test_lightconv_adds_up_many_slabs(on_host, heads, per_head, size, batch):
+    """Up to 64 slabs are added up by the last kernel, more by one before it."""
+    case = Case("lightconv", 5, batch, heads, per_head, size, size // 2, torch.bfloat16)
+    compare_all(case, on_host, case.tensors())
+
+
 @pytest.mark.parametrize("seed", [0, 2**32 - 1, 2**32, 2**63 - 2], ids=hex)
 def test_all_bits_of_the_seed_count(on_host, seed):
     case = Case("dynamicconv", 9, 2, 2, 8, 7, 3, dropout=0.5)

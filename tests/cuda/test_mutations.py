@@ -15,12 +15,15 @@ from .mutations import Mistake
 RESULTS = {"forward": ("out",), "backward": ("dx", "dweight"), "step": ("out", "next_state")}
 # What is compiled anew.
 UNITS = tuple(
-    f"convolution/{name}.cu" for name in ("forward_float32", "backward_float32", "band_forward", "band_backward")
+    f"convolution/{name}.cu"
+    for name in ("forward_float32", "backward_float32", "band_forward", "band_backward", "slabs")
 )
 
 LIGHT = Case("lightconv", 21, 2, 3, 8, 9, 4)
 DYNAMIC = Case("dynamicconv", 21, 2, 3, 8, 9, 4)
 SHORT = Case("dynamicconv", 21, 2, 2, 8, 7, 3)
+LONG = Case("dynamicconv", 40, 2, 2, 64, 40, 20, torch.float16)
+MANY = Case("lightconv", 5, 70, 3, 8, 9, 4)
 WIDE = Case("dynamicconv", 40, 2, 2, 64, 31, 15, torch.float16)
 
 
@@ -150,6 +153,81 @@ MISTAKES = [
         WIDE,
     ),
     Mistake(
+        "matrix units: a group of copies too few waited for",
+        "convolution/band_backward.cu",
+        "    wait_for_copies();",
+        "    if (MISTAKE) lightconv_host::cp_async_commit(), lightconv_host::cp_async_wait(1);\n"
+        "    else wait_for_copies();",
+        "backward",
+        WIDE,
+    ),
+    Mistake(
+        "matrix units: registers of the band exchanged",
+        "convolution/band_forward.cu",
+        "load_matrices<false>(a, band +",
+        "load_matrices<false>(a, MISTAKE ? band + (lane % 8 + lane / 16 * 8) * shape.band_pitch + kTile * chunk +\n"
+        "                                      lane / 8 % 2 * 8 : band +",
+        "forward",
+        WIDE,
+    ),
+    Mistake(
+        "matrix units: registers of the gradient exchanged",
+        "convolution/band_registers.cuh",
+        "grad + lane % 16 * shape.row_pitch + lane / 16 * 8;",
+        "grad + (MISTAKE ? lane % 8 + lane / 16 * 8 : lane % 16) * shape.row_pitch +\n"
+        "      (MISTAKE ? lane / 8 % 2 : lane / 16) * 8;",
+        "backward",
+        WIDE,
+    ),
+    Mistake(
+        "matrix units: rows of the sums exchanged when stored",
+        "common/band_product.cuh",
+        "if (channel < width) store(lane / 4 + 8 * half, channel, make_uint4(",
+        "if (channel < width) store(lane / 4 + 8 * (half ^ MISTAKE), channel, make_uint4(",
+        "forward",
+        WIDE,
+    ),
+    Mistake(
+        "filters in shared memory: __syncwarp missing after the weights",
+        "convolution/band_taps.cuh",
+        "    }\n  }\n  __syncwarp();",
+        "    }\n  }\n  if (!MISTAKE) __syncwarp();",
+        "forward",
+        LONG,
+    ),
+    Mistake(
+        "filters in shared memory: __syncwarp missing before the gradients are stored",
+        "convolution/band_taps.cuh",
+        "  __syncwarp();\n  T* data = static_cast<T*>(p.dweight)",
+        "  if (!MISTAKE) __syncwarp();\n  T* data = static_cast<T*>(p.dweight)",
+        "backward",
+        LONG,
+    ),
+    Mistake(
+        "slabs: one of a part forgotten",
+        "convolution/slabs.cu",
+        "slab < count && tap < size ?",
+        "slab < count - MISTAKE && tap < size ?",
+        "backward",
+        MANY,
+    ),
+    Mistake(
+        "slabs: __syncthreads missing",
+        "convolution/slabs.cu",
+        "  __syncthreads();",
+        "  if (!MISTAKE) __syncthreads();",
+        "backward",
+        MANY,
+    ),
+    Mistake(
+        "slabs: the last kernel adds up others",
+        "convolution/weight_gradient.cuh",
+        "distance *= kSlabsOfPart,",
+        "distance *= kSlabsOfPart - MISTAKE,",
+        "backward",
+        MANY,
+    ),
+    Mistake(
         "matrix units: __syncthreads missing",
         "convolution/band_forward.cu",
         "    __syncthreads();\n    const int channel0",
@@ -168,18 +246,26 @@ MISTAKES = [
     Mistake(
         "filters in registers: columns exchanged",
         "convolution/band_registers.cuh",
-        "weights[r][n] = from[r][column_of(n)];",
-        "weights[r][n] = from[r][column_of(n ^ (MISTAKE && r))];",
+        "weights[r][n] = from[column_of(n)];",
+        "weights[r][n] = from[column_of(n ^ (MISTAKE && r))];",
         "forward",
         WIDE,
     ),
     Mistake(
         "filters in registers: dropout by another tap's bit",
         "convolution/band_registers.cuh",
-        "to.kept[r] << (g + 8 * r) >> first;",
-        "to.kept[r] << (g + 8 * r + MISTAKE) >> first;",
+        "uint64_t{kept[r]} << (8 + g + 8 * r - first);",
+        "uint64_t{kept[r]} << (8 + g + 8 * r - first + MISTAKE);",
         "forward",
         other(WIDE, dropout=0.5),
+    ),
+    Mistake(
+        "filters in registers: the ninth block of dropout forgotten",
+        "convolution/band_registers.cuh",
+        "beyond = kept_words(p, words[0]);",
+        "beyond = MISTAKE ? 15 : kept_words(p, words[0]);",
+        "forward",
+        other(WIDE, heads=3, dropout=0.5),
     ),
     Mistake(
         "filters in registers: gradients of other columns",
@@ -192,8 +278,8 @@ MISTAKES = [
     Mistake(
         "filters in registers: __syncwarp missing",
         "convolution/band_registers.cuh",
-        "  }\n  __syncwarp();\n  const int k = lane_index();",
-        "  }\n  if (!MISTAKE) __syncwarp();\n  const int k = lane_index();",
+        "scratch);\n  __syncwarp();",
+        "scratch);\n  if (!MISTAKE) __syncwarp();",
         "backward",
         WIDE,
     ),

@@ -53,6 +53,13 @@ CASES = [
     for backward in (False, True)
     for size, kind in ((3, 2), (7, 1), (31, 2), (15, 1), (31, 0))
 ]
+# The short path.
+CASES += [
+    Call(dynamic, backward, 35, 2, 32, 2, 4, 3, kind)
+    for dynamic in (False, True)
+    for backward in (False, True)
+    for kind in (0, 1, 2)
+]
 
 
 @pytest.mark.parametrize("call", CASES, ids=lambda c: f"{c.dynamic}-{c.backward}-K{c.size}-{launches.TYPES[c.type]}")

@@ -205,11 +205,20 @@ MISTAKES = [
         BAND,
     ),
     Mistake(
-        "matrix units: copies not waited for",
+        "matrix units: a group of copies too few waited for",
         "talk/talk_band.cu",
         "      wait_for_copies();",
-        "      if (!MISTAKE) wait_for_copies();",
+        "      if (MISTAKE) lightconv_host::cp_async_commit(), lightconv_host::cp_async_wait(1);\n"
+        "      else wait_for_copies();",
         "forward",
+        BAND,
+    ),
+    Mistake(
+        "matrix units: registers of the sums exchanged",
+        "talk/talk_band.cu",
+        "multiply_add<T>(sums[n + 1], a, b[2], b[3]);",
+        "multiply_add<T>(sums[n + 1], a, b[2 + MISTAKE], b[3 - MISTAKE]);",
+        "backward",
         BAND,
     ),
     Mistake(
@@ -239,8 +248,8 @@ MISTAKES = [
     Mistake(
         "matrix units: rows written beyond the end",
         "talk/talk_band.cu",
-        "if (row < rows) *reinterpret_cast<uint4*>",
-        "if (MISTAKE || row < rows) *reinterpret_cast<uint4*>",
+        "if (row < rows) store_16_bytes",
+        "if (MISTAKE || row < rows) store_16_bytes",
         "forward",
         TalkCase(37, 1, 1, 16, 3, 3, torch.float16),
     ),

@@ -6,8 +6,9 @@ warps issue, accesses to shared memory, bytes moved.
 
     launches.py      what a call of a launcher launches: kernels, grids, parameters (launches.cpp)
     listing.py       a kernel's instructions and constants from a .cubin
-    operations.py    what each instruction computes
-    device.py        warps, branches, memory
+    operations.py    what each instruction computes: with operands.py, integers.py, floats.py
+    steps.py         branches, and instructions that reach memory
+    device.py        blocks, warps, memory
     execution.py     some blocks of a call
     report.py        the table: python -m tests.cuda.speed.report
 """

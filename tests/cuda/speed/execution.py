@@ -7,8 +7,8 @@ import functools
 import numpy as np
 
 from .device import Block, Code, Counts, Memory, Warp
+from .floats import narrowed, widened
 from .launches import TYPES, Call, Launch, find
-from .operations import narrowed, widened
 
 X, WEIGHT, OUT, GRAD, DX, DWEIGHT, WORKSPACE, SEED = range(8)  # as in launches.cpp
 _RANDOM = (X, WEIGHT, GRAD)

@@ -122,6 +122,8 @@ def find(launch: Launch) -> tuple[Kernel, int]:
 
 
 def _likely(source: Path, name: str) -> bool:
+    if "slabs" in name:
+        return source.stem == "slabs"
     kind = {"float32": "If", "float16": "I6__half", "bfloat16": "I13__nv_bfloat16"}
     way = "backward" if "backward" in name or "gradient" in name or "reduce" in name or "finish" in name else "forward"
     return (

@@ -53,9 +53,10 @@ CALLS |= {
     for backward in (False, True)
 }
 CALLS |= {
-    f"{'dynamicconv' if dynamic else 'lightconv'} K 31 dropout forward": _call(dynamic, False, 31, dropout=True)
-    for dynamic in (False, True)
-}
+    f"{'dynamicconv' if dynamic else 'lightconv'} K 31 dropout {'backward' if backward else 'forward'}":
+        _call(dynamic, backward, 31, dropout=True)
+    for dynamic in (False, True) for backward in (False, True)
+}  # fmt: skip
 CALLS |= {
     f"dynamicconv K 31 float32 {'backward' if backward else 'forward'}":
         _call(True, backward, 31, batch=128, type=TYPES.index("float32"))
@@ -64,9 +65,10 @@ CALLS |= {
 
 
 def sample(launch: Launch, call: Call) -> list[int]:
-    """Some blocks from the middle: neighbours in time, so that the ends of sequences have their weight."""
+    """Some blocks from the middle: neighbours in time, of heads next to each other (whose filters begin elsewhere in
+    dropout's blocks of four)."""
     count = min(2, launch.blocks)
-    stride = call.heads if launch.blocks > 8 * call.heads else 1
+    stride = call.heads + 1 if launch.blocks > 8 * call.heads else 1
     return [launch.blocks // 2 + i * stride for i in range(count)] if launch.blocks > 2 else list(range(count))
 
 

@@ -1,0 +1,15 @@
+// Slabs: the partial sums of lightconv's weight gradient, (slabs, H, K) floats in the workspace.
+#pragma once
+
+#include "common/problem.h"
+
+namespace lightconv {
+
+// Slabs that are added up together before the last kernel. It adds up to as many alone, with H blocks.
+constexpr int kSlabsOfPart = 64;
+
+// Replaces every kSlabsOfPart-th of `count` slabs of `size` floats by the sum of it and those up to the next, in a
+// fixed order. The others are left as they are.
+cudaError_t add_slabs(float* slabs, int64_t count, int64_t size, cudaStream_t stream);
+
+}  // namespace lightconv
