@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.errors import UnsupportedModelError
-from lightconv_plugin.generation.beam_search import SearchOptions, beam_search
+from lightconv_plugin.generation.beam_search import Hypotheses, SearchOptions, beam_search
 from lightconv_plugin.generation.linear import check_dtype
-from lightconv_plugin.generation.native import Hypotheses, NativeSearch, why_not
+from lightconv_plugin.generation.native import NativeSearch, why_not
 from lightconv_plugin.generation.steps import StepModel
 from lightconv_plugin.modules.transformer import EncoderDecoder
 

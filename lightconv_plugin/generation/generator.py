@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.batch_search import BatchSearch
-from lightconv_plugin.generation.beam_search import SearchOptions
+from lightconv_plugin.generation.beam_search import Hypotheses, SearchOptions
 from lightconv_plugin.generation.dtypes import AUTO, fastest_type, slow_type
 from lightconv_plugin.generation.linear import check_dtype
-from lightconv_plugin.generation.native import Hypotheses
 from lightconv_plugin.models.plain import plain_model
 
 logger = logging.getLogger(__name__)
