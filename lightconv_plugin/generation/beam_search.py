@@ -195,17 +195,17 @@ class Search:
     def _constrain(self, logits: Tensor, normalisers: Tensor, kind: Kind) -> None:
         """Sets what may not be chosen to −∞, in place, and forces the words of a prefix."""
         options, live = self._options, self._live
-        logits[:, options.pad] = -torch.inf
+        logits[:, options.pad].fill_(-torch.inf)
         if options.unk_penalty:
-            logits[:, options.unk] -= options.unk_penalty
+            logits[:, options.unk].sub_(options.unk_penalty)
         if kind.last:
-            logits[:, : options.eos] = -torch.inf
-            logits[:, options.eos + 1 :] = -torch.inf
+            logits[:, : options.eos].fill_(-torch.inf)
+            logits[:, options.eos + 1 :].fill_(-torch.inf)
         if kind.forced:
             _force_prefix(logits, normalisers, live, self._beams.time, options)
         else:
             if kind.early:
-                logits[:, options.eos] = -torch.inf
+                logits[:, options.eos].fill_(-torch.inf)
             if options.suppress:
                 logits.index_fill_(1, self._suppress, -torch.inf)
         if options.no_repeat_ngram_size > 0 and not kind.first:

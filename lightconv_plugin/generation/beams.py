@@ -115,10 +115,9 @@ class Beams:
         return sources, targets
 
     def copy_(self, other: Beams) -> None:
-        """Becomes what `other`, of the same sizes, is, in the same tensors."""
+        """Becomes what `other`, of the same sizes and before its first step, is, in the same tensors."""
         self.live, self.time, self.active = other.live, other.time, other.active
         self.now.copy_(other.now)
-        self._ancestors.copy_(other._ancestors)
         self.forget()
 
     def slot(self, slots: int) -> Tensor:

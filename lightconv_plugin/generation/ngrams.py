@@ -20,4 +20,4 @@ def block_repeated(tokens: Tensor, scores: Tensor, now: Tensor, n: int, forbidde
     last = tokens.index_select(1, (now + torch.arange(2 - n, 1, device=now.device)).clamp_min_(0))
     repeats = (ngrams[:, :, :-1] == last.unsqueeze(1)).all(dim=2)
     repeats &= torch.arange(n, tokens.shape[1], device=now.device) <= now
-    scores.scatter_(1, ngrams[:, :, -1].where(repeats, forbidden), -torch.inf)
+    scores.scatter_(1, ngrams[:, :, -1].masked_fill(~repeats, forbidden), -torch.inf)

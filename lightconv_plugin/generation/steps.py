@@ -29,9 +29,13 @@ _LEAST_SOURCE = 16
 
 @dataclass
 class State:
-    """One search of one model: the live hypotheses, what each layer keeps, and the vectors of the positions (n,d)."""
+    """One search of one model: the live hypotheses, what each layer keeps, and the vectors of the positions (n,d).
+
+    source_length: T of the encoder's output.
+    """
 
     beams: Beams
+    source_length: int
     mixers: list[Ring | Cache]
     sources: list[Source | None]
     source_mask: Tensor | None
@@ -106,7 +110,7 @@ class StepModel:
             mask[:, 0, 0].masked_fill_(pads, -torch.inf)
         mixers = [layer.mixer.memory(beams, output.new_empty(0)) for layer in self.layers]
         sources = [layer.attention and layer.attention.memory(output, mask) for layer in self.layers]
-        return State(beams, mixers, sources, mask, self._position_table(beams.room))
+        return State(beams, output.shape[0], mixers, sources, mask, self._position_table(beams.room))
 
     def _position_table(self, longest: int) -> Tensor | None:
         """(n,d): the vectors of positions, n > longest where there are so many; made for all searches, by doubling."""
