@@ -18,7 +18,7 @@ from lightconv_plugin.generation.steps import StepModel
 from lightconv_plugin.modules.mixers import MIXERS
 from tests.checkpoints.exports import build_model, pair
 from tests.generation import random_models
-from tests.generation.random_models import EOS, PAD, Case, random_batch
+from tests.generation.random_models import EOS, PAD, Case, model_of, random_batch
 from tests.generation.recordings import Recordings, reachable
 from tests.waiting import RefuseToWait
 
@@ -53,20 +53,11 @@ def test_random_models_and_options(first):
     assert replayed > 40
 
 
-def build(mixer, words=60):
-    torch.manual_seed(5)
-    rng = random.Random(5)
-    found = random_models.random_model(rng, 50, words)
-    while {spec.kind for spec in found.config.decoder.mixers} != {mixer} or len(found.config.decoder.mixers) < 2:
-        found = random_models.random_model(rng, 50, words)
-    return found
-
-
 @pytest.mark.parametrize("beam", [1, 5])
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_long_searches_of_batches_of_one_size(mixer, beam):
     """Forty steps, longer than every ring and past three powers of two; sentences leave on the way."""
-    model = build(mixer)
+    model = model_of(mixer)
     options = SearchOptions(pad=PAD, unk=3, eos=EOS, beam_size=beam, no_repeat_ngram_size=2, min_len=2)
     search = Captured([model], options)
     rng = random.Random(beam)
@@ -83,7 +74,7 @@ def test_long_searches_of_batches_of_one_size(mixer, beam):
 def test_a_recording_uses_what_stays():
     """Weights and the tables of the search: nothing that is freed, or taken by something else, before a replay."""
     for mixer in MIXERS:
-        models = [build(mixer), build("dynamic")]
+        models = [model_of(mixer), model_of("dynamic")]
         options = SearchOptions(pad=PAD, unk=3, eos=EOS, beam_size=3, no_repeat_ngram_size=2, suppress=(5, 6))
         search = Captured(models, options)
         Case(models, options, random_batch(random.Random(1), 4, 9, 50), 20).search(search)
@@ -96,7 +87,7 @@ def test_a_recording_uses_what_stays():
 def test_nothing_goes_between_host_and_device(mixer):
     """Steps on "meta", where a number on the host can be told from one on the device."""
     options = SearchOptions(pad=PAD, unk=3, eos=EOS, beam_size=3, no_repeat_ngram_size=2, suppress=(5, 6), min_len=3)
-    model = build(mixer).to("meta")
+    model = model_of(mixer).to("meta")
     steps = StepModel(model)
     encoded = torch.zeros(9, 3, model.config.encoder.embed_dim, device="meta")
     steps.encoder = lambda source: (encoded, source.eq(PAD))
@@ -108,6 +99,21 @@ def test_nothing_goes_between_host_and_device(mixer):
         with RefuseToWait("meta") as mode, torch.no_grad():
             search._step(search._kind(time))
         assert mode.seen > 50
+
+
+def test_what_overflowed_in_one_batch_does_not_reach_the_next():
+    """Infinities and NaN that are left in tables would be multiplied by 0."""
+    models = [model_of("dynamic"), model_of("attention")]
+    case = Case(models, OPTIONS, random_batch(random.Random(4), 5, 9, 50), 20)
+    search = Captured(models, OPTIONS)
+    expected = case.search(search)
+    (kept,) = search.captured._searches.values()
+    for state in kept.search._states:
+        for memory in state.memories():
+            for tensor in vars(memory).values():
+                if isinstance(tensor, torch.Tensor) and tensor is not state.source_mask:
+                    tensor.fill_(torch.nan)
+    random_models.assert_same(expected, case.search(search))
 
 
 def test_sizes_used_last_are_kept():
