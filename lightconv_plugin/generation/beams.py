@@ -83,7 +83,7 @@ class Beams:
         self.forget()
 
     def forget(self) -> None:
-        """Lets go of what `addresses` and `mask` computed for this step."""
+        """Lets go of what `slot`, `addresses` and `mask` computed for this step."""
         self._cache.clear()
 
     def begin(self) -> None:
@@ -122,7 +122,10 @@ class Beams:
 
     def slot(self, slots: int) -> Tensor:
         """(1,) int64: where the current step is in a ring of so many."""
-        return self.now.remainder(slots)
+        key = (slots,)
+        if key not in self._cache:
+            self._cache[key] = self.now.remainder(slots)
+        return self._cache[key]
 
     def _ancestors_of(self, ages: Tensor) -> Tensor:
         """The beam numbers (live, active, n) of the ancestors so many steps ago, (n,) int64; before the beginning those

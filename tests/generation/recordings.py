@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -38,6 +39,7 @@ class Recordings:
         self.outside += calls.outside
         return lambda: self._replay(calls.noted)
 
+    @torch.no_grad()
     def _replay(self, noted):
         self.replayed += 1
         values: dict[int, Tensor] = {}

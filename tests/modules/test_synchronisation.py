@@ -4,40 +4,12 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
-from lightconv_plugin.modules import MixerSpec, ModelConfig, StackConfig, build_model
 from lightconv_plugin.modules.mixers import MIXERS
+from tests.generation.recordings import Recordings
+from tests.modules.plain_models import TrainingStep, model_of, words
 from tests.waiting import RefuseToWait
 
 DEVICES = ["cpu", "meta"]
-PAD, WORDS = 1, 40
-
-
-def stack(mixer, *, causal, **options):
-    spec = MixerSpec(
-        mixer,
-        kernel_size=5,
-        conv_dim=16,
-        num_heads=4,
-        glu=mixer != "attention",
-        input_dropout=0.1,
-        weight_dropout=0.1,
-        normalize="softmax",
-        attention_dropout=0.1,
-        causal=causal,
-    )
-    sizes = {"vocab_size": WORDS, "embed_dim": 16, "ffn_dim": 24, "num_heads": 4, "dropout": 0.2}
-    return StackConfig(mixers=(spec, spec), max_positions=32, **sizes, **options)
-
-
-def model_of(mixer, *, encoder=True, **options):
-    decoder = stack(mixer, causal=True, encoder_dim=16 if encoder else None, **options)
-    return build_model(ModelConfig(decoder, stack(mixer, causal=False, **options) if encoder else None)).train()
-
-
-def words(device, steps=9):
-    found = torch.randint(4, WORDS, (3, steps))
-    found[0, 5:], found[2, 4:] = PAD, PAD
-    return found.to(device)
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
@@ -52,6 +24,25 @@ def test_training(device, encoder, mixer, positions):
         model(*inputs, labels, label_smoothing=0.1).loss.backward()
     assert mode.seen > 50
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_recorded_training_step_trains(mixer):
+    """With dropout, on other batches of its size: as by a CUDA graph (tests/generation/recordings.py)."""
+    results = []
+    for recorded in (False, True):
+        step = TrainingStep(model_of(mixer))
+        step()
+        run = Recordings().record(step) if recorded else step
+        if not recorded:
+            run()
+        for seed in range(3):
+            step.load(seed)
+            run()
+        results.append([parameter.detach() for parameter in step.parameters])
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected)
+    assert any(not torch.equal(new, old) for new, old in zip(results[0], model_of(mixer).parameters(), strict=True))
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
