@@ -24,7 +24,7 @@ from lightconv_plugin.generation.beams import power_of_two
 from lightconv_plugin.generation.steps import StepModel
 from lightconv_plugin.modules.transformer import EncoderDecoder
 
-_SIZES = 8
+_SIZES = 4
 _LEAST_ROOM = 32
 
 Step = Callable[[], None]
@@ -64,7 +64,8 @@ class CudaGraphs:
     def record(self, function: Step) -> Step:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            # Threads that load data may use the device meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 function()
             graph.replay()  # capturing runs nothing
         return graph.replay
