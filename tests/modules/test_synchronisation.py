@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
+from lightconv_plugin.modules.config import AdaptiveInputConfig, AdaptiveSoftmaxConfig
 from lightconv_plugin.modules.mixers import MIXERS
 from tests.generation.recordings import Recordings
 from tests.modules.plain_models import TrainingStep, model_of, words
@@ -24,6 +25,19 @@ def test_training(device, encoder, mixer, positions):
         model(*inputs, labels, label_smoothing=0.1).loss.backward()
     assert mode.seen > 50
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_training_in_bands_of_words(device):
+    bands = {
+        "adaptive_input": AdaptiveInputConfig((20,)),
+        "adaptive_softmax": AdaptiveSoftmaxConfig((20,), dropout=0.1),
+    }
+    model = model_of("dynamic", encoder=False, **bands).to(device)
+    batch, labels = words(device), words(device)
+    with RefuseToWait(device) as mode:
+        model(batch, labels).loss.backward()
+    assert mode.seen > 50
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
