@@ -41,11 +41,13 @@ _KINDS = ("float32", "int8")  # CTranslate2's
 
 @dataclass(frozen=True)
 class Candidate:
-    """model: a name of systems.SYSTEMS, or of --path. search: see searches.py. dtype: of the linear layers."""
+    """model: a name of systems.SYSTEMS, or of --path. search: see searches.py. dtype: of the linear layers. graphs:
+    CUDA graphs of our search."""
 
     model: str
     search: str
     dtype: str = "float32"
+    graphs: bool = False
 
 
 def parser() -> argparse.ArgumentParser:
@@ -102,8 +104,11 @@ def with_ctranslate2(dtype: str) -> bool:
 def ours(
     model: str, name: str, options: argparse.Namespace, device: torch.device, dtypes: tuple[str, ...]
 ) -> dict[str, Candidate]:
-    """Our search with a model, in its own arithmetic and, where float32 is that on a CPU, in `dtypes`."""
+    """Our search with a model, in its own arithmetic and, where float32 is that on a CPU, in `dtypes`; on a GPU with
+    CUDA graphs too."""
     found = {name: Candidate(model, FAST)}
+    if device.type == "cuda":
+        found[f"{name}, CUDA graphs"] = Candidate(model, FAST, graphs=True)
     if options.dtype == "float32" and device.type == "cpu":
         found |= {f"{name}, {dtype}": Candidate(model, FAST, dtype) for dtype in dtypes}
     return found
@@ -165,7 +170,8 @@ class Job:
         device, kind = torch.device(self.device), self.candidate.dtype
         if self.candidate.search != CTRANSLATE2:
             model = model.to(device, machine.DTYPES[self.dtype])
-            return TorchSearch(self.candidate.search, model, words, self.settings, device, kind)
+            graphs = self.candidate.graphs
+            return TorchSearch(self.candidate.search, model, words, self.settings, device, kind, graphs)
         from benchmarks import ctranslate2_peer
 
         folder = ctranslate2_peer.save(model, words, words, Path(tempfile.mkdtemp(dir=self.folder)) / kind, kind)

@@ -28,7 +28,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/gpu_lib.sh"
 
 case ${1:-} in
     -h | --help) usage && exit ;;
-    timing) parts="environment 60 build 110 training 160 generation 150" ;;
+    timing) parts="environment 60 build 110 training 160 generation 170" ;;
     recipes) parts="environment 60 build 110 recipes 310" ;;
     *) die "the first argument must be timing or recipes, got \"${1:-}\"" ;;
 esac
@@ -120,7 +120,8 @@ if [[ $call == timing ]]; then
     run training fairseq_program training "${big[@]}"
     # Not fairseq's own convolutions: building models of 200 million parameters takes seconds each.
     searches=("DynamicConv (ours)" "LightConv (ours)" "TaLK (ours)" "fairseq Transformer" "fairseq Transformer, our search")
-    run generation fairseq_program generation "${big[@]}" --beam 4 --sentences 256 --systems "${searches[@]}"
+    [[ $device == cpu ]] || searches+=("DynamicConv (ours), CUDA graphs")
+    run generation fairseq_program generation "${big[@]}" --beam 4 --sentences 1 256 --systems "${searches[@]}"
 else
     run recipes recipes "$data" "${options[@]}" --updates "${updates:-1500}" --seconds 285
 fi

@@ -40,10 +40,17 @@ class Settings:
 
 
 class TorchSearch:
-    """fairseq's SequenceGenerator or our FastGenerator with one model, which is taken over."""
+    """fairseq's SequenceGenerator or our FastGenerator with one model, which is taken over. dtype, graphs: of ours."""
 
     def __init__(
-        self, kind: str, model: nn.Module, words, settings: Settings, device: torch.device, dtype: str = "float32"
+        self,
+        kind: str,
+        model: nn.Module,
+        words,
+        settings: Settings,
+        device: torch.device,
+        dtype: str = "float32",
+        graphs: bool = False,
     ):
         self.words, self.length, self.device = words, settings.length, device
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -52,7 +59,7 @@ class TorchSearch:
         if kind == FAST:
             from lightconv_plugin.generation import FastGenerator
 
-            self.generator = FastGenerator([model], words, dtype=dtype, **settings.fairseqs())
+            self.generator = FastGenerator([model], words, dtype=dtype, cuda_graphs=graphs, **settings.fairseqs())
         elif kind == FAIRSEQ:
             from fairseq.sequence_generator import SequenceGenerator
 

@@ -52,7 +52,8 @@ class Job:
         device = torch.device(self.device)
         if self.candidate.search != CTRANSLATE2:
             model = model.to(device, machine.DTYPES[self.dtype])
-            return TorchSearch(self.candidate.search, model, target, self.settings, device, kind)
+            graphs = self.candidate.graphs
+            return TorchSearch(self.candidate.search, model, target, self.settings, device, kind, graphs)
         from benchmarks import ctranslate2_peer
 
         saved = ctranslate2_peer.save(model, source, target, Path(tempfile.mkdtemp(dir=self.folder)) / kind, kind)

@@ -69,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--score computes in float32: --dtype {args.dtype} is not valid")
     if args.score and not args.score.is_file():
         raise InputError(f"--score: no such file: {args.score}")
+    if args.cuda_graphs and not args.device.startswith("cuda"):
+        raise InputError(f"--cuda-graphs needs a GPU, such as --device cuda: got --device {args.device}")
     if args.input is not None and not args.input.is_file():
         raise InputError(f"--input: no such file: {args.input}")
     for option, file in (("--input", args.input), ("--score", args.score)):
@@ -250,7 +252,7 @@ def _say(args: argparse.Namespace, message: str) -> None:
 _FORWARDED = (
     "source_lang", "target_lang", "bpe_codes", "sentencepiece", "tokenizer", "lowercase", "beam", "lenpen", "unkpen",
     "min_len", "max_len_a", "max_len_b", "temperature", "no_repeat_ngram_size", "batch_tokens", "batch_size", "threads",
-    "dtype", "device", "unk",
+    "dtype", "device", "cuda_graphs", "unk",
 )  # fmt: skip
 
 
@@ -303,6 +305,9 @@ def add_parser(commands) -> None:
         help="of the weights (default: %(default)s, see below)",
     )
     speed.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1 … (default: %(default)s)")
+    speed.add_argument(
+        "--cuda-graphs", action="store_true", help="capture the steps of the search in CUDA graphs (with --device cuda)"
+    )
     speed.add_argument("--threads", type=positive, metavar="N", help="cores to use (default: all)")
     speed.add_argument("--batch-tokens", type=positive, default=4096, metavar="N", help="(default: %(default)s)")
     speed.add_argument("--batch-size", type=positive, metavar="N", help="maximum number of sentences per batch")

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.errors import UnsupportedModelError
-from lightconv_plugin.generation.beam_search import SearchOptions, beam_search
+from lightconv_plugin.generation.beam_search import Hypotheses, SearchOptions, beam_search
+from lightconv_plugin.generation.graphs import CapturedSearch, CudaGraphs
 from lightconv_plugin.generation.linear import check_dtype
-from lightconv_plugin.generation.native import Hypotheses, NativeSearch, why_not
+from lightconv_plugin.generation.native import NativeSearch, why_not
 from lightconv_plugin.generation.steps import StepModel
 from lightconv_plugin.modules.transformer import EncoderDecoder
 
@@ -33,10 +34,12 @@ class BatchSearch:
         options: of the search.
         dtype: arithmetic of the linear layers, one of linear.DTYPES.
         threads: that share the work on a CPU; None for as many as torch has.
+        cuda_graphs: capture the steps of the search in CUDA graphs.
 
     Raises:
         UnsupportedModelError: a model that the search does not cover, or the native one does not and dtype is "int8".
-        ValueError: dtype or threads out of range; "int8" where the native search cannot be used.
+        ValueError: dtype or threads out of range; "int8" where the native search cannot be used; cuda_graphs where the
+            models are not on a GPU.
     """
 
     def __init__(
@@ -46,12 +49,16 @@ class BatchSearch:
         *,
         dtype: str = "float32",
         threads: int | None = None,
+        cuda_graphs: bool = False,
     ):
         if not models:
             raise ValueError("models must be at least one model, got none")
         if threads is not None and threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
         self.options, self.dtype = options, check_dtype(dtype)
+        device = next(models[0].parameters()).device
+        if cuda_graphs and device.type != "cuda":
+            raise ValueError(f"--cuda-graphs (--generation-cuda-graphs) needs a GPU, got a model on {device}")
         reason = why_not(models)
         if reason is None:
             try:
@@ -66,7 +73,10 @@ class BatchSearch:
                 f'dtype "int8" needs float32 models and the CPU kernels ({reason}): use "float32" or "bfloat16"'
             )
         _logger.debug("the search runs in torch: %s", reason)
-        self._search = TorchSearch(models, options, dtype=dtype)
+        if cuda_graphs:
+            self._search = CapturedSearch(models, options, dtype=dtype, recorder=CudaGraphs(device))
+        else:
+            self._search = TorchSearch(models, options, dtype=dtype)
 
     @torch.no_grad()
     def search(

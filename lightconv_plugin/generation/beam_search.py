@@ -12,15 +12,20 @@ Its rules, which decide about every result:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightconv_plugin.generation.candidates import best_continuations, log_normalisers
+from lightconv_plugin.generation.candidates import best_continuations, log_normalisers, without_nan
+from lightconv_plugin.generation.live import Live
 from lightconv_plugin.generation.ngrams import block_repeated
 from lightconv_plugin.generation.steps import State, StepModel
+
+Hypotheses = list[list[dict[str, Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -41,33 +46,23 @@ class SearchOptions:
     suppress: tuple[int, ...] = ()
 
 
-@dataclass
-class _Live:
-    """The sentences that are still searched, S of them, each with `beam` hypotheses.
+class Kind(NamedTuple):
+    """What the operations of a step depend on: steps of one kind are the same operations on the same tensors.
 
-    tokens: (S, beam, max_len + 2), the beginning symbol first. scores: (S, beam, max_len + 1), cumulative.
-    ignored: (S, beam), hypotheses that are only there to fill the beam.
-    numbers: which sentence of the batch each is.
+    live: sentences. steps: how many are read. first, last: of the search. early: before min_len. forced: some sentence
+    may have a prefix of so many words.
     """
 
-    tokens: Tensor
-    scores: Tensor
-    ignored: Tensor
-    lengths: Tensor
-    prefix: Tensor | None
-    numbers: list[int] = field(default_factory=list)
+    live: int
+    steps: int
+    first: bool
+    last: bool
+    early: bool
+    forced: bool
 
-    def __len__(self) -> int:
-        return len(self.numbers)
 
-    def keep(self, order: list[int]) -> Tensor:
-        """Sentence i becomes sentence order[i]; the order as a tensor."""
-        index = torch.tensor(order, device=self.tokens.device)
-        for name in ("tokens", "scores", "ignored", "lengths", "prefix"):
-            if getattr(self, name) is not None:
-                setattr(self, name, getattr(self, name)[index])
-        self.numbers = [self.numbers[i] for i in order]
-        return index
+def _run(kind: Kind, step: Callable[[], None]) -> None:
+    step()
 
 
 @torch.no_grad()
@@ -80,131 +75,149 @@ def beam_search(
     *,
     prefix: Tensor | None = None,
     begin: int | None = None,
-) -> list[list[dict[str, Tensor]]]:
-    """The finished hypotheses of each sentence, best first.
+) -> Hypotheses:
+    """The finished hypotheses of each sentence, best first; see Search."""
+    return Search(models, states, lengths, options, max_len, prefix=prefix, begin=begin).find()
+
+
+class Search:
+    """One search: `find` may be called once, and once more after each `copy_`.
 
     Args:
         models, states: an ensemble, and the state in which each starts (StepModel.start with beam_size hypotheses).
-        lengths: (S,) source lengths; read for match_source_len only.
+        lengths: (S,) source lengths; read for match_source_len only. The states may have room for more sentences.
         max_len: words of a hypothesis, the end not counted.
         prefix: (S,P) words that hypotheses must begin with, pads where a sentence has fewer.
         begin: the symbol before the first word, eos unless given.
-
-    Returns:
-        For each sentence at most beam_size dicts as fairseq's generator returns them, sorted: tokens (n,) with the end,
-        score and positional_scores (n,) in float32; attention and alignment are empty.
-
-    Raises:
-        RuntimeError: a sentence without a single possible hypothesis (weights with NaN, a forbidden prefix).
+        columns: steps that tables have room for; max_len + 1 unless given.
     """
-    sentences, beam, device = lengths.shape[0], options.beam_size, lengths.device
-    live = _Live(
-        tokens=torch.full((sentences, beam, max_len + 2), options.pad, dtype=torch.int64, device=device),
-        scores=torch.zeros(sentences, beam, max_len + 1, device=device),
-        ignored=torch.zeros(sentences, beam, dtype=torch.bool, device=device),
-        lengths=lengths,
-        prefix=prefix,
-        numbers=list(range(sentences)),
-    )
-    live.tokens[:, :, 0] = options.eos if begin is None else begin
-    finished: list[list[dict[str, Tensor]]] = [[] for _ in range(sentences)]
-    slots = torch.arange(2 * beam, device=device)
 
-    for step in range(max_len + 1):
-        # At first all hypotheses of a sentence are the same: one row is enough.
-        width = 1 if step == 0 else beam
-        logits, normalisers = _predict(models, states, live.tokens[:, :width, step].flatten(), options)
-        _constrain(logits, normalisers, live, step, max_len, options)
+    def __init__(
+        self,
+        models: Sequence[StepModel],
+        states: Sequence[State],
+        lengths: Tensor,
+        options: SearchOptions,
+        max_len: int,
+        *,
+        prefix: Tensor | None = None,
+        begin: int | None = None,
+        columns: int | None = None,
+    ):
+        self._models, self._states, self._options = models, states, options
+        self._sentences, self._max_len = len(lengths), max_len
+        self._beams = states[0].beams
+        begin = options.eos if begin is None else begin
+        symbols = {"begin": begin, "eos": options.eos, "pad": options.pad}
+        self._live = Live(self._beams, columns or max_len + 1, lengths, prefix, **symbols)
+        self._suppress = torch.tensor(options.suppress, dtype=torch.int64, device=lengths.device)
+
+    def copy_(self, other: Search) -> None:
+        """Becomes what `other`, with tables of the same sizes, is, in the same tensors."""
+        self._sentences, self._max_len = other._sentences, other._max_len
+        for mine, theirs in zip(self._states, other._states, strict=True):
+            mine.copy_(theirs)
+        self._live.copy_(other._live)
+
+    def find(self, run: Callable[[Kind, Callable[[], None]], object] = _run) -> Hypotheses:
+        """The finished hypotheses of each sentence, best first.
+
+        run: called with the kind of each step and the step, which it has to run, itself or a recording of one of the
+            same kind.
+
+        Returns:
+            For each sentence at most beam_size dicts as fairseq's generator returns them, sorted: tokens (n,) with the
+            end, score and positional_scores (n,) in float32; attention and alignment are empty.
+
+        Raises:
+            RuntimeError: a sentence without a single possible hypothesis (weights with NaN, a forbidden prefix).
+        """
+        live, beam = self._live, self._options.beam_size
+        # Sentences that are not there are finished.
+        finished: Hypotheses = [[] if i < self._sentences else [{}] * beam for i in range(len(live))]
+        for step in range(self._max_len + 1):
+            for model, state in zip(self._models, self._states, strict=True):
+                # At first all hypotheses of a sentence are the same: one row is enough.
+                model.advance(state, len(live) if step == 0 else len(live) * beam)
+            kind = self._kind(step)
+            run(kind, partial(self._step, kind))
+            complete = live.ends[: len(live), :beam]
+            if bool(complete.any()):
+                _finish(complete, live, finished, step, self._options)
+                enough = beam if step < self._max_len else 1
+                done = [len(finished[number]) >= enough for number in live.numbers]
+                if all(done):
+                    break
+                if (size := self._beams.size(done.count(False))) < len(live):
+                    index = live.keep(_fill_holes(done, size))
+                    for model, state in zip(self._models, self._states, strict=True):
+                        model.keep(state, index)
+        found = finished[: self._sentences]
+        # Sentences that found fewer than `beam`, none of them in the last step.
+        if lost := [number for number, hypotheses in enumerate(found) if not hypotheses]:
+            raise RuntimeError(f"no hypothesis of sentences {lost} of the batch has a probability above 0")
+        return [_ranked(hypotheses) for hypotheses in found]
+
+    def _kind(self, step: int) -> Kind:
+        prefix, last = self._live.prefix, step == self._max_len
+        forced = prefix is not None and step < prefix.shape[1] and not last
+        early = step < self._options.min_len
+        return Kind(len(self._live), self._beams.steps, step == 0, last, early, forced)
+
+    def _step(self, kind: Kind) -> None:
+        """From the candidates of the step before to those of this one."""
+        live, beam = self._live, self._options.beam_size
+        if not kind.first:
+            rows = live.choose()
+            for model, state in zip(self._models, self._states, strict=True):
+                model.reorder(state, rows)
+        width = 1 if kind.first else beam
+        logits, normalisers = self._predict(live.last(width))
+        self._constrain(logits, normalisers, kind)
         count = min(2 * beam, width * logits.shape[1] - 1)
-        scores, words, parents = best_continuations(
-            logits, normalisers, live.scores[:, :, step - 1] if step else None, len(live), count
-        )
+        totals = None if kind.first else live.totals()
+        live.offer(*best_continuations(logits, normalisers, totals, len(live), count))
 
-        ends = words.eq(options.eos) & scores.ne(-torch.inf)
-        ends[:, :beam] &= ~live.ignored
-        complete = ends[:, :beam]
-        if bool(complete.any()):
-            _finish(complete, scores, parents, live, finished, step, options)
-            enough = beam if step < max_len else 1
-            done = [len(finished[number]) >= enough for number in live.numbers]
-            if all(done):
-                return [_ranked(hypotheses) for hypotheses in finished]
-            if any(done):
-                index = live.keep(_fill_holes(done))
-                for model, state in zip(models, states, strict=True):
-                    model.keep(state, index)
-                ends, scores, words, parents = ends[index], scores[index], words[index], parents[index]
-        if step == max_len:
-            break
+    def _predict(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """(N,V) logits in float32 and their (N,) normalisers; for an ensemble the mean of probabilities."""
+        total = None
+        for model, state in zip(self._models, self._states, strict=True):
+            logits = model.logits(state, tokens).float()
+            if self._options.temperature != 1:
+                logits.div_(self._options.temperature)
+            normalisers = log_normalisers(logits)
+            if len(self._models) == 1:
+                return logits, normalisers
+            logits = without_nan(logits.sub_(normalisers.unsqueeze(1)))
+            total = logits if total is None else torch.logaddexp(total, logits, out=total)
+        return total, torch.full_like(normalisers, math.log(len(self._models)))
 
-        # The first `beam` candidates that do not end go on; where there are fewer, others fill up and are ignored.
-        ends[:, :beam] |= live.ignored
-        order, chosen = (slots[: ends.shape[1]] + ends * (2 * beam)).topk(beam, dim=1, largest=False)
-        live.ignored = order.ge(2 * beam)
-        parents = parents.gather(1, chosen)
-        before = slice(step + 1)
-        live.tokens[:, :, before] = live.tokens[:, :, before].gather(1, parents.unsqueeze(2).expand(-1, -1, step + 1))
-        live.tokens[:, :, step + 1] = words.gather(1, chosen)
-        if step:
-            live.scores[:, :, :step] = live.scores[:, :, :step].gather(1, parents.unsqueeze(2).expand(-1, -1, step))
-        live.scores[:, :, step] = scores.gather(1, chosen)
-        rows = (parents + torch.arange(0, len(live) * beam, beam, device=device).unsqueeze(1)).flatten()
-        for model, state in zip(models, states, strict=True):
-            model.reorder(state, rows)
-
-    # Sentences that found fewer than `beam`, none of them in the last step.
-    if lost := [number for number in live.numbers if not finished[number]]:
-        raise RuntimeError(f"no hypothesis of sentences {lost} of the batch has a probability above 0")
-    return [_ranked(hypotheses) for hypotheses in finished]
+    def _constrain(self, logits: Tensor, normalisers: Tensor, kind: Kind) -> None:
+        """Sets what may not be chosen to −∞, in place, and forces the words of a prefix."""
+        options, live = self._options, self._live
+        logits[:, options.pad].fill_(-torch.inf)
+        if options.unk_penalty:
+            logits[:, options.unk].sub_(options.unk_penalty)
+        if kind.last:
+            logits[:, : options.eos].fill_(-torch.inf)
+            logits[:, options.eos + 1 :].fill_(-torch.inf)
+        if kind.forced:
+            _force_prefix(logits, normalisers, live, self._beams.time, options)
+        else:
+            if kind.early:
+                logits[:, options.eos].fill_(-torch.inf)
+            if options.suppress:
+                logits.index_fill_(1, self._suppress, -torch.inf)
+        if options.no_repeat_ngram_size > 0 and not kind.first:
+            tokens = live.tokens[: len(live), :, : kind.steps].flatten(0, 1)
+            block_repeated(tokens, logits, self._beams.now, options.no_repeat_ngram_size, options.pad)
 
 
-def _predict(
-    models: Sequence[StepModel], states: Sequence[State], tokens: Tensor, options: SearchOptions
-) -> tuple[Tensor, Tensor]:
-    """(N,V) logits in float32 and their (N,) normalisers; for an ensemble the mean of probabilities."""
-    total = None
-    for model, state in zip(models, states, strict=True):
-        logits = model.step(state, tokens).float()
-        if options.temperature != 1:
-            logits.div_(options.temperature)
-        normalisers = log_normalisers(logits)
-        if len(models) == 1:
-            return logits, normalisers
-        logits -= normalisers.unsqueeze(1)
-        total = logits if total is None else torch.logaddexp(total, logits, out=total)
-    return total, torch.full_like(normalisers, math.log(len(models)))
-
-
-def _constrain(
-    logits: Tensor,
-    normalisers: Tensor,
-    live: _Live,
-    step: int,
-    max_len: int,
-    options: SearchOptions,
-) -> None:
-    """Sets what may not be chosen to −∞, in place, and forces the words of a prefix."""
-    logits[:, options.pad] = -torch.inf
-    if options.unk_penalty:
-        logits[:, options.unk] -= options.unk_penalty
-    if step >= max_len:
-        logits[:, : options.eos] = -torch.inf
-        logits[:, options.eos + 1 :] = -torch.inf
-    if live.prefix is not None and step < live.prefix.shape[1] and step < max_len:
-        _force_prefix(logits, normalisers, live, step, options)
-    else:
-        if step < options.min_len:
-            logits[:, options.eos] = -torch.inf
-        if options.suppress:
-            logits[:, list(options.suppress)] = -torch.inf
-    if options.no_repeat_ngram_size > 0 and step > 0:
-        block_repeated(live.tokens.flatten(0, 1), logits, step, options.no_repeat_ngram_size)
-
-
-def _force_prefix(logits: Tensor, normalisers: Tensor, live: _Live, step: int, options: SearchOptions) -> None:
+def _force_prefix(logits: Tensor, normalisers: Tensor, live: Live, step: int, options: SearchOptions) -> None:
     """Only the prefix's next word stays possible, where there is one. Where it is the end, all hypotheses become the
     first, as in fairseq: the n-best list of such a sentence holds one hypothesis several times."""
-    words = live.prefix[:, step]
+    assert live.prefix is not None
+    words = live.prefix[: len(live), step]
     width = logits.shape[0] // len(live)
     forced = words.ne(options.pad)
     if bool(forced.any()):
@@ -214,23 +227,22 @@ def _force_prefix(logits: Tensor, normalisers: Tensor, live: _Live, step: int, o
         logits[rows] = torch.full_like(given, -torch.inf).scatter_(1, target, given.gather(1, target))
     over = words.eq(options.eos)
     if width > 1 and bool(over.any()):
-        for tensor in (live.tokens, live.scores, logits.view(len(live), width, -1), normalisers.view(-1, width)):
+        tables = live.tokens[: len(live)], live.scores[: len(live)]
+        for tensor in (*tables, logits.view(len(live), width, -1), normalisers.view(-1, width)):
             tensor[over] = tensor[over][:, :1].expand_as(tensor[over])
 
 
 def _finish(
     complete: Tensor,
-    scores: Tensor,
-    parents: Tensor,
-    live: _Live,
-    finished: list[list[dict[str, Tensor]]],
+    live: Live,
+    finished: Hypotheses,
     step: int,
     options: SearchOptions,
 ) -> None:
     """Appends the hypotheses that end here, `complete` (S,beam) among the candidates, to their sentences' lists."""
     sentences, slots = complete.nonzero(as_tuple=True)
-    hypotheses = parents[sentences, slots]
-    totals = scores[sentences, slots]
+    hypotheses = live.parents[sentences, slots]
+    totals = live.found[sentences, slots]
     tokens = live.tokens[sentences, hypotheses, 1 : step + 2]
     tokens[:, step] = options.eos
     cumulative = live.scores[sentences, hypotheses, : step + 1]
@@ -254,11 +266,11 @@ def _finish(
             )
 
 
-def _fill_holes(done: list[bool]) -> list[int]:
-    """The unfinished sentences, in an order in which most keep their places: the last ones fill the holes."""
-    remaining = done.count(False)
-    movers = [i for i in range(remaining, len(done)) if not done[i]]
-    return [i if not done[i] else movers.pop() for i in range(remaining)]
+def _fill_holes(done: list[bool], size: int) -> list[int]:
+    """The unfinished sentences, and finished ones up to `size`, in an order in which most keep their places: the last
+    unfinished ones fill the holes."""
+    movers = [i for i in range(size, len(done)) if not done[i]]
+    return [movers.pop() if done[i] and movers else i for i in range(size)]
 
 
 def _ranked(hypotheses: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:

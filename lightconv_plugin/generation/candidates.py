@@ -7,16 +7,18 @@ from torch import Tensor
 
 
 def log_normalisers(logits: Tensor) -> Tensor:
-    """log Σ_v exp(logits[n, v]), (N,V) → (N,); +∞ where a logit is NaN or +∞, so that the row's probabilities are 0.
+    """log Σ_v exp(logits[n, v]), (N,V) → (N,); +∞ where a logit is NaN or +∞, or all are −∞.
 
-    That is what fairseq's search makes of such rows. Their logits are overwritten by −∞.
+    A row's probabilities are all 0 then, if what its logits become is taken for −∞ where it is NaN. That is what
+    fairseq's search makes of such rows.
     """
     normalisers = torch.logsumexp(logits, dim=1)
-    broken = ~normalisers.isfinite()
-    if bool(broken.any()):
-        logits[broken] = -torch.inf
-        normalisers[broken] = torch.inf
-    return normalisers
+    return normalisers.masked_fill_(~normalisers.isfinite(), torch.inf)
+
+
+def without_nan(log_probabilities: Tensor) -> Tensor:
+    """−∞ where there is NaN, in place."""
+    return log_probabilities.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 
 def best_continuations(
@@ -26,7 +28,7 @@ def best_continuations(
 
     Args:
         logits: (sentences · hypotheses, V), −∞ for forbidden words.
-        normalisers: (sentences · hypotheses,), what makes them log-probabilities.
+        normalisers: (sentences · hypotheses,), what makes them log-probabilities; +∞ as of `log_normalisers`.
         scores: (sentences, hypotheses), log-probabilities of the hypotheses so far; None for 0.
         count: at most hypotheses · V.
 
@@ -34,7 +36,7 @@ def best_continuations(
         (scores, words, hypotheses), each (sentences, count), the best first.
     """
     values, words = logits.topk(min(count, logits.shape[1]), dim=1)
-    values = (values - normalisers.unsqueeze(1)).view(sentences, -1, values.shape[1])
+    values = without_nan(values - normalisers.unsqueeze(1)).view(sentences, -1, values.shape[1])
     if scores is not None:
         values = values + scores.unsqueeze(2)
     best, at = values.flatten(1).topk(count, dim=1)

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.batch_search import BatchSearch
-from lightconv_plugin.generation.beam_search import SearchOptions
+from lightconv_plugin.generation.beam_search import Hypotheses, SearchOptions
 from lightconv_plugin.generation.dtypes import AUTO, fastest_type, slow_type
 from lightconv_plugin.generation.linear import check_dtype
-from lightconv_plugin.generation.native import Hypotheses
 from lightconv_plugin.models.plain import plain_model
 
 logger = logging.getLogger(__name__)
@@ -39,11 +38,12 @@ class FastGenerator(SequenceGenerator):
         dtype: arithmetic of the linear layers, one of linear.DTYPES, or "auto" for the fastest on this CPU, which is
             chosen at the first batch. Where fairseq's generator steps in, the models run in their own.
         threads: that share the work on a CPU, see BatchSearch.
+        cuda_graphs: capture the steps of the search in CUDA graphs. Where fairseq's generator steps in, there are none.
         options: SequenceGenerator's.
 
     Raises:
-        ValueError: an option out of range, naming it; or "int8" where the native search cannot be used (at the first
-            batch).
+        ValueError: an option out of range, naming it; or, at the first batch, "int8" where the native search cannot
+            be used, and cuda_graphs without a GPU.
     """
 
     def __init__(
@@ -53,11 +53,13 @@ class FastGenerator(SequenceGenerator):
         *,
         dtype: str = "float32",
         threads: int | None = None,
+        cuda_graphs: bool = False,
         **options: Any,
     ):
         _check(models, tgt_dict, threads=threads, **options)
         super().__init__(models, tgt_dict, **options)
         self.dtype, self.threads = dtype if dtype == AUTO else check_dtype(dtype), threads
+        self.cuda_graphs = cuda_graphs
         self.models = list(models)
         suppress = () if self.token_indices_to_suppress is None else self.token_indices_to_suppress.tolist()
         self.options = SearchOptions(
@@ -128,7 +130,9 @@ class FastGenerator(SequenceGenerator):
                     logger.info("generation in %s: %s", self.dtype, why)
                 elif (warning := slow_type(self.dtype, str(net_input["src_tokens"].device))) is not None:
                     logger.warning(warning.replace("`dtype`", "--generation-dtype"))
-                self._search = BatchSearch(models, self.options, dtype=self.dtype, threads=self.threads)
+                self._search = BatchSearch(
+                    models, self.options, dtype=self.dtype, threads=self.threads, cuda_graphs=self.cuda_graphs
+                )
             except UnsupportedModelError as error:
                 return str(error)
         return None

@@ -3,10 +3,12 @@
 A mixer here is built from the module of the same name in modules/ and answers
 
     memory = mixer.memory(beams, like)  tensors for what it keeps in one search, of the dtype and device of `like`
-    y = mixer(x, memory, beams)         x (N,d), a row a hypothesis, beams.advance() called → (N,d), a new tensor
+    y = mixer(x, memory, beams)         x (N,d), a row a hypothesis, beams.begin() called → (N,d), a new tensor
 
 It writes the step's inputs at the rows' current places and never moves them; `Beams` knows which rows a hypothesis
-descends from. `memory.keep(sources, targets)` moves sentences (Beams.keep).
+descends from. `memory.keep(sources, targets)` moves sentences (Beams.keep), `memory.copy_(other)` copies everything.
+
+The call reads no number of a tensor, and of the time only `beams.now` and `beams.steps` (Beams says why).
 """
 
 from __future__ import annotations
@@ -29,8 +31,6 @@ from lightconv_plugin.modules.full_convolution import FullConv
 from lightconv_plugin.modules.talk import TaLKConv
 from lightconv_plugin.ops.normalize import normalize
 
-_FIRST_STEPS = 32
-
 
 class Ring:
     """The last `slots` inputs of every row, (slots, capacity, width, channels); the input of step t is in t mod slots.
@@ -45,8 +45,8 @@ class Ring:
 
     def append(self, x: Tensor, beams: Beams) -> None:
         """x (N,C) is the current step's input."""
-        slot = self.rows[beams.time % self.rows.shape[0]]
-        slot[: beams.live, : beams.active] = x.view(beams.live, beams.active, -1)
+        rows = self.rows[:, : beams.live, : beams.active]
+        rows.index_copy_(0, beams.slot(self.rows.shape[0]), x.view(1, *rows.shape[1:]).to(rows.dtype))
 
     def weighted_sum(self, weights: Tensor, beams: Beams) -> Tensor:
         """weights (N·H, taps), the current step's first → (N,C), each of the H heads over its own C/H channels."""
@@ -64,6 +64,9 @@ class Ring:
     def keep(self, sources: Tensor, targets: Tensor) -> None:
         move(self.rows, 1, sources, targets)
 
+    def copy_(self, other: Ring) -> None:
+        self.rows.copy_(other.rows)
+
 
 class _Filtered(ABC):
     """Lightweight and dynamic convolutions: Σ over the taps, one filter for the channels of a head."""
@@ -76,8 +79,8 @@ class _Filtered(ABC):
         self.bias = None if conv.conv_bias is None else conv.conv_bias.detach()
 
     def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
-        # Taps that lie before the sentence are not read.
-        taps = min(self.slots, beams.time + 1)
+        # Taps that lie before the sentence are not read, or read as zero.
+        taps = min(self.slots, beams.steps)
         y = memory.weighted_sum(self._filters(x, taps, beams), beams).to(x.dtype)
         return y if self.bias is None else y.add_(self.bias)
 
@@ -117,7 +120,8 @@ class _Dynamic(_Filtered):
         if weights.dtype not in (torch.float32, torch.float64):
             weights = weights.float()
         if self.renorm_padding:
-            weights = weights[:, :taps]
+            before = beams.ages(taps) > beams.now
+            weights = weights[:, :taps].masked_fill(before, -torch.inf if self.normalize == "softmax" else 0)
         if self.normalize == "softmax":
             weights = torch.softmax(weights, dim=1)
         else:
@@ -133,7 +137,7 @@ class _Depthwise(_Lightweight):
         self.filters = self.filters.t().contiguous()  # (K, C)
 
     def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
-        taps = min(self.slots, beams.time + 1)
+        taps = min(self.slots, beams.steps)
         y = memory.gather(taps, beams).mul_(self.filters[:taps]).sum(dim=1).to(x.dtype)
         return y if self.bias is None else y.add_(self.bias)
 
@@ -151,11 +155,11 @@ class _TaLK:
         self.offsets = pack(conv.offsets, dtype="float32")
 
     def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
-        taps = min(self.slots, beams.time + 1)
+        taps = min(self.slots, beams.steps)
         reach = torch.sigmoid(self.offsets(x))
         reach = reach.to(torch.promote_types(x.dtype, torch.float32)).view(-1, 1) * (self.slots - 1) + 1
-        parts = (reach - torch.arange(taps, device=x.device)).clamp_(0, 1)
-        parts[:, 0] = 1
+        parts = (reach - beams.ages(taps)).clamp_(0, 1)
+        parts[:, 0].fill_(1)
         return memory.weighted_sum(parts.div_(self.slots), beams).to(x.dtype)
 
 
@@ -212,29 +216,40 @@ class ConvMixer:
 
 
 class Cache:
-    """Keys and values of all steps and hypotheses, (capacity, heads, steps, width, head_dim); they grow by doubling."""
+    """Keys and values of all hypotheses, (capacity, heads, slots, width, head_dim), step t's in slot t mod slots.
 
-    def __init__(self, beams: Beams, heads: int, head_dim: int, like: Tensor):
+    slots: of a window, or None for as many as there are steps; these grow with the room of `beams`.
+    """
+
+    def __init__(self, beams: Beams, slots: int | None, heads: int, head_dim: int, like: Tensor):
         # Zeros, because cells that no hypothesis wrote are multiplied by 0 and must not be NaN.
-        shape = (beams.capacity, heads, _FIRST_STEPS, beams.width, head_dim)
+        shape = (beams.capacity, heads, slots or beams.room, beams.width, head_dim)
+        self.grows = slots is None
         self.keys, self.values = like.new_zeros(shape), like.new_zeros(shape)
 
     def append(self, keys: Tensor, values: Tensor, beams: Beams) -> None:
         """keys, values (live, heads, active, head_dim) are the current step's."""
-        if beams.time == self.keys.shape[2]:
+        if self.grows and self.keys.shape[2] < beams.room:
             self.keys = torch.cat([self.keys, torch.zeros_like(self.keys)], dim=2)
             self.values = torch.cat([self.values, torch.zeros_like(self.values)], dim=2)
-        self.keys[: beams.live, :, beams.time, : beams.active] = keys
-        self.values[: beams.live, :, beams.time, : beams.active] = values
+        slot = beams.slot(self.keys.shape[2])
+        for kept, new in ((self.keys, keys), (self.values, values)):
+            kept[: beams.live, :, :, : beams.active].index_copy_(2, slot, new.unsqueeze(2))
 
-    def last(self, steps: int, beams: Beams) -> tuple[Tensor, Tensor]:
-        """Keys and values of the last steps, each (live, heads, steps · width, head_dim), the oldest first; no copy."""
-        span = slice(beams.time + 1 - steps, beams.time + 1)
-        return self.keys[: beams.live, :, span].flatten(2, 3), self.values[: beams.live, :, span].flatten(2, 3)
+    def read(self, beams: Beams) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values, each (live, heads, slots · width, head_dim), and the mask of Beams; no copy."""
+        slots = self.keys.shape[2]
+        taken = min(slots, beams.steps)
+        keys, values = (kept[: beams.live, :, :taken].flatten(2, 3) for kept in (self.keys, self.values))
+        return keys, values, beams.mask(taken, slots, keys.dtype)
 
     def keep(self, sources: Tensor, targets: Tensor) -> None:
         move(self.keys, 0, sources, targets)
         move(self.values, 0, sources, targets)
+
+    def copy_(self, other: Cache) -> None:
+        self.keys.copy_(other.keys)
+        self.values.copy_(other.values)
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -265,14 +280,12 @@ class SelfAttention:
         self.out_proj = pack(attention.out_proj, dtype=dtype)
 
     def memory(self, beams: Beams, like: Tensor) -> Cache:
-        return Cache(beams, self.heads, self.head_dim, like)
+        return Cache(beams, self.window, self.heads, self.head_dim, like)
 
     def __call__(self, x: Tensor, memory: Cache, beams: Beams) -> Tensor:
         query, *new = self.project(x).view(beams.live, beams.active, 3, -1).unbind(2)
         memory.append(*(part.unflatten(2, (self.heads, self.head_dim)).transpose(1, 2) for part in new), beams)
-        steps = beams.time + 1 if self.window is None else min(self.window, beams.time + 1)
-        y = _attend(query, *memory.last(steps, beams), beams.mask(steps, x.dtype))
-        return self.out_proj(y.flatten(0, 1))
+        return self.out_proj(_attend(query, *memory.read(beams)).flatten(0, 1))
 
 
 class Source:
@@ -287,6 +300,10 @@ class Source:
     def keep(self, sources: Tensor, targets: Tensor) -> None:
         move(self.keys, 0, sources, targets)
         move(self.values, 0, sources, targets)
+
+    def copy_(self, other: Source) -> None:
+        self.keys.copy_(other.keys)
+        self.values.copy_(other.values)
 
 
 class EncoderAttention:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightconv_plugin.errors import UnsupportedModelError
-from lightconv_plugin.generation.beam_search import SearchOptions
+from lightconv_plugin.generation.beam_search import Hypotheses, SearchOptions
 from lightconv_plugin.generation.linear import check_dtype
 from lightconv_plugin.modules.attention import SelfAttention
 from lightconv_plugin.modules.block import ConvBlock
@@ -43,8 +43,6 @@ assert _NORMALIZATIONS.keys() == set(NORMALIZATIONS)
 
 # In the text of errors that are no ValueError.
 _NO_FAULT_OF_THE_ARGUMENTS = ("has a probability above 0", "alloc", "cannot start")
-
-Hypotheses = list[list[dict[str, Tensor]]]
 
 
 def why_not(models: Sequence[EncoderDecoder]) -> str | None:

@@ -4,17 +4,20 @@ import torch
 from torch import Tensor
 
 
-def block_repeated(tokens: Tensor, scores: Tensor, step: int, n: int) -> None:
+def block_repeated(tokens: Tensor, scores: Tensor, now: Tensor, n: int, forbidden: int) -> None:
     """Sets to −∞, in place, the scores of words that would complete an n-gram for the second time.
 
     Args:
-        tokens: (N,L) hypotheses; words 1 … step are chosen, the one before is the beginning.
+        tokens: (N,L) hypotheses; words 1 … now are chosen, the one before is the beginning, those after mean nothing.
         scores: (N,V) of the next word.
+        now: (1,) int64, on the device; the host does not read it.
         n: at least 1.
+        forbidden: a word whose scores are −∞.
     """
-    if step < n:
+    if tokens.shape[1] <= n:
         return
-    ngrams = tokens[:, 1 : step + 1].unfold(1, n, 1)
-    repeats = (ngrams[:, :, :-1] == tokens[:, step + 2 - n : step + 1].unsqueeze(1)).all(dim=2)
-    rows, begins = repeats.nonzero(as_tuple=True)
-    scores[rows, ngrams[rows, begins, -1]] = -torch.inf
+    ngrams = tokens[:, 1:].unfold(1, n, 1)
+    last = tokens.index_select(1, (now + torch.arange(2 - n, 1, device=now.device)).clamp_min_(0))
+    repeats = (ngrams[:, :, :-1] == last.unsqueeze(1)).all(dim=2)
+    repeats &= torch.arange(n, tokens.shape[1], device=now.device) <= now
+    scores.scatter_(1, ngrams[:, :, -1].masked_fill(~repeats, forbidden), -torch.inf)

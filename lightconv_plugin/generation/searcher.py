@@ -38,6 +38,7 @@ class SearchSettings:
 
     options: of the search. max_len_a, max_len_b: a translation has at most max_len_a·T + max_len_b words, where T is
         the longest source of the batch. threads: of torch, None to leave them as they are.
+    cuda_graphs: see BatchSearch.
     """
 
     options: SearchOptions
@@ -46,6 +47,7 @@ class SearchSettings:
     dtype: str = "float32"
     device: str = "cpu"
     threads: int | None = None
+    cuda_graphs: bool = False
 
 
 class Searcher:
@@ -61,7 +63,7 @@ class Searcher:
         models = [model.eval().to(self._device) for model in models]
         self._longest = min(model.config.decoder.max_positions for model in models)
         try:
-            self._search = BatchSearch(models, settings.options, dtype=settings.dtype)
+            self._search = BatchSearch(models, settings.options, dtype=settings.dtype, cuda_graphs=settings.cuda_graphs)
         except ValueError as error:
             raise TranslationError(str(error)) from error
 
@@ -97,8 +99,8 @@ def collate(sentences: Sequence[Sequence[int]], pad: int, device: torch.device) 
     return tokens.to(device), lengths.to(device)
 
 
-def check_device(device: str, dtype: str) -> None:
-    """TranslationError unless the device is available and supports this type."""
+def check_device(device: str, dtype: str, cuda_graphs: bool = False) -> None:
+    """TranslationError unless the device is available and supports this type, and CUDA graphs if they are wanted."""
     if dtype not in DTYPES:
         raise TranslationError(f"`dtype` must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
     try:
@@ -107,6 +109,8 @@ def check_device(device: str, dtype: str) -> None:
         raise TranslationError(f"`device` must be cpu, cuda or cuda:N, got {device!r}") from None
     if wanted.type not in ("cpu", "cuda"):
         raise TranslationError(f"`device` must be cpu, cuda or cuda:N, got {device!r}")
+    if cuda_graphs and wanted.type != "cuda":
+        raise TranslationError(f"`cuda_graphs` needs a GPU, such as `device` 'cuda': got `device` {device!r}")
     if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
         raise TranslationError(f"`device` {device!r} is not available: torch sees {torch.cuda.device_count()} GPUs")
     if wanted.type == "cuda" and dtype == "int8":

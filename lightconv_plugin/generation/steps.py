@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightconv_plugin.errors import UnsupportedModelError
-from lightconv_plugin.generation.beams import Beams, move
+from lightconv_plugin.generation.beams import Beams, move, power_of_two
 from lightconv_plugin.generation.encoder import PackedEncoder
 from lightconv_plugin.generation.linear import PackedLinear
 from lightconv_plugin.generation.mixers import Cache, EncoderAttention, Ring, Source, build_mixer
@@ -24,16 +24,33 @@ from lightconv_plugin.modules.layer import Layer
 from lightconv_plugin.modules.transformer import EncoderDecoder
 
 _FIRST_POSITIONS = 64
+_LEAST_SOURCE = 16
 
 
 @dataclass
 class State:
-    """One search of one model: the live hypotheses, and what each layer keeps."""
+    """One search of one model: the live hypotheses, what each layer keeps, and the vectors of the positions (n,d).
+
+    source_length: T of the encoder's output.
+    """
 
     beams: Beams
+    source_length: int
     mixers: list[Ring | Cache]
     sources: list[Source | None]
     source_mask: Tensor | None
+    positions: Tensor | None
+
+    def memories(self) -> list[Ring | Cache | Source]:
+        return [memory for memory in (*self.mixers, *self.sources) if memory is not None]
+
+    def copy_(self, other: State) -> None:
+        """Becomes what `other`, of the same sizes, is, in the same tensors."""
+        self.beams.copy_(other.beams)
+        for mine, theirs in zip(self.memories(), other.memories(), strict=True):
+            mine.copy_(theirs)  # type: ignore[arg-type]
+        if self.source_mask is not None:
+            self.source_mask.copy_(other.source_mask)
 
 
 class StepModel:
@@ -72,49 +89,71 @@ class StepModel:
         self._positions: Tensor | None = None
 
     @torch.no_grad()
-    def start(self, src_tokens: Tensor, beam: int) -> State:
+    def start(self, src_tokens: Tensor, beam: int, room: int | None = None) -> State:
         """Encodes src_tokens (S,T), with pads on either side, once a sentence: the state of a search with `beam`
-        hypotheses each."""
-        return self._begin(*self.encoder(src_tokens), beam)
+        hypotheses each.
 
-    def _position(self, time: int) -> Tensor:
-        """(d,): the vector of step `time`, from a table that grows by doubling."""
-        table = self._positions
-        if table is None or time + 1 >= len(table):
-            longest = _FIRST_POSITIONS if table is None else 2 * len(table)
-            if isinstance(self.embed_positions, LearnedPositions):
-                longest = self.embed_positions.length
-            table = self.embed_positions.table(longest, self.embedding.device, self.embedding.dtype)
-            self._positions = table
-        return table[time + 1]
-
-    def _begin(self, output: Tensor, pads: Tensor, beam: int) -> State:
-        """output (T,S,d), pads (S,T) or any False."""
-        beams = Beams(output.shape[1], beam, output.device)
+        room: of how many steps there will be at most. Then S and T are rounded up to powers of two, so that few sizes
+        occur; what a sentence that is not there says means nothing.
+        """
+        output, pads = self.encoder(src_tokens)
+        if room is not None:
+            sentences, steps = pads.shape
+            more = power_of_two(sentences) - sentences, max(_LEAST_SOURCE, power_of_two(steps)) - steps
+            output = F.pad(output, (0, 0, 0, more[0], 0, more[1]))
+            # Sentences that are not there have no pads at all: no softmax may be over nothing.
+            pads = F.pad(F.pad(pads, (0, more[1]), value=True), (0, 0, 0, more[0]), value=False)
+        beams = Beams(output.shape[1], beam, output.device, room)
         mask = None
-        if bool(pads.any()):
+        if room is not None or bool(pads.any()):
             mask = output.new_zeros(beams.capacity, 1, 1, output.shape[0])
             mask[:, 0, 0].masked_fill_(pads, -torch.inf)
         mixers = [layer.mixer.memory(beams, output.new_empty(0)) for layer in self.layers]
         sources = [layer.attention and layer.attention.memory(output, mask) for layer in self.layers]
-        return State(beams, mixers, sources, mask)
+        return State(beams, output.shape[0], mixers, sources, mask, self._position_table(beams.room))
+
+    def _position_table(self, longest: int) -> Tensor | None:
+        """(n,d): the vectors of positions, n > longest where there are so many; made for all searches, by doubling."""
+        if self.embed_positions is None:
+            return None
+        if self._positions is None or longest >= len(self._positions):
+            rows = max(_FIRST_POSITIONS, power_of_two(longest + 1))
+            if isinstance(self.embed_positions, LearnedPositions):
+                rows = self.embed_positions.length
+            self._positions = self.embed_positions.table(rows, self.embedding.device, self.embedding.dtype)
+        return self._positions
+
+    def step(self, state: State, tokens: Tensor) -> Tensor:
+        """`advance` and `logits`."""
+        self.advance(state, tokens.shape[0])
+        return self.logits(state, tokens)
+
+    def advance(self, state: State, rows: int) -> None:
+        """The next step begins, of so many hypotheses: live · beam, or in the first step one for each sentence."""
+        state.beams.advance(rows)
+        if state.positions is not None and state.beams.time + 1 >= len(state.positions):
+            state.positions = self._position_table(state.beams.time + 1)
 
     @torch.no_grad()
-    def step(self, state: State, tokens: Tensor) -> Tensor:
-        """tokens (N,) int64, the last of each hypothesis → logits (N,V) of the next, a new tensor.
+    def logits(self, state: State, tokens: Tensor) -> Tensor:
+        """tokens (N,) int64, the last of each hypothesis → logits (N,V) of the next, a new tensor; `advance` comes
+        before.
 
         Row n is hypothesis n mod beam of live sentence n div beam. The first step may instead be given one token a
         sentence: all hypotheses are the same until there are words to differ in.
+
+        With a given room these are the same operations on the same tensors in each of many steps (Beams), and no number
+        is read.
         """
         beams = state.beams
-        beams.advance(tokens.shape[0])
+        beams.begin()
         x = F.embedding(tokens, self.embedding)
         if self.embed_scale != 1:
             x.mul_(self.embed_scale)
         if self.project_in is not None:
             x = self.project_in(x)
-        if self.embed_positions is not None:
-            x += self._position(beams.time)
+        if state.positions is not None:
+            x += state.positions.index_select(0, beams.now + 1)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         for layer, memory, source in zip(self.layers, state.mixers, state.sources, strict=True):
@@ -123,6 +162,7 @@ class StepModel:
             x = self.final_norm(x)
         if self.project_out is not None:
             x = self.project_out(x)
+        beams.forget()
         return self.output(x)
 
     def reorder(self, state: State, parents: Tensor) -> None:
@@ -138,9 +178,8 @@ class StepModel:
         Only sentences that change their place are copied: leave as many as possible where they are.
         """
         sources, targets = state.beams.keep(sentences)
-        for memory in (*state.mixers, *state.sources):
-            if memory is not None:
-                memory.keep(sources, targets)
+        for memory in state.memories():
+            memory.keep(sources, targets)
         if state.source_mask is not None:
             move(state.source_mask, 0, sources, targets)
 

@@ -32,6 +32,10 @@ class TranslationFastConfig(TranslationConfig):
             "chooses the fastest"
         },
     )
+    generation_cuda_graphs: bool = field(
+        default=False,
+        metadata={"help": "capture the steps of the search in CUDA graphs: for small batches on a GPU"},
+    )
 
 
 @register_task("translation_fast", dataclass=TranslationFastConfig)
@@ -49,6 +53,7 @@ class TranslationFastTask(TranslationTask):
                 extra_gen_cls_kwargs = {
                     **(extra_gen_cls_kwargs or {}),
                     "dtype": str(getattr(dtype, "value", dtype)),  # an enum member or a string
+                    "cuda_graphs": self.cfg.generation_cuda_graphs,
                 }
         return super().build_generator(
             models, args, seq_gen_cls=seq_gen_cls, extra_gen_cls_kwargs=extra_gen_cls_kwargs, **kwargs

@@ -56,6 +56,7 @@ class Translator:
         dtype: "float32", "bfloat16", "int8", or "auto" (also None): int8 for a directory of 8-bit weights, else the
             fastest on this CPU for models of this size, see generation/dtypes.py
         device: "cpu", "cuda", "cuda:1" …
+        cuda_graphs: capture the steps of the search in CUDA graphs; for a GPU
         unk: what an unknown word in a translation is written as; "" leaves it out
 
     Raises:
@@ -86,6 +87,7 @@ class Translator:
         threads: int | None = None,
         dtype: str | None = "auto",
         device: str = "cpu",
+        cuda_graphs: bool = False,
         unk: str = "<unk>",
     ) -> None:
         self._searcher: Searcher | None = None
@@ -105,7 +107,7 @@ class Translator:
         if max_len_a == 0 and min_len > max_len_b:
             raise TranslationError(f"`min_len` must be at most `max_len_b` = {max_len_b}, got {min_len}")
         named = None if dtype == AUTO else dtype
-        check_device(device, named or "float32")
+        check_device(device, named or "float32", cuda_graphs)
 
         about_checkpoints = _given(data=data, bpe_codes=bpe_codes, sentencepiece=sentencepiece, tokenizer=tokenizer)
         if lowercase:
@@ -133,7 +135,7 @@ class Translator:
             self.dtype, self.dtype_reason = _automatic(opened, device)
         elif (warning := slow_type(named, device)) is not None:
             self.notes = (*self.notes, warning)
-        settings = SearchSettings(options, max_len_a, max_len_b, self.dtype, device, threads)
+        settings = SearchSettings(options, max_len_a, max_len_b, self.dtype, device, threads, cuda_graphs)
         self._searcher = Searcher(opened.models, settings)
 
     def translate(

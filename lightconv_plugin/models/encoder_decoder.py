@@ -107,6 +107,17 @@ class MixerDecoder(TransformerDecoderBase):
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
         return wrap_layer(MixerDecoderLayer(cfg, next(self._specs), no_encoder_attn=no_encoder_attn), cfg)
 
+    def buffered_future_mask(self, tensor: Tensor) -> Tensor:
+        """tensor (T,…) → (T,T): −∞ for what comes later, else 0.
+
+        The base class makes the mask on the host and copies it to the device whenever a longer batch comes.
+        """
+        steps = tensor.shape[0]
+        if self._future_mask.device != tensor.device or self._future_mask.shape[0] < steps:
+            self._future_mask = torch.full((steps, steps), -torch.inf, device=tensor.device).triu_(1)
+        self._future_mask = self._future_mask.to(tensor.dtype)
+        return self._future_mask[:steps, :steps]
+
     def upgrade_state_dict_named(self, state_dict, name):
         version = f"{name}.version"
         if any(key.startswith(f"{name}.layers.") and ".linear1." in key for key in state_dict):

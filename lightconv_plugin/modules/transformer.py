@@ -102,7 +102,9 @@ class _Stack(nn.Module):
         if self.embed_positions is not None:
             positions = positions_of(pads, seen)
             if self.config.positions == "learned" and not torch.compiler.is_compiling():
-                self._check_length(int(positions.shape[1]) + (0 if seen is None else int(seen.max())))
+                # On a GPU reading it would wait for the device, and an index out of range is an error of its own there.
+                before = int(seen.max()) if seen is not None and seen.device.type == "cpu" else 0
+                self._check_length(int(positions.shape[1]) + before)
             x = x + self.embed_positions(positions, x.dtype, positions.shape[1] if seen is None else None)
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)

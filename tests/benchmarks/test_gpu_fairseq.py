@@ -52,7 +52,8 @@ def test_timing_in_order(script):
     training, generation = calls
     big = "--device cuda --dtype bfloat16 --preset wmt_en_de_big"
     assert training.startswith("-m benchmarks.training --json ") and training.endswith(big)
-    assert f"{big} --beam 4 --sentences 256 --systems DynamicConv (ours)" in generation
+    assert f"{big} --beam 4 --sentences 1 256 --systems DynamicConv (ours)" in generation
+    assert generation.endswith("DynamicConv (ours), CUDA graphs")
 
 
 def test_recipes(script, data):

@@ -165,7 +165,7 @@ def test_options_reach_the_translator(made, monkeypatch, run):
         *("--path", "b.pt", "--data", "d", "-s", "de", "-t", "en", "--bpe-codes", "c", "--tokenizer", "none"),
         *("--lowercase", "--beam", 7, "--lenpen", 0.6, "--unkpen", 1, "--min-len", 2, "--max-len-a", 1.5),
         *("--max-len-b", 10, "--no-repeat-ngram-size", 3, "--temperature", 2, "--dtype", "int8", "--device", "cuda:1"),
-        *("--threads", 3, "--batch-tokens", 100, "--batch-size", 4, "--unk", "?"),
+        *("--cuda-graphs", "--threads", 3, "--batch-tokens", 100, "--batch-size", 4, "--unk", "?"),
     )
     assert status == 130
     assert list(map(str, taken.pop("path"))) == [str(made[1]), "b.pt"] and str(taken.pop("data")) == "d"
@@ -173,6 +173,7 @@ def test_options_reach_the_translator(made, monkeypatch, run):
         "source_lang": "de", "target_lang": "en", "bpe_codes": "c", "sentencepiece": None, "tokenizer": "none",
         "lowercase": True, "beam": 7, "lenpen": 0.6, "unkpen": 1.0, "min_len": 2, "max_len_a": 1.5, "max_len_b": 10,
         "no_repeat_ngram_size": 3, "temperature": 2.0, "dtype": "int8", "device": "cuda:1", "threads": 3,
+        "cuda_graphs": True,
         "batch_tokens": 100, "batch_size": 4, "unk": "?",
     }  # fmt: skip
 
@@ -181,6 +182,7 @@ def test_options_reach_the_translator(made, monkeypatch, run):
     "arguments, said",
     [
         (["--nbest", 6], "--nbest must be in 1 … --beam = 5, got 6"),
+        (["--cuda-graphs"], "--cuda-graphs needs a GPU, such as --device cuda: got --device cpu"),
         (["--input", "nowhere.txt"], "--input: no such file: nowhere.txt"),
         (["--output", "no/such/folder/out.txt"], "there is no folder"),
         (["--path", "nowhere.pt"], "no such checkpoint or exported directory: nowhere.pt"),

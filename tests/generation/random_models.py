@@ -101,6 +101,16 @@ def random_model(rng: random.Random, source_words: int, words: int):
     return model.eval()
 
 
+def model_of(mixer: str, words: int = 60):
+    """A `random_model` with two decoder layers of this mixer, for 50 source words."""
+    torch.manual_seed(5)
+    rng = random.Random(5)
+    while True:
+        model = random_model(rng, 50, words)
+        if [spec.kind for spec in model.config.decoder.mixers] == [mixer, mixer]:
+            return model
+
+
 def _stack(rng: random.Random, dim: int, words: int, *, causal: bool, **options) -> StackConfig:
     return StackConfig(
         vocab_size=words,

@@ -20,11 +20,14 @@ def test_best_continuations(scored):
     assert torch.equal(parents * vocabulary + words, expected.indices)
 
 
-def test_normalisers_of_broken_rows():
+def test_broken_rows_have_no_probability():
     logits = torch.randn(5, 30)
-    logits[1, 3], logits[2, 4], logits[3] = torch.nan, torch.inf, -torch.inf
+    logits[1, 3], logits[2, 4], logits[3], logits[4, 7] = torch.nan, torch.inf, -torch.inf, -torch.inf
     whole = logits.clone()
     normalisers = log_normalisers(logits)
-    broken = [1, 2, 3]
-    assert torch.equal(logits[broken] - normalisers[broken].unsqueeze(1), torch.full((3, 30), -torch.inf))
-    torch.testing.assert_close(logits[[0, 4]] - normalisers[[0, 4], None], whole[[0, 4]].log_softmax(1))
+    assert torch.equal(normalisers.isposinf(), torch.tensor([False, True, True, True, False]))
+    found, words, _ = best_continuations(logits, normalisers, None, 5, 6)
+    assert found[1:4].eq(-torch.inf).all()
+    expected = whole[[0, 4]].log_softmax(1).topk(6)
+    torch.testing.assert_close(found[[0, 4]], expected.values)
+    assert torch.equal(words[[0, 4]], expected.indices)

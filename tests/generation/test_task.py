@@ -88,9 +88,18 @@ def test_builds_the_generator_that_was_asked_for():
     assert (type(generator), generator.dtype, generator.beam_size) == (FastGenerator, "int8", 3)
     assert (generator.options.len_penalty, generator.options.no_repeat_ngram_size) == (0.5, 2)
     assert not generator.options.normalize_scores
+    assert not generator.cuda_graphs
     aligned = task.build_generator(models, Namespace(print_alignment="hard"))
     assert type(aligned) is SequenceGeneratorWithAlignment
     assert type(task.build_generator(models, Namespace(), seq_gen_cls=SequenceGenerator)) is SequenceGenerator
+
+
+def test_cuda_graphs_need_a_gpu():
+    words = dictionary(toys.VOCABULARY)
+    task = TranslationFastTask(TranslationFastConfig(generation_cuda_graphs=True), words, words)
+    generator = task.build_generator([toys.ours()], Namespace(beam=2))
+    with pytest.raises(ValueError, match=r"--generation-cuda-graphs\) needs a GPU, got a model on cpu"):
+        generator.generate([], toys.batch())
 
 
 def test_auto_is_resolved_at_the_first_batch(monkeypatch, caplog):

@@ -197,6 +197,7 @@ def test_nothing_in_a_checkpoint_is_run(tmp_path):
         ({"dtype": "float16"}, "`dtype` must be one of auto, float32, bfloat16, int8, got 'float16'"),
         ({"device": "tpu7"}, "`device` must be cpu, cuda or cuda:N, got 'tpu7'"),
         ({"device": "cuda:99"}, "`device` 'cuda:99' is not available"),
+        ({"cuda_graphs": True}, "`cuda_graphs` needs a GPU, such as `device` 'cuda': got `device` 'cpu'"),
         ({"tokenizer": "perl"}, "`tokenizer` must be one of moses, none, got 'perl'"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

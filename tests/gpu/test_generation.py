@@ -1,0 +1,34 @@
+"""Generation on a GPU: the search in torch, with and without CUDA graphs, finds what it finds on the CPU."""
+
+import random
+
+import pytest
+
+from lightconv_plugin.generation import BatchSearch, SearchOptions
+from lightconv_plugin.generation.batch_search import TorchSearch
+from lightconv_plugin.modules.mixers import MIXERS
+from tests.generation.random_models import EOS, PAD, UNK, assert_same, model_of, random_batch
+
+LONGEST = 28
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("beam", [1, 5])
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_search(mixer, beam, graphs, cuda):
+    """Several batches, so that graphs are replayed for others than they were captured with."""
+    model = model_of(mixer)
+    options = SearchOptions(pad=PAD, unk=UNK, eos=EOS, beam_size=beam, no_repeat_ngram_size=2, min_len=2)
+    rng = random.Random(beam)
+    sources = [random_batch(rng, sentences, longest, 50) for sentences, longest in [(7, 9), (5, 16), (8, 3), (6, 11)]]
+    batches = [(source, source.ne(PAD).sum(dim=1)) for source in sources]
+    search = TorchSearch([model], options)
+    expected = [search.search(*batch, LONGEST) for batch in batches]
+    search = BatchSearch([model.to(cuda)], options, cuda_graphs=graphs)
+    for number, (batch, theirs) in enumerate(zip(batches, expected, strict=True)):
+        found = search.search(*(tensor.to(cuda) for tensor in batch), LONGEST)
+        ours = [[{name: tensor.cpu() for name, tensor in one.items()} for one in ranked] for ranked in found]
+        assert_same(theirs, ours, f"batch {number}:")
+    if graphs:
+        (recorded,) = search._search._searches.values()
+        assert any(recorded._replays.values())
