@@ -65,7 +65,7 @@ class BackwardUnit {
       return;
     }
     filters_.emplace(p_, unit_, arena_);
-    tap_ = filters_->pitch();
+    tap_ = filters_->tap();
     tables_.emplace(filters_->size(), chunk_ + k_ - 1, arena_);
     if (weights) {
       gradients_ = {arena_.take<S>(kTogether * filters_->size()), filters_->size(), 0};
@@ -86,8 +86,6 @@ class BackwardUnit {
   void prepare_products() {
     const int64_t rows = (chunk_ + kDotRows - 1) / kDotRows * kDotRows, pitch = correlation_pitch<S>(k_);
     products_ = {arena_.take<S>(unit_.count * p_.heads * rows * pitch), rows * pitch, 0};
-    product_offsets_ = arena_.take<int64_t>(kWidth<S>);
-    for (int64_t i = 0; i < kWidth<S>; ++i) product_offsets_[i] = i * products_.pitch;
     columns_ = {nullptr, round_up<S>(chunk_ + pitch) + kWidth<S>, 0};
     columns_.data = arena_.take<S>(round_up<S>(p_.per_head) * columns_.pitch);
   }
@@ -109,7 +107,6 @@ class BackwardUnit {
   void make_filters(int64_t t, S* table) {
     const int64_t size = filters_->size();
     S* normalized = p_.dropout.active() ? normalized_.at(t) : table;
-    filters_->read(t, normalized);
     filters_->normalize(t, normalized);
     if (!p_.dropout.active()) return;
     S* scales = scales_.at(t);
@@ -143,7 +140,8 @@ class BackwardUnit {
       }
       if (from >= to) continue;
       for (int64_t h = 0; h < p_.heads; ++h) {
-        const int64_t channel = h * p_.per_head, filter = p_.shared ? h * p_.filter_pitch() : i * p_.heads + h;
+        const int64_t channel = h * p_.per_head;
+        const int64_t filter = p_.shared ? h * p_.filter_pitch() : i * p_.heads + h;
         const int64_t shift = -p_.offset - (k_ - 1);
         convolve_rows<S>(
             {out.data + channel, out.pitch, out.first}, from, to, grad(i, channel), sequence.out_first,
@@ -248,11 +246,7 @@ class BackwardUnit {
     }
     for (int64_t t = begin; t < end; ++t) {
       S* gradient = gradients_.data;
-      const S* products = products_.data + correlation_at<S>(t - begin, k_);
-      filters_->each_vector([&](int64_t f, int64_t count) {
-        load_lanes(products + f * products_.pitch, product_offsets_, count, k_, gradient + f, tap_);
-      });
-      filters_->mask(t, gradient);
+      filters_->take(t, products_.data + correlation_at<S>(t - begin, k_), products_.pitch, gradient);
       finish(t, gradient);
     }
   }
@@ -316,7 +310,6 @@ class BackwardUnit {
   int64_t tap_ = 1;
   Rows<S> held_, room_, normalized_, scales_, gradients_;
   Rows<S> products_;  // a row for each filter
-  int64_t* product_offsets_ = nullptr;
   Columns<S> columns_;
   S *logits_ = nullptr, *sums_ = nullptr;
 };
@@ -325,7 +318,8 @@ class BackwardUnit {
 
 template <class T>
 void backward(const Problem<T>& p) {
-  if (!p.wide()) return narrow_backward(p);
+  // The gradients of long filters take blocks of products, which are the larger the better: tiles of one sentence.
+  if (!p.wide() || (!p.shared && p.kernel_size > kMostInLanes)) return tile_backward(p);
   const std::vector<Unit> units = cut_into_units(p);
   const int64_t count = units.size();
   const auto run = [&](int64_t from, int64_t to, Sum<T>* partial) {

@@ -4,7 +4,11 @@ namespace lightconv {
 
 template <class T>
 FilterTable<T>::FilterTable(const Problem<T>& p, const Unit& unit, Arena& arena)
-    : p_(p), unit_(unit), filters_(unit.count * p.heads), pitch_(round_up<S>(filters_)) {
+    : p_(p),
+      unit_(unit),
+      long_(p.kernel_size > kMostInLanes),
+      filters_(unit.count * p.heads),
+      pitch_(long_ ? p.filter_pitch() : round_up<S>(filters_)) {
   offsets_ = arena.take<int64_t>(filters_);
   gradient_offsets_ = arena.take<int64_t>(filters_);
   row_offsets_ = arena.take<int64_t>(kWidth<S>);
@@ -14,8 +18,9 @@ FilterTable<T>::FilterTable(const Problem<T>& p, const Unit& unit, Arena& arena)
     offsets_[f] = b * p.weight.batch + h * p.weight.head;
     gradient_offsets_[f] = b * p.dweight.batch + h * p.dweight.head;
   }
+  if (p.dropout.active()) words_ = arena.take<uint32_t>(filters_ * p.kernel_size + 64);
+  if (long_) return;
   if (p.dropout.active()) {
-    words_ = arena.take<uint32_t>(filters_ * p.kernel_size + 64);
     factors_ = arena.take<S>(filters_ * p.kernel_size);
   }
   if (p.weight.tap != 1 || (p.dweight.data && p.dweight.tap != 1)) rows_ = arena.take<T>(kWidth<S> * p.kernel_size);
@@ -23,9 +28,10 @@ FilterTable<T>::FilterTable(const Problem<T>& p, const Unit& unit, Arena& arena)
 
 template <class T>
 void FilterTable<T>::read(int64_t t, S* table) const {
-  constexpr int64_t kRowsAhead = 4;
-  fetch(t + kRowsAhead);
   const T* data = p_.weight.at(t, unit_.batch(), 0);
+  if (long_) {
+    return each_row(table, [&](int64_t f, S* row, const Sequence&) { read_filter(p_, data + offsets_[f], row); });
+  }
   each_vector([&](int64_t f, int64_t count) {
     if (p_.weight.tap == 1) {
       load_lanes(data, offsets_ + f, count, p_.kernel_size, table + f, pitch_);
@@ -50,6 +56,23 @@ void FilterTable<T>::fetch(int64_t t) const {
 
 template <class T>
 void FilterTable<T>::normalize(int64_t t, S* table) const {
+  constexpr int64_t kRowsAhead = 8;
+  fetch(t + kRowsAhead);
+  if (long_ && p_.normalize == Normalize::kSoftmax && !p_.renorm && p_.weight.tap == 1) {
+    const T* data = p_.weight.at(t, unit_.batch(), 0);
+    return each_row(table, [&](int64_t f, S* row, const Sequence&) {
+      const T* logits = data + offsets_[f];
+      detail::softmax_row<S>(
+          [&](int64_t i) { return load_some(logits + i, std::min<int64_t>(kWidth<S>, p_.kernel_size - i)); },
+          p_.kernel_size, row);
+    });
+  }
+  read(t, table);
+  if (long_) {
+    return each_row(table, [&](int64_t, S* row, const Sequence& sequence) {
+      normalize_row<S>(p_.normalize, row, p_.kernel_size, p_.taking_part(sequence, t), row);
+    });
+  }
   each_vector([&](int64_t f, int64_t count) {
     normalize_lanes<S>(p_.normalize, table + f, pitch_, p_.kernel_size, inside(t, f, count, p_.renorm));
   });
@@ -60,10 +83,26 @@ void FilterTable<T>::draw(int64_t t, S* table) const {
   const int64_t k = p_.kernel_size;
   const uint64_t row = (uint64_t(t) * p_.batch + unit_.batch()) * p_.heads;
   const int64_t at = philox_words(p_.dropout.seed, row * k, filters_ * k, words_);
+  if (long_) {
+    return each_row(table, [&](int64_t f, S* to, const Sequence&) {
+      dropout_factors(p_.dropout, words_ + at + f * k, k, to);
+      std::fill(to + k, to + pitch_, S(0));
+    });
+  }
   dropout_factors(p_.dropout, words_ + at, filters_ * k, factors_);
   each_vector([&](int64_t f, int64_t count) {
     load_lanes(factors_ + f * k, row_offsets_, count, k, table + f, pitch_);
   });
+}
+
+template <class T>
+void FilterTable<T>::take(int64_t t, const S* products, int64_t apart, S* table) const {
+  int64_t offsets[kWidth<S>];
+  for (int64_t i = 0; i < kWidth<S>; ++i) offsets[i] = i * apart;
+  each_vector([&](int64_t f, int64_t count) {
+    load_lanes(products + f * apart, offsets, count, p_.kernel_size, table + f, pitch_);
+  });
+  mask(t, table);
 }
 
 template <class T>
@@ -98,7 +137,7 @@ void FilterTable<T>::write(int64_t t, const S* table) const {
       store_lanes(data, gradient_offsets_ + f, count, p_.kernel_size, table + f, pitch_);
       return;
     }
-      store_lanes(rows_, row_offsets_, count, p_.kernel_size, table + f, pitch_);
+    store_lanes(rows_, row_offsets_, count, p_.kernel_size, table + f, pitch_);
     for (int64_t i = 0; i < count; ++i) {
       for (int64_t k = 0; k < p_.kernel_size; ++k) {
         data[gradient_offsets_[f + i] + k * p_.dweight.tap] = rows_[i * p_.kernel_size + k];

@@ -30,12 +30,12 @@ class ForwardUnit {
       return;
     }
     const FilterTable<T>& filters = filters_.emplace(p_, unit_, arena_);
-    tap_ = filters.pitch();
+    tap_ = filters.tap();
+    apart_ = filters.apart();
     Sliding<S> tables(filters.size(), chunk_, arena_);
     S* factors = p_.dropout.active() ? arena_.take<S>(filters.size()) : nullptr;
     convolve([&](int64_t first, int64_t last) {
       taps_ = constant(tables.hold(first, last, [&](int64_t t, S* table) {
-        filters.read(t, table);
         filters.normalize(t, table);
         if (!factors) return;
         filters.draw(t, factors);
@@ -70,7 +70,8 @@ class ForwardUnit {
     if constexpr (std::is_same_v<T, S>) out = {p_.out.at(t, unit_.batch() + i), p_.out.time, t};
     const Sequence& s = unit_.sequences[i];
     for (int64_t h = 0; h < p_.heads; ++h) {
-      const int64_t channel = h * p_.per_head, filter = p_.shared ? h * p_.filter_pitch() : i * p_.heads + h;
+      const int64_t channel = h * p_.per_head;
+      const int64_t filter = p_.shared ? h * p_.filter_pitch() : (i * p_.heads + h) * apart_;
       convolve_rows<S>(
           {out.data + channel, out.pitch, out.first}, t, last, sources_.at(i, channel), s.in_first, s.in_last,
           forward_weights(taps_, tap_, t, filter), p_.kernel_size, p_.offset, p_.per_head,
@@ -97,14 +98,14 @@ class ForwardUnit {
   Sources<T> sources_;
   std::optional<FilterTable<T>> filters_;
   Rows<const S> taps_;
-  int64_t tap_ = 1;
+  int64_t tap_ = 1, apart_ = 1;
 };
 
 }  // namespace
 
 template <class T>
 void forward(const Problem<T>& p) {
-  if (!p.wide()) return narrow_forward(p);
+  if (!p.wide()) return tile_forward(p);
   const std::vector<Unit> units = cut_into_units(p);
   const int64_t rows = units.empty() ? 1 : units[0].count * (units[0].end - units[0].begin);
   parallel_for(0, units.size(), grain_of(rows * p.channels() * p.kernel_size), p.threads, [&](int64_t from, int64_t to) {

@@ -22,11 +22,11 @@ void forward(const Problem<T>& p);
 template <class T>
 void backward(const Problem<T>& p);
 
-// The same for heads narrower than a vector.
+// The same in tiles of one sentence: for heads narrower than a vector, and backward for long predicted filters too.
 template <class T>
-void narrow_forward(const Problem<T>& p);
+void tile_forward(const Problem<T>& p);
 template <class T>
-void narrow_backward(const Problem<T>& p);
+void tile_backward(const Problem<T>& p);
 
 constexpr int64_t kBundles = 64;
 

@@ -24,7 +24,8 @@ std::vector<Unit> cut_into_units(const Problem<T>& p) {
     together = std::clamp<int64_t>(kBytes / (p.channels() * int64_t(sizeof(Sum<T>))), 1, p.batch);
   }
   // As many as fill the lanes with filters.
-  const int64_t least = p.shared ? 1 : std::min(together, (kWidth<Sum<T>> + p.heads - 1) / p.heads);
+  const bool in_lanes = !p.shared && p.kernel_size <= kMostInLanes;
+  const int64_t least = in_lanes ? std::min(together, (kWidth<Sum<T>> + p.heads - 1) / p.heads) : 1;
   int64_t rows = 128;
   const auto few = [&] {
     const int64_t groups = (int64_t(p.sequences.size()) + together - 1) / together;

@@ -80,7 +80,7 @@ void forward_tile(const Problem<T>& p, const Tile& tile, Arena& arena) {
 }  // namespace
 
 template <class T>
-void narrow_forward(const Problem<T>& p) {
+void tile_forward(const Problem<T>& p) {
   const Cut work = cut(p, /*planes=*/2, /*tables=*/1);
   parallel_for(0, int64_t(work.tiles.size()), work.grain(), p.threads, [&](int64_t from, int64_t to) {
     static thread_local Arena arena;
@@ -91,9 +91,9 @@ void narrow_forward(const Problem<T>& p) {
   });
 }
 
-template void narrow_forward(const Problem<float>&);
-template void narrow_forward(const Problem<double>&);
-template void narrow_forward(const Problem<Float16>&);
-template void narrow_forward(const Problem<BFloat16>&);
+template void tile_forward(const Problem<float>&);
+template void tile_forward(const Problem<double>&);
+template void tile_forward(const Problem<Float16>&);
+template void tile_forward(const Problem<BFloat16>&);
 
 }  // namespace lightconv

@@ -1,5 +1,5 @@
-// The gradients of sources and filters, tile by tile, in one sweep: a tile reads its gradients, sources and filters
-// once and computes from them
+// The gradients of sources and filters for heads narrower than a vector and for long predicted filters, tile by tile, in
+// one sweep: a tile reads its gradients, sources and filters once and computes from them
 //
 //     du[s] = Σ_k w[s − offset − k, k] · grad[s − offset − k]     gathered: every row has one owner
 //     dw[t, k] = Σ_r grad[t, r] · u[t + offset + k, r]            then the normalisation's and the GLU's own gradients
@@ -9,6 +9,7 @@
 #include "common/parallel.h"
 #include "convolution/depthwise.h"
 #include "convolution/kernels.h"
+#include "convolution/walk.h"
 
 namespace lightconv {
 namespace {
@@ -60,7 +61,15 @@ class BackwardTile {
     const int64_t begin = std::max(tile_.begin, s_.in_first), end = std::min(tile_.end, s_.in_last);
     Rows<S> out{nullptr, round_up<S>(width) + kWidth<S>, tile_.begin};
     out.data = arena_.take<S>(round_up<S>(tile_.end - tile_.begin) * out.pitch);
-    if (p_.each()) {
+    if (p_.wide()) {
+      const int64_t shift = -p_.offset - (p_.kernel_size - 1);
+      for (int64_t h = 0; h < tile_.heads() && begin < end; ++h) {
+        convolve_rows<S>(
+            shifted(out, h * pitch_), begin, end, constant(shifted(grad, h * pitch_)), s_.out_first, s_.out_last,
+            backward_weights(constant(filters.taps(h)), 1, begin + shift, 0, p_.kernel_size), p_.kernel_size, shift,
+            pitch_, nullptr);
+      }
+    } else if (p_.each()) {
       convolve_each<S, true>(
           out, begin, end, grad, s_.out_first, s_.out_last, channel_taps(p_, tile_, filters, arena_), p_.kernel_size,
           p_.offset, nullptr);
@@ -86,6 +95,11 @@ class BackwardTile {
     const int64_t n = tile_.heads() * p_.per_head, c = tile_.head * p_.per_head, b = s_.batch;
     const bool readable = s >= s_.in_first && s < s_.in_last;
     if (!readable) std::fill(row, row + tile_.heads() * pitch_, S(0));
+    if (pitch_ != p_.per_head) {
+      for (int64_t h = 1; h < tile_.heads(); ++h) {
+        std::memmove(row + h * p_.per_head, row + h * pitch_, p_.per_head * sizeof(S));
+      }
+    }
     const int64_t kept = s - (p_.sources() - p_.next_rows);
     if (p_.grad_state.data && kept >= 0) {
       const T* add = p_.grad_state.at(kept, b) + c;
@@ -177,7 +191,7 @@ class BackwardTile {
 }  // namespace
 
 template <class T>
-void narrow_backward(const Problem<T>& p) {
+void tile_backward(const Problem<T>& p) {
   const Cut work = cut(p, /*planes=*/4, /*tables=*/p.dropout.active() ? 3 : 1);
   const int64_t tiles = work.tiles.size();
   const auto run = [&](int64_t from, int64_t to, Sum<T>* partial) {
@@ -200,9 +214,9 @@ void narrow_backward(const Problem<T>& p) {
   });
 }
 
-template void narrow_backward(const Problem<float>&);
-template void narrow_backward(const Problem<double>&);
-template void narrow_backward(const Problem<Float16>&);
-template void narrow_backward(const Problem<BFloat16>&);
+template void tile_backward(const Problem<float>&);
+template void tile_backward(const Problem<double>&);
+template void tile_backward(const Problem<Float16>&);
+template void tile_backward(const Problem<BFloat16>&);
 
 }  // namespace lightconv
