@@ -102,8 +102,14 @@ const float* Mixer::filters_of(const float* x, int64_t rows, Workshop& shop) con
   if (kind == Kind::kShared) return nullptr;
   const int64_t size = heads * taps();
   if (kind == Kind::kPredicted) {
-    float* filters = shop.filters.get(rows * size);
-    product(x, channels, rows, filters, size, shop);
+    const int64_t rank = reduce.outputs();
+    float* filters = shop.filters.get(rows * (size + rank));
+    const float* query = x;
+    if (reduce) {
+      reduce(x, channels, rows, filters + rows * size, rank, shop);
+      query = filters + rows * size;
+    }
+    product(query, product.inputs(), rows, filters, size, shop);
     for (int64_t i = 0; i < rows * heads; ++i) normalise(filters + i * taps());
     return filters;
   }

@@ -49,7 +49,8 @@ Mixer::Mixer(const Description& from, const std::string& name)
       right(from.integer(name + ".right")), channels(from.integer(name + ".channels")),
       heads(from.integer(name + ".heads")), gated(from.number(name + ".gated") != 0),
       normalize(Normalization(from.integer(name + ".normalize"))), enter(from.linear(name + ".enter")),
-      leave(from.linear(name + ".leave")), product(from.linear(name + ".product", kind == Kind::kTalk)),
+      leave(from.linear(name + ".leave")), reduce(from.linear(name + ".reduce")),
+      product(from.linear(name + ".product", kind == Kind::kTalk)),
       filters(from.values(name + ".filters")), bias(from.values(name + ".conv_bias")) {
   if (kind != Kind::kShared || !narrow()) return;
   const std::vector<float> of_heads = std::move(filters);  // (heads, taps)

@@ -76,6 +76,7 @@ struct Mixer {
   bool gated = false;
   Normalization normalize = Normalization::kNone;
   Linear enter, leave;
+  Linear reduce;               // kPredicted at low rank: what `product` reads, else empty
   Linear product;              // kPredicted: filters; kTalk: offsets; kFull: the convolution; kAttention: queries, keys, values
   std::vector<float> filters;  // kShared, normalised: (taps, channels) where heads are narrow, else (heads, taps)
   std::vector<float> bias;

@@ -29,7 +29,14 @@ UPSTREAM_ARCHITECTURES = {
     "talkconv_lm": ("", "_big", "_wiki103"),
 }
 # Options that upstream lacks. These change what a model computes, and upstream has these values only.
-FIXED = {"layernorm_embedding": False, "no_scale_embedding": False, "no_cross_attention": False}
+FIXED = {
+    "layernorm_embedding": False,
+    "no_scale_embedding": False,
+    "no_cross_attention": False,
+    "encoder_dynamic_rank": [0],
+    "decoder_dynamic_rank": [0],
+    "dynamic_residual": False,
+}
 # These only matter in training, and upstream works without them.
 TRAINING_ONLY = {
     "encoder_layerdrop": 0.0,

@@ -26,7 +26,7 @@ _OF_CONVOLUTIONS = ("kernel_size", "conv_dim", "glu", "input_dropout", "weight_d
 # What each kind of mixer reads of its MixerSpec.
 _READ = {
     "lightweight": (*_OF_CONVOLUTIONS, "num_heads", "normalize"),
-    "dynamic": (*_OF_CONVOLUTIONS, "num_heads", "normalize"),
+    "dynamic": (*_OF_CONVOLUTIONS, "num_heads", "normalize", "dynamic_rank", "dynamic_residual"),
     "talk": (*_OF_CONVOLUTIONS, "num_heads"),
     "depthwise": _OF_CONVOLUTIONS,
     "conv": _OF_CONVOLUTIONS,
@@ -161,6 +161,7 @@ def _options(config: ModelConfig) -> dict[str, Any]:
         "activation_fn": decoder.activation,
         "weight_normalization": normalize,
         "weight_softmax": normalize == "softmax",
+        "dynamic_residual": _first(mixers, "dynamic_residual", False),
         "layernorm_embedding": decoder.embedding_norm,
         "no_scale_embedding": decoder.embed_scale == 1.0,
         "no_token_positional_embeddings": decoder.positions == "none",
@@ -198,6 +199,7 @@ def _options(config: ModelConfig) -> dict[str, Any]:
 def _side_options(side: str, stack: StackConfig) -> dict[str, Any]:
     mixers = stack.mixers
     kinds = [mixer.kind for mixer in mixers]
+    ranks = [mixer.dynamic_rank if mixer.kind == "dynamic" else 0 for mixer in mixers]
     heads = stack.num_heads if stack.encoder_dim is not None else _first(mixers, "num_heads", stack.num_heads)
     options = {
         "embed_dim": stack.embed_dim,
@@ -210,6 +212,7 @@ def _side_options(side: str, stack: StackConfig) -> dict[str, Any]:
         "kernel_size_list": [mixer.kernel_size for mixer in mixers],
         "glu": _first(mixers, "glu", False),
         "conv_type": kinds[0] if len(set(kinds)) == 1 else ",".join(kinds),
+        "dynamic_rank": ranks if any(ranks) else [0],
         "layerdrop": stack.layerdrop,
     }
     return {f"{side}_{name}": value for name, value in options.items()}

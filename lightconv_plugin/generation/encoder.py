@@ -91,16 +91,17 @@ class _Layer:
 
 
 class _ConvMixer:
-    """A ConvBlock. The layer that predicts dynamic filters is packed too."""
+    """A ConvBlock. The layers that predict dynamic filters are packed too."""
 
     def __init__(self, block: ConvBlock, dtype: str):
         self.conv, self.glu, self.zero_pads = block.conv, block.glu, block.zero_pads
         project = isinstance(block.linear1, nn.Linear)
         self.linear1 = pack(block.linear1, dtype=dtype) if project else None
         self.linear2 = pack(block.linear2, dtype=dtype) if project else None
-        self.predict: PackedLinear | None = None
+        self.predict: list[PackedLinear] = []
         if type(block.conv) is DynamicConv:
-            self.predict = pack(block.conv.weight_linear, dtype=dtype)
+            linears = (block.conv.rank_linear, block.conv.weight_linear)
+            self.predict = [pack(linear, dtype=dtype) for linear in linears if linear is not None]
 
     def __call__(self, x: Tensor, batch: _Batch) -> Tensor:
         x = x.clone() if self.linear1 is None else self.linear1(x)
@@ -109,11 +110,13 @@ class _ConvMixer:
         if self.zero_pads:
             batch.without_pads(batch.grid(x))
         grid = batch.grid(x)
-        if self.predict is None:
+        if not self.predict:
             y = self.conv(grid)
         else:
             conv = self.conv
-            filters = batch.grid(self.predict(x)).unflatten(2, (conv.num_heads, conv.kernel_size))
+            for linear in self.predict:
+                x = linear(x)
+            filters = batch.grid(x).unflatten(2, (conv.num_heads, conv.kernel_size))
             y = ops.dynamicconv(
                 grid,
                 filters,

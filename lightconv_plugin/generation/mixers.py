@@ -103,7 +103,7 @@ class _Lightweight(_Filtered):
 class _Dynamic(_Filtered):
     def __init__(self, conv: DynamicConv, dtype: str):
         super().__init__(conv)
-        if conv.weight_linear.in_features != conv.channels:
+        if conv.query_size != conv.channels:
             raise UnsupportedModelError("a dynamic convolution whose filters are predicted from another tensor")
         self.renorm_padding = conv.renorm_padding
 
@@ -112,10 +112,13 @@ class _Dynamic(_Filtered):
                 return None
             return parameter.detach().unflatten(0, (self.heads, self.slots)).flip(1).flatten(0, 1)
 
+        self.reduce = None if conv.rank_linear is None else pack(conv.rank_linear, dtype=dtype)
         linear = conv.weight_linear
         self.predict = PackedLinear(current_first(linear.weight), current_first(linear.bias), dtype)
 
     def _filters(self, x: Tensor, taps: int, beams: Beams) -> Tensor:
+        if self.reduce is not None:
+            x = self.reduce(x)
         weights = self.predict(x).view(-1, self.slots)
         if weights.dtype not in (torch.float32, torch.float64):
             weights = weights.float()

@@ -275,9 +275,11 @@ class _Description:
             self._tensor(f"{name}.product.weight", conv.weight.transpose(1, 2).flatten(1))
             self._tensor(f"{name}.product.bias", conv.bias)
         elif type(conv) is DynamicConv:
-            if conv.renorm_padding or conv.weight_linear.in_features != conv.channels:
+            if conv.renorm_padding or conv.query_size != conv.channels:
                 raise UnsupportedModelError("a dynamic convolution with renorm_padding or another query")
             self.numbers |= {f"{name}.kind": _PREDICTED, f"{name}.normalize": _NORMALIZATIONS[conv.normalize]}
+            if conv.rank_linear is not None:
+                self._linear(f"{name}.reduce", conv.rank_linear)
             self._linear(f"{name}.product", conv.weight_linear)
             self._tensor(f"{name}.conv_bias", conv.conv_bias)
         elif type(conv) in (LightweightConv, DepthwiseConv):

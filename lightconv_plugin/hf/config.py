@@ -26,6 +26,8 @@ _OPTIONS = {
     "decoder_kernel_sizes": KERNEL_SIZES,
     "glu": True,
     "normalize": "softmax",
+    "dynamic_rank": 0,
+    "dynamic_residual": False,
     "normalize_before": False,
     "positions": "sinusoidal",
     "dropout": 0.1,
@@ -63,8 +65,8 @@ class LightConvConfig(PretrainedConfig):
         options: without stacks. d_model; ffn_dim (4 · d_model unless given); num_heads (of convolutions and of
             attention); encoder_layers, decoder_layers; mixer (a name of modules.MIXERS, or one for each layer of
             the model, the encoder's first); encoder_kernel_sizes, decoder_kernel_sizes (the last is repeated); glu;
-            normalize; normalize_before; positions; dropout, weight_dropout, attention_dropout; source_vocab_size
-            (vocab_size unless given); share_input_output.
+            normalize; dynamic_rank and dynamic_residual, as in MixerSpec; normalize_before; positions; dropout,
+            weight_dropout, attention_dropout; source_vocab_size (vocab_size unless given); share_input_output.
 
     Raises:
         ValueError: an option or a stack is not allowed; it says which and why.
@@ -235,6 +237,8 @@ def _stack(options: dict[str, Any], vocab_size: int, kinds: list[str], sizes: li
             weight_dropout=options["weight_dropout"],
             normalize=options["normalize"],
             attention_dropout=options["attention_dropout"],
+            dynamic_rank=options["dynamic_rank"],
+            dynamic_residual=options["dynamic_residual"],
         )
         for kind, size in zip(kinds, sizes, strict=True)
     )

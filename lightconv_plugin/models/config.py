@@ -19,6 +19,10 @@ DECODER_KERNELS = [3, 7, 15, 31, 31, 31]
 # "swish" is the FFN's activation in the TaLK models; fairseq knows it and leaves it out of its list.
 ACTIVATIONS = [*utils.get_available_activation_fns(), "swish"]
 _CONV_TYPE_HELP = f"token mixer: one of {', '.join(MIXERS)} for all layers, or one for each, comma separated"
+_RANK_HELP = (
+    "rank at which dynamic layers predict their filters, through as many numbers between two matrices; 0 for one "
+    "matrix; one entry is repeated for all layers"
+)
 
 
 def option(default, help: str, **metadata):
@@ -59,6 +63,7 @@ class ConvTransformerConfig(FairseqDataclass):
     )
     encoder_glu: bool = option(True, "gated linear unit before the encoder's convolutions")
     encoder_conv_type: str = option("dynamic", _CONV_TYPE_HELP)
+    encoder_dynamic_rank: List[int] = option([0], _RANK_HELP)
     encoder_layerdrop: float = option(0.0, "LayerDrop probability in the encoder")
 
     decoder_embed_path: Optional[str] = option(None, "path to pre-trained decoder embedding")
@@ -75,6 +80,7 @@ class ConvTransformerConfig(FairseqDataclass):
     )
     decoder_glu: bool = option(True, "gated linear unit before the decoder's convolutions")
     decoder_conv_type: str = option("dynamic", _CONV_TYPE_HELP)
+    decoder_dynamic_rank: List[int] = option([0], _RANK_HELP)
     decoder_layerdrop: float = option(0.0, "LayerDrop probability in the decoder")
 
     weight_softmax: bool = option(True, "normalise the convolution weights by softmax")
@@ -83,6 +89,9 @@ class ConvTransformerConfig(FairseqDataclass):
         "normalisation of the filters of lightweight and dynamic layers (default: softmax, or none with "
         "--weight-softmax 0). The paper's appendix, dynamic filters, newstest2013: softmax 26.9 BLEU, l2 26.8, abs_l2 "
         "26.7, sigmoid 26.6, tanh 25.6; with none, l1, square and abs its training diverged",
+    )
+    dynamic_residual: bool = option(
+        False, "add a static filter for each head to the predicted one of dynamic layers, before the normalisation"
     )
     share_decoder_input_output_embed: bool = option(False, "share decoder input and output embeddings")
     share_all_embeddings: bool = option(
@@ -192,6 +201,9 @@ def check(c: Namespace, sides: tuple[str, ...] = SIDES) -> None:
         )
     if not c.weight_softmax and c.weight_normalization == "softmax":
         raise ValueError("--weight-softmax 0 contradicts --weight-normalization softmax: leave one of them out")
+    if c.dynamic_residual and not any("dynamic" in kinds(c, side) for side in sides):
+        types = ", ".join(f"--{side}-conv-type {getattr(c, f'{side}_conv_type')}" for side in sides)
+        raise ValueError(f"--dynamic-residual needs a layer of type dynamic: got {types}")
     for side in sides:
         for name in ("embed_dim", "conv_dim", "ffn_embed_dim", "layers", "attention_heads"):
             value = getattr(c, f"{side}_{name}")
@@ -210,10 +222,26 @@ def _per_layer(values: list, layers: int, option: str, layers_option: str) -> li
     return values
 
 
+def kinds(c: Namespace, side: str) -> list[str]:
+    """The types of one side's layers, one entry or one for each."""
+    return [name.strip() for name in str(getattr(c, f"{side}_conv_type")).split(",")]
+
+
+def _ranks(c: Namespace, side: str, types: list[str]) -> list[int]:
+    """Of each layer, 0 where it is not dynamic."""
+    option = f"--{side}-dynamic-rank"
+    ranks = _per_layer([int(r) for r in getattr(c, f"{side}_dynamic_rank")], len(types), option, f"--{side}-layers")
+    if min(ranks) < 0:
+        raise ValueError(f"{option}: ranks must be at least 1, or 0 for one matrix, got {ranks}")
+    if any(ranks) and "dynamic" not in types:
+        raise ValueError(f"{option} needs a layer of type dynamic: got --{side}-conv-type {','.join(types)}")
+    return [rank if kind == "dynamic" else 0 for kind, rank in zip(types, ranks, strict=True)]
+
+
 def mixers(c: Namespace, side: str, *, causal: bool, zero_pads: bool) -> list[MixerSpec]:
     """The token mixers of one side's layers; `c` is filled."""
     layers, heads, conv_dim = (getattr(c, f"{side}_{name}") for name in ("layers", "attention_heads", "conv_dim"))
-    types = [name.strip() for name in str(getattr(c, f"{side}_conv_type")).split(",")]
+    types = kinds(c, side)
     for name in types:
         if name not in MIXERS:
             raise ValueError(f"--{side}-conv-type: got {name!r}, allowed are {', '.join(MIXERS)}")
@@ -247,8 +275,10 @@ def mixers(c: Namespace, side: str, *, causal: bool, zero_pads: bool) -> list[Mi
             attention_dropout=c.attention_dropout,
             causal=causal,
             zero_pads=zero_pads,
+            dynamic_rank=rank,
+            dynamic_residual=bool(c.dynamic_residual) and kind == "dynamic",
         )
-        for kind, kernel_size in zip(types, kernels, strict=True)
+        for kind, kernel_size, rank in zip(types, kernels, _ranks(c, side, types), strict=True)
     ]
 
 

@@ -245,7 +245,7 @@ def _mixer(layer: Any, *, causal: bool) -> MixerSpec:
             causal=causal,
         )
     conv = getattr(mixer, "conv", None)
-    if type(conv) is DynamicConv and (conv.renorm_padding or conv.weight_linear.in_features != conv.channels):
+    if type(conv) is DynamicConv and (conv.renorm_padding or conv.query_size != conv.channels):
         raise UnsupportedModelError("a dynamic convolution with renorm_padding or query_size")
     return dataclasses.replace(layer.mixer, causal=causal, zero_pads=True)
 

@@ -109,28 +109,45 @@ class DynamicConv(_Convolution):
 
     Args:
         query_size: features of the tensor that predicts the filters; default: C.
-        bias: whether the prediction has a bias.
+        rank: R ≥ 1 predicts them at low rank: B · (A · query) with R numbers between, no bias. 0: one matrix.
+        bias: whether the prediction has a bias, a static filter for each head that is added to the predicted one before
+            the normalisation (--dynamic-residual). It begins as zeros.
         renorm_padding: normalise over the taps inside the sequence only.
 
-    Parameters: weight_linear.weight (H·K, query_size), row h·K + k; Xavier-uniform.
+    Parameters: weight_linear.weight (H·K, query_size), row h·K + k; with a rank rank_linear.weight (R, query_size),
+    which is A, and weight_linear.weight (H·K, R), which is B; all Xavier-uniform. weight_linear.bias (H·K,).
     """
 
     def __init__(
-        self, channels: int, *args, query_size: int | None = None, bias: bool = False, renorm_padding=False, **kwargs
+        self,
+        channels: int,
+        *args,
+        query_size: int | None = None,
+        rank: int = 0,
+        bias: bool = False,
+        renorm_padding=False,
+        **kwargs,
     ):
         super().__init__(channels, *args, **kwargs)
+        if rank < 0:
+            raise ValueError(f"rank must be at least 1, or 0 for one matrix, got {rank}")
         self.renorm_padding = renorm_padding
-        self.weight_linear = Linear(query_size or channels, self.num_heads * self.kernel_size, bias=bias)
+        self.query_size = query_size or channels
+        self.rank_linear = Linear(self.query_size, rank, bias=False) if rank else None
+        self.weight_linear = Linear(rank or self.query_size, self.num_heads * self.kernel_size, bias=bias)
 
-    def _filters(self, query: Tensor) -> Tensor:
+    def filters(self, query: Tensor) -> Tensor:
+        """query (…, query_size) → the filters before normalisation, (…, H, K)."""
+        if self.rank_linear is not None:
+            query = self.rank_linear(query)
         return self.weight_linear(query).unflatten(-1, (self.num_heads, self.kernel_size))
 
     def _options(self) -> dict:
         return {**super()._options(), "renorm_padding": self.renorm_padding}
 
     def forward(self, x: Tensor, query: Tensor | None = None) -> Tensor:
-        return ops.dynamicconv(x, self._filters(x if query is None else query), self.padding_l, **self._options())
+        return ops.dynamicconv(x, self.filters(x if query is None else query), self.padding_l, **self._options())
 
     def step(self, x: Tensor, state: Tensor | None, query: Tensor | None = None) -> tuple[Tensor, Tensor]:
         self._check_causal()
-        return ops.dynamicconv_step(x, state, self._filters(x if query is None else query), **self._options())
+        return ops.dynamicconv_step(x, state, self.filters(x if query is None else query), **self._options())

@@ -26,6 +26,8 @@ class MixerSpec:
     causal: a decoder's: the last tap is the current token. Else centred; an even kernel reaches one token further to
         the right than to the left.
     zero_pads: see ConvBlock.
+    dynamic_rank: the rank at which "dynamic" predicts its filters, 0 for one matrix.
+    dynamic_residual: "dynamic" adds a static filter to the predicted one, before the normalisation.
     """
 
     kind: str
@@ -39,6 +41,8 @@ class MixerSpec:
     attention_dropout: float
     causal: bool = False
     zero_pads: bool = True
+    dynamic_rank: int = 0
+    dynamic_residual: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in MIXERS:
@@ -48,6 +52,8 @@ class MixerSpec:
         for name in ("kernel_size", "conv_dim", "num_heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.dynamic_rank < 0:
+            raise ValueError(f"dynamic_rank must be at least 1, or 0 for one matrix, got {self.dynamic_rank}")
         for name in ("input_dropout", "weight_dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
@@ -59,15 +65,27 @@ class MixerSpec:
         return self.kernel_size - 1 if self.causal else (self.kernel_size - 1) // 2
 
 
-def _with_heads(spec: MixerSpec) -> nn.Module:
-    kind = {"lightweight": LightweightConv, "dynamic": DynamicConv}[spec.kind]
-    return kind(
+def _lightweight(spec: MixerSpec) -> nn.Module:
+    return LightweightConv(
         spec.conv_dim,
         spec.kernel_size,
         spec.padding_l,
         spec.num_heads,
         weight_dropout=spec.weight_dropout,
         normalize=spec.normalize,
+    )
+
+
+def _dynamic(spec: MixerSpec) -> nn.Module:
+    return DynamicConv(
+        spec.conv_dim,
+        spec.kernel_size,
+        spec.padding_l,
+        spec.num_heads,
+        weight_dropout=spec.weight_dropout,
+        normalize=spec.normalize,
+        rank=spec.dynamic_rank,
+        bias=spec.dynamic_residual,
     )
 
 
@@ -87,8 +105,8 @@ def _conv(spec: MixerSpec) -> nn.Module:
 
 
 _CONVOLUTIONS = {
-    "lightweight": _with_heads,
-    "dynamic": _with_heads,
+    "lightweight": _lightweight,
+    "dynamic": _dynamic,
     "talk": _talk,
     "depthwise": _depthwise,
     "conv": _conv,

@@ -99,8 +99,7 @@ class _Dynamic(_Probe):
     """Filters predicted at every position."""
 
     def see(self, query: Tensor) -> None:
-        raw = self.module.weight_linear(query).unflatten(-1, (self.module.num_heads, self.module.kernel_size))
-        filters = predicted_filters(raw, self.module)[:, 0]
+        filters = predicted_filters(self.module.filters(query), self.module)[:, 0]
         self.add(filters.sum(0), len(filters))
         if self.show:
             self.keep(time_map(filters, self.module.padding_l))

@@ -129,6 +129,10 @@ def ablation_row(mixers: Sequence[str], options: Mapping) -> str | None:
     glu = options.get("encoder_glu") or options.get("decoder_glu")
     if len(kinds) != 1 or options.get("encoder_embed_dim") != 1024:
         return None
+    if options.get("dynamic_residual") or any(
+        options.get(f"{s}_dynamic_rank") not in (None, [0]) for s in ("encoder", "decoder")
+    ):
+        return None
     kind = kinds.pop()
     if kind == "attention":
         return "self-attention"

@@ -28,8 +28,11 @@ from tests.models.language_model_toys import build_lm, log_probabilities, tokens
 from tests.models.test_plain import LANGUAGE_MODELS, OPTIONS, encoder_decoder, stirred
 
 MIXTURE = "dynamic,attention,talk"
-PAIRS = [*itertools.product(MIXERS, ("other sizes",)), *itertools.product((MIXTURE,), OPTIONS)]
-LM_PAIRS = [*itertools.product(MIXERS, ("shared-narrow",)), *itertools.product(("dynamic",), LANGUAGE_MODELS)]
+PAIRS = [*itertools.product((*MIXERS, *toys.VARIANTS), ("other sizes",)), *itertools.product((MIXTURE,), OPTIONS)]
+LM_PAIRS = [
+    *itertools.product((*MIXERS, *toys.VARIANTS), ("shared-narrow",)),
+    *itertools.product(("dynamic",), LANGUAGE_MODELS),
+]
 UNREAD = ("._float_tensor", "adaptive_softmax.buffer")  # buffers without content
 
 

@@ -6,6 +6,7 @@ import torch
 from lightconv_plugin.deployment import export_start, export_step, state_tensors
 from lightconv_plugin.deployment.graphs import _Start, _Step
 from lightconv_plugin.modules import MIXERS
+from tests.checkpoints import exports
 from tests.deployment import toys
 
 PAD, EOS, WORDS = 1, 2, 160
@@ -52,6 +53,13 @@ def check(model, start, step, batch, length):
 def test_every_mixer_from_a_state_of_fixed_size(mixer, kernel_size):
     for make in (toys.pair, toys.language_model):
         model = make([mixer, mixer], kernel_size=kernel_size)
+        check(model, _Start(model), _Step(model), 3, 6)
+
+
+def test_filters_at_low_rank_with_static_ones():
+    for config in (exports.pair(), exports.language_model()):
+        config = toys.with_mixers(config, ["dynamic"], dynamic_rank=5, dynamic_residual=True)
+        model = exports.build_model(config)
         check(model, _Start(model), _Step(model), 3, 6)
 
 

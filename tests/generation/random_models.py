@@ -143,6 +143,8 @@ def random_mixer(rng: random.Random, dim: int, *, causal: bool, kind: str | None
         normalize=rng.choice(tuple(NORMALIZATIONS)),
         attention_dropout=0.0,
         causal=causal,
+        dynamic_rank=rng.choice((0, 0, 1, 5)) if kind == "dynamic" else 0,
+        dynamic_residual=kind == "dynamic" and rng.random() < 0.3,
     )
 
 

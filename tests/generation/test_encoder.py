@@ -10,6 +10,7 @@ from lightconv_plugin.models.plain import plain_model
 from lightconv_plugin.modules.mixers import MIXERS
 from lightconv_plugin.ops import NORMALIZATIONS
 from tests.generation import toys
+from tests.models.toys import VARIANTS
 
 OPTIONS = {
     "plain": {},
@@ -31,7 +32,7 @@ def check(model, sample, tolerance: float = 1e-5):
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("mixer", [*MIXERS, "dynamic,window_attention,attention"])
+@pytest.mark.parametrize("mixer", [*MIXERS, *VARIANTS, "dynamic,window_attention,attention"])
 def test_our_encoders(mixer, options):
     options = {"encoder_glu": False, **options}
     if mixer == "conv":

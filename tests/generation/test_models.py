@@ -15,7 +15,7 @@ from lightconv_plugin.models.plain import plain_model
 from lightconv_plugin.modules.mixers import MIXERS
 from lightconv_plugin.ops import NORMALIZATIONS
 from tests.generation import toys
-from tests.models.toys import dictionary, task
+from tests.models.toys import VARIANTS, dictionary, task
 
 HYBRIDS = {
     "dynamic-attention-talk": "dynamic,attention,talk",
@@ -37,7 +37,7 @@ def check(models, seeds=range(3), **options):
 
 @pytest.mark.parametrize("before", [False, True], ids=["post-norm", "pre-norm"])
 @pytest.mark.parametrize("glu", [False, True], ids=["plain", "glu"])
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mixer", [*MIXERS, *VARIANTS])
 def test_mixers(mixer, glu, before, search):
     model = toys.ours(mixer, decoder_glu=glu, decoder_normalize_before=before, encoder_normalize_before=before)
     check([model], seeds=range(3 if search == "native" else 1))

@@ -10,8 +10,9 @@ from lightconv_plugin.generation.beams import Beams
 from lightconv_plugin.models.plain import plain_model
 from lightconv_plugin.modules.mixers import MIXERS
 from tests.generation import toys
+from tests.models.toys import VARIANTS
 
-DECODERS = [*MIXERS, "dynamic,attention,talk"]
+DECODERS = [*MIXERS, *VARIANTS, "dynamic,attention,talk"]
 
 
 def build(mixer):

@@ -9,7 +9,7 @@ from torch import nn
 
 import lightconv_plugin.models  # noqa: F401 (registers the architectures)
 
-from .toys import dictionary
+from .toys import dictionary, with_variants
 
 WORDS = 30
 SMALL = {
@@ -65,7 +65,7 @@ def configuration(architecture: str = "dynamicconv_lm", **options):
 
 def build_lm(architecture: str = "dynamicconv_lm", task=None, *, small: bool = True, **options) -> nn.Module:
     """The named architecture at toy size, in evaluation mode; options are those of its dataclass."""
-    config = configuration(architecture, **{**(SMALL if small else {}), **options})
+    config = configuration(architecture, **with_variants({**(SMALL if small else {}), **options}))
     return models.build_model(OmegaConf.structured(config), task or lm_task()).eval()
 
 

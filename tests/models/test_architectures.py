@@ -189,6 +189,20 @@ def test_every_normalisation_of_the_filter_is_a_flag(arguments, normalize):
     assert {layer.self_attn.conv.normalize for layer in model.encoder.layers} == {normalize}
 
 
+def test_how_filters_are_predicted_is_a_flag():
+    """Ranks for each layer; layers of other types have none."""
+    cfg = transformer_config(
+        parse(
+            *"--arch dynamicconv --encoder-layers 3 --encoder-kernel-size-list 5"
+            " --encoder-conv-type dynamic,dynamic,talk --encoder-dynamic-rank 0,16,32 --decoder-dynamic-rank 8"
+            " --dynamic-residual".split()
+        )
+    )
+    assert [m.dynamic_rank for m in cfg.encoder.mixers] == [0, 16, 0]
+    assert [m.dynamic_residual for m in cfg.encoder.mixers] == [True, True, False]
+    assert [m.dynamic_rank for m in cfg.decoder.mixers] == [8] * 6
+
+
 def test_attention_needs_no_kernel_sizes():
     """The defaults' list is for 7 layers; no layer reads it here."""
     cfg = transformer_config(parse(*"--arch dynamicconv --encoder-layers 2 --encoder-conv-type attention".split()))
@@ -207,6 +221,16 @@ def test_attention_needs_no_kernel_sizes():
         ("--weight-dropout -0.1", ["--weight-dropout", "[0, 1)"]),
         ("--weight-softmax 0 --weight-normalization softmax", ["--weight-softmax 0", "contradicts"]),
         ("--encoder-conv-type conv --encoder-conv-dim 256", ["--encoder-conv-dim", "512", "got 256"]),
+        ("--encoder-dynamic-rank 8,16", ["--encoder-dynamic-rank", "7 layers", "got 2"]),
+        ("--decoder-dynamic-rank -4", ["--decoder-dynamic-rank", "at least 1, or 0 for one matrix", "-4"]),
+        (
+            "--decoder-dynamic-rank 4 --decoder-conv-type talk",
+            ["--decoder-dynamic-rank needs a layer of type dynamic", "--decoder-conv-type talk"],
+        ),
+        (
+            "--dynamic-residual --encoder-conv-type talk --decoder-conv-type attention",
+            ["--dynamic-residual needs a layer of type dynamic", "--decoder-conv-type attention"],
+        ),
         ("--decoder-layers 0", ["--decoder-layers", "at least 1", "got 0"]),
     ],
 )

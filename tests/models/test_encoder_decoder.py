@@ -8,9 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightconv_plugin.models.token_mixers import RetainableDropout as Dropout
 
-from .toys import batch, build, dictionary, task
+from .toys import VARIANTS, batch, build, dictionary, task
 
-CONVOLUTIONS = ["lightweight", "dynamic", "talk", "depthwise", "conv"]
+CONVOLUTIONS = ["lightweight", "dynamic", "talk", "depthwise", "conv", *VARIANTS]
 MIXERS = [*CONVOLUTIONS, "attention", "window_attention", "lightweight,attention,dynamic"]
 
 

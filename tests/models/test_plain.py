@@ -1,6 +1,7 @@
 """The plain models against fairseq's, with the same parameters: all at once, step by step, and what they refuse."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -46,7 +47,7 @@ def encoder_decoder(mixer, options):
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("mixer", [*MIXERS, "dynamic,attention,talk"])
+@pytest.mark.parametrize("mixer", [*MIXERS, *toys.VARIANTS, "dynamic,attention,talk"])
 @torch.no_grad()
 def test_an_encoder_decoder(mixer, options):
     torch.manual_seed(1)
@@ -75,7 +76,7 @@ def test_fairseqs_transformer(before):
 
 
 @pytest.mark.parametrize("options", LANGUAGE_MODELS.values(), ids=LANGUAGE_MODELS)
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mixer", [*MIXERS, *toys.VARIANTS])
 @torch.no_grad()
 def test_a_language_model(mixer, options):
     torch.manual_seed(1)
@@ -92,7 +93,7 @@ def test_a_language_model(mixer, options):
     close(torch.cat(steps, dim=1), expected)
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mixer", [*MIXERS, *toys.VARIANTS])
 @torch.no_grad()
 def test_pads_on_the_left_of_a_decoder(mixer):
     """What stands before a sentence does not change it: in one pass, and step by step."""
@@ -109,7 +110,7 @@ def test_pads_on_the_left_of_a_decoder(mixer):
     close(torch.cat(steps, dim=1)[:, 3:], alone)
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mixer", [*MIXERS, *toys.VARIANTS])
 @torch.no_grad()
 def test_reordered_states(mixer):
     plain = plain_model(encoder_decoder(mixer, {}))
@@ -178,6 +179,9 @@ def test_a_configuration_survives_json():
     for options in OPTIONS.values():
         config = plain_config(toys.build(**options))
         assert ModelConfig.of_json(config.as_json()) == config
+    for variant in toys.VARIANTS:
+        config = plain_config(toys.build(decoder_conv_type=variant))
+        assert ModelConfig.of_json(json.loads(json.dumps(config.as_json()))) == config
     for options in LANGUAGE_MODELS.values():
         config = plain_config(language_model_toys.build_lm(**options))
         assert ModelConfig.of_json(config.as_json()) == config
@@ -186,6 +190,13 @@ def test_a_configuration_survives_json():
 WRONG = {
     "decoder_stack.mixers\\[1\\].kind must be one of": ("mixers", 1, "kind", "fourier"),
     "decoder_stack.mixers\\[0\\].kernel_size must be at least 1, got 0": ("mixers", 0, "kernel_size", 0),
+    "decoder_stack.mixers\\[1\\].dynamic_rank must be at least 1, or 0 for one matrix, got -2": (
+        "mixers",
+        1,
+        "dynamic_rank",
+        -2,
+    ),
+    "decoder_stack.mixers\\[1\\].dynamic_residual must be true or false": ("mixers", 1, "dynamic_residual", 1),
     "decoder_stack.mixers\\[2\\].num_heads must divide conv_dim = 16, got 3": ("mixers", 2, "num_heads", 3),
     "decoder_stack.dropout must be in": ("dropout", 1.0),
     "decoder_stack.vocab_size must be at least 1, got -5": ("vocab_size", -5),

@@ -22,6 +22,12 @@ SMALL = {
     "decoder_kernel_size_list": [3, 5, 9],
 }
 
+# Mixers with options of theirs, by names that `build` takes for a mixer's: the mixer, and the options of a side.
+VARIANTS = {
+    "low-rank": ("dynamic", {"{side}_dynamic_rank": [3]}),
+    "residual": ("dynamic", {"dynamic_residual": True}),
+}
+
 
 def dictionary(size: int = 30) -> Dictionary:
     d = Dictionary()
@@ -42,11 +48,21 @@ def task(source: Dictionary | None = None, target: Dictionary | None = None, lef
 def build(architecture: str = "dynamicconv", task_=None, *, small: bool = True, **options):
     """The named architecture at toy size, in evaluation mode."""
     config = models.MODEL_DATACLASS_REGISTRY[architecture]()
-    for name, value in {**(SMALL if small else {}), **options}.items():
+    for name, value in with_variants({**(SMALL if small else {}), **options}).items():
         assert hasattr(config, name), name
         setattr(config, name, value)
     config._name = architecture
     return models.build_model(OmegaConf.structured(config), task_ or task()).eval()
+
+
+def with_variants(options: dict) -> dict:
+    """The options in which the names of VARIANTS are replaced by what they stand for."""
+    found = dict(options)
+    for side in ("encoder", "decoder"):
+        if (kind := options.get(f"{side}_conv_type")) in VARIANTS:
+            found[f"{side}_conv_type"], more = VARIANTS[kind]
+            found |= {name.format(side=side): value for name, value in more.items()}
+    return found
 
 
 def batch(lengths=(7, 4, 9), target_lengths=(6, 8, 3), *, left_pad_source: bool = True, vocabulary: int = 30):

@@ -9,6 +9,7 @@ pytest.importorskip("fairseq")
 from fairseq.modules.dynamic_convolution import DynamicConv1dTBC
 from fairseq.modules.lightweight_convolution import LightweightConv1dTBC
 
+from lightconv_plugin import ops
 from lightconv_plugin.modules import DepthwiseConv, DynamicConv, LightweightConv
 
 KINDS = [LightweightConv, DynamicConv]
@@ -57,7 +58,8 @@ def test_depthwise_is_torchs_grouped_convolution(length, kernel_size, padding_l)
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"conv_bias": True}, {"query_size": 10, "bias": True}, {"renorm_padding": True}]
+    "options",
+    [{}, {"conv_bias": True}, {"query_size": 10, "bias": True}, {"renorm_padding": True}, {"rank": 3, "bias": True}],
 )
 @pytest.mark.parametrize("length", [1, 4, 13])
 @torch.no_grad()
@@ -78,6 +80,37 @@ def test_step_in_any_chunks_is_the_full_pass(length, options):
             out.append(y)
             start += n
         torch.testing.assert_close(torch.cat(out), whole, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("normalize", ["softmax", "none"])
+@torch.no_grad()
+def test_filters_at_low_rank_and_static_ones(normalize):
+    """Of the product of both matrices, plus the static filter, before the normalisation."""
+    low = conv(DynamicConv, 24, 5, 2, rank=3, bias=True, normalize=normalize)
+    assert {name: tuple(p.shape) for name, p in low.named_parameters()} == {
+        "rank_linear.weight": (3, 24),
+        "weight_linear.weight": (4 * 5, 3),
+        "weight_linear.bias": (4 * 5,),
+    }
+    assert not low.weight_linear.bias.any()  # it begins as a DynamicConv
+    low.weight_linear.bias.normal_()
+    x = torch.randn(9, 2, 24)
+    raw = x @ (low.weight_linear.weight @ low.rank_linear.weight).t() + low.weight_linear.bias
+    torch.testing.assert_close(low(x), ops.dynamicconv(x, raw.unflatten(2, (4, 5)), 2, normalize=normalize))
+
+
+def test_a_static_filter_alone_is_lightweight():
+    dynamic, light = conv(DynamicConv, rank=1, bias=True), conv(LightweightConv)
+    with torch.no_grad():
+        dynamic.rank_linear.weight.zero_()
+        dynamic.weight_linear.bias.copy_(light.weight.flatten())
+        x = torch.randn(9, 2, 24)
+        torch.testing.assert_close(dynamic(x), light(x))
+
+
+def test_a_negative_rank_is_named():
+    with pytest.raises(ValueError, match="rank must be at least 1, or 0 for one matrix, got -1"):
+        conv(DynamicConv, rank=-1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -40,6 +40,19 @@ def seen_inputs(model, inputs, module):
     return found[-1]
 
 
+def test_filters_at_low_rank_are_those_of_their_product():
+    model = model_of("dynamic", encoder_dynamic_rank=[3], decoder_dynamic_rank=[3])
+    inputs = [sentence(9, 7)]
+    found = kernels.gather(model, inputs)
+    for conv in (mixer.conv for side in ("encoder", "decoder") for mixer in mixers(model, side)):
+        product = torch.nn.Linear(conv.channels, conv.weight_linear.out_features, bias=False)
+        with torch.no_grad():
+            product.weight.copy_(conv.weight_linear.weight @ conv.rank_linear.weight)
+        conv.rank_linear, conv.weight_linear = None, product
+    for layer, expected in zip(found, kernels.gather(model, inputs), strict=True):
+        np.testing.assert_allclose(layer.mean, expected.mean, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", MIXERS)
 def test_every_layer_of_every_mixer_has_its_kernels(kind):
     model = model_of(kind)
