@@ -36,6 +36,9 @@ FIXED = {
     "encoder_dynamic_rank": [0],
     "decoder_dynamic_rank": [0],
     "dynamic_residual": False,
+    "encoder_attention_conv": None,
+    "decoder_attention_conv": None,
+    "decoder_cross_attention_conv": None,
 }
 # These only matter in training, and upstream works without them.
 TRAINING_ONLY = {
@@ -50,6 +53,7 @@ NOT_UPSTREAM = {
     *FIXED,
     *TRAINING_ONLY,
     *("activation_fn", "weight_normalization", "min_params_to_wrap", "quant_noise_pq_block_size"),
+    *("attention_conv_kernel_size", "attention_conv_type"),
 }
 DYNAMIC_WEIGHT = ".conv.weight_linear.weight"
 

@@ -30,11 +30,11 @@ _READ = {
     "talk": (*_OF_CONVOLUTIONS, "num_heads"),
     "depthwise": _OF_CONVOLUTIONS,
     "conv": _OF_CONVOLUTIONS,
-    "attention": ("num_heads", "attention_dropout"),
-    "window_attention": ("kernel_size", "num_heads", "attention_dropout"),
+    "attention": ("num_heads", "attention_dropout", "attention_conv"),
+    "window_attention": ("kernel_size", "num_heads", "attention_dropout", "attention_conv"),
 }
 _OF_OUTPUTS = ("output_dim", "share_input_output", "output_bias", "adaptive_input", "adaptive_softmax")
-_OF_ENCODER_ATTENTION = ("num_heads", "attention_dropout")
+_OF_ENCODER_ATTENTION = ("num_heads", "attention_dropout", "cross_attention_conv")
 
 
 def fairseq_checkpoint(directory: Path) -> tuple[dict[str, Any], list[str]]:
@@ -170,6 +170,9 @@ def _options(config: ModelConfig) -> dict[str, Any]:
         "max_target_positions": decoder.max_positions,
         **_side_options("decoder", decoder),
     }
+    convolutions = [mixer.attention_conv for mixer in mixers] + [decoder.cross_attention_conv]
+    if (conv := next((conv for conv in convolutions if conv is not None), None)) is not None:
+        options |= {"attention_conv_kernel_size": conv.kernel_size, "attention_conv_type": conv.kind}
     if (softmax := decoder.adaptive_softmax) is not None:
         options |= {
             "adaptive_softmax_cutoff": list(softmax.cutoff),
@@ -181,6 +184,7 @@ def _options(config: ModelConfig) -> dict[str, Any]:
             **_side_options("encoder", config.encoder),
             "share_all_embeddings": config.share_embeddings,
             "no_cross_attention": not attends,
+            "decoder_cross_attention_conv": "q" if decoder.cross_attention_conv is not None else None,
             "max_source_positions": config.encoder.max_positions,
         }
         return options
@@ -200,6 +204,7 @@ def _side_options(side: str, stack: StackConfig) -> dict[str, Any]:
     mixers = stack.mixers
     kinds = [mixer.kind for mixer in mixers]
     ranks = [mixer.dynamic_rank if mixer.kind == "dynamic" else 0 for mixer in mixers]
+    convolved = _first(mixers, "attention_conv", None)
     heads = stack.num_heads if stack.encoder_dim is not None else _first(mixers, "num_heads", stack.num_heads)
     options = {
         "embed_dim": stack.embed_dim,
@@ -213,6 +218,7 @@ def _side_options(side: str, stack: StackConfig) -> dict[str, Any]:
         "glu": _first(mixers, "glu", False),
         "conv_type": kinds[0] if len(set(kinds)) == 1 else ",".join(kinds),
         "dynamic_rank": ranks if any(ranks) else [0],
+        "attention_conv": None if convolved is None else ",".join(convolved.projections),
         "layerdrop": stack.layerdrop,
     }
     return {f"{side}_{name}": value for name, value in options.items()}

@@ -8,7 +8,7 @@ All tensors are contiguous, those that are given too. Row n of each tensor of th
 search reorders it by `index_select(0, order)`. `changed` is the beginning of the next state; the tensors after it stay
 as they are. Convolutions keep their last K − 1 inputs,
 zeros before the first one, windows of attention their last K − 1 keys and values; other attention keeps those of all
-tokens, in tensors that grow.
+tokens, in tensors that grow. The convolutions of attention's queries, keys and values keep their inputs beside these.
 """
 
 from __future__ import annotations
@@ -64,9 +64,15 @@ def state_tensors(model: PlainModel) -> tuple[StateTensor, ...]:
             rows = _rows(mixer)
             keys = ("batch", mixer.num_heads, rows, stack.embed_dim // mixer.num_heads)
             parts = [StateTensor(f"{name}.{part}", keys, dtype) for part in ("keys", "values")]
-            found += [*parts, StateTensor(f"{name}.pads", ("batch", rows), "bool")] if rows else []
+            found += [*parts, StateTensor(f"{name}.pads", ("batch", rows), "bool")] if _keeps(mixer) else []
+            if (conv := mixer.attention_conv) is not None:
+                shape = ("batch", conv.kernel_size - 1, stack.embed_dim)
+                found += [StateTensor(f"{name}.{part}_inputs", shape, dtype) for part in conv.projections]
         elif rows := _rows(mixer):
             found.append(StateTensor(f"{name}.inputs", ("batch", rows, mixer.conv_dim), dtype))
+    if (conv := stack.cross_attention_conv) is not None:
+        shape = ("batch", conv.kernel_size - 1, stack.embed_dim)
+        found += [StateTensor(f"queries.{i}", shape, dtype) for i in range(len(stack.mixers))]
     if stack.encoder_dim is not None:
         shape = ("batch", stack.num_heads, "source", stack.embed_dim // stack.num_heads)
         for i in range(len(stack.mixers)):
@@ -80,6 +86,11 @@ def _rows(mixer: MixerSpec) -> int | str:
     if mixer.kind == "attention":
         return "seen"
     return mixer.kernel_size if mixer.kind == "talk" else mixer.kernel_size - 1
+
+
+def _keeps(mixer: MixerSpec) -> bool:
+    """Whether a mixer has a state."""
+    return bool(_rows(mixer)) or mixer.attention_conv is not None
 
 
 class _Graph(nn.Module):
@@ -101,10 +112,12 @@ class _Graph(nn.Module):
         stack = self.model.config.decoder
         mixers: list[Any] = []
         for i, mixer in enumerate(stack.mixers):
-            if not _rows(mixer):
+            if not _keeps(mixer):
                 mixers.append(None)
             elif "attention" in mixer.kind:
-                mixers.append(tuple(known[f"mixers.{i}.{part}"] for part in ("keys", "values", "pads")))
+                convolved = mixer.attention_conv.projections if mixer.attention_conv is not None else ()
+                inputs = (known[f"mixers.{i}.{part}_inputs"].transpose(0, 1) for part in convolved)
+                mixers.append((*(known[f"mixers.{i}.{part}"] for part in ("keys", "values", "pads")), *inputs))
             else:
                 mixers.append(known[f"mixers.{i}.inputs"].transpose(0, 1))
         sources: list[Source | None] = [None] * len(mixers)
@@ -113,15 +126,20 @@ class _Graph(nn.Module):
                 Source(known[f"sources.{i}.keys"], known[f"sources.{i}.values"], known["sources.pads"])
                 for i in range(len(mixers))
             ]
-        return DecoderState(known["seen"], mixers, sources)
+        queries: list[Tensor | None] = [None] * len(mixers)
+        if stack.cross_attention_conv is not None:
+            queries = [known[f"queries.{i}"].transpose(0, 1) for i in range(len(mixers))]
+        return DecoderState(known["seen"], mixers, sources, queries)
 
     def _changed(self, state: DecoderState) -> list[Tensor]:
         """The changing part of the state as a list."""
         found = [state.seen]
         for mixer, part in zip(self.model.config.decoder.mixers, state.mixers, strict=True):
-            if not _rows(mixer):
-                continue
-            found += part if "attention" in mixer.kind else [part.transpose(0, 1)]
+            if "attention" in mixer.kind:
+                found += [*part[:3], *(inputs.transpose(0, 1) for inputs in part[3:])] if _keeps(mixer) else []
+            elif _keeps(mixer):
+                found.append(part.transpose(0, 1))
+        found += [inputs.transpose(0, 1) for inputs in state.queries if inputs is not None]
         return _contiguous(found)
 
 

@@ -10,6 +10,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.generation.linear import PackedLinear
 from lightconv_plugin.generation.sublayers import FeedForward, Residual, optional_norm, pack
 from lightconv_plugin.modules.attention import SelfAttention
+from lightconv_plugin.modules.attention_convolution import PROJECTIONS
 from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.convolutions import DynamicConv
 from lightconv_plugin.modules.layer import Layer
@@ -137,9 +138,13 @@ class _Attention:
         self.left, self.right = attention.left, attention.right
         self.project = pack(attention.q_proj, attention.k_proj, attention.v_proj, dtype=dtype)
         self.out_proj = pack(attention.out_proj, dtype=dtype)
+        self.convs = [(PROJECTIONS.index(name), conv) for name, conv in attention.convolutions().items()]
 
     def __call__(self, x: Tensor, batch: _Batch) -> Tensor:
-        projected = batch.grid(self.project(x)).unflatten(2, (3, self.heads, self.head_dim)).permute(2, 1, 3, 0, 4)
+        parts = batch.grid(self.project(x)).unflatten(2, (3, -1))
+        for i, conv in self.convs:
+            parts[:, :, i] = conv(batch.without_pads(parts[:, :, i].contiguous()))
+        projected = parts.unflatten(3, (self.heads, self.head_dim)).permute(2, 1, 3, 0, 4)
         y = F.scaled_dot_product_attention(*projected, attn_mask=batch.seen(self.left, self.right))
         return self.out_proj(y.permute(2, 0, 1, 3).reshape(-1, self.heads * self.head_dim))
 

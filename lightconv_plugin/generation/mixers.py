@@ -25,6 +25,7 @@ from lightconv_plugin.generation.linear import PackedLinear
 from lightconv_plugin.generation.sublayers import pack
 from lightconv_plugin.modules.attention import EncoderAttention as PlainEncoderAttention
 from lightconv_plugin.modules.attention import SelfAttention as PlainSelfAttention
+from lightconv_plugin.modules.attention_convolution import PROJECTIONS
 from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.convolutions import DepthwiseConv, DynamicConv, LightweightConv
 from lightconv_plugin.modules.full_convolution import FullConv
@@ -218,13 +219,35 @@ class ConvMixer:
         return x if self.linear2 is None else self.linear2(x)
 
 
+class _Projections:
+    """What follows the projections of attention: their short convolutions, each with a Ring of its own."""
+
+    def __init__(self, attention: PlainSelfAttention | PlainEncoderAttention, dtype: str):
+        self.convs = {name: _CONVOLUTIONS[type(conv)](conv, dtype) for name, conv in attention.convolutions().items()}
+
+    def rings(self, beams: Beams, like: Tensor) -> dict[str, Ring]:
+        return {name: Ring(beams, conv.slots, conv.channels, like) for name, conv in self.convs.items()}
+
+    def __call__(self, name: str, x: Tensor, rings: dict[str, Ring], beams: Beams) -> Tensor:
+        """x (live, active, d), the projection "q", "k" or "v" of the current step → what attention reads of it."""
+        if name not in self.convs:
+            return x
+        rows = x.reshape(beams.rows, -1)
+        rings[name].append(rows, beams)
+        return self.convs[name](rows, rings[name], beams).view(x.shape)
+
+
 class Cache:
     """Keys and values of all hypotheses, (capacity, heads, slots, width, head_dim), step t's in slot t mod slots.
 
     slots: of a window, or None for as many as there are steps; these grow with the room of `beams`.
+    rings: of the projections' convolutions.
     """
 
-    def __init__(self, beams: Beams, slots: int | None, heads: int, head_dim: int, like: Tensor):
+    def __init__(
+        self, beams: Beams, slots: int | None, heads: int, head_dim: int, like: Tensor, rings: dict[str, Ring]
+    ):
+        self.rings = rings
         # Zeros, because cells that no hypothesis wrote are multiplied by 0 and must not be NaN.
         shape = (beams.capacity, heads, slots or beams.room, beams.width, head_dim)
         self.grows = slots is None
@@ -249,10 +272,14 @@ class Cache:
     def keep(self, sources: Tensor, targets: Tensor) -> None:
         move(self.keys, 0, sources, targets)
         move(self.values, 0, sources, targets)
+        for ring in self.rings.values():
+            ring.keep(sources, targets)
 
     def copy_(self, other: Cache) -> None:
         self.keys.copy_(other.keys)
         self.values.copy_(other.values)
+        for name, ring in self.rings.items():
+            ring.copy_(other.rings[name])
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -280,13 +307,16 @@ class SelfAttention:
         self.heads, self.head_dim = attention.num_heads, attention.head_dim
         self.window = None if attention.left is None else attention.left + 1
         self.project = pack(attention.q_proj, attention.k_proj, attention.v_proj, dtype=dtype)
+        self.convolve = _Projections(attention, dtype)
         self.out_proj = pack(attention.out_proj, dtype=dtype)
 
     def memory(self, beams: Beams, like: Tensor) -> Cache:
-        return Cache(beams, self.window, self.heads, self.head_dim, like)
+        return Cache(beams, self.window, self.heads, self.head_dim, like, self.convolve.rings(beams, like))
 
     def __call__(self, x: Tensor, memory: Cache, beams: Beams) -> Tensor:
-        query, *new = self.project(x).view(beams.live, beams.active, 3, -1).unbind(2)
+        parts = self.project(x).view(beams.live, beams.active, 3, -1).unbind(2)
+        parts = [self.convolve(name, part, memory.rings, beams) for name, part in zip(PROJECTIONS, parts, strict=True)]
+        query, *new = parts
         memory.append(*(part.unflatten(2, (self.heads, self.head_dim)).transpose(1, 2) for part in new), beams)
         return self.out_proj(_attend(query, *memory.read(beams)).flatten(0, 1))
 
@@ -295,18 +325,23 @@ class Source:
     """Keys and values of the encoder's output, each (capacity, heads, source, head_dim), and its pads.
 
     mask: (capacity, 1, 1, source), −∞ at pads; None where there are none.
+    rings: of the queries' convolution, where there is one.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, mask: Tensor | None):
-        self.keys, self.values, self.mask = keys, values, mask
+    def __init__(self, keys: Tensor, values: Tensor, mask: Tensor | None, rings: dict[str, Ring]):
+        self.keys, self.values, self.mask, self.rings = keys, values, mask, rings
 
     def keep(self, sources: Tensor, targets: Tensor) -> None:
         move(self.keys, 0, sources, targets)
         move(self.values, 0, sources, targets)
+        for ring in self.rings.values():
+            ring.keep(sources, targets)
 
     def copy_(self, other: Source) -> None:
         self.keys.copy_(other.keys)
         self.values.copy_(other.values)
+        for name, ring in self.rings.items():
+            ring.copy_(other.rings[name])
 
 
 class EncoderAttention:
@@ -315,18 +350,20 @@ class EncoderAttention:
     def __init__(self, attention: PlainEncoderAttention, dtype: str):
         self.heads, self.head_dim = attention.num_heads, attention.head_dim
         self.query = pack(attention.q_proj, dtype=dtype)
+        self.convolve = _Projections(attention, dtype)
         self.keys_values = pack(attention.k_proj, attention.v_proj, dtype=dtype)
         self.out_proj = pack(attention.out_proj, dtype=dtype)
 
-    def memory(self, encoded: Tensor, mask: Tensor | None) -> Source:
+    def memory(self, encoded: Tensor, mask: Tensor | None, beams: Beams) -> Source:
         """encoded (T,S,d) → keys and values of its S sentences."""
         steps, sentences, _ = encoded.shape
         projected = self.keys_values(encoded.flatten(0, 1)).view(steps, sentences, 2, self.heads, self.head_dim)
-        return Source(*projected.permute(2, 1, 3, 0, 4).contiguous(), mask)
+        rings = self.convolve.rings(beams, encoded)
+        return Source(*projected.permute(2, 1, 3, 0, 4).contiguous(), mask, rings)
 
     def __call__(self, x: Tensor, memory: Source, beams: Beams) -> Tensor:
         live = beams.live
-        query = self.query(x).view(live, beams.active, -1)
+        query = self.convolve("q", self.query(x).view(live, beams.active, -1), memory.rings, beams)
         mask = None if memory.mask is None else memory.mask[:live]
         return self.out_proj(_attend(query, memory.keys[:live], memory.values[:live], mask).flatten(0, 1))
 

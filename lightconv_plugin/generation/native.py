@@ -225,6 +225,8 @@ class _Description:
         self._linear(f"{name}.fc1", layer.fc1)
         self._linear(f"{name}.fc2", layer.fc2)
         if (attention := layer.encoder_attn) is not None:
+            if attention.convolved is not None:
+                raise UnsupportedModelError("convolutions in the attention over the encoder")
             self._norm(f"{name}.attention_norm", layer.encoder_attn_layer_norm)
             self._linear(f"{name}.query", attention.q_proj)
             self._linear(f"{name}.keys_values", attention.k_proj, attention.v_proj)
@@ -242,6 +244,8 @@ class _Description:
             raise UnsupportedModelError("a decoder that looks ahead")
 
     def _attention(self, name: str, attention: SelfAttention) -> None:
+        if attention.convolved is not None:
+            raise UnsupportedModelError("convolutions in attention")
         self._linear(f"{name}.product", attention.q_proj, attention.k_proj, attention.v_proj)
         self._linear(f"{name}.leave", attention.out_proj)
         self.numbers |= {

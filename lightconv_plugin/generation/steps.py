@@ -109,7 +109,7 @@ class StepModel:
             mask = output.new_zeros(beams.capacity, 1, 1, output.shape[0])
             mask[:, 0, 0].masked_fill_(pads, -torch.inf)
         mixers = [layer.mixer.memory(beams, output.new_empty(0)) for layer in self.layers]
-        sources = [layer.attention and layer.attention.memory(output, mask) for layer in self.layers]
+        sources = [layer.attention and layer.attention.memory(output, mask, beams) for layer in self.layers]
         return State(beams, output.shape[0], mixers, sources, mask, self._position_table(beams.room))
 
     def _position_table(self, longest: int) -> Tensor | None:

@@ -91,6 +91,7 @@ class LightConvCache(Cache):
             self.state.seen.index_select(0, order),
             [_reordered(mixer, order) for mixer in self.state.mixers],
             [source and _select(source, order) for source in self.state.sources],
+            [None if query is None else query.index_select(1, order) for query in self.state.queries],
         )
 
     def batch_repeat_interleave(self, repeats: int) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from lightconv_plugin.checkpoints.exported import FORMAT_VERSION, MODEL_TYPE
+from lightconv_plugin.modules.attention_convolution import AttentionConv
 from lightconv_plugin.modules.config import ModelConfig, StackConfig
 from lightconv_plugin.modules.mixers import HEADED, MixerSpec
+from lightconv_plugin.validation import read
 
 KERNEL_SIZES = (3, 7, 15, 31)
 """Of the first layers of the paper's models; the later ones have the last."""
@@ -28,6 +30,8 @@ _OPTIONS = {
     "normalize": "softmax",
     "dynamic_rank": 0,
     "dynamic_residual": False,
+    "attention_conv": None,
+    "cross_attention_conv": None,
     "normalize_before": False,
     "positions": "sinusoidal",
     "dropout": 0.1,
@@ -65,8 +69,9 @@ class LightConvConfig(PretrainedConfig):
         options: without stacks. d_model; ffn_dim (4 · d_model unless given); num_heads (of convolutions and of
             attention); encoder_layers, decoder_layers; mixer (a name of modules.MIXERS, or one for each layer of
             the model, the encoder's first); encoder_kernel_sizes, decoder_kernel_sizes (the last is repeated); glu;
-            normalize; dynamic_rank and dynamic_residual, as in MixerSpec; normalize_before; positions; dropout,
-            weight_dropout, attention_dropout; source_vocab_size (vocab_size unless given); share_input_output.
+            normalize; dynamic_rank, dynamic_residual, as in MixerSpec; attention_conv, cross_attention_conv, as in
+            config.json; normalize_before; positions; dropout, weight_dropout, attention_dropout; source_vocab_size
+            (vocab_size unless given); share_input_output.
 
     Raises:
         ValueError: an option or a stack is not allowed; it says which and why.
@@ -212,6 +217,7 @@ def _build(options: dict[str, Any], vocab_size: int, has_encoder: bool, share_em
         sizes,
         encoder_dim=chosen["d_model"] if has_encoder else None,
         share_input_output=chosen["share_input_output"],
+        cross_attention_conv=_convolution("cross_attention_conv", chosen),
     )
     return ModelConfig(decoder, encoder, share_embeddings).as_json()
 
@@ -220,6 +226,10 @@ def _sizes(name: str, sizes: Sequence[int], count: int) -> list[int]:
     if isinstance(sizes, (str, int)) or not sizes:
         raise ValueError(f"{name} must be a list of sizes, got {sizes!r}")
     return [*sizes, *[sizes[-1]] * count][:count]
+
+
+def _convolution(name: str, options: dict[str, Any]) -> AttentionConv | None:
+    return None if options[name] is None else read(AttentionConv, options[name], name)
 
 
 def _stack(options: dict[str, Any], vocab_size: int, kinds: list[str], sizes: list[int], **more: Any) -> StackConfig:
@@ -239,6 +249,7 @@ def _stack(options: dict[str, Any], vocab_size: int, kinds: list[str], sizes: li
             attention_dropout=options["attention_dropout"],
             dynamic_rank=options["dynamic_rank"],
             dynamic_residual=options["dynamic_residual"],
+            attention_conv=_convolution("attention_conv", options) if "attention" in kind else None,
         )
         for kind, size in zip(kinds, sizes, strict=True)
     )

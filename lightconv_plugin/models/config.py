@@ -11,6 +11,7 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer.transformer_config import DEFAULT_MIN_PARAMS_TO_WRAP
 
 from lightconv_plugin import ops
+from lightconv_plugin.modules.attention_convolution import KINDS, PROJECTIONS, AttentionConv
 from lightconv_plugin.modules.mixers import HEADED, MIXERS, MixerSpec
 
 SIDES = ("encoder", "decoder")
@@ -22,6 +23,10 @@ _CONV_TYPE_HELP = f"token mixer: one of {', '.join(MIXERS)} for all layers, or o
 _RANK_HELP = (
     "rank at which dynamic layers predict their filters, through as many numbers between two matrices; 0 for one "
     "matrix; one entry is repeated for all layers"
+)
+_CONVOLVED_HELP = (
+    "comma separated list of what has a short convolution after its projection in the {side}'s self-attention, of q, k "
+    "and v; {how} (default: nothing)"
 )
 
 
@@ -64,6 +69,9 @@ class ConvTransformerConfig(FairseqDataclass):
     encoder_glu: bool = option(True, "gated linear unit before the encoder's convolutions")
     encoder_conv_type: str = option("dynamic", _CONV_TYPE_HELP)
     encoder_dynamic_rank: List[int] = option([0], _RANK_HELP)
+    encoder_attention_conv: Optional[str] = option(
+        None, _CONVOLVED_HELP.format(side="encoder", how="centred, an even kernel with one tap more to the right")
+    )
     encoder_layerdrop: float = option(0.0, "LayerDrop probability in the encoder")
 
     decoder_embed_path: Optional[str] = option(None, "path to pre-trained decoder embedding")
@@ -81,6 +89,10 @@ class ConvTransformerConfig(FairseqDataclass):
     decoder_glu: bool = option(True, "gated linear unit before the decoder's convolutions")
     decoder_conv_type: str = option("dynamic", _CONV_TYPE_HELP)
     decoder_dynamic_rank: List[int] = option([0], _RANK_HELP)
+    decoder_attention_conv: Optional[str] = option(None, _CONVOLVED_HELP.format(side="decoder", how="causal"))
+    decoder_cross_attention_conv: Optional[str] = option(
+        None, "q for a short causal convolution of the queries of the attention over the encoder (default: nothing)"
+    )
     decoder_layerdrop: float = option(0.0, "LayerDrop probability in the decoder")
 
     weight_softmax: bool = option(True, "normalise the convolution weights by softmax")
@@ -92,6 +104,12 @@ class ConvTransformerConfig(FairseqDataclass):
     )
     dynamic_residual: bool = option(
         False, "add a static filter for each head to the predicted one of dynamic layers, before the normalisation"
+    )
+    attention_conv_kernel_size: int = option(4, "kernel size of the convolutions in attention")
+    attention_conv_type: ChoiceEnum(KINDS) = option(
+        "depthwise",
+        "the convolutions in attention: depthwise (a filter for each channel, not normalised; it begins as the current "
+        "token alone), or lightweight or dynamic, softmax-normalised, with the heads of attention",
     )
     share_decoder_input_output_embed: bool = option(False, "share decoder input and output embeddings")
     share_all_embeddings: bool = option(
@@ -157,6 +175,7 @@ def transformer_config(
     decoder_mixers = mixers(c, "decoder", causal=True, zero_pads=left_pad_target)
     resolved = TransformerConfig.from_namespace(c)
     resolved.encoder.mixers, resolved.decoder.mixers = encoder_mixers, decoder_mixers
+    resolved.decoder.cross_attention_conv = _cross_attention_conv(c, left_pad_target)
     resolved.compile_blocks = bool(c.compile_blocks)
     return resolved
 
@@ -184,7 +203,7 @@ def fill_shared(c: Namespace) -> None:
     if c.weight_normalization is None:
         c.weight_normalization = "softmax" if c.weight_softmax else "none"
     # Choices arrive as enum members or as strings, with which fairseq's look-up of the activation compares.
-    for name in ("weight_normalization", "activation_fn"):
+    for name in ("weight_normalization", "activation_fn", "attention_conv_type"):
         choice = getattr(c, name)
         setattr(c, name, str(getattr(choice, "value", choice)))
     c.activation_dropout = c.relu_dropout
@@ -201,6 +220,10 @@ def check(c: Namespace, sides: tuple[str, ...] = SIDES) -> None:
         )
     if not c.weight_softmax and c.weight_normalization == "softmax":
         raise ValueError("--weight-softmax 0 contradicts --weight-normalization softmax: leave one of them out")
+    if c.attention_conv_type not in KINDS:
+        raise ValueError(f"--attention-conv-type: got {c.attention_conv_type!r}, allowed are {', '.join(KINDS)}")
+    if c.attention_conv_kernel_size < 2:
+        raise ValueError(f"--attention-conv-kernel-size must be at least 2, got {c.attention_conv_kernel_size}")
     if c.dynamic_residual and not any("dynamic" in kinds(c, side) for side in sides):
         types = ", ".join(f"--{side}-conv-type {getattr(c, f'{side}_conv_type')}" for side in sides)
         raise ValueError(f"--dynamic-residual needs a layer of type dynamic: got {types}")
@@ -238,6 +261,29 @@ def _ranks(c: Namespace, side: str, types: list[str]) -> list[int]:
     return [rank if kind == "dynamic" else 0 for kind, rank in zip(types, ranks, strict=True)]
 
 
+def _attention_conv(c: Namespace, name: str, allowed: tuple[str, ...]) -> AttentionConv | None:
+    """What the option of this name asks for."""
+    if getattr(c, name) is None:
+        return None
+    given = [part.strip() for part in str(getattr(c, name)).split(",")]
+    if not set(given) <= set(allowed) or len(set(given)) < len(given):
+        raise ValueError(
+            f"--{name.replace('_', '-')}: got {getattr(c, name)!r}, allowed {'are some of' if allowed[1:] else 'is'} "
+            f"{', '.join(allowed)}, each once"
+        )
+    projections = tuple(part for part in allowed if part in given)
+    return AttentionConv(projections, c.attention_conv_kernel_size, c.attention_conv_type)
+
+
+def _cross_attention_conv(c: Namespace, left_pad_target: bool) -> AttentionConv | None:
+    convolved = _attention_conv(c, "decoder_cross_attention_conv", ("q",))
+    if convolved is not None and c.no_cross_attention:
+        raise ValueError("--decoder-cross-attention-conv cannot be used with --no-cross-attention")
+    if convolved is not None and left_pad_target:
+        raise ValueError("--decoder-cross-attention-conv cannot be used with --left-pad-target")
+    return convolved
+
+
 def mixers(c: Namespace, side: str, *, causal: bool, zero_pads: bool) -> list[MixerSpec]:
     """The token mixers of one side's layers; `c` is filled."""
     layers, heads, conv_dim = (getattr(c, f"{side}_{name}") for name in ("layers", "attention_heads", "conv_dim"))
@@ -256,6 +302,12 @@ def mixers(c: Namespace, side: str, *, causal: bool, zero_pads: bool) -> list[Mi
         raise ValueError(
             f"--{side}-conv-dim must be --{side}-embed-dim = {embed_dim} with --{side}-conv-type conv, which has no "
             f"Linears around it: got {conv_dim}"
+        )
+    convolved = _attention_conv(c, f"{side}_attention_conv", PROJECTIONS)
+    if convolved is not None and not any("attention" in kind for kind in types):
+        raise ValueError(
+            f"--{side}-attention-conv needs a layer of type attention or window_attention: got --{side}-conv-type "
+            + ",".join(types)
         )
     if conv_dim % heads and set(types) & set(HEADED):
         raise ValueError(
@@ -277,6 +329,7 @@ def mixers(c: Namespace, side: str, *, causal: bool, zero_pads: bool) -> list[Mi
             zero_pads=zero_pads,
             dynamic_rank=rank,
             dynamic_residual=bool(c.dynamic_residual) and kind == "dynamic",
+            attention_conv=convolved if "attention" in kind else None,
         )
         for kind, kernel_size, rank in zip(types, kernels, _ranks(c, side, types), strict=True)
     ]

@@ -19,6 +19,7 @@ from lightconv_plugin.models.config import ConvTransformerConfig, check, fill_sh
 # Of the encoder-decoders' options a language model has all but those of the encoder and of the way to it.
 _ENCODER_DECODER_ONLY = {
     "decoder_embed_path",
+    "decoder_cross_attention_conv",
     "share_all_embeddings",
     "no_cross_attention",
     "max_source_positions",

@@ -10,7 +10,7 @@ from fairseq.modules.quant_noise import quant_noise
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import nn
 
-from lightconv_plugin.models.token_mixers import build_mixer
+from lightconv_plugin.models.token_mixers import build_encoder_attention, build_mixer
 from lightconv_plugin.modules.linear import Linear
 from lightconv_plugin.modules.mixers import MixerSpec
 
@@ -72,6 +72,12 @@ class MixerEncoderLayer(_MixerLayer, TransformerEncoderLayerBase):
 
 class MixerDecoderLayer(_MixerLayer, TransformerDecoderLayerBase):
     """Decoder layer: mixer, attention over the encoder, FFN; pre- or post-norm as the configuration says."""
+
+    def build_encoder_attention(self, embed_dim, cfg):
+        if (convolved := getattr(cfg.decoder, "cross_attention_conv", None)) is None:
+            return super().build_encoder_attention(embed_dim, cfg)
+        noise = {"q_noise": self.quant_noise, "qn_block_size": self.quant_noise_block_size}
+        return build_encoder_attention(cfg, embed_dim, convolved, **noise)
 
     def forward(self, x, encoder_out=None, encoder_padding_mask=None, incremental_state=None, *args, **kwargs):
         """As fairseq's layer: x (T,B,d), the encoder's output (S,B,d) and pads (B,S) → ((T,B,d), weights, None).

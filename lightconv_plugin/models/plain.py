@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.models.encoder_decoder import MixerDecoder, MixerEncoder
 from lightconv_plugin.models.layers import MixerDecoderLayer, MixerEncoderLayer
-from lightconv_plugin.models.token_mixers import FairseqConvBlock, WindowAttention
+from lightconv_plugin.models.token_mixers import ConvolvedEncoderAttention, FairseqConvBlock, WindowAttention
 from lightconv_plugin.modules.config import (
     AdaptiveInputConfig,
     AdaptiveSoftmaxConfig,
@@ -54,6 +54,7 @@ _LAYERS = (
     TransformerDecoderLayer,
     TransformerDecoderLayerBase,
 )
+_MIXERS = (FairseqConvBlock, WindowAttention, ConvolvedEncoderAttention)
 # What newer versions of fairseq can add to a layer ("NormFormer"), each None where it is not asked for.
 _EXTRAS = ("attn_ln", "c_attn", "ffn_layernorm", "w_resid")
 # What fairseq saves beside the parameters.
@@ -169,6 +170,7 @@ def _of_decoder(stack: Any) -> dict[str, Any]:
         "num_heads": 1 if attention is None else attention.num_heads,
         "attention_dropout": 0.0 if attention is None else attention.dropout_module.p,
         "encoder_dim": None if attention is None else attention.k_proj.in_features,
+        "cross_attention_conv": getattr(attention, "convolved", None),
         "layerdrop": stack.decoder_layerdrop,
         "input_dim": table.embeddings[0][0].embedding_dim if adaptive else table.embedding_dim,
         "output_dim": stack.output_embed_dim,
@@ -215,7 +217,7 @@ def _check_layer(layer: Any, side: str) -> None:
     for attention in (layer.self_attn, getattr(layer, "encoder_attn", None)):
         if type(attention) is MultiheadAttention:
             _check_attention(attention)
-        elif attention is not None and type(attention) not in (FairseqConvBlock, WindowAttention):
+        elif attention is not None and type(attention) not in _MIXERS:
             raise UnsupportedModelError(f"{side} layer with {type(attention).__name__}")
 
 

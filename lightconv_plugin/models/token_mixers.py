@@ -2,14 +2,14 @@
 fairseq's incremental state, dropout at inference (--retain-dropout) and quantisation noise."""
 
 from collections.abc import Callable
-from typing import Any
 
 from fairseq.incremental_decoding_utils import with_incremental_state
 from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
-from lightconv_plugin.modules.attention import SelfAttention
+from lightconv_plugin.modules.attention import EncoderAttention, SelfAttention
+from lightconv_plugin.modules.attention_convolution import AttentionConv
 from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.mixers import MixerSpec
@@ -100,20 +100,80 @@ class FairseqConvBlock(_FairseqCall, ConvBlock):
 
 @with_incremental_state
 class WindowAttention(_FairseqCall, SelfAttention):
-    """Self-attention in a window of tokens, in the place of fairseq's (row 2 of the paper's ablation)."""
+    """Self-attention that fairseq's own does not cover, in its place: in a window of tokens (row 2 of the paper's
+    ablation), or with convolutions of queries, keys and values."""
+
+
+@with_incremental_state
+class ConvolvedEncoderAttention(EncoderAttention):
+    """EncoderAttention with a convolution of its queries, in the place of fairseq's; it gives no attention weights."""
+
+    _STATE = "attention_state"
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: dict | None = None,
+        static_kv: bool = False,
+        need_weights: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, None]:
+        """query (T,B,d), key (S,B,e) the encoder's output, key_padding_mask (B,S) → ((T,B,d), None).
+
+        The queries' pads are not known here: they must be on the right. With an incremental state, query is the tokens
+        that come next, and the keys are those of the first call.
+        """
+        if incremental_state is None:
+            return super().forward(query, *self.project(key), key_padding_mask), None
+        known = self.get_incremental_state(incremental_state, self._STATE) or {}  # type: ignore[attr-defined]
+        if not known:
+            known = dict(zip(("keys", "values"), self.project(key), strict=True))
+        x, queries = self.step(query, known.get("queries"), known["keys"], known["values"], key_padding_mask)
+        self.set_incremental_state(incremental_state, self._STATE, {**known, "queries": queries})  # type: ignore[attr-defined]
+        return x, None
+
+    def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
+        """Beam search: row n of the batch becomes what row new_order[n] was; new_order (B',) int64."""
+        known = self.get_incremental_state(incremental_state, self._STATE)  # type: ignore[attr-defined]
+        if known is not None:
+            known = {name: x.index_select(1 if name == "queries" else 0, new_order) for name, x in known.items()}
+            self.set_incremental_state(incremental_state, self._STATE, known)  # type: ignore[attr-defined]
+        return incremental_state
 
 
 def build_mixer(
     spec: MixerSpec, embed_dim: int, build_attention: Callable[[], nn.Module], *, q_noise: float, qn_block_size: int
 ) -> nn.Module:
     """The module a fairseq Transformer layer takes as its `self_attn`; `build_attention` makes fairseq's own."""
-    if spec.kind == "attention":
+    if spec.kind == "attention" and spec.attention_conv is None:
         return build_attention()
-    mixer: Any = build_plain_mixer(spec, embed_dim, block=FairseqConvBlock, attention=WindowAttention)
+    mixer = build_plain_mixer(spec, embed_dim, block=FairseqConvBlock, attention=WindowAttention)
+    return _with_noise(mixer, q_noise, qn_block_size)
+
+
+def build_encoder_attention(
+    cfg, embed_dim: int, convolved: AttentionConv, *, q_noise: float, qn_block_size: int
+) -> nn.Module:
+    """The module that a fairseq Transformer layer takes as its `encoder_attn`; `cfg` is its TransformerConfig."""
+    attention = ConvolvedEncoderAttention(
+        embed_dim,
+        cfg.decoder.attention_heads,
+        encoder_dim=cfg.encoder.embed_dim,
+        dropout=cfg.attention_dropout,
+        convolved=convolved,
+    )
+    return _with_noise(attention, q_noise, qn_block_size)
+
+
+def _with_noise(mixer: nn.Module, q_noise: float, qn_block_size: int) -> nn.Module:
+    """Quantisation noise for the projections, a hook of each."""
     for name in _PROJECTIONS:
         projection = getattr(mixer, name, None)
         if isinstance(projection, nn.Linear):
-            quant_noise(projection, q_noise, qn_block_size)  # a hook of the module
+            quant_noise(projection, q_noise, qn_block_size)
     return mixer
 
 

@@ -1,21 +1,37 @@
 """Multi-head attention (Vaswani et al. 2017): over the sequence itself, all of it or a window, and over the encoder."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lightconv_plugin.modules.attention_convolution import PROJECTIONS, AttentionConv
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import Linear
 
-State = tuple[Tensor, Tensor, Tensor]
+State = tuple[Tensor, ...]
 
 
 class _Attention(nn.Module):
-    """The four projections, under fairseq's names, and the heads."""
+    """The four projections, under fairseq's names, the convolutions of the first three, and the heads."""
 
-    def __init__(self, embed_dim: int, num_heads: int, source_dim: int, dropout: float):
+    # Each a convolution (convolutions.py), or None.
+    q_conv: Any
+    k_conv: Any
+    v_conv: Any
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        source_dim: int,
+        dropout: float,
+        convolved: AttentionConv | None,
+        *,
+        causal: bool,
+    ):
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
             raise ValueError(f"num_heads must divide embed_dim: got {num_heads=} for {embed_dim=}")
@@ -31,17 +47,42 @@ class _Attention(nn.Module):
             # As fairseq initialises them: as if they were one matrix, from d to 3d.
             for projection in (self.k_proj, self.v_proj, self.q_proj):
                 nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))
+        self.convolved = convolved
+        convs = {} if convolved is None else convolved.build(embed_dim, num_heads, causal=causal)
+        for name in PROJECTIONS:
+            setattr(self, f"{name}_conv", convs.get(name))
+
+    def convolutions(self) -> dict[str, Any]:
+        """Those that there are, by the projections' names."""
+        return {name: conv for name in PROJECTIONS if (conv := getattr(self, f"{name}_conv")) is not None}
+
+    def _project(self, name: str, x: Tensor, pads: Tensor | None) -> Tensor:
+        """The projection "q", "k" or "v" of a whole sequence, with its convolution: x (T,B,d), pads (B,T)."""
+        x, conv = getattr(self, f"{name}_proj")(x), getattr(self, f"{name}_conv")
+        return x if conv is None else conv(_without(x, pads))
+
+    def _project_next(self, name: str, x: Tensor, pads: Tensor | None, states: dict[str, Tensor]) -> Tensor:
+        """The same for the next n tokens; `states` has the convolutions' by name, and gets the new ones."""
+        x, conv = getattr(self, f"{name}_proj")(x), getattr(self, f"{name}_conv")
+        if conv is not None:
+            x, states[name] = conv.step(_without(x, pads), states.get(name))
+        return x
 
     def _heads(self, x: Tensor) -> Tensor:
         """(T,B,d) → (B,H,T,d/H)."""
         return x.unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
 
-    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
-        """query (n,B,d), keys and values (B,H,S,d/H), seen (B or 1, 1, n or 1, S) bool → (n,B,d)."""
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
+        """queries (n,B,d), keys and values (B,H,S,d/H), seen (B or 1, 1, n or 1, S) bool → (n,B,d)."""
         out = F.scaled_dot_product_attention(
-            self._heads(self.q_proj(query)), keys, values, attn_mask=seen, dropout_p=self.dropout_module.rate
+            self._heads(queries), keys, values, attn_mask=seen, dropout_p=self.dropout_module.rate
         )
         return self.out_proj(out.permute(2, 0, 1, 3).flatten(2))
+
+
+def _without(x: Tensor, pads: Tensor | None) -> Tensor:
+    """x (T,B,d) with zeros at pads (B,T): to a convolution they are the outside of the sentence."""
+    return x if pads is None else x.masked_fill(pads.transpose(0, 1).unsqueeze(-1), 0)
 
 
 class SelfAttention(_Attention):
@@ -54,46 +95,62 @@ class SelfAttention(_Attention):
         embed_dim, num_heads: d, and H that divides it.
         left, right: how many tokens are seen on either side, None for all; right = 0 is causal.
         dropout: of the attention weights.
+        convolved: the convolutions of queries, keys and values, causal where right = 0, else centred. A window is of
+            keys: with convolutions, these depend on K − 1 tokens more.
     """
 
-    def __init__(self, embed_dim: int, num_heads: int, *, left: int | None, right: int | None, dropout: float = 0.0):
-        super().__init__(embed_dim, num_heads, embed_dim, dropout)
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        left: int | None,
+        right: int | None,
+        dropout: float = 0.0,
+        convolved: AttentionConv | None = None,
+    ):
+        super().__init__(embed_dim, num_heads, embed_dim, dropout, convolved, causal=right == 0)
         self.left = left
         self.right = right
 
     def forward(self, x: Tensor, pads: Tensor | None = None) -> Tensor:
         """The whole sequence at once: x (T,B,d), pads (B,T) bool and true at pads, on either side → (T,B,d)."""
+        queries, keys, values = (self._project(name, x, pads) for name in PROJECTIONS)
         seen = None
         if pads is not None or (self.left, self.right) != (None, None):
             if pads is None:
                 pads = torch.zeros(1, x.shape[0], dtype=torch.bool, device=x.device)
             seen = self._seen(x.shape[0], pads)
-        return self._attend(x, self._heads(self.k_proj(x)), self._heads(self.v_proj(x)), seen)
+        return self._attend(queries, self._heads(keys), self._heads(values), seen)
 
     def step(self, x: Tensor, state: State | None, pads: Tensor | None = None) -> tuple[Tensor, State]:
         """The next n ≥ 1 tokens of a causal sequence, x (n,B,d) and pads (B,n) → ((n,B,d), state).
 
         state: None to begin with, then what the call before returned: keys and values (B,H,S,d/H) and pads (B,S) of
-            the last S tokens, min(seen, left) of them.
+            the last S tokens, min(seen, left) of them, and the state of each of `convolutions()` in their order.
         """
         if self.right != 0:
             raise ValueError(f"step needs causal attention, right = 0: got right={self.right}")
-        keys, values = self._heads(self.k_proj(x)), self._heads(self.v_proj(x))
+        convs = {} if state is None else dict(zip(self.convolutions(), state[3:], strict=True))
+        queries, keys, values = (self._project_next(name, x, pads, convs) for name in PROJECTIONS)
+        keys, values = self._heads(keys), self._heads(values)
         if pads is None:
             pads = torch.zeros(x.shape[1], x.shape[0], dtype=torch.bool, device=x.device)
         if state is not None:
             keys, values = torch.cat([state[0], keys], dim=2), torch.cat([state[1], values], dim=2)
             pads = torch.cat([state[2], pads], dim=1)
-        out = self._attend(x, keys, values, self._seen(x.shape[0], pads))
+        out = self._attend(queries, keys, values, self._seen(x.shape[0], pads))
         if self.left is not None:
             kept = slice(max(0, keys.shape[2] - self.left), None)
             keys, values, pads = keys[:, :, kept], values[:, :, kept], pads[:, kept]
-        return out, (keys, values, pads)
+        return out, (keys, values, pads, *convs.values())
 
     @staticmethod
     def reorder(state: State | None, order: Tensor) -> State | None:
         """Beam search: the state in which row n of the batch is what row order[n] was; order (B',) int64."""
-        return None if state is None else tuple(part.index_select(0, order) for part in state)  # type: ignore[return-value]
+        if state is None:
+            return None
+        return tuple(part.index_select(0 if i < 3 else 1, order) for i, part in enumerate(state))
 
     def _seen(self, new: int, pads: Tensor) -> Tensor:
         """(B,1,n,S): which of the S keys each of the last n tokens sees; pads (B,S)."""
@@ -116,16 +173,51 @@ class EncoderAttention(_Attention):
     Args:
         embed_dim, num_heads, dropout: see SelfAttention.
         encoder_dim: channels of the encoder's output.
+        convolved: a causal convolution of the queries; keys and values are of a sequence that was mixed already.
     """
 
-    def __init__(self, embed_dim: int, num_heads: int, *, encoder_dim: int, dropout: float = 0.0):
-        super().__init__(embed_dim, num_heads, encoder_dim, dropout)
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        encoder_dim: int,
+        dropout: float = 0.0,
+        convolved: AttentionConv | None = None,
+    ):
+        if convolved is not None and convolved.projections != ("q",):
+            raise ValueError(f"convolved must be of the queries alone, got {','.join(convolved.projections)}")
+        super().__init__(embed_dim, num_heads, encoder_dim, dropout, convolved, causal=True)
 
     def project(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
         """The encoder's output (S,B,e) → its keys and values, (B,H,S,d/H) each: the same for all tokens."""
         return self._heads(self.k_proj(encoded)), self._heads(self.v_proj(encoded))
 
-    def forward(self, x: Tensor, keys: Tensor, values: Tensor, pads: Tensor | None = None) -> Tensor:
-        """x (n,B,d), keys and values of `project`, pads (B,S) of the source → (n,B,d)."""
-        seen = None if pads is None else ~pads[:, None, None]
-        return self._attend(x, keys, values, seen)
+    def forward(
+        self,
+        x: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        pads: Tensor | None = None,
+        query_pads: Tensor | None = None,
+    ) -> Tensor:
+        """x (T,B,d), keys and values of `project`, pads (B,S) of the source and (B,T) of x → (T,B,d)."""
+        return self._attend(self._project("q", x, query_pads), keys, values, _not(pads))
+
+    def step(
+        self,
+        x: Tensor,
+        state: Tensor | None,
+        keys: Tensor,
+        values: Tensor,
+        pads: Tensor | None = None,
+        query_pads: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The next n tokens, x (n,B,d); the state is that of the queries' convolution, None without one."""
+        states = {} if state is None else {"q": state}
+        queries = self._project_next("q", x, query_pads, states)
+        return self._attend(queries, keys, values, _not(pads)), states.get("q")
+
+
+def _not(pads: Tensor | None) -> Tensor | None:
+    return None if pads is None else ~pads[:, None, None]

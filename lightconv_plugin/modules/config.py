@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from lightconv_plugin.modules.attention_convolution import AttentionConv
 from lightconv_plugin.modules.mixers import MixerSpec
 from lightconv_plugin.validation import read
 
@@ -69,6 +70,7 @@ class StackConfig:
     input_dim: of the word embeddings; if it is not d, a Linear leads from one to the other.
     output_dim: of the output's input, likewise.
     encoder_dim: channels of the encoder's output that the layers attend to; None where they don't.
+    cross_attention_conv: the convolution of the queries of the attention over the encoder.
     share_input_output, output_bias: the output's weight is the embeddings' table; it has a bias.
     adaptive_input, adaptive_softmax: None for one table, and for a softmax over all words at once.
     """
@@ -92,6 +94,7 @@ class StackConfig:
     input_dim: int | None = None
     output_dim: int | None = None
     encoder_dim: int | None = None
+    cross_attention_conv: AttentionConv | None = None
     share_input_output: bool = False
     output_bias: bool = False
     adaptive_input: AdaptiveInputConfig | None = None
@@ -109,6 +112,11 @@ class StackConfig:
             raise ValueError(f"embed_scale must be a number, got {self.embed_scale}")
         if self.encoder_dim is not None and self.embed_dim % self.num_heads:
             raise ValueError(f"num_heads must divide embed_dim = {self.embed_dim}, got {self.num_heads}")
+        if (conv := self.cross_attention_conv) is not None:
+            if conv.projections != ("q",):
+                raise ValueError(f"cross_attention_conv.projections must be q alone, got {','.join(conv.projections)}")
+            if self.encoder_dim is None:
+                raise ValueError("cross_attention_conv needs an encoder_dim: there is no attention over an encoder")
         for i, mixer in enumerate(self.mixers):
             heads = mixer.num_heads
             if "attention" in mixer.kind and self.embed_dim % heads:
@@ -212,6 +220,9 @@ class ModelConfig:
 def _stack_as_json(stack: StackConfig) -> dict[str, Any]:
     known = asdict(stack)
     known["mixers"] = [{k: v for k, v in mixer.items() if k not in _DERIVED} for mixer in known["mixers"]]
+    for conv in (known["cross_attention_conv"], *(mixer["attention_conv"] for mixer in known["mixers"])):
+        if conv is not None:
+            conv["projections"] = list(conv["projections"])
     for bands in ("adaptive_input", "adaptive_softmax"):
         if known[bands] is not None:
             known[bands]["cutoff"] = list(known[bands]["cutoff"])

@@ -57,7 +57,11 @@ class Layer(nn.Module):
         self.encoder_attn: EncoderAttention | None = None
         if config.encoder_dim is not None:
             self.encoder_attn = EncoderAttention(
-                dim, config.num_heads, encoder_dim=config.encoder_dim, dropout=config.attention_dropout
+                dim,
+                config.num_heads,
+                encoder_dim=config.encoder_dim,
+                dropout=config.attention_dropout,
+                convolved=config.cross_attention_conv,
             )
             self.encoder_attn_layer_norm = nn.LayerNorm(dim)
         self.fc1 = Linear(dim, config.ffn_dim)
@@ -67,26 +71,38 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, pads: Tensor | None = None, source: Source | None = None) -> Tensor:
         """The whole sequence at once: x (T,B,d), pads (B,T) bool, `source` for a decoder's layer → (T,B,d)."""
         x = self._residual(x, self.self_attn_layer_norm, lambda y: self.self_attn(y, pads))
-        return self._rest(x, source)
+        if self.encoder_attn is not None:
+            attention = self.encoder_attn
+            x = self._residual(x, self.encoder_attn_layer_norm, lambda y: attention(y, *_given(source), pads))
+        return self._residual(x, self.final_layer_norm, self._feed_forward)
 
     def step(
-        self, x: Tensor, state: Any, pads: Tensor | None = None, source: Source | None = None
-    ) -> tuple[Tensor, Any]:
-        """The next n ≥ 1 tokens: x (n,B,d), the mixer's state → ((n,B,d), state)."""
+        self,
+        x: Tensor,
+        state: Any,
+        pads: Tensor | None = None,
+        source: Source | None = None,
+        queries: Tensor | None = None,
+    ) -> tuple[Tensor, Any, Tensor | None]:
+        """The next n ≥ 1 tokens: x (n,B,d), the mixer's state → ((n,B,d), state, queries).
+
+        queries: the state of the attention over the encoder; None at first, and where it has no convolution.
+        """
 
         def mix(y: Tensor) -> Tensor:
             nonlocal state
             out, state = self.self_attn.step(y, state, pads)
             return out
 
-        x = self._residual(x, self.self_attn_layer_norm, mix)
-        return self._rest(x, source), state
+        def attend(y: Tensor) -> Tensor:
+            nonlocal queries
+            out, queries = self.encoder_attn.step(y, queries, *_given(source), pads)  # type: ignore[union-attr]
+            return out
 
-    def _rest(self, x: Tensor, source: Source | None) -> Tensor:
+        x = self._residual(x, self.self_attn_layer_norm, mix)
         if self.encoder_attn is not None:
-            attention = self.encoder_attn
-            x = self._residual(x, self.encoder_attn_layer_norm, lambda y: attention(y, *_given(source)))
-        return self._residual(x, self.final_layer_norm, self._feed_forward)
+            x = self._residual(x, self.encoder_attn_layer_norm, attend)
+        return self._residual(x, self.final_layer_norm, self._feed_forward), state, queries
 
     def _residual(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.normalize_before:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from lightconv_plugin.modules.attention import SelfAttention
+from lightconv_plugin.modules.attention_convolution import AttentionConv
 from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.convolutions import DepthwiseConv, DynamicConv, LightweightConv
 from lightconv_plugin.modules.full_convolution import FullConv
@@ -28,6 +29,7 @@ class MixerSpec:
     zero_pads: see ConvBlock.
     dynamic_rank: the rank at which "dynamic" predicts its filters, 0 for one matrix.
     dynamic_residual: "dynamic" adds a static filter to the predicted one, before the normalisation.
+    attention_conv: the convolutions of queries, keys and values of "attention" and "window_attention".
     """
 
     kind: str
@@ -43,6 +45,7 @@ class MixerSpec:
     zero_pads: bool = True
     dynamic_rank: int = 0
     dynamic_residual: bool = False
+    attention_conv: AttentionConv | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in MIXERS:
@@ -54,6 +57,8 @@ class MixerSpec:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.dynamic_rank < 0:
             raise ValueError(f"dynamic_rank must be at least 1, or 0 for one matrix, got {self.dynamic_rank}")
+        if self.attention_conv is not None and "attention" not in self.kind:
+            raise ValueError(f"attention_conv must be null for a layer of {self.kind}")
         for name in ("input_dropout", "weight_dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
@@ -135,6 +140,7 @@ def build_mixer(
             left=spec.padding_l if windowed else None,
             right=spec.kernel_size - 1 - spec.padding_l if windowed else 0 if spec.causal else None,
             dropout=spec.attention_dropout,
+            convolved=spec.attention_conv,
         )
     return block(
         embed_dim,

@@ -52,12 +52,14 @@ class DecoderState:
 
     mixers: of each layer, None before the first step.
     sources: keys and values of the encoder's output, of each layer; None without an encoder.
+    queries: of each layer the last inputs of the convolution of the encoder attention's queries, None without one.
     seen: (B,) how many words there were, pads not counted.
     """
 
     seen: Tensor
     mixers: list[Any] = field(default_factory=list)
     sources: list[Source | None] = field(default_factory=list)
+    queries: list[Tensor | None] = field(default_factory=list)
 
 
 class _Stack(nn.Module):
@@ -196,7 +198,7 @@ class Decoder(_Stack):
         """The state before the first token of `batch` sequences."""
         sources = [self.source_of(layer, encoded) for layer in self.layers]
         seen = torch.zeros(batch, dtype=torch.int64, device=next(self.parameters()).device)
-        return DecoderState(seen, [None] * len(self.layers), sources)
+        return DecoderState(seen, [None] * len(self.layers), sources, [None] * len(self.layers))
 
     def step(
         self,
@@ -209,13 +211,15 @@ class Decoder(_Stack):
         """The next n ≥ 1 tokens (B,n) → ((n,B,d), the state after them); the state given stays as it is."""
         pads = _pads(tokens, pads, vectors, self.pad)
         x = self.embed(tokens, pads, state.seen, vectors)
-        mixers = []
-        for layer, mixer, source in zip(self.layers, state.mixers, state.sources, strict=True):
+        mixers, queries = [], []
+        parts = zip(self.layers, state.mixers, state.sources, state.queries, strict=True)
+        for layer, mixer, source, query in parts:
             _keep(kept, x)
-            x, after = layer.step(x, mixer, pads, source)
-            mixers.append(after)
+            x, mixer, query = layer.step(x, mixer, pads, source, query)
+            mixers.append(mixer)
+            queries.append(query)
         x = x if self.layer_norm is None else self.layer_norm(x)
-        return x, DecoderState(state.seen + (~pads).sum(dim=1), mixers, state.sources)
+        return x, DecoderState(state.seen + (~pads).sum(dim=1), mixers, state.sources, queries)
 
     def reorder(self, state: DecoderState, order: Tensor) -> DecoderState:
         """Beam search: the state in which sequence n is what sequence order[n] was; order (B',) int64."""
@@ -223,6 +227,7 @@ class Decoder(_Stack):
             state.seen.index_select(0, order),
             [layer.self_attn.reorder(mixer, order) for layer, mixer in zip(self.layers, state.mixers, strict=True)],
             [source and _select(source, order) for source in state.sources],
+            [None if query is None else query.index_select(1, order) for query in state.queries],
         )
 
     def logits(self, x: Tensor) -> Tensor:

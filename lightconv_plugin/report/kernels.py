@@ -182,16 +182,22 @@ class _Attention(_Probe):
 def attention_weights(attention: nn.Module, query: Tensor, causal: bool) -> Tensor:
     """query (T,1,d) → (H,T,T): the softmax of fairseq's MultiheadAttention, limited as WindowAttention limits it."""
     q, k = (
-        projection(query)[:, 0].unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)
-        for projection in (attention.q_proj, attention.k_proj)
+        _projected(attention, name, query)[:, 0].unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)
+        for name in ("q", "k")
     )
     scores = (q @ k.transpose(1, 2)).float() * attention.head_dim**-0.5
     steps = torch.arange(query.shape[0])
     distance = steps - steps.unsqueeze(1)
     hidden = distance > 0 if causal else torch.zeros_like(distance, dtype=torch.bool)
-    if hasattr(attention, "left"):
+    if getattr(attention, "left", None) is not None:
         hidden |= (distance < -attention.left) | (distance > attention.right)
     return scores.masked_fill(hidden, float("-inf")).softmax(-1)
+
+
+def _projected(attention: nn.Module, name: str, query: Tensor) -> Tensor:
+    """(T,1,d) → (T,1,d): the projection of this name, with its convolution where it has one."""
+    x, conv = getattr(attention, f"{name}_proj")(query), getattr(attention, f"{name}_conv", None)
+    return x if conv is None else conv(x)
 
 
 def find_probes(model: nn.Module) -> list[_Probe]:
@@ -225,7 +231,7 @@ def _probe(side: str, number: int, mixer: nn.Module) -> _Probe:
             return _Fixed(layer("depthwise", ["all channels"], *taps), conv)
         return _Fixed(layer("lightweight", heads, *taps), conv)
     if hasattr(conv, "q_proj"):
-        if hasattr(conv, "left"):
+        if getattr(conv, "left", None) is not None:
             return _Attention(layer("window_attention", heads, conv.left, conv.right), conv)
         before, after = ATTENTION_REACH
         reach = (before + after, 0) if side == "decoder" else (before, after)

@@ -120,6 +120,17 @@ def find_fact(task: Task | None, system: str | None) -> Fact | None:
     return next((fact for fact in FACTS if task and (fact.task, fact.system) == (task.name, system)), None)
 
 
+# Options of the layers that the paper's models do not have, and their defaults.
+_NOT_THE_PAPERS = {
+    "dynamic_residual": False,
+    "encoder_dynamic_rank": [0],
+    "decoder_dynamic_rank": [0],
+    "encoder_attention_conv": None,
+    "decoder_attention_conv": None,
+    "decoder_cross_attention_conv": None,
+}
+
+
 def ablation_row(mixers: Sequence[str], options: Mapping) -> str | None:
     """The row of the paper's ablation that a model is, of the size for WMT16 En-De and without GLU; else None.
 
@@ -129,9 +140,7 @@ def ablation_row(mixers: Sequence[str], options: Mapping) -> str | None:
     glu = options.get("encoder_glu") or options.get("decoder_glu")
     if len(kinds) != 1 or options.get("encoder_embed_dim") != 1024:
         return None
-    if options.get("dynamic_residual") or any(
-        options.get(f"{s}_dynamic_rank") not in (None, [0]) for s in ("encoder", "decoder")
-    ):
+    if any(options.get(name, usual) not in (None, usual) for name, usual in _NOT_THE_PAPERS.items()):
         return None
     kind = kinds.pop()
     if kind == "attention":

@@ -24,13 +24,13 @@ from tests import fairseq_cli
 from tests.checkpoints.conversions import load, run, with_new_fairseq
 from tests.generation import toys as search_toys
 from tests.models import toys
-from tests.models.language_model_toys import build_lm, log_probabilities, tokens
+from tests.models.language_model_toys import LM_VARIANTS, build_lm, log_probabilities, tokens
 from tests.models.test_plain import LANGUAGE_MODELS, OPTIONS, encoder_decoder, stirred
 
 MIXTURE = "dynamic,attention,talk"
 PAIRS = [*itertools.product((*MIXERS, *toys.VARIANTS), ("other sizes",)), *itertools.product((MIXTURE,), OPTIONS)]
 LM_PAIRS = [
-    *itertools.product((*MIXERS, *toys.VARIANTS), ("shared-narrow",)),
+    *itertools.product((*MIXERS, *LM_VARIANTS), ("shared-narrow",)),
     *itertools.product(("dynamic",), LANGUAGE_MODELS),
 ]
 UNREAD = ("._float_tensor", "adaptive_softmax.buffer")  # buffers without content

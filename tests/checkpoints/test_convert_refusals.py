@@ -34,6 +34,14 @@ CANNOT = [
     ),
     ("dynamicconv", {"activation_fn": "gelu"}, "fairseq", "activation_fn=gelu: it has relu"),
     ("talkconv", {"activation_fn": "relu"}, "talk", "activation_fn=relu: it has swish"),
+    ("dynamicconv", {"decoder_dynamic_rank": [3]}, "fairseq", "decoder_dynamic_rank=[3]: it has no such option"),
+    ("dynamicconv", {"dynamic_residual": True}, "fairseq-0.12.2", "dynamic_residual=True: it has no such option"),
+    (
+        "dynamicconv",
+        {"decoder_cross_attention_conv": "q"},
+        "fairseq",
+        "decoder_cross_attention_conv=q: it has no such option",
+    ),
     ("dynamicconv", {"layernorm_embedding": True}, "fairseq", "layernorm_embedding=True: it has no such option"),
 ]
 

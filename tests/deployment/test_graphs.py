@@ -1,11 +1,14 @@
 """The graphs: any mixer from a state of fixed size, any batch and length, reordered; in torch's own operators alone."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from lightconv_plugin.deployment import export_start, export_step, state_tensors
 from lightconv_plugin.deployment.graphs import _Start, _Step
 from lightconv_plugin.modules import MIXERS
+from lightconv_plugin.modules.attention_convolution import AttentionConv
 from tests.checkpoints import exports
 from tests.deployment import toys
 
@@ -59,6 +62,20 @@ def test_every_mixer_from_a_state_of_fixed_size(mixer, kernel_size):
 def test_filters_at_low_rank_with_static_ones():
     for config in (exports.pair(), exports.language_model()):
         config = toys.with_mixers(config, ["dynamic"], dynamic_rank=5, dynamic_residual=True)
+        model = exports.build_model(config)
+        check(model, _Start(model), _Step(model), 3, 6)
+
+
+@pytest.mark.parametrize("kind", ["depthwise", "dynamic"])
+@pytest.mark.parametrize("mixer, kernel_size", [("attention", 1), ("window_attention", 1), ("window_attention", 5)])
+def test_convolutions_in_attention(mixer, kernel_size, kind):
+    """Also with a window of one token, in which attention itself keeps nothing."""
+    for config in (exports.pair(), exports.language_model()):
+        options = {"kernel_size": kernel_size, "attention_conv": AttentionConv(("q", "v"), 4, kind)}
+        config = toys.with_mixers(config, [mixer, mixer], **options)
+        if config.encoder is not None:
+            decoder = dataclasses.replace(config.decoder, cross_attention_conv=AttentionConv(("q",), 3, kind))
+            config = dataclasses.replace(config, decoder=decoder)
         model = exports.build_model(config)
         check(model, _Start(model), _Step(model), 3, 6)
 

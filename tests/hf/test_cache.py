@@ -48,6 +48,30 @@ def test_steps_are_the_whole_text(mixer, normalize_before):
         close(in_steps(model, tokens, chunks), expected)
 
 
+ALL = {"projections": ["q", "k", "v"], "kind": "dynamic"}
+OPTIONS = {
+    "low rank": {"dynamic_rank": 3, "dynamic_residual": True},
+    "convolved": {"mixer": "attention", "attention_conv": ALL},
+    "convolved queries": {"cross_attention_conv": {"projections": ["q"], "kernel_size": 3}},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_steps_of_mixers_with_options(options, tmp_path):
+    """And reordered: each row goes on as the one that it was."""
+    model, order = seq2seq(**options), torch.tensor([2, 0, 1])
+    source, target = words(3, 6), words(3, 7)
+    for chunks in CHUNKS:
+        expected = model(source, decoder_input_ids=target, use_cache=False).logits
+        close(in_steps(model, target, chunks, input_ids=source), expected)
+    cache = model(source, decoder_input_ids=target[:, :6], use_cache=True).past_key_values
+    cache.reorder_cache(order)
+    last = model(source[order], decoder_input_ids=target[order, 6:], past_key_values=cache).logits
+    close(last, model(source[order], decoder_input_ids=target[order], use_cache=False).logits[:, 6:])
+    model.config.save_pretrained(tmp_path)
+    assert type(model.config).from_pretrained(tmp_path).model_config() == model.config.model_config()
+
+
 @EACH_MIXER
 def test_steps_after_pads_on_the_left(mixer):
     model, tokens = language_model(mixer=mixer), words(2, 6)

@@ -61,6 +61,11 @@ def test_a_configuration_survives_json(tmp_path):
 
 
 WRONG = {
+    "attention_conv.kernel_size must be at least 2, got 1": {
+        "mixer": "attention",
+        "attention_conv": {"projections": ["q"], "kernel_size": 1},
+    },
+    "cross_attention_conv.projections must be a list": {"cross_attention_conv": {"projections": "q"}},
     "kind must be one of lightweight, dynamic": {"mixer": "static"},
     "mixer must be one name, or one for each of the 4 layers, got 3": {"mixer": ["talk"] * 3},
     "encoder_layers must be at least 1, got 0": {"encoder_layers": 0},

@@ -9,9 +9,10 @@ from torch import nn
 
 import lightconv_plugin.models  # noqa: F401 (registers the architectures)
 
-from .toys import dictionary, with_variants
+from .toys import VARIANTS, dictionary, with_variants
 
 WORDS = 30
+LM_VARIANTS = [name for name in VARIANTS if "cross" not in name]
 SMALL = {
     "decoder_embed_dim": 16,
     "decoder_ffn_embed_dim": 24,

@@ -13,6 +13,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.models.architectures import ARCHITECTURES, LANGUAGE_MODELS
 from lightconv_plugin.models.config import transformer_config
 from lightconv_plugin.modules import MIXERS
+from lightconv_plugin.modules.attention_convolution import AttentionConv
 from tests import ROOT
 from tests.warm_python import warm_python
 
@@ -203,6 +204,20 @@ def test_how_filters_are_predicted_is_a_flag():
     assert [m.dynamic_rank for m in cfg.decoder.mixers] == [8] * 6
 
 
+def test_convolutions_in_attention_are_flags():
+    cfg = transformer_config(
+        parse(
+            *"--arch dynamicconv --encoder-layers 2 --encoder-kernel-size-list 5 --encoder-conv-type attention,dynamic"
+            " --encoder-attention-conv v,q --decoder-cross-attention-conv q --attention-conv-kernel-size 3"
+            " --attention-conv-type lightweight".split()
+        )
+    )
+    assert [m.attention_conv for m in cfg.encoder.mixers] == [AttentionConv(("q", "v"), 3, "lightweight"), None]
+    assert cfg.decoder.cross_attention_conv == AttentionConv(("q",), 3, "lightweight")
+    with pytest.raises(ValueError, match="--decoder-cross-attention-conv cannot be used with --left-pad-target"):
+        transformer_config(parse("--arch", "dynamicconv", "--decoder-cross-attention-conv", "q"), left_pad_target=True)
+
+
 def test_attention_needs_no_kernel_sizes():
     """The defaults' list is for 7 layers; no layer reads it here."""
     cfg = transformer_config(parse(*"--arch dynamicconv --encoder-layers 2 --encoder-conv-type attention".split()))
@@ -231,6 +246,14 @@ def test_attention_needs_no_kernel_sizes():
             "--dynamic-residual --encoder-conv-type talk --decoder-conv-type attention",
             ["--dynamic-residual needs a layer of type dynamic", "--decoder-conv-type attention"],
         ),
+        ("--encoder-attention-conv q,k,o", ["--encoder-attention-conv", "'q,k,o'", "q, k, v, each once"]),
+        ("--decoder-attention-conv q", ["--decoder-attention-conv needs a layer of type attention", "dynamic"]),
+        ("--decoder-cross-attention-conv k", ["--decoder-cross-attention-conv: got 'k'", "allowed is q"]),
+        (
+            "--decoder-cross-attention-conv q --no-cross-attention",
+            ["--decoder-cross-attention-conv cannot be used with --no-cross-attention"],
+        ),
+        ("--attention-conv-kernel-size 1", ["--attention-conv-kernel-size must be at least 2, got 1"]),
         ("--decoder-layers 0", ["--decoder-layers", "at least 1", "got 0"]),
     ],
 )

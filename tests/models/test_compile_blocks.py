@@ -60,7 +60,7 @@ def assert_same(plain, compiled, arguments):
         torch.testing.assert_close(found[name], gradient, atol=1e-4, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize("mixer", ["dynamic", "talk"])
+@pytest.mark.parametrize("mixer", ["dynamic", "talk", "attention-qkv", "cross-attention-q"])
 def test_outputs_and_gradients_are_the_same(mixer, graphs):
     plain, compiled = pair(encoder_conv_type=mixer, decoder_conv_type=mixer, **NO_DROPOUT)
     assert_same(plain, compiled, batch())

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from fairseq.models import transformer_lm
 
-from .language_model_toys import EMBEDDINGS, SMALL, build_lm, lm_task, log_probabilities, scramble, tokens
+from .language_model_toys import EMBEDDINGS, LM_VARIANTS, SMALL, build_lm, lm_task, log_probabilities, scramble, tokens
 
-MIXERS = ["lightweight", "dynamic", "talk", "attention", "dynamic,talk,attention"]
+MIXERS = ["lightweight", "dynamic", "talk", "attention", "dynamic,talk,attention", *LM_VARIANTS]
 by_embedding = pytest.mark.parametrize("embedding", EMBEDDINGS)
 
 

@@ -11,7 +11,7 @@ from lightconv_plugin.models.plain import plain_config, plain_model
 from lightconv_plugin.modules import MIXERS, LanguageModel, ModelConfig, build_model
 from tests.generation import toys as search_toys
 from tests.models import language_model_toys, toys
-from tests.models.language_model_toys import EMBEDDINGS
+from tests.models.language_model_toys import EMBEDDINGS, LM_VARIANTS
 
 OPTIONS = {
     "post-norm": {},
@@ -43,6 +43,8 @@ def encoder_decoder(mixer, options):
     options = dict(options)
     if mixer == "conv":
         options.pop("encoder_conv_dim", None)
+    if "cross" in mixer:
+        options.pop("no_cross_attention", None)
     return stirred(toys.build(encoder_conv_type=mixer, decoder_conv_type=mixer, **options))
 
 
@@ -76,7 +78,7 @@ def test_fairseqs_transformer(before):
 
 
 @pytest.mark.parametrize("options", LANGUAGE_MODELS.values(), ids=LANGUAGE_MODELS)
-@pytest.mark.parametrize("mixer", [*MIXERS, *toys.VARIANTS])
+@pytest.mark.parametrize("mixer", [*MIXERS, *LM_VARIANTS])
 @torch.no_grad()
 def test_a_language_model(mixer, options):
     torch.manual_seed(1)
@@ -93,7 +95,7 @@ def test_a_language_model(mixer, options):
     close(torch.cat(steps, dim=1), expected)
 
 
-@pytest.mark.parametrize("mixer", [*MIXERS, *toys.VARIANTS])
+@pytest.mark.parametrize("mixer", [*MIXERS, *LM_VARIANTS])
 @torch.no_grad()
 def test_pads_on_the_left_of_a_decoder(mixer):
     """What stands before a sentence does not change it: in one pass, and step by step."""
@@ -104,6 +106,22 @@ def test_pads_on_the_left_of_a_decoder(mixer):
     close(plain(padded).logits[:, 3:], alone)
     state = plain.start(2)
     steps = []
+    for piece in padded.split([5, 1, 3], dim=1):
+        logits, state = plain.step(piece, state)
+        steps.append(logits)
+    close(torch.cat(steps, dim=1)[:, 3:], alone)
+
+
+@pytest.mark.parametrize("mixer", [*MIXERS, *toys.VARIANTS])
+@torch.no_grad()
+def test_left_pads_of_a_decoder_with_an_encoder(mixer):
+    """They come before the words: convolutions must read them as zeros, those of attention's queries too."""
+    plain = plain_model(encoder_decoder(mixer, {}))
+    source, words = toys.batch()[0][:2], torch.randint(4, 30, (2, 6))
+    alone = plain(source, words).logits
+    padded = torch.cat([torch.full((2, 3), 1), words], dim=1)
+    close(plain(source, padded).logits[:, 3:], alone)
+    state, steps = plain.start(plain.encode(source)), []
     for piece in padded.split([5, 1, 3], dim=1):
         logits, state = plain.step(piece, state)
         steps.append(logits)
@@ -136,7 +154,7 @@ def test_the_parameters_are_the_models_own_and_train():
     close(loss, expected)
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mixer", [*MIXERS, *toys.VARIANTS])
 def test_a_fresh_model_learns_a_batch_by_heart(mixer):
     torch.manual_seed(0)
     config = plain_config(toys.build(encoder_conv_type=mixer, decoder_conv_type=mixer))
@@ -195,6 +213,28 @@ WRONG = {
         1,
         "dynamic_rank",
         -2,
+    ),
+    "decoder_stack.mixers\\[1\\].attention_conv must be null for a layer of dynamic": (
+        "mixers",
+        1,
+        "attention_conv",
+        {"projections": ["q"]},
+    ),
+    "decoder_stack.cross_attention_conv.projections must be some of q,k,v, in this order: got 'v,q'": (
+        "cross_attention_conv",
+        {"projections": ["v", "q"]},
+    ),
+    "decoder_stack.cross_attention_conv.projections must be q alone, got q,k": (
+        "cross_attention_conv",
+        {"projections": ["q", "k"]},
+    ),
+    "decoder_stack.cross_attention_conv.kernel_size must be at least 2, got 1": (
+        "cross_attention_conv",
+        {"projections": ["q"], "kernel_size": 1},
+    ),
+    "decoder_stack.cross_attention_conv.kind must be one of depthwise, lightweight, dynamic": (
+        "cross_attention_conv",
+        {"projections": ["q"], "kind": "talk"},
     ),
     "decoder_stack.mixers\\[1\\].dynamic_residual must be true or false": ("mixers", 1, "dynamic_residual", 1),
     "decoder_stack.mixers\\[2\\].num_heads must divide conv_dim = 16, got 3": ("mixers", 2, "num_heads", 3),

@@ -26,6 +26,12 @@ SMALL = {
 VARIANTS = {
     "low-rank": ("dynamic", {"{side}_dynamic_rank": [3]}),
     "residual": ("dynamic", {"dynamic_residual": True}),
+    "attention-qkv": ("attention", {"{side}_attention_conv": "q,k,v"}),
+    "attention-dynamic-kv": (
+        "window_attention",
+        {"{side}_attention_conv": "k,v", "attention_conv_type": "dynamic", "attention_conv_kernel_size": 3},
+    ),
+    "cross-attention-q": ("lightweight", {"decoder_cross_attention_conv": "q", "attention_conv_type": "lightweight"}),
 }
 
 
@@ -52,7 +58,14 @@ def build(architecture: str = "dynamicconv", task_=None, *, small: bool = True, 
         assert hasattr(config, name), name
         setattr(config, name, value)
     config._name = architecture
-    return models.build_model(OmegaConf.structured(config), task_ or task()).eval()
+    model = models.build_model(OmegaConf.structured(config), task_ or task()).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if (
+                "_conv." in name and parameter.device.type != "meta"
+            ):  # those in attention begin as if they were not there
+                parameter += 0.3 * torch.randn_like(parameter)
+    return model
 
 
 def with_variants(options: dict) -> dict:

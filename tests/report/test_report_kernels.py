@@ -40,6 +40,23 @@ def seen_inputs(model, inputs, module):
     return found[-1]
 
 
+def test_attention_reads_what_is_convolved():
+    model = model_of("attention", decoder_attention_conv="q,k,v", encoder_attention_conv="k")
+    inputs = sentence(9, 7)
+    for side in ("encoder", "decoder"):
+        for module in mixers(model, side):
+            query, (out, _) = seen_inputs(model, inputs, module)
+            with torch.no_grad():
+                weights = kernels.attention_weights(module, query, causal=side == "decoder")
+                values = module.v_proj(query)
+                values = values if module.v_conv is None else module.v_conv(values)
+                mixed = weights @ values[:, 0].unflatten(1, (module.num_heads, -1)).transpose(0, 1)
+                expected = module.out_proj(mixed.transpose(0, 1).flatten(1))
+            torch.testing.assert_close(out[:, 0], expected, atol=1e-4, rtol=1e-4)
+    found = kernels.gather(model, [inputs], [0])
+    assert {layer.kind for layer in found} == {"attention"} and all(len(layer.maps) == 1 for layer in found)
+
+
 def test_filters_at_low_rank_are_those_of_their_product():
     model = model_of("dynamic", encoder_dynamic_rank=[3], decoder_dynamic_rank=[3])
     inputs = [sentence(9, 7)]
