@@ -52,6 +52,9 @@ Mixer::Mixer(const Description& from, const std::string& name)
       leave(from.linear(name + ".leave")), reduce(from.linear(name + ".reduce")),
       product(from.linear(name + ".product", kind == Kind::kTalk)),
       filters(from.values(name + ".filters")), bias(from.values(name + ".conv_bias")) {
+  if (kind == Kind::kAttention) {
+    for (const char* part : {"q", "k", "v"}) projections.push_back(optional(from, name + "." + part + "_conv"));
+  }
   if (kind != Kind::kShared || !narrow()) return;
   const std::vector<float> of_heads = std::move(filters);  // (heads, taps)
   filters.resize(taps() * channels);
@@ -60,12 +63,17 @@ Mixer::Mixer(const Description& from, const std::string& name)
   }
 }
 
+Mixer Mixer::optional(const Description& from, const std::string& name) {
+  return from.numbers.count(name + ".kind") ? Mixer(from, name) : Mixer();
+}
+
 Layer::Layer(const Description& from, const std::string& name)
     : before(from.number(name + ".before") != 0), activation(Activation(from.integer(name + ".activation"))),
       mixer(from, name + ".mixer"), mixer_norm(from, name + ".mixer_norm"),
       attention_norm(from, name + ".attention_norm"), final_norm(from, name + ".final_norm"),
       query(from.linear(name + ".query")), keys_values(from.linear(name + ".keys_values")),
-      attention_out(from.linear(name + ".attention_out")), fc1(from.linear(name + ".fc1")),
+      attention_out(from.linear(name + ".attention_out")),
+      query_convolution(Mixer::optional(from, name + ".query_conv")), fc1(from.linear(name + ".fc1")),
       fc2(from.linear(name + ".fc2")) {
   if (query) heads = from.integer(name + ".attention_heads");
 }

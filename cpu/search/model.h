@@ -61,6 +61,9 @@ void gate(const float* x, int64_t rows, int64_t n, float* y);
 struct Mixer {
   Mixer() = default;
   Mixer(const Description& from, const std::string& name);
+  // The one of this name; an empty one if there is none.
+  static Mixer optional(const Description& from, const std::string& name);
+  explicit operator bool() const { return channels > 0; }
   int64_t taps() const { return left + 1 + right; }
 
   // The filters of rows with inputs x (rows, channels), each (heads, taps); null where all rows share theirs.
@@ -80,6 +83,7 @@ struct Mixer {
   Linear product;              // kPredicted: filters; kTalk: offsets; kFull: the convolution; kAttention: queries, keys, values
   std::vector<float> filters;  // kShared, normalised: (taps, channels) where heads are narrow, else (heads, taps)
   std::vector<float> bias;
+  std::vector<Mixer> projections;  // kAttention: the convolutions of queries, keys and values, each may be empty
   bool narrow() const { return channels / heads < kWidth<float>; }  // than a vector: then each channel has a filter
 
  private:
@@ -96,6 +100,7 @@ struct Layer {
   Norm mixer_norm, attention_norm, final_norm;
   int64_t heads = 0;  // of the attention over the encoder
   Linear query, keys_values, attention_out;
+  Mixer query_convolution;  // empty where there is none
   Linear fc1, fc2;
 };
 

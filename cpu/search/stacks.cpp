@@ -74,6 +74,15 @@ void attend_sentences(const Mixer& mixer, const Sentences& sentences, const floa
   const int64_t rows = sentences.rows(), dim = mixer.channels, head_dim = dim / mixer.heads;
   float* projected = shop.hidden.get(rows * 3 * dim);
   mixer.product(x, dim, rows, projected, 3 * dim, shop);
+  Buffer<float> memory_of_parts;
+  for (int64_t i = 0; i < 3; ++i) {
+    const Mixer& convolution = mixer.projections[i];
+    if (!convolution) continue;
+    float *part = memory_of_parts.get(2 * rows * dim), *convolved = part + rows * dim;
+    for (int64_t row = 0; row < rows; ++row) std::copy_n(projected + (row * 3 + i) * dim, dim, part + row * dim);
+    convolve_sentences(convolution, sentences, part, convolved, shop);
+    for (int64_t row = 0; row < rows; ++row) std::copy_n(convolved + row * dim, dim, projected + (row * 3 + i) * dim);
+  }
   const bool windowed = mixer.left >= 0 || mixer.right >= 0;
   std::vector<float> keys, mask;
   for (int64_t s = 0; s < sentences.count(); ++s) {
@@ -160,9 +169,9 @@ Decoding::Decoding(const Model& model, const Sentences& sentences, int64_t capac
   for (size_t i = 0; i < sources_.size(); ++i) {
     const Layer& layer = model.decoder.layers[i];
     pasts_.emplace_back();
-    const Mixer& mixer = layer.mixer;
-    pasts_.back().width = mixer.kind == Kind::kAttention ? 2 * mixer.channels : mixer.channels;
-    if (mixer.left >= 0) pasts_.back().steps.resize(mixer.left + 1);
+    pasts_.back().mixer = Past(layer.mixer);
+    for (const Mixer& convolution : layer.mixer.projections) pasts_.back().projections.emplace_back(convolution);
+    pasts_.back().queries = Past(layer.query_convolution);
     if (!layer.query) continue;
     Source& source = sources_[i];
     const int64_t dim = layer.query.outputs();
@@ -187,35 +196,56 @@ float* Decoding::remember(Past& past, int64_t time, int64_t rows, bool forever) 
   return past.steps.back().get(rows * past.width);
 }
 
-void Decoding::mix(const Layer& layer, Past& past, const Rows& rows, const float* x, float* y) {
+void Decoding::sources_of(Past& past, const Rows& rows, int64_t row, int64_t taps, const float** sources) {
+  for (int64_t k = 0; k < taps; ++k) {
+    const int64_t t = rows.time - taps + 1 + k;
+    if (t < 0) {
+      sources[k] = nullptr;
+      continue;
+    }
+    const int64_t ancestor = t == rows.time ? row : rows.ancestors[row * rows.pitch + t];
+    sources[k] = past.at(t) + ancestor * past.width;
+  }
+}
+
+void Decoding::convolve(const Mixer& mixer, Past& past, const Rows& rows, float* y, int64_t y_pitch) {
+  const int64_t taps = mixer.taps();
+  const float* filters = mixer.filters_of(past.at(rows.time), rows.count, shop_);
+  const float** sources = shop_.sources.get(taps);
+  for (int64_t row = 0; row < rows.count; ++row) {
+    sources_of(past, rows, row, taps, sources);
+    mixer.mix(sources, filters ? filters + row * mixer.heads * taps : nullptr, y + row * y_pitch, shop_);
+  }
+}
+
+void Decoding::convolve_projection(const Mixer& convolution, Past& past, const Rows& rows, float* x, int64_t pitch) {
+  if (!convolution) return;
+  float* now = remember(past, rows.time, rows.count, false);
+  for (int64_t row = 0; row < rows.count; ++row) std::copy_n(x + row * pitch, past.width, now + row * past.width);
+  convolve(convolution, past, rows, x, pitch);
+}
+
+void Decoding::mix(const Layer& layer, LayerPast& pasts, const Rows& rows, const float* x, float* y) {
   const Mixer& mixer = layer.mixer;
+  Past& past = pasts.mixer;
   const int64_t dim = model_.decoder.dim, channels = mixer.channels, time = rows.time;
   const bool attention = mixer.kind == Kind::kAttention;
   float* now = remember(past, time, rows.count, attention && mixer.left < 0);
-  const int64_t first = mixer.left < 0 ? 0 : time - mixer.left;
-  const int64_t taps = time - first + 1;
-  const auto sources_of = [&](int64_t row, const float** sources) {
-    for (int64_t k = 0; k < taps; ++k) {
-      const int64_t t = first + k;
-      if (t < 0) {
-        sources[k] = nullptr;
-        continue;
-      }
-      const int64_t ancestor = t == time ? row : rows.ancestors[row * rows.pitch + t];
-      sources[k] = past.at(t) + ancestor * past.width;
-    }
-  };
+  const int64_t taps = mixer.left < 0 ? time + 1 : mixer.left + 1;
   if (attention) {
     float* projected = shop_.hidden.get(rows.count * 3 * channels);
     mixer.product(x, dim, rows.count, projected, 3 * channels, shop_);
+    for (int64_t i = 0; i < 3; ++i) {
+      convolve_projection(mixer.projections[i], pasts.projections[i], rows, projected + i * channels, 3 * channels);
+    }
     for (int64_t row = 0; row < rows.count; ++row) {
       std::copy_n(projected + row * 3 * channels + channels, 2 * channels, now + row * past.width);
     }
     float* out = shop_.mixed.get(rows.count * channels);
     const float** sources = shop_.sources.get(taps);
-    const int64_t skipped = std::max<int64_t>(0, -first);
+    const int64_t skipped = std::max<int64_t>(0, taps - 1 - time);
     for (int64_t row = 0; row < rows.count; ++row) {
-      sources_of(row, sources);
+      sources_of(past, rows, row, taps, sources);
       attend_past(
           projected + row * 3 * channels, sources + skipped, taps - skipped, mixer.heads, channels / mixer.heads,
           out + row * channels, shop_);
@@ -226,23 +256,20 @@ void Decoding::mix(const Layer& layer, Past& past, const Rows& rows, const float
   float* out = mixer.leave ? shop_.mixed.get(rows.count * channels) : y;
   if (mixer.kind == Kind::kFull) {
     const float** sources = shop_.sources.get(rows.count * taps);
-    for (int64_t row = 0; row < rows.count; ++row) sources_of(row, sources + row * taps);
+    for (int64_t row = 0; row < rows.count; ++row) sources_of(past, rows, row, taps, sources + row * taps);
     mixer.convolve(sources, rows.count, out, shop_);
   } else {
-    const float* filters = mixer.filters_of(now, rows.count, shop_);
-    const float** sources = shop_.sources.get(taps);
-    for (int64_t row = 0; row < rows.count; ++row) {
-      sources_of(row, sources);
-      mixer.mix(sources, filters ? filters + row * mixer.heads * taps : nullptr, out + row * channels, shop_);
-    }
+    convolve(mixer, past, rows, out, channels);
   }
   if (mixer.leave) mixer.leave(out, channels, rows.count, y, dim, shop_);
 }
 
-void Decoding::attend_source(const Layer& layer, const Source& source, const Rows& rows, const float* x, float* y) {
+void Decoding::attend_source(
+    const Layer& layer, const Source& source, Past& past, const Rows& rows, const float* x, float* y) {
   const int64_t dim = layer.query.outputs();
   float* queries = shop_.mixed.get(rows.count * dim);
   layer.query(x, model_.decoder.dim, rows.count, queries, dim, shop_);
+  convolve_projection(layer.query_convolution, past, rows, queries, dim);
   for (int64_t row = 0; row < rows.count;) {
     const int64_t s = rows.sentence[row];
     int64_t end = row + 1;
@@ -271,7 +298,7 @@ const float* Decoding::step(const Rows& rows) {
     });
     if (layer.query) {
       sublayer(layer.attention_norm, layer.before, n, dim, x, normed, out, [&](const float* in, float* y) {
-        attend_source(layer, sources_[i], rows, in, y);
+        attend_source(layer, sources_[i], pasts_[i].queries, rows, in, y);
       });
     }
     sublayer(layer.final_norm, layer.before, n, dim, x, normed, out, [&](const float* in, float* y) {

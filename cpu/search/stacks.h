@@ -46,11 +46,21 @@ class Decoding {
   const float* step(const Rows& rows);
 
  private:
-  // What a layer keeps of the last steps, or of all.
+  // What a mixer keeps of the last steps, or of all.
   struct Past {
+    Past() = default;
+    explicit Past(const Mixer& mixer)
+        : width(mixer.kind == Kind::kAttention ? 2 * mixer.channels : mixer.channels) {
+      if (mixer.left >= 0) steps.resize(mixer.left + 1);
+    }
     std::vector<Buffer<float>> steps;
-    int64_t width;
+    int64_t width = 0;
     float* at(int64_t time) { return steps[time % static_cast<int64_t>(steps.size())].get(0); }
+  };
+  struct LayerPast {
+    Past mixer;
+    std::vector<Past> projections;  // of attention's convolutions
+    Past queries;                   // of the convolution before the attention over the encoder
   };
   struct Source {
     std::vector<float> keys_values;  // (rows, 2d)
@@ -58,8 +68,15 @@ class Decoding {
     std::vector<int64_t> begins;     // of a sentence's keys
   };
 
-  void mix(const Layer& layer, Past& past, const Rows& rows, const float* x, float* y);
-  void attend_source(const Layer& layer, const Source& source, const Rows& rows, const float* x, float* y);
+  void mix(const Layer& layer, LayerPast& pasts, const Rows& rows, const float* x, float* y);
+  void attend_source(
+      const Layer& layer, const Source& source, Past& past, const Rows& rows, const float* x, float* y);
+  // What the ancestors of a row kept of the last `taps` steps, this one the last; null before the sentence.
+  void sources_of(Past& past, const Rows& rows, int64_t row, int64_t taps, const float** sources);
+  // y (rows.count, channels), rows y_pitch floats apart: the convolution of what `past` keeps, this step included.
+  void convolve(const Mixer& mixer, Past& past, const Rows& rows, float* y, int64_t y_pitch);
+  // The same, if there is one, of x and in its place; the rows of x are `pitch` floats apart.
+  void convolve_projection(const Mixer& convolution, Past& past, const Rows& rows, float* x, int64_t pitch);
   float* remember(Past& past, int64_t time, int64_t rows, bool forever);
 
   const Model& model_;
@@ -67,7 +84,7 @@ class Decoding {
   int64_t capacity_;
   Workshop& shop_;
   std::vector<float> masks_;  // (rows of the source,), empty where there are no pads
-  std::vector<Past> pasts_;
+  std::vector<LayerPast> pasts_;
   std::vector<Source> sources_;
   std::vector<int64_t> positions_;
   Buffer<float> x_, y_, normed_, out_;

@@ -225,15 +225,14 @@ class _Description:
         self._linear(f"{name}.fc1", layer.fc1)
         self._linear(f"{name}.fc2", layer.fc2)
         if (attention := layer.encoder_attn) is not None:
-            if attention.convolved is not None:
-                raise UnsupportedModelError("convolutions in the attention over the encoder")
             self._norm(f"{name}.attention_norm", layer.encoder_attn_layer_norm)
             self._linear(f"{name}.query", attention.q_proj)
             self._linear(f"{name}.keys_values", attention.k_proj, attention.v_proj)
             self._linear(f"{name}.attention_out", attention.out_proj)
             self.numbers[f"{name}.attention_heads"] = attention.num_heads
+            if attention.q_conv is not None:
+                self._convolution(f"{name}.query_conv", attention.q_conv)
         mixer = f"{name}.mixer"
-        self.numbers |= {f"{mixer}.gated": 0, f"{mixer}.normalize": _NORMALIZATIONS["none"]}
         if isinstance(layer.self_attn, SelfAttention):
             self._attention(mixer, layer.self_attn)
         elif isinstance(layer.self_attn, ConvBlock):
@@ -244,8 +243,6 @@ class _Description:
             raise UnsupportedModelError("a decoder that looks ahead")
 
     def _attention(self, name: str, attention: SelfAttention) -> None:
-        if attention.convolved is not None:
-            raise UnsupportedModelError("convolutions in attention")
         self._linear(f"{name}.product", attention.q_proj, attention.k_proj, attention.v_proj)
         self._linear(f"{name}.leave", attention.out_proj)
         self.numbers |= {
@@ -254,17 +251,25 @@ class _Description:
             f"{name}.right": -1 if attention.right is None else attention.right,
             f"{name}.channels": attention.embed_dim,
             f"{name}.heads": attention.num_heads,
+            f"{name}.gated": 0,
+            f"{name}.normalize": _NORMALIZATIONS["none"],
         }
+        for part, conv in attention.convolutions().items():
+            self._convolution(f"{name}.{part}_conv", conv)
 
     def _block(self, name: str, block: ConvBlock) -> None:
-        conv = block.conv
         if isinstance(block.linear1, nn.Linear):
             self._linear(f"{name}.enter", block.linear1)
             self._linear(f"{name}.leave", block.linear2)
+        self._convolution(name, block.conv)
+        self.numbers[f"{name}.gated"] = float(block.glu)
+
+    def _convolution(self, name: str, conv: nn.Module) -> None:
         self.numbers |= {
-            f"{name}.gated": float(block.glu),
             f"{name}.channels": conv.channels,
             f"{name}.heads": conv.num_heads,
+            f"{name}.gated": 0,
+            f"{name}.normalize": _NORMALIZATIONS["none"],
         }
         if isinstance(conv, TaLKConv):
             self._linear(f"{name}.product", conv.offsets)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightconv_plugin.generation import SearchOptions
 from lightconv_plugin.modules import MixerSpec, ModelConfig, StackConfig, build_model
+from lightconv_plugin.modules.attention_convolution import KINDS, AttentionConv
 from lightconv_plugin.modules.config import Activation
 from lightconv_plugin.modules.mixers import HEADED, MIXERS
 from lightconv_plugin.ops import NORMALIZATIONS
@@ -79,6 +80,10 @@ def random_model(rng: random.Random, source_words: int, words: int):
     encoder = _stack(rng, rng.choice((dim, dim, 12, 40)), source_words, causal=False)
     word_dim = rng.choice((dim, dim, 10, 24))
     tied = rng.random() < 0.5
+    encoder_dim = rng.choice((encoder.embed_dim, encoder.embed_dim, encoder.embed_dim, None))
+    convolved = None
+    if encoder_dim is not None and rng.random() < 0.3:
+        convolved = replace(random_convolution(rng), projections=("q",))
     decoder = _stack(
         rng,
         dim,
@@ -88,7 +93,8 @@ def random_model(rng: random.Random, source_words: int, words: int):
         output_dim=word_dim if tied else rng.choice((dim, 18)),
         share_input_output=tied,
         output_bias=rng.random() < 0.5,
-        encoder_dim=rng.choice((encoder.embed_dim, encoder.embed_dim, encoder.embed_dim, None)),
+        encoder_dim=encoder_dim,
+        cross_attention_conv=convolved,
     )
     share = word_dim == dim == encoder.embed_dim and source_words == words and rng.random() < 0.5
     model = build_model(ModelConfig(decoder, encoder, share_embeddings=share, pad=PAD, eos=EOS, unk=UNK))
@@ -145,7 +151,13 @@ def random_mixer(rng: random.Random, dim: int, *, causal: bool, kind: str | None
         causal=causal,
         dynamic_rank=rng.choice((0, 0, 1, 5)) if kind == "dynamic" else 0,
         dynamic_residual=kind == "dynamic" and rng.random() < 0.3,
+        attention_conv=random_convolution(rng) if "attention" in kind and rng.random() < 0.5 else None,
     )
+
+
+def random_convolution(rng: random.Random) -> AttentionConv:
+    projections = rng.choice((("q", "k", "v"), ("q", "v"), ("k",)))
+    return AttentionConv(projections, rng.choice((2, 4, 5)), rng.choice(KINDS))
 
 
 def _divisor(rng: random.Random, n: int) -> int:

@@ -15,6 +15,7 @@ from lightconv_plugin.generation.batch_search import TorchSearch
 from lightconv_plugin.generation.linear import DTYPES
 from lightconv_plugin.generation.native import NativeSearch
 from lightconv_plugin.modules import ModelConfig, StackConfig, build_model
+from lightconv_plugin.modules.attention_convolution import AttentionConv
 from lightconv_plugin.modules.mixers import MIXERS
 from lightconv_plugin.ops import backends
 from lightconv_plugin.ops.instructions import compiled_for, instruction_set
@@ -26,6 +27,7 @@ from tests.generation import random_models as models
 pytestmark = pytest.mark.skipif(backends.decision("cpu").backend != "cpu", reason="no native kernels")
 
 SEEDS, PER_TEST = 500, 10
+_QUERIES = AttentionConv(("q",), 3, "lightweight")
 
 
 def _seeds(first: int):
@@ -49,21 +51,34 @@ def test_random_models_and_options(seeds):
 # ------------------------------------------------------------------------------------------------ threads, batches
 
 
-def _wide(kind: str):
+# A mixer and options of it.
+VARIANTS = {
+    "low-rank": ("dynamic", {"dynamic_rank": 16, "dynamic_residual": True}),
+    "convolved": ("attention", {"attention_conv": AttentionConv(("q", "k", "v"))}),
+    "convolved-dynamic": ("window_attention", {"attention_conv": AttentionConv(("q", "v"), 3, "dynamic")}),
+}
+
+
+def _wide(name: str):
     """A model with products that are large enough to be shared, and a batch for it."""
     rng = random.Random(7)
+    kind, options = VARIANTS.get(name, (name, {}))
     config = pair(kind)
-    decoder = replace(config.decoder, vocab_size=700)
+    encoder, decoder = (
+        replace(side, mixers=tuple(replace(mixer, **options) for mixer in side.mixers))
+        for side in (config.encoder, config.decoder)
+    )
+    decoder = replace(decoder, vocab_size=700, cross_attention_conv=_QUERIES if name == "convolved" else None)
     if kind in ("lightweight", "dynamic"):  # one has heads wider than a vector, one has narrow ones
         decoder = replace(decoder, mixers=(decoder.mixers[0], replace(decoder.mixers[1], num_heads=32)))
-    model = build_exported(replace(config, decoder=decoder))
+    model = build_exported(replace(config, encoder=encoder, decoder=decoder))
     with torch.no_grad():
         model.decoder.embed_tokens.weight.mul_(2)
     return model, models.random_batch(rng, 7, 8, config.encoder.vocab_size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", MIXERS)
+@pytest.mark.parametrize("kind", [*MIXERS, *VARIANTS])
 def test_the_same_bits_for_any_threads_and_batches(kind, dtype):
     model, source = _wide(kind)
     options = SearchOptions(pad=1, unk=3, eos=2, beam_size=3)
@@ -183,7 +198,7 @@ def test_a_product_is_what_its_type_says(dtype, instructions, monkeypatch):
             assert dtype == "float32" or 1e-4 < float((found - exact).abs().max()) < 0.15
 
 
-@pytest.mark.parametrize("kind", MIXERS)
+@pytest.mark.parametrize("kind", [*MIXERS, *VARIANTS])
 def test_reduced_types_are_close_to_float32(kind):
     """Log-probabilities of the same words, of a whole model."""
     model, source = _wide(kind)
