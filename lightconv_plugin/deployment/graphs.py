@@ -66,13 +66,13 @@ def state_tensors(model: PlainModel) -> tuple[StateTensor, ...]:
             parts = [StateTensor(f"{name}.{part}", keys, dtype) for part in ("keys", "values")]
             found += [*parts, StateTensor(f"{name}.pads", ("batch", rows), "bool")] if _keeps(mixer) else []
             if (conv := mixer.attention_conv) is not None:
-                shape = ("batch", conv.kernel_size - 1, stack.embed_dim)
-                found += [StateTensor(f"{name}.{part}_inputs", shape, dtype) for part in conv.projections]
+                inputs = ("batch", conv.kernel_size - 1, stack.embed_dim)
+                found += [StateTensor(f"{name}.{part}_inputs", inputs, dtype) for part in conv.projections]
         elif rows := _rows(mixer):
             found.append(StateTensor(f"{name}.inputs", ("batch", rows, mixer.conv_dim), dtype))
     if (conv := stack.cross_attention_conv) is not None:
-        shape = ("batch", conv.kernel_size - 1, stack.embed_dim)
-        found += [StateTensor(f"queries.{i}", shape, dtype) for i in range(len(stack.mixers))]
+        inputs = ("batch", conv.kernel_size - 1, stack.embed_dim)
+        found += [StateTensor(f"queries.{i}", inputs, dtype) for i in range(len(stack.mixers))]
     if stack.encoder_dim is not None:
         shape = ("batch", stack.num_heads, "source", stack.embed_dim // stack.num_heads)
         for i in range(len(stack.mixers)):

@@ -192,11 +192,20 @@ def test_flags_of_training(data, tmp_path, flags):
     assert all(float(u["loss"]) < 20 for u in updates(log)) and len(updates(log)) == 2
 
 
-def test_a_mixer_of_each_kind(data, tmp_path):
+@pytest.mark.parametrize(
+    "mixers",
+    [
+        "--arch talkconv_iwslt_de_en --encoder-conv-type talk,window_attention --decoder-conv-type depthwise,conv",
+        "--arch dynamicconv_iwslt_de_en --encoder-conv-type attention --decoder-conv-type dynamic,attention "
+        "--encoder-attention-conv q,k,v --decoder-attention-conv k --decoder-cross-attention-conv q "
+        "--decoder-dynamic-rank 4 --dynamic-residual",
+    ],
+    ids=["kinds", "options"],
+)
+def test_a_mixer_of_each_kind(data, tmp_path, mixers):
     """Trained in bfloat16, with filters dropped, resumed, and translating by beam search."""
     command = [
-        "train", data, *PLUGIN, "--arch", "talkconv_iwslt_de_en", *SIZE, *RECIPE, "--save-dir", tmp_path, "--bf16",
-        "--encoder-conv-type", "talk,window_attention", "--decoder-conv-type", "depthwise,conv",
+        "train", data, *PLUGIN, *mixers.split(), *SIZE, *RECIPE, "--save-dir", tmp_path, "--bf16",
         "--weight-dropout", 0.2, "--attention-dropout", 0.2,
     ]  # fmt: skip
     first = updates(run(*command, "--max-epoch", 1))
