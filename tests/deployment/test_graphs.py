@@ -13,6 +13,7 @@ from tests.checkpoints import exports
 from tests.deployment import toys
 
 PAD, EOS, WORDS = 1, 2, 160
+_ENCODER_CONV = AttentionConv(("q", "v"))
 
 
 def source(batch, length):
@@ -105,6 +106,22 @@ def test_an_exported_language_model():
     torch.testing.assert_close(scores, model(tokens).logits, rtol=1e-5, atol=1e-5)
     with pytest.raises((AssertionError, RuntimeError), match="64"):
         start(source(1, 65))  # longer than the learned positions
+
+
+@pytest.mark.long
+def test_exported_with_options_of_the_mixers():
+    config = exports.pair()
+    mixers = (
+        exports.mixer("attention", causal=True, attention_conv=AttentionConv(("q", "k", "v"))),
+        exports.mixer("window_attention", causal=True, attention_conv=AttentionConv(("k",), 3, "dynamic")),
+        exports.mixer("dynamic", causal=True, dynamic_rank=4, dynamic_residual=True),
+    )
+    decoder = dataclasses.replace(config.decoder, mixers=mixers, cross_attention_conv=AttentionConv(("q",), 3))
+    encoder = dataclasses.replace(config.encoder, mixers=(exports.mixer("attention", attention_conv=_ENCODER_CONV),))
+    model = exports.build_model(dataclasses.replace(config, decoder=decoder, encoder=encoder))
+    start, step = export_start(model).module(), export_step(model).module()
+    for batch, length in ((1, 1), (2, 7), (5, 33)):
+        check(model, start, step, batch, length)
 
 
 @torch.no_grad()

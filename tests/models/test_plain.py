@@ -205,6 +205,16 @@ def test_a_configuration_survives_json():
         assert ModelConfig.of_json(config.as_json()) == config
 
 
+def test_a_configuration_from_before_an_option_has_its_default():
+    config = plain_config(toys.build())
+    known = config.as_json()
+    for stack in (known["encoder_stack"], known["decoder_stack"]):
+        del stack["cross_attention_conv"]
+        for mixer in stack["mixers"]:
+            del mixer["dynamic_rank"], mixer["dynamic_residual"], mixer["attention_conv"]
+    assert ModelConfig.of_json(known) == config
+
+
 WRONG = {
     "decoder_stack.mixers\\[1\\].kind must be one of": ("mixers", 1, "kind", "fourier"),
     "decoder_stack.mixers\\[0\\].kernel_size must be at least 1, got 0": ("mixers", 0, "kernel_size", 0),

@@ -184,6 +184,9 @@ def built():
         ("dynamicconv", "DynamicconvModel"),
         ("lightweightconv", "LightweightconvModel"),
         ("talkconv", "TalkconvModel"),
+        ("attention_conv", "DynamicconvModel"),
+        ("dynamicconv_low_rank", "DynamicconvModel"),
+        ("dynamicconv_residual", "DynamicconvModel"),
         ("transformer", "TransformerModel"),
     ],
 )
