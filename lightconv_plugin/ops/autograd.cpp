@@ -108,7 +108,7 @@ struct Recorded : torch::autograd::Function<Recorded> {
     const auto others = ctx->saved_data["others"].toTuple();
 
     Stack stack;
-    for (const Tensor& grad : grads) stack.push_back(contiguous_channels(grad));
+    for (const Tensor& grad : grads) stack.push_back(op.own_transpose ? IValue(grad) : contiguous_channels(grad));
     for (size_t i = op.own_transpose ? 1 : 0; i < tensors.size(); ++i) {
       if (op.bias && i == op.gradients) continue;
       stack.push_back(tensors[i].defined() ? IValue(tensors[i]) : IValue());

@@ -57,7 +57,8 @@ def _native():
 def test_freed_memory_is_kept_once_the_kernels_are_loaded():
     before, after, keeps, why = json.loads(run().stdout)
     assert keeps and "is kept" in why
-    assert after < PAGES / 100 < before
+    # What is allocated in between may take a piece of a block that was kept; then one of the five is fresh.
+    assert after <= 2 * PAGES / 5 < before
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_freed_memory_is_kept_once_the_kernels_are_loaded():
 def test_malloc_stays_as_the_user_has_it(variable, value):
     _, after, keeps, why = json.loads(run(**{variable: value}).stdout)
     assert not keeps and variable in why
-    assert after > PAGES / 100
+    assert after > 2 * PAGES / 5
 
 
 def test_tunables_of_glibc_are_the_users_choice():
