@@ -135,9 +135,9 @@ __device__ __forceinline__ void stage_known_filters(const ConvParams& p, const P
   }
 }
 
-// Filters of `rows` x `heads` (of one row where the operator is lightconv), taps [begin, end), into shared memory: those of
-// a filter are kStep floats apart, from to(row, head) on. Those of rows outside [0, T) are 0. `row` counts from `first`,
-// `head` from place.head. K: of a kernel for that K only, else 0.
+// Filters of `rows` x `heads` (of one row where the operator is lightconv), taps [begin, end), into shared memory. The
+// taps of a filter are kStep floats apart, from to(row, head) on; those of rows outside [0, T) are 0. `row` counts from
+// `first`, `head` from place.head. K: of a kernel for that K only, else 0.
 template <class T, int K, int kStep, class To>
 __device__ __forceinline__ void stage_filters(const ConvParams& p, const Place& place, int64_t first, int rows,
                                               int begin, int end, To to) {

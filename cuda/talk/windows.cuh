@@ -188,7 +188,7 @@ __device__ __forceinline__ Window offset_window(const TalkBackwardParams& p, int
   return window;
 }
 
-// The two sums for one output, shared by `width` neighbouring lanes: each sums its channels, then the lanes' are added up.
+// The two sums for one output, shared by `width` neighbouring lanes: each sums its channels, then all are added up.
 // The lower half of the lanes gets the left offset's, the upper half the right one's. Whole warps call. grad_at(c) and
 // row_at(s, c) give V channels, from the head's c-th on, of the output's gradient and of the window's row s.
 template <class T, int V, class Grad, class Row>
