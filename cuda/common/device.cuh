@@ -209,19 +209,64 @@ __device__ __forceinline__ To* after(T* from, int count) {
                                round_up(count * static_cast<int>(sizeof(T)), 8));
 }
 
+// Goes through the cells of a table with `width` columns row by row, `step` cells at a time from cell `at` on: the
+// divisions happen once.
+struct Walk {
+  int row, column, rows, columns, width;
+
+  __device__ __forceinline__ Walk(int at, int step, int width)
+      : row(static_cast<unsigned>(at) / static_cast<unsigned>(width)),
+        column(at - row * width),
+        rows(static_cast<unsigned>(step) / static_cast<unsigned>(width)),
+        columns(step - rows * width),
+        width(width) {}
+  __device__ __forceinline__ void next() {
+    row += rows;
+    column += columns;
+    if (column >= width) column -= width, ++row;
+  }
+};
+
+// The part of the numbers [begin, end) that is in [first, first + count), counted from `first`.
+__device__ __forceinline__ int2 clipped(int64_t begin, int64_t end, int64_t first, int count) {
+  const int64_t low = begin - first, high = end - first;
+  return make_int2(static_cast<int>(low < 0 ? 0 : low < count ? low : count),
+                   static_cast<int>(high < 0 ? 0 : high < count ? high : count));
+}
+
 // Rows first ... first + count - 1 of a tensor into shared memory, `pitch` elements apart; zeros for those outside
-// [begin, end). `load(row, c)` gives a Pack.
+// [begin, end). load(row, v) gives the Pack of vector v < vectors of row first + row.
 template <class T, int V, class Load>
 __device__ __forceinline__ void stage_rows(T* shared, int pitch, int count, int64_t first, int64_t begin, int64_t end,
-                                           int vector, int vectors, Load load) {
-  const int total = count * vectors;
-#pragma unroll 4
-  for (int at = threadIdx.x; at < total; at += blockDim.x) {
-    const int row = at / vectors, v = at - row * vectors;
-    const int64_t s = first + row;
-    const Pack<T, V> pack = s >= begin && s < end ? load(s, (vector + v) * V) : zero_pack<T, V>();
-    store_pack(shared + row * pitch + v * V, pack);
+                                           int vectors, Load load) {
+  constexpr int kAtOnce = 4;  // loads that wait together
+  const int2 readable = clipped(begin, end, first, count);
+  Walk walk(static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), vectors);
+  while (walk.row < count) {
+    Pack<T, V> packs[kAtOnce];
+    int to[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      packs[i] = zero_pack<T, V>();
+      if (walk.row >= readable.x && walk.row < readable.y) packs[i] = load(walk.row, walk.column);
+      to[i] = walk.row < count ? walk.row * pitch + walk.column * V : -1;
+      walk.next();
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (to[i] >= 0) store_pack(shared + to[i], packs[i]);
+    }
   }
+}
+
+// The same of `rows`, whose row `first` may not exist, from channel c of b on.
+template <class T, int V>
+__device__ __forceinline__ void stage_rows(T* shared, int pitch, int count, int64_t first, int64_t begin, int64_t end,
+                                           int vectors, const Rows& rows, int64_t b, int c) {
+  const int64_t origin = first * rows.stride_t + b * rows.stride_b + c;
+  stage_rows<T, V>(shared, pitch, count, first, begin, end, vectors, [&](int row, int v) {
+    return load_pack<T, V>(static_cast<const T*>(rows.data) + (origin + offset(row, rows.stride_t) + v * V));
+  });
 }
 
 // ------------------------------------------------------------------------------------------------ sums over lanes

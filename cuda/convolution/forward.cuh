@@ -68,21 +68,18 @@ __global__ void __launch_bounds__(128, K > 0 ? 4 : 3)
     }
   }
 
-  for (int begin = 0; begin < p.kernel_size; begin += tile.taps) {
-    const int taps = min(tile.taps, p.kernel_size - begin);
+  const int size = K > 0 ? K : p.kernel_size, chunk = K > 0 ? K : tile.taps;
+  for (int begin = 0; begin < size; begin += chunk) {
+    const int taps = min(chunk, size - begin);
     const int64_t origin = place.row - p.padding_l + begin;
     if (begin > 0) __syncthreads();
-    stage_rows<T, V>(rows, pitch, tile.rows + taps - 1, origin, span.begin, span.end, place.vector, place.vectors,
-                     [&](int64_t s, int channel) { return load_input<T, V>(p, s, place.b, channel); });
-    stage_filters<T>(p, place, place.row, kDynamic ? tile.rows : 1, begin, begin + taps,
-                     [&](int row, int h, int k, float value) {
-                       if constexpr (kDynamic) {
-                         const int i = row % S, filter = row / S * tile.heads + h;
-                         filters[(filter * tile.pitch + k - begin + i) * S + i] = value;
-                       } else {
-                         filters[h * tile.pitch + k - begin] = value;
-                       }
-                     });
+    stage_inputs<T, V>(rows, pitch, tile.rows + taps - 1, origin, span, place.vectors, p, place.b, place.vector * V);
+    stage_filters<T, K, kDynamic ? S : 1>(p, place, place.row, kDynamic ? tile.rows : 1, begin, begin + taps,
+                                          [&](int row, int h) {
+                                            if constexpr (!kDynamic) return filters + h * tile.pitch;
+                                            const int i = static_cast<unsigned>(row) % S, micro = (row - i) / S;
+                                            return filters + ((micro * tile.heads + h) * tile.pitch + i) * S + i;
+                                          });
     if (packed) stage_spans(spans, p, place.b, place.row, tile.rows, origin, tile.rows + taps - 1);
     __syncthreads();
     if (!busy) continue;

@@ -59,21 +59,19 @@ __global__ void __launch_bounds__(128, 3)
 #pragma unroll
     for (int e = 0; e < V; ++e) acc[i][e] = 0.0f;
   }
-  for (int begin = 0; begin < p.kernel_size && p.grad.data != nullptr; begin += tile.taps) {
-    const int taps = min(tile.taps, p.kernel_size - begin);
+  const int size = p.grad.data == nullptr ? 0 : K > 0 ? K : p.kernel_size, chunk = K > 0 ? K : tile.taps;
+  for (int begin = 0; begin < size; begin += chunk) {
+    const int taps = min(chunk, size - begin);
     const int64_t origin = place.row + p.padding_l - (begin + taps - 1);
     if (begin > 0) __syncthreads();
-    stage_rows<T, V>(rows, pitch, tile.rows + taps - 1, origin, 0, p.steps, place.vector, place.vectors,
-                     [&](int64_t t, int channel) { return load_gradient<T, V>(p, t, place.b, channel); });
-    stage_filters<T>(p, place, origin, kDynamic ? tile.rows + taps - 1 : 1, begin, begin + taps,
-                     [&](int row, int h, int k, float value) {
-                       if constexpr (kDynamic) {
-                         const int filter = row * tile.heads + h;
-                         filters[filter * tile.pitch + filter_shift<S>(row, taps) + k - begin] = value;
-                       } else {
-                         filters[h * tile.pitch + taps - 1 - (k - begin)] = value;
-                       }
-                     });
+    stage_rows<T, V>(rows, pitch, tile.rows + taps - 1, origin, 0, p.steps, place.vectors, p.grad, place.b,
+                     place.vector * V);
+    stage_filters<T, K, kDynamic ? 1 : -1>(p, place, origin, kDynamic ? tile.rows + taps - 1 : 1, begin, begin + taps,
+                                           [&](int row, int h) {
+                                             if constexpr (!kDynamic) return filters + h * tile.pitch + taps - 1;
+                                             return filters + (row * tile.heads + h) * tile.pitch +
+                                                    filter_shift<S>(row, taps);
+                                           });
     // A row's taps reach only rows of its sequence, and only those rows' taps reach it.
     if (packed) stage_spans(spans, p, place.b, place.row, tile.rows, origin, tile.rows + taps - 1);
     __syncthreads();

@@ -9,12 +9,10 @@
 // What must not be read (padding, another sequence, rows that do not exist) is zero, or left out of the sums.
 #pragma once
 
-#include "convolution/arithmetic.cuh"
+#include "convolution/filters.cuh"
 
 namespace lightconv {
 
-// Lanes that share the work on one filter. The order of its sums depends on this and K only.
-constexpr int kFilterLanes = 8;
 // Taps of a chunk where K is not a constant of the kernel.
 constexpr int kChunkTaps = 64;
 
@@ -33,25 +31,22 @@ struct Tile {
   int shared_bytes = 0;
 };
 
-// Where a block is: batch element, first row, first channel vector, and the heads those channels belong to.
-struct Place {
-  int64_t b, row;
-  int vector, vectors, head, heads;
-};
-
 // Neighbouring blocks differ in their channels, then in b, then in time, as rows lie in memory.
 template <int V>
 __device__ inline Place block_place(const ConvParams& p, const Tile& tile, int64_t first_row) {
-  const int64_t block = blockIdx.x;
-  const int64_t rest = block / tile.groups;
-  const int channels_of_head = p.channels / p.heads;
+  // Unsigned numbers of 32 bits are divided in the fewest instructions. (There are no blocks where the batch is empty,
+  // and fewer than 2^31 otherwise, each for one b.)
+  const unsigned groups = static_cast<unsigned>(tile.groups), batch = static_cast<unsigned>(p.batch);
+  const unsigned rest = blockIdx.x / groups, tile_of_b = rest / batch;
+  const unsigned channels_of_head = static_cast<unsigned>(p.channels) / static_cast<unsigned>(p.heads);
   Place place;
-  place.vector = static_cast<int>(block % tile.groups) * tile.vectors;
+  place.vector = static_cast<int>(blockIdx.x - rest * groups) * tile.vectors;
   place.vectors = min(tile.vectors, p.channels / V - place.vector);
-  place.b = rest % p.batch;
-  place.row = first_row + rest / p.batch * tile.rows;
-  place.head = place.vector * V / channels_of_head;
-  place.heads = ((place.vector + place.vectors) * V - 1) / channels_of_head + 1 - place.head;
+  place.b = rest - tile_of_b * batch;
+  place.row = first_row + static_cast<int64_t>(tile_of_b) * tile.rows;
+  place.head = static_cast<int>(static_cast<unsigned>(place.vector * V) / channels_of_head);
+  const int last = static_cast<int>(static_cast<unsigned>((place.vector + place.vectors) * V - 1) / channels_of_head);
+  place.heads = last + 1 - place.head;
   return place;
 }
 
@@ -63,9 +58,16 @@ int tile_bytes(int floats, int elements, int spans) {
 
 // ------------------------------------------------------------------------------------------------ rows
 
+// Rows of u into shared memory, from channel c of b on: see stage_rows.
 template <class T, int V>
-__device__ __forceinline__ Pack<T, V> load_gradient(const ConvBackwardParams& p, int64_t t, int64_t b, int c) {
-  return load_row<T, V>(p.grad, t, b, c);
+__device__ __forceinline__ void stage_inputs(T* shared, int pitch, int count, int64_t first, const Span& span,
+                                             int vectors, const ConvParams& p, int64_t b, int c) {
+  if (p.state_rows == 0 && !p.glu) {
+    stage_rows<T, V>(shared, pitch, count, first, span.begin, span.end, vectors, p.x, b, c);
+  } else {
+    stage_rows<T, V>(shared, pitch, count, first, span.begin, span.end, vectors,
+                     [&](int row, int v) { return load_input<T, V>(p, first + row, b, c + v * V); });
+  }
 }
 
 // For each row of a tile, the rows [x, y) of its sequence counted from `origin`, cut to 0 ... limit; none for rows
@@ -77,9 +79,7 @@ __device__ inline void stage_spans(int2* spans, const ConvParams& p, int64_t b, 
     int2 span = make_int2(0, 0);
     if (t < p.steps) {
       const Span full = sequence_span(p, b, t);
-      const int64_t x = full.begin - origin, y = full.end - origin;
-      span = make_int2(static_cast<int>(x < 0 ? 0 : x < limit ? x : limit),
-                       static_cast<int>(y < 0 ? 0 : y < limit ? y : limit));
+      span = clipped(full.begin, full.end, origin, limit);
     }
     spans[row] = span;
   }
@@ -144,94 +144,6 @@ cudaError_t with_constants(const ConvParams& p, bool wide, Run run) {
   using One = std::integral_constant<int, 1>;
   if (p.dynamic) return wide ? run(std::true_type{}, Wide{}) : run(std::true_type{}, One{});
   return wide ? run(std::false_type{}, Wide{}) : run(std::false_type{}, One{});
-}
-
-// ------------------------------------------------------------------------------------------------ filters
-
-// One filter (t, b, h), shared by kFilterLanes lanes.
-template <class T>
-struct FilterReader {
-  const T* weight;
-  int64_t stride;
-  Normalize kind;
-  int first, last;  // the taps that count are [first, last); the others weigh 0
-  FilterStats stats;
-
-  // t, b, h must exist.
-  __device__ FilterReader(const ConvParams& p, int64_t t, int64_t b, int h)
-      : weight(static_cast<const T*>(p.weight.data) + t * p.weight.stride_t + b * p.weight.stride_b +
-               h * p.weight.stride_h),
-        stride(p.weight.stride_k),
-        kind(p.normalize),
-        first(0),
-        last(p.kernel_size) {
-    if (!p.renorm_padding) return;
-    const Span span = sequence_span(p, b, t);
-    const int64_t begin = span.begin - t + p.padding_l, end = span.end - t + p.padding_l;
-    first = static_cast<int>(begin < 0 ? 0 : begin < last ? begin : last);
-    last = static_cast<int>(end < first ? first : end < last ? end : last);
-  }
-
-  __device__ __forceinline__ float at(int k) const { return to_float(weight[k * stride]); }
-  __device__ __forceinline__ bool counts(int k) const { return k >= first && k < last; }
-
-  // All 32 lanes call; lanes without a filter have `active` false.
-  __device__ __forceinline__ void read_stats(int lane, bool active) {
-    if (!needs_stats(kind)) return;
-    const int end = active ? last : first;
-    float maximum = -INFINITY, sum = 0.0f;
-    if (kind == Normalize::kSoftmax) {
-      for (int k = first + lane; k < end; k += kFilterLanes) maximum = fmaxf(maximum, at(k));
-      maximum = group_max(maximum, kFilterLanes);
-    }
-    for (int k = first + lane; k < end; k += kFilterLanes) sum += stats_term(kind, at(k), maximum);
-    stats = finish_stats(kind, group_sum(sum, kFilterLanes), maximum);
-  }
-
-  __device__ __forceinline__ float value(int k) const { return counts(k) ? normalized(kind, at(k), stats) : 0.0f; }
-};
-
-// Calls each(k, factor) for this lane's share of the taps [begin, end), with dropout's factor (1 without dropout). Four
-// weights share one counter of the generator, so a lane takes four neighbours.
-template <class Each>
-__device__ __forceinline__ void for_taps(const ConvParams& p, uint64_t flat, int begin, int end, int lane, Each each) {
-  if (p.seed == nullptr) {
-    for (int k = begin + lane; k < end; k += kFilterLanes) each(k, 1.0f);
-    return;
-  }
-  const uint64_t seed = static_cast<uint64_t>(*p.seed);
-  for (uint64_t quad = (flat + begin) / 4 + lane; quad * 4 < flat + end; quad += kFilterLanes) {
-    const float4 factors = dropout_factors(p, quad, seed);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int64_t k = static_cast<int64_t>(quad * 4 + e) - static_cast<int64_t>(flat);
-      if (k >= begin && k < end) each(static_cast<int>(k), component(factors, e));
-    }
-  }
-}
-
-// Filters of `rows` x `heads` (of one row where the operator is lightconv), taps [begin, end), into shared memory:
-// put(row, head, k, value). Those of rows outside [0, T) are 0. `row` counts from `first`, `head` from place.head.
-template <class T, class Put>
-__device__ __forceinline__ void stage_filters(const ConvParams& p, const Place& place, int64_t first, int rows,
-                                              int begin, int end, Put put) {
-  const int lane = threadIdx.x % kFilterLanes, groups = blockDim.x / kFilterLanes;
-  const int total = rows * place.heads;
-  // Whole warps loop together, because the sums over lanes need all of them.
-  for (int start = 0; start < total; start += groups) {
-    const int at = start + threadIdx.x / kFilterLanes;
-    const int row = at / place.heads, h = at - row * place.heads;
-    const int64_t t = p.dynamic ? first + row : 0;
-    const bool active = at < total && t >= 0 && t < p.steps;
-    FilterReader<T> filter(p, active ? t : 0, place.b, place.head + (active ? h : 0));
-    filter.read_stats(lane, active);
-    if (active) {
-      for_taps(p, flat_index(p, t, place.b, place.head + h), begin, end, lane,
-               [&](int k, float factor) { put(row, h, k, factor == 0.0f ? 0.0f : filter.value(k) * factor); });
-    } else if (at < total) {
-      for (int k = begin + lane; k < end; k += kFilterLanes) put(row, h, k, 0.0f);
-    }
-  }
 }
 
 // ------------------------------------------------------------------------------------------------ sums over taps

@@ -80,10 +80,9 @@ __device__ __forceinline__ void stage_gradient(const ConvBackwardParams& p, cons
   const bool packed = p.cu_seqlens != nullptr;
   const Span span = packed ? Span{0, p.steps} : sequence_span(p, b, 0);
   const int64_t origin = row - p.padding_l + begin;
-  stage_rows<T, V>(shared.grad, tile.channels, tile.rows, row, 0, p.grad.data != nullptr ? p.steps : 0, channel / V,
-                   width / V, [&](int64_t t, int c) { return load_gradient<T, V>(p, t, b, c); });
-  stage_rows<T, V>(shared.u, tile.channels, tile.rows + taps - 1, origin, span.begin, span.end, channel / V, width / V,
-                   [&](int64_t s, int c) { return load_input<T, V>(p, s, b, c); });
+  stage_rows<T, V>(shared.grad, tile.channels, tile.rows, row, 0, p.grad.data != nullptr ? p.steps : 0, width / V,
+                   p.grad, b, channel);
+  stage_inputs<T, V>(shared.u, tile.channels, tile.rows + taps - 1, origin, span, width / V, p, b, channel);
   stage_spans(shared.spans, p, b, row, tile.rows, origin, tile.rows + taps - 1);
 }
 

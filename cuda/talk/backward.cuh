@@ -105,8 +105,7 @@ __global__ void __launch_bounds__(kDxThreads, 4)
   for (int t0 = outputs.low; t0 < outputs.high; t0 += kDxChunk) {
     const int count = min(outputs.high - t0, kDxChunk);
     if (t0 > outputs.low) __syncthreads();
-    stage_rows<T, V>(grads, pitch, count, t0, 0, steps, vector0, vectors,
-                     [&](int64_t t, int channel) { return load_row<T, V>(p.grad, t, b, channel); });
+    stage_rows<T, V>(grads, pitch, count, t0, 0, steps, vectors, p.grad, b, vector0 * V);
     for (int at = threadIdx.x; at < count * heads; at += blockDim.x) {
       const int i = at / heads, h = at - i * heads, t = t0 + i;
       const Span span = sequence_span(p, b, t);
@@ -187,13 +186,17 @@ __global__ void __launch_bounds__(kOffsetThreads)
   const int64_t item = (static_cast<int64_t>(blockIdx.x) * kOffsetThreads + threadIdx.x) / width;
   const int head = static_cast<int>(item % p.heads);
   const int64_t rest = item / p.heads, b = rest % p.batch, t = rest / p.batch;
-  OffsetGradient gradient;
+  const int lane = static_cast<int>(threadIdx.x) % width, channels = p.channels / p.heads, channel0 = head * channels;
+  Window window = empty_window();
   if (t < p.steps) {
     const Span span = sequence_span(p, b, t);
-    gradient.window = window_of<T>(p, t, b, head, static_cast<int>(t), static_cast<int>(span.begin),
-                                   static_cast<int>(span.end), gradient.unknown);
+    window = offset_window<T>(p, t, b, head, static_cast<int>(t), static_cast<int>(span.begin),
+                              static_cast<int>(span.end));
   }
-  gradient.compute<T, V>(p, t, b, head, 0, static_cast<int>(threadIdx.x) % width, width, t < p.steps);
+  const float sum = offset_sum<T, V>(
+      window, channels, lane, width, [&](int c) { return load_row<T, V>(p.grad, t, b, channel0 + c); },
+      [&](int s, int c) { return talk_row<T, V>(p, s, b, channel0 + c); });
+  if (t < p.steps) OffsetWriter<T>(p, b, head, lane, width).write(t, sum);
 }
 
 template <class T, int V>

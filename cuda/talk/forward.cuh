@@ -162,8 +162,8 @@ __global__ void __launch_bounds__(kTalkThreads, 3)
       start = max(range.low, row0 - tile.before) & ~15;
       stop = range.high < start + tile.staged ? (range.high + 15) & ~15 : start + tile.staged;
     }
-    stage_rows<T, V>(rows, pitch, stop - start, start, -p.state_rows, steps, vector0, vectors,
-                     [&](int64_t s, int channel) { return talk_row<T, V>(p, static_cast<int>(s), b, channel); });
+    stage_rows<T, V>(rows, pitch, stop - start, start, -p.state_rows, steps, vectors,
+                     [&](int row, int v) { return talk_row<T, V>(p, start + row, b, (vector0 + v) * V); });
     // Sums of four rows, and of four quads.
     const auto sum_fours = [&](auto* from, float* to, int count) {
       __syncthreads();

@@ -129,12 +129,13 @@ __global__ void __launch_bounds__(32 * kTalkWarps, 3)
       }
       wait_for_copies();
       __syncthreads();
+      const int begin = kForward ? max((mine.low - start) >> 4, 0) : 0;
+      const int end = kForward ? min((mine.high - start + kTile - 1) >> 4, count) : count;
 #pragma unroll 1
-      for (int chunk = 0; chunk < count; ++chunk) {
+      for (int chunk = begin; chunk < end; ++chunk) {
         const int s = start + kTile * chunk;
         uint32_t a[4];
         if constexpr (kForward) {
-          if (!mine.meets(s, s + kTile)) continue;
           forward_fragment<T>(windows + kTile * warp + lane / 4, s + lane % 4 * 2, a);
         } else {
           const Window window = windows[kTile * chunk + lane % kTile];
@@ -155,12 +156,12 @@ __global__ void __launch_bounds__(32 * kTalkWarps, 3)
     }
     if (rows == 0) continue;
 
-    bool clean = true;
+    float probe = 0.0f;  // NaN if a sum is not finite: an instruction each
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        clean = clean && finite(sums[n][e]);
+        probe = fmaf(sums[n][e], 0.0f, probe);
         sums[n][e] *= scale;
       }
     }
@@ -169,7 +170,7 @@ __global__ void __launch_bounds__(32 * kTalkWarps, 3)
     store_rounded_sums<T>(sums, width, [&](int row, int channel, const uint4& values) {
       if (row < rows) store_16_bytes(to + row * call.to.stride_t + channel, values);
     });
-    if (__all_sync(kFullWarp, clean)) continue;
+    if (__all_sync(kFullWarp, probe == 0.0f)) continue;
     // A non-finite factor has met the band's zeros too (0 * NaN): compute one sum at a time, of what belongs to it.
     __syncwarp();
     const T* from = static_cast<const T*>(call.from.data) + int64_t{place.begin} * call.from.stride_t +
@@ -191,16 +192,28 @@ __global__ void __launch_bounds__(32 * kTalkWarps, 3)
   }
 
   if (kForward || (p.dleft.data == nullptr && p.dright.data == nullptr)) return;
-  const int width = offset_lanes(p, kTalkVector), at = static_cast<int>(threadIdx.x);
-  const int together = static_cast<int>(blockDim.x) / width;
-  for (int first = place.t0; first < min(place.t0 + shape.rows(), place.rows); first += together) {
-    const int t = first + at / width;
-    OffsetGradient gradient;
-    if (t < place.rows) {
-      gradient.window = window_of<T>(p, place.begin + t, place.b, place.head, t, 0, place.readable, gradient.unknown);
-    }
-    gradient.compute<T, kTalkVector>(p, place.begin + t, place.b, place.head, place.begin, at % width, width,
-                                     t < place.rows);
+  __syncthreads();  // all have read the windows that were there
+  Window* own = windows + kTile * warp;
+  if (lane < kTile) {
+    own[lane] = lane < rows ? offset_window<T>(p, place.begin + row0 + lane, place.b, place.head, row0 + lane, 0,
+                                               place.readable)
+                            : empty_window();
+  }
+  __syncwarp();
+  const int width = offset_lanes(p, kTalkVector), together = 32 / width, member = lane & (width - 1);
+  const OffsetWriter<T> writer(p, place.b, place.head, member, width);
+  const auto of_head = [&](const Rows& all) {
+    return static_cast<const T*>(all.data) + place.begin * all.stride_t + place.b * all.stride_b +
+           place.head * channels;
+  };
+  const T *x = of_head(p.x), *grad = of_head(p.grad);
+  for (int first = 0; first < rows; first += together) {
+    const int row = first + (lane * together >> 5);
+    const float sum = offset_sum<T, kTalkVector>(
+        own[row], channels, member, width,
+        [&](int c) { return load_pack<T, kTalkVector>(grad + offset(row0 + row, p.grad.stride_t) + c); },
+        [&](int s, int c) { return load_pack<T, kTalkVector>(x + offset(s, p.x.stride_t) + c); });
+    if (row < rows) writer.write(place.begin + row0 + row, sum);
   }
 #endif
 }

@@ -161,9 +161,9 @@ __device__ inline Range find_outputs(const TalkParams& p, const Reaches& reaches
 
 // ------------------------------------------------------------------------------------------------ offsets' gradients
 
-// Lanes (a power of two) that share an output of a head, V channels each at a time.
+// Lanes (a power of two, at least two) that share an output of a head, V channels each at a time.
 __host__ __device__ inline int offset_lanes(const TalkParams& p, int V) {
-  int width = 1;
+  int width = 2;
   while (width < 32 && width * V < p.channels / p.heads) width *= 2;
   return width;
 }
@@ -176,49 +176,70 @@ bool offsets_wide(const TalkBackwardParams& p) {
          aligned(p.grad, size, bytes);
 }
 
-// da = max/(L+R+1) * sum over a head's channels of grad * x[the row that is partly in the window], for one output.
-struct OffsetGradient {
-  Window window = empty_window();
-  bool unknown = false;
+//     da = max/(L+R+1) * sum over a head's channels of grad * x[the row that is partly in the window]
+//
+// The window of the output for that: where an offset is NaN, or the output has no gradient, it has no such rows.
+template <class T>
+__device__ __forceinline__ Window offset_window(const TalkBackwardParams& p, int64_t row, int64_t b, int h, int t,
+                                                int begin, int end) {
+  bool unknown;
+  Window window = window_of<T>(p, row, b, h, t, begin, end, unknown);
+  if (unknown || p.grad.data == nullptr) window.before = window.after = 0.0f;
+  return window;
+}
 
-  // Shared by `width` neighbouring lanes: each sums its channels, then the sums are added up. Whole warps call, lanes
-  // without an output with `active` false. The window's row 0 is the data's row `begin`.
-  template <class T, int V>
-  __device__ __forceinline__ void compute(const TalkBackwardParams& p, int64_t t, int64_t b, int head, int begin,
-                                          int lane, int width, bool active) const {
-    const bool known = active && !unknown && p.grad.data != nullptr;
-    const bool has_left = known && window.before != 0.0f && p.dleft.data != nullptr;
-    const bool has_right = known && window.after != 0.0f && p.dright.data != nullptr;
-    float left = 0.0f, right = 0.0f;
-    if (has_left || has_right) {
-      const int channels = p.channels / p.heads;
+// The two sums for one output, shared by `width` neighbouring lanes: each sums its channels, then all are added up.
+// The lower half of the lanes gets the left offset's, the upper half the right one's. Whole warps call. grad_at(c) and
+// row_at(s, c) give V channels, from the head's c-th on, of the output's gradient and of the window's row s.
+template <class T, int V, class Grad, class Row>
+__device__ __forceinline__ float offset_sum(const Window& window, int channels, int lane, int width, Grad grad_at,
+                                            Row row_at) {
+  const bool has_left = window.before != 0.0f, has_right = window.after != 0.0f;
+  float left = 0.0f, right = 0.0f;
+  if (has_left || has_right) {
 #pragma unroll 1
-      for (int at = lane * V; at < channels; at += width * V) {
-        const int c = head * channels + at;
-        float grad[V], x[V];
-        widen(load_row<T, V>(p.grad, t, b, c), grad);
-        if (has_left) {
-          widen(talk_row<T, V>(p, begin + window.first - 1, b, c), x);
+    for (int c = lane * V; c < channels; c += width * V) {
+      float grad[V], x[V];
+      widen(grad_at(c), grad);
+      if (has_left) {
+        widen(row_at(window.first - 1, c), x);
 #pragma unroll
-          for (int e = 0; e < V; ++e) left = fmaf(grad[e], x[e], left);
-        }
-        if (has_right) {
-          widen(talk_row<T, V>(p, begin + window.last, b, c), x);
+        for (int e = 0; e < V; ++e) left = fmaf(grad[e], x[e], left);
+      }
+      if (has_right) {
+        widen(row_at(window.last, c), x);
 #pragma unroll
-          for (int e = 0; e < V; ++e) right = fmaf(grad[e], x[e], right);
-        }
+        for (int e = 0; e < V; ++e) right = fmaf(grad[e], x[e], right);
       }
     }
-    left = group_sum(left, width);
-    right = group_sum(right, width);
-    if (!active || lane != 0) return;
-    const float scale = talk_scale(p);
-    const auto store = [&](const MutableOffsets& to, float value) {
-      if (to.data == nullptr) return;
-      static_cast<T*>(to.data)[t * to.stride_t + b * to.stride_b + head * to.stride_h] = from_float<T>(value);
-    };
-    store(p.dleft, left * (static_cast<float>(p.max_left) * scale));
-    store(p.dright, right * (static_cast<float>(p.max_right) * scale));
+  }
+  const bool upper = lane >= width / 2;
+  float sum = upper ? right : left;
+  sum += __shfl_xor_sync(kFullWarp, upper ? left : right, width / 2);
+#pragma unroll
+  for (int distance = 8; distance > 0; distance /= 2) {
+    if (4 * distance <= width) sum += __shfl_xor_sync(kFullWarp, sum, distance);
+  }
+  return sum;
+}
+
+// Where the sums go: the first lane of each half writes its half's, if that gradient is wanted.
+template <class T>
+struct OffsetWriter {
+  T* to = nullptr;
+  int64_t stride_t = 0;
+  float factor = 0.0f;
+
+  __device__ __forceinline__ OffsetWriter(const TalkBackwardParams& p, int64_t b, int head, int lane, int width) {
+    if (lane != 0 && lane != width / 2) return;
+    const MutableOffsets& of = lane == 0 ? p.dleft : p.dright;
+    if (of.data == nullptr) return;
+    to = static_cast<T*>(of.data) + b * of.stride_b + head * of.stride_h;
+    stride_t = of.stride_t;
+    factor = static_cast<float>(lane == 0 ? p.max_left : p.max_right) * talk_scale(p);
+  }
+  __device__ __forceinline__ void write(int64_t t, float sum) const {
+    if (to != nullptr) to[t * stride_t] = from_float<T>(sum * factor);
   }
 };
 

@@ -59,8 +59,8 @@ MISTAKES = [
     Mistake(
         "rows beyond the end read",
         "common/device.cuh",
-        "s >= begin && s < end ?",
-        "s >= begin && (MISTAKE || s < end) ?",
+        "walk.row >= readable.x && walk.row < readable.y",
+        "walk.row >= readable.x && (MISTAKE || walk.row < readable.y)",
         "forward",
         LIGHT,
     ),
@@ -98,11 +98,19 @@ MISTAKES = [
     ),
     Mistake(
         "dropout by another word",
-        "convolution/tile.cuh",
+        "convolution/filters.cuh",
         "component(factors, e)",
         "component(factors, e ^ MISTAKE)",
         "forward",
         other(DYNAMIC, dropout=0.5),
+    ),
+    Mistake(
+        "taps in registers: a tap's neighbour",
+        "convolution/filters.cuh",
+        "own[i] = to_float(from[i * step]);",
+        "own[i] = to_float(from[(MISTAKE && i > 0 ? i - 1 : i) * step]);",
+        "forward",
+        other(DYNAMIC, size=31),
     ),
     Mistake(
         "a row of the next state too early",
@@ -123,8 +131,8 @@ MISTAKES = [
     Mistake(
         "gradient of x: tap index one too low",
         "convolution/input_gradient.cuh",
-        "filters[h * tile.pitch + taps - 1 - (k - begin)] = value;",
-        "filters[h * tile.pitch + max(taps - 1 - MISTAKE - (k - begin), 0)] = value;",
+        "return filters + h * tile.pitch + taps - 1;",
+        "return filters + h * tile.pitch + taps - 1 - MISTAKE;",
         "backward",
         LIGHT,
     ),
@@ -286,10 +294,9 @@ MISTAKES = [
 ]
 OFFSET = Mistake(
     "an offset of 32 bits",
-    "convolution/arithmetic.cuh",
-    "(p.x.data) + s * p.x.stride_t + b * p.x.stride_b;\n  Pack<T, V> value",
-    "(p.x.data) + (MISTAKE ? static_cast<int>(s * p.x.stride_t) : s * p.x.stride_t) + b * p.x.stride_b;\n"
-    "  Pack<T, V> value",
+    "common/device.cuh",
+    "(origin + offset(row, rows.stride_t) + v * V)",
+    "(MISTAKE ? static_cast<int>(origin + offset(row, rows.stride_t)) : origin + offset(row, rows.stride_t) + v * V)",
     "forward",
     Case("lightconv", 3, 2, 2, 64, 5, 2),
 )

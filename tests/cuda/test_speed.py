@@ -88,6 +88,63 @@ def test_the_code_for_a_device_computes_what_the_reference_does(call):
     np.testing.assert_allclose(got, dweight, rtol=tolerance["rtol"], atol=tolerance["atol"] * np.abs(dweight).max())
 
 
+def windows(call, left, right):
+    """Coefficients (T, S, B, H) of the offsets (T, B, H): how much of row s an output t takes."""
+    distance = (np.arange(call.steps)[:, None] - np.arange(call.steps))[..., None, None]
+    reach = np.where(distance >= 0, left[:, None] * call.padding, right[:, None] * (call.size - 1 - call.padding))
+    return np.clip(reach - np.abs(distance) + 1, 0, 1)
+
+
+TALK = [
+    Call(False, backward, 70, 2, 128, 2, 31, padding, kind, talk=True)
+    for backward in (False, True)
+    for padding, kind in ((15, 2), (30, 1), (15, 0))
+]
+
+
+@pytest.mark.parametrize("call", TALK, ids=lambda c: f"{c.backward}-{c.padding}-{launches.TYPES[c.type]}")
+def test_the_code_for_a_device_computes_what_talkconv_does(call):
+    done, wide = Tensors(call), (call.steps, call.batch, call.heads, call.channels // call.heads)
+    x, grad = done(execution.X, *wide), done(execution.GRAD, *wide)
+    left, right = done(execution.LEFT, *wide[:3]), done(execution.RIGHT, *wide[:3])
+    coefficients = windows(call, left, right) / call.size
+    tolerance = {"rtol": 1e-4, "atol": 1e-4} if call.type == 0 else {"rtol": 2e-2, "atol": 2e-2}
+    if not call.backward:
+        expected = np.einsum("tsbh,sbhr->tbhr", coefficients, x)
+        np.testing.assert_allclose(done(execution.OUT, *wide), expected, **tolerance)
+        return
+    np.testing.assert_allclose(done(execution.DX, *wide), np.einsum("tsbh,tbhr->sbhr", coefficients, grad), **tolerance)
+    along = np.einsum("tbhr,sbhr->tsbh", grad, x)
+    for side, offsets, most, result in (
+        (-1, left, call.padding, execution.DLEFT),
+        (1, right, call.size - 1 - call.padding, execution.DRIGHT),
+    ):
+        if most == 0:
+            continue
+        # The row that is partly in the window, if it exists, and if there is such a part.
+        part = np.floor(offsets.astype(np.float32) * np.float32(most)).astype(int) + 1
+        at = np.arange(call.steps)[:, None, None] + side * part
+        inside = (at >= 0) & (at < call.steps) & (offsets * most > part - 1)
+        taken = np.take_along_axis(along, np.clip(at, 0, call.steps - 1)[:, None], 1)[:, 0]
+        expected = np.where(inside, taken, 0) * most / call.size
+        np.testing.assert_allclose(done(result, *wide[:3]), expected, **{**tolerance, "atol": tolerance["atol"] * 10})
+
+
+def test_what_is_counted_of_talkconv_finds_its_reaches():
+    """The blocks of the last launch look up what those of the first have found: all zeros would be little work."""
+    call = report.CALLS["talkconv 15 + 15 backward"]
+    memory, all_launches = execution.memory_for(call), launches.launches(call)
+    for launch in all_launches:
+        execution.execute(launch, report.sample(launch, call), memory)
+    # Blocks of the band: head, then tile of 128 rows, then batch element.
+    for number in report.sample(all_launches[-1], call):
+        head, b = number % call.heads, number // call.heads // 2
+        first = number // call.heads % 2 * 128
+        for t in (first, first + 127):
+            at = (t * call.batch + b) * call.channels + head * call.channels // call.heads
+            assert np.abs(execution.values(call, memory, execution.DX, at, 64)).min() > 0
+
+
 def test_bank_conflicts_are_counted():
     warp = type("Warp", (), {"block": type("Block", (), {"counts": execution.Counts()})})
     lanes, everyone = np.arange(32), np.ones(32, dtype=bool)

@@ -10,8 +10,9 @@ from .device import Block, Code, Counts, Memory, Warp
 from .floats import narrowed, widened
 from .launches import TYPES, Call, Launch, find
 
-X, WEIGHT, OUT, GRAD, DX, DWEIGHT, WORKSPACE, SEED = range(8)  # as in launches.cpp
-_RANDOM = (X, WEIGHT, GRAD)
+X, WEIGHT, OUT, GRAD, DX, DWEIGHT, WORKSPACE, SEED, RIGHT, DRIGHT = range(10)  # as in launches.cpp
+LEFT, DLEFT = WEIGHT, DWEIGHT
+_RANDOM = (X, WEIGHT, GRAD, RIGHT)
 
 
 def base(tensor: int) -> int:
@@ -20,13 +21,16 @@ def base(tensor: int) -> int:
 
 
 def memory_for(call: Call) -> Memory:
-    """x, weight and grad are normal numbers, the same for an address in every run; all else is zero."""
+    """x, weight and grad are normal numbers, talkconv's offsets anything from 0 to 1, the same for an address in every
+    run; all else is zero."""
 
     def content(address: int, count: int) -> np.ndarray:
         tensor = (address >> 40) - 1
         if tensor not in _RANDOM:
             return np.full(count, 7 if tensor == SEED and address == base(SEED) else 0, dtype=np.uint8)
-        values = np.random.default_rng(address).standard_normal(count // 2).astype(np.float32)
+        random = np.random.default_rng(address)
+        made = random.random if call.talk and tensor in (LEFT, RIGHT) else random.standard_normal
+        values = made(count // 2).astype(np.float32)
         if TYPES[call.type] == "float32":
             return values[: count // 4].view(np.uint8)
         return narrowed(values, TYPES[call.type] == "bfloat16").astype(np.uint16).view(np.uint8)

@@ -19,7 +19,8 @@ TYPES = ("float32", "float16", "bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A call of lightconv or dynamicconv; softmax unless `normalize` is 1 (none). Strides are those of (T, B, …)."""
+    """A call of lightconv or dynamicconv; softmax unless `normalize` is 1 (none). Strides are those of (T, B, …). Or,
+    with `talk`, of talkconv, with windows that reach as far as the K taps."""
 
     dynamic: bool
     backward: bool
@@ -33,6 +34,7 @@ class Call:
     normalize: int = 0
     dropout: bool = False
     batch_first: bool = False
+    talk: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +60,13 @@ def launches(call: Call) -> list[Launch]:
     return found
 
 
+def _sources() -> list[Path]:
+    return sorted(host.SOURCES.rglob("*.cu"))
+
+
 @functools.cache
 def _program() -> Path:
-    sources = sorted(path for path in (host.SOURCES / "convolution").glob("*.cu"))
+    sources = _sources()
     folder = Path(__file__).parent
     return host.build(*sources, folder / "launches.cpp", *host.EMULATOR, folders=(host.SOURCES,), sanitize=False)
 
@@ -115,7 +121,7 @@ def compiled(source: Path) -> Path:
 def find(launch: Launch) -> tuple[Kernel, int]:
     """The launched kernel for the device, and its registers."""
     name = without_file(launch.kernel)
-    for source in sorted((host.SOURCES / "convolution").glob("*.cu"), key=lambda path: not _likely(path, name)):
+    for source in sorted(_sources(), key=lambda path: not _likely(path, name)):
         if (found := device_kernels(source).get(name)) is not None:
             return found
     raise LookupError(f"no source has the kernel {launch.kernel}")
@@ -125,6 +131,10 @@ def _likely(source: Path, name: str) -> bool:
     if "slabs" in name:
         return source.stem == "slabs"
     kind = {"float32": "If", "float16": "I6__half", "bfloat16": "I13__nv_bfloat16"}
+    if "talk_kernel" in name:
+        return source.stem == "talk_band"
+    if "talk_" in name:
+        return source.stem.startswith("talk_") and kind.get(source.stem.removeprefix("talk_"), "?") in name
     way = "backward" if "backward" in name or "gradient" in name or "reduce" in name or "finish" in name else "forward"
     return (
         source.stem.startswith("band" if "band" in name else way)

@@ -62,11 +62,17 @@ CALLS |= {
         _call(True, backward, 31, batch=128, type=TYPES.index("float32"))
     for backward in (False, True)
 }  # fmt: skip
+CALLS |= {
+    "talkconv 15 + 15 forward": _call(False, False, 31, talk=True),
+    "talkconv 15 + 15 backward": _call(False, True, 31, talk=True),
+    "talkconv 30 + 0 forward": _call(False, False, 31, padding=30, talk=True),
+}
 
 
 def sample(launch: Launch, call: Call) -> list[int]:
     """Some blocks from the middle: neighbours in time, of heads next to each other (whose filters begin elsewhere in
-    dropout's blocks of four)."""
+    dropout's blocks of four). In talkconv's backward pass the first of them finds what the others look up: the reaches
+    of four heads of the same sequence."""
     count = min(2, launch.blocks)
     stride = call.heads + 1 if launch.blocks > 8 * call.heads else 1
     return [launch.blocks // 2 + i * stride for i in range(count)] if launch.blocks > 2 else list(range(count))
@@ -105,9 +111,10 @@ def resident_warps(launch: Launch) -> int:
 
 def times(call: Call, counted: dict) -> tuple[float, float, float, float]:
     """Seconds of the bytes, the instructions and the wavefronts; the bytes."""
-    case = Case(call.steps, call.batch, call.channels, call.heads, call.size)
+    case = Case(call.steps, call.batch, call.channels, call.heads, call.size, causal=call.padding == call.size - 1)
     itemsize = 4 if TYPES[call.type] == "float32" else 2
-    work = floors.work("dynamicconv" if call.dynamic else "lightconv", case, itemsize)
+    operator = "talkconv" if call.talk else "dynamicconv" if call.dynamic else "lightconv"
+    work = floors.work(operator, case, itemsize)
     least = work["backward" if call.backward else "forward"].bytes
     tiles = call.steps * call.batch * call.channels / _TILE
     return (
