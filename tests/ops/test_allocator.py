@@ -25,7 +25,9 @@ torch.set_num_threads(1)
 faults()
 before = faults()
 ops.lightconv(torch.ones(3, 1, 4), torch.ones(2, 3), 1)
-faults()
+# An aligned block is cut from one a little larger: the next does not fit into it until some lie side by side.
+for _ in range(10):
+    faults()
 state = allocator.keep_freed_memory()
 print(json.dumps([before, faults(), state.keeps, state.why]))
 """
@@ -57,7 +59,6 @@ def _native():
 def test_freed_memory_is_kept_once_the_kernels_are_loaded():
     before, after, keeps, why = json.loads(run().stdout)
     assert keeps and "is kept" in why
-    # What is allocated in between may take a piece of a block that was kept; then one of the five is fresh.
     assert after <= 2 * PAGES / 5 < before
 
 
