@@ -81,7 +81,7 @@ __device__ __forceinline__ void for_taps(const ConvParams& p, uint64_t flat, int
 template <class T, int K, int kStep, class To>
 __device__ __forceinline__ void stage_known_filters(const ConvParams& p, const Place& place, int64_t first, int rows,
                                                     To to) {
-  constexpr int kOwn = (K + kFilterLanes - 1) / kFilterLanes;
+  constexpr int kTaps = (K + kFilterLanes - 1) / kFilterLanes;
   const int lane = static_cast<int>(threadIdx.x % kFilterLanes), groups = static_cast<int>(blockDim.x / kFilterLanes);
   const int total = rows * place.heads;
   const bool softmax = p.normalize == Normalize::kSoftmax;
@@ -98,31 +98,31 @@ __device__ __forceinline__ void stage_known_filters(const ConvParams& p, const P
     const bool active = row >= real.x && row < real.y;
     const T* from = static_cast<const T*>(weight.data) +
                     (active ? origin + offset(row, weight.stride_t) + offset(h, weight.stride_h) : 0);
-    float own[kOwn];
+    float own[kTaps];
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    for (int i = 0; i < kTaps; ++i) {
       own[i] = own_tap(i) ? 0.0f : -INFINITY;
       if (active && own_tap(i)) own[i] = to_float(from[i * step]);
     }
     if (softmax) {
       float maximum = -INFINITY, sum = 0.0f;
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) maximum = fmaxf(maximum, own[i]);
+      for (int i = 0; i < kTaps; ++i) maximum = fmaxf(maximum, own[i]);
       maximum = group_max(maximum, kFilterLanes);
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
+      for (int i = 0; i < kTaps; ++i) {
         own[i] = exponential(own[i] - maximum);
         sum += own[i];
       }
       const FilterStats stats = finish_stats(Normalize::kSoftmax, group_sum(sum, kFilterLanes), maximum);
       const float scale = active ? stats.scale : 0.0f;
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) own[i] *= scale;
+      for (int i = 0; i < kTaps; ++i) own[i] *= scale;
     }
     float* taps = to(row, h);
     if (row < rows) {
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
+      for (int i = 0; i < kTaps; ++i) {
         if (own_tap(i)) taps[(lane + i * kFilterLanes) * kStep] = own[i];
       }
     }
