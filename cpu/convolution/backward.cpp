@@ -6,7 +6,6 @@
 // Nothing is kept from the forward pass. Filters are normalised again, once for both gradients, and for K − 1 rows more
 // than the unit has.
 
-#include "common/parallel.h"
 #include "convolution/kernels.h"
 #include "convolution/walk.h"
 
@@ -321,27 +320,9 @@ void backward(const Problem<T>& p) {
   // The gradients of long filters take blocks of products, which are the larger the better: tiles of one sentence.
   if (!p.wide() || (!p.shared && p.kernel_size > kMostInLanes)) return tile_backward(p);
   const std::vector<Unit> units = cut_into_units(p);
-  const int64_t count = units.size();
-  const auto run = [&](int64_t from, int64_t to, Sum<T>* partial) {
-    static thread_local Arena arena;
-    for (int64_t i = from; i < to; ++i) {
-      arena.reset();
-      BackwardUnit<T>(p, units[i], arena, partial).run();
-    }
-  };
-  if (!p.partial) {
-    const int64_t rows = units.empty() ? 1 : units[0].count * (units[0].end - units[0].begin);
-    parallel_for(0, count, grain_of(2 * rows * p.channels() * p.kernel_size), p.threads, [&](int64_t from, int64_t to) {
-      run(from, to, nullptr);
-    });
-    return;
-  }
-  // One thread adds up the units of a bundle, in order.
-  const int64_t bundles = std::min(count, kBundles);
-  parallel_for(0, bundles, 1, p.threads, [&](int64_t from, int64_t to) {
-    for (int64_t i = from; i < to; ++i) {
-      run(count * i / bundles, count * (i + 1) / bundles, p.partial + i * p.heads * p.filter_pitch());
-    }
+  const int64_t rows = units.empty() ? 1 : units[0].count * (units[0].end - units[0].begin);
+  run_in_bundles(p, int64_t(units.size()), 2 * rows * p.channels() * p.kernel_size, [&](int64_t i, Sum<T>* partial, Arena& arena) {
+    BackwardUnit<T>(p, units[i], arena, partial).run();
   });
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/scalars.h"
-#include "convolution/normalize.h"
+#include "common/normalize.h"
 
 namespace lightconv {
 

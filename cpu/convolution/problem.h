@@ -7,7 +7,7 @@
 #include "common/philox.h"
 #include "common/scalars.h"
 #include "common/tiles.h"
-#include "convolution/normalize.h"
+#include "common/normalize.h"
 
 namespace lightconv {
 

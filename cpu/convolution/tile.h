@@ -2,8 +2,9 @@
 // dropout.
 #pragma once
 
+#include "common/parallel.h"
 #include "convolution/band.h"
-#include "convolution/problem.h"
+#include "convolution/kernels.h"
 
 namespace lightconv {
 
@@ -246,6 +247,29 @@ Columns<S> transposed(Rows<S> rows, int64_t end, int64_t width, int64_t slack, A
   columns.data = arena.take<S>(round_up<S>(width) * columns.pitch);
   transpose(rows.data, rows.pitch, columns.data, columns.pitch, count, width);
   return columns;
+}
+
+// Runs a backward pass over `count` tiles or units, about `work` multiply-adds each: run(i, partial, arena). Where the
+// gradient of a shared filter is wanted, one thread adds up those of a bundle, in their order.
+template <class T, class F>
+void run_in_bundles(const Problem<T>& p, int64_t count, int64_t work, F run) {
+  const auto some = [&](int64_t from, int64_t to, Sum<T>* partial) {
+    static thread_local Arena arena;
+    for (int64_t i = from; i < to; ++i) {
+      arena.reset();
+      run(i, partial, arena);
+    }
+  };
+  if (!p.partial) {
+    parallel_for(0, count, grain_of(work), p.threads, [&](int64_t from, int64_t to) { some(from, to, nullptr); });
+    return;
+  }
+  const int64_t bundles = std::min(count, kBundles);
+  parallel_for(0, bundles, 1, p.threads, [&](int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; ++i) {
+      some(count * i / bundles, count * (i + 1) / bundles, p.partial + i * p.heads * p.filter_pitch());
+    }
+  });
 }
 
 }  // namespace lightconv

@@ -6,7 +6,6 @@
 //
 // Nothing is kept from the forward pass. Normalised filters are computed again, for K − 1 rows more than the tile has.
 
-#include "common/parallel.h"
 #include "convolution/depthwise.h"
 #include "convolution/kernels.h"
 #include "convolution/walk.h"
@@ -193,24 +192,8 @@ class BackwardTile {
 template <class T>
 void tile_backward(const Problem<T>& p) {
   const Cut work = cut(p, /*planes=*/4, /*tables=*/p.dropout.active() ? 3 : 1);
-  const int64_t tiles = work.tiles.size();
-  const auto run = [&](int64_t from, int64_t to, Sum<T>* partial) {
-    static thread_local Arena arena;
-    for (int64_t i = from; i < to; ++i) {
-      arena.reset();
-      BackwardTile<T>(p, work.tiles[i], arena, partial).run();
-    }
-  };
-  if (!p.partial) {
-    parallel_for(0, tiles, work.grain(), p.threads, [&](int64_t from, int64_t to) { run(from, to, nullptr); });
-    return;
-  }
-  // One thread adds up the tiles of a bundle, in order.
-  const int64_t bundles = std::min(tiles, kBundles);
-  parallel_for(0, bundles, 1, p.threads, [&](int64_t from, int64_t to) {
-    for (int64_t i = from; i < to; ++i) {
-      run(tiles * i / bundles, tiles * (i + 1) / bundles, p.partial + i * p.heads * p.filter_pitch());
-    }
+  run_in_bundles(p, int64_t(work.tiles.size()), work.work, [&](int64_t i, Sum<T>* partial, Arena& arena) {
+    BackwardTile<T>(p, work.tiles[i], arena, partial).run();
   });
 }
 

@@ -2,7 +2,6 @@
 // neighbours in memory; in a beam search, the inputs of a hypothesis's ancestors.
 
 #include <cmath>
-#include <limits>
 
 #include "search/model.h"
 #include "search/rows.h"
@@ -12,7 +11,6 @@ namespace {
 
 using V = Vector<float>;
 constexpr int64_t kLanes = kWidth<float>;
-constexpr float kEpsilon = 1e-6f;  // ops/normalize.py
 
 // y (n,) = Σ weights[k] · sources[k][c]; `weight_step` floats from a tap's weight to the next.
 template <int kVectors>
@@ -29,54 +27,12 @@ LIGHTCONV_INLINE void sum_vectors(
 
 }  // namespace
 
-void Mixer::normalise(float* filter) const {
+void Mixer::normalise(float* filters, int64_t count, float* room) const {
   const int64_t n = taps();
-  float sum = 0;
-  switch (normalize) {
-    case Normalization::kSoftmax: {
-      const float top = largest(filter, n);
-      V total{};
-      int64_t k = 0;
-      for (; k + kLanes <= n; k += kLanes) {
-        const V power = exponential(load(filter + k) - top);
-        store(filter + k, power);
-        total += power;
-      }
-      if (k < n) {
-        // A NaN among the taps must reach the sum, and the lanes beyond must not.
-        float rest[kLanes];
-        store(rest, exponential(load_or_lowest(filter + k, n - k) - top));
-        for (int64_t i = 0; i < n - k; ++i) sum += filter[k + i] = rest[i];
-      }
-      sum += sum_across<float>(total)[0];
-      for (int64_t i = 0; i < n; ++i) filter[i] /= sum;
-      return;
-    }
-    case Normalization::kNone: return;
-    case Normalization::kL2:
-    case Normalization::kAbsL2:
-      for (int64_t k = 0; k < n; ++k) sum += filter[k] * filter[k];
-      sum = std::sqrt(sum) + kEpsilon;
-      for (int64_t k = 0; k < n; ++k) {
-        filter[k] = (normalize == Normalization::kL2 ? filter[k] : std::abs(filter[k])) / sum;
-      }
-      return;
-    case Normalization::kSigmoid:
-      for (int64_t k = 0; k < n; ++k) filter[k] = 1 / (1 + std::exp(-filter[k]));
-      return;
-    case Normalization::kTanh:
-      for (int64_t k = 0; k < n; ++k) filter[k] = std::tanh(filter[k]);
-      return;
-    case Normalization::kL1:
-      for (int64_t k = 0; k < n; ++k) sum += std::abs(filter[k]);
-      for (int64_t k = 0; k < n; ++k) filter[k] /= sum + kEpsilon;
-      return;
-    case Normalization::kAbs:
-      for (int64_t k = 0; k < n; ++k) filter[k] = std::abs(filter[k]);
-      return;
-    case Normalization::kSquare:
-      for (int64_t k = 0; k < n; ++k) filter[k] *= filter[k];
-      return;
+  for (float* filter = filters; filter < filters + count * n; filter += n) {
+    std::copy(filter, filter + n, room);
+    normalize_row<float>(normalize, room, n, {0, n}, room);
+    std::copy(room, room + n, filter);
   }
 }
 
@@ -103,14 +59,14 @@ const float* Mixer::filters_of(const float* x, int64_t rows, Workshop& shop) con
   const int64_t size = heads * taps();
   if (kind == Kind::kPredicted) {
     const int64_t rank = reduce.outputs();
-    float* filters = shop.filters.get(rows * (size + rank));
+    float* filters = shop.filters.get(rows * (size + rank) + round_up<float>(taps()));
     const float* query = x;
     if (reduce) {
       reduce(x, channels, rows, filters + rows * size, rank, shop);
       query = filters + rows * size;
     }
     product(query, product.inputs(), rows, filters, size, shop);
-    for (int64_t i = 0; i < rows * heads; ++i) normalise(filters + i * taps());
+    normalise(filters, rows * heads, filters + rows * (size + rank));
     return filters;
   }
   const int64_t offsets = product.outputs();

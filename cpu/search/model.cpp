@@ -48,7 +48,7 @@ Mixer::Mixer(const Description& from, const std::string& name)
     : kind(Kind(from.integer(name + ".kind"))), left(from.integer(name + ".left")),
       right(from.integer(name + ".right")), channels(from.integer(name + ".channels")),
       heads(from.integer(name + ".heads")), gated(from.number(name + ".gated") != 0),
-      normalize(Normalization(from.integer(name + ".normalize"))), enter(from.linear(name + ".enter")),
+      normalize(Normalize(from.integer(name + ".normalize"))), enter(from.linear(name + ".enter")),
       leave(from.linear(name + ".leave")), reduce(from.linear(name + ".reduce")),
       product(from.linear(name + ".product", kind == Kind::kTalk)),
       filters(from.values(name + ".filters")), bias(from.values(name + ".conv_bias")) {

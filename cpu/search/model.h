@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "common/normalize.h"
 #include "search/linear.h"
 
 namespace lightconv::decoding {
@@ -49,7 +50,6 @@ struct Norm {
 
 // In the order of lightconv_plugin/generation/native.py.
 enum class Activation { kRelu, kReluSquared, kGelu, kGeluTanh, kSwish, kTanh, kLinear };
-enum class Normalization { kSoftmax, kNone, kL2, kAbsL2, kSigmoid, kTanh, kL1, kAbs, kSquare };
 enum class Kind { kShared, kPredicted, kTalk, kFull, kAttention };
 enum class Positions { kNone, kSinusoidal, kLearned };
 
@@ -77,7 +77,7 @@ struct Mixer {
   int64_t left = 0, right = 0;  // attention: −1 for everything
   int64_t channels = 0, heads = 1;
   bool gated = false;
-  Normalization normalize = Normalization::kNone;
+  Normalize normalize = Normalize::kNone;
   Linear enter, leave;
   Linear reduce;               // kPredicted at low rank: what `product` reads, else empty
   Linear product;              // kPredicted: filters; kTalk: offsets; kFull: the convolution; kAttention: queries, keys, values
@@ -87,7 +87,8 @@ struct Mixer {
   bool narrow() const { return channels / heads < kWidth<float>; }  // than a vector: then each channel has a filter
 
  private:
-  void normalise(float* filter) const;
+  // `count` filters of (taps,) in place; `room` for one of whole vectors.
+  void normalise(float* filters, int64_t count, float* room) const;
   void windows(const float* offsets, float* filter) const;
 };
 

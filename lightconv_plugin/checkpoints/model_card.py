@@ -49,9 +49,14 @@ class ModelCard:
         lines += [_summary(config, settings, parameters), ""]
         lines += ["| | |", "|---|---|", *(f"| {what} | {value} |" for what, value in self._table(config, settings))]
         lines += ["", "## How to use it", "", *_usage(name, config, settings, search)]
-        lines += ["", "## Data", "", self.data or "TODO: say what the model was trained on.", ""]
+        lines += ["", "## Data", "", self.data or "To be written: what the model was trained on.", ""]
         lines += ["## Quality", "", self._quality(), ""]
-        lines += ["## Licence", "", "TODO: the owner of the model chooses a licence, and names it above too.", ""]
+        lines += [
+            "## Licence",
+            "",
+            "To be written: the owner of the model chooses a licence, and names it above too.",
+            "",
+        ]
         if papers := _papers(config):
             lines += ["## Papers", "", *(f"- {paper}" for paper in papers), ""]
         return "\n".join(lines)
@@ -86,7 +91,7 @@ class ModelCard:
 
     def _quality(self) -> str:
         if self.score is None:
-            return "TODO: no score was given."
+            return "To be written: no score was given."
         score = self.score
         where = f" on {score.subset}" if score.subset else ""
         signature = f", sacreBLEU's signature `{score.signature}`" if score.signature else ""

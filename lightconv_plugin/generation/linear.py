@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lightconv_plugin.errors import UnsupportedModelError
+from lightconv_plugin.modules.linear import Linear
+
 DTYPES = ("float32", "bfloat16", "int8")
 
 
@@ -14,6 +17,23 @@ def check_dtype(dtype: str) -> str:
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     return dtype
+
+
+def side_by_side(*linears: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of one product for several layers with the same input, their outputs side by side.
+
+    Raises UnsupportedModelError for what is not a plain linear layer (quantised, adapted …).
+    """
+    for linear in linears:
+        if type(linear) not in (nn.Linear, Linear):
+            raise UnsupportedModelError(f"a linear layer of type {type(linear).__name__}")
+    weights, biases = [linear.weight for linear in linears], [linear.bias for linear in linears]
+    if len(linears) == 1:
+        return weights[0], biases[0]
+    if all(bias is None for bias in biases):
+        return torch.cat(weights), None
+    parts = zip(weights, biases, strict=True)
+    return torch.cat(weights), torch.cat([weight.new_zeros(len(weight)) if b is None else b for weight, b in parts])
 
 
 class PackedLinear:
@@ -35,21 +55,6 @@ class PackedLinear:
             raise ValueError(f"dtype must be float32 or bfloat16 in torch, got {dtype!r}")
         kind = torch.bfloat16 if dtype == "bfloat16" else weight.dtype
         self._weight, self._bias = weight.detach().to(kind), None if bias is None else bias.detach().to(kind)
-
-    @classmethod
-    def of(cls, *linears: nn.Linear, dtype: str = "float32") -> PackedLinear:
-        """One product for several layers with the same input: their outputs side by side."""
-        if len(linears) == 1:
-            return cls(linears[0].weight, linears[0].bias, dtype)
-        bias = None
-        if any(linear.bias is not None for linear in linears):
-            bias = torch.cat(
-                [
-                    linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
-                    for linear in linears
-                ]
-            )
-        return cls(torch.cat([linear.weight for linear in linears]), bias, dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         """(rows, inputs) → (rows, outputs), a new tensor in x's dtype."""

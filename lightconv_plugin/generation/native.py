@@ -12,20 +12,19 @@ from torch import Tensor, nn
 
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.beam_search import Hypotheses, SearchOptions
-from lightconv_plugin.generation.linear import check_dtype
+from lightconv_plugin.generation.linear import check_dtype, side_by_side
 from lightconv_plugin.modules.attention import SelfAttention
 from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.convolutions import DepthwiseConv, DynamicConv, LightweightConv
 from lightconv_plugin.modules.full_convolution import FullConv
 from lightconv_plugin.modules.layer import Layer
-from lightconv_plugin.modules.linear import Linear
 from lightconv_plugin.modules.talk import TaLKConv
 from lightconv_plugin.modules.transformer import EncoderDecoder
 from lightconv_plugin.ops import NORMALIZATIONS, backends
 from lightconv_plugin.ops.instructions import instruction_set
 from lightconv_plugin.ops.normalize import normalize
 
-# The numbers that cpu/search/model.h gives to these names.
+# The numbers that cpu/search/model.h and cpu/common/normalize.h give to these names.
 _ACTIVATIONS = {
     name: number
     for number, names in enumerate(
@@ -33,13 +32,9 @@ _ACTIVATIONS = {
     )
     for name in names
 }
-_NORMALIZATIONS = {
-    name: number
-    for number, name in enumerate(("softmax", "none", "l2", "abs_l2", "sigmoid", "tanh", "l1", "abs", "square"))
-}
+_NORMALIZATIONS = {name: number for number, name in enumerate(NORMALIZATIONS)}
 _POSITIONS = {"none": 0, "sinusoidal": 1, "learned": 2}
 _SHARED, _PREDICTED, _TALK, _FULL, _ATTENTION = range(5)
-assert _NORMALIZATIONS.keys() == set(NORMALIZATIONS)
 
 # In the text of errors that are no ValueError.
 _NO_FAULT_OF_THE_ARGUMENTS = ("has a probability above 0", "alloc", "cannot start")
@@ -177,18 +172,9 @@ class _Description:
 
     def _linear(self, name: str, *linears: nn.Module) -> None:
         """Several layers with the same input become one, their outputs side by side."""
-        for linear in linears:
-            if type(linear) not in (nn.Linear, Linear):
-                raise UnsupportedModelError(f"a linear layer of type {type(linear).__name__}")
-        weights = [linear.weight for linear in linears]
-        biases = [linear.bias for linear in linears]
-        self._tensor(f"{name}.weight", torch.cat(weights) if len(weights) > 1 else weights[0])
-        if any(bias is not None for bias in biases):
-            parts = [
-                weight.new_zeros(len(weight)) if bias is None else bias
-                for weight, bias in zip(weights, biases, strict=True)
-            ]
-            self._tensor(f"{name}.bias", torch.cat(parts))
+        weight, bias = side_by_side(*linears)
+        self._tensor(f"{name}.weight", weight)
+        self._tensor(f"{name}.bias", bias)
 
     def _norm(self, name: str, norm: nn.Module | None) -> None:
         if norm is not None:

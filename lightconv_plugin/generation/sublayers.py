@@ -6,21 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightconv_plugin.errors import UnsupportedModelError
-from lightconv_plugin.generation.linear import PackedLinear
+from lightconv_plugin.generation.linear import PackedLinear, side_by_side
 from lightconv_plugin.modules.layer import ACTIVATIONS, Layer
-from lightconv_plugin.modules.linear import Linear
 
 # The other activations take more memory than their input.
 _IN_PLACE = {"relu": torch.relu_, "tanh": torch.tanh_}
 
 
 def pack(*linears: nn.Module, dtype: str) -> PackedLinear:
-    """PackedLinear.of them; UnsupportedModelError for what is not a plain linear layer (quantised, adapted …)."""
-    for linear in linears:
-        if type(linear) not in (nn.Linear, Linear):
-            raise UnsupportedModelError(f"a linear layer of type {type(linear).__name__}")
-    return PackedLinear.of(*linears, dtype=dtype)
+    """One product for several layers with the same input; UnsupportedModelError for what is no plain linear layer."""
+    return PackedLinear(*side_by_side(*linears), dtype)
 
 
 class Norm:

@@ -70,28 +70,17 @@ class MixerSpec:
         return self.kernel_size - 1 if self.causal else (self.kernel_size - 1) // 2
 
 
+def _with_heads(kind: type[nn.Module], spec: MixerSpec, **more) -> nn.Module:
+    sizes = spec.conv_dim, spec.kernel_size, spec.padding_l, spec.num_heads
+    return kind(*sizes, weight_dropout=spec.weight_dropout, normalize=spec.normalize, **more)
+
+
 def _lightweight(spec: MixerSpec) -> nn.Module:
-    return LightweightConv(
-        spec.conv_dim,
-        spec.kernel_size,
-        spec.padding_l,
-        spec.num_heads,
-        weight_dropout=spec.weight_dropout,
-        normalize=spec.normalize,
-    )
+    return _with_heads(LightweightConv, spec)
 
 
 def _dynamic(spec: MixerSpec) -> nn.Module:
-    return DynamicConv(
-        spec.conv_dim,
-        spec.kernel_size,
-        spec.padding_l,
-        spec.num_heads,
-        weight_dropout=spec.weight_dropout,
-        normalize=spec.normalize,
-        rank=spec.dynamic_rank,
-        bias=spec.dynamic_residual,
-    )
+    return _with_heads(DynamicConv, spec, rank=spec.dynamic_rank, bias=spec.dynamic_residual)
 
 
 def _talk(spec: MixerSpec) -> nn.Module:

@@ -38,7 +38,7 @@ SOURCES = {
     kind: PACKAGE / "sources" / kind if (PACKAGE / "sources").is_dir() else PACKAGE.parent / kind for kind in KINDS
 }
 SHARED = (PACKAGE / "ops" / "autograd.cpp",)
-"""What every library is also compiled from; a flag says for which dispatch key."""
+"""What every library is also compiled from, first of all, as it takes longest; a flag says for which dispatch key."""
 
 _COMPILED = {"cpu": (".cpp",), "cuda": (".cpp", ".cu")}
 _HASHED = (".cpp", ".cu", ".cuh", ".h")
@@ -138,7 +138,7 @@ def recipe(kind: str, architectures: Iterable[str] = (), simd: str | None = None
     architectures = tuple(architectures)
     cuda_cflags = (*cuda_cflags, *gencode(architectures))
     return Recipe(
-        kind, architectures, simd or "", root, (*sources, *SHARED), cflags, cuda_cflags, digest.hexdigest()[:16]
+        kind, architectures, simd or "", root, (*SHARED, *sources), cflags, cuda_cflags, digest.hexdigest()[:16]
     )
 
 

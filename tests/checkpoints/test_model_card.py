@@ -63,9 +63,9 @@ def test_what_it_says(tmp_path):
         "lightconv translate 'a model' < in.de",
         "With beam 4 and length penalty 0.6.",
         'Translator("a model")',
-        "TODO: say what the model was trained on.",
-        "TODO: no score was given.",
-        "TODO: the owner of the model chooses a licence",
+        "To be written: what the model was trained on.",
+        "To be written: no score was given.",
+        "To be written: the owner of the model chooses a licence",
         "arxiv.org/abs/1901.10430",
     ):
         assert said in text, said

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from lightconv_plugin.generation.linear import PackedLinear, check_dtype
+from lightconv_plugin.generation.sublayers import pack
 
 # Of the largest output: what rounding allows.
 TOLERANCE = {"float32": 1e-6, "bfloat16": 2e-2}
@@ -19,7 +20,7 @@ def exact(x, *linears):
 @pytest.mark.parametrize(("inputs", "outputs"), [(5, 3), (128, 160), (160, 124)])
 def test_close_to_float64(inputs, outputs, rows, dtype):
     linear, x = nn.Linear(inputs, outputs), torch.randn(rows, inputs)
-    y = PackedLinear.of(linear, dtype=dtype)(x)
+    y = pack(linear, dtype=dtype)(x)
     expected = exact(x, linear)
     assert (y.shape, y.dtype) == ((rows, outputs), torch.float32)
     assert float((y - expected).abs().max()) <= TOLERANCE[dtype] * float(expected.abs().max())
@@ -32,7 +33,7 @@ def test_several_layers_at_once(dtype):
     x = torch.randn(6, 128)
     expected = exact(x, *layers)
     layers[2].bias = None
-    difference = PackedLinear.of(*layers, dtype=dtype)(x) - expected
+    difference = pack(*layers, dtype=dtype)(x) - expected
     assert float(difference.abs().max()) <= TOLERANCE[dtype] * float(expected.abs().max())
 
 
@@ -41,14 +42,14 @@ def test_without_bias_and_with_channels_of_zeros(dtype):
     linear = nn.Linear(128, 130, bias=False)
     with torch.no_grad():
         linear.weight[7] = 0
-    y = PackedLinear.of(linear, dtype=dtype)(torch.randn(4, 128))
+    y = pack(linear, dtype=dtype)(torch.randn(4, 128))
     assert torch.equal(y[:, 7], torch.zeros(4))
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
 def test_keeps_the_precision_of_the_model(kind):
     linear, x = nn.Linear(40, 20).to(kind), torch.randn(3, 40, dtype=kind)
-    y = PackedLinear.of(linear)(x)
+    y = pack(linear, dtype="float32")(x)
     assert y.dtype == kind
     torch.testing.assert_close(y, linear(x))
 

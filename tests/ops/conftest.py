@@ -5,9 +5,9 @@ import warnings
 
 import pytest
 import torch
-from torch._library import autograd as recording
 
-from lightconv_plugin.ops import backends, reference, registration
+from benchmarks.host_time import recorded_in_python
+from lightconv_plugin.ops import backends, reference
 
 from .toy_libraries import broken, plain  # noqa: F401  (fixtures)
 
@@ -23,11 +23,8 @@ def by_reference():
             warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
             for name in backends.OPERATORS + backends.CPU_OPERATORS:
                 library.impl(name, getattr(reference, name), "CPU")
-            for name, _, save, backward in registration.OPERATORS:
-                operator = getattr(torch.ops.lightconv, name).default
-                record = recording.make_autograd_impl(operator, recording.Info(backward, save))
-                library.impl(name, record, "AutogradCPU", with_keyset=True)
-        yield
+        with recorded_in_python(torch.device("cpu")):
+            yield
     finally:
         library._destroy()
 

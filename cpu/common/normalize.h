@@ -8,6 +8,7 @@
 
 namespace lightconv {
 
+// In the order of lightconv_plugin.ops.NORMALIZATIONS.
 enum class Normalize { kSoftmax, kNone, kL2, kAbsL2, kSigmoid, kTanh, kL1, kAbs, kSquare, kUnknown };
 
 inline Normalize normalize_of(std::string_view name) {
