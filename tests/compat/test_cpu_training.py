@@ -150,3 +150,30 @@ def test_torchrun_does_not_split_an_evaluation(monkeypatch):
     utils.call_main(config, called.append)
     assert called == [config]
     assert config.distributed_training.distributed_world_size == 1
+
+
+FAULTS = """
+import resource
+import fairseq, torch, lightconv_plugin
+torch.set_num_threads(1)
+count = []
+for _ in range(12):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.empty(64 << 20, dtype=torch.uint8).fill_(1)
+    count.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(*count)
+"""
+
+
+@pytest.mark.skipif(os.confstr("CS_GNU_LIBC_VERSION") is None, reason="the C library is not glibc")
+@pytest.mark.parametrize("skipped", ["", "freed_memory_without_gpu"])
+def test_freed_memory_is_kept_without_any_kernel_of_ours(skipped):
+    """A model of fairseq's own: without freed_memory_without_gpu every block of 64 MiB is mapped page by page."""
+    own = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LIGHTCONV_KEEP_MALLOC")
+    environment = {name: value for name, value in os.environ.items() if name not in own}
+    environment |= {**NO_GPU, "LIGHTCONV_SKIP_PATCHES": skipped, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([sys.executable, "-c", FAULTS], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    faults = [int(count) for count in done.stdout.split()]
+    pages = (64 << 20) // os.sysconf("SC_PAGE_SIZE")
+    assert (min(faults[-5:]) > 0.9 * pages) if skipped else (max(faults[-5:]) < 0.1 * pages)
