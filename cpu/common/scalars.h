@@ -83,8 +83,13 @@ inline void widen_row(const Float16* from, int64_t n, float* to) {
 // beyond.
 template <class T>
 LIGHTCONV_INLINE Vector<Sum<T>> load_some(const T* from, int64_t n) {
-  Sum<T> lanes[kWidth<Sum<T>>] = {};
-  widen_row(from, n, lanes);
+  constexpr int w = kWidth<Sum<T>>;
+  Sum<T> lanes[w] = {};
+  if (n == w) {
+    widen_row(from, w, lanes);  // a number that the compiler knows, so that they never reach memory
+  } else {
+    widen_row(from, n, lanes);
+  }
   return load(lanes);
 }
 
@@ -100,6 +105,12 @@ LIGHTCONV_INLINE Vector<float> load_some(const BFloat16* from, int64_t n) {
 
 LIGHTCONV_INLINE Vector<float> load_some(const Float16* from, int64_t n) {
   return (Vector<float>)_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(__mmask16((1u << n) - 1), from));
+}
+#elif defined(__AVX2__)
+LIGHTCONV_INLINE __m256i first_of(int64_t n) { return (__m256i)(lane_numbers<float>() < int32_t(n)); }
+
+LIGHTCONV_INLINE Vector<float> load_some(const float* from, int64_t n) {
+  return (Vector<float>)_mm256_maskload_ps(from, first_of(n));
 }
 #endif
 
@@ -123,14 +134,20 @@ inline void narrow_row(const float* from, int64_t n, Float16* to) {
 // Stores the first n ≤ kWidth lanes to `to`; writes nothing beyond.
 template <class T>
 LIGHTCONV_INLINE void store_some(T* to, Vector<Sum<T>> v, int64_t n) {
-  Sum<T> lanes[kWidth<Sum<T>>];
+  constexpr int w = kWidth<Sum<T>>;
+  Sum<T> lanes[w];
   store(lanes, v);
+  if (n == w) return narrow_row(lanes, w, to);
   narrow_row(lanes, n, to);
 }
 
 #if defined(__AVX512F__)
 LIGHTCONV_INLINE void store_some(float* to, Vector<float> v, int64_t n) {
   _mm512_mask_storeu_ps(to, __mmask16((1u << n) - 1), (__m512)v);
+}
+#elif defined(__AVX2__)
+LIGHTCONV_INLINE void store_some(float* to, Vector<float> v, int64_t n) {
+  _mm256_maskstore_ps(to, first_of(n), (__m256)v);
 }
 #endif
 

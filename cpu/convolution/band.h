@@ -49,6 +49,10 @@ struct BandBlock {
   int64_t out_pitch;
 };
 
+// The most vectors of channels in a block. With 16 registers, six rows of two vectors load less for each product than
+// two rows of four.
+constexpr int kBandVectors = kVectorRegisters == 32 ? 4 : 2;
+
 namespace detail {
 
 // Row j adds to outputs kFrom … kTo − 1 of the block.
@@ -122,9 +126,10 @@ int64_t band_rows(const BandBlock<S>& b, int64_t rows) {
 // As many rows of sums as fit into the registers beside the source's vectors and one weight.
 template <class S>
 int64_t band_vectors(const BandBlock<S>& b, int64_t rows, int vectors) {
-  constexpr bool kMany = kVectorRegisters == 32;
-  if (vectors == 4) return band_rows<S, 4, kMany ? 6 : 2>(b, rows);
-  if (vectors == 2) return band_rows<S, 2, kMany ? 8 : 6>(b, rows);
+  if constexpr (kBandVectors == 4) {
+    if (vectors == 4) return band_rows<S, 4, 6>(b, rows);
+  }
+  if (vectors == 2) return band_rows<S, 2, kVectorRegisters == 32 ? 8 : 6>(b, rows);
   return band_rows<S, 1, 8>(b, rows);
 }
 

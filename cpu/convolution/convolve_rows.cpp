@@ -36,7 +36,7 @@ void convolve_band(
   constexpr int w = kWidth<S>;
   for (int64_t c = 0; c < channels;) {
     const int64_t left = (channels - c) / w;
-    const int vectors = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    const int vectors = left >= kBandVectors ? kBandVectors : left >= 2 ? 2 : 1;
     if (left == 0) c = channels - w;
     for (int64_t t = begin; t < end;) {
       const int64_t top = t + shift;

@@ -51,10 +51,11 @@ std::vector<Unit> cut_into_units(const Problem<T>& p) {
   return cut;
 }
 
-// Rows at a time: few where the window is short, so that one after the other is read; enough for blocks otherwise.
+// Rows at a time, of which a head's channels are computed together: the more, the less often its filter is looked up.
+// Where only two outputs of a short filter fit into the registers, that costs less than leaving the order of memory.
 template <class T>
 int64_t chunk_rows(const Problem<T>& p) {
-  return p.kernel_size <= kShort ? 4 : 8;
+  return p.kernel_size <= kShort && kVectorRegisters < 32 ? 4 : 16;
 }
 
 // The last rows of something that is made once, in the order of time.
