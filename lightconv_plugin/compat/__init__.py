@@ -26,6 +26,7 @@ from lightconv_plugin.compat import (
     generation,
     layers,
     numpy_versions,
+    preprocessing,
     resuming,
     settings,
 )
@@ -33,7 +34,16 @@ from lightconv_plugin.compat.registry import Patch, patches_of
 
 # In this order. settings comes last: it acts on every module of fairseq that is loaded by then.
 PATCHES: dict[str, Patch] = patches_of(
-    numpy_versions, checkpoints, command_line, cpu_training, layers, generation, resuming, dictionaries, settings
+    numpy_versions,
+    checkpoints,
+    command_line,
+    cpu_training,
+    layers,
+    generation,
+    resuming,
+    dictionaries,
+    preprocessing,
+    settings,
 )
 """All patches by name, whether the installed fairseq needs them or not."""
 

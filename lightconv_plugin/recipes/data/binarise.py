@@ -9,12 +9,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lightconv_plugin.paths import package_dir
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.steps import say
 
 
 def _preprocess(root: Path, options: Sequence[str], workers: int, output: Path) -> None:
-    command = [sys.executable, "-m", "fairseq_cli.preprocess", *options]
+    # With the plugin's patches of fairseq, several times as fast.
+    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--user-dir", str(package_dir()), *options]
     command += ["--destdir", str(output.relative_to(root)), "--workers", str(workers)]
     environment = {"OMP_NUM_THREADS": "1"} | os.environ  # the work is divided among processes
     # Started in the folder, with relative names: fairseq divides --testpref at commas, and the folder may have one.

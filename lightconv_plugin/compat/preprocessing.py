@@ -1,0 +1,114 @@
+"""fairseq-preprocess on large texts: what takes most of its time, and what leaves processes idle."""
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from multiprocessing import Pool
+from typing import Any
+
+import torch
+
+from lightconv_plugin.compat.registry import patch
+
+
+@patch(versions="all versions of fairseq")
+def line_encoding() -> None:
+    """fairseq writes the numbers of a line into a tensor one by one: most of the time of binarising a text."""
+    from fairseq.data import Dictionary
+    from fairseq.tokenizer import tokenize_line
+
+    def encode_line(
+        self: Dictionary,
+        line: str,
+        line_tokenizer: Callable[[str], list[str]] = tokenize_line,
+        add_if_not_exist: bool = True,
+        consumer: Callable[[str, int], None] | None = None,
+        append_eos: bool = True,
+        reverse_order: bool = False,
+    ) -> torch.Tensor:
+        words = line_tokenizer(line)
+        if reverse_order:
+            words = words[::-1]
+        find = self.add_symbol if add_if_not_exist else self.index
+        numbers = [find(word) for word in words]
+        if consumer is not None:
+            for word, number in zip(words, numbers, strict=True):
+                consumer(word, number)
+        if append_eos:
+            numbers.append(self.eos_index)
+        return torch.tensor(numbers, dtype=torch.int32)
+
+    Dictionary.encode_line = encode_line
+
+
+# Of the module, since it is sent to other processes by name.
+def _count_words(
+    filename: str, tokenize: Callable[[str], list[str]], eos_word: str, start_offset: int, end_offset: int
+) -> Counter[str]:
+    from fairseq.file_chunker_utils import Chunker
+
+    counter: Counter[str] = Counter()
+    lines = 0
+    with Chunker(filename, start_offset, end_offset) as chunk:
+        for line in chunk:
+            counter.update(tokenize(line))
+            lines += 1
+    if lines:
+        counter[eos_word] += lines
+    return counter
+
+
+@patch(versions="all versions of fairseq")
+def word_counts() -> None:
+    """fairseq makes a list and an update of the counter for each word of a text whose dictionary it builds."""
+    from fairseq.data import Dictionary
+
+    Dictionary._add_file_to_dictionary_single_worker = staticmethod(_count_words)
+
+
+@patch(versions="all versions of fairseq")
+def idle_workers() -> None:
+    """fairseq binarises the first of N parts only when the others are done: two workers take as long as one.
+
+    The files are the same: the parts are joined in their order.
+    """
+    from fairseq.binarizer import BinarizeSummary, FileBinarizer
+    from fairseq.data import indexed_dataset
+    from fairseq.file_chunker_utils import find_offsets
+
+    original = FileBinarizer.multiprocess_dataset.__func__
+
+    def multiprocess_dataset(
+        cls: type[FileBinarizer],
+        input_file: str,
+        dataset_impl: str,
+        binarizer: Any,
+        output_prefix: str,
+        vocab_size: int | None = None,
+        num_workers: int = 1,
+    ) -> BinarizeSummary:
+        if num_workers <= 1:
+            return original(cls, input_file, dataset_impl, binarizer, output_prefix, vocab_size, num_workers)
+        offsets = find_offsets(input_file, num_workers)
+        first, *others = pairwise(offsets)
+        parts = [f"{output_prefix}.pt{number}" for number in range(1, len(others) + 1)]
+        with Pool(len(others)) as pool:
+            waiting = [
+                pool.apply_async(
+                    cls._binarize_chunk_and_finalize, (binarizer, input_file, *chunk, part, dataset_impl, vocab_size)
+                )
+                for chunk, part in zip(others, parts, strict=True)
+            ]
+            dataset, summary = cls._binarize_file_chunk(
+                binarizer, input_file, *first, output_prefix, dataset_impl, vocab_size
+            )
+            for result, part in zip(waiting, parts, strict=True):
+                summary.merge(result.get())
+                dataset.merge_file_(part)
+                os.remove(indexed_dataset.data_file_path(part))
+                os.remove(indexed_dataset.index_file_path(part))
+        dataset.finalize(indexed_dataset.index_file_path(output_prefix))
+        return summary
+
+    FileBinarizer.multiprocess_dataset = classmethod(multiprocess_dataset)

@@ -1,0 +1,165 @@
+"""fairseq-preprocess: the same numbers, counts and files in less time, and all workers at work."""
+
+import multiprocessing
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fairseq", reason="fairseq is not installed")
+
+import torch
+from fairseq.binarizer import FileBinarizer, VocabularyDatasetBinarizer
+from fairseq.data import Dictionary, indexed_dataset
+from fairseq.tokenizer import tokenize_line
+
+from lightconv_plugin import compat
+
+
+@pytest.fixture
+def dictionary():
+    words = Dictionary()
+    for number in range(50):
+        words.add_symbol(f"w{number}")
+    return words
+
+
+@pytest.fixture
+def text(tmp_path):
+    """37 lines: words that the dictionary has and has not, several spaces, an empty line."""
+    path = tmp_path / "text"
+    lines = [" ".join(f"w{(line * 7 + word) % 60}" for word in range(line % 9)) for line in range(36)]
+    path.write_text("\n".join([*lines, "  w1   w2 "]) + "\n", encoding="utf-8")
+    return path
+
+
+def fairseqs(patch, owner, name):
+    """fairseq's own attribute `name` of a class, and the one in force: its module is loaded afresh for it."""
+    import importlib.util
+    import sys
+
+    module = sys.modules[owner.__module__]
+    spec = importlib.util.spec_from_file_location(f"{module.__name__}_as_it_is", module.__file__)
+    fresh = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    assert patch in {applied.name for applied in compat.applied()}
+    return getattr(getattr(fresh, owner.__name__), name), getattr(owner, name)
+
+
+def fastest(call):
+    times = []
+    for _ in range(7):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+@pytest.mark.parametrize("options", [{}, {"append_eos": False}, {"reverse_order": True}])
+@pytest.mark.parametrize("add", [False, True])
+def test_line_encoding_gives_the_same_numbers(text, options, add):
+    theirs, ours = fairseqs("line_encoding", Dictionary, "encode_line")
+    seen, results = [], []
+    for encode in (theirs, ours):
+        words, consumed = Dictionary(), []
+        words.add_symbol("w3")
+        encoded = [
+            encode(words, line, add_if_not_exist=add, consumer=lambda *pair, to=consumed: to.append(pair), **options)
+            for line in text.read_text(encoding="utf-8").splitlines()
+        ]
+        results.append(encoded)
+        seen.append((consumed, words.symbols))
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(*results, strict=True))
+    assert seen[0] == seen[1]
+
+
+def test_line_encoding_is_faster(dictionary):
+    theirs, ours = fairseqs("line_encoding", Dictionary, "encode_line")
+    line = " ".join(f"w{number % 60}" for number in range(5000))
+    slow, fast = (fastest(lambda e=encode: e(dictionary, line, add_if_not_exist=False)) for encode in (theirs, ours))
+    assert fast < 0.7 * slow
+
+
+def test_word_counts_are_the_same_and_faster(tmp_path, text):
+    theirs, ours = fairseqs("word_counts", Dictionary, "_add_file_to_dictionary_single_worker")
+    for begin, end in ((0, text.stat().st_size), (100, 300), (5, 5)):
+        results = [count(str(text), tokenize_line, "</s>", begin, end) for count in (theirs, ours)]
+        assert results[0] == results[1]
+    assert sum(ours(str(text), tokenize_line, "</s>", 0, text.stat().st_size).values()) > 37
+    counts = []
+    for workers in (1, 2):  # as a task does it, in this process and in others
+        built = Dictionary()
+        Dictionary.add_file_to_dictionary(str(text), built, tokenize_line, workers)
+        counts.append(dict(zip(built.symbols, built.count, strict=True)))
+    assert counts[0] == counts[1] and counts[0]["</s>"] == 38
+    long = tmp_path / "long"
+    long.write_text(" ".join(f"w{number % 60}" for number in range(100_000)) + "\n", encoding="utf-8")
+    size = long.stat().st_size
+    slow, fast = (fastest(lambda c=count: c(str(long), tokenize_line, "</s>", 0, size)) for count in (theirs, ours))
+    assert fast < 0.7 * slow
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+@pytest.mark.parametrize("impl", ["mmap", "lazy"])
+def test_idle_workers_writes_the_same_files(dictionary, text, tmp_path, workers, impl):
+    binarizer, written = VocabularyDatasetBinarizer(dictionary), []
+    both = fairseqs("idle_workers", FileBinarizer, "multiprocess_dataset")
+    for name, run in zip(("theirs", "ours"), both, strict=True):
+        (tmp_path / name).mkdir()
+        prefix = str(tmp_path / name / "part")
+        summary = run.__func__(FileBinarizer, str(text), impl, binarizer, prefix, len(dictionary), workers)
+        data, index = (f(prefix) for f in (indexed_dataset.data_file_path, indexed_dataset.index_file_path))
+        content = [Path(path).read_bytes() for path in (data, index)]
+        written.append((content, summary.num_seq, summary.num_tok, summary.replaced))
+        assert len(list((tmp_path / name).iterdir())) == 2  # no parts are left
+    assert written[0] == written[1]
+    assert written[1][1] == 37 and sum(written[1][3].values()) > 0
+
+
+BOTH = None  # a barrier, which processes of a pool inherit
+
+
+class Meeting(VocabularyDatasetBinarizer):
+    """Every process waits at its first line until the other one has come to its own."""
+
+    waited = None  # the process that has: this may be set before a copy is sent to another
+
+    def binarize_line(self, line, summary):
+        if self.waited != os.getpid():
+            self.waited = os.getpid()
+            BOTH.wait(timeout=20 if PATIENT else 1)
+        return super().binarize_line(line, summary)
+
+
+PATIENT = True
+
+
+def test_no_idle_workers(dictionary, text, tmp_path, monkeypatch):
+    """Two parts are computed at the same time; without the patch the first waits for the second."""
+    if multiprocessing.get_start_method() != "fork":
+        pytest.skip("processes inherit nothing here")
+    theirs, ours = (found.__func__ for found in fairseqs("idle_workers", FileBinarizer, "multiprocess_dataset"))
+    module = __import__(__name__, fromlist=["BOTH"])
+    monkeypatch.setattr(module, "BOTH", multiprocessing.Barrier(2))
+    summary = ours(FileBinarizer, str(text), "mmap", Meeting(dictionary), str(tmp_path / "ours"), len(dictionary), 2)
+    assert summary.num_seq == 37
+    monkeypatch.setattr(module, "BOTH", multiprocessing.Barrier(2))
+    monkeypatch.setattr(module, "PATIENT", False)
+    with pytest.raises(threading.BrokenBarrierError):
+        theirs(FileBinarizer, str(text), "mmap", Meeting(dictionary), str(tmp_path / "a"), len(dictionary), 2)
+
+
+def test_an_error_in_a_part_is_raised(dictionary, tmp_path):
+    path = tmp_path / "text"
+    path.write_text("1 2\n" * 50 + "not a number\n" * 50, encoding="utf-8")
+    with pytest.raises(ValueError, match="invalid literal for int"):
+        FileBinarizer.multiprocess_dataset(
+            str(path),
+            "mmap",
+            VocabularyDatasetBinarizer(dictionary, already_numberized=True),
+            str(tmp_path / "out"),
+            len(dictionary),
+            2,
+        )
