@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
-from lightconv_plugin.recipes.data.text_pool import iter_lines
+from lightconv_plugin.recipes.data.text_pool import in_a_process, iter_lines
 from lightconv_plugin.text.subwords import bpe_encoder as encoder
 
 __all__ = ["encoder", "learn_codes", "versions"]
@@ -22,8 +22,13 @@ def versions() -> dict[str, str]:
 def learn_codes(texts: Iterable[Path], merges: int, output: Path) -> None:
     """Joint BPE: the merges are learned on the words of all texts together (as `cat texts | subword-nmt learn-bpe`).
 
-    Only the counts of the different words are held.
+    Only the counts of the different words are held, and those of their pairs: several gigabytes for a large corpus. So
+    this is done in another process, and the processes of the next step begin without them.
     """
+    in_a_process(_learn, tuple(texts), merges, output)
+
+
+def _learn(texts: Iterable[Path], merges: int, output: Path) -> None:
     from subword_nmt import learn_bpe
 
     words: Counter[str] = Counter()

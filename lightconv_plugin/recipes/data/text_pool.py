@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -106,10 +107,49 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
+def _begin() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _run(sender: Connection, function: Callable[..., None], arguments: tuple) -> None:
+    _begin()
+    try:
+        function(*arguments)
+    except Exception as error:
+        sender.send(error)
+    else:
+        sender.send(None)
+
+
+def in_a_process(function: Callable[..., None], *arguments: object) -> None:
+    """Call `function` in a process of its own: what it takes of memory is gone when it is done.
+
+    Raises:
+        CorpusError: the process was killed. Otherwise what the function raises.
+    """
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_run, args=(sender, function, arguments))
+    process.start()
+    sender.close()
+    try:
+        error = receiver.recv()
+    except EOFError:
+        raise CorpusError("a process of this step was killed, perhaps for lack of memory") from None
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        process.join()
+        receiver.close()
+    if error is not None:
+        raise error
+
+
 def _start(factory: Callable[..., Callable[[str], str]], arguments: tuple) -> None:
     global _work
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the pool
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _begin()
     try:
         _work = factory(*arguments)
     except Exception as error:  # raised here, it would only say that the pool is broken

@@ -1,6 +1,7 @@
 """Texts line by line, and the pool of processes that maps them."""
 
 import gzip
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -174,3 +175,58 @@ def test_memory_does_not_grow_with_the_text(tmp_path):
     lines, kib = map(int, done.stdout.split())
     assert lines == 10_000_000
     assert kib < 60_000
+
+
+def write_pid(path):
+    path.write_text(str(os.getpid()), encoding="utf-8")
+
+
+def fail(kind, text):
+    raise kind(text)
+
+
+def kill_this_process():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def write_pid_and_wait(path):
+    write_pid(path)
+    time.sleep(60)
+
+
+def test_a_process_of_its_own(tmp_path):
+    text_pool.in_a_process(write_pid, tmp_path / "pid")
+    assert int((tmp_path / "pid").read_text()) != os.getpid()
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("kind", [CorpusError, OSError, ZeroDivisionError])
+def test_what_it_raises_is_raised(kind):
+    with pytest.raises(kind, match="that is wrong"):
+        text_pool.in_a_process(fail, kind, "that is wrong")
+
+
+def test_a_killed_process_is_an_error():
+    with pytest.raises(CorpusError, match="a process of this step was killed, perhaps for lack of memory"):
+        text_pool.in_a_process(kill_this_process)
+
+
+def test_ctrl_c_ends_it(tmp_path):
+    """The process ignores the signal, which the terminal sends to it too; its parent kills it."""
+    path = tmp_path / "pid"
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 1.0)
+    start = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            text_pool.in_a_process(write_pid_and_wait, path)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - start < 30
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(path.read_text()), 0)
