@@ -25,9 +25,10 @@ from benchmarks.report import BenchmarkError
 RESULTS = Path(__file__).resolve().parent / "results"
 _LEAST = 3  # points of a curve
 _PASS = "both"
-# Of Okabe and Ito's palette, which the colour-blind tell apart too. A candidate looks the same in every picture.
-_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#999999")
-_MARKERS = "osD^vP*"
+# Of Okabe and Ito's palette, and two of Tol's, which the colour-blind tell apart too. A candidate looks the same in
+# every picture.
+_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#999999", "#332288", "#882255")
+_MARKERS = "osD^vP*Xh"
 _KNOWN = (OURS, "our reference", "fairseq band", "fairseq unfold", "conv1d depthwise", "attention")
 
 
@@ -77,7 +78,8 @@ def _looks(names: list[str]) -> dict[str, dict]:
     places = {name: _KNOWN.index(base) for name in names if (base := name.partition(" (")[0]) in _KNOWN}
     places |= {name: len(_KNOWN) + i for i, name in enumerate(name for name in names if name not in places)}
     order = sorted(places, key=places.get)
-    return {name: {"color": _COLOURS[places[name] % 7], "marker": _MARKERS[places[name] % 7]} for name in order}
+    count = len(_COLOURS)
+    return {name: {"color": _COLOURS[places[name] % count], "marker": _MARKERS[places[name] % count]} for name in order}
 
 
 def _labelled(steps: tuple[int, ...]) -> list[int]:

@@ -69,6 +69,13 @@ def test_a_candidate_looks_the_same_in_every_picture():
     assert len({look["color"] for look in second.values()}) == 4
 
 
+def test_every_candidate_of_the_operators_benchmark_looks_its_own_way():
+    names = [*plots._KNOWN, "fused loop, no blocking", "prefix sums"]
+    looks = plots._looks(names)
+    for kind in ("color", "marker"):
+        assert len({look[kind] for look in looks.values()}) == len(set(names))
+
+
 def test_pictures_of_both_kinds_of_files(capsys, tmp_path):
     cpu = [
         synthetic.case("lightconv", Case(t, 4096 // t, 512, h, 31), "float32", {"ours": 1e-3, "fairseq band": 1e-5 * t})
