@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from benchmarks import machine, report
-from benchmarks.report import BenchmarkError, table
+from benchmarks.report import BenchmarkError
 
 _BEGUN = re.compile(r"(.+?)(?: again.*)? \.\.\.$")
 _DONE = re.compile(r"(.+): ([\d.]+) s$")
@@ -44,7 +44,11 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--types", type=machine.positive, default=400_000, help="different words of a language")
     result.add_argument("--bpe", type=machine.positive, default=32_000, help="merges")
     result.add_argument("--workers", type=machine.positive, default=len(os.sched_getaffinity(0)))
-    result.add_argument("--folder", type=Path, help="for the text and what becomes of it; default: a temporary one")
+    result.add_argument(
+        "--folder",
+        type=Path,
+        help="where a temporary folder is made for the text and what becomes of it",
+    )
     result.add_argument("--json", type=Path, metavar="FILE")
     return result
 
@@ -99,7 +103,7 @@ class Watch(threading.Thread):
         self.over = threading.Event()
 
     def run(self) -> None:
-        ended: dict[int, float] = {}
+        had: dict[int, float] = {}  # by each process, also by those that have ended
         while not self.over.wait(0.1):
             memory = 0
             for entry in Path("/proc").iterdir():
@@ -111,9 +115,9 @@ class Watch(threading.Thread):
                     continue
                 if int(fields[3]) == self.session:
                     memory += int(fields[21]) * _PAGE
-                    ended[int(entry.name)] = (int(fields[11]) + int(fields[12])) / _TICKS
+                    had[int(entry.name)] = (int(fields[11]) + int(fields[12])) / _TICKS
             self.peak = max(self.peak, memory)
-            self.processor = sum(ended.values())
+            self.processor = sum(had.values())
 
 
 def measure(folder: Path, arguments: list[str]) -> list[Step]:
@@ -168,7 +172,7 @@ def main(argv: list[str] | None = None) -> int:
         for step in steps
     ]
     print(f"{options.pairs:,} pairs, {size / 1e6:.0f} MB, {options.workers} processes\n")
-    print(table(["step", "seconds", "cores busy", "peak memory, MiB"], rows))
+    print(report.table(["step", "seconds", "cores busy", "peak memory, MiB"], rows))
     if options.json:
         result = {
             "benchmark": "preparation",

@@ -1,7 +1,9 @@
 """fairseq-preprocess: the same numbers, counts and files in less time, and all workers at work."""
 
+import importlib.util
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -37,9 +39,6 @@ def text(tmp_path):
 
 def fairseqs(patch, owner, name):
     """fairseq's own attribute `name` of a class, and the one in force: its module is loaded afresh for it."""
-    import importlib.util
-    import sys
-
     module = sys.modules[owner.__module__]
     spec = importlib.util.spec_from_file_location(f"{module.__name__}_as_it_is", module.__file__)
     fresh = importlib.util.module_from_spec(spec)
@@ -118,7 +117,8 @@ def test_idle_workers_writes_the_same_files(dictionary, text, tmp_path, workers,
     assert written[1][1] == 37 and sum(written[1][3].values()) > 0
 
 
-BOTH = None  # a barrier, which processes of a pool inherit
+# What processes of a pool inherit: a barrier, and the seconds that one waits at it.
+BOTH, PATIENCE = None, 20
 
 
 class Meeting(VocabularyDatasetBinarizer):
@@ -129,11 +129,8 @@ class Meeting(VocabularyDatasetBinarizer):
     def binarize_line(self, line, summary):
         if self.waited != os.getpid():
             self.waited = os.getpid()
-            BOTH.wait(timeout=20 if PATIENT else 1)
+            BOTH.wait(PATIENCE)
         return super().binarize_line(line, summary)
-
-
-PATIENT = True
 
 
 def test_no_idle_workers(dictionary, text, tmp_path, monkeypatch):
@@ -141,12 +138,11 @@ def test_no_idle_workers(dictionary, text, tmp_path, monkeypatch):
     if multiprocessing.get_start_method() != "fork":
         pytest.skip("processes inherit nothing here")
     theirs, ours = (found.__func__ for found in fairseqs("idle_workers", FileBinarizer, "multiprocess_dataset"))
-    module = __import__(__name__, fromlist=["BOTH"])
-    monkeypatch.setattr(module, "BOTH", multiprocessing.Barrier(2))
+    monkeypatch.setitem(globals(), "BOTH", multiprocessing.Barrier(2))
     summary = ours(FileBinarizer, str(text), "mmap", Meeting(dictionary), str(tmp_path / "ours"), len(dictionary), 2)
     assert summary.num_seq == 37
-    monkeypatch.setattr(module, "BOTH", multiprocessing.Barrier(2))
-    monkeypatch.setattr(module, "PATIENT", False)
+    monkeypatch.setitem(globals(), "BOTH", multiprocessing.Barrier(2))
+    monkeypatch.setitem(globals(), "PATIENCE", 1)
     with pytest.raises(threading.BrokenBarrierError):
         theirs(FileBinarizer, str(text), "mmap", Meeting(dictionary), str(tmp_path / "a"), len(dictionary), 2)
 

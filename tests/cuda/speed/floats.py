@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .listing import UnknownInstruction
 from .operands import MASK, Run, Value, integer, numbers, operation, predicate, put, signed, simple, words
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _half(text: str) -> Value:
 @operation("HADD2")
 def _hadd2(i: Instruction) -> Run:
     if "F32" not in i.modifiers:
-        raise NotImplementedError(str(i))
+        raise UnknownInstruction(i)
     return simple(i, lambda a, b: (a + b).astype(np.float32), _half, _half)
 
 
@@ -91,7 +92,7 @@ def _hadd2(i: Instruction) -> Run:
 def _hfma2(i: Instruction) -> Run:
     """Only as the compiler loads constants: two halves times zero, added to two immediates."""
     if [text.lstrip("-") for text in i.operands[1:3]] != ["RZ", "RZ"]:
-        raise NotImplementedError(str(i))
+        raise UnknownInstruction(i)
     high, low = (int(np.array(float(text), dtype=np.float16).view(np.uint16)) for text in i.operands[3:5])
     value, to = np.full(32, high << 16 | low, dtype=np.int64), put(i.operands[0])
     return lambda w, mask: to(w, mask, value)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .listing import UnknownInstruction
 from .operands import (
     MASK,
     Run,
@@ -69,7 +70,7 @@ def _imad(i: Instruction) -> Run:
 
         return run
     if carry_in is not None:
-        raise NotImplementedError(str(i))
+        raise UnknownInstruction(i)
     a, b, low = (integer if unsigned else signed)(rest[0]), (integer if unsigned else signed)(rest[1]), integer(rest[2])
     upper, to_upper = integer(rest[2], 1), put(i.operands[0], 1)
     carries = [put_predicate(text) for text in taken]

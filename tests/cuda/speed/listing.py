@@ -34,6 +34,13 @@ class Instruction:
         return f"{self.address:#x}: {f'@{self.guard} ' if self.guard else ''}{name} {', '.join(self.operands)}"
 
 
+class UnknownInstruction(Exception):
+    """A newer compiler's instruction, or a form of one, whose effect is not written down here: nothing is guessed."""
+
+    def __init__(self, instruction: Instruction) -> None:
+        super().__init__(f"tests/cuda/speed does not know what this instruction does: {instruction}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Kernel:
     """Instructions by address, addresses of labels, and the constant banks that its code comes with."""

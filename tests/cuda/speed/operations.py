@@ -13,6 +13,7 @@ import numpy as np
 
 from . import integers  # noqa: F401 (fills OPERATIONS, as floats does)
 from .floats import widened
+from .listing import UnknownInstruction
 from .operands import (
     LANES,
     OPERATIONS,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 def compiled(instruction: Instruction) -> Run:
     if instruction.opcode not in OPERATIONS:
-        raise NotImplementedError(str(instruction))
+        raise UnknownInstruction(instruction)
     return OPERATIONS[instruction.opcode](instruction)
 
 
@@ -47,7 +48,7 @@ def _s2r(i: Instruction) -> Run:
 @operation("CS2R")
 def _cs2r(i: Instruction) -> Run:
     if i.operands[1] != "SRZ":
-        raise NotImplementedError(str(i))
+        raise UnknownInstruction(i)
     to = [put(i.operands[0], part) for part in range(1 if "32" in i.modifiers else 2)]
 
     def run(w: Warp, mask: np.ndarray) -> None:
@@ -134,7 +135,7 @@ def _vote(i: Instruction) -> Run:
 @operation("HMMA")
 def _hmma(i: Instruction) -> Run:
     if i.modifiers[:2] != ("16816", "F32"):
-        raise NotImplementedError(str(i))
+        raise UnknownInstruction(i)
     brain = "BF16" in i.modifiers
     a, b = ([words(i.operands[at], n) for n in range(count)] for at, count in ((1, 4), (2, 2)))
     c, to = [words(i.operands[3], n) for n in range(4)], [put(i.operands[0], n) for n in range(4)]

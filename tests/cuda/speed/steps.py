@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .listing import Instruction, Kernel
+from .listing import Instruction, Kernel, UnknownInstruction
 from .operands import Value, predicate, put, words
 from .operations import compiled
 
@@ -104,7 +104,7 @@ def _ldc(i: Instruction) -> Callable:
 
 def _ldsm(i: Instruction) -> Callable:
     if i.modifiers[-1] != "4":
-        raise NotImplementedError(str(i))
+        raise UnknownInstruction(i)
     transposed, at, to = "MT88" in i.modifiers, _address(i.operands[1]), [put(i.operands[0], n) for n in range(4)]
 
     def run(w: Warp, mask: np.ndarray) -> None:
