@@ -17,6 +17,7 @@ from tests.fixtures import broken, files, output, plain, their_task, toy_data, t
 # (scripts/test.sh asks pytest-xdist to keep this order.)
 LONGEST = (
     "cuda/test_report.py",
+    "cuda/test_speed.py",
     "cuda/test_convolutions.py",
     "recipes/training/test_train_distributed.py",
     "ops/test_registration.py",

@@ -62,7 +62,16 @@ CASES += [
 ]
 
 
-@pytest.mark.parametrize("call", CASES, ids=lambda c: f"{c.dynamic}-{c.backward}-K{c.size}-{launches.TYPES[c.type]}")
+def _marks(call):
+    """The backward passes of short shared filters take nvcc a minute and more."""
+    return [pytest.mark.long] if call.backward and not call.dynamic and call.size in (3, 7) else []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [pytest.param(call, marks=_marks(call)) for call in CASES],
+    ids=lambda c: f"{c.dynamic}-{c.backward}-K{c.size}-{launches.TYPES[c.type]}",
+)
 def test_the_code_for_a_device_computes_what_the_reference_does(call):
     done, wide = Tensors(call), (call.steps, call.batch, call.heads, call.channels // call.heads)
     x, grad = done(execution.X, *wide), done(execution.GRAD, *wide)
