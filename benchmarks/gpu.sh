@@ -68,8 +68,8 @@ begin_run "gpu_$call"
 
 # The tests, shared out among processes; OUT/gpu_correctness.tests.N.log has every test's outcome, here are the ends of them.
 tests() {
-    local count=$(($(nproc) / 2)) number status=0 processes=()
-    count=$((count < 1 ? 1 : count > 6 ? 6 : count))
+    local count=$(($(nproc) * 3 / 4)) number status=0 processes=()
+    count=$((count < 1 ? 1 : count > 12 ? 12 : count))
     rm -f -- "$out"/gpu_correctness.tests.*.log
     for ((number = 0; number < count; ++number)); do
         LIGHTCONV_TEST_SHARE=$number/$count "$PYTHON" -m pytest -v -m gpu -p no:cacheprovider --durations=15 tests/gpu \

@@ -1,12 +1,17 @@
 """The device under test. On the CPU the same tests run as well, as far as they mean something there."""
 
+import fcntl
+import gc
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
 
 from lightconv_plugin.ops import backends
 
+GIB = 2**30
 CUDA = pytest.param(
     "cuda",
     marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
@@ -44,3 +49,16 @@ def device(request):
 def cuda(request):
     """For what there is on a GPU only."""
     return _device(request.param)
+
+
+@pytest.fixture
+def roomy(cuda):
+    """The device with 40 GiB free; of the processes that share the tests one at a time has them."""
+    with Path(tempfile.gettempdir(), "lightconv-tests-gpu-memory").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        free, _ = torch.cuda.mem_get_info()
+        if free < 40 * GIB:
+            pytest.skip(f"needs 40 GiB of GPU memory, {free / GIB:.0f} are free")
+        yield cuda
+        gc.collect()
+        torch.cuda.empty_cache()
