@@ -60,7 +60,7 @@ __device__ __forceinline__ void correlate(const Shape& shape, int kernel_size, i
 // kChunks: chunks_in_registers. kFull: C/H is a slice.
 template <class T, int kChunks, bool kFull>
 __global__ void __launch_bounds__(32 * most_warps(kChunks, kFull),
-                                  kChunks == 0 ? 4 : kFull ? 2 : kChunks == 2 ? 3 : 2)
+                                  kChunks == 0 ? 4 : kChunks == 2 ? 3 : 2)
     backward_kernel(const __grid_constant__ ConvBackwardParams p, const Shape launched) {
 #ifdef LIGHTCONV_HAS_MATRIX_UNITS
   const Shape shape = known<kChunks, kFull>(launched);

@@ -5,8 +5,8 @@
 // its place. The vector's channels belong to `N` heads: V / (C/H) where C/H is below V, else 1. With C/H = 1 and
 // K = 4 the weights are two thirds of a dynamicconv's bytes (per step and vector: 16 of x, 64 of weights, 16 of out in
 // a half type), so they are read 16 bytes at a time along (H, K) too, and softmax runs on registers.
-// While a step is computed, the next one's inputs are being loaded. Addresses advance by a stride a step, and what
-// depends on a step's place in its sequence is counted in ints from the walk's first row.
+// While a step is computed, those of the next kStepsAhead are being loaded. Addresses advance by a stride a step, and
+// what depends on a step's place in its sequence is counted in ints from the walk's first row.
 //
 // Only softmax and none; dropout where a vector is within one head; K = 4 where it is not. The tiles serve the rest.
 #pragma once
@@ -20,6 +20,16 @@ namespace lightconv {
 constexpr int kShortThreads = 128;
 // Enough threads for each multiprocessor of the largest devices to have some hundreds.
 constexpr int64_t kWantedThreads = 1 << 18;
+
+// Steps whose inputs are on their way: a multiprocessor needs some 20 KB of them to keep its share of the memory busy,
+// and has 12 to 16 warps here. With several heads in a vector the weights of one step are enough.
+template <int kHeads>
+constexpr int kStepsAhead = kHeads <= 2 ? 2 : 1;
+
+// Steps in a row in the code, so that the windows move by other names for their registers. With several heads in a
+// vector a step is long, and the moves cost less than instructions that do not fit into their cache.
+template <int kHeads, int K>
+constexpr int kStepsUnrolled = kHeads == 1 ? K : 1;
 
 struct ShortWalk {
   int length = 0;               // steps of a thread
@@ -196,8 +206,23 @@ struct WalkRows {
   }
 };
 
+// The inputs of the steps to come, a step each: the first is used up, and the last one's place becomes free.
+template <class T, int kAhead>
+__device__ __forceinline__ void advance(T (&ahead)[kAhead]) {
+#pragma unroll
+  for (int step = 0; step + 1 < kAhead; ++step) ahead[step] = ahead[step + 1];
+}
+template <class T, int kAhead, int kCount>
+__device__ __forceinline__ void advance(T (&ahead)[kAhead][kCount]) {
+#pragma unroll
+  for (int step = 0; step + 1 < kAhead; ++step) {
+#pragma unroll
+    for (int at = 0; at < kCount; ++at) ahead[step][at] = ahead[step + 1][at];
+  }
+}
+
 template <class T, bool kDynamic, int V, int N, int K>
-__global__ void __launch_bounds__(kShortThreads, 3)
+__global__ void __launch_bounds__(kShortThreads, K < 7 && N < 8 ? 4 : 3)
     short_forward_kernel(const __grid_constant__ ConvParams p, const ShortWalk walk) {
   const ShortPlace place = ShortPlace::of<V>(p, walk);
   if (!place.active) return;
@@ -227,18 +252,27 @@ __global__ void __launch_bounds__(kShortThreads, 3)
       }
     }
   };
-  // What the next step needs is loaded while this one is computed.
-  T next_weights[N * K];
+  // What the next steps need is loaded while this one is computed.
+  constexpr int kAhead = kStepsAhead<N>;
+  T weights_ahead[kAhead][N * K];
+  uint4 rows_ahead[kAhead];
   const T* from = weights_at<T>(p, place.t, place.b, head);
-  read_weights<T, N, K>(p, walk.packed_weights, from, next_weights);
-  if constexpr (!kDynamic) make_weights(next_weights, true, {0, K, K}, 0);
+  if constexpr (!kDynamic) {
+    read_weights<T, N, K>(p, walk.packed_weights, from, weights_ahead[0]);
+    make_weights(weights_ahead[0], true, {0, K, K}, 0);
+  }
+  const auto fetch = [&](int n, int step) {
+    rows_ahead[step] = rows.load();
+    if (kDynamic && n < count) read_weights<T, N, K>(p, walk.packed_weights, from, weights_ahead[step]);
+    from += p.weight.stride_t;
+  };
   float window[K][V];
 #pragma unroll
   for (int k = 0; k < K - 1; ++k) widen<T>(rows.load(), window[k]);
-  uint4 next_row = rows.load();
+#pragma unroll
+  for (int n = 0; n < kAhead; ++n) fetch(n, n);
   T* out = static_cast<T*>(p.out.data) + place.t * p.out.stride_t + place.b * p.out.stride_b + c;
-  // Unrolled so that the window moves by other names for its registers.
-#pragma unroll K
+#pragma unroll(kStepsUnrolled<N, K>)
   for (int n = 0; n < count; ++n) {
     if (packed && place.t + n >= span.end) {
       span = sequence_span(p, place.b, place.t + n);
@@ -246,13 +280,11 @@ __global__ void __launch_bounds__(kShortThreads, 3)
     }
     const TapRange taps(low - n, high - n, K);
     const bool whole = n >= low && n + K <= high;
-    widen<T>(next_row, window[K - 1]);
-    if constexpr (kDynamic) make_weights(next_weights, whole || !p.renorm_padding, taps, place.t + n);
-    if (n + 1 < count) {
-      next_row = rows.load();
-      from += p.weight.stride_t;
-      if constexpr (kDynamic) read_weights<T, N, K>(p, walk.packed_weights, from, next_weights);
-    }
+    widen<T>(rows_ahead[0], window[K - 1]);
+    if constexpr (kDynamic) make_weights(weights_ahead[0], whole || !p.renorm_padding, taps, place.t + n);
+    advance(rows_ahead);
+    if constexpr (kDynamic) advance(weights_ahead);
+    fetch(n + kAhead, kAhead - 1);
     float sums[V];
 #pragma unroll
     for (int e = 0; e < V; ++e) sums[e] = bias[e];

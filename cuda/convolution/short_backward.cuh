@@ -37,7 +37,7 @@ __device__ __forceinline__ void write_weight_gradient(const ConvBackwardParams& 
 
 // `lanes` neighbouring lanes share a head.
 template <class T, bool kDynamic, int V, int N, int K>
-__global__ void __launch_bounds__(kShortThreads, 2)
+__global__ void __launch_bounds__(kShortThreads, N == 1 && K < 7 ? 3 : 2)
     short_backward_kernel(const __grid_constant__ ConvBackwardParams p, const ShortWalk walk, const int lanes) {
   const ShortPlace place = ShortPlace::of<V>(p, walk);
   const int c = place.vector * V, head = c / (p.channels / p.heads);
@@ -56,17 +56,21 @@ __global__ void __launch_bounds__(kShortThreads, 2)
   const auto exists = [&](int n) { return n >= real_low && n < real_high; };
   const int du_low = rows.cut(0, seen), du_high = place.active ? rows.cut(p.steps, seen) : 0;
 
-  // What the next step needs is loaded while this one is computed.
-  T next_weights[N * K];
+  // What the next steps need is loaded while this one is computed.
+  constexpr int kAhead = kStepsAhead<N>;
+  T weights_ahead[kAhead][N * K];
 #pragma unroll
-  for (int at = 0; at < N * K; ++at) next_weights[at] = from_float<T>(0.0f);
-  uint4 next_row = {}, next_grad = {};
+  for (int step = 0; step < kAhead; ++step) {
+#pragma unroll
+    for (int at = 0; at < N * K; ++at) weights_ahead[step][at] = from_float<T>(0.0f);
+  }
+  uint4 rows_ahead[kAhead], grads_ahead[kAhead];
   const T* grad_at = static_cast<const T*>(p.grad.data) + begin * p.grad.stride_t + b * p.grad.stride_b + c;
   const T* from = weights_at<T>(p, kDynamic ? begin : 0, kDynamic ? b : 0, head);
-  const auto fetch = [&](int n) {
-    next_row = rows.load();
-    next_grad = exists(n) ? *reinterpret_cast<const uint4*>(grad_at) : make_uint4(0, 0, 0, 0);
-    if (kDynamic && exists(n)) read_weights<T, N, K>(p, walk.packed_weights, from, next_weights);
+  const auto fetch = [&](int n, int step) {
+    rows_ahead[step] = rows.load();
+    grads_ahead[step] = exists(n) ? *reinterpret_cast<const uint4*>(grad_at) : make_uint4(0, 0, 0, 0);
+    if (kDynamic && exists(n)) read_weights<T, N, K>(p, walk.packed_weights, from, weights_ahead[step]);
     grad_at += p.grad.stride_t, from += p.weight.stride_t;
   };
   float window[K][V], sums[K][V] = {}, weights[N][K], factors[K], gradient[N][K] = {};
@@ -75,17 +79,17 @@ __global__ void __launch_bounds__(kShortThreads, 2)
 #pragma unroll
   for (int k = 0; k < K; ++k) factors[k] = 1.0f;
   if constexpr (!kDynamic) {
-    read_weights<T, N, K>(p, walk.packed_weights, from, next_weights);
-    normalize_short<T, true, N, K>(p, {0, K, K}, next_weights, weights);
+    read_weights<T, N, K>(p, walk.packed_weights, from, weights_ahead[0]);
+    normalize_short<T, true, N, K>(p, {0, K, K}, weights_ahead[0], weights);
     short_dropout<K>(p, flat_index(p, 0, 0, head), factors);
   }
   T* dx = static_cast<T*>(p.dx.data) + (begin - p.padding_l) * p.dx.stride_t + b * p.dx.stride_b + c;
   T* dweight = static_cast<T*>(p.dweight) + begin * p.dweight_stride_t + b * p.dweight_stride_b +
                head * p.dweight_stride_h;
-  fetch(0);
+#pragma unroll
+  for (int n = 0; n < kAhead; ++n) fetch(n, n);
 
-  // Unrolled so that the windows move by other names for their registers.
-#pragma unroll K
+#pragma unroll(kStepsUnrolled<N, K>)
   for (int n = 0; n < total; ++n) {
     const int64_t t = begin + n;
     if (packed && exists(n) && (t >= span.end || n == 0 || t == 0)) {
@@ -96,13 +100,13 @@ __global__ void __launch_bounds__(kShortThreads, 2)
     if (!exists(n)) taps.first = taps.last = 0;
     const bool whole = exists(n) && n >= low && n + K <= high;
     float grad[V];
-    widen<T>(next_row, window[K - 1]);
-    widen<T>(next_grad, grad);
+    widen<T>(rows_ahead[0], window[K - 1]);
+    widen<T>(grads_ahead[0], grad);
     if constexpr (kDynamic) {
       if (whole || !p.renorm_padding) {
-        normalize_short<T, true, N, K>(p, taps, next_weights, weights);
+        normalize_short<T, true, N, K>(p, taps, weights_ahead[0], weights);
       } else {
-        normalize_short<T, false, N, K>(p, taps, next_weights, weights);
+        normalize_short<T, false, N, K>(p, taps, weights_ahead[0], weights);
       }
       if constexpr (N == 1) {
         if (p.seed != nullptr) short_dropout<K>(p, exists(n) ? flat_index(p, t, b, head) : 0, factors);
@@ -113,7 +117,10 @@ __global__ void __launch_bounds__(kShortThreads, 2)
         for (int k = 0; k < K; ++k) gradient[h][k] = 0.0f;
       }
     }
-    if (n + 1 < total) fetch(n + 1);
+    advance(rows_ahead);
+    advance(grads_ahead);
+    if constexpr (kDynamic) advance(weights_ahead);
+    fetch(n + kAhead, kAhead - 1);
     // lightconv's gradient is a sum over the steps: those before the walk's own belong to another.
     const bool own = n >= K - 1;
     const auto add_tap = [&](int k) {

@@ -193,10 +193,12 @@ __global__ void __launch_bounds__(kOffsetThreads)
     window = offset_window<T>(p, t, b, head, static_cast<int>(t), static_cast<int>(span.begin),
                               static_cast<int>(span.end));
   }
-  const float sum = offset_sum<T, V>(
-      window, channels, lane, width, [&](int c) { return load_row<T, V>(p.grad, t, b, channel0 + c); },
-      [&](int s, int c) { return talk_row<T, V>(p, s, b, channel0 + c); });
-  if (t < p.steps) OffsetWriter<T>(p, b, head, lane, width).write(t, sum);
+  float sums[1];
+  offset_sums<T, V>(
+      sums, channels, lane, width, [&](int) { return window; },
+      [&](int, int c) { return load_row<T, V>(p.grad, t, b, channel0 + c); },
+      [&](int, int s, int c) { return talk_row<T, V>(p, s, b, channel0 + c); });
+  if (t < p.steps) OffsetWriter<T>(p, b, head, lane, width).write(t, sums[0]);
 }
 
 template <class T, int V>

@@ -22,6 +22,7 @@ namespace band {
 namespace {
 
 constexpr int kTalkWarps = 8;
+constexpr int kOffsetOutputs = 4;  // of a lane, whose offsets' gradients are computed together
 
 // What is computed from what.
 struct TalkCall {
@@ -207,13 +208,17 @@ __global__ void __launch_bounds__(32 * kTalkWarps, 3)
            place.head * channels;
   };
   const T *x = of_head(p.x), *grad = of_head(p.grad);
-  for (int first = 0; first < rows; first += together) {
-    const int row = first + (lane * together >> 5);
-    const float sum = offset_sum<T, kTalkVector>(
-        own[row], channels, member, width,
-        [&](int c) { return load_pack<T, kTalkVector>(grad + offset(row0 + row, p.grad.stride_t) + c); },
-        [&](int s, int c) { return load_pack<T, kTalkVector>(x + offset(s, p.x.stride_t) + c); });
-    if (row < rows) writer.write(place.begin + row0 + row, sum);
+  for (int first = lane * together >> 5; first < kTile; first += kOffsetOutputs * together) {
+    const auto row_of = [&](int i) { return min(first + i * together, kTile - 1); };
+    float sums[kOffsetOutputs];
+    offset_sums<T, kTalkVector>(
+        sums, channels, member, width, [&](int i) { return own[row_of(i)]; },
+        [&](int i, int c) { return load_pack<T, kTalkVector>(grad + offset(row0 + row_of(i), p.grad.stride_t) + c); },
+        [&](int, int s, int c) { return load_pack<T, kTalkVector>(x + offset(s, p.x.stride_t) + c); });
+#pragma unroll
+    for (int i = 0; i < kOffsetOutputs; ++i) {
+      if (first + i * together < rows) writer.write(place.begin + row0 + first + i * together, sums[i]);
+    }
   }
 #endif
 }

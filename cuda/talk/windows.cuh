@@ -178,49 +178,61 @@ bool offsets_wide(const TalkBackwardParams& p) {
 
 //     da = max/(L+R+1) * sum over a head's channels of grad * x[the row that is partly in the window]
 //
-// The window of the output for that: where an offset is NaN, or the output has no gradient, it has no such rows.
+// The window of the output for that: where the output has no gradient, it has no such rows.
 template <class T>
 __device__ __forceinline__ Window offset_window(const TalkBackwardParams& p, int64_t row, int64_t b, int h, int t,
                                                 int begin, int end) {
   bool unknown;
   Window window = window_of<T>(p, row, b, h, t, begin, end, unknown);
-  if (unknown || p.grad.data == nullptr) window.before = window.after = 0.0f;
+  if (p.grad.data == nullptr) window.before = window.after = 0.0f;
   return window;
 }
 
-// The two sums for one output, shared by `width` neighbouring lanes: each sums its channels, then all are added up.
-// The lower half of the lanes gets the left offset's, the upper half the right one's. Whole warps call. grad_at(c) and
-// row_at(s, c) give V channels, from the head's c-th on, of the output's gradient and of the window's row s.
-template <class T, int V, class Grad, class Row>
-__device__ __forceinline__ float offset_sum(const Window& window, int channels, int lane, int width, Grad grad_at,
-                                            Row row_at) {
-  const bool has_left = window.before != 0.0f, has_right = window.after != 0.0f;
-  float left = 0.0f, right = 0.0f;
-  if (has_left || has_right) {
+// The two sums for each of `kOutputs` outputs, shared by `width` neighbouring lanes: each sums its channels, then all are
+// added up. The lower half of the lanes gets the left offset's, the upper half the right one's. Whole warps call.
+// window_at(i), grad_at(i, c) and row_at(i, s, c) give the window of output i and V channels, from the head's c-th on, of
+// its gradient and of its window's row s. All that the outputs read is on its way before any of it is used.
+template <class T, int V, int kOutputs, class WindowAt, class Grad, class Row>
+__device__ __forceinline__ void offset_sums(float (&sums)[kOutputs], int channels, int lane, int width,
+                                            WindowAt window_at, Grad grad_at, Row row_at) {
+  float left[kOutputs] = {}, right[kOutputs] = {};
 #pragma unroll 1
-    for (int c = lane * V; c < channels; c += width * V) {
+  for (int c = lane * V; c < channels; c += width * V) {
+    Pack<T, V> grads[kOutputs], lefts[kOutputs], rights[kOutputs];
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) {
+      const Window window = window_at(i);
+      grads[i] = lefts[i] = rights[i] = zero_pack<T, V>();
+      if (window.before != 0.0f || window.after != 0.0f) grads[i] = grad_at(i, c);
+      if (window.before != 0.0f) lefts[i] = row_at(i, window.first - 1, c);
+      if (window.after != 0.0f) rights[i] = row_at(i, window.last, c);
+    }
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) {
       float grad[V], x[V];
-      widen(grad_at(c), grad);
-      if (has_left) {
-        widen(row_at(window.first - 1, c), x);
+      widen(grads[i], grad);
+      widen(lefts[i], x);
 #pragma unroll
-        for (int e = 0; e < V; ++e) left = fmaf(grad[e], x[e], left);
-      }
-      if (has_right) {
-        widen(row_at(window.last, c), x);
+      for (int e = 0; e < V; ++e) left[i] = fmaf(grad[e], x[e], left[i]);
+      widen(rights[i], x);
 #pragma unroll
-        for (int e = 0; e < V; ++e) right = fmaf(grad[e], x[e], right);
-      }
+      for (int e = 0; e < V; ++e) right[i] = fmaf(grad[e], x[e], right[i]);
     }
   }
   const bool upper = lane >= width / 2;
-  float sum = upper ? right : left;
-  sum += __shfl_xor_sync(kFullWarp, upper ? left : right, width / 2);
 #pragma unroll
-  for (int distance = 8; distance > 0; distance /= 2) {
-    if (4 * distance <= width) sum += __shfl_xor_sync(kFullWarp, sum, distance);
+  for (int i = 0; i < kOutputs; ++i) {
+    const Window window = window_at(i);  // a row that is not in it was 0, but its product with infinity is not
+    if (window.before == 0.0f) left[i] = 0.0f;
+    if (window.after == 0.0f) right[i] = 0.0f;
+    float sum = upper ? right[i] : left[i];
+    sum += __shfl_xor_sync(kFullWarp, upper ? left[i] : right[i], width / 2);
+#pragma unroll
+    for (int distance = 8; distance > 0; distance /= 2) {
+      if (4 * distance <= width) sum += __shfl_xor_sync(kFullWarp, sum, distance);
+    }
+    sums[i] = sum;
   }
-  return sum;
 }
 
 // Where the sums go: the first lane of each half writes its half's, if that gradient is wanted.

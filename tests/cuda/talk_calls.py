@@ -212,6 +212,6 @@ class _Matrix:
         grad = grad.double().unflatten(-1, (self.heads, -1))
         whole = reach.floor()
         row = torch.arange(len(reach)).view(-1, 1, 1) + direction * (whole.long() + 1)
-        read = (reach > whole) & (row >= self.spans[..., :1]) & (row < self.spans[..., 1:]) & ~self.unknown
+        read = (reach > whole) & (row >= self.spans[..., :1]) & (row < self.spans[..., 1:])
         row = row.clamp(0, len(reach) - 1).unsqueeze(-1).expand_as(grad)
         return torch.where(read, (grad * self.rows.gather(0, row)).sum(-1) * most * self.scale, 0.0)
