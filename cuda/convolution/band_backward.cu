@@ -57,10 +57,15 @@ __device__ __forceinline__ void correlate(const Shape& shape, int kernel_size, i
   }
 }
 
+// Blocks on a multiprocessor, as many as find room in its shared memory.
+constexpr int least_blocks(int chunks, bool full, bool dynamic) {
+  if (chunks == 0) return 4;
+  return chunks == 2 || (full && !dynamic) ? 3 : 2;
+}
+
 // kChunks: chunks_in_registers. kFull: C/H is a slice.
-template <class T, int kChunks, bool kFull>
-__global__ void __launch_bounds__(32 * most_warps(kChunks, kFull),
-                                  kChunks == 0 ? 4 : kChunks == 2 ? 3 : 2)
+template <class T, int kChunks, bool kFull, bool kDynamic>
+__global__ void __launch_bounds__(32 * most_warps(kChunks, kFull), least_blocks(kChunks, kFull, kDynamic))
     backward_kernel(const __grid_constant__ ConvBackwardParams p, const Shape launched) {
 #ifdef LIGHTCONV_HAS_MATRIX_UNITS
   const Shape shape = known<kChunks, kFull>(launched);
@@ -69,7 +74,7 @@ __global__ void __launch_bounds__(32 * most_warps(kChunks, kFull),
   T* source = reinterpret_cast<T*>(shared + shape.source_at);
   T* bands = reinterpret_cast<T*>(shared + shape.bands_at);
   const int warp = warp_index(), lane = lane_index();
-  float* taps = reinterpret_cast<float*>(shared + shape.taps_at) + (p.dynamic ? warp : 0) * kTile * shape.tap_pitch;
+  float* taps = reinterpret_cast<float*>(shared + shape.taps_at) + (kDynamic ? warp : 0) * kTile * shape.tap_pitch;
   float* all_dtaps = reinterpret_cast<float*>(shared + shape.dtaps_at);
   float* dtaps = all_dtaps + warp * kTile * shape.tap_pitch;
   const bool need_x = p.dx.data != nullptr, need_weight = p.dweight != nullptr;
@@ -77,7 +82,7 @@ __global__ void __launch_bounds__(32 * most_warps(kChunks, kFull),
 
   const Place place = find_place(p, shape);
   if (place.t0 >= place.rows) {
-    if (need_weight && !p.dynamic) {
+    if (!kDynamic && need_weight) {
       for (int k = static_cast<int>(threadIdx.x); k < p.kernel_size; k += static_cast<int>(blockDim.x)) {
         partial[k] = 0.0f;
       }
@@ -119,7 +124,7 @@ __global__ void __launch_bounds__(32 * most_warps(kChunks, kFull),
   // First the filters before and after the block's own, then the warp's own, which remain in `taps`.
   [[maybe_unused]] FilterStats stats;
   [[maybe_unused]] Fragments<kChunks> filters;
-  if (p.dynamic) {
+  if constexpr (kDynamic) {
     for (int i = need_x ? warp : shape.chunks;; i += shape.warps) {
       const bool beside = i < shape.chunks;
       const int at = !beside ? before + warp : i < before ? i : i + shape.warps;
@@ -156,7 +161,7 @@ __global__ void __launch_bounds__(32 * most_warps(kChunks, kFull),
       // First, so that the filters need not stay in registers.
       if (need_weight) correlate<T, kChunks>(shape, width, left, right, gradients);
       if (need_weight && slice + kSlice >= channels) {
-        if (!p.dynamic) {
+        if constexpr (!kDynamic) {
           spread_gradients<kChunks>(tile, p.kernel_size, gradients, shape.tap_pitch, dtaps);
         } else if (tile.real > 0) {
           T* scratch = reinterpret_cast<T*>(all_dtaps) + warp * kTile * shape.band_pitch;
@@ -172,7 +177,7 @@ __global__ void __launch_bounds__(32 * most_warps(kChunks, kFull),
       const bool scrubbed = band_product<T, kChunks>(
           sums, shape, width,
           [&](int chunk, uint32_t(&a)[4]) {
-            const T* band = bands + (p.dynamic ? m + shape.chunks - 1 - chunk : 0) * kTile * shape.band_pitch;
+            const T* band = bands + (kDynamic ? m + shape.chunks - 1 - chunk : 0) * kTile * shape.band_pitch;
             load_matrices<true>(
                 a, band + (lane % 8 + lane / 16 * 8) * shape.band_pitch + kTile * chunk + lane / 8 % 2 * 8);
           },
@@ -202,7 +207,7 @@ __global__ void __launch_bounds__(32 * most_warps(kChunks, kFull),
               const int at = s0 + row + p.padding_l - k - grad0;
               if (at < grad_low || at >= grad_high) return false;
               const int i = at % kTile;
-              w = to_float(bands[((p.dynamic ? at - i : 0) + i) * shape.band_pitch + i + k]);
+              w = to_float(bands[((kDynamic ? at - i : 0) + i) * shape.band_pitch + i + k]);
               g = to_float(grad[at * shape.row_pitch + channel]);
               return true;
             },
@@ -223,7 +228,7 @@ __global__ void __launch_bounds__(32 * most_warps(kChunks, kFull),
     width = stage_slice(slice + kSlice);
   }
   if (!need_weight) return;
-  if (p.dynamic) {
+  if constexpr (kDynamic) {
     if constexpr (kChunks == 0) {
       if (tile.real > 0) store_filters<T>(p, place, tile, shape, stats, taps, dtaps);
     }
@@ -259,17 +264,19 @@ Shape backward_shape(const ConvBackwardParams& p) {
   return choose_shape(p, most, [&](int warps) { return backward_shape(p, warps); });
 }
 
+template <class T, int kChunks, bool kFull>
+cudaError_t launch_backward(const ConvBackwardParams& p, const Shape& shape, cudaStream_t stream) {
+  return p.dynamic ? launch(backward_kernel<T, kChunks, kFull, true>, p, p, shape, stream)
+                   : launch(backward_kernel<T, kChunks, kFull, false>, p, p, shape, stream);
+}
+
 template <class T>
 cudaError_t launch_backward(const ConvBackwardParams& p, const Shape& shape, cudaStream_t stream) {
   const bool full = per_head(p) == kSlice;
   switch (chunks_in_registers(p)) {
-    case 2:
-      return full ? launch(backward_kernel<T, 2, true>, p, p, shape, stream)
-                  : launch(backward_kernel<T, 2, false>, p, p, shape, stream);
-    case 3:
-      return full ? launch(backward_kernel<T, 3, true>, p, p, shape, stream)
-                  : launch(backward_kernel<T, 3, false>, p, p, shape, stream);
-    default: return launch(backward_kernel<T, 0, false>, p, p, shape, stream);
+    case 2: return full ? launch_backward<T, 2, true>(p, shape, stream) : launch_backward<T, 2, false>(p, shape, stream);
+    case 3: return full ? launch_backward<T, 3, true>(p, shape, stream) : launch_backward<T, 3, false>(p, shape, stream);
+    default: return launch_backward<T, 0, false>(p, shape, stream);
   }
 }
 

@@ -5,7 +5,7 @@
 // all threads of the same micro-tile and head share.
 #pragma once
 
-#include "convolution/short.cuh"
+#include "convolution/short_forward.cuh"
 #include "convolution/tile.cuh"
 
 namespace lightconv {

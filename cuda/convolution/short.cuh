@@ -1,12 +1,15 @@
 // Short filters (K = 3, 4, 7) entirely in registers: no shared memory, no barriers.
 //
-// A thread owns one vector of V channels (16 bytes) of one batch element and walks through `length` time steps with
-// the last K rows of u in a window of registers; every input is read once (K-1 rows twice at the seams), directly from
-// its place. The vector's channels belong to `N` heads: V / (C/H) where C/H is below V, else 1. With C/H = 1 and
-// K = 4 the weights are two thirds of a dynamicconv's bytes (per step and vector: 16 of x, 64 of weights, 16 of out in
-// a half type), so they are read 16 bytes at a time along (H, K) too, and softmax runs on registers.
-// While a step is computed, those of the next kStepsAhead are being loaded. Addresses advance by a stride a step, and
-// what depends on a step's place in its sequence is counted in ints from the walk's first row.
+// A thread owns one vector of V channels (16 bytes) of one batch element and `length` time steps. The vector's channels
+// belong to `N` heads: V / (C/H) where C/H is below V, else 1. Every input is read directly from its place, and K-1 rows
+// twice, by the threads of the steps before and after.
+//
+// What a thread reads has to be on its way together, or it waits for one row after the other. Where its steps see nothing
+// but rows of their own sequence, as nearly all do, and a vector holds one or two heads, it reads all of them first, and
+// its steps are written out (short_forward.cuh, short_backward.cuh: *_rows). Else it walks: from step to step, with the
+// last K rows of u in a window of registers, and while one is computed the next one's inputs are being loaded. With
+// C/H = 1 and K = 4 the weights of one step are enough on their way: 64 bytes in a half type, beside 16 of x. They are
+// read 16 bytes at a time along (H, K), and softmax runs on registers. Both ways compute the same bits.
 //
 // Only softmax and none; dropout where a vector is within one head; K = 4 where it is not. The tiles serve the rest.
 #pragma once
@@ -18,24 +21,25 @@
 namespace lightconv {
 
 constexpr int kShortThreads = 128;
-// Enough threads for each multiprocessor of the largest devices to have some hundreds.
-constexpr int64_t kWantedThreads = 1 << 18;
-
-// Steps whose inputs are on their way: a multiprocessor needs some 20 KB of them to keep its share of the memory busy,
-// and has 12 to 16 warps here. With several heads in a vector the weights of one step are enough.
-template <int kHeads>
-constexpr int kStepsAhead = kHeads <= 2 ? 2 : 1;
-
-// Steps in a row in the code, so that the windows move by other names for their registers. With several heads in a
-// vector a step is long, and the moves cost less than instructions that do not fit into their cache.
-template <int kHeads, int K>
-constexpr int kStepsUnrolled = kHeads == 1 ? K : 1;
+// Steps of a thread that reads them all first: as many as its registers hold.
+template <int K>
+constexpr int kShortRows = K < 7 ? 8 : 4;
+// Whether threads do so, with N heads in a vector.
+template <int N>
+constexpr bool kReadsFirst = N <= 2;
+// Enough threads that walk for each multiprocessor of the largest devices to have some hundreds.
+constexpr int64_t kWantedThreads = 1 << 17;
 
 struct ShortWalk {
   int length = 0;               // steps of a thread
   int64_t threads = 0;          // that have work
   bool packed_weights = false;  // (H, K) contiguous and aligned: read and written in vectors
 };
+
+// left / right, both not negative: in 32 bits where they fit, which takes a fifth of the instructions.
+__device__ __forceinline__ int64_t quotient(int64_t left, int64_t right) {
+  return (left | right) >> 32 == 0 ? static_cast<uint32_t>(left) / static_cast<uint32_t>(right) : left / right;
+}
 
 // The vector, batch element and first step of a thread; vectors go first, so neighbours read neighbouring bytes.
 struct ShortPlace {
@@ -46,8 +50,8 @@ struct ShortPlace {
   __device__ static ShortPlace of(const ConvParams& p, const ShortWalk& walk) {
     const int64_t index = static_cast<int64_t>(blockIdx.x) * kShortThreads + threadIdx.x;
     const int vectors = p.channels / V;
-    const int64_t rest = index / vectors;
-    return {rest % p.batch, rest / p.batch * walk.length, static_cast<int>(index % vectors), index < walk.threads};
+    const int64_t rest = quotient(index, vectors), tile = quotient(rest, p.batch);
+    return {rest - tile * p.batch, tile * walk.length, static_cast<int>(index - rest * vectors), index < walk.threads};
   }
 };
 
@@ -206,126 +210,33 @@ struct WalkRows {
   }
 };
 
-// The inputs of the steps to come, a step each: the first is used up, and the last one's place becomes free.
-template <class T, int kAhead>
-__device__ __forceinline__ void advance(T (&ahead)[kAhead]) {
-#pragma unroll
-  for (int step = 0; step + 1 < kAhead; ++step) ahead[step] = ahead[step + 1];
-}
-template <class T, int kAhead, int kCount>
-__device__ __forceinline__ void advance(T (&ahead)[kAhead][kCount]) {
-#pragma unroll
-  for (int step = 0; step + 1 < kAhead; ++step) {
-#pragma unroll
-    for (int at = 0; at < kCount; ++at) ahead[step][at] = ahead[step + 1][at];
+// The filters of a step, ready for use: normalised over the taps in `taps`, or over all, and dropped.
+template <class T, int N, int K>
+__device__ __forceinline__ void make_weights(const ConvParams& p, const T (&read)[N * K], bool all,
+                                             const TapRange& taps, int64_t t, int64_t b, int head,
+                                             float (&weights)[N][K]) {
+  if (all) {
+    normalize_short<T, true, N, K>(p, taps, read, weights);
+  } else {
+    normalize_short<T, false, N, K>(p, taps, read, weights);
   }
-}
-
-template <class T, bool kDynamic, int V, int N, int K>
-__global__ void __launch_bounds__(kShortThreads, K < 7 && N < 8 ? 4 : 3)
-    short_forward_kernel(const __grid_constant__ ConvParams p, const ShortWalk walk) {
-  const ShortPlace place = ShortPlace::of<V>(p, walk);
-  if (!place.active) return;
-  const int c = place.vector * V, head = c / (p.channels / p.heads);
-  const bool packed = p.cu_seqlens != nullptr;
-  Span span = sequence_span(p, place.b, place.t);
-  const int64_t left = p.steps - place.t;
-  const int count = left < walk.length ? static_cast<int>(left) : walk.length, seen = count + K - 1;
-  WalkRows<T> rows(p, packed ? Span{0, p.steps} : span, place.t - p.padding_l, place.b, c, seen);
-  int low = rows.cut(span.begin, seen), high = rows.cut(span.end, seen);  // the rows of the step's sequence
-
-  float bias[V] = {};
-  if (p.bias != nullptr) widen(load_pack<T, V>(static_cast<const T*>(p.bias) + c), bias);
-  float weights[N][K];
-  const auto make_weights = [&](const T(&read)[N * K], bool all, const TapRange& taps, int64_t t) {
-    if (all) {
-      normalize_short<T, true, N, K>(p, taps, read, weights);
-    } else {
-      normalize_short<T, false, N, K>(p, taps, read, weights);
-    }
-    if constexpr (N == 1) {
-      if (p.seed != nullptr) {
-        float factors[K];
-        short_dropout<K>(p, flat_index(p, t, place.b, head), factors);
+  if constexpr (N == 1) {
+    if (p.seed == nullptr) return;
+    float factors[K];
+    short_dropout<K>(p, flat_index(p, t, b, head), factors);
 #pragma unroll
-        for (int k = 0; k < K; ++k) weights[0][k] = dropped(weights[0][k], factors[k]);
-      }
-    }
-  };
-  // What the next steps need is loaded while this one is computed.
-  constexpr int kAhead = kStepsAhead<N>;
-  T weights_ahead[kAhead][N * K];
-  uint4 rows_ahead[kAhead];
-  const T* from = weights_at<T>(p, place.t, place.b, head);
-  if constexpr (!kDynamic) {
-    read_weights<T, N, K>(p, walk.packed_weights, from, weights_ahead[0]);
-    make_weights(weights_ahead[0], true, {0, K, K}, 0);
-  }
-  const auto fetch = [&](int n, int step) {
-    rows_ahead[step] = rows.load();
-    if (kDynamic && n < count) read_weights<T, N, K>(p, walk.packed_weights, from, weights_ahead[step]);
-    from += p.weight.stride_t;
-  };
-  float window[K][V];
-#pragma unroll
-  for (int k = 0; k < K - 1; ++k) widen<T>(rows.load(), window[k]);
-#pragma unroll
-  for (int n = 0; n < kAhead; ++n) fetch(n, n);
-  T* out = static_cast<T*>(p.out.data) + place.t * p.out.stride_t + place.b * p.out.stride_b + c;
-#pragma unroll(kStepsUnrolled<N, K>)
-  for (int n = 0; n < count; ++n) {
-    if (packed && place.t + n >= span.end) {
-      span = sequence_span(p, place.b, place.t + n);
-      low = rows.cut(span.begin, seen), high = rows.cut(span.end, seen);
-    }
-    const TapRange taps(low - n, high - n, K);
-    const bool whole = n >= low && n + K <= high;
-    widen<T>(rows_ahead[0], window[K - 1]);
-    if constexpr (kDynamic) make_weights(weights_ahead[0], whole || !p.renorm_padding, taps, place.t + n);
-    advance(rows_ahead);
-    if constexpr (kDynamic) advance(weights_ahead);
-    fetch(n + kAhead, kAhead - 1);
-    float sums[V];
-#pragma unroll
-    for (int e = 0; e < V; ++e) sums[e] = bias[e];
-    if (whole) {
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-#pragma unroll
-        for (int e = 0; e < V; ++e) sums[e] = fmaf(weights[e * N / V][k], window[k][e], sums[e]);
-      }
-    } else {
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        if (!taps.holds(k)) continue;
-#pragma unroll
-        for (int e = 0; e < V; ++e) sums[e] = fmaf(weights[e * N / V][k], window[k][e], sums[e]);
-      }
-    }
-    store_pack(out, narrow<T, V>(sums));
-    out += p.out.stride_t;
-#pragma unroll
-    for (int k = 0; k < K - 1; ++k) {
-#pragma unroll
-      for (int e = 0; e < V; ++e) window[k][e] = window[k + 1][e];
-    }
-  }
-  if (p.next_state.data == nullptr || place.t != 0) return;
-  const int64_t exist = p.steps + p.state_rows, kept = exist < K - 1 ? exist : K - 1;
-  T* next = static_cast<T*>(p.next_state.data) + place.b * p.next_state.stride_b + c;
-  for (int64_t row = 0; row < kept; ++row) {
-    store_pack(next + row * p.next_state.stride_t, load_input<T, V>(p, p.steps - kept + row, place.b, c));
+    for (int k = 0; k < K; ++k) weights[0][k] = dropped(weights[0][k], factors[k]);
   }
 }
 
 // ------------------------------------------------------------------------------------------------ launches
 
-// Host: `rows` steps for every vector and batch element.
-template <class T>
+// Host: `rows` steps for every vector of N heads and batch element.
+template <class T, int N, int K>
 ShortWalk short_walk(const ConvParams& p, int64_t rows) {
   ShortWalk walk;
   const int64_t columns = p.channels / kWide<T> * p.batch;
-  walk.length = 256;
+  walk.length = kReadsFirst<N> ? kShortRows<K> : 256;
   while (walk.length > 8 && columns * divide_up(rows, static_cast<int64_t>(walk.length)) < kWantedThreads) {
     walk.length /= 2;
   }
@@ -352,48 +263,6 @@ int heads_of_vector(const ConvParams& p) {
 inline bool short_options(const ConvParams& p) {
   return (p.kernel_size == 3 || p.kernel_size == 4 || p.kernel_size == 7) &&
          (p.normalize == Normalize::kSoftmax || p.normalize == Normalize::kNone);
-}
-
-template <class T>
-bool short_forward_supported(const ConvParams& p) {
-  constexpr int size = sizeof(T);
-  const int heads = heads_of_vector<T>(p);
-  return short_options(p) && (heads == 1 || (heads > 1 && p.dynamic && p.kernel_size == 4 && p.seed == nullptr)) &&
-         aligned(p.x, size, 16) && aligned(p.state, size, 16) && aligned(p.out, size, 16) &&
-         aligned(p.next_state, size, 16) && reinterpret_cast<uintptr_t>(p.bias) % 16 == 0;
-}
-
-template <class T, bool kDynamic, int N, int K>
-cudaError_t launch_short_forward(const ConvParams& p, cudaStream_t stream) {
-  ShortWalk walk = short_walk<T>(p, p.steps);
-  walk.packed_weights = packed_filters<T>(p, N, p.weight.data, p.weight.stride_t, p.weight.stride_b,
-                                          p.weight.stride_h, p.weight.stride_k);
-  return launch_blocks(short_forward_kernel<T, kDynamic, kWide<T>, N, K>,
-                       divide_up(walk.threads, int64_t{kShortThreads}), kShortThreads, 0, stream, p, walk);
-}
-
-template <class T>
-cudaError_t short_forward(const ConvParams& p, cudaStream_t stream) {
-  switch (heads_of_vector<T>(p)) {
-    case 2: return launch_short_forward<T, true, 2, 4>(p, stream);
-    case 4: return launch_short_forward<T, true, 4, 4>(p, stream);
-    case 8:
-      if constexpr (kWide<T> == 8) return launch_short_forward<T, true, 8, 4>(p, stream);
-      break;
-    case 1:
-      switch (p.kernel_size) {
-        case 3:
-          return p.dynamic ? launch_short_forward<T, true, 1, 3>(p, stream)
-                           : launch_short_forward<T, false, 1, 3>(p, stream);
-        case 4:
-          return p.dynamic ? launch_short_forward<T, true, 1, 4>(p, stream)
-                           : launch_short_forward<T, false, 1, 4>(p, stream);
-        case 7:
-          return p.dynamic ? launch_short_forward<T, true, 1, 7>(p, stream)
-                           : launch_short_forward<T, false, 1, 7>(p, stream);
-      }
-  }
-  return cudaErrorInvalidValue;
 }
 
 }  // namespace lightconv

@@ -4,7 +4,8 @@
 // and a second window collects du, whose row t - padding_l is complete after step t. A walk owns the weights of its
 // `length` steps t and the rows t - padding_l of du; it begins K-1 steps earlier, because those reach its rows too.
 //
-// dynamicconv: one launch. lightconv: each walk writes its share of dweight to the workspace, a slab (slabs.h).
+// Threads that read all of their steps first have the same steps and rows. dynamicconv: one launch. lightconv: each
+// thread's steps give a share of dweight, which goes to the workspace, a slab (slabs.h).
 #pragma once
 
 #include "convolution/short.cuh"
@@ -35,9 +36,116 @@ __device__ __forceinline__ void write_weight_gradient(const ConvBackwardParams& 
   }
 }
 
+// The sums over a head's lanes, as group_sum, of all taps together; then those of the taps that were dropped.
+template <int K>
+__device__ __forceinline__ void sum_over_lanes(float (&gradient)[K], int lanes, const float (&factors)[K], bool drop) {
+  for (int distance = lanes / 2; distance > 0; distance /= 2) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) gradient[k] += __shfl_xor_sync(kFullWarp, gradient[k], distance);
+  }
+  if (!drop) return;
+#pragma unroll
+  for (int k = 0; k < K; ++k) gradient[k] = dropped(gradient[k], factors[k]);
+}
+
+// From the gradients of the taps to those of the weights.
+template <int N, int K>
+__device__ __forceinline__ void through_softmax(const ConvParams& p, const float (&weights)[N][K],
+                                                float (&gradient)[N][K]) {
+  if (p.normalize != Normalize::kSoftmax) return;
+#pragma unroll
+  for (int h = 0; h < N; ++h) {
+    float along = 0.0f;
+#pragma unroll
+    for (int k = 0; k < K; ++k) along = fmaf(gradient[h][k], weights[h][k], along);
+#pragma unroll
+    for (int k = 0; k < K; ++k) gradient[h][k] = (gradient[h][k] - along) * weights[h][k];
+  }
+}
+
+// lightconv: a thread's share of the gradient of its head's filter.
+template <int K>
+__device__ __forceinline__ void write_slab(const ConvBackwardParams& p, const ShortPlace& place, int length, int head,
+                                           const float (&gradient)[K], int lanes) {
+  if (p.dweight == nullptr) return;
+  const int64_t slab = place.t / length * p.batch + place.b;
+  float* to = static_cast<float*>(p.workspace) + (slab * p.heads + head) * K;
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const float sum = group_sum(gradient[k], lanes);
+    if (place.active && threadIdx.x % lanes == 0) to[k] = sum;
+  }
+}
+
+// A thread's kShortRows steps and the K-1 before them, whose taps all meet rows of their sequence. x, grad, from, dx and
+// dweight are those of the first of these steps; a step's first tap meets x.
+template <class T, bool kDynamic, int N, int K>
+__device__ __forceinline__ void backward_rows(const ConvBackwardParams& p, const ShortPlace& place,
+                                              bool packed_weights, const T* x, const T* grad_at, const T* from, T* dx,
+                                              T* dweight, int head, int lanes) {
+  constexpr int R = kShortRows<K>, V = kWide<T>, kSteps = R + K - 1;
+  uint4 rows[kSteps], grads[kSteps];
+  T read[kDynamic ? kSteps : 1][N * K];
+  x += (K - 1) * p.x.stride_t;  // no step of the thread's own meets the rows before
+#pragma unroll
+  for (int n = 0; n < kSteps; ++n) {
+    grads[n] = *reinterpret_cast<const uint4*>(grad_at);
+    rows[n] = *reinterpret_cast<const uint4*>(x);
+    grad_at += p.grad.stride_t, x += p.x.stride_t;
+    if (n == 0 || kDynamic) read_weights<T, N, K>(p, packed_weights, from, read[n]);
+    from += p.weight.stride_t;
+  }
+  float window[K][V], sums[K][V] = {}, weights[N][K], factors[K], gradient[N][K] = {};
+  if constexpr (!kDynamic) {
+    normalize_short<T, true, N, K>(p, {0, K, K}, read[0], weights);
+    short_dropout<K>(p, flat_index(p, 0, 0, head), factors);
+  }
+#pragma unroll
+  for (int k = 0; k < K - 1; ++k) widen<T>(rows[k], window[k]);
+#pragma unroll
+  for (int n = 0; n < kSteps; ++n) {
+    const bool own = n >= K - 1;
+    float grad[V];
+    widen<T>(grads[n], grad);
+    if (own) widen<T>(rows[n], window[n % K]);
+    if constexpr (kDynamic) {
+      normalize_short<T, true, N, K>(p, {0, K, K}, read[n], weights);
+      if constexpr (N == 1) short_dropout<K>(p, flat_index(p, place.t - (K - 1) + n, place.b, head), factors);
+#pragma unroll
+      for (int h = 0; h < N; ++h) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) gradient[h][k] = 0.0f;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const float one = N == 1 ? p.seed != nullptr ? dropped(weights[0][k], factors[k]) : weights[0][k] : 0.0f;
+#pragma unroll
+      for (int e = 0; e < V; ++e) {
+        float& sum = sums[(n + k) % K][e];
+        sum = fmaf(N == 1 ? one : weights[e * N / V][k], grad[e], sum);
+        // Tap k of step n meets row n + k of those from the first step's on, which is rows[n + k - (K - 1)].
+        if (own) gradient[e * N / V][k] = fmaf(grad[e], window[(n + k + 1) % K][e], gradient[e * N / V][k]);
+      }
+    }
+    if (own && kDynamic && p.dweight != nullptr) {
+      if constexpr (N == 1) sum_over_lanes<K>(gradient[0], lanes, factors, p.seed != nullptr);
+      if (N > 1 || threadIdx.x % lanes == 0) {
+        through_softmax<N, K>(p, weights, gradient);
+        write_weight_gradient<T, N, K>(p, packed_weights, dweight, gradient);
+      }
+    }
+    if (own && p.dx.data != nullptr) store_pack(dx, narrow<T, V>(sums[n % K]));
+    dx += p.dx.stride_t, dweight += p.dweight_stride_t;
+#pragma unroll
+    for (int e = 0; e < V; ++e) sums[n % K][e] = 0.0f;
+  }
+  if constexpr (!kDynamic) write_slab<K>(p, place, R, head, gradient[0], lanes);
+}
+
 // `lanes` neighbouring lanes share a head.
 template <class T, bool kDynamic, int V, int N, int K>
-__global__ void __launch_bounds__(kShortThreads, N == 1 && K < 7 ? 3 : 2)
+__global__ void __launch_bounds__(kShortThreads, 2)
     short_backward_kernel(const __grid_constant__ ConvBackwardParams p, const ShortWalk walk, const int lanes) {
   const ShortPlace place = ShortPlace::of<V>(p, walk);
   const int c = place.vector * V, head = c / (p.channels / p.heads);
@@ -56,21 +164,31 @@ __global__ void __launch_bounds__(kShortThreads, N == 1 && K < 7 ? 3 : 2)
   const auto exists = [&](int n) { return n >= real_low && n < real_high; };
   const int du_low = rows.cut(0, seen), du_high = place.active ? rows.cut(p.steps, seen) : 0;
 
-  // What the next steps need is loaded while this one is computed.
-  constexpr int kAhead = kStepsAhead<N>;
-  T weights_ahead[kAhead][N * K];
-#pragma unroll
-  for (int step = 0; step < kAhead; ++step) {
-#pragma unroll
-    for (int at = 0; at < N * K; ++at) weights_ahead[step][at] = from_float<T>(0.0f);
-  }
-  uint4 rows_ahead[kAhead], grads_ahead[kAhead];
   const T* grad_at = static_cast<const T*>(p.grad.data) + begin * p.grad.stride_t + b * p.grad.stride_b + c;
   const T* from = weights_at<T>(p, kDynamic ? begin : 0, kDynamic ? b : 0, head);
-  const auto fetch = [&](int n, int step) {
-    rows_ahead[step] = rows.load();
-    grads_ahead[step] = exists(n) ? *reinterpret_cast<const uint4*>(grad_at) : make_uint4(0, 0, 0, 0);
-    if (kDynamic && exists(n)) read_weights<T, N, K>(p, walk.packed_weights, from, weights_ahead[step]);
+  T* dx = static_cast<T*>(p.dx.data) + (begin - p.padding_l) * p.dx.stride_t + b * p.dx.stride_b + c;
+  T* dweight = static_cast<T*>(p.dweight) + begin * p.dweight_stride_t + b * p.dweight_stride_b +
+               head * p.dweight_stride_h;
+  if constexpr (kReadsFirst<N>) {
+    const Span first = packed && begin > 0 ? sequence_span(p, b, begin) : span;
+    const bool whole = real_low == 0 && real_high == total && rows.cut(first.begin, seen) == 0 &&
+                       rows.cut(first.end, seen) == seen && rows.plain;
+    // All lanes, as they add up sums together.
+    if (__all_sync(kFullWarp, whole)) {
+      backward_rows<T, kDynamic, N, K>(p, place, walk.packed_weights, rows.at, grad_at, from, dx, dweight, head, lanes);
+      return;
+    }
+  }
+
+  // What the next step needs is loaded while this one is computed.
+  T next_weights[N * K];
+#pragma unroll
+  for (int at = 0; at < N * K; ++at) next_weights[at] = from_float<T>(0.0f);
+  uint4 next_row = {}, next_grad = {};
+  const auto fetch = [&](int n) {
+    next_row = rows.load();
+    next_grad = exists(n) ? *reinterpret_cast<const uint4*>(grad_at) : make_uint4(0, 0, 0, 0);
+    if (kDynamic && exists(n)) read_weights<T, N, K>(p, walk.packed_weights, from, next_weights);
     grad_at += p.grad.stride_t, from += p.weight.stride_t;
   };
   float window[K][V], sums[K][V] = {}, weights[N][K], factors[K], gradient[N][K] = {};
@@ -79,17 +197,13 @@ __global__ void __launch_bounds__(kShortThreads, N == 1 && K < 7 ? 3 : 2)
 #pragma unroll
   for (int k = 0; k < K; ++k) factors[k] = 1.0f;
   if constexpr (!kDynamic) {
-    read_weights<T, N, K>(p, walk.packed_weights, from, weights_ahead[0]);
-    normalize_short<T, true, N, K>(p, {0, K, K}, weights_ahead[0], weights);
+    read_weights<T, N, K>(p, walk.packed_weights, from, next_weights);
+    normalize_short<T, true, N, K>(p, {0, K, K}, next_weights, weights);
     short_dropout<K>(p, flat_index(p, 0, 0, head), factors);
   }
-  T* dx = static_cast<T*>(p.dx.data) + (begin - p.padding_l) * p.dx.stride_t + b * p.dx.stride_b + c;
-  T* dweight = static_cast<T*>(p.dweight) + begin * p.dweight_stride_t + b * p.dweight_stride_b +
-               head * p.dweight_stride_h;
-#pragma unroll
-  for (int n = 0; n < kAhead; ++n) fetch(n, n);
+  fetch(0);
 
-#pragma unroll(kStepsUnrolled<N, K>)
+#pragma unroll 1
   for (int n = 0; n < total; ++n) {
     const int64_t t = begin + n;
     if (packed && exists(n) && (t >= span.end || n == 0 || t == 0)) {
@@ -100,13 +214,13 @@ __global__ void __launch_bounds__(kShortThreads, N == 1 && K < 7 ? 3 : 2)
     if (!exists(n)) taps.first = taps.last = 0;
     const bool whole = exists(n) && n >= low && n + K <= high;
     float grad[V];
-    widen<T>(rows_ahead[0], window[K - 1]);
-    widen<T>(grads_ahead[0], grad);
+    widen<T>(next_row, window[K - 1]);
+    widen<T>(next_grad, grad);
     if constexpr (kDynamic) {
       if (whole || !p.renorm_padding) {
-        normalize_short<T, true, N, K>(p, taps, weights_ahead[0], weights);
+        normalize_short<T, true, N, K>(p, taps, next_weights, weights);
       } else {
-        normalize_short<T, false, N, K>(p, taps, weights_ahead[0], weights);
+        normalize_short<T, false, N, K>(p, taps, next_weights, weights);
       }
       if constexpr (N == 1) {
         if (p.seed != nullptr) short_dropout<K>(p, exists(n) ? flat_index(p, t, b, head) : 0, factors);
@@ -117,10 +231,7 @@ __global__ void __launch_bounds__(kShortThreads, N == 1 && K < 7 ? 3 : 2)
         for (int k = 0; k < K; ++k) gradient[h][k] = 0.0f;
       }
     }
-    advance(rows_ahead);
-    advance(grads_ahead);
-    if constexpr (kDynamic) advance(weights_ahead);
-    fetch(n + kAhead, kAhead - 1);
+    if (n + 1 < total) fetch(n + 1);
     // lightconv's gradient is a sum over the steps: those before the walk's own belong to another.
     const bool own = n >= K - 1;
     const auto add_tap = [&](int k) {
@@ -141,28 +252,9 @@ __global__ void __launch_bounds__(kShortThreads, N == 1 && K < 7 ? 3 : 2)
       }
     }
     if (kDynamic && p.dweight != nullptr && own) {
-      if constexpr (N == 1) {
-        // As group_sum, of all taps together.
-        for (int distance = lanes / 2; distance > 0; distance /= 2) {
-#pragma unroll
-          for (int k = 0; k < K; ++k) gradient[0][k] += __shfl_xor_sync(kFullWarp, gradient[0][k], distance);
-        }
-        if (p.seed != nullptr) {
-#pragma unroll
-          for (int k = 0; k < K; ++k) gradient[0][k] = dropped(gradient[0][k], factors[k]);
-        }
-      }
+      if constexpr (N == 1) sum_over_lanes<K>(gradient[0], lanes, factors, p.seed != nullptr);
       if (exists(n) && (N > 1 || threadIdx.x % lanes == 0)) {
-        if (p.normalize == Normalize::kSoftmax) {
-#pragma unroll
-          for (int h = 0; h < N; ++h) {
-            float along = 0.0f;
-#pragma unroll
-            for (int k = 0; k < K; ++k) along = fmaf(gradient[h][k], weights[h][k], along);
-#pragma unroll
-            for (int k = 0; k < K; ++k) gradient[h][k] = (gradient[h][k] - along) * weights[h][k];
-          }
-        }
+        through_softmax<N, K>(p, weights, gradient);
         if (p.renorm_padding && !whole) {
 #pragma unroll
           for (int h = 0; h < N; ++h) {
@@ -194,16 +286,7 @@ __global__ void __launch_bounds__(kShortThreads, N == 1 && K < 7 ? 3 : 2)
     }
   }
 
-  if constexpr (!kDynamic) {
-    if (p.dweight == nullptr) return;
-    const int64_t slab = place.t / walk.length * p.batch + b;
-    float* to = static_cast<float*>(p.workspace) + (slab * p.heads + head) * K;
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const float sum = group_sum(gradient[0][k], lanes);
-      if (place.active && threadIdx.x % lanes == 0) to[k] = sum;
-    }
-  }
+  if constexpr (!kDynamic) write_slab<K>(p, place, walk.length, head, gradient[0], lanes);
 }
 
 // ------------------------------------------------------------------------------------------------ launches
@@ -219,21 +302,18 @@ bool short_backward_supported(const ConvBackwardParams& p) {
          p.grad.data != nullptr && aligned(p.x, size, 16) && aligned(p.grad, size, 16) && aligned(p.dx, size, 16);
 }
 
-// Host: padding_l more steps than there are weights, so that the last rows of du are complete too.
-template <class T>
-ShortWalk short_backward_walk(const ConvBackwardParams& p) {
-  return short_walk<T>(p, p.steps + p.padding_l);
-}
-
-// Host: lightconv's partial sums.
+// Host: lightconv's partial sums, which heads of whole vectors have.
 template <class T>
 int64_t short_slabs(const ConvBackwardParams& p) {
-  return p.batch * divide_up(p.steps + p.padding_l, static_cast<int64_t>(short_backward_walk<T>(p).length));
+  const int rows = p.kernel_size == 7 ? kShortRows<7> : kShortRows<4>;
+  static_assert(kReadsFirst<1> && kShortRows<3> == kShortRows<4>);
+  return p.batch * divide_up(p.steps + p.padding_l, static_cast<int64_t>(rows));
 }
 
 template <class T, bool kDynamic, int N, int K>
 cudaError_t launch_short_backward(const ConvBackwardParams& p, cudaStream_t stream) {
-  ShortWalk walk = short_backward_walk<T>(p);
+  // padding_l more steps than there are weights, so that the last rows of du are complete too.
+  ShortWalk walk = short_walk<T, N, K>(p, p.steps + p.padding_l);
   walk.packed_weights =
       packed_filters<T>(p, N, p.weight.data, p.weight.stride_t, p.weight.stride_b, p.weight.stride_h,
                         p.weight.stride_k) &&
