@@ -5,8 +5,8 @@
 // twice, by the threads of the steps before and after.
 //
 // What a thread reads has to be on its way together, or it waits for one row after the other. Where its steps see nothing
-// but rows of their own sequence, as nearly all do, and a vector holds one or two heads, it reads all of them first, and
-// its steps are written out (short_forward.cuh, short_backward.cuh: *_rows). Else it walks: from step to step, with the
+// but rows of their own sequence, as nearly all do, a vector holds one or two heads, and nothing is dropped, it reads all
+// of them first, and its steps are written out (short_forward.cuh, short_backward.cuh: *_rows). Else it walks: from step to step, with the
 // last K rows of u in a window of registers, and while one is computed the next one's inputs are being loaded. With
 // C/H = 1 and K = 4 the weights of one step are enough on their way: 64 bytes in a half type, beside 16 of x. They are
 // read 16 bytes at a time along (H, K), and softmax runs on registers. Both ways compute the same bits.
@@ -98,13 +98,13 @@ struct TapRange {
 
 // Softmax or nothing, over the taps in `taps` only; the others become 0. kAll: over all.
 template <class T, bool kAll, int N, int K>
-__device__ __forceinline__ void normalize_short(const ConvParams& p, const TapRange& taps, const T (&read)[N * K],
+__device__ __forceinline__ void normalize_short(bool softmax, const TapRange& taps, const T (&read)[N * K],
                                                 float (&weights)[N][K]) {
 #pragma unroll
   for (int n = 0; n < N; ++n) {
 #pragma unroll
     for (int k = 0; k < K; ++k) weights[n][k] = to_float(read[n * K + k]);
-    if (p.normalize == Normalize::kSoftmax) {
+    if (softmax) {
       float maximum = -INFINITY, sum = 0.0f;
 #pragma unroll
       for (int k = 0; k < K; ++k) {
@@ -215,10 +215,11 @@ template <class T, int N, int K>
 __device__ __forceinline__ void make_weights(const ConvParams& p, const T (&read)[N * K], bool all,
                                              const TapRange& taps, int64_t t, int64_t b, int head,
                                              float (&weights)[N][K]) {
+  const bool softmax = p.normalize == Normalize::kSoftmax;
   if (all) {
-    normalize_short<T, true, N, K>(p, taps, read, weights);
+    normalize_short<T, true, N, K>(softmax, taps, read, weights);
   } else {
-    normalize_short<T, false, N, K>(p, taps, read, weights);
+    normalize_short<T, false, N, K>(softmax, taps, read, weights);
   }
   if constexpr (N == 1) {
     if (p.seed == nullptr) return;

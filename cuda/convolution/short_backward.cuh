@@ -36,23 +36,18 @@ __device__ __forceinline__ void write_weight_gradient(const ConvBackwardParams& 
   }
 }
 
-// The sums over a head's lanes, as group_sum, of all taps together; then those of the taps that were dropped.
+// The sums over a head's lanes, as group_sum, of all taps together.
 template <int K>
-__device__ __forceinline__ void sum_over_lanes(float (&gradient)[K], int lanes, const float (&factors)[K], bool drop) {
+__device__ __forceinline__ void sum_over_lanes(float (&gradient)[K], int lanes) {
   for (int distance = lanes / 2; distance > 0; distance /= 2) {
 #pragma unroll
     for (int k = 0; k < K; ++k) gradient[k] += __shfl_xor_sync(kFullWarp, gradient[k], distance);
   }
-  if (!drop) return;
-#pragma unroll
-  for (int k = 0; k < K; ++k) gradient[k] = dropped(gradient[k], factors[k]);
 }
 
 // From the gradients of the taps to those of the weights.
 template <int N, int K>
-__device__ __forceinline__ void through_softmax(const ConvParams& p, const float (&weights)[N][K],
-                                                float (&gradient)[N][K]) {
-  if (p.normalize != Normalize::kSoftmax) return;
+__device__ __forceinline__ void through_softmax(const float (&weights)[N][K], float (&gradient)[N][K]) {
 #pragma unroll
   for (int h = 0; h < N; ++h) {
     float along = 0.0f;
@@ -79,7 +74,7 @@ __device__ __forceinline__ void write_slab(const ConvBackwardParams& p, const Sh
 
 // A thread's kShortRows steps and the K-1 before them, whose taps all meet rows of their sequence. x, grad, from, dx and
 // dweight are those of the first of these steps; a step's first tap meets x.
-template <class T, bool kDynamic, int N, int K>
+template <class T, bool kDynamic, int N, int K, bool kSoftmax>
 __device__ __forceinline__ void backward_rows(const ConvBackwardParams& p, const ShortPlace& place,
                                               bool packed_weights, const T* x, const T* grad_at, const T* from, T* dx,
                                               T* dweight, int head, int lanes) {
@@ -95,11 +90,8 @@ __device__ __forceinline__ void backward_rows(const ConvBackwardParams& p, const
     if (n == 0 || kDynamic) read_weights<T, N, K>(p, packed_weights, from, read[n]);
     from += p.weight.stride_t;
   }
-  float window[K][V], sums[K][V] = {}, weights[N][K], factors[K], gradient[N][K] = {};
-  if constexpr (!kDynamic) {
-    normalize_short<T, true, N, K>(p, {0, K, K}, read[0], weights);
-    short_dropout<K>(p, flat_index(p, 0, 0, head), factors);
-  }
+  float window[K][V], sums[K][V] = {}, weights[N][K], gradient[N][K] = {};
+  if constexpr (!kDynamic) normalize_short<T, true, N, K>(kSoftmax, {0, K, K}, read[0], weights);
 #pragma unroll
   for (int k = 0; k < K - 1; ++k) widen<T>(rows[k], window[k]);
 #pragma unroll
@@ -109,8 +101,7 @@ __device__ __forceinline__ void backward_rows(const ConvBackwardParams& p, const
     widen<T>(grads[n], grad);
     if (own) widen<T>(rows[n], window[n % K]);
     if constexpr (kDynamic) {
-      normalize_short<T, true, N, K>(p, {0, K, K}, read[n], weights);
-      if constexpr (N == 1) short_dropout<K>(p, flat_index(p, place.t - (K - 1) + n, place.b, head), factors);
+      normalize_short<T, true, N, K>(kSoftmax, {0, K, K}, read[n], weights);
 #pragma unroll
       for (int h = 0; h < N; ++h) {
 #pragma unroll
@@ -119,19 +110,18 @@ __device__ __forceinline__ void backward_rows(const ConvBackwardParams& p, const
     }
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const float one = N == 1 ? p.seed != nullptr ? dropped(weights[0][k], factors[k]) : weights[0][k] : 0.0f;
 #pragma unroll
       for (int e = 0; e < V; ++e) {
         float& sum = sums[(n + k) % K][e];
-        sum = fmaf(N == 1 ? one : weights[e * N / V][k], grad[e], sum);
+        sum = fmaf(weights[e * N / V][k], grad[e], sum);
         // Tap k of step n meets row n + k of those from the first step's on, which is rows[n + k - (K - 1)].
         if (own) gradient[e * N / V][k] = fmaf(grad[e], window[(n + k + 1) % K][e], gradient[e * N / V][k]);
       }
     }
     if (own && kDynamic && p.dweight != nullptr) {
-      if constexpr (N == 1) sum_over_lanes<K>(gradient[0], lanes, factors, p.seed != nullptr);
+      if constexpr (N == 1) sum_over_lanes<K>(gradient[0], lanes);
       if (N > 1 || threadIdx.x % lanes == 0) {
-        through_softmax<N, K>(p, weights, gradient);
+        if constexpr (kSoftmax) through_softmax<N, K>(weights, gradient);
         write_weight_gradient<T, N, K>(p, packed_weights, dweight, gradient);
       }
     }
@@ -145,7 +135,7 @@ __device__ __forceinline__ void backward_rows(const ConvBackwardParams& p, const
 
 // `lanes` neighbouring lanes share a head.
 template <class T, bool kDynamic, int V, int N, int K>
-__global__ void __launch_bounds__(kShortThreads, 2)
+__global__ void __launch_bounds__(kShortThreads, kDynamic && N == 1 && K < 7 ? 3 : 2)
     short_backward_kernel(const __grid_constant__ ConvBackwardParams p, const ShortWalk walk, const int lanes) {
   const ShortPlace place = ShortPlace::of<V>(p, walk);
   const int c = place.vector * V, head = c / (p.channels / p.heads);
@@ -169,13 +159,20 @@ __global__ void __launch_bounds__(kShortThreads, 2)
   T* dx = static_cast<T*>(p.dx.data) + (begin - p.padding_l) * p.dx.stride_t + b * p.dx.stride_b + c;
   T* dweight = static_cast<T*>(p.dweight) + begin * p.dweight_stride_t + b * p.dweight_stride_b +
                head * p.dweight_stride_h;
+  const bool softmax = p.normalize == Normalize::kSoftmax;
   if constexpr (kReadsFirst<N>) {
     const Span first = packed && begin > 0 ? sequence_span(p, b, begin) : span;
     const bool whole = real_low == 0 && real_high == total && rows.cut(first.begin, seen) == 0 &&
-                       rows.cut(first.end, seen) == seen && rows.plain;
+                       rows.cut(first.end, seen) == seen && rows.plain && p.seed == nullptr;
     // All lanes, as they add up sums together.
     if (__all_sync(kFullWarp, whole)) {
-      backward_rows<T, kDynamic, N, K>(p, place, walk.packed_weights, rows.at, grad_at, from, dx, dweight, head, lanes);
+      if (softmax) {
+        backward_rows<T, kDynamic, N, K, true>(p, place, walk.packed_weights, rows.at, grad_at, from, dx, dweight, head,
+                                               lanes);
+      } else {
+        backward_rows<T, kDynamic, N, K, false>(p, place, walk.packed_weights, rows.at, grad_at, from, dx, dweight,
+                                                head, lanes);
+      }
       return;
     }
   }
@@ -198,7 +195,7 @@ __global__ void __launch_bounds__(kShortThreads, 2)
   for (int k = 0; k < K; ++k) factors[k] = 1.0f;
   if constexpr (!kDynamic) {
     read_weights<T, N, K>(p, walk.packed_weights, from, next_weights);
-    normalize_short<T, true, N, K>(p, {0, K, K}, next_weights, weights);
+    normalize_short<T, true, N, K>(softmax, {0, K, K}, next_weights, weights);
     short_dropout<K>(p, flat_index(p, 0, 0, head), factors);
   }
   fetch(0);
@@ -218,9 +215,9 @@ __global__ void __launch_bounds__(kShortThreads, 2)
     widen<T>(next_grad, grad);
     if constexpr (kDynamic) {
       if (whole || !p.renorm_padding) {
-        normalize_short<T, true, N, K>(p, taps, next_weights, weights);
+        normalize_short<T, true, N, K>(softmax, taps, next_weights, weights);
       } else {
-        normalize_short<T, false, N, K>(p, taps, next_weights, weights);
+        normalize_short<T, false, N, K>(softmax, taps, next_weights, weights);
       }
       if constexpr (N == 1) {
         if (p.seed != nullptr) short_dropout<K>(p, exists(n) ? flat_index(p, t, b, head) : 0, factors);
@@ -252,9 +249,15 @@ __global__ void __launch_bounds__(kShortThreads, 2)
       }
     }
     if (kDynamic && p.dweight != nullptr && own) {
-      if constexpr (N == 1) sum_over_lanes<K>(gradient[0], lanes, factors, p.seed != nullptr);
+      if constexpr (N == 1) {
+        sum_over_lanes<K>(gradient[0], lanes);
+        if (p.seed != nullptr) {
+#pragma unroll
+          for (int k = 0; k < K; ++k) gradient[0][k] = dropped(gradient[0][k], factors[k]);
+        }
+      }
       if (exists(n) && (N > 1 || threadIdx.x % lanes == 0)) {
-        through_softmax<N, K>(p, weights, gradient);
+        if (softmax) through_softmax<N, K>(weights, gradient);
         if (p.renorm_padding && !whole) {
 #pragma unroll
           for (int h = 0; h < N; ++h) {

@@ -17,7 +17,7 @@ __device__ __forceinline__ void write_next_state(const ConvParams& p, const Shor
 }
 
 // A thread's kShortRows steps, whose taps all meet rows of their sequence; `x`: the first of these.
-template <class T, bool kDynamic, int N, int K>
+template <class T, bool kDynamic, int N, int K, bool kSoftmax>
 __device__ __forceinline__ void forward_rows(const ConvParams& p, const ShortPlace& place, bool packed_weights,
                                              const T* x, int c, int head) {
   constexpr int R = kShortRows<K>, V = kWide<T>;
@@ -35,15 +35,13 @@ __device__ __forceinline__ void forward_rows(const ConvParams& p, const ShortPla
   T* out = static_cast<T*>(p.out.data) + place.t * p.out.stride_t + place.b * p.out.stride_b + c;
 
   float weights[N][K], window[K][V];
-  if constexpr (!kDynamic) make_weights<T, N, K>(p, read[0], true, {0, K, K}, 0, place.b, head, weights);
+  if constexpr (!kDynamic) normalize_short<T, true, N, K>(kSoftmax, {0, K, K}, read[0], weights);
 #pragma unroll
   for (int k = 0; k < K - 1; ++k) widen<T>(rows[k], window[k]);
 #pragma unroll
   for (int i = 0; i < R; ++i, out += p.out.stride_t) {
     widen<T>(rows[i + K - 1], window[(i + K - 1) % K]);
-    if constexpr (kDynamic) {
-      make_weights<T, N, K>(p, read[i], true, {0, K, K}, place.t + i, place.b, head, weights);
-    }
+    if constexpr (kDynamic) normalize_short<T, true, N, K>(kSoftmax, {0, K, K}, read[i], weights);
     float sums[V];
 #pragma unroll
     for (int e = 0; e < V; ++e) sums[e] = bias[e];
@@ -57,7 +55,7 @@ __device__ __forceinline__ void forward_rows(const ConvParams& p, const ShortPla
 }
 
 template <class T, bool kDynamic, int V, int N, int K>
-__global__ void __launch_bounds__(kShortThreads, K == 7 ? 2 : 3)
+__global__ void __launch_bounds__(kShortThreads, K == 7 ? 2 : N == 1 ? 4 : 3)
     short_forward_kernel(const __grid_constant__ ConvParams p, const ShortWalk walk) {
   const ShortPlace place = ShortPlace::of<V>(p, walk);
   if (!place.active) return;
@@ -70,8 +68,12 @@ __global__ void __launch_bounds__(kShortThreads, K == 7 ? 2 : 3)
   int low = rows.cut(span.begin, seen), high = rows.cut(span.end, seen);  // the rows of the step's sequence
 
   if constexpr (kReadsFirst<N>) {
-    if (left >= walk.length && low == 0 && high == seen && rows.plain) {
-      forward_rows<T, kDynamic, N, K>(p, place, walk.packed_weights, rows.at, c, head);
+    if (left >= walk.length && low == 0 && high == seen && rows.plain && p.seed == nullptr) {
+      if (p.normalize == Normalize::kSoftmax) {
+        forward_rows<T, kDynamic, N, K, true>(p, place, walk.packed_weights, rows.at, c, head);
+      } else {
+        forward_rows<T, kDynamic, N, K, false>(p, place, walk.packed_weights, rows.at, c, head);
+      }
       write_next_state<T, V, K>(p, place, c);
       return;
     }
