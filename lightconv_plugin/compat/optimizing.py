@@ -1,0 +1,176 @@
+"""fairseq's optimizer, which makes a launch for every parameter and operation: on a GPU most of a step's time."""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightconv_plugin.compat.registry import patch
+
+# Parameters whose denominators Adam holds at the same time, in elements: 128 MiB of them.
+_TOGETHER = 2**25
+
+
+@patch(versions="all versions of fairseq")
+def adam_launches() -> None:
+    """fairseq's Adam launches ten kernels for every parameter, which takes a GPU's host longer than the model.
+
+    The same operations in the same order on all parameters at once, by torch._foreach_*. Half-precision parameters and
+    AMSGrad keep fairseq's own loop.
+    """
+    from fairseq.optim.adam import Adam
+
+    original = Adam.step
+
+    @functools.wraps(original)
+    def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        groups = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
+        if not all(_plain(group, parameters) for group, parameters in groups):
+            return original(self, closure)
+        loss = None if closure is None else closure()
+        for group, parameters in groups:
+            for some in _portions(parameters):
+                _update(group, some, [_state(self.state[p], p) for p in some])
+        return loss
+
+    Adam.step = step
+
+
+def _plain(group: dict, parameters: list[Tensor]) -> bool:
+    return not group.get("amsgrad") and all(
+        p.dtype == p.grad.dtype == torch.float32 and not p.grad.is_sparse for p in parameters
+    )
+
+
+def _portions(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """In their order, as many at a time as have _TOGETHER elements, and one at least."""
+    portion, size = [], 0
+    for parameter in parameters:
+        if portion and size + parameter.numel() > _TOGETHER:
+            yield portion
+            portion, size = [], 0
+        portion.append(parameter)
+        size += parameter.numel()
+    if portion:
+        yield portion
+
+
+def _state(state: dict, parameter: Tensor) -> dict:
+    """The parameter's state, made as fairseq's Adam makes it, and on the parameter's device."""
+    if not state:
+        state |= {"step": 0, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+    for name in ("exp_avg", "exp_avg_sq"):
+        if state[name].device != parameter.device or state[name].dtype != parameter.dtype:
+            state[name] = state[name].to(parameter)
+    return state
+
+
+@torch.no_grad()
+def _update(group: dict, parameters: list[Tensor], states: list[dict]) -> None:
+    (beta1, beta2), rate = group["betas"], group["lr"]
+    gradients = [p.grad for p in parameters]
+    averages, squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
+    sizes = []
+    for state in states:
+        state["step"] += 1
+        sizes.append(-rate * math.sqrt(1 - beta2 ** state["step"]) / (1 - beta1 ** state["step"]))
+    torch._foreach_mul_(averages, beta1)
+    torch._foreach_add_(averages, gradients, alpha=1 - beta1)
+    torch._foreach_mul_(squares, beta2)
+    torch._foreach_addcmul_(squares, gradients, gradients, value=1 - beta2)
+    denominators = torch._foreach_sqrt(squares)
+    torch._foreach_add_(denominators, group["eps"])
+    if group["weight_decay"]:
+        torch._foreach_add_(parameters, parameters, alpha=-group["weight_decay"] * rate)
+    torch._foreach_addcdiv_(parameters, averages, denominators, sizes)
+
+
+def _norms_are_taken_one_by_one() -> bool:
+    from fairseq import utils
+
+    return not utils.multi_tensor_l2norm_available
+
+
+@patch(versions="all versions of fairseq, without NVIDIA's apex", needed=_norms_are_taken_one_by_one)
+def gradient_norm_launches() -> None:
+    """fairseq takes the norm of each parameter's gradient by itself where NVIDIA's apex is not installed."""
+    from fairseq import utils
+
+    def multi_tensor_total_norm(grads: list[Tensor], chunk_size: int = 0) -> Tensor:
+        norms = []
+        for _, some in itertools.groupby(grads, lambda grad: grad.device):
+            norms += torch._foreach_norm(list(some), 2, dtype=torch.float32)
+        return torch.norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+
+    utils.multi_tensor_total_norm = multi_tensor_total_norm
+    utils.multi_tensor_l2norm_available = True
+
+
+@patch(versions="all versions of fairseq")
+def half_precision_launches() -> None:
+    """With --fp16 or --bf16 fairseq copies each gradient and each parameter, and clears each gradient, by itself."""
+    from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin as Mixin
+
+    def gradients_to_float32(self: Any) -> None:
+        if not self._needs_sync:
+            return
+        pairs = [
+            (half, full) for half, full in zip(self.fp16_params, _gradients(self), strict=True) if half.requires_grad
+        ]
+        copied = [(half.grad, full) for half, full in pairs if half.grad is not None]
+        _copy([full for _, full in copied], [gradient for gradient, _ in copied])
+        # As fairseq has it: a parameter that took no part has a gradient of zeros.
+        _clear([full for half, full in pairs if half.grad is None])
+        self._needs_sync = False
+
+    def parameters_to_half(self: Any) -> None:
+        full = _as_parameters(self, lambda tensor: tensor.data)
+        pairs = [pair for pair in zip(self.fp16_params, full, strict=True) if pair[0].requires_grad]
+        _copy([half.data for half, _ in pairs], [full for _, full in pairs])
+
+    def zero_grad(self: Any) -> None:
+        for half in self.fp16_params:
+            half.grad = None
+        kept = self.fp32_params.values() if self.has_flat_params else self.fp32_params
+        _clear([full.grad for full in kept if full.grad is not None])
+        self._needs_sync = False
+        if self.scaler is not None:
+            self._multiply_factor = 1.0 / float(self.scaler.loss_scale)
+
+    Mixin._sync_fp16_grads_to_fp32 = gradients_to_float32
+    Mixin._sync_fp32_params_to_fp16 = parameters_to_half
+    Mixin.zero_grad = zero_grad
+
+
+def _gradients(optimizer: Any) -> list[Tensor]:
+    """What takes the gradient of each parameter in float32."""
+    if not optimizer.has_flat_params:
+        for full in optimizer.fp32_params:
+            if full.grad is None:
+                full.grad = torch.zeros_like(full)
+    return _as_parameters(optimizer, lambda tensor: tensor.grad)
+
+
+def _as_parameters(optimizer: Any, of: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """What `of` says of the copies in float32, one for each parameter, whether or not fairseq has them in one piece."""
+    if not optimizer.has_flat_params:
+        return [of(full) for full in optimizer.fp32_params]
+    pieces = {}
+    for device, flat in optimizer.fp32_params.items():
+        sizes = [half.numel() for half in optimizer.fp16_params if half.device.index == device]
+        pieces[device] = iter(of(flat).split(sizes))
+    return [next(pieces[half.device.index]).view(half.shape) for half in optimizer.fp16_params]
+
+
+def _copy(to: list[Tensor], source: list[Tensor]) -> None:
+    if to:
+        torch._foreach_copy_(to, source)
+
+
+def _clear(tensors: list[Tensor]) -> None:
+    if tensors:
+        torch._foreach_zero_(tensors)

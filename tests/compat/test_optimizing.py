@@ -1,0 +1,178 @@
+"""fairseq's optimizer with few launches: the same numbers."""
+
+import inspect
+import os
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq", reason="fairseq is not installed")
+
+from fairseq import utils
+from fairseq.optim.adam import Adam
+from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin as Mixin
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import lightconv_plugin.models  # noqa: F401 (the patches)
+from lightconv_plugin.compat import optimizing
+from tests.fairseq_cli import REPOSITORY
+from tests.warm_python import warm_python
+
+COUNT = 40  # parameters
+FAIRSEQS_STEP = inspect.unwrap(Adam.step)  # the patch wraps it, and torch wraps both
+
+
+class Launches(TorchDispatchMode):
+    """Counts operators; one of torch._foreach_* is one, as it is one launch or few on a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += not function.is_view
+        return function(*args, **(kwargs or {}))
+
+
+def parameters(dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(3, 5), (7,), (), (2, 3, 4)]
+    return [torch.nn.Parameter(torch.randn(shapes[i % 4], generator=generator).to(dtype)) for i in range(COUNT)]
+
+
+def draw_gradients(tensors, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for number, tensor in enumerate(tensors):
+        # One never has a gradient, and one not at first.
+        if number != 5 and (number != 6 or seed > 1):
+            tensor.grad = torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
+
+
+def steps(step, tensors, **options):
+    optimizer = Adam(tensors, lr=0.01, **options)
+    for seed in range(5):
+        draw_gradients(tensors, seed)
+        optimizer.param_groups[0]["lr"] = 0.01 / (seed + 1)
+        step(optimizer)
+    return optimizer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"weight_decay": 0.1, "betas": (0.9, 0.98)}, {"amsgrad": True}], ids=["plain", "decay", "amsgrad"]
+)
+def test_adam_gives_the_same_bits(options, dtype, monkeypatch):
+    monkeypatch.setattr(optimizing, "_TOGETHER", 100)  # several portions
+    ours, theirs = (steps(step, parameters(dtype), **options) for step in (Adam.step, FAIRSEQS_STEP))
+    groups = zip(ours.param_groups[0]["params"], theirs.param_groups[0]["params"], strict=True)
+    for one, other in groups:
+        assert torch.equal(one, other)
+        assert ours.state[one].keys() == theirs.state[other].keys()
+        for name, value in theirs.state[other].items():
+            assert torch.equal(torch.as_tensor(ours.state[one][name]), torch.as_tensor(value)), name
+
+
+def test_adam_launches_as_much_for_many_parameters_as_for_one():
+    """Without adam_launches: seven times for each parameter."""
+    counts = []
+    for step in (Adam.step, FAIRSEQS_STEP):
+        tensors = parameters()
+        optimizer = steps(step, tensors)
+        with Launches() as launches:
+            step(optimizer)
+        counts.append(launches.count)
+    assert counts[0] < 20 and counts[1] >= 7 * (COUNT - 1)
+
+
+def test_adam_calls_the_closure():
+    tensors = parameters()
+    assert Adam(tensors).step(lambda: 7) == 7
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("limit", [0.0, 0.5])
+def test_the_gradients_norm(limit, dtype, monkeypatch):
+    """Without gradient_norm_launches: a launch for each parameter."""
+    results = []
+    for together in (True, False):
+        monkeypatch.setattr(utils, "multi_tensor_l2norm_available", together)
+        tensors = parameters(dtype)
+        draw_gradients(tensors, 3)
+        with Launches() as launches:
+            norm = utils.clip_grad_norm_(tensors, limit)
+        results.append((norm, [tensor.grad for tensor in tensors], launches.count))
+    assert torch.equal(results[0][0], results[1][0]) and results[0][0].dtype == torch.float32
+    for one, other in zip(results[0][1], results[1][1], strict=True):
+        assert one is other is None or torch.equal(one, other)
+    assert results[0][2] < 12 and results[1][2] > COUNT
+
+
+class HalfPrecision(Mixin):
+    """What fairseq's FP16Optimizer is made of, with its copies in one piece or not."""
+
+    def __init__(self, flat, dtype):
+        self.fp16_params = parameters(dtype)
+        self.scaler, self._needs_sync, self._multiply_factor = SimpleNamespace(loss_scale=4), True, 1.0
+        full = [torch.nn.Parameter(half.data.float()) for half in self.fp16_params]
+        if flat:
+            piece = torch.nn.Parameter(torch.cat([tensor.data.view(-1) for tensor in full]))
+            piece.grad = torch.full_like(piece, 3)
+            full = {None: piece}
+        self.fp32_params = full
+
+    @property
+    def everything(self):
+        full = self.fp32_params.values() if self.has_flat_params else self.fp32_params
+        kept = [tensor for one in full for tensor in (one.data, one.grad)]
+        return [*kept, *self.fp16_params, *(half.grad for half in self.fp16_params)]
+
+    def train(self):
+        """Two updates' copies and clearings, up to the gradients of a third; the operators that they take."""
+        count = 0
+        for seed in range(3):
+            draw_gradients(self.fp16_params, seed)
+            self._needs_sync = True
+            with Launches() as launches:
+                self._sync_fp16_grads_to_fp32()
+                for full in self.fp32_params.values() if self.has_flat_params else self.fp32_params:
+                    full.data += 0.1 * full.grad
+                self._sync_fp32_params_to_fp16()
+                if seed < 2:
+                    self.zero_grad()
+            count += launches.count
+        assert not self._needs_sync and self._multiply_factor == 0.25
+        return count
+
+
+SCRIPT = """
+import sys, torch
+import lightconv_plugin.models
+from tests.compat.test_optimizing import HalfPrecision
+results = []
+for flat in (False, True):
+    for dtype in (torch.float16, torch.bfloat16):
+        optimizer = HalfPrecision(flat, dtype)
+        results.append((optimizer.train(), optimizer.everything))
+torch.save(results, sys.argv[1])
+"""
+
+
+def test_copies_of_half_precision(tmp_path):
+    """Without half_precision_launches: the same bits, by operators for each parameter."""
+    found = {}
+    for skipped in ("", "half_precision_launches"):
+        file = tmp_path / f"without {skipped}.pt"
+        subprocess.run(
+            [warm_python(), "-c", SCRIPT, str(file)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "LIGHTCONV_SKIP_PATCHES": skipped},
+            cwd=REPOSITORY,
+            check=True,
+            timeout=300,
+        )
+        found[skipped] = torch.load(file, weights_only=True)
+    for (count, ours), (their_count, theirs) in zip(*found.values(), strict=True):
+        assert their_count > 150 + count
+        for one, other in zip(ours, theirs, strict=True):
+            assert one is other is None or torch.equal(one, other)
