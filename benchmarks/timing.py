@@ -10,9 +10,11 @@ and not that of Python.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from unittest import mock
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -118,11 +120,14 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
     On a GPU torch.cuda.max_memory_allocated; on a CPU the running sum of the allocator's events, from torch.profiler
     (what a library takes from the system by other ways is not seen).
     """
+    gc.collect()  # what waits for it would be freed within the call
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        call()
+        # fairseq's Trainer resets the peak at the end of every step.
+        with mock.patch.object(torch.cuda, "reset_peak_memory_stats"):
+            call()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
