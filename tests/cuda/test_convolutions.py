@@ -123,6 +123,31 @@ def short():
         )
 
 
+def inside():
+    """Short filters of sequences so long that whole warps meet nothing but rows of their own sequence."""
+    extras = [{}, {"bias": True}, {"packed": True}, {"lengths": torch.int64}, {"dropout": 0.3}]
+    for count, (operator, size, (per_head, dtype)) in enumerate(
+        itertools.product(
+            OPERATORS, (3, 4, 7), ((4, torch.float32), (16, torch.float32), (8, torch.bfloat16), (32, torch.float16))
+        )
+    ):
+        yield Case(
+            operator,
+            130,
+            1 if count % 5 == 2 else 2,
+            2,
+            per_head,
+            size,
+            padding(size, count % 3),
+            dtype,
+            normalize=("softmax", "none")[count // 2 % 2],
+            rows=("tbc", "btc")[count // 3 % 2],
+            **extras[count % 5],
+        )
+    for normalize, per_head in itertools.product(("softmax", "none"), (1, 2, 4)):  # several heads in a vector
+        yield Case("dynamicconv", 130, 2, 16 // per_head, per_head, 4, 3, torch.bfloat16, normalize=normalize)
+
+
 EXTRAS = [
     {},
     {"glu": True},
@@ -213,7 +238,7 @@ def products(case):
     return case.steps * case.batch * case.channels * case.size * (1 + case.dynamic)
 
 
-CASES = [*sizes(), *papers_sizes(), *options(), *short(), *wide()]
+CASES = [*sizes(), *papers_sizes(), *options(), *short(), *inside(), *wide()]
 EVERY_RUN = covering(CASES, settings, products)
 CHOSEN = [*marked(CASES, EVERY_RUN), *in_registers(), *shapes()]
 

@@ -22,6 +22,7 @@ UNITS = tuple(
 LIGHT = Case("lightconv", 21, 2, 3, 8, 9, 4)
 DYNAMIC = Case("dynamicconv", 21, 2, 3, 8, 9, 4)
 SHORT = Case("dynamicconv", 21, 2, 2, 8, 7, 3)
+INSIDE = Case("dynamicconv", 100, 2, 2, 8, 7, 3)  # whole warps meet nothing but rows of their sequence
 LONG = Case("dynamicconv", 40, 2, 2, 64, 40, 20, torch.float16)
 MANY = Case("lightconv", 5, 70, 3, 8, 9, 4)
 WIDE = Case("dynamicconv", 40, 2, 2, 64, 31, 15, torch.float16)
@@ -121,12 +122,36 @@ MISTAKES = [
         other(DYNAMIC, steps=3, padding_l=8, seen=8),
     ),
     Mistake(
-        "short filters: the window moved too far",
-        "convolution/short.cuh",
-        "window[k][e] = window[k + 1][e];\n    }\n  }\n  if (p.next_state",
-        "window[k][e] = window[k + 1 + (MISTAKE && k + 2 < K)][e];\n    }\n  }\n  if (p.next_state",
+        "short filters: a tap meets the next row",
+        "convolution/short_forward.cuh",
+        "fmaf(weights[e * N / V][k], window[(i + k) % K][e], sums[e])",
+        "fmaf(weights[e * N / V][k], window[(i + k + MISTAKE) % K][e], sums[e])",
         "forward",
         SHORT,
+    ),
+    Mistake(
+        "short filters: the window of a walk moved too far",
+        "convolution/short_forward.cuh",
+        "window[k][e] = window[k + 1][e];",
+        "window[k][e] = window[k + 1 + (MISTAKE && k + 2 < K)][e];",
+        "forward",
+        SHORT,
+    ),
+    Mistake(
+        "short filters: a gradient of a row that another thread owns",
+        "convolution/short_backward.cuh",
+        "if (own && p.dx.data != nullptr) store_pack",
+        "if ((own || MISTAKE) && p.dx.data != nullptr) store_pack",
+        "backward",
+        INSIDE,
+    ),
+    Mistake(
+        "short filters: a gradient of the row before the tap's",
+        "convolution/short_backward.cuh",
+        "window[(n + k + 1) % K][e]",
+        "window[(n + k + 1 + MISTAKE * (K - 1)) % K][e]",
+        "backward",
+        INSIDE,
     ),
     Mistake(
         "gradient of x: tap index one too low",
