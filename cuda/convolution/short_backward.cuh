@@ -133,9 +133,17 @@ __device__ __forceinline__ void backward_rows(const ConvBackwardParams& p, const
   if constexpr (!kDynamic) write_slab<K>(p, place, R, head, gradient[0], lanes);
 }
 
+// Blocks that a multiprocessor holds. nvcc 13.0 takes a few more registers for the same code from sm_100 on.
+template <bool kDynamic, int N, int K>
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kShortBlocks = 2;
+#else
+constexpr int kShortBlocks = kDynamic && N == 1 && K < 7 ? 3 : 2;
+#endif
+
 // `lanes` neighbouring lanes share a head.
 template <class T, bool kDynamic, int V, int N, int K>
-__global__ void __launch_bounds__(kShortThreads, kDynamic && N == 1 && K < 7 ? 3 : 2)
+__global__ void __launch_bounds__(kShortThreads, kShortBlocks<kDynamic, N, K>)
     short_backward_kernel(const __grid_constant__ ConvBackwardParams p, const ShortWalk walk, const int lanes) {
   const ShortPlace place = ShortPlace::of<V>(p, walk);
   const int c = place.vector * V, head = c / (p.channels / p.heads);
