@@ -6,7 +6,7 @@
 //
 // What a thread reads has to be on its way together, or it waits for one row after the other. Where its steps see nothing
 // but rows of their own sequence, as nearly all do, a vector holds one or two heads, and nothing is dropped, it reads all
-// of them first, and its steps are written out (short_forward.cuh, short_backward.cuh: *_rows). Else it walks: from step to step, with the
+// of them first, and its steps are written out (forward_rows, backward_rows). Else it walks from step to step, with the
 // last K rows of u in a window of registers, and while one is computed the next one's inputs are being loaded. With
 // C/H = 1 and K = 4 the weights of one step are enough on their way: 64 bytes in a half type, beside 16 of x. They are
 // read 16 bytes at a time along (H, K), and softmax runs on registers. Both ways compute the same bits.
