@@ -41,6 +41,7 @@ def peers(tmp_path):
     return options
 
 
+@pytest.mark.long
 def test_when_everything_sleeps_each_part_gets_its_share(stand_in, repository, peers):
     """No part takes from another: all are ended at their time, and what each wrote before is there."""
     share, total = shares(repository, "gpu", "timing")
