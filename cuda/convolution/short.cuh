@@ -24,9 +24,14 @@ constexpr int kShortThreads = 128;
 // Steps of a thread that reads them all first: as many as its registers hold.
 template <int K>
 constexpr int kShortRows = K < 7 ? 8 : 4;
-// Whether threads do so, with N heads in a vector.
+// Whether threads may do so, with N heads in a vector; and whether those of a call do, where they meet nothing but rows of
+// their sequence. Else they have longer walks, which share the K-1 rows and steps before them among more.
 template <int N>
 constexpr bool kReadsFirst = N <= 2;
+template <int N>
+__host__ __device__ __forceinline__ bool reads_first(const ConvParams& p) {
+  return kReadsFirst<N> && !p.glu && p.state_rows == 0 && p.seed == nullptr;
+}
 // Enough threads that walk for each multiprocessor of the largest devices to have some hundreds.
 constexpr int64_t kWantedThreads = 1 << 17;
 
@@ -237,8 +242,8 @@ template <class T, int N, int K>
 ShortWalk short_walk(const ConvParams& p, int64_t rows) {
   ShortWalk walk;
   const int64_t columns = p.channels / kWide<T> * p.batch;
-  walk.length = kReadsFirst<N> ? kShortRows<K> : 256;
-  while (walk.length > 8 && columns * divide_up(rows, static_cast<int64_t>(walk.length)) < kWantedThreads) {
+  walk.length = reads_first<N>(p) ? kShortRows<K> : 256;
+  while (!reads_first<N>(p) && walk.length > 8 && columns * divide_up(rows, static_cast<int64_t>(walk.length)) < kWantedThreads) {
     walk.length /= 2;
   }
   walk.threads = columns * divide_up(rows, static_cast<int64_t>(walk.length));

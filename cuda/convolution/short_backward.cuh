@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(kShortThreads, kShortBlocks<kDynamic, N, K>)
   const bool softmax = p.normalize == Normalize::kSoftmax;
   if constexpr (kReadsFirst<N>) {
     const Span first = packed && begin > 0 ? sequence_span(p, b, begin) : span;
-    const bool whole = real_low == 0 && real_high == total && rows.cut(first.begin, seen) == 0 &&
-                       rows.cut(first.end, seen) == seen && rows.plain && p.seed == nullptr;
+    const bool whole = reads_first<N>(p) && real_low == 0 && real_high == total && rows.cut(first.begin, seen) == 0 &&
+                       rows.cut(first.end, seen) == seen;
     // All lanes, as they add up sums together.
     if (__all_sync(kFullWarp, whole)) {
       if (softmax) {
@@ -313,18 +313,23 @@ bool short_backward_supported(const ConvBackwardParams& p) {
          p.grad.data != nullptr && aligned(p.x, size, 16) && aligned(p.grad, size, 16) && aligned(p.dx, size, 16);
 }
 
+// Host: padding_l more steps than there are weights, so that the last rows of du are complete too.
+template <class T, int N, int K>
+ShortWalk short_backward_walk(const ConvBackwardParams& p) {
+  return short_walk<T, N, K>(p, p.steps + p.padding_l);
+}
+
 // Host: lightconv's partial sums, which heads of whole vectors have.
 template <class T>
 int64_t short_slabs(const ConvBackwardParams& p) {
-  const int rows = p.kernel_size == 7 ? kShortRows<7> : kShortRows<4>;
-  static_assert(kReadsFirst<1> && kShortRows<3> == kShortRows<4>);
-  return p.batch * divide_up(p.steps + p.padding_l, static_cast<int64_t>(rows));
+  static_assert(kShortRows<3> == kShortRows<4>);
+  const int length = (p.kernel_size == 7 ? short_backward_walk<T, 1, 7>(p) : short_backward_walk<T, 1, 4>(p)).length;
+  return p.batch * divide_up(p.steps + p.padding_l, static_cast<int64_t>(length));
 }
 
 template <class T, bool kDynamic, int N, int K>
 cudaError_t launch_short_backward(const ConvBackwardParams& p, cudaStream_t stream) {
-  // padding_l more steps than there are weights, so that the last rows of du are complete too.
-  ShortWalk walk = short_walk<T, N, K>(p, p.steps + p.padding_l);
+  ShortWalk walk = short_backward_walk<T, N, K>(p);
   walk.packed_weights =
       packed_filters<T>(p, N, p.weight.data, p.weight.stride_t, p.weight.stride_b, p.weight.stride_h,
                         p.weight.stride_k) &&

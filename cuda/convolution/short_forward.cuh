@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kShortThreads, K == 7 ? 2 : N == 1 ? 4 : 3)
   int low = rows.cut(span.begin, seen), high = rows.cut(span.end, seen);  // the rows of the step's sequence
 
   if constexpr (kReadsFirst<N>) {
-    if (left >= walk.length && low == 0 && high == seen && rows.plain && p.seed == nullptr) {
+    if (reads_first<N>(p) && left >= walk.length && low == 0 && high == seen) {
       if (p.normalize == Normalize::kSoftmax) {
         forward_rows<T, kDynamic, N, K, true>(p, place, walk.packed_weights, rows.at, c, head);
       } else {

@@ -17,10 +17,10 @@ _TOGETHER = 2**25
 
 @patch(versions="all versions of fairseq")
 def adam_launches() -> None:
-    """fairseq's Adam launches ten kernels for every parameter, which takes a GPU's host longer than the model.
+    """fairseq's Adam launches seven or eight kernels a parameter, which takes a GPU's host longer than the model.
 
-    The same operations in the same order on all parameters at once, by torch._foreach_*. Half-precision parameters and
-    AMSGrad keep fairseq's own loop.
+    The same operations in the same order on all parameters at once, by torch._foreach_*. torch's own Adam has eps in
+    another place, so its numbers are others. Half-precision parameters and AMSGrad keep fairseq's own loop.
     """
     from fairseq.optim.adam import Adam
 
