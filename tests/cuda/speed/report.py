@@ -37,9 +37,9 @@ def _call(dynamic: bool, backward: bool, size: int, **others) -> Call:
     return Call(dynamic, backward, size=size, **(sizes | others))
 
 
-def _short(backward: bool, per_head: int) -> Call:
+def _short(backward: bool, per_head: int, **options) -> Call:
     sizes = {"steps": 4096, "batch": 4, "channels": 2048, "heads": 2048 // per_head, "padding": 3}
-    return _call(True, backward, 4, **sizes, normalize=1, batch_first=True)
+    return _call(True, backward, 4, **sizes, normalize=1, batch_first=True, **options)
 
 
 CALLS = {
@@ -50,6 +50,10 @@ CALLS = {
 CALLS |= {
     f"short C/H {per_head} {'backward' if backward else 'forward'}": _short(backward, per_head)
     for per_head in (1, 16)
+    for backward in (False, True)
+}
+CALLS |= {
+    f"short C/H 16 dropout {'backward' if backward else 'forward'}": _short(backward, 16, dropout=True)
     for backward in (False, True)
 }
 CALLS |= {
