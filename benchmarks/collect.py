@@ -2,7 +2,8 @@
 `python -m benchmarks.collect WORK FILE [--print]`.
 
 WORK/parts has lines with a part's name, what became of it and its seconds, with tabs between them; of several lines on
-a part the last counts. WORK/json/NAME.json is what a benchmark wrote, whole or as far as it came.
+a part the last counts. WORK/json/NAME.json is what a benchmark wrote, whole or as far as it came. With --print, at the
+end, the tables are shown, and the file names the card: tests do not.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.collect", description=__doc__.partition("\n")[0])
     parser.add_argument("work", type=Path)
     parser.add_argument("file", type=Path)
-    parser.add_argument("--print", action="store_true", help="print the tables")
+    parser.add_argument("--print", action="store_true", help="print the tables, and add the card to the file")
     options = parser.parse_args(arguments)
     parts = {}
     for line in (options.work / "parts").read_text(encoding="utf-8").splitlines():
@@ -32,8 +33,14 @@ def main(arguments: list[str] | None = None) -> None:
     content = {"benchmark": options.file.stem, "parts": list(parts.values()), "results": results}
     report.write_json(options.file, content)
     if options.print:
-        from benchmarks.operators import overview  # imports torch; without --print this is called after every part
+        # They import torch; without --print this is called after every part.
+        import torch
 
+        from benchmarks import machine
+        from benchmarks.operators import overview
+
+        if torch.cuda.is_available():
+            report.write_json(options.file, content | machine.card())
         for name, result in results.items():
             if result["benchmark"] == "operators" and result["cases"]:
                 print(f"== {name}: {result['dtype']}, copy {result['rates']['bytes_per_s'] / 1e9:.0f} GB/s")

@@ -122,15 +122,20 @@ def describe(device: torch.device) -> dict:
     if backend == "cpu":
         description["allocator"] = allocator.keep_freed_memory().why
     if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        description |= {
-            "gpu": properties.name,
-            "gpu_memory_bytes": properties.total_memory,
-            "compute_capability": f"{properties.major}.{properties.minor}",
-            "cuda": torch.version.cuda,
-            "driver": _driver(),
-        }
+        description |= card(device)
     return description
+
+
+def card(device: torch.device | str = "cuda") -> dict:
+    """The GPU and what it runs on, as they stand in the JSON of every result from one."""
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "gpu": properties.name,
+        "gpu_memory_bytes": properties.total_memory,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "cuda": torch.version.cuda,
+        "driver": _driver(),
+    }
 
 
 def headline(description: dict) -> str:

@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 import time
+import types
 
 import pytest
+import torch
 
 CALLS = [("gpu", "correctness"), ("gpu", "timing"), ("gpu_fairseq", "timing"), ("gpu_fairseq", "recipes")]
 SECONDS = 25  # of a dry run
@@ -99,3 +101,22 @@ def test_the_build_part_finds_the_kernels(repository):
     done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "lightconv_cpu.so: built and loaded in" in done.stdout
+
+
+def test_the_file_names_the_card(tmp_path, monkeypatch, capsys):
+    """Also that of the tests alone, where no benchmark says what it ran on."""
+    from benchmarks import collect, machine
+
+    (tmp_path / "json").mkdir()
+    (tmp_path / "parts").write_text("tests\tok\t65.7\n", encoding="utf-8")
+    properties = types.SimpleNamespace(name="A Card", total_memory=2**34, major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(machine, "_driver", lambda: "570.1")
+    for options in ([], ["--print"]):
+        collect.main([str(tmp_path), str(tmp_path / "gpu_correctness.json"), *options])
+        content = json.loads((tmp_path / "gpu_correctness.json").read_text(encoding="utf-8"))
+        assert [part["name"] for part in content["parts"]] == ["tests"]
+        assert ("gpu" in content) == bool(options)
+    assert (content["gpu"], content["compute_capability"], content["driver"]) == ("A Card", "9.0", "570.1")
+    assert "tests" in capsys.readouterr().out
