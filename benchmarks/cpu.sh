@@ -41,6 +41,8 @@ measure operators_bfloat16 operators --dtype bfloat16 --without "our reference"
 measure host_time host_time
 measure training_iwslt training
 measure training_multi30k training --preset multi30k_en_de
+measure training_iwslt_bfloat16 training --dtype bfloat16
+measure training_multi30k_bfloat16 training --preset multi30k_en_de --dtype bfloat16
 # Models of 200 million parameters: those of the papers, without fairseq's own convolutions, which would not fit beside them.
 measure training_wmt training --preset wmt_en_de_big --sentences 16 --repeats 3 \
     --systems "DynamicConv (ours)" "LightConv (ours)" "TaLK (ours)" "fairseq Transformer"
