@@ -15,24 +15,29 @@
 namespace lightconv {
 namespace {
 
-// How far a sequence's windows reach, found once per call.
+// How far a sequence's windows reach at most, found once per call.
 struct Reaches {
-  int64_t left = 0, right = 0;                   // the farthest reach of windows that are not `far`
+  int64_t left = 0, right = 0;                   // of windows that are not `far`
   std::vector<std::pair<int64_t, int64_t>> far;  // the `far` ones: (t, head), in the order of t
 };
 
 template <class T>
 Reaches reaches(const TalkProblem<T>& p, const Sequence& s) {
-  Reaches found;
+  using S = Sum<T>;
+  // The farthest windows are those of the largest offsets. NaN is not larger than any, and reaches nowhere.
+  S most_left = 0, most_right = 0;
   for (int64_t t = s.out_first; t < s.out_last; ++t) {
     for (int64_t h = 0; h < p.heads; ++h) {
-      const auto w = window(p, s, t, h);
-      if (w.far) {
-        found.far.push_back({t, h});
-      } else {
-        found.left = std::max(found.left, t + p.seen - w.first());
-        found.right = std::max(found.right, w.last() - t - p.seen);
-      }
+      most_left = std::max(most_left, static_cast<S>(*p.left.at(t, s.batch, h)));
+      if (p.right.data) most_right = std::max(most_right, static_cast<S>(*p.right.at(t, s.batch, h)));
+    }
+  }
+  const Reach<S> back = reach(most_left, p.max_left), on = reach(most_right, p.max_right);
+  Reaches found{std::min(back.whole, 2 * p.max_left) + 1, std::min(on.whole, 2 * p.max_right) + 1, {}};
+  if (!p.few && back.whole <= 2 * p.max_left && on.whole <= 2 * p.max_right) return found;
+  for (int64_t t = s.out_first; t < s.out_last; ++t) {
+    for (int64_t h = 0; h < p.heads; ++h) {
+      if (window(p, s, t, h).far) found.far.push_back({t, h});
     }
   }
   return found;
@@ -102,6 +107,9 @@ class TalkBackwardTile {
       *plane = arena_.take<S>(size);
       std::fill(*plane, *plane + size, S(0));
     }
+    const int64_t width = round_up<S>(p_.per_head);
+    nowhere_ = arena_.take<S>(width);
+    std::fill(nowhere_, nowhere_ + width, S(0));
   }
 
   // Beyond the head's last channel, zeros are added.
@@ -116,23 +124,42 @@ class TalkBackwardTile {
     }
   }
 
+  // A row of the tile that something is added to; one that nobody reads where the tile does not own it.
+  S* target(S* plane, int64_t row, int64_t head, bool wanted = true) const {
+    return wanted && mine(row) ? at(plane, row, head) : nowhere_;
+  }
+
   void add(const Window<S>& w, int64_t t, int64_t head) const {
     const T* from = grad(t, head);
+    S *first = nowhere_, *last = nowhere_, *middle = nowhere_;
+    int64_t count = 0, step = 0;  // of rows in the middle, and between them
     const int64_t next = block_begin(s_, w.low, block_) + block_;
     if (w.high < next) {
-      if (mine(w.low)) {
-        for (int64_t r = w.low; r <= w.high; ++r) add_row(at(single_, r, head), from);
-      }
+      // Blocks begin and end with the tile: all of these rows are in it, or none.
+      middle = target(single_, w.low, head);
+      count = mine(w.low) ? w.high + 1 - w.low : 0;
+      step = pitch_;
     } else {
-      const int64_t last = block_begin(s_, w.high, block_);
-      if (mine(w.low)) add_row(at(forwards_, w.low, head), from);
-      for (int64_t r = std::max(next, tile_.begin); r < std::min(last, last_); r += block_) {
-        add_row(at(forwards_, r, head), from);
-      }
-      if (mine(w.high)) add_row(at(backwards_, w.high, head), from);
+      first = target(forwards_, w.low, head);
+      const int64_t begin = std::max(next, tile_.begin), end = std::min(block_begin(s_, w.high, block_), last_);
+      count = std::max<int64_t>(end - begin, 0) / block_;
+      if (count) middle = at(forwards_, begin, head);
+      step = block_ * pitch_;
+      last = target(backwards_, w.high, head);
     }
-    if (w.left > 0 && mine(w.low - 1)) add_part(at(single_, w.low - 1, head), from, w.left);
-    if (w.right > 0 && mine(w.high + 1)) add_part(at(single_, w.high + 1, head), from, w.right);
+    S* const before = target(single_, w.low - 1, head, w.left > 0);
+    S* const after = target(single_, w.high + 1, head, w.right > 0);
+    for (int64_t i = 0; i < p_.per_head; i += kWidth<S>) {
+      const Vector<S> row = load_row(from + i, p_.per_head - i);
+      store(first + i, load(first + i) + row);
+      for (int64_t j = 0; j < count; ++j) {
+        S* const to = middle + j * step + i;
+        store(to, load(to) + row);
+      }
+      store(last + i, load(last + i) + row);
+      store(before + i, load(before + i) + row * w.left);
+      store(after + i, load(after + i) + row * w.right);
+    }
   }
 
   void add_one_by_one(const Window<S>& w, int64_t t, int64_t head) const {
@@ -177,25 +204,29 @@ class TalkBackwardTile {
 
   // ---------------------------------------------------------------------------------------------- offsets
 
+  // Σ_r grad[t, r] · x[row, r] over the head's channels, for the row beyond each end of the window.
   void write_offset_gradients(const Window<S>& w, int64_t t, int64_t head) const {
+    const bool left = p_.dleft.data && w.left > 0, right = p_.dright.data && w.right > 0;
+    const T* from = grad(t, head);
+    const T* before = left ? source(w.low - 1, head) : from;
+    const T* after = right ? source(w.high + 1, head) : from;
+    Vector<S> sum_left{}, sum_right{};
+    for (int64_t i = 0; (left || right) && i < p_.per_head; i += kWidth<S>) {
+      const Vector<S> row = load_row(from + i, p_.per_head - i);
+      sum_left += row * load_row(before + i, p_.per_head - i);
+      sum_right += row * load_row(after + i, p_.per_head - i);
+    }
+    const auto along = [&](Vector<S> sum, int64_t limit) { return sum_across<S>(sum)[0] * (S(limit) * scale_); };
     if (p_.dleft.data) {
-      const S along = w.left > 0 ? product(t, w.low - 1, head) * (S(p_.max_left) * scale_) : S(0);
-      *p_.dleft.at(t, s_.batch, tile_.head + head) = static_cast<T>(along);
+      *p_.dleft.at(t, s_.batch, tile_.head + head) = static_cast<T>(left ? along(sum_left, p_.max_left) : S(0));
     }
     if (p_.dright.data) {
-      const S along = w.right > 0 ? product(t, w.high + 1, head) * (S(p_.max_right) * scale_) : S(0);
-      *p_.dright.at(t, s_.batch, tile_.head + head) = static_cast<T>(along);
+      *p_.dright.at(t, s_.batch, tile_.head + head) = static_cast<T>(right ? along(sum_right, p_.max_right) : S(0));
     }
   }
 
-  // Σ_r grad[t, r] · x[row, r] over the head's channels.
-  S product(int64_t t, int64_t row, int64_t head) const {
-    const T *from = grad(t, head), *source = p_.source(row, s_.batch) + column_ + head * p_.per_head;
-    Vector<S> sum{};
-    for (int64_t i = 0; i < p_.per_head; i += kWidth<S>) {
-      sum += load_row(from + i, p_.per_head - i) * load_row(source + i, p_.per_head - i);
-    }
-    return sum_across<S>(sum)[0];
+  const T* source(int64_t row, int64_t head) const {
+    return p_.source(row, s_.batch) + column_ + head * p_.per_head;
   }
 
   const TalkProblem<T>& p_;
@@ -207,6 +238,7 @@ class TalkBackwardTile {
   S scale_;
   // Planes of the tile's rows: what is added to a row only; to it and all after it in its block; to it and all before.
   S *single_ = nullptr, *forwards_ = nullptr, *backwards_ = nullptr;
+  S* nowhere_ = nullptr;  // a head's width of a row that is in no plane
 };
 
 }  // namespace
