@@ -3,6 +3,7 @@
 More kills, at chosen moments, are in the tests of each script: test_prepare*.py, test_reproduce.py, test_download.py, …
 """
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -45,6 +46,33 @@ def test_a_full_disk_loses_nothing(name, tmp_path):
     except RuntimeError as error:
         pytest.skip(str(error))
     assert result.differences == [] and (result.failed, result.trials) == (2, 2)
+
+
+def test_one_killed_while_it_writes_progress_does_not_stop_the_next(tmp_path, monkeypatch):
+    """tqdm's lock is one for all processes that are forked after it was made."""
+    tqdm = pytest.importorskip("tqdm").tqdm
+    monkeypatch.setattr(tqdm, "_lock", multiprocessing.RLock(), raising=False)
+
+    def hold():
+        tqdm.get_lock().acquire()
+        (tmp_path / "held").touch()
+        time.sleep(60)
+
+    def show():
+        assert list(tqdm(range(3))) == [0, 1, 2]
+
+    held = Fork(hold, log=tmp_path / "log", token="")
+    end = time.monotonic() + 60
+    while not (tmp_path / "held").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    os.kill(held.pid, signal.SIGKILL)
+    assert held.wait() == -signal.SIGKILL
+    shown = Fork(show, log=tmp_path / "log", token="")
+    while (status := shown.poll()) is None and time.monotonic() < end:
+        time.sleep(0.01)
+    if status is None:
+        os.kill(shown.pid, signal.SIGKILL)
+    assert status == 0, (tmp_path / "log").read_text()
 
 
 class Careless(Work):

@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -55,6 +56,9 @@ class Fork:
                 if "torch" in sys.modules:
                     # OpenMP's threads are not forked, and work for them would wait for ever.
                     sys.modules["torch"].set_num_threads(1)
+                if "tqdm" in sys.modules:
+                    # All forks share tqdm's lock: one that is killed while it writes would hold it for ever.
+                    sys.modules["tqdm"].tqdm.set_lock(threading.RLock())
                 status = function(*arguments) or 0
             except BaseException:
                 traceback.print_exc()
