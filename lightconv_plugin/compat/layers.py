@@ -85,16 +85,21 @@ def swish_activation() -> None:
 def _marked_modules() -> list[type]:
     """Modules of fairseq whose saved state has a number that nothing initialises and nothing reads."""
     from fairseq.modules import AdaptiveInput, SinusoidalPositionalEmbedding
+    from fairseq.modules.adaptive_softmax import TiedHeadModule
 
-    examples = AdaptiveInput(4, 0, 4, 1.0, 4, [2, 4]), SinusoidalPositionalEmbedding(4, 0, 2)
+    examples = (
+        AdaptiveInput(4, 0, 4, 1.0, 4, [2, 4]),
+        TiedHeadModule((torch.zeros(2, 4), None), 4, 1, 0, 8),
+        SinusoidalPositionalEmbedding(4, 0, 2),
+    )
     return [type(module) for module in examples if hasattr(module, "_float_tensor")]
 
 
 @patch(versions="all versions of fairseq", needed=lambda: bool(_marked_modules()))
 def uninitialised_markers() -> None:
-    """fairseq saves an uninitialised number with adaptive inputs, NaN at times: runs leave different files.
+    """fairseq saves an uninitialised number with adaptive inputs and tied adaptive outputs: runs leave different files.
 
-    The number only marks a device and a type. fairseq 0.12.2 has one with sinusoidal positions too.
+    The number, NaN at times, only marks a device and a type. fairseq 0.12.2 has one with sinusoidal positions too.
     """
     for module in _marked_modules():
         _initialise_marker(module)

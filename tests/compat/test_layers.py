@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("fairseq", reason="fairseq is not installed")
 
-from fairseq.modules import AdaptiveInput, SinusoidalPositionalEmbedding
+from fairseq.modules import AdaptiveInput, AdaptiveSoftmax, SinusoidalPositionalEmbedding
 
 import lightconv_plugin.models  # noqa: F401 (the patches)
 from tests.compat.fairseq_runs import is_applied
@@ -84,3 +84,14 @@ def test_adaptive_inputs_save_no_uninitialised_number():
         assert torch.equal(embedding.state_dict()["_float_tensor"], torch.zeros(1))
         embedding.load_state_dict({**embedding.state_dict(), "_float_tensor": torch.full((1,), float("nan"))})
         assert torch.equal(embedding.state_dict()["_float_tensor"], torch.zeros(1))
+
+
+def test_tied_adaptive_outputs_save_no_uninitialised_number():
+    """uninitialised_markers: the same of adaptive softmax with tied weights."""
+    for _ in range(20):
+        torch.full((1,), float("nan"))
+        inputs = AdaptiveInput(12, 0, 8, 2.0, 8, [4, 12])
+        outputs = AdaptiveSoftmax(12, 8, [4, 12], 0.0, 2.0, adaptive_inputs=inputs)
+        assert torch.equal(outputs.state_dict()["head._float_tensor"], torch.zeros(1))
+        outputs.load_state_dict({**outputs.state_dict(), "head._float_tensor": torch.full((1,), float("nan"))})
+        assert torch.equal(outputs.state_dict()["head._float_tensor"], torch.zeros(1))
