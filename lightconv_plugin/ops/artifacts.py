@@ -117,6 +117,7 @@ def recipe(kind: str, architectures: Iterable[str] = (), simd: str | None = None
         raise NativeError(f"found no sources in {root}", "reinstall the package")
     autograd = f"-DLIGHTCONV_AUTOGRAD=Autograd{kind.upper()}"
     if kind == "cpu":
+        # -O2 compiles in a fifth less time, but then 16-bit operators and the search take two to three times as long.
         # Compiled with -fopenmp but not linked with it: libgomp is the one that torch has loaded, with its threads.
         simd = instructions.compiled_for() if simd is None else simd
         cflags: tuple[str, ...] = ("-O3", "-fopenmp", autograd, *_SIMD_FLAGS.get(simd, ()))
