@@ -13,8 +13,6 @@ import torch
 from tests import ROOT
 from tests.fixtures import broken, files, output, plain, their_task, toy_data, toy_training  # noqa: F401  (fixtures)
 
-THREADS = torch.get_num_threads()
-
 # Files of more than half a minute each: begun first, so that no process works on one alone in the end.
 # (scripts/test.sh asks pytest-xdist to keep this order.)
 LONGEST = (
@@ -49,14 +47,6 @@ def pytest_collection_finish():
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(20190429)
-
-
-@pytest.fixture(autouse=True)
-def _no_threads_outlive_their_test():
-    """Two processes with two threads each slow each other down on two cores: threads wait by spinning."""
-    yield
-    if torch.get_num_threads() != THREADS:
-        torch.set_num_threads(THREADS)
 
 
 @pytest.fixture(autouse=True)

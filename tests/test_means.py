@@ -1,9 +1,12 @@
 """What the tests are run with: `warm_python` behaves as Python does; the order of files names files."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +71,28 @@ def test_a_signal_ends_the_process_that_does_the_work(number):
         while os.path.exists(f"/proc/{child}") and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not os.path.exists(f"/proc/{child}")
+
+
+def test_a_caller_that_is_killed_at_once_does_not_end_the_server(tmp_path):
+    """It may be gone before it is told the number of its process, which ends all the same."""
+    program = warm_python("torch")
+    code = f"import os, time; open({str(tmp_path / 'pid')!r}, 'x').write(str(os.getpid())); time.sleep(60)"
+    request = {"arguments": ["-c", code], "environment": dict(os.environ), "cwd": str(tmp_path), "files": [0, 1, 2]}
+    message = json.dumps(request).encode()
+    with socket.socket(socket.AF_UNIX) as caller, open(os.devnull, "r+b") as null:
+        caller.connect(str(Path(program).with_name("socket")))
+        socket.send_fds(caller, [len(message).to_bytes(8, "little")], [null.fileno()] * 3)
+        caller.sendall(message)
+    done = subprocess.run([program, "-c", "print('served')"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "served\n"), done.stderr
+    deadline, begun = time.monotonic() + 20, tmp_path / "pid"  # which is not there if it was ended before that
+
+    def runs():
+        return begun.exists() and (number := begun.read_text()) and os.path.exists(f"/proc/{number}")
+
+    while runs() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not runs()
 
 
 def test_the_longest_files_exist():

@@ -12,6 +12,7 @@ Where a process itself is tested (what a fresh one imports, who is in whose proc
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import functools
 import importlib
@@ -105,7 +106,8 @@ def serve(folder: str, preloaded: str, path: list[str]) -> None:
                         be(os.path.join(folder, "python"), path, *request)
                     for number in request[1]:
                         os.close(number)
-                    caller.sendall(child.to_bytes(8, "little"))
+                    with contextlib.suppress(BrokenPipeError):  # who called was killed, which is seen below
+                        caller.sendall(child.to_bytes(8, "little"))
                     callers[child] = caller
                     ready.register(caller, selectors.EVENT_READ, child)
                 elif key.data in callers:  # who called was killed
@@ -118,7 +120,8 @@ def serve(folder: str, preloaded: str, path: list[str]) -> None:
                 with callers.pop(child) as caller:
                     if caller in ready.get_map():
                         ready.unregister(caller)
-                        caller.sendall(status.to_bytes(8, "little"))
+                        with contextlib.suppress(BrokenPipeError):
+                            caller.sendall(status.to_bytes(8, "little"))
 
 
 def received(caller: socket.socket) -> tuple[dict, list[int]] | None:

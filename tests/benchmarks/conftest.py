@@ -1,6 +1,7 @@
 """Runs benchmarks/gpu.sh and gpu_fairseq.sh where there is no GPU: a stand-in takes Python's place."""
 
 import contextlib
+import gc
 import json
 import multiprocessing
 import os
@@ -14,6 +15,14 @@ from multiprocessing import spawn
 import pytest
 
 from tests.warm_python import warm_python
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_is_there_is_no_garbage():
+    """Peaks of memory are measured after a collection each, which would look at all that the tests before have left."""
+    gc.collect()
+    gc.freeze()
+
 
 STAND_IN = """\
     #!/bin/bash
