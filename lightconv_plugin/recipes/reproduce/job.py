@@ -113,10 +113,19 @@ def plan(
         folder=((runs / protocol.task / system) if runs else workspace() / flat["checkpoint.save_dir"]).resolve(),
         data=data.resolve(),
         target_lang=given.get("task.target_lang", flat.get("task.target_lang")),
-        prepare=(*split_words(protocol.prepare, f"{protocol.path}: prepare"), *words) if prepare else None,
+        prepare=(*preparation(protocol), *words) if prepare else None,
         results=results.resolve() if results else default_results(),
         table=results.resolve() / "RESULTS.md" if results else default_table(),
     )
+
+
+def preparation(protocol: Protocol) -> list[str]:
+    """The task to prepare and its options; the folder that --out names is the workspace's, as task.data is."""
+    words = split_words(protocol.prepare, f"{protocol.path}: prepare")
+    return [
+        str(workspace() / word) if before == "--out" else word
+        for before, word in zip(["", *words], words, strict=False)
+    ]
 
 
 def plan_smoke(*, overrides: Sequence[str] = (), runs: Path | None = None, **options) -> Job:

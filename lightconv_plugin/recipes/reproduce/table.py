@@ -51,6 +51,7 @@ the number of averaged checkpoints and the length penalty on the validation set,
 - **paper**: the test score that a paper reports for its own training of this system on this task (source below);
   {dash} if none is known. It was not measured here.
 - **average**, **lenpen**: what was chosen for each seed (once if all agree).
+- **training**, below a table: speed and time as they were. Other trainings may have shared the machine.
 - `*` after a system: its configuration or protocol has changed since the row was made.
 """
 
@@ -131,9 +132,10 @@ class Section:
     rows: Mapping[str, Mapping[str, Any]]
 
     def systems(self) -> list[str]:
-        known = [*PAPER_NAMES]
-        names = {*self.rows, *(self.protocol.systems if self.protocol else ())}
-        return sorted(names, key=lambda name: (known.index(name) if name in known else len(known), name))
+        """In the protocol's order, which begins with those of the papers; then rows that it no longer has, by name."""
+        names = [*PAPER_NAMES, *(self.protocol.systems if self.protocol else ()), *sorted(self.rows)]
+        there = {*self.rows, *(self.protocol.systems if self.protocol else ())}
+        return [name for name in dict.fromkeys(names) if name in there]
 
     def about(self, key: str) -> str:
         """`metric`, `measure`, `test` or `title`: the protocol's, or where it is gone the rows'."""

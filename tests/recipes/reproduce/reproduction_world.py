@@ -41,7 +41,9 @@ def task(folder, configs=("dynamicconv", "talkconv"), **changes):
     """A task's folder with these configurations; a key changed to `...` is left out."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {key: value for key, value in (PROTOCOL | changes).items() if value is not ...}
-    (folder / "protocol.yaml").write_text(yaml.safe_dump(content, allow_unicode=True), encoding="utf-8")
+    (folder / "protocol.yaml").write_text(
+        yaml.safe_dump(content, allow_unicode=True, sort_keys=False), encoding="utf-8"
+    )
     for system in configs:
         (folder / f"{system}.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
     return folder

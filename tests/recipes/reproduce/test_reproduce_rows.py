@@ -176,6 +176,18 @@ def test_the_table_of_summaries_and_of_language_models(tmp_path):
     assert "25.50" in lines[6] and "25.0 |" in lines[6] and "23.3 |" in lines[7]
 
 
+def test_systems_come_in_the_order_of_their_protocol(tmp_path):
+    """The papers' own come first, as everywhere; a row that the protocol no longer has comes last."""
+    systems = {"whole": {"paper": None}, "half": {"paper": None}}
+    folder = task(tmp_path / "configs/task", ("whole", "half", "transformer", "former"), systems=systems)
+    for name in ("former", "half", "whole", "transformer"):
+        written = row([run(1, 30.0, 28.0)], folder, "half") | {"system": name, "system_title": name}
+        write_row(tmp_path / "results", written)
+    text = write_table(tmp_path / "results", tmp_path / "RESULTS.md", tmp_path / "configs")
+    shown = [line.split("|")[1].strip().rstrip("*") for line in text.splitlines() if line.startswith("|")][2:]
+    assert shown == ["self-attention", "whole", "half", "former"]
+
+
 def test_the_miniature_is_not_among_the_results(tmp_path):
     task(tmp_path / "configs/smoke")
     assert "## " not in write_table(tmp_path / "results", tmp_path / "RESULTS.md", tmp_path / "configs")
@@ -272,7 +284,8 @@ def test_every_protocol_of_the_project_is_valid():
     for folder in folders:
         task, *options = shlex.split(read_protocol(folder).prepare)
         args = parser_of(task).parse_args(options)
-        prepared = f"{TASKS[task].out.format(variant=args.variant)}/data-bin"
+        own = options[options.index("--out") + 1] if "--out" in options else None
+        prepared = f"{own or TASKS[task].out.format(variant=args.variant)}/data-bin"
         for system in read_protocol(folder).systems:
             config = load_yaml(folder / f"{system}.yaml")["task"]
             assert config["data"] == prepared
@@ -324,6 +337,16 @@ def test_a_job(tmp_path, monkeypatch):
     smoke = plan_smoke()
     assert smoke.folder == tmp_path / "runs/smoke/smoke/dynamicconv"
     assert smoke.data == tmp_path / "runs/smoke/data/data-bin"
+
+
+def test_the_folder_that_a_protocol_prepares_is_the_workspaces(tmp_path, monkeypatch):
+    """Wherever the command is typed: a relative --out would be of the current folder, where no training looks."""
+    monkeypatch.setenv("LIGHTCONV_HOME", str(tmp_path / "home"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found = plan("multi30k_en_de/ablation/dynamic", (1,))
+    assert found.data == tmp_path / "home/data/multi30k_en_de_bpe10k/data-bin"
+    assert found.prepare[-2:] == ("--out", str(found.data.parent))
 
 
 def test_a_job_of_a_checkout(monkeypatch):
