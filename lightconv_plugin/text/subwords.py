@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 Subwords = Literal["bpe", "sentencepiece", "words"]
 MARKS = {"bpe": "@@", "sentencepiece": "\u2581"}
@@ -27,8 +27,8 @@ def kind_of(pieces: Iterable[str]) -> Subwords:
     return cast(Subwords, kind) if marked[kind] * 100 >= max(total, 1) else "words"
 
 
-def bpe_encoder(codes: Path) -> Callable[[str], str]:
-    """What encodes a tokenised line with the merges of `codes`, as `subword-nmt apply-bpe -c codes` does.
+def read_merges(codes: Path) -> Any:
+    """subword-nmt's encoder (`apply_bpe.BPE`) with the merges of `codes`.
 
     Raises:
         ValueError: the file holds no merges. OSError: it cannot be read.
@@ -37,9 +37,18 @@ def bpe_encoder(codes: Path) -> Callable[[str], str]:
 
     try:
         with Path(codes).open(encoding="utf-8") as file:
-            bpe = BPE(file)
+            return BPE(file)
     except (SystemExit, ValueError, IndexError) as error:  # subword-nmt ends the process at a line that is no merge
         raise ValueError(f"{codes} is not a file of merges as `subword-nmt learn-bpe` writes it") from error
+
+
+def bpe_encoder(codes: Path) -> Callable[[str], str]:
+    """What encodes a tokenised line with the merges of `codes`, as `subword-nmt apply-bpe -c codes` does.
+
+    Raises:
+        ValueError: the file holds no merges. OSError: it cannot be read.
+    """
+    bpe = read_merges(codes)
 
     def encode(line: str) -> str:
         if len(bpe.cache) > _CACHED_WORDS:

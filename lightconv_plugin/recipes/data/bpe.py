@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import io
+import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
 
 from lightconv_plugin.recipes.data.text_pool import in_a_process, iter_lines
 from lightconv_plugin.text.subwords import bpe_encoder as encoder
+from lightconv_plugin.text.subwords import read_merges
 
-__all__ = ["encoder", "learn_codes", "versions"]
+__all__ = ["dropout_encoder", "encoder", "learn_codes", "versions"]
 
 
 def versions() -> dict[str, str]:
     """What the results depend on besides the texts, for the parameters of a step."""
     return {"subword-nmt": version("subword-nmt")}
+
+
+def dropout_encoder(codes: Path, dropout: float, copy: int) -> Callable[[str], str]:
+    """BPE-dropout (Provilkov et al. 2020): each possible merge is left out with probability `dropout`, at each step.
+
+    A line is always encoded alike in the same `copy`, in whichever process, and differently in another one.
+    """
+    bpe = read_merges(codes)
+
+    def encode(line: str) -> str:
+        random.seed(f"{copy} {line}")  # subword-nmt draws from the global generator
+        return bpe.process_line(line, dropout=dropout)
+
+    return encode
 
 
 def learn_codes(texts: Iterable[Path], merges: int, output: Path) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,14 +23,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightconv_plugin.arguments import positive
+from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.data import bpe, moses
 from lightconv_plugin.recipes.data.binarise import binarise_pairs
 from lightconv_plugin.recipes.data.pairs import clean_pairs, hold_out
 from lightconv_plugin.recipes.data.parallel_folder import Corpus, CorpusError, find_corpus, locate
 from lightconv_plugin.recipes.data.request import Request
-from lightconv_plugin.recipes.data.text_pool import iter_lines, map_file, write_lines
+from lightconv_plugin.recipes.data.text_pool import BLOCK, iter_lines, map_file, write_lines
 from lightconv_plugin.recipes.steps import Steps, remove, say, write_text
 from lightconv_plugin.text.recipe import Recipe
+
+COPIES = 8  # of the training text with --bpe-dropout
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class Settings:
     joint_bpe  the merges are learned on both languages together
     tokenizer  "moses", or "none" for text that is in tokens already
     keep_last  of `moses.tokeniser`
+    bpe_dropout, bpe_copies  the training text is encoded so many times: once by the merges, the others by BPE-dropout
+               with that probability; 0, 1 without it
     held_out   {"valid": pairs, "test": pairs}: how many are taken from the training text
     seed       which of them
     """
@@ -58,6 +64,8 @@ class Settings:
     joint_bpe: bool = True
     tokenizer: Literal["moses", "none"] = "moses"
     keep_last: bool = False
+    bpe_dropout: float = 0.0
+    bpe_copies: int = 1
     held_out: Mapping[str, int] = field(default_factory=dict)
     seed: int = 1
 
@@ -84,6 +92,13 @@ def copy_pair(sources: list[Path], outputs: list[Path]) -> int:
     if lengths[0] != lengths[1]:
         raise CorpusError(f"{sources[0]} has {lengths[0]} lines but {sources[1]} has {lengths[1]}")
     return lengths[0]
+
+
+def append(source: Path, target: Path) -> None:
+    """Move the text of `source` to the end of `target`."""
+    with source.open("rb") as file, target.open("ab") as end:
+        shutil.copyfileobj(file, end, BLOCK)
+    source.unlink()
 
 
 def prepare(corpus: Corpus, out: Path, settings: Settings) -> None:
@@ -125,6 +140,11 @@ def prepare(corpus: Corpus, out: Path, settings: Settings) -> None:
             name = f"{split}.{lang}"
             file = next(file for file, of in codes_of.items() if lang in of)
             map_file(bpe.encoder, (out / "bpe" / file,), out / "tok" / name, path, name, settings.workers)
+            for copy in range(1, settings.bpe_copies if split == "train" else 1):
+                how = (out / "bpe" / file, settings.bpe_dropout, copy)
+                again = path.with_suffix(f"{path.suffix}.{copy}")
+                map_file(bpe.dropout_encoder, how, out / "tok" / name, again, f"{name}, {copy}", settings.workers)
+                append(again, path)
         encoded = [target["train", lang] for lang in langs]
         cleaned = [path.with_suffix(".clean") for path in encoded]
         kept, of = clean_pairs(encoded, cleaned, settings.max_ratio, 1, settings.max_len)
@@ -158,6 +178,8 @@ def prepare(corpus: Corpus, out: Path, settings: Settings) -> None:
             )
         merges = [out / "bpe" / name for name in codes_of]
         clean = {"max_len": settings.max_len, "max_ratio": settings.max_ratio}
+        if settings.bpe_dropout:
+            clean |= {"bpe_dropout": settings.bpe_dropout, "bpe_copies": settings.bpe_copies}
         steps.run("bpe", "apply BPE", encode, inputs=[*files("tok"), *merges], outputs=files("bpe"), params=clean)
         steps.run(
             "data-bin",
@@ -189,6 +211,17 @@ def ratio(text: str) -> float:
     return number
 
 
+def probability(text: str) -> float:
+    """A number above 0 and below 1, for argparse."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0
+    if not 0 < number < 1:
+        raise argparse.ArgumentTypeError(f"must be a number above 0 and below 1, got {text!r}")
+    return number
+
+
 def add_options(
     parser: argparse.ArgumentParser,
     bpe: int,
@@ -208,6 +241,16 @@ def add_options(
     parser.add_argument("--test-prefix", metavar="P[,P…]", default="", help="test sets (default: by file name)")
     parser.add_argument("--bpe", type=positive, default=bpe, metavar="N", help="merges (default: %(default)s)")
     parser.add_argument(
+        "--bpe-dropout",
+        type=probability,
+        metavar="P",
+        help="encode the training text several times, leaving out merges with this probability in all but the first; "
+        "0.1 is usual",
+    )
+    parser.add_argument(
+        "--bpe-copies", type=positive, metavar="N", help=f"how many times, with --bpe-dropout (default: {COPIES})"
+    )
+    parser.add_argument(
         "--lowercase",
         action=argparse.BooleanOptionalAction,
         default=lowercase,
@@ -225,10 +268,14 @@ def add_options(
 
 
 def settings_of(request: Request, **more: Any) -> Settings:
-    """The settings by the options of `add_options`, and others by name."""
+    """The settings by the options of `add_options`, and others by name. InputError for copies without dropout."""
     args = request.options
+    if args.bpe_copies and not args.bpe_dropout:
+        raise InputError(f"--bpe-copies {args.bpe_copies} needs --bpe-dropout: the copies would all be the same")
     common = {"bpe": args.bpe, "lowercase": args.lowercase, "joined": args.joined}
     common |= {"max_len": args.max_len, "max_ratio": args.max_ratio, "workers": request.workers}
+    if args.bpe_dropout:
+        common |= {"bpe_dropout": args.bpe_dropout, "bpe_copies": args.bpe_copies or COPIES}
     return Settings(**common | more)
 
 

@@ -65,6 +65,45 @@ def test_lower_case_and_one_set_of_merges_for_each_language(text, tmp_path):
     assert [path.name for path in (out / "bpe").glob("codes*")] == ["codes"]
 
 
+def test_bpe_dropout_encodes_the_training_text_several_times(text, default, tmp_path):
+    """The first copy is that of the merges; all are the same text, and the same in any number of processes."""
+    options = ("--src", "de", "--tgt", "en", "--bpe", "60", "--bpe-dropout", "0.3", "--bpe-copies", "3")
+    for workers in ("1", "2"):
+        out = tmp_path / workers
+        done = prepare(tmp_path, "parallel", "--data", text, "--out", out, *options, "--workers", workers)
+        assert done.returncode == 0, done.stderr
+    for lang in ("de", "en"):
+        once, tok = lines(default / f"bpe/train.{lang}"), lines(default / f"tok/train.{lang}")
+        copies = lines(out / f"bpe/train.{lang}")
+        assert len(copies) == 3 * len(once) and copies[: len(once)] == once
+        second, third = copies[len(once) : 2 * len(once)], copies[2 * len(once) :]
+        for copy in (second, third):
+            assert [line.replace("@@ ", "") for line in copy] == tok
+            assert sum(map(len, copy)) > sum(map(len, once)), "with merges left out there are more pieces"
+        assert second != third
+        assert lines(out / f"bpe/valid.{lang}") == lines(default / f"bpe/valid.{lang}")
+        assert lines(tmp_path / f"1/bpe/train.{lang}") == copies
+    assert sorted(path.name for path in (out / "bpe").iterdir()) == sorted(p.name for p in (default / "bpe").iterdir())
+    pieces = {piece for path in (out / "bpe").glob("train.*") for piece in path.read_text(encoding="utf-8").split()}
+    known = {line.split(" ")[0] for line in lines(out / "data-bin/dict.de.txt")}
+    assert pieces - known == set(), "pieces that only dropout makes are in the dictionary"
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (("--bpe-dropout", "1"), "--bpe-dropout: must be a number above 0 and below 1, got '1'"),
+        (("--bpe-dropout", "x"), "--bpe-dropout: must be a number above 0 and below 1, got 'x'"),
+        (("--bpe-dropout", "0.1", "--bpe-copies", "0"), "--bpe-copies: must be a whole number of at least 1, got '0'"),
+        (("--bpe-copies", "4"), "--bpe-copies 4 needs --bpe-dropout"),
+    ],
+)
+def test_wrong_options_of_bpe_dropout(text, tmp_path, options, message):
+    done = prepare(tmp_path, "parallel", "--data", text, "--src", "de", "--tgt", "en", *options)
+    assert done.returncode == 2 and message in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
 def test_text_that_is_in_tokens_already(tmp_path):
     folder = write_parts(tmp_path / "text", ("train", "valid", "test"), (50, 5, 5))
     (folder / "test.de").write_text("Das   ist &amp; bleibt so.\n" * 5, encoding="utf-8")
