@@ -17,17 +17,21 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks import report
 from benchmarks.figures import OURS, Result, median, read_file
 from benchmarks.report import BenchmarkError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).resolve().parent / "results"
 _LEAST = 3  # points of a curve
 _PASS = "both"
 # Of Okabe and Ito's palette, and two of Tol's, which the colour-blind tell apart too. A candidate looks the same in
 # every picture.
-_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#999999", "#332288", "#882255")
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#999999", "#332288", "#882255")
 _MARKERS = "osD^vP*Xh"
 _KNOWN = (OURS, "our reference", "fairseq band", "fairseq unfold", "conv1d depthwise", "attention")
 
@@ -78,8 +82,8 @@ def _looks(names: list[str]) -> dict[str, dict]:
     places = {name: _KNOWN.index(base) for name in names if (base := name.partition(" (")[0]) in _KNOWN}
     places |= {name: len(_KNOWN) + i for i, name in enumerate(name for name in names if name not in places)}
     order = sorted(places, key=places.get)
-    count = len(_COLOURS)
-    return {name: {"color": _COLOURS[places[name] % count], "marker": _MARKERS[places[name] % count]} for name in order}
+    count = len(COLOURS)
+    return {name: {"color": COLOURS[places[name] % count], "marker": _MARKERS[places[name] % count]} for name in order}
 
 
 def _labelled(steps: tuple[int, ...]) -> list[int]:
@@ -91,20 +95,26 @@ def _labelled(steps: tuple[int, ...]) -> list[int]:
     return chosen
 
 
-def draw(drawn: list[Panel], title: str, file: Path) -> None:
-    """Draws the panels beside each other into a PNG file, with one legend for all."""
+def figure_of(size: tuple[float, float]) -> Figure:
+    """An empty figure of matplotlib, of a size in inches; BenchmarkError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-        from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
     except ModuleNotFoundError as error:
         raise BenchmarkError(f"{error.name} is not installed: pip install '.[report]'") from error
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def draw(drawn: list[Panel], title: str, file: Path) -> None:
+    """Draws the panels beside each other into a PNG file, with one legend for all."""
+    figure = figure_of((1.2 + 4.4 * len(drawn), 4.6))
+    from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
     names = list(dict.fromkeys(name for panel in drawn for name in panel.times))
     looks = _looks(names)
     names = list(looks)
-    figure = Figure(figsize=(1.2 + 4.4 * len(drawn), 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(1, len(drawn), sharey=True, squeeze=False)[0]
     lines = {}
     for axis, panel in zip(axes, drawn, strict=True):

@@ -26,6 +26,7 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.demo.results import read_log
 from lightconv_plugin.recipes.reproduce.protocol import canonical, flatten, is_machine
 from lightconv_plugin.recipes.steps import say
+from lightconv_plugin.report.logs import parse_log
 
 NUMBERED = re.compile(r"checkpoint(\d+|_\d+_\d+)\.pt")
 START = "[fairseq_cli.train][INFO] - {"  # the line with all settings, once in each run
@@ -167,6 +168,17 @@ def wait_for_training(folder: Path) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX)
 
 
+def validation_curve(folder: Path) -> list[list[float]]:
+    """[[update, validation loss in bits a token, without label smoothing], …] by the log of a training."""
+    try:
+        trainings = parse_log((folder / "train.log").read_text(encoding="utf-8", errors="replace")).trainings
+    except OSError:
+        return []
+    records = trainings[-1].valid("valid") if trainings else []
+    values = ((record.update, record.values.get("nll_loss", record.values.get("loss"))) for record in records)
+    return [[update, value] for update, value in values if value is not None]
+
+
 def facts(folder: Path, updates: int, messages: Path) -> dict[str, Any]:
     """What a finished training took, by its log and its messages; None for what they do not say."""
     try:
@@ -183,6 +195,7 @@ def facts(folder: Path, updates: int, messages: Path) -> dict[str, Any]:
         "train_seconds": seconds,
         "gpus": gpus,
         "threads": threads,
+        "curve": validation_curve(folder),
     }
 
 

@@ -324,10 +324,12 @@ def test_what_a_training_took(tmp_path):
     gpus = [
         f"[x][fairseq.utils][INFO] - rank   {i}: capabilities =  9.0  ; name = NVIDIA H100 80GB HBM3   " for i in (0, 1)
     ]
-    speed = "[x][train][INFO] - epoch 001 | loss 9.1 | wps 3000 | ups 1 | train_wall 50 | wall 55"
+    speed = "[x][train][INFO] - epoch 001 | loss 9.1 | wps 3000 | ups 1 | train_wall 50 | wall 55 | num_updates 100"
+    valid = "[x][valid][INFO] - epoch 001 | valid on 'valid' subset | loss 5.1 | nll_loss {} | num_updates {}"
+    told = [valid.format("3.25", 60), speed, valid.format("3.0", 100)]
     parameters = "num. shared model params: 2,493,440 (num. trained: 2,493,440)"
     former = [start, gpus[0].replace("H100", "A100")]
-    (tmp_path / "train.log").write_text("\n".join([*former, start, parameters, *gpus, speed]))
+    (tmp_path / "train.log").write_text("\n".join([*former, start, parameters, *gpus, *told, ""]))
     messages = tmp_path / "messages"
     messages.write_text("tokens an update: …\ncheckpoints and log: /a place (4 threads)/x (2 × 8 threads)\n")
     name = "NVIDIA H100 80GB HBM3"
@@ -337,9 +339,19 @@ def test_what_a_training_took(tmp_path):
         "train_seconds": 50.0,
         "gpus": [name, name],
         "threads": 16,
+        "curve": [[60, 3.25], [100, 3.0]],
     }
     nothing = reproduce_training.facts(tmp_path / "nowhere", 1, tmp_path / "none")
-    assert nothing == {"updates": 1, "tokens_per_second": None, "train_seconds": None, "gpus": [], "threads": None}
+    unknown = {"tokens_per_second": None, "train_seconds": None, "gpus": [], "threads": None, "curve": []}
+    assert nothing == {"updates": 1} | unknown
+
+
+def test_the_curve_of_a_training_that_logs_one_loss_only(tmp_path):
+    """Language models have no label smoothing: fairseq prints their loss alone."""
+    parameters = "num. shared model params: 2,493,440 (num. trained: 2,493,440)"
+    valid = "[x][valid][INFO] - epoch 001 | valid on 'valid' subset | loss 7.5 | ppl 181.02 | num_updates 500"
+    (tmp_path / "train.log").write_text(f"{parameters}\n{valid}\n")
+    assert reproduce_training.validation_curve(tmp_path) == [[500, 7.5]]
 
 
 def test_changes_are_told_by_their_place():

@@ -1,0 +1,75 @@
+"""Validation loss against updates, a line for each seed: a picture of the rows that `lightconv reproduce` made.
+
+    python -m benchmarks.curves TASK [--systems NAME …] [--results DIR] [--out FILE]
+
+TASK is a folder of configurations, such as multi30k_en_de. The loss is in bits a token, without label smoothing. Needs
+matplotlib (pip install '.[report]').
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from benchmarks.plots import COLOURS, figure_of
+from benchmarks.report import BenchmarkError
+from lightconv_plugin.recipes.reproduce.table import default_results, read_rows
+
+_TOP = 1.5  # times the best final loss: higher ones, of the first updates, would take most of the picture
+
+
+def draw(rows: Mapping[str, Mapping[str, Any]], title: str, file: Path) -> None:
+    """Draw the curves of a task's rows, by system, into a PNG file."""
+    figure = figure_of((6.4, 4.2))
+    axis = figure.subplots()
+    ends = []
+    for place, (system, row) in enumerate(rows.items()):
+        look = {"color": COLOURS[place % len(COLOURS)], "linestyle": ("-", "--", ":")[place // len(COLOURS) % 3]}
+        for number, run in enumerate(row["runs"]):
+            updates, losses = zip(*run["curve"], strict=True)
+            label = row["system_title"] if number == 0 else None
+            axis.plot(updates, losses, linewidth=1.3, label=label, gid=f"{system} {run['seed']}", **look)
+            ends.append(losses[-1])
+    axis.set_ylim(0.95 * min(ends), _TOP * min(ends))
+    axis.set_xlim(left=0)
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axis.set_xlabel("updates")
+    axis.set_ylabel("validation loss, bits a token")
+    axis.set_title(title, fontsize=10)
+    axis.grid(color="#DDDDDD", linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=9)
+    figure.savefig(file, dpi=130)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Draws, and prints the picture's name; BenchmarkError where there is nothing to draw."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.curves", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("task", metavar="TASK")
+    parser.add_argument("--systems", nargs="+", metavar="NAME", help="default: all that have a row")
+    parser.add_argument("--results", type=Path, default=default_results(), metavar="DIR", help="default: %(default)s")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a .png; default: TASK.png, with _ for /")
+    options = parser.parse_args(arguments)
+    out = options.out or Path(options.task.replace("/", "_") + ".png")
+    if out.suffix != ".png" or not out.parent.is_dir():
+        raise BenchmarkError(f"--out: must be a .png in a folder that exists, got {out}")
+    known = read_rows(options.results).get(options.task, {})
+    if missing := [name for name in options.systems or () if name not in known]:
+        raise BenchmarkError(f"--systems: {options.results} has no row of {options.task}/{', '.join(missing)}")
+    rows = {name: known[name] for name in options.systems or known}
+    if without := [name for name, row in rows.items() if not all(run.get("curve") for run in row["runs"])]:
+        raise BenchmarkError(f"rows of an older version, without curves: {', '.join(without)}")
+    if not rows:
+        raise BenchmarkError(f"TASK: {options.results} has no rows of {options.task}")
+    draw(rows, next(iter(rows.values()))["title"], out)
+    print(out)
+
+
+if __name__ == "__main__":
+    sys.exit(report.run(main))
