@@ -30,6 +30,7 @@ def dropout_encoder(codes: Path, dropout: float, copy: int) -> Callable[[str], s
 
     def encode(line: str) -> str:
         random.seed(f"{copy} {line}")  # subword-nmt draws from the global generator
+        bpe.cache.clear()  # it is filled with every word, and not read with dropout
         return bpe.process_line(line, dropout=dropout)
 
     return encode

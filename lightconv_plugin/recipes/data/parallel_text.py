@@ -95,10 +95,9 @@ def copy_pair(sources: list[Path], outputs: list[Path]) -> int:
 
 
 def append(source: Path, target: Path) -> None:
-    """Move the text of `source` to the end of `target`."""
+    """Copy the text of `source` to the end of `target`."""
     with source.open("rb") as file, target.open("ab") as end:
         shutil.copyfileobj(file, end, BLOCK)
-    source.unlink()
 
 
 def prepare(corpus: Corpus, out: Path, settings: Settings) -> None:
@@ -143,8 +142,11 @@ def prepare(corpus: Corpus, out: Path, settings: Settings) -> None:
             for copy in range(1, settings.bpe_copies if split == "train" else 1):
                 how = (out / "bpe" / file, settings.bpe_dropout, copy)
                 again = path.with_suffix(f"{path.suffix}.{copy}")
-                map_file(bpe.dropout_encoder, how, out / "tok" / name, again, f"{name}, {copy}", settings.workers)
-                append(again, path)
+                try:
+                    map_file(bpe.dropout_encoder, how, out / "tok" / name, again, f"{name}, {copy}", settings.workers)
+                    append(again, path)
+                finally:
+                    again.unlink(missing_ok=True)
         encoded = [target["train", lang] for lang in langs]
         cleaned = [path.with_suffix(".clean") for path in encoded]
         kept, of = clean_pairs(encoded, cleaned, settings.max_ratio, 1, settings.max_len)
