@@ -33,6 +33,7 @@ WRONG = {
     "bpe_mark": ("nonsense",),
     "natural": ("", "nonsense", "-1", "1.5", "1e3", "nan"),
     "ratio": ("", "nonsense", "0.5", "nan", "inf", "1,5"),
+    "probability": ("", "x", "nan", "0", "1", "-0.1", "1e9"),
     "folder": ("",),
     "place": ("",),
     "expected_size": ("", "nonsense", "train:1", "train:x:1", "train:1:-1"),
