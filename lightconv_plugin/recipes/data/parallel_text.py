@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -202,26 +203,26 @@ def prepare(corpus: Corpus, out: Path, settings: Settings) -> None:
         write_text(out / "corpus.json", json.dumps(about, indent=1) + "\n")
 
 
+def number(text: str) -> float:
+    """The number that a text is, nan if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def ratio(text: str) -> float:
     """A number of at least 1, for argparse."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0
-    if not 1 <= number < float("inf"):
+    if not 1 <= number(text) < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number of at least 1, got {text!r}")
-    return number
+    return number(text)
 
 
 def probability(text: str) -> float:
     """A number above 0 and below 1, for argparse."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0
-    if not 0 < number < 1:
+    if not 0 < number(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a number above 0 and below 1, got {text!r}")
-    return number
+    return number(text)
 
 
 def add_options(

@@ -133,9 +133,9 @@ class Section:
 
     def systems(self) -> list[str]:
         """In the protocol's order, which begins with those of the papers; then rows that it no longer has, by name."""
-        names = [*PAPER_NAMES, *(self.protocol.systems if self.protocol else ()), *sorted(self.rows)]
-        there = {*self.rows, *(self.protocol.systems if self.protocol else ())}
-        return [name for name in dict.fromkeys(names) if name in there]
+        names = dict.fromkeys([*(self.protocol.systems if self.protocol else ()), *sorted(self.rows)])
+        first = [*PAPER_NAMES]
+        return sorted(names, key=lambda name: first.index(name) if name in first else len(first))
 
     def about(self, key: str) -> str:
         """`metric`, `measure`, `test` or `title`: the protocol's, or where it is gone the rows'."""
