@@ -28,6 +28,7 @@ class BackwardUnit {
         chunk_(p.kernel_size <= kShort || p.shared ? step_ : 32),
         own_(std::max(unit.begin - p.seen, unit.sequences->out_first)),
         own_end_(std::min(unit.end - p.seen, unit.sequences->out_last)),
+        grads_in_place_(std::is_same_v<T, S> && !copies_rows(p)),
         sources_(p, unit, chunk_ + k_ - 1, arena) {}
 
   void run() {
@@ -54,7 +55,7 @@ class BackwardUnit {
  private:
   void prepare(bool weights) {
     const int64_t c = p_.channels(), width = unit_.count * c + kWidth<S>;
-    if (!std::is_same_v<T, S>) grads_.emplace(width, chunk_ + k_ - 1, arena_);
+    if (!grads_in_place_) grads_.emplace(width, chunk_ + k_ - 1, arena_);
     room_ = {arena_.take<S>(step_ * width), width, 0};
     if (p_.shared) {
       taps_ = {p_.taps, 0, 0};
@@ -95,7 +96,7 @@ class BackwardUnit {
     if (!p_.shared) {
       taps_ = constant(tables_->hold(from, end, [&](int64_t row, S* table) { make_filters(row, table); }));
     }
-    if (std::is_same_v<T, S>) return;
+    if (grads_in_place_) return;
     held_ = grads_->hold(from, end, [&](int64_t row, S* to) {
       for (int64_t i = 0; i < unit_.count; ++i) {
         widen_row(p_.grad.at(row, unit_.batch() + i), p_.channels(), to + i * p_.channels());
@@ -115,10 +116,9 @@ class BackwardUnit {
 
   Rows<const S> grad(int64_t i, int64_t channel) const {
     if constexpr (std::is_same_v<T, S>) {
-      return {p_.grad.at(0, unit_.batch() + i) + channel, p_.grad.time, 0};
-    } else {
-      return {held_.data + i * p_.channels() + channel, held_.pitch, held_.first};
+      if (grads_in_place_) return {p_.grad.at(0, unit_.batch() + i) + channel, p_.grad.time, 0};
     }
+    return {held_.data + i * p_.channels() + channel, held_.pitch, held_.first};
   }
 
   // ---------------------------------------------------------------------------------------------- sources
@@ -302,6 +302,7 @@ class BackwardUnit {
   Arena& arena_;
   S* partial_;
   int64_t k_, step_, chunk_, own_, own_end_;
+  bool grads_in_place_;
   Sources<T> sources_;
   std::optional<FilterTable<T>> filters_;
   std::optional<Sliding<S>> tables_, grads_;

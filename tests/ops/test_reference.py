@@ -29,6 +29,22 @@ def test_every_shape(operator, steps, batch, heads, per_head, size, padding_l):
     check(operator, x, weight, bias, padding_l)
 
 
+# As many heads as the papers have, each wider than a vector, and more rows than are walked at once.
+@pytest.mark.parametrize("sequences", ["whole", "lengths", "packed"])
+@pytest.mark.parametrize(("size", "glu"), [(7, False), (9, False), (15, False), (15, True), (31, False)])
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("backend", ["native"], indirect=True)
+def test_sixteen_wide_heads(operator, size, glu, sequences):
+    options = {
+        "whole": {},
+        "lengths": {"lengths": torch.tensor([140, 90])},
+        "packed": {"cu_seqlens": torch.tensor([0, 3, 130, 140], dtype=torch.int32)},
+    }[sequences]
+    batch = 1 if "cu_seqlens" in options else 2
+    x, weight, bias = arguments(operator, 140, batch, 16, 9, size, glu=glu, bias=True)
+    check(operator, x, weight, bias, size // 2, glu=glu, dropout=0.2, **options)
+
+
 SEQUENCES = {
     "whole": {},
     "lengths": {"lengths": torch.tensor([9, 0, 4])},
