@@ -1,10 +1,13 @@
-// The operators of lightconv_plugin/ops/registration.py for CPU tensors, and the class of the beam search.
+// The operators of lightconv_plugin/ops/registration.py for CPU tensors, their derivatives, and the class of the beam
+// search.
 //
-// All are registered here because torch's headers take longer to compile than a kernel: beside autograd.cpp no other
-// file includes them.
+// All are registered here because torch's headers take longer to compile than any kernel: no other file includes them.
+// Nothing here computes, so that optimising it further would only delay the first call.
+#pragma GCC optimize("O1")
 
 #include <torch/library.h>
 
+#include "autograd.h"
 #include "common/dropout_operator.h"
 #include "convolution/operators.h"
 #include "search/engine.h"

@@ -1,6 +1,7 @@
 // Registers the launchers of launchers.h as kernels of torch's operators (lightconv_plugin/ops/registration.py has the
 // schemas). Only this file, talk/talk_binding.cpp and common/binding.h know torch. Arguments have been checked before
-// (lightconv_plugin/ops/checks.py); results are allocated as the operators' fake kernels say.
+// (lightconv_plugin/ops/checks.py); results are allocated as the operators' fake kernels say. The derivatives of all
+// operators are registered here, too (autograd.h).
 #include <torch/library.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "autograd.h"
 #include "common/binding.h"
 #include "convolution/launchers.h"
 

@@ -37,8 +37,8 @@ PREBUILT = PACKAGE / "prebuilt"
 SOURCES = {
     kind: PACKAGE / "sources" / kind if (PACKAGE / "sources").is_dir() else PACKAGE.parent / kind for kind in KINDS
 }
-SHARED = (PACKAGE / "ops" / "autograd.cpp",)
-"""What every library is also compiled from, first of all, as it takes longest; a flag says for which dispatch key."""
+SHARED = (PACKAGE / "ops" / "autograd.h",)
+"""What every library also includes; a flag says for which dispatch key."""
 
 _COMPILED = {"cpu": (".cpp",), "cuda": (".cpp", ".cu")}
 _HASHED = (".cpp", ".cu", ".cuh", ".h")
@@ -111,7 +111,10 @@ def recipe(kind: str, architectures: Iterable[str] = (), simd: str | None = None
         NativeError: there are no sources.
     """
     root = SOURCES[kind]
-    files = sorted(path for path in root.rglob("*") if path.suffix in _HASHED)
+    # What is beside the folders of kernels comes first: it takes longest to compile.
+    files = sorted(
+        (path for path in root.rglob("*") if path.suffix in _HASHED), key=lambda path: (path.parent != root, path)
+    )
     sources = tuple(path for path in files if path.suffix in _COMPILED[kind])
     if not sources:
         raise NativeError(f"found no sources in {root}", "reinstall the package")
@@ -138,9 +141,7 @@ def recipe(kind: str, architectures: Iterable[str] = (), simd: str | None = None
         digest.update(f"\0{_name_of(path, root)}\0{len(content)}\0".encode() + content)
     architectures = tuple(architectures)
     cuda_cflags = (*cuda_cflags, *gencode(architectures))
-    return Recipe(
-        kind, architectures, simd or "", root, (*SHARED, *sources), cflags, cuda_cflags, digest.hexdigest()[:16]
-    )
+    return Recipe(kind, architectures, simd or "", root, sources, cflags, cuda_cflags, digest.hexdigest()[:16])
 
 
 def _name_of(source: Path, root: Path) -> str:

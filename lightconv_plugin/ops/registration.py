@@ -7,7 +7,7 @@ below do. Only inputs (and the dropout seed) are saved for the backward pass: no
 computed again.
 
 What records a call for the backward pass is here in Python. A native library brings the same in C++ for its device
-(autograd.cpp), which takes a quarter of the host's time.
+(autograd.h), which takes a quarter of the host's time.
 
 `seed` is a (1,) int64 tensor with dropout > 0, else None; philox.py defines its use.
 Gradients of the convolutions are first order: differentiating a backward operator raises.

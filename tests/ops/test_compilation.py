@@ -67,7 +67,7 @@ def test_sources_in_folders_include_each_other_from_the_root(plain):
     plain.write('#include "common/answer.h"\nextern "C" int lightconv_other() { return ANSWER; }\n', "folder/other.cpp")
     path = build()
     assert ctypes.CDLL(str(path)).lightconv_other() == 43
-    assert artifacts.information(path)["sources"] == ["folder/other.cpp", "toy.cpp"]
+    assert artifacts.information(path)["sources"] == ["toy.cpp", "folder/other.cpp"]
 
 
 def test_a_prebuilt_library_needs_no_cache(plain, monkeypatch):

@@ -58,7 +58,7 @@ def copy_of_the_source(folder):
         subprocess.run(["cp", "-r", repository / name, folder], check=True)
     include = '#include "common/toy.h"\n'
     kernels = {"cpu/toy.cpp": include + TOY, "cpu/common/toy.h": "", "cuda/toy.cu": "", "cuda/common/toy.cuh": ""}
-    kernels["lightconv_plugin/ops/autograd.cpp"] = ""
+    kernels["lightconv_plugin/ops/autograd.h"] = ""
     for file, content in {**kernels, "cpu/README.md": "", "cuda/README.md": ""}.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(content)

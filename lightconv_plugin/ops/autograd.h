@@ -1,14 +1,17 @@
 // The operators' derivatives as registration.py has them, without Python: at small sizes the host's time is the time of
 // a call, and recording a call in Python takes several times as long as the operator.
 //
-// Compiled into the library of the CPU and into that of CUDA, each for its own dispatch key (LIGHTCONV_AUTOGRAD is
-// AutogradCPU or AutogradCUDA), which takes precedence over what registration.py registers for `Autograd`. That one
-// serves where no native library is loaded. Both save the inputs only and call the same operators in the backward pass.
+// Included once by the library of the CPU and once by that of CUDA, beside the operators that it registers, each for its
+// own dispatch key (LIGHTCONV_AUTOGRAD is AutogradCPU or AutogradCUDA), which takes precedence over what registration.py
+// registers for `Autograd`. That one serves where no native library is loaded. Both save the inputs only and call the
+// same operators in the backward pass.
 //
 // All operators have one pattern, so one boxed kernel serves them all:
 //
 //     forward    (t₁, …, tₙ[, bias], other arguments)
 //     backward   (a gradient for each output, t₁, …, tₙ, other arguments, is t₁'s gradient needed, …, tₙ's)
+
+#pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
