@@ -67,20 +67,24 @@ inline Reach<S> reach(S offset, int64_t limit) {
   return {whole, rows - S(whole)};
 }
 
+// All members at once, from registers: a copy of what was just stored member by member would wait for the stores.
 template <class T>
-inline Window<Sum<T>> window(const TalkProblem<T>& p, const Sequence& s, int64_t t, int64_t head) {
+LIGHTCONV_INLINE Window<Sum<T>> window(const TalkProblem<T>& p, const Sequence& s, int64_t t, int64_t head) {
   using S = Sum<T>;
   const int64_t at = t + p.seen;
   const S left = static_cast<S>(*p.left.at(t, s.batch, head));
   const S right = p.right.data ? static_cast<S>(*p.right.at(t, s.batch, head)) : S(0);
   const Reach<S> back = reach(left, p.max_left), on = reach(right, p.max_right);
-  Window<S> w{at - back.whole, at + on.whole, back.part, on.part, std::isnan(left) || std::isnan(right), false};
-  if (w.low - 1 < s.in_first || w.low - 1 >= s.in_last) w.left = 0;
-  if (w.high + 1 >= s.in_last) w.right = 0;
-  w.low = std::max(w.low, s.in_first);
+  const int64_t low = at - back.whole, high = at + on.whole;
   // Twice: an offset of 1 after a dropout of one half.
-  w.far = p.few || back.whole > 2 * p.max_left || on.whole > 2 * p.max_right;
-  return w;
+  const bool far = p.few || back.whole > 2 * p.max_left || on.whole > 2 * p.max_right;
+  return {
+      std::max(low, s.in_first),
+      high,
+      low - 1 < s.in_first || low - 1 >= s.in_last ? S(0) : back.part,
+      high + 1 >= s.in_last ? S(0) : on.part,
+      std::isnan(left) || std::isnan(right),
+      far};
 }
 
 // The first row of the block that contains a row of the sequence.

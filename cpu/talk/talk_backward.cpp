@@ -67,12 +67,13 @@ class TalkBackwardTile {
     const int64_t own = tile_.begin - p_.seen, own_end = tile_.end - p_.seen;
     const int64_t begin = std::max(sources ? own - reaches_.right : own, s_.out_first);
     const int64_t end = std::min(sources ? own_end + reaches_.left : own_end, s_.out_last);
-    for (int64_t t = begin; t < end; ++t) {
-      const bool mine = t >= own && t < own_end;
-      if (t + kAhead < end) fetch_ahead(grad(t + kAhead, 0), channels_);
-      const int64_t beyond = t + p_.seen + p_.max_right + kAhead;
-      if (offsets && mine && beyond < s_.in_last) fetch_ahead(p_.source(beyond, s_.batch) + column_, channels_);
-      for (int64_t h = 0; h < tile_.heads(); ++h) {
+    // Head by head: the rows that one head's windows reach at a time are in the first-level cache.
+    for (int64_t h = 0; h < tile_.heads(); ++h) {
+      for (int64_t t = begin; t < end; ++t) {
+        const bool mine = t >= own && t < own_end;
+        if (t + kAhead < end) fetch_ahead(grad(t + kAhead, h), p_.per_head);
+        const int64_t beyond = t + p_.seen + p_.max_right + kAhead;
+        if (offsets && mine && beyond < s_.in_last) fetch_ahead(source(beyond, h), p_.per_head);
         const Window<S> w = window(p_, s_, t, tile_.head + h);
         if (sources && !w.far && w.first() < tile_.end && w.last() >= tile_.begin) add(w, t, h);
         if (offsets && mine) write_offset_gradients(w, t, h);
@@ -149,18 +150,40 @@ class TalkBackwardTile {
     }
     S* const before = target(single_, w.low - 1, head, w.left > 0);
     S* const after = target(single_, w.high + 1, head, w.right > 0);
-    for (int64_t i = 0; i < p_.per_head; i += kWidth<S>) {
-      const Vector<S> row = load_row(from + i, p_.per_head - i);
-      store(first + i, load(first + i) + row);
-      for (int64_t j = 0; j < count; ++j) {
-        S* const to = middle + j * step + i;
-        store(to, load(to) + row);
-      }
-      store(last + i, load(last + i) + row);
-      store(before + i, load(before + i) + row * w.left);
-      store(after + i, load(after + i) + row * w.right);
-    }
+    const Targets to{first, middle, step, count, last, before, after, w.left, w.right};
+    int64_t i = 0;
+    for (; i + 4 * kWidth<S> <= p_.per_head; i += 4 * kWidth<S>) to.template add<4>(from, i, kWidth<S>);
+    for (; i < p_.per_head; i += kWidth<S>) to.template add<1>(from, i, p_.per_head - i);
   }
+
+  // Where the gradient of one output of one head is added.
+  struct Targets {
+    S *first, *middle;
+    int64_t step, count;  // between rows of the middle, and of them
+    S *last, *before, *after;
+    S left, right;
+
+    // Several vectors of channels at a time, because the number of rows is hard to predict for the processor.
+    template <int kVectors>
+    LIGHTCONV_INLINE void add(const T* from, int64_t at, int64_t n) const {
+      Vector<S> row[kVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) row[v] = load_row(from + at + v * kWidth<S>, n);
+      const auto to = [&](S* target, auto&& times) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+          S* const where = target + at + v * kWidth<S>;
+          store(where, load(where) + times(row[v]));
+        }
+      };
+      const auto whole = [](Vector<S> x) { return x; };
+      to(first, whole);
+      for (int64_t j = 0; j < count; ++j) to(middle + j * step, whole);
+      to(last, whole);
+      to(before, [&](Vector<S> x) { return x * left; });
+      to(after, [&](Vector<S> x) { return x * right; });
+    }
+  };
 
   void add_one_by_one(const Window<S>& w, int64_t t, int64_t head) const {
     const T* from = grad(t, head);
@@ -172,17 +195,19 @@ class TalkBackwardTile {
 
   // Turns the block's rows of single_ into the complete gradients.
   void run_sums(int64_t begin) const {
-    const int64_t first = (begin - tile_.begin) * pitch_;
-    for (int64_t i = first; i < first + round_up<S>(channels_); i += kWidth<S>) {
+    const int64_t start = (begin - tile_.begin) * pitch_, pitch = pitch_, all = block_ * pitch;
+    S *const rows = single_ + start, *const forwards = forwards_ + start, *const backwards = backwards_ + start;
+    const S scale = scale_;
+    for (int64_t i = 0; i < round_up<S>(channels_); i += kWidth<S>) {
       Vector<S> sum{};
-      for (int64_t r = i; r < i + block_ * pitch_; r += pitch_) {
-        sum += load(forwards_ + r);
-        store(single_ + r, load(single_ + r) + sum);
+      for (int64_t at = i; at < all; at += pitch) {
+        sum += load(forwards + at);
+        store(rows + at, load(rows + at) + sum);
       }
       sum = Vector<S>{};
-      for (int64_t r = i + (block_ - 1) * pitch_; r >= i; r -= pitch_) {
-        sum += load(backwards_ + r);
-        store(single_ + r, (load(single_ + r) + sum) * scale_);
+      for (int64_t at = all - pitch + i; at >= 0; at -= pitch) {
+        sum += load(backwards + at);
+        store(rows + at, (load(rows + at) + sum) * scale);
       }
     }
   }

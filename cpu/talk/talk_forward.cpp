@@ -24,6 +24,8 @@ class TalkForwardTile {
         channels_(tile.heads() * p.per_head),
         column_(tile.head * p.per_head),
         block_(p.block()),
+        shift_(__builtin_ctzll(block_)),
+        scale_(p.scale()),
         pitch_(round_up<S>(channels_) + 2 * kWidth<S>) {}
 
   void run() {
@@ -101,18 +103,18 @@ class TalkForwardTile {
         widen_row(p_.source(begin + r, s_.batch) + column_, channels_, row);
         std::fill(row + channels_, row + pitch_, S(0));
       }
-      for (int64_t i = 0; i < pitch_; i += kWidth<S>) {
-        Vector<S> sum{};
-        for (int64_t r = 0; r < block_; ++r) {
-          sum += load(rows_ + at + r * pitch_ + i);
-          store(from_begin_ + at + r * pitch_ + i, sum);
-        }
-        sum = Vector<S>{};
-        for (int64_t r = block_ - 1; r >= 0; --r) {
-          sum += load(rows_ + at + r * pitch_ + i);
-          store(to_end_ + at + r * pitch_ + i, sum);
-        }
-      }
+      run_sums(rows_ + at, from_begin_ + at, to_end_ + at);
+    }
+  }
+
+  // Of a block's rows, forwards and backwards.
+  void run_sums(const S* rows, S* forwards, S* backwards) const {
+    const int64_t pitch = pitch_, all = block_ * pitch;
+    for (int64_t i = 0; i < pitch; i += kWidth<S>) {
+      Vector<S> sum{};
+      for (int64_t at = i; at < all; at += pitch) store(forwards + at, sum += load(rows + at));
+      sum = Vector<S>{};
+      for (int64_t at = all - pitch + i; at >= 0; at -= pitch) store(backwards + at, sum += load(rows + at));
     }
   }
 
@@ -134,13 +136,13 @@ class TalkForwardTile {
         begin = staged(to_end_, w.low, head);
         middle = staged(from_begin_, next + block_ - 1, head);
         step = block_ * pitch_;
-        count = (std::min(block_begin(s_, w.high, block_), last_) - next) / block_;
+        count = (std::min(block_begin(s_, w.high, block_), last_) - next) >> shift_;
         if (w.high < last_) end = staged(from_begin_, w.high, head);
       }
     }
     const Sums sums{
         begin, middle, step, count, end, w.left > 0 ? staged(rows_, w.low - 1, head) : zeros_,
-        w.right > 0 ? staged(rows_, w.high + 1, head) : zeros_, w.left, w.right, p_.scale()};
+        w.right > 0 ? staged(rows_, w.high + 1, head) : zeros_, w.left, w.right, scale_};
     const int64_t vectors = (p_.per_head + kWidth<S> - 1) / kWidth<S>;
     int64_t i = 0;
     for (; i + 4 <= vectors; i += 4) sums.template write<4>(i * kWidth<S>, to);
@@ -192,7 +194,10 @@ class TalkForwardTile {
   const Tile& tile_;
   Arena& arena_;
   const Sequence& s_;
-  int64_t channels_, column_, block_, pitch_;
+  int64_t channels_, column_, block_;
+  int shift_;
+  S scale_;
+  int64_t pitch_;
   int64_t begin_ = 0, end_ = 0, first_ = 0, last_ = 0;
   Window<S>* windows_ = nullptr;
   S *rows_ = nullptr, *from_begin_ = nullptr, *to_end_ = nullptr, *zeros_ = nullptr;
