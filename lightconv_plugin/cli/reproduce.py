@@ -17,7 +17,8 @@ training; one that changes what is computed needs --runs.
 
 A seed is trained in SAVE_DIR/seedN; a training of the same settings that is already there is resumed, or taken over if
 it is finished. By default, the row is written to results/reproduction/TASK/SYSTEM.json (in a checkout:
-benchmarks/results/reproduction) and the table to RESULTS.md."""
+benchmarks/results/reproduction) and the table to RESULTS.md. Seeds that the row has already, of the same
+configuration, overrides and protocol, stay in it."""
 EXAMPLE = """\
 example:
   lightconv reproduce iwslt14_de_en/dynamicconv --seeds 1 2 3

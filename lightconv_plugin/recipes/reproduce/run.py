@@ -26,6 +26,7 @@ from lightconv_plugin.recipes.reproduce.table import (
     default_table,
     main_scores,
     summarise,
+    with_earlier_seeds,
     write_row,
     write_table,
 )
@@ -55,6 +56,7 @@ def reproduce(job: Job) -> Reproduced:
     """
     with Steps(job.folder) as steps:
         row = Reproduction(job, steps).row()
+    row = with_earlier_seeds(job.results, row)
     path = write_row(job.results, row)
     # Elsewhere the table is of what was made there; the one of everything lists what was not run, too.
     configs = job.config.parents[len(Path(row["task"]).parts)]

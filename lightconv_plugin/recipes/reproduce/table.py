@@ -35,6 +35,7 @@ SMOKE = "smoke"  # the miniature that tries everything: no result
 SEEDS = (1, 2, 3)
 DASH = "–"
 ROUGE = ("rouge1", "rouge2", "rougeLsum")
+_UNITED = ("signatures", "versions")  # of a row: lists of what was used for any of its seeds
 
 HEAD = """\
 # Results
@@ -96,9 +97,33 @@ def summarise(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
     }
 
 
+def row_path(results: Path, row: Mapping[str, Any]) -> Path:
+    """RESULTS/TASK/SYSTEM.json."""
+    return results / row["task"] / f"{row['system']}.json"
+
+
+def with_earlier_seeds(results: Path, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row, with the seeds that its file in `results` has and it has not: of another day, or of another machine.
+
+    They stay only if they were made with the same configuration, overrides and protocol; of a seed in both, the new run
+    counts.
+    """
+    new = {run["seed"] for run in row["runs"]}
+    try:
+        known = json.loads(row_path(results, row).read_text(encoding="utf-8"))
+        earlier = [run for run in known["runs"] if run["seed"] not in new]
+    except (OSError, ValueError, KeyError, TypeError):  # there is none, or no row: it is replaced
+        return dict(row)
+    if not earlier or any(known.get(key) != row[key] for key in ("digest", "config", "overrides")):
+        return dict(row)
+    runs = sorted([*earlier, *row["runs"]], key=lambda run: run["seed"])
+    together = {key: known[key] + [item for item in row[key] if item not in known[key]] for key in _UNITED}
+    return {**row, "runs": runs, "summary": summarise(runs, row["metric"]), **together}
+
+
 def write_row(results: Path, row: Mapping[str, Any]) -> Path:
     """Write RESULTS/TASK/SYSTEM.json whole."""
-    path = results / row["task"] / f"{row['system']}.json"
+    path = row_path(results, row)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(row, ensure_ascii=False, indent=1) + "\n")
     return path
@@ -114,7 +139,7 @@ def read_rows(results: Path) -> dict[str, dict[str, dict[str, Any]]]:
     for path in sorted(results.rglob("*.json")):
         try:
             row = json.loads(path.read_text(encoding="utf-8"))
-            place = results / row["task"] / f"{row['system']}.json"
+            place = row_path(results, row)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} is not a row of lightconv reproduce ({type(error).__name__}: {error})") from None
         if place != path:

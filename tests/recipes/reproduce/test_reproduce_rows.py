@@ -2,16 +2,12 @@
 
 import json
 import shlex
-from pathlib import Path
 
 import pytest
 
-from lightconv_plugin.cli.main import main
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.data.tasks import TASKS, parser_of
-from lightconv_plugin.recipes.reproduce.job import plan, plan_smoke
 from lightconv_plugin.recipes.reproduce.protocol import (
-    canonical,
     load_yaml,
     read_protocol,
     row_digest,
@@ -22,6 +18,7 @@ from lightconv_plugin.recipes.reproduce.table import (
     mean_sd,
     read_rows,
     summarise,
+    with_earlier_seeds,
     write_row,
     write_table,
 )
@@ -293,128 +290,53 @@ def test_every_protocol_of_the_project_is_valid():
                 assert (config["source_lang"], config["target_lang"]) == (args.src, args.tgt)
 
 
-def test_settings_in_one_form():
-    assert canonical("5e-4") == canonical(0.0005) == canonical("0.0005")
-    assert canonical([2000, 10000]) == canonical("2000,10000") == "2000.0,10000.0"
-    assert canonical("(0.9,0.98)") == canonical("(0.9, 0.98)") == "0.9,0.98"
-    assert canonical(True) == canonical("True") == "true" and canonical(None) == "null"
-    assert canonical(True) != canonical(1)
-    assert canonical("talk") == "talk"
-
-
-def test_overrides_change_settings_unless_they_are_of_the_machine():
-    plain = settings_of(CONFIG, [])
-    assert plain["optimization.lr"] == "0.0005" and "checkpoint.save_dir" not in plain and "task.data" not in plain
-    machine = ["dataset.num_workers=4", "dataset.max_tokens=1000", "common.log_interval=5", "+task.data=/x"]
-    assert settings_of(CONFIG, machine) == plain, "train.sh keeps the tokens of an update"
-    both = settings_of(CONFIG, ["dataset.max_tokens=1000", "optimization.update_freq=[8]"])
-    assert both["dataset.max_tokens"] == "1000.0"
-    assert settings_of(CONFIG, ["++model.dropout=0.1", "~optimization.lr"]).get("model.dropout") == "0.1"
-    assert "optimization.lr" not in settings_of(CONFIG, ["~optimization.lr"])
-
-
-def job(folder, *overrides, **options):
-    return plan(folder / "dynamicconv.yaml", (1, 2), overrides=overrides, **options)
-
-
-def test_a_job(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder, runs = task(tmp_path / "task"), Path("here")
-    plain = plan("multi30k_en_de/dynamicconv", (1, 2))
-    assert plain.folder == tmp_path / "runs/multi30k_en_de/dynamicconv" and plain.seeds == (1, 2)
-    assert plain.data == tmp_path / "data/multi30k_en_de/data-bin" and plain.target_lang == "de"
-    assert plain.prepare == ("multi30k_en_de",)
-    assert plain.results == tmp_path / "results/reproduction" and plain.table == tmp_path / "RESULTS.md"
-    other = job(folder, "dataset.num_workers=0", runs=runs, prepare_options="--data 'a b'")
-    assert other.folder == tmp_path / "here/task/dynamicconv" and other.results == tmp_path / "here/results"
-    assert other.prepare == ("x", "--bpe", "100", "--data", "a b") and other.changing == ()
-    changed = job(folder, "model.dropout=0.1", "task.data='d/data-bin'", runs=runs)
-    assert changed.results == tmp_path / "here/results" and changed.table == tmp_path / "here/results/RESULTS.md"
-    assert changed.data == tmp_path / "d/data-bin" and changed.prepare[3:] == ("--out", str(tmp_path / "d"))
-    assert changed.overrides == ("model.dropout=0.1", f"task.data={tmp_path}/d/data-bin")
-    assert changed.changing == ("model.dropout=0.1",)
-    assert job(folder, runs=runs, prepare=False).prepare is None
-    smoke = plan_smoke()
-    assert smoke.folder == tmp_path / "runs/smoke/smoke/dynamicconv"
-    assert smoke.data == tmp_path / "runs/smoke/data/data-bin"
-
-
-def test_the_folder_that_a_protocol_prepares_is_the_workspaces(tmp_path, monkeypatch):
-    """Wherever the command is typed: a relative --out would be of the current folder, where no training looks."""
-    monkeypatch.setenv("LIGHTCONV_HOME", str(tmp_path / "home"))
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    found = plan("multi30k_en_de/ablation/dynamic", (1,))
-    assert found.data == tmp_path / "home/data/multi30k_en_de_bpe10k/data-bin"
-    assert found.prepare[-2:] == ("--out", str(found.data.parent))
-
-
-def test_a_job_of_a_checkout(monkeypatch):
-    monkeypatch.setenv("LIGHTCONV_HOME", str(ROOT))
-    found = plan(ROOT / "configs/multi30k_en_de/dynamicconv.yaml", (1,))
-    assert found.folder == ROOT / "runs/multi30k_en_de/dynamicconv"
-    assert found.results == ROOT / "benchmarks/results/reproduction" and found.table == ROOT / "RESULTS.md"
-
-
-@pytest.mark.parametrize(
-    "overrides, options, message",
-    [
-        (["model.dropout=0.1"], {}, "model.dropout=0.1 changes what is computed: `runs` must name a folder"),
-        ([], {}, "is no published configuration: `runs` must name a folder for its trainings and its row"),
-        (["common.seed=3"], {}, "common.seed cannot be overridden here: use `seeds`"),
-        (["checkpoint.save_dir=x"], {}, "checkpoint.save_dir cannot be overridden here: use `runs`"),
-        (
-            ["task.data=/x/y"],
-            {"runs": Path("x")},
-            "task.data=/x/y is not named data-bin, as prepared data is: set `no_prepare`",
-        ),
-        ([], {"runs": Path("x"), "prepare_options": "--out x"}, "override task.data=DIR/data-bin instead of --out DIR"),
-        ([], {"runs": Path("x"), "prepare_options": "--out 'x"}, "`prepare_options`: No closing quotation"),
-    ],
-)
-def test_a_job_that_cannot_be_done(tmp_path, overrides, options, message):
-    with pytest.raises(InputError) as error:
-        job(task(tmp_path / "task"), *overrides, **options)
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--seeds", "1"], "CONFIG is missing"),
-        (["x.yaml"], "--seeds is missing"),
-        (["smoke/dynamicconv", "--seeds", "1", "1"], "--seeds must be different numbers from 0, got 1 1"),
-        (["smoke/dynamicconv", "--seeds", "-1"], "--seeds must be different numbers from 0, got -1"),
-        (["smoke/dynamicconv", "--seeds", "1"], "--runs must name a folder"),
-        (["x.yaml", "--seeds", "one"], "argument --seeds: invalid int value: 'one'"),
-        (["--table", "x.yaml"], "--table takes no configuration"),
-        (["--smoke", "--seeds", "1"], "--smoke has its own configuration and seeds"),
-        (["x.yaml", "--seeds", "1", "--fast"], "unrecognized arguments: --fast"),
-        (["x.yaml", "--seeds", "1"], "there is no configuration x.yaml"),
-        (["model.x=1", "multi30k_en_de/dynamicconv", "--seeds", "1", "~b"], "model.x=1 ~b changes what is computed"),
-    ],
-)
-def test_wrong_arguments(capsys, arguments, message):
-    try:
-        status = main(["reproduce", *arguments])
-    except SystemExit as end:
-        status = end.code
-    assert status == 2 and message in capsys.readouterr().err
-
-
-def test_a_configuration_without_a_protocol_or_out_of_it(tmp_path):
-    folder = task(tmp_path / "task")
-    (folder / "other.yaml").write_text("a: 1\n")
-    with pytest.raises(InputError, match="systems has no other; there are: dynamicconv"):
-        plan(folder / "other.yaml", (1,))
-    (folder / "protocol.yaml").unlink()
-    with pytest.raises(InputError, match=r"cannot read .*protocol\.yaml"):
-        job(folder)
-
-
 def test_a_row_is_written_whole(tmp_path):
     known = row([run(1, 1.0, 2.0)], task(tmp_path / "configs/task"), "dynamicconv")
     path = write_row(tmp_path / "results", known)
     assert json.loads(path.read_text(encoding="utf-8")) == known
     assert [p.name for p in path.parent.iterdir()] == ["dynamicconv.json"]
     assert read_rows(tmp_path / "results") == {"task": {"dynamicconv": known}}
+
+
+@pytest.fixture
+def other_day(tmp_path):
+    """(the folder of results, a row there with seeds 1 and 2 by one commit, how to make a row of the same task)."""
+    folder = task(tmp_path / "configs/task")
+
+    def made(*runs, **changes):
+        return row(list(runs), folder, "dynamicconv", **changes)
+
+    known = made(run(1, 30.0, 28.0), run(2, 31.0, 27.0), versions=[{"commit": "a"}], signatures=["tok:13a"])
+    write_row(tmp_path / "results", known)
+    return tmp_path / "results", known, made
+
+
+def test_a_row_grows_by_seeds_of_another_day(other_day):
+    results, known, made = other_day
+    new = made(run(2, 33.0, 31.0), run(0, 29.0, 30.0), versions=[{"commit": "b"}])
+    found = with_earlier_seeds(results, new)
+    assert [(one["seed"], one["valid"]) for one in found["runs"]] == [(0, 29.0), (1, 30.0), (2, 33.0)]
+    assert found["summary"] == summarise(found["runs"], "bleu") and found["summary"]["best_seed"] == 2
+    assert found["versions"] == [{"commit": "a"}, {"commit": "b"}] and found["signatures"] == ["tok:13a", "nc:6"]
+    assert {key: found[key] for key in ("digest", "title")} == {key: known[key] for key in ("digest", "title")}
+
+
+@pytest.mark.parametrize("change", [{"digest": "other"}, {"overrides": ["a=1"]}, {"config": "task/other"}])
+def test_seeds_of_another_configuration_are_replaced(other_day, change):
+    results, _, made = other_day
+    new = made(run(3, 33.0, 31.0), **change)
+    assert with_earlier_seeds(results, new) == new
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{}", '{"runs": []}', None])
+def test_what_is_no_row_has_no_seeds(other_day, content):
+    results, _, made = other_day
+    path = results / "task/dynamicconv.json"
+    path.write_text(content) if content is not None else path.unlink()
+    assert with_earlier_seeds(results, new := made(run(3, 33.0, 31.0))) == new
+
+
+def test_every_seed_anew_leaves_nothing_of_the_former_row(other_day):
+    results, _, made = other_day
+    new = made(run(2, 33.0, 31.0), run(1, 29.0, 30.0), versions=[{"commit": "b"}])
+    assert with_earlier_seeds(results, new) == new

@@ -1,0 +1,131 @@
+"""What a row is asked for: settings and overrides in one form, folders, and what cannot be done."""
+
+from pathlib import Path
+
+import pytest
+
+from lightconv_plugin.cli.main import main
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.recipes.reproduce.job import plan, plan_smoke
+from lightconv_plugin.recipes.reproduce.protocol import canonical, settings_of
+from tests import ROOT
+from tests.recipes.reproduce.reproduction_world import CONFIG, task
+
+
+def test_settings_in_one_form():
+    assert canonical("5e-4") == canonical(0.0005) == canonical("0.0005")
+    assert canonical([2000, 10000]) == canonical("2000,10000") == "2000.0,10000.0"
+    assert canonical("(0.9,0.98)") == canonical("(0.9, 0.98)") == "0.9,0.98"
+    assert canonical(True) == canonical("True") == "true" and canonical(None) == "null"
+    assert canonical(True) != canonical(1)
+    assert canonical("talk") == "talk"
+
+
+def test_overrides_change_settings_unless_they_are_of_the_machine():
+    plain = settings_of(CONFIG, [])
+    assert plain["optimization.lr"] == "0.0005" and "checkpoint.save_dir" not in plain and "task.data" not in plain
+    machine = ["dataset.num_workers=4", "dataset.max_tokens=1000", "common.log_interval=5", "+task.data=/x"]
+    assert settings_of(CONFIG, machine) == plain, "train.sh keeps the tokens of an update"
+    both = settings_of(CONFIG, ["dataset.max_tokens=1000", "optimization.update_freq=[8]"])
+    assert both["dataset.max_tokens"] == "1000.0"
+    assert settings_of(CONFIG, ["++model.dropout=0.1", "~optimization.lr"]).get("model.dropout") == "0.1"
+    assert "optimization.lr" not in settings_of(CONFIG, ["~optimization.lr"])
+
+
+def job(folder, *overrides, **options):
+    return plan(folder / "dynamicconv.yaml", (1, 2), overrides=overrides, **options)
+
+
+def test_a_job(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder, runs = task(tmp_path / "task"), Path("here")
+    plain = plan("multi30k_en_de/dynamicconv", (1, 2))
+    assert plain.folder == tmp_path / "runs/multi30k_en_de/dynamicconv" and plain.seeds == (1, 2)
+    assert plain.data == tmp_path / "data/multi30k_en_de/data-bin" and plain.target_lang == "de"
+    assert plain.prepare == ("multi30k_en_de",)
+    assert plain.results == tmp_path / "results/reproduction" and plain.table == tmp_path / "RESULTS.md"
+    other = job(folder, "dataset.num_workers=0", runs=runs, prepare_options="--data 'a b'")
+    assert other.folder == tmp_path / "here/task/dynamicconv" and other.results == tmp_path / "here/results"
+    assert other.prepare == ("x", "--bpe", "100", "--data", "a b") and other.changing == ()
+    changed = job(folder, "model.dropout=0.1", "task.data='d/data-bin'", runs=runs)
+    assert changed.results == tmp_path / "here/results" and changed.table == tmp_path / "here/results/RESULTS.md"
+    assert changed.data == tmp_path / "d/data-bin" and changed.prepare[3:] == ("--out", str(tmp_path / "d"))
+    assert changed.overrides == ("model.dropout=0.1", f"task.data={tmp_path}/d/data-bin")
+    assert changed.changing == ("model.dropout=0.1",)
+    assert job(folder, runs=runs, prepare=False).prepare is None
+    smoke = plan_smoke()
+    assert smoke.folder == tmp_path / "runs/smoke/smoke/dynamicconv"
+    assert smoke.data == tmp_path / "runs/smoke/data/data-bin"
+
+
+def test_the_folder_that_a_protocol_prepares_is_the_workspaces(tmp_path, monkeypatch):
+    """Wherever the command is typed: a relative --out would be of the current folder, where no training looks."""
+    monkeypatch.setenv("LIGHTCONV_HOME", str(tmp_path / "home"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found = plan("multi30k_en_de/ablation/dynamic", (1,))
+    assert found.data == tmp_path / "home/data/multi30k_en_de_bpe10k/data-bin"
+    assert found.prepare[-2:] == ("--out", str(found.data.parent))
+
+
+def test_a_job_of_a_checkout(monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_HOME", str(ROOT))
+    found = plan(ROOT / "configs/multi30k_en_de/dynamicconv.yaml", (1,))
+    assert found.folder == ROOT / "runs/multi30k_en_de/dynamicconv"
+    assert found.results == ROOT / "benchmarks/results/reproduction" and found.table == ROOT / "RESULTS.md"
+
+
+@pytest.mark.parametrize(
+    "overrides, options, message",
+    [
+        (["model.dropout=0.1"], {}, "model.dropout=0.1 changes what is computed: `runs` must name a folder"),
+        ([], {}, "is no published configuration: `runs` must name a folder for its trainings and its row"),
+        (["common.seed=3"], {}, "common.seed cannot be overridden here: use `seeds`"),
+        (["checkpoint.save_dir=x"], {}, "checkpoint.save_dir cannot be overridden here: use `runs`"),
+        (
+            ["task.data=/x/y"],
+            {"runs": Path("x")},
+            "task.data=/x/y is not named data-bin, as prepared data is: set `no_prepare`",
+        ),
+        ([], {"runs": Path("x"), "prepare_options": "--out x"}, "override task.data=DIR/data-bin instead of --out DIR"),
+        ([], {"runs": Path("x"), "prepare_options": "--out 'x"}, "`prepare_options`: No closing quotation"),
+    ],
+)
+def test_a_job_that_cannot_be_done(tmp_path, overrides, options, message):
+    with pytest.raises(InputError) as error:
+        job(task(tmp_path / "task"), *overrides, **options)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--seeds", "1"], "CONFIG is missing"),
+        (["x.yaml"], "--seeds is missing"),
+        (["smoke/dynamicconv", "--seeds", "1", "1"], "--seeds must be different numbers from 0, got 1 1"),
+        (["smoke/dynamicconv", "--seeds", "-1"], "--seeds must be different numbers from 0, got -1"),
+        (["smoke/dynamicconv", "--seeds", "1"], "--runs must name a folder"),
+        (["x.yaml", "--seeds", "one"], "argument --seeds: invalid int value: 'one'"),
+        (["--table", "x.yaml"], "--table takes no configuration"),
+        (["--smoke", "--seeds", "1"], "--smoke has its own configuration and seeds"),
+        (["x.yaml", "--seeds", "1", "--fast"], "unrecognized arguments: --fast"),
+        (["x.yaml", "--seeds", "1"], "there is no configuration x.yaml"),
+        (["model.x=1", "multi30k_en_de/dynamicconv", "--seeds", "1", "~b"], "model.x=1 ~b changes what is computed"),
+    ],
+)
+def test_wrong_arguments(capsys, arguments, message):
+    try:
+        status = main(["reproduce", *arguments])
+    except SystemExit as end:
+        status = end.code
+    assert status == 2 and message in capsys.readouterr().err
+
+
+def test_a_configuration_without_a_protocol_or_out_of_it(tmp_path):
+    folder = task(tmp_path / "task")
+    (folder / "other.yaml").write_text("a: 1\n")
+    with pytest.raises(InputError, match="systems has no other; there are: dynamicconv"):
+        plan(folder / "other.yaml", (1,))
+    (folder / "protocol.yaml").unlink()
+    with pytest.raises(InputError, match=r"cannot read .*protocol\.yaml"):
+        job(folder)
