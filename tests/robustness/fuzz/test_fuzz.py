@@ -68,6 +68,25 @@ def test_cases_that_once_spread(backend, arguments):
     check_spread(*arguments, rounds_products=backend == "cuda-on-host")
 
 
+# The gradient is the same at all times, in one place of memory: torch adds it to the bias's one by one.
+STILL = Convolution(
+    steps=257,
+    batch=3,
+    heads=1,
+    per_head=4,
+    lengths=(0, 0, 0),
+    size=1,
+    padding_l=0,
+    normalize="none",
+    bias=True,
+    grads="still",
+)
+
+
+def test_a_sum_that_once_was_too_far_from_float64(backend):
+    properties.numbers_are_right(STILL, backend, "cpu")
+
+
 # ------------------------------------------------------------------------------------------------ the fuzzer itself
 
 
