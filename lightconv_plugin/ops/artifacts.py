@@ -83,6 +83,11 @@ class Recipe:
         return "-".join([self.key, *(["_".join(self.architectures)] if self.architectures else [])])
 
     @property
+    def include_paths(self) -> list[Path]:
+        """Of the sources' own headers."""
+        return [self.root, *dict.fromkeys(path.parent for path in SHARED)]
+
+    @property
     def source_names(self) -> list[str]:
         return [_name_of(path, self.root) for path in self.sources]
 

@@ -230,7 +230,7 @@ def _run(recipe: Recipe, folder: Path, environment: dict[str, str], progress: Ca
         "sources": [str(path) for path in recipe.sources],
         "extra_cflags": list(recipe.cflags),
         "extra_cuda_cflags": list(recipe.cuda_cflags),
-        "extra_include_paths": [str(recipe.root), str(artifacts.PACKAGE / "ops")],
+        "extra_include_paths": [str(path) for path in recipe.include_paths],
         "with_cuda": recipe.kind == "cuda",
         "build_directory": str(folder),
     }

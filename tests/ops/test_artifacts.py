@@ -1,6 +1,7 @@
 """What names a native library, where a finished one is looked for, and what runs on which GPU."""
 
 import platform
+import re
 
 import pytest
 import torch
@@ -148,6 +149,17 @@ def test_the_sources_of_this_checkout_are_found(kind):
     assert {path.parent.name for path in sources} >= {"convolution", "talk"}
     # torch.utils.cpp_extension names an object after its source, without the folder.
     assert len({path.stem for path in sources}) == len(sources)
+
+
+@pytest.mark.parametrize("kind", artifacts.KINDS)
+def test_every_header_of_ours_is_found_and_is_in_the_librarys_name(kind):
+    """Whatever compiles the sources, a sanitizer's build too, passes `include_paths`."""
+    recipe, root = artifacts.recipe(kind), artifacts.SOURCES[kind]
+    known = {*(path for path in root.rglob("*") if path.is_file()), *artifacts.SHARED}
+    for path in known:
+        # cuda_on_host….h stand in for CUDA in tests/cuda.
+        for name in re.findall(r'^#include "(?!cuda_on_host)(.+)"', path.read_text(encoding="utf-8"), re.MULTILINE):
+            assert {folder / name for folder in recipe.include_paths} & known, f"{path}: {name}"
 
 
 def test_the_cache_is_where_torch_keeps_what_it_compiles(monkeypatch, tmp_path):

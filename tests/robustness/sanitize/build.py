@@ -47,7 +47,7 @@ def build(kind: str, folder: Path) -> Path:
         return target
     scratch = target.with_name("objects")
     scratch.mkdir(parents=True, exist_ok=True)
-    flags = [*(flag for flag in recipe.cflags if flag != "-O3"), f"-I{recipe.root}"]
+    flags = [*(flag for flag in recipe.cflags if flag != "-O3"), *(f"-I{path}" for path in recipe.include_paths)]
     libs = [option for path in cpp_extension.library_paths() for option in (f"-L{path}", f"-Wl,-rpath,{path}")]
     made = link(kind, recipe.sources, scratch / recipe.file, flags, [*libs, "-lc10", "-ltorch", "-ltorch_cpu"])
     made.replace(target)
