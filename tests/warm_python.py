@@ -193,9 +193,12 @@ def run(program: str, path: list[str], arguments: list[str]) -> int:
     for option in os.environ.get("PYTHONWARNINGS", "").split(","):
         if option:
             warnings._processoptions([option])
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     while arguments[0] in ("-u", "-B"):
         if arguments.pop(0) == "-u":
             os.environ["PYTHONUNBUFFERED"] = "1"
+        else:
+            sys.dont_write_bytecode = True
     if os.environ.get("PYTHONUNBUFFERED"):
         for stream in sys.stdout, sys.stderr:
             stream.reconfigure(write_through=True)
