@@ -94,7 +94,9 @@ def test_what_a_reproduction_leaves(undisturbed):
     row = result(runs)
     run = row["runs"][0]
     assert (run["updates"], run["threads"], run["gpus"]) == (60, 1, [])
-    assert run["tokens_per_second"] > 0 and run["train_seconds"] > 0 and run["parameters"] > 100_000
+    assert run["tokens_per_second"] > 0 and run["parameters"] > 100_000
+    # fairseq logs whole seconds, of which a fast machine needs none.
+    assert 0 <= run["train_seconds"] < 600
     assert run["average"] in (1, 2) and run["lenpen"] in (1.0, 1.4)
     assert row["summary"]["test"]["chrf"] == {"mean": run["test"]["chrf"], "sd": None}
     assert any("tok:13a" in text for text in row["signatures"])
