@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include "autograd.h"
+#include "common/boxed.h"
 #include "common/dropout_operator.h"
 #include "convolution/operators.h"
 #include "search/engine.h"
@@ -15,19 +16,19 @@
 
 TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
   using namespace lightconv;
-  m.impl("lightconv", &lightconv_op);
-  m.impl("dynamicconv", &dynamicconv_op);
-  m.impl("lightconv_backward", &lightconv_backward_op);
-  m.impl("dynamicconv_backward", &dynamicconv_backward_op);
-  m.impl("lightconv_step", &lightconv_step_op);
-  m.impl("dynamicconv_step", &dynamicconv_step_op);
-  m.impl("lightconv_step_backward", &lightconv_step_backward_op);
-  m.impl("dynamicconv_step_backward", &dynamicconv_step_backward_op);
-  m.impl("talkconv", &talkconv_op);
-  m.impl("talkconv_backward", &talkconv_backward_op);
-  m.impl("talkconv_step", &talkconv_step_op);
-  m.impl("talkconv_step_backward", &talkconv_step_backward_op);
-  m.impl("dropout", &dropout_op);
+  m.impl("lightconv", boxed<&lightconv_op>());
+  m.impl("dynamicconv", boxed<&dynamicconv_op>());
+  m.impl("lightconv_backward", boxed<&lightconv_backward_op>());
+  m.impl("dynamicconv_backward", boxed<&dynamicconv_backward_op>());
+  m.impl("lightconv_step", boxed<&lightconv_step_op>());
+  m.impl("dynamicconv_step", boxed<&dynamicconv_step_op>());
+  m.impl("lightconv_step_backward", boxed<&lightconv_step_backward_op>());
+  m.impl("dynamicconv_step_backward", boxed<&dynamicconv_step_backward_op>());
+  m.impl("talkconv", boxed<&talkconv_op>());
+  m.impl("talkconv_backward", boxed<&talkconv_backward_op>());
+  m.impl("talkconv_step", boxed<&talkconv_step_op>());
+  m.impl("talkconv_step_backward", boxed<&talkconv_step_backward_op>());
+  m.impl("dropout", boxed<&dropout_op>());
 }
 
 TORCH_LIBRARY_FRAGMENT(lightconv, m) {

@@ -63,7 +63,6 @@ LIGHTCONV_INLINE void sum_rows(
 // Q queries of one head, `query_pitch` floats apart, and as many outputs; scores: Q · memory.pitch() floats.
 template <int Q>
 void attend(const Memory& memory, int64_t head, const float* query, float* out, int64_t query_pitch, float* scores) {
-  using V = Vector<float>;
   constexpr int64_t lanes = kWidth<float>;
   const int64_t dim = memory.head_dim, pitch = memory.pitch();
   const float scale = 1 / std::sqrt(float(dim));
@@ -122,7 +121,6 @@ inline void attend_all(
 inline void attend_past(
     const float* query, const float* const* sources, int64_t steps, int64_t heads, int64_t head_dim, float* out,
     Workshop& shop) {
-  using V = Vector<float>;
   constexpr int64_t lanes = kWidth<float>;
   float* scores = shop.scores.get(round_up<float>(steps));
   const float scale = 1 / std::sqrt(float(head_dim));

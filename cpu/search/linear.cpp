@@ -9,7 +9,7 @@ namespace lightconv::decoding {
 namespace {
 
 // Products of fewer multiplications than this take less time than waking the other threads for them.
-constexpr int64_t kWorthSharing = 1 << 19;
+constexpr int64_t kProductsWorthSharing = 1 << 19;
 
 int64_t round_to(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -22,7 +22,6 @@ uint16_t as_bfloat16(float value) {
 
 // u = x / scale + zero in 0 … levels, so that 0 is a whole number; NaN and infinities make the row's scale NaN.
 void quantise(const float* x, int64_t n, int levels, uint8_t* u, float& scale, int32_t& zero) {
-  using V = Vector<float>;
   constexpr int64_t lanes = kWidth<float>;
   V low{}, high{}, check{};
   int64_t i = 0;
@@ -184,7 +183,7 @@ void Linear::compute(Product p, float* y, int64_t y_pitch, int64_t first, int64_
   p.y = y - first;
   p.y_pitch = y_pitch;
   const int64_t from = first / kPanel, to = (last + kPanel - 1) / kPanel;
-  if (team.size() == 1 || p.rows * (last - first) * inputs_ < kWorthSharing) {
+  if (team.size() == 1 || p.rows * (last - first) * inputs_ < kProductsWorthSharing) {
     choice_.multiply(p, from, to);
   } else {
     team.share(to - from, [&](int64_t a, int64_t b) { choice_.multiply(p, from + a, from + b); });

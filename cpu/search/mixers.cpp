@@ -9,9 +9,6 @@
 namespace lightconv::decoding {
 namespace {
 
-using V = Vector<float>;
-constexpr int64_t kLanes = kWidth<float>;
-
 // y (n,) = Σ weights[k] · sources[k][c]; `weight_step` floats from a tap's weight to the next.
 template <int kVectors>
 LIGHTCONV_INLINE void sum_vectors(

@@ -8,9 +8,6 @@
 
 namespace lightconv::decoding {
 
-using V = Vector<float>;
-constexpr int64_t kLanes = kWidth<float>;
-
 // ------------------------------------------------------------------------------------------------ reading
 
 const Matrix& Description::tensor(const std::string& name) const {

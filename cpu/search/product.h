@@ -15,7 +15,8 @@
 
 namespace lightconv::decoding {
 
-constexpr int64_t kPanel = 2 * kWidth<float>;
+using V = Vector<float>;
+constexpr int64_t kLanes = kWidth<float>, kPanel = 2 * kLanes;
 
 // x and y are rows, `x_pitch` bytes and `y_pitch` floats apart. `steps` groups of inputs are read at a time: single
 // floats, pairs of bfloat16, fours of 8-bit integers.

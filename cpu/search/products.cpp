@@ -10,9 +10,7 @@
 namespace lightconv::decoding {
 namespace {
 
-using V = Vector<float>;
 using I = Lanes<float>;
-constexpr int kLanes = kWidth<float>;
 // Two vectors of outputs leave registers for the sums of so many rows.
 constexpr int kFloatRows = kVectorRegisters == 32 ? 12 : 6;
 

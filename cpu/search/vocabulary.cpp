@@ -14,7 +14,7 @@ constexpr int64_t kPiece = 1024;
 // Logits of about this many words stay in a core's second-level cache until they have been read.
 constexpr int64_t kCached = 1 << 17;
 // Reading fewer logits than this takes less time than waking the other threads for it.
-constexpr int64_t kWorthSharing = 1 << 15;
+constexpr int64_t kEntriesWorthSharing = 1 << 15;
 
 float log_normaliser(const float* logits, int64_t n) {
   LogSum sum;
@@ -30,7 +30,7 @@ Vocabulary::Vocabulary(const std::vector<const Model*>& ensemble, const Options&
 // f(first, last) for all rows of `columns` logits, on as many threads as are worth it.
 template <class F>
 void Vocabulary::each_row(int64_t rows, int64_t columns, F f) {
-  if (rows * columns < kWorthSharing) f(0, rows);
+  if (rows * columns < kEntriesWorthSharing) f(0, rows);
   else shop_.team.share(rows, f);
 }
 

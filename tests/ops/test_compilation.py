@@ -70,6 +70,22 @@ def test_sources_in_folders_include_each_other_from_the_root(plain):
     assert artifacts.information(path)["sources"] == ["toy.cpp", "folder/other.cpp"]
 
 
+def test_the_sources_of_a_folder_are_compiled_together(plain):
+    plain.write("#pragma once\ntemplate <class F> int call(F f) { return f(); }\n", "folder/call.h")
+    plain.write('#include "folder/call.h"\nextern "C" int lightconv_one() { return 1; }\n', "folder/one.cpp")
+    # GCC warns about such types in what it takes for a header.
+    unnamed = "namespace { struct Unnamed { int n = 2; }; }\ntemplate <class T> struct Holder { T t; };\n"
+    unnamed += 'struct Holds { Holder<Unnamed> held; };\nextern "C" int lightconv_two() { return Holds().held.t.n; }\n'
+    plain.write('#include "folder/call.h"\n' + unnamed, "folder/two.cpp")
+    calls = []
+    path = build(calls)
+    assert {step.split()[1] for step in calls[1:]} == {"toy.o", "folder.o", "lightconv_cpu.so"}
+    library = ctypes.CDLL(str(path))
+    assert (library.lightconv_one(), library.lightconv_two()) == (1, 2)
+    assert artifacts.information(path)["sources"] == ["toy.cpp", "folder/one.cpp", "folder/two.cpp"]
+    assert "warning" not in path.with_name("build.log").read_text()
+
+
 def test_a_prebuilt_library_needs_no_cache(plain, monkeypatch):
     path = build()
     prebuilt = artifacts.PREBUILT / path.parent.parent.name / path.parent.name

@@ -1,0 +1,63 @@
+// Functions as torch's dispatcher calls them with arguments on a stack, which is how calls from Python and from autograd.h
+// arrive. torch's own wrappers, which also serve callers in C++, take seconds to compile.
+#pragma once
+
+#include <torch/library.h>
+
+#include <optional>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+namespace lightconv {
+
+template <class T>
+T argument(const c10::IValue& value) {
+  if constexpr (std::is_same_v<T, at::Tensor>) {
+    return value.toTensor();
+  } else if constexpr (std::is_same_v<T, std::optional<at::Tensor>>) {
+    return value.isNone() ? std::nullopt : std::optional(value.toTensor());
+  } else if constexpr (std::is_same_v<T, std::string_view>) {
+    return value.toStringView();
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return value.toBool();
+  } else if constexpr (std::is_same_v<T, double>) {
+    return value.toDouble();
+  } else {
+    static_assert(std::is_same_v<T, int64_t>);
+    return value.toInt();
+  }
+}
+
+inline void push(torch::jit::Stack& stack, at::Tensor result) { stack.emplace_back(std::move(result)); }
+
+template <class... R>
+void push(torch::jit::Stack& stack, std::tuple<R...> results) {
+  std::apply([&](auto&... each) { (stack.emplace_back(std::move(each)), ...); }, results);
+}
+
+template <class R, class... A, size_t... i>
+void call(R (*function)(A...), torch::jit::Stack& stack, std::index_sequence<i...>) {
+  const auto first = stack.end() - sizeof...(A);
+  R results = function(argument<std::decay_t<A>>(first[i])...);
+  stack.erase(first, stack.end());
+  push(stack, std::move(results));
+}
+
+template <class R, class... A>
+void call(R (*function)(A...), torch::jit::Stack& stack) {
+  call(function, stack, std::index_sequence_for<A...>());
+}
+
+template <auto function>
+void on_stack(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  call(function, *stack);
+}
+
+template <auto function>
+torch::CppFunction boxed() {
+  return torch::CppFunction::makeFromBoxedFunction<&on_stack<function>>();
+}
+
+}  // namespace lightconv
