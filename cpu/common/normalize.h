@@ -109,6 +109,63 @@ LIGHTCONV_INLINE void softmax_row(Logits logits, int64_t kernel_size, S* out) {
   }
 }
 
+// Whether filters are normalised as many at a time as a vector has lanes: those of two vectors. Longer ones hide the latency
+// of what goes across the lanes behind their own arithmetic.
+template <class S>
+constexpr bool together(int64_t kernel_size) {
+  return kernel_size > kWidth<S> && kernel_size <= 2 * kWidth<S>;
+}
+
+// softmax_row of kWidth<S> filters, with the same bits; what goes across the lanes does so for all filters at once.
+// logits(f, i) loads those of filter f from i on; the rows of `out` follow each other.
+template <class S, class Logits>
+inline void softmax_together(Logits logits, int64_t kernel_size, S* out) {
+  constexpr int w = kWidth<S>;
+  const Lanes<S> there = first_lanes<S>(kernel_size - w);
+  const Vector<S> lowest = broadcast(-std::numeric_limits<S>::infinity());
+  Vector<S> rows[w];
+  S each[w];
+#pragma GCC unroll 16
+  for (int f = 0; f < w; ++f) {
+    const Vector<S> right = logits(f, w);
+    rows[f] = larger<S>(there ? right : lowest, logits(f, 0));
+  }
+  store(each, largest_each<S>(rows));
+#pragma GCC unroll 16
+  for (int f = 0; f < w; ++f) {
+    const Vector<S> left = exponential(logits(f, 0) - each[f]), right = exponential(logits(f, w) - each[f]);
+    rows[f] = there ? right : Vector<S>{};
+    store(out + 2 * w * f, left);
+    store(out + 2 * w * f + w, rows[f]);
+    rows[f] += left;
+  }
+  store(each, S(1) / sum_each<S>(rows));
+#pragma GCC unroll 16
+  for (int i = 0; i < 2 * w; ++i) store(out + i * w, load(out + i * w) * each[i / 2]);
+}
+
+// softmax_backward of kWidth<S> filters of two vectors, with the same bits. grad(f, i) loads the gradient of filter f;
+// `normalized` are rows that are `pitch` apart.
+template <class S, class Grad>
+inline void softmax_backward_together(Grad grad, S* normalized, int64_t pitch) {
+  constexpr int w = kWidth<S>;
+  Vector<S> rows[w];
+  S along[w];
+#pragma GCC unroll 16
+  for (int f = 0; f < w; ++f) {
+    const S* row = normalized + f * pitch;
+    rows[f] = grad(f, 0) * load(row);
+    rows[f] += grad(f, w) * load(row + w);
+  }
+  store(along, sum_each<S>(rows));
+#pragma GCC unroll 16
+  for (int f = 0; f < w; ++f) {
+    S* row = normalized + f * pitch;
+    store(row, (grad(f, 0) - along[f]) * load(row));
+    store(row + w, (grad(f, w) - along[f]) * load(row + w));
+  }
+}
+
 // Some of the taps. If there is none, the row is 0, not 0/0.
 template <class S>
 inline void softmax_inside(const S* weight, int64_t pitch, Inside inside, S* out) {

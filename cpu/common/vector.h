@@ -186,9 +186,9 @@ LIGHTCONV_INLINE void exchange_halves(Vector<S> (&rows)[kWidth<S>]) {
   }
 }
 
-// Lane i of the result is the sum of all lanes of rows[i], in the same tree whichever row it is. Overwrites the rows.
-template <class S, int kStep = kWidth<S> / 2>
-LIGHTCONV_INLINE Vector<S> sum_each(Vector<S> (&rows)[kWidth<S>]) {
+// Lane i of the result is the sum (or the maximum) of all lanes of rows[i], in the tree of `across`. Overwrites the rows.
+template <class S, int kStep = kWidth<S> / 2, class F>
+LIGHTCONV_INLINE Vector<S> each_across(Vector<S> (&rows)[kWidth<S>], F combine) {
   if constexpr (kStep > 0) {
     constexpr int n = kWidth<S>;
     static constexpr auto upper = lane_table<S>([](int lane) { return lane & kStep ? n + lane - kStep : lane; });
@@ -196,12 +196,22 @@ LIGHTCONV_INLINE Vector<S> sum_each(Vector<S> (&rows)[kWidth<S>]) {
 #pragma GCC unroll 8
     for (int i = 0; i < kStep; ++i) {
       const Vector<S> a = rows[i], b = rows[i + kStep];
-      rows[i] = shuffled<S>(a, b, lanes_of<S>(upper)) + shuffled<S>(a, b, lanes_of<S>(lower));
+      rows[i] = combine(shuffled<S>(a, b, lanes_of<S>(upper)), shuffled<S>(a, b, lanes_of<S>(lower)));
     }
-    return sum_each<S, kStep / 2>(rows);
+    return each_across<S, kStep / 2>(rows, combine);
   } else {
     return rows[0];
   }
+}
+
+template <class S>
+LIGHTCONV_INLINE Vector<S> sum_each(Vector<S> (&rows)[kWidth<S>]) {
+  return each_across<S>(rows, [](Vector<S> a, Vector<S> b) { return a + b; });
+}
+
+template <class S>
+LIGHTCONV_INLINE Vector<S> largest_each(Vector<S> (&rows)[kWidth<S>]) {
+  return each_across<S>(rows, [](Vector<S> a, Vector<S> b) { return larger<S>(a, b); });
 }
 
 // to[j·to_pitch + i] = from[i·from_pitch + j] for a square of kWidth<S> rows and columns.

@@ -85,6 +85,28 @@ inline void read_filter(const Problem<T>& p, const T* from, Sum<T>* row) {
   }
 }
 
+// The softmax over all taps of `count` filters, whose taps lie one after the other at logits(filter), to rows that follow
+// each other.
+template <class T, class Logits>
+inline void softmax_filters(Logits logits, int64_t count, int64_t kernel_size, Sum<T>* out) {
+  using S = Sum<T>;
+  constexpr int w = kWidth<S>;
+  const int64_t pitch = round_up<S>(kernel_size);
+  int64_t first = 0;
+  for (; detail::together<S>(kernel_size) && first + w <= count; first += w) {
+    const T* rows[w];
+    for (int f = 0; f < w; ++f) rows[f] = logits(first + f);
+    detail::softmax_together<S>(
+        [&](int f, int i) { return load_some(rows[f] + i, i ? kernel_size - w : w); }, kernel_size, out + first * pitch);
+  }
+  for (; first < count; ++first) {
+    const T* row = logits(first);
+    detail::softmax_row(
+        [&](int64_t i) { return load_some(row + i, std::min<int64_t>(w, kernel_size - i)); }, kernel_size,
+        out + first * pitch);
+  }
+}
+
 // The reverse: writes a filter's gradient.
 template <class T>
 inline void write_filter(const Problem<T>& p, const Sum<T>* row, T* to) {
@@ -160,10 +182,14 @@ class Filters {
       words = arena.take<uint32_t>(tile.heads() * p.kernel_size + 64 + pitch_);
       factors_ = arena.take<S>(pitch_);
     }
-    for (int64_t t = begin; t < end; ++t) {
-      fetch_ahead(p.weight.at(std::min(t + kAhead, end - 1), tile.sequence->batch, tile.head), tile.heads() * p.weight.head);
-      normalize(t);
-      if (words) drop(t, words);
+    // Some rows at a time, which are more filters than a vector has lanes even where there are few heads.
+    for (int64_t t = begin; t < end; t += kAhead) {
+      const int64_t last = std::min(t + kAhead, end);
+      for (int64_t ahead = last; ahead < std::min(last + kAhead, end); ++ahead) {
+        fetch_ahead(p.weight.at(ahead, tile.sequence->batch, tile.head), tile.heads() * p.weight.head);
+      }
+      normalize(t, last);
+      for (int64_t row = t; words && row < last; ++row) drop(row, words);
     }
   }
 
@@ -178,18 +204,21 @@ class Filters {
  private:
   int64_t index(int64_t t, int64_t head) const { return ((t - begin_) * tile_.heads() + head) * pitch_; }
 
-  void normalize(int64_t t) {
-    const Inside inside = p_.taking_part(*tile_.sequence, t);
-    const int64_t k = p_.kernel_size;
-    for (int64_t h = 0; h < tile_.heads(); ++h) {
-      S* row = normalized_ + index(t, h);
-      const T* logits = p_.weight.at(t, tile_.sequence->batch, tile_.head + h);
-      if (p_.normalize == Normalize::kSoftmax && !p_.renorm && p_.weight.tap == 1) {
-        detail::softmax_row([&](int64_t i) { return load_some(logits + i, std::min<int64_t>(kWidth<S>, k - i)); }, k, row);
-        continue;
+  void normalize(int64_t begin, int64_t end) {
+    const int64_t heads = tile_.heads();
+    const auto logits = [&](int64_t t, int64_t h) { return p_.weight.at(t, tile_.sequence->batch, tile_.head + h); };
+    if (p_.normalize == Normalize::kSoftmax && !p_.renorm && p_.weight.tap == 1) {
+      return softmax_filters<T>(
+          [&](int64_t i) { return logits(begin + i / heads, i % heads); }, (end - begin) * heads, p_.kernel_size,
+          normalized_ + index(begin, 0));
+    }
+    for (int64_t t = begin; t < end; ++t) {
+      const Inside inside = p_.taking_part(*tile_.sequence, t);
+      for (int64_t h = 0; h < heads; ++h) {
+        S* row = normalized_ + index(t, h);
+        read_filter(p_, logits(t, h), row);
+        normalize_row(p_.normalize, row, p_.kernel_size, inside, row);
       }
-      read_filter(p_, logits, row);
-      normalize_row(p_.normalize, row, p_.kernel_size, inside, row);
     }
   }
 

@@ -141,8 +141,13 @@ class BackwardTile {
       for (int64_t each = h; each < h + together; ++each) {
         const Columns<S> sources = shifted(columns, (each - h) * pitch_);
         correlate(constant(shifted(grad, each * pitch_)), begin_, end_, sources, k, p_.offset, p_.per_head, products);
-        for (int64_t t = begin_; t < end_; ++t) {
-          take_row(filters, t, each, products + correlation_at<S>(t - begin_, k), logits);
+        for (int64_t t = begin_; t < end_;) {
+          if (take_together(filters, t, each, products)) {
+            t += kWidth<S>;
+          } else {
+            take_row(filters, t, each, products + correlation_at<S>(t - begin_, k), logits);
+            ++t;
+          }
         }
       }
       arena_.release(mark);
@@ -154,6 +159,22 @@ class BackwardTile {
         write_filter(p_, filters.normalized(t, h), p_.dweight.at(t, s_.batch, tile_.head + h));
       }
     }
+  }
+
+  // Does what take_row does for as many rows from t on as a vector has lanes; false if that is not possible.
+  bool take_together(const Filters<T>& filters, int64_t t, int64_t head, const S* products) {
+    constexpr int w = kWidth<S>;
+    const int64_t k = p_.kernel_size;
+    if (partial_ || p_.normalize != Normalize::kSoftmax || p_.dropout.active() || !detail::together<S>(k)) return false;
+    const Inside first = p_.meeting(s_, t), last = p_.meeting(s_, t + w - 1);
+    if (t + w > end_ || first.first > 0 || last.last < k) return false;
+    const Lanes<S> there = detail::first_lanes<S>(k - w);
+    const S* rows[w];
+    for (int i = 0; i < w; ++i) rows[i] = products + correlation_at<S>(t - begin_ + i, k);
+    detail::softmax_backward_together<S>(
+        [&](int f, int i) { return i == 0 ? load(rows[f]) : there ? load(rows[f] + i) : Vector<S>{}; },
+        filters.normalized(t, head), tile_.heads() * p_.filter_pitch());
+    return true;
   }
 
   // Overwrites one normalised filter with its gradient, leaving out products with rows that are no source.
