@@ -154,7 +154,8 @@ inline void softmax_backward_together(Grad grad, S* normalized, int64_t pitch) {
 #pragma GCC unroll 16
   for (int f = 0; f < w; ++f) {
     const S* row = normalized + f * pitch;
-    rows[f] = grad(f, 0) * load(row);
+    rows[f] = Vector<S>{};  // the products are added to it in the order of softmax_backward
+    rows[f] += grad(f, 0) * load(row);
     rows[f] += grad(f, w) * load(row + w);
   }
   store(along, sum_each<S>(rows));
