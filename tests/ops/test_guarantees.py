@@ -168,6 +168,28 @@ def test_a_sentence_does_not_depend_on_its_batch(seed):
                 assert torch.equal(one[:, column], other)
 
 
+@pytest.mark.parametrize("backend", ["cpu"], indirect=True)
+@pytest.mark.parametrize("kernel_size", [3, 7, 15, 17, 31, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_row_does_not_depend_on_its_place_in_the_sequence(operator, dtype, kernel_size):
+    """Rows go through the kernels in blocks, and not all of a block's rows in the same way."""
+    x, weight, _ = arguments(operator, 150, 2, 4, 32, kernel_size, dtype=dtype)
+    grad = torch.randn(150, 2, 128, dtype=dtype)
+    results = []
+    for first in (0, 5):  # without the rows before
+        tensors = [x.detach()[first:].requires_grad_(), weight.detach()]
+        if operator == "dynamicconv":
+            tensors[1] = tensors[1][first:]
+        tensors[1].requires_grad_()
+        out = getattr(ops, operator)(*tensors, kernel_size // 2)
+        dx, dweight = gradients(out, tensors, grad[first:])
+        rows = [out, dx, dweight] if operator == "dynamicconv" else [out, dx]
+        results.append([row[5 + kernel_size - first : 150 - kernel_size - first] for row in rows])
+    for whole, later in zip(*results, strict=True):
+        assert len(whole) and torch.equal(whole, later)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_padded_batch_equals_each_sentence_alone(kind):
     operator, options = options_of(kind)
