@@ -37,6 +37,7 @@ measure() { # NAME PROGRAM OPTIONS…: one benchmark, its JSON in cpu_NAME.json
 
 measure operators operators
 measure operators_lengths operators --shapes lengths --operators lightconv dynamicconv --without "our reference" attention
+measure operators_apart apart
 measure operators_bfloat16 operators --dtype bfloat16 --without "our reference"
 measure host_time host_time
 measure training_iwslt training

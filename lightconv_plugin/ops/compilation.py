@@ -265,13 +265,13 @@ def _run(recipe: Recipe, folder: Path, environment: dict[str, str], progress: Ca
 
 
 def _translation_units(recipe: Recipe, folder: Path) -> list[str]:
-    """The files for the compiler: for the CPU one a folder of kernels, written here, which includes all of the folder's.
+    """The files that are compiled. For the CPU there is one for each folder, written here, which includes all in it.
 
-    What these have in common, headers and instances of templates, is compiled once then: a third less time in all.
+    What these have in common, headers and instances of templates, is then compiled once: a third less time in all.
     """
     if recipe.kind != "cpu":
         return [str(path) for path in recipe.sources]
-    units = []
+    units: list[str] = []
     for parent, sources in itertools.groupby(recipe.sources, key=lambda path: path.parent):
         if parent == recipe.root:
             units += map(str, sources)
