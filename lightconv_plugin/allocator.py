@@ -1,23 +1,31 @@
-"""Whether the C library keeps freed memory for the next tensor.
+"""Which allocator serves the tensors of a CPU, and whether it keeps freed memory for the next one.
 
 glibc returns large blocks to the system as soon as they are freed, and the system zeroes their pages one by one at the
 next use. A training step on a CPU frees and allocates hundreds of megabytes of logits and activations, and spends up to
 a third of its time on that. So the plugin has glibc keep what was freed, once per process, when its CPU kernels are
 loaded.
 
+Even then glibc spends a tenth of a long training on finding a block among those kept. tcmalloc does not, and holds half
+the memory. It must be there when a process starts, so `preload` names it for trainings that the plugin starts.
+
 LIGHTCONV_KEEP_MALLOC=1 leaves malloc as it is, and so do settings of malloc's own (MALLOC_MMAP_THRESHOLD_,
-MALLOC_TRIM_THRESHOLD_, GLIBC_TUNABLES with glibc.malloc).
+MALLOC_TRIM_THRESHOLD_, GLIBC_TUNABLES with glibc.malloc), and for `preload` LD_PRELOAD.
 """
 
 from __future__ import annotations
 
 import ctypes
+import ctypes.util
 import os
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
 _MOST = (1 << 31) - 1  # what an int holds
 _OWN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+# A function that only this library has.
+_OTHERS = {"tc_malloc": "tcmalloc", "mallctl": "jemalloc", "mi_malloc": "mimalloc"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,30 @@ def keep_freed_memory() -> Allocator:
     return _state
 
 
-def _decide() -> Allocator:
+def find_tcmalloc() -> str | None:
+    """The library to preload: of this Python's environment or of the system; None if there is none."""
+    for name in ("tcmalloc_minimal", "tcmalloc"):
+        if inside := sorted(Path(sys.prefix, "lib").glob(f"lib{name}.so*")):
+            return str(inside[0])
+        if found := ctypes.util.find_library(name):
+            return found
+    return None
+
+
+def preload() -> dict[str, str]:
+    """What the environment of a process that trains on a CPU needs so that tcmalloc serves it.
+
+    Empty if tcmalloc is not installed, or if the environment says otherwise.
+    """
+    if not sys.platform.startswith("linux") or "LD_PRELOAD" in os.environ or _chosen() is not None:
+        return {}
+    library = find_tcmalloc()
+    # It reports blocks from 1 GB on otherwise, such as the logits of a large batch.
+    return {"LD_PRELOAD": library, "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": str(1 << 50)} if library else {}
+
+
+def _chosen() -> Allocator | None:
+    """What the user has decided; None if nothing."""
     value = os.environ.get("LIGHTCONV_KEEP_MALLOC") or "0"
     if value not in ("0", "1"):
         raise ValueError(f"LIGHTCONV_KEEP_MALLOC must be 0, 1 or unset, got {value!r}")
@@ -49,7 +80,16 @@ def _decide() -> Allocator:
         return Allocator(False, f"malloc as {' and '.join(chosen)} say")
     if "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", ""):
         return Allocator(False, "malloc as GLIBC_TUNABLES says")
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return None
+
+
+def _decide() -> Allocator:
+    if (chosen := _chosen()) is not None:
+        return chosen
+    process = ctypes.CDLL(None)
+    if other := next((name for function, name in _OTHERS.items() if hasattr(process, function)), None):
+        return Allocator(False, f"{other}, which is preloaded")
+    mallopt = getattr(process, "mallopt", None)
     if mallopt is None:
         return Allocator(False, "malloc as it is: this C library has no mallopt")
     # Both or neither: a block that is not mapped but trimmed at once would gain nothing.

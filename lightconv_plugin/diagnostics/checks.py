@@ -293,7 +293,6 @@ def _operators(report: Report) -> None:
 
 def _backend(report: Report, kind: str) -> bool:
     """Decide which backend serves tensors of a kind, compiled if need be; whether there is one."""
-    from lightconv_plugin import allocator
     from lightconv_plugin.modules import products
     from lightconv_plugin.ops import artifacts, backends
 
@@ -320,10 +319,22 @@ def _backend(report: Report, kind: str) -> bool:
         report.add(OK, name, f"{decided.backend}, {built}: {decided.library}")
         report.add(INFO, f"flags of the {kind} kernels", " ".join(about.get("flags", [])), detail_only=True)
         if kind == "cpu":
-            report.add(INFO, "allocator", allocator.keep_freed_memory().why)
+            report.add(INFO, "allocator", _allocator())
             library = "oneDNN" if products.onednn_is_faster() else "torch's own library"
             report.add(INFO, "float32 products of linear layers", f"by {library}", detail_only=True)
     return True
+
+
+def _allocator() -> str:
+    """Which one serves this process, and which one a training on the CPU would have."""
+    from lightconv_plugin import allocator
+
+    here = allocator.keep_freed_memory().why
+    if allocator.preload():
+        return f"{here}; `lightconv train` on a CPU preloads tcmalloc"
+    if allocator.find_tcmalloc() is None:
+        return f"{here}; tcmalloc, with which training on a CPU is faster, is not installed (apt: libtcmalloc-minimal4)"
+    return here
 
 
 def _operator(report: Report, where: str, name: str, device: str, dtype) -> None:

@@ -7,7 +7,10 @@ import sys
 
 import pytest
 
+from lightconv_plugin import allocator
+from lightconv_plugin.errors import InputError
 from lightconv_plugin.ops import backends
+from lightconv_plugin.recipes.environment import environment, settings
 
 # Faults of fresh pages while 64 MiB are allocated, written and freed again and again.
 PROGRAM = """
@@ -81,3 +84,67 @@ def test_an_unknown_value_is_an_error():
     done = run(LIGHTCONV_KEEP_MALLOC="yes")
     assert done.returncode
     assert "LIGHTCONV_KEEP_MALLOC must be 0, 1 or unset, got 'yes'" in done.stderr
+
+
+# ------------------------------------------------------------------------------------------------ another allocator
+
+
+def compiled(folder, name, source):
+    """A library made of one function."""
+    path = folder / name
+    command = [os.environ.get("CXX") or "c++", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(path)]
+    subprocess.run(command, input=source, text=True, check=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("function", "name"), [("tc_malloc", "tcmalloc"), ("mallctl", "jemalloc"), ("mi_malloc", "mimalloc")]
+)
+def test_another_allocator_is_recognised(function, name, tmp_path):
+    library = compiled(tmp_path, "other.so", f'extern "C" void* {function}() {{ return nullptr; }}')
+    _, _, keeps, why = json.loads(run(LD_PRELOAD=str(library)).stdout)
+    assert not keeps and why == f"{name}, which is preloaded"
+
+
+@pytest.fixture
+def prefix(tmp_path, monkeypatch):
+    """A Python environment without tcmalloc, on a system without it; nothing is said about malloc."""
+    (tmp_path / "lib").mkdir()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(allocator.ctypes.util, "find_library", lambda name: None)
+    for name in (*OWN, "LD_PRELOAD"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_tcmalloc_of_the_environment_comes_before_that_of_the_system(prefix, monkeypatch):
+    assert allocator.find_tcmalloc() is None and allocator.preload() == {}
+    monkeypatch.setattr(allocator.ctypes.util, "find_library", lambda name: f"lib{name}.so.4")
+    assert allocator.find_tcmalloc() == "libtcmalloc_minimal.so.4"
+    (prefix / "lib" / "libtcmalloc_minimal.so.4").touch()
+    assert allocator.find_tcmalloc() == str(prefix / "lib" / "libtcmalloc_minimal.so.4")
+    assert allocator.preload()["LD_PRELOAD"] == allocator.find_tcmalloc()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("LD_PRELOAD", "libanother.so"),
+        ("LIGHTCONV_KEEP_MALLOC", "1"),
+        ("MALLOC_TRIM_THRESHOLD_", "131072"),
+        ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=131072"),
+    ],
+)
+def test_nothing_is_preloaded_against_the_environment(variable, value, prefix, monkeypatch):
+    (prefix / "lib" / "libtcmalloc.so").touch()
+    assert "LD_PRELOAD" in settings(1, trains_on_cpu=True) and "LD_PRELOAD" not in settings(1)
+    monkeypatch.setenv(variable, value)
+    assert allocator.preload() == {}
+    with environment(1, trains_on_cpu=True):
+        assert os.environ.get("LD_PRELOAD") == (value if variable == "LD_PRELOAD" else None)
+
+
+def test_a_training_is_not_started_with_an_unknown_value(prefix, monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_KEEP_MALLOC", "yes")
+    with pytest.raises(InputError, match="LIGHTCONV_KEEP_MALLOC must be 0, 1 or unset, got 'yes'"):
+        settings(1, trains_on_cpu=True)

@@ -160,8 +160,10 @@ def tensorboard(config: dict[str, Any], overrides: list[str], save_dir: Path, ro
     return replaced(overrides, [f"{key}={quote((base / value).resolve())}"])
 
 
-def count_processes(config: dict[str, Any], overrides: list[str], asked: int, count_gpus: Callable[[], int]) -> int:
-    """Processes on this machine: as many as asked for, or (0) one for each GPU, without GPUs one.
+def count_processes(
+    config: dict[str, Any], overrides: list[str], asked: int, count_gpus: Callable[[], int]
+) -> tuple[int, bool]:
+    """Processes on this machine (0 asked for: one for each GPU, without GPUs one), and whether its CPU trains.
 
     Raises:
         ValueError: there are fewer GPUs, or the number is set by fairseq's own options.
@@ -176,7 +178,7 @@ def count_processes(config: dict[str, Any], overrides: list[str], asked: int, co
         raise ValueError(
             f"`processes` is {asked}: this machine has {gpus} GPUs; to train on its CPU add common.cpu=true"
         )
-    return asked or max(1, gpus)
+    return asked or max(1, gpus), not gpus
 
 
 def repair_last_checkpoint(save_dir: Path) -> None:
@@ -221,6 +223,7 @@ class Plan:
 
     save_dir: Path
     processes: int
+    on_cpu: bool
     overrides: tuple[str, ...]
 
 
@@ -233,11 +236,11 @@ def make_plan(path: Path, overrides: list[str], processes: int, nodes: int) -> P
     root, cwd = workspace(), Path.cwd()
     try:
         config = read_config(path)
-        processes = count_processes(config, overrides, processes, count_gpus)
+        processes, on_cpu = count_processes(config, overrides, processes, count_gpus)
         world = processes * nodes
         save_dir, overrides = plan(config, overrides, world, root, cwd)
         overrides = tensorboard(config, overrides, save_dir, root, cwd)
         own = [f"hydra.run.dir={quote(save_dir / 'hydra')}", f"common.user_dir={quote(package_dir())}"]
     except (ValueError, yaml.YAMLError) as error:
         raise InputError(str(error)) from error
-    return Plan(save_dir, processes, (*own, *overrides, f"distributed_training.distributed_world_size={world}"))
+    return Plan(save_dir, processes, on_cpu, (*own, *overrides, f"distributed_training.distributed_world_size={world}"))

@@ -50,7 +50,8 @@ def train(
     job = Job(config, plan, log, nodes, node_rank, rendezvous or "", max_restarts, timeout)
     threads = max(1, cores() // plan.processes)
     lock = locked(plan.save_dir / "lock", f"another training is writing to {plan.save_dir}")
-    with lock if node_rank == 0 else contextlib.nullcontext(), environment(threads):
+    computing = environment(threads, trains_on_cpu=plan.on_cpu)
+    with lock if node_rank == 0 else contextlib.nullcontext(), computing:
         each = settings(threads)["OMP_NUM_THREADS"]
         started = f"checkpoints and log: {plan.save_dir} ({plan.processes} × {each} threads)"
         say(started)

@@ -1,4 +1,4 @@
-"""The batch divided over processes, how many they are, paths made absolute, and checkpoints that a kill cut short."""
+"""The batch divided over processes, how many they are, absolute paths, checkpoints that a kill cut short, malloc."""
 
 import errno
 import os
@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lightconv_plugin import allocator
+from lightconv_plugin.recipes.training import run
 from lightconv_plugin.recipes.training.plan import (
+    Plan,
     count_processes,
     divide_batch,
     plan,
@@ -171,20 +174,20 @@ def test_the_checkpoints_between_epochs_are_taken_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "config, overrides, asked, gpus, expected",
+    "config, overrides, asked, gpus, expected, on_cpu",
     [
-        ({}, [], 0, 0, 1),
-        ({}, [], 0, 4, 4),
-        ({}, [], 3, 4, 3),
-        ({}, [], 2, 0, 2),
-        ({}, ["common.cpu=true"], 0, 4, 1),
-        ({"common": {"cpu": True}}, [], 8, 4, 8),
-        ({"common": {"cpu": True}}, ["common.cpu=false"], 0, 4, 4),
+        ({}, [], 0, 0, 1, True),
+        ({}, [], 0, 4, 4, False),
+        ({}, [], 3, 4, 3, False),
+        ({}, [], 2, 0, 2, True),
+        ({}, ["common.cpu=true"], 0, 4, 1, True),
+        ({"common": {"cpu": True}}, [], 8, 4, 8, True),
+        ({"common": {"cpu": True}}, ["common.cpu=false"], 0, 4, 4, False),
     ],
     ids=["cpu", "gpus", "some-gpus", "gloo", "cpu-beside-gpus", "gloo-beside-gpus", "gpus-after-all"],
 )
-def test_processes(config, overrides, asked, gpus, expected):
-    assert count_processes(config, overrides, asked, lambda: gpus) == expected
+def test_processes(config, overrides, asked, gpus, expected, on_cpu):
+    assert count_processes(config, overrides, asked, lambda: gpus) == (expected, on_cpu)
 
 
 @pytest.mark.parametrize(
@@ -286,3 +289,14 @@ def test_a_file_that_is_no_configuration(name, text, said, tmp_path):
 def test_a_batch_that_is_none(key, value, given, said, config, tmp_path):
     with pytest.raises(ValueError, match=re.escape(said)):
         plan({**config, key: value}, given, 1, tmp_path / "root", tmp_path)
+
+
+@pytest.mark.parametrize("on_cpu", [True, False], ids=["cpu", "gpu"])
+def test_only_what_trains_on_a_cpu_gets_another_allocator(on_cpu, tmp_path, monkeypatch):
+    started = []
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    monkeypatch.setattr(allocator, "preload", lambda: {"LD_PRELOAD": "libtcmalloc.so"})
+    monkeypatch.setattr(run, "make_plan", lambda *arguments: Plan(tmp_path / "run", 1, on_cpu, ()))
+    monkeypatch.setattr(run, "launch", lambda job: started.append(os.environ.get("LD_PRELOAD")) or 0)
+    assert run.train("demo/dynamicconv") == 0
+    assert started == ["libtcmalloc.so" if on_cpu else None] and "LD_PRELOAD" not in os.environ
