@@ -109,8 +109,7 @@ LIGHTCONV_INLINE void softmax_row(Logits logits, int64_t kernel_size, S* out) {
   }
 }
 
-// Whether filters are normalised as many at a time as a vector has lanes: those of two vectors. Longer ones hide the latency
-// of what goes across the lanes behind their own arithmetic.
+// Whether filters can be normalised as many at a time as a vector has lanes: those of two vectors.
 template <class S>
 constexpr bool together(int64_t kernel_size) {
   return kernel_size > kWidth<S> && kernel_size <= 2 * kWidth<S>;

@@ -267,7 +267,7 @@ def _run(recipe: Recipe, folder: Path, environment: dict[str, str], progress: Ca
 def _translation_units(recipe: Recipe, folder: Path) -> list[str]:
     """The files that are compiled. For the CPU there is one for each folder, written here, which includes all in it.
 
-    What these have in common, headers and instances of templates, is then compiled once: a third less time in all.
+    What these have in common, headers and instances of templates, is then compiled once: a third less time for them.
     """
     if recipe.kind != "cpu":
         return [str(path) for path in recipe.sources]
