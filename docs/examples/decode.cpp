@@ -1,8 +1,8 @@
 // Greedy decoding with a deployed model, without Python: decode DIR LONGEST < numbers > numbers
 //
-// LONGEST: pieces of a translation at most, fewer than max_target_positions in deployment.json.
-// A line of the input is the numbers of a sentence's pieces in the source's dictionary, without the end of the sentence;
-// a line of the output those of its translation.
+// LONGEST: the maximum number of pieces in a translation; must be less than max_target_positions in deployment.json.
+// Each input line has the indices of a sentence's pieces in the source dictionary, without eos.
+// Each output line has the indices of its translation in the target dictionary.
 
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/torch.h>
@@ -17,7 +17,7 @@
 
 using torch::inductor::AOTIModelPackageLoader;
 
-constexpr int64_t pad = 1, eos = 2;  // of deployment.json
+constexpr int64_t pad = 1, eos = 2;  // as in deployment.json
 
 std::vector<int64_t> translate(AOTIModelPackageLoader& start, AOTIModelPackageLoader& step, std::vector<int64_t> source,
                                size_t longest) {

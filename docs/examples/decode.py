@@ -1,6 +1,6 @@
-"""Greedy decoding with a deployed model, by torch alone: python decode.py DIR < pieces > pieces.
+"""Greedy decoding with a deployed model, using only torch: python decode.py DIR < pieces > pieces.
 
-A line of the input is the pieces of a sentence, of a language model's the beginning of a text (it may be empty).
+Each input line has the pieces of a sentence or, for a language model, the beginning of a text (which may be empty).
 """
 
 import json
@@ -19,7 +19,7 @@ def load(path: Path, format: str):
 
 
 def dictionary(path: Path) -> list[str]:
-    """The pieces of a fairseq dictionary by their numbers."""
+    """The pieces of a fairseq dictionary, by index."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return ["<s>", "<pad>", "</s>", "<unk>", *(line.rsplit(" ", 1)[0] for line in lines)]
 
@@ -36,7 +36,7 @@ def main(directory: Path) -> None:
     for line in sys.stdin:
         read = [numbers.get(piece, unk) for piece in line.split()]
         if source is None:
-            *before, token = [eos, *read]  # a text begins with the end of the one before it
+            *before, token = [eos, *read]  # a text begins with the end of the previous one
         else:
             before, token = [*read, eos], eos
         state = list(start(torch.tensor([before or [pad]])))
