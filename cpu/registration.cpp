@@ -1,8 +1,8 @@
 // The operators of lightconv_plugin/ops/registration.py for CPU tensors, their derivatives, and the class of the beam
 // search.
 //
-// All are registered here because torch's headers take longer to compile than any kernel: no other file includes them.
-// Nothing here computes, so that optimising it further would only delay the first call.
+// All are registered in this file because torch's headers take longer to compile than any kernel, and no other file
+// includes them. Nothing here computes, so more optimisation would only delay the first call.
 #pragma GCC optimize("O1")
 
 #include <torch/library.h>

@@ -13,7 +13,7 @@
 #include "common/tiles.h"
 
 namespace at {
-// Of ATen/ExpandUtils.h, which includes every operator of torch.
+// Declared here because ATen/ExpandUtils.h includes every operator of torch.
 TORCH_API std::vector<int64_t> infer_dense_strides(IntArrayRef sizes, IntArrayRef strides);
 }  // namespace at
 
@@ -22,7 +22,7 @@ namespace lightconv {
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-// How many threads a kernel may use. In a parallel region of torch's it runs on the one that calls it.
+// How many threads a kernel may use. Inside one of torch's parallel regions it runs on the calling thread.
 inline int threads() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
 
 // The 16-bit types of the kernels are torch's, bit by bit.
@@ -53,7 +53,7 @@ View<T> writable(const Tensor& tensor) {
   return {writable_elements<T>(tensor), tensor.stride(0), tensor.stride(1)};
 }
 
-// As at::empty_like, whose header takes seconds to compile.
+// The same as at::empty_like, whose header takes seconds to compile.
 inline Tensor new_like(const Tensor& tensor) {
   return tensor.new_empty_strided(
       tensor.sizes(), tensor.is_non_overlapping_and_dense()
@@ -72,7 +72,7 @@ inline std::vector<int64_t> integers(const Tensor& tensor) {
   return {wide.const_data_ptr<int64_t>(), wide.const_data_ptr<int64_t>() + wide.numel()};
 }
 
-// In a traced program the values are not checked beforehand. They are clamped, so that nothing outside x is accessed.
+// In a traced program the values have not been checked, so they are clamped: nothing outside x is accessed.
 inline std::vector<Sequence> sequences_of(
     const OptionalTensor& lengths, const OptionalTensor& cu_seqlens, int64_t steps, int64_t seen, int64_t batch) {
   std::vector<Sequence> sequences;

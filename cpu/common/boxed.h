@@ -1,5 +1,5 @@
-// Functions as torch's dispatcher calls them with arguments on a stack, which is how calls from Python and from autograd.h
-// arrive. torch's own wrappers, which also serve callers in C++, take seconds to compile.
+// Functions for torch's dispatcher with their arguments on a stack, which is how calls from Python and from autograd.h
+// arrive. torch's own wrappers also support other calls from C++, and take seconds to compile.
 #pragma once
 
 #include <torch/library.h>

@@ -1,5 +1,5 @@
-// Dropout of any tensor with the mask of philox.h. The backward pass draws the mask again, so none is stored. A call
-// costs a fraction of torch's on a CPU, which asks a generator for every element.
+// Dropout of any tensor with the mask of philox.h. The backward pass draws the mask again, so none is stored. This
+// takes a fraction of the time of torch's dropout on a CPU, which calls a generator for every element.
 #pragma once
 
 #include "common/philox.h"

@@ -60,7 +60,8 @@ LIGHTCONV_INLINE Lanes<S> first_lanes(int64_t n) {
   return lane_numbers<S>() < I(n);
 }
 
-// All K taps; logits(i) loads kWidth of them from i on. kVectors > 0: the number of vectors, which stay in registers.
+// Softmax over all K taps; logits(i) loads kWidth of them from i on. kVectors > 0: the number of vectors, which then
+// stay in registers.
 template <class S, int kVectors, class Logits>
 LIGHTCONV_INLINE void softmax_all(Logits logits, int64_t kernel_size, S* out) {
   constexpr int w = kWidth<S>;
@@ -84,7 +85,7 @@ LIGHTCONV_INLINE void softmax_all(Logits logits, int64_t kernel_size, S* out) {
 #pragma GCC unroll 4
   for (int64_t i = 0; i < vectors; ++i) {
     Vector<S> power = exponential((kVectors ? held[i] : load(out + i * w)) - top);
-    // Exactly 0 beyond K: tiny values would make denormal numbers, which are a hundred times slower.
+    // Exactly 0 beyond K: tiny values would lead to denormal numbers, which are a hundred times slower.
     if (i == vectors - 1) power = there ? power : Vector<S>{};
     if (kVectors) {
       held[i] = power;
@@ -109,14 +110,14 @@ LIGHTCONV_INLINE void softmax_row(Logits logits, int64_t kernel_size, S* out) {
   }
 }
 
-// Whether filters can be normalised as many at a time as a vector has lanes: those of two vectors.
+// Whether kWidth<S> filters can be normalised together: only filters of two vectors.
 template <class S>
 constexpr bool together(int64_t kernel_size) {
   return kernel_size > kWidth<S> && kernel_size <= 2 * kWidth<S>;
 }
 
-// softmax_row of kWidth<S> filters, with the same bits; what goes across the lanes does so for all filters at once.
-// logits(f, i) loads those of filter f from i on; the rows of `out` follow each other.
+// softmax_row of kWidth<S> filters, with the same bits. Reductions across the lanes are done for all filters at once.
+// logits(f, i) loads the logits of filter f from i on; the rows of `out` are contiguous.
 template <class S, class Logits>
 inline void softmax_together(Logits logits, int64_t kernel_size, S* out) {
   constexpr int w = kWidth<S>;
@@ -166,7 +167,7 @@ inline void softmax_backward_together(Grad grad, S* normalized, int64_t pitch) {
   }
 }
 
-// Some of the taps. If there is none, the row is 0, not 0/0.
+// Softmax over the taps inside. If there is none, the row is 0, not 0/0.
 template <class S>
 inline void softmax_inside(const S* weight, int64_t pitch, Inside inside, S* out) {
   const Vector<S> lowest = broadcast(-std::numeric_limits<S>::infinity());
@@ -206,7 +207,7 @@ LIGHTCONV_INLINE void softmax_backward(Grad grad, S* normalized, int64_t pitch) 
 }  // namespace detail
 
 // `weight` and `out` are rows of `pitch` (whole vectors, ≥ K). Elements of `weight` that do not take part are ignored;
-// what is written from K on is finite.
+// elements written from K on are finite.
 template <class S>
 inline void normalize_row(Normalize kind, const S* weight, int64_t kernel_size, Inside inside, S* out) {
   using namespace detail;

@@ -1,4 +1,4 @@
-// Ranges of work on OpenMP's threads: libgomp is the one that torch has loaded, with its threads.
+// Ranges of work on OpenMP threads. libgomp is the one that torch has already loaded, so its threads are shared.
 //
 // tests/robustness/sanitize/threads has another parallel.h, for the thread sanitizer.
 #pragma once
@@ -11,15 +11,15 @@
 namespace lightconv {
 
 // Calls f(from, to) for ranges of about `grain` items or more that cover begin … end − 1, on up to `threads` threads.
-// Threads take the next range when they have finished one, since sentences differ in length. After an exception no
-// further range begins; the first exception is thrown again.
+// A thread takes the next range when it has finished one, because sentences differ in length. After an exception no
+// further range starts, and the first exception is rethrown.
 template <class F>
 void parallel_for(int64_t begin, int64_t end, int64_t grain, int threads, const F& f) {
   const int64_t total = end - begin;
   if (total <= 0) return;
   const int wanted = int(std::min<int64_t>(threads, (total + grain - 1) / grain));
   if (wanted <= 1) return f(begin, end);
-  constexpr int64_t kRanges = 8;  // for each thread
+  constexpr int64_t kRanges = 8;  // per thread
   const int64_t step = std::max(grain, (total + kRanges * wanted - 1) / (kRanges * wanted));
   std::atomic<int64_t> next{begin};
   std::atomic<bool> failed{false};

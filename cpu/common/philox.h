@@ -19,7 +19,7 @@ struct Dropout {
 
 namespace detail {
 
-// One number of 32 bits in the lower half of each lane; the upper halves hold anything.
+// A 32-bit number in the lower half of each lane; the upper halves are unspecified.
 typedef uint64_t Words __attribute__((vector_size(kVectorBytes)));
 constexpr int kCounters = kVectorBytes / 8;
 
@@ -74,7 +74,7 @@ inline int64_t philox_words(uint64_t seed, uint64_t first, int64_t n, uint32_t* 
   return int64_t(first - begin * 4);
 }
 
-// factors[i] is 0 or the scale, as the word of element i decides.
+// factors[i] is 0 or the scale, depending on the word of element i.
 template <class S>
 inline void dropout_factors(const Dropout& dropout, const uint32_t* words, int64_t n, S* factors) {
   const S scale = S(dropout.scale);

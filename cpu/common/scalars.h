@@ -86,7 +86,7 @@ LIGHTCONV_INLINE Vector<Sum<T>> load_some(const T* from, int64_t n) {
   constexpr int w = kWidth<Sum<T>>;
   Sum<T> lanes[w] = {};
   if (n == w) {
-    widen_row(from, w, lanes);  // a number that the compiler knows, so that they never reach memory
+    widen_row(from, w, lanes);  // with a constant size the lanes stay in registers
   } else {
     widen_row(from, n, lanes);
   }

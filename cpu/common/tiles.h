@@ -1,7 +1,7 @@
-// What the passes of every operator work on: views of tensors, sequences, and the tiles that their work is cut into.
+// What the passes of all operators work on: views of tensors, sequences, and the tiles into which the work is divided.
 //
-// Time has one axis of sources: first the `seen` rows of a state (step functions only), then the rows of x. Output t
-// is at source row t + seen.
+// Sources have one time axis: first the `seen` rows of a state (step functions only), then the rows of x. Output t is
+// at source row t + seen.
 #pragma once
 
 #include <algorithm>
@@ -50,10 +50,10 @@ struct Tile {
   int64_t heads() const { return last_head - head; }
 };
 
-// How many pieces of so many multiply-adds are worth another thread.
+// How many pieces of `work` multiply-adds each are worth another thread.
 inline int64_t grain_of(int64_t work) { return std::max<int64_t>(1, 100'000 / std::max<int64_t>(work, 1)); }
 
-// The cut depends on sizes only, never on the number of threads; so do the results.
+// The division depends only on sizes, never on the number of threads, and so do the results.
 struct Cut {
   std::vector<Tile> tiles;
   int64_t work;  // multiply-adds of a tile, roughly
@@ -93,7 +93,7 @@ inline void fetch_ahead(const T* row, int64_t n) {
   for (int64_t i = 0; i < n; i += kLine) __builtin_prefetch(row + i);
 }
 
-// Memory of one thread for the tile it works on, reused for the next one.
+// Scratch memory of one thread for its current tile, reused for the next one.
 class Arena {
  public:
   void reset() {
@@ -120,12 +120,13 @@ class Arena {
     if (mark.blocks == blocks_.size()) used_ = mark.used;
   }
 
-  // `n` elements, uninitialised, in cache lines of their own.
+  // `n` uninitialised elements, on cache lines that hold nothing else.
   template <class S>
   S* take(int64_t n) {
     const int64_t bytes = (n * int64_t(sizeof(S)) + kLine - 1) / kLine * kLine;
 #if defined(__SANITIZE_ADDRESS__)
-    // A block for each, so that the sanitizer sees its end; filled with NaN, so that a read before a write shows.
+    // A separate block each time, so that the sanitizer notices overruns; filled with NaN, so that a read before the
+    // first write changes a result.
     add(bytes);
     char *start = blocks_.back().start, *end = start + n * int64_t(sizeof(S));
     std::memset(start, 0xFF, bytes);

@@ -1,5 +1,5 @@
-// SIMD vectors of float and double in the compiler's vector extension: the same code serves AVX-512, AVX2 and
-// everything else, as the compiler's flags decide.
+// SIMD vectors of float and double in the compiler's vector extension. The same code compiles for AVX-512, AVX2 and
+// everything else, depending on the compiler flags.
 //
 // Everything computed lane by lane here gives the same bits in every lane and for every width, so that a result does
 // not depend on its position in a row.
@@ -57,7 +57,7 @@ LIGHTCONV_INLINE void store(S* to, Vector<S> v) {
 
 template <class S>
 LIGHTCONV_INLINE Vector<S> broadcast(S value) {
-  return value - Vector<S>{};  // x − 0 is x, which the compiler knows; 0 + x would be an addition
+  return value - Vector<S>{};  // the compiler drops x − 0, but 0 + x would be an addition
 }
 
 template <class S>
@@ -71,8 +71,8 @@ LIGHTCONV_INLINE Vector<S> larger(Vector<S> a, Vector<S> b) {
   return a > b ? a : b;
 }
 
-// e^x to about one unit in the last place for x in −87 … 88, and the value at the bound beyond: denormal numbers are
-// slow, and no weight needs them. NaN for NaN.
+// e^x to about one unit in the last place for x in −87 … 88. Beyond, the value at the bound: denormal numbers are slow,
+// and no weight needs them. NaN for NaN.
 LIGHTCONV_INLINE Vector<float> exponential(Vector<float> x) {
   using F = Vector<float>;
   // The order of the operands keeps NaN.
@@ -135,7 +135,7 @@ LIGHTCONV_INLINE Lanes<S> lane_numbers() {
   return lanes_of<S>(table);
 }
 
-// Lane i of the result is lane index[i] of a and b one after the other.
+// Lane i of the result is lane index[i] of the concatenation of a and b.
 template <class S>
 LIGHTCONV_INLINE Vector<S> shuffled(Vector<S> a, Vector<S> b, Lanes<S> index) {
 #if defined(__clang__)
@@ -147,7 +147,7 @@ LIGHTCONV_INLINE Vector<S> shuffled(Vector<S> a, Vector<S> b, Lanes<S> index) {
 #endif
 }
 
-// Every lane gets the sum (or the maximum) of all lanes, in a tree of fixed shape that begins with the halves.
+// Every lane gets the sum (or the maximum) of all lanes, in a tree of fixed shape that starts with the two halves.
 template <class S, int kStep = kWidth<S> / 2, class F>
 LIGHTCONV_INLINE Vector<S> across(Vector<S> v, F combine) {
   if constexpr (kStep > 0) {
@@ -168,7 +168,7 @@ LIGHTCONV_INLINE Vector<S> largest_across(Vector<S> v) {
   return across<S>(v, [](Vector<S> a, Vector<S> b) { return larger<S>(a, b); });
 }
 
-// Exchanges the off-diagonal halves of smaller and smaller squares.
+// Exchanges the off-diagonal quadrants of smaller and smaller squares.
 template <class S, int kStep = kWidth<S> / 2>
 LIGHTCONV_INLINE void exchange_halves(Vector<S> (&rows)[kWidth<S>]) {
   if constexpr (kStep > 0) {

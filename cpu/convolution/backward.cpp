@@ -3,8 +3,8 @@
 //     du[s] = Σ_k w[s − offset − k, k] · grad[s − offset − k]     gathered: every row has one owner
 //     dw[t, k] = Σ_r grad[t, r] · u[t + offset + k, r]            then the normalisation's and the GLU's own gradients
 //
-// Nothing is kept from the forward pass. Filters are normalised again, once for both gradients, and for K − 1 rows more
-// than the unit has.
+// Nothing is kept from the forward pass. Filters are normalised again, once for both gradients, for the rows of the
+// unit and K − 1 more.
 
 #include "convolution/kernels.h"
 #include "convolution/walk.h"
@@ -24,7 +24,7 @@ class BackwardUnit {
         partial_(partial),
         k_(p.kernel_size),
         step_(chunk_rows(p)),
-        // Transposing sources for the filters' gradients pays for many rows.
+        // Transposing the sources for the gradients of filters is worth it for many rows.
         chunk_(p.kernel_size <= kShort || p.shared ? step_ : 32),
         own_(std::max(unit.begin - p.seen, unit.sequences->out_first)),
         own_end_(std::min(unit.end - p.seen, unit.sequences->out_last)),
@@ -90,7 +90,7 @@ class BackwardUnit {
     columns_.data = arena_.take<S>(round_up<S>(p_.per_head) * columns_.pitch);
   }
 
-  // The filters and gradients of the outputs `from` … `end` − 1, of which those from `t` on are new.
+  // Holds the filters and gradients of the outputs `from` … `end` − 1; those from `t` on are new.
   void hold(int64_t from, int64_t t, int64_t end) {
     normalized_.first = scales_.first = t;
     if (!p_.shared) {
@@ -123,7 +123,7 @@ class BackwardUnit {
 
   // ---------------------------------------------------------------------------------------------- sources
 
-  // Of rows `s` … `end` − 1, from the outputs before `last`.
+  // The gradients of rows `s` … `end` − 1, from the outputs before `last`.
   void source_gradients(int64_t s, int64_t end, int64_t last) {
     const bool in_place = std::is_same_v<T, S> && !p_.glu && !p_.grad_state.data && p_.seen == 0;
     const int64_t c = p_.channels();
@@ -178,7 +178,7 @@ class BackwardUnit {
 
   // ---------------------------------------------------------------------------------------------- filters
 
-  // Of the outputs `begin` … `end` − 1, which are held.
+  // The gradients of the filters of the outputs `begin` … `end` − 1, which are held.
   void weight_gradients(int64_t begin, int64_t end) {
     if (begin >= end) return;
     sources_.hold(begin + p_.offset, end + p_.offset + k_ - 1);
@@ -226,7 +226,7 @@ class BackwardUnit {
 
   // Products of blocks of rows with the transposed sources (band.h), head by head.
   void long_gradients(int64_t begin, int64_t end) {
-    // A head's part of a row is short: rows are brought into the cache whole.
+    // The part of a row that belongs to one head is short, so whole rows are prefetched.
     for (int64_t t = begin; t < end; ++t) {
       for (int64_t i = 0; i < unit_.count; ++i) {
         const int64_t ahead = t + p_.offset + k_ - 1;
@@ -250,7 +250,8 @@ class BackwardUnit {
     }
   }
 
-  // Time in the lanes, rows `first` … `end` − 1. The products with what is no source are masked, whatever it is.
+  // Transposes rows `first` … `end` − 1, with time in the lanes. Products with rows that are not a source are masked,
+  // whatever they hold.
   void transpose_sources(const Sequence& s, Rows<const S> source, int64_t first, int64_t end) {
     columns_.first = first;
     const int64_t lowest = std::max(first, s.in_first), highest = std::min(end, s.in_last) - 1;
@@ -272,7 +273,7 @@ class BackwardUnit {
     }
   }
 
-  // From the gradient of the taps of time t to that of the logits.
+  // Computes the gradient of the logits from that of the taps of time t.
   void finish(int64_t t, S* gradient) {
     const S* normalized = taps_.at(t);
     if (p_.dropout.active()) {
@@ -318,7 +319,7 @@ class BackwardUnit {
 
 template <class T>
 void backward(const Problem<T>& p) {
-  // The gradients of long filters take blocks of products, which are the larger the better: tiles of one sentence.
+  // The gradients of long filters are blocks of products. Larger blocks are faster, so these use tiles of one sentence.
   if (!p.wide() || (!p.shared && p.kernel_size > kMostInLanes)) return tile_backward(p);
   const std::vector<Unit> units = cut_into_units(p);
   const int64_t rows = units.empty() ? 1 : units[0].count * (units[0].end - units[0].begin);

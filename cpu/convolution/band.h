@@ -1,4 +1,4 @@
-// The inner loops: one head's filters applied to rows of time, on tiles that are in a core's cache.
+// The inner loops: the filters of one head applied to rows of time, on tiles that are in a core's cache.
 //
 // A tile is a matrix in the type of the sums S, one row for each time step. Output row t and tap k meet source row
 // t + offset + k; for a block of neighbouring outputs the taps form a band:
@@ -6,8 +6,8 @@
 //     out[i] = Σ_j w[i][j − i] · source[j]          forward
 //     dsource[i] = Σ_j w[j][i − j + K − 1] · grad[j]   its transpose, rows of w belonging to grad
 //
-// Every output adds its terms one by one in the order of j, whatever block it is in: the result does not depend on how
-// time is cut into blocks. Terms outside the sequence are skipped, never multiplied by zero.
+// Every output adds its terms one by one in the order of j, whatever block it is in, so the result does not depend on
+// how time is divided into blocks. Terms outside the sequence are skipped, never multiplied by zero.
 #pragma once
 
 #include "common/vector.h"
@@ -49,7 +49,7 @@ struct BandBlock {
   int64_t out_pitch;
 };
 
-// The most vectors of channels in a block. With 16 registers, six rows of two vectors load less for each product than
+// The most vectors of channels in a block. With 16 registers, six rows of two vectors need fewer loads per product than
 // two rows of four.
 constexpr int kBandVectors = kVectorRegisters == 32 ? 4 : 2;
 
@@ -123,7 +123,7 @@ int64_t band_rows(const BandBlock<S>& b, int64_t rows) {
   return kRows;
 }
 
-// As many rows of sums as fit into the registers beside the source's vectors and one weight.
+// Uses as many rows of sums as fit into the registers, next to the vectors of the source and one weight.
 template <class S>
 int64_t band_vectors(const BandBlock<S>& b, int64_t rows, int vectors) {
   if constexpr (kBandVectors == 4) {
@@ -178,7 +178,7 @@ void convolve_columns(
 // ------------------------------------------------------------------------------------------------ weights' gradient
 //
 // dw[t][k] = Σ_r grad[t][r] · source[t + offset + k][r]: the band of a product of two matrices. With the source
-// transposed (time in the lanes) there is nothing to add up across lanes; what falls outside the band is discarded.
+// transposed (time in the lanes) there are no sums across lanes. Products outside the band are discarded.
 
 constexpr int kDotRows = kVectorRegisters == 32 ? 8 : 4;
 
@@ -209,7 +209,7 @@ void dot_block(
 
 }  // namespace detail
 
-// Columns of a row of products.
+// The number of columns in a row of products.
 template <class S>
 int64_t correlation_pitch(int64_t kernel_size) {
   return round_up<S>(kernel_size + kDotRows - 1);

@@ -6,7 +6,7 @@
 
 namespace lightconv {
 
-// The taps of the tile's channels, (K, pitch): zero beyond them, for whole vectors.
+// The taps of the tile's channels, (K, pitch), padded with zeros to whole vectors.
 template <class S>
 struct ChannelTaps {
   const S* data = nullptr;
@@ -84,7 +84,7 @@ void correlate_each(
       const auto add = [&](int j, int64_t from, int64_t to) {
         for (int64_t t = from; t < to; ++t) total[j] += load(grad.at(t) + c) * load(source.at(t + offset + k + j) + c);
       };
-      // The rows for which all taps of the block have a source; those before and after are added tap by tap.
+      // The rows for which all taps of the block have a source. The rows before and after are added tap by tap.
       const int64_t low = first(k), high = last(k + kTaps - 1);
       const bool whole = taps == kTaps && low < high;
       for (int j = 0; j < taps; ++j) add(j, first(k + j), whole ? low : last(k + j));

@@ -14,9 +14,9 @@ struct Unit {
   int64_t batch() const { return sequences->batch; }
 };
 
-// Filters up to this length are normalised with a filter in each lane (lanes.h), longer ones with their taps in the lanes
-// (normalize.h): they fill vectors by themselves, and the blocks of band.h read their taps one after the other. The
-// backward pass of long filters works on tiles (tile_backward.cpp).
+// Filters up to this length are normalised with one filter in each lane (lanes.h). Longer ones fill vectors by
+// themselves and have their taps in the lanes (normalize.h); the blocks of band.h read contiguous taps. The backward
+// pass of long filters works on tiles (tile_backward.cpp).
 constexpr int64_t kMostInLanes = 16;
 
 // The filters of a unit's sentences at one time, after normalisation and dropout: a table in which tap k of filter
@@ -38,19 +38,20 @@ class FilterTable {
   // The factors of dropout.
   void draw(int64_t t, S* table) const;
 
-  // Overwrites the gradient of normalised weights with that of the logits; `logits` is room for a table, which softmax
-  // does not need.
+  // Overwrites the gradient of the normalised weights with the gradient of the logits. `logits` is scratch space for a
+  // table; softmax does not need it.
   void normalize_backward(int64_t t, const S* weights, S* grad, S* logits) const;
 
-  // Of filters in lanes, the backward pass:
+  // For the backward pass of filters in lanes:
   //
-  // A table of products, those of filter f in the row at products + f·apart, with 0 for taps without a source.
+  // Makes a table of the products, with 0 for taps without a source. The products of filter f are at products +
+  // f·apart.
   void take(int64_t t, const S* products, int64_t apart, S* table) const;
 
   // Writes the gradients of time t.
   void write(int64_t t, const S* table) const;
 
-  // f(first filter, how many) for each vector of filters, a filter in each lane.
+  // Calls f(first filter, how many) for each vector of filters, with one filter in each lane.
   template <class F>
   void each_vector(F f) const {
     for (int64_t i = 0; i < filters_; i += kWidth<S>) f(i, std::min<int64_t>(kWidth<S>, filters_ - i));
@@ -59,7 +60,7 @@ class FilterTable {
  private:
   // The logits of time t.
   void read(int64_t t, S* table) const;
-  // f(filter, its row of the table, its sentence) for each filter, where they have rows.
+  // Calls f(filter, its row of the table, its sentence) for each filter, where filters are rows of the table.
   template <class F>
   void each_row(S* table, F f) const {
     for (int64_t i = 0; i < filters_; ++i) f(i, table + i * pitch_, unit_.sequences[i / p_.heads]);
@@ -67,7 +68,7 @@ class FilterTable {
   void mask(int64_t t, S* table) const;
   // With `some`: the taps that meet a source.
   TakingPart<S> inside(int64_t t, int64_t f, int64_t count, bool some) const;
-  // Fetches the logits of time t into the cache: a row of them is too short for the hardware to predict the next one.
+  // Prefetches the logits of time t: a row of them is too short for the hardware to predict the next one.
   void fetch(int64_t t) const;
 
   const Problem<T>& p_;

@@ -45,7 +45,7 @@ class ForwardUnit {
   }
 
  private:
-  // prepare(first, last): the taps of these outputs are in taps_ then.
+  // prepare(first, last) makes sure that taps_ has the taps of these outputs.
   template <class F>
   void convolve(F prepare) {
     const int64_t c = p_.channels();

@@ -18,8 +18,8 @@ void convolve_rows(
     Weights<S> weights, int64_t kernel_size, int64_t shift, int64_t channels, const S* bias);
 
 // sums[(t − begin)·time + k·step], a vector, = Σ grad[t, c] · source[t + offset + k, c] over the channels c = lane + i·W of
-// a head, for the rows `begin` … `end` − 1 and all taps. Without a source it is 0. kAdd: all rows are added to what is
-// there.
+// a head, for the rows `begin` … `end` − 1 and all taps. Without a source it is 0. kAdd: all rows are added to the
+// existing sums.
 template <class S, bool kAdd>
 void correlate_taps(
     Rows<const S> grad, int64_t begin, int64_t end, Rows<const S> source, int64_t valid_first, int64_t valid_last,

@@ -5,20 +5,20 @@
 
 namespace lightconv {
 
-// p.out from p.x (and p.state).
+// Computes p.out from p.x (and p.state).
 template <class T>
 void run_forward(Problem<T>& p);
 
-// Those of p.dx, p.dstate and p.dweight that are not null, from p.grad and p.grad_state.
+// Computes p.dx, p.dstate and p.dweight, where they are not null, from p.grad and p.grad_state.
 template <class T>
 void run_backward(Problem<T>& p);
 
-// The parts of these that run on all threads. A shared filter's taps are p.taps.
+// The parts of these passes that run on all threads. The taps of a shared filter are in p.taps.
 template <class T>
 void forward(const Problem<T>& p);
 
-// With a shared filter the gradient of its taps is added to p.partial: kBundles planes of (H, filter_pitch), zero before
-// the call, whose sum, in their order, is the gradient.
+// With a shared filter, the gradient of its taps is added to p.partial: kBundles planes of (H, filter_pitch), zero
+// before the call. The gradient is their sum, in their order.
 template <class T>
 void backward(const Problem<T>& p);
 

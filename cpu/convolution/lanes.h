@@ -14,8 +14,8 @@ struct TakingPart {
   bool all = true;
 };
 
-// table[k·pitch + lane] = element k of the row at data + offsets[lane], for lanes below `count`; zero in the others. Rows
-// are contiguous.
+// table[k·pitch + lane] = element k of the row at data + offsets[lane] for lanes below `count`, and 0 in the others.
+// Each row is contiguous.
 template <class T>
 void load_lanes(
     const T* data, const int64_t* offsets, int64_t count, int64_t kernel_size, Sum<T>* table, int64_t pitch) {
@@ -33,7 +33,7 @@ void load_lanes(
         if (i < n) store(table + i * pitch, rows[i]);
       }
     };
-    // The compiler leaves out what only the other rows would need.
+    // With a constant number of rows, the compiler drops the work for the others.
     if (n <= w / 4) {
       write(std::integral_constant<int, w / 4>{});
     } else if (n <= w / 2) {
@@ -88,7 +88,7 @@ inline void normalize_taps(
         total += power;
       }
       Vector<S> scale = S(1) / total;
-      if (!kAll) scale = taking.first < taking.last ? scale : Vector<S>{};  // of no tap: 0, not 0/0
+      if (!kAll) scale = taking.first < taking.last ? scale : Vector<S>{};  // without any tap: 0, not 0/0
       return each([&](Vector<S> v, int64_t) { return v * scale; });
     }
     case Normalize::kL2:
@@ -103,7 +103,7 @@ inline void normalize_taps(
       const Vector<S> scale = S(1) / (total + S(kEpsilon));
       return each([&](Vector<S> v, int64_t) { return v * scale; });
     }
-    case Normalize::kSigmoid:  // of 0 is not 0
+    case Normalize::kSigmoid:  // sigmoid(0) is not 0
       return each([&](Vector<S> v, int64_t k) { return inside(k, sigmoid<S>(v), Vector<S>{}); });
     case Normalize::kTanh:
       return each([](Vector<S> v, int64_t) {
@@ -133,8 +133,8 @@ inline void normalize_lanes(
   }
 }
 
-// Overwrites `grad`, the gradient of the weights, which is 0 where a tap does not take part, with that of the logits.
-// Softmax ignores `logits`; those that do not take part are 0. All tables have the same pitch.
+// Overwrites `grad`, the gradient of the weights, with the gradient of the logits. For taps that do not take part,
+// `grad` and `logits` are 0. Softmax ignores `logits`. All tables have the same pitch.
 template <class S>
 inline void normalize_backward_lanes(
     Normalize kind, const S* weights, const S* logits, S* grad, int64_t pitch, int64_t kernel_size) {

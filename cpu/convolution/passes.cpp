@@ -1,5 +1,5 @@
-// The passes over a problem. lightconv's filter (H, K), which all positions share, is normalised and dropped here, once a
-// call, and its gradient is the sum of what all tiles give.
+// The passes over a problem. lightconv's filter (H, K) is shared by all positions: it is normalised and dropped here,
+// once per call, and its gradient is the sum over all tiles.
 
 #include <vector>
 
@@ -35,7 +35,7 @@ struct SharedFilter {
     for (size_t i = 0; i < taps.size(); ++i) taps[i] *= scales[i];
   }
 
-  // Adds up the bundles' sums, in their order, and computes the weight's gradient from them.
+  // Adds up the sums of the bundles in their order, and computes the gradient of the weight from the total.
   void write_gradient(const Problem<T>& p, const std::vector<S>& partial) {
     std::vector<double> sum(heads * pitch);
     for (size_t i = 0; i < partial.size(); ++i) sum[i % sum.size()] += partial[i];

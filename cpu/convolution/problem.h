@@ -1,4 +1,4 @@
-// What one call of lightconv or dynamicconv asks for, in plain pointers and sizes.
+// One call of lightconv or dynamicconv, in plain pointers and sizes.
 //
 // Output row t and tap k meet source row t + offset + k (common/tiles.h): a full pass has seen = 0 and
 // offset = −padding_l, a step offset = seen − (K − 1).
@@ -22,10 +22,10 @@ struct Problem {
   Dropout dropout;
   View<const T> x, state, grad, grad_state;
   View<T> out, next, dx, dstate;
-  int64_t next_rows = 0;  // of `next`, the state after this step, whose gradient grad_state is
+  int64_t next_rows = 0;  // of `next`, the state after this step; grad_state is its gradient
   FilterView<const T> weight;
   FilterView<T> dweight;
-  bool shared = false;         // one filter (H, K) for all positions, whose taps are `taps`
+  bool shared = false;         // one filter (H, K) for all positions, with the taps `taps`
   const S* taps = nullptr;     // (H, filter_pitch)
   const S* bias = nullptr;     // (H, channel_pitch) or null
   S* partial = nullptr;        // shared: sums of the taps' gradients, (bundle, H, filter_pitch)
@@ -34,7 +34,7 @@ struct Problem {
   int64_t sources() const { return seen + steps; }
   int64_t channels() const { return heads * per_head; }
   int64_t filter_pitch() const { return round_up<S>(kernel_size); }
-  // Heads at least as wide as a vector have channels in the lanes, narrower ones time steps (band.h).
+  // Heads at least as wide as a vector have channels in the lanes; narrower heads have time steps there (band.h).
   bool wide() const { return per_head >= kWidth<S>; }
   // One channel per head, one filter for all positions: a depthwise convolution.
   bool each() const { return shared && per_head == 1; }

@@ -1,5 +1,5 @@
-// The inner loops of short filters: all weights of a few neighbouring outputs stay in registers, and the channels of a
-// head are walked once, so that rows are read and written in the order of memory.
+// The inner loops of short filters. All weights of a few neighbouring outputs stay in registers, in one pass over the
+// channels of a head, so rows are read and written in the order of memory.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace lightconv {
 
 namespace detail {
 
-// Outputs whose weights fit into the registers together with their sums.
+// How many outputs fit into the registers, with their weights and sums.
 template <int kTaps>
 constexpr int kTimes = 4 * kTaps + 6 <= kVectorRegisters ? 4 : 2 * kTaps + 4 <= kVectorRegisters ? 2 : 1;
 
@@ -60,8 +60,8 @@ constexpr std::array<int, kShort + 1> times_table(std::index_sequence<kTaps...>)
   return {kTimes<int(kTaps)>...};
 }
 
-// Σ over channels of grad[i] · source[i + m], lane by lane: sums[i·time + m·step] is a vector. kAdd: added to what is
-// there, where time is 0.
+// Σ over channels of grad[i] · source[i + m], lane by lane: sums[i·time + m·step] is a vector. kAdd: adds to `sums`,
+// with time = 0.
 template <class S, int kTaps, int kTimes, bool kAdd>
 void correlate(
     const S* grad, int64_t grad_pitch, const S* source, int64_t source_pitch, int64_t channels, S* sums, int64_t time,

@@ -1,4 +1,4 @@
-// What goes into a tile: rows of sources and gradients in the type of the sums, filters after normalisation and
+// The content of a tile: rows of sources and gradients in the type of the sums, and filters after normalisation and
 // dropout.
 #pragma once
 
@@ -27,7 +27,7 @@ inline void gate_row(Sum<T>* row, const T* gate, int64_t n) {
   }
 }
 
-// From du, in `row`, to the gradients of value and gate, `apart` elements from it.
+// Computes the gradients of value and gate from du, which is in `row`. The gate is `apart` elements from the value.
 template <class T>
 inline void gate_gradient(const Sum<T>* row, int64_t n, const T* x, int64_t apart, T* to) {
   using S = Sum<T>;
@@ -47,7 +47,7 @@ inline void gate_gradient(const Sum<T>* row, int64_t n, const T* x, int64_t apar
   }
 }
 
-// One head after the other, each padded with zeros to the pitch of a head.
+// Moves the heads apart and pads each with zeros to the pitch of a head.
 template <class S>
 inline void spread_heads(S* row, int64_t heads, int64_t per_head, int64_t pitch) {
   if (pitch == per_head) return;
@@ -71,7 +71,7 @@ inline void read_source(const Problem<T>& p, const Tile& tile, int64_t s, Sum<T>
   spread_heads(row, tile.heads(), p.per_head, p.channel_pitch());
 }
 
-// The K logits of a filter, widened; what follows them up to the pitch is finite.
+// The K logits of a filter, widened; the elements after them, up to the pitch, are finite.
 template <class T>
 inline void read_filter(const Problem<T>& p, const T* from, Sum<T>* row) {
   using S = Sum<T>;
@@ -85,8 +85,8 @@ inline void read_filter(const Problem<T>& p, const T* from, Sum<T>* row) {
   }
 }
 
-// The softmax over all taps of `count` filters, whose taps lie one after the other at logits(filter), to rows that follow
-// each other.
+// The softmax over all taps of `count` filters, written to contiguous rows. The taps of a filter are contiguous at
+// logits(filter).
 template <class T, class Logits>
 inline void softmax_filters(Logits logits, int64_t count, int64_t kernel_size, Sum<T>* out) {
   using S = Sum<T>;
@@ -129,7 +129,7 @@ inline void fetch_source(const Problem<T>& p, const Tile& tile, int64_t s) {
 }
 
 // Rows `begin` … `end` − 1 of a tile's plane; those outside `first` … `last` − 1 are zero. There is room for whole
-// squares of vectors beyond, as transpose needs it, and the pitch keeps rows off the same cache sets.
+// squares of vectors, as transpose needs it, and the pitch keeps the rows in different cache sets.
 template <class T, class Fetch, class Read>
 Rows<Sum<T>> stage(
     const Problem<T>& p, const Tile& tile, int64_t begin, int64_t end, int64_t first, int64_t last, Arena& arena,
@@ -182,7 +182,7 @@ class Filters {
       words = arena.take<uint32_t>(tile.heads() * p.kernel_size + 64 + pitch_);
       factors_ = arena.take<S>(pitch_);
     }
-    // Some rows at a time, which are more filters than a vector has lanes even where there are few heads.
+    // Several rows at a time, so that there are at least as many filters as lanes even with few heads.
     for (int64_t t = begin; t < end; t += kAhead) {
       const int64_t last = std::min(t + kAhead, end);
       for (int64_t ahead = last; ahead < std::min(last + kAhead, end); ++ahead) {
@@ -260,7 +260,7 @@ Columns<Sum<T>> filter_columns(
     S* row = masked + (t - begin) * pitch;
     for (int64_t k = inside.first; k < inside.last; ++k) row[k] = taps.at(t)[k];
   }
-  // Two vectors more, for the lanes beyond the last output.
+  // Two more vectors, for the lanes beyond the last output.
   Columns<S> columns{nullptr, rows + 2 * kWidth<S>, begin};
   columns.data = arena.take<S>(pitch * columns.pitch);
   transpose(masked, pitch, columns.data, columns.pitch, rows, pitch);
@@ -278,8 +278,8 @@ Columns<S> transposed(Rows<S> rows, int64_t end, int64_t width, int64_t slack, A
   return columns;
 }
 
-// Runs a backward pass over `count` tiles or units, about `work` multiply-adds each: run(i, partial, arena). Where the
-// gradient of a shared filter is wanted, one thread adds up those of a bundle, in their order.
+// Runs a backward pass, run(i, partial, arena), over `count` tiles or units of about `work` multiply-adds each. If the
+// gradient of a shared filter is needed, one thread adds up the gradients of a bundle in their order.
 template <class T, class F>
 void run_in_bundles(const Problem<T>& p, int64_t count, int64_t work, F run) {
   const auto some = [&](int64_t from, int64_t to, Sum<T>* partial) {

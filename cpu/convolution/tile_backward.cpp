@@ -4,7 +4,8 @@
 //     du[s] = Σ_k w[s − offset − k, k] · grad[s − offset − k]     gathered: every row has one owner
 //     dw[t, k] = Σ_r grad[t, r] · u[t + offset + k, r]            then the normalisation's and the GLU's own gradients
 //
-// Nothing is kept from the forward pass. Normalised filters are computed again, for K − 1 rows more than the tile has.
+// Nothing is kept from the forward pass. Normalised filters are computed again, for the rows of the tile and K − 1
+// more.
 
 #include "convolution/depthwise.h"
 #include "convolution/kernels.h"
@@ -161,7 +162,7 @@ class BackwardTile {
     }
   }
 
-  // Does what take_row does for as many rows from t on as a vector has lanes; false if that is not possible.
+  // The same as take_row for as many rows from t on as a vector has lanes; returns false if that is not possible.
   bool take_together(const Filters<T>& filters, int64_t t, int64_t head, const S* products) {
     constexpr int w = kWidth<S>;
     const int64_t k = p_.kernel_size;
@@ -177,7 +178,7 @@ class BackwardTile {
     return true;
   }
 
-  // Overwrites one normalised filter with its gradient, leaving out products with rows that are no source.
+  // Overwrites one normalised filter with its gradient. Products with rows that are not a source are left out.
   void take_row(const Filters<T>& filters, int64_t t, int64_t head, const S* products, S* logits) {
     const int64_t pitch = p_.filter_pitch();
     const Inside met = p_.meeting(s_, t);

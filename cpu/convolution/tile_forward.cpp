@@ -1,8 +1,8 @@
 // out[t, b, c] = bias[c] + Σ_k w[t, b, h, k] · u[t + offset + k, b, c] for heads narrower than a vector, tile by tile.
 //
-// A tile is up to 128 outputs of one sentence for some heads: its sources are read once into the core's cache (widened,
-// gated), its filters normalised and dropped beside them, and the band product (band.h) runs on those. Reading 2·T·B·C
-// elements (and the weights) and writing T·B·C is all the traffic, except for the halo of K − 1 rows of each tile.
+// A tile is up to 128 outputs of one sentence for some heads. Its sources are read once into the core's cache (widened,
+// gated), its filters are normalised and dropped next to them, and the band product (band.h) runs on those. The only
+// traffic is reading 2·T·B·C elements (and the weights), writing T·B·C, and the halo of K − 1 rows of each tile.
 
 #include "common/parallel.h"
 #include "convolution/depthwise.h"

@@ -1,9 +1,9 @@
-// How a call whose heads are at least a vector wide is cut, and what its passes keep while they walk in time.
+// How a call is divided if its heads are at least a vector wide, and what its passes keep while they walk through time.
 //
-// A unit is some neighbouring sentences × a segment of time × all heads. A row of it, the sentences at one time, is
-// contiguous in memory (4 to 8 KB), and units are walked from row to row, so that memory is read and written linearly.
-// What a row is needed for later is in the second-level cache. Rows are read where they are if they are in the type of the
-// sums, need no GLU and do not displace one another, else from a sliding buffer.
+// A unit is a few neighbouring sentences × a segment of time × all heads. A row of it, the sentences at one time, is
+// contiguous in memory (4 to 8 KB). Units are walked row by row, so memory is read and written linearly, and rows that
+// are needed again are still in the second-level cache. Rows are read in place if they have the type of the sums, need
+// no GLU and do not evict one another; otherwise from a sliding buffer.
 #pragma once
 
 #include <optional>
@@ -14,27 +14,27 @@
 
 namespace lightconv {
 
-// Rows that a long filter comes back to, a power of two apart in memory, displace one another in a small second-level
-// cache, the sooner the more filters lie between: they are copied, and a sentence is walked alone. Measured: it gains on
-// an AMD CPU of family 25 with AVX2 (512 KB; a shared filter only where it reads both x and grad), and loses on one of
-// family 26 with AVX-512 (1 MB).
+// A long filter comes back to rows that are a power of two apart in memory. In a small second-level cache these rows
+// evict one another, the sooner the more filters are read in between. So they are copied, and each sentence is walked
+// alone. Measured: faster on an AMD CPU of family 25 with AVX2 (512 KB; for a shared filter only where it reads both x
+// and grad), slower on one of family 26 with AVX-512 (1 MB).
 template <class T>
 bool copies_rows(const Problem<T>& p) {
   if (kVectorRegisters == 32 || p.kernel_size <= kShort) return false;
   return p.shared ? p.grad.data != nullptr : p.heads >= 2 * kWidth<Sum<T>>;
 }
 
-// The cut depends on sizes only, never on the number of threads; so do the results.
+// The division depends only on sizes, never on the number of threads, and so do the results.
 template <class T>
 std::vector<Unit> cut_into_units(const Problem<T>& p) {
   constexpr int64_t kBytes = 8192, kWanted = 16;
   int64_t together = 1;
-  // Where a sentence's rows are neighbours in memory, it is walked alone.
+  // If the rows of a sentence are neighbours in memory, it is walked alone.
   const bool several = !p.sequences.empty() && p.sequences.front().batch != p.sequences.back().batch;
   if (several && !copies_rows(p) && p.x.batch < p.x.time) {
     together = std::clamp<int64_t>(kBytes / (p.channels() * int64_t(sizeof(Sum<T>))), 1, p.batch);
   }
-  // As many as fill the lanes with filters.
+  // As many sentences as it takes to fill the lanes with filters.
   const bool in_lanes = !p.shared && p.kernel_size <= kMostInLanes;
   const int64_t least = in_lanes ? std::min(together, (kWidth<Sum<T>> + p.heads - 1) / p.heads) : 1;
   int64_t rows = 128;
@@ -62,23 +62,23 @@ std::vector<Unit> cut_into_units(const Problem<T>& p) {
   return cut;
 }
 
-// Rows at a time, of which a head's channels are computed together: the more, the less often its filter is looked up.
-// Where only two outputs of a short filter fit into the registers, that costs less than leaving the order of memory.
+// How many rows of a head are computed at a time. With more rows its filter is looked up less often. Where only two
+// outputs of a short filter fit into the registers, the lookups cost less than leaving the order of memory.
 template <class T>
 int64_t chunk_rows(const Problem<T>& p) {
   return p.kernel_size <= kShort && kVectorRegisters < 32 ? 4 : 16;
 }
 
-// The last rows of something that is made once, in the order of time.
+// A buffer for the latest rows of a plane whose rows are computed once, in the order of time.
 template <class S>
 class Sliding {
  public:
-  // Of which up to `most` are held at once.
+  // Up to `most` rows are held at once.
   Sliding(int64_t pitch, int64_t most, Arena& arena)
       : rows_{arena.take<S>(pitch * (most + std::max<int64_t>(most, 32))), pitch, 0},
         capacity_(most + std::max<int64_t>(most, 32)) {}
 
-  // Rows first … last − 1, after make(row, where) of those that are new. Neither may go back.
+  // Returns rows first … last − 1, after calling make(row, where) for the new ones. Neither bound may decrease.
   template <class F>
   Rows<S> hold(int64_t first, int64_t last, F make) {
     if (made_ < first) rows_.first = made_ = first;
@@ -116,7 +116,7 @@ class Sources {
     if (!in_place_) sliding_.emplace(unit.count * p.channels() + kWidth<S>, most, arena);
   }
 
-  // Rows first … last − 1, as far as the sentences have them, can be read from now on.
+  // Makes rows first … last − 1 readable, as far as the sentences have them.
   void hold(int64_t first, int64_t last) {
     if (in_place_) return;
     const int64_t begin = std::max<int64_t>(first, 0), end = std::min(last, p_.sources());
@@ -128,7 +128,7 @@ class Sources {
     });
   }
 
-  // Those of sentence i.
+  // The sources of sentence i.
   Rows<const S> at(int64_t i, int64_t channel) const {
     if constexpr (std::is_same_v<T, S>) {
       if (in_place_) return {p_.x.at(0, unit_.batch() + i) + channel, p_.x.time, 0};
@@ -144,13 +144,14 @@ class Sources {
   Rows<S> held_;
 };
 
-// Weights of the outputs from `t` on, for the sources that an output reads.
+// The weights of the outputs from `t` on: for each output, of the sources that it reads.
 template <class S>
 Weights<S> forward_weights(Rows<const S> taps, int64_t tap, int64_t t, int64_t filter) {
   return {taps.at(t) + filter, taps.pitch, tap};
 }
 
-// Of the sources whose first output is `t`, for the outputs that read them: row t + i + m, tap K − 1 − m.
+// The weights for the sources whose first output is `t`: for source i and the m-th output that reads it, row t + i + m
+// and tap K − 1 − m.
 template <class S>
 Weights<S> backward_weights(Rows<const S> taps, int64_t tap, int64_t t, int64_t filter, int64_t kernel_size) {
   return {taps.at(t) + filter + (kernel_size - 1) * tap, taps.pitch, taps.pitch - tap};

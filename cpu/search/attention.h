@@ -9,8 +9,9 @@
 
 namespace lightconv::decoding {
 
-// The keys and values that a sentence's queries read. Keys are transposed, so that the scores of neighbouring positions
-// lie side by side: (heads, head_dim, pitch), where pitch is `steps` rounded up to whole vectors. Values are rows.
+// The keys and values that the queries of a sentence read. Keys are transposed, so that the scores of neighbouring
+// positions are adjacent: (heads, head_dim, pitch), where pitch is `steps` rounded up to whole vectors. Values are
+// rows.
 struct Memory {
   const float* keys;
   const float* values;
@@ -20,7 +21,7 @@ struct Memory {
   int64_t pitch() const { return round_up<float>(steps); }
 };
 
-// Keys as rows, `row_pitch` floats apart → (heads, head_dim, pitch) with zeros behind the last step.
+// Keys as rows, `row_pitch` floats apart → (heads, head_dim, pitch) with zeros after the last step.
 inline void transpose_keys(
     const float* rows, int64_t row_pitch, int64_t steps, int64_t heads, int64_t head_dim, float* keys) {
   const int64_t pitch = round_up<float>(steps);
@@ -46,8 +47,8 @@ inline void softmax(float* scores, int64_t n) {
   for (int64_t t = 0; t < n; t += lanes) store(scores + t, load(scores + t) * share);
 }
 
-// sums[q][v] += factors[q · factor_pitch + i] · rows[i · row_pitch + v · lanes] for all i, in their order; some vectors
-// at a time, so that their additions need not wait for each other.
+// sums[q][v] += factors[q · factor_pitch + i] · rows[i · row_pitch + v · lanes] for all i, in order; several vectors at
+// a time, so that their additions do not wait for each other.
 template <int Q, int N>
 LIGHTCONV_INLINE void sum_rows(
     const float* factors, int64_t factor_pitch, const float* rows, int64_t row_pitch, int64_t count,
@@ -60,7 +61,7 @@ LIGHTCONV_INLINE void sum_rows(
   }
 }
 
-// Q queries of one head, `query_pitch` floats apart, and as many outputs; scores: Q · memory.pitch() floats.
+// Q queries of one head, `query_pitch` floats apart, and their outputs; scores: Q · memory.pitch() floats.
 template <int Q>
 void attend(const Memory& memory, int64_t head, const float* query, float* out, int64_t query_pitch, float* scores) {
   constexpr int64_t lanes = kWidth<float>;
@@ -117,7 +118,7 @@ inline void attend_all(
   }
 }
 
-// One query over the rows of its own past: sources[t] are keys (heads · head_dim) and then as many values.
+// One query over the rows of its own past: sources[t] are the keys (heads · head_dim), followed by the values.
 inline void attend_past(
     const float* query, const float* const* sources, int64_t steps, int64_t heads, int64_t head_dim, float* out,
     Workshop& shop) {

@@ -19,7 +19,7 @@ struct Candidate {
   int32_t parent;  // which hypothesis of the sentence
 };
 
-// What the hypotheses of a batch are at some step, rows of live sentences in turn, each `beam` of them.
+// The hypotheses of a batch at some step: `beam` rows for each live sentence.
 struct Table {
   Table(int64_t rows, int64_t length) : length(length), tokens(rows * length), scores(rows * length), ancestors(rows * length) {}
 
@@ -60,7 +60,7 @@ class Search {
     for (int64_t row = 0; row < count(); ++row) now.tokens[row * length] = batch_.begin;
     std::vector<char> ignored(count() * beam, 0);
     for (int64_t step = 0; step <= max_len; ++step) {
-      // At first all hypotheses of a sentence are the same: one row is enough.
+      // In the first step all hypotheses of a sentence are the same, so one row is enough.
       const int64_t width = step == 0 ? 1 : beam;
       predict(now, step, width);
       const int64_t words = vocabulary_.words();
@@ -93,7 +93,7 @@ class Search {
  private:
   int64_t count() const { return static_cast<int64_t>(live_.size()); }
 
-  // Fills rows_ with what the models say about the next words.
+  // Runs the models, and finds the best next words of each row.
   void predict(Table& now, int64_t step, int64_t width) {
     const int64_t rows = count() * width, beam = options_.beam, length = now.length;
     tokens_.resize(rows);
@@ -139,7 +139,7 @@ class Search {
     for (Constraint& constraint : constraints_) constraint.copy_of = -1;
   }
 
-  // Words that would complete an n-gram for the second time; tokens 1 … step are chosen.
+  // Words that would repeat an n-gram; tokens 1 … step are already chosen.
   static void block(const int64_t* tokens, int64_t step, int64_t n, std::vector<int64_t>& blocked) {
     const int64_t* last = tokens + step + 2 - n;
     for (int64_t begin = 1; begin + n - 1 <= step; ++begin) {
@@ -164,7 +164,7 @@ class Search {
     candidates_.resize(std::min<size_t>(candidates_.size(), most));
   }
 
-  // Whether candidate k ends a hypothesis: those that only fill the beam do not.
+  // Whether candidate k ends a hypothesis. Candidates that only fill the beam do not.
   bool ends(int64_t k, const char* ignored) const {
     const Candidate& candidate = candidates_[k];
     return candidate.word == options_.eos && candidate.score != -kInfinity && !(k < options_.beam && ignored[k]);
@@ -195,8 +195,8 @@ class Search {
     }
   }
 
-  // The first `beam` candidates that do not end become the hypotheses of sentence `to`; where there are fewer, others
-  // fill up and are ignored.
+  // The first `beam` candidates that do not end become the hypotheses of sentence `to`. If there are fewer, others fill
+  // the beam and are ignored.
   void go_on(
       const Table& now, Table& next, int64_t i, int64_t to, int64_t step, int64_t width, const char* ignored,
       char* now_ignored) {
@@ -283,7 +283,7 @@ Finished search(const std::vector<const Model*>& ensemble, const Options& option
   const int parts = int(std::clamp<int64_t>(batch.sentences / 2, 1, threads));
   Team team(parts);
   team.run([&](int part) {
-    // Dealt out in turn, as neighbours often have similar lengths.
+    // Dealt out in turn, because neighbours often have similar lengths.
     std::vector<int64_t> numbers;
     for (int64_t number = part; number < batch.sentences; number += parts) numbers.push_back(number);
     Team members(threads / parts + (part < threads % parts));

@@ -30,11 +30,11 @@ struct Hypothesis {
 
 using Finished = std::vector<std::vector<Hypothesis>>;
 
-// The finished hypotheses of each sentence, best first. Threads share sentences, and of fewer than two for each, products;
-// the results are the same for any number.
+// Returns the finished hypotheses of each sentence, best first. The sentences are divided among the threads; with fewer
+// than two per thread, the threads share products instead. The results are the same for any number of threads.
 //
-// Throws std::runtime_error for sentences without a single possible hypothesis, std::invalid_argument for words out of
-// range and a sentence without any.
+// Throws std::runtime_error if a sentence has no possible hypothesis, and std::invalid_argument for words out of range
+// and for a sentence without words.
 Finished search(const std::vector<const Model*>& ensemble, const Options& options, const Batch& batch, int threads);
 
 }  // namespace lightconv::decoding

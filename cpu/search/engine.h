@@ -32,11 +32,11 @@ inline const int64_t* words_of(const at::Tensor& tensor, int64_t sentences, cons
 
 class BeamSearch : public torch::CustomClassHolder {
  public:
-  // instructions: whether those may be used that only some CPUs have beyond what all is compiled for.
+  // instructions: whether products may use instructions beyond those that the whole library is compiled for.
   BeamSearch(const std::string& dtype, bool instructions)
       : arithmetic_(arithmetic_of(dtype)), instructions_(instructions) {}
 
-  // The names are those of model.cpp; the last model that is added ends the ensemble.
+  // The names are those of model.cpp. Every model that is added belongs to the ensemble.
   void add_model(const c10::Dict<std::string, at::Tensor>& tensors, const c10::Dict<std::string, double>& numbers) {
     Description description{{}, {}, arithmetic_, instructions_};
     for (const auto& entry : tensors) {
@@ -48,15 +48,15 @@ class BeamSearch : public torch::CustomClassHolder {
       const bool vector = tensor.dim() == 1;
       description.tensors[entry.key()] = {
           tensor.const_data_ptr<float>(), vector ? 1 : tensor.size(0), vector ? tensor.size(0) : tensor.size(1)};
-      // Tables are read where they are: those of a file that is mapped into memory stay there.
+      // Embedding tables are read in place: those of a memory-mapped file are not copied.
       if (entry.key().find(".embed_") != std::string::npos) tables_.push_back(tensor);
     }
     for (const auto& entry : numbers) description.numbers[entry.key()] = entry.value();
     models_.push_back(std::make_unique<Model>(description));
   }
 
-  // → tokens and positional scores of all hypotheses one after the other, their lengths, scores, and how many each
-  // sentence has. See beam_search.h for the arguments.
+  // Returns the tokens and positional scores of all hypotheses, concatenated; their lengths; their scores; and the
+  // number of hypotheses per sentence. See beam_search.h for the arguments.
   std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> search(
       const at::Tensor& source, const at::Tensor& lengths, const std::optional<at::Tensor>& prefix,
       const c10::Dict<std::string, double>& options, std::vector<int64_t> suppress, int64_t max_len, int64_t begin,

@@ -16,7 +16,7 @@ int64_t round_to(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit;
 uint16_t as_bfloat16(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
-  if (value != value) return uint16_t(bits >> 16) | 64;  // rounding could make an infinity of NaN
+  if (value != value) return uint16_t(bits >> 16) | 64;  // rounding could turn NaN into an infinity
   return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
@@ -113,7 +113,7 @@ void Linear::pack_int8(const float* weight) {
       most = std::max(most, std::abs(from[k]));
       broken += from[k] * 0.0f;
     }
-    // Each output's largest weight becomes 127; one of zeros may have any scale.
+    // The largest weight of each output becomes 127; an output with only zeros may have any scale.
     const float scale = std::max(most / 127, std::numeric_limits<float>::min());
     column_scales_[n] = broken == 0 ? scale : std::numeric_limits<float>::quiet_NaN();
     int8_t* to = panels + n / kPanel * kPanel * pitch + n % kPanel * 4;

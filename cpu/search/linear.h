@@ -12,10 +12,10 @@ namespace lightconv::decoding {
 
 enum class Arithmetic { kFloat32, kBFloat16, kInt8 };
 
-// What products are made of on this CPU: the arithmetic that was asked for, with or without special instructions.
+// The product for an arithmetic on this CPU, with or without special instructions.
 Choice choose(Arithmetic arithmetic, bool instructions);
 
-// Memory aligned to cache lines that only grows; its content is lost then.
+// Memory aligned to cache lines. It only grows, and its content is lost when it does.
 template <class T>
 class Buffer {
  public:
@@ -36,11 +36,11 @@ class Buffer {
   int64_t capacity_ = 0;
 };
 
-// Memory for the inputs of products, and the threads that share one; each search has its own.
+// Memory for the inputs of products, and the threads that share a product. Each search has its own.
 struct Workshop {
   explicit Workshop(Team& members) : team(members) {}
   Team& team;
-  Buffer<char> inputs;  // of the product that is computed
+  Buffer<char> inputs;  // of the current product
   Buffer<float> input_scales;
   Buffer<int32_t> zeros;
   Buffer<float> words, filters, spread, gathered;  // of a Stack and its Mixers
@@ -50,13 +50,13 @@ struct Workshop {
 };
 
 // y = x · weightᵀ + bias. Arithmetic:
-//   kFloat32   as it is
-//   kBFloat16  the weight is rounded to bfloat16; so is x where the CPU multiplies such numbers; sums are float32
-//   kInt8      8-bit weights, each output with its own scale, and 8-bit inputs, each row with its own; sums are exact
+//   kFloat32   unchanged
+//   kBFloat16  the weight is rounded to bfloat16, and so is x if the CPU can multiply bfloat16; sums are float32
+//   kInt8      8-bit weights with a scale for each output, and 8-bit inputs with a scale for each row; sums are exact
 class Linear {
  public:
   Linear() = default;
-  // weight (outputs, inputs) with rows one after the other, bias (outputs) or null; both are copied.
+  // weight (outputs, inputs) with contiguous rows, bias (outputs) or null; both are copied.
   Linear(const float* weight, const float* bias, int64_t outputs, int64_t inputs, Arithmetic arithmetic, Choice choice);
 
   explicit operator bool() const { return outputs_ > 0; }
@@ -66,8 +66,9 @@ class Linear {
   // x: `rows` rows, x_pitch floats apart → y: rows y_pitch floats apart.
   void operator()(const float* x, int64_t x_pitch, int64_t rows, float* y, int64_t y_pitch, Workshop& shop) const;
 
-  // The same in two parts, where outputs are computed some at a time: what is made of x once, and it lives in `shop` until
-  // the next product, and the outputs `first` … `last` − 1 of it, where `first` is a multiple of kPanel and goes to y itself.
+  // The same in two parts, to compute some outputs at a time. prepare() converts x once; the result lives in `shop`
+  // until the next product. compute() computes the outputs `first` … `last` − 1, where `first` is a multiple of kPanel,
+  // and writes output `first` to the beginning of y.
   Product prepare(const float* x, int64_t x_pitch, int64_t rows, Workshop& shop) const;
   void compute(Product product, float* y, int64_t y_pitch, int64_t first, int64_t last, Team& team) const;
 

@@ -1,5 +1,5 @@
-// Convolutions of one row at a time: its filter, and the weighted sum of the rows around it. In an encoder these are
-// neighbours in memory; in a beam search, the inputs of a hypothesis's ancestors.
+// Convolutions of one row at a time: its filter, and the weighted sum of the rows around it. In an encoder these rows
+// are neighbours in memory; in a beam search they are the inputs of a hypothesis's ancestors.
 
 #include <cmath>
 
@@ -9,7 +9,7 @@
 namespace lightconv::decoding {
 namespace {
 
-// y (n,) = Σ weights[k] · sources[k][c]; `weight_step` floats from a tap's weight to the next.
+// y[c] = Σ weights[k] · sources[k][c] over the `count` taps k, for kVectors vectors of channels from `offset` on.
 template <int kVectors>
 LIGHTCONV_INLINE void sum_vectors(
     const float* const* sources, const int64_t* taps, int64_t count, const float* weights, int64_t offset, float* y) {
@@ -33,8 +33,8 @@ void Mixer::normalise(float* filters, int64_t count, float* room) const {
   }
 }
 
-// TaLK: 1 for the rows inside a window and a fraction for the one at either end, over the longest window's length. The
-// offsets are (heads,) to the left, and where there is a right side (heads,) more.
+// TaLK: 1 for the rows inside a window and a fraction for the row at either end, divided by the length of the longest
+// window. The offsets are (heads,) to the left, followed by (heads,) to the right if there is a right side.
 void Mixer::windows(const float* offsets, float* filter) const {
   const float scale = 1 / float(taps());
   for (int64_t h = 0; h < heads; ++h) {

@@ -93,7 +93,7 @@ Model::Model(const Description& from)
 
 // ------------------------------------------------------------------------------------------------ words, positions
 
-// Rows of sines and cosines, computed once, in blocks that stay where they are.
+// Rows of sines and cosines, computed once, in blocks that never move.
 struct Stack::Waves {
   static constexpr int64_t kBlock = 256;
 

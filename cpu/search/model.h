@@ -19,8 +19,8 @@ struct Matrix {
   int64_t rows, columns;
 };
 
-// A model as named tensors and numbers, which lightconv_plugin/generation/native.py makes. Whoever makes a Model of it
-// keeps the tables of embeddings alive; everything else is copied.
+// A model as named tensors and numbers, as lightconv_plugin/generation/native.py describes it. The code that creates a
+// Model from it must keep the embedding tables alive; everything else is copied.
 struct Description {
   std::map<std::string, Matrix> tensors;
   std::map<std::string, double> numbers;
@@ -28,12 +28,12 @@ struct Description {
   bool instructions;
 
   bool has(const std::string& name) const { return tensors.count(name) > 0; }
-  // These throw std::invalid_argument with the name of what is missing.
+  // These throw std::invalid_argument with the missing name.
   const Matrix& tensor(const std::string& name) const;
   double number(const std::string& name) const;
   int64_t integer(const std::string& name) const { return static_cast<int64_t>(number(name)); }
   std::vector<float> values(const std::string& name) const;  // empty if there is no such tensor
-  // `name`.weight and `name`.bias; an empty one if there is no weight. Some layers are float32 in every arithmetic.
+  // `name`.weight and `name`.bias; an empty layer if there is no weight. exact: float32 in every arithmetic.
   Linear linear(const std::string& name, bool exact = false) const;
 };
 
@@ -57,11 +57,11 @@ void activate(Activation activation, float* x, int64_t n);
 // (rows, 2n) → (rows, n): the first half times the sigmoid of the second; y may be x.
 void gate(const float* x, int64_t rows, int64_t n, float* y);
 
-// A row's filter is applied to the inputs from `left` steps before it to `right` after it, the first tap to the earliest.
+// The filter of a row is applied to the inputs from `left` steps before it to `right` steps after it, earliest first.
 struct Mixer {
   Mixer() = default;
   Mixer(const Description& from, const std::string& name);
-  // The one of this name; an empty one if there is none.
+  // The mixer of this name; an empty one if there is none.
   static Mixer optional(const Description& from, const std::string& name);
   explicit operator bool() const { return channels > 0; }
   int64_t taps() const { return left + 1 + right; }
@@ -70,7 +70,7 @@ struct Mixer {
   const float* filters_of(const float* x, int64_t rows, Workshop& shop) const;
   // y (channels,) = Σ filter · source over the taps; a source outside the sentence is null. filter: the row's, or null.
   void mix(const float* const* sources, const float* filter, float* y, Workshop& shop) const;
-  // The same of a full convolution, for rows with `taps()` sources each; y (rows, channels).
+  // The same for a full convolution, for rows with `taps()` sources each; y (rows, channels).
   void convolve(const float* const* sources, int64_t rows, float* y, Workshop& shop) const;
 
   Kind kind = Kind::kShared;
@@ -87,7 +87,7 @@ struct Mixer {
   bool narrow() const { return channels / heads < kWidth<float>; }  // than a vector: then each channel has a filter
 
  private:
-  // `count` filters of (taps,) in place; `room` for one of whole vectors.
+  // Normalises `count` filters of (taps,) in place; `room` has space for one filter in whole vectors.
   void normalise(float* filters, int64_t count, float* room) const;
   void windows(const float* offsets, float* filter) const;
 };

@@ -1,8 +1,8 @@
-// y = x · weightᵀ for a weight in panels: two vectors of outputs side by side, input after input. A panel is read once, in
-// the order in which it lies in memory, for up to Kernel::kRows rows of x at a time.
+// y = x · weightᵀ for a weight in panels: two vectors of outputs side by side, input after input. A panel is read once,
+// in memory order, for up to Kernel::kRows rows of x at a time.
 //
-// The sum of an output runs over the inputs in their order, in one accumulator: a row's result does not depend on how
-// many rows there are, nor on how outputs are shared among threads.
+// The sum of an output runs over the inputs in order, in one accumulator, so the result of a row depends neither on the
+// number of rows nor on how outputs are divided among threads.
 #pragma once
 
 #include <algorithm>
@@ -65,7 +65,7 @@ constexpr std::array<Block<typename Kernel::Sum>, sizeof...(R)> blocks_of(std::i
 template <class Kernel>
 void multiply(const Product& p, int64_t first, int64_t last) {
   static constexpr auto blocks = blocks_of<Kernel>(std::make_index_sequence<Kernel::kRows>());
-  // Blocks of nearly the same size: a single last row would take as long as several.
+  // Blocks of nearly equal size: a single last row would take as long as several rows.
   const int64_t count = (p.rows + Kernel::kRows - 1) / Kernel::kRows;
   alignas(64) typename Kernel::Sum sums[Kernel::kRows * kPanel];
   for (int64_t panel = first; panel < last; ++panel) {
@@ -79,7 +79,7 @@ void multiply(const Product& p, int64_t first, int64_t last) {
   }
 }
 
-// What a product's input must be turned into, and the function that multiplies it.
+// The type to which the input of a product must be converted.
 enum class Input { kFloat, kBFloat16, kUnsigned8 };
 
 struct Choice {
@@ -92,7 +92,7 @@ struct Choice {
 Choice float32_product();
 Choice bfloat16_product(bool instructions);
 Choice int8_product(bool instructions);
-// Those that need instructions beyond what all is compiled for; null where the compiler has none.
+// Products with instructions beyond those that the whole library is compiled for; null if the compiler lacks them.
 Multiply vnni_product();
 Multiply bfloat16_instructions_product();
 

@@ -11,7 +11,7 @@ namespace lightconv::decoding {
 namespace {
 
 using I = Lanes<float>;
-// Two vectors of outputs leave registers for the sums of so many rows.
+// With two vectors of outputs, there are registers for the sums of this many rows.
 constexpr int kFloatRows = kVectorRegisters == 32 ? 12 : 6;
 
 template <int R>
@@ -44,7 +44,7 @@ struct Float32 {
   }
 };
 
-// Two bfloat16 are the halves of 32 bits: each is a float once the other half is zero.
+// Two bfloat16 are the two halves of 32 bits. Each is a float if the other half is set to zero.
 struct Widened {
   using Sum = float;
   static constexpr int kRows = kVectorRegisters == 32 ? 12 : 4;
@@ -60,7 +60,7 @@ struct Widened {
     V sums[R][2] = {};
     const float* weights = reinterpret_cast<const float*>(panel);
     for (int64_t k = 0; k < steps; ++k, weights += kPanel) {
-      I left, right;  // two copies: one of an array would go through memory
+      I left, right;  // two variables: an array would go through memory
       std::memcpy(&left, weights, sizeof(left));
       std::memcpy(&right, weights + kLanes, sizeof(right));
       const V even[2] = {as_floats(left << 16), as_floats(right << 16)};
@@ -79,8 +79,8 @@ struct Widened {
   }
 };
 
-// Sums of four products of bytes, in 32 bits. Without a single instruction for it, x has 7 bits: then the sum of two
-// products fits into 16.
+// Sums of four products of bytes, in 32 bits. Where no single instruction does this, x has 7 bits, so that the sum of
+// two products fits into 16 bits.
 #if defined(__AVX512BW__)
 using Bytes = __m512i;
 LIGHTCONV_INLINE Bytes load_bytes(const char* from) { return _mm512_loadu_si512(from); }

@@ -1,5 +1,5 @@
 // What beam search reads from a row of logits: the logarithm of the sum of exponentials, and the largest entries.
-// Both may be given a row in pieces.
+// Both accept a row in pieces.
 #pragma once
 
 #include <algorithm>
@@ -39,14 +39,14 @@ class LogSum {
   void add(const float* piece, int64_t n) {
     const float top = std::max(top_, largest(piece, n));
     if (top == -kInfinity) {
-      // Nothing to add so far, and −∞ − −∞ is not a number; only NaN must not get lost.
+      // There is nothing to add yet, and −∞ − −∞ would be NaN. But a NaN in the piece must not be lost.
       for (int64_t i = 0; i < n; ++i) sum_ += piece[i] == piece[i] ? 0.0f : piece[i];
       return;
     }
     Vector<float> sum{};
     each_vector(piece, n, [&](Vector<float> x) { sum += exponential(x - top); });
     const float added = sum_across<float>(sum)[0];
-    // The first piece has nothing before it, and −∞ − −∞ is not a number.
+    // Before the first piece there is no sum, and −∞ − −∞ would be NaN.
     sum_ = sum_ == 0 ? added : sum_ * std::exp(top_ - top) + added;
     top_ = top;
   }

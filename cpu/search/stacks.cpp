@@ -26,12 +26,12 @@ void feed_forward(const Layer& layer, const float* x, int64_t rows, int64_t dim,
   const int64_t width = layer.fc1.outputs();
   float* hidden = shop.hidden.get(rows * width);
   layer.fc1(x, dim, rows, hidden, width, shop);
-  // Row by row: the last few numbers are computed another way, and which they are must not depend on other rows.
+  // Row by row: the last few elements are computed in another way, and which these are must not depend on other rows.
   for (int64_t row = 0; row < rows; ++row) activate(layer.activation, hidden + row * width, width);
   layer.fc2(hidden, width, rows, y, dim, shop);
 }
 
-// What a convolution reads, (rows, channels): the projected and gated input.
+// The input of a convolution, (rows, channels), after projection and gate.
 const float* enter(const Mixer& mixer, const float* x, int64_t rows, int64_t dim, float* to, Workshop& shop) {
   if (!mixer.enter) {
     std::copy_n(x, rows * dim, to);

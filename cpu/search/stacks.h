@@ -10,7 +10,7 @@
 namespace lightconv::decoding {
 
 // Sentences one after the other, without padding: the words of sentence s are rows begins[s] … begins[s + 1] − 1. A pad
-// between words is a row too, which no other reads.
+// between words is also a row, but no other row reads it.
 struct Sentences {
   std::vector<int64_t> tokens, positions, begins{0};
   std::vector<char> pads;  // empty where there are none
@@ -22,11 +22,11 @@ struct Sentences {
   bool add(const int64_t* words, int64_t n, int64_t pad);
 };
 
-// x (sentences.rows(), dim): what the encoder makes of the sentences.
+// x (sentences.rows(), dim): the output of the encoder for the sentences.
 void encode(const Stack& stack, const Sentences& sentences, float* x, Workshop& shop);
 
-// The hypotheses of a step. Row r is of sentence sentence[r]; its ancestor at step t is what was row ancestors[r · pitch + t]
-// then, and for the step itself r.
+// The hypotheses of a step. Row r belongs to sentence sentence[r]. Its ancestor at an earlier step t is row
+// ancestors[r · pitch + t] of that step; at this step it is r itself.
 struct Rows {
   int64_t count, time;
   const int64_t* tokens;
@@ -35,14 +35,14 @@ struct Rows {
   int64_t pitch;
 };
 
-// One search of one model. What a step keeps stays where it was written: hypotheses that are reordered or dropped only
-// change the table of ancestors.
+// One search of one model. What a step keeps is never moved: reordering or dropping hypotheses only changes the table
+// of ancestors.
 class Decoding {
  public:
   // `capacity`: the most rows of a step.
   Decoding(const Model& model, const Sentences& sentences, int64_t capacity, Workshop& shop);
 
-  // The rows that the output layer reads, (rows.count, model.output.inputs()); steps come one after the other.
+  // Returns the input of the output layer, (rows.count, model.output.inputs()). Steps must be in order.
   const float* step(const Rows& rows);
 
  private:
@@ -71,11 +71,12 @@ class Decoding {
   void mix(const Layer& layer, LayerPast& pasts, const Rows& rows, const float* x, float* y);
   void attend_source(
       const Layer& layer, const Source& source, Past& past, const Rows& rows, const float* x, float* y);
-  // What the ancestors of a row kept of the last `taps` steps, this one the last; null before the sentence.
+  // What the ancestors of a row kept of the last `taps` steps, including this one; null before the sentence.
   void sources_of(Past& past, const Rows& rows, int64_t row, int64_t taps, const float** sources);
-  // y (rows.count, channels), rows y_pitch floats apart: the convolution of what `past` keeps, this step included.
+  // y (rows.count, channels), with rows y_pitch floats apart: the convolution of what `past` keeps, including this
+  // step.
   void convolve(const Mixer& mixer, Past& past, const Rows& rows, float* y, int64_t y_pitch);
-  // The same, if there is one, of x and in its place; the rows of x are `pitch` floats apart.
+  // Convolves x in place, if there is a convolution; the rows of x are `pitch` floats apart.
   void convolve_projection(const Mixer& convolution, Past& past, const Rows& rows, float* x, int64_t pitch);
   float* remember(Past& past, int64_t time, int64_t rows, bool forever);
 

@@ -1,4 +1,4 @@
-// A few threads that work on one thing together for the length of a search.
+// A few threads that work together for the duration of a search.
 #pragma once
 
 #include <atomic>
@@ -14,12 +14,12 @@
 
 namespace lightconv::decoding {
 
-// run(f) calls f(0) … f(size − 1), f(0) on the thread that asks, and returns when all have returned; the first exception
-// is thrown again. The other threads wait actively for a while, since the next piece of work usually comes within
-// microseconds, and then give way to others.
+// run(f) calls f(0) … f(size − 1), with f(0) on the calling thread, and returns when all have returned. The first
+// exception is rethrown. The other threads wait actively for a while, because the next piece of work usually comes
+// within microseconds, and then yield.
 class Team {
  public:
-  // Throws std::runtime_error if the system does not let it start so many.
+  // Throws std::runtime_error if the system cannot start that many threads.
   explicit Team(int size) {
     try {
       for (int member = 1; member < size; ++member) threads_.emplace_back([this, member] { serve(member); });
@@ -48,7 +48,7 @@ class Team {
     }
   }
 
-  // Cuts 0 … count − 1 into one range for each member, f(first, last).
+  // Divides 0 … count − 1 into one range per member, and calls f(first, last) for each.
   template <class F>
   void share(int64_t count, F f) {
     const int64_t members = size();

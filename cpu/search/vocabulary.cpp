@@ -9,7 +9,7 @@
 namespace lightconv::decoding {
 namespace {
 
-// Columns that are summed up at a time; the sums, and so the last bits of a score, depend on it.
+// Columns that are added up at a time. The last bits of the sums, and so of a score, depend on it.
 constexpr int64_t kPiece = 1024;
 // Logits of about this many words stay in a core's second-level cache until they have been read.
 constexpr int64_t kCached = 1 << 17;
@@ -27,7 +27,7 @@ float log_normaliser(const float* logits, int64_t n) {
 Vocabulary::Vocabulary(const std::vector<const Model*>& ensemble, const Options& options, Workshop& shop)
     : ensemble_(ensemble), options_(options), shop_(shop), words_(ensemble[0]->output.outputs()) {}
 
-// f(first, last) for all rows of `columns` logits, on as many threads as are worth it.
+// Calls f(first, last) for all rows of `columns` logits, on several threads if that is worth it.
 template <class F>
 void Vocabulary::each_row(int64_t rows, int64_t columns, F f) {
   if (rows * columns < kEntriesWorthSharing) f(0, rows);
@@ -91,7 +91,7 @@ void Vocabulary::at_once(
         if (ensemble_.size() == 1) continue;
         for (int64_t w = 0; w < words_; ++w) of_row[w] -= normaliser;
         for (int64_t w = 0; m > 0 && w < words_; ++w) {
-          // log(exp(a) + exp(b)), where both may be −∞.
+          // log(exp(a) + exp(b)); both may be −∞.
           const float high = std::max(total[w], of_row[w]), low = std::min(total[w], of_row[w]);
           total[w] = high == -kInfinity ? high : high + std::log1p(std::exp(low - high));
         }

@@ -10,23 +10,23 @@ namespace lightconv::decoding {
 
 struct Options;
 
-// What a hypothesis may not continue with, beside what is forbidden to all.
+// How a hypothesis may not continue, in addition to what is forbidden for all.
 struct Constraint {
   std::vector<int64_t> blocked;
-  int64_t forced = -1;   // the only word that stays possible, −1 for none
+  int64_t forced = -1;   // the only word that is allowed, −1 for none
   int64_t copy_of = -1;  // the row whose logits stand in for this one's, −1 for its own
   bool only_end = false, no_end = false, suppress = true;
 };
 
-// Outputs, log-normalisers and the best words of an ensemble: the mean of its probabilities. With one model, and without
-// words to force, nothing of the size of rows × words is ever kept: outputs are computed and read some columns at a time.
+// Outputs, log-normalisers and the best words of an ensemble, by the mean of its probabilities. With one model and no
+// forced words, nothing of size rows × words is ever kept: outputs are computed and read some columns at a time.
 class Vocabulary {
  public:
   Vocabulary(const std::vector<const Model*>& ensemble, const Options& options, Workshop& shop);
 
   int64_t words() const { return words_; }
 
-  // hidden: what each model's output layer reads, (rows, …). Finds the `count` best words of each row.
+  // Finds the `count` best words of each row. hidden: the input of each model's output layer, (rows, …).
   void best(
       const std::vector<const float*>& hidden, int64_t rows, int64_t count, const std::vector<Constraint>& constraints);
 

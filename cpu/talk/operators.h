@@ -10,7 +10,7 @@ namespace lightconv {
 
 using Tensors = std::tuple<Tensor, Tensor, Tensor>;
 
-// A step of this many tokens or fewer adds its windows' rows one by one.
+// A step of this many tokens or fewer adds the rows of its windows one by one.
 constexpr int64_t kFew = 4;
 
 template <class T>

@@ -1,4 +1,4 @@
-// What one call of talkconv asks for (lightconv_plugin/ops/reference_talk.py defines it), and its windows.
+// One call of talkconv (lightconv_plugin/ops/reference_talk.py defines it), and its windows.
 //
 // The window of output t is the rows low … high around its source row t + seen (common/tiles.h), and a fraction of the
 // next row on either side.
@@ -20,8 +20,8 @@ struct TalkProblem {
   int threads = 1;
   View<const T> x, state, grad, grad_state;
   View<T> out, next, dx, dstate;
-  int64_t next_rows = 0;             // of `next`, the state after this step, whose gradient grad_state is
-  FilterView<const T> left, right;   // offsets (T, B, H); `tap` is not used. No `right`: windows end at their output
+  int64_t next_rows = 0;             // of `next`, the state after this step; grad_state is its gradient
+  FilterView<const T> left, right;   // offsets (T, B, H); `tap` is unused. Without `right`, windows end at their output
   FilterView<T> dleft, dright;
   bool few = false;                  // a step of few tokens: running sums are not worth it
   std::vector<Sequence> sequences;
@@ -43,8 +43,8 @@ template <class S>
 struct Window {
   int64_t low, high;  // rows; `low` is in the sequence, `high` may be beyond its end
   S left, right;      // the fractions of rows low − 1 and high + 1; 0 for a row outside the sequence
-  bool unknown;       // an offset is NaN: so is the output; gradients take it for 0
-  bool far;           // reaches beyond what a tile stages: its rows are added one by one
+  bool unknown;       // an offset is NaN: the output is NaN, too; in gradients the offset counts as 0
+  bool far;           // reaches beyond the rows that a tile stages, so its rows are added one by one
 
   int64_t first() const { return low - (left > 0); }
   int64_t last() const { return high + (right > 0); }
@@ -67,7 +67,7 @@ inline Reach<S> reach(S offset, int64_t limit) {
   return {whole, rows - S(whole)};
 }
 
-// All members at once, from registers: a copy of what was just stored member by member would wait for the stores.
+// Sets all members at once from registers: reading back what was stored member by member would wait for the stores.
 template <class T>
 LIGHTCONV_INLINE Window<Sum<T>> window(const TalkProblem<T>& p, const Sequence& s, int64_t t, int64_t head) {
   using S = Sum<T>;
@@ -76,7 +76,7 @@ LIGHTCONV_INLINE Window<Sum<T>> window(const TalkProblem<T>& p, const Sequence& 
   const S right = p.right.data ? static_cast<S>(*p.right.at(t, s.batch, head)) : S(0);
   const Reach<S> back = reach(left, p.max_left), on = reach(right, p.max_right);
   const int64_t low = at - back.whole, high = at + on.whole;
-  // Twice: an offset of 1 after a dropout of one half.
+  // Twice the limit: an offset of 1 after dropout with p = 0.5.
   const bool far = p.few || back.whole > 2 * p.max_left || on.whole > 2 * p.max_right;
   return {
       std::max(low, s.in_first),
@@ -108,11 +108,11 @@ Cut talk_cut(const TalkProblem<T>& p, int64_t planes) {
   return cut_into_tiles(p.sequences, p.seen, rows, p.heads, (longest + halo) * of_row, longest * p.per_head * 8);
 }
 
-// p.out, and p.next unless it is null.
+// Computes p.out, and p.next unless it is null.
 template <class T>
 void talk_forward(const TalkProblem<T>& p);
 
-// Those of p.dx, p.dstate, p.dleft and p.dright that are not null, from p.grad and p.grad_state.
+// Computes p.dx, p.dstate, p.dleft and p.dright, where they are not null, from p.grad and p.grad_state.
 template <class T>
 void talk_backward(const TalkProblem<T>& p);
 

@@ -1,4 +1,4 @@
-// The gradients of rows and offsets, tile by tile: a tile owns its rows and the outputs at them.
+// The gradients of rows and offsets, tile by tile. A tile owns its rows and the outputs at those rows.
 //
 //     dx[s]       = Σ_t coef(t, s) · grad[t], gathered by the owner of s: the transpose of the forward pass. A window's
 //                   gradient is added, in the order of t, where the forward pass read its sums: at its first row, at
@@ -15,7 +15,7 @@
 namespace lightconv {
 namespace {
 
-// How far a sequence's windows reach at most, found once per call.
+// How far the windows of a sequence reach at most, computed once per call.
 struct Reaches {
   int64_t left = 0, right = 0;                   // of windows that are not `far`
   std::vector<std::pair<int64_t, int64_t>> far;  // the `far` ones: (t, head), in the order of t
@@ -24,7 +24,7 @@ struct Reaches {
 template <class T>
 Reaches reaches(const TalkProblem<T>& p, const Sequence& s) {
   using S = Sum<T>;
-  // The farthest windows are those of the largest offsets. NaN is not larger than any, and reaches nowhere.
+  // The largest offsets have the widest windows. NaN is not larger than any offset, and reaches no row.
   S most_left = 0, most_right = 0;
   for (int64_t t = s.out_first; t < s.out_last; ++t) {
     for (int64_t h = 0; h < p.heads; ++h) {
@@ -67,7 +67,7 @@ class TalkBackwardTile {
     const int64_t own = tile_.begin - p_.seen, own_end = tile_.end - p_.seen;
     const int64_t begin = std::max(sources ? own - reaches_.right : own, s_.out_first);
     const int64_t end = std::min(sources ? own_end + reaches_.left : own_end, s_.out_last);
-    // Head by head: the rows that one head's windows reach at a time are in the first-level cache.
+    // Head by head, so that the rows that the windows of one head reach stay in the first-level cache.
     for (int64_t h = 0; h < tile_.heads(); ++h) {
       for (int64_t t = begin; t < end; ++t) {
         const bool mine = t >= own && t < own_end;
@@ -125,7 +125,7 @@ class TalkBackwardTile {
     }
   }
 
-  // A row of the tile that something is added to; one that nobody reads where the tile does not own it.
+  // The row of the tile to add to, or a row that is never read if the tile does not own it.
   S* target(S* plane, int64_t row, int64_t head, bool wanted = true) const {
     return wanted && mine(row) ? at(plane, row, head) : nowhere_;
   }
@@ -133,10 +133,10 @@ class TalkBackwardTile {
   void add(const Window<S>& w, int64_t t, int64_t head) const {
     const T* from = grad(t, head);
     S *first = nowhere_, *last = nowhere_, *middle = nowhere_;
-    int64_t count = 0, step = 0;  // of rows in the middle, and between them
+    int64_t count = 0, step = 0;  // the number of rows in the middle, and the distance between them
     const int64_t next = block_begin(s_, w.low, block_) + block_;
     if (w.high < next) {
-      // Blocks begin and end with the tile: all of these rows are in it, or none.
+      // Blocks begin and end with the tile, so it has all of these rows or none.
       middle = target(single_, w.low, head);
       count = mine(w.low) ? w.high + 1 - w.low : 0;
       step = pitch_;
@@ -159,11 +159,11 @@ class TalkBackwardTile {
   // Where the gradient of one output of one head is added.
   struct Targets {
     S *first, *middle;
-    int64_t step, count;  // between rows of the middle, and of them
+    int64_t step, count;  // distance between the rows of the middle, and their number
     S *last, *before, *after;
     S left, right;
 
-    // Several vectors of channels at a time, because the number of rows is hard to predict for the processor.
+    // Several vectors of channels at a time, because the processor cannot predict the number of rows well.
     template <int kVectors>
     LIGHTCONV_INLINE void add(const T* from, int64_t at, int64_t n) const {
       Vector<S> row[kVectors];
@@ -261,9 +261,10 @@ class TalkBackwardTile {
   const Sequence& s_;
   int64_t channels_, column_, block_, pitch_, last_ = 0;
   S scale_;
-  // Planes of the tile's rows: what is added to a row only; to it and all after it in its block; to it and all before.
+  // Planes of the tile's rows, for terms of one row only; of a row and all after it in its block; of a row and all
+  // before it in its block.
   S *single_ = nullptr, *forwards_ = nullptr, *backwards_ = nullptr;
-  S* nowhere_ = nullptr;  // a head's width of a row that is in no plane
+  S* nowhere_ = nullptr;  // a row of one head that is in no plane, for writes that are not needed
 };
 
 }  // namespace

@@ -1,8 +1,8 @@
 // out[t] = (x[low] + … + x[high] + left · x[low − 1] + right · x[high + 1]) / (max_left + max_right + 1), by tiles.
 //
-// A tile is up to 128 outputs (more for very wide windows) of one sentence for some heads: the rows that its windows
+// A tile is up to 128 outputs (more for very wide windows) of one sentence for some heads. The rows that its windows
 // reach are read once into the core's cache, with two running sums in each block, from its first and from its last row.
-// A head narrower than a vector is computed in whole vectors too: the next head overwrites what it writes beyond its
+// A head narrower than a vector is also computed in whole vectors: the next head overwrites the elements beyond its
 // channels.
 
 #include "common/parallel.h"
@@ -85,7 +85,7 @@ class TalkForwardTile {
     last_ = block_begin(s_, std::min(last, s_.in_last) + block_ - 1, block_);
   }
 
-  // Rows first_ … last_ − 1: as they are, and summed from both ends of each block. Zeros after the sequence's last row.
+  // Rows first_ … last_ − 1, and their running sums from both ends of each block. Zeros after the sequence's last row.
   void stage() {
     const int64_t size = std::max<int64_t>(last_ - first_, 0) * pitch_;
     rows_ = arena_.take<S>(size);
@@ -107,7 +107,7 @@ class TalkForwardTile {
     }
   }
 
-  // Of a block's rows, forwards and backwards.
+  // The running sums of a block's rows, forwards and backwards.
   void run_sums(const S* rows, S* forwards, S* backwards) const {
     const int64_t pitch = pitch_, all = block_ * pitch;
     for (int64_t i = 0; i < pitch; i += kWidth<S>) {
@@ -153,11 +153,11 @@ class TalkForwardTile {
   // The terms of one output of one head.
   struct Sums {
     const S *begin, *middle;
-    int64_t step, count;  // between rows of the middle, and of them
+    int64_t step, count;  // distance between the rows of the middle, and their number
     const S *end, *left_row, *right_row;
     S left, right, scale;
 
-    // Several vectors of channels at a time, because the number of rows is hard to predict for the processor.
+    // Several vectors of channels at a time, because the processor cannot predict the number of rows well.
     template <int kVectors>
     LIGHTCONV_INLINE void write(int64_t at, S* to) const {
       Vector<S> sum[kVectors];

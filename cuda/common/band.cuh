@@ -5,12 +5,12 @@
 //     out[16, R] = band[16, 16 + K-1] * u[16 + K-1, R],        band[i, i + k] = w[t0 + i, k], else 0
 //
 // which mma.m16n8k16 computes in `chunks` = ceil((15 + K) / 16) steps with float sums. The gradient of u is the product
-// with the band's transpose, that of the taps the band of grad[16, R] * u[16 + K-1, R]^T.
+// with the transposed band. The gradient of the taps is the band of grad[16, R] * u[16 + K-1, R]^T.
 //
-// Arithmetic, per element of a tensor: 2 * 16 * chunks FLOP a product (K = 31: 96, which is 6 GFLOP for 64M elements: 8
-// microseconds of an H200's tensor cores, and an eighth of the time that the memory needs). So everything is arranged
-// around the copies: whole tiles of rows are copied by cp.async while the taps are normalised, with 10 to 40 KB in
-// flight for each of several blocks on an SM.
+// Arithmetic, per element of a tensor: 2 * 16 * chunks FLOP per product. For K = 31 this is 96, or 6 GFLOP for 64M
+// elements: 8 microseconds of an H200's tensor cores, and an eighth of the time that the memory needs. So everything is
+// arranged around the copies: whole tiles of rows are copied by cp.async while the taps are normalised, with 10 to 40
+// KB in flight for each of several blocks on an SM.
 #pragma once
 
 #include "common/device.cuh"
@@ -76,7 +76,7 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void* row)
 #endif
 }
 
-// Copies 16 bytes into shared memory, visible to this thread after wait_for_copies(). Unless `real`, writes zeros and
+// Copies 16 bytes into shared memory, visible to this thread after wait_for_copies(). If not `real`, writes zeros and
 // reads nothing.
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool real) {
 #if defined(LIGHTCONV_HOST)
@@ -101,14 +101,14 @@ __device__ __forceinline__ void wait_for_copies() {
 
 // How a launch divides the work, and a block its shared memory; made on the host, from the params only.
 struct Shape {
-  int warps = 1;          // of a block, each with a tile of 16 rows of its own
+  int warps = 1;          // of a block; each has its own tile of 16 rows
   int chunks = 1;         // matrix products along the band
   int tiles = 1;          // blocks along time: of each sequence, or of all packed ones together
   int width = kSlice;     // channels staged at a time, a multiple of 16
   int row_pitch = 0;      // of staged rows, in elements; an odd multiple of 16 bytes: no bank conflicts
   int band_pitch = 0;     // of the bands, likewise
   int tap_pitch = 0;      // of the taps, in floats; odd
-  int band_tiles = 0;     // of 16 rows; one that serves all for lightconv
+  int band_tiles = 0;     // of 16 rows; lightconv has one for all
   int tap_tiles = 0;
   // Where in shared memory, in bytes.
   int grad_at = 0, source_at = 0, bands_at = 0, taps_at = 0, dtaps_at = 0, bytes = 0;
@@ -116,8 +116,8 @@ struct Shape {
   __host__ __device__ int rows() const { return kTile * warps; }
 };
 
-// A launch's shape with what is constant in a kernel for kChunks chunks (0: any) and rows of a whole slice, so that
-// offsets in shared memory are constant too.
+// The shape of a launch, with the constants of a kernel for kChunks chunks (0: any) and rows of a whole slice, so that
+// offsets in shared memory are constants, too.
 template <int kChunks, bool kFull>
 __device__ __forceinline__ Shape known(Shape shape) {
   if (kChunks > 0) shape.chunks = kChunks, shape.band_pitch = kTile * kChunks + 8;
@@ -151,8 +151,8 @@ inline int shared_for(int compute_capability, int blocks) {
   return min(kilobytes * 1024 / blocks - 1024, kMostShared);
 }
 
-// The longest tiles that leave room for other blocks and are not mostly beyond the sequence's end. make(warps) returns
-// a Shape. The choice changes no output: every tile of 16 rows is computed in the same way.
+// The longest tiles that leave room for other blocks and are not mostly beyond the end of the sequence. make(warps)
+// returns a Shape. The choice does not change the output: every tile of 16 rows is computed in the same way.
 template <class Make>
 inline Shape choose_shape(const Problem& p, int most_warps, Make make) {
   const int64_t steps = p.cu_seqlens != nullptr ? p.steps / p.sequences : p.steps;
@@ -174,7 +174,7 @@ inline cudaError_t launch(void (*kernel)(Argument, Shape), const Problem& p, con
                           const Shape& shape, cudaStream_t stream) {
   if (p.steps > kMostRows || p.batch > kMostRows || p.sequences > kMostRows) return cudaErrorInvalidConfiguration;
   if (shape.bytes > kSharedBytes) {
-    // The most that any call asks for, not what this one does: another thread may be between this and its launch.
+    // The maximum for any call, not just for this one: another thread may be between this and its launch.
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
     if (error != cudaSuccess) return error;
   }
@@ -183,14 +183,14 @@ inline cudaError_t launch(void (*kernel)(Argument, Shape), const Problem& p, con
 
 // ------------------------------------------------------------------------------------------------ places
 
-// What a block works on. Rows are counted from the sequence's beginning, packed or not, so that the tiles of a
-// sequence, and with them its sums, do not depend on what surrounds it.
+// What a block works on. Rows are counted from the beginning of the sequence, packed or not, so the tiles and the sums
+// of a sequence do not depend on its surroundings.
 struct Place {
   int head, b;
   int begin;     // the sequence's row 0 in the data
   int rows;      // of the sequence's outputs
   int readable;  // rows of u that may be read
-  int t0;        // the block's first row; no work where it is not below `rows`
+  int t0;        // the block's first row; there is no work unless it is below `rows`
 };
 
 // Unsigned numbers are divided by powers of two in one instruction, ints in four.
@@ -228,7 +228,7 @@ __device__ inline void find_packed(const Problem& p, int rows_a_tile, int tile, 
 
 // Heads next to each other, then time: neighbouring blocks share cache lines of weights and halo rows of x.
 __device__ inline Place find_place(const Problem& p, const Shape& shape) {
-  // Unsigned: the division of signed numbers takes half as many instructions again.
+  // Unsigned: the division of signed numbers takes 1.5 times as many instructions.
   const unsigned heads = static_cast<unsigned>(p.heads), tiles = static_cast<unsigned>(shape.tiles);
   const unsigned rest = blockIdx.x / heads, b = rest / tiles;
   const int tile = static_cast<int>(rest - b * tiles);
@@ -249,8 +249,7 @@ __device__ __forceinline__ int clip(int value, int most) { return min(max(value,
 
 // ------------------------------------------------------------------------------------------------ staging
 
-// Which 8 channels of which rows a thread copies: rows `first`, first + step, ...; threads that are left over copy
-// none.
+// Which 8 channels of which rows a thread copies: rows `first`, first + step, ...; surplus threads copy none.
 struct Carrier {
   int column, first, step;
 
@@ -263,8 +262,8 @@ struct Carrier {
 };
 
 // The block copies `count` rows of a (T, B, C) tensor, `width` channels from `channel` on, into shared memory: row 0 is
-// the data's row `start`. Rows outside [low, high) are zeros, and so are the channels that round the width up to 16.
-// Nothing is read for zeros.
+// the data's row `start`. Rows outside [low, high) are zeros, and so are the channels that round the width up to 16;
+// nothing is read for them.
 template <class T>
 __device__ __forceinline__ void stage_rows(T* to, const Shape& shape, int count, int low, int high, int width,
                                            const Rows& rows, int start, int b, int channel) {

@@ -3,7 +3,7 @@
 // Rows outside a sequence are staged as zeros, and taps that meet them are zeros in the band. Rows inside may hold
 // non-finite values, which the band's own zeros must not spread (0 * NaN). Any such value makes every sum of its
 // channel in the tile non-finite. So a tile with a non-finite sum is computed again with non-finite factors replaced by
-// zeros; then the sums that such a factor belongs to are computed one by one. All other results keep their bits.
+// zeros. Then the sums to which such a factor belongs are computed one by one. All other results keep their bits.
 #pragma once
 
 #include "common/band.cuh"
@@ -45,7 +45,7 @@ __device__ __forceinline__ uint32_t pair_of(float low, float high) {
 // A warp's 16 x 64 sums.
 using Sums = float[kGroups][4];
 
-// sums = the products of the band's chunks with their rows; kScrubbing: without what is not finite.
+// sums = the products of the band's chunks with their rows; kScrubbing: without non-finite factors.
 template <bool kScrubbing, class T, int kChunks, class Load, class RowsOf>
 __device__ __forceinline__ void multiply_band(Sums& sums, const Shape& shape, int width, Load load, RowsOf rows) {
   const int lane = lane_index();
@@ -74,16 +74,16 @@ __device__ __forceinline__ void multiply_band(Sums& sums, const Shape& shape, in
 }
 
 // sums = the products of the band's chunks with their rows: load(chunk, a) loads a 16 x 16 fragment of the band,
-// rows(chunk) points at the first of 16 staged rows; add(sums) adds what else belongs to them. Returns whether anything
-// non-finite took part: then `sums` are those without it. kChunks: shape.chunks, where it is known.
+// rows(chunk) points at the first of 16 staged rows; add(sums) adds the remaining terms. Returns whether a non-finite
+// factor took part; `sums` are then without it. kChunks: shape.chunks if it is a constant.
 template <class T, int kChunks = 0, class Load, class RowsOf, class Add>
 __device__ __forceinline__ bool band_product(Sums& sums, const Shape& shape, int width, Load load, RowsOf rows,
                                              Add add) {
-  __syncwarp();  // ldmatrix needs all lanes together; whatever came before may let them part
+  __syncwarp();  // ldmatrix needs all lanes together, and they may have diverged
   multiply_band<false, T, kChunks>(sums, shape, width, load, rows);
   add(sums);
-  // The rounded sums times zeros: NaN in the rows with a sum that is not finite. (One that overflows T only is computed
-  // again too, to the same bits.)
+  // The rounded sums times zeros: NaN in the rows with a sum that is not finite. (A sum that only overflows T is also
+  // computed again, with the same bits.)
   float zeros[4] = {};
 #pragma unroll
   for (int n = 0; n < kGroups; n += 2) {
@@ -157,9 +157,9 @@ __device__ __forceinline__ void store_rounded_sums(const Sums& sums, int width, 
   }
 }
 
-// After a scrubbed product: computes, one by one, the sums of a 16 x width tile that a non-finite factor belongs to,
-// and calls store(row, channel, sum) for them. factors(row, k, channel, w, u) gives tap k's two factors, or returns
-// false if it has none.
+// After a scrubbed product: computes, one by one, the sums of a 16 x width tile to which a non-finite factor belongs,
+// and calls store(row, channel, sum) for them. factors(row, k, channel, w, u) gives the two factors of tap k, or
+// returns false if it has none.
 template <class Factors, class Store>
 __device__ inline void repair(int kernel_size, int width, Factors factors, Store store) {
   __syncwarp();  // after the other lanes' stores to the same places

@@ -26,7 +26,7 @@ inline lightconv::Rows rows(const OptionalTensor& tensor) {
   return tensor.has_value() ? rows(*tensor) : lightconv::Rows{};
 }
 
-// A (T, B, channels) result that a kernel writes. The operator's fake kernel decides its layout: where the channels of
+// A (T, B, channels) result that a kernel writes. The operator's fake kernel decides its layout: if the channels of
 // `tensor` are not contiguous, the kernel writes to a temporary tensor, and `finish` copies it.
 class Result {
  public:
@@ -36,7 +36,7 @@ class Result {
     }
   }
 
-  // No rows, or a gradient that is not wanted: nothing to write.
+  // No rows, or a gradient that is not needed: nothing to write.
   lightconv::MutableRows rows() const {
     if (written_.numel() == 0) return {};
     return {written_.mutable_data_ptr(), written_.stride(0), written_.stride(1)};

@@ -1,7 +1,7 @@
-// What all kernels share: number types, vector accesses, sequences, staging of rows, sums over lanes.
+// Shared by all kernels: number types, vector accesses, sequences, staging of rows, sums over lanes.
 //
-// Under LIGHTCONV_HOST the same sources run on a CPU (tests/cuda/cuda_on_host.h), so everything that is not plain C++
-// with CUDA's builtins stays behind the functions and macros of this file (matrix instructions: common/band.cuh).
+// Under LIGHTCONV_HOST the same sources run on a CPU (tests/cuda/cuda_on_host.h). So everything that is not plain C++
+// with CUDA's builtins is wrapped by the functions and macros of this file (matrix instructions: common/band.cuh).
 #pragma once
 
 #include "common/problem.h"
@@ -23,9 +23,9 @@
 namespace lightconv {
 
 constexpr unsigned kFullWarp = 0xffffffffu;
-// The same on every device, so that the tiles of a launch are too. More than this needs an opt-in for each kernel.
+// The same on every device, so that tiles are the same, too. More than this needs an opt-in for each kernel.
 constexpr int kSharedBytes = 48 * 1024;
-// Blocks are laid out along the grid's x only: the other dimensions end at 65,535.
+// Blocks are only laid out along the grid's x: the other dimensions are limited to 65,535.
 constexpr int64_t kMostBlocks = 0x7fffffff;
 
 // ------------------------------------------------------------------------------------------------ numbers
@@ -58,8 +58,8 @@ __host__ __device__ __forceinline__ int round_up(int a, int to) { return (a + to
 
 // ------------------------------------------------------------------------------------------------ vector accesses
 
-// What a thread moves at a time: V elements that make 16 bytes, or one element. A pointer to a Pack must be aligned to
-// it.
+// What a thread moves at a time: V elements of 16 bytes together, or one element. A pointer to a Pack must be aligned
+// to its size.
 template <class T, int V>
 struct alignas(sizeof(T) * V) Pack {
   T value[V];
@@ -89,7 +89,7 @@ __device__ __forceinline__ void store_pack(T* to, const Pack<T, V>& pack) {
   }
 }
 
-// In one piece, which the compiler does not do for words that it has computed one by one.
+// Stores 16 bytes at once, which the compiler does not do for words that it has computed one by one.
 __device__ __forceinline__ void store_16_bytes(void* to, const uint4& words) {
 #if defined(LIGHTCONV_HOST)
   *static_cast<uint4*>(to) = words;
@@ -122,7 +122,7 @@ __device__ __forceinline__ Pack<T, V> narrow(const float (&values)[V]) {
   return pack;
 }
 
-// index * stride for an index that is not negative: three instructions less than for an int.
+// index * stride for an index that is not negative: three instructions fewer than for an int.
 __device__ __forceinline__ int64_t offset(int index, int64_t stride) {
   return static_cast<int64_t>(static_cast<uint32_t>(index)) * stride;
 }
@@ -152,7 +152,8 @@ struct Span {
   int64_t begin, end;
 };
 
-// The sequence that row t of batch element b belongs to. It is within the data whatever lengths and cu_seqlens hold.
+// The sequence to which row t of batch element b belongs. It is within the data for any values of lengths and
+// cu_seqlens.
 __device__ inline Span sequence_span(const Problem& p, int64_t b, int64_t t) {
   Span span{-static_cast<int64_t>(p.state_rows), p.steps};
   if (p.lengths != nullptr) {
@@ -161,7 +162,7 @@ __device__ inline Span sequence_span(const Problem& p, int64_t b, int64_t t) {
                                            : static_cast<int64_t>(static_cast<const int32_t*>(p.lengths)[at]);
     span.end = length < 0 ? 0 : length < p.steps ? length : p.steps;
   } else if (p.cu_seqlens != nullptr) {
-    // The last sequence that begins at or before t: empty ones hold no row.
+    // The last sequence that begins at or before t: empty sequences have no rows.
     int64_t low = 0, high = p.sequences - 1;
     while (low < high) {
       const int64_t middle = (low + high + 1) / 2;
@@ -181,7 +182,7 @@ __device__ inline Span sequence_span(const Problem& p, int64_t b, int64_t t) {
 
 // ------------------------------------------------------------------------------------------------ launches
 
-// Host: launches kernel(arguments...) on `blocks` blocks along x, and nothing where that is 0.
+// Host: launches kernel(arguments...) on `blocks` blocks along x, or nothing if that is 0.
 template <class... Parameters, class... Arguments>
 inline cudaError_t launch_blocks(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t shared_bytes,
                                  cudaStream_t stream, const Arguments&... arguments) {
@@ -239,7 +240,7 @@ __device__ __forceinline__ int2 clipped(int64_t begin, int64_t end, int64_t firs
 template <class T, int V, class Load>
 __device__ __forceinline__ void stage_rows(T* shared, int pitch, int count, int64_t first, int64_t begin, int64_t end,
                                            int vectors, Load load) {
-  constexpr int kAtOnce = 4;  // loads that wait together
+  constexpr int kAtOnce = 4;  // loads in flight together
   const int2 readable = clipped(begin, end, first, count);
   Walk walk(static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x), vectors);
   while (walk.row < count) {

@@ -1,5 +1,4 @@
-// The parameters that all launchers have: tensors as plain pointers and strides, sizes, sequences, the device. No
-// torch.
+// The parameters of all launchers: tensors as plain pointers and strides, sizes, sequences, the device. No torch.
 #pragma once
 
 #ifdef LIGHTCONV_HOST
@@ -28,7 +27,7 @@ struct MutableRows {
   int64_t stride_b = 0;
 };
 
-// The parameters that all operators have: sizes, rows, sequences, the device.
+// The parameters of all operators: sizes, rows, sequences, the device.
 struct Problem {
   Type type = Type::kFloat32;  // of every floating tensor
   int64_t steps = 0;           // T; the n new rows of a step

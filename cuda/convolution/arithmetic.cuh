@@ -1,4 +1,4 @@
-// What all kernels of lightconv and dynamicconv share: the dropout mask, inputs through the GLU, normalisations.
+// Shared by all kernels of lightconv and dynamicconv: the dropout mask, inputs through the GLU, normalisations.
 #pragma once
 
 #include "common/device.cuh"
@@ -6,14 +6,14 @@
 
 namespace lightconv {
 
-// Of W / (||W|| + epsilon): EPSILON in ops/normalize.py.
+// The epsilon of W / (||W|| + epsilon): EPSILON in ops/normalize.py.
 constexpr float kEpsilon = 1e-6f;
 
 // ------------------------------------------------------------------------------------------------ dropout
 
 // Philox-4x32-10 (Salmon et al. 2011) with counter (index, 0, 0): ops/philox.py says which word belongs to which
 // weight. `index` is the weight's row-major index div 4, word index mod 4.
-// N counters at a time share the keys of the rounds, a third of the instructions of one.
+// N counters at a time share the keys of the rounds, which are a third of the instructions for one.
 template <int N>
 __device__ __forceinline__ void philox(const uint64_t (&index)[N], uint64_t seed, uint4 (&words)[N]) {
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
@@ -122,13 +122,13 @@ __device__ __forceinline__ bool needs_stats(Normalize kind) {
   return kind == Normalize::kSoftmax || kind == Normalize::kL2 || kind == Normalize::kAbsL2 || kind == Normalize::kL1;
 }
 
-// What a tap adds to the sum over taps that `scale` is made of.
+// The term of a tap in the sum over taps from which `scale` is computed.
 __device__ __forceinline__ float stats_term(Normalize kind, float weight, float offset) {
   return kind == Normalize::kSoftmax ? exponential(weight - offset) : kind == Normalize::kL1 ? fabsf(weight)
                                                                                               : weight * weight;
 }
 
-// Makes stats of the sum (for softmax, also the maximum) over all taps that count. Without any, all weights are 0.
+// The stats from the sum (for softmax, also the maximum) over all taps that count. Without any, all weights are 0.
 __device__ __forceinline__ FilterStats finish_stats(Normalize kind, float sum, float maximum) {
   if (kind == Normalize::kSoftmax) return {maximum, 1.0f / sum, 0.0f};
   const float norm = kind == Normalize::kL1 ? sum : sqrtf(sum);
@@ -151,8 +151,8 @@ __device__ __forceinline__ float normalized(Normalize kind, float weight, const 
   return 0.0f;
 }
 
-// What a tap adds to the sum that its filter's backward needs (`along` below); `gradient` is that of the normalised
-// weight. 0 for normalisations without such a sum.
+// The term of a tap in the sum that the backward pass of its filter needs (`along` below); `gradient` is that of the
+// normalised weight. 0 for normalisations without such a sum.
 __device__ __forceinline__ float along_term(Normalize kind, float gradient, float weight, const FilterStats& stats) {
   switch (kind) {
     case Normalize::kSoftmax: return gradient * normalized(kind, weight, stats);
@@ -173,7 +173,7 @@ __device__ __forceinline__ float normalize_backward(Normalize kind, float gradie
     case Normalize::kNone: return gradient;
     case Normalize::kL2:
     case Normalize::kAbsL2: {
-      // The norm's direction is taken as 0 at w = 0, as torch does.
+      // The direction of the norm is 0 at w = 0, as in torch.
       const float direction = stats.norm > 0.0f ? weight / stats.norm : 0.0f;
       const float direct = kind == Normalize::kL2 ? gradient : gradient * sign(weight);
       return direct * stats.scale - direction * (along * stats.scale * stats.scale);

@@ -45,7 +45,7 @@ int64_t slabs_of(const ConvBackwardParams& p) {
   return backward_wide<T>(p) ? light_gradient_tile<T, kWide<T>>(p).slabs : light_gradient_tile<T, 1>(p).slabs;
 }
 
-// All paths write slabs, which one function makes lightconv's gradient of.
+// All paths write slabs, from which one function computes lightconv's gradient.
 template <class T>
 cudaError_t backward_of(const ConvBackwardParams& p, cudaStream_t stream) {
   cudaError_t error = cudaSuccess;
@@ -66,7 +66,7 @@ cudaError_t backward_of(const ConvBackwardParams& p, cudaStream_t stream) {
 template <class T>
 size_t workspace_bytes_of(const ConvBackwardParams& p) {
   if (p.dynamic || p.dweight == nullptr) return 0;
-  // The sum of no slabs has a place too.
+  // Even the sum of no slabs needs a place.
   const int64_t slabs = p.batch > 0 ? slabs_of<T>(p) : 1;
   return sizeof(float) * p.heads * static_cast<size_t>(p.kernel_size) * static_cast<size_t>(slabs > 0 ? slabs : 1);
 }

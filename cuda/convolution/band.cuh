@@ -1,4 +1,4 @@
-// The tensor-core path of lightconv and dynamicconv: which calls it takes, their shapes, rows of u in shared memory.
+// The tensor-core path of lightconv and dynamicconv: which calls it supports, their shapes, rows of u in shared memory.
 #pragma once
 
 #include "common/band.cuh"
@@ -24,8 +24,8 @@ inline int chunks_in_registers(const ConvParams& p) {
   return simple && p.kernel_size <= 32 && p.weight.stride_k == 1 ? divide_up(kTile - 1 + p.kernel_size, kTile) : 0;
 }
 
-// What both directions need. Short filters come here where they take fewer instructions than short.cuh's. Weights of
-// some normalisations can overflow in float16 where the products in float do not.
+// The requirements of both directions. Short filters are supported where this takes fewer instructions than short.cuh.
+// With some normalisations, weights can overflow in float16 although the products in float do not.
 inline bool operands_supported(const ConvParams& p) {
   const bool half = p.type == Type::kBFloat16 || p.type == Type::kFloat16;
   const bool grows = p.normalize == Normalize::kSquare ||
@@ -35,7 +35,8 @@ inline bool operands_supported(const ConvParams& p) {
          per_head(p) >= 16 && per_head(p) % 8 == 0 && aligned(p.x, 2, 16);
 }
 
-// As stage_rows, for rows of u: with a GLU they are computed on the way, several at a time so that their loads overlap.
+// Like stage_rows, for rows of u. With a GLU they are computed on the way, several at a time so that their loads
+// overlap.
 template <class T>
 __device__ __forceinline__ void stage_inputs(T* to, const ConvParams& p, const Shape& shape, int count, int low,
                                              int high, int width, int start, int b, int channel) {

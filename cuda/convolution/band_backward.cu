@@ -3,19 +3,20 @@
 //
 // A block: up to 128 filters of a head of one sequence, rows t0 ... t0 + 127 of grad, a warp for each 16 of them; and
 // as many rows of x's gradient, from t0 - padding_l mod 16 on, so that the transposed bands of the filters are the
-// bands of that product. Filters and grad include the K-1 rows before and after that the gradient of x needs, x the K-1
-// rows that the filters reach. Bytes a row of R = 64, K = 31: 128 of grad, x and dx each, 62 of weights and their
-// gradient each. Shared memory at 8 warps: grad 176 and x 160 rows of 144 bytes, bands 11 * 16 * 112, the taps'
-// gradients 8 * 16 * 112: 80 KB, of which 42 KB are in flight while the taps are normalised.
+// bands of that product. Filters and grad include the K-1 rows before and after that the gradient of x needs; x
+// includes the K-1 rows that the filters reach. Bytes per row for R = 64, K = 31: 128 for each of grad, x and dx, and
+// 62 for each of the weights and their gradient. Shared memory at 8 warps: 176 rows of grad and 160 of x, of 144 bytes
+// each, bands 11 * 16 * 112, and the gradients of the taps 8 * 16 * 112: 80 KB, of which 42 KB are in flight while the
+// taps are normalised.
 //
-// The gradient of lightconv's filters is a sum over all blocks: each writes K floats to the workspace (slabs.h).
+// The gradient of lightconv's filters is a sum over all blocks: each block writes K floats to the workspace (slabs.h).
 #include "convolution/band_registers.cuh"
 
 namespace lightconv {
 namespace band {
 namespace {
 
-// Of a block. More share more of the filters and rows before and after their own.
+// The most warps of a block. More warps share more of the filters and rows before and after their own.
 constexpr int most_warps(int chunks, bool full) { return chunks > 0 && full ? 8 : 4; }
 
 // dtaps[i, k] (+)= grad's row i * row i + k of u, over the channels of a slice, for a warp's 16 filters.
@@ -24,7 +25,7 @@ __device__ __forceinline__ void correlate(const Shape& shape, int kernel_size, i
                                           const T* grad, const T* source, bool add, float* dtaps) {
   const int lane = lane_index();
   constexpr int kSteps = kSlice / 16;
-  __syncwarp();  // ldmatrix needs all lanes together; what was stored before it lets them part
+  __syncwarp();  // ldmatrix needs all lanes together, and the stores before it may have let them diverge
   uint32_t a[kSteps][4];
 #pragma unroll
   for (int r = 0; r < kSteps; ++r) {
@@ -57,7 +58,7 @@ __device__ __forceinline__ void correlate(const Shape& shape, int kernel_size, i
   }
 }
 
-// Blocks on a multiprocessor, as many as find room in its shared memory.
+// Blocks per multiprocessor: as many as fit into its shared memory.
 constexpr int least_blocks(int chunks, bool full, bool dynamic) {
   if (chunks == 0) return 4;
   return chunks == 2 || (full && !dynamic) ? 3 : 2;

@@ -1,8 +1,8 @@
 // Forward pass of both operators on the tensor cores (common/band.cuh).
 //
 // A block: up to 128 rows of a head of one sequence, a warp for each 16 of them. Bytes per row for R = 64, K = 31: 128
-// of x (158 rows for 128), 62 of weights, 128 of out. Shared memory at 8 warps: x 160 rows of 144 bytes, bands
-// 8 * 16 * 112: 37 KB, of which 20 KB are in flight while the taps are normalised. lightconv needs one band for all
+// of x (158 rows for 128), 62 of weights, 128 of out. Shared memory at 8 warps: 160 rows of x of 144 bytes, and bands
+// of 8 * 16 * 112: 37 KB, of which 20 KB are in flight while the taps are normalised. lightconv needs one band for all
 // rows: 25 KB.
 #include "convolution/band_registers.cuh"
 

@@ -1,12 +1,13 @@
-// Filters of up to 32 taps, next to each other in memory, in a warp's registers, for softmax and none: no shared memory
+// Filters of up to 32 taps that are contiguous in memory, in a warp's registers, for softmax and none: no shared memory
 // between weights and products.
 //
-// 16 filters are laid out as the fragments that multiply_add takes and gives: lane 4g + q has columns
+// 16 filters are laid out as the fragments that multiply_add reads and returns: lane 4g + q has columns
 // 16c + 2q + {0, 1, 8, 9} of the band's rows g and g + 8, for every chunk c. Column j of row i is tap j - i, and meets
-// row j of u in every row. So a lane reads its own taps from memory; a filter's maximum and sum are those of four
-// lanes; and the gradients of the dropped taps, the product of grad and u, are where the taps are.
+// row j of u in every row. So a lane reads its own taps from memory, the maximum and sum of a filter are reductions
+// over four lanes, and the gradients of the dropped taps (the product of grad and u) are in the same places as the
+// taps.
 //
-// lightconv has one filter for a block: lane k has its tap k, and one warp writes the band.
+// lightconv has one filter per block: lane k has tap k, and one warp writes the band.
 #pragma once
 
 #include "common/band_product.cuh"
@@ -15,7 +16,7 @@
 namespace lightconv {
 namespace band {
 
-// exponential() of x <= 0, where less than 2^-126 is 0.
+// exponential() of x <= 0; results below 2^-126 are 0.
 __device__ __forceinline__ float flushed_exponential(float x) {
 #if defined(LIGHTCONV_HOST)
   const float value = exponential(x);
@@ -27,7 +28,7 @@ __device__ __forceinline__ float flushed_exponential(float x) {
 #endif
 }
 
-// 1 / x: an error of 2^-23, where 1.0f / x takes a branch to be exact.
+// 1 / x with an error of 2^-23; the exact 1.0f / x takes a branch.
 __device__ __forceinline__ float fast_reciprocal(float x) {
 #if defined(LIGHTCONV_HOST)
   return 1.0f / x;
@@ -51,7 +52,7 @@ struct Fragments {
 
   __device__ __forceinline__ bool uses(int r, int n) const { return (used[r] >> (8 + column_of(n)) & 1) != 0; }
 
-  // A tap where it is used, else zero. kWhole: `whole`, in code of its own.
+  // A tap where it is used, else zero. kWhole: separate code for `whole`.
   template <bool kWhole>
   __device__ __forceinline__ float dropped(int r, int n) const {
     return kWhole || uses(r, n) ? tap[r][n] : 0.0f;
@@ -60,7 +61,7 @@ struct Fragments {
 template <>
 struct Fragments<0> {};
 
-// Bits 0 ... count - 1, for less than 64.
+// Bits 0 ... count - 1, for count < 64.
 __device__ __forceinline__ uint64_t low_bits(int count) { return (uint64_t{1} << count) - 1; }
 
 template <int kColumns>
@@ -91,8 +92,8 @@ __device__ __forceinline__ uint32_t kept_words(const ConvParams& p, const uint4&
 }
 
 // Which taps of rows g and g + 8 dropout keeps: bit k. Four weights with neighbouring row-major indices share a Philox
-// block; a filter begins anywhere in one and has up to nine of them. The four lanes of a row take two each, and two of
-// them the ninth of one row each.
+// block. A filter begins anywhere in a block and spans up to nine of them. The four lanes of a row compute two blocks
+// each; two of the lanes also compute the ninth block, each for one row.
 template <int kChunks>
 __device__ __forceinline__ void kept_taps(const ConvParams& p, const Place& place, const TapTile& tile,
                                           uint32_t (&kept)[2]) {
@@ -161,7 +162,7 @@ __device__ __forceinline__ void make_fragments(const ConvParams& p, const Place&
   }
   const bool dropout = p.seed != nullptr, inside = tile.low <= 0 && tile.high >= kTile * kChunks;
   uint32_t kept[2];
-  if (dropout) kept_taps<kChunks>(p, place, tile, kept);  // while the weights are on their way
+  if (dropout) kept_taps<kChunks>(p, place, tile, kept);  // while the weights are being loaded
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
 #pragma unroll
@@ -174,7 +175,7 @@ __device__ __forceinline__ void make_fragments(const ConvParams& p, const Place&
     for (int r = 0; r < 2; ++r) {
       to.used[r] &= meeting;
       if (!p.renorm_padding) continue;
-      // All of a row's taps may lie with its other lanes.
+      // All taps of a row may be in its other lanes.
       any[r] = max(tile.low, g + 8 * r) < min(tile.high, g + 8 * r + p.kernel_size) && g + 8 * r < tile.real;
 #pragma unroll
       for (int n = 0; n < kColumns; ++n) {
@@ -258,7 +259,7 @@ __device__ __forceinline__ void correlate(const Shape& shape, int width, const T
   const int lane = lane_index();
   const T* left = grad + lane % 16 * shape.row_pitch + lane / 16 * 8;
   const T* right = source + (lane % 8 + lane / 16 * 8) * shape.row_pitch + lane / 8 % 2 * 8;
-  __syncwarp();  // ldmatrix needs all lanes together; what was stored before it lets them part
+  __syncwarp();  // ldmatrix needs all lanes together, and the stores before it may have let them diverge
 #pragma unroll
   for (int channel = 0; channel < kSlice; channel += 16) {
     if (channel < width) {
@@ -286,7 +287,7 @@ __device__ __forceinline__ void differentiate(const ConvBackwardParams& p, const
     float gradient[kColumns], along = 0.0f;
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
-      // Other columns hold products that are no tap's, and may not be finite.
+      // Other columns hold products that belong to no tap, and may not be finite.
       gradient[n] = filters.uses(r, n) ? sums[n / 2][2 * r + n % 2] : 0.0f;
       along += gradient[n] * filters.tap[r][n];
     }

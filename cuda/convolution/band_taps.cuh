@@ -1,8 +1,8 @@
-// The filters of the tensor-core path where band_registers.cuh does not take them (long ones, other normalisations):
-// from weights to a band of taps in shared memory, and from the taps' gradients to the weights'. A warp works on 16
-// filters; two neighbouring lanes share one and take its taps (or quads of taps) in turn.
+// The filters of the tensor-core path that band_registers.cuh does not support (long filters, other normalisations):
+// from weights to a band of taps in shared memory, and from the gradients of the taps to those of the weights. A warp
+// works on 16 filters. Two neighbouring lanes share a filter and take its taps (or quads of taps) in turn.
 //
-// Softmax has code of its own: its exponentials replace the weights in place, negative where dropout removed them, so
+// Softmax has separate code: its exponentials replace the weights in place, negative where dropout removed them, so
 // that nothing is computed twice.
 #pragma once
 
@@ -24,7 +24,7 @@ struct TapRange {
   int begin, end;
 
   __device__ __forceinline__ bool has(int k) const { return k >= begin && k < end; }
-  // Calls use(k) for the lane's half of them. Which half a tap belongs to does not depend on the range.
+  // Calls use(k) for the lane's half of the taps. The half to which a tap belongs does not depend on the range.
   template <class Use>
   __device__ __forceinline__ void for_each(Use use) const {
     for (int k = begin + ((begin ^ lane_index()) & 1); k < end; k += 2) use(k);
@@ -58,14 +58,14 @@ __device__ __forceinline__ void for_each_dropped(const ConvParams& p, const Plac
   }
 }
 
-// Zeroes one band tile; what is written later is at the same places in every tile.
+// Zeroes one band tile; the taps that are written later are at the same places in every tile.
 template <class T>
 __device__ __forceinline__ void clear_band(T* band, int pitch) {
   for (int at = lane_index() * 8; at < kTile * pitch; at += 32 * 8) store_pack(band + at, zero_pack<T, 8>());
   __syncwarp();
 }
 
-// Loads the weights of 16 filters into `taps`; those that do not exist are zeros.
+// Loads the weights of 16 filters into `taps`; filters that do not exist are zeros.
 template <class T>
 __device__ __forceinline__ void load_taps(const ConvParams& p, const Place& place, const TapTile& tile, int pitch,
                                           float* taps) {
@@ -109,7 +109,7 @@ __device__ __forceinline__ FilterStats softmax_taps(const ConvParams& p, const P
     if (to != nullptr) used.for_each([&](int k) { to[k] = from_float<T>(row[k] * stats.scale); });
     return stats;
   }
-  __syncwarp();  // a tap's quad may belong to another lane than the tap
+  __syncwarp();  // the quad of a tap may belong to another lane than the tap
   for_each_dropped(p, place, tile, i, used, [&](int k, float factor) {
     const float value = row[k];
     if (to != nullptr) to[k] = from_float<T>(value * stats.scale * factor);
@@ -192,8 +192,8 @@ __device__ __forceinline__ FilterStats make_band(const ConvParams& p, const Plac
                                             : other_taps(p, place, tile, i, row, to);
 }
 
-// Computes the gradients of 16 filters' weights from those of their dropped taps, which are overwritten, and stores
-// them.
+// Computes the gradients of the weights of 16 filters from those of their dropped taps, which are overwritten, and
+// stores them.
 template <class T>
 __device__ __forceinline__ void store_filters(const ConvBackwardParams& p, const Place& place, const TapTile& tile,
                                               const Shape& shape, const FilterStats& stats, const float* taps,

@@ -1,7 +1,7 @@
 // Registers the launchers of launchers.h as kernels of torch's operators (lightconv_plugin/ops/registration.py has the
-// schemas). Only this file, talk/talk_binding.cpp and common/binding.h know torch. Arguments have been checked before
-// (lightconv_plugin/ops/checks.py); results are allocated as the operators' fake kernels say. The derivatives of all
-// operators are registered here, too (autograd.h).
+// schemas). Only this file, talk/talk_binding.cpp and common/binding.h include torch. Arguments have already been
+// checked (lightconv_plugin/ops/checks.py); results are allocated like those of the operators' fake kernels. The
+// derivatives of all operators are registered here, too (autograd.h).
 #include <torch/library.h>
 
 #include <algorithm>

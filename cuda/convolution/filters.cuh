@@ -1,14 +1,14 @@
-// The filters of a tile (tile.cuh): read, normalised and dropped, by the lanes that share each.
+// The filters of a tile (tile.cuh), read, normalised and dropped. Several lanes share each filter.
 #pragma once
 
 #include "convolution/arithmetic.cuh"
 
 namespace lightconv {
 
-// Lanes that share the work on one filter. The order of its sums depends on this and K only.
+// Lanes that share the work on one filter. The order of its sums depends only on this and K.
 constexpr int kFilterLanes = 8;
 
-// Where a block is: batch element, first row, first channel vector, and the heads those channels belong to.
+// The place of a block: batch element, first row, first channel vector, and the heads of these channels.
 struct Place {
   int64_t b, row;
   int vector, vectors, head, heads;
@@ -76,8 +76,8 @@ __device__ __forceinline__ void for_taps(const ConvParams& p, uint64_t flat, int
   }
 }
 
-// stage_filters (below) for filters of K taps, a constant, with softmax or none: a lane reads its taps once and keeps
-// them in registers. The same sums in the same order, so the same bits.
+// stage_filters (below) for constant K, with softmax or none: a lane reads its taps once and keeps them in registers.
+// The sums and their order are the same, so the bits are, too.
 template <class T, int K, int kStep, class To>
 __device__ __forceinline__ void stage_known_filters(const ConvParams& p, const Place& place, int64_t first, int rows,
                                                     To to) {
@@ -135,9 +135,9 @@ __device__ __forceinline__ void stage_known_filters(const ConvParams& p, const P
   }
 }
 
-// Filters of `rows` x `heads` (of one row where the operator is lightconv), taps [begin, end), into shared memory. The
-// taps of a filter are kStep floats apart, from to(row, head) on; those of rows outside [0, T) are 0. `row` counts from
-// `first`, `head` from place.head. K: of a kernel for that K only, else 0.
+// Writes taps [begin, end) of `rows` x `heads` filters (for lightconv, of one row) into shared memory. The taps of a
+// filter are kStep floats apart, from to(row, head) on; those of rows outside [0, T) are 0. `row` counts from `first`,
+// `head` from place.head. K: for a kernel for one K only, else 0.
 template <class T, int K, int kStep, class To>
 __device__ __forceinline__ void stage_filters(const ConvParams& p, const Place& place, int64_t first, int rows,
                                               int begin, int end, To to) {

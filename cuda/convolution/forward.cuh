@@ -105,8 +105,8 @@ __global__ void __launch_bounds__(128, K > 0 ? 4 : 3)
   write_next_state<T, V>(p, place);
 }
 
-// A few rows (decoding) are spread over more channels instead of micro-tiles that would be all but empty. Every choice
-// of tile gives the same bits: each output adds its taps in order.
+// With few rows (decoding), a block takes more channels, because micro-tiles would be almost empty. Every choice of
+// tile gives the same bits: each output adds its taps in order.
 template <class T, bool kDynamic, int V>
 cudaError_t tiled_forward(const ConvParams& p, cudaStream_t stream) {
   if (p.steps <= kFewSteps) {
@@ -126,7 +126,7 @@ bool forward_wide(const ConvParams& p) {
          aligned(p.out, size, 16) && aligned(p.next_state, size, 16) && reinterpret_cast<uintptr_t>(p.bias) % 16 == 0;
 }
 
-// Registers for the shortest filters, which memory traffic limits; then the tensor cores, where supported.
+// The shortest filters, which are limited by memory traffic, run in registers; then the tensor cores, where supported.
 template <class T>
 cudaError_t forward_of(const ConvParams& p, cudaStream_t stream) {
   const bool full_pass = p.state_rows == 0 && p.next_state.data == nullptr;

@@ -2,18 +2,18 @@
 //
 //     du[s] = sum_k w[s + padding_l - k, k] * grad[s + padding_l - k],        dx = du through the GLU
 //
-// gathered, so that every row has one owner and its sum one order. With m counting gradient rows from the first that
-// a micro-tile of S outputs sees, output i meets row m at tap K-1 + i - m: for lightconv this is the forward pass with
-// the filter reversed. For dynamicconv the K weights of gradient row m belong to that row, so filters are kept row
-// by row (K-1 of them outside the tile), each shifted by 0 to 3 floats so that what S neighbouring outputs take of a
-// row begins at a multiple of 16 bytes.
+// gathered, so that every row has one owner and its sum one order. If m counts gradient rows from the first row that a
+// micro-tile of S outputs sees, output i meets row m at tap K-1 + i - m. For lightconv this is the forward pass with
+// the filter reversed. For dynamicconv the K weights of gradient row m belong to that row, so filters are kept row by
+// row (K-1 of them outside the tile). Each is shifted by 0 to 3 floats, so that the weights that S neighbouring outputs
+// read begin at a multiple of 16 bytes.
 #pragma once
 
 #include "convolution/tile.cuh"
 
 namespace lightconv {
 
-// How many floats after a multiple of 4 the filter of tile row `row` begins. (Micro-tiles begin at multiples of S.)
+// The shift of the filter of tile row `row` from a multiple of 4, in floats. (Micro-tiles begin at multiples of S.)
 template <int S>
 __device__ __forceinline__ int filter_shift(int row, int taps) {
   return S % 4 == 0 ? (row - taps + 1) & 3 : 0;
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(128, 3)
   int2* spans = after<int2>(rows, count * pitch);
   const bool packed = p.cu_seqlens != nullptr;
 
-  // Rows of the state come first, where their gradient is wanted.
+  // Rows of the state come first, if their gradient is needed.
   const int64_t end = p.dx.data != nullptr ? p.steps : 0;
   const Place place = block_place<V>(p, tile, p.dstate.data != nullptr ? -p.state_rows : 0);
   const int v = threadIdx.x % tile.vectors, micro = threadIdx.x / tile.vectors;

@@ -3,14 +3,15 @@
 //     out[t, b, c] = bias[c] + sum_k w[t, b, h, k] * u[t - padding_l + k, b, c],        h = c div (C/H)
 //
 // u is x, or x[..., :C] * sigmoid(x[..., C:]) rounded to x's type; w is the normalised, then dropped weight, computed
-// in float. One set of structs serves both operators and both ways to call them:
+// in float. Both operators, and both ways to call them, use the same structs:
 //   lightconv     weight (H, K): `dynamic` is false and stride_t, stride_b of the weight are 0
 //   dynamicconv   weight (T, B, H, K)
 //   a full pass   `state_rows` is 0; rows of u before 0 and from T (or the sequence's end) on read as zero
 //   a step        padding_l = K-1, and rows -state_rows ... -1 of u exist: they are the rows of `state`
-// so a step is a full pass over n rows that begins in the middle of a sequence.
+// So a step is a full pass over n rows that begins in the middle of a sequence.
 //
-// All launchers enqueue their work on `stream`, never wait for it, allocate nothing, and return the launch's error.
+// All launchers enqueue their work on `stream`, never wait for it, allocate nothing, and return the error of the
+// launch.
 #pragma once
 
 #include "common/problem.h"
@@ -45,7 +46,7 @@ struct ConvParams : Problem {
   const void* bias = nullptr;  // (C,), contiguous
 };
 
-// The gradient of every tensor; a null pointer where it is not wanted.
+// The gradient of every tensor; a null pointer if it is not needed.
 struct ConvBackwardParams : ConvParams {
   Rows grad;                   // (T, B, C): for out; null (a step whose output was not used): zero
   Rows grad_state;             // for next_state; null: zero
@@ -63,13 +64,13 @@ struct ConvBackwardParams : ConvParams {
 cudaError_t forward(const ConvParams& params, cudaStream_t stream);
 cudaError_t backward(const ConvBackwardParams& params, cudaStream_t stream);
 
-// What `backward` needs: float partial sums of lightconv's dweight; 0 when it needs none. May be called before
-// `workspace` is set; everything else of params must be.
+// The size of the workspace of `backward`, for float partial sums of lightconv's dweight; 0 if it needs none. May be
+// called before `workspace` is set; all other parameters must be set.
 size_t workspace_bytes(const ConvBackwardParams& params);
 
-// The tensor-core path (band_*.cu), chosen inside forward and backward. `supported` must depend on types, sizes per
-// row (C, H, K, padding_l), options, alignments and the compute capability only: never on T, B or the content of a
-// sequence, so that the numbers of a sentence do not depend on its batch.
+// The tensor-core path (band_*.cu), chosen inside forward and backward. `supported` may only depend on types, sizes per
+// row (C, H, K, padding_l), options, alignments and the compute capability, never on T, B or the content of a sequence.
+// So the results for a sentence do not depend on its batch.
 //   band_forward    writes out, with the bias. For full passes only (state_rows == 0, next_state null).
 //   band_backward   writes dx and dweight, where not null; rows outside a sequence get dx = 0. For full passes only.
 //                   Of lightconv's dweight it writes band_slabs slabs (slabs.h) into the workspace.

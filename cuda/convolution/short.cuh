@@ -1,17 +1,17 @@
 // Short filters (K = 3, 4, 7) entirely in registers: no shared memory, no barriers.
 //
-// A thread owns one vector of V channels (16 bytes) of one batch element and `length` time steps. The vector's channels
-// belong to `N` heads: V / (C/H) where C/H is below V, else 1. Every input is read directly from its place, and K-1 rows
-// twice, by the threads of the steps before and after.
+// A thread owns one vector of V channels (16 bytes) of one batch element and `length` time steps. The channels of the
+// vector belong to `N` heads: V / (C/H) if C/H is below V, else 1. Every input is read directly from memory; K-1 rows
+// are read twice, by the threads of the steps before and after.
 //
-// What a thread reads has to be on its way together, or it waits for one row after the other. Where its steps see nothing
-// but rows of their own sequence, as nearly all do, a vector holds one or two heads, and nothing is dropped, it reads all
-// of them first, and its steps are written out (forward_rows, backward_rows). Else it walks from step to step, with the
-// last K rows of u in a window of registers, and while one is computed the next one's inputs are being loaded. With
-// C/H = 1 and K = 4 the weights of one step are enough on their way: 64 bytes in a half type, beside 16 of x. They are
-// read 16 bytes at a time along (H, K), and softmax runs on registers. Both ways compute the same bits.
+// A thread must have many loads in flight, or it waits for one row after the other. It reads all rows first, and its
+// steps are unrolled (forward_rows, backward_rows), if its steps see only rows of their own sequence (as nearly all
+// do), a vector holds one or two heads, and there is no dropout, GLU or state. Otherwise it walks from step to step,
+// with the last K rows of u in a window of registers, and loads the inputs of the next step while one is computed. With
+// C/H = 1 and K = 4 the weights of one step are enough in flight: 64 bytes in a half type, in addition to 16 of x. They
+// are read 16 bytes at a time along (H, K), and softmax runs on registers. Both ways compute the same bits.
 //
-// Only softmax and none; dropout where a vector is within one head; K = 4 where it is not. The tiles serve the rest.
+// Supported: softmax and none; dropout if a vector is within one head; only K = 4 if it is not. The tiles do the rest.
 #pragma once
 
 #include "convolution/tile.cuh"
@@ -21,18 +21,18 @@
 namespace lightconv {
 
 constexpr int kShortThreads = 128;
-// Steps of a thread that reads them all first: as many as its registers hold.
+// Steps of a thread that reads all rows first: as many as its registers hold.
 template <int K>
 constexpr int kShortRows = K < 7 ? 8 : 4;
-// Whether threads may do so, with N heads in a vector; and whether those of a call do, where they meet nothing but rows of
-// their sequence. Else they have longer walks, which share the K-1 rows and steps before them among more.
+// Whether threads may read all rows first with N heads in a vector; and whether the threads of a call do so if they see
+// only rows of their sequence. Otherwise walks are longer, so that more steps share the K-1 rows and steps before them.
 template <int N>
 constexpr bool kReadsFirst = N <= 2;
 template <int N>
 __host__ __device__ __forceinline__ bool reads_first(const ConvParams& p) {
   return kReadsFirst<N> && !p.glu && p.state_rows == 0 && p.seed == nullptr;
 }
-// Enough threads that walk for each multiprocessor of the largest devices to have some hundreds.
+// Enough walking threads for some hundreds on each multiprocessor of the largest devices.
 constexpr int64_t kWantedThreads = 1 << 17;
 
 struct ShortWalk {
@@ -41,12 +41,12 @@ struct ShortWalk {
   bool packed_weights = false;  // (H, K) contiguous and aligned: read and written in vectors
 };
 
-// left / right, both not negative: in 32 bits where they fit, which takes a fifth of the instructions.
+// left / right, both not negative. Uses 32 bits if they fit, which takes a fifth of the instructions.
 __device__ __forceinline__ int64_t quotient(int64_t left, int64_t right) {
   return (left | right) >> 32 == 0 ? static_cast<uint32_t>(left) / static_cast<uint32_t>(right) : left / right;
 }
 
-// The vector, batch element and first step of a thread; vectors go first, so neighbours read neighbouring bytes.
+// The vector, batch element and first step of a thread. Vectors vary fastest, so neighbours read neighbouring bytes.
 struct ShortPlace {
   int64_t b, t;
   int vector;
@@ -72,7 +72,7 @@ __device__ __forceinline__ const T* weights_at(const ConvParams& p, int64_t t, i
          head * p.weight.stride_h;
 }
 
-// The K weights each of N heads from the first one's, as they are.
+// The K weights of each of N heads, from the first head's on, unchanged.
 template <class T, int N, int K>
 __device__ __forceinline__ void read_weights(const ConvParams& p, bool packed, const T* from, T (&weights)[N * K]) {
   if (packed) {
@@ -120,7 +120,7 @@ __device__ __forceinline__ void normalize_short(bool softmax, const TapRange& ta
         weights[n][k] = kAll || taps.holds(k) ? exponential(weights[n][k] - maximum) : 0.0f;
         sum += weights[n][k];
       }
-      // No tap at all: they stay 0.
+      // Without any tap, all stay 0.
       const float scale = kAll || taps.last > taps.first ? 1.0f / sum : 0.0f;
 #pragma unroll
       for (int k = 0; k < K; ++k) weights[n][k] *= scale;
@@ -137,7 +137,7 @@ __device__ __forceinline__ void short_dropout(const ConvParams& p, uint64_t flat
 #pragma unroll
   for (int k = 0; k < K; ++k) factors[k] = 1.0f;
   if (p.seed == nullptr) return;
-  // The taps begin at word `shift` of these quads. (Registers have no index, so every shift is written out.)
+  // The taps begin at word `shift` of these quads. (Registers cannot be indexed, so every shift is written out.)
   constexpr int kQuads = K % 4 == 0 ? K / 4 : (K + 3 + 3) / 4;
   const int shift = K % 4 == 0 ? 0 : static_cast<int>(flat % 4);
   const uint64_t seed = static_cast<uint64_t>(*p.seed);
@@ -191,7 +191,7 @@ struct WalkRows {
   const ConvParams& p;
   int64_t first, b;
   int c, low, high, next = 0;
-  bool plain;       // no GLU, no state: x as it is
+  bool plain;       // no GLU, no state: u is x
   const T* at;      // row `next` of x
 
   __device__ __forceinline__ WalkRows(const ConvParams& params, const Span& rows, int64_t start, int64_t batch,
@@ -258,7 +258,7 @@ bool packed_filters(const ConvParams& p, int heads, const void* data, int64_t st
   return stride_k == 1 && stride_h == p.kernel_size && aligned(data, stride_t, stride_b, sizeof(T), bytes);
 }
 
-// Host: how many heads a vector holds: 0 where the vectors do not end with heads.
+// Host: how many heads a vector holds; 0 if vectors do not end with heads.
 template <class T>
 int heads_of_vector(const ConvParams& p) {
   const int channels_of_head = p.channels / p.heads;

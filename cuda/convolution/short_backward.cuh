@@ -1,11 +1,12 @@
 // The backward pass for short filters, in registers like the forward pass (short.cuh).
 //
-// One walk computes both gradients, so grad, x and the weight are read once: the window of u gives the taps' gradients,
-// and a second window collects du, whose row t - padding_l is complete after step t. A walk owns the weights of its
-// `length` steps t and the rows t - padding_l of du; it begins K-1 steps earlier, because those reach its rows too.
+// One walk computes both gradients, so grad, x and the weight are read once. The window of u gives the gradients of the
+// taps, and a second window collects du, whose row t - padding_l is complete after step t. A walk owns the weights of
+// its `length` steps t and the rows t - padding_l of du. It begins K-1 steps earlier, because these also reach its
+// rows.
 //
-// Threads that read all of their steps first have the same steps and rows. dynamicconv: one launch. lightconv: each
-// thread's steps give a share of dweight, which goes to the workspace, a slab (slabs.h).
+// Threads that read all of their steps first have the same steps and rows. dynamicconv: one launch. lightconv: the
+// steps of each thread give a share of dweight, which goes to the workspace as a slab (slabs.h).
 #pragma once
 
 #include "convolution/short.cuh"
@@ -36,7 +37,7 @@ __device__ __forceinline__ void write_weight_gradient(const ConvBackwardParams& 
   }
 }
 
-// The sums over a head's lanes, as group_sum, of all taps together.
+// Like group_sum, the sums over a head's lanes, for all taps together.
 template <int K>
 __device__ __forceinline__ void sum_over_lanes(float (&gradient)[K], int lanes) {
   for (int distance = lanes / 2; distance > 0; distance /= 2) {
@@ -45,7 +46,7 @@ __device__ __forceinline__ void sum_over_lanes(float (&gradient)[K], int lanes) 
   }
 }
 
-// From the gradients of the taps to those of the weights.
+// Computes the gradients of the weights from those of the taps.
 template <int N, int K>
 __device__ __forceinline__ void through_softmax(const float (&weights)[N][K], float (&gradient)[N][K]) {
 #pragma unroll
@@ -81,7 +82,7 @@ __device__ __forceinline__ void backward_rows(const ConvBackwardParams& p, const
   constexpr int R = kShortRows<K>, V = kWide<T>, kSteps = R + K - 1;
   uint4 rows[kSteps], grads[kSteps];
   T read[kDynamic ? kSteps : 1][N * K];
-  x += (K - 1) * p.x.stride_t;  // no step of the thread's own meets the rows before
+  x += (K - 1) * p.x.stride_t;  // none of the thread's own steps meets the rows before
 #pragma unroll
   for (int n = 0; n < kSteps; ++n) {
     grads[n] = *reinterpret_cast<const uint4*>(grad_at);
@@ -133,7 +134,7 @@ __device__ __forceinline__ void backward_rows(const ConvBackwardParams& p, const
   if constexpr (!kDynamic) write_slab<K>(p, place, R, head, gradient[0], lanes);
 }
 
-// Blocks that a multiprocessor holds. nvcc 13.0 takes a few more registers for the same code from sm_100 on.
+// Blocks per multiprocessor. From sm_100 on, nvcc 13.0 uses a few more registers for the same code.
 template <bool kDynamic, int N, int K>
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr int kShortBlocks = 2;
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(kShortThreads, kShortBlocks<kDynamic, N, K>)
   const ShortPlace place = ShortPlace::of<V>(p, walk);
   const int c = place.vector * V, head = c / (p.channels / p.heads);
   const bool packed = p.cu_seqlens != nullptr;
-  // Idle threads take part without rows: the sums over lanes need whole warps.
+  // Idle threads take part without rows, because the sums over lanes need whole warps.
   const int64_t b = place.active ? place.b : 0, begin = place.t - (K - 1);
   const int total = walk.length + K - 1, seen = total + K - 1;
   Span span = sequence_span(p, b, 0);
@@ -172,7 +173,7 @@ __global__ void __launch_bounds__(kShortThreads, kShortBlocks<kDynamic, N, K>)
     const Span first = packed && begin > 0 ? sequence_span(p, b, begin) : span;
     const bool whole = reads_first<N>(p) && real_low == 0 && real_high == total && rows.cut(first.begin, seen) == 0 &&
                        rows.cut(first.end, seen) == seen;
-    // All lanes, as they add up sums together.
+    // All lanes decide alike, because they add up sums together.
     if (__all_sync(kFullWarp, whole)) {
       if (softmax) {
         backward_rows<T, kDynamic, N, K, true>(p, place, walk.packed_weights, rows.at, grad_at, from, dx, dweight, head,
@@ -237,7 +238,7 @@ __global__ void __launch_bounds__(kShortThreads, kShortBlocks<kDynamic, N, K>)
       }
     }
     if (n + 1 < total) fetch(n + 1);
-    // lightconv's gradient is a sum over the steps: those before the walk's own belong to another.
+    // lightconv's gradient is a sum over the steps: the steps before the walk's own belong to another walk.
     const bool own = n >= K - 1;
     const auto add_tap = [&](int k) {
       const float one = N == 1 ? p.seed != nullptr ? dropped(weights[0][k], factors[k]) : weights[0][k] : 0.0f;
@@ -302,7 +303,7 @@ __global__ void __launch_bounds__(kShortThreads, kShortBlocks<kDynamic, N, K>)
 
 // ------------------------------------------------------------------------------------------------ launches
 
-// The tiles serve a step's backward pass.
+// The backward pass of a step uses the tiles.
 template <class T>
 bool short_backward_supported(const ConvBackwardParams& p) {
   constexpr int size = sizeof(T);
@@ -313,13 +314,13 @@ bool short_backward_supported(const ConvBackwardParams& p) {
          p.grad.data != nullptr && aligned(p.x, size, 16) && aligned(p.grad, size, 16) && aligned(p.dx, size, 16);
 }
 
-// Host: padding_l more steps than there are weights, so that the last rows of du are complete too.
+// Host: padding_l more steps than there are weights, so that the last rows of du are also complete.
 template <class T, int N, int K>
 ShortWalk short_backward_walk(const ConvBackwardParams& p) {
   return short_walk<T, N, K>(p, p.steps + p.padding_l);
 }
 
-// Host: lightconv's partial sums, which heads of whole vectors have.
+// Host: the number of lightconv's partial sums; its heads have whole vectors.
 template <class T>
 int64_t short_slabs(const ConvBackwardParams& p) {
   static_assert(kShortRows<3> == kShortRows<4>);

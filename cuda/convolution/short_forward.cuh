@@ -5,7 +5,7 @@
 
 namespace lightconv {
 
-// The last K-1 rows of x and the state, by the threads of the first steps.
+// Writes the last K-1 rows of x and the state as the next state; the threads of the first steps do this.
 template <class T, int V, int K>
 __device__ __forceinline__ void write_next_state(const ConvParams& p, const ShortPlace& place, int c) {
   if (p.next_state.data == nullptr || place.t != 0) return;

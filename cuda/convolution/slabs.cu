@@ -1,7 +1,7 @@
 // The sum over many slabs of lightconv's weight gradient, on the whole device (weight_gradient.cuh finishes it).
 //
 // A block adds up kSlabsOfPart slabs for 32 neighbouring taps, with all loads in flight at once: a warp reads 128 bytes
-// of every eighth slab. The sum replaces the part's first slab, which no other block reads there.
+// of every eighth slab. The sum replaces the first of these slabs, which no other block reads at these taps.
 #include "convolution/slabs.h"
 
 #include "common/device.cuh"

@@ -1,11 +1,11 @@
-// Tiles in shared memory: the parts that the kernels of the forward and the backward pass are made of.
+// Tiles in shared memory: the building blocks of the forward and backward kernels.
 //
 // A block owns one batch element b, `rows` time steps and `vectors` neighbouring channel vectors (V channels each: 16
 // bytes, or one). It keeps in shared memory
 //   the rows of u (or of the gradient) that its steps see: (rows + taps - 1) x vectors x V, in the tensor's type
 //   the filters of its steps and heads, normalised and dropped, in float: `taps` of them; a larger K comes in chunks
-// and each of its threads S steps of one vector in registers. From one row of shared memory a thread feeds up to S
-// outputs: per row and vector 16 bytes of data, S floats of weights, S * V multiply-adds.
+// and each of its threads keeps S steps of one vector in registers. A row of shared memory contributes to up to S
+// outputs of a thread: per row and vector, 16 bytes of data, S floats of weights, and S * V multiply-adds.
 // What must not be read (padding, another sequence, rows that do not exist) is zero, or left out of the sums.
 #pragma once
 
@@ -16,7 +16,7 @@ namespace lightconv {
 // Taps of a chunk where K is not a constant of the kernel.
 constexpr int kChunkTaps = 64;
 
-// Steps of a thread; one each in calls of few steps.
+// Steps of a thread; in calls of few steps, a thread has one.
 constexpr int kSteps = 8, kFewSteps = 4;
 // What the host decides about a launch.
 struct Tile {
@@ -24,7 +24,7 @@ struct Tile {
   int vectors = 0;     // channel vectors of a block
   int heads = 0;       // the most heads that have channels among them
   int taps = 0;        // of a chunk
-  int pitch = 0;       // floats of one filter in shared memory (what that means: see each kernel)
+  int pitch = 0;       // floats of one filter in shared memory (each kernel says what that means)
   int groups = 0;      // blocks along the channels
   int threads = 0;     // of a block, a multiple of 32
   int64_t blocks = 0;
@@ -34,8 +34,8 @@ struct Tile {
 // Neighbouring blocks differ in their channels, then in b, then in time, as rows lie in memory.
 template <int V>
 __device__ inline Place block_place(const ConvParams& p, const Tile& tile, int64_t first_row) {
-  // Unsigned numbers of 32 bits are divided in the fewest instructions. (There are no blocks where the batch is empty,
-  // and fewer than 2^31 otherwise, each for one b.)
+  // Division of unsigned 32-bit numbers takes the fewest instructions. (There are no blocks if the batch is empty, and
+  // fewer than 2^31 otherwise, each for one b.)
   const unsigned groups = static_cast<unsigned>(tile.groups), batch = static_cast<unsigned>(p.batch);
   const unsigned rest = blockIdx.x / groups, tile_of_b = rest / batch;
   const unsigned channels_of_head = static_cast<unsigned>(p.channels) / static_cast<unsigned>(p.heads);
@@ -87,9 +87,10 @@ __device__ inline void stage_spans(int2* spans, const ConvParams& p, int64_t b, 
 
 // ------------------------------------------------------------------------------------------------ launches
 
-// Host: the largest tile of S steps a thread that fits; the taps are halved only when even the smallest does not. With
-// `taps_fixed` (a kernel for one K) there is no tile (blocks 0) then. `rows` outputs in all; `Layout` says what filters
-// a kernel keeps in shared memory: pitch(taps) floats for each of filter_rows(rows, taps) rows and each head.
+// Host: the largest tile that fits, with S steps per thread. The taps are halved only if even the smallest tile does
+// not fit; with `taps_fixed` (a kernel for one K) there is then no tile (0 blocks). There are `rows` outputs in total.
+// `Layout` describes the filters that a kernel keeps in shared memory: pitch(taps) floats for each of filter_rows(rows,
+// taps) rows and each head.
 template <class T, int V, int S, class Layout>
 Tile choose_tile(const ConvParams& p, int64_t rows, bool taps_fixed, Layout layout) {
   Tile tile;
@@ -116,8 +117,9 @@ Tile choose_tile(const ConvParams& p, int64_t rows, bool taps_fixed, Layout layo
   }
 }
 
-// Host: launches a kernel of tiles for `rows` outputs: kernel(K) for a K that has code of its own, else kernel(0), each
-// a std::integral_constant. The paper's larger kernels have it in float32 (half types have the tensor cores for them).
+// Host: launches a kernel of tiles for `rows` outputs: kernel(K) if there is separate code for this K, else kernel(0);
+// the argument is a std::integral_constant. The larger K of the paper have separate code in float32 (half types use the
+// tensor cores for them).
 template <class T, int V, int S, class Params, class Layout, class KernelOf>
 cudaError_t launch_tiles(const Params& p, int64_t rows, Layout layout, KernelOf kernel_of, cudaStream_t stream) {
   const auto launch = [&](auto size, const Tile& tile) {
@@ -136,8 +138,8 @@ cudaError_t launch_tiles(const Params& p, int64_t rows, Layout layout, KernelOf 
   return launch(std::integral_constant<int, 0>{}, choose_tile<T, V, S>(p, rows, false, layout));
 }
 
-// Host: run(dynamic, V), std::integral_constants: for the operator, and with rows moved a vector at a time or one
-// channel.
+// Host: calls run(dynamic, V) with std::integral_constants for the operator, and for rows moved by vectors or by single
+// channels.
 template <class T, class Run>
 cudaError_t with_constants(const ConvParams& p, bool wide, Run run) {
   using Wide = std::integral_constant<int, kWide<T>>;
@@ -177,7 +179,7 @@ __device__ __forceinline__ void correlate(float (&acc)[S][V], const T* rows, int
       return;
     }
   }
-  // The first and last S - 1 rows reach some of the outputs only.
+  // The first and last S - 1 rows reach only some of the outputs.
   const auto partial = [&](int m) {
     float x[V];
     widen(load_pack<T, V>(rows + m * pitch), x);

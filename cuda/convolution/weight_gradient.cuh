@@ -3,13 +3,13 @@
 //     dtap[t, k] = sum over the C/H channels of grad[t] * u[t - padding_l + k]
 //
 // is a narrow band of the product grad[rows x C/H] * u[rows + K-1 x C/H]^T. A unit of work is kUnitRows gradient rows
-// against kUnitColumns rows of u, both in shared memory, with all the sums in the registers of one thread: per
-// channel, 12 numbers read for 32 multiply-adds, and no sums across threads.
+// times kUnitColumns rows of u, both in shared memory, with all sums in the registers of one thread: per channel, 12
+// numbers are read for 32 multiply-adds, and there are no sums across threads.
 //
-// dynamicconv: one launch. dtap of a tile is kept in shared memory, then taken through dropout and the normalisation.
-// The latter needs one sum over all K taps: where K comes in chunks, a first pass computes those sums, and a second
-// computes dtap again.
-// lightconv: dtap is summed over t and b too. Each block adds up a share of the tiles into a slab (slabs.h); further
+// dynamicconv: one launch. dtap of a tile is kept in shared memory, and then goes through dropout and the
+// normalisation. The normalisation needs a sum over all K taps. If K is processed in chunks, a first pass computes
+// these sums, and a second pass computes dtap again.
+// lightconv: dtap is also summed over t and b. Each block adds up a share of the tiles into a slab (slabs.h). Further
 // launches, the same for all paths, add up the slabs in a fixed order and finish.
 #pragma once
 
@@ -47,7 +47,7 @@ __device__ __forceinline__ void correlate_unit(float (&sums)[kUnitRows][kUnitCol
   }
 }
 
-// The sizes of a launch of either kernel below. Channels of `heads` heads, or a part of one head's, at a time.
+// The sizes of a launch of either kernel below. A block processes `heads` heads at a time, or some channels of one.
 struct GradientTile {
   int rows = 0;      // gradient rows of a tile, a multiple of kUnitRows
   int heads = 0;     // of a block
@@ -86,7 +86,7 @@ __device__ __forceinline__ void stage_gradient(const ConvBackwardParams& p, cons
   stage_spans(shared.spans, p, b, row, tile.rows, origin, tile.rows + taps - 1);
 }
 
-// Host: the tiles' common part.
+// Host: the part of the tile that both kernels have in common.
 template <class T, int V>
 GradientTile gradient_tile(const ConvBackwardParams& p) {
   GradientTile tile;
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kGradientThreads, 3)
         for (int unit = threadIdx.x; unit < units; unit += blockDim.x) {
           const int column = unit % tile.columns, micro = unit / tile.columns % micros;
           const int h = unit / tile.columns / micros;
-          // Does not depend on T, so that a row's sums have one order.
+          // Does not depend on T, so that the sums of a row always have the same order.
           const int rotation = (column + (micro & 1) * tile.columns) % vectors;
           float sums[kUnitRows][kUnitColumns] = {};
           const int row = micro * kUnitRows, c = h * channels_of_head;
@@ -308,11 +308,11 @@ GradientTile light_gradient_tile(const ConvBackwardParams& p) {
   return tile;
 }
 
-// One block of 256 threads for each head: adds the `count` slabs that lie `distance` floats apart, then goes from the
-// taps to the weights.
+// One block of 256 threads for each head: adds the `count` slabs, which are `distance` floats apart, and computes the
+// gradient of the weights from that of the taps.
 constexpr int kFinishThreads = 256, kFinishTaps = 32;
 
-// Two blocks on a multiprocessor are asked for because ptxas otherwise stops at 48 registers, and spills, for sm_100.
+// Requests two blocks per multiprocessor, because ptxas otherwise limits itself to 48 registers for sm_100, and spills.
 template <class T>
 __global__ void __launch_bounds__(kFinishThreads, 2)
     finish_light_weight_gradient_kernel(const __grid_constant__ ConvBackwardParams p, const int64_t count,
@@ -363,7 +363,7 @@ __global__ void __launch_bounds__(kFinishThreads, 2)
 
 // ------------------------------------------------------------------------------------------------ launches
 
-// lightconv's gradient from the slabs in the workspace: none for an empty batch, whose gradient is zeros.
+// lightconv's gradient from the slabs in the workspace. An empty batch has no slabs; its gradient is zero.
 template <class T>
 cudaError_t finish_light_weight_gradient(const ConvBackwardParams& p, int64_t slabs, cudaStream_t stream) {
   int64_t distance = static_cast<int64_t>(p.heads) * p.kernel_size;

@@ -1,8 +1,8 @@
-// talkconv's gradients: three kernels, the second and third of which talk_band.cu's replaces where it is supported.
+// talkconv's gradients: three kernels. Where it is supported, the kernel of talk_band.cu replaces the second and third.
 //
-//   reaches   which rows the windows of each 16 outputs reach, so that the owner of a row of x finds them, however far
-//   dx        dx[s] = 1/(L+R+1) * sum over the outputs t, in order, of coef(t, s) * grad[t]: a thread owns S rows of a
-//             vector of channels. Outputs come in chunks with their windows; most windows miss all S rows, or hold all
+//   reaches   which rows the windows of each 16 outputs reach, so that the owner of a row of x finds far ones, too
+//   dx        dx[s] = 1/(L+R+1) * sum over the outputs t, in order, of coef(t, s) * grad[t]. A thread owns S rows of a
+//             vector of channels. Outputs come in chunks with their windows; most windows contain all S rows or none
 //   offsets   da[t] = max/(L+R+1) * sum over a head's channels of grad[t] * x[the row that is partly in the window]
 #pragma once
 
@@ -14,7 +14,7 @@ constexpr int kDxThreads = 128;
 constexpr int kDxRows = 8;    // of a thread
 constexpr int kDxChunk = 32;  // outputs at a time
 constexpr int kReachThreads = 256, kReachHeads = 4;
-constexpr int kOffsetThreads = 256;  // `offset_lanes` of them for an output of a head
+constexpr int kOffsetThreads = 256;  // `offset_lanes` of them for each output of a head
 
 // ------------------------------------------------------------------------------------------------ reaches
 
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kDxThreads, 4)
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const Window window = windows[i * tile.heads + head];
-      // Where the thread's rows are in the window.
+      // The position of the thread's rows in the window.
       const int at = s0 - window.first, whole = window.last - window.first;
       if (at < -S || at > whole) continue;
       float grad[V];

@@ -3,8 +3,8 @@
 // The rows of x are grouped in blocks of 4 (quads) and 16 (sixteens), counted from row 0 of the data. A window is the
 // sum, in this order, of rows up to the next quad, of quads up to the next 16, of sixteens, quads, rows: for L = R = 31
 // about nine numbers instead of 32. A block of threads stages the rows that its windows reach, computes their quads and
-// sixteens once, and then each thread sums its windows; a window that reaches beyond what is staged is summed from
-// memory, in the same order. So an output's bits depend only on the rows in its window and on their positions.
+// sixteens once, and then each thread sums its windows. A window that reaches beyond the staged rows is summed from
+// memory, in the same order. So the bits of an output depend only on the rows in its window and on their positions.
 //
 // Shared memory per row and channel: an element of x's type, a quarter and a sixteenth of a float.
 #pragma once
@@ -15,7 +15,7 @@ namespace lightconv {
 
 constexpr int kTalkThreads = 256;
 constexpr int kTalkRows = 4;  // of a thread
-// Calls with so few steps have nothing to share.
+// With this few steps, there is nothing to share.
 constexpr int kTalkFewSteps = 8;
 
 struct TalkTile {
@@ -24,7 +24,7 @@ struct TalkTile {
   int rows = 0;         // lanes * kTalkRows time steps
   int groups = 0;       // blocks along the channels
   int staged = 0;       // rows that fit into shared memory, a multiple of 16; 0: everything is read from memory
-  int before = 0;       // the most of them before the block's first step
+  int before = 0;       // the most staged rows before the block's first step
   int64_t blocks = 0;
   int shared_bytes = 0;
 };
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kTalkThreads, 3)
     Window window = windows[0];
 #pragma unroll
     for (int i = 1; i < kTalkRows; ++i) {
-      if (k == i) window = windows[i];  // registers have no index
+      if (k == i) window = windows[i];  // registers cannot be indexed
     }
     float sum[V];
     if (window.least() >= start && window.most() <= stop) {
@@ -218,8 +218,8 @@ __global__ void __launch_bounds__(kTalkThreads, 3)
 
 // ------------------------------------------------------------------------------------------------ launches
 
-// Host: few vectors, but enough for neighbouring threads to read neighbouring bytes, so that tiles are long; more of
-// them in calls of few steps. The choice changes no output.
+// Host: few vectors, so that tiles are long, but enough for neighbouring threads to read neighbouring bytes. Calls of
+// few steps use more vectors. The choice does not change the output.
 template <class T, int V>
 TalkTile talk_tile(const TalkParams& p) {
   TalkTile tile;
@@ -236,7 +236,7 @@ TalkTile talk_tile(const TalkParams& p) {
     return rows * pitch * static_cast<int64_t>(sizeof(T)) + rows / 4 * pitch * 4 + rows / 16 * pitch * 4 + 8 +
            kTalkThreads / 32 * static_cast<int64_t>(sizeof(Range));
   };
-  // Room for windows of twice the usual reach, for the usual, or for what fits. (Two times 16: both ends are rounded.)
+  // Room for windows of twice the usual reach, of the usual reach, or as much as fits. (2 * 16: both ends are rounded.)
   const int64_t steps = p.steps < tile.rows ? p.steps : tile.rows;
   int64_t left = p.max_left, right = p.max_right;
   const auto wanted = [&] { return (steps + left + right + 2 * 16) / 16 * 16; };
@@ -257,7 +257,7 @@ cudaError_t launch_talk_forward(const TalkParams& p, cudaStream_t stream) {
                        tile.shared_bytes, stream, p, tile);
 }
 
-// Whether channels can be moved four at a time, and four belong to one head.
+// Whether channels can be moved four at a time, with all four in one head.
 template <class T>
 bool talk_wide(const TalkParams& p) {
   constexpr int size = sizeof(T), bytes = kTalkVector * sizeof(T);

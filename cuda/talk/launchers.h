@@ -3,10 +3,10 @@
 //     out[t, b, c] = 1/(L+R+1) * sum_s coef(t, s) * x[s, b, c],        h = c div (C/H)
 //     coef(t, s)   = clip(a_l * L - (t - s) + 1, 0, 1) for s <= t,  clip(a_r * R - (s - t) + 1, 0, 1) for s >= t
 //
-// with the offsets a_l[t, b, h], a_r[t, b, h]. In other words, with reach = a * max, n its whole part and f the rest: n
-// rows to that side, and f times the next one. Rows outside the sequence are zero. Offsets below 0 count as 0, those
-// above 1 reach further, an infinite one to the sequence's end. An offset that is NaN makes its outputs NaN; for all
-// gradients it counts as 0, and its own gradient is 0.
+// with the offsets a_l[t, b, h], a_r[t, b, h]. In other words, with reach = a * max, n its integer part and f the rest:
+// n rows to that side, and f times the next row. Rows outside the sequence are zero. Offsets below 0 count as 0.
+// Offsets above 1 reach further, and infinite offsets reach to the end of the sequence. An offset that is NaN makes its
+// outputs NaN. In all gradients it counts as 0, and its own gradient is 0.
 #pragma once
 
 #include "common/problem.h"
@@ -38,7 +38,7 @@ struct TalkParams : Problem {
 struct TalkBackwardParams : TalkParams {
   Rows grad;            // (T, B, C): for out; null (a step whose output was not used): zero
   Rows grad_state;      // for next_state; null: zero
-  MutableRows dx;       // (T, B, C); null, as all below, where it is not wanted
+  MutableRows dx;       // (T, B, C); null if not needed, as all below
   MutableRows dstate;   // (r, B, C)
   MutableOffsets dleft;
   MutableOffsets dright;
@@ -50,9 +50,9 @@ cudaError_t talk_forward(const TalkParams& params, cudaStream_t stream);
 cudaError_t talk_backward(const TalkBackwardParams& params, cudaStream_t stream);
 size_t talk_workspace_bytes(const TalkBackwardParams& params);
 
-// The tensor-core path (talk_band.cu), chosen inside talk_forward and talk_backward for full passes; what
-// convolution/launchers.h says of band_*_supported holds. The second writes dx, and the offsets' gradients that are not
-// null; the workspace must have been filled by find_reaches.
+// The tensor-core path (talk_band.cu), chosen inside talk_forward and talk_backward for full passes. The rules for
+// band_*_supported in convolution/launchers.h apply. talk_band_backward writes dx, and the gradients of the offsets
+// that are not null; find_reaches must have filled the workspace.
 bool talk_band_forward_supported(const TalkParams& params);
 bool talk_band_backward_supported(const TalkBackwardParams& params);
 cudaError_t talk_band_forward(const TalkParams& params, cudaStream_t stream);

@@ -4,13 +4,14 @@
 //
 //     out[16, R] = 1/(L+R+1) * sum over chunks of 16 rows of  band[16, 16] * from[16, R]
 //
-// where band holds coefficients: those of the rows' own windows (forward, `from` is x), or of the windows of the rows
-// of `from` (the gradient of x, `from` is that of the output). They are computed in the registers from which the tensor
-// cores read them, ten instructions each for an eighth of R products. The windows tell which chunks are needed: a block
-// stages the rows from the first to the last that its rows need, as many at a time as fit, and a warp multiplies the
-// chunks that its 16 rows need, in the order of their rows. Everything else contributes zeros, so what is staged, and
-// how many rows a block has, changes no bit, and windows may reach any distance. The offsets' gradients of a block's
-// rows are computed right after them, while their part of the gradient is in the cache.
+// where the band holds coefficients: of the windows of the result's rows (forward: `from` is x), or of the windows of
+// the rows of `from` (gradient of x: `from` is the gradient of the output). They are computed in the registers from
+// which the tensor cores read them, ten instructions each for an eighth of R products. The windows tell which chunks
+// are needed: a block stages the rows from the first to the last that its rows need, as many at a time as fit, and a
+// warp multiplies the chunks that its 16 rows need, in the order of their rows. Everything else contributes zeros. So
+// the bits depend neither on what is staged nor on how many rows a block has, and windows may reach any distance. The
+// gradients of the offsets of a block's rows are computed right after these rows, while their part of the gradient is
+// in the cache.
 //
 // Bytes per row for R = 64: 128 in (L = R = 31, 8 warps: 192 rows for 128, most of the others from L2), 128 out, 4 of
 // offsets. Shared memory at 8 warps: 224 rows of 144 bytes.
@@ -22,9 +23,9 @@ namespace band {
 namespace {
 
 constexpr int kTalkWarps = 8;
-constexpr int kOffsetOutputs = 4;  // of a lane, whose offsets' gradients are computed together
+constexpr int kOffsetOutputs = 4;  // outputs of a lane whose offset gradients are computed together
 
-// What is computed from what.
+// A call: its parameters, the rows to read and the rows to write.
 struct TalkCall {
   TalkBackwardParams p;  // forward: of a TalkParams
   Rows from;
@@ -32,8 +33,8 @@ struct TalkCall {
   Reaches reaches;  // gradient of x only
 };
 
-// The layout of a block's shared memory: the staged rows are at source_at, their windows (forward: those of the block's
-// rows) at taps_at, the ranges of block_range at bands_at. shape.chunks is how many chunks fit.
+// The layout of a block's shared memory: the staged rows are at source_at, their windows (forward: the windows of the
+// block's rows) at taps_at, the ranges of block_range at bands_at. shape.chunks is how many chunks fit.
 inline Shape talk_shape(const TalkParams& p, int warps, bool backward) {
   Shape shape = rows_shape(p, warps);
   const int64_t reach = static_cast<int64_t>(p.max_left) + p.max_right;
@@ -44,7 +45,8 @@ inline Shape talk_shape(const TalkParams& p, int warps, bool backward) {
   return shape;
 }
 
-// Row `row` of the block's sequence as window_of and forward_window want it; an empty window where it is none.
+// The window of row `row` of the block's sequence, by window_of or forward_window; an empty window if there is no such
+// row.
 template <class T, bool kForward>
 __device__ __forceinline__ Window sequence_window(const TalkParams& p, const Place& place, int t) {
   if (t < 0 || t >= place.rows) return empty_window();
@@ -157,7 +159,7 @@ __global__ void __launch_bounds__(32 * kTalkWarps, 3)
     }
     if (rows == 0) continue;
 
-    float probe = 0.0f;  // NaN if a sum is not finite: an instruction each
+    float probe = 0.0f;  // NaN if a sum is not finite, with one instruction per sum
 #pragma unroll
     for (int n = 0; n < kGroups; ++n) {
 #pragma unroll
@@ -172,7 +174,8 @@ __global__ void __launch_bounds__(32 * kTalkWarps, 3)
       if (row < rows) store_16_bytes(to + row * call.to.stride_t + channel, values);
     });
     if (__all_sync(kFullWarp, probe == 0.0f)) continue;
-    // A non-finite factor has met the band's zeros too (0 * NaN): compute one sum at a time, of what belongs to it.
+    // A non-finite factor has also met the band's zeros (0 * NaN): compute the sums one at a time, from their own
+    // terms.
     __syncwarp();
     const T* from = static_cast<const T*>(call.from.data) + int64_t{place.begin} * call.from.stride_t +
                     place.b * call.from.stride_b + channel0;
@@ -193,7 +196,7 @@ __global__ void __launch_bounds__(32 * kTalkWarps, 3)
   }
 
   if (kForward || (p.dleft.data == nullptr && p.dright.data == nullptr)) return;
-  __syncthreads();  // all have read the windows that were there
+  __syncthreads();  // all have read the previous windows
   Window* own = windows + kTile * warp;
   if (lane < kTile) {
     own[lane] = lane < rows ? offset_window<T>(p, place.begin + row0 + lane, place.b, place.head, row0 + lane, 0,
@@ -223,7 +226,7 @@ __global__ void __launch_bounds__(32 * kTalkWarps, 3)
 #endif
 }
 
-// What both directions need. Offsets may have any strides.
+// The requirements of both directions. Offsets may have any strides.
 inline bool talk_supported(const TalkParams& p, bool backward) {
   const bool half = p.type == Type::kBFloat16 || p.type == Type::kFloat16;
   return p.compute_capability >= 80 && half && per_head(p) >= 16 && per_head(p) % 8 == 0 &&

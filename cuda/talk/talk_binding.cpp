@@ -13,7 +13,7 @@ using lightconv::TalkBackwardParams;
 using lightconv::TalkParams;
 using namespace lightconv_binding;
 
-// Rows are counted in ints there.
+// The kernels count rows in ints.
 constexpr int64_t kMostSteps = int64_t{1} << 29;
 
 // ------------------------------------------------------------------------------------------------ parameters
@@ -22,7 +22,7 @@ lightconv::Offsets offsets(const Tensor& tensor) {
   return {tensor.const_data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
 }
 
-// None where the gradient is not wanted.
+// Null if the gradient is not needed.
 lightconv::MutableOffsets written_offsets(const Tensor& tensor) {
   if (tensor.dim() != 3) return {};
   return {tensor.mutable_data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};

@@ -1,7 +1,8 @@
-// What talkconv's kernels share: an output's window, and which windows reach a row (launchers.h says what is computed).
+// Shared by talkconv's kernels: the window of an output, and which windows reach a row (launchers.h has the
+// definition).
 //
-// Sums of rows are never subtracted: a window is the sum of its own rows and no others. So nothing cancels, and NaN or
-// infinity in a row affects only the windows that contain it.
+// Sums of rows are never subtracted: a window is the sum of its own rows only. So nothing cancels, and NaN or infinity
+// in a row affects only the windows that contain it.
 #pragma once
 
 #include "common/device.cuh"
@@ -13,13 +14,13 @@ namespace lightconv {
 constexpr int kMostTalkRows = 1 << 29;
 // Rows of the two levels of Reaches.
 constexpr int kReachRows = 16, kReachSegment = 1024;
-// Channels that are moved together, where they can be.
+// Channels that are moved together where possible.
 constexpr int kTalkVector = 4;
 
 // ------------------------------------------------------------------------------------------------ windows
 
-// The rows that output t sums: [first, last) whole, `before` times row first - 1, `after` times row last. A part that
-// is not 0 belongs to a row of the sequence.
+// The rows that output t sums: [first, last) whole, `before` times row first - 1, and `after` times row last. If
+// `before` or `after` is not 0, its row is in the sequence.
 struct alignas(16) Window {
   int first, last;
   float before, after;
@@ -66,8 +67,7 @@ __device__ __forceinline__ Window window_of(const TalkParams& p, int64_t row, in
           last >= begin && last < end ? right.part : 0.0f};
 }
 
-// The same, but where an offset is NaN, the window is a fraction NaN of the output's own row, which makes the output
-// NaN.
+// The same, but if an offset is NaN, the window is the output's own row times NaN, which makes the output NaN.
 template <class T>
 __device__ __forceinline__ Window forward_window(const TalkParams& p, int64_t row, int64_t b, int h, int t, int begin,
                                                  int end) {
@@ -88,7 +88,7 @@ __device__ __forceinline__ Pack<T, V> talk_row(const TalkParams& p, int s, int64
 
 // ------------------------------------------------------------------------------------------------ ranges of rows
 
-// Rows [low, high); none where low >= high.
+// Rows [low, high); none if low >= high.
 struct Range {
   int low = kMostTalkRows, high = -kMostTalkRows;
 
@@ -117,9 +117,9 @@ __device__ __forceinline__ Range block_range(Range range, Range* shared) {
   return range;
 }
 
-// Which rows the windows of outputs reach. The owner of a row of x's gradient finds with it the outputs that reach the
-// row. There is a range for each (b, h) of every kReachRows outputs, and of every kReachSegment. Outputs are counted in
-// the data, packed or not.
+// Which rows the windows of outputs reach. With it, the owner of a row of x's gradient finds the outputs that reach the
+// row. For each (b, h) there is a range for every kReachRows outputs, and one for every kReachSegment outputs. Outputs
+// are counted in the data, packed or not.
 struct Reaches {
   Range* data = nullptr;
   int chunks = 0, segments = 0;
@@ -168,7 +168,7 @@ __host__ __device__ inline int offset_lanes(const TalkParams& p, int V) {
   return width;
 }
 
-// Host: whether four channels of x and of the gradient can be read together.
+// Host: whether four channels of x and of the gradient can be read at a time.
 template <class T>
 bool offsets_wide(const TalkBackwardParams& p) {
   constexpr int size = sizeof(T), bytes = kTalkVector * sizeof(T);
@@ -178,7 +178,7 @@ bool offsets_wide(const TalkBackwardParams& p) {
 
 //     da = max/(L+R+1) * sum over a head's channels of grad * x[the row that is partly in the window]
 //
-// The window of the output for that: where the output has no gradient, it has no such rows.
+// The window of the output for this sum. Without a gradient of the output, there are no such rows.
 template <class T>
 __device__ __forceinline__ Window offset_window(const TalkBackwardParams& p, int64_t row, int64_t b, int h, int t,
                                                 int begin, int end) {
@@ -188,10 +188,11 @@ __device__ __forceinline__ Window offset_window(const TalkBackwardParams& p, int
   return window;
 }
 
-// The two sums for each of `kOutputs` outputs, shared by `width` neighbouring lanes: each sums its channels, then all are
-// added up. The lower half of the lanes gets the left offset's, the upper half the right one's. Whole warps call.
-// window_at(i), grad_at(i, c) and row_at(i, s, c) give the window of output i and V channels, from the head's c-th on, of
-// its gradient and of its window's row s. All that the outputs read is on its way before any of it is used.
+// The two sums for each of `kOutputs` outputs, shared by `width` neighbouring lanes: each lane sums its channels, then
+// the lanes are added up. The lower half of the lanes gets the sum for the left offset, the upper half that for the
+// right. Whole warps call. window_at(i) gives the window of output i. grad_at(i, c) and row_at(i, s, c) give V
+// channels, from channel c of the head on, of its gradient and of row s of its window. All loads are issued before the
+// first is used.
 template <class T, int V, int kOutputs, class WindowAt, class Grad, class Row>
 __device__ __forceinline__ void offset_sums(float (&sums)[kOutputs], int channels, int lane, int width,
                                             WindowAt window_at, Grad grad_at, Row row_at) {
@@ -222,7 +223,7 @@ __device__ __forceinline__ void offset_sums(float (&sums)[kOutputs], int channel
   const bool upper = lane >= width / 2;
 #pragma unroll
   for (int i = 0; i < kOutputs; ++i) {
-    const Window window = window_at(i);  // a row that is not in it was 0, but its product with infinity is not
+    const Window window = window_at(i);  // a row outside it was read as 0, but its product with infinity is not 0
     if (window.before == 0.0f) left[i] = 0.0f;
     if (window.after == 0.0f) right[i] = 0.0f;
     float sum = upper ? right[i] : left[i];
@@ -235,7 +236,7 @@ __device__ __forceinline__ void offset_sums(float (&sums)[kOutputs], int channel
   }
 }
 
-// Where the sums go: the first lane of each half writes its half's, if that gradient is wanted.
+// Writes the sums: the first lane of each half writes the sum of its half, if that gradient is needed.
 template <class T>
 struct OffsetWriter {
   T* to = nullptr;
