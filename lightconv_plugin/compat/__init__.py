@@ -1,14 +1,14 @@
 """Patches for fairseq (0.12.2 and fairseq-fixed 0.12.3.1), applied in memory when the plugin is imported.
 
-Each file holds the patches of one topic; each patch says what fairseq does wrong, in which versions, and how to find
-out whether the installed one does (registry.py). Where it does not, nothing is touched. Nothing under site-packages is
-written. `applied()` lists the patches in force, as `lightconv doctor` does; docs/fairseq_bugs.md explains them.
-LIGHTCONV_SKIP_PATCHES="swish_activation,last_batch" leaves patches out, which shows fairseq's own behaviour.
+Each file holds the patches of one topic. Each patch states the bug in fairseq, the affected versions, and how to check
+whether the installed version has it (registry.py). If it does not, nothing is changed. Nothing under site-packages is
+changed either. `applied()` and `lightconv doctor` list the active patches; docs/fairseq_bugs.md explains them.
+LIGHTCONV_SKIP_PATCHES="swish_activation,last_batch" skips patches, which shows fairseq's own behaviour.
 
 `fairseq-train`, `-generate`, `-interactive`, `-validate` and `-eval-lm` import the user directory while they build
 their argument parser, early enough for every patch. `fairseq-hydra-train` imports it in `fairseq_cli.train.main`, after
-`call_main` has chosen the processes: too late for `processes_without_gpu`. To have that patch too, import the plugin
-first (it must be installed, or its parent folder must be on PYTHONPATH), as scripts/train.sh does:
+`call_main` has chosen the processes, which is too late for `processes_without_gpu`. To apply that patch too, import the
+plugin first (it must be installed, or its parent folder must be on PYTHONPATH), as `lightconv train` does:
 
     python -c "import lightconv_plugin, fairseq_cli.hydra_train as h; h.cli_main()" common.user_dir=… task.data=…
 
@@ -33,7 +33,7 @@ from lightconv_plugin.compat import (
 )
 from lightconv_plugin.compat.registry import Patch, patches_of
 
-# In this order. settings comes last: it acts on every module of fairseq that is loaded by then.
+# Applied in this order. settings comes last: it patches every fairseq module that is loaded by then.
 PATCHES: dict[str, Patch] = patches_of(
     numpy_versions,
     checkpoints,
@@ -53,7 +53,7 @@ _applied: dict[str, Patch] = {}
 
 
 def apply() -> None:
-    """Apply every patch that the installed versions need and that is not in force yet.
+    """Apply every patch that the installed versions need and that is not active yet.
 
     Raises:
         ValueError: LIGHTCONV_SKIP_PATCHES names a patch that does not exist.
@@ -70,5 +70,5 @@ def apply() -> None:
 
 
 def applied() -> list[Patch]:
-    """The patches in force, in the order in which they were applied."""
+    """The active patches, in the order in which they were applied."""
     return list(_applied.values())

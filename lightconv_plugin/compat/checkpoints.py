@@ -1,4 +1,4 @@
-"""Loading fairseq's checkpoints where torch.load is restricted to data, as it should be."""
+"""Patches for loading fairseq's checkpoints while torch.load is restricted to data, as it should be."""
 
 import io
 import pickle
@@ -33,9 +33,9 @@ def _load_refuses(sample: Any) -> bool:
 def safe_checkpoint_loading() -> None:
     """torch.load reads plain data only and refuses fairseq's checkpoints (Namespace, numpy statistics).
 
-    Loading stays restricted: the types added to torch's list can only hold data (safe_globals.py). They include the
-    three meters of fairseq 0.6 to 0.9, which are in the checkpoints released in 2019. OmegaConf objects are in no
-    checkpoint of a released fairseq and stay refused.
+    Loading is still restricted: the types added to torch's list can only hold data (safe_globals.py). They include the
+    three meters of fairseq 0.6 to 0.9, which are in the checkpoints released in 2019. OmegaConf objects are still
+    refused; no released fairseq writes them to checkpoints.
     """
     from fairseq.logging import meters
 
@@ -50,10 +50,10 @@ def _broadcast_is_refused() -> bool:
 
 @patch(versions="torch 2.6 and later", needed=_broadcast_is_refused)
 def checkpoint_broadcast() -> None:
-    """torch.load refuses the configuration that rank 0 sends to the others when several processes resume.
+    """torch.load refuses the configuration that rank 0 sends to the other ranks when several processes resume.
 
-    The message comes from a process of the same training over its own process group, not from a file. It is trusted as
-    torch.distributed trusts it, whose broadcast of objects replaces fairseq's.
+    The message comes from a process of the same training over its own process group, not from a file. It is therefore
+    trusted: torch.distributed's broadcast of objects replaces fairseq's.
     """
     from fairseq.distributed import utils
 

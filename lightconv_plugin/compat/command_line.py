@@ -1,4 +1,4 @@
-"""Options of fairseq's commands."""
+"""Patches for the options of fairseq's commands."""
 
 import importlib.util
 import inspect
@@ -10,10 +10,11 @@ from lightconv_plugin.compat.registry import patch
 
 @patch(versions="all versions of fairseq", needed=lambda: importlib.util.find_spec("torch_xla") is None)
 def bf16_without_xla() -> None:
-    """fairseq takes --bf16 to mean a TPU and fails without torch_xla, on a GPU too.
+    """fairseq takes --bf16 to mean a TPU and fails without torch_xla, even on a GPU.
 
-    The option parser sets `tpu`, and may be running already when the plugin is imported. So the flag is cleared one
-    step later, where every command turns its arguments into a configuration. (Hydra's own commands do not set it.)
+    The option parser sets `tpu`, and it may already be running when the plugin is imported. The flag is therefore
+    cleared one step later, where every command turns its arguments into a configuration. (Commands that use Hydra do
+    not set it.)
     """
     from fairseq.dataclass import utils
 
@@ -37,9 +38,10 @@ def _validation_has_no_task() -> bool:
 def validate_without_task() -> None:
     """fairseq-validate without --task stops with `KeyError: None`, although the checkpoint names its task.
 
-    Only the parser needs a task, for the options that a task adds: here it has fairseq-generate's default, translation.
-    What is not on the command line, the task itself included, comes from the checkpoint as fairseq intends. The parser
-    is being built while the plugin is imported, so its default is set one step later, where it is used.
+    Only the parser needs a task, for the options that a task adds. With this patch it gets fairseq-generate's default,
+    translation. Everything that is not on the command line, including the task itself, comes from the checkpoint, as
+    fairseq intends. The parser is being built while the plugin is imported, so its default is set one step later, where
+    it is used.
     """
     from fairseq import options
 

@@ -1,4 +1,4 @@
-"""Training and validating without a GPU, with one process or several."""
+"""Patches for training and validating without a GPU, with one process or several."""
 
 import os
 import socket
@@ -18,13 +18,13 @@ _LAUNCHER_VARIABLES = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"}
 def processes_without_gpu() -> None:
     """fairseq counts CUDA devices to start processes: without any, data parallel training fails or does nothing.
 
-    - `--distributed-world-size N` stops at an assertion; with an init method it starts 0 workers and exits 0.
-    - torchrun's workers train apart, each as if it were alone: the world size defaults to the number of GPUs, and
-      torchrun's is read only where that is above 1. One GPU on each of several machines fails the same way. fairseq
-      0.12.2 reads torchrun's world size, but then wants NCCL.
+    - `--distributed-world-size N` fails an assertion; with an init method it starts 0 workers and exits with status 0.
+    - torchrun's workers train independently: the world size defaults to the number of GPUs, and torchrun's is read only
+      if that is above 1. Several machines with one GPU each fail in the same way. fairseq 0.12.2 reads torchrun's world
+      size, but then requires NCCL.
 
-    Here N workers are started with gloo, and a training under torchrun joins it. SLURM's variables are still read by
-    fairseq on GPUs only.
+    With this patch N workers are started with gloo, and torchrun's workers train together. fairseq still reads SLURM's
+    variables on GPUs only.
     """
     from fairseq.distributed import utils
 
@@ -37,7 +37,7 @@ def processes_without_gpu() -> None:
             and os.environ.keys() >= _LAUNCHER_VARIABLES
             and int(os.environ["WORLD_SIZE"]) > 1
         )
-        # Only a training has a model in its configuration; an evaluation is not split unless asked for.
+        # Only a training has a model in its configuration; an evaluation is not split unless requested.
         if launched and parallel.distributed_world_size == 1 and cfg.model is not None:
             parallel.distributed_world_size = int(os.environ["WORLD_SIZE"])
         on_cpu = cfg.common.cpu or not torch.cuda.is_available()
@@ -62,13 +62,13 @@ def processes_without_gpu() -> None:
 
 
 def _spawn(distributed_main: Callable, cfg: Any, main: Callable, kwargs: dict[str, Any]) -> None:
-    """Run `main(cfg, **kwargs)` in as many local processes as the world is large, ranks counted from 0."""
+    """Run `main(cfg, **kwargs)` in one local process per rank, with ranks counted from 0."""
     parallel = cfg.distributed_training
     if parallel.distributed_rank != 0 or int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         raise ValueError(
             f"without a GPU one command starts all {parallel.distributed_world_size} workers, on this machine. "
-            "For one command per worker use torchrun, or give each --distributed-no-spawn, "
-            "--distributed-init-method and --distributed-rank."
+            "For one command per worker use torchrun, or pass --distributed-no-spawn, "
+            "--distributed-init-method and --distributed-rank to each."
         )
     if parallel.distributed_init_method is None:
         port = parallel.distributed_port
@@ -77,10 +77,10 @@ def _spawn(distributed_main: Callable, cfg: Any, main: Callable, kwargs: dict[st
                 free.bind(("localhost", 0))
                 port = free.getsockname()[1]
         parallel.distributed_init_method = f"tcp://localhost:{port}"
-    # Every worker would take all cores and wait for the slowest: so they are shared out, as torchrun does.
+    # Every worker would use all cores and wait for the slowest, so the cores are divided.
     share = (os.cpu_count() or 1) // parallel.distributed_world_size
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
-    parallel.distributed_rank = None  # each worker adds its number to start_rank
+    parallel.distributed_rank = None  # each worker adds its index to start_rank
     torch.multiprocessing.spawn(
         distributed_main, (main, cfg, {**kwargs, "start_rank": 0}), nprocs=parallel.distributed_world_size
     )
@@ -90,7 +90,7 @@ def _spawn(distributed_main: Callable, cfg: Any, main: Callable, kwargs: dict[st
 def gather_without_gpu() -> None:
     """fairseq gathers statistics through CUDA tensors only: several processes cannot validate on the CPU.
 
-    Used by fairseq-validate and by the criterions whose statistics are not plain sums.
+    fairseq-validate uses this, and so do the criterions whose statistics are not plain sums.
     """
     from fairseq.distributed import utils
     from fairseq.utils import move_to_cpu
@@ -106,7 +106,7 @@ def gather_without_gpu() -> None:
 
 @patch(versions="all versions of fairseq")
 def ddp_without_gpu() -> None:
-    """fairseq gives its default --ddp-backend pytorch_ddp a CUDA device number, which torch refuses for a CPU model."""
+    """fairseq passes a CUDA device to its default --ddp-backend pytorch_ddp, which torch rejects for a CPU model."""
     from fairseq.models import distributed_fairseq_model as wrappers
 
     original = wrappers.DistributedDataParallel
@@ -121,8 +121,8 @@ def ddp_without_gpu() -> None:
 
 @patch(versions="all versions of fairseq", needed=lambda: not torch.cuda.is_available())
 def freed_memory_without_gpu() -> None:
-    """fairseq's own models train more slowly on a CPU than they might: each step returns its memory to the system.
+    """fairseq's own models train slower than necessary on a CPU: each step returns its memory to the system.
 
-    Models that run this plugin's kernels have it kept since those are loaded; a Transformer beside them loads none.
+    Loading this plugin's CPU kernels keeps freed memory already, but a Transformer of fairseq's does not load them.
     """
     allocator.keep_freed_memory()

@@ -1,4 +1,4 @@
-"""Dictionaries that do not match a checkpoint."""
+"""A patch for dictionaries that do not match a checkpoint."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from lightconv_plugin.compat.registry import patch
 
 @patch(versions="all versions of fairseq")
 def dictionary_sizes() -> None:
-    """fairseq reports dictionaries that do not match a checkpoint only as shapes of tensors, if at all.
+    """fairseq reports dictionaries that do not match a checkpoint only as tensor shapes, if at all.
 
     Training hides even these ("please ensure that the architectures match"); its traceback shows the error raised here.
     """
@@ -20,7 +20,7 @@ def dictionary_sizes() -> None:
     def load_state_dict(self: torch.nn.Module, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return original(self, state_dict, *args, **kwargs)
-        except RuntimeError as error:  # not checked before: some models fit a checkpoint's table to their own size
+        except RuntimeError as error:  # not checked in advance: some models resize a checkpoint's table to their own
             for side in ("encoder", "decoder"):
                 theirs = state_dict.get(f"{side}.embed_tokens.weight")
                 ours = getattr(getattr(getattr(self, side, None), "embed_tokens", None), "weight", None)

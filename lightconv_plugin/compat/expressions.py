@@ -1,6 +1,6 @@
-"""Settings written as Python expressions, such as "[(512, 3)] * 20", evaluated without running code.
+"""Evaluates settings written as Python expressions, such as "[(512, 3)] * 20", without running code.
 
-fairseq calls Python's own `eval` on them, also on those of a checkpoint: a file whose tensors are loaded safely could
+fairseq calls Python's own `eval` on them, including those in a checkpoint: a file whose tensors are loaded safely could
 still run a command through a setting.
 """
 
@@ -23,7 +23,7 @@ _UNARY = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_
 def evaluate(text: str, *scopes: object) -> Any:
     """The value of an expression of numbers, strings, True, False, None, + - * / //, lists, tuples, sets and dicts.
 
-    Replaces `eval`: `scopes`, its dictionaries of names, are not read, because names are not allowed.
+    Replaces `eval`. `scopes`, eval's dictionaries of names, are ignored, because names are not allowed.
 
     Raises:
         TypeError: not a string. SyntaxError: not an expression. ValueError: an expression with anything else in it.

@@ -1,4 +1,4 @@
-"""Decoding, and the batches that fairseq makes for it."""
+"""Patches for decoding, and for the batches that fairseq makes for it."""
 
 import math
 from typing import Any
@@ -20,8 +20,8 @@ def _last_batch_is_dropped() -> bool:
 def last_batch() -> None:
     """fairseq drops the last batch unless its size is a multiple of --required-batch-size-multiple, 8 by default.
 
-    `fairseq-generate` then translates, and computes BLEU over, fewer sentences than the test set has, without a word;
-    validation and training lose the same batch, that of the longest sentences.
+    `fairseq-generate` then translates fewer sentences than the test set has, and computes BLEU over these, without a
+    warning. Validation and training lose the same batch, which has the longest sentences.
     """
     from fairseq.data import data_utils
 
@@ -39,23 +39,23 @@ def last_batch() -> None:
 def _repeats_are_not_blocked() -> bool:
     from fairseq.ngram_repeat_block import NGramRepeatBlock
 
-    words = torch.tensor([[2, 4, 5, 6, 4, 5, 1, 1]])  # after "4 5 6 4 5", in a buffer for two words more
+    words = torch.tensor([[2, 4, 5, 6, 4, 5, 1, 1]])  # after "4 5 6 4 5", in a buffer for two more words
     return NGramRepeatBlock(3, use_extension=False)(words, torch.zeros(1, 8), 1, 1, 5)[0, 6] != -math.inf
 
 
 @patch(versions="all versions of fairseq, without its CUDA extension", needed=_repeats_are_not_blocked)
 def repeated_ngrams() -> None:
-    """fairseq compares padding, not words, for --no-repeat-ngram-size: nothing is blocked.
+    """fairseq compares padding instead of words for --no-repeat-ngram-size, so nothing is blocked.
 
-    This happens on the CPU, and on a GPU wherever fairseq was installed from a wheel (fairseq issues 4709 and 5206).
+    This happens on the CPU, and on a GPU if fairseq was installed from a wheel (fairseq issues 4709 and 5206).
     """
     from fairseq.ngram_repeat_block import NGramRepeatBlock
 
-    # torch.jit.script compiles this method with SequenceGenerator: only what TorchScript knows is used.
+    # torch.jit.script compiles this method with SequenceGenerator, so it uses only what TorchScript supports.
     def _no_repeat_ngram(
         self: torch.nn.Module, tokens: torch.Tensor, lprobs: torch.Tensor, bsz: int, beam_size: int, step: int
     ) -> torch.Tensor:
-        # tokens (hypotheses, length): words 1 … step are chosen; lprobs (hypotheses, vocabulary) are of the next one.
+        # tokens (hypotheses, length): words 1 … step are chosen; lprobs (hypotheses, vocabulary) are for the next one.
         n = self.no_repeat_ngram_size
         if step >= n:
             ngrams = tokens[:, 1 : step + 1].unfold(1, n, 1)

@@ -1,4 +1,4 @@
-"""fairseq's own layers."""
+"""Patches for fairseq's own layers."""
 
 import inspect
 import types
@@ -18,13 +18,13 @@ def _encoder_layers_keep_copies() -> bool:
 
 @patch(versions="fairseq 0.12.2", needed=_encoder_layers_keep_copies)
 def encoder_layer_copies() -> None:
-    """fairseq keeps a second copy of every encoder layer's weights for a fused kernel that torch >= 2 refuses.
+    """fairseq keeps a second copy of every encoder layer's weights for a fused kernel that fails with torch >= 2.
 
-    Its TransformerEncoderLayerBase fills the copies when a checkpoint is loaded and then calls the kernel the wrong way
-    (`Mask Type should be defined`). The copies get no gradient, which --ddp-backend pytorch_ddp refuses, they double
-    the layer's count of parameters, and they are read off `self_attn.q_proj`, which only one kind of token mixer has.
-    Without them the layer is the one of every other fairseq. Files written with the copies still load; to resume
-    training from one, --reset-optimizer.
+    Its TransformerEncoderLayerBase fills the copies when a checkpoint is loaded and then calls the kernel incorrectly
+    (`Mask Type should be defined`). The copies get no gradient, which --ddp-backend pytorch_ddp does not accept. They
+    double the layer's number of parameters, and they are made from `self_attn.q_proj`, which only the token mixers
+    with attention have. Without them the layer is the same as in all other versions of fairseq. Checkpoints with the
+    copies still load; to resume training from one, use --reset-optimizer.
     """
     from fairseq.modules.transformer_layer import TransformerEncoderLayerBase as Layer
 
@@ -70,7 +70,7 @@ def _swish_is_a_class() -> bool:
 def swish_activation() -> None:
     """fairseq returns the class SiLU for --activation-fn swish, the TaLK models' activation, instead of a function.
 
-    A Transformer layer then builds a module of its input where it should compute, and fails.
+    A Transformer layer then constructs a module from its input instead of computing the activation, and fails.
     """
     from fairseq import utils
 
@@ -83,7 +83,7 @@ def swish_activation() -> None:
 
 
 def _marked_modules() -> list[type]:
-    """Modules of fairseq whose saved state has a number that nothing initialises and nothing reads."""
+    """fairseq modules whose saved state contains a number that is never initialised and never read."""
     from fairseq.modules import AdaptiveInput, SinusoidalPositionalEmbedding
     from fairseq.modules.adaptive_softmax import TiedHeadModule
 
@@ -97,9 +97,9 @@ def _marked_modules() -> list[type]:
 
 @patch(versions="all versions of fairseq", needed=lambda: bool(_marked_modules()))
 def uninitialised_markers() -> None:
-    """fairseq saves an uninitialised number with adaptive inputs and tied adaptive outputs: runs leave different files.
+    """fairseq saves an uninitialised number with adaptive inputs and tied adaptive outputs: equal runs' files differ.
 
-    The number, NaN at times, only marks a device and a type. fairseq 0.12.2 has one with sinusoidal positions too.
+    The number, sometimes NaN, only marks a device and a type. fairseq 0.12.2 also saves one with sinusoidal positions.
     """
     for module in _marked_modules():
         _initialise_marker(module)
@@ -117,5 +117,5 @@ def _initialise_marker(module: Any) -> None:
 
 
 def _zero_marker(module: Any, keys: Any = None) -> None:
-    """Called after loading too: fairseq puts an uninitialised number into a state that has none."""
+    """Also called after loading: fairseq puts an uninitialised number into a state that has none."""
     module._float_tensor.zero_()

@@ -1,4 +1,4 @@
-"""fairseq on numpy 2."""
+"""Patches for fairseq with numpy 2."""
 
 import inspect
 import sys
@@ -22,7 +22,7 @@ def numpy_compat() -> None:
     needed=lambda: "interpolation" not in inspect.signature(np.percentile).parameters,
 )
 def batch_buckets() -> None:
-    """numpy 2.4 has no `interpolation` argument of percentile, which --num-batch-buckets uses."""
+    """numpy 2.4 has removed percentile's argument `interpolation`, which --num-batch-buckets uses."""
     from fairseq.data import data_utils
 
     original = data_utils.get_buckets

@@ -1,4 +1,6 @@
-"""fairseq's optimizer, which makes a launch for every parameter and operation: on a GPU most of a step's time."""
+"""Patches for fairseq's optimizer, which launches one kernel per parameter and operation: on a GPU this takes most of a
+step's time.
+"""
 
 import functools
 import itertools
@@ -11,16 +13,16 @@ from torch import Tensor
 
 from lightconv_plugin.compat.registry import patch
 
-# Parameters whose denominators Adam holds at the same time, in elements: 128 MiB of them.
+# For how many elements of parameters Adam holds the denominators at the same time: 128 MiB.
 _TOGETHER = 2**25
 
 
 @patch(versions="all versions of fairseq")
 def adam_launches() -> None:
-    """fairseq's Adam launches seven or eight kernels a parameter, which takes a GPU's host longer than the model.
+    """fairseq's Adam launches seven or eight kernels per parameter, which takes a GPU's host longer than the model.
 
-    The same operations in the same order on all parameters at once, by torch._foreach_*. torch's own Adam has eps in
-    another place, so its numbers are others. Half-precision parameters and AMSGrad keep fairseq's own loop.
+    This runs the same operations in the same order on all parameters at once, with torch._foreach_*. torch's own Adam
+    adds eps in a different place, so its results differ. Half-precision parameters and AMSGrad use fairseq's own loop.
     """
     from fairseq.optim.adam import Adam
 
@@ -47,7 +49,7 @@ def _plain(group: dict, parameters: list[Tensor]) -> bool:
 
 
 def _portions(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """In their order, as many at a time as have _TOGETHER elements, and one at least."""
+    """The parameters in order, in groups of at most _TOGETHER elements and at least one parameter."""
     portion, size = [], 0
     for parameter in parameters:
         if portion and size + parameter.numel() > _TOGETHER:
@@ -60,7 +62,7 @@ def _portions(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _state(state: dict, parameter: Tensor) -> dict:
-    """The parameter's state, made as fairseq's Adam makes it, and on the parameter's device."""
+    """The parameter's state, created as in fairseq's Adam, on the parameter's device."""
     if not state:
         state |= {"step": 0, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
     for name in ("exp_avg", "exp_avg_sq"):
@@ -97,7 +99,7 @@ def _norms_are_taken_one_by_one() -> bool:
 
 @patch(versions="all versions of fairseq, without NVIDIA's apex", needed=_norms_are_taken_one_by_one)
 def gradient_norm_launches() -> None:
-    """fairseq takes the norm of each parameter's gradient by itself where NVIDIA's apex is not installed."""
+    """fairseq computes the norm of each parameter's gradient separately if NVIDIA's apex is not installed."""
     from fairseq import utils
 
     def multi_tensor_total_norm(grads: list[Tensor], chunk_size: int = 0) -> Tensor:
@@ -112,7 +114,7 @@ def gradient_norm_launches() -> None:
 
 @patch(versions="all versions of fairseq")
 def half_precision_launches() -> None:
-    """With --fp16 or --bf16 fairseq copies each gradient and each parameter, and clears each gradient, by itself."""
+    """With --fp16 or --bf16 fairseq copies each gradient and parameter, and clears each gradient, separately."""
     from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin as Mixin
 
     def gradients_to_float32(self: Any) -> None:
@@ -123,7 +125,7 @@ def half_precision_launches() -> None:
         ]
         copied = [(half.grad, full) for half, full in pairs if half.grad is not None]
         _copy([full for _, full in copied], [gradient for gradient, _ in copied])
-        # As fairseq has it: a parameter that took no part has a gradient of zeros.
+        # As in fairseq: a parameter that was not used has a gradient of zeros.
         _clear([full for half, full in pairs if half.grad is None])
         self._needs_sync = False
 
@@ -147,7 +149,7 @@ def half_precision_launches() -> None:
 
 
 def _gradients(optimizer: Any) -> list[Tensor]:
-    """What takes the gradient of each parameter in float32."""
+    """The float32 tensors that receive the parameters' gradients."""
     if not optimizer.has_flat_params:
         for full in optimizer.fp32_params:
             if full.grad is None:
@@ -156,7 +158,7 @@ def _gradients(optimizer: Any) -> list[Tensor]:
 
 
 def _as_parameters(optimizer: Any, of: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """What `of` says of the copies in float32, one for each parameter, whether or not fairseq has them in one piece."""
+    """`of` applied to the float32 copies, one tensor per parameter, whether or not fairseq stores them flat."""
     if not optimizer.has_flat_params:
         return [of(full) for full in optimizer.fp32_params]
     pieces = {}

@@ -1,4 +1,4 @@
-"""fairseq-preprocess on large texts: what takes most of its time, and what leaves processes idle."""
+"""Patches for fairseq-preprocess on large texts: its slowest steps, and processes that it leaves idle."""
 
 import os
 from collections import Counter
@@ -14,7 +14,7 @@ from lightconv_plugin.compat.registry import patch
 
 @patch(versions="all versions of fairseq")
 def line_encoding() -> None:
-    """fairseq writes the numbers of a line into a tensor one by one: most of the time of binarising a text."""
+    """fairseq writes the numbers of a line into a tensor one by one, which takes most of the time of binarising."""
     from fairseq.data import Dictionary
     from fairseq.tokenizer import tokenize_line
 
@@ -42,7 +42,7 @@ def line_encoding() -> None:
     Dictionary.encode_line = encode_line
 
 
-# Of the module, since it is sent to other processes by name.
+# At module level, because it is pickled by name for other processes.
 def _count_words(
     filename: str, tokenize: Callable[[str], list[str]], eos_word: str, start_offset: int, end_offset: int
 ) -> Counter[str]:
@@ -61,7 +61,7 @@ def _count_words(
 
 @patch(versions="all versions of fairseq")
 def word_counts() -> None:
-    """fairseq makes a list and an update of the counter for each word of a text whose dictionary it builds."""
+    """fairseq makes a list and updates the counter for each single word of a text when it builds a dictionary."""
     from fairseq.data import Dictionary
 
     Dictionary._add_file_to_dictionary_single_worker = staticmethod(_count_words)
@@ -69,9 +69,9 @@ def word_counts() -> None:
 
 @patch(versions="all versions of fairseq")
 def idle_workers() -> None:
-    """fairseq binarises the first of N parts only when the others are done: two workers take as long as one.
+    """fairseq binarises the first of N parts only after the others are done: two workers take as long as one.
 
-    The files are the same: the parts are joined in their order.
+    The resulting files are the same: the parts are joined in order.
     """
     from fairseq.binarizer import BinarizeSummary, FileBinarizer
     from fairseq.data import indexed_dataset

@@ -1,4 +1,4 @@
-"""What a patch is, and how a topic declares one."""
+"""Defines patches, and the decorator with which each topic declares its own."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from types import ModuleType
 
 @dataclass(frozen=True)
 class Patch:
-    """A change to fairseq in memory: `apply()` makes it, and is called only where `needed()` finds the bug."""
+    """A change to fairseq in memory: `apply()` makes it, and is called only if `needed()` finds the bug."""
 
     name: str
     reason: str
     """What goes wrong without it, in one sentence."""
     versions: str
-    """The versions concerned, of fairseq or of a library that it runs on."""
+    """The affected versions, of fairseq or of a library that it uses."""
     needed: Callable[[], bool]
     apply: Callable[[], None]
 
@@ -23,7 +23,7 @@ def _always() -> bool:
 
 
 def patch(*, versions: str, needed: Callable[[], bool] = _always) -> Callable[[Callable[[], None]], Patch]:
-    """Declare the decorated function a patch: its name is the patch's, the first line of its docstring the reason."""
+    """Make the decorated function a patch, with its name, and the first line of its docstring as the reason."""
 
     def declare(function: Callable[[], None]) -> Patch:
         reason = (function.__doc__ or "").partition("\n")[0]

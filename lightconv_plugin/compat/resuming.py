@@ -1,4 +1,4 @@
-"""Resuming a training: the same updates as without the interruption, or an error that names the cause."""
+"""Patches for resuming a training: the same updates as without an interruption, or an error that names the cause."""
 
 import functools
 import inspect
@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 @patch(versions="all versions of fairseq")
 def finished_training() -> None:
-    """fairseq trains one update more each time that a training with all its --max-update updates is started again.
+    """fairseq trains one more update each time a training that has reached --max-update is started again.
 
-    It compares the two numbers only after an update. So repeating the command is not harmless, and a training whose
-    process dies between its last checkpoint and its end, and which is restarted, ends in another state.
+    It checks the limit only after an update. Rerunning the command therefore changes the model. A training that dies
+    between its last checkpoint and its end, and is restarted, ends in a different state.
     """
     from fairseq import checkpoint_utils
 
@@ -52,12 +52,12 @@ def _batches_depend_on_the_epoch() -> bool:
     needed=_batches_depend_on_the_epoch,
 )
 def resumed_batches() -> None:
-    """fairseq makes other batches when a training is resumed in a later epoch than the first.
+    """fairseq makes different batches when a training is resumed in a later epoch than the first.
 
-    A training makes its batches once, of sentences in an order drawn by seed + epoch, and shuffles them every epoch.
-    One that is resumed in epoch N draws by seed + N: it continues in the middle of other batches, sees some sentences
-    of the epoch twice and others not, and ends in another state. Here the order is epoch 1's wherever batches are kept.
-    (fairseq 0.12.2 draws by the seed alone.)
+    A training makes its batches once, from sentences in an order seeded with seed + epoch, and shuffles the batches in
+    every epoch. A training that is resumed in epoch N uses seed + N: it continues in the middle of different batches,
+    sees some sentences of the epoch twice and others not at all, and ends in a different state. With this patch the
+    order is that of epoch 1 whenever batches are kept. (fairseq 0.12.2 uses the seed alone.)
     """
     from fairseq.data import data_utils
     from fairseq.tasks import fairseq_task
@@ -78,7 +78,7 @@ def resumed_batches() -> None:
             with data_utils.numpy_seed(first):
                 return order()
 
-        dataset.ordered_indices = ordered_indices  # of this object alone, while its batches are made
+        dataset.ordered_indices = ordered_indices  # on this object only, while its batches are made
         try:
             return original(self, dataset, *args, **kwargs)
         finally:
@@ -91,8 +91,8 @@ def resumed_batches() -> None:
 def optimizer_state() -> None:
     """fairseq counts the parameters of a saved optimizer but does not check that they are those of the model.
 
-    With the same number of parameters in another order, as in a training started with fairseq 0.12.2, the first update
-    fails far away ("The size of tensor a (24) must match"), or moments of the same shape go to other parameters.
+    If they are in another order, as in a training started with fairseq 0.12.2, the first update fails with a misleading
+    error ("The size of tensor a (24) must match"), or moments of the same shape are assigned to the wrong parameters.
     """
     from fairseq.optim import FairseqOptimizer
 
@@ -103,17 +103,17 @@ def optimizer_state() -> None:
         theirs = [number for group in state_dict["param_groups"] for number in group["params"]]
         cause = None
         if len(ours) != len(theirs):
-            cause = f"of {len(theirs)} parameters, and the model here has {len(ours)}"
+            cause = f"for {len(theirs)} parameters, but the model has {len(ours)}"
         else:
             for place, (parameter, number) in enumerate(zip(ours, theirs, strict=True), 1):
-                for name in ("exp_avg", "momentum_buffer"):  # of a parameter's shape in every optimizer that has them
+                for name in ("exp_avg", "momentum_buffer"):  # these have the parameter's shape in every optimizer
                     saved = state_dict["state"].get(number, {}).get(name)
                     if cause is None and torch.is_tensor(saved) and saved.shape != parameter.shape:
-                        shapes = f"{tuple(saved.shape)}, and the model's is {tuple(parameter.shape)}"
-                        cause = f"of other parameters: the shape of its parameter {place} is {shapes}"
+                        shapes = f"{tuple(saved.shape)}, but the model's is {tuple(parameter.shape)}"
+                        cause = f"for other parameters: the shape of its parameter {place} is {shapes}"
         if cause is not None:
             raise ValueError(
-                f"the checkpoint's optimizer state is {cause}; --reset-optimizer continues from its parameters alone"
+                f"the checkpoint's optimizer state is {cause}; use --reset-optimizer to continue without that state"
             )
         return original(self, state_dict, *args, **kwargs)
 

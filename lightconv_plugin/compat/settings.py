@@ -1,4 +1,4 @@
-"""Settings that fairseq evaluates as Python."""
+"""A patch for settings that fairseq evaluates as Python."""
 
 import sys
 
@@ -8,10 +8,10 @@ from lightconv_plugin.compat.registry import patch
 
 @patch(versions="all versions of fairseq")
 def settings_without_eval() -> None:
-    """fairseq calls Python's eval on settings, also on a checkpoint's: loading one could run any command.
+    """fairseq calls Python's eval on settings, including a checkpoint's: loading one could run any command.
 
-    Safe loading of tensors does not help there (`--adaptive-softmax-cutoff`, the layers of fconv, …). A global of that
-    name hides the builtin; evaluate() reads everything that fairseq's own defaults and documentation write.
+    Safe loading of tensors does not prevent this (`--adaptive-softmax-cutoff`, the layers of fconv, …). A module global
+    named `eval` hides the builtin. evaluate() reads everything in fairseq's own defaults and documentation.
     """
     import fairseq.models
     import fairseq.optim

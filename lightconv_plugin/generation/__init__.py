@@ -1,7 +1,7 @@
-"""Fast beam search for encoder-decoders, with the results of fairseq's, and translation of raw text on top of it.
+"""Fast beam search for encoder-decoders, with the same results as fairseq's, and translation of raw text on top of it.
 
-Without fairseq: `Translator` on exported models, `BatchSearch` and `StepModel` on plain ones. With it: `Translator`
-on checkpoints, and `FastGenerator` in the place of fairseq's SequenceGenerator.
+Without fairseq: `Translator` on exported models, `BatchSearch` and `StepModel` on plain models. With fairseq:
+`Translator` on checkpoints, and `FastGenerator` in place of fairseq's SequenceGenerator.
 """
 
 import importlib
@@ -23,7 +23,7 @@ __all__ = ["UnsupportedModelError", *_HOMES]
 
 
 def __getattr__(name: str):
-    # None of them before it is asked for: one would import fairseq, the others are not needed by its commands.
+    # Imported on first use: one of them imports fairseq, and fairseq's commands do not need the others.
     if name in _HOMES:
         return getattr(importlib.import_module(f"lightconv_plugin.generation.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Beam search with an ensemble on batches of sentences: natively where that is possible, else step by step in torch."""
+"""Beam search with an ensemble on batches of sentences: natively if possible, otherwise step by step in torch."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class _Search(Protocol):
 
 
 class BatchSearch:
-    """Searches with the weights that the models have now.
+    """Searches with the models' current weights.
 
     Args:
         models: an ensemble of encoder-decoders, in evaluation mode.
-        options: of the search.
+        options: options of the search.
         dtype: arithmetic of the linear layers, one of linear.DTYPES.
-        threads: that share the work on a CPU; None for as many as torch has.
+        threads: number of threads that share the work on a CPU; None for as many as torch has.
         cuda_graphs: capture the steps of the search in CUDA graphs.
 
     Raises:
-        UnsupportedModelError: a model that the search does not cover, or the native one does not and dtype is "int8".
-        ValueError: dtype or threads out of range; "int8" where the native search cannot be used; cuda_graphs where the
-            models are not on a GPU.
+        UnsupportedModelError: the search does not support a model, or dtype is "int8" and the native search does not.
+        ValueError: dtype or threads out of range; "int8" if the native search cannot be used; cuda_graphs if the models
+            are not on a GPU.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class BatchSearch:
             try:
                 self._search: _Search = NativeSearch(models, options, dtype=dtype, threads=threads)
                 return
-            except UnsupportedModelError as error:  # such as a mixer of somebody's own
+            except UnsupportedModelError as error:  # such as a custom mixer
                 if dtype == "int8":
                     raise
                 reason = str(error)
@@ -85,8 +85,8 @@ class BatchSearch:
         """The finished hypotheses of each sentence, best first, as `beam_search` returns them.
 
         Args:
-            source: (S,T) words with their end, pads on either side. lengths: (S,) how many words, read for
-                match_source_len only.
+            source: (S,T) words and the end symbol, pads on either side. lengths: (S,) numbers of words, used only for
+                match_source_len.
             max_len, prefix, begin: see `beam_search`.
 
         Raises:
@@ -100,8 +100,8 @@ class BatchSearch:
 
 
 class TorchSearch:
-    """`beam_search` on batches: for GPUs, other types of models and CPUs without the kernels; it defines the native
-    search. dtype: one of PackedLinear's."""
+    """`beam_search` on batches: for GPUs, models in other types, and CPUs without the kernels. It is the definition of
+    the native search. dtype: one that PackedLinear supports."""
 
     def __init__(self, models: Sequence[EncoderDecoder], options: SearchOptions, *, dtype: str = "float32"):
         self._options = options

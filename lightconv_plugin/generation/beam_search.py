@@ -1,9 +1,9 @@
 """Beam search over StepModels, by the rules of fairseq's SequenceGenerator.
 
-Its rules, which decide about every result:
+These rules determine every result:
 
-- Each sentence has `beam` hypotheses. Of their continuations the 2 · beam best are candidates; those among the first
-  `beam` that end the sentence are finished, and the best `beam` that do not end it go on.
+- Each sentence has `beam` hypotheses. The 2 · beam best of their continuations are candidates. Those among the first
+  `beam` that end the sentence are finished, and the best `beam` that do not end it are continued.
 - A sentence is done, and leaves the batch, once it has `beam` finished hypotheses or reaches the maximum length, where
   only the end symbol is possible.
 - Finished hypotheses are compared by score / length^len_penalty.
@@ -30,7 +30,7 @@ Hypotheses = list[list[dict[str, Tensor]]]
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What fairseq's SequenceGenerator calls by the same names; suppress: indices of tokens_to_suppress."""
+    """Options named as in fairseq's SequenceGenerator; suppress: indices of its tokens_to_suppress."""
 
     pad: int
     unk: int
@@ -47,10 +47,10 @@ class SearchOptions:
 
 
 class Kind(NamedTuple):
-    """What the operations of a step depend on: steps of one kind are the same operations on the same tensors.
+    """What the operations of a step depend on: steps of one kind run the same operations on the same tensors.
 
-    live: sentences. steps: how many are read. first, last: of the search. early: before min_len. forced: some sentence
-    may have a prefix of so many words.
+    live: number of sentences. steps: how many steps are read. first, last: whether it is the first or last step of the
+    search. early: whether it is before min_len. forced: whether a sentence's prefix may reach this step.
     """
 
     live: int
@@ -84,12 +84,12 @@ class Search:
     """One search: `find` may be called once, and once more after each `copy_`.
 
     Args:
-        models, states: an ensemble, and the state in which each starts (StepModel.start with beam_size hypotheses).
-        lengths: (S,) source lengths; read for match_source_len only. The states may have room for more sentences.
-        max_len: words of a hypothesis, the end not counted.
-        prefix: (S,P) words that hypotheses must begin with, pads where a sentence has fewer.
-        begin: the symbol before the first word, eos unless given.
-        columns: steps that tables have room for; max_len + 1 unless given.
+        models, states: an ensemble, and the initial state of each model (StepModel.start with beam_size hypotheses).
+        lengths: (S,) source lengths; used only for match_source_len. The states may have room for more sentences.
+        max_len: maximum number of words of a hypothesis, not counting the end symbol.
+        prefix: (S,P) words that hypotheses must begin with, filled up with pads.
+        begin: the symbol before the first word, eos by default.
+        columns: number of steps that the tables have room for, max_len + 1 by default.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Search:
         self._suppress = torch.tensor(options.suppress, dtype=torch.int64, device=lengths.device)
 
     def copy_(self, other: Search) -> None:
-        """Becomes what `other`, with tables of the same sizes, is, in the same tensors."""
+        """Copy the state of `other`, which has tables of the same sizes, into this search's tensors."""
         self._sentences, self._max_len = other._sentences, other._max_len
         for mine, theirs in zip(self._states, other._states, strict=True):
             mine.copy_(theirs)
@@ -122,7 +122,7 @@ class Search:
     def find(self, run: Callable[[Kind, Callable[[], None]], object] = _run) -> Hypotheses:
         """The finished hypotheses of each sentence, best first.
 
-        run: called with the kind of each step and the step, which it has to run, itself or a recording of one of the
+        run: called with the kind of each step, and the step. It must run the step, or a recording of a step of the
             same kind.
 
         Returns:
@@ -133,7 +133,7 @@ class Search:
             RuntimeError: a sentence without a single possible hypothesis (weights with NaN, a forbidden prefix).
         """
         live, beam = self._live, self._options.beam_size
-        # Sentences that are not there are finished.
+        # Sentences that only pad the batch count as finished.
         finished: Hypotheses = [[] if i < self._sentences else [{}] * beam for i in range(len(live))]
         for step in range(self._max_len + 1):
             for model, state in zip(self._models, self._states, strict=True):
@@ -153,7 +153,7 @@ class Search:
                     for model, state in zip(self._models, self._states, strict=True):
                         model.keep(state, index)
         found = finished[: self._sentences]
-        # Sentences that found fewer than `beam`, none of them in the last step.
+        # A sentence may have found fewer than `beam` hypotheses, but not none.
         if lost := [number for number, hypotheses in enumerate(found) if not hypotheses]:
             raise RuntimeError(f"no hypothesis of sentences {lost} of the batch has a probability above 0")
         return [_ranked(hypotheses) for hypotheses in found]
@@ -165,7 +165,7 @@ class Search:
         return Kind(len(self._live), self._beams.steps, step == 0, last, early, forced)
 
     def _step(self, kind: Kind) -> None:
-        """From the candidates of the step before to those of this one."""
+        """From the candidates of the previous step to those of this one."""
         live, beam = self._live, self._options.beam_size
         if not kind.first:
             rows = live.choose()
@@ -179,7 +179,7 @@ class Search:
         live.offer(*best_continuations(logits, normalisers, totals, len(live), count))
 
     def _predict(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """(N,V) logits in float32 and their (N,) normalisers; for an ensemble the mean of probabilities."""
+        """(N,V) logits in float32 and their (N,) normalisers; for an ensemble, those of the mean probabilities."""
         total = None
         for model, state in zip(self._models, self._states, strict=True):
             logits = model.logits(state, tokens).float()
@@ -193,7 +193,7 @@ class Search:
         return total, torch.full_like(normalisers, math.log(len(self._models)))
 
     def _constrain(self, logits: Tensor, normalisers: Tensor, kind: Kind) -> None:
-        """Sets what may not be chosen to −∞, in place, and forces the words of a prefix."""
+        """Set the logits of forbidden words to −∞, in place, and force the words of a prefix."""
         options, live = self._options, self._live
         logits[:, options.pad].fill_(-torch.inf)
         if options.unk_penalty:
@@ -214,8 +214,8 @@ class Search:
 
 
 def _force_prefix(logits: Tensor, normalisers: Tensor, live: Live, step: int, options: SearchOptions) -> None:
-    """Only the prefix's next word stays possible, where there is one. Where it is the end, all hypotheses become the
-    first, as in fairseq: the n-best list of such a sentence holds one hypothesis several times."""
+    """Allow only the prefix's next word, if there is one. If it is the end symbol, all hypotheses become the first one,
+    as in fairseq: the n-best list of that sentence contains one hypothesis several times."""
     assert live.prefix is not None
     words = live.prefix[: len(live), step]
     width = logits.shape[0] // len(live)
@@ -239,7 +239,7 @@ def _finish(
     step: int,
     options: SearchOptions,
 ) -> None:
-    """Appends the hypotheses that end here, `complete` (S,beam) among the candidates, to their sentences' lists."""
+    """Append the hypotheses that end in this step, `complete` (S,beam) of the candidates, to their sentences' lists."""
     sentences, slots = complete.nonzero(as_tuple=True)
     hypotheses = live.parents[sentences, slots]
     totals = live.found[sentences, slots]

@@ -12,29 +12,29 @@ _LEAST_STEPS = 8
 class Beams:
     """The hypotheses of a search, `width` for each of the live sentences, and their ancestry.
 
-    What a model keeps of a step (a convolution's inputs, self-attention's keys and values) is written once, at the
+    What a model stores in a step (a convolution's inputs, self-attention's keys and values) is written once, at the
     place of its hypothesis in that step, and stays there. When hypotheses are reordered, only this table of ancestors
-    changes, one for all layers. A hypothesis never changes its sentence, so the table holds beam numbers.
+    changes; all layers share it. A hypothesis never changes its sentence, so the table holds beam numbers.
 
-    Finished sentences leave through `keep`: the last sentences move into their places, so that the live ones always
+    Finished sentences are removed by `keep`: the last sentences move into their places, so that the live ones always
     come first and the rest stay where they are.
 
-    The time is a number on the host, which shapes may depend on, and a tensor, which values depend on. So the
-    operations of a step with the same `steps` and `live` are the same at any time, on the same tensors: a CUDA graph
-    of one serves the others.
+    The time is both a number on the host, on which shapes may depend, and a tensor, on which values depend. Steps with
+    the same `steps` and `live` therefore run the same operations on the same tensors at any time, so the CUDA graph of
+    one serves the others.
 
     Args:
-        sentences: S, how many there are at first.
-        width: hypotheses of a sentence.
-        device: of all tensors.
-        room: how many steps there will be at most, and `steps` is a power of two; None for tables that grow.
+        sentences: S, the number of sentences at the beginning.
+        width: hypotheses per sentence.
+        device: device of all tensors.
+        room: maximum number of steps; `steps` is then a power of two. None for tables that grow.
 
     Attributes:
-        capacity: how many sentences tensors have room for, all that there were at first.
-        live: how many are still searched.
+        capacity: number of sentences that tensors have room for: S.
+        live: number of sentences that are still being searched.
         time: the current step, −1 before the first `advance`. now: the same, (1,) int64 on the device.
-        active: hypotheses of a sentence in the current step: 1 in a first step that was given one, else `width`.
-        room: how many steps tables have room for.
+        active: hypotheses per sentence in the current step: 1 in a first step that was given one, otherwise `width`.
+        room: number of steps that tables have room for.
     """
 
     def __init__(self, sentences: int, width: int, device: torch.device, room: int | None = None):
@@ -56,18 +56,18 @@ class Beams:
 
     @property
     def steps(self) -> int:
-        """How many steps are read: all that there were, or with a given room that many or some that are to come."""
+        """How many steps are read: all steps so far or, with a given room, also some that are still to come."""
         steps = self.time + 1
         return min(self.room, max(_LEAST_STEPS, power_of_two(steps))) if self._fixed else steps
 
     def size(self, sentences: int) -> int:
-        """How many sentences to keep of which so many are still searched: these, or with a given room some more."""
+        """How many sentences to keep if `sentences` are still being searched: these or, with a given room, more."""
         return power_of_two(sentences) if self._fixed else sentences
 
     def advance(self, rows: int) -> None:
-        """The next step begins, with `rows` hypotheses: live · width, or in the first step one for each sentence.
+        """Begin the next step, with `rows` hypotheses: live · width, or in the first step one for each sentence.
 
-        Raises ValueError for another number.
+        Raises ValueError for any other number.
         """
         if rows == self.live and self.time < 0:
             self.active = 1
@@ -83,28 +83,28 @@ class Beams:
         self.forget()
 
     def forget(self) -> None:
-        """Lets go of what `slot`, `addresses` and `mask` computed for this step."""
+        """Drop what `slot`, `addresses` and `mask` computed for this step."""
         self._cache.clear()
 
     def begin(self) -> None:
-        """In the current step every hypothesis is its own ancestor."""
+        """Make every hypothesis its own ancestor in the current step."""
         itself = self._itself.view(1, -1, 1).expand(self.live, -1, 1)
         self._ancestors[: self.live].index_copy_(2, self.now, itself)
 
     def reorder(self, parents: Tensor) -> None:
-        """Row n now continues what row parents[n] was; parents (live · width,) int64, each in n's own sentence.
+        """Let row n continue the former row parents[n]; parents (live · width,) int64, each from n's own sentence.
 
-        Rows are numbered sentence · width + beam, after a first step with one row a sentence too.
+        Rows are numbered sentence · width + beam, even after a first step with one row per sentence.
         """
         table = self._ancestors.view(self.capacity * self.width, -1)
         table[: parents.shape[0], : self.steps] = table[:, : self.steps].index_select(0, parents)
         self.forget()
 
     def keep(self, sentences: Tensor) -> tuple[Tensor, Tensor]:
-        """From now on sentence i is what sentences[i] was; (live',) int64, without repetition.
+        """Replace sentence i with the former sentence sentences[i]; (live',) int64, without repetition.
 
-        Returns (sources, targets): the sentences that really moved. Each tensor of the state has to be moved likewise
-        by `move`.
+        Returns (sources, targets): the sentences that actually moved. Apply `move` with them to every other tensor of
+        the state.
         """
         self.live = sentences.shape[0]
         places = torch.arange(self.live, device=sentences.device)
@@ -115,20 +115,20 @@ class Beams:
         return sources, targets
 
     def copy_(self, other: Beams) -> None:
-        """Becomes what `other`, of the same sizes and before its first step, is, in the same tensors."""
+        """Copy the state of `other`, of the same sizes and before its first step, into these tensors."""
         self.live, self.time, self.active = other.live, other.time, other.active
         self.now.copy_(other.now)
         self.forget()
 
     def slot(self, slots: int) -> Tensor:
-        """(1,) int64: where the current step is in a ring of so many."""
+        """(1,) int64: the current step's slot in a ring of `slots`."""
         key = (slots,)
         if key not in self._cache:
             self._cache[key] = self.now.remainder(slots)
         return self._cache[key]
 
     def _ancestors_of(self, ages: Tensor) -> Tensor:
-        """The beam numbers (live, active, n) of the ancestors so many steps ago, (n,) int64; before the beginning those
+        """The beam numbers (live, active, n) of the ancestors `ages` (n,) int64 steps ago; before the beginning, those
         of the first step."""
         beams = self._ancestors[: self.live, : self.active]
         return beams.index_select(2, (self.now - ages).clamp_min_(0))
@@ -140,8 +140,8 @@ class Beams:
     def addresses(self, taps: int, slots: int, heads: int) -> Tensor:
         """Where the last `taps` inputs of each row lie in a ring (slots, capacity, width, heads, …) flattened to rows.
 
-        The input of step t is in slot t mod `slots`. → (N · heads, taps) int64, the current step's first. taps may
-        reach before the beginning: those addresses are of slots not written yet.
+        The input of step t is in slot t mod `slots`. → (N · heads, taps) int64, the current step's first. Taps may
+        reach before the beginning; their addresses are those of slots that are not written yet.
         """
         key = (taps, slots, heads)
         if key not in self._cache:
@@ -157,8 +157,8 @@ class Beams:
         """Which inputs each row descends from, among those of all hypotheses of its sentence in the first `taken` slots
         of a ring of `slots`.
 
-        → (live, 1, active, taken · width) in `dtype`, 0 for ancestors (the current step's own among them), else −∞,
-        as for slots that are not written yet; slot by slot.
+        → (live, 1, active, taken · width) in `dtype`, ordered by slot: 0 for ancestors (including the current step's
+        own), −∞ for all others and for slots that are not written yet.
         """
         key = (taken, slots, dtype)
         if key not in self._cache:
@@ -170,11 +170,11 @@ class Beams:
 
 
 def power_of_two(least: int) -> int:
-    """The smallest that is at least this."""
+    """The smallest power of two that is at least `least`."""
     return 1 << (least - 1).bit_length()
 
 
 def move(tensor: Tensor, dim: int, sources: Tensor, targets: Tensor) -> None:
-    """tensor's slices `sources` of dimension `dim` are copied to `targets`; both (n,) int64."""
+    """Copy tensor's slices `sources` of dimension `dim` to `targets`, in place; both (n,) int64."""
     if sources.shape[0]:
         tensor.index_copy_(dim, targets, tensor.index_select(dim, sources))

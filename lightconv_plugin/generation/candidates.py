@@ -9,15 +9,15 @@ from torch import Tensor
 def log_normalisers(logits: Tensor) -> Tensor:
     """log Σ_v exp(logits[n, v]), (N,V) → (N,); +∞ where a logit is NaN or +∞, or all are −∞.
 
-    A row's probabilities are all 0 then, if what its logits become is taken for −∞ where it is NaN. That is what
-    fairseq's search makes of such rows.
+    All probabilities of such a row are then 0, if its normalised logits are taken as −∞ where they are NaN
+    (`without_nan`). fairseq's search treats such rows in the same way.
     """
     normalisers = torch.logsumexp(logits, dim=1)
     return normalisers.masked_fill_(~normalisers.isfinite(), torch.inf)
 
 
 def without_nan(log_probabilities: Tensor) -> Tensor:
-    """−∞ where there is NaN, in place."""
+    """Replace NaN with −∞, in place."""
     return log_probabilities.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 
@@ -28,12 +28,12 @@ def best_continuations(
 
     Args:
         logits: (sentences · hypotheses, V), −∞ for forbidden words.
-        normalisers: (sentences · hypotheses,), what makes them log-probabilities; +∞ as of `log_normalisers`.
+        normalisers: (sentences · hypotheses,), subtracted to give log-probabilities; may be +∞ (`log_normalisers`).
         scores: (sentences, hypotheses), log-probabilities of the hypotheses so far; None for 0.
         count: at most hypotheses · V.
 
     Returns:
-        (scores, words, hypotheses), each (sentences, count), the best first.
+        (scores, words, hypotheses), each (sentences, count), best first.
     """
     values, words = logits.topk(min(count, logits.shape[1]), dim=1)
     values = without_nan(values - normalisers.unsqueeze(1)).view(sentences, -1, values.shape[1])

@@ -1,4 +1,4 @@
-"""Exported models (checkpoints/exported.py) to translate with: nothing here needs fairseq."""
+"""Opens exported models (checkpoints/exported.py) for translation, without fairseq."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lightconv_plugin.modules.transformer import EncoderDecoder
 
 
 def open_directories(paths: Sequence[Path], source_lang: str | None, target_lang: str | None) -> TranslationModels:
-    """An ensemble of exported models. Text goes as the first one says; all must have its dictionaries.
+    """An ensemble of exported models. Text is processed as for the first one; all must have its dictionaries.
 
-    Raises TranslationError (or its base, InputError) where a directory is damaged, is a language model's, or does not
-    fit the others or the languages.
+    Raises TranslationError (or its base, InputError) if a directory is damaged, is a language model's, or does not
+    match the others or the languages.
     """
     opened = [open_exported(path) for path in paths]
     first = opened[0]
@@ -48,7 +48,7 @@ def open_directories(paths: Sequence[Path], source_lang: str | None, target_lang
 
 
 def _positions(exported: Exported) -> int:
-    """The longest source."""
+    """The maximum length of a source."""
     positions = exported.settings.max_source_positions
     if positions is None:
         raise InputError(f"{exported.directory} has no max_source_positions")
@@ -67,5 +67,5 @@ def _check(exported: Exported, first: Exported, source_lang: str | None, target_
             raise TranslationError(f"`{name}` is {asked}, but {exported.directory} translates with {name} {has}")
     if (exported.source, exported.target) != (first.source, first.target):
         raise TranslationError(
-            f"{exported.directory} has other dictionaries than {first.directory}: they cannot be one ensemble"
+            f"{exported.directory} and {first.directory} have different dictionaries: they cannot form an ensemble"
         )

@@ -1,4 +1,4 @@
-"""Running text of any length: cut into sentences, translated as it comes, joined again, in constant memory."""
+"""Translates running text of any length in constant memory: it is cut into sentences, translated and joined again."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 class Part:
     """A sentence of a text, or a part of one that is too long for the model; an empty line is one empty part.
 
-    line: its number, from 1. source: bytes where they are not UTF-8. first, last: of its line.
-    cut: it is the first part of a sentence that was cut.
+    line: the line's number, from 1. source: bytes if they are not UTF-8. first, last: whether it is the first or the
+    last part of its line. cut: whether it is the first part of a sentence that was cut.
     """
 
     line: int
@@ -35,7 +35,7 @@ class Part:
 
 @dataclass(frozen=True)
 class TranslatedPart:
-    """written: what stands for this part in the translated text, with the space before it or the line end after it."""
+    """written: what this part adds to the translated text, including the space before it or the line end after it."""
 
     part: Part
     translation: Translation
@@ -48,15 +48,15 @@ def parts(
     fit: Callable[[str], list[str]],
     longest: int = LONGEST,
 ) -> Iterator[Part]:
-    """The sentences of a text that comes in chunks of any length, which need not end with a line.
+    """The sentences of a text that comes in chunks of any length, which need not end at a line end.
 
-    segment: of text.sentences.segmenter. longest: of a SentenceStream.
-    fit: a sentence in the parts that the model takes.
+    segment: from text.sentences.segmenter. longest: see SentenceStream.
+    fit: splits a sentence into parts that the model accepts.
     """
     stream, number, first, pending = SentenceStream(segment, longest), 1, True, None
 
     def taken(sentences: list[str]) -> Iterator[Part]:
-        """All but the last of those so far: whether a line goes on is known by the next one."""
+        """All parts so far except the last one: only the next part shows whether the line continues."""
         nonlocal pending, first
         for sentence in sentences:
             pieces = [sentence] if _SURROGATE.search(sentence) else fit(sentence)
@@ -66,7 +66,7 @@ def parts(
                     first = False
                 pending = piece, index == 0 and len(pieces) > 1
 
-    begun = False  # the line has text or is empty in the middle of the document
+    begun = False  # whether the current line has text
     for text in _decoded(chunks):
         *ended, rest = text.split("\n")
         for line in ended:
@@ -94,7 +94,7 @@ def translate_document(
             waiting.append(part)
             yield part.source
 
-    empty = True  # nothing is written of this line yet
+    empty = True  # nothing of this line has been written yet
     for translation in translator.translate_stream(sources(), window=window):
         part = waiting.popleft()
         text = translation.text
@@ -104,14 +104,14 @@ def translate_document(
 
 
 def fit(text: str, too_long: Callable[[str], bool]) -> list[str]:
-    """A text in parts that are not too long, cut at white space near their middles."""
+    """Split a text into parts that are not too long, cutting at white space near the middle."""
     if len(text) < 2 or not too_long(text):
         return [text]
     return [part for half in halves(text) for part in fit(half, too_long)]
 
 
 def _decoded(chunks: Iterable[str | bytes]) -> Iterator[str]:
-    """Text without a byte order mark; bytes that are not UTF-8 become halves of surrogate pairs."""
+    """The text without a byte order mark; bytes that are not UTF-8 become lone surrogates."""
     if isinstance(chunks, (str, bytes)):
         raise TypeError(f"chunks must be the parts of a text, such as an open file, got one {type(chunks).__name__}")
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
@@ -126,10 +126,10 @@ def _decoded(chunks: Iterable[str | bytes]) -> Iterator[str]:
 
 
 def _source(text: str) -> str | bytes:
-    """The text, or the bytes that it was."""
+    """The text, or the original bytes if they are not UTF-8."""
     if not _SURROGATE.search(text):
         return text
     try:
         return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # a half that was in the text itself
+    except UnicodeEncodeError:  # a lone surrogate that was in the text itself
         return text

@@ -1,11 +1,11 @@
-"""Which type decodes fastest here: what "auto" stands for, and what is said of a type this CPU has no instructions for.
+"""Which type decodes fastest on this CPU: the choice of "auto", and the warning about a type without CPU instructions.
 
-TABLE is what `python -m benchmarks.decoding_dtypes --threads 1 --sizes 128 256 512 --length 14 --repeats 4` measured
-(benchmarks/results/cpu_decoding_dtypes.json; docs/decoding.md shows it): how many times as fast as float32 the others
-are, for one sentence and for a batch of 32, on one CPU that was held down to each set.
+TABLE was measured by `python -m benchmarks.decoding_dtypes --threads 1 --sizes 128 256 512 --length 14 --repeats 4`
+(benchmarks/results/cpu_decoding_dtypes.json; docs/decoding.md shows it). It gives the speed of the other types relative
+to float32, for one sentence and for a batch of 32, on one CPU that was limited to each instruction set.
 
-"auto" takes the type that is fastest for both together, among those that are not slower than float32 for either. Both
-types cost at most 0.1 BLEU (docs/performance.md).
+"auto" chooses the type that is fastest for both together, among those that are not slower than float32 for either.
+Both types cost at most 0.1 BLEU (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TABLE: dict[str, dict[int, dict[str, tuple[float, float]]]] = {
 
 
 def fastest_type(models: Sequence[EncoderDecoder], device: str = "cpu") -> tuple[str, str]:
-    """(the type, why): the fastest for an ensemble on this CPU, by TABLE; float32 wherever nothing was measured."""
+    """(type, reason): the fastest type for an ensemble on this CPU, from TABLE; float32 if nothing was measured."""
     if torch.device(device).type != "cpu":
         return "float32", "nothing else was measured on a GPU"
     instructions = instruction_set()
@@ -63,7 +63,7 @@ def fastest_type(models: Sequence[EncoderDecoder], device: str = "cpu") -> tuple
 
 
 def best(instructions: str, size: int) -> str:
-    """The type for models of `size` channels, by the largest size of TABLE that is not above; float32 below all."""
+    """The type for models of `size` channels, from TABLE's largest size that is not above it; float32 below all."""
     sizes = [measured for measured in TABLE.get(instructions, {}) if measured <= size]
     if not sizes:
         return "float32"
@@ -75,11 +75,11 @@ def best(instructions: str, size: int) -> str:
 
 
 def slow_type(dtype: str, device: str = "cpu") -> str | None:
-    """One line where this CPU has no instructions for a type that was asked for; it names the better one."""
+    """A warning of one line if this CPU has no instructions for the requested type; it names the better ones."""
     instructions = instruction_set()
     if dtype != "bfloat16" or torch.device(device).type != "cpu" or instructions in (None, "AVX-512 VNNI BF16"):
         return None
     return (
-        f"this CPU ({instructions}) has no bfloat16 instructions: bfloat16 is hardly faster than float32 here; "
+        f"this CPU ({instructions}) has no bfloat16 instructions: bfloat16 is no faster than float32 for a batch; "
         "`dtype` int8 or auto is"
     )

@@ -21,7 +21,7 @@ class PackedEncoder:
     """A trained encoder, for batches of words.
 
     Args:
-        encoder: of an EncoderDecoder, in evaluation mode.
+        encoder: an EncoderDecoder's encoder, in evaluation mode.
         dtype: arithmetic of the linear layers, see PackedLinear.
     """
 
@@ -32,7 +32,7 @@ class PackedEncoder:
 
     @torch.no_grad()
     def __call__(self, src_tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """src_tokens (S,T) → encoded (T,S,d), and pads (S,T) bool; what is encoded at pads means nothing."""
+        """src_tokens (S,T) → encoded (T,S,d), and pads (S,T) bool; the encoding at pads is meaningless."""
         pads = src_tokens.eq(self._encoder.pad)
         x = self._encoder.embed(src_tokens, pads).masked_fill(pads.t().unsqueeze(-1), 0)
         batch = _Batch(pads)
@@ -64,7 +64,7 @@ class _Batch:
     def seen(self, left: int | None, right: int | None) -> Tensor | None:
         """Which keys each query sees, (S or 1, 1, T or 1, T) bool; None for all.
 
-        In a window, `left` and `right` steps to either side, a pad sees itself, so that no row is empty.
+        In a window of `left` and `right` steps to either side, a pad also sees itself, so that no row is empty.
         """
         key = (left, right)
         if key not in self._masks:
@@ -131,7 +131,7 @@ class _ConvMixer:
 
 
 class _Attention:
-    """Self-attention, over everything or in a window."""
+    """Self-attention, over the whole sequence or in a window."""
 
     def __init__(self, attention: SelfAttention, dtype: str):
         self.heads, self.head_dim = attention.num_heads, attention.head_dim

@@ -1,4 +1,4 @@
-"""fairseq-generate and fairseq-eval-lm inside this process: many settings are tried without starting Python anew."""
+"""Runs fairseq-generate and fairseq-eval-lm in this process, to try many settings without restarting Python."""
 
 import contextlib
 import importlib
@@ -14,35 +14,36 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import package_dir
 from lightconv_plugin.scoring.generate_log import Generated, parse_gen_log
 
-# Given to fairseq-generate before the caller's options, wherever it is run.
+# Always passed to fairseq-generate, before the caller's options.
 DEFAULTS = ("--beam", "5", "--lenpen", "1", "--remove-bpe", "--max-tokens", "8000")
 
 
 def generate(data: Path, checkpoint: Path, subset: str, options: Sequence[str]) -> Generated:
-    """The sentences of `generate_log`, which raises the same errors; InputError also if the log is not complete."""
+    """The sentences in the output of `generate_log`; raises its errors, and InputError if the log is not complete."""
     text = generate_log(data, checkpoint, subset, options)
     return parse_gen_log(text.split("\n"), Path(f"the output of fairseq-generate for {checkpoint}"))
 
 
 def generate_log(data: Path, checkpoint: Path, subset: str, options: Sequence[str]) -> str:
-    """What `fairseq-generate DATA --path CHECKPOINT --gen-subset SUBSET OPTIONS` prints: sentences and messages.
+    """The output of `fairseq-generate DATA --path CHECKPOINT --gen-subset SUBSET OPTIONS`: sentences and messages.
 
-    It is that command's own main function, with the plugin imported and DEFAULTS before the options. A progress bar
-    goes to standard error if that is a terminal.
+    This calls that command's own main function, with the plugin imported and DEFAULTS before the options. A progress
+    bar goes to standard error if that is a terminal.
 
-    Raises InputError for unknown options and when the command fails.
+    Raises InputError for unknown options, and if the command fails.
     """
     # Names may begin with a dash.
     args = [str(data.absolute()), f"--path={checkpoint}", "--gen-subset", subset, "--user-dir", str(package_dir())]
     progress = "tqdm" if sys.stderr.isatty() else "none"
-    # A loading process costs five seconds to end in a process that goes on, and search does not wait for its data.
+    # Ending a data-loading process takes five seconds while this process keeps running, and the search does not wait
+    # for its data.
     args += ["--num-workers", "0", "--log-format", progress]
     config = parse_options([*args, *DEFAULTS, *options])
     return _run("generate", config, f"{checkpoint} on {subset}")
 
 
 def eval_lm_log(data: Path, checkpoint: Path, subset: str, options: Sequence[str]) -> str:
-    """What `fairseq-eval-lm DATA --path CHECKPOINT --gen-subset SUBSET OPTIONS` prints, as `generate_log`."""
+    """The output of `fairseq-eval-lm DATA --path CHECKPOINT --gen-subset SUBSET OPTIONS`; see `generate_log`."""
     args = [str(data.absolute()), f"--path={checkpoint}", "--gen-subset", subset, "--user-dir", str(package_dir())]
     args += ["--num-workers", "0", "--log-format", "tqdm" if sys.stderr.isatty() else "none"]
     config = parse_options([*args, *options], "eval_lm")
@@ -50,12 +51,12 @@ def eval_lm_log(data: Path, checkpoint: Path, subset: str, options: Sequence[str
 
 
 def parse_options(arguments: Sequence[str], command: str = "generate"):
-    """The configuration of fairseq's generate or eval_lm, by its own parser; InputError says what is wrong."""
+    """The configuration of fairseq's generate or eval_lm, from its own parser; raises InputError for wrong options."""
 
     def fail(message: str):
         raise InputError(f"in the options for fairseq-{command.replace('_', '-')}: {message}")
 
-    with _messages_to(io.StringIO()):  # those of its start
+    with _messages_to(io.StringIO()):  # drops fairseq's messages at its start
         from fairseq import options, utils
         from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
@@ -66,13 +67,13 @@ def parse_options(arguments: Sequence[str], command: str = "generate"):
 
 
 def _run(command: str, config, what: str) -> str:
-    """What fairseq's command prints and logs; InputError when it fails."""
+    """What fairseq's command prints and logs; raises InputError if it fails."""
     printed = io.StringIO()
     try:
         with _messages_to(printed), contextlib.redirect_stdout(printed):
             importlib.import_module(f"fairseq_cli.{command}").main(config)
     except Exception as error:
-        # fairseq raises Exception itself for a sentence that is too long, RuntimeError for other parameters, …
+        # fairseq raises a bare Exception for a sentence that is too long, RuntimeError for other parameters, …
         name = f"fairseq-{command.replace('_', '-')}"
         raise InputError(f"{name} failed for {what}: {type(error).__name__}: {error}") from error
     return printed.getvalue()
@@ -80,9 +81,9 @@ def _run(command: str, config, what: str) -> str:
 
 @contextlib.contextmanager
 def _messages_to(stream: io.StringIO) -> Iterator[None]:
-    """What fairseq logs goes to `stream`: how many sentences there were, and were left out, is among it.
+    """Redirect fairseq's log to `stream`. It contains the number of sentences, and how many were left out.
 
-    The warnings that it causes at every start say nothing about a setting: they are left out.
+    The warnings that fairseq causes at every start say nothing about a setting, so they are suppressed.
     """
     root = logging.getLogger()
     handler = logging.StreamHandler(stream)

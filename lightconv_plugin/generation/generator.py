@@ -1,4 +1,4 @@
-"""FastGenerator: what stands where fairseq's SequenceGenerator stood."""
+"""FastGenerator, which replaces fairseq's SequenceGenerator."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from lightconv_plugin.models.plain import plain_model
 
 logger = logging.getLogger(__name__)
 
-# What a batch's net_input may hold for the search to know all of it.
+# What the search supports in a batch's net_input.
 _INPUTS = {"src_tokens", "src_lengths", "prev_output_tokens"}
 
 
 class FastGenerator(SequenceGenerator):
-    """fairseq's SequenceGenerator with the same results, in less time.
+    """A faster SequenceGenerator with the same results as fairseq's.
 
-    Whatever it does not cover is left to the class above, and one line in the log says why: models that plain_model
-    does not know, other search strategies than beam search, constraints, language model fusion.
+    It falls back to fairseq's, with one line in the log that says why, for everything it does not support: models that
+    plain_model does not support, search strategies other than beam search, constraints, language model fusion.
 
-    Weights are read at the first batch; call `refresh` when they have changed since. The attention of a hypothesis is
-    not kept: it is an empty tensor.
+    Weights are read at the first batch; call `refresh` if they have changed since. The attention of a hypothesis is not
+    stored: it is an empty tensor.
 
     Args:
         models: an ensemble of encoder-decoders.
         tgt_dict: their target dictionary.
         dtype: arithmetic of the linear layers, one of linear.DTYPES, or "auto" for the fastest on this CPU, which is
-            chosen at the first batch. Where fairseq's generator steps in, the models run in their own.
-        threads: that share the work on a CPU, see BatchSearch.
-        cuda_graphs: capture the steps of the search in CUDA graphs. Where fairseq's generator steps in, there are none.
-        options: SequenceGenerator's.
+            chosen at the first batch. If it falls back to fairseq's generator, the models run in their own type.
+        threads: number of threads that share the work on a CPU, see BatchSearch.
+        cuda_graphs: capture the steps of the search in CUDA graphs; fairseq's generator does not use them.
+        options: SequenceGenerator's options.
 
     Raises:
-        ValueError: an option out of range, naming it; or, at the first batch, "int8" where the native search cannot
-            be used, and cuda_graphs without a GPU.
+        ValueError: an option is out of range; the message names it. At the first batch: "int8" if the native search
+            cannot be used, or cuda_graphs without a GPU.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class FastGenerator(SequenceGenerator):
         self._reasons: set[str] = set()
 
     def refresh(self) -> None:
-        """The next batch reads the weights anew."""
+        """Make the next batch reread the weights."""
         self._search = None
 
     def _generate(
@@ -90,7 +90,7 @@ class FastGenerator(SequenceGenerator):
         constraints: Tensor | None = None,
         bos_token: int | None = None,
     ) -> Hypotheses:
-        """What `generate` and `forward` of the class above call, which take its arguments and give its results.
+        """Called by `generate` and `forward` of the base class, with the same arguments and results.
 
         sample: fairseq's batch; net_input holds src_tokens (S,T), with pads on either side, and src_lengths.
         """
@@ -111,7 +111,7 @@ class FastGenerator(SequenceGenerator):
         return self._search.search(source, lengths, max_len, prefix=prefix_tokens, begin=bos_token)
 
     def _why_not(self, net_input: dict[str, Any], constraints: Tensor | None) -> str | None:
-        """Why this batch is fairseq's to translate; None if it is not, and then there is a BatchSearch."""
+        """Why fairseq has to translate this batch; None if it does not, and then `_search` is set."""
         if type(self.search) is not strategies.BeamSearch:
             return f"search by {type(self.search).__name__}"
         if self.lm_model is not None:
@@ -138,7 +138,7 @@ class FastGenerator(SequenceGenerator):
         return None
 
     def _say(self, reason: str) -> None:
-        """Once for each reason."""
+        """Log each reason once."""
         if reason not in self._reasons:
             self._reasons.add(reason)
             asked = "" if self.dtype in ("float32", AUTO) else f", not in {self.dtype}"
@@ -156,7 +156,7 @@ def _check(
     tokens_to_suppress: Iterable[str] = (),
     **others: Any,
 ) -> None:
-    """ValueError for what fairseq asserts without a name, or takes without a word."""
+    """Raise ValueError for values that fairseq rejects without naming the option, or accepts silently."""
     if not models:
         raise ValueError("models must be at least one model, got none")
     if beam_size < 1:

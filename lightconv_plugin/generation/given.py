@@ -1,4 +1,4 @@
-"""The scores that a model gives to given translations, as its search would have scored them."""
+"""Scores given translations with a model, as its search would have scored them."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from lightconv_plugin.generation.searcher import Found, TranslationError, collat
 from lightconv_plugin.generation.translation_models import TranslationModels
 from lightconv_plugin.generation.translations import Hypothesis, Translation, read_line
 
-_ROWS = 512  # positions whose logits over the whole vocabulary are in memory at once
+_ROWS = 512  # number of positions whose logits over the whole vocabulary are in memory at once
 
 
 class GivenScorer:
-    """Scores of sentences given as indices, in float32: one pass of encoder and decoder a batch.
+    """Scores sentences given as indices, in float32, with one pass of encoder and decoder per batch.
 
-    Raises TranslationError where nothing splits the target language into the pieces of the dictionary.
+    Raises TranslationError if the target language cannot be split into the pieces of the dictionary.
     """
 
     def __init__(self, opened: TranslationModels, options: SearchOptions, device: str):
         if opened.pipeline.target is None:
             raise TranslationError(
-                f"nothing splits {opened.target_lang} into the pieces of the dictionary: there are no merges and no "
-                "model for the target language beside the data; `bpe_codes` or `sentencepiece` gives them for both"
+                f"cannot split {opened.target_lang} into the pieces of the dictionary: there are no BPE merges and no "
+                "sentencepiece model for it beside the data; give `bpe_codes` or `sentencepiece` for both languages"
             )
         self._models, self._options, self._device = opened.models, options, torch.device(device)
         self._words, self._encode = opened.target, opened.pipeline.target.encode()
         self._longest = min(model.config.decoder.max_positions for model in opened.models)
 
     def indices(self, reference: str) -> tuple[list[int], str | None]:
-        """A reference as the decoder reads it, with its end, and what is wrong with it."""
+        """A reference as the decoder reads it, with its end symbol, and what is wrong with it, if anything."""
         words = self._words
         own = {words.pad(), words.bos(), words.eos()}
         found = [words.unk() if i in own else i for i in map(words.index, self._encode(reference))]
@@ -42,15 +42,15 @@ class GivenScorer:
         return [*found, words.eos()], None
 
     def pieces(self, indices: Sequence[int]) -> tuple[str, ...]:
-        """Of the dictionary, without the end."""
+        """The pieces of the dictionary, without the end symbol."""
         return tuple(self._words[i] for i in indices[:-1])
 
     @torch.no_grad()
     def score(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[Found]:
-        """Each target with its score; sources and targets with their ends."""
+        """Each target with its score; sources and targets include their end symbols."""
         options, pad = self._options, self._options.pad
         source, _ = collate(sources, pad, self._device)
-        # Pads follow: a decoder does not see what follows.
+        # Pads are on the right, where a causal decoder does not see them.
         target = torch.nn.utils.rnn.pad_sequence([torch.tensor(t) for t in targets], True, pad).to(self._device)
         read = torch.cat([torch.full_like(target[:, :1], options.eos), target[:, :-1]], dim=1)
         total: Tensor | None = None
@@ -67,7 +67,7 @@ class GivenScorer:
         ]
 
     def _log_probabilities(self, model, source: Tensor, read: Tensor, target: Tensor) -> Tensor:
-        """(B,T) float64: of the words of target, each after those before it."""
+        """(B,T) float64: the log-probability of each word of target, given those before it."""
         decoder = model.decoder
         rows = decoder(read, model.encode(source)).transpose(0, 1).flatten(0, 1)
         wanted, found = target.flatten(), []
@@ -86,7 +86,7 @@ def score_given(
     references: Sequence[str | bytes],
     progress: Callable[[int], object] | None,
 ) -> list[Translation]:
-    """See Translator.score, whose sentences and batches these functions make."""
+    """See Translator.score; `source_indices` and `make_batches` make its sentences and batches."""
     if len(lines) != len(references):
         raise TranslationError(f"`references` must be one for each of {len(lines)} lines, got {len(references)}")
     results: list[Translation] = []

@@ -1,13 +1,13 @@
-"""The search in torch with its steps captured in CUDA graphs, so that the host launches one thing a step.
+"""The search in torch with its steps captured in CUDA graphs, so that the host launches a single graph per step.
 
-A step of a small batch is some hundred kernels of a few microseconds, and launching them takes longer than running
-them. A graph has all of them in one launch, but it replays the same operations at the same addresses:
+A step of a small batch is a few hundred kernels of a few microseconds, and launching them takes longer than running
+them. A graph launches all of them at once, but it replays the same operations at the same addresses:
 
 - Batches are rounded up to powers of two, in sentences and in source length, and tables have room for a power of two
   of steps. Batches of the same sizes share their tensors.
-- Steps of the same Kind are the same operations. How many steps are read doubles with the time, and the sentences
-  are halved when half of them have been found, so there are few kinds.
-- Looking whether hypotheses ended, keeping them and moving sentences remains outside.
+- Steps of the same Kind are the same operations. There are few kinds: the number of steps that are read doubles over
+  time, and the number of sentences is halved when half of them are done.
+- Checking whether hypotheses have ended, storing them and moving sentences stay outside the graphs.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ Step = Callable[[], None]
 
 
 class Recorder(Protocol):
-    """Makes recordings of functions without arguments that return nothing and work on tensors that stay."""
+    """Records functions without arguments that return nothing and work on tensors that stay in place."""
 
     def warm_up(self, function: Step) -> None:
-        """Runs the function as it is, as is needed once before `record`."""
+        """Run the function normally, which is necessary once before `record`."""
 
     def record(self, function: Step) -> Step:
-        """Runs the function, and returns what runs the same operations on the same tensors again."""
+        """Run the function, and return one that repeats the same operations on the same tensors."""
 
 
 class CudaGraphs:
-    """The Recorder of a GPU.
+    """The Recorder for a GPU.
 
-    Recordings share the memory for what they allocate: only one of them runs at a time, and none leaves anything there
+    Recordings share the memory for their allocations: only one of them runs at a time, and none leaves anything there
     for another.
     """
 
@@ -72,12 +72,12 @@ class CudaGraphs:
 
 
 class CapturedSearch:
-    """TorchSearch, whose steps are recorded and replayed. Its results are the same.
+    """A TorchSearch whose steps are recorded and replayed, with the same results.
 
     Args:
-        models, options, dtype: as for TorchSearch; the weights may not move.
-        recorder: CudaGraphs, or what stands in for it.
-        sizes: of how many sizes of batches tensors and recordings are kept; those used last.
+        models, options, dtype: as for TorchSearch; the weights must stay at the same addresses.
+        recorder: CudaGraphs, or a replacement for it.
+        sizes: number of batch sizes for which tensors and recordings are kept; the least recently used are dropped.
     """
 
     def __init__(
@@ -121,8 +121,8 @@ class _Recorded:
         self._replays: dict[Kind, Step | None] = {}
 
     def run(self, kind: Kind, step: Step) -> None:
-        """The first step of a kind is run as it is, the second is recorded, and the others replay that."""
-        if kind.first or kind.forced:  # once a search, or the host reads the prefix
+        """Run the first step of a kind normally, record the second, and replay the recording for the others."""
+        if kind.first or kind.forced:  # it occurs once per search, or the host reads the prefix
             step()
         elif kind not in self._replays:
             self._recorder.warm_up(step)

@@ -1,4 +1,4 @@
-"""The arithmetic of linear layers in a search, and such layers in torch."""
+"""The arithmetic of linear layers in a search, and the layers that use it in torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_dtype(dtype: str) -> str:
 def side_by_side(*linears: nn.Module) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of one product for several layers with the same input, their outputs side by side.
 
-    Raises UnsupportedModelError for what is not a plain linear layer (quantised, adapted …).
+    Raises UnsupportedModelError for anything but plain linear layers (quantised, adapted …).
     """
     for linear in linears:
         if type(linear) not in (nn.Linear, Linear):
@@ -43,11 +43,11 @@ class PackedLinear:
         weight: (outputs, inputs), floating.
         bias: (outputs,) or None.
         dtype: the arithmetic of the product.
-            "float32": that of the weight as it is (so also float64, or the half precision of a model on a GPU).
+            "float32": that of the weight's own type (which may be float64, or half precision on a GPU).
             "bfloat16": weight, bias, input and result are rounded to bfloat16, sums are float32.
 
     Raises:
-        ValueError: another dtype. Only the native search multiplies in "int8".
+        ValueError: any other dtype. Only the native search supports "int8".
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: str = "float32"):

@@ -1,4 +1,4 @@
-"""The hypotheses of a beam search in torch: their words, scores and candidates, in tensors that stay where they are."""
+"""The hypotheses of a beam search in torch: their words, scores and candidates, in tensors that stay in place."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from lightconv_plugin.generation.beams import Beams, move
 
 
 class Live:
-    """The sentences that are still searched, the first `beams.live` of S = `beams.capacity`, each with `beam`
+    """The sentences that are still being searched, the first `beams.live` of S = `beams.capacity`, each with `beam`
     hypotheses.
 
-    The methods but `keep` are the same operations at any time: see Beams.
+    All methods except `keep` run the same operations at any time: see Beams.
 
     Args:
-        beams: of the first model.
-        columns: steps that there may be.
-        lengths: (sentences,) of the source; there may be fewer than S. prefix: (sentences,P) or None.
-        begin, eos, pad: the word before the first, the end, and one for places without a word.
+        beams: the Beams of the first model.
+        columns: maximum number of steps.
+        lengths: (sentences,) source lengths; there may be fewer than S. prefix: (sentences,P) or None.
+        begin, eos, pad: the symbols before the first word, at the end, and for places without a word.
 
     Attributes:
         tokens: (S, beam, columns + 1), the beginning symbol first. scores: (S, beam, columns), cumulative.
-        ignored: (S, beam), hypotheses that are only there to fill the beam.
+        ignored: (S, beam), hypotheses that only fill up the beam.
         found, words, parents: (S, 2 · beam), the candidates, best first: their scores, words and hypotheses.
-        ends: (S, 2 · beam), which of them end their hypothesis, or are none.
-        numbers: which sentence of the batch each of the live ones is.
+        ends: (S, 2 · beam), which candidates end their hypothesis, or are unused.
+        numbers: the index in the batch of each live sentence.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Live:
         return self.scores[: len(self)].index_select(2, self._beams.now - 1).squeeze(2)
 
     def offer(self, found: Tensor, words: Tensor, parents: Tensor) -> None:
-        """The candidates of this step, each (live, n), the best first; n is not less than before."""
+        """Store the candidates of this step, each (live, n), best first; n is not less than before."""
         live, n = found.shape
         ends = words.eq(self._eos) & found.ne(-torch.inf)
         ends[:, : self._beams.width] &= ~self.ignored[:live]
@@ -84,8 +84,8 @@ class Live:
             table[:live, :n] = new
 
     def choose(self) -> Tensor:
-        """The first `beam` candidates of the step before that do not end go on; where there are fewer, others fill up
-        and are ignored. → (live · beam,) int64, the rows from which these descend.
+        """Continue the first `beam` candidates of the previous step that do not end. If there are fewer, others fill up
+        the beam and are ignored. → (live · beam,) int64, the rows from which these descend.
         """
         live, beam, steps, now = len(self), self._beams.width, self._beams.steps, self._beams.now
         ends = self.ends[:live].clone()
@@ -101,7 +101,7 @@ class Live:
         return (parents + self._first_row[:live]).flatten()
 
     def keep(self, order: list[int]) -> Tensor:
-        """Sentence i becomes sentence order[i]; the order as a tensor. The caller does the same with `beams`."""
+        """Replace sentence i with sentence order[i]; returns the order as a tensor. The caller also moves `beams`."""
         index = torch.tensor(order, device=self.tokens.device)
         places = torch.arange(len(order), device=index.device)
         moved = index != places
@@ -111,7 +111,7 @@ class Live:
         return index
 
     def copy_(self, other: Live) -> None:
-        """Becomes what `other`, of the same sizes, is, in the same tensors; the prefix is taken as it is."""
+        """Copy the state of `other`, of the same sizes, into these tensors; the prefix is taken over uncopied."""
         for mine, theirs in zip(self._tensors(), other._tensors(), strict=True):
             mine.copy_(theirs)
         self.prefix, self.numbers = other.prefix, list(other.numbers)

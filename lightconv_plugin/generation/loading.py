@@ -1,4 +1,4 @@
-"""From checkpoints of fairseq's translation models to models that search, safely, with errors that say what to do."""
+"""Loads fairseq checkpoints of translation models for the search: safely, and with errors that say what to do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TABLE = "{}.embed_tokens.weight"
 
 @contextlib.contextmanager
 def without_progress() -> Iterator[None]:
-    """Without fairseq's messages about each thing that it loads and hydra's about fairseq; logged warnings stay."""
+    """Suppress fairseq's messages about what it loads, and hydra's about fairseq; logged warnings are kept."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.INFO))
     try:
@@ -35,25 +35,23 @@ def without_progress() -> Iterator[None]:
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """The content of a checkpoint of an encoder-decoder; see `read_any_checkpoint`.
 
-    Raises TranslationError too where it is one of a language model.
+    Also raises TranslationError if it is the checkpoint of a language model.
     """
     state = read_any_checkpoint(path)
     if not has_encoder(state):
-        raise TranslationError(
-            f"{path} has no encoder: it is a checkpoint of a language model, and only translation models translate"
-        )
+        raise TranslationError(f"{path} has no encoder: it is a checkpoint of a language model, which cannot translate")
     return state
 
 
 def has_encoder(state: dict[str, Any]) -> bool:
-    """Whether a checkpoint is of an encoder-decoder, by its parameters."""
+    """Whether a checkpoint is of an encoder-decoder, judging by its parameters."""
     return any(name.startswith("encoder.") for name in state["model"])
 
 
 def read_any_checkpoint(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint, brought to today's layout by fairseq; only tensors and settings are loaded.
+    """The content of a checkpoint, converted to the current layout by fairseq; only tensors and settings are loaded.
 
-    Raises TranslationError (or its base, InputError) where there is no such file, or it is not a checkpoint.
+    Raises TranslationError (or its base, InputError) if there is no such file, or if it is not a checkpoint.
     """
     if not path.is_file():
         raise TranslationError(f"no such checkpoint: {path}")
@@ -63,12 +61,12 @@ def read_any_checkpoint(path: Path) -> dict[str, Any]:
         with without_progress():
             state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
     except Exception as error:
-        safe_torch_load(path)  # says what is wrong with the file, if it is the file
+        safe_torch_load(path)  # raises a precise error if the file is the problem
         raise TranslationError(
             f"{path} is not a checkpoint of fairseq: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         ) from error
     if not isinstance(state.get("model"), dict) or not (state.get("cfg") or state.get("args")):
-        raise TranslationError(f"{path} is not a checkpoint of fairseq: it has no parameters, or no settings with them")
+        raise TranslationError(f"{path} is not a checkpoint of fairseq: it has no parameters or no settings")
     return state
 
 
@@ -77,16 +75,16 @@ def task_settings(state: dict[str, Any]):
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from omegaconf import OmegaConf
 
-    if state.get("args"):  # a checkpoint of before 2021
+    if state.get("args"):  # a checkpoint from before 2021
         state["cfg"], state["args"] = state.get("cfg") or convert_namespace_to_omegaconf(state["args"]), None
     OmegaConf.set_struct(state["cfg"].task, False)
     return state["cfg"].task
 
 
 def find_data(settings, checkpoint: Path, data: Path | None, dictionaries: str = "dict.*.txt") -> Path:
-    """The folder with the dictionaries: `data`, or the one that the training names, or the checkpoint's own.
+    """The folder with the dictionaries: `data`, or the one in the training's settings, or the checkpoint's own.
 
-    dictionaries: the pattern of their names. Raises TranslationError where none of them has dictionaries.
+    dictionaries: the pattern of their names. Raises TranslationError if none of these folders has dictionaries.
     """
     named = [Path(part) for part in str(settings.get("data") or "").split(":")[:1] if part]
     tried = [data] if data is not None else [*named, checkpoint.absolute().parent]
@@ -98,9 +96,9 @@ def find_data(settings, checkpoint: Path, data: Path | None, dictionaries: str =
 
 
 def languages(settings, data: Path, source: str | None, target: str | None) -> tuple[str, str]:
-    """(source, target): as given, or as the training has it, or by the names of the dictionaries in `data`.
+    """(source, target): as given, or as in the training's settings, or from the names of the files in `data`.
 
-    Raises TranslationError where they cannot be told, or have no dictionary.
+    Raises TranslationError if they cannot be determined, or have no dictionary.
     """
     there = sorted(path.name.removeprefix("dict.").removesuffix(".txt") for path in data.glob("dict.*.txt"))
     source, target = source or settings.get("source_lang"), target or settings.get("target_lang")
@@ -111,8 +109,8 @@ def languages(settings, data: Path, source: str | None, target: str | None) -> t
         source, target = source or inferred[0], target or inferred[1]
     if source is None or target is None:
         raise TranslationError(
-            f"neither the checkpoint nor {data} tells the languages: give `source_lang` and `target_lang`, "
-            f"of {', '.join(there)}"
+            f"neither the checkpoint nor {data} names the languages: give `source_lang` and `target_lang`, "
+            f"each one of {', '.join(there)}"
         )
     for option, lang in (("source_lang", source), ("target_lang", target)):
         if lang not in there:
@@ -121,9 +119,9 @@ def languages(settings, data: Path, source: str | None, target: str | None) -> t
 
 
 def build_task(settings, data: Path, source: str, target: str):
-    """fairseq's task of the training with the dictionaries of `data`.
+    """The training's fairseq task, with the dictionaries in `data`.
 
-    Raises TranslationError where the task is not one of translation from one language to another by beam search.
+    Raises TranslationError unless the task is translation from one language to another with beam search.
     """
     from fairseq import tasks
     from fairseq.tasks.translation import TranslationTask
@@ -133,11 +131,11 @@ def build_task(settings, data: Path, source: str, target: str):
     name = settings.get("_name") or settings.get("task")
     kind = tasks.TASK_REGISTRY.get(name, object)
     if not issubclass(kind, TranslationTask):
-        raise TranslationError(f"the checkpoint's task is {name!r}: only translation and tasks built on it are known")
+        raise TranslationError(f"the checkpoint's task is {name!r}: only tasks derived from translation are supported")
     if kind.build_generator not in (TranslationTask.build_generator, TranslationFastTask.build_generator):
         raise TranslationError(f"the checkpoint's task {name!r} uses its own search instead of beam search")
     settings.data, settings.source_lang, settings.target_lang = str(data), source, target
-    settings.eval_bleu = False  # what it would build is for the validation
+    settings.eval_bleu = False  # it would build a generator that only validation needs
     try:
         with without_progress():
             return tasks.setup_task(settings, from_checkpoint=True)
@@ -146,9 +144,9 @@ def build_task(settings, data: Path, source: str, target: str):
 
 
 def check_sizes(state: dict[str, Any], checkpoint: Path, task, data: Path) -> None:
-    """TranslationError where a dictionary has another number of entries than the embeddings have rows.
+    """Raise TranslationError if the sizes of a dictionary and of the embeddings differ.
 
-    Embeddings that are not one table, such as adaptive ones, are left to `build_model`.
+    Embeddings that are not a single table, such as adaptive ones, are left to `build_model`.
     """
     cfg = task.cfg
     sides = (("encoder", cfg.source_lang, task.source_dictionary), ("decoder", cfg.target_lang, task.target_dictionary))
@@ -164,7 +162,7 @@ def check_sizes(state: dict[str, Any], checkpoint: Path, task, data: Path) -> No
 
 @dataclass
 class Opened:
-    """The first checkpoint of an ensemble with its task. `state` may be given away to a model."""
+    """The first checkpoint of an ensemble with its task. `state` may be handed over to a model."""
 
     state: dict[str, Any]
     task: Any
@@ -176,9 +174,9 @@ class Opened:
 def open_first(
     path: Path, data: Path | None, source: str | None, target: str | None, state: dict[str, Any] | None = None
 ) -> Opened:
-    """Read a checkpoint and the dictionaries that belong to it, and check that they fit.
+    """Read a checkpoint and its dictionaries, and check that they match.
 
-    state: of `read_checkpoint`, if it was read already. Raises TranslationError as the functions above.
+    state: the result of `read_checkpoint`, if it was already read. Raises the TranslationErrors of the functions above.
     """
     state = read_checkpoint(path) if state is None else state
     settings = task_settings(state)
@@ -190,7 +188,7 @@ def open_first(
 
 
 def build_model(state: dict[str, Any], checkpoint: Path, task):
-    """The model of a checkpoint in evaluation mode, on the CPU, float32. TranslationError where it does not fit."""
+    """The model of a checkpoint in evaluation mode, on the CPU, float32; raises TranslationError if that fails."""
     from fairseq import checkpoint_utils
 
     task_settings(state).eval_bleu = False
@@ -198,7 +196,7 @@ def build_model(state: dict[str, Any], checkpoint: Path, task):
         with without_progress():
             models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], task=task, state=state)
     except Exception as error:
-        # Whatever its configuration asks for and is not there: an architecture, a module, parameters of other shapes.
+        # The configuration may ask for anything that is missing: an architecture, a module, parameters of other shapes.
         raise TranslationError(
             f"{checkpoint} cannot be built: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         ) from error
@@ -208,13 +206,13 @@ def build_model(state: dict[str, Any], checkpoint: Path, task):
 def open_checkpoints(
     paths: Sequence[Path], data: Path | None, source: str | None, target: str | None, text: dict[str, Any]
 ) -> TranslationModels:
-    """An ensemble of checkpoints, with what is found beside the data of their training.
+    """An ensemble of checkpoints, with the files of the text pipeline that are found beside their training data.
 
-    text: the arguments of `build_pipeline` beyond task and data. Raises TranslationError as the functions above, and
-    where a model has something that only fairseq can run.
+    text: the arguments of `build_pipeline` except task and data. Raises the TranslationErrors of the functions above,
+    and one if a model has a part that only fairseq can run.
     """
     opened = open_first(paths[0], data, source, target)
-    # Before the models are built: this is where most mistakes are.
+    # Before the models are built, because most mistakes are found here.
     pipeline = build_pipeline(opened.task, opened.data, **text)
     from lightconv_plugin.models.plain import plain_model
 
@@ -228,7 +226,7 @@ def open_checkpoints(
         try:
             models.append(plain_model(model))
         except UnsupportedModelError as error:
-            raise TranslationError(f"{path} cannot be run here, only by fairseq-generate: it has {error}") from error
+            raise TranslationError(f"{path} can only be run by fairseq-generate: {error} is not supported") from error
     return TranslationModels(
         models,
         task.source_dictionary,

@@ -1,14 +1,15 @@
-"""The mixers of a decoder, one token a step: what each keeps, and how it reads that through the table of ancestors.
+"""The mixers of a decoder, one token per step: what each stores, and how it reads that through the table of ancestors.
 
-A mixer here is built from the module of the same name in modules/ and answers
+A mixer here is built from the module of the same name in modules/ and has this interface:
 
-    memory = mixer.memory(beams, like)  tensors for what it keeps in one search, of the dtype and device of `like`
-    y = mixer(x, memory, beams)         x (N,d), a row a hypothesis, beams.begin() called → (N,d), a new tensor
+    memory = mixer.memory(beams, like)  tensors for what it stores in one search, with the dtype and device of `like`
+    y = mixer(x, memory, beams)         x (N,d), one row per hypothesis, after beams.begin() → (N,d), a new tensor
 
 It writes the step's inputs at the rows' current places and never moves them; `Beams` knows which rows a hypothesis
 descends from. `memory.keep(sources, targets)` moves sentences (Beams.keep), `memory.copy_(other)` copies everything.
 
-The call reads no number of a tensor, and of the time only `beams.now` and `beams.steps` (Beams says why).
+The call reads no tensor's values on the host, and depends on the time only through `beams.now` and `beams.steps` (Beams
+says why).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from lightconv_plugin.ops.normalize import normalize
 
 
 class Ring:
-    """The last `slots` inputs of every row, (slots, capacity, width, channels); the input of step t is in t mod slots.
+    """The last `slots` inputs of each row, (slots, capacity, width, channels); step t's input is in slot t mod slots.
 
     Stored as float32 (float64 for a float64 model): half precision would save little, as sums are float32 anyway.
     """
@@ -155,7 +156,7 @@ class _TaLK:
         self.slots = conv.max_left + 1
         self.channels = conv.channels
         self.heads = conv.num_heads
-        # Few outputs, and they decide how far the windows reach: full precision costs nothing.
+        # There are few offsets, and they decide how far the windows reach: full precision costs nothing.
         self.offsets = pack(conv.offsets, dtype="float32")
 
     def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
@@ -220,7 +221,7 @@ class ConvMixer:
 
 
 class _Projections:
-    """What follows the projections of attention: their short convolutions, each with a Ring of its own."""
+    """The short convolutions that follow attention's projections, each with its own Ring."""
 
     def __init__(self, attention: PlainSelfAttention | PlainEncoderAttention, dtype: str):
         self.convs = {name: _CONVOLUTIONS[type(conv)](conv, dtype) for name, conv in attention.convolutions().items()}
@@ -229,7 +230,7 @@ class _Projections:
         return {name: Ring(beams, conv.slots, conv.channels, like) for name, conv in self.convs.items()}
 
     def __call__(self, name: str, x: Tensor, rings: dict[str, Ring], beams: Beams) -> Tensor:
-        """x (live, active, d), the projection "q", "k" or "v" of the current step → what attention reads of it."""
+        """x (live, active, d), the projection "q", "k" or "v" of the current step → the input of attention."""
         if name not in self.convs:
             return x
         rows = x.reshape(beams.rows, -1)
@@ -240,15 +241,15 @@ class _Projections:
 class Cache:
     """Keys and values of all hypotheses, (capacity, heads, slots, width, head_dim), step t's in slot t mod slots.
 
-    slots: of a window, or None for as many as there are steps; these grow with the room of `beams`.
-    rings: of the projections' convolutions.
+    slots: the size of a window, or None for as many slots as there are steps; these grow with the room of `beams`.
+    rings: the Rings of the projections' convolutions.
     """
 
     def __init__(
         self, beams: Beams, slots: int | None, heads: int, head_dim: int, like: Tensor, rings: dict[str, Ring]
     ):
         self.rings = rings
-        # Zeros, because cells that no hypothesis wrote are multiplied by 0 and must not be NaN.
+        # Zeros, because cells that no hypothesis has written are multiplied by 0 and must not be NaN.
         shape = (beams.capacity, heads, slots or beams.room, beams.width, head_dim)
         self.grows = slots is None
         self.keys, self.values = like.new_zeros(shape), like.new_zeros(shape)
@@ -294,11 +295,11 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) ->
 
 
 class SelfAttention:
-    """Self-attention, over everything before or in a window.
+    """Self-attention over all previous tokens, or in a window.
 
     The hypotheses of a sentence share their past, so a sentence's queries are multiplied with all its keys at once, and
-    a mask leaves each query its ancestors. Nothing is copied when hypotheses are reordered; the wasted products are few
-    beside the linear layers.
+    a mask restricts each query to its ancestors. Nothing is copied when hypotheses are reordered. The wasted products
+    are few compared with those of the linear layers.
     """
 
     def __init__(self, attention: PlainSelfAttention, dtype: str):
@@ -324,8 +325,8 @@ class SelfAttention:
 class Source:
     """Keys and values of the encoder's output, each (capacity, heads, source, head_dim), and its pads.
 
-    mask: (capacity, 1, 1, source), −∞ at pads; None where there are none.
-    rings: of the queries' convolution, where there is one.
+    mask: (capacity, 1, 1, source), −∞ at pads; None if there are no pads.
+    rings: the Ring of the queries' convolution, if there is one.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, mask: Tensor | None, rings: dict[str, Ring]):
@@ -369,7 +370,7 @@ class EncoderAttention:
 
 
 def build_mixer(module: nn.Module, dtype: str) -> ConvMixer | SelfAttention:
-    """The step mixer of what stands as `self_attn` in a decoder layer; UnsupportedModelError if there is none."""
+    """The step mixer for a decoder layer's `self_attn`; UnsupportedModelError if there is none."""
     if isinstance(module, ConvBlock):
         return ConvMixer(module, dtype)
     if isinstance(module, PlainSelfAttention):

@@ -1,6 +1,6 @@
-"""Beam search in one native call a batch (cpu/search): the encoder, all steps and the bookkeeping without Python.
+"""Beam search in one native call per batch (cpu/search): the encoder, all steps and the bookkeeping without Python.
 
-The rules and results are those of beam_search.py, which remains for models on a GPU and as the definition.
+The rules and results are those of beam_search.py, which is still used for models on a GPU, and as the definition.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lightconv_plugin.ops import NORMALIZATIONS, backends
 from lightconv_plugin.ops.instructions import instruction_set
 from lightconv_plugin.ops.normalize import normalize
 
-# The numbers that cpu/search/model.h and cpu/common/normalize.h give to these names.
+# The numbers of these names in cpu/search/model.h and cpu/common/normalize.h.
 _ACTIVATIONS = {
     name: number
     for number, names in enumerate(
@@ -36,12 +36,12 @@ _NORMALIZATIONS = {name: number for number, name in enumerate(NORMALIZATIONS)}
 _POSITIONS = {"none": 0, "sinusoidal": 1, "learned": 2}
 _SHARED, _PREDICTED, _TALK, _FULL, _ATTENTION = range(5)
 
-# In the text of errors that are no ValueError.
+# Texts in errors that must not become a ValueError.
 _NO_FAULT_OF_THE_ARGUMENTS = ("has a probability above 0", "alloc", "cannot start")
 
 
 def why_not(models: Sequence[EncoderDecoder]) -> str | None:
-    """Why these models are not for the native search, or None: it takes float32 models where the CPU kernels are."""
+    """Why the native search cannot run these models, or None: it needs float32 models on a CPU, and the CPU kernels."""
     for model in models:
         weight = next(model.parameters())
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
@@ -51,7 +51,7 @@ def why_not(models: Sequence[EncoderDecoder]) -> str | None:
 
 
 def not_covered(models: Sequence[EncoderDecoder]) -> str | None:
-    """What the native search does not know of these models (a mixer of somebody's own), or None."""
+    """The part of these models that the native search does not support (such as a custom mixer), or None."""
     try:
         for model in models:
             _Description(model)
@@ -61,21 +61,21 @@ def not_covered(models: Sequence[EncoderDecoder]) -> str | None:
 
 
 class NativeSearch:
-    """Searches with the weights that the models have now, which it copies (but for the tables of embeddings).
+    """Searches with the models' current weights, which it copies (except the embedding tables).
 
     Args:
         models: an ensemble of encoder-decoders in float32 on the CPU, in evaluation mode; see `why_not`.
-        options: of the search.
-        dtype: arithmetic of the linear layers, also where the CPU has no instructions for it.
-            "float32": as it is.
-            "bfloat16": the weight is rounded to bfloat16, and so is the input where the CPU multiplies such numbers.
+        options: options of the search.
+        dtype: arithmetic of the linear layers; the CPU need not have instructions for it.
+            "float32": unchanged.
+            "bfloat16": the weight is rounded to bfloat16, and so is the input if the CPU can multiply bfloat16.
             "int8": 8-bit weights, each output channel with its own scale, and 8-bit inputs, each row with its own.
-        threads: that share sentences or, of a few sentences, products; None for as many as torch has. The results do
-            not depend on it.
+        threads: number of threads, which share the sentences or, for few sentences, the products; None for as many as
+            torch has. The results do not depend on it.
 
     Raises:
-        UnsupportedModelError: a model that the search does not cover; the text says what is in its way.
-        ValueError: an unknown dtype, no thread, or what `why_not` says.
+        UnsupportedModelError: the search does not support a model; the message names the unsupported part.
+        ValueError: an unknown dtype, less than one thread, or a reason that `why_not` gives.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class NativeSearch:
         """The finished hypotheses of each sentence, best first; arguments and results are those of `beam_search`.
 
         Raises:
-            ValueError: words that a model does not have, a sentence without any, or too large a beam.
+            ValueError: words that a model does not have, an empty sentence, or a beam that is too large.
             RuntimeError: a sentence without a single possible hypothesis, too little memory, or more threads than the
-                system starts.
+                system can start.
         """
         options = self.options
         numbers = {
@@ -125,7 +125,7 @@ class NativeSearch:
                 options.eos if begin is None else begin,
                 torch.get_num_threads() if self.threads is None else self.threads,
             )
-        except RuntimeError as error:  # of any kind in C++: torch has no other
+        except RuntimeError as error:  # torch raises this for every kind of C++ error
             text = str(error).partition("\nException raised from")[0]
             if any(part in text for part in _NO_FAULT_OF_THE_ARGUMENTS):
                 raise RuntimeError(text) from None
@@ -171,7 +171,7 @@ class _Description:
             self.tensors[name] = tensor.detach().contiguous()
 
     def _linear(self, name: str, *linears: nn.Module) -> None:
-        """Several layers with the same input become one, their outputs side by side."""
+        """Add one layer for several with the same input, with their outputs side by side."""
         weight, bias = side_by_side(*linears)
         self._tensor(f"{name}.weight", weight)
         self._tensor(f"{name}.bias", bias)

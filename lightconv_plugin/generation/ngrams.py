@@ -5,14 +5,14 @@ from torch import Tensor
 
 
 def block_repeated(tokens: Tensor, scores: Tensor, now: Tensor, n: int, forbidden: int) -> None:
-    """Sets to −∞, in place, the scores of words that would complete an n-gram for the second time.
+    """Set the scores of words that would complete an n-gram for the second time to −∞, in place.
 
     Args:
-        tokens: (N,L) hypotheses; words 1 … now are chosen, the one before is the beginning, those after mean nothing.
-        scores: (N,V) of the next word.
+        tokens: (N,L) hypotheses; words 1 … now are chosen, word 0 is the beginning symbol, later ones are ignored.
+        scores: (N,V) scores of the next word.
         now: (1,) int64, on the device; the host does not read it.
         n: at least 1.
-        forbidden: a word whose scores are −∞.
+        forbidden: a word whose scores are already −∞.
     """
     if tokens.shape[1] <= n:
         return

@@ -16,14 +16,14 @@ from lightconv_plugin.modules.transformer import EncoderDecoder
 
 
 class TranslationError(InputError, ValueError):
-    """Bad input of a `Translator`; the text names what to change."""
+    """Bad input of a `Translator`; the message says what to change."""
 
 
 @dataclass(frozen=True)
 class Found:
     """One translation of a sentence.
 
-    tokens: indices in the target dictionary, the end of the sentence among them.
+    tokens: indices in the target dictionary, including the end of the sentence.
     score: the sum of the tokens' log-probabilities to base 2, divided by their number to the power of the length
         penalty (what fairseq prints on its H- lines).
     """
@@ -34,10 +34,10 @@ class Found:
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Everything that a search needs beside the models.
+    """Everything that a search needs besides the models.
 
-    options: of the search. max_len_a, max_len_b: a translation has at most max_len_a·T + max_len_b words, where T is
-        the longest source of the batch. threads: of torch, None to leave them as they are.
+    options: options of the search. max_len_a, max_len_b: a translation has at most max_len_a·T + max_len_b words,
+        where T is the longest source of the batch. threads: torch's number of threads, None to leave it unchanged.
     cuda_graphs: see BatchSearch.
     """
 
@@ -53,7 +53,7 @@ class SearchSettings:
 class Searcher:
     """An ensemble of models, ready to search.
 
-    Raises TranslationError where a model cannot be searched with.
+    Raises TranslationError if the search does not support a model.
     """
 
     def __init__(self, models: Sequence[EncoderDecoder], settings: SearchSettings) -> None:
@@ -71,7 +71,7 @@ class Searcher:
     def search(self, sentences: Sequence[Sequence[int]], nbest: int) -> list[list[Found]]:
         """The `nbest` best translations of each sentence, best first; a sentence ends with its end symbol.
 
-        Raises TranslationError where the options do not fit these sentences, or memory runs out.
+        Raises TranslationError if the options do not fit these sentences, or if memory runs out.
         """
         source, lengths = collate(sentences, self._settings.options.pad, self._device)
         most = int(self._settings.max_len_a * source.shape[1] + self._settings.max_len_b)
@@ -91,7 +91,7 @@ class Searcher:
 
 
 def collate(sentences: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Words (B, T), padded on the left as by fairseq-interactive, and how many each sentence has, (B,)."""
+    """Words (B, T), padded on the left as in fairseq-interactive, and the lengths of the sentences (B,)."""
     lengths = torch.tensor([len(sentence) for sentence in sentences])
     tokens = torch.full((len(sentences), int(lengths.max())), pad)
     for row, sentence in zip(tokens, sentences, strict=True):
@@ -100,7 +100,7 @@ def collate(sentences: Sequence[Sequence[int]], pad: int, device: torch.device) 
 
 
 def check_device(device: str, dtype: str, cuda_graphs: bool = False) -> None:
-    """TranslationError unless the device is available and supports this type, and CUDA graphs if they are wanted."""
+    """Raise TranslationError unless the device is available and supports this type, and CUDA graphs if requested."""
     if dtype not in DTYPES:
         raise TranslationError(f"`dtype` must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
     try:

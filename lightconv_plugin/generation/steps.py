@@ -2,7 +2,7 @@
 
 fairseq's decoders run a step through modules made for training: tensors with a time dimension, masks, dropout modules,
 states that are copied whenever hypotheses are reordered, encoder output repeated for every hypothesis. Here a step is
-the arithmetic and nothing else, on rows (hypotheses, channels).
+only the arithmetic, on rows (hypotheses, channels).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LEAST_SOURCE = 16
 
 @dataclass
 class State:
-    """One search of one model: the live hypotheses, what each layer keeps, and the vectors of the positions (n,d).
+    """One search of one model: the live hypotheses, what each layer stores, and the vectors of the positions (n,d).
 
     source_length: T of the encoder's output.
     """
@@ -45,7 +45,7 @@ class State:
         return [memory for memory in (*self.mixers, *self.sources) if memory is not None]
 
     def copy_(self, other: State) -> None:
-        """Becomes what `other`, of the same sizes, is, in the same tensors."""
+        """Copy the state of `other`, of the same sizes, into these tensors."""
         self.beams.copy_(other.beams)
         for mine, theirs in zip(self.memories(), other.memories(), strict=True):
             mine.copy_(theirs)  # type: ignore[arg-type]
@@ -56,15 +56,15 @@ class State:
 class StepModel:
     """A trained encoder-decoder, as beam search uses it.
 
-    The weights are those that the model has now: make another StepModel when they have changed.
+    It has the model's current weights: create a new StepModel when they have changed.
 
     Args:
         model: in evaluation mode.
         dtype: the arithmetic of the linear layers, see PackedLinear.
 
     Raises:
-        UnsupportedModelError: a model that cannot be stepped here; the text says what is in its way.
-        ValueError: another dtype than PackedLinear's.
+        UnsupportedModelError: the model is not supported; the message names the unsupported part.
+        ValueError: PackedLinear does not support the dtype.
     """
 
     def __init__(self, model: EncoderDecoder, dtype: str = "float32"):
@@ -90,18 +90,18 @@ class StepModel:
 
     @torch.no_grad()
     def start(self, src_tokens: Tensor, beam: int, room: int | None = None) -> State:
-        """Encodes src_tokens (S,T), with pads on either side, once a sentence: the state of a search with `beam`
-        hypotheses each.
+        """Encode src_tokens (S,T), with pads on either side, once per sentence. Returns the state of a search with
+        `beam` hypotheses per sentence.
 
-        room: of how many steps there will be at most. Then S and T are rounded up to powers of two, so that few sizes
-        occur; what a sentence that is not there says means nothing.
+        room: the maximum number of steps. If it is given, S and T are rounded up to powers of two, so that few sizes
+        occur; the results for the added sentences are meaningless.
         """
         output, pads = self.encoder(src_tokens)
         if room is not None:
             sentences, steps = pads.shape
             more = power_of_two(sentences) - sentences, max(_LEAST_SOURCE, power_of_two(steps)) - steps
             output = F.pad(output, (0, 0, 0, more[0], 0, more[1]))
-            # Sentences that are not there have no pads at all: no softmax may be over nothing.
+            # The added sentences have no pads at all, because no softmax may be over nothing.
             pads = F.pad(F.pad(pads, (0, more[1]), value=True), (0, 0, 0, more[0]), value=False)
         beams = Beams(output.shape[1], beam, output.device, room)
         mask = None
@@ -113,7 +113,7 @@ class StepModel:
         return State(beams, output.shape[0], mixers, sources, mask, self._position_table(beams.room))
 
     def _position_table(self, longest: int) -> Tensor | None:
-        """(n,d): the vectors of positions, n > longest where there are so many; made for all searches, by doubling."""
+        """(n,d): the vectors of positions, n > longest if there are that many; shared by all searches, doubled."""
         if self.embed_positions is None:
             return None
         if self._positions is None or longest >= len(self._positions):
@@ -129,21 +129,20 @@ class StepModel:
         return self.logits(state, tokens)
 
     def advance(self, state: State, rows: int) -> None:
-        """The next step begins, of so many hypotheses: live · beam, or in the first step one for each sentence."""
+        """Begin the next step, with `rows` hypotheses: live · beam, or in the first step one for each sentence."""
         state.beams.advance(rows)
         if state.positions is not None and state.beams.time + 1 >= len(state.positions):
             state.positions = self._position_table(state.beams.time + 1)
 
     @torch.no_grad()
     def logits(self, state: State, tokens: Tensor) -> Tensor:
-        """tokens (N,) int64, the last of each hypothesis → logits (N,V) of the next, a new tensor; `advance` comes
-        before.
+        """tokens (N,) int64, the last of each hypothesis → logits (N,V) of the next, a new tensor. Call `advance`
+        first.
 
-        Row n is hypothesis n mod beam of live sentence n div beam. The first step may instead be given one token a
-        sentence: all hypotheses are the same until there are words to differ in.
+        Row n is hypothesis n mod beam of live sentence n div beam. The first step may instead be given one token per
+        sentence, because all hypotheses are still the same.
 
-        With a given room these are the same operations on the same tensors in each of many steps (Beams), and no number
-        is read.
+        With a given room, many steps run the same operations on the same tensors (Beams), and the host reads no values.
         """
         beams = state.beams
         beams.begin()
@@ -166,16 +165,16 @@ class StepModel:
         return self.output(x)
 
     def reorder(self, state: State, parents: Tensor) -> None:
-        """Row n goes on from what was row parents[n]: (live · beam,) int64, each of n's own sentence.
+        """Let row n continue the former row parents[n]; (live · beam,) int64, each from n's own sentence.
 
-        Rows count sentence · beam + hypothesis, after a first step with one token a sentence too.
+        Rows are numbered sentence · beam + hypothesis, even after a first step with one token per sentence.
         """
         state.beams.reorder(parents)
 
     def keep(self, state: State, sentences: Tensor) -> None:
-        """Sentence i becomes what sentence sentences[i] was; (live',) int64. All others are forgotten.
+        """Replace sentence i with the former sentence sentences[i]; (live',) int64. All others are dropped.
 
-        Only sentences that change their place are copied: leave as many as possible where they are.
+        Only sentences that change places are copied: leave as many as possible where they are.
         """
         sources, targets = state.beams.keep(sentences)
         for memory in state.memories():

@@ -1,4 +1,4 @@
-"""What layers of both sides share: norms, the FFN, and the order of norm and residual."""
+"""The parts that layers of both sides share: norms, the FFN, and the order of norm and residual."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from lightconv_plugin.generation.linear import PackedLinear, side_by_side
 from lightconv_plugin.modules.layer import ACTIVATIONS, Layer
 
-# The other activations take more memory than their input.
+# The other activations need more memory than their input.
 _IN_PLACE = {"relu": torch.relu_, "tanh": torch.tanh_}
 
 
 def pack(*linears: nn.Module, dtype: str) -> PackedLinear:
-    """One product for several layers with the same input; UnsupportedModelError for what is no plain linear layer."""
+    """One product for several layers with the same input; UnsupportedModelError unless they are plain linear layers."""
     return PackedLinear(*side_by_side(*linears), dtype)
 
 
@@ -40,11 +40,11 @@ class Residual:
         self.norm, self.before = Norm(norm), before
 
     def enter(self, x: Tensor) -> Tensor:
-        """What f takes."""
+        """The input of f."""
         return self.norm(x) if self.before else x
 
     def leave(self, y: Tensor, x: Tensor) -> Tensor:
-        """From what f gave, which is overwritten, and the layer's input."""
+        """y, from the output of f, which is overwritten, and the layer's input."""
         y += x
         return y if self.before else self.norm(y)
 

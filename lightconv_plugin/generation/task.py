@@ -1,10 +1,10 @@
-"""--task translation_fast: fairseq's translation, with FastGenerator wherever it would search.
+"""--task translation_fast: fairseq's translation task, with FastGenerator for the search.
 
     fairseq-generate data-bin --path checkpoint.pt --user-dir lightconv_plugin --task translation_fast
     fairseq-interactive … --task translation_fast --generation-dtype int8
 
-It is for checkpoints trained with --task translation, as these have the same data and the same models; trainings may
-also run with it, for a quicker --eval-bleu.
+Use it with checkpoints trained with --task translation: data and models are the same. Training with it is also
+possible, for a faster --eval-bleu.
 """
 
 import logging
@@ -22,13 +22,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class TranslationFastConfig(TranslationConfig):
-    """fairseq's options of translation, and the arithmetic of the search."""
+    """fairseq's translation options, and those of the fast search."""
 
     generation_dtype: ChoiceEnum(CHOICES) = field(
         default="float32",
         metadata={
-            "help": "arithmetic of the linear layers: float32 is that of the model and gives the results of "
-            "--task translation; bfloat16 and int8 are faster where the CPU has instructions for them, and auto "
+            "help": "arithmetic of the linear layers: float32 is the model's own and gives the results of "
+            "--task translation; bfloat16 and int8 are faster if the CPU has instructions for them; auto "
             "chooses the fastest"
         },
     )
@@ -40,10 +40,10 @@ class TranslationFastConfig(TranslationConfig):
 
 @register_task("translation_fast", dataclass=TranslationFastConfig)
 class TranslationFastTask(TranslationTask):
-    """TranslationTask whose generators are FastGenerators, unless alignments are asked for."""
+    """TranslationTask whose generators are FastGenerators, unless alignments are requested."""
 
     def build_generator(self, models, args, seq_gen_cls=None, extra_gen_cls_kwargs=None, **kwargs):
-        """fairseq's, with its arguments; `seq_gen_cls` and --print-alignment choose another generator as ever."""
+        """As in fairseq, with its arguments; `seq_gen_cls` and --print-alignment still choose another generator."""
         if seq_gen_cls is None:
             if getattr(args, "print_alignment", None):
                 logger.info("falling back to fairseq's generator: --print-alignment is not supported")
@@ -60,7 +60,7 @@ class TranslationFastTask(TranslationTask):
         )
 
     def begin_valid_epoch(self, epoch, model):
-        """--eval-bleu keeps one generator for a whole training: it has to see what was learned since."""
+        """--eval-bleu keeps one generator for the whole training, so it must reread the weights."""
         super().begin_valid_epoch(epoch, model)
         generator = getattr(self, "sequence_generator", None)
         if isinstance(generator, FastGenerator):

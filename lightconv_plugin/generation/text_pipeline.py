@@ -1,4 +1,4 @@
-"""Between raw text and the pieces of a model's dictionaries, by what lies beside its training data."""
+"""Converts between raw text and the pieces of a model's dictionaries, with the files beside its training data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightconv_plugin.text.sides import Subwords, TextSide, TokeniserError
 from lightconv_plugin.text.subwords import kind_of
 
 TOKENIZERS = ("moses", "none")
-NO_CODES = "none"  # in the place of a file of merges: the text is in pieces already
+NO_CODES = "none"  # instead of a file of merges: the text is already split into pieces
 # Where scripts/prepare_*.sh put the merges, beside data-bin, and how archives of fairseq's released models name them.
 _CODES = ("bpe/codes", "bpe/codes.{}")
 _RELEASED = ("bpecodes", "codes", "code", "bpe.codes")
@@ -27,8 +27,8 @@ _MODELS = ("bpe/sentencepiece.model", "sentencepiece.bpe.model", "sentencepiece.
 class Pipeline:
     """encode: raw line → pieces of the source dictionary. decode: pieces of the target dictionary → text.
 
-    notes: what was assumed, for the user to know.
-    target: how given translations become pieces; None where nothing is known that splits them.
+    notes: assumptions that the user should know about.
+    target: how given translations are split into pieces; None if that is unknown.
     """
 
     encode: Callable[[str], list[str]]
@@ -39,9 +39,9 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class FoundText:
-    """How the text of both sides becomes pieces, and what was assumed, for the user to know.
+    """How the text of both sides is split into pieces, and the assumptions that the user should know about.
 
-    The file of the target may be missing: translating needs none.
+    The file of the target may be missing: translating does not need it.
     """
 
     source: TextSide
@@ -58,13 +58,13 @@ def find_text(
     tokenizer: str | None = None,
     lowercase: bool = False,
 ) -> FoundText:
-    """Find how the text of a training was prepared; what is given goes before what is found.
+    """Find out how the text of a training was prepared; arguments take precedence over what is found.
 
-    task: fairseq's, with dictionaries and languages. data: the folder of the dictionaries; an exported model is one.
+    task: fairseq's, with dictionaries and languages. data: the folder of the dictionaries, or an exported model.
     bpe_codes: merges of subword-nmt, or "none". tokenizer: "moses" or "none".
-    lowercase: also where corpus.json beside the data does not say that the training text was.
+    lowercase: lower-case the source even if corpus.json beside the data does not say that the training text was.
 
-    Raises TranslationError for what is missing, and says which parameter gives it.
+    Raises TranslationError if something is missing; the message names the parameter to set.
     """
     if tokenizer is not None and tokenizer not in TOKENIZERS:
         raise TranslationError(f"`tokenizer` must be one of {', '.join(TOKENIZERS)}, got {tokenizer!r}")
@@ -73,7 +73,7 @@ def find_text(
     subwords, file = find_subwords(kinds[0], data, source, bpe_codes, sentencepiece)
     target_file = None if bpe_codes == NO_CODES else _found(kinds[1], data, target)
     if target_file is None and kinds[1] == subwords:
-        target_file = file  # one for both sides, as it is given
+        target_file = file  # the same file for both sides
     corpus = read_corpus(data)
     if exported := _exported(data):
         corpus = {"text": {lang: side.recipe.as_json() for lang, side in exported.items()}}
@@ -89,7 +89,7 @@ def find_text(
 
 
 def build_pipeline(task, data: Path, **options: Any) -> Pipeline:
-    """What encodes and decodes as `find_text` finds, which says what the arguments are and what is raised."""
+    """The Pipeline for what `find_text` finds; see there for the arguments and errors."""
     found = find_text(task, data, **options)
     try:
         unsplit = found.target.file is None and found.target.subwords != "words" and found.source.file is not None
@@ -108,9 +108,9 @@ def entries(dictionary) -> list[str]:
 def find_subwords(
     kind: Subwords, data: Path, lang: str, codes: Path | str | None, model: Path | None
 ) -> tuple[Subwords, Path | None]:
-    """What splits tokens into the pieces of a dictionary of this kind, and its file; None where nothing is split.
+    """What splits tokens into the pieces of a dictionary of this kind, and its file; None if nothing is split.
 
-    Raises TranslationError for what is missing, and says which parameter gives it.
+    Raises TranslationError if something is missing; the message names the parameter to set.
     """
     if codes is not None and model is not None:
         raise TranslationError("give `bpe_codes` or `sentencepiece`, not both: a model has one kind of subwords")
@@ -123,9 +123,9 @@ def find_subwords(
     if (found := _found(kind, data, lang)) is None:
         option = "bpe_codes" if kind == "bpe" else "sentencepiece"
         raise TranslationError(
-            f"the dictionary in {data} is of {'byte-pair encoding' if kind == 'bpe' else 'sentencepiece'}, but there "
-            f"is no {_places(kind, data, lang)[0]}: give `{option}`, or none as `bpe_codes` for text that is split "
-            "already"
+            f"the dictionary in {data} uses {'byte-pair encoding' if kind == 'bpe' else 'sentencepiece'}, but there "
+            f"is no {_places(kind, data, lang)[0]}: give `{option}`, or set `bpe_codes` to none for text that is "
+            "already split"
         )
     return kind, found
 
@@ -137,7 +137,7 @@ def _found(kind: Subwords, data: Path, lang: str) -> Path | None:
 
 
 def _exported(data: Path) -> dict[str, TextSide]:
-    """The text of an exported model by language, a language model's by ""; {} for any other folder."""
+    """The text sides of an exported model by language (a language model's under ""); {} for any other folder."""
     if not is_exported(data):
         return {}
     exported = open_exported(data)
@@ -148,7 +148,7 @@ def _exported(data: Path) -> dict[str, TextSide]:
 
 
 def _places(kind: Subwords, data: Path, lang: str) -> list[Path]:
-    """Where the file of a kind of subwords may be."""
+    """The possible places of the file for a kind of subwords."""
     if kind == "words":
         return []
     names = (_CODES, _RELEASED) if kind == "bpe" else (_MODELS[:1], _MODELS)
@@ -163,7 +163,7 @@ def _existing(path: Path, option: str) -> Path:
 
 
 def read_corpus(data: Path) -> dict[str, Any]:
-    """corpus.json beside the data; {} without one, and for an exported model, beside which anything may be."""
+    """corpus.json beside the data; {} if there is none, and for an exported model, which can lie anywhere."""
     about = data.resolve().parent / "corpus.json"
     if not about.is_file() or is_exported(data):
         return {}
@@ -189,10 +189,10 @@ def _recipe(
         lowercase = known.lowercase
     if tokenizer is not None:
         return Recipe(tokenizer, lang, lowercase=lowercase)
-    if "sentencepiece" in kinds:  # whose text is seldom tokenised before
+    if "sentencepiece" in kinds:  # usually applied to text that is not tokenised
         return Recipe("none", lang, lowercase=lowercase)
     notes.append(
         f"no corpus.json beside {data} says how its text was tokenised: assuming Moses"
-        f"{' and lower case' if lowercase else ''}; `tokenizer` moses or none confirms or changes that"
+        f"{' and lower case' if lowercase else ''}; set `tokenizer` to moses or none to confirm or change this"
     )
     return Recipe("moses", lang, lowercase=lowercase)

@@ -1,4 +1,4 @@
-"""What a `Translator` works with, wherever it comes from: checkpoints of fairseq or exported directories."""
+"""The models that a `Translator` works with, from fairseq checkpoints or exported directories."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lightconv_plugin.modules.transformer import EncoderDecoder
 
 @dataclass(frozen=True)
 class TranslationModels:
-    """An ensemble with its dictionaries and its way to and from text.
+    """An ensemble with its dictionaries and its text pipeline.
 
     source, target: dictionaries with fairseq's methods (index, pad, eos …).
-    positions: of a sentence with its end, at the most. truncates: whether the models were trained on cut sentences.
-    dtype, beam, lenpen, no_repeat_ngram_size: of the search, where the user does not say.
+    positions: maximum length of a sentence with its end symbol. truncates: whether the models were trained on truncated
+    sentences. dtype, beam, lenpen, no_repeat_ngram_size: the search's defaults.
     """
 
     models: list[EncoderDecoder]

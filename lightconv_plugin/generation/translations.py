@@ -1,4 +1,4 @@
-"""Lines of text, and what was found for them."""
+"""Lines of text and their translations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """text: detokenised. tokens: the pieces of the target dictionary. score: as `searching.Found`."""
+    """text: detokenised. tokens: the pieces of the target dictionary. score: as in `searcher.Found`."""
 
     text: str
     score: float
@@ -16,10 +16,10 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Translation:
-    """A line and what was found for it, best first.
+    """A line and its translations, best first.
 
-    source: the line as it came; where it is not text, with what could be read of it.
-    hypotheses: none for an empty line, and where `problem` says why the line was not translated.
+    source: the line as it was given; if it is not valid text, what could be decoded of it.
+    hypotheses: none for an empty line, or if `problem` says why the line was not translated.
     """
 
     source: str
@@ -40,7 +40,7 @@ class Translation:
 
 
 def read_line(line: str | bytes) -> tuple[str, str | None]:
-    """The text of a line, and what is wrong with it."""
+    """The text of a line, and what is wrong with it, if anything."""
     if not isinstance(line, (str, bytes)):
         raise TypeError(f"lines must be str or bytes, got {type(line).__name__}")
     problem = None

@@ -1,8 +1,8 @@
-"""Translating for people: lines of text in, lines of text out.
+"""Translates raw text: lines of text in, lines of text out.
 
 from lightconv_plugin.generation import Translator
 
-translator = Translator("exported/iwslt14_de_en")                           # of lightconv export
+translator = Translator("exported/iwslt14_de_en")                           # from lightconv export
 translator = Translator("runs/iwslt14_de_en/dynamicconv/average10.pt")       # with fairseq
 print(translator.translate(["Ein kleiner Hund läuft durch das Gras."])[0].text)
 """
@@ -26,41 +26,42 @@ from lightconv_plugin.generation.searcher import Found, Searcher, SearchSettings
 from lightconv_plugin.generation.translation_models import TranslationModels
 from lightconv_plugin.generation.translations import Hypothesis, Translation, read_line
 
-WINDOW = 2000  # lines of a stream that are read before any is translated: enough for batches of like lengths
+WINDOW = 2000  # lines of a stream that are read before any is translated: enough for batches of similar lengths
 _TOO_LONG = "too long"
 
 
 class Translator:
     """Beam search with one translation model, or an ensemble of several, on raw text.
 
-    A directory of `lightconv export` has all it needs, and fairseq is not imported. For checkpoints of fairseq, what is
-    not given is found: dictionaries where the training had them or beside the checkpoint; merges, tokeniser and case in
-    the folder that `lightconv prepare` made.
+    A directory made by `lightconv export` contains everything, and fairseq is not imported. For fairseq checkpoints,
+    what is not given is searched for: dictionaries where the training had them or beside the checkpoint; merges,
+    tokeniser and case in the folder that `lightconv prepare` made.
 
     Args:
-        path: an exported directory or a checkpoint, or several of a kind
+        path: an exported directory or a checkpoint, or several of the same kind
         data: the folder of a checkpoint's dictionaries (data-bin)
-        source_lang, target_lang: as the dictionaries' names have them
-        bpe_codes: merges of subword-nmt; "none" for text that is in pieces already. This and the next three are for
-            checkpoints: an exported directory says itself how its text is prepared
-        sentencepiece: its model
+        source_lang, target_lang: as in the names of the dictionaries
+        bpe_codes: merges of subword-nmt; "none" for text that is already split. This and the next three are for
+            checkpoints only: an exported directory defines how its text is prepared
+        sentencepiece: a sentencepiece model
         tokenizer: "moses" or "none"
-        lowercase: the source text also where nothing says that the training's was
-        beam, lenpen, unkpen, min_len, max_len_a, max_len_b, temperature, no_repeat_ngram_size: of the search, as
-            fairseq-generate has them. A translation has at most max_len_a·T + max_len_b pieces, where T is the length
-            of the longest sentence in its batch. None for beam (5), lenpen (1) and no_repeat_ngram_size (0): as an
-            exported directory says, else these
-        batch_tokens: of a batch's sentences, all as long as the longest; a longer sentence is a batch of its own
-        batch_size: sentences of a batch at most
+        lowercase: lower-case the source text even if nothing says that the training text was
+        beam, lenpen, unkpen, min_len, max_len_a, max_len_b, temperature, no_repeat_ngram_size: options of the search,
+            as in fairseq-generate. A translation has at most max_len_a·T + max_len_b pieces, where T is the length of
+            the longest sentence in its batch. For beam, lenpen and no_repeat_ngram_size, None means the value in the
+            exported directory, or 5, 1 and 0 for checkpoints
+        batch_tokens: maximum tokens of a batch, counting each sentence as the longest; a longer sentence is a batch of
+            its own
+        batch_size: maximum number of sentences in a batch
         threads: cores to use; None for as many as torch has threads
-        dtype: "float32", "bfloat16", "int8", or "auto" (also None): int8 for a directory of 8-bit weights, else the
-            fastest on this CPU for models of this size, see generation/dtypes.py
+        dtype: "float32", "bfloat16", "int8", or "auto" (also None): int8 for a directory with 8-bit weights, otherwise
+            the fastest on this CPU for models of this size, see generation/dtypes.py
         device: "cpu", "cuda", "cuda:1" …
         cuda_graphs: capture the steps of the search in CUDA graphs; for a GPU
-        unk: what an unknown word in a translation is written as; "" leaves it out
+        unk: what to write for an unknown word in a translation; "" omits it
 
     Raises:
-        TranslationError: (a ValueError) something is not allowed, not there, or does not fit; it says what.
+        TranslationError: (a ValueError) something is not valid, is missing, or does not match; the message says what.
     """
 
     def __init__(
@@ -94,13 +95,13 @@ class Translator:
         paths = tuple(Path(p) for p in ([path] if isinstance(path, (str, os.PathLike)) else path))
         if not paths:
             raise TranslationError("`path` must name a model, got none")
-        for missing in (p for p in paths if not p.exists()):  # all of them, before any is loaded
+        for missing in (p for p in paths if not p.exists()):  # check all of them before loading any
             raise TranslationError(f"no such checkpoint or exported directory: {missing}")
         _at_least(1, batch_tokens=batch_tokens, **_given(beam=beam, batch_size=batch_size, threads=threads))
         _at_least(0, min_len=min_len, max_len_b=max_len_b, **_given(no_repeat_ngram_size=no_repeat_ngram_size))
         for name, number in _given(lenpen=lenpen, unkpen=unkpen, max_len_a=max_len_a).items():
             if not math.isfinite(number) or (name == "max_len_a" and number < 0):
-                least = " from 0 on" if name == "max_len_a" else ""
+                least = " of at least 0" if name == "max_len_a" else ""
                 raise TranslationError(f"`{name}` must be a number{least}, got {number}")
         if not (math.isfinite(temperature) and temperature > 0):
             raise TranslationError(f"`temperature` must be positive, got {temperature}")
@@ -130,7 +131,7 @@ class Translator:
             no_repeat_ngram_size=opened.no_repeat_ngram_size if no_repeat_ngram_size is None else no_repeat_ngram_size,
         )
         self._options, self._device = options, device
-        self.dtype, self.dtype_reason = named or "", "as asked for"
+        self.dtype, self.dtype_reason = named or "", "as requested"
         if named is None:
             self.dtype, self.dtype_reason = _automatic(opened, device)
         elif (warning := slow_type(named, device)) is not None:
@@ -145,17 +146,17 @@ class Translator:
         progress: Callable[[int], object] | None = None,
         finished: Callable[[int, Translation], object] | None = None,
     ) -> list[Translation]:
-        """Translate lines, each by itself; as many translations, in the same order.
+        """Translate each line separately. Returns one translation per line, in the same order.
 
         Args:
-            lines: sentences; bytes are UTF-8. A line end at the end of a line is taken off
-            nbest: hypotheses of each
-            progress: called with the number of lines that are done besides those before
-            finished: called with the number of each line, from 0, and its translation, as soon as that is found
+            lines: sentences; bytes are UTF-8. A line end at the end of a line is removed
+            nbest: number of hypotheses per line
+            progress: called with the number of lines that were finished since the previous call
+            finished: called with the number of each line, from 0, and its translation, as soon as it is found
 
         Raises:
-            TranslationError: nbest is not in 1 … beam, or a process of the search ended. A line that cannot be
-                translated raises nothing: its Translation has the `problem`.
+            TranslationError: nbest is not in 1 … beam. A line that cannot be translated raises nothing: its Translation
+                has the `problem`.
         """
         self._check_lines(lines, nbest)
         results: dict[int, Translation] = {}
@@ -171,10 +172,10 @@ class Translator:
     def translate_stream(
         self, lines: Iterable[str | bytes], nbest: int = 1, *, window: int = WINDOW
     ) -> Iterator[Translation]:
-        """Translate lines of which there may be any number: their translations, in the same order.
+        """Translate any number of lines. Yields their translations, in the same order.
 
-        lines: as for `translate`; `window` of them are read at a time, and batches are made of these. Raises as
-        `translate`, at once for wrong arguments.
+        lines: as for `translate`; `window` of them are read at a time and divided into batches. Raises the errors of
+        `translate`; for wrong arguments immediately.
         """
         self._check_lines(lines, nbest)
         _at_least(1, window=window)
@@ -191,23 +192,24 @@ class Translator:
                     following += 1
 
     def translate_document(self, chunks: Iterable[str | bytes], *, window: int = WINDOW) -> Iterator[TranslatedPart]:
-        """Translate running text of any length in constant memory: each line is cut into sentences (sentencex, of the
-        extra sentences), these are translated, and joined to one line again.
+        """Translate running text of any length in constant memory: each line is cut into sentences (with sentencex, in
+        the extra `sentences`), which are translated and joined into one line again.
 
         `"".join(part.written for part in translator.translate_document(chunks))` is the translated text.
 
         Args:
             chunks: the text in parts of any length, such as an open file. A sentence of more than 20,000 characters is
-                cut, and one that is longer than the model takes is cut into halves until they fit
-            window: sentences that are read at a time
+                cut, and one that is too long for the model is cut into halves until they fit
+            window: number of sentences that are read at a time
 
-        Raises as `translate`. A sentence that cannot be translated is left out; its Translation has the `problem`.
+        Raises the errors of `translate`. A sentence that cannot be translated is left out; its Translation has the
+        `problem`.
         """
         _at_least(1, window=window)
         return translate_document(self, chunks, window)
 
     def fit(self, sentence: str) -> list[str]:
-        """A sentence in parts that the model takes: itself, or its halves, cut at white space, as often as needed."""
+        """Split a sentence into parts that the model accepts: itself, or halves, cut at white space, of any depth."""
         return fit(sentence, lambda text: (self._indices(text)[1] or "").startswith(_TOO_LONG))
 
     def score(
@@ -216,7 +218,7 @@ class Translator:
         references: Iterable[str | bytes],
         progress: Callable[[int], object] | None = None,
     ) -> list[Translation]:
-        """Score given translations, in float32 whatever the `dtype`.
+        """Score given translations, in float32 regardless of `dtype`.
 
         Args:
             lines: as for `translate`
@@ -224,11 +226,12 @@ class Translator:
             progress: as for `translate`
 
         Returns:
-            For each line its reference as the only hypothesis, with the score that the search gives to it. An empty
-            line with an empty reference has none; nor has a line that cannot be scored, which has the `problem`.
+            For each line, its reference as the only hypothesis, with the score that the search gives it. There is no
+            hypothesis for an empty line with an empty reference, or for a line that cannot be scored; the latter has
+            a `problem`.
 
         Raises:
-            TranslationError: there are not as many references as lines, or nothing splits the target language into
+            TranslationError: the numbers of references and lines differ, or the target language cannot be split into
                 pieces.
         """
         for some in (lines, references):
@@ -246,7 +249,7 @@ class Translator:
             raise TranslationError(f"`nbest` must be in 1 … `beam` = {self.beam}, got {nbest}")
 
     def _translated(self, lines: Iterable[str | bytes], nbest: int) -> Iterator[dict[int, Translation]]:
-        """Translations by the number of their line: first of those that need no search, then batch by batch."""
+        """Translations by line number: first those that need no search, then batch by batch."""
         done: dict[int, Translation] = {}
         sentences: dict[int, list[int]] = {}
         sources: dict[int, str] = {}
@@ -267,10 +270,10 @@ class Translator:
             }
 
     def _indices(self, line: str) -> tuple[list[int], str | None]:
-        """A sentence as the model reads it, and what is wrong with it; [] for one of which nothing is left."""
+        """A sentence as the model reads it, and what is wrong with it, if anything; [] if no pieces are left."""
         words = self._opened.source
         unknown, end = words.unk(), words.eos()
-        # A word such as </s> in the text is not what fairseq means by it.
+        # A word such as </s> in the text is not fairseq's symbol of that name.
         own = {words.pad(), words.bos(), end}
         indices = [unknown if i in own else i for i in map(words.index, self._opened.pipeline.encode(line))]
         if not indices:
@@ -299,7 +302,7 @@ class Translator:
         )
 
     def close(self) -> None:
-        """Let the models go; `with Translator(…) as translator:` does."""
+        """Release the models; `with Translator(…) as translator:` does this at its end."""
         self._searcher = None
 
     def __enter__(self) -> Translator:
@@ -312,7 +315,7 @@ class Translator:
 def _open(
     paths: tuple[Path, ...], source_lang: str | None, target_lang: str | None, about_checkpoints: dict
 ) -> TranslationModels:
-    """The models of exported directories, or of checkpoints with what is said about them."""
+    """Open exported directories, or checkpoints with the arguments about them."""
     directories = [path.is_dir() for path in paths]
     if not any(directories):
         from lightconv_plugin.generation.loading import open_checkpoints  # which imports fairseq
@@ -326,14 +329,14 @@ def _open(
         names = [str(paths[directories.index(kind)]) for kind in (True, False)]
         raise TranslationError(f"`path` must be directories or checkpoints, not both: got {' and '.join(names)}")
     for name in about_checkpoints:
-        raise TranslationError(f"`{name}` is for checkpoints: the exported {paths[0]} says itself how text is prepared")
+        raise TranslationError(f"`{name}` is for checkpoints only: {paths[0]} is exported and defines its text itself")
     from lightconv_plugin.generation.directories import open_directories
 
     return open_directories(paths, source_lang, target_lang)
 
 
 def _automatic(opened: TranslationModels, device: str) -> tuple[str, str]:
-    """The type where none is named, and why. Weights that were exported in 8 bits stay in 8 bits where that can be."""
+    """The type if none is named, and why. Weights that were exported in 8 bits stay in 8 bits if possible."""
     native = device == "cpu" and (why_not(opened.models) or not_covered(opened.models)) is None
     if opened.dtype != "float32" and native:
         return opened.dtype, "as the model was exported"
@@ -341,10 +344,10 @@ def _automatic(opened: TranslationModels, device: str) -> tuple[str, str]:
 
 
 def make_batches(sentences: dict[int, Sequence[int]], tokens: int, size: int | None) -> list[list[int]]:
-    """The keys of sentences in batches of like lengths, the longest first.
+    """The keys of sentences in batches of similar lengths, the longest first.
 
     A batch has at most `tokens` tokens, counting each sentence as its longest, and `size` sentences, but at least one.
-    The longest come first: if memory is too small, that is said at once.
+    The longest come first, so that running out of memory shows at once.
     """
     batches: list[list[int]] = []
     width = 0
@@ -358,7 +361,7 @@ def make_batches(sentences: dict[int, Sequence[int]], tokens: int, size: int | N
 
 
 def _given(**values: Any) -> dict[str, Any]:
-    """Those that are not None."""
+    """The values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -1,5 +1,5 @@
-"""The encoder-decoders by name, as a table of what each changes of the base model (config.py), and the registration of
-all architectures; those of the language models are in language_model_config.py.
+"""The named encoder-decoders, as a table of their differences from the base model (config.py), and the registration of
+all architectures. The language models' tables are in language_model_config.py.
 
 Numbers: Wu et al. 2019, section 5, and fairseq's LightConv (the paper's own code); Lioutas & Guo 2020 and its code.
 """
@@ -52,8 +52,8 @@ def _reach(encoder: list[int], decoder: list[int]) -> dict:
 _TALK = {**_sides(conv_type="talk"), "activation_fn": "swish"}
 _TALK_BASE = _reach([1, 3, 7, 15, 15, 15, 15], [1, 3, 7, 15, 15, 15])
 _TALK_LONG = _reach([3, 7, 15, 31, 31, 31, 31], [3, 7, 15, 31, 31, 31])
-# The published summarisation models have 6 decoder heads, which does not divide their 512 channels: they could not be
-# built. Here they have the encoder's 8. In them the offsets' dropout was meant for attention too.
+# The published summarisation models have 6 decoder heads, which does not divide their 512 channels, so they cannot be
+# built. Here they have 8, as in the encoder. Their dropout of the offsets was meant for attention, too.
 _TALK_CNNDM = {"dropout": 0.3, "attention_dropout": 0.1, "weight_dropout": 0.1}
 
 TALK_SUFFIXES = {
@@ -71,8 +71,8 @@ TALK_SUFFIXES = {
     },
 }
 
-# Name of the family → its token mixer. `lightconv` is upstream's name for both; there --{encoder,decoder}-conv-type
-# chooses, and means dynamic when not given.
+# Name of the family → its token mixer. `lightconv` is upstream's name for both; --{encoder,decoder}-conv-type selects
+# one of them, dynamic by default.
 FAMILIES = {"lightweightconv": "lightweight", "dynamicconv": "dynamic"}
 UPSTREAM_FAMILY = {"lightconv": "dynamic"}
 
@@ -87,7 +87,7 @@ LANGUAGE_MODELS = language_model_architectures()
 
 
 def _config_class(name: str, options: Mapping, base: type) -> type:
-    """A separate dataclass for each architecture, the one form of preset that fairseq-train and hydra both read."""
+    """A separate dataclass for each architecture: the only form of preset that both fairseq-train and hydra read."""
     by_name = {f.name: f for f in dataclasses.fields(base)}
     changed = [(key, by_name[key].type, option(value, **by_name[key].metadata)) for key, value in options.items()]
     return dataclasses.make_dataclass(name, changed, bases=(base,), namespace={"__module__": __name__})
@@ -98,7 +98,7 @@ def _camel(name: str) -> str:
 
 
 def _forget_upstream(model: str) -> type:
-    """Removes a model of fairseq's own and its architectures from the registries; returns its class."""
+    """Remove one of fairseq's own models and its architectures from the registries; returns its class."""
     upstream = fairseq_models.MODEL_REGISTRY.pop(model)
     for architecture in fairseq_models.ARCH_MODEL_INV_REGISTRY.pop(model):
         for registry in ("ARCH_MODEL_REGISTRY", "ARCH_MODEL_NAME_REGISTRY", "ARCH_CONFIG_REGISTRY"):
@@ -109,9 +109,9 @@ def _forget_upstream(model: str) -> type:
 def _register(
     architectures: Mapping[str, Mapping], config_base: type, model_base: type, upstream_members: dict | None
 ) -> None:
-    """A dataclass and a model class for each architecture, under the architecture's name.
+    """Register a dataclass and a model class for each architecture, under the architecture's name.
 
-    `upstream_members` are added to the classes with upstream's names; None leaves those names alone.
+    `upstream_members` are added to the classes with upstream's names; None: those names are not registered.
     """
     for name, options in architectures.items():
         upstreams = name.split("_")[0] in UPSTREAM_FAMILY
@@ -120,21 +120,21 @@ def _register(
         config = _config_class(_camel(name) + "Config", options, config_base)
         members = upstream_members if upstreams else {}
         model = type(_camel(name) + "Model", (model_base,), {"__module__": __name__, **members})
-        # As module attributes they can be imported (architectures.DynamicconvModel), so also pickled for workers.
+        # As module attributes they can be imported (architectures.DynamicconvModel) and therefore pickled for workers.
         globals().update({config.__name__: config, model.__name__: model})
         register_model(name, dataclass=config)(model)
 
 
 def _take_over() -> bool:
-    """Whether upstream's names are to mean these models; if so, they are free afterwards."""
+    """Whether these models replace fairseq's own under upstream's names."""
     if os.environ.get("LIGHTCONV_KEEP_UPSTREAM", "") not in ("", "0"):
         return False
-    logger.info("the lightconv architectures are lightconv_plugin's; LIGHTCONV_KEEP_UPSTREAM=1 leaves fairseq's")
+    logger.info("the lightconv architectures are lightconv_plugin's; LIGHTCONV_KEEP_UPSTREAM=1 keeps fairseq's")
     return True
 
 
 if _take_over():
-    # With the addresses of the released models, for from_pretrained("dynamicconv.glu.wmt16.en-de").
+    # Keep the URLs of the released models, for from_pretrained("dynamicconv.glu.wmt16.en-de").
     _encoder_decoder = {"hub_models": _forget_upstream("lightconv").hub_models}
     _forget_upstream("lightconv_lm")
     _language_model = {}

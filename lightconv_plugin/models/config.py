@@ -1,4 +1,4 @@
-"""The options of the encoder-decoders, under the names upstream's LightConv gives them, and what they resolve to."""
+"""The options of the encoder-decoders, under the names of upstream's LightConv, and how they are resolved."""
 
 from argparse import Namespace
 from dataclasses import dataclass, field, fields
@@ -17,16 +17,16 @@ from lightconv_plugin.modules.mixers import HEADED, MIXERS, MixerSpec
 SIDES = ("encoder", "decoder")
 ENCODER_KERNELS = [3, 7, 15, 31, 31, 31, 31]
 DECODER_KERNELS = [3, 7, 15, 31, 31, 31]
-# "swish" is the FFN's activation in the TaLK models; fairseq knows it and leaves it out of its list.
+# "swish" is the FFN's activation in the TaLK models; fairseq supports it but does not list it.
 ACTIVATIONS = [*utils.get_available_activation_fns(), "swish"]
-_CONV_TYPE_HELP = f"token mixer: one of {', '.join(MIXERS)} for all layers, or one for each, comma separated"
+_CONV_TYPE_HELP = f"token mixer: one of {', '.join(MIXERS)} for all layers, or a comma separated list, one per layer"
 _RANK_HELP = (
-    "rank at which dynamic layers predict their filters, through as many numbers between two matrices; 0 for one "
+    "rank at which dynamic layers predict their filters, with two matrices instead of one; 0 for a single "
     "matrix; one entry is repeated for all layers"
 )
 _CONVOLVED_HELP = (
-    "comma separated list of what has a short convolution after its projection in the {side}'s self-attention, of q, k "
-    "and v; {how} (default: nothing)"
+    "comma separated list of the projections (q, k, v) in the {side}'s self-attention that are followed by a short "
+    "convolution; {how} (default: none)"
 )
 
 
@@ -40,8 +40,8 @@ def option(default, help: str, **metadata):
 class ConvTransformerConfig(FairseqDataclass):
     """Options of a `ConvTransformerModel`; the defaults are the paper's base model (architecture `dynamicconv`).
 
-    A `None` stands for what its help text says, so that changing one number (say --encoder-embed-dim) changes what
-    follows from it.
+    `None` stands for the default in its help text, so that changing one option (say --encoder-embed-dim) also changes
+    the defaults that depend on it.
     """
 
     dropout: float = option(0.1, "dropout probability")
@@ -70,7 +70,7 @@ class ConvTransformerConfig(FairseqDataclass):
     encoder_conv_type: str = option("dynamic", _CONV_TYPE_HELP)
     encoder_dynamic_rank: List[int] = option([0], _RANK_HELP)
     encoder_attention_conv: Optional[str] = option(
-        None, _CONVOLVED_HELP.format(side="encoder", how="centred, an even kernel with one tap more to the right")
+        None, _CONVOLVED_HELP.format(side="encoder", how="centred, with one more tap to the right if the size is even")
     )
     encoder_layerdrop: float = option(0.0, "LayerDrop probability in the encoder")
 
@@ -91,7 +91,7 @@ class ConvTransformerConfig(FairseqDataclass):
     decoder_dynamic_rank: List[int] = option([0], _RANK_HELP)
     decoder_attention_conv: Optional[str] = option(None, _CONVOLVED_HELP.format(side="decoder", how="causal"))
     decoder_cross_attention_conv: Optional[str] = option(
-        None, "q for a short causal convolution of the queries of the attention over the encoder (default: nothing)"
+        None, "q for a short causal convolution of the queries in the attention over the encoder (default: none)"
     )
     decoder_layerdrop: float = option(0.0, "LayerDrop probability in the decoder")
 
@@ -99,8 +99,8 @@ class ConvTransformerConfig(FairseqDataclass):
     weight_normalization: Optional[ChoiceEnum(ops.NORMALIZATIONS)] = option(
         None,
         "normalisation of the filters of lightweight and dynamic layers (default: softmax, or none with "
-        "--weight-softmax 0). The paper's appendix, dynamic filters, newstest2013: softmax 26.9 BLEU, l2 26.8, abs_l2 "
-        "26.7, sigmoid 26.6, tanh 25.6; with none, l1, square and abs its training diverged",
+        "--weight-softmax 0). BLEU in the paper's appendix, dynamic filters, newstest2013: softmax 26.9, l2 26.8, "
+        "abs_l2 26.7, sigmoid 26.6, tanh 25.6; with none, l1, square and abs training diverged",
     )
     dynamic_residual: bool = option(
         False, "add a static filter for each head to the predicted one of dynamic layers, before the normalisation"
@@ -108,8 +108,8 @@ class ConvTransformerConfig(FairseqDataclass):
     attention_conv_kernel_size: int = option(4, "kernel size of the convolutions in attention")
     attention_conv_type: ChoiceEnum(KINDS) = option(
         "depthwise",
-        "the convolutions in attention: depthwise (a filter for each channel, not normalised; it begins as the current "
-        "token alone), or lightweight or dynamic, softmax-normalised, with the heads of attention",
+        "type of the convolutions in attention: depthwise (one filter per channel, not normalised, initialised to the "
+        "identity), or lightweight or dynamic (one softmax-normalised filter per attention head)",
     )
     share_decoder_input_output_embed: bool = option(False, "share decoder input and output embeddings")
     share_all_embeddings: bool = option(
@@ -129,7 +129,7 @@ class ConvTransformerConfig(FairseqDataclass):
     checkpoint_activations: bool = option(False, "recompute activations in the backward pass instead of keeping them")
     offload_activations: bool = option(False, "as --checkpoint-activations, and keep the layers' inputs on the CPU")
     compile_blocks: bool = option(
-        False, "run each layer through torch.compile in training (evaluation and generation stay as they are)"
+        False, "run each layer through torch.compile in training (evaluation and generation are not compiled)"
     )
     min_params_to_wrap: int = option(DEFAULT_MIN_PARAMS_TO_WRAP, "smallest layer that FSDP wraps by itself")
     quant_noise_pq: float = option(0.0, "iterative PQ quantization noise at training time")
@@ -137,12 +137,12 @@ class ConvTransformerConfig(FairseqDataclass):
     quant_noise_scalar: float = option(0.0, "scalar quantization noise at training time")
 
 
-# Upstream takes a value here (`--encoder-glu 0`); fairseq's parser would make them switches.
+# Upstream takes a value for these (`--encoder-glu 0`); fairseq's parser would make them flags without a value.
 VALUED_BOOLEANS = ("encoder_glu", "decoder_glu", "weight_softmax")
 
 
 def add_arguments(parser, config: ConvTransformerConfig) -> None:
-    """Adds `config`'s options with its defaults; `parser` is argparse's, or a group of it."""
+    """Add `config`'s options with its defaults; `parser` is an argparse parser or argument group."""
     for name in VALUED_BOOLEANS:
         if not hasattr(config, name):
             continue
@@ -153,19 +153,20 @@ def add_arguments(parser, config: ConvTransformerConfig) -> None:
             metavar="BOOL",
             help=type(config).__dataclass_fields__[name].metadata["help"],
         )
-    # It leaves alone the options that are there already.
+    # This skips the options that have already been added.
     gen_parser_from_dataclass(parser, config)
 
 
 def transformer_config(
     config, *, defaults: ConvTransformerConfig | None = None, left_pad_target: bool = False
 ) -> TransformerConfig:
-    """Resolves and checks `config`, a ConvTransformerConfig as dataclass, DictConfig or Namespace.
+    """Resolve and check `config`, a ConvTransformerConfig as dataclass, DictConfig or Namespace.
 
-    `defaults`, the architecture's own, stand for what `config` lacks: old checkpoints hold what was an option then.
+    `defaults`, the architecture's own, are used for options missing in `config`: an old checkpoint has only the options
+    that existed when it was written.
 
-    The result is what fairseq's own Transformer classes read, and `encoder.mixers` / `decoder.mixers`, a MixerSpec a
-    layer. Raises ValueError naming the option.
+    The result is the configuration that fairseq's own Transformer classes read, with `encoder.mixers` and
+    `decoder.mixers` added: one MixerSpec per layer. Raises ValueError naming the invalid option.
     """
     defaults = defaults or _DEFAULTS
     c = Namespace(**{f.name: getattr(config, f.name, getattr(defaults, f.name)) for f in _FIELDS})
@@ -181,7 +182,7 @@ def transformer_config(
 
 
 def _fill(c: Namespace) -> None:
-    """Replaces each None by what it stands for."""
+    """Replace each None with the value it stands for."""
 
     def default(name: str, value) -> None:
         if getattr(c, name) is None:
@@ -197,12 +198,12 @@ def _fill(c: Namespace) -> None:
 
 
 def fill_shared(c: Namespace) -> None:
-    """What neither side has for itself: the same for encoder-decoders and language models."""
+    """Resolve the options that both sides share, in encoder-decoders and language models."""
     if c.weight_dropout is None:
         c.weight_dropout = c.attention_dropout
     if c.weight_normalization is None:
         c.weight_normalization = "softmax" if c.weight_softmax else "none"
-    # Choices arrive as enum members or as strings, with which fairseq's look-up of the activation compares.
+    # Choices arrive as enum members or as strings; fairseq's look-up of the activation compares with strings.
     for name in ("weight_normalization", "activation_fn", "attention_conv_type"):
         choice = getattr(c, name)
         setattr(c, name, str(getattr(choice, "value", choice)))
@@ -210,7 +211,7 @@ def fill_shared(c: Namespace) -> None:
 
 
 def check(c: Namespace, sides: tuple[str, ...] = SIDES) -> None:
-    """Raises ValueError naming the option that is out of range; `c` is filled."""
+    """Raise ValueError naming the option that is invalid; `c` must be filled."""
     for name in ("dropout", "attention_dropout", "relu_dropout", "input_dropout", "weight_dropout"):
         if not 0 <= getattr(c, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be in [0, 1), got {getattr(c, name)}")
@@ -246,12 +247,12 @@ def _per_layer(values: list, layers: int, option: str, layers_option: str) -> li
 
 
 def kinds(c: Namespace, side: str) -> list[str]:
-    """The types of one side's layers, one entry or one for each."""
+    """The mixer types of one side: a single entry for all layers, or one per layer."""
     return [name.strip() for name in str(getattr(c, f"{side}_conv_type")).split(",")]
 
 
 def _ranks(c: Namespace, side: str, types: list[str]) -> list[int]:
-    """Of each layer, 0 where it is not dynamic."""
+    """The rank of each layer, 0 if it is not dynamic."""
     option = f"--{side}-dynamic-rank"
     ranks = _per_layer([int(r) for r in getattr(c, f"{side}_dynamic_rank")], len(types), option, f"--{side}-layers")
     if min(ranks) < 0:
@@ -262,7 +263,7 @@ def _ranks(c: Namespace, side: str, types: list[str]) -> list[int]:
 
 
 def _attention_conv(c: Namespace, name: str, allowed: tuple[str, ...]) -> AttentionConv | None:
-    """What the option of this name asks for."""
+    """The convolution that the option of this name selects; None if it is not set."""
     if getattr(c, name) is None:
         return None
     given = [part.strip() for part in str(getattr(c, name)).split(",")]
@@ -285,14 +286,14 @@ def _cross_attention_conv(c: Namespace, left_pad_target: bool) -> AttentionConv 
 
 
 def mixers(c: Namespace, side: str, *, causal: bool, zero_pads: bool) -> list[MixerSpec]:
-    """The token mixers of one side's layers; `c` is filled."""
+    """The token mixers of one side's layers; `c` must be filled."""
     layers, heads, conv_dim = (getattr(c, f"{side}_{name}") for name in ("layers", "attention_heads", "conv_dim"))
     types = kinds(c, side)
     for name in types:
         if name not in MIXERS:
             raise ValueError(f"--{side}-conv-type: got {name!r}, allowed are {', '.join(MIXERS)}")
     types = _per_layer(types, layers, f"--{side}-conv-type", f"--{side}-layers")
-    # Attention over the whole sequence reads no kernel sizes, so the defaults for another number of layers do no harm.
+    # Full attention does not use kernel sizes, so defaults for another number of layers do not matter.
     kernels = [1] if set(types) == {"attention"} else [int(k) for k in getattr(c, f"{side}_kernel_size_list")]
     kernels = _per_layer(kernels, layers, f"--{side}-kernel-size-list", f"--{side}-layers")
     if min(kernels) < 1:

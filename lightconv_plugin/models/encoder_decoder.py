@@ -11,24 +11,24 @@ from lightconv_plugin.modules.linear import replace_linear
 
 
 class ConvTransformerModel(TransformerModelBase):
-    """LightConv and DynamicConv (Wu et al. 2019) and TaLK (Lioutas & Guo 2020) encoder-decoders, and mixtures of these
-    with each other, with self-attention and with the paper's earlier convolutions.
+    """LightConv and DynamicConv (Wu et al. 2019) and TaLK (Lioutas & Guo 2020) encoder-decoders. Layers may use
+    different mixers, including self-attention and the paper's earlier convolutions.
 
-    Architectures by name: architectures.py. Options: config.py. Checkpoints of fairseq's own LightConv models, of every
-    version, and of the published TaLK models load into it (ConvBlock.upgrade_state_dict_named).
+    Architectures by name: architectures.py. Options: config.py. Checkpoints of fairseq's own LightConv models (all
+    versions) and of the published TaLK models load into it (FairseqConvBlock.upgrade_state_dict_named).
     """
 
     @classmethod
     def add_args(cls, parser):
-        """Adds the options, with this architecture's defaults; called by fairseq's command line."""
-        # fairseq's register_model leaves the dataclass under this very name.
+        """Add the options, with this architecture's defaults; called by fairseq's command line."""
+        # fairseq's register_model stores the dataclass under this name.
         add_arguments(parser, getattr(cls, "__dataclass")())
 
     @classmethod
     def build_model(cls, cfg, task):
-        """Builds the model for the task's dictionaries; ValueError names an option that is wrong."""
+        """Build the model for the task's dictionaries; raises ValueError naming an invalid option."""
         left_pad_target = bool(getattr(getattr(task, "cfg", None), "left_pad_target", False))
-        defaults = getattr(cls, "__dataclass")()  # under this name fairseq's register_model leaves it
+        defaults = getattr(cls, "__dataclass")()  # fairseq's register_model stores it under this name
         model = super().build_model(transformer_config(cfg, defaults=defaults, left_pad_target=left_pad_target), task)
         replace_dropout(model)
         replace_linear(model)
@@ -47,7 +47,7 @@ class MixerEncoder(TransformerEncoderBase):
     """fairseq's encoder over MixerEncoderLayers, one for each of cfg.encoder.mixers."""
 
     def __init__(self, cfg, dictionary, embed_tokens):
-        self._specs = iter(cfg.encoder.mixers)  # build_encoder_layer is called once a layer, without its number
+        self._specs = iter(cfg.encoder.mixers)  # build_encoder_layer is called once per layer, without its index
         super().__init__(cfg, dictionary, embed_tokens)
         del self._specs
 
@@ -63,8 +63,8 @@ class MixerEncoder(TransformerEncoderBase):
     ) -> dict[str, list[Tensor]]:
         """src_tokens (B,T) → fairseq's encoder output, {"encoder_out": [(T,B,d)], "encoder_padding_mask": [(B,T)], …}.
 
-        The base class looks whether the batch has pads, which makes the host wait for the device in every forward and
-        breaks a compiled graph in two. Zeroing the pads always gives the same numbers.
+        The base class checks whether the batch has pads, which makes the host wait for the device in every forward pass
+        and breaks a compiled graph in two. Always zeroing the pads gives the same results.
         """
         padding_mask = src_tokens.eq(self.padding_idx)
         x, embedding = self.forward_embedding(src_tokens, token_embeddings)
@@ -98,8 +98,8 @@ class MixerDecoder(TransformerDecoderBase):
         self._specs = iter(cfg.decoder.mixers)
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn=no_encoder_attn)
         del self._specs
-        # All that the base class reads this for is whether to make the target's padding mask without first asking the
-        # device if there are pads at all: make it always, and the forward never waits.
+        # The base class uses this flag only to decide whether to make the target's padding mask without first asking
+        # the device if there are pads. Always making the mask means that the forward pass never waits.
         self.cross_self_attention = True
         if self.layer_norm is not None:
             move_to_end(self, "layer_norm")
@@ -108,9 +108,9 @@ class MixerDecoder(TransformerDecoderBase):
         return wrap_layer(MixerDecoderLayer(cfg, next(self._specs), no_encoder_attn=no_encoder_attn), cfg)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
-        """tensor (T,…) → (T,T): −∞ for what comes later, else 0.
+        """tensor (T,…) → (T,T): −∞ for later positions, otherwise 0.
 
-        The base class makes the mask on the host and copies it to the device whenever a longer batch comes.
+        The base class makes the mask on the host and copies it to the device whenever a batch is longer than before.
         """
         steps = tensor.shape[0]
         if self._future_mask.device != tensor.device or self._future_mask.shape[0] < steps:
@@ -121,17 +121,17 @@ class MixerDecoder(TransformerDecoderBase):
     def upgrade_state_dict_named(self, state_dict, name):
         version = f"{name}.version"
         if any(key.startswith(f"{name}.layers.") and ".linear1." in key for key in state_dict):
-            # Upstream's LightConv counts versions differently: its 2 has the final norm that the Transformer's lacks.
+            # Upstream's LightConv counts versions differently: its 2 has a final norm, the Transformer's 2 does not.
             state_dict[version] = self.version.clone()
         state_dict = super().upgrade_state_dict_named(state_dict, name)
         if self.output_projection is None:
-            # The base class supplies a tied output projection also where an adaptive softmax replaces it.
+            # The base class adds a tied output projection even if an adaptive softmax replaces it.
             state_dict.pop(f"{name}.output_projection.weight", None)
         return _fit_position_buffer(self, state_dict, name)
 
 
 def _fit_position_buffer(module, state_dict: dict, name: str) -> dict:
-    """fairseq ≤ 0.12.2 saves a marker of its sinusoidal positions' device, whose value nobody set; others don't."""
+    """fairseq ≤ 0.12.2 saves an uninitialised device marker with sinusoidal positions; other versions do not."""
     key = f"{name}.embed_positions._float_tensor"
     marker = getattr(module.embed_positions, "_float_tensor", None)
     if marker is None:

@@ -13,23 +13,23 @@ from lightconv_plugin.modules.linear import replace_linear
 
 
 class ConvLanguageModel(FairseqLanguageModel):
-    """Language models of LightConv, DynamicConv (Wu et al. 2019) and TaLK convolutions (Lioutas & Guo 2020), of
-    self-attention, and of mixtures layer by layer.
+    """Language models with LightConv, DynamicConv (Wu et al. 2019), TaLK convolutions (Lioutas & Guo 2020) or
+    self-attention; layers may use different mixers.
 
-    Pre-norm, without a norm after the last layer. With --decoder-conv-type attention it computes what fairseq's
-    `transformer_lm` with --no-decoder-final-norm computes, under the same parameter names. Architectures and options:
-    language_model_config.py. Checkpoints of fairseq's own `lightconv_lm` of every version, and TaLK's, load into it.
+    Pre-norm, without a norm after the last layer. With --decoder-conv-type attention it is equivalent to fairseq's
+    `transformer_lm` with --no-decoder-final-norm and has the same parameter names. Architectures and options:
+    language_model_config.py. Checkpoints of fairseq's own `lightconv_lm` (all versions) and of TaLK load into it.
     """
 
     @classmethod
     def add_args(cls, parser):
-        """Adds the options, with this architecture's defaults; called by fairseq's command line."""
-        # fairseq's register_model leaves the dataclass under this very name.
+        """Add the options, with this architecture's defaults; called by fairseq's command line."""
+        # fairseq's register_model stores the dataclass under this name.
         add_arguments(parser, getattr(cls, "__dataclass")())
 
     @classmethod
     def build_model(cls, cfg, task):
-        """Builds the model for the task's dictionaries; ValueError names an option that is wrong."""
+        """Build the model for the task's dictionaries; raises ValueError naming an invalid option."""
         cfg = language_model_config(cfg, getattr(cls, "__dataclass")())
         check_dictionaries(cfg, len(task.source_dictionary), len(task.target_dictionary))
         embed_tokens = cls.build_embedding(cfg, task.source_dictionary)
@@ -40,7 +40,7 @@ class ConvLanguageModel(FairseqLanguageModel):
 
     @classmethod
     def build_embedding(cls, cfg, dictionary) -> nn.Module:
-        """The input embedding: (B,T) tokens → (B,T,embedding_dim). `cfg` is of language_model_config."""
+        """The input embedding: (B,T) tokens → (B,T,embedding_dim). `cfg` is the result of language_model_config."""
         if cfg.character_embeddings:
             return CharacterTokenEmbedder(
                 dictionary,

@@ -1,4 +1,4 @@
-"""The options of the language models, what they resolve to, and the architectures by name.
+"""The options of the language models, how they are resolved, and the named architectures.
 
 Numbers: Wu et al. 2019 and fairseq's `lightconv_lm` (the paper's own code); Lioutas & Guo 2020 and its code.
 """
@@ -16,7 +16,7 @@ from omegaconf import II
 
 from lightconv_plugin.models.config import ConvTransformerConfig, check, fill_shared, mixers, option
 
-# Of the encoder-decoders' options a language model has all but those of the encoder and of the way to it.
+# A language model has all options of an encoder-decoder except these and those of the encoder.
 _ENCODER_DECODER_ONLY = {
     "decoder_embed_path",
     "decoder_cross_attention_conv",
@@ -37,7 +37,7 @@ _SharedConfig = make_dataclass("_SharedConfig", _SHARED, bases=(FairseqDataclass
 class ConvLanguageModelConfig(_SharedConfig):
     """Options of a `ConvLanguageModel`; the defaults are upstream's base model (architecture `dynamicconv_lm`).
 
-    Here is what differs from a decoder of ConvTransformerConfig, from which the other options come.
+    Only the differences from the decoder of ConvTransformerConfig are listed here; the other options come from there.
     """
 
     decoder_embed_dim: int = option(512, "decoder embedding dimension")
@@ -45,9 +45,9 @@ class ConvLanguageModelConfig(_SharedConfig):
     decoder_input_dim: Optional[int] = option(
         None, "dimension of the input embeddings, of an adaptive input's first band (default: --decoder-embed-dim)"
     )
-    decoder_normalize_before: bool = option(False, "of no effect: a language model always normalises before a block")
+    decoder_normalize_before: bool = option(False, "no effect: a language model always normalises before each block")
 
-    character_embeddings: bool = option(False, "make the token embeddings from characters, by convolutions")
+    character_embeddings: bool = option(False, "compute the token embeddings from characters, with convolutions")
     character_filters: str = option(
         "[(1, 64), (2, 128), (3, 192), (4, 256), (5, 256), (6, 256), (7, 256)]",
         "filters of the character convolutions, (width, channels) each",
@@ -57,29 +57,30 @@ class ConvLanguageModelConfig(_SharedConfig):
 
     adaptive_input: bool = option(False, "adaptive input: rarer words have smaller embeddings")
     adaptive_input_factor: float = option(4.0, "factor by which each adaptive input band's dimension shrinks")
-    # Of any type: 20000,60000 as a text (in old checkpoints), a list, or the number that fairseq makes of a text 20000.
+    # Of any type: the string 20000,60000 (in old checkpoints), a list, or a number (fairseq's reading of 20000).
     adaptive_input_cutoff: Any = option(
-        None, "comma separated list of adaptive input cutoff points, the word ranks that begin the next band"
+        None, "comma separated list of adaptive input cutoff points, the word ranks at which the next band begins"
     )
     adaptive_softmax_cutoff: Any = option(
         None, "comma separated list of adaptive softmax cutoff points; use with --criterion adaptive_loss"
     )
     tie_adaptive_weights: bool = option(False, "tie the word vectors of adaptive softmax and adaptive input")
-    tie_adaptive_proj: bool = option(False, "tie also their projections; needs --tie-adaptive-weights")
+    tie_adaptive_proj: bool = option(False, "also tie their projections; needs --tie-adaptive-weights")
 
-    # Without a help text fairseq's command line leaves them to the task, whose options they are. A checkpoint keeps
-    # those of its training: scoring with a --context-window changes the task's.
+    # These are the task's options: without a help text, fairseq's command line leaves them to the task. A checkpoint
+    # keeps the values of its training: scoring with a --context-window changes the task's.
     tokens_per_sample: int = II("task.tokens_per_sample")
     max_target_positions: Optional[int] = II("task.max_target_positions")
 
 
 def language_model_config(config, defaults: ConvLanguageModelConfig | None = None) -> TransformerConfig:
-    """Resolves and checks `config`, a ConvLanguageModelConfig as dataclass, DictConfig or Namespace.
+    """Resolve and check `config`, a ConvLanguageModelConfig as dataclass, DictConfig or Namespace.
 
-    `defaults`, the architecture's own, stand for what `config` lacks: old checkpoints hold what was an option then.
+    `defaults`, the architecture's own, are used for options missing in `config`: an old checkpoint has only the options
+    that existed when it was written.
 
-    The result is what MixerDecoder and fairseq's decoder below it read, and the options of the embeddings, with
-    character_filters as a list of pairs. Raises ValueError naming the option.
+    The result is the configuration that MixerDecoder and its base class in fairseq read, with the options of the
+    embeddings; character_filters is a list of pairs. Raises ValueError naming the invalid option.
     """
     defaults = defaults or _DEFAULTS
     c = Namespace(**{f.name: getattr(config, f.name, getattr(defaults, f.name)) for f in _FIELDS})
@@ -104,7 +105,7 @@ def language_model_config(config, defaults: ConvLanguageModelConfig | None = Non
 
 
 def check_dictionaries(c: TransformerConfig, inputs: int, outputs: int) -> None:
-    """Raises ValueError where the embeddings do not fit the numbers of entries of the two dictionaries."""
+    """Raise ValueError if the embeddings do not fit the sizes of the two dictionaries."""
     for name, used, size in (
         ("adaptive_input_cutoff", c.adaptive_input, inputs),
         ("adaptive_softmax_cutoff", c.adaptive_softmax_cutoff is not None, outputs),
@@ -158,7 +159,7 @@ def _check_embeddings(c: Namespace) -> None:
     if c.adaptive_input and c.adaptive_input_cutoff is None:
         raise ValueError("--adaptive-input needs --adaptive-input-cutoff, as in 20000,60000")
     if c.adaptive_input and c.character_embeddings:
-        raise ValueError("--adaptive-input and --character-embeddings exclude each other")
+        raise ValueError("--adaptive-input cannot be used with --character-embeddings")
     for side, used, dim in (
         ("input", c.adaptive_input, c.decoder_input_dim),
         ("softmax", c.adaptive_softmax_cutoff is not None, c.decoder_output_dim),
@@ -200,7 +201,7 @@ def _check_shared(c: Namespace) -> None:
         if getattr(c, name):
             raise ValueError(
                 f"--share-decoder-input-output-embed cannot be used with {_flag(name)}"
-                + ("" if name == "character_embeddings" else "; --tie-adaptive-weights ties those of both kinds")
+                + ("" if name == "character_embeddings" else "; use --tie-adaptive-weights to tie adaptive embeddings")
             )
     if c.decoder_input_dim != c.decoder_output_dim:
         raise ValueError(
@@ -214,7 +215,7 @@ _DEFAULTS = ConvLanguageModelConfig()
 
 
 def _tied_adaptive(cutoff: str) -> dict:
-    # As text: a list over the None of the base class would be lost with hydra 1.0.
+    # As a string: with hydra 1.0 a list would be lost, because the base class has None.
     return {
         "adaptive_input": True,
         "adaptive_input_cutoff": cutoff,
@@ -225,7 +226,7 @@ def _tied_adaptive(cutoff: str) -> dict:
 
 
 _BIG = {"decoder_embed_dim": 1024, "decoder_ffn_embed_dim": 4096, "decoder_attention_heads": 16}
-# TaLK's model for WikiText-103. LightConv's authors trained none: there it has the same shape, by our choice.
+# TaLK's model for WikiText-103. LightConv's authors did not train one; giving theirs the same shape is our choice.
 _WIKI103 = {
     **_BIG,
     **_tied_adaptive("20000,60000"),
@@ -242,8 +243,8 @@ LANGUAGE_MODELS = {
     "_lm": {},
     "_lm_gbw": {"decoder_ffn_embed_dim": 4096, "decoder_attention_heads": 16, "attention_dropout": 0.1},
     # The paper's: 17 blocks with these kernels, and bands of 60k, 100k and 640k words (dimensions 1024, 256, 64), hence
-    # the cutoffs 60k and 160k. FFN, heads, GLU and the tying are not in its text; with these, DynamicConv has the 339M
-    # parameters that are reported for it (configs/gbw/dynamicconv.yaml adds them up).
+    # the cutoffs 60k and 160k. The paper does not give FFN, heads, GLU and tying; with these, DynamicConv has the 339M
+    # parameters that it reports (configs/gbw/dynamicconv.yaml adds them up).
     "_lm_billion_word": {
         **_BIG,
         **_tied_adaptive("60000,160000"),
@@ -256,8 +257,8 @@ LANGUAGE_MODELS = {
 
 TALK_LANGUAGE_MODELS = {
     "_lm": {},
-    # Published with the base model's list of 6 windows for its 12 layers, which cannot be built. By our choice the list
-    # goes on as it ends.
+    # Published with the base model's list of 6 windows for its 12 layers, which cannot be built. Repeating the last
+    # value is our choice.
     "_lm_big": {**_BIG, "decoder_layers": 12, "decoder_kernel_size_list": [3, 7, 15] + [31] * 9},
     "_lm_wiki103": _WIKI103,
 }
@@ -272,7 +273,7 @@ _FAMILIES = {
 
 
 def language_model_architectures() -> dict[str, dict]:
-    """Name of each architecture → what it changes of ConvLanguageModelConfig."""
+    """Name of each architecture → the options in which it differs from ConvLanguageModelConfig."""
     return {
         family + suffix: {**common, **options}
         for family, (common, suffixes) in _FAMILIES.items()

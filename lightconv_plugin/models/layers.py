@@ -1,4 +1,4 @@
-"""fairseq's Transformer layers with another token mixer where self-attention was."""
+"""fairseq's Transformer layers with another token mixer in place of self-attention."""
 
 from collections.abc import Callable
 from functools import cache
@@ -14,13 +14,13 @@ from lightconv_plugin.models.token_mixers import build_encoder_attention, build_
 from lightconv_plugin.modules.linear import Linear
 from lightconv_plugin.modules.mixers import MixerSpec
 
-# How many graphs a layer may compile to: one per mixer, kernel size, dtype … in a process.
+# How many graphs may be compiled in a process: there is one for each mixer, kernel size, dtype …
 _GRAPHS = 64
 
 
 @cache
 def _compiled(forward: Callable) -> Callable:
-    """fairseq's forward pass of a layer under torch.compile, for batches of any size; one for all layers."""
+    """fairseq's forward pass of a layer under torch.compile, for batches of any size; shared by all layers."""
     config = torch._dynamo.config
     limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # torch < 2.7
     setattr(config, limit, max(getattr(config, limit), _GRAPHS))
@@ -28,10 +28,10 @@ def _compiled(forward: Callable) -> Callable:
 
 
 class _MixerLayer:
-    """What a layer of either side overrides: its self-attention, and the initialisation of its FFN (the paper's).
+    """What the layers of both sides override: self-attention, and the initialisation of the FFN (the paper's).
 
-    With cfg.compile_blocks its forward pass in training is compiled. The module itself is not wrapped, so names of
-    parameters, copies and checkpoints are as without.
+    With cfg.compile_blocks the forward pass is compiled in training. The module itself is not wrapped, so parameter
+    names, copies and checkpoints stay the same.
     """
 
     def __init__(self, cfg, mixer: MixerSpec, **kwargs):
@@ -57,7 +57,7 @@ class _MixerLayer:
 
 
 class MixerEncoderLayer(_MixerLayer, TransformerEncoderLayerBase):
-    """Encoder layer: mixer, FFN; pre- or post-norm as the configuration says."""
+    """Encoder layer: mixer, FFN; pre- or post-norm, depending on the configuration."""
 
     def __init__(self, cfg, mixer: MixerSpec):
         super().__init__(cfg, mixer)
@@ -71,7 +71,7 @@ class MixerEncoderLayer(_MixerLayer, TransformerEncoderLayerBase):
 
 
 class MixerDecoderLayer(_MixerLayer, TransformerDecoderLayerBase):
-    """Decoder layer: mixer, attention over the encoder, FFN; pre- or post-norm as the configuration says."""
+    """Decoder layer: mixer, attention over the encoder, FFN; pre- or post-norm, depending on the configuration."""
 
     def build_encoder_attention(self, embed_dim, cfg):
         if (convolved := getattr(cfg.decoder, "cross_attention_conv", None)) is None:
@@ -91,16 +91,16 @@ class MixerDecoderLayer(_MixerLayer, TransformerDecoderLayerBase):
 
 
 def move_to_end(module: nn.Module, *names: str) -> None:
-    """Gives the parameters the order they have in fairseq's own LightConv.
+    """Move submodules to the end, which gives the parameters the order they have in fairseq's own LightConv.
 
-    An optimizer's saved state depends on that order: with another, a training begun by fairseq could not resume.
+    A saved optimizer state depends on this order: with another, a training started with fairseq could not be resumed.
     """
     for name in names:
         module._modules[name] = module._modules.pop(name)
 
 
 def wrap_layer(layer: nn.Module, cfg) -> nn.Module:
-    """Activation checkpointing and FSDP around a layer, where the configuration asks for them."""
+    """Wrap a layer in activation checkpointing and FSDP if the configuration asks for them."""
     if cfg.checkpoint_activations:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
     # A checkpointed layer is always its own FSDP unit: recomputing it must not gather its neighbours.

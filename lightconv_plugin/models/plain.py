@@ -1,4 +1,4 @@
-"""fairseq's models as the plain models of modules/, with the same parameters (not copies of them)."""
+"""Converts fairseq's models to the plain models of modules/, which share their parameters (no copies)."""
 
 from __future__ import annotations
 
@@ -55,19 +55,20 @@ _LAYERS = (
     TransformerDecoderLayerBase,
 )
 _MIXERS = (FairseqConvBlock, WindowAttention, ConvolvedEncoderAttention)
-# What newer versions of fairseq can add to a layer ("NormFormer"), each None where it is not asked for.
+# What newer versions of fairseq can add to a layer ("NormFormer"); each is None unless requested.
 _EXTRAS = ("attn_ln", "c_attn", "ffn_layernorm", "w_resid")
-# What fairseq saves beside the parameters.
+# What fairseq saves besides the parameters.
 _MARKERS = ("version", "_float_tensor")
 
 
 def plain_model(model: nn.Module) -> EncoderDecoder | LanguageModel:
-    """The same model without fairseq, in the mode (training or evaluation) that `model` is in.
+    """The same model without fairseq, in the same mode (training or evaluation) as `model`.
 
-    Covered are the encoder-decoders and language models of this package with every mixer, and fairseq's Transformer.
-    The parameters are those of `model`: what trains one changes the other.
+    Supported are this package's encoder-decoders and language models with every mixer, and fairseq's Transformer. The
+    parameters are shared with `model`: training one changes the other.
 
-    Raises UnsupportedModelError, which names what is in the way and, where there is one, the option.
+    Raises:
+        UnsupportedModelError: it names the unsupported part and, if there is one, its option.
     """
     config = plain_config(model)
     with torch.device("meta"):
@@ -81,10 +82,10 @@ def plain_model(model: nn.Module) -> EncoderDecoder | LanguageModel:
 
 
 def plain_config(model: nn.Module) -> ModelConfig:
-    """The architecture of a fairseq model as data; raises as `plain_model`."""
+    """The architecture of a fairseq model as data; raises the same errors as `plain_model`."""
     if isinstance(model, TransformerModelBase):
         if type(model).get_normalized_probs is not TransformerModelBase.get_normalized_probs:
-            raise UnsupportedModelError(f"{type(model).__name__} normalises its outputs in its own way")
+            raise UnsupportedModelError(f"the output normalisation of {type(model).__name__}")
         encoder = _stack(model.encoder)
     elif isinstance(model, FairseqLanguageModel):
         encoder = None
@@ -107,7 +108,7 @@ def plain_config(model: nn.Module) -> ModelConfig:
     except UnsupportedModelError:  # a ValueError too
         raise
     except ValueError as error:
-        raise UnsupportedModelError(f"a model whose configuration is not expected: {error}") from error
+        raise UnsupportedModelError(f"a model with an unexpected configuration ({error})") from error
 
 
 def _stack(stack: Any) -> StackConfig:
@@ -130,7 +131,7 @@ def _stack(stack: Any) -> StackConfig:
         kind = "sinusoidal"
     else:
         kind, longest = "learned", positions.num_embeddings - stack.padding_idx - 1
-    # The configuration is the training's; it knows the name of the function that the layers hold.
+    # The layers hold only the function; its name is in the training's configuration.
     activation = str(getattr(cfg.activation_fn, "value", cfg.activation_fn))
     if activation not in ACTIVATIONS:
         raise UnsupportedModelError(f"activation_fn {activation}")
@@ -159,7 +160,7 @@ def _of_encoder(stack: Any) -> dict[str, Any]:
 
 
 def _of_decoder(stack: Any) -> dict[str, Any]:
-    """The part of the configuration that an encoder has not."""
+    """The part of the configuration that an encoder does not have."""
     cfg, attention, softmax = stack.cfg, stack.layers[0].encoder_attn, stack.adaptive_softmax
     table = stack.embed_tokens
     adaptive = type(table) is AdaptiveInput
@@ -225,7 +226,7 @@ def _check_attention(attention: Any) -> None:
     if attention.bias_k is not None or attention.add_zero_attn:
         raise UnsupportedModelError("attention with added keys (bias_k, add_zero_attn)")
     if getattr(attention, "use_xformers", False):
-        raise UnsupportedModelError("attention by xformers")
+        raise UnsupportedModelError("attention with xformers")
     for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
         if not isinstance(getattr(attention, name), nn.Linear):
             raise UnsupportedModelError(f"a linear layer of type {type(getattr(attention, name)).__name__}")
@@ -253,7 +254,7 @@ def _mixer(layer: Any, *, causal: bool) -> MixerSpec:
 
 
 def _parameters(model: nn.Module, config: ModelConfig) -> dict[str, Tensor]:
-    """The parameters by the plain model's names; what is tied there is left out."""
+    """The parameters under the plain model's names, without those that are tied there."""
     state = {
         name: value
         for name, value in model.state_dict(keep_vars=True).items()
@@ -275,10 +276,10 @@ def _parameters(model: nn.Module, config: ModelConfig) -> dict[str, Tensor]:
 
 
 def _fitting(plain: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`state`; UnsupportedModelError where a shape is another one than the plain model's."""
+    """Return `state`; raises UnsupportedModelError if a shape differs from the plain model's."""
     for name, parameter in plain.named_parameters():
         if name in state and state[name].shape != parameter.shape:
             raise UnsupportedModelError(
-                f"a model whose {name} is {tuple(state[name].shape)}, where {tuple(parameter.shape)} was expected"
+                f"a model whose {name} has shape {tuple(state[name].shape)} instead of {tuple(parameter.shape)}"
             )
     return state

@@ -1,5 +1,6 @@
-"""The token mixers of modules/ as fairseq's Transformer layers call them: in the place of MultiheadAttention, with
-fairseq's incremental state, dropout at inference (--retain-dropout) and quantisation noise."""
+"""The token mixers of modules/ with the interface that fairseq's Transformer layers expect. They replace
+MultiheadAttention and support fairseq's incremental state, dropout at inference (--retain-dropout) and quantisation
+noise."""
 
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.mixers import MixerSpec
 from lightconv_plugin.modules.mixers import build_mixer as build_plain_mixer
 
-# Upstream's LightConv keeps the block's parameters, and its names of the norms, directly in the layer.
+# Upstream's LightConv has the block's parameters directly in the layer, and other names for the norms.
 _UPSTREAM_NAMES = {
     "linear1": "{block}.linear1",
     "linear2": "{block}.linear2",
@@ -28,7 +29,7 @@ _PROJECTIONS = ("linear1", "linear2", "q_proj", "k_proj", "v_proj", "out_proj")
 
 
 class _FairseqCall:
-    """MultiheadAttention's call, answered by a mixer's `forward` and `step`."""
+    """MultiheadAttention's interface, implemented by a mixer's `forward` and `step`."""
 
     _STATE = "mixer_state"
 
@@ -44,13 +45,13 @@ class _FairseqCall:
     ) -> tuple[Tensor, None]:
         """query (T,B,d) → ((T,B,d), None).
 
-        fairseq's other arguments are not read: `key` and `value` are the query again, and `attn_mask` is causality,
-        which the mixer has by itself.
+        fairseq's other arguments are ignored: `key` and `value` are the query again, and `attn_mask` is the causal
+        mask, which the mixer implements itself.
 
         Args:
-            query: with an incremental state, the n ≥ 1 tokens that come next; else the whole sequence.
+            query: with an incremental state, the next n ≥ 1 tokens; otherwise the whole sequence.
             key_padding_mask: (B,T) bool, true at pads, on either side.
-            incremental_state: fairseq's dictionary of one generation; it keeps the mixer's state.
+            incremental_state: fairseq's dictionary of one generation; it holds the mixer's state.
         """
         if incremental_state is None:
             return super().forward(query, key_padding_mask), None  # type: ignore[misc]
@@ -60,14 +61,14 @@ class _FairseqCall:
         return x, None
 
     def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
-        """Beam search: row n of the batch becomes what row new_order[n] was; new_order (B',) int64."""
+        """For beam search: batch row n becomes the former row new_order[n]; new_order (B',) int64."""
         state = self._get_input_buffer(incremental_state).get(self._STATE)
         if state is not None:
             self._set_input_buffer(incremental_state, {self._STATE: self.reorder(state, new_order)})  # type: ignore[attr-defined]
         return incremental_state
 
     def _get_input_buffer(self, incremental_state: dict | None) -> dict:
-        # fairseq's decoder layer asks for the buffer under this name, with and without incremental state.
+        # fairseq's decoder layer calls this method by name, with and without an incremental state.
         return self.get_incremental_state(incremental_state, self._STATE) or {}  # type: ignore[attr-defined]
 
     def _set_input_buffer(self, incremental_state: dict, buffer: dict) -> None:
@@ -76,13 +77,13 @@ class _FairseqCall:
 
 @with_incremental_state
 class FairseqConvBlock(_FairseqCall, ConvBlock):
-    """ConvBlock in the place of fairseq's self-attention."""
+    """ConvBlock in place of fairseq's self-attention."""
 
     def upgrade_state_dict_named(self, state_dict: dict, name: str) -> dict:
-        """Renames the keys of fairseq's own LightConv layers, of every version, to this block's; in place.
+        """Rename the keys of fairseq's own LightConv layers (all versions) to this block's, in place.
 
-        Also: (H,K) filters of models trained with the CUDA layer get their middle dimension, and the never used (and
-        never initialised) `conv_bias` of newer dynamic layers is dropped.
+        This also adds the middle dimension to (H,K) filters of models trained with the CUDA layer, and drops the unused
+        and uninitialised `conv_bias` of newer dynamic layers.
         """
         layer = name.rpartition(".")[0]
         for old, new in _UPSTREAM_NAMES.items():
@@ -100,13 +101,13 @@ class FairseqConvBlock(_FairseqCall, ConvBlock):
 
 @with_incremental_state
 class WindowAttention(_FairseqCall, SelfAttention):
-    """Self-attention that fairseq's own does not cover, in its place: in a window of tokens (row 2 of the paper's
-    ablation), or with convolutions of queries, keys and values."""
+    """Self-attention that fairseq does not implement: in a window of tokens (row 2 of the paper's ablation), or with
+    convolutions of queries, keys and values."""
 
 
 @with_incremental_state
 class ConvolvedEncoderAttention(EncoderAttention):
-    """EncoderAttention with a convolution of its queries, in the place of fairseq's; it gives no attention weights."""
+    """EncoderAttention with a convolution of its queries, in place of fairseq's; it returns no attention weights."""
 
     _STATE = "attention_state"
 
@@ -123,8 +124,8 @@ class ConvolvedEncoderAttention(EncoderAttention):
     ) -> tuple[Tensor, None]:
         """query (T,B,d), key (S,B,e) the encoder's output, key_padding_mask (B,S) → ((T,B,d), None).
 
-        The queries' pads are not known here: they must be on the right. With an incremental state, query is the tokens
-        that come next, and the keys are those of the first call.
+        The queries' pads are not known here, so they must be on the right. With an incremental state, query holds the
+        next tokens, and the keys are those of the first call.
         """
         if incremental_state is None:
             return super().forward(query, *self.project(key), key_padding_mask), None
@@ -136,7 +137,7 @@ class ConvolvedEncoderAttention(EncoderAttention):
         return x, None
 
     def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
-        """Beam search: row n of the batch becomes what row new_order[n] was; new_order (B',) int64."""
+        """For beam search: batch row n becomes the former row new_order[n]; new_order (B',) int64."""
         known = self.get_incremental_state(incremental_state, self._STATE)  # type: ignore[attr-defined]
         if known is not None:
             known = {name: x.index_select(1 if name == "queries" else 0, new_order) for name, x in known.items()}
@@ -147,7 +148,7 @@ class ConvolvedEncoderAttention(EncoderAttention):
 def build_mixer(
     spec: MixerSpec, embed_dim: int, build_attention: Callable[[], nn.Module], *, q_noise: float, qn_block_size: int
 ) -> nn.Module:
-    """The module a fairseq Transformer layer takes as its `self_attn`; `build_attention` makes fairseq's own."""
+    """The module that a fairseq Transformer layer uses as its `self_attn`; `build_attention` builds fairseq's own."""
     if spec.kind == "attention" and spec.attention_conv is None:
         return build_attention()
     mixer = build_plain_mixer(spec, embed_dim, block=FairseqConvBlock, attention=WindowAttention)
@@ -157,7 +158,7 @@ def build_mixer(
 def build_encoder_attention(
     cfg, embed_dim: int, convolved: AttentionConv, *, q_noise: float, qn_block_size: int
 ) -> nn.Module:
-    """The module that a fairseq Transformer layer takes as its `encoder_attn`; `cfg` is its TransformerConfig."""
+    """The module that a fairseq Transformer layer uses as its `encoder_attn`; `cfg` is its TransformerConfig."""
     attention = ConvolvedEncoderAttention(
         embed_dim,
         cfg.decoder.attention_heads,
@@ -169,7 +170,7 @@ def build_encoder_attention(
 
 
 def _with_noise(mixer: nn.Module, q_noise: float, qn_block_size: int) -> nn.Module:
-    """Quantisation noise for the projections, a hook of each."""
+    """Add quantisation noise to the projections, with a hook on each."""
     for name in _PROJECTIONS:
         projection = getattr(mixer, name, None)
         if isinstance(projection, nn.Linear):
@@ -185,7 +186,7 @@ class RetainableDropout(Dropout, FairseqDropout):
 
 
 def replace_dropout(module: nn.Module) -> None:
-    """Every dropout below `module` becomes a RetainableDropout of the same probability and name, in place."""
+    """Replace every dropout in `module` with a RetainableDropout of the same probability and name, in place."""
     for parent in list(module.modules()):
         for name, child in parent.named_children():
             if type(child) in (FairseqDropout, Dropout):

@@ -1,4 +1,4 @@
-"""Multi-head attention (Vaswani et al. 2017): over the sequence itself, all of it or a window, and over the encoder."""
+"""Multi-head attention (Vaswani et al. 2017): self-attention, full or in a window, and attention over the encoder."""
 
 import math
 from typing import Any
@@ -53,7 +53,7 @@ class _Attention(nn.Module):
             setattr(self, f"{name}_conv", convs.get(name))
 
     def convolutions(self) -> dict[str, Any]:
-        """Those that there are, by the projections' names."""
+        """The existing convolutions, by the names of their projections."""
         return {name: conv for name in PROJECTIONS if (conv := getattr(self, f"{name}_conv")) is not None}
 
     def _project(self, name: str, x: Tensor, pads: Tensor | None) -> Tensor:
@@ -62,7 +62,7 @@ class _Attention(nn.Module):
         return x if conv is None else conv(_without(x, pads))
 
     def _project_next(self, name: str, x: Tensor, pads: Tensor | None, states: dict[str, Tensor]) -> Tensor:
-        """The same for the next n tokens; `states` has the convolutions' by name, and gets the new ones."""
+        """The same for the next n tokens; `states` holds the convolutions' states by name and is updated."""
         x, conv = getattr(self, f"{name}_proj")(x), getattr(self, f"{name}_conv")
         if conv is not None:
             x, states[name] = conv.step(_without(x, pads), states.get(name))
@@ -81,22 +81,21 @@ class _Attention(nn.Module):
 
 
 def _without(x: Tensor, pads: Tensor | None) -> Tensor:
-    """x (T,B,d) with zeros at pads (B,T): to a convolution they are the outside of the sentence."""
+    """x (T,B,d) with zeros at pads (B,T), so that a convolution reads them as outside the sentence."""
     return x if pads is None else x.masked_fill(pads.transpose(0, 1).unsqueeze(-1), 0)
 
 
 class SelfAttention(_Attention):
     """Multi-head self-attention in which a token sees `left` tokens before it, itself and `right` tokens after it.
 
-    A pad sees itself too, so that no row of the softmax is empty: what it computes is never read, but a NaN would
-    spread.
+    A pad sees itself too, so that no row of the softmax is empty. Its output is never read, but a NaN would spread.
 
     Args:
-        embed_dim, num_heads: d, and H that divides it.
+        embed_dim, num_heads: d, and H, which must divide d.
         left, right: how many tokens are seen on either side, None for all; right = 0 is causal.
-        dropout: of the attention weights.
-        convolved: the convolutions of queries, keys and values, causal where right = 0, else centred. A window is of
-            keys: with convolutions, these depend on K − 1 tokens more.
+        dropout: dropout of the attention weights.
+        convolved: the convolutions of queries, keys and values; causal if right = 0, otherwise centred. A window limits
+            the keys; with convolutions, each key depends on K − 1 more tokens.
     """
 
     def __init__(
@@ -126,8 +125,8 @@ class SelfAttention(_Attention):
     def step(self, x: Tensor, state: State | None, pads: Tensor | None = None) -> tuple[Tensor, State]:
         """The next n ≥ 1 tokens of a causal sequence, x (n,B,d) and pads (B,n) → ((n,B,d), state).
 
-        state: None to begin with, then what the call before returned: keys and values (B,H,S,d/H) and pads (B,S) of
-            the last S tokens, min(seen, left) of them, and the state of each of `convolutions()` in their order.
+        state: None before the first token, then what the previous call returned: keys and values (B,H,S,d/H) and pads
+            (B,S) of the last S = min(seen, left) tokens, and the states of `convolutions()`, in their order.
         """
         if self.right != 0:
             raise ValueError(f"step needs causal attention, right = 0: got right={self.right}")
@@ -147,7 +146,7 @@ class SelfAttention(_Attention):
 
     @staticmethod
     def reorder(state: State | None, order: Tensor) -> State | None:
-        """Beam search: the state in which row n of the batch is what row order[n] was; order (B',) int64."""
+        """For beam search: a state whose batch row n is row order[n] of the given state; order (B',) int64."""
         if state is None:
             return None
         return tuple(part.index_select(0 if i < 3 else 1, order) for i, part in enumerate(state))
@@ -173,7 +172,7 @@ class EncoderAttention(_Attention):
     Args:
         embed_dim, num_heads, dropout: see SelfAttention.
         encoder_dim: channels of the encoder's output.
-        convolved: a causal convolution of the queries; keys and values are of a sequence that was mixed already.
+        convolved: a causal convolution of the queries; keys and values come from a sequence that is already mixed.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Short convolutions of what attention projects: of queries, keys and values, each on its own, along the sequence.
+"""Short convolutions along the sequence of attention's queries, keys and values, each separately.
 
 So et al. 2021, "Primer: Searching for Efficient Transformers for Language Modeling": a depthwise convolution of a few
 taps after each of self-attention's three projections, before the heads attend.
@@ -19,13 +19,13 @@ KINDS = ("depthwise", "lightweight", "dynamic")
 
 @dataclass(frozen=True)
 class AttentionConv:
-    """Which projections of an attention have a convolution, and of which kind.
+    """Which projections of an attention layer have a convolution, and of which kind.
 
-    projections: of PROJECTIONS, in this order.
+    projections: some of PROJECTIONS, in this order.
     kernel_size: K ≥ 2.
-    kind: "depthwise", a filter for each channel, not normalised; it begins as the current token's tap alone, so a new
-        model computes what it would without. "lightweight" and "dynamic": a filter for the channels of each of
-        attention's heads, normalised by softmax.
+    kind: "depthwise": one filter per channel, not normalised. It is initialised to the current token's tap alone, so a
+        new model computes the same as without it. "lightweight" and "dynamic": one filter per attention head,
+        normalised by softmax.
     """
 
     projections: tuple[str, ...]
@@ -42,9 +42,10 @@ class AttentionConv:
             raise ValueError(f"kernel_size must be at least 2, got {self.kernel_size}")
 
     def build(self, embed_dim: int, num_heads: int, *, causal: bool) -> dict[str, nn.Module]:
-        """A convolution over d channels for each of the projections, by its name.
+        """A convolution over d channels for each of the projections, by the projection's name.
 
-        causal: the last tap is the current token; else centred, an even kernel with one more tap after it than before.
+        causal: the last tap is the current token. Otherwise centred; an even kernel has one more tap after it than
+            before it.
         """
         padding_l = self.kernel_size - 1 if causal else (self.kernel_size - 1) // 2
         return {name: self._build(embed_dim, num_heads, padding_l) for name in self.projections}

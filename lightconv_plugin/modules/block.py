@@ -1,4 +1,4 @@
-"""The block around a convolution: what stands where self-attention stood."""
+"""The block around a convolution, which takes the place of self-attention."""
 
 from typing import Any
 
@@ -12,17 +12,17 @@ from lightconv_plugin.modules.linear import Linear
 class ConvBlock(nn.Module):
     """input dropout → Linear d→2c → GLU → zero the pads → convolution → Linear c→d (Wu et al. 2019, figure 2).
 
-    Without `glu` the first Linear maps d→c; without `project` there are no Linears, as the convolution mixes channels
-    and gates by itself (FullConv).
+    Without `glu` the first Linear maps d→c. Without `project` there are no Linears: the convolution mixes channels and
+    gates by itself (FullConv).
 
     Args:
         embed_dim: d.
         conv: the token mixer over c = conv.channels channels (convolutions.py).
         glu: gate the mixer's input (Dauphin et al. 2017): first half · sigmoid(second half).
-        project: whether there are the two Linears; else d = c.
-        input_dropout: probability at the block's input.
-        zero_pads: zero the pads before mixing, so that they read like the outside of the sentence. An encoder needs it,
-            and a decoder whose pads are on the left. Pads on the right come after all that a causal decoder reads.
+        project: whether the block has the two Linears; without them d = c.
+        input_dropout: dropout probability at the block's input.
+        zero_pads: zero the pads before mixing, so that they count as outside the sentence. Needed in an encoder, and in
+            a decoder whose pads are on the left. A causal decoder's words never read pads on the right.
     """
 
     def __init__(
@@ -54,18 +54,18 @@ class ConvBlock(nn.Module):
     def step(self, x: Tensor, state: Any, pads: Tensor | None = None) -> tuple[Tensor, Any]:
         """The next n ≥ 1 tokens of a causal sequence, x (n,B,d) and pads (B,n) → ((n,B,d), state).
 
-        state: None to begin with, then what the call before returned: the mixer's last inputs.
+        state: None before the first token, then what the previous call returned: the mixer's last inputs.
         """
         x, state = self.conv.step(self._enter(x, pads), state)
         return self.linear2(x), state
 
     @staticmethod
     def reorder(state: Any, order: Tensor) -> Any:
-        """Beam search: the state in which row n of the batch is what row order[n] was; order (B',) int64."""
+        """For beam search: a state whose batch row n is row order[n] of the given state; order (B',) int64."""
         return None if state is None else state.index_select(1, order)
 
     def _enter(self, x: Tensor, pads: Tensor | None) -> Tensor:
-        """What the mixer reads."""
+        """The mixer's input."""
         x = self.linear1(self.input_dropout_module(x))
         if self.glu:
             x = F.glu(x, dim=-1)

@@ -1,4 +1,4 @@
-"""The architecture of a model as data: what the classes are built from, and config.json of an exported model."""
+"""The architecture of a model as data: the classes are built from it, and an exported model's config.json holds it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightconv_plugin.validation import read
 
 Activation = Literal["relu", "relu_squared", "gelu", "gelu_fast", "gelu_accurate", "swish", "tanh", "linear"]
 Positions = Literal["sinusoidal", "learned", "none"]
-_DERIVED = ("causal", "zero_pads")  # of a mixer: which side it is on says them
+_DERIVED = ("causal", "zero_pads")  # fields of a mixer that follow from the side it is on
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class AdaptiveInputConfig:
 class AdaptiveSoftmaxConfig:
     """Outputs in bands of words (Grave et al. 2017): tail i has dimension output_dim / factor^(i+1).
 
-    tie_weights: the word vectors are those of the adaptive input; tie_proj: so are the tails' projections.
-    dropout: of the tails' projections.
+    tie_weights: use the adaptive input's word vectors; tie_proj: use its projections for the tails, too.
+    dropout: dropout of the tails' projections.
     """
 
     cutoff: tuple[int, ...]
@@ -53,26 +53,27 @@ class AdaptiveSoftmaxConfig:
 
 @dataclass(frozen=True)
 class StackConfig:
-    """One side of a model: embeddings, layers and, of a decoder, outputs.
+    """One side of a model: embeddings, layers and, for a decoder, outputs.
 
-    vocab_size: entries of the dictionary.
+    vocab_size: number of entries in the dictionary.
     embed_dim: d, the channels between the layers.
-    ffn_dim: of the feed-forward networks.
-    num_heads: of the attention over the encoder.
+    ffn_dim: hidden dimension of the feed-forward networks.
+    num_heads: heads of the attention over the encoder.
     mixers: the token mixer of each layer.
-    normalize_before: norms before the sublayers, else after the residuals.
-    final_norm: a norm after the last layer.
+    normalize_before: layer norms before the sublayers, otherwise after the residuals.
+    final_norm: add a layer norm after the last layer.
     positions, max_positions: how positions are embedded, and the longest sequence.
-    embedding_norm: a norm of the embeddings.
+    embedding_norm: add a layer norm after the embeddings.
     embed_scale: factor of the word embeddings.
-    dropout, attention_dropout, activation_dropout, layerdrop: probabilities in training. attention_dropout is that of
-        the attention over the encoder; a mixer has its own.
-    input_dim: of the word embeddings; if it is not d, a Linear leads from one to the other.
-    output_dim: of the output's input, likewise.
-    encoder_dim: channels of the encoder's output that the layers attend to; None where they don't.
-    cross_attention_conv: the convolution of the queries of the attention over the encoder.
-    share_input_output, output_bias: the output's weight is the embeddings' table; it has a bias.
-    adaptive_input, adaptive_softmax: None for one table, and for a softmax over all words at once.
+    dropout, attention_dropout, activation_dropout, layerdrop: probabilities in training. attention_dropout is for the
+        attention over the encoder; each mixer has its own.
+    input_dim: dimension of the word embeddings (default d); if it is not d, a Linear maps it to d.
+    output_dim: dimension of the output layer's input (default d); if it is not d, a Linear maps d to it.
+    encoder_dim: channels of the encoder's output that the layers attend to; None without this attention.
+    cross_attention_conv: the convolution of the queries in the attention over the encoder.
+    share_input_output: use the embedding table as the output layer's weight.
+    output_bias: add a bias to the output layer.
+    adaptive_input, adaptive_softmax: None for a single table and for a single softmax over all words.
     """
 
     vocab_size: int
@@ -140,15 +141,15 @@ class StackConfig:
 
     @property
     def last_dim(self) -> int:
-        """Dimension of what the output's product reads."""
+        """Dimension of the output layer's input."""
         return self.embed_dim if self.output_dim is None else self.output_dim
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A whole model: an encoder-decoder, or a language model where there is no encoder.
+    """A whole model: an encoder-decoder, or a language model if there is no encoder.
 
-    share_embeddings: encoder and decoder have one table of word embeddings.
+    share_embeddings: encoder and decoder share one table of word embeddings.
     pad, bos, eos, unk: indices of fairseq's special symbols in the dictionaries.
     """
 
@@ -175,7 +176,7 @@ class ModelConfig:
         if encoder.adaptive_input or encoder.adaptive_softmax or encoder.share_input_output:
             raise ValueError("encoder must have one table of embeddings and no outputs")
         if encoder.encoder_dim is not None or encoder.word_dim != encoder.embed_dim:
-            raise ValueError("encoder.encoder_dim and encoder.input_dim are a decoder's alone")
+            raise ValueError("encoder.encoder_dim and encoder.input_dim are valid for a decoder only")
         if decoder.encoder_dim not in (None, encoder.embed_dim):
             raise ValueError(f"decoder.encoder_dim must be {encoder.embed_dim} or null, got {decoder.encoder_dim}")
         if self.share_embeddings and (
@@ -197,9 +198,10 @@ class ModelConfig:
 
     @classmethod
     def of_json(cls, known: Mapping[str, Any]) -> ModelConfig:
-        """The configuration that `as_json` wrote; other keys of the mapping are left alone.
+        """Read the configuration that `as_json` wrote; other keys of the mapping are ignored.
 
-        ValueError says what is wrong with anything else.
+        Raises:
+            ValueError: it is not such a configuration; the message says what is wrong.
         """
         encoder = known.get("encoder_stack")
         symbols: dict[str, Any] = {}

@@ -1,10 +1,10 @@
-"""LightConv, DynamicConv and their ancestor, the depthwise convolution, as modules: the parameters around the operators
-of `lightconv_plugin.ops`.
+"""LightConv, DynamicConv and their ancestor, the depthwise convolution, as modules, which hold the parameters for the
+operators of `lightconv_plugin.ops`.
 
-All answer one interface, which is all that the block around them knows:
+All have the same interface, and the block around them uses nothing else:
 
     conv(x)              (T,B,C) → (T,B,C), the whole sequence at once
-    conv.step(x, state)  n more tokens (n,B,C) of a causal sequence and what was left of those before → (out, state)
+    conv.step(x, state)  the next n tokens (n,B,C) of a causal sequence, and the state of those before → (out, state)
 """
 
 import torch
@@ -16,7 +16,7 @@ from lightconv_plugin.modules.linear import Linear
 
 
 class _Convolution(nn.Module):
-    """What they share: geometry, the dropout of the filter (DropConnect) and the optional output bias."""
+    """The common parts: geometry, dropout of the filter (DropConnect) and the optional output bias."""
 
     def __init__(
         self,
@@ -63,18 +63,18 @@ class _Convolution(nn.Module):
 
 
 class LightweightConv(_Convolution):
-    """Lightweight convolution: one softmax-normalised filter a head, shared by its channels (Wu et al. 2019, sec. 3).
+    """Lightweight convolution: one softmax-normalised filter per head, shared by its channels (Wu et al. 2019, sec. 3).
 
     Args:
         channels: C, divisible by num_heads; channel c belongs to head c // (C / num_heads).
         kernel_size: K ≥ 1, odd or even.
         padding_l: how many of the K taps lie before the current token: K − 1 is causal, (K − 1) // 2 centred.
         num_heads: H.
-        weight_dropout: DropConnect, the probability with which a normalised weight is dropped (one mask a batch).
+        weight_dropout: probability p of DropConnect: each normalised weight is dropped with p (one mask per batch).
         normalize: "softmax" (the paper's), "none" or another of `lightconv_plugin.ops`.
         conv_bias: add a learned bias (C,) to the output.
 
-    Parameters: weight (H,1,K); conv_bias (C,) where asked for.
+    Parameters: weight (H,1,K); conv_bias (C,) if requested.
     """
 
     def __init__(self, *args, **kwargs):
@@ -95,7 +95,7 @@ class DepthwiseConv(LightweightConv):
 
     The arguments are LightweightConv's without num_heads: each channel is its own head.
 
-    Parameters: weight (C,1,K); conv_bias (C,) where asked for.
+    Parameters: weight (C,1,K); conv_bias (C,) if requested.
     """
 
     def __init__(self, channels: int, kernel_size: int, padding_l: int, **kwargs):
@@ -103,16 +103,16 @@ class DepthwiseConv(LightweightConv):
 
 
 class DynamicConv(_Convolution):
-    """Dynamic convolution: the filter of every position is predicted from it (Wu et al. 2019, section 4).
+    """Dynamic convolution: the filter of each position is predicted from that position (Wu et al. 2019, section 4).
 
-    The arguments are LightweightConv's, and these:
+    The arguments are LightweightConv's and these:
 
     Args:
         query_size: features of the tensor that predicts the filters; default: C.
-        rank: R ≥ 1 predicts them at low rank: B · (A · query) with R numbers between, no bias. 0: one matrix.
+        rank: R ≥ 1 predicts them at low rank: B · (A · query) with R features between, A without bias. 0: one matrix.
         bias: whether the prediction has a bias, a static filter for each head that is added to the predicted one before
-            the normalisation (--dynamic-residual). It begins as zeros.
-        renorm_padding: normalise over the taps inside the sequence only.
+            the normalisation (--dynamic-residual). It is initialised with zeros.
+        renorm_padding: normalise only over the taps inside the sequence.
 
     Parameters: weight_linear.weight (H·K, query_size), row h·K + k; with a rank rank_linear.weight (R, query_size),
     which is A, and weight_linear.weight (H·K, R), which is B; all Xavier-uniform. weight_linear.bias (H·K,).

@@ -1,4 +1,4 @@
-"""Dropout by the native operator on a CPU."""
+"""Dropout with the native operator on a CPU."""
 
 import torch
 import torch.nn.functional as F
@@ -11,11 +11,11 @@ from lightconv_plugin.ops import backends
 class Dropout(nn.Module):
     """Dropout that can stay on at inference.
 
-    On a CPU with native kernels the mask costs a fraction of torch's, which asks a generator for every element.
-    Elsewhere, and in a graph that is being traced, it is torch's own.
+    On a CPU with native kernels the mask costs a fraction of torch's, which calls a generator for every element.
+    Elsewhere, and while a graph is being traced, torch's own dropout is used.
 
     Args:
-        p: probability with which an element is dropped.
+        p: probability of dropping an element.
         module_name: the name that fairseq's --retain-dropout-modules selects it by.
 
     Attributes:
@@ -30,11 +30,11 @@ class Dropout(nn.Module):
 
     @property
     def rate(self) -> float:
-        """The probability in force: 0 in evaluation mode, unless dropout is to stay on."""
+        """The current probability: 0 in evaluation mode, unless `apply_during_inference` is set."""
         return self.p if self.training or self.apply_during_inference else 0.0
 
     def forward(self, x: Tensor, inplace: bool = False) -> Tensor:
-        """x of any shape → x with elements dropped, where dropout is on; `inplace` allows x to be overwritten."""
+        """x of any shape → x with elements dropped, if dropout is on; `inplace` allows x to be overwritten."""
         if not self.rate:
             return x
         if self.p < 1 and self._native(x):

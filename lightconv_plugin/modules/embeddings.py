@@ -1,4 +1,4 @@
-"""Words and positions as vectors."""
+"""Embeddings of words and positions."""
 
 import math
 from typing import Any
@@ -21,7 +21,7 @@ def word_embedding(vocab_size: int, dim: int, pad: int | None) -> nn.Embedding:
 
 
 def positions_of(pads: Tensor, seen: Tensor | None = None) -> Tensor:
-    """(B,T) numbers of the positions: words count from 1 on, after `seen` (B,) words before; pads are 0."""
+    """(B,T) position numbers: words are counted from 1, continuing after `seen` (B,) earlier words; pads are 0."""
     words = (~pads).long()
     numbers = words.cumsum(dim=1)
     if seen is not None:
@@ -32,11 +32,11 @@ def positions_of(pads: Tensor, seen: Tensor | None = None) -> Tensor:
 class SinusoidalPositions(nn.Module):
     """Sines in the first half of the channels, cosines in the second (Vaswani et al. 2017, as in tensor2tensor).
 
-    Computed when they are needed, in float32: there is no table to keep, and no longest sequence.
+    Computed on demand in float32: there is no table to store, and no limit on the length.
 
     Args:
         dim: channels.
-        pad: by how much fairseq's numbers of positions are higher.
+        pad: by how much fairseq's position numbers are higher.
     """
 
     def __init__(self, dim: int, pad: int):
@@ -45,9 +45,9 @@ class SinusoidalPositions(nn.Module):
         self.pad = pad
 
     def forward(self, positions: Tensor, dtype: torch.dtype, longest: int | None = None) -> Tensor:
-        """positions (B,T) as of `positions_of` → (B,T,dim); zeros at pads.
+        """positions (B,T) from `positions_of` → (B,T,dim); zeros at pads.
 
-        `longest`: no position is higher; each vector is then computed once, and not for each sentence.
+        `longest`: an upper bound of the positions. If given, each vector is computed once, not once per sentence.
         """
         if longest is not None:
             return F.embedding(positions, self.table(longest, positions.device, dtype))
@@ -75,8 +75,8 @@ class SinusoidalPositions(nn.Module):
 class LearnedPositions(nn.Module):
     """A table of learned vectors.
 
-    Parameters: weight (pad + 1 + length, dim), as in fairseq: the first `pad` rows are of no position, the next one is
-        the pads'.
+    Parameters: weight (pad + 1 + length, dim), as in fairseq: the first `pad` rows are unused, the next one is for
+        pads.
     """
 
     def __init__(self, length: int, dim: int, pad: int):
@@ -88,7 +88,7 @@ class LearnedPositions(nn.Module):
         nn.init.zeros_(self.weight[pad])
 
     def forward(self, positions: Tensor, dtype: torch.dtype, longest: int | None = None) -> Tensor:
-        """positions (B,T) as of `positions_of` → (B,T,dim)."""
+        """positions (B,T) from `positions_of` → (B,T,dim)."""
         return F.embedding(positions + self.pad, self.weight, padding_idx=self.pad).to(dtype)
 
     def table(self, longest: int, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -100,7 +100,7 @@ class LearnedPositions(nn.Module):
 
 
 class AdaptiveInput(nn.Module):
-    """Word embeddings in bands, the rarer the smaller, each with a projection (Baevski & Auli 2019).
+    """Word embeddings in bands, smaller ones for rarer words, each with a projection (Baevski & Auli 2019).
 
     Parameters: embeddings.N.0.weight (words of the band, dim / factor^N), embeddings.N.1.weight (output_dim, the same).
     """
@@ -126,7 +126,7 @@ class AdaptiveInput(nn.Module):
         begin = 0
         for end, band in zip(self.ends, self.embeddings, strict=True):
             inside = (tokens >= begin) & (tokens < end)
-            # Every band embeds every position, and only its own are kept: no shape depends on the words.
+            # Every band embeds every position but keeps only its own words, so that no shape depends on the words.
             vectors = band((tokens - begin).clamp(0, end - begin - 1)).masked_fill(~inside.unsqueeze(-1), 0)
             out = vectors if out is None else out + vectors
             begin = end

@@ -1,4 +1,4 @@
-"""The full convolution, every output channel from every input channel: what the paper's ablation begins with."""
+"""The full convolution, from every input channel to every output channel: where the paper's ablation starts."""
 
 import torch
 import torch.nn.functional as F
@@ -11,15 +11,15 @@ class FullConv(nn.Module):
     """A non-separable convolution over time (row "CNN" of Wu et al. 2019, table 3), with gates as in convolutional
     sequence to sequence learning (Gehring et al. 2017).
 
-    It mixes channels itself, so the block around it has no Linears. That makes C² parameters a block more than a
-    lightweight convolution has, for K = 3: the difference between those rows of the table.
+    It mixes channels itself, so the block around it has no Linears. Without a GLU and for K = 3, that is C² more
+    parameters per block than with a lightweight convolution: the difference between those rows of the table.
 
     Args:
         channels: C, in and out.
         kernel_size: K ≥ 1.
         padding_l: how many of the K taps lie before the current token.
         glu: convolve to 2C channels and gate: first half · sigmoid(second half).
-        weight_dropout: DropConnect, the probability with which a weight is dropped (one mask a batch).
+        weight_dropout: probability p of DropConnect: each weight is dropped with p (one mask per batch).
 
     Parameters: weight (C or 2C, C, K), Xavier-uniform; bias (C or 2C,), zero.
     """
@@ -45,11 +45,11 @@ class FullConv(nn.Module):
         nn.init.xavier_uniform_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(T,B,C) → (T,B,C); what lies outside the sequence reads zero."""
+        """(T,B,C) → (T,B,C); positions outside the sequence read as zero."""
         return self._convolve(x, self.padding_l, self.kernel_size - 1 - self.padding_l)
 
     def step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """n more tokens (n,B,C) of a causal sequence; the state is the last min(seen, K − 1) inputs."""
+        """The next n tokens (n,B,C) of a causal sequence; the state is the last min(seen, K − 1) inputs."""
         history = self.kernel_size - 1
         if self.padding_l != history:
             raise ValueError(

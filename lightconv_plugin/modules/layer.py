@@ -1,4 +1,4 @@
-"""One layer: a token mixer, in a decoder attention over the encoder, and the feed-forward network."""
+"""One layer: a token mixer, attention over the encoder (in a decoder), and the feed-forward network."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "linear": lambda x: x,
 }
-"""By fairseq's names."""
+"""Activation functions under fairseq's names."""
 
 
 class Source(NamedTuple):
-    """What a layer of the decoder reads of the encoder's output: keys and values (B,H,S,d/H), pads (B,S) or None."""
+    """The encoder's output as a decoder layer reads it: keys and values (B,H,S,d/H), pads (B,S) or None."""
 
     keys: Tensor
     values: Tensor
@@ -37,12 +37,12 @@ class Source(NamedTuple):
 
 
 class Layer(nn.Module):
-    """Mixer, attention over the encoder where `config` has an encoder_dim, FFN; each with its residual, and its norm
-    before or after it. The parameters have the names of fairseq's Transformer.
+    """Mixer, attention over the encoder (if `config` has an encoder_dim) and FFN, each with a residual connection and a
+    layer norm before or after it. The parameters have the names of fairseq's Transformer.
 
     Args:
-        config: of the side the layer belongs to.
-        mixer: its token mixer.
+        config: the side of the model that the layer belongs to.
+        mixer: the layer's token mixer.
     """
 
     def __init__(self, config: StackConfig, mixer: MixerSpec):
@@ -86,7 +86,7 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, Any, Tensor | None]:
         """The next n ≥ 1 tokens: x (n,B,d), the mixer's state → ((n,B,d), state, queries).
 
-        queries: the state of the attention over the encoder; None at first, and where it has no convolution.
+        queries: the state of the attention over the encoder; None before the first token, and without a convolution.
         """
 
         def mix(y: Tensor) -> Tensor:

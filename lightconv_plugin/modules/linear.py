@@ -1,18 +1,18 @@
-"""The linear layers of these models: one initialisation, and on CPUs the quicker of torch's two matrix products."""
+"""The linear layers of these models: one initialisation, and on CPUs the faster of torch's two matrix products."""
 
 import torch
 from torch import Tensor, nn
 
 from lightconv_plugin.modules import products
 
-# Below these, what oneDNN does before it begins takes longer than the product.
+# Below these sizes, oneDNN's preparation takes longer than the product.
 _ROWS, _WEIGHTS = 64, 128 * 256
 
 
 class Linear(nn.Linear):
     """nn.Linear initialised as in the paper's models (Glorot & Bengio 2010); (…, in_features) → (…, out_features).
 
-    On CPUs where oneDNN multiplies float32 matrices faster than torch (products.py), this layer takes oneDNN.
+    On CPUs where oneDNN multiplies float32 matrices faster than torch (products.py), this layer uses oneDNN.
     """
 
     def reset_parameters(self) -> None:
@@ -28,14 +28,14 @@ class Linear(nn.Linear):
 
 
 def replace_linear(module: nn.Module) -> None:
-    """Every nn.Linear below `module` becomes a `Linear` with the same parameters, in place."""
+    """Turn every nn.Linear in `module` into a `Linear` with the same parameters, in place."""
     for child in module.modules():
         if type(child) is nn.Linear:
             child.__class__ = Linear  # hooks, names and parameters stay as they are
 
 
 def _suits(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN is to compute x @ weightᵀ."""
+    """Whether to compute x @ weightᵀ with oneDNN."""
     if torch.jit.is_tracing() or torch.jit.is_scripting() or torch.compiler.is_compiling():
         return False
     return bool(
@@ -61,13 +61,13 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        grad = grad.contiguous()  # that of a sum is one number, expanded
+        grad = grad.contiguous()  # the gradient of a sum is one number, expanded
         wanted = ctx.needs_input_grad
         grad_x = grad_weight = grad_bias = None
         if wanted[0]:
             grad_x = _Product.apply(grad, weight.t(), None)
         if wanted[1]:
-            # The side with more rows is the left one: it is the quicker order.
+            # The product is faster if the factor with more rows is on the left.
             if weight.shape[0] > weight.shape[1]:
                 grad_weight = _Product.apply(x.t().contiguous(), grad.t(), None).t()
             else:

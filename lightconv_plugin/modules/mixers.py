@@ -1,4 +1,4 @@
-"""Token mixers by name: which one a layer has, with what geometry."""
+"""Token mixers by name, and the options of one layer's mixer."""
 
 from dataclasses import dataclass
 
@@ -19,13 +19,13 @@ class MixerSpec:
 
     kind: a name of MIXERS.
     kernel_size: K of a convolution; the window of "window_attention"; for "talk" the longest reach L (and R).
-    conv_dim, glu, input_dropout: see ConvBlock; attention reads none of them.
+    conv_dim, glu, input_dropout: see ConvBlock; attention does not use them.
     num_heads: heads that share a filter or an offset ("lightweight", "dynamic", "talk"), or of attention.
     weight_dropout: DropConnect of the filter; for "talk" the dropout of the offsets.
     normalize: how the filters of "lightweight" and "dynamic" are normalised, one of ops.NORMALIZATIONS.
-    attention_dropout: of the weights of "attention" and "window_attention".
-    causal: a decoder's: the last tap is the current token. Else centred; an even kernel reaches one token further to
-        the right than to the left.
+    attention_dropout: dropout of the attention weights of "attention" and "window_attention".
+    causal: for a decoder: the last tap is the current token. Otherwise centred; an even kernel reaches one token
+        further to the right than to the left.
     zero_pads: see ConvBlock.
     dynamic_rank: the rank at which "dynamic" predicts its filters, 0 for one matrix.
     dynamic_residual: "dynamic" adds a static filter to the predicted one, before the normalisation.

@@ -1,4 +1,4 @@
-"""From the decoder's last layer to the words: the adaptive softmax."""
+"""The adaptive softmax, from the decoder's last layer to the words."""
 
 from itertools import pairwise
 
@@ -15,15 +15,15 @@ from lightconv_plugin.modules.linear import Linear
 class AdaptiveSoftmax(nn.Module):
     """Log-probabilities of words in bands (Grave et al. 2017).
 
-    Weights that are tied to those of an adaptive input are not parameters here: `forward` is given the input.
+    Weights tied to an adaptive input are not parameters of this module; pass that input to `forward`.
 
     Args:
         vocab_size, dim: V, and the channels of the input.
         config: cutoff, factor, dropout and what is tied.
-        word_dim: dimension of the first band's word vectors, where they are tied.
+        word_dim: dimension of the first band's word vectors, if they are tied.
 
-    Parameters: by fairseq's names. head.weight (words of the first band + bands − 1, dim), or head.class_proj.weight
-        (bands − 1, dim) and, where word_dim is not dim, head.word_proj.0.weight (word_dim, dim); for each other band N
+    Parameters, under fairseq's names: head.weight (words of the first band + bands − 1, dim), or head.class_proj.weight
+        (bands − 1, dim) and, if word_dim is not dim, head.word_proj.0.weight (word_dim, dim); for each other band N
         tail.N.0.weight (dim / factor^(N+1), dim) and tail.N.2.weight (words, the same).
     """
 
@@ -39,7 +39,7 @@ class AdaptiveSoftmax(nn.Module):
             self.head = nn.ModuleDict({"class_proj": Linear(dim, others, bias=False)})
             if word_dim != dim:
                 self.head["word_proj"] = nn.Sequential(Linear(dim, word_dim, bias=False))
-        # The numbers by which fairseq's Sequential knows them; between them is the dropout.
+        # The keys are the indices in fairseq's Sequential; the dropout is between them.
         self.tail = nn.ModuleList()
         for i, (begin, end) in enumerate(pairwise(ends)):
             width = int(dim // config.factor ** (i + 1))
@@ -49,7 +49,7 @@ class AdaptiveSoftmax(nn.Module):
             self.tail.append(nn.ModuleDict(parts))
 
     def forward(self, x: Tensor, inputs: AdaptiveInput | None = None) -> Tensor:
-        """x (…,dim) → (…,V) log-probabilities; `inputs` is the adaptive input, where weights are tied to it."""
+        """x (…,dim) → (…,V) log-probabilities; `inputs` is the adaptive input, needed if weights are tied to it."""
         first = self.ends[0]
         head = F.log_softmax(self._head(x, inputs), dim=-1)
         parts = [head[..., :first]]

@@ -1,11 +1,11 @@
 """Which library multiplies float32 matrices faster on this CPU: the one that torch uses (MKL), or oneDNN.
 
-torch computes float32 products by MKL, which on some processors runs at half of oneDNN's speed, the library that it
-computes its other types by. Neither a vendor's nor a model's name tells which is faster, so one product is timed by
-both. That takes a tenth of a second, once per machine: the answer is kept beside the compiled kernels, so that a
-training that is resumed there computes as before.
+torch computes float32 products with MKL, which on some processors runs at half the speed of oneDNN, the library that
+torch uses for other types. The CPU's vendor and model do not tell which is faster, so one product is timed with both.
+This takes a tenth of a second, once per machine. The answer is stored next to the compiled kernels, so that a training
+resumed on the same machine computes as before.
 
-LIGHTCONV_PRODUCTS: `torch` or `onednn`, without a measurement; unset: the faster one.
+LIGHTCONV_PRODUCTS: `torch` or `onednn` chooses one without a measurement; unset: the faster one.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from lightconv_plugin.files import atomic_write
 from lightconv_plugin.ops import artifacts, instructions
 
 CHOICES = ("torch", "onednn")
-# How much faster oneDNN has to be: a call of it costs more than one of torch's.
+# How much faster oneDNN has to be: calling it costs more than calling torch's product.
 _MARGIN = 1.1
 _SIZE, _ROUNDS = 512, 9
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """By oneDNN: x (N,I), weight (O,I), bias (O,) → x @ weightᵀ + bias, (N,O), in float32; matrices of any strides."""
+    """With oneDNN: x (N,I), weight (O,I), bias (O,) → x @ weightᵀ + bias, (N,O), in float32; any strides."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 @lru_cache(maxsize=1)
 def onednn_is_faster() -> bool:
-    """Whether float32 products on this CPU are oneDNN's.
+    """Whether float32 products on this CPU use oneDNN.
 
     Raises ValueError for an unknown value of LIGHTCONV_PRODUCTS.
     """
@@ -47,7 +47,7 @@ def onednn_is_faster() -> bool:
         return False
     if chosen:
         return chosen == "onednn"
-    # Without MKL torch has some other library, for example OpenBLAS; it is measured all the same.
+    # A torch without MKL uses another library, for example OpenBLAS, which is then measured instead.
     return _ratio() > _MARGIN
 
 
@@ -59,7 +59,7 @@ def _ratio() -> float:
         known = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(known, dict) or not isinstance(known.get(key), (int, float)):
         known = {**(known if isinstance(known, dict) else {}), key: round(measured(), 3)}
-        # A cache that cannot be written costs a tenth of a second at every start.
+        # If the cache cannot be written, every start takes a tenth of a second longer.
         with contextlib.suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(file) as out:
@@ -74,7 +74,7 @@ def _machine() -> str:
 
 @torch.no_grad()
 def measured() -> float:
-    """The time of torch's product divided by that of oneDNN's: the best of some rounds in which they take turns."""
+    """The time of torch's product divided by that of oneDNN's: the best of several alternating rounds."""
     x, weight = torch.full((_SIZE, _SIZE), 0.5), torch.full((_SIZE, _SIZE), 0.25)
     calls: list[Callable[[], Tensor]] = [lambda: torch.nn.functional.linear(x, weight), lambda: product(x, weight)]
     best = [float("inf")] * 2

@@ -1,4 +1,4 @@
-"""TaLK convolutions as a module: the parameters around `ops.talkconv`."""
+"""TaLK convolutions as a module, which holds the parameters for `ops.talkconv`."""
 
 import torch
 from torch import Tensor, nn
@@ -9,14 +9,14 @@ from lightconv_plugin.modules.dropout import Dropout
 
 class TaLKConv(nn.Module):
     """Time-aware large kernel convolution (Lioutas & Guo 2020, section 3): a sum over a window whose two ends are
-    predicted from the current token, divided by the longest window.
+    predicted from the current token, divided by the size of the longest window.
 
     Args:
         channels: C, divisible by num_heads.
         max_left, max_right: L and R ≥ 0, the longest reach to either side; max_right is 0 in a decoder.
         num_heads: H; the channels of a head share a window.
-        weight_dropout: dropout of the relative offsets. As published it scales those that stay by 1/(1−p), so that in
-            training a window may be longer than L.
+        weight_dropout: dropout of the relative offsets. As published, it scales the kept offsets by 1/(1−p), so a
+            window may be longer than L in training.
 
     Parameters: offsets.weight (H or 2H, C), offsets.bias: rows h reach to the left, rows H + h to the right.
     """
@@ -35,7 +35,7 @@ class TaLKConv(nn.Module):
         self.max_right = max_right
         self.num_heads = num_heads
         self.weight_dropout_module = Dropout(weight_dropout, module_name=type(self).__name__)
-        # Not the Xavier initialisation of the other Linears: this is that of the published models.
+        # Not Xavier-initialised like the other Linears: the published models use nn.Linear's default.
         self.offsets = nn.Linear(channels, num_heads * (2 if max_right else 1))
 
     def relative_offsets(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -48,7 +48,7 @@ class TaLKConv(nn.Module):
         return ops.talkconv(x, *self.relative_offsets(x), self.max_left, self.max_right)
 
     def step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """n more tokens (n,B,C) of a causal sequence; the state is the last min(seen, L) inputs."""
+        """The next n tokens (n,B,C) of a causal sequence; the state is the last min(seen, L) inputs."""
         if self.max_right:
             raise ValueError(f"step needs a causal window, max_right = 0: got max_right={self.max_right}")
         return ops.talkconv_step(x, state, self.relative_offsets(x)[0], self.max_left)

@@ -1,11 +1,11 @@
-"""The whole models in torch alone: the encoder-decoder and the language model, with any mixer in each layer.
+"""Whole models in plain torch: the encoder-decoder and the language model, with any mixer in each layer.
 
     model = EncoderDecoder(config)
     logits, loss = model(source, target_input, labels)      # training: loss.backward()
     state = model.start(model.encode(source))               # decoding
     logits, state = model.step(tokens, state)
 
-Everything is batch first outside, (B,T), and time first inside, (T,B,C), as the operators are.
+Tokens and logits are batch first, (B,T). Everything inside is time first, (T,B,C), as in the operators.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Encoded(NamedTuple):
 
 
 class Output(NamedTuple):
-    """logits: (B,T,V); log-probabilities from an adaptive softmax. loss: a number where there were labels."""
+    """logits: (B,T,V); log-probabilities from an adaptive softmax. loss: a scalar if labels were given."""
 
     logits: Tensor
     loss: Tensor | None = None
@@ -50,10 +50,10 @@ class Output(NamedTuple):
 class DecoderState:
     """What a decoder keeps between the steps of B sequences.
 
-    mixers: of each layer, None before the first step.
-    sources: keys and values of the encoder's output, of each layer; None without an encoder.
-    queries: of each layer the last inputs of the convolution of the encoder attention's queries, None without one.
-    seen: (B,) how many words there were, pads not counted.
+    mixers: the state of each layer's mixer; None before the first step.
+    sources: each layer's keys and values of the encoder's output; None without an encoder.
+    queries: for each layer, the last inputs of the convolution of the encoder attention's queries; None without one.
+    seen: (B,) number of words so far, not counting pads.
     """
 
     seen: Tensor
@@ -63,9 +63,9 @@ class DecoderState:
 
 
 class _Stack(nn.Module):
-    """What both sides share: embeddings, layers, the norm after them.
+    """The parts that both sides share: embeddings, layers and the final norm.
 
-    `gradient_checkpointing`: recompute the layers in the backward pass instead of keeping what they computed.
+    `gradient_checkpointing`: recompute the layers in the backward pass instead of storing their activations.
     """
 
     def __init__(self, config: StackConfig, pad: int, embed_tokens: nn.Module | None = None):
@@ -92,11 +92,11 @@ class _Stack(nn.Module):
         self.layers: Any = nn.ModuleList(Layer(config, mixer) for mixer in config.mixers)
         self.layer_norm = nn.LayerNorm(dim) if config.final_norm else None
         self.gradient_checkpointing = False
-        # Under this name transformers puts its own.
+        # Hugging Face's transformers replaces this attribute with its own function.
         self._gradient_checkpointing_func = lambda function, *args: checkpoint(function, *args, use_reentrant=False)
 
     def embed(self, tokens: Tensor | None, pads: Tensor, seen: Tensor | None = None, vectors: Tensor | None = None):
-        """tokens (B,T), or word vectors (B,T,d) in their place, pads (B,T) → (T,B,d); `seen` (B,) words came before."""
+        """tokens (B,T), or word vectors (B,T,d) instead, pads (B,T) → (T,B,d); `seen` (B,) words came before them."""
         x = self.embed_tokens(tokens) if vectors is None else vectors
         x = x * self.config.embed_scale
         if self.project_in_dim is not None:
@@ -104,7 +104,7 @@ class _Stack(nn.Module):
         if self.embed_positions is not None:
             positions = positions_of(pads, seen)
             if self.config.positions == "learned" and not torch.compiler.is_compiling():
-                # On a GPU reading it would wait for the device, and an index out of range is an error of its own there.
+                # On a GPU reading it would wait for the device, and an index out of range raises an error there anyway.
                 before = int(seen.max()) if seen is not None and seen.device.type == "cpu" else 0
                 self._check_length(int(positions.shape[1]) + before)
             x = x + self.embed_positions(positions, x.dtype, positions.shape[1] if seen is None else None)
@@ -113,7 +113,7 @@ class _Stack(nn.Module):
         return self.dropout_module(x).transpose(0, 1)
 
     def run(self, layer: nn.Module, *args: Any) -> Tensor:
-        """The layer's forward pass, in training perhaps left out (LayerDrop) or recomputed later."""
+        """The layer's forward pass; in training it may be skipped (LayerDrop) or recomputed later (checkpointing)."""
         if self.training:
             if self.config.layerdrop and float(torch.rand(())) < self.config.layerdrop:
                 return args[0]
@@ -128,7 +128,7 @@ class _Stack(nn.Module):
 
 
 class Encoder(_Stack):
-    """Tokens to vectors."""
+    """Encodes tokens as vectors."""
 
     def forward(
         self,
@@ -139,7 +139,7 @@ class Encoder(_Stack):
     ) -> Encoded:
         """tokens (B,S), or their word vectors (B,S,d), pads (B,S) bool (default: where tokens are the pad).
 
-        kept: gets what each layer reads appended, (S,B,d).
+        kept: a list to which each layer's input (S,B,d) is appended.
         """
         pads = _pads(tokens, pads, vectors, self.pad)
         x = self.embed(tokens, pads, vectors=vectors).masked_fill(pads.t().unsqueeze(-1), 0)
@@ -150,7 +150,7 @@ class Encoder(_Stack):
 
 
 class Decoder(_Stack):
-    """Tokens, and what the encoder made of others, to vectors and to the next words."""
+    """Decodes tokens, given an encoder's output if there is one, to vectors and to logits of the next words."""
 
     def __init__(self, config: StackConfig, pad: int, embed_tokens: nn.Module | None = None):
         super().__init__(config, pad, embed_tokens)
@@ -164,14 +164,14 @@ class Decoder(_Stack):
         if bands is not None:
             self.adaptive_softmax = AdaptiveSoftmax(config.vocab_size, last, bands, config.word_dim)
         elif config.share_input_output:
-            # The weight is the embeddings' table.
+            # The embedding table is the weight.
             self.output_bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.output_bias else None
         else:
             self.output_projection = nn.Linear(last, config.vocab_size, bias=config.output_bias)
             nn.init.normal_(self.output_projection.weight, std=last**-0.5)
 
     def source_of(self, layer: Layer, encoded: Encoded | None) -> Source | None:
-        """What a layer reads of the encoder's output."""
+        """The encoder's output as the layer reads it; None if it does not attend to one."""
         if layer.encoder_attn is None:
             return None
         if encoded is None:
@@ -186,7 +186,7 @@ class Decoder(_Stack):
         vectors: Tensor | None = None,
         kept: list[Tensor] | None = None,
     ) -> Tensor:
-        """tokens (B,T), or their word vectors (B,T,d), all at once → (T,B,d); pads and `kept` as for the encoder."""
+        """Whole sequences, tokens (B,T) or their word vectors (B,T,d) → (T,B,d); pads and `kept` as for the encoder."""
         pads = _pads(tokens, pads, vectors, self.pad)
         x = self.embed(tokens, pads, vectors=vectors)
         for layer in self.layers:
@@ -208,7 +208,7 @@ class Decoder(_Stack):
         vectors: Tensor | None = None,
         kept: list[Tensor] | None = None,
     ) -> tuple[Tensor, DecoderState]:
-        """The next n ≥ 1 tokens (B,n) → ((n,B,d), the state after them); the state given stays as it is."""
+        """The next n ≥ 1 tokens (B,n) → ((n,B,d), the state after them); the given state is not modified."""
         pads = _pads(tokens, pads, vectors, self.pad)
         x = self.embed(tokens, pads, state.seen, vectors)
         mixers, queries = [], []
@@ -222,7 +222,7 @@ class Decoder(_Stack):
         return x, DecoderState(state.seen + (~pads).sum(dim=1), mixers, state.sources, queries)
 
     def reorder(self, state: DecoderState, order: Tensor) -> DecoderState:
-        """Beam search: the state in which sequence n is what sequence order[n] was; order (B',) int64."""
+        """For beam search: a state whose sequence n is sequence order[n] of the given state; order (B',) int64."""
         return DecoderState(
             state.seen.index_select(0, order),
             [layer.self_attn.reorder(mixer, order) for layer, mixer in zip(self.layers, state.mixers, strict=True)],
@@ -231,7 +231,7 @@ class Decoder(_Stack):
         )
 
     def logits(self, x: Tensor) -> Tensor:
-        """(T,B,d) → (B,T,V); log-probabilities where there is an adaptive softmax."""
+        """(T,B,d) → (B,T,V); log-probabilities if there is an adaptive softmax."""
         if self.project_out_dim is not None:
             x = self.project_out_dim(x)
         x = x.transpose(0, 1)
@@ -244,8 +244,8 @@ class Decoder(_Stack):
 
 
 class EncoderDecoder(nn.Module):
-    """An encoder-decoder: LightConv, DynamicConv (Wu et al. 2019), TaLK (Lioutas & Guo 2020), the Transformer, and
-    mixtures of them layer by layer. The parameters have the names of fairseq's models.
+    """An encoder-decoder: LightConv, DynamicConv (Wu et al. 2019), TaLK (Lioutas & Guo 2020), the Transformer, or a
+    mixture with a different mixer in each layer. The parameters have the names of fairseq's models.
 
     Raises:
         ValueError: `config` has no encoder.
@@ -254,7 +254,7 @@ class EncoderDecoder(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         if config.encoder is None:
-            raise ValueError("config.encoder is missing: without one it is a LanguageModel")
+            raise ValueError("config.encoder is missing: use LanguageModel for a model without an encoder")
         self.config = config
         self.encoder = Encoder(config.encoder, config.pad)
         shared = self.encoder.embed_tokens if config.share_embeddings else None
@@ -270,12 +270,12 @@ class EncoderDecoder(nn.Module):
         source_pads: Tensor | None = None,
         target_pads: Tensor | None = None,
     ) -> Output:
-        """Trains, or scores given translations.
+        """For training, or for scoring given translations.
 
         Args:
-            source: (B,S) words with their end, pads on either side.
-            target: (B,T) what the decoder reads: the end symbol, then the words (fairseq's prev_output_tokens).
-            labels: (B,T) the words with their end; pads and −100 are left out of the loss, a mean over the rest.
+            source: (B,S) words and the end symbol; pads on either side.
+            target: (B,T) the decoder's input: the end symbol, then the words (fairseq's prev_output_tokens).
+            labels: (B,T) the words and the end symbol. The loss is the mean over all labels but pads and −100.
             label_smoothing: share of the probability that is spread over all words.
             source_pads, target_pads: (B,S), (B,T) bool; default: where the tokens are pads.
         """
@@ -297,7 +297,7 @@ class EncoderDecoder(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """A language model: the decoder without an encoder. The parameters have the names of fairseq's models.
+    """A language model: a decoder without an encoder. The parameters have the names of fairseq's models.
 
     Raises:
         ValueError: `config` has an encoder.
@@ -306,7 +306,7 @@ class LanguageModel(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         if config.encoder is not None:
-            raise ValueError("config.encoder is there: with one it is an EncoderDecoder")
+            raise ValueError("config.encoder must be None: use EncoderDecoder for a model with an encoder")
         self.config = config
         self.decoder = Decoder(config.decoder, config.pad)
 
@@ -338,7 +338,7 @@ def build_model(config: ModelConfig) -> EncoderDecoder | LanguageModel:
 
 
 def token_loss(logits: Tensor, labels: Tensor | None, pad: int, label_smoothing: float) -> Tensor | None:
-    """The mean cross-entropy (nats) of labels (B,T) under logits (B,T,V); pads and −100 are left out."""
+    """The mean cross-entropy (nats) of labels (B,T) under logits (B,T,V), ignoring pads and −100."""
     if labels is None:
         return None
     wanted = labels.masked_fill(labels.eq(pad), -100)
@@ -358,7 +358,7 @@ def _select(source: Source, order: Tensor) -> Source:
 
 
 def _pads(tokens: Tensor | None, pads: Tensor | None, vectors: Tensor | None, pad: int) -> Tensor:
-    """Where the pads are: as given, or by the tokens; nowhere for vectors."""
+    """Where the pads are: as given, or where the tokens are pads; none for vectors."""
     if pads is not None:
         return pads
     if tokens is not None:

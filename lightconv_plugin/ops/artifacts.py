@@ -1,17 +1,17 @@
-"""What a native library is made of, and where a finished one is.
+"""What goes into a native library, and where to find a finished one.
 
-A library is named by a hash of everything that decides what is in it: the sources, the flags, torch, its CUDA version
-and C++ ABI, the machine's architecture. So an edit or an upgrade never loads a stale library. The compiler is not part
-of the name: a library works whichever compiler built it, and a machine without one can use a library from the
-installation or a shared cache.
+A library is named after a hash of everything that determines its content: the sources, the flags, torch, its CUDA
+version and C++ ABI, and the machine's architecture. A stale library is therefore never loaded after an edit or an
+upgrade. The compiler is not part of the hash: a library works whichever compiler built it, and a machine without a
+compiler can use a library from the installation or from a shared cache.
 
     lightconv_plugin/prebuilt/lightconv_cpu/HASH/lightconv_cpu.so         by LIGHTCONV_PREBUILD=1 pip install ., for
                                                                           each instruction set
     $TORCH_EXTENSIONS_DIR/lightconv_cpu/HASH/lightconv_cpu.so             at first use, or by `lightconv build`
     $TORCH_EXTENSIONS_DIR/lightconv_cuda/HASH-8.0_9.0/lightconv_cuda.so   with the GPU architectures it was built for
 
-Beside a library are build.log (the compiler's output) and build.json (when and how it was built). This module only
-looks for libraries; compilation.py builds them, backends.py loads them.
+Next to a library are build.log (the compiler's output) and build.json (when and how it was built). This module only
+finds libraries; compilation.py builds them, backends.py loads them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SOURCES = {
     kind: PACKAGE / "sources" / kind if (PACKAGE / "sources").is_dir() else PACKAGE.parent / kind for kind in KINDS
 }
 SHARED = (PACKAGE / "ops" / "autograd.h",)
-"""What every library also includes; a flag says for which dispatch key."""
+"""Headers that every library also includes; a flag sets the dispatch key."""
 
 _COMPILED = {"cpu": (".cpp",), "cuda": (".cpp", ".cu")}
 _HASHED = (".cpp", ".cu", ".cuh", ".h")
@@ -59,7 +59,7 @@ class NativeError(Exception):
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that goes into one library; `name` is its folder's."""
+    """Everything that goes into one library; `name` is the name of its folder."""
 
     kind: str
     architectures: tuple[str, ...]
@@ -84,7 +84,7 @@ class Recipe:
 
     @property
     def include_paths(self) -> list[Path]:
-        """Of the sources' own headers."""
+        """The folders of the sources' own headers."""
         return [self.root, *dict.fromkeys(path.parent for path in SHARED)]
 
     @property
@@ -109,14 +109,14 @@ def recipe(kind: str, architectures: Iterable[str] = (), simd: str | None = None
     """How to build the library of this kind.
 
     Args:
-        architectures: of GPUs, as parsed, for kind "cuda" only.
-        simd: for kind "cpu", one of instructions.runnable(); default: the best.
+        architectures: GPU architectures, as parsed; for kind "cuda" only.
+        simd: one of instructions.runnable(), for kind "cpu" only; default: the best.
 
     Raises:
         NativeError: there are no sources.
     """
     root = SOURCES[kind]
-    # What is beside the folders of kernels comes first: it takes longest to compile.
+    # Files outside the kernels' folders come first: they take longest to compile.
     files = sorted(
         (path for path in root.rglob("*") if path.suffix in _HASHED), key=lambda path: (path.parent != root, path)
     )
@@ -125,8 +125,8 @@ def recipe(kind: str, architectures: Iterable[str] = (), simd: str | None = None
         raise NativeError(f"found no sources in {root}", "reinstall the package")
     autograd = f"-DLIGHTCONV_AUTOGRAD=Autograd{kind.upper()}"
     if kind == "cpu":
-        # -O2 compiles in a fifth less time, but then 16-bit operators and the search take two to three times as long.
-        # Compiled with -fopenmp but not linked with it: libgomp is the one that torch has loaded, with its threads.
+        # -O2 saves a fifth of the compile time, but 16-bit operators and the search then take 2 to 3 times as long.
+        # Compiled with -fopenmp but not linked with it: the libgomp that torch has loaded is used, with its threads.
         simd = instructions.compiled_for() if simd is None else simd
         cflags: tuple[str, ...] = ("-O3", "-fopenmp", autograd, *_SIMD_FLAGS.get(simd, ()))
         cuda_cflags: tuple[str, ...] = ()
@@ -163,7 +163,7 @@ def find(kind: str) -> Path | None:
         return finished(recipe(kind))
     devices = capabilities()
     wanted = recipe(kind, of_devices(devices))
-    # A library for exactly these devices is preferred to another that they can run.
+    # A library for exactly these devices is preferred to others that they can run.
     others = (
         folder / wanted.file
         for root in _roots()
@@ -174,13 +174,13 @@ def find(kind: str) -> Path | None:
 
 
 def find_lesser() -> Path | None:
-    """A finished CPU library with fewer instructions than this CPU has, the best of them; None if there is none."""
+    """The best finished CPU library that uses fewer instructions than this CPU has; None if there is none."""
     libraries = (finished(recipe("cpu", simd=simd)) for simd in instructions.runnable()[1:])
     return next((library for library in libraries if library is not None), None)
 
 
 def finished(wanted: Recipe) -> Path | None:
-    """The library of this very recipe, if it has been built."""
+    """The library of exactly this recipe, if it has been built."""
     paths = (root / wanted.library / wanted.name / wanted.file for root in _roots())
     return next((path for path in paths if path.is_file()), None)
 
@@ -201,10 +201,10 @@ def information(library: Path) -> dict:
 
 
 def parse_architectures(text: str) -> tuple[str, ...]:
-    """The architectures of a list such as "8.0;9.0+PTX" (also separated by spaces, as torch allows), in order.
+    """The architectures in a list such as "8.0;9.0+PTX" (or separated by spaces, as torch allows), sorted.
 
     Raises:
-        ValueError: something in it is not an architecture, or it is empty.
+        ValueError: the list is empty or contains something that is not an architecture.
     """
     names = re.split(r"[;\s]+", text.strip(" ;\t\n"))
     for name in names:
@@ -214,11 +214,11 @@ def parse_architectures(text: str) -> tuple[str, ...]:
 
 
 def chosen_architectures() -> tuple[str, ...]:
-    """The default architectures: TORCH_CUDA_ARCH_LIST, else those of the GPUs here.
+    """The default architectures: those in TORCH_CUDA_ARCH_LIST, otherwise those of this machine's GPUs.
 
     Raises:
-        ValueError: TORCH_CUDA_ARCH_LIST cannot be understood.
-        NativeError: there is neither.
+        ValueError: TORCH_CUDA_ARCH_LIST cannot be parsed.
+        NativeError: TORCH_CUDA_ARCH_LIST is not set and there is no GPU.
     """
     listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
     if listed and listed != "native":
@@ -245,7 +245,7 @@ def of_devices(devices: Iterable[tuple[int, int]]) -> tuple[str, ...]:
 
 
 def serves(folder: Path, devices: Iterable[tuple[int, int]]) -> bool:
-    """Whether the library in a folder, named KEY-8.0_9.0+PTX, has code that each of these devices can run."""
+    """Whether the library in a folder (named KEY-8.0_9.0+PTX) has code for each of these devices."""
     architectures = folder.name.partition("-")[2].split("_")
     return all(any(covers(name, device) for name in architectures) for device in devices)
 
@@ -253,7 +253,8 @@ def serves(folder: Path, devices: Iterable[tuple[int, int]]) -> bool:
 def covers(architecture: str, device: tuple[int, int]) -> bool:
     """Whether code for an architecture runs on a device.
 
-    Machine code runs on later devices of the same major version ("a": on that very device only); PTX on all later ones.
+    Machine code also runs on later devices of the same major version ("a": only on exactly that device). PTX runs on
+    all later devices.
     """
     match = _ARCHITECTURE.fullmatch(architecture)
     if match is None:

@@ -1,14 +1,18 @@
-"""Which backend computes: compiles the native kernels at first use, loads them, falls back to the reference.
+"""Chooses the backend: compiles the native kernels at first use and loads them, or falls back to the reference.
 
     backend("cpu")      "cpu": cpu/**/*.cpp, compiled here;   "reference": reference.py, in plain PyTorch
     backend("cuda")     "cuda": cuda/**/*.cu, compiled here;  "reference"
 
-Decided once per device type, at the first call with such tensors (or of `backend`). A library in the cache loads in
-milliseconds; otherwise one process compiles it while others wait (compilation.py).
+The choice is made once per device type, at the first call with such tensors or the first call of `backend`. A library
+in the cache loads in milliseconds; otherwise one process compiles it while others wait (compilation.py).
 
-LIGHTCONV_BACKEND: `auto` (or unset): native kernels, or the reference after one warning with the cause; `reference`:
-no native code is compiled or loaded; `cpu` or `cuda`: that one or an error, also for tensors elsewhere.
-With the CPU kernels, malloc is told to keep what is freed (allocator.py).
+Values of LIGHTCONV_BACKEND:
+
+    auto (or unset)   native kernels; if they cannot be used, one warning with the cause, then the reference
+    reference         no native code is compiled or loaded
+    cpu, cuda         that backend, or an error, also for tensors on another device
+
+Loading the CPU kernels also tells malloc to keep freed memory (allocator.py).
 """
 
 from __future__ import annotations
@@ -108,7 +112,7 @@ def _decide(device_type: str, forced: str) -> Decision:
 
 
 def _load(kind: str) -> Path:
-    """Register the native kernels with torch's dispatcher; the library's path."""
+    """Register the native kernels with torch's dispatcher; returns the library's path."""
     if kind == "cuda" and not torch.cuda.is_available():
         raise NativeError("torch sees no CUDA device")
     library = artifacts.find(kind)
@@ -120,7 +124,7 @@ def _load(kind: str) -> Path:
         cause = " ".join(str(error.__cause__ or error).split())
         raise NativeError(
             f"cannot load {library}: {cause}",
-            f"delete {library.parent} to have it compiled again",
+            f"delete {library.parent} to recompile it",
             library.with_name("build.log"),
         ) from error
     wanted = OPERATORS + CPU_OPERATORS if kind == "cpu" else OPERATORS
@@ -133,7 +137,7 @@ def _load(kind: str) -> Path:
 
 
 def _build_or_lesser(kind: str) -> Path:
-    """Where nothing can be compiled, a library that came with the package and uses fewer instructions will do."""
+    """Build the library; if that fails, use a finished one with fewer instructions, such as the package's."""
     try:
         return _build(kind)
     except NativeError as error:
@@ -178,7 +182,7 @@ def _say(message: str) -> None:
 
 
 def _after_fork() -> None:
-    """A child process has none of the threads that may have held the lock."""
+    """A forked child has none of the threads that may have held the lock."""
     global _lock
     _lock = threading.RLock()
 

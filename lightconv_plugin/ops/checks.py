@@ -1,6 +1,6 @@
-"""Every check of the operators' arguments. A message names the argument, its value and what is allowed.
+"""All checks of the operators' arguments. A message names the argument, its value and what is allowed.
 
-TypeError: something is not a tensor, not a number, or of the wrong dtype. ValueError: a shape, a device or a value.
+TypeError: something is not a tensor, not a number, or has the wrong dtype. ValueError: a wrong shape, device or value.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def talk_step(x: Tensor, state: Tensor | None, offset_left: Tensor, max_left: in
 
 
 def probability(name: str, value: float) -> None:
-    """A dropout probability: below 1, as not everything can be dropped."""
+    """A dropout probability: it must be below 1, because 1/(1−p) must be finite."""
     if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat)):
         raise TypeError(f"{name} must be a float, got {_what(value)}")
     if not 0 <= value < 1:
@@ -233,7 +233,7 @@ def _cu_seqlens(cu_seqlens: Tensor, x: Tensor) -> None:
 
 
 def _readable(tensor: Tensor) -> bool:
-    """Whether values may be read: not if that waits for a device, and not while a graph is being traced."""
+    """Whether the values may be read: not if that would wait for a device, and not while a graph is being traced."""
     return (
         not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()

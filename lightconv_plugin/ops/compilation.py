@@ -1,9 +1,9 @@
 """Compiles a native library into the cache, once, however many processes need it.
 
-The lock is the kernel's (flock), so it ends with the process that holds it. A build runs in a temporary folder beside
-the result, whose files are then renamed into place, the library last: the remains of a killed build are never used, and
-the next build removes them. A process that waited for a build that failed reports the same failure and does not try
-again; a later process does.
+The lock is a kernel lock (flock), so it is released when the process that holds it ends. A build runs in a temporary
+folder next to the result. Its files are then renamed into place, the library last. The remains of a killed build are
+never used, and the next build removes them. If a build fails, the processes that waited for it report the same failure
+without trying again; a process that starts later tries again.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _compiler() -> str:
 
 
 def _ninja() -> Path:
-    """ninja from PATH, or from the environment that this Python belongs to, whether it is activated or not."""
+    """ninja from PATH, or from this Python's environment, whether it is activated or not."""
     folders = [Path(sys.prefix, "bin"), Path(sys.executable).parent]
     with contextlib.suppress(ImportError):
         import ninja
@@ -153,7 +153,7 @@ def _ninja() -> Path:
 
 @contextlib.contextmanager
 def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[bool]:
-    """Hold the lock of a file; the value is whether another process held it before."""
+    """Hold the lock of a file; yields whether another process held it before."""
     try:
         import fcntl
     except ImportError:
@@ -170,7 +170,7 @@ def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[bool]:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """What changes whenever the file is replaced; None if it does not exist."""
+    """A value that changes whenever the file is replaced; None if it does not exist."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -179,9 +179,9 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _compile(recipe: Recipe, environment: dict[str, str], record: Path, progress: Callable[[str], None]) -> None:
-    """Build and put into place; the lock is held."""
+    """Build the library and move it into place; the caller holds the lock."""
     folder = recipe.folder
-    for left in folder.parent.glob(f".{folder.name}.*"):  # of builds that were killed
+    for left in folder.parent.glob(f".{folder.name}.*"):  # left by killed builds
         shutil.rmtree(left, ignore_errors=True)
     temporary = folder.parent / f".{folder.name}.{os.getpid()}-{secrets.token_hex(3)}"
     temporary.mkdir()
@@ -258,16 +258,16 @@ def _run(recipe: Recipe, folder: Path, environment: dict[str, str], progress: Ca
                 if process.returncode is not None:
                     return process.returncode
         finally:
-            if process.poll() is None:  # interrupted: end the compilers that it started, too
+            if process.poll() is None:  # interrupted: also end the compilers that it started
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
 
 def _translation_units(recipe: Recipe, folder: Path) -> list[str]:
-    """The files that are compiled. For the CPU there is one for each folder, written here, which includes all in it.
+    """The files to compile. For the CPU this writes one file per folder, which includes all sources of the folder.
 
-    What these have in common, headers and instances of templates, is then compiled once: a third less time for them.
+    Headers and template instances that they share are then compiled only once, which saves a third of their time.
     """
     if recipe.kind != "cpu":
         return [str(path) for path in recipe.sources]
@@ -277,7 +277,7 @@ def _translation_units(recipe: Recipe, folder: Path) -> list[str]:
             units += map(str, sources)
             continue
         unit = folder / f"{'_'.join(parent.relative_to(recipe.root).parts)}.cpp"
-        # Anonymous namespaces in included files are what this warns about; nothing else includes these.
+        # The warning is about anonymous namespaces in included files; nothing else includes these files.
         lines = ['#pragma GCC diagnostic ignored "-Wsubobject-linkage"']
         lines += (f'#include "{path.relative_to(recipe.root).as_posix()}"' for path in sources)
         unit.write_text("\n".join([*lines, ""]), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""From the weight that an operator is given to the filter that its taps multiply by, and back."""
+"""The filter of an operator: its weight after normalisation and dropout, and the gradient back to the weight."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def widen(tensor: Tensor) -> Tensor:
 
 
 class Filter:
-    """A weight on its way to the taps: widened, normalised, dropped. And the gradient's way back.
+    """A weight that is widened, normalised and has dropout applied; `backward` takes the gradient back through this.
 
     `taps` has the taps first: (K, H) or (K, T, B, H), contiguous. `inside` (K, T, B or 1, 1) limits the normalisation
-    to those taps (renorm_padding); the others weigh 0.
+    to those taps (renorm_padding); the others get weight 0.
     """
 
     def __init__(

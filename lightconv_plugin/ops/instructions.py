@@ -1,4 +1,4 @@
-"""Which vector instructions the CPU kernels use here."""
+"""Which vector instructions the CPU kernels use on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEVELS = {
     "avx512_vnni": "AVX-512 VNNI",
     "avx512_bf16": "AVX-512 VNNI BF16",
 }
-"""Values of LIGHTCONV_CPU_ISA, which holds the kernels down to a level, and what each is called; the lowest first."""
+"""Values of LIGHTCONV_CPU_ISA, which limits the kernels to a level, and the name of each level; lowest first."""
 
 
 def instruction_set() -> str | None:
@@ -31,16 +31,16 @@ def instruction_set() -> str | None:
 
 
 def compiled_for() -> str:
-    """What the whole CPU library is compiled for: "AVX512", "AVX2" or "" for what every CPU has.
+    """What the whole CPU library is compiled for: "AVX512", "AVX2", or "" for what every CPU has.
 
-    Kernels that need more than that are chosen when they run.
+    Kernels that need more than that are selected at run time.
     """
     level = instruction_set()
     return "" if level is None else "AVX2" if level == "AVX2" else "AVX512"
 
 
 def cpu_name() -> str:
-    """The processor's name, with family and model where the system tells them: "AMD EPYC" alone is many."""
+    """The processor's name, with family and model if the system reports them: "AMD EPYC" alone is ambiguous."""
     fields: dict[str, str] = {}
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
@@ -67,13 +67,13 @@ def _held() -> str:
 
 
 def _level_of_this_cpu() -> str | None:
-    capability = torch.backends.cpu.get_cpu_capability()  # as ATEN_CPU_CAPABILITY says
+    capability = torch.backends.cpu.get_cpu_capability()  # respects ATEN_CPU_CAPABILITY
     if platform.machine().lower() not in ("x86_64", "amd64") or capability not in ("AVX2", "AVX512"):
         return None
     if capability == "AVX2":
         return "AVX2"
     if not torch.cpu._is_vnni_supported():
         return "AVX-512"
-    # Unknown to the oldest torch that is supported: then it is not counted on.
+    # The oldest supported torch does not have this function: then BF16 is not assumed.
     bf16 = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
     return "AVX-512 VNNI BF16" if bf16 else "AVX-512 VNNI"

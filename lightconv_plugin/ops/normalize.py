@@ -1,14 +1,14 @@
-"""How a filter's K weights are normalised, and the gradient of each way.
+"""The normalisations of a filter's K weights, and their gradients.
 
 `softmax` is the default of Wu et al. 2019 ("Pay Less Attention with Lightweight and Dynamic Convolutions", section 3);
-the others are those of the paper's appendix A. All run in the precision of their argument (the operators hand over
-float32 or float64). They are written out by hand, and not left to autograd, because the operators save their inputs
-only and recompute the rest in the backward pass.
+the others are those of the paper's appendix A. All run in the precision of their argument (the operators pass float32
+or float64). The gradients are written by hand instead of with autograd, because the operators save only their inputs
+and recompute the rest in the backward pass.
 
-Filters come with their taps first, (K, …), and sums over taps add one tap after the other. A softmax over few taps is
-then a handful of passes over long rows, up to ten times faster than over a short last dimension. And the numbers of one
-sentence do not depend on the batch it is in: torch's own reductions, softmax and sigmoid round the elements that do not
-fill a SIMD vector differently from those that do.
+Filters have their taps in the first dimension, (K, …), and sums over taps add one tap after the other. A softmax over
+few taps is then a handful of passes over long rows, up to ten times faster than over a short last dimension. It also
+makes the results for one sentence independent of the batch it is in: torch's own reductions, softmax and sigmoid round
+the elements that do not fill a SIMD vector differently from those that do.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def normalize_backward(grad: Tensor, weight: Tensor, normalized: Tensor, kind: s
     if kind == "l2":
         return _over_l2_norm_backward(grad, weight, weight)
     if kind == "abs_l2":
-        # d|w| = sign(w)·dw; the norm's own part is the same function of w, with |w| in the place of the numerator.
+        # d|w| = sign(w)·dw; the norm's part is the same function of w, with |w| as the numerator.
         return _over_l2_norm_backward(grad, weight, weight.abs(), sign=weight.sign())
     if kind == "sigmoid":
         return grad * (normalized * (1 - normalized))

@@ -1,8 +1,9 @@
 """The dropout mask, as a pure function of a seed and of the position in the weight tensor.
 
-A mask that every backend can recompute needs no memory between forward and backward, and is the same bits on a CPU, on
-a GPU and here. It is defined by the counter-based generator Philox-4x32-10 (Salmon et al. 2011, "Parallel random
-numbers: as easy as 1, 2, 3"; the reference implementation is Random123), of which every backend uses these words:
+Every backend can recompute the mask, so it needs no memory between the forward and the backward pass, and it has the
+same bits on a CPU, on a GPU and here. It is defined by the counter-based generator Philox-4x32-10 (Salmon et al. 2011,
+"Parallel random numbers: as easy as 1, 2, 3"; the reference implementation is Random123). Every backend uses these
+words of it:
 
     flat     the row-major index of the weight in its logical shape, (H, K) or (T, B, H, K), whatever its strides
     counter  (i mod 2³², i div 2³², 0, 0) with i = flat div 4: four uint32
@@ -25,16 +26,16 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _LOW = 0xFFFFFFFF
-# Counters worked on at a time on a CPU: bounds the int64 buffers of a round to 1 MiB each.
+# Counters processed at a time on a CPU: this limits the int64 buffers of a round to 1 MiB each.
 _BLOCK = 2**17
 
 
 def philox_4x32_10(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
     """Philox-4x32 with ten rounds.
 
-    `counter`: four, and `key`: two int64 tensors that hold uint32 values and broadcast against each other. Returns four
-    such tensors. The 32×32→64-bit products wrap around in int64, which leaves the right bits: the arithmetic shift's
-    sign extension is masked away, as is the upper half of c1 and c3, once it matters.
+    `counter` is four and `key` two int64 tensors that hold uint32 values and broadcast against each other. Returns four
+    such tensors. The 32×32→64-bit products wrap around in int64, which leaves the right bits: the sign extension of the
+    arithmetic shift is masked away, and so is the upper half of c1 and c3 where it matters.
     """
     c0, c1, c2, c3 = torch.broadcast_tensors(*counter)
     k0, k1 = key

@@ -1,4 +1,4 @@
-"""Compiles the native kernels before anything uses them: for `lightconv build`, and for wheels that carry them."""
+"""Compiles the native kernels ahead of their first use: for `lightconv build`, and for wheels that contain them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lightconv_plugin.ops.artifacts import NativeError, Recipe
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one library.
+    """The result of building one library.
 
-    `error` says why there is none; it is no failure where nobody asked for CUDA kernels and they cannot be compiled.
-    `seconds` is the time a build took, None for a library that existed already.
+    `error` says why there is no library. CUDA kernels that cannot be compiled are not a failure unless they were
+    requested. `seconds` is the time the build took; None for a library that existed already.
     """
 
     kind: str
@@ -36,12 +36,12 @@ def build_all(
     """Build the libraries, one after the other.
 
     Args:
-        kinds: of "cpu" and "cuda"; empty: cpu, and cuda where it can be compiled, or if `architectures` are given.
-        architectures: of GPUs, as `artifacts.parse_architectures` returns them; None: those of TORCH_CUDA_ARCH_LIST,
-            else of the GPUs here.
+        kinds: "cpu", "cuda" or both. Empty: cpu, and cuda if it can be compiled or `architectures` are given.
+        architectures: GPU architectures as returned by `artifacts.parse_architectures`. None: those in
+            TORCH_CUDA_ARCH_LIST, otherwise those of this machine's GPUs.
         say: receives the progress, such as "cpu: compiling 4 files".
-        portable: the CPU library for every instruction set that runs here, so that it can be carried to other machines;
-            else for the best.
+        portable: build the CPU library for every instruction set that runs here, so that it can be copied to other
+            machines; otherwise only for the best one.
 
     Raises:
         ValueError: TORCH_CUDA_ARCH_LIST is not a list of architectures.
@@ -70,7 +70,7 @@ def _cuda_recipe(architectures: tuple[str, ...] | None) -> Recipe:
     try:
         recipe = artifacts.recipe("cuda", architectures or artifacts.chosen_architectures())
     except NativeError:
-        compilation.toolkit()  # a missing toolkit is the better explanation than a missing GPU
+        compilation.toolkit()  # a missing toolkit is a better explanation than a missing GPU
         raise
     if artifacts.finished(recipe) is None:
         compilation.toolkit()

@@ -1,20 +1,20 @@
 """The operators in plain PyTorch: their definition, the oracle of the tests, and the backend that always works.
 
-talkconv is in reference_talk.py. Both other convolutions are one sum over the K taps of a filter (Wu et al. 2019,
+talkconv is in reference_talk.py. The other two convolutions are a sum over the K taps of a filter (Wu et al. 2019,
 equations 3 to 5):
 
     out[t, b, c] = bias[c] + Σ_k w[t, b, h, k] · u[t − padding_l + k, b, c],      h = c div (C/H)
 
-where u is x, or x[..., :C]·sigmoid(x[..., C:]) with `glu`, and w is the normalised and then dropped weight; for
-lightconv w does not depend on t and b. Taps outside the sequence read zero. The loop is over taps, each adding one
-shifted slice in place, so that nothing larger than the inputs is ever made (no T×T band, no unfolded T×B×C×K). One
-code serves both operators: it takes filters (H, K) as well as (T, B, H, K).
+where u is x, or x[..., :C]·sigmoid(x[..., C:]) with `glu`, and w is the weight after normalisation and dropout; for
+lightconv w does not depend on t and b. Taps outside the sequence read zero. The code loops over the taps and adds one
+shifted slice in place for each, so it never allocates anything larger than the inputs (no T×T band, no unfolded
+T×B×C×K). The same code serves both operators: filters may be (H, K) or (T, B, H, K).
 
 Sums, normalisation and sigmoid run in float32 for half types and in float64 for float64. u is rounded to x's type, so
-that a state that holds u (the step functions) gives the same numbers as a full pass. What must not be read is masked or
-sliced away, never multiplied by zero: a NaN in padding stays where it is. Nothing here waits for a GPU.
+that the step functions, whose state holds u, give the same numbers as a full pass. Rows that must not be read are
+masked or sliced away, never multiplied by zero, so a NaN in padding does not spread. Nothing here waits for a GPU.
 
-The signatures are those of the registered operators (registration.py); arguments are checked before (checks.py).
+The signatures are those of the registered operators (registration.py). checks.py has already checked the arguments.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def lightconv_backward(
     need_x: bool,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of lightconv for x and weight; an empty tensor for one that is not needed."""
+    """Gradients of lightconv for x and weight; those not needed are empty tensors."""
     return dynamicconv_backward(
         grad, x, weight, lengths, cu_seqlens, seed, padding_l, normalize, dropout, False, glu, need_x, need_weight
     )
@@ -115,7 +115,7 @@ def dynamicconv_backward(
     need_x: bool,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of dynamicconv for x and weight; an empty tensor for one that is not needed."""
+    """Gradients of dynamicconv for x and weight; those not needed are empty tensors."""
     sequence = Sequence(x, lengths, cu_seqlens)
     inside = sequence.inside(weight.shape[-1], -padding_l) if renorm_padding else None
     filters = Filter(weight, seed, normalize, dropout, inside)
@@ -165,7 +165,7 @@ def lightconv_step_backward(
     need_state: bool,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of lightconv_step for x, state and weight; an empty tensor for one that is not needed."""
+    """Gradients of lightconv_step for x, state and weight; those not needed are empty tensors."""
     return dynamicconv_step_backward(
         grad, grad_state, x, state, weight, seed, normalize, dropout, False, glu, need_x, need_state, need_weight
     )
@@ -211,7 +211,7 @@ def dynamicconv_step_backward(
     need_state: bool,
     need_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of dynamicconv_step for x, state and weight; an empty tensor for one that is not needed."""
+    """Gradients of dynamicconv_step for x, state and weight; those not needed are empty tensors."""
     new, seen = x.shape[0], state.shape[0]
     history = weight.shape[-1] - 1
     inside = step_inside(x, seen, history) if renorm_padding else None
@@ -252,7 +252,7 @@ def dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
 
 
 def _overlaps(out_rows: int, source_rows: int, kernel_size: int, offset: int) -> Iterator[tuple[int, slice, slice]]:
-    """Yield (k, rows of the output, rows of the source) for every tap k that meets the source at all.
+    """Yield (k, rows of the output, rows of the source) for every tap k that overlaps the source.
 
     Output row t and tap k read source row t + offset + k.
     """
@@ -268,12 +268,12 @@ def _tap(taps: Tensor, k: int, rows: slice) -> Tensor:
 
 
 def _crossing(index: Tensor | None, out_rows: slice, source_rows: slice) -> Tensor | None:
-    """(rows, 1, 1, 1): True where a packed output row would read another sequence's row; None if there is one only."""
+    """(rows, 1, 1, 1): True where a packed output row would read another sequence's row; None if not packed."""
     return None if index is None else (index[out_rows] != index[source_rows]).view(-1, 1, 1, 1)
 
 
 def _inside(rows: Tensor, tap: Tensor, crossing: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Both factors of a product, 0 where it crosses into another sequence: either may be NaN or infinite there."""
+    """Both factors of a product, each 0 where it crosses into another sequence: either may be NaN or infinite there."""
     if crossing is None:
         return rows, tap
     return rows.masked_fill(crossing, 0), torch.where(crossing, 0, tap)
@@ -322,12 +322,12 @@ def _zeros(like: Tensor) -> Tensor:
 
 
 def _channels(x: Tensor, glu: bool) -> Tensor:
-    """x without its gates: the C channels whose layout the output takes."""
+    """x without its gates: the C channels whose layout the output has."""
     return x[..., : x.shape[-1] // 2] if glu else x
 
 
 def _inputs(x: Tensor, glu: bool) -> Tensor:
-    """u (T, B, C), what the filters see, in x's type."""
+    """u (T, B, C), the input of the filters, in x's type."""
     if not glu:
         return x
     value, gate = x.chunk(2, -1)

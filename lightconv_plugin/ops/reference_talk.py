@@ -1,21 +1,21 @@
 """TaLK convolution in plain PyTorch: the definition of talkconv and talkconv_step, and the backend that always works.
 
-Time-aware large kernel convolution (Lioutas and Guo 2020, section 3) is the sum of a window around each position, whose
-reach to both sides each head chooses, with a fraction of one more row at both ends. With n + f = offset · max, n whole:
+Time-aware large kernel convolution (Lioutas and Guo 2020, section 3) sums a window around each position. Each head has
+its own reach to both sides, and a fraction of one more row is added at both ends. With n + f = offset · max, n whole:
 
     out[t, c] = (x[t − n_l] + … + x[t + n_r] + f_l · x[t − n_l − 1] + f_r · x[t + n_r + 1]) / (max_left + max_right + 1)
 
-Rows outside the sequence read zero. Positions are relative to t and in the sums' type, so that nothing is lost in long
-sequences. The paper subtracts prefix sums that run from the sequence's beginning, and loses what two of them have in
-common. Here no sum is ever subtracted: rows lie in blocks of 1, 2, 4, … rows, each with the sums from its own edges,
+Rows outside the sequence read zero. A window's reach is relative to t and in the sums' type, so long sequences lose no
+precision. The paper subtracts prefix sums that run from the sequence's beginning, which loses precision by
+cancellation. Here no sum is ever subtracted: rows lie in blocks of 1, 2, 4, … rows, each with sums from its own edges,
 
     before[i] = block's first row + … + x[i],        after[i] = x[i] + … + block's last row,
 
-and the window lo … hi is after[lo] + before[hi] in the largest blocks that divide it, neighbours where the highest bit
-in which lo and hi differ is the blocks' size. NaN and ±inf so reach those windows only that hold them. The backward
-pass is the transpose, step by step. Both make log₂ T passes over tensors of x's size, whatever the windows are.
+and the window lo … hi is after[lo] + before[hi] in the largest blocks that divide it. These are two neighbours; their
+size is the highest bit in which lo and hi differ. NaN and ±inf therefore reach only the windows that contain them. The
+backward pass is the transpose, step by step. Both make log₂ T passes over tensors of x's size for windows of any size.
 
-The signatures are those of the registered operators (registration.py); arguments are checked before (checks.py).
+The signatures are those of the registered operators (registration.py). checks.py has already checked the arguments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 from .filters import widen
 from .sequences import Sequence, state_rows
 
-# Beyond any sequence, and exact in float32: where an infinite offset reaches.
+# How far an infinite offset reaches: beyond any sequence, and exact in float32.
 _FAR = 2**40
 
 # ------------------------------------------------------------------------------------------------ the operators
@@ -63,7 +63,7 @@ def talkconv_backward(
     need_left: bool,
     need_right: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of talkconv for x and the offsets; an empty tensor for one that is not needed."""
+    """Gradients of talkconv for x and the offsets; those not needed are empty tensors."""
     sequence = Sequence(x, lengths, cu_seqlens)
     windows = _windows(offset_left, offset_right, max_left, max_right, sequence.start, sequence.end, 0)
     grad = _heads(widen(grad), offset_left)
@@ -104,7 +104,7 @@ def talkconv_step_backward(
     need_state: bool,
     need_left: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of talkconv_step for x, state and the offset; an empty tensor for one that is not needed."""
+    """Gradients of talkconv_step for x, state and the offset; those not needed are empty tensors."""
     new, seen = x.shape[0], state.shape[0]
     rows = torch.cat([state, x])
     windows = _windows(offset_left, None, max_left, 0, 0, seen + new, seen)
@@ -133,7 +133,7 @@ class _Edge:
     """The row beyond a window's end on one side: (T, B, H) each."""
 
     row: Tensor
-    part: Tensor  # how much of it is in the window, 0 … 1
+    part: Tensor  # the fraction of it that is in the window, 0 … 1
     slope: int  # d (part) / d (offset)
 
     @property
@@ -143,9 +143,9 @@ class _Edge:
 
 @dataclass
 class _Windows:
-    """The whole rows `low` … `high` of each output's window (T, B, H), and what of the rows beyond is in it.
+    """The whole rows `low` … `high` of each output's window (T, B, H), and the fractions of the rows beyond them.
 
-    `low` may be negative and `high` beyond the last row: rows that read zero; but packed sequences are left by neither.
+    `low` may be negative and `high` beyond the last row (such rows read zero), but neither leaves a packed sequence.
     """
 
     low: Tensor
@@ -153,7 +153,7 @@ class _Windows:
     left: _Edge
     right: _Edge | None
     scale: float
-    unknown: Tensor  # where an offset is NaN: so is the output; in the gradients it counts as 0
+    unknown: Tensor  # where an offset is NaN: the output is NaN too; in the gradients the offset counts as 0
 
     @property
     def edges(self) -> tuple[_Edge, ...]:
@@ -172,12 +172,12 @@ def _windows(
     """Output row i stands at row `first` + i; its sequence has the rows `start` … `end` − 1 (as in Sequence)."""
     start, end = (edge.unsqueeze(-1) if isinstance(edge, Tensor) else edge for edge in (start, end))
     count = first + offset_left.shape[0]
-    end = end.clamp(max=count) if isinstance(end, Tensor) else end  # lengths that were not checked
+    end = end.clamp(max=count) if isinstance(end, Tensor) else end  # lengths may be unchecked
     at = torch.arange(first, count, device=offset_left.device).view(-1, 1, 1)
 
     def side(offset: Tensor, limit: int, direction: int) -> tuple[Tensor, _Edge]:
         reach = widen(offset).clamp(min=0).mul(limit)
-        reach = reach.nan_to_num(nan=0, posinf=_FAR).clamp(max=_FAR)  # NaN: an offset's own, or ∞·0
+        reach = reach.nan_to_num(nan=0, posinf=_FAR).clamp(max=_FAR)  # NaN: a NaN offset, or ∞·0
         whole = reach.floor()
         last = at + direction * whole.long()
         inside = (last + direction >= start) & (last + direction < end)
@@ -217,7 +217,7 @@ def _forward(source: Tensor, windows: _Windows) -> Tensor:
 
 
 def _offset_gradient(grad: Tensor, source: Tensor, windows: _Windows, edge: _Edge) -> Tensor:
-    """The gradient for an offset (T, B, H): that of the part of the row beyond."""
+    """The gradient for an offset (T, B, H): that of the fractional row beyond its end of the window."""
     along = (grad * _rows_at(source, edge.row)).sum(-1) * (edge.slope * windows.scale)
     return along.masked_fill_(~edge.read, 0)
 
@@ -232,12 +232,12 @@ def _source_gradient(grad: Tensor, windows: _Windows, count: int) -> Tensor:
 
 
 def _window_sums(source: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Σ source[low … high]; the last rows of the source are those at which the windows stand."""
+    """Σ source[low … high]; the windows belong to the last rows of the source."""
     levels = (source.shape[0] - 1).bit_length()
     before = source.new_zeros((1 << levels, *source.shape[1:]))
     before[: source.shape[0]] = source
     after = before.clone()
-    total = source[source.shape[0] - low.shape[0] :].clone()  # where a window is one row
+    total = source[source.shape[0] - low.shape[0] :].clone()  # final for windows of one row
     for level in range(levels):
         divided = _divided_at(level, low, high).unsqueeze(-1)
         total = torch.where(divided, _rows_at(after, low).add_(_rows_at(before, high)), total)
@@ -245,13 +245,13 @@ def _window_sums(source: Tensor, low: Tensor, high: Tensor) -> Tensor:
         right += left[:, -1:]
         left, right = after.unflatten(0, (-1, 2, 1 << level)).unbind(1)
         left += right[:, :1]
-    # From the first row on, or to the last.
+    # Windows that reach beyond the blocks on the right, or on the left.
     total = torch.where((high >= 1 << levels).unsqueeze(-1), _rows_at(after, low), total)
     return torch.where((low < 0).unsqueeze(-1), _rows_at(before, high), total)
 
 
 def _window_sums_backward(grad: Tensor, low: Tensor, high: Tensor, count: int) -> Tensor:
-    """The transpose of _window_sums, its steps in reverse: every grad[t] added to the rows low … high of `count`."""
+    """The transpose of _window_sums, its steps reversed: adds each grad[t] to the rows low … high of `count` rows."""
     levels = (count - 1).bit_length()
     before = grad.new_zeros((1 << levels, *grad.shape[1:]))
     after = torch.zeros_like(before)
@@ -280,7 +280,7 @@ def _divided_at(level: int, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _sum_of_rows(blocks: Tensor) -> Tensor:
-    """(blocks, rows, …) → (blocks, …) for a power of two of rows, by halves: torch's sum may depend on the batch."""
+    """(blocks, rows, …) → (blocks, …) for 2^n rows, by halving: torch's own sum may depend on the batch."""
     while blocks.shape[1] > 1:
         half = blocks.shape[1] // 2
         blocks = blocks[:, :half] + blocks[:, half:]
@@ -288,13 +288,13 @@ def _sum_of_rows(blocks: Tensor) -> Tensor:
 
 
 def _rows_at(source: Tensor, row: Tensor) -> Tensor:
-    """source[row[t, b, h], b, h] as a new tensor (T, B, H, C/H); any row of the source for one that is not there."""
+    """source[row[t, b, h], b, h] as a new tensor (T, B, H, C/H); an arbitrary row where `row` is out of range."""
     row = row.clamp(0, source.shape[0] - 1)
     return source.gather(0, row.unsqueeze(-1).expand(*row.shape, source.shape[-1]))
 
 
 def _add_rows_at(target: Tensor, row: Tensor, rows: Tensor) -> None:
-    """target[row[t, b, h], b, h] += rows[t, b, h], in the order of t; zeros to any row for one that is not there."""
+    """target[row[t, b, h], b, h] += rows[t, b, h], in the order of t; `rows` must be 0 where `row` is out of range."""
     row = row.clamp(0, target.shape[0] - 1)
     if target.device.type == "cpu":
         target.scatter_add_(0, row.unsqueeze(-1).expand_as(rows), rows)

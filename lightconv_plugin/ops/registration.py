@@ -1,13 +1,13 @@
 """The operators of torch's dispatcher, in the namespace `lightconv`: schemas, kernels, fake kernels, autograd.
 
-The kernels registered here, under CompositeExplicitAutograd, serve a device that has no kernel of its own yet: the
-first call has backends.py load one and calls it, or computes with the reference if there is none. A kernel for the
-key CPU or CUDA takes precedence, so later calls go straight to it. It must allocate its results as the fake kernels
-below do. Only inputs (and the dropout seed) are saved for the backward pass: normalised weights and masks are
-computed again.
+The kernels registered here, under CompositeExplicitAutograd, serve devices whose native kernels are not loaded. On the
+first call, backends.py loads the native kernels, and the call goes to them, or to the reference if there are none. A
+kernel for the key CPU or CUDA takes precedence, so later calls go straight to it. Native kernels must allocate their
+results as the fake kernels below do. Only the inputs (and the dropout seed) are saved for the backward pass; normalised
+weights and masks are recomputed.
 
-What records a call for the backward pass is here in Python. A native library brings the same in C++ for its device
-(autograd.h), which takes a quarter of the host's time.
+The autograd registration here is in Python. A native library registers the same in C++ for its device (autograd.h),
+which takes a quarter of the host time.
 
 `seed` is a (1,) int64 tensor with dropout > 0, else None; philox.py defines its use.
 Gradients of the convolutions are first order: differentiating a backward operator raises.
@@ -149,7 +149,7 @@ def _save_dropout(ctx, inputs, output) -> None:
 
 
 def _dropout_backward(ctx, grad):
-    # Linear, and its own transpose: the same factors once more.
+    # Dropout is linear and its own transpose: multiply by the same factors again.
     return torch.ops.lightconv.dropout(grad, *ctx.saved_tensors, ctx.p), None, None
 
 
@@ -234,7 +234,7 @@ def _native_or_reference(name: str):
         device_type = next(arg.device.type for arg in args if isinstance(arg, Tensor))
         if backends.backend(device_type) == "reference" or not backends.has_kernel(name, device_type):
             return by_reference(*args)
-        return operator(*args)  # has a kernel of its own now, and does not come here again
+        return operator(*args)  # its native kernel is registered now, so later calls do not come here
 
     return kernel
 
@@ -242,7 +242,7 @@ def _native_or_reference(name: str):
 for _schema in _SCHEMAS:
     _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
-# (name, fake kernel, what saves for the backward pass, backward pass)
+# (name, fake kernel, setup_context, backward pass)
 OPERATORS: list[tuple[str, Callable[..., Any], Callable[..., Any] | None, Callable[..., Any]]] = [
     ("dropout", _fake_dropout, _save_dropout, _dropout_backward),
     ("talkconv", _fake_talk, _save_talk, _talk_backward),

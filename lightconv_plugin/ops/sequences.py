@@ -1,4 +1,4 @@
-"""Which rows belong to which sequence, computed on the device that holds them (nothing waits for it)."""
+"""Which rows belong to which sequence, computed on the device that holds them, without waiting for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Sequence:
     """Where sequences begin and end, from `lengths` or `cu_seqlens`, computed on their device.
 
     pad     (T, B, 1): True at t ≥ lengths[b]; None without lengths
-    index   (T,): the number of the packed sequence a row belongs to; None without cu_seqlens
+    index   (T,): the index of the packed sequence that a row belongs to; None without cu_seqlens
     """
 
     def __init__(self, x: Tensor, lengths: Tensor | None, cu_seqlens: Tensor | None) -> None:
@@ -23,7 +23,7 @@ class Sequence:
             self.end = lengths.view(1, -1)
             self.pad = (self.rows.view(-1, 1) >= self.end).unsqueeze(-1)
         elif cu_seqlens is not None:
-            # The last sequence that begins at or before a row: empty sequences hold no row.
+            # The last sequence that begins at or before a row, which skips empty sequences.
             index = torch.searchsorted(cu_seqlens.contiguous(), self.rows.to(cu_seqlens.dtype), right=True) - 1
             self.index = index.clamp(0, cu_seqlens.shape[0] - 2)
             self.start = cu_seqlens[self.index].view(-1, 1)
@@ -37,7 +37,7 @@ class Sequence:
 
 
 def step_inside(x: Tensor, seen: int, history: int) -> Tensor:
-    """(K, n, 1, 1): whether tap k of new row t reads a row that was seen."""
+    """(K, n, 1, 1): whether tap k of new row t reads a row that exists, not one before the sequence's beginning."""
     rows = torch.arange(x.shape[0], device=x.device)
     taps = torch.arange(history + 1, device=x.device)
     return taps.view(-1, 1, 1, 1) + rows.view(-1, 1, 1) >= history - seen

@@ -138,7 +138,7 @@ def test_the_options_say_what_is_not_found(corpus, checkpoint, tmp_path, capsys)
     assert "there is no" in (line := refused(capsys, *arguments)) and "give --bpe-codes" in line
     codes = corpus.parent / "bpe/codes"
     assert lightconv(*arguments, "--bpe-codes", codes) == 0
-    assert "note: no corpus.json" in (out := capsys.readouterr().out) and "--tokenizer moses or none" in out
+    assert "note: no corpus.json" in (out := capsys.readouterr().out) and "--tokenizer to moses or none" in out
     assert lightconv(*arguments, "--bpe-codes", codes, "--tokenizer", "none", "--lowercase", "--force") == 0
     found = open_exported(tmp_path / "m")
     assert found.source_text.recipe.as_json() == {"tokeniser": "none", "lang": "de", "lowercase": "last"}
@@ -216,7 +216,7 @@ def test_what_a_language_model_cannot_be_exported_with(tmp_path, capsys):
         path, *_ = language_model(folder, task=task, **options)
         assert said in refused(capsys, path, folder / "m")
     path, data, _ = language_model(tmp_path)
-    assert "--tokenizer is of no meaning for a language model" in refused(
+    assert "--tokenizer is not valid for a language model" in refused(
         capsys, path, tmp_path / "m", "--tokenizer", "moses"
     )
     with (data / "dict.txt").open("a") as file:

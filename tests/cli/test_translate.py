@@ -267,7 +267,7 @@ def test_verbose_says_the_type_and_the_speed(run):
     said = err.splitlines()
     assert status == 0 and len(said) == 2 and said[0].startswith("lightconv translate: float32: ")
     assert said[1].startswith("lightconv translate: 2 lines, ") and said[1].endswith(" tokens/s")
-    assert "int8: as asked for" in run(encoded(LINES[:1]), "--verbose", "--dtype", "int8")[2]
+    assert "int8: as requested" in run(encoded(LINES[:1]), "--verbose", "--dtype", "int8")[2]
 
 
 @pytest.mark.parametrize(

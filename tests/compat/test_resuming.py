@@ -122,7 +122,7 @@ def test_the_same_parameters_are_resumed(name):
 @pytest.mark.parametrize("name", ["adam", "nag"])
 def test_parameters_of_another_order_are_named(name):
     saved = optimizer(name, (2,), (4, 3), (3, 3)).state_dict()
-    said = r"of other parameters: the shape of its parameter 2 is \(4, 3\), and the model's is \(3, 3\); --reset-opt"
+    said = r"for other parameters: the shape of its parameter 2 is \(4, 3\), but the model's is \(3, 3\); use --reset"
     with pytest.raises(ValueError, match=said):
         optimizer(name, (2,), (3, 3), (4, 3)).load_state_dict(saved)
 
@@ -130,7 +130,7 @@ def test_parameters_of_another_order_are_named(name):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_another_number_of_parameters_is_named(name):
     saved = optimizer(name, (4, 3), (3,)).state_dict()
-    with pytest.raises(ValueError, match="of 2 parameters, and the model here has 1; --reset-optimizer"):
+    with pytest.raises(ValueError, match="for 2 parameters, but the model has 1; use --reset-optimizer"):
         optimizer(name, (4, 3)).load_state_dict(saved)
 
 

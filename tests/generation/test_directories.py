@@ -97,7 +97,7 @@ def test_what_does_not_go_together_is_said(made, tmp_path):
     checkpoint, directory = made["dynamicconv"]
     with pytest.raises(TranslationError, match=r"`path` must be directories or checkpoints, not both: got .* and "):
         Translator([directory, checkpoint])
-    with pytest.raises(TranslationError, match=r"`bpe_codes` is for checkpoints: the exported .* says itself"):
+    with pytest.raises(TranslationError, match=r"`bpe_codes` is for checkpoints only: .* is exported"):
         Translator(directory, bpe_codes="codes")
     with pytest.raises(TranslationError, match=r"`source_lang` is fr, but .* translates with source_lang de"):
         Translator(directory, source_lang="fr")
@@ -110,7 +110,7 @@ def test_what_does_not_go_together_is_said(made, tmp_path):
     dictionary.write_text("one 1\n" + dictionary.read_text(encoding="utf-8"), encoding="utf-8")
     path = toys.make_checkpoint(tmp_path / "other.pt", other)
     assert main.main(["export", str(path), str(tmp_path / "exported")]) == 0
-    with pytest.raises(TranslationError, match="has other dictionaries than"):
+    with pytest.raises(TranslationError, match="have different dictionaries: they cannot"):
         Translator([directory, tmp_path / "exported"])
 
 

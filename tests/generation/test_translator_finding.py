@@ -142,7 +142,7 @@ def test_a_second_checkpoint_with_other_dictionaries(made, tmp_path):
 def test_languages(made, tmp_path):
     nameless = {"source_lang": None, "target_lang": None}
     path = toys.make_checkpoint(tmp_path / "m.pt", made[0], task=nameless)
-    refused("`source_lang` and `target_lang`, of de, en", path)
+    refused("`source_lang` and `target_lang`, each one of de, en", path)
     assert Translator(path, source_lang="de", target_lang="en").source_lang == "de"
     refused("`source_lang` fr: .* has no dict.fr.txt; it has de, en", made[1], source_lang="fr")
 
@@ -190,7 +190,7 @@ def test_nothing_in_a_checkpoint_is_run(tmp_path):
         ({"threads": -1}, "`threads` must be"),
         ({"batch_size": 0}, "`batch_size` must be"),
         ({"max_len_b": -1}, "`max_len_b` must be a whole number of at least 0"),
-        ({"max_len_a": -0.5}, "`max_len_a` must be a number from 0 on"),
+        ({"max_len_a": -0.5}, "`max_len_a` must be a number of at least 0"),
         ({"min_len": 9, "max_len_b": 8}, "`min_len` must be at most `max_len_b` = 8, got 9"),
         ({"lenpen": float("nan")}, "`lenpen` must be a number, got nan"),
         ({"temperature": 0}, "`temperature` must be positive"),
@@ -246,4 +246,4 @@ def test_sentencepiece(made, tmp_path):
     for found in translator.translate(LINES):
         assert found.text == "".join(found.tokens).replace("▁", " ").strip()
     (data / "spm.model").unlink()
-    refused("of sentencepiece, but there is no .*: give `sentencepiece`", path)
+    refused("uses sentencepiece, but there is no .*: give `sentencepiece`", path)
