@@ -1,12 +1,12 @@
-"""Compiles and copies what a wheel carries besides Python files; all metadata are in pyproject.toml.
+"""Compiles and copies the non-Python files of a wheel; all metadata are in pyproject.toml.
 
-The native kernels travel as sources (lightconv_plugin/sources in a wheel) and are compiled at first use. With
+A wheel has the sources of the native kernels (lightconv_plugin/sources), which are compiled at first use. With
 
     LIGHTCONV_PREBUILD=1 pip install --no-build-isolation .
 
-they are compiled now, against the installed torch, and put into the wheel; for GPUs if nvcc is found and
-TORCH_CUDA_ARCH_LIST or a GPU names the architectures. An editable installation compiles into the cache, as
-`lightconv build` does.
+they are compiled at build time, against the installed torch, and included in the wheel; for GPUs only if nvcc is found
+and TORCH_CUDA_ARCH_LIST or a GPU determines the architectures. An editable installation compiles into the cache, like
+`lightconv build`.
 """
 
 import os
@@ -58,7 +58,7 @@ class BuildWithKernels(build_py):
         if self.editable_mode:
             return
         package = Path(self.build_lib, "lightconv_plugin")
-        for name in ("sources", "prebuilt", "configs"):  # of an earlier build in the same folder
+        for name in ("sources", "prebuilt", "configs"):  # left over from an earlier build in the same folder
             shutil.rmtree(package / name, ignore_errors=True)
         for name, (target, suffixes) in COPIED.items():
             for path in (ROOT / name).rglob("*"):
@@ -71,7 +71,7 @@ class BuildWithKernels(build_py):
 
 
 class MaybeBinary(Distribution):
-    """A wheel with compiled kernels is for one platform, one without for all."""
+    """A wheel with compiled kernels is platform-specific, one without is not."""
 
     def has_ext_modules(self):
         return PREBUILD == "1"

@@ -1,9 +1,9 @@
-"""One model, three searches: fairseq-generate, Translator on the exported model, and generate of Hugging Face's class.
+"""Compares three searches with one model: fairseq-generate, Translator on the exported model, Hugging Face's generate.
 
     python -m benchmarks.agreement --path average5.pt --data data/multi30k_en_de/data-bin --source test.en
 
---source is the raw text of the test set in --data. Prints how many translations are the same, piece by piece. Where two
-differ and their scores are closer than --tie, either translation could have been found.
+--source is the raw text of the test set in --data. Prints how many translations are identical, piece by piece. If two
+differ but their scores are closer than --tie, both are valid results.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONGEST = 200
 
 @dataclass(frozen=True)
 class Found:
-    """A translation: its pieces, and the sum of their log-probabilities (base 2) over length^lenpen."""
+    """A translation: its pieces, and the sum of their log-probabilities (base 2) divided by length^lenpen."""
 
     pieces: str
     score: float
@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Translates, prints the table and writes the JSON; BenchmarkError for wrong options."""
+    """Translate, print the table and write the JSON; BenchmarkError for wrong options."""
     options = parser().parse_args(arguments)
     device = machine.prepare(options)
     try:
@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _fairseq(options: argparse.Namespace) -> list[Found]:
-    """By fairseq's own SequenceGenerator, without the removal of subwords."""
+    """Translations by fairseq's own SequenceGenerator, without joining subwords."""
     arguments = ["--beam", str(options.beam), "--lenpen", str(options.lenpen), "--max-len-b", str(_LONGEST)]
     text = fairseq_generate.generate_log(
         options.data, options.path, "test", [*arguments, "--task", "translation", "--post-process", "none"]
@@ -111,7 +111,7 @@ def _translator(directory: Path, lines: list[str]) -> list[Found]:
 
 
 def _transformers(directory: Path, lines: list[str], options: argparse.Namespace) -> list[Found]:
-    """By `generate` of the class that AutoModelForSeq2SeqLM finds, in batches."""
+    """Translations by `generate` of the class that AutoModelForSeq2SeqLM finds, in batches."""
     try:
         from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 

@@ -1,16 +1,16 @@
-"""What a pass of an operator spends on memory, on its order, and on arithmetic, each measured apart, on a CPU.
+"""Measures separately what an operator's pass spends on memory, on memory order, and on arithmetic, on a CPU.
 
     python -m benchmarks.apart                            # lightconv and dynamicconv, K = 3 to 31
     python -m benchmarks.apart --operators talkconv --shapes cpu
 
-Beside the whole pass, in the same rounds, for as many bytes as it reads and writes, or as many tokens:
+In the same rounds as the whole pass, and scaled to the same number of bytes or tokens:
 
-    linear      a copy of x: memory in its own order
-    walk        lightconv with one tap and no normalisation: memory in the order in which the kernels walk it
-    in caches   the same pass over a few sentences, again and again, which stay in the caches: the arithmetic, and what
-                it reads and writes there
+    linear      a copy of x: memory in linear order
+    walk        lightconv with one tap and no normalisation: memory in the order of the kernels
+    in caches   the same pass repeated over a few sentences that stay in the caches: the arithmetic, with its reads and
+                writes in the caches
 
-A pass whose memory and arithmetic overlap takes as long as the longest of them; one that waits for each, their sum.
+If memory and arithmetic overlap, a pass takes as long as the longest of them; if not, as long as their sum.
 Milliseconds on one thread, since waking others takes as long as a few sentences; medians of interleaved rounds.
 """
 
@@ -29,17 +29,17 @@ from lightconv_plugin import ops
 
 _PASSES = ("forward", "both")
 _PARTS = ("whole", "linear", "walk", "in caches")
-_CACHED_BYTES = 2**20  # of x; fewer, and what a call costs beside its arithmetic would show
-_CALLS = 8  # of these few, timed together
+_CACHED_BYTES = 2**20  # of x; with fewer, the overhead of a call would be visible
+_CALLS = 8  # calls with these few sentences, timed together
 
 
 def cached(case: Case, itemsize: int) -> Case:
-    """As many of the case's sentences as stay in the caches, at least one."""
+    """The case with as many sentences as fit into the caches, at least one."""
     return replace(case, batch=max(1, min(case.batch, _CACHED_BYTES // (case.steps * case.channels * itemsize))))
 
 
 def parts(operator: str, case: Case, dtype: torch.dtype) -> dict[tuple[str, str], tuple[Callable[[], object], float]]:
-    """Of every pass and part: a call, and what its time is multiplied by."""
+    """For every pass and part: (a call, the factor for its time)."""
     device = torch.device("cpu")
     arguments = candidates.arguments(operator, case, device, dtype)
     few = cached(case, dtype.itemsize)
@@ -69,7 +69,7 @@ def parts(operator: str, case: Case, dtype: torch.dtype) -> dict[tuple[str, str]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, prints a table and writes the JSON; BenchmarkError for wrong options."""
+    """Measure, print a table and write the JSON; BenchmarkError for wrong options."""
     parser = machine.parser("apart", __doc__)
     parser.add_argument("--operators", nargs="+", choices=("lightconv", "dynamicconv", "talkconv"))
     parser.add_argument("--dtype", choices=machine.DTYPES, default="float32")

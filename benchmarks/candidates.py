@@ -1,7 +1,7 @@
-"""What is measured: our operators, our reference, and other ways to the same numbers or the same purpose.
+"""The candidates: our operators, our reference, and other ways to compute the same numbers or serve the same purpose.
 
-Every candidate gets what it likes best: its inputs in its own layout and type beforehand, filters already predicted and
-in its own order of taps. Conversions it makes itself are part of its time.
+Every candidate gets its inputs in its preferred form beforehand: its own layout and type, with filters already
+predicted and in its own order of taps. Conversions that it makes itself are part of its time.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _ATTENTION_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
 
 @dataclass
 class Candidate:
-    """A differentiable call, ready to be made.
+    """A prepared differentiable call.
 
-    run: the forward pass, (T,B,C) or another layout; inputs: its leaves; grad: the gradient of its output.
-    to_tbc: brings the output to (T,B,C), where it has to equal the others'; None where it computes something else.
+    run: the forward pass, in (T,B,C) or another layout; inputs: its leaves; grad: the gradient of its output.
+    to_tbc: converts the output to (T,B,C), where it must equal the others'; None if it computes something else.
     """
 
     name: str
@@ -49,14 +49,14 @@ class Candidate:
         torch.autograd.grad(self.run(), self.inputs, self.grad)
 
     def backward(self) -> Callable[[], None]:
-        """The backward pass alone, of a forward pass made now."""
+        """Run the forward pass; returns a function for only the backward pass."""
         out = self.run()
         return lambda: torch.autograd.grad(out, self.inputs, self.grad, retain_graph=True)
 
 
 @dataclass
 class Arguments:
-    """The numbers of a case: x (T,B,C or 2C), weight (H,K) or (T,B,H,K), grad (T,B,C); in the case's memory layout.
+    """The tensors of a case: x (T,B,C or 2C), weight (H,K) or (T,B,H,K), grad (T,B,C); in the case's memory layout.
 
     talkconv has one or two offsets (T,B,H) instead of a weight.
     """
@@ -78,18 +78,18 @@ class Arguments:
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
-        """What the operator takes besides x, and has gradients for."""
+        """The operator's other inputs with gradients."""
         return self.offsets if self.weight is None else (self.weight,)
 
     def normalized(self, weight: Tensor) -> Tensor:
-        """The filters of a peer that takes them normalised and dropped."""
+        """The filters for a peer that takes them after normalisation and dropout."""
         if self.case.normalize == "softmax":
             weight = weight.softmax(-1)
         return F.dropout(weight, self.case.dropout) if self.case.dropout else weight
 
 
 def arguments(operator: str, case: Case, device: torch.device, dtype: torch.dtype) -> Arguments:
-    """Random numbers, the same in every run."""
+    """Random tensors, the same in every run."""
     generator = torch.Generator(device).manual_seed(20190429)
 
     def normal(*shape: int) -> Tensor:
@@ -110,12 +110,12 @@ def arguments(operator: str, case: Case, device: torch.device, dtype: torch.dtyp
 
 
 def as_it_is(out: Tensor) -> Tensor:
-    """The `to_tbc` of an output that is (T,B,C)."""
+    """`to_tbc` for an output that already is (T,B,C)."""
     return out
 
 
 def leaf(tensor: Tensor) -> Tensor:
-    """A contiguous copy that gets a gradient."""
+    """A contiguous copy that requires a gradient."""
     return tensor.detach().clone(memory_format=torch.contiguous_format).requires_grad_()
 
 
@@ -132,9 +132,9 @@ def ours(a: Arguments) -> Candidate:
 
 
 class _Reference(torch.autograd.Function):
-    """The reference under autograd, whatever native kernels are registered.
+    """The reference under autograd, even if native kernels are registered.
 
-    Of the operator's arguments `middle` are between the tensors with gradients and the options, in the forward pass.
+    `middle`: the forward pass's arguments between the tensors with gradients and the options.
     """
 
     @staticmethod
@@ -173,7 +173,7 @@ def our_reference(a: Arguments) -> Candidate:
 
 
 def depthwise(a: Arguments) -> Iterator[Candidate]:
-    """torch's own convolution, x in its layout (B, C, T); for lightconv only, whose filter it can hold."""
+    """torch's own convolution, with x in its layout (B, C, T); only for lightconv, whose fixed filters it supports."""
     case = a.case
     if a.operator != "lightconv":
         return
@@ -192,7 +192,7 @@ def depthwise(a: Arguments) -> Iterator[Candidate]:
 
 
 def prefix_sums(a: Arguments) -> Iterator[Candidate]:
-    """talkconv as its paper has it, in plain PyTorch: differences of prefix sums that run over all of time."""
+    """talkconv as in its paper, in plain PyTorch: differences of prefix sums over the whole sequence."""
     if a.operator != "talkconv":
         return
     case = a.case
@@ -201,7 +201,7 @@ def prefix_sums(a: Arguments) -> Iterator[Candidate]:
     steps, per_head = torch.arange(case.steps, device=x.device).view(-1, 1, 1), case.channels // case.heads
 
     def at(sums: Tensor, position: Tensor) -> Tensor:
-        """The sum up to a position, between two rows a mean of theirs."""
+        """The sum up to a position, interpolated between two rows."""
         low = position.detach().floor()
         part = (position - low).unsqueeze(-1)
 
@@ -224,7 +224,7 @@ def prefix_sums(a: Arguments) -> Iterator[Candidate]:
 
 
 def attention(a: Arguments) -> Iterator[Candidate]:
-    """torch's scaled_dot_product_attention over the same (B, T, C), heads of 64; on a GPU in half types flash."""
+    """torch's scaled_dot_product_attention over the same (B, T, C), with heads of 64; on a GPU in half types, flash."""
     case = a.case
     if case.glu or case.channels % _ATTENTION_HEAD:
         return
@@ -249,7 +249,7 @@ def attention(a: Arguments) -> Iterator[Candidate]:
 
 
 def import_fairseq() -> ModuleType | None:
-    """fairseq; None where it is not installed."""
+    """fairseq; None if it is not installed."""
     with report.quiet():
         try:
             return importlib.import_module("fairseq")
@@ -260,7 +260,7 @@ def import_fairseq() -> ModuleType | None:
 
 
 class _Given(nn.Module):
-    """In the place of a module's prediction of its filters: filters that are there already."""
+    """Replaces the part of a module that predicts filters: returns given filters."""
 
     def __init__(self, filters: Tensor) -> None:
         super().__init__()
@@ -271,7 +271,7 @@ class _Given(nn.Module):
 
 
 def fairseq_modules(a: Arguments) -> Iterator[Candidate]:
-    """fairseq's two ways in Python: a T×T band matrix, and unfolding (the one its dynamic models take)."""
+    """fairseq's two implementations in Python: a T×T band matrix, and unfolding (used by its dynamic models)."""
     if a.weight is None or a.case.normalize not in ("softmax", "none") or import_fairseq() is None:
         return
     from fairseq.modules.dynamic_convolution import DynamicConv1dTBC

@@ -1,9 +1,9 @@
-"""Puts the results of the parts of gpu.sh or gpu_fairseq.sh into one file:
+"""Collects the results of the parts of gpu.sh or gpu_fairseq.sh in one file:
 `python -m benchmarks.collect WORK FILE [--print]`.
 
-WORK/parts has lines with a part's name, what became of it and its seconds, with tabs between them; of several lines on
-a part the last counts. WORK/json/NAME.json is what a benchmark wrote, whole or as far as it came. With --print, at the
-end, the tables are shown, and the file names the card: tests do not.
+WORK/parts has lines with a part's name, status and seconds, separated by tabs; the last line about a part counts.
+WORK/json/NAME.json is a benchmark's output, possibly incomplete. --print, used at the end, prints the tables and adds
+the GPU's name to the file, which tests do not record.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     content = {"benchmark": options.file.stem, "parts": list(parts.values()), "results": results}
     report.write_json(options.file, content)
     if options.print:
-        # They import torch; without --print this is called after every part.
+        # These import torch, which would take too long without --print, since that is called after every part.
         import torch
 
         from benchmarks import machine

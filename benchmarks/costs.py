@@ -1,12 +1,12 @@
-"""What it takes to reproduce the rows that were not run: data, tokens, arithmetic, and hours at measured speeds.
+"""The cost of reproducing the rows that were not run: data, tokens, operations, and hours at measured speeds.
 
     python -m benchmarks.costs                 writes benchmarks/COSTS.md
-    python -m benchmarks.costs --check         fails if the page is not what the configurations and measurements say
+    python -m benchmarks.costs --check         fails if the page does not match the configurations and measurements
 
-Tokens are updates × tokens an update, from each configuration. The work is 6 floating-point operations a parameter and
-token (2 forward, 4 backward), for a source and a target token together: max_tokens counts the longer side, and each of
-its tokens passes the encoder or the decoder once. Embeddings that are only looked up count too, the convolutions and
-attention's products of positions do not. Hours are computed only from files of benchmarks/results.
+Tokens are updates × tokens per update, from each configuration. The work is 6 floating-point operations per parameter
+and token (2 forward, 4 backward), for a source and a target token together: max_tokens counts the longer side, and each
+of its tokens passes the encoder or the decoder once. Embeddings that are only looked up count too; the convolutions and
+the products of positions in attention do not. Hours are computed only from files in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SYSTEMS = {
     "talkconv": "TaLK (ours)",
     "transformer": "fairseq Transformer",
 }
-# Task → what its training data are, and the preset of benchmarks/training.py that has its models' size.
+# Task → a description of its training data, and the preset of benchmarks/training.py with the size of its models.
 TASKS = {
     "iwslt14_de_en": ("160,239 pairs", "iwslt_de_en"),
     "wmt16_en_de": ("4.5 million pairs", "wmt_en_de_big"),
@@ -48,7 +48,7 @@ TOTAL = re.compile(r"^#.* total +([\d,]+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Run:
-    """One training as its configuration describes it."""
+    """One training, as described by its configuration."""
 
     config: Path
     data: str
@@ -64,7 +64,7 @@ class Run:
 
 
 def read_run(path: Path, data: str, preset: str | None) -> Run:
-    """BenchmarkError where the configuration does not say what is needed."""
+    """Read a configuration; BenchmarkError if it lacks required information."""
     text = path.read_text(encoding="utf-8")
     config = yaml.safe_load(text)
     total = TOTAL.search(text)
@@ -80,18 +80,18 @@ def read_run(path: Path, data: str, preset: str | None) -> Run:
 
 
 def runs() -> Iterator[Run]:
-    """The four systems of every task that is not run here, in the order of TASKS."""
+    """The four systems of every task in TASKS, none of which was run here, in that order."""
     for task, (data, preset) in TASKS.items():
         for system in SYSTEMS:
             yield read_run(ROOT / "configs" / task / f"{system}.yaml", data, preset)
 
 
 def measurements(folder: Path) -> dict[str, dict]:
-    """The training benchmarks at the sizes of the papers, by file name: cpu_training_… and gpu_training_… ."""
+    """The training benchmarks at the papers' model sizes, by file name: cpu_training_… and gpu_training_… ."""
     found = {}
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
-        # benchmarks/gpu_fairseq.sh collects its parts in one file.
+        # benchmarks/gpu_fairseq.sh collects its parts in a single file.
         parts = content["results"].values() if content.get("benchmark") == "gpu_fairseq_timing" else [content]
         for part in parts:
             if part.get("benchmark") == "training" and part["preset"] in ("iwslt_de_en", "wmt_en_de_big"):
@@ -105,7 +105,7 @@ def machine_of(content: dict) -> str:
 
 
 def hours(run: Run, content: dict) -> str:
-    """Hours of a training at the measured speed of its system; a dash where that was not measured at this size."""
+    """Hours of a training at the measured speed of its system; a dash if that was not measured at this size."""
     measured = content["systems"].get(SYSTEMS[run.config.stem])
     if run.preset != content["preset"] or not measured:
         return "–"

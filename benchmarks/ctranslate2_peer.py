@@ -1,4 +1,4 @@
-"""CTranslate2's engine with the weights of fairseq's Transformer; only where the package `ctranslate2` is installed."""
+"""CTranslate2's engine with the weights of fairseq's Transformer; needs the package `ctranslate2`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = ("float32", "int8")
 
 @torch.no_grad()
 def save(model: nn.Module, source, target, folder: Path, kind: str) -> Path:
-    """Writes fairseq's Transformer in the engine's own format, in float32 or with 8-bit weights; the folder.
+    """Write fairseq's Transformer in the engine's format, in float32 or with 8-bit weights; returns the folder.
 
     source, target: the dictionaries.
     """
@@ -31,7 +31,7 @@ def save(model: nn.Module, source, target, folder: Path, kind: str) -> Path:
         layers, heads, pre_norm=pre_norm, activation=common_spec.Activation.RELU
     )
     for parameter in model.parameters():
-        parameter.requires_grad_(False)  # the converter takes .numpy() of them
+        parameter.requires_grad_(False)  # the converter calls .numpy() on them
     converter.set_transformer_encoder(spec.encoder, model.encoder)
     converter.set_transformer_decoder(spec.decoder, model.decoder)
     for words, register in ((source, spec.register_source_vocabulary), (target, spec.register_target_vocabulary)):
@@ -48,13 +48,13 @@ def save(model: nn.Module, source, target, folder: Path, kind: str) -> Path:
 class EngineSearch:
     """A saved model in the engine; see searches.TorchSearch.
 
-    The engine can use its threads within a batch, or give each a part of it: whichever is faster for the first batch
-    that is translated is kept, for each number of sentences.
+    The engine can use its threads within a batch, or give each thread a part of it. For each number of sentences,
+    whichever is faster for the first batch is kept.
     """
 
     def __init__(self, folder: Path, source, target, settings: Settings, device: torch.device, kind: str):
         self.source, self.target = source, target
-        self.parameters, self.peak_bytes = None, None  # the engine does not tell
+        self.parameters, self.peak_bytes = None, None  # the engine does not report them
         self.folder, self.settings, self.device, self.kind = folder, settings, device, kind
         self._together = self._engine(1, torch.get_num_threads())
         self._apart: ctranslate2.Translator | None = None
@@ -70,7 +70,7 @@ class EngineSearch:
         )
 
     def translate(self, batch: Batch) -> list[list[int]]:
-        """BenchmarkError where lengths are not as forced."""
+        """Translate a batch; BenchmarkError if the lengths are not the forced ones."""
         tokens = [[self.source[index] for index in sentence[:-1]] for sentence in batch]
         if len(batch) not in self._choice:
             self._choice[len(batch)] = self._fastest(tokens)
@@ -82,7 +82,7 @@ class EngineSearch:
         return [[self.target.index(token) for token in result.hypotheses[0]] for result in results]
 
     def score(self, source: Sequence[int], target: Sequence[int]) -> list[float]:
-        """Log-probabilities of the target's tokens, its end among them."""
+        """Log-probabilities of the target's tokens, including its end."""
         texts = [self.source[index] for index in source[:-1]], [self.target[index] for index in target[:-1]]
         return self._together.score_batch([texts[0]], [texts[1]])[0].log_probs
 
@@ -103,19 +103,19 @@ class EngineSearch:
         return min(ways, key=seconds) if len(ways) > 1 else ways[0]
 
     def _way(self, engine: ctranslate2.Translator, part: int) -> Callable[[list[list[str]]], list]:
-        """part: sentences of a thread; 0: all together."""
+        """part: number of sentences per thread; 0: all sentences together."""
         options = {"beam_size": self.settings.beam, "length_penalty": self.settings.lenpen, "max_batch_size": part}
         if self.settings.length is None:
             options |= {"max_decoding_length": self.settings.longest}
         else:
-            # The engine does not count the end: as many steps as the others make.
+            # The engine does not count the end; this makes its number of steps equal to that of the others.
             options |= {"min_decoding_length": self.settings.length, "max_decoding_length": self.settings.length}
         return lambda tokens: engine.translate_batch(tokens, **options)
 
 
 @torch.no_grad()
 def check(search: EngineSearch, model: nn.Module, sources: Batch, targets: Batch) -> None:
-    """BenchmarkError if the engine, in float32, scores these translations otherwise than the model does."""
+    """BenchmarkError if the engine, in float32, gives these translations other scores than the model."""
     for source, target in zip(sources, targets, strict=True):
         ours = torch.tensor(search.score(source, target))
         goal = torch.as_tensor(target)

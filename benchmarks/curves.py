@@ -1,9 +1,9 @@
-"""Validation loss against updates, a line for each seed: a picture of the rows that `lightconv reproduce` made.
+"""Plots validation loss against updates, one line per seed, from the rows made by `lightconv reproduce`.
 
     python -m benchmarks.curves TASK [--systems NAME …] [--results DIR] [--out FILE]
 
-TASK is a folder of configurations, such as multi30k_en_de. The loss is in bits a token, without label smoothing. Needs
-matplotlib (pip install '.[report]').
+TASK is a folder of configurations, such as multi30k_en_de. The loss is in bits per token, without label smoothing.
+Needs matplotlib (pip install '.[report]').
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.plots import COLOURS, figure_of
 from benchmarks.report import BenchmarkError
 from lightconv_plugin.recipes.reproduce.table import default_results, read_rows
 
-_TOP = 1.5  # times the best final loss: higher ones, of the first updates, would take most of the picture
+_TOP = 1.5  # times the best final loss; the higher ones of the first updates would take up most of the picture
 
 
 def draw(rows: Mapping[str, Mapping[str, Any]], title: str, file: Path) -> None:
@@ -47,7 +47,7 @@ def draw(rows: Mapping[str, Mapping[str, Any]], title: str, file: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Draws, and prints the picture's name; BenchmarkError where there is nothing to draw."""
+    """Draw the picture and print its name; BenchmarkError if there is nothing to draw."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.curves", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

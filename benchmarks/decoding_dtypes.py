@@ -1,11 +1,11 @@
-"""Which type decodes fastest, by instruction set and size of the model: the table behind `--dtype auto`.
+"""Which type decodes fastest, by instruction set and model size: the table behind `--dtype auto`.
 
     python -m benchmarks.decoding_dtypes --json benchmarks/results/cpu_decoding_dtypes.json
 
 DynamicConv encoder-decoders with random weights and two layers on each side (every layer has the same products, so
-their number changes no ratio), d channels, FFN of 2·d, 8,000 words; beam 5, every hypothesis has `--length` tokens.
-Each instruction set is a process of its own in which the libraries are held down to it; within it the types take
-turns. Times are processor seconds of one thread, the least of all rounds: they hold on a machine that is busy too.
+their number does not affect the ratios), d channels, FFN of 2·d, 8,000 words; beam 5, every hypothesis has `--length`
+tokens. Each instruction set is measured in its own process, in which the libraries are limited to it; the types take
+turns. Times are processor seconds of one thread, the minimum over all rounds, so they are valid on a busy machine too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, prints the table and writes the JSON; BenchmarkError for wrong options."""
+    """Measure, print the table and write the JSON; BenchmarkError for wrong options."""
     options = parser().parse_args(arguments)
     device = machine.prepare(options)
     if device.type != "cpu":
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _in_a_process(level: str, options: argparse.Namespace) -> list[dict]:
-    """What `_measure` finds where the libraries use this instruction set at the most."""
+    """The result of `_measure` in a process whose libraries are limited to this instruction set."""
     given = ["--sizes", *options.sizes, "--sentences", *options.sentences]
     given += ["--length", options.length, "--repeats", options.repeats, "--levels", level, "--here"]
     command = [sys.executable, "-m", "benchmarks.decoding_dtypes", *map(str, given)]

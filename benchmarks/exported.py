@@ -2,9 +2,9 @@
 
     python -m benchmarks.exported --path dynamicconv=average5.pt --source test.en --reference test.de
 
---source and --reference are raw text. BLEU is of tokens, as lower-cased as the training text, with the beam and length
-penalty of --beam and --lenpen. Start-up is `lightconv translate DIR` with one line, in a process of its own: wall and
-processor time, medians of interleaved runs, beside `import torch` alone and the same with --path CHECKPOINT.
+--source and --reference are raw text. BLEU is tokenised, lower-cased if the training text was, with the beam and length
+penalty of --beam and --lenpen. Start-up is `lightconv translate DIR` with one line, in a separate process: wall and
+processor time, medians of interleaved runs, compared with only `import torch` and with --path CHECKPOINT.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, prints the tables and writes the JSON; BenchmarkError for wrong options."""
+    """Measure, print the tables and write the JSON; BenchmarkError for wrong options."""
     options = parser().parse_args(arguments)
     device = machine.prepare(options)
     paths = _paths(options.path)
@@ -117,12 +117,12 @@ def _export(checkpoint: Path, directory: Path, options: argparse.Namespace, kind
 
 
 def _bleu(directory: Path, sides: Sequence[Sequence[str]], device: str) -> dict:
-    """BLEU, and sentences/s; the arithmetic is that of the weights on a CPU with 8 bits, else float32."""
+    """BLEU and sentences/s; computed in int8 for 8-bit weights on a CPU, otherwise in float32."""
     exported = open_exported(directory)
     tokenise = exported.target_text.recipe.tokenise()
     dtype = "int8" if exported.settings.weights == "int8" and device == "cpu" else "float32"
     with Translator(directory, device=device, dtype=dtype) as translator:
-        translator.translate(sides[0][:4])  # what is compiled once is not timed
+        translator.translate(sides[0][:4])  # exclude one-time compilation
         begin = time.perf_counter()
         found = translator.translate(sides[0])
         seconds = time.perf_counter() - begin
@@ -137,7 +137,7 @@ def _translate(*arguments: str) -> list[str]:
 
 
 def _start_up(commands: dict[str, list[str]], line: str, repeats: int) -> dict[str, dict[str, float]]:
-    """Seconds of each command with one line of input: one run of each in every round, after one that does not count."""
+    """Seconds of each command with one line of input: one run of each per round, after a warm-up round."""
     environment = {**os.environ, "PYTHONPATH": str(package_dir().parent)}
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
     for round_ in range(1 + repeats):
@@ -158,7 +158,7 @@ def _run(command: list[str], line: str, environment: dict[str, str]) -> None:
 
 
 def _timed(call: Callable[[], None]) -> tuple[float, float]:
-    """Wall time, and the processor time of the processes that ended in it."""
+    """Wall time, and the processor time of the child processes that ended during the call."""
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     call()
     wall, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)

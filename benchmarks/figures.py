@@ -1,6 +1,6 @@
-"""Figures that the targets are about, taken from what the benchmarks wrote: ratios of one run's times, rates, memory.
+"""Computes the figures for the targets from benchmark results: ratios of times, rates and memory within one run.
 
-A measure is a function of a result: the figures of each case or system that it is about, none where it is not.
+A measure is a function that maps a result to the figures of its cases or systems, or to none if it does not apply.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 from benchmarks.report import BenchmarkError
 
 OURS = "ours"
-_LARGE = 64 * 2**20  # elements of x from which the share of the bandwidth counts
+_LARGE = 64 * 2**20  # minimum elements of x for measuring the share of the bandwidth
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one program measured, and the file it stands in."""
+    """One program's measurements, and their file."""
 
     file: str
     content: dict
@@ -34,16 +34,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number, and the case or system that it belongs to."""
+    """A number, and its case or system."""
 
     value: float
     of: str
 
 
 def read_file(path: Path) -> dict[str, Result]:
-    """What a file holds, by name: under "" what one program wrote; by the parts' names what gpu.sh put together.
+    """The results in a file, by name: "" for the output of one program, the parts' names for one collected by gpu.sh.
 
-    Results of --quick, and files of other kinds (scores of trainings), have nothing.
+    Results of --quick, and files of other kinds (scores of trainings), are skipped.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -61,7 +61,7 @@ def _counts(content: object) -> bool:
 
 
 def read(folder: Path) -> list[Result]:
-    """All that the folder's *.json hold."""
+    """All results in the folder's *.json files."""
     if not folder.is_dir():
         raise BenchmarkError(f"{folder} is not a folder")
     return [result for path in sorted(folder.glob("*.json")) for result in read_file(path).values()]
@@ -85,7 +85,7 @@ def _label(case: dict, name: str = "both") -> str:
 
 
 def against(peers: Iterable[str], passes: Iterable[str], **where) -> Measure:
-    """How many times as long as ours the best of the peers takes, for each case that `keep` keeps."""
+    """The time of the fastest peer divided by ours, for each case accepted by `keep`."""
     operators = where.pop("operators", ("lightconv", "dynamicconv"))
     keep = where.pop("keep", lambda case: True)
 
@@ -107,7 +107,7 @@ def over_floor(result: Result) -> Iterator[Figure]:
 
 
 def bandwidth(operator: str, most_taps: float) -> Measure:
-    """Bytes of a pass over its time, as a share of the copy's rate."""
+    """Bytes of a pass divided by its time, as a share of the copy's rate."""
 
     def measure(result: Result) -> Iterator[Figure]:
         for case in _cases(result, operator, gpu=True, dtype="bfloat16"):
@@ -130,7 +130,7 @@ def peak_share(result: Result) -> Iterator[Figure]:
 
 
 def growth(quantity: Callable[[dict], float | None], what: str) -> Measure:
-    """The largest T of cases that differ in T and B only, against T = 1024, at as many tokens."""
+    """The largest T divided by T = 1024, for cases that differ only in T and B and have equally many tokens."""
 
     def measure(result: Result) -> Iterator[Figure]:
         kinds: dict[str, dict[int, dict]] = {}
@@ -148,7 +148,7 @@ def growth(quantity: Callable[[dict], float | None], what: str) -> Measure:
 
 
 def systems(benchmark: str, speed: str, peer: str, *, ours: str, gpu: bool, **sizes) -> Measure:
-    """Our speed over the peer's, of runs with these sizes (of generation, which has several settings: of those)."""
+    """Our speed divided by the peer's, for runs with these sizes (for generation: for settings with these sizes)."""
 
     def measure(result: Result) -> Iterator[Figure]:
         content = result.content

@@ -1,11 +1,11 @@
-"""The least time a pass can take: bytes that must move over the bandwidth, operations over the arithmetic rate.
+"""The minimum time of a pass: required bytes divided by the bandwidth, or operations divided by the arithmetic rate.
 
-Each input is read once and each output written once. Per output element and tap one multiply-add forward, one for the
-gradient of x and one for that of the filters; K taps. The normalisation, the GLU and dropout are not counted. talkconv
-has two additions for a window (a running sum, a difference) and a multiply-add for each of its ends, as many for the
-gradient of x, and a multiply-add for each offset's. The rates are measured in the same run: a copy much larger than the
-caches (bytes read + bytes written), and a square matrix product in the operators' type, or in float32 where that is
-faster (float32 without TF32).
+Each input is read once and each output is written once. With K taps, there is one multiply-add per output element and
+tap in the forward pass, one for the gradient of x and one for that of the filters. The normalisation, the GLU and
+dropout are not counted. talkconv has two additions per window (a running sum, a difference) and a multiply-add for each
+of its ends, the same for the gradient of x, and a multiply-add for the gradient of each offset. The rates are measured
+in the same run: a copy much larger than the caches (bytes read + bytes written), and a square matrix product in the
+operators' type, or in float32 if that is faster (float32 without TF32).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.shapes import Case
 
 @dataclass(frozen=True)
 class Rates:
-    """What the machine reached: bytes/s (read + written) and floating point operations/s."""
+    """Rates measured on the machine: bytes/s (read + written) and floating-point operations/s."""
 
     bytes_per_s: float
     flops_per_s: float
@@ -31,7 +31,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Work:
-    """What a pass has to do at least."""
+    """The minimum work of a pass."""
 
     bytes: int
     flops: int
@@ -48,7 +48,7 @@ class Work:
 
 
 def measure(device: torch.device, dtype: torch.dtype, *, quick: bool, timer) -> Rates:
-    """Best of many: a copy of 256 MiB (CPU) or 2 GiB (GPU), and a product of 2048² or 8192² matrices."""
+    """The best of many runs: a copy of 256 MiB (CPU) or 2 GiB (GPU), and a product of 2048² or 8192² matrices."""
     cuda = device.type == "cuda"
     bandwidth = _copy(2**20 if quick else 2**29 if cuda else 2**26, device, 3 if quick else 20, timer)
     size = 256 if quick else 8192 if cuda else 2048
@@ -71,7 +71,7 @@ def _product(size: int, dtype: torch.dtype, device: torch.device, repeats: int, 
 
 
 def work(operator: str, case: Case, itemsize: int) -> dict[str, Work]:
-    """The least work of each pass: "forward", "backward", and "both"."""
+    """The minimum work of each pass: "forward", "backward", and "both"."""
     tokens = case.steps * case.batch
     out = tokens * case.channels
     inputs = out * (2 if case.glu else 1)

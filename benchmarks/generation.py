@@ -1,19 +1,19 @@
-"""Translation: ours beside fairseq's models in fairseq's search, and CTranslate2's Transformer where it is there.
+"""Translation: our models and search, fairseq's models in fairseq's search, and CTranslate2's Transformer if installed.
 
     python -m benchmarks.generation                       # IWSLT sizes, greedy and beam 5, batches of 1 and of 32
     python -m benchmarks.generation --data data/multi30k_en_de/data-bin --path DynamicConv=average5.pt …
     python -m benchmarks.generation --preset wmt_en_de_big --beam 4 --sentences 256 --device cuda --dtype bfloat16
 
-Without --data weights are random and lengths are forced: every hypothesis has `--length` tokens, the end of the
-sentence included, and every system makes as many steps. With --data, trained models translate a test set, with BLEU
-beside the speed: batches of like lengths, then the first sentences one by one for the latency.
+Without --data, weights are random and lengths are forced: every hypothesis has `--length` tokens, including the end of
+the sentence, and every system makes equally many steps. With --data, trained models translate a test set, and BLEU is
+shown with the speed: batches of similar lengths, then the first sentences one by one for the latency.
 
-On a CPU each system has a process of its own, as threads of one engine that wait by spinning would slow down the next;
-peak is then its memory for model, packed weights and a batch, on a GPU that of a batch alone.
-"(ours)" alone is our search with our model in its own arithmetic; "bfloat16" and "int8" are those of its linear layers.
+On a CPU, each system runs in its own process, since spinning threads of one engine would slow down the next. Peak is
+then its memory for model, packed weights and a batch; on a GPU, only that of a batch.
+"(ours)" alone is our search with our model in its own type; "bfloat16" and "int8" are the types of its linear layers.
 CTranslate2 (`pip install ctranslate2`) runs fairseq's Transformer with the same weights, in float32 and with 8-bit
-integers, with as many threads, used within a batch or across its sentences, whichever is faster. One call of each
-system in turn; medians.
+integers, with the same number of threads, used within a batch or across its sentences, whichever is faster. The systems
+take turns, one call each; medians.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, prints tables and writes the JSON; BenchmarkError for wrong options."""
+    """Measure, print tables and write the JSON; BenchmarkError for wrong options."""
     options = parser().parse_args(arguments)
     if options.isa:
         os.environ.update(machine.hold(options.isa))
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.data:
         if options.length:
             raise BenchmarkError("--length is for random weights: trained models decide themselves")
-        # Here, not above: fairseq takes seconds, and wrong options need not wait for it.
+        # Imported late, since fairseq takes seconds to import and wrong options should be reported at once.
         from benchmarks import trained
 
         content = trained.measure(options, device)
@@ -97,15 +97,15 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def with_ctranslate2(dtype: str) -> bool:
-    """Whether the peer takes part: it is there, and computes as the others."""
+    """Whether CTranslate2 takes part: it is installed, and the others compute in float32."""
     return dtype == "float32" and importlib.util.find_spec("ctranslate2") is not None
 
 
 def ours(
     model: str, name: str, options: argparse.Namespace, device: torch.device, dtypes: tuple[str, ...]
 ) -> dict[str, Candidate]:
-    """Our search with a model, in its own arithmetic and, where float32 is that on a CPU, in `dtypes`; on a GPU with
-    CUDA graphs too."""
+    """Our search with a model in its own type and, for float32 on a CPU, also in `dtypes`; on a GPU also with CUDA
+    graphs."""
     found = {name: Candidate(model, FAST)}
     if device.type == "cuda":
         found[f"{name}, CUDA graphs"] = Candidate(model, FAST, graphs=True)
@@ -121,7 +121,7 @@ def engines(model: str, options: argparse.Namespace) -> dict[str, Candidate]:
 
 
 def choose(candidates: dict[str, Candidate], names: list[str] | None) -> dict[str, Candidate]:
-    """All, or those that were named; BenchmarkError for other names."""
+    """All candidates, or only those with these names; BenchmarkError for unknown names."""
     if names is None:
         return candidates
     if unknown := set(names) - set(candidates):
@@ -149,7 +149,7 @@ def _candidates(options: argparse.Namespace, device: torch.device, systems) -> d
 class Job:
     """A candidate with random weights, and what it is built from. folder: for CTranslate2's model.
 
-    sources, targets: translations by which CTranslate2 is compared with the model that it was made from.
+    sources, targets: translations for checking CTranslate2 against the model that it was converted from.
     """
 
     candidate: Candidate
@@ -221,7 +221,7 @@ def _random(options: argparse.Namespace, device: torch.device) -> dict:
 
 
 def _sizes(places: dict, sizes: list[int], sources: Batch, options: argparse.Namespace) -> Iterator[dict]:
-    """What was measured for each size of a batch."""
+    """The measurements for each batch size."""
     parameters = {name: place.parameters() for name, place in places.items()}
     for size in sizes:
         repeats = (options.repeats or (2 if options.quick else 5)) * (2 if size == 1 else 1)

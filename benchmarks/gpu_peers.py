@@ -1,11 +1,11 @@
-"""Other people's GPU kernels, compiled or imported from folders that the caller names; none of their text is here.
+"""Other projects' GPU kernels, compiled or imported from given folders; this repository has none of their code.
 
     --fairseq-source DIR    a checkout of fairseq: its CUDA layers fairseq/modules/{lightconv,dynamicconv}_layer
     --dynamic-conv1d DIR    a checkout of dynamic-conv1d (Sieberling et al. 2026): headwise.py
     --jet-nemotron DIR      a checkout of Jet-Nemotron: jetai/modeling/hf/dconv_fwdbwd.py
 
-`python -m benchmarks.gpu_peers` with these options compiles what is to be compiled, in as many processes, and leaves it
-in the caches: fairseq's layers take minutes, and Triton tries dozens of variants of each kernel.
+`python -m benchmarks.gpu_peers` with these options compiles everything in parallel processes and keeps it in the
+caches: fairseq's layers take minutes, and Triton tries dozens of variants of each kernel.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from benchmarks.shapes import SETS
 FAIRSEQ, DYNAMIC_CONV1D, JET_NEMOTRON = "fairseq CUDA", "dynamic-conv1d", "Jet-Nemotron"
 LAYERS = ("lightconv", "dynamicconv")
 _FAIRSEQ_KERNELS = (3, 5, 7, 15, 31, 63, 127, 255)
-# fairseq includes what uses SHFL_MASK and std::cout before what defines them (its issue 4277). Compiling for float16
-# alone, the one half type it knows, takes a third of the time.
+# fairseq's headers use SHFL_MASK and std::cout before they are defined (its issue 4277). Compiling only for float16,
+# the only half type it supports, takes a third of the time.
 _MEND = """\
 #pragma once
 #include <iostream>
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Each folder that was named holds what is expected of it, and there is a GPU to use it on."""
+    """Check that each given folder has the expected files, and that there is a GPU."""
     expected = {
         "fairseq_source": [f"fairseq/modules/{layer}_layer/cuda_function_gen.py" for layer in LAYERS],
         "dynamic_conv1d": ["headwise.py"],
@@ -78,7 +78,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def named(a: Arguments, options: argparse.Namespace) -> dict[str, Callable[[], Iterator[Candidate]]]:
-    """Of the peers whose folder was named: what makes their candidate, if they can compute this case."""
+    """For each peer whose folder is given: a function that makes its candidate if it can compute this case."""
     makers = {
         FAIRSEQ: (_fairseq_layers, options.fairseq_source),
         DYNAMIC_CONV1D: (_dynamic_conv1d, options.dynamic_conv1d),
@@ -91,9 +91,9 @@ def named(a: Arguments, options: argparse.Namespace) -> dict[str, Callable[[], I
 
 
 def build_fairseq_layer(layer: str, source: Path) -> ModuleType:
-    """Compiles a layer in torch's folder for extensions and loads it; a second call finds it there.
+    """Compile a layer in torch's extensions folder and load it; later calls find it there.
 
-    The work is done on copies, beside which fairseq's generator writes the files it includes.
+    This works on copies of the sources, because fairseq's generator writes included files next to them.
     """
     from torch.utils import cpp_extension
 
@@ -116,7 +116,7 @@ def build_fairseq_layer(layer: str, source: Path) -> ModuleType:
             (copy / "mend.h").write_text(_MEND, encoding="utf-8")
             subprocess.run([sys.executable, "cuda_function_gen.py"], cwd=copy / "layer", check=True)
             os.replace(copy, build)
-    # Not the CPU file beside them: it does not compile, and is not needed.
+    # Without the CPU file next to them, which does not compile and is not needed.
     return cpp_extension.load(
         f"{layer}_cuda",
         [str(build / "layer" / name) for name in (f"{layer}_cuda.cpp", f"{layer}_cuda_kernel.cu")],
@@ -129,7 +129,7 @@ _fairseq_layer = cache(build_fairseq_layer)
 
 
 class _FairseqFunction(torch.autograd.Function):
-    """A layer's two functions under autograd; x (B,C,T), filters (H,K) or (B,H,K,T), already normalised."""
+    """A layer's forward and backward under autograd; x (B,C,T), filters (H,K) or (B,H,K,T), already normalised."""
 
     @staticmethod
     def forward(ctx, x, filters, padding_l, layer):
@@ -144,7 +144,7 @@ class _FairseqFunction(torch.autograd.Function):
 
 
 def _fairseq_layers(a: Arguments, source: Path) -> Iterator[Candidate]:
-    """The layers as fairseq calls them: (T,B,C) in and out, transposed inside."""
+    """The layers as used in fairseq: (T,B,C) in and out, with the transpositions included."""
     case = a.case
     if (
         a.operator not in LAYERS
@@ -193,7 +193,7 @@ def _swap(out: Tensor) -> Tensor:
 
 
 def _dynamic_conv1d(a: Arguments, folder: Path) -> Iterator[Candidate]:
-    """x (B,T,C), weight (B,T,H,K) whose tap w meets x[t − w]: the reverse of ours."""
+    """x (B,T,C), weight (B,T,H,K), where tap w multiplies x[t − w]: the reverse of our order."""
     per_head = a.case.channels // a.case.heads
     # Its blocks are 32 to 128 channels wide and hold whole heads; its ranges are powers of two.
     if not _takes_short_convolution(a) or per_head > 32 or per_head & (per_head - 1):
@@ -204,12 +204,12 @@ def _dynamic_conv1d(a: Arguments, folder: Path) -> Iterator[Candidate]:
 
 
 def _jet_nemotron(a: Arguments, folder: Path) -> Iterator[Candidate]:
-    """x (B,T,C), a filter for each channel (B,T,C,K), K ≤ 4 a power of two; heads' filters are repeated beforehand."""
+    """x (B,T,C), one filter per channel (B,T,C,K), K ≤ 4 a power of two; heads' filters are repeated beforehand."""
     case = a.case
     if not _takes_short_convolution(a) or case.kernel_size not in (1, 2, 4):
         return
     if "einops" not in sys.modules and importlib.util.find_spec("einops") is None:
-        # The file imports `rearrange` and does not use it.
+        # The file imports `rearrange` but does not use it.
         sys.modules["einops"] = types.ModuleType("einops")
         sys.modules["einops"].rearrange = None
     convolve = _import_file((folder / "jetai/modeling/hf/dconv_fwdbwd.py").resolve()).dynamic_conv_triton_autograd
@@ -219,7 +219,7 @@ def _jet_nemotron(a: Arguments, folder: Path) -> Iterator[Candidate]:
 
 
 def _prepare(task: tuple[str, int, argparse.Namespace]) -> str:
-    """Compiles one thing, in a process of its own; says what."""
+    """Compile one kernel in its own process; returns a message."""
     kind, number, options = task
     if kind == FAIRSEQ:
         build_fairseq_layer(LAYERS[number], options.fairseq_source)
@@ -233,7 +233,7 @@ def _prepare(task: tuple[str, int, argparse.Namespace]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Compiles everything; BenchmarkError for wrong options, and at the end for what did not compile."""
+    """Compile everything; BenchmarkError for wrong options, and at the end if anything did not compile."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_peers", description=__doc__.partition("\n")[0])
     add_arguments(parser)
     options = parser.parse_args(arguments)

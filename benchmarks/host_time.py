@@ -1,12 +1,12 @@
-"""The host's time of one call: what a call costs where its tensors are so small that computing takes no time.
+"""Host time per call: the overhead of a call, measured on tensors so small that the computation takes no time.
 
     python -m benchmarks.host_time --json benchmarks/results/cpu_host_time.json
 
-On a GPU a small problem takes as long as the host needs to launch it, so this decides how fast short
-sequences train there.
-Each operator beside torch.nn.functional.linear, on one thread: without a gradient, with one recorded, and with the
-backward pass too. *in Python*: the same call where the operators are recorded in Python, as they are without a native
-library. Microseconds, the median of many rounds in which all calls take turns.
+On a GPU, a small problem takes as long as the host needs to launch it, so the overhead determines the training speed of
+short sequences there.
+Each operator is compared with torch.nn.functional.linear, on one thread: without gradients, with autograd recording,
+and with the backward pass. *in Python*: the same call with the operators' autograd recorded in Python, as without a
+native library. Microseconds, medians of many rounds in which all calls take turns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.report import BenchmarkError
 from lightconv_plugin import ops
 from lightconv_plugin.ops import registration
 
-_CALLS = 100  # timed together: a call is too short for the clock
+_CALLS = 100  # timed together: a single call is too short for the clock
 _LINEAR = "F.linear"
 _MODES = ("forward", "forward, recorded", "forward + backward")
 
@@ -34,7 +34,7 @@ Call = tuple[Callable[..., Tensor], tuple[Tensor, ...]]
 
 
 def calls(device: torch.device) -> dict[str, Call]:
-    """Each operator, and the tensors that it is called with."""
+    """Each operator with the tensors that it is called with."""
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, device=device)
@@ -66,7 +66,7 @@ def timed(call: Call, mode: str) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def recorded_in_python(device: torch.device) -> Iterator[None]:
-    """Inside, the operators are recorded by registration.py, whatever is loaded."""
+    """Within the block, registration.py records the operators' autograd, even if a native library is loaded."""
     library = torch.library.Library("lightconv", "IMPL")
     try:
         with warnings.catch_warnings():
@@ -81,7 +81,7 @@ def recorded_in_python(device: torch.device) -> Iterator[None]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, prints a table and writes the JSON; BenchmarkError for wrong options."""
+    """Measure, print a table and write the JSON; BenchmarkError for wrong options."""
     options = machine.parser("host_time", __doc__).parse_args(arguments)
     options.threads = options.threads or 1
     device = machine.prepare(options)

@@ -1,6 +1,6 @@
-"""Searches in processes of their own: engines whose threads wait by spinning would slow down whatever runs after them.
+"""Runs each search in its own process, since engines with spinning threads would slow down whatever runs after them.
 
-It also makes memory measurable: each process holds one model and one search.
+This also makes memory measurable: each process holds one model and one search.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ import torch
 from benchmarks.report import BenchmarkError, quiet
 
 _STATUS = Path("/proc/self/status")
-_REST = 0.25  # seconds in which the threads of the process before go to sleep
+_REST = 0.25  # seconds for the previous process's threads to go to sleep
 
 
 class Isolated:
-    """What `build()` returns (a search, see searches.py), in a new process; it translates there.
+    """Runs the search returned by `build()` (see searches.py) in a new process.
 
     Args:
-        build: can be pickled.
-        threads: of torch in that process.
+        build: must be picklable.
+        threads: number of torch threads in that process.
 
-    Raises BenchmarkError, in whichever method comes next, where the process fails.
+    If the process fails, the next method called raises BenchmarkError.
     """
 
     def __init__(self, build: Callable[[], Any], threads: int):
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        # Not daemonic: such processes may not begin others, as our search does.
+        # Not daemonic, since daemonic processes may not start others, as our search does.
         self._process = context.Process(target=_serve, args=(theirs, build, threads))
         self._process.start()
         theirs.close()
 
     def parameters(self) -> int | None:
-        """Of the model; None where the search does not tell. To be called once, before all else."""
+        """Number of the model's parameters; None if unknown. Must be called once, before anything else."""
         return self._receive()
 
     def translate(self, batches: list) -> tuple[list[float], list[list[list[int]]]]:
-        """Seconds for each batch, one after the other, and their translations."""
+        """(seconds for each batch in sequence, their translations)."""
         time.sleep(_REST)
         return self._ask("translate", batches)
 
     def peak_bytes(self) -> int | None:
-        """The most memory that model, search and translations took, beyond the libraries; None where nobody tells."""
+        """Peak memory of model, search and translations, without the libraries; None if unknown."""
         return self._ask("peak", None)
 
     def _ask(self, what: str, argument: Any) -> Any:
@@ -66,14 +66,14 @@ class Isolated:
         return answer
 
     def close(self) -> None:
-        self._connection.close()  # which ends it
+        self._connection.close()  # ends the process
         self._process.join(20)
         if self._process.is_alive():
             self._process.kill()
 
 
 class OnGPU:
-    """The same in this process: a GPU's memory would not hold a context for each, and nothing there spins."""
+    """The same in this process: GPU memory is too small for several contexts, and nothing spins on a GPU."""
 
     def __init__(self, build: Callable[[], Any], threads: int):
         self._search = build()
@@ -85,7 +85,7 @@ class OnGPU:
         return _translate(self._search, batches)
 
     def peak_bytes(self) -> int | None:
-        """Of the last call of translate, beyond what was held before it."""
+        """Peak memory of the last call of translate, without what was allocated before it."""
         return self._search.peak_bytes
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class OnGPU:
 
 
 def begin(jobs: Mapping[str, Callable[[], Any]], device: torch.device) -> dict[str, Isolated | OnGPU]:
-    """Each job's search in its place, ready to translate."""
+    """Start each job's search in its process (or on the GPU), ready to translate."""
     kind = OnGPU if device.type == "cuda" else Isolated
     return {name: kind(job, torch.get_num_threads()) for name, job in jobs.items()}
 
@@ -102,7 +102,7 @@ def _translate(search: Any, batches: list) -> tuple[list[float], list[list[list[
     seconds, found = [], []
     for batch in batches:
         start = time.perf_counter()
-        found.append(search.translate(batch))  # lists: a device is done
+        found.append(search.translate(batch))  # results are lists, so the device is done
         seconds.append(time.perf_counter() - start)
     return seconds, found
 
@@ -124,7 +124,7 @@ def _serve(connection, build: Callable[[], Any], threads: int) -> None:
 
 
 def _libraries() -> int | None:
-    """Resident memory with all libraries loaded, before any model is built."""
+    """Load all libraries; returns the resident memory before any model is built."""
     import fairseq.sequence_generator  # noqa: F401
 
     import lightconv_plugin.generation  # noqa: F401
@@ -137,7 +137,7 @@ def _libraries() -> int | None:
 
 
 def _peak(before: int | None) -> int | None:
-    """Of this process, and of those that it has begun the pages that they do not share with it."""
+    """Peak memory of this process, plus the pages of its child processes that are not shared with it."""
     if before is None:
         return None
     children = [process.pid for process in multiprocessing.active_children()]

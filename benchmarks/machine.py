@@ -1,4 +1,4 @@
-"""What a measurement ran on, in words; and the choice of device and threads."""
+"""Describes the machine of a measurement, and chooses the device and threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightconv_plugin.ops import backends, instructions
 
 ROOT = Path(__file__).resolve().parent.parent
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-# What changes speed without being a version: threads, and whether freed memory is kept.
+# Environment variables that affect speed: threads, and whether freed memory is kept.
 _VARIABLES = (
     "OMP_NUM_THREADS",
     "OMP_WAIT_POLICY",
@@ -40,8 +40,8 @@ _PACKAGES = ("lightconv-plugin", "fairseq", "fairseq-fixed", "ctranslate2", "tri
 
 
 def hold(level: str) -> dict[str, str]:
-    """The environment that holds our kernels, torch's, MKL, oneDNN, FBGEMM and CTranslate2 down to a value of
-    LIGHTCONV_CPU_ISA."""
+    """The environment that limits our kernels, torch's, MKL, oneDNN, FBGEMM and CTranslate2 to an instruction set, a
+    value of LIGHTCONV_CPU_ISA."""
     wide = level != "avx2"
     onednn = {"avx2": "AVX2", "avx512": "AVX512_CORE", "avx512_vnni": "AVX512_CORE_VNNI"}.get(level, "AVX512_CORE_BF16")
     return {
@@ -59,7 +59,7 @@ def hold(level: str) -> dict[str, str]:
 
 
 def parser(program: str, description: str) -> argparse.ArgumentParser:
-    """The command line of `python -m benchmarks.PROGRAM`, with the options that all benchmarks have."""
+    """The command-line parser of `python -m benchmarks.PROGRAM`, with the options common to all benchmarks."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{program}",
         description=description,
@@ -74,7 +74,7 @@ def parser(program: str, description: str) -> argparse.ArgumentParser:
 
 
 def prepare(options: argparse.Namespace) -> torch.device:
-    """Checks the options of `parser`, sets the threads and returns the device."""
+    """Check the options of `parser`, set the threads and return the device."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise BenchmarkError("--device cuda: torch finds no CUDA device here")
     if options.json is not None and not options.json.resolve().parent.is_dir():
@@ -93,9 +93,9 @@ def positive(text: str) -> int:
 
 
 def describe(device: torch.device) -> dict:
-    """The machine, the versions and the moment, as they stand in the JSON of every result.
+    """The machine, the versions and the date, as stored in the JSON of every result.
 
-    Loads our kernels (and compiles them, if that is still to be done), so that no time of anything holds it.
+    Loads our kernels (and compiles them if necessary), so that this is not part of any measured time.
     """
     try:
         backend = backends.backend(device.type)
@@ -115,7 +115,7 @@ def describe(device: torch.device) -> dict:
         "threads": torch.get_num_threads(),
         "backend": backend,
         "simd": instructions.instruction_set() or torch.backends.cpu.get_cpu_capability(),
-        "busy_cores": round(busy_cores(), 2),  # by others, at the start
+        "busy_cores": round(busy_cores(), 2),  # by other processes, at the start
         "versions": versions,
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
@@ -127,7 +127,7 @@ def describe(device: torch.device) -> dict:
 
 
 def card(device: torch.device | str = "cuda") -> dict:
-    """The GPU and what it runs on, as they stand in the JSON of every result from one."""
+    """The GPU and its software, as stored in the JSON of every GPU result."""
     properties = torch.cuda.get_device_properties(device)
     return {
         "gpu": properties.name,
@@ -152,7 +152,7 @@ def headline(description: dict) -> str:
 
 
 def busy_cores() -> float:
-    """How many cores others keep busy, over half a second in which this process sleeps."""
+    """How many cores other processes keep busy, measured over half a second in which this process sleeps."""
     if not _STAT.exists():
         return os.getloadavg()[0]
     before = _ticks()
@@ -165,13 +165,13 @@ _STAT = Path("/proc/stat")
 
 
 def _ticks() -> tuple[int, int]:
-    """Idle and all ticks of all cores since the machine began."""
+    """(idle ticks, all ticks) of all cores since the machine was started."""
     ticks = [int(field) for field in _STAT.read_text(encoding="ascii").splitlines()[0].split()[1:9]]
     return ticks[3] + ticks[4], sum(ticks)
 
 
 def _driver() -> str | None:
-    """The version of the NVIDIA driver; None where nvidia-smi does not say."""
+    """The version of the NVIDIA driver; None if nvidia-smi does not report it."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
@@ -181,7 +181,7 @@ def _driver() -> str | None:
 
 
 def _commit() -> str | None:
-    """The checkout's commit, with "+" where files differ from it; None where there is no repository."""
+    """The checkout's commit, with "+" if files differ from it; None without a repository."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)

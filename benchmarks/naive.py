@@ -1,4 +1,4 @@
-"""The fused loop that one would write first (naive.cpp), as a peer of our dynamicconv on a CPU, in float32."""
+"""A straightforward fused loop (naive.cpp), as a peer of our dynamicconv on a CPU, in float32."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FLAGS = ("-O3", "-march=native", "-ffast-math", "-fopenmp", "-shared", "-fPIC")
 
 
 def fused_loop(a: Arguments) -> Iterator[Candidate]:
-    """Nothing for what the loop cannot do: other types, devices, operators, normalisations; a GLU or dropout.
+    """The loop as a candidate; none for other types, devices, operators or normalisations, or with GLU or dropout.
 
     Raises:
         BenchmarkError: the C++ compiler (CXX, or g++) failed.

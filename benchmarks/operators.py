@@ -1,17 +1,16 @@
-"""The operators' forward and backward passes, beside floors and peers.
+"""Forward and backward passes of the operators, compared with floors and peers.
 
     python -m benchmarks.operators                                     # float32 on this machine's cores, five shapes
     python -m benchmarks.operators --device cuda --dtype bfloat16      # 64M elements, K = 3 to 63
     python -m benchmarks.operators --device cuda --dtype bfloat16 --shapes short sweep --operators dynamicconv
 
-Passes: `forward` without gradients; `backward` of x and the filters alone; `both`, forward and backward as training has
-them. *Bytes*, on a CPU: the bytes of a pass at the rate at which x is copied in the same rounds.
-Floor: the least time for the bytes and the operations of a pass (floors.py), at the rates of this machine in
-the same run. How time and memory are taken: timing.py. What the peers are: candidates.py, gpu_peers.py. A peer that
-fails, or computes other numbers than ours, is named at the end and costs nobody else a result. The JSON is written
-after every case.
-talkconv has one window for K taps: max_left and max_right reach as far, at offsets 1; here they are sigmoids of normal
-numbers. Before anything is timed, each peer's output is held against ours (dropout aside).
+Passes: `forward` without gradients; `backward`: only the gradients of x and the filters; `both`: forward and backward
+as in training. *Bytes*, on a CPU: the time for the bytes of a pass at the rate of copying x in the same rounds.
+Floor: the minimum time for the bytes and the operations of a pass (floors.py), at the rates of this machine in the same
+run. timing.py measures time and memory; candidates.py and gpu_peers.py define the peers. A peer that fails, or computes
+other numbers than ours, is listed at the end and does not affect other results. The JSON is written after every case.
+talkconv has a window instead of K taps: max_left and max_right reach equally far at offsets of 1; here the offsets are
+sigmoids of normal numbers. Before timing, each peer's output is compared with ours (except with dropout).
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, prints tables and writes the JSON; BenchmarkError for wrong options."""
+    """Measure, print tables and write the JSON; BenchmarkError for wrong options."""
     options = parser().parse_args(arguments)
     device = machine.prepare(options)
     gpu_peers.check(options)
@@ -113,7 +112,7 @@ def _tasks(options: argparse.Namespace, device: torch.device) -> list[tuple[str,
     names = options.shapes or ["quick" if options.quick else "gpu" if device.type == "cuda" else "cpu"]
     shapes = [case for name in names for case in parse(name)]
     cases = dict.fromkeys(VARIANTS[variant](case) for variant in options.variants for case in shapes)
-    # talkconv has neither GLU nor dropout: in a model they come before it.
+    # talkconv has neither GLU nor dropout; in a model, they come before it.
     lacks = {"talkconv": [case for case in cases if case.glu or case.dropout]}
     tasks = [(name, case) for name in options.operators for case in cases if case not in lacks.get(name, [])]
     if not tasks:
@@ -137,7 +136,7 @@ def _measure(
     timer,
     rates: floors.Rates,
 ) -> dict:
-    """One case: every candidate, every pass; what becomes of it in the JSON."""
+    """Measure every candidate and pass of one case; returns its entry in the JSON."""
     arguments = candidates.arguments(operator, case, device, dtype)
     timings: dict[str, dict] = {}
     everyone = [c for c in _candidates(arguments, options, timings) if c.name not in options.without]
@@ -187,7 +186,7 @@ def _candidates(arguments: Arguments, options: argparse.Namespace, timings: dict
     for name, make in gpu_peers.named(arguments, options).items():
         try:
             peers += make()
-        except Exception as error:  # other people's code: it does not compile, import …
+        except Exception as error:  # other projects' code may not compile, import …
             timings[name] = {"error": _message(error)}
     return [
         candidates.ours(arguments),
@@ -202,7 +201,7 @@ def _candidates(arguments: Arguments, options: argparse.Namespace, timings: dict
 
 
 def _checked(everyone: list[Candidate], arguments: Arguments, timings: dict[str, dict]) -> list[Candidate]:
-    """Those that work and compute the same numbers as we do."""
+    """The candidates that work and compute the same numbers as ours."""
     fitting, expected = [], None
     for candidate in everyone:
         with torch.no_grad():
@@ -224,7 +223,7 @@ def _checked(everyone: list[Candidate], arguments: Arguments, timings: dict[str,
 
 
 def _call(candidate: Candidate, name: str, timings: dict[str, dict]) -> Callable[[], None] | None:
-    """A call of this pass that was made once and worked."""
+    """A call of this pass, which has been made once successfully."""
 
     def tried() -> Callable[[], None]:
         call = candidate.backward() if name == "backward" else getattr(candidate, name)
@@ -235,7 +234,7 @@ def _call(candidate: Candidate, name: str, timings: dict[str, dict]) -> Callable
 
 
 def _try(call: Callable, candidate: Candidate, timings: dict[str, dict]):
-    """The call's result; None, and a note of it, where memory does not suffice or a peer fails. Ours must not fail."""
+    """The call's result; None, with a note, if memory is too small or a peer fails. Ours must not fail."""
     try:
         return call()
     except torch.OutOfMemoryError:
@@ -255,7 +254,7 @@ def _message(error: Exception) -> str:
 
 
 def _failures(results: list[dict]) -> list[str]:
-    """What went wrong with a candidate in a case; too little memory is a result."""
+    """The candidates' errors by case; running out of memory is a result, not an error."""
     return [
         f"{name} for {result['operator']} {result['name']}: {measured['error']}"
         for result in results
@@ -276,7 +275,7 @@ def _ratio(numerator: float | None, denominator: float | None) -> str:
 
 
 def _case_table(result: dict, passes: list[str]) -> str:
-    """A row for each candidate: its times, how many times the floor, how many times ours."""
+    """A row for each candidate: its times, as multiples of the floor, and as multiples of ours."""
     headers = ["candidate"]
     for name in passes:
         headers += [f"{name}, ms", "÷ floor", "÷ ours"]
@@ -309,7 +308,7 @@ def _case_table(result: dict, passes: list[str]) -> str:
 
 
 def overview(results: list[dict], name: str) -> str:
-    """A row for each case: ours, its floor, and how many times ours each peer takes."""
+    """A row for each case: our time, its floor, and the peers' times as multiples of ours."""
     peers = list(dict.fromkeys(c for result in results for c in result["candidates"] if c != OURS))
     rows = []
     for result in results:

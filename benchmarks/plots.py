@@ -1,11 +1,11 @@
-"""Time against T, log-log, with the floor drawn: pictures of what benchmarks.operators measured.
+"""Log-log plots of time against T, including the floor, from the results of benchmarks.operators.
 
     python -m benchmarks.plots [FILE …] [--out DIR]
 
-Of each file (cpu_operators*.json and gpu_timing.json of benchmarks/results/, unless some are named) every set of cases
-that differ in T, B and H only and hold as many tokens, three T of them at least, is a curve; a picture has a panel for
-each operator: forward and backward pass of ours, of its peers, and the floor. With the number of tokens held constant,
-what grows with the square of T rises in a straight line and what grows with T is level. Needs matplotlib
+The default files are cpu_operators*.json and gpu_timing.json in benchmarks/results/. Cases of a file that differ only
+in T, B and H and have the same number of tokens form a curve, if there are at least three values of T. A picture has
+one panel per operator: forward and backward pass of ours and its peers, and the floor. As the number of tokens is
+constant, quadratic growth in T appears as a rising straight line, and linear growth as a level one. Needs matplotlib
 (pip install '.[report]').
 """
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).resolve().parent / "results"
-_LEAST = 3  # points of a curve
+_LEAST = 3  # points that a curve must have
 _PASS = "both"
-# Of Okabe and Ito's palette, and two of Tol's, which the colour-blind tell apart too. A candidate looks the same in
-# every picture.
+# From Okabe and Ito's palette, and two from Tol's, which are also distinct for the colour-blind. A candidate looks the
+# same in every picture.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#999999", "#332288", "#882255")
 _MARKERS = "osD^vP*Xh"
 _KNOWN = (OURS, "our reference", "fairseq band", "fairseq unfold", "conv1d depthwise", "attention")
@@ -38,7 +38,7 @@ _KNOWN = (OURS, "our reference", "fairseq band", "fairseq unfold", "conv1d depth
 
 @dataclass(frozen=True)
 class Panel:
-    """One operator's cases by T: the candidates' medians, and the floor, in seconds. `title` says the rest."""
+    """One operator's cases by T: the candidates' medians and the floor, in seconds. `title` has everything else."""
 
     title: str
     steps: tuple[int, ...]
@@ -51,7 +51,8 @@ def panels(result: Result) -> Iterator[Panel]:
     sets: dict[str, dict[int, dict]] = {}
     for case in result.content["cases"]:
         sizes = case["case"]
-        # H may differ: the multiplications are the same, the floor counts the filters' bytes, the title names it.
+        # H may differ: the number of multiplications is the same, the floor counts the filters' bytes, and the title
+        # names H.
         rest = {key: value for key, value in sizes.items() if key not in ("steps", "batch", "heads")}
         key = json.dumps([case["operator"], sizes["steps"] * sizes["batch"], rest], sort_keys=True)
         if _PASS in case["floor"]:
@@ -78,7 +79,7 @@ def _panel(cases: list[dict]) -> Panel:
 
 
 def _looks(names: list[str]) -> dict[str, dict]:
-    """Colour and marker of each name, ours first; "attention (flash)" and plain "attention" are one."""
+    """Colour and marker of each name, ours first; "attention (flash)" and plain "attention" look the same."""
     places = {name: _KNOWN.index(base) for name in names if (base := name.partition(" (")[0]) in _KNOWN}
     places |= {name: len(_KNOWN) + i for i, name in enumerate(name for name in names if name not in places)}
     order = sorted(places, key=places.get)
@@ -87,7 +88,7 @@ def _looks(names: list[str]) -> dict[str, dict]:
 
 
 def _labelled(steps: tuple[int, ...]) -> list[int]:
-    """Those whose labels have room beside each other."""
+    """Those whose labels fit next to each other."""
     chosen = [steps[0]]
     for t in steps[1:]:
         if t >= 4 * chosen[-1]:
@@ -96,7 +97,7 @@ def _labelled(steps: tuple[int, ...]) -> list[int]:
 
 
 def figure_of(size: tuple[float, float]) -> Figure:
-    """An empty figure of matplotlib, of a size in inches; BenchmarkError without matplotlib."""
+    """An empty matplotlib figure of a size in inches; BenchmarkError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -108,7 +109,7 @@ def figure_of(size: tuple[float, float]) -> Figure:
 
 
 def draw(drawn: list[Panel], title: str, file: Path) -> None:
-    """Draws the panels beside each other into a PNG file, with one legend for all."""
+    """Draw the panels side by side into a PNG file, with a common legend."""
     figure = figure_of((1.2 + 4.4 * len(drawn), 4.6))
     from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
@@ -144,7 +145,7 @@ def draw(drawn: list[Panel], title: str, file: Path) -> None:
 
 
 def pictures(path: Path, folder: Path) -> list[Path]:
-    """The pictures of a file's results, FOLDER/NAME.png or FOLDER/NAME_PROGRAM.png; those that were drawn."""
+    """Draw the pictures of a file's results, FOLDER/NAME.png or FOLDER/NAME_PROGRAM.png; returns those drawn."""
     made = []
     for name, result in read_file(path).items():
         if result.content["benchmark"] != "operators":
@@ -161,7 +162,7 @@ def pictures(path: Path, folder: Path) -> list[Path]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Draws, and prints the names of the pictures; BenchmarkError where there is nothing to draw."""
+    """Draw the pictures and print their names; BenchmarkError if there is nothing to draw."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.plots", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,11 +1,11 @@
-"""What preparing a large corpus takes: `lightconv prepare parallel` on made-up text, step by step.
+"""The cost of preparing a large corpus: `lightconv prepare parallel` on synthetic text, step by step.
 
     python -m benchmarks.preparation --pairs 2000000 --json benchmarks/results/cpu_preparation.json
 
-The text has the sizes of WMT's: about 25 words a sentence, words as frequent as in Zipf's law, hundreds of thousands of
-different ones. It means nothing, which costs no step more or less. For each step: seconds as the command prints them,
-processor time of all its processes, and their resident memory together, sampled ten times a second. For a corpus of
-another size and a machine with other cores: what was done in parallel is divided over them, the rest is not.
+The text is similar to WMT's: about 25 words per sentence, word frequencies by Zipf's law, hundreds of thousands of
+different words. It is meaningless, which does not affect the cost. For each step: seconds as printed by the command,
+processor time of all its processes, and their total resident memory, sampled ten times a second. For a machine with
+more or fewer cores, only the parallel steps scale.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DONE = re.compile(r"(.+): ([\d.]+) s$")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SYLLABLES = 300
-_SENTENCES = 10_000  # made at a time
+_SENTENCES = 10_000  # generated at a time
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def words(types: int, random: np.random.Generator) -> np.ndarray:
-    """Different words, the frequent ones shorter."""
+    """Different words; frequent ones are shorter."""
     consonants, vowels = "bcdfghjklmnprstvwz", "aeiou"
     syllables = [c + v + e for c in consonants for v in vowels for e in ("", "n", "r", "st")][:_SYLLABLES]
     made: dict[str, None] = {}
@@ -65,7 +65,7 @@ def words(types: int, random: np.random.Generator) -> np.ndarray:
 
 
 def write_text(path: Path, pairs: int, types: int, seed: int) -> None:
-    """One language's side: `pairs` lines."""
+    """Write one language's side: `pairs` lines."""
     random = np.random.default_rng(seed)
     vocabulary = words(types, random)
     likely = np.cumsum(1 / np.arange(1, types + 1))
@@ -84,7 +84,7 @@ def write_text(path: Path, pairs: int, types: int, seed: int) -> None:
 
 @dataclass
 class Step:
-    """What one step took. processor_s: of all processes together."""
+    """The cost of one step. processor_s: total of all processes."""
 
     title: str
     seconds: float
@@ -93,7 +93,7 @@ class Step:
 
 
 class Watch(threading.Thread):
-    """Samples the processes of a session: their memory together and the processor time that they have had."""
+    """Samples the processes of a session: their total memory and processor time."""
 
     def __init__(self, session: int) -> None:
         super().__init__(daemon=True)
@@ -103,7 +103,7 @@ class Watch(threading.Thread):
         self.over = threading.Event()
 
     def run(self) -> None:
-        had: dict[int, float] = {}  # by each process, also by those that have ended
+        had: dict[int, float] = {}  # by process, including those that have ended
         while not self.over.wait(0.1):
             memory = 0
             for entry in Path("/proc").iterdir():
@@ -111,7 +111,7 @@ class Watch(threading.Thread):
                     continue
                 try:
                     fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                except OSError:  # it has ended in the meantime
+                except OSError:  # the process has ended
                     continue
                 if int(fields[3]) == self.session:
                     memory += int(fields[21]) * _PAGE
@@ -121,10 +121,10 @@ class Watch(threading.Thread):
 
 
 def measure(folder: Path, arguments: list[str]) -> list[Step]:
-    """Runs `lightconv prepare` with these arguments; what each step took.
+    """Run `lightconv prepare` with these arguments; returns the cost of each step.
 
     Raises:
-        BenchmarkError: it failed; with the last lines that it printed.
+        BenchmarkError: it failed; the message has its last lines.
     """
     command = [sys.executable, "-m", "lightconv_plugin", "prepare", *arguments]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder, start_new_session=True)

@@ -2,11 +2,11 @@
 
     python -m benchmarks.recipes --data DATA_BIN --device cuda --dtype bfloat16 --updates 1500 --json FILE
 
-Each is `scripts/train.sh` with its configuration, whose learning rate rises and falls within `--updates` instead; then
-`scripts/score.sh` on the test set, beam 5. They answer whether everything trains on this device and in this type: the
-loss falls, checkpoints load, translations have a score. They share the device, so their speed says nothing about a
-mixer's; benchmarks.training measures that. What is not done after `--seconds` stops where it is (fairseq saves its
-checkpoint then) and is scored as it is. The exit status is 1 if any training failed or did not learn.
+Each runs `scripts/train.sh` with its configuration and a learning rate schedule of `--updates`, then `scripts/score.sh`
+on the test set with beam 5. They show whether training works on this device and in this type: the loss falls,
+checkpoints load, translations have a score. They share the device, so their speed says nothing about a mixer;
+benchmarks.training measures that. A training that is not done after `--seconds` is stopped (fairseq then saves a
+checkpoint) and scored in that state. The exit status is 1 if any training failed or did not learn.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from lightconv_plugin.report.logs import Training, parse_log
 
 SYSTEMS = ("dynamicconv", "lightweightconv", "talkconv", "transformer")
 _CONFIGS = ROOT / "configs" / "multi30k_en_de"
-_WARM_UP = 9  # the recipes' rates rise for a ninth of their updates
-_POINTS = 20  # of the training loss
+_WARM_UP = 9  # the recipes' learning rates rise for a ninth of their updates
+_POINTS = 20  # number of points of the training loss
 _EXCEPTION = re.compile(r"[\w.]*(Error|Exception)(: .*)?$")
-_TO_STOP = 15.0  # seconds in which a process that was told to end does
+_TO_STOP = 15.0  # seconds that a terminated process has to end
 
 
 def parser() -> argparse.ArgumentParser:
@@ -59,14 +59,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Trains, scores, prints a table and writes the JSON; BenchmarkError for wrong options and failed trainings."""
+    """Train, score, print a table and write the JSON; BenchmarkError for wrong options and failed trainings."""
     options = parser().parse_args(arguments)
     share = options.threads or max(1, len(os.sched_getaffinity(0)) // len(options.systems))
     device = machine.prepare(options)
     if not list(options.data.glob("dict.*.txt")):
         raise BenchmarkError(f"--data: {options.data} is not a data-bin folder: it has no dict.*.txt")
     description = machine.describe(device)
-    # `timeout` ends a part by this signal; nothing that was started may outlive it.
+    # `timeout` ends a part by this signal; no child process may outlive it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with contextlib.ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="recipes.")))
@@ -94,9 +94,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 class Run:
-    """One system: its training, then its scoring, each a process in a session of its own.
+    """One system: its training, then its scoring, each a process in its own session.
 
-    folder: where checkpoints and logs go. `process` is what runs now, or ran last.
+    folder: where checkpoints and logs go. `process`: the current or last process.
     """
 
     def __init__(self, name: str, folder: Path, options: argparse.Namespace, threads: int) -> None:
@@ -107,7 +107,7 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
 
     def train(self, seconds: float) -> None:
-        """Starts the training, which fairseq ends after `seconds` of updates at the latest."""
+        """Start the training, which fairseq ends after at most `seconds` of updates."""
         self._start("train", training_command(self.name, self.folder, self.options, seconds))
 
     def score(self) -> None:
@@ -125,13 +125,13 @@ class Run:
             )
 
     def training(self) -> Training | None:
-        """What train.sh's log says so far."""
+        """The training so far, according to train.sh's log."""
         log = self.folder / "train.log"
         trainings = parse_log(log.read_text(encoding="utf-8", errors="replace")).trainings if log.exists() else []
         return trainings[-1] if trainings else None
 
     def last_words(self, kind: str) -> str:
-        """The last exception that the process's log or messages name, else the last message."""
+        """The last exception in the process's log or messages, otherwise the last message."""
         files = [self.folder / name for name in (f"{kind}.log", f"{kind}.err")]
         lines = [line for file in files if file.exists() for line in file.read_text("utf-8", "replace").splitlines()]
         said = [line.strip() for line in lines if line.strip()]
@@ -140,7 +140,7 @@ class Run:
 
 
 def training_command(name: str, folder: Path, options: argparse.Namespace, seconds: float) -> list[str]:
-    """scripts/train.sh with the system's configuration and what a short training changes of it."""
+    """scripts/train.sh with the system's configuration and the overrides for a short training."""
     overrides = {
         "task.data": options.data.resolve(),
         "checkpoint.save_dir": folder,
@@ -161,7 +161,7 @@ def training_command(name: str, folder: Path, options: argparse.Namespace, secon
 
 
 def _quoted(value: object) -> str:
-    """Paths as hydra's override grammar reads them, whatever characters they have."""
+    """A path quoted for hydra's override grammar, whatever characters it has."""
     return "'" + str(value).replace("'", "\\'") + "'" if isinstance(value, Path) else str(value)
 
 
@@ -171,9 +171,9 @@ def scoring_command(folder: Path, options: argparse.Namespace) -> list[str]:
 
 
 def measure(runs: list[Run], options: argparse.Namespace) -> dict[str, dict]:
-    """Trains all, then scores all that have a checkpoint; the results by system."""
+    """Train all, then score all that have a checkpoint; returns the results by system."""
     start = time.monotonic()
-    # Two thirds of the time for the updates: start, last validation, checkpoint and scores need the rest.
+    # Two thirds of the time are for updates; start-up, the last validation, the checkpoint and scoring need the rest.
     for run in runs:
         run.train(options.seconds * 2 / 3)
     _wait(runs, start, options.seconds)
@@ -192,7 +192,7 @@ def measure(runs: list[Run], options: argparse.Namespace) -> dict[str, dict]:
 
 
 def _wait(runs: list[Run], start: float, seconds: float) -> None:
-    """Until all have ended or the time has: then they are ended."""
+    """Wait until all have ended; end the remaining ones when the time is over."""
     begin = time.monotonic()
     while any(run.process.poll() is None for run in runs) and time.monotonic() - start < seconds:
         for run in runs:
@@ -203,7 +203,7 @@ def _wait(runs: list[Run], start: float, seconds: float) -> None:
 
 
 def stop(runs: list[Run]) -> None:
-    """Ends what still runs of them, politely at first: train.sh then ends its own processes."""
+    """End those that still run, with SIGTERM first, so that train.sh can end its own processes."""
     alive = [run.process for run in runs if run.process is not None and run.process.poll() is None]
     for process in alive:
         os.killpg(process.pid, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Tables for people and JSON for programs."""
+"""Output of the benchmarks: readable tables, and JSON."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 
 
 class BenchmarkError(Exception):
-    """An argument or an environment with which a benchmark cannot run; the message is for the person who called it."""
+    """A benchmark cannot run with these arguments or in this environment; the message is for the user."""
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """An aligned Markdown table; all columns but the first are numbers and stand right."""
+    """An aligned Markdown table; all columns except the first are numbers and right-aligned."""
     cells = [[str(cell) for cell in row] for row in (headers, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
 
@@ -34,7 +34,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def digits(value: float | None, unit: float = 1.0) -> str:
-    """Three significant digits of value/unit; a dash for what was not measured."""
+    """Three significant digits of value/unit; a dash if it was not measured."""
     if value is None or math.isnan(value):
         return "–"
     value /= unit
@@ -49,7 +49,7 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Writes the file whole or not at all."""
+    """Write the file atomically."""
     partial = path.with_name(path.name + f".part{os.getpid()}")
     try:
         partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -59,7 +59,7 @@ def write_json(path: Path, content: dict) -> None:
 
 
 def run(main: Callable[[], None]) -> int:
-    """Calls a benchmark's main; its errors become one line on stderr. Returns the exit status."""
+    """Run a benchmark's main, with errors as one line on stderr. Returns the exit status."""
     try:
         with quiet():
             main()
@@ -74,7 +74,7 @@ def run(main: Callable[[], None]) -> int:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No log messages below a warning: fairseq sets the root logger to DEBUG when it is imported."""
+    """Suppress log messages below warnings: fairseq sets the root logger to DEBUG when it is imported."""
     before = logging.root.manager.disable
     logging.disable(logging.INFO)
     try:

@@ -1,7 +1,7 @@
-"""The searches that translate in the benchmarks: ours, fairseq's, and CTranslate2's engine, behind one interface.
+"""The searches in the benchmarks: ours, fairseq's, and CTranslate2's engine, with a common interface.
 
-A searcher answers `translate(batch)`: a batch is a list of sentences, each the indices of its tokens with the end of
-the sentence; what comes back are the best translations' indices, without their ends.
+A search has `translate(batch)`: a batch is a list of sentences, each a list of token indices including the end of the
+sentence. It returns the indices of the best translations, without the ends.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ FAST, FAIRSEQ, CTRANSLATE2 = "ours", "fairseq", "CTranslate2"
 
 @dataclass(frozen=True)
 class Settings:
-    """Of a search.
+    """Settings of a search.
 
-    length: tokens that every hypothesis has, the end included; None where the models decide, up to `longest`.
+    length: tokens of every hypothesis, including the end; None if the models decide, up to `longest`.
     """
 
     beam: int = 5
@@ -32,7 +32,7 @@ class Settings:
     longest: int = 200
 
     def fairseqs(self) -> dict:
-        """As SequenceGenerator and ours take them."""
+        """The arguments of SequenceGenerator and of ours."""
         options = {"beam_size": self.beam, "len_penalty": self.lenpen, "max_len_a": 0, "max_len_b": self.longest}
         if self.length is not None:
             options |= {"max_len_b": self.length - 1, "min_len": self.length - 1}
@@ -40,7 +40,7 @@ class Settings:
 
 
 class TorchSearch:
-    """fairseq's SequenceGenerator or our FastGenerator with one model, which is taken over. dtype, graphs: of ours."""
+    """fairseq's SequenceGenerator or our FastGenerator with one model, which it may modify. dtype, graphs: for ours."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class TorchSearch:
     ):
         self.words, self.length, self.device = words, settings.length, device
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
-        self.peak_bytes: int | None = None  # of a GPU's memory, in the last call
+        self.peak_bytes: int | None = None  # GPU memory in the last call
         model.eval()
         if kind == FAST:
             from lightconv_plugin.generation import FastGenerator
@@ -63,7 +63,7 @@ class TorchSearch:
         elif kind == FAIRSEQ:
             from fairseq.sequence_generator import SequenceGenerator
 
-            # As fairseq-generate prepares its models.
+            # Like fairseq-generate.
             generation = argparse.Namespace(
                 beam=settings.beam, no_beamable_mm=False, print_alignment=False, retain_dropout=False
             )
@@ -73,7 +73,7 @@ class TorchSearch:
             raise ValueError(f"kind must be {FAST!r} or {FAIRSEQ!r}, got {kind!r}")
 
     def translate(self, batch: Batch) -> list[list[int]]:
-        """BenchmarkError where lengths are not as forced."""
+        """Translate a batch; BenchmarkError if the lengths are not the forced ones."""
         net_input = collate(batch, self.words.pad(), self.device)
         before = self._reset_memory()
         found = [beams[0]["tokens"].tolist()[:-1] for beams in self.generator.generate([], {"net_input": net_input})]
@@ -92,7 +92,7 @@ class TorchSearch:
 
 
 def collate(batch: Batch, pad: int, device: torch.device) -> dict[str, Tensor]:
-    """net_input of fairseq's batches, padded on the left as fairseq-generate does."""
+    """net_input as in fairseq's batches, padded on the left like in fairseq-generate."""
     lengths = torch.tensor([len(sentence) for sentence in batch])
     tokens = torch.full((len(batch), int(lengths.max())), pad)
     for row, sentence in zip(tokens, batch, strict=True):

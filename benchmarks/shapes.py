@@ -1,4 +1,4 @@
-"""The shapes that are measured."""
+"""The shapes to measure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _TOKENS = 65_536  # times 1024 channels: 64M elements
 
 @dataclass(frozen=True)
 class Case:
-    """One call of an operator: T, B, C, H, K and its options. talkconv's windows reach as far as K's taps.
+    """One call of an operator: T, B, C, H, K and its options. talkconv's windows reach as far as K taps.
 
-    batch_first: x lies in memory as (B, T, C) and is handed over through transpose(0, 1), as other layouts have it.
+    batch_first: x is stored as (B, T, C) and passed as transpose(0, 1), as in code with that layout.
     """
 
     steps: int
@@ -50,7 +50,7 @@ def _short(per_head: int) -> Case:
 
 
 SETS: dict[str, tuple[Case, ...]] = {
-    # The five shapes of translation models, 4096 tokens each; the first two have the IWSLT models' heads.
+    # Five shapes of translation models, 4096 tokens each; the first two have the number of heads of the IWSLT models.
     "cpu": tuple(
         Case(*numbers)
         for numbers in (
@@ -61,16 +61,16 @@ SETS: dict[str, tuple[Case, ...]] = {
             (128, 32, 1024, 16, 7),
         )
     ),
-    # The sizes of translation models with kernels of every length: short ones show how memory is walked.
+    # Sizes of translation models with kernels of every length: short ones show the cost of the memory order.
     "lengths": tuple(
         Case(*numbers, k)
         for numbers in ((32, 128, 512, 4), (128, 32, 512, 4), (512, 8, 512, 16), (128, 32, 1024, 16))
         for k in (3, 7, 15, 31)
     ),
-    # 64M elements with the big models' 64 channels a head, for each kernel of the paper and one beyond.
+    # 64M elements with the big models' 64 channels per head, for each kernel size of the paper and a larger one.
     "gpu": tuple(Case(256, _TOKENS // 256, 1024, 16, k) for k in (3, 7, 15, 31, 63)),
     "short": tuple(map(_short, (1, 4, 16, 32))),
-    # The growth with T at a constant number of tokens.
+    # Growth with T at a constant number of tokens.
     "sweep": tuple(Case(t, _TOKENS // t, 1024, 16, 31) for t in (64, 256, 1024, 4096, 8192, 16_384, 65_536)),
     "quick": (Case(16, 2, 32, 4, 7), Case(8, 3, 32, 8, 4, causal=True, normalize="none", batch_first=True)),
 }

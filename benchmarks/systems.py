@@ -1,7 +1,7 @@
-"""The models that are compared, by name: ours, fairseq's own LightConv and DynamicConv, and its Transformer.
+"""The compared models, by name: ours, fairseq's own LightConv and DynamicConv, and its Transformer.
 
-fairseq's classes are taken from its modules, not from its registry, where our plugin may have put its own; and each
-model is looked into: it has the convolutions that its name says, as many as layers, and none of the other's.
+fairseq's classes are taken from its modules, not from its registry, where our plugin may have registered its own. Each
+model is checked: it must have exactly the convolutions that its name says, one per layer, and no others.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ SYSTEMS = (DYNAMIC, LIGHT, TALK, FAIRSEQ_DYNAMIC, FAIRSEQ_LIGHT, TRANSFORMER)
 class Preset:
     """Sizes of the models and of a batch.
 
-    architecture: the suffix of ours, of fairseq's lightconv and of its Transformer; or a folder of configs/ whose files
-    say the sizes. vocabulary: of both languages, one dictionary. sentences × length: a batch of random tokens.
+    architecture: the suffix of our architectures, fairseq's lightconv and its Transformer; or a folder in configs/
+    whose files define the sizes. vocabulary: of the joint dictionary. sentences × length: a batch of random tokens.
     """
 
     architecture: tuple[str, str, str] | str
@@ -52,7 +52,7 @@ class Preset:
 PRESETS = {
     "iwslt_de_en": Preset(("_iwslt_de_en", "lightconv_iwslt_de_en", "transformer_iwslt_de_en"), 10_000, 40, 25),
     "multi30k_en_de": Preset("multi30k_en_de", 9_712, 256, 16, shared_embeddings=True),
-    # 3584 tokens a GPU and step, as in the paper (section 5.1).
+    # 3584 tokens per GPU and step, as in the paper (section 5.1).
     "wmt_en_de_big": Preset(
         ("_wmt_en_de_big", "lightconv_wmt_en_de_big", "transformer_vaswani_wmt_en_de_big"), 32_768, 128, 28, True
     ),
@@ -66,14 +66,14 @@ _FAMILIES = {DYNAMIC: "dynamicconv", LIGHT: "lightweightconv", TALK: "talkconv"}
 
 
 def sized(preset: Preset, quick: bool, sentences: int | None, length: int | None) -> Preset:
-    """The preset with another batch where asked for; `quick` makes batch and vocabulary take no time."""
+    """The preset, with another batch if given; `quick` makes batch and vocabulary tiny."""
     if quick:
         preset = replace(preset, vocabulary=100, sentences=4, length=6)
     return replace(preset, sentences=sentences or preset.sentences, length=length or preset.length)
 
 
 def dictionary(size: int) -> Dictionary:
-    """A dictionary of `size` entries, fairseq's four special ones among them."""
+    """A dictionary with `size` entries, including fairseq's four special ones."""
     result = Dictionary()
     for number in range(size - len(result)):
         result.add_symbol(f"w{number}")
@@ -86,7 +86,7 @@ def task(words: Dictionary) -> TranslationTask:
 
 
 def random_batches(preset: Preset, words: Dictionary, count: int) -> list[dict]:
-    """Batches as fairseq's collater makes them, of sentences of one length (the end of the sentence included)."""
+    """Batches as made by fairseq's collater, of sentences of equal length (including the end of the sentence)."""
     generator = torch.Generator().manual_seed(20190429)
 
     def tokens() -> Tensor:
@@ -116,7 +116,7 @@ def random_batches(preset: Preset, words: Dictionary, count: int) -> list[dict]:
 
 
 def build(system: str, preset: Preset, task, *, tiny: bool = False) -> nn.Module:
-    """The named model, initialised at random, on the CPU and in training mode."""
+    """The named model, with random initialisation, on the CPU and in training mode."""
     torch.manual_seed(1)
     options = _options(system, preset)
     if tiny:
@@ -128,8 +128,8 @@ def build(system: str, preset: Preset, task, *, tiny: bool = False) -> nn.Module
 
 
 def _options(system: str, preset: Preset) -> dict:
-    """What the model's options are beyond its architecture's."""
-    # What fairseq's command line would fill in.
+    """The model's options besides those of its architecture."""
+    # Defaults that fairseq's command line would fill in.
     options = {"max_source_positions": 1024, "max_target_positions": 1024}
     if system not in (TALK, TRANSFORMER):
         options["weight_softmax"] = True
@@ -175,7 +175,7 @@ _MODULES = {
 
 
 def _check(system: str, model: nn.Module) -> None:
-    """The model mixes tokens with what its name says and with nothing else."""
+    """Check that the model has exactly the token mixers that its name says."""
     layers = [*model.encoder.layers, *model.decoder.layers]
     found = [(type(m).__module__, type(m).__name__) for m in model.modules()]
     found = [pair for pair in found if any(pair[0] == module for module, _ in _MODULES.values())]
@@ -192,5 +192,5 @@ def parameters(model: nn.Module) -> int:
 
 
 def choose(names: Sequence[str] | None) -> list[str]:
-    """The systems to measure: all, or those that were named, in the order of SYSTEMS."""
+    """The systems to measure: all, or those with these names, in the order of SYSTEMS."""
     return [system for system in SYSTEMS if names is None or system in names]

@@ -1,12 +1,11 @@
-"""The targets of this project, and what benchmarks/results/ says of each: reached, missed or not measured.
+"""The targets of this project, and their status according to benchmarks/results/: reached, missed or not measured.
 
     python -m benchmarks.targets [FOLDER] [--markdown]
 
-Every *.json in the folder is read, those of gpu.sh and gpu_fairseq.sh with all that they hold; which result serves a
-target is known by what was measured (program, type, sizes, device), not by its file's name. Runs with --quick count for
-nothing; of several that serve, the youngest counts. A target over several cases is as good as its worst one: that is
-the figure that is printed. A case without the peer it is to be compared with is left out; where none is left, nothing
-was measured.
+Every *.json in the folder is read, including the collected results of gpu.sh and gpu_fairseq.sh. A result is matched
+with a target by what was measured (program, type, sizes, device), not by its file name. Runs with --quick do not count;
+if several results match, the newest counts. For a target with several cases, the worst one counts and is printed. Cases
+without the peer to compare with are left out; if none remain, the target counts as not measured.
 """
 
 from __future__ import annotations
@@ -37,15 +36,16 @@ RESULTS = Path(__file__).resolve().parent / "results"
 DYNAMIC, TRANSFORMER = "DynamicConv (ours)", "fairseq Transformer"
 CTRANSLATE2 = "CTranslate2 Transformer"
 REACHED, MISSED, UNKNOWN = "reached", "missed", "not measured"
-# From T = 1024 to 65,536 at as many tokens, time and memory are constant where growth is linear; so much for noise.
+# With linear growth, time and memory are constant from T = 1024 to 65,536 at equal numbers of tokens; this allows for
+# noise.
 _GROWTH = 1.25
 
 
 @dataclass(frozen=True)
 class Target:
-    """`measure` gives the figures of one result (none where it does not serve); each must reach `limit`.
+    """`measure` returns the figures of one result (none if it does not match); each must reach `limit`.
 
-    at_most: the figures must not exceed the limit; else they must not fall below it.
+    at_most: the figures must not exceed the limit; otherwise they must not fall below it.
     """
 
     name: str
@@ -225,12 +225,12 @@ TARGETS = (
 
 
 def judge(target: Target, results: list[Result]) -> Verdict:
-    """The verdict by the youngest results that serve: of one moment's file all that serve."""
+    """The verdict by the newest matching result, together with all other matching results in its file."""
     serving = [(result, figures) for result in results if (figures := list(target.measure(result)))]
     if not serving:
         return Verdict(target, UNKNOWN)
     youngest = max(serving, key=lambda pair: pair[0].date)[0]
-    # One run of gpu.sh spreads a target's cases over several programs.
+    # A run of gpu.sh spreads a target's cases over several programs.
     pairs = [(figure, result) for result, figures in serving if result.file == youngest.file for figure in figures]
     worst = target.worst(figure for figure, _ in pairs)
     result = next(result for figure, result in pairs if figure == worst)
@@ -249,7 +249,7 @@ def rows(verdicts: Iterable[Verdict]) -> list[list[str]]:
 
 
 def markdown(verdicts: list[Verdict]) -> str:
-    """The table for the README: without padding, what was reached in bold."""
+    """The table for the README: without padding, with reached targets in bold."""
     lines = ["| | target | | worst | at | from |", "|---|---|---|---|---|---|"]
     for verdict, (name, text, status, figure, of, source) in zip(verdicts, rows(verdicts), strict=True):
         word = f"**{status}**" if verdict.status == REACHED else status
@@ -258,7 +258,7 @@ def markdown(verdicts: list[Verdict]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Prints the table; BenchmarkError for a folder that cannot be read."""
+    """Print the table; BenchmarkError for a folder that cannot be read."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.targets", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

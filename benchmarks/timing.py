@@ -1,11 +1,11 @@
 """Interleaved timing, on a CPU and on a GPU, and peak memory.
 
-CPU: wall time of a call. Caches hold what the call before it left there: with several candidates in a round, another's.
+CPU: wall time of a call. The caches hold the data of the previous call, which is another candidate's if a round has
+several.
 
-GPU: device time between two events around a call. Before each call a buffer much larger than the L2 cache is read, so
-every call reads its inputs from memory; were it written, the cache would write it back within the time of the call.
-And the device first sleeps for a moment, in which the host enqueues the whole call, so that the time is the device's
-and not that of Python.
+GPU: device time between two events around a call. Before each call, a buffer much larger than the L2 cache is read, so
+that every call reads its inputs from memory. (If it were written, its write-back would fall into the time of the call.)
+The device also sleeps first while the host enqueues the whole call, so that device time is measured, not Python's.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CudaClock:
         self.sum = torch.zeros((), device=device)
 
     def time(self, call: Callable[[], object]) -> Callable[[], float]:
-        """The call's time is there once `synchronize` has been called."""
+        """The call's time is available after `synchronize`."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda._sleep(_SLEEP_CYCLES)
         torch.sum(self.flush, 0, out=self.sum)
@@ -81,8 +81,8 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Seconds of each call in each round.
 
-    The rounds of the warm-up call everything; after it, what is slow (0.25 s on a CPU, 10 ms on a GPU) is called in
-    every fifth round only, and three times at least: its own noise is small. With `even` all are called alike.
+    Warm-up rounds call everything. After that, slow calls (0.25 s on a CPU, 10 ms on a GPU), which have little noise,
+    are made only in every fifth round, but at least three times. With `even`, all calls are made equally often.
     """
     pace = {}
     for _ in range(warm_up):
@@ -100,12 +100,12 @@ def interleaved(
 
 
 def best(call: Callable[[], object], repeats: int, timer: WallClock | CudaClock) -> float:
-    """The shortest of many calls, in seconds: what the machine can do."""
+    """The shortest of many calls, in seconds: the machine's best."""
     return min(interleaved({"": call}, repeats, timer)[""])
 
 
 def summary(seconds: list[float]) -> dict:
-    """What is kept of the calls of one candidate."""
+    """The summary of one candidate's calls that is stored."""
     return {
         "median_s": statistics.median(seconds),
         "best_s": min(seconds),
@@ -115,12 +115,12 @@ def summary(seconds: list[float]) -> dict:
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
-    """The most memory of torch's allocator that a call holds at once, beyond what was held before it.
+    """The peak memory of torch's allocator during a call, without what was allocated before it.
 
-    On a GPU torch.cuda.max_memory_allocated; on a CPU the running sum of the allocator's events, from torch.profiler
-    (what a library takes from the system by other ways is not seen).
+    On a GPU, this is torch.cuda.max_memory_allocated; on a CPU, the running sum of the allocator's events, from
+    torch.profiler (which does not see memory that a library gets from the system in other ways).
     """
-    gc.collect()  # what waits for it would be freed within the call
+    gc.collect()  # otherwise garbage could be freed during the call
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

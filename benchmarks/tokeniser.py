@@ -1,4 +1,4 @@
-"""Lines a second of Moses' tokeniser on one core, here and by tokenizer.perl.
+"""Lines per second of Moses' tokeniser on one core, here and by tokenizer.perl.
 
 python -m benchmarks.tokeniser FILE --lang de [--perl tokenizer.perl]
 """
@@ -16,7 +16,7 @@ from lightconv_plugin.text.moses import tokeniser
 
 
 def measure(text: Path, lang: str, perl: Path | None) -> None:
-    """Print lines a second of processor time of one process here and of tokenizer.perl, and how many lines differ."""
+    """Print lines per second of processor time of one process here and of tokenizer.perl, and how many lines differ."""
     lines = list(iter_lines(text))
     tokenise = tokeniser(lang)
     for state in ("first", "again"):  # with no word known; with all of them known, as far into a large text

@@ -1,4 +1,4 @@
-"""The part of benchmarks.generation that translates a test set by trained models: speed, latency and BLEU."""
+"""The part of benchmarks.generation that translates a test set with trained models: speed, latency and BLEU."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Job:
 
 
 def measure(options: argparse.Namespace, device: torch.device) -> dict:
-    """Prints the tables; the JSON's content. BenchmarkError for what cannot be measured."""
+    """Print the tables; returns the content of the JSON. BenchmarkError if something cannot be measured."""
     if len(options.beam or [5]) > 1 or len(options.sentences or [32]) > 1:
         raise BenchmarkError("--beam and --sentences: one of each with --data")
     beam, size = (options.beam or [5])[0], (options.sentences or [32])[0]
@@ -157,7 +157,7 @@ def _is_fairseqs(model: nn.Module) -> bool:
 
 
 def _test_set(opened: Opened, most: int | None) -> tuple[list[list[int]], list[str]]:
-    """Sources as indices, references as text without subwords."""
+    """(sources as indices, references as text without subwords)."""
     sides = []
     dictionaries = (opened.task.source_dictionary, opened.task.target_dictionary)
     for lang, dictionary in zip((opened.source, opened.target), dictionaries, strict=True):
@@ -176,7 +176,7 @@ def _texts(sentences: list[list[int]], words) -> list[str]:
 
 
 def _throughput(places: dict, sources: list[list[int]], size: int, repeats: int) -> tuple[dict, dict]:
-    """Seconds for all sentences, the longest first, in each round; and translations in the order of the sources."""
+    """(seconds for all sentences, longest first, in each round; translations in the order of the sources)."""
     batches = list(_batches(sources, size))
     contents = [[sources[number] for number in batch] for batch in batches]
     seconds: dict[str, list[float]] = {name: [] for name in places}
@@ -199,7 +199,7 @@ def _batches(sources: list[list[int]], size: int) -> Iterator[list[int]]:
 
 
 def _latencies(places: dict, sources: list[list[int]]) -> dict[str, dict]:
-    """Seconds of single sentences: a few at a time by every system in turn, after some that do not count."""
+    """Seconds of single sentences, after a warm-up; the systems take turns, a few sentences at a time."""
     seconds: dict[str, list[float]] = {name: [] for name in places}
     for first in range(0, len(sources), _FEW):
         some = [[sentence] for sentence in sources[first : first + _FEW]]

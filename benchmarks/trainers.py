@@ -1,4 +1,4 @@
-"""fairseq's Trainer around a model, as `fairseq-train` would have it; and the batches it is fed."""
+"""fairseq's Trainer for a model, set up as by `fairseq-train`, and its batches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torch import nn
 from benchmarks import systems
 from benchmarks.report import BenchmarkError
 
-# fairseq's own use of an older torch.
+# Warnings about fairseq's use of old torch interfaces.
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"fairseq\.")
 
 WARM_UP = 2
-# The recipe of the paper's small models; the architecture named here is not built, the Trainer is given its model.
+# The recipe of the paper's small models. The architecture named here is not built, since the Trainer is given a model.
 _RECIPE = (
     "--arch transformer --task translation --optimizer adam --adam-betas (0.9,0.98) --weight-decay 0.0001"
     " --lr 1e-4 --lr-scheduler inverse_sqrt --warmup-updates 4000 --criterion label_smoothed_cross_entropy"
@@ -32,7 +32,7 @@ _RECIPE = (
 def task_and_batches(
     options: argparse.Namespace, preset: systems.Preset, count: int
 ) -> tuple[TranslationTask, list[dict]]:
-    """A translation task and its first batches, in training's random order: of --data, or random tokens."""
+    """A translation task and its first batches in the random order of training: from --data, or of random tokens."""
     if options.data is None:
         words = systems.dictionary(preset.vocabulary)
         return systems.task(words), systems.random_batches(preset, words, count)
@@ -56,7 +56,7 @@ def task_and_batches(
 def steps(
     model: nn.Module, task: TranslationTask, device: torch.device, dtype: str, batches: Iterator[dict]
 ) -> Callable[[], None]:
-    """A function that makes one update of the model, with the next batch."""
+    """A function that makes one update of the model with the next batch."""
     config = _configuration(device.type, dtype, "data")
     trainer = Trainer(config, task, model, task.build_criterion(config.criterion))
 
@@ -68,9 +68,9 @@ def steps(
 
 
 def _configuration(device: str, dtype: str, data: str):
-    """The whole configuration of fairseq-train with the recipe's options."""
+    """The complete configuration of fairseq-train with the recipe's options."""
     arguments = [data, *_RECIPE, *["--cpu"] * (device == "cpu"), *["--bf16"] * (dtype == "bfloat16")]
     parsed = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), arguments)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # what hydra says of fairseq's use of it
+        warnings.simplefilter("ignore", UserWarning)  # hydra's warnings about how fairseq uses it
         return convert_namespace_to_omegaconf(parsed)

@@ -1,10 +1,10 @@
-"""One training step: forward, loss, backward and Adam's update by fairseq's own Trainer, ours beside fairseq's models.
+"""One training step of our and fairseq's models: forward, loss, backward and Adam's update by fairseq's own Trainer.
 
     python -m benchmarks.training                                        # IWSLT sizes, 40 × 25 random tokens, float32
     python -m benchmarks.training --preset multi30k_en_de --data DIR     # batches of a data-bin folder
     python -m benchmarks.training --preset wmt_en_de_big --device cuda --dtype bfloat16
 
-Tokens are those of the target. All systems take the same batches, one step of each in turn; medians.
+Tokens are target tokens. All systems use the same batches and take turns, one step each; medians.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, prints a table and writes the JSON; BenchmarkError for wrong options."""
+    """Measure, print a table and write the JSON; BenchmarkError for wrong options."""
     options = parser().parse_args(arguments)
     device = machine.prepare(options)
     if options.data and (options.sentences or options.length):
         raise BenchmarkError("--sentences and --length are for random tokens, not for --data")
     if options.data and not list(options.data.glob("dict.*.txt")):
         raise BenchmarkError(f"--data: {options.data} is not a data-bin folder: it has no dict.*.txt")
-    # Here, not above: it takes seconds, and wrong options need not wait for it.
+    # Imported late, since it takes seconds and wrong options should be reported at once.
     from benchmarks import systems, trainers
 
     chosen = systems.choose(options.systems)

@@ -1,9 +1,9 @@
 """LightConv and DynamicConv for fairseq (Wu et al. 2019, Pay Less Attention with Lightweight and Dynamic Convolutions).
 
-`fairseq-train --user-dir lightconv_plugin …` imports this package, which patches fairseq where it fails or is wrong on
-today's Python, torch and numpy (compat/) and registers the models (models/) and --task translation_fast (generation/).
-`import lightconv_plugin.ops` gives the operators to any PyTorch program without fairseq and the seconds it takes to
-import: the models are registered once fairseq is imported, whichever of the two comes first.
+`fairseq-train --user-dir lightconv_plugin …` imports this package. It patches fairseq where it fails or is wrong with
+current versions of Python, torch and numpy (compat/), and registers the models (models/) and --task translation_fast
+(generation/). `import lightconv_plugin.ops` gives any PyTorch program the operators without importing fairseq, which
+takes seconds. The models are registered once fairseq is imported, before or after this package.
 """
 
 import importlib.util
@@ -22,10 +22,10 @@ def _register() -> None:
 
 
 class _WhenFairseqArrives(MetaPathFinder):
-    """Runs `_register` right after the first `import fairseq` of a process that imported this package before it.
+    """Runs `_register` right after the first `import fairseq` in a process that imported this package earlier.
 
-    Without it, `import lightconv_plugin.ops` followed by `--user-dir lightconv_plugin` in one process would leave the
-    models unknown: fairseq does not look again at a user directory that is already imported.
+    Without it, the models would not be registered if a process imports lightconv_plugin.ops and then uses
+    `--user-dir lightconv_plugin`: fairseq does not import a user directory again.
     """
 
     _asking = False
@@ -50,7 +50,7 @@ class _WhenFairseqArrives(MetaPathFinder):
         return spec
 
 
-if sys.modules.get("fairseq") is not None:  # None: whoever imports it is told that it is not there
+if sys.modules.get("fairseq") is not None:  # None: importing it raises ModuleNotFoundError
     _register()
 else:
     sys.meta_path.insert(0, _WhenFairseqArrives())

@@ -1,4 +1,4 @@
-"""`python -m lightconv_plugin …` is the `lightconv` command without an installed script."""
+"""`python -m lightconv_plugin …`: the `lightconv` command without an installed script."""
 
 import sys
 

@@ -1,15 +1,15 @@
-"""Which allocator serves the tensors of a CPU, and whether it keeps freed memory for the next one.
+"""The memory allocator for CPU tensors, and whether it keeps freed memory for the next tensor.
 
 glibc returns large blocks to the system as soon as they are freed, and the system zeroes their pages one by one at the
 next use. A training step on a CPU frees and allocates hundreds of megabytes of logits and activations, and spends up to
-a third of its time on that. So the plugin has glibc keep what was freed, once per process, when its CPU kernels are
+a third of its time on that. So the plugin makes glibc keep freed memory, once per process, when the CPU kernels are
 loaded.
 
-Even then glibc spends a tenth of a long training on finding a block among those kept. tcmalloc does not, and holds half
-the memory. It must be there when a process starts, so `preload` names it for trainings that the plugin starts.
+Even then, glibc spends a tenth of a long training on searching the blocks that it kept. tcmalloc does not, and uses
+half the memory. It must be loaded when a process starts, so `preload` adds it for trainings started by the plugin.
 
-LIGHTCONV_KEEP_MALLOC=1 leaves malloc as it is, and so do settings of malloc's own (MALLOC_MMAP_THRESHOLD_,
-MALLOC_TRIM_THRESHOLD_, GLIBC_TUNABLES with glibc.malloc), and for `preload` LD_PRELOAD.
+LIGHTCONV_KEEP_MALLOC=1 leaves malloc unchanged, and so do malloc's own settings (MALLOC_MMAP_THRESHOLD_,
+MALLOC_TRIM_THRESHOLD_, GLIBC_TUNABLES with glibc.malloc), and for `preload` also LD_PRELOAD.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
-_MOST = (1 << 31) - 1  # what an int holds
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # from malloc.h
+_MOST = (1 << 31) - 1  # the largest int
 _OWN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
-# A function that only this library has.
+# A function that exists only in this library.
 _OTHERS = {"tc_malloc": "tcmalloc", "mallctl": "jemalloc", "mi_malloc": "mimalloc"}
 
 
 @dataclass(frozen=True)
 class Allocator:
-    """`keeps`: by this plugin, freed memory is kept. `why`: who decided so, for people."""
+    """`keeps`: this plugin has made malloc keep freed memory. `why`: a readable reason."""
 
     keeps: bool
     why: str
@@ -40,7 +40,7 @@ _state: Allocator | None = None
 
 
 def keep_freed_memory() -> Allocator:
-    """Have malloc keep what is freed, unless the environment says otherwise; later calls change nothing."""
+    """Make malloc keep freed memory, unless the environment says otherwise; later calls change nothing."""
     global _state
     if _state is None:
         _state = _decide()
@@ -48,7 +48,7 @@ def keep_freed_memory() -> Allocator:
 
 
 def find_tcmalloc() -> str | None:
-    """The library to preload: of this Python's environment or of the system; None if there is none."""
+    """The library to preload, from this Python's environment or from the system; None if there is none."""
     for name in ("tcmalloc_minimal", "tcmalloc"):
         if inside := sorted(Path(sys.prefix, "lib").glob(f"lib{name}.so*")):
             return str(inside[0])
@@ -58,19 +58,19 @@ def find_tcmalloc() -> str | None:
 
 
 def preload() -> dict[str, str]:
-    """What the environment of a process that trains on a CPU needs so that tcmalloc serves it.
+    """Environment variables that make a process training on a CPU use tcmalloc.
 
     Empty if tcmalloc is not installed, or if the environment says otherwise.
     """
     if not sys.platform.startswith("linux") or "LD_PRELOAD" in os.environ or _chosen() is not None:
         return {}
     library = find_tcmalloc()
-    # It reports blocks from 1 GB on otherwise, such as the logits of a large batch.
+    # Otherwise, it prints a message for each block of 1 GB or more, such as the logits of a large batch.
     return {"LD_PRELOAD": library, "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": str(1 << 50)} if library else {}
 
 
 def _chosen() -> Allocator | None:
-    """What the user has decided; None if nothing."""
+    """The user's choice; None if there is none."""
     value = os.environ.get("LIGHTCONV_KEEP_MALLOC") or "0"
     if value not in ("0", "1"):
         raise ValueError(f"LIGHTCONV_KEEP_MALLOC must be 0, 1 or unset, got {value!r}")
@@ -92,7 +92,7 @@ def _decide() -> Allocator:
     mallopt = getattr(process, "mallopt", None)
     if mallopt is None:
         return Allocator(False, "malloc as it is: this C library has no mallopt")
-    # Both or neither: a block that is not mapped but trimmed at once would gain nothing.
+    # Both are needed: an unmapped block that is trimmed at once would gain nothing.
     if not (mallopt(_MMAP_THRESHOLD, _MOST) and mallopt(_TRIM_THRESHOLD, _MOST)):
         return Allocator(False, "malloc as it is: it refuses thresholds of this size")
     return Allocator(True, "freed memory is kept for the next tensor (LIGHTCONV_KEEP_MALLOC=1: malloc as it is)")

@@ -1,4 +1,4 @@
-"""Types and groups of command-line arguments that the commands and the recipes share, for argparse."""
+"""argparse types and argument groups shared by the commands and the recipes."""
 
 import argparse
 from pathlib import Path
@@ -21,7 +21,7 @@ def _whole(text: str, least: int) -> int:
 
 
 def places_first(argv: list[str]) -> list[str]:
-    """The arguments; of the first two, existing files with a leading dash become ./FILE, which is no option."""
+    """The arguments, but existing files with a leading dash among the first two become ./FILE, so not an option."""
     places = [
         f"./{argument}" if argument.startswith("-") and Path(argument).exists() else argument for argument in argv[:2]
     ]
@@ -29,11 +29,11 @@ def places_first(argv: list[str]) -> list[str]:
 
 
 def add_text_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say how a checkpoint's training text was prepared."""
-    text = parser.add_argument_group("how a checkpoint's text was prepared (default: as corpus.json says)")
+    """The options about how a checkpoint's training text was prepared."""
+    text = parser.add_argument_group("how a checkpoint's text was prepared (default: as in corpus.json)")
     text.add_argument("-s", "--source-lang", metavar="XX")
     text.add_argument("-t", "--target-lang", metavar="XX")
     text.add_argument("--bpe-codes", metavar="FILE", help="merges of subword-nmt; none: the text is already split")
     text.add_argument("--sentencepiece", type=Path, metavar="MODEL", help="sentencepiece model")
-    text.add_argument("--tokenizer", choices=("moses", "none"), help="also how translations are detokenised")
+    text.add_argument("--tokenizer", choices=("moses", "none"), help="also determines how translations are detokenised")
     text.add_argument("--lowercase", action="store_true", help="lower-case the text first")

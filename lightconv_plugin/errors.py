@@ -1,12 +1,12 @@
-"""Bad input: errors whose text is the one line that the user reads."""
+"""Errors about bad input, whose one-line message is shown to the user."""
 
 
 class InputError(Exception):
-    """Bad input: a file, a value, a combination. Its text is the one line that the user reads.
+    """Bad input: a file, a value or a combination. Its message is the one line that the user reads.
 
-    A parameter that it is about stands in backquotes, as in "`lang` is missing": the command shows its option instead.
+    Parameter names are in backquotes, as in "`lang` is missing": the command line replaces them by option names.
     """
 
 
 class UnsupportedModelError(InputError, ValueError):
-    """A model, or a part of it, that cannot be run without fairseq; the text says which."""
+    """A model, or a part of it, that cannot be run without fairseq; the message says which."""

@@ -1,4 +1,4 @@
-"""Files and directories that are written whole or not at all, and text that is read with checks."""
+"""Writes files and directories atomically, and reads text with checks."""
 
 import contextlib
 import errno
@@ -15,11 +15,11 @@ from lightconv_plugin.errors import InputError
 
 @contextlib.contextmanager
 def locked(path: Path, taken: str) -> Iterator[None]:
-    """Hold the lock of a file (made if it is missing) or of a folder within the block.
+    """Hold the lock of a file (created if missing) or of a folder within the block.
 
-    Raises InputError(taken) if another process does. The lock is the kernel's: it ends with the process that holds it.
+    Raises InputError(taken) if another process holds it. The kernel releases the lock when its process ends.
     """
-    import fcntl  # not on Windows, where nobody gets here
+    import fcntl  # not available on Windows, where this is never called
 
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_WRONLY | os.O_CREAT, 0o666)
     try:
@@ -34,10 +34,10 @@ def locked(path: Path, taken: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_write(path: Path, binary: bool = False) -> Iterator[IO]:
-    """Open a temporary file beside `path` that takes its name only when the block ends without an error.
+    """Open a temporary file next to `path` that is renamed to `path` if the block ends without an error.
 
-    Whoever reads `path` sees the old content or all of the new one, and a failure leaves no file behind. What a process
-    that was killed has left goes at the next write of the same file. Text is UTF-8 with "\\n" line ends.
+    A reader of `path` sees either the old content or all of the new content, and a failure leaves no file behind. Files
+    left by killed processes are removed at the next write of the same path. Text is UTF-8 with "\\n" line ends.
     """
     path = Path(path)
     if path.is_dir():
@@ -61,14 +61,15 @@ def atomic_write(path: Path, binary: bool = False) -> Iterator[IO]:
 
 @contextlib.contextmanager
 def atomic_directory(path: Path, replace: bool = False) -> Iterator[Path]:
-    """Make a temporary directory beside `path` that takes its name only when the block ends without an error.
+    """Create a temporary directory next to `path` that is renamed to `path` if the block ends without an error.
 
-    What is in it is on the disk before. With `replace`, a directory that has the name goes, and at no moment there is
-    neither (on file systems without an exchange of names: for the moment between two of them). Without, one that is
-    empty may be there. A failure leaves nothing behind, and what a killed process has left goes at the next call.
+    Its content is synced to disk before that. With `replace`, an existing directory is replaced atomically (on file
+    systems that cannot exchange names, there is a short moment without either). Without `replace`, `path` may only be
+    an empty directory. A failure leaves nothing behind, and files left by killed processes are removed at the next
+    call.
 
     Raises:
-        OSError: `path` cannot be written, or is a directory that is not empty, without `replace`.
+        OSError: `path` cannot be written, or is a non-empty directory and `replace` is not set.
     """
     path = Path(os.path.realpath(path))
     if not path.parent.is_dir():
@@ -104,7 +105,7 @@ def _sync(path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Give each of two directories the other's name."""
+    """Exchange the names of two directories."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -114,7 +115,7 @@ def _exchange(one: Path, other: Path) -> None:
             return
         if (number := ctypes.get_errno()) not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
             raise OSError(number, os.strerror(number), str(other))
-    aside = one.with_name(f"{one.name}.old")  # which nobody removes: killed now, it is all that is left of `other`
+    aside = one.with_name(f"{one.name}.old")  # never cleaned up: after a kill it may be the only copy of `other`
     os.rename(other, aside)
     try:
         os.rename(one, other)
@@ -125,7 +126,7 @@ def _exchange(one: Path, other: Path) -> None:
 
 
 def _lock(file: IO | int) -> bool:
-    """Lock a file for as long as it is open; whether it is locked now. Not where neither system nor place has locks."""
+    """Lock a file for as long as it is open. False if it is already locked or locks are not supported."""
     try:
         import fcntl
 
@@ -136,12 +137,12 @@ def _lock(file: IO | int) -> bool:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove the temporary files of `path` whose writers were killed: no such process is here, and nobody locks them.
+    """Remove temporary files of `path` left by killed writers: their process is gone, and they are not locked.
 
-    The lock tells of writers on other machines that share the folder.
+    The lock protects those of writers on other machines that share the folder.
     """
     pattern = re.compile(re.escape(f".{path.name}.") + r"(\d+)\.[0-9a-f]{8}\.tmp")
-    with contextlib.suppress(OSError):  # what cannot be removed stays
+    with contextlib.suppress(OSError):  # ignore files that cannot be removed
         for entry in path.absolute().parent.iterdir():
             if (match := pattern.fullmatch(entry.name)) and not _is_running(int(match[1])):
                 descriptor = os.open(entry, os.O_RDONLY)
@@ -161,13 +162,13 @@ def _is_running(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # of another user
+    except OSError:  # another user's process
         return True
     return True
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 file without their ends; only "\\n" and "\\r\\n" end a line, as for `wc -l`."""
+    """The lines of a UTF-8 file without line ends; only "\\n" and "\\r\\n" end a line, as for `wc -l`."""
     if not path.is_file():
         raise InputError(f"no such file: {path}")
     content = path.read_bytes()

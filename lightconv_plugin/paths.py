@@ -1,4 +1,4 @@
-"""Where the package and its files are."""
+"""Locations of the package and its files."""
 
 import difflib
 import os
@@ -11,32 +11,32 @@ from lightconv_plugin.errors import InputError
 def package_dir() -> Path:
     """The folder this package was imported from.
 
-    Links in it are not resolved: fairseq compares its --user-dir with the package's own `__path__`, as text.
+    Links in it are not resolved: fairseq compares its --user-dir with the package's `__path__` as text.
     """
     return Path(lightconv_plugin.__path__[0]).absolute()
 
 
 def configs_dir() -> Path:
-    """The folder of configurations: inside an installed package, beside the package in a checkout."""
+    """The folder of configurations: inside an installed package, or next to the package in a checkout."""
     installed = package_dir() / "configs"
     return installed if installed.is_dir() else package_dir().parent / "configs"
 
 
 def workspace() -> Path:
-    """What relative paths of configurations, and the folders data/ and runs/, are relative to.
+    """The folder of data/ and runs/, and of relative paths in configurations.
 
-    LIGHTCONV_HOME names it (the scripts of a checkout set it); without that it is the working directory.
+    It is LIGHTCONV_HOME (set by the scripts of a checkout), or else the working directory.
     """
     return Path(os.environ.get("LIGHTCONV_HOME") or os.getcwd()).absolute()
 
 
 def find_config(name: str | Path, suffix: str = ".yaml") -> Path:
-    """The file of a configuration, absolute; its suffix may be left out.
+    """The absolute path of a configuration file; `name` may omit the suffix.
 
     name: a path, relative to the working directory or the workspace, or a name within `configs_dir()`, such as
     multi30k_en_de/dynamicconv (or configs/multi30k_en_de/dynamicconv).
 
-    Raises InputError, with the nearest names, if there is no such file.
+    Raises InputError, with suggestions, if there is no such file.
     """
     configs = configs_dir()
     for folder in (Path.cwd(), workspace(), configs, configs.parent):

@@ -1,4 +1,4 @@
-"""Reads mappings, as YAML and JSON have them, into dataclasses: strictly, and every error names its key."""
+"""Reads mappings from YAML and JSON into dataclasses, strictly; every error names its key."""
 
 import types
 import typing
@@ -11,13 +11,13 @@ _WANTED = {str: "a text", bool: "true or false", int: "a whole number", float: "
 
 
 def read(cls: type[T], value: object, name: str = "") -> T:
-    """An instance of the dataclass from a mapping of its fields; `name` is what errors call the mapping.
+    """Make an instance of the dataclass from a mapping of its fields; `name` identifies the mapping in errors.
 
-    The types of fields can be str, bool, int, float, Literal, tuple[type, ...] (of a list), dict[str, type],
-    dataclasses, and unions of these. Checks beyond types are those of __post_init__.
+    Fields can have the types str, bool, int, float, Literal, tuple[type, ...] (from a list), dict[str, type],
+    dataclasses, and unions of these. __post_init__ does all further checks.
 
     Raises:
-        ValueError: a key is unknown or missing, or a value is wrong; the text names the key.
+        ValueError: a key is unknown or missing, or a value is wrong; the message names the key.
     """
     if not isinstance(value, Mapping):
         raise ValueError(f"{name or 'the whole'} must be a mapping, got {value!r}")
@@ -38,7 +38,7 @@ def read(cls: type[T], value: object, name: str = "") -> T:
 
 
 def _convert(kind: Any, value: Any, name: str) -> Any:
-    """The value as this type."""
+    """The value converted to this type."""
     if is_dataclass(kind):
         return read(typing.cast(type, kind), value, name)
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
@@ -48,7 +48,7 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         try:
             return tuple(_convert(inner[0], item, name) for item in value)
         except ValueError:
-            pass  # the whole list is shown
+            pass  # the error below shows the whole list
     elif origin is dict and isinstance(value, Mapping):
         return {str(key): _convert(inner[1], item, f"{name}.{key}") for key, item in value.items()}
     elif origin in (types.UnionType, typing.Union):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Average the last N checkpoints of a training into SAVE_DIR/averageN.pt: those of epochs, or, if a training keeps none
-# of them (no_epoch_checkpoints), those by updates.
+# Average the last N checkpoints of a training into SAVE_DIR/averageN.pt: epoch checkpoints, or those by updates if the
+# training keeps no epoch checkpoints (no_epoch_checkpoints).
 #
 #   scripts/average.sh SAVE_DIR [N]      N: 10 by default
 #

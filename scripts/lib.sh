@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the scripts beside it.
+# Sourced by the other scripts.
 
 set -euo pipefail
 
@@ -16,8 +16,8 @@ die() {
 # The header comment of the calling script is its help.
 usage() { sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; }
 
-# Puts the interpreter with fairseq and this plugin first in PATH and names it in PY: the checkout's .venv (made if it is
-# missing or out of date), or, when LIGHTCONV_PYTHON names an interpreter, that one as it is.
+# Puts the interpreter with fairseq and this plugin first in PATH and sets PY to it: that of the checkout's .venv
+# (created if it is missing or out of date), or the interpreter in LIGHTCONV_PYTHON, which is used as it is.
 use_python() {
     if [[ -n ${LIGHTCONV_PYTHON:-} ]]; then
         PY=$(command -v -- "$LIGHTCONV_PYTHON") || die "LIGHTCONV_PYTHON=$LIGHTCONV_PYTHON is not a program"
@@ -31,15 +31,15 @@ use_python() {
     export LIGHTCONV_HOME=${LIGHTCONV_HOME:-$ROOT}
 }
 
-# `lightconv "$@"` in place of the calling script. --help makes no environment: it comes from the one that is there, or is
-# the header of the script.
+# Replaces the calling script by `lightconv "$@"`. --help does not create an environment: it comes from an existing one,
+# or is the header of the script.
 be_lightconv() {
     local argument
     for argument in "${@:2}"; do
         [[ $argument == -h || $argument == --help ]] || continue
         if [[ -z ${LIGHTCONV_PYTHON:-} && ! -x $ROOT/.venv/bin/python ]]; then
             usage
-            say "(scripts/setup.sh makes the environment, in which --help says more.)"
+            say "(run scripts/setup.sh first for the complete --help)"
             exit 0
         fi
         LIGHTCONV_PYTHON=${LIGHTCONV_PYTHON:-$ROOT/.venv/bin/python}

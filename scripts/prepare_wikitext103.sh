@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# WikiText-103, the word-level corpus of language models: the archive to fairseq's binary data.
+# WikiText-103, a word-level corpus for language models: the archive to fairseq's binary data.
 #
 #   scripts/prepare_wikitext103.sh [--data DIR] [--out DIR] [--mirror URL|DIR] [--any-size] [--workers N]
 #       [--threshold N] [options]

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Translate or summarise a test set by beam search and score it: BLEU or ROUGE, parameters, sentences a second.
+# Translate or summarise a test set by beam search and score it: BLEU or ROUGE, parameters, sentences per second.
 #
 #   scripts/score.sh DATA_BIN CHECKPOINT [--subset test] [--json] [@FILE] [fairseq-generate options …]
 #   scripts/score.sh data/multi30k_en_de/data-bin runs/multi30k_en_de/dynamicconv/average10.pt --lenpen 1.2
 #   scripts/score.sh data/cnndm/data-bin runs/cnndm/dynamicconv/average10.pt @configs/cnndm/generate.args
 #
-# This is `lightconv evaluate`, whose --help says more.
+# This is `lightconv evaluate`; see its --help for details.
 
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

@@ -4,11 +4,11 @@
 #   sbatch scripts/slurm_train.sh CONFIG.yaml [hydra overrides …]
 #   sbatch --nodes=4 --gpus-per-node=4 --partition=NAME scripts/slurm_train.sh configs/wmt16_en_de/dynamicconv.yaml
 #
-# One scripts/train.sh on each machine, with a process for each of its GPUs; its options are valid here, too. The checkout,
-# the data and save_dir must be in a file system that all machines share; run scripts/setup.sh before. The machines meet
-# on port 20000 + job number modulo 20000 of the first one (RENDEZVOUS_PORT: another). When a process dies, train.sh
-# restarts all of them from the last checkpoint; when a machine is lost, Slurm restarts the job (--requeue); after the
-# time limit, rerun the same command to resume.
+# Runs one scripts/train.sh on each machine, with one process per GPU; its options are valid here, too. The checkout,
+# the data and save_dir must be in a file system that all machines share. Run scripts/setup.sh first. The machines meet
+# at the first one, on port 20000 + job number modulo 20000 (or RENDEZVOUS_PORT). When a process dies, train.sh restarts
+# all processes from the last checkpoint; when a machine is lost, Slurm restarts the job (--requeue); after the time
+# limit, rerun the same command to resume.
 
 #SBATCH --job-name=lightconv
 #SBATCH --nodes=2
@@ -34,14 +34,14 @@ case ${1:-} in
     '') usage >&2; exit 2 ;;
 esac
 [[ ${SLURM_JOB_ID:-} ]] || die "this is for sbatch: sbatch scripts/slurm_train.sh CONFIG.yaml; without Slurm: scripts/train.sh"
-# Slurm runs a copy of this file from a folder of its own.
+# Slurm runs a copy of this file in another folder.
 train=$SLURM_SUBMIT_DIR/scripts/train.sh
 [[ -x $train ]] || die "no $train: call sbatch in the checkout"
 machines=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export RENDEZVOUS=${machines%%$'\n'*}:${RENDEZVOUS_PORT:-$((20000 + SLURM_JOB_ID % 20000))}
 
-# What is in single quotes is for the shell on each machine, where SLURM_NODEID is its number. A machine that ends with an
-# error ends the others, which would wait for it.
+# The part in single quotes is for the shell on each machine, where SLURM_NODEID is its number. When a machine fails,
+# srun ends the others, which would otherwise wait for it.
 # shellcheck disable=SC2016
 srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"} bash -c \
     'exec "$0" --nodes "$SLURM_NNODES" --node-rank "$SLURM_NODEID" --rendezvous "$RENDEZVOUS" "$@"' "$train" "$@"

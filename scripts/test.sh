@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that must pass before a change is committed: ruff, shellcheck, codespell, import-linter, mypy, then pytest
+# Run everything that must pass before a commit: ruff, shellcheck, codespell, import-linter, mypy, then pytest
 # (arguments are passed on to it).
 #
 #   scripts/test.sh [pytest options …]
@@ -17,10 +17,11 @@ shellcheck -x scripts/*.sh scripts/dev/*.sh benchmarks/*.sh .ci/run
 "$PY" -m codespell_lib lightconv_plugin cpu cuda configs scripts benchmarks docs tests ./*.md ./*.py ./*.toml
 lint-imports --no-cache --no-logo
 "$PY" -m mypy
-# Compiled once here, and not within the time limit of the first test that needs them. A failure shows in the tests.
+# Compile the kernels once here, so that it does not count for the time limit of the first test that needs them. A
+# failure shows in the tests.
 lightconv build cpu || true
-# One process per core; a test's own threads would only compete. A file's tests stay together: they share what was
-# trained. tests/conftest.py has the order: the longest first.
+# One process per core, since threads within a test would only compete. The tests of a file stay together because they
+# share trained models. tests/conftest.py defines the order: longest first.
 cores=$(env -u OMP_NUM_THREADS nproc)
 export OMP_NUM_THREADS=1
 exec "$PY" -m pytest -n "$cores" --dist loadfile --no-loadscope-reorder "$@"

@@ -9,9 +9,9 @@
 #   --nodes N --node-rank R --rendezvous HOST:PORT
 #                        one of several machines; for Slurm: scripts/slurm_train.sh
 #   --max-restarts N     restarts from the last checkpoint when a process dies
-#   --timeout SECONDS    after which a process that does not respond counts as dead
+#   --timeout SECONDS    time after which a process that does not respond counts as dead
 #
-# This is `lightconv train`, whose --help says more. Relative paths in a configuration are relative to the checkout.
+# This is `lightconv train`; see its --help for details. Relative paths in a configuration are relative to the checkout.
 
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

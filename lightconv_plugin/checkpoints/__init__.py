@@ -1,1 +1,1 @@
-"""Checkpoints: read safely, averaged, converted between layouts."""
+"""Checkpoints: safe loading, averaging, export and conversion between layouts."""

@@ -1,7 +1,7 @@
-"""The mean of several checkpoints of one training, as one checkpoint, and the choice of the checkpoints.
+"""Averages several checkpoints of one training into one, and chooses them.
 
-Sums are in float64, and one checkpoint is in memory at a time. Settings (cfg, args, task state …) are those of the
-newest input. The optimizer's state and the exponential moving average belong to one training step, not to the mean, and
+Sums are in float64, and only one checkpoint is in memory at a time. Settings (cfg, args, task state …) are those of the
+newest input. The optimizer state and the exponential moving average belong to one training step, not to the mean, and
 are left out (as are the meters of old files). The names, sizes and times of the inputs are kept in "averaged_files".
 """
 
@@ -18,16 +18,16 @@ EPOCH_NAME = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE_NAME = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 BEST_NAME = re.compile(r"checkpoint\.best_(.+)_(-?\d+(?:\.\d+)?)\.pt")
 
-# Which way is better, for checkpoints that do not say it themselves.
+# Whether higher is better, for checkpoints that do not say it themselves.
 HIGHER_IS_BETTER = {"accuracy", "bleu", "chrf", "f1", "sacrebleu", "rouge"}
 LOWER_IS_BETTER = {"loss", "nll_loss", "ppl", "ter", "wer", "cer", "uer"}
 
-# Integer entries that count steps, and so differ between checkpoints: the newest is kept.
+# Integer entries that count steps and therefore differ between checkpoints: the newest one is kept.
 COUNTERS = ("num_batches_tracked",)
 
 
 def candidates(inputs: Sequence[Path]) -> list[Path]:
-    """The files to choose from: those given, or all of the one folder given."""
+    """The files to choose from: the given files, or all files of the given folder."""
     folders = [path for path in inputs if path.is_dir()]
     if folders and len(inputs) > 1:
         raise InputError(
@@ -42,7 +42,7 @@ def candidates(inputs: Sequence[Path]) -> list[Path]:
 
 
 def _left_out(path: Path) -> bool:
-    """Whether a checkpoint in a folder is incomplete after a kill or a full disk: earlier ones are used instead."""
+    """Whether a checkpoint in a folder is incomplete, after a kill or a full disk; earlier ones are used instead."""
     cut = path.match("checkpoint*.pt") and is_cut_short(path)
     if cut:
         print(f"{path} is incomplete: skipped", file=sys.stderr)
@@ -54,7 +54,7 @@ def last_checkpoints(
 ) -> list[Path]:
     """The `number` latest checkpointE.pt (or checkpoint_E_U.pt when `update_based`), the newest first.
 
-    `upper_bound` excludes those of a later epoch (or update); the bound itself is included.
+    `upper_bound` is the last epoch (or update) to include.
     """
     pattern, kind = (UPDATE_NAME, "checkpoint_EPOCH_UPDATE.pt") if update_based else (EPOCH_NAME, "checkpointEPOCH.pt")
     found = [(int(match[1]), path) for path in files if (match := pattern.fullmatch(path.name))]
@@ -74,7 +74,7 @@ def only_by_updates(files: Sequence[Path]) -> bool:
 
 
 def checkpoints_in_order(folder: Path) -> list[Path]:
-    """The checkpoints that a training has kept, the newest first: of epochs or, without any, by updates."""
+    """The checkpoints that a training has kept, newest first: epoch checkpoints or, without any, those by updates."""
     files = candidates([folder])
     pattern = UPDATE_NAME if only_by_updates(files) else EPOCH_NAME
     found = [path for path in files if pattern.fullmatch(path.name)]
@@ -82,10 +82,10 @@ def checkpoints_in_order(folder: Path) -> list[Path]:
 
 
 def best_checkpoints(files: Sequence[Path], number: int, maximize: bool | None = None) -> list[Path]:
-    """The `number` best checkpoint.best_METRIC_VALUE.pt, the best first, in the order in which fairseq keeps them.
+    """The `number` best checkpoint.best_METRIC_VALUE.pt, best first, in fairseq's own order.
 
-    `maximize`: whether a higher metric is better; None: as a checkpoint's own settings say (if they are about this
-    metric), else by the metric's name.
+    `maximize`: whether a higher metric is better; None: as in a checkpoint's settings (if they are about this metric),
+    otherwise by the metric's name.
     """
     found = [(match[1], float(match[2]), path) for path in files if (match := BEST_NAME.fullmatch(path.name))]
     metrics = sorted({metric for metric, _, _ in found})
@@ -118,33 +118,33 @@ def _maximize(metric: str, checkpoint: Path) -> bool:
 
 
 def load_checkpoint(path: Path) -> dict:
-    """A checkpoint of fairseq without its optimizer state; its parameters are under "model"."""
+    """A fairseq checkpoint without its optimizer state; its parameters are under "model"."""
     state = load_model_checkpoint(path)
     state.pop("last_optimizer_state", None)
     for entry in state.get("optimizer_history") or []:
-        entry.pop("optimizer", None)  # where files of 2018 and before have it
+        entry.pop("optimizer", None)  # its place in files from 2018 and before
     for key in ("ema", "ema_fp32_params", "train_meters"):
         (state.get("extra_state") or {}).pop(key, None)
     return state
 
 
 class Mean:
-    """The mean of the parameters of checkpoints, which are added one by one and summed in float64."""
+    """The mean of the parameters of checkpoints that are added one by one; sums are in float64."""
 
     def __init__(self) -> None:
         self.files: list[Path] = []
         self._sums: dict = {}  # owner -> float64 sum
-        self._kept: dict = {}  # integers: equal in all files, or a counter of the newest
+        self._kept: dict = {}  # integers: equal in all files, or the newest file's counter
         self._first: dict = {}  # key -> (shape, dtype) in the first file
-        self._owner: dict[str, str] = {}  # key -> the key that names the memory it shares in every file so far
+        self._owner: dict[str, str] = {}  # key -> the key of the tensor it has shared memory with in every file so far
         self._newest: dict = {}
         self._updates = -math.inf
 
     def add(self, path: Path, state: dict) -> None:
         """Add what `load_checkpoint` returned for `path`; the parameters are removed from `state`.
 
-        Raises InputError if keys, shapes or types differ from those of the first file, if integers differ that are not
-        counters, or if a parameter is not finite.
+        Raises InputError if keys, shapes or types differ from those of the first file, if integers other than counters
+        differ, or if a parameter is not finite.
         """
         model = state.pop("model")
         if not self.files:
@@ -163,7 +163,7 @@ class Mean:
         self.files.append(path)
 
     def result(self) -> dict:
-        """The checkpoint: the settings of the newest file, each parameter in its own type, tied ones still tied."""
+        """The averaged checkpoint: settings of the newest file, parameters in their own types, tied ones still tied."""
         means = {key: (total / len(self.files)).to(self._first[key][1]) for key, total in self._sums.items()}
         values = {**means, **self._kept}
         model = {key: values[self._owner[key]] for key in self._first}
@@ -184,7 +184,7 @@ class Mean:
                 raise InputError(f"{path}: {key} is {value.dtype}, but {dtype} in {first}")
 
     def _regroup(self, shared: dict[str, str]) -> None:
-        """Keys stay tied only while they share memory in every file; one that no longer does gets its own sum."""
+        """Keys stay tied only while they share memory in every file; a key that no longer does gets its own sum."""
         owner: dict[str, str] = {}
         groups: dict[tuple, str] = {}
         for key in sorted(shared):
@@ -206,7 +206,7 @@ class Mean:
 
 
 def _shared_memory(model: dict) -> dict[str, str]:
-    """For each key the first key (alphabetically) that is the same tensor in memory, possibly itself."""
+    """For each key, the alphabetically first key of the same tensor in memory, possibly itself."""
     first: dict[tuple, str] = {}
     owner = {}
     for key in sorted(model):
@@ -217,12 +217,12 @@ def _shared_memory(model: dict) -> dict[str, str]:
 
 
 def _finite(path: Path, key: str, value):
-    """`value` (float64); an InputError if it has NaN or infinity."""
+    """`value` (float64); InputError if it has NaN or infinite values."""
     finite = value.isfinite()
     if finite.all():
         return value
     if key.endswith(".conv.conv_bias") and value.dim() == 3:
-        # fairseq's own DynamicConv saves this bias of shape (1, 1, C) without ever initialising or using it.
+        # fairseq's own DynamicConv saves this bias of shape (1, 1, C), but never initialises or uses it.
         return value.where(finite, 0)
     bad = int((~finite).sum())
     raise InputError(f"{path}: {bad} of {value.numel()} values of {key} are NaN or infinite")
@@ -237,15 +237,15 @@ def _listing(paths: Sequence[Path]) -> str:
 
 
 def average_once(files: Sequence[Path], output: Path) -> bool:
-    """`average`, unless `output` is already the mean of these files as they are now; returns whether it was written.
+    """`average`, unless `output` is already the mean of these files in their current state; returns whether it ran.
 
-    Sizes and modification times are compared, not contents of many gigabytes.
+    Sizes and modification times are compared, not the contents, which may be many gigabytes.
     """
     if output.is_file():
         try:
             state = safe_torch_load(output)
         except InputError:
-            state = None  # truncated, or something else: it is written again
+            state = None  # truncated or another kind of file: written again
         if isinstance(state, dict) and state.get("averaged_files") == _stamps(files):
             return False
     average(files, output)
@@ -260,7 +260,7 @@ def _stamps(files: Sequence[Path]) -> list[list]:
 def average(files: Sequence[Path], output: Path) -> dict:
     """Write the mean of the checkpoints `files` to `output` and return it.
 
-    Raises InputError for anything that would make it a wrong file; nothing is written then.
+    Raises InputError for anything that would make the result wrong; nothing is written in that case.
     """
     from tqdm import tqdm
 
@@ -272,7 +272,7 @@ def average(files: Sequence[Path], output: Path) -> dict:
     if output.resolve() in seen:
         raise InputError(f"`output` {output} is one of the checkpoints to average: choose another name")
     mean = Mean()
-    stamps = _stamps(files)  # before they are read: changes while reading are noticed the next time
+    stamps = _stamps(files)  # before reading, so that changes while reading are noticed next time
     for path in tqdm(files, desc="averaging", unit="file"):
         mean.add(path, load_checkpoint(path))
     result = mean.result() | {"averaged_files": stamps}

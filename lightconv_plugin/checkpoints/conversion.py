@@ -1,7 +1,7 @@
-"""A checkpoint in another layout: upstream's for the plugin, and the plugin's for upstream's code (see layouts.py).
+"""Converts checkpoints between layouts: upstream's for the plugin, and the plugin's for upstream's code (layouts.py).
 
-The plugin loads upstream's files as they are: converting them is for those who want one layout. What a layout cannot
-express is an error, and so is a parameter that the model does not have.
+The plugin also loads upstream's files directly; converting them just gives all files one layout. An option that a
+layout cannot express is an error, and so is a parameter that the model does not have.
 """
 
 from argparse import Namespace
@@ -26,12 +26,11 @@ Order = Sequence[tuple[str | None, tuple[int, ...]]]
 
 
 class CannotReorder(Exception):
-    """Why an optimizer state cannot be carried over; the text ends the sentence 'dropped: …'."""
+    """Why an optimizer state cannot be kept; the text completes the message 'dropped: …'."""
 
 
 def convert(source: Path, layout: str) -> tuple[dict, list[str]]:
-    """The checkpoint `source`, or the exported model, in another layout (one of LAYOUTS), and notes for the user, each
-    a line.
+    """(the checkpoint or exported model `source` in another layout, one of LAYOUTS; one-line notes for the user).
 
     Raises InputError if it is neither, or cannot be expressed in the layout.
     """
@@ -79,7 +78,7 @@ def convert(source: Path, layout: str) -> tuple[dict, list[str]]:
 
 
 def _settings(state: dict, source: Path) -> tuple[dict, str]:
-    """The model's options as the file has them, and the name of its architecture."""
+    """The model's options as stored in the file, and the name of its architecture."""
     cfg, args = state.get("cfg"), state.get("args")
     if not cfg and not args:
         raise InputError(f"{source} has neither cfg nor args: the model is unknown")
@@ -88,7 +87,7 @@ def _settings(state: dict, source: Path) -> tuple[dict, str]:
     if not architecture:
         raise InputError(f"{source} does not name its architecture")
     if cfg:
-        # Of a language model: options that are its task's.
+        # Options of a language model that belong to its task.
         task = as_mapping(cfg.get("task"))
         for name in ("tokens_per_sample", "max_target_positions"):
             if str(settings.get(name, "${")).startswith("${") and name in task:
@@ -97,13 +96,13 @@ def _settings(state: dict, source: Path) -> tuple[dict, str]:
 
 
 def _container(state: dict, layout: str, architecture: str, options: dict) -> dict[str, Any]:
-    """The settings with the new model in them: "cfg" where there was one, and the layout's code knows it."""
+    """The settings with the new model: as "cfg" if the file had one and the layout's code supports it, else "args"."""
     cfg, args = state.get("cfg"), state.get("args")
     if cfg and layout != "talk":
         model: Any = {"_name": architecture, **options}
         common = cfg.get("common")
         if layout != "plugin":
-            model = Namespace(arch=architecture, **model)  # as fairseq writes the options of models without a dataclass
+            model = Namespace(arch=architecture, **model)  # like fairseq does for models without a dataclass
             common = {**as_mapping(common), "user_dir": None}
         return {"cfg": {**cfg, "model": model, "common": common}, "args": None}
     settings = _flat(cfg) if cfg else vars(args)
@@ -114,7 +113,7 @@ def _container(state: dict, layout: str, architecture: str, options: dict) -> di
 
 
 def _flat(cfg: dict) -> dict[str, Any]:
-    """fairseq's sections of settings as the one list of arguments that they were until 2020."""
+    """fairseq's sections of settings as one flat list of arguments, as in fairseq until 2020."""
     out: dict[str, Any] = {}
     for name, section in cfg.items():
         if isinstance(section, (dict, Namespace)):
@@ -128,12 +127,13 @@ def _flat(cfg: dict) -> dict[str, Any]:
 
 
 def reorder(optimizer: dict, source: Order, target: Order) -> dict:
-    """An optimizer state, whose entries follow the order of the parameters, for another order of the same parameters.
+    """Reorder an optimizer state, whose entries follow the order of the parameters, for another parameter order.
 
-    It has an entry for each parameter or, with fairseq's --fp16, one for all of them in a row. Parameters that only the
-    target has start without a state. Each order is a list of (name, or None without a counterpart; shape).
+    The state has one entry per parameter or, with fairseq's --fp16, one for all parameters concatenated. Parameters
+    that only the target has start without a state. An order is a list of (name, shape); the name is None for a
+    parameter without a counterpart.
 
-    Raises CannotReorder if it is neither.
+    Raises CannotReorder if the state has neither form.
     """
     groups = (optimizer.get("param_groups") if isinstance(optimizer, dict) else None) or []
     entries = optimizer["state"] if groups and "state" in optimizer else None

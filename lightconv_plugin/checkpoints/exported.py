@@ -1,10 +1,10 @@
-"""Exported models: a directory with all that translating or training on needs, without fairseq.
+"""Exported models: a directory with everything needed for translation or further training, without fairseq.
 
     exported = open_exported("model")
     model = load_model(exported)
 
-The directory holds data alone. It may come from anybody: nothing in it is executed, and whatever is damaged or does
-not fit is an InputError. saving.py writes it; docs/exported.md describes each file.
+The directory holds only data and may be untrusted: nothing in it is executed, and anything damaged or inconsistent
+raises InputError. saving.py writes it; docs/exported.md describes each file.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ FORMAT_VERSION = 1
 MODEL_TYPE = "lightconv"
 CONFIG, GENERATION, TEXT, WEIGHTS_FILE = "config.json", "generation_config.json", "text.json", "model.safetensors"
 ARCHITECTURES = ("LightConvForConditionalGeneration", "LightConvForCausalLM")
-_LARGEST = 2**31 - 1  # of every size in config.json
-_TEXT_FILE = 2**28  # bytes of a dictionary, of merges, of a sentencepiece model
+_LARGEST = 2**31 - 1  # limit for every size in config.json
+_TEXT_FILE = 2**28  # maximum bytes of a dictionary, of merges, of a sentencepiece model
 _TENSORS = 2**40
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What config.json says beside the architecture.
+    """The contents of config.json besides the architecture.
 
     weights: the type in which the parameters are stored.
     source_lang, target_lang: None for a language model.
-    truncate_source: sources that are too long were cut off in training.
-    max_source_positions, max_target_positions: the longest source and target, with their ends.
+    truncate_source: sources that are too long were truncated in training.
+    max_source_positions, max_target_positions: the longest source and target, including </s>.
     """
 
     weights: Literal["float32", "bfloat16", "float16", "int8"]
@@ -73,9 +73,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class SearchDefaults:
-    """The search that generation_config.json asks for, where the user does not; by the names of transformers.
+    """The default search settings in generation_config.json, under the names of transformers.
 
-    max_length, min_length: of the target with the symbol before it and its end; None where the file has none.
+    max_length, min_length: of the target, including the start symbol and </s>; None if the file has none.
     """
 
     num_beams: int = 5
@@ -95,7 +95,7 @@ class SearchDefaults:
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported model whose files were read and found to fit each other. Its parameters were not read.
+    """An exported model whose files have been read and checked for consistency, except for the parameters' values.
 
     source, source_text: dictionary and text of the source; None for a language model.
     """
@@ -112,11 +112,11 @@ class Exported:
 
 
 def open_exported(directory: Path | str) -> Exported:
-    """Read the files of an exported directory, and of the parameters their names, shapes and types.
+    """Read the files of an exported directory; of the parameters, only names, shapes and types.
 
     Raises:
-        InputError: there is no such directory, it was not written by `save_exported`, or by a newer version, or it was
-            damaged or tampered with. The text names the file.
+        InputError: the directory does not exist, was not written by `save_exported` or by a newer version of it, or is
+            damaged or tampered with. The message names the file.
     """
     directory = Path(directory)
     try:
@@ -140,17 +140,17 @@ def open_exported(directory: Path | str) -> Exported:
 
 
 def load_model(exported: Exported, dtype: torch.dtype | str | None = None) -> PlainModel:
-    """The model with its parameters, in evaluation mode, on the CPU; it can be trained on.
+    """The model with its parameters, in evaluation mode, on the CPU; it can be trained further.
 
-    Parameters that need no conversion are mapped from the file: neither copied nor read before they are used.
+    Parameters that need no conversion are memory-mapped: they are neither copied nor read before they are used.
 
     Args:
-        exported: of `open_exported`.
-        dtype: "float32", "bfloat16" or "float16", as text or torch's; None for the type of the file, which is float32
-            where the parameters are 8-bit.
+        exported: from `open_exported`.
+        dtype: "float32", "bfloat16" or "float16", as text or as torch's type; None for the type of the file, or float32
+            if the parameters are 8-bit.
 
     Raises:
-        InputError: another dtype, or the parameters are not finite, or were changed since the directory was opened.
+        InputError: another dtype, or the parameters are not finite or have changed since the directory was opened.
     """
     if dtype is None:
         dtype = DTYPES.get(exported.settings.weights, torch.float32)
@@ -165,16 +165,16 @@ def load_model(exported: Exported, dtype: torch.dtype | str | None = None) -> Pl
 
 
 def load_tensors(exported: Exported) -> dict[str, Tensor | Int8]:
-    """The parameters as the file has them, by name, each once: tied ones under the first of their names.
+    """The parameters as stored in the file, by name, each once: tied ones under the first of their names.
 
     Raises:
-        InputError: they are not finite, or were changed since the directory was opened.
+        InputError: they are not finite, or have changed since the directory was opened.
     """
     return exported.weights.read()
 
 
 def is_exported(directory: Path) -> bool:
-    """Whether this is a directory that `save_exported` wrote, by its config.json."""
+    """Whether `save_exported` wrote this directory, judged by its config.json."""
     try:
         return read_json(directory, CONFIG).get("model_type") == MODEL_TYPE
     except InputError:
@@ -182,7 +182,7 @@ def is_exported(directory: Path) -> bool:
 
 
 def is_language(name: str) -> bool:
-    """Whether a language can have this name: it is a part of the names of files."""
+    """Whether a language can have this name, which becomes part of file names."""
     return name.isprintable() and 0 < len(name) <= 64 and name[0] != "." and not set(name) & set("/\\")
 
 
@@ -191,19 +191,19 @@ def dictionary_name(lang: str | None) -> str:
 
 
 def skeleton(config: ModelConfig, path: Path | str = CONFIG) -> PlainModel:
-    """The model without memory for its parameters, which are on torch's device "meta". InputError: it cannot be built.
+    """The model with its parameters on torch's meta device, which need no memory. InputError if it cannot be built.
 
-    `path` is what the error calls the configuration.
+    `path` names the configuration in the error.
     """
     try:
         with torch.device("meta"), _WithoutInitialising():
             return build_model(config)
     except (ValueError, TypeError, ArithmeticError, RuntimeError, IndexError) as error:
-        raise InputError(f"{path} has no model that can be built: {shown(error)}") from error
+        raise InputError(f"{path} does not describe a valid model: {shown(error)}") from error
 
 
 class _WithoutInitialising(TorchFunctionMode):
-    """Leaves out what fills parameters: there is nothing to fill, and for it torch would import a second's modules."""
+    """Skips parameter initialisation: on the meta device it does nothing but make torch import modules for a second."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if getattr(func, "__name__", "") in ("normal_", "uniform_", "zero_", "fill_"):
@@ -220,7 +220,7 @@ def _read_config(directory: Path) -> tuple[ModelConfig, Settings]:
     known, path = read_json(directory, CONFIG), directory / CONFIG
     if known.get("model_type") != MODEL_TYPE:
         kind = shown(repr(known.get("model_type")))
-        raise InputError(f"{path} is not of an exported model: model_type must be {MODEL_TYPE}, got {kind}")
+        raise InputError(f"{path} is not from an exported model: model_type must be {MODEL_TYPE}, got {kind}")
     version = known.get("format_version")
     if type(version) is not int or version != FORMAT_VERSION:
         raise InputError(
@@ -234,7 +234,7 @@ def _read_config(directory: Path) -> tuple[ModelConfig, Settings]:
         is_pair = config.encoder is not None
         for name in ("source_lang", "max_source_positions"):
             if is_pair == (getattr(settings, name) is None):
-                which = "missing for a model with" if is_pair else "of no meaning for a model without"
+                which = "missing for a model with" if is_pair else "not valid for a model without"
                 raise ValueError(f"{name} is {which} an encoder_stack")
         for name, stack in (("source", config.encoder), ("target", config.decoder)):
             most = getattr(settings, f"max_{name}_positions")
@@ -250,7 +250,7 @@ def _read_config(directory: Path) -> tuple[ModelConfig, Settings]:
 
 
 def _check_sizes(*stacks: object) -> None:
-    """ValueError for a whole number that is larger than any size can be."""
+    """ValueError for an integer that is too large for a size."""
     rest = [*stacks]
     while rest:
         value = rest.pop()
@@ -263,7 +263,7 @@ def _check_sizes(*stacks: object) -> None:
 
 
 def _read_search(directory: Path) -> SearchDefaults:
-    """The file has more, which is of no use here; null is as good as nothing."""
+    """The search settings in generation_config.json; other keys and null values are ignored."""
     if not (directory / GENERATION).exists():
         return SearchDefaults()
     known = read_json(directory, GENERATION)
@@ -287,11 +287,11 @@ class _Text:
 
 
 def read_text(directory: Path, has_source: bool) -> tuple[TextSide | None, TextSide]:
-    """text.json: the text of source and target. InputError: it is damaged, or a file of it is missing."""
+    """text.json: the text of source and target. InputError if it is damaged or a file that it names is missing."""
     with naming(directory / TEXT):
         text = read(_Text, read_json(directory, TEXT))
         if (text.source is None) == has_source:
-            raise ValueError("source must be there where config.json has a source_lang, and null where it has none")
+            raise ValueError("source is required if config.json has a source_lang, and must be null otherwise")
     source = None if text.source is None else _text_side(directory, text.source)
     return source, _text_side(directory, text.target)
 
@@ -302,10 +302,10 @@ def _text_side(directory: Path, side: _Side) -> TextSide:
 
 
 def _read_weights(directory: Path, config: ModelConfig, settings: Settings) -> Weights:
-    """The parameters' names, shapes and types, compared with those of the configuration."""
+    """The parameters' names, shapes and types, checked against the configuration."""
     path = file_in(directory, WEIGHTS_FILE, _TENSORS)
     kinds = read_kinds(path)
-    # Before the model is built, which takes a millisecond a layer: each part of it has at least one tensor.
+    # Checked before the model is built, which takes a millisecond per layer: each part has at least one tensor.
     parts = 0
     for stack in (config.encoder, config.decoder):
         if stack is not None:
@@ -320,7 +320,7 @@ def _read_dictionary(directory: Path, name: str, stack: StackConfig, config: Mod
     dictionary = Dictionary.of_bytes(read_bytes(directory, name, _TEXT_FILE), directory / name)
     if len(dictionary) != stack.vocab_size:
         raise InputError(
-            f"{directory / name} has {len(dictionary):,} entries, four that are in no file included, but config.json "
+            f"{directory / name} has {len(dictionary):,} entries with fairseq's four special symbols, but config.json "
             f"has vocab_size {stack.vocab_size:,}: the dictionary does not match the model"
         )
     return dictionary
@@ -334,7 +334,7 @@ def as_json(config: ModelConfig, settings: Settings) -> dict[str, Any]:
         "architectures": [ARCHITECTURES[0 if is_pair else 1]],
         "format_version": FORMAT_VERSION,
         "is_encoder_decoder": is_pair,
-        "decoder_start_token_id": config.eos,  # with which fairseq's decoders begin
+        "decoder_start_token_id": config.eos,  # the first input of fairseq's decoders
         "vocab_size": config.decoder.vocab_size,
         "tie_word_embeddings": config.decoder.share_input_output,
         "dtype": settings.weights if settings.weights in DTYPES else "float32",

@@ -1,4 +1,4 @@
-"""From a checkpoint of fairseq to the directory of an exported model, with what lies beside its training data."""
+"""Exports a fairseq checkpoint as a directory, with the dictionaries and merges next to its training data."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _LARGEST = 2**31 - 1
 
 @dataclass(frozen=True)
 class Export:
-    """What `export_checkpoint` is asked for, beyond files; the defaults are what is found.
+    """Options of `export_checkpoint` besides files; by default they are determined automatically.
 
     dtype: "float32", "bfloat16", "float16" or "int8".
     source_lang, target_lang, bpe_codes, sentencepiece, tokenizer, lowercase: as for `Translator`.
-    beam, lenpen: the search that the directory recommends; None for 5 and 1.
-    bleu, bleu_signature: of sacreBLEU, for the model card.
+    beam, lenpen: the directory's default search; None for 5 (1 for language models) and 1.
+    bleu, bleu_signature: from sacreBLEU, for the model card.
     """
 
     dtype: str = "float32"
@@ -45,7 +45,7 @@ class Export:
     bleu_signature: str | None = None
 
     def check(self) -> None:
-        """InputError for what is wrong by itself."""
+        """InputError for options that are invalid in themselves."""
         if self.dtype not in WEIGHTS:
             raise InputError(f"`dtype` must be one of {', '.join(WEIGHTS)}, got {self.dtype!r}")
         if self.beam is not None and self.beam < 1:
@@ -64,7 +64,7 @@ class Export:
 
 @dataclass(frozen=True)
 class _Found:
-    """A model and what belongs to it."""
+    """A model and everything that is exported with it."""
 
     model: PlainModel
     source: Side | None
@@ -78,19 +78,19 @@ class _Found:
 def export_checkpoint(
     checkpoint: Path, directory: Path, data: Path | None = None, wanted: Export | None = None, *, force: bool = False
 ) -> tuple[str, ...]:
-    """Write the model of a checkpoint to a directory, and return what was assumed, for the user to know.
+    """Write the model of a checkpoint to a directory. Returns notes for the user about what was assumed.
 
-    Nothing is written before the model is known to be one that can be exported.
+    Nothing is written before it is certain that the model can be exported.
 
     Args:
         checkpoint: of a translation or language model of this package, or of fairseq's Transformer or LightConv.
-        directory: to make.
+        directory: the directory to create.
         data: the folder of the dictionaries; by default that of the training, or the checkpoint's own.
-        wanted: everything else.
+        wanted: all other options.
         force: replace an exported model.
 
     Raises:
-        InputError: the checkpoint cannot be read or exported, or something is missing, or the directory is in use.
+        InputError: the checkpoint cannot be read or exported, something is missing, or the directory is in use.
         OSError: the directory cannot be written.
     """
     wanted = wanted or Export()
@@ -160,7 +160,7 @@ def _open_language_model(state: dict[str, Any], checkpoint: Path, data: Path | N
 
     for name in ("source_lang", "target_lang", "tokenizer", "lowercase"):
         if getattr(wanted, name):
-            raise InputError(f"`{name}` is of no meaning for a language model: its text is taken as it is")
+            raise InputError(f"`{name}` is not valid for a language model: its text is used as it is")
     settings = task_settings(state)
     data = find_data(settings, checkpoint, data, "dict.txt")
     task = _language_task(settings, data)
@@ -174,7 +174,7 @@ def _open_language_model(state: dict[str, Any], checkpoint: Path, data: Path | N
 
 
 def _language_task(settings, data: Path):
-    """fairseq's task of a language model's training. InputError for one whose models are not plain language models."""
+    """fairseq's task of a language model's training. InputError if its models are not plain language models."""
     from fairseq import tasks
     from fairseq.tasks.language_modeling import LanguageModelingTask
 
@@ -199,7 +199,7 @@ def _language_task(settings, data: Path):
 
 
 def _check_size(state: dict[str, Any], checkpoint: Path, entries: int, dictionary: Path) -> None:
-    """InputError where a language model has embeddings for another number of words."""
+    """InputError if a language model has embeddings for a different number of words."""
     table = re.compile(r"decoder\.embed_tokens\.(embeddings\.\d+\.0\.)?weight")
     rows = sum(len(value) for name, value in state["model"].items() if table.fullmatch(name))
     if rows and rows != entries:
@@ -210,7 +210,7 @@ def _check_size(state: dict[str, Any], checkpoint: Path, entries: int, dictionar
 
 
 def _plain(state: dict[str, Any], checkpoint: Path, task) -> tuple[PlainModel, Any]:
-    """The plain model of a checkpoint, and what fairseq's says of its longest sequences."""
+    """(the plain model of a checkpoint, the maximum sequence lengths of fairseq's model)."""
     from lightconv_plugin.generation.loading import build_model
     from lightconv_plugin.models.plain import plain_model
 
@@ -234,7 +234,7 @@ def _side(data: Path, lang: str | None, text: TextSide) -> Side:
 
 
 def _check_text(text: TextSide, which: str) -> None:
-    """InputError where the text cannot be encoded or decoded: better now than when somebody wants to translate."""
+    """InputError if the text cannot be encoded or decoded: report it now rather than at translation time."""
     actions: list[Callable[[], object]] = [text.encode, text.decode]
     for act in actions:
         try:
@@ -244,7 +244,7 @@ def _check_text(text: TextSide, which: str) -> None:
 
 
 def _describe(data: Path, corpus: dict[str, Any]) -> str | None:
-    """The corpus in words, for the model card; None where nothing tells of it."""
+    """A description of the corpus for the model card; None if nothing is known."""
     if not corpus:
         return None
     parts = [f"The corpus `{data.resolve().parent.name}` as `lightconv prepare` makes it"]
@@ -255,7 +255,7 @@ def _describe(data: Path, corpus: dict[str, Any]) -> str | None:
 
 
 def _score(checkpoint: Path, wanted: Export) -> Score | None:
-    """The score that is given, or the one of the test set that `lightconv evaluate` or `perplexity` left."""
+    """The given score, or the test set's score in a file written by `lightconv evaluate` or `perplexity`."""
     if wanted.bleu is not None:
         return Score("BLEU", wanted.bleu, wanted.bleu_signature)
     stem = checkpoint.name.removesuffix(".pt")
@@ -267,7 +267,7 @@ def _score(checkpoint: Path, wanted: Export) -> Score | None:
             known = json.loads(checkpoint.with_name(stem + suffix).read_text(encoding="utf-8"))
             value = known[key]
             sign = known[signature] if signature else None
-        except (OSError, ValueError, LookupError, TypeError):  # none, or lines for people, or something else
+        except (OSError, ValueError, LookupError, TypeError):  # no file, or not JSON (such as readable lines)
             continue
         if isinstance(value, float) and math.isfinite(value) and isinstance(sign, str | None):
             return Score(metric, round(value, 2), sign, "test")

@@ -1,9 +1,9 @@
-"""The layouts of checkpoints of LightConv, DynamicConv and TaLK models: names and order of parameters, options.
+"""Checkpoint layouts of LightConv, DynamicConv and TaLK models: names and order of the parameters, options.
 
 plugin           ours: fairseq's Transformer layers, with the block under `self_attn`
 fairseq          fairseq's main branch since late 2022: the block in the layer itself, `layer_norm1`, `conv_bias`
 fairseq-0.12.2   its releases, and the files released in 2019: `layer_norms.0`, `embed_out`, nothing for a tied output
-talk             the TaLK paper's repository: as fairseq-0.12.2, over fairseq 0.8, whose settings are one Namespace
+talk             the TaLK paper's repository: like fairseq-0.12.2, but on fairseq 0.8, whose settings are one Namespace
 """
 
 import re
@@ -16,7 +16,7 @@ from typing import Any
 from lightconv_plugin.errors import InputError
 
 LAYOUTS = ("plugin", "fairseq", "fairseq-0.12.2", "talk")
-# Which mixers a layout's own code has, and its activation.
+# The mixers and the activation of each layout's own code.
 MIXERS = {
     "fairseq": ({"lightweight", "dynamic"}, "relu"),
     "fairseq-0.12.2": ({"lightweight", "dynamic"}, "relu"),
@@ -28,7 +28,7 @@ UPSTREAM_ARCHITECTURES = {
     "talkconv": ("", "_iwslt_de_en", "_wmt_en_de_big", "_wmt_en_fr_big", "_cnndm_std", "_cnndm_deep"),
     "talkconv_lm": ("", "_big", "_wiki103"),
 }
-# Options that upstream lacks. These change what a model computes, and upstream has these values only.
+# Options that upstream lacks. They change what a model computes; upstream only has these values.
 FIXED = {
     "layernorm_embedding": False,
     "no_scale_embedding": False,
@@ -60,10 +60,10 @@ DYNAMIC_WEIGHT = ".conv.weight_linear.weight"
 
 @dataclass(frozen=True)
 class Model:
-    """What a checkpoint says about its model, in our terms.
+    """A checkpoint's model in our terms.
 
     architecture: one of ours. options: its whole configuration. resolved: the options as fairseq's TransformerConfig
-    with our mixers. module: the model on torch's meta device: names, shapes and order, no memory.
+    with our mixers. module: the model on torch's meta device, which has names, shapes and order but needs no memory.
     """
 
     architecture: str
@@ -77,20 +77,20 @@ class Model:
 
     @property
     def sides(self) -> dict[str, Any]:
-        """The configuration of each side that the model has, by "encoder" and "decoder"."""
+        """The configurations of the model's sides, by "encoder" and "decoder"."""
         names = ("decoder",) if self.is_language_model else ("encoder", "decoder")
         return {name: getattr(self.resolved, name) for name in names}
 
     @property
     def tied(self) -> bool:
-        """Whether the output projection is the decoder's embedding."""
+        """Whether the output projection shares the decoder's embedding."""
         return bool(self.options["share_decoder_input_output_embed"] or self.options.get("share_all_embeddings"))
 
 
 def our_architecture(name: str) -> str:
-    """Our name for the architecture of a checkpoint; upstream's lightconv… are named after their default mixer.
+    """Our name for the architecture of a checkpoint; upstream's lightconv… is renamed after its default mixer.
 
-    Raises InputError if it is none of these models.
+    Raises InputError if the architecture is not one of these models.
     """
     from fairseq import models
 
@@ -111,9 +111,9 @@ def read_model(
     state: Mapping[str, Any] | None = None,
     entries: tuple[int, int] | None = None,
 ) -> Model:
-    """The model of a checkpoint by its settings.
+    """The model described by a checkpoint's settings.
 
-    The entries of the dictionaries, source and target, are given, or as many as its parameters, in any layout, are for.
+    entries: sizes of the source and target dictionaries; by default inferred from the parameters, in any layout.
 
     Raises InputError for options from which no model can be built.
     """
@@ -149,13 +149,13 @@ def read_model(
 
 
 def _plain(value: Any) -> Any:
-    """An option as in checkpoints: choices as text, lists as lists."""
+    """An option as stored in checkpoints: enums as text, sequences as lists."""
     value = getattr(value, "value", value)
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def _task(source: int | None, target: int | None):
-    """Dictionaries of as many entries; one for both sides where they are as many."""
+    """A task with dictionaries of these sizes; both sides share one if the sizes are equal."""
     from fairseq.data import Dictionary
 
     def dictionary(entries: int | None) -> Dictionary:
@@ -176,7 +176,7 @@ def _task(source: int | None, target: int | None):
 
 
 def _entries(state: Mapping[str, Any], resolved, language_model: bool) -> tuple[int | None, int | None]:
-    """The number of input and of output words; None where nothing tells, or if they are the input's."""
+    """The numbers of input and output words. Input: None if unknown; output: None if it is the input's."""
 
     def rows(key: str) -> int:
         return state[key].shape[0]
@@ -189,11 +189,11 @@ def _entries(state: Mapping[str, Any], resolved, language_model: bool) -> tuple[
     if resolved.adaptive_input:
         bands = len(resolved.adaptive_input_cutoff) + 1
         return sum(rows(f"decoder.embed_tokens.embeddings.{band}.0.weight") for band in range(bands)), target
-    return target, target  # of characters: no parameter counts words
+    return target, target  # character input: no parameter has one row per word
 
 
 def _output_entries(state: Mapping[str, Any], resolved) -> int | None:
-    """The number of output words; None if they are the input's."""
+    """The number of output words; None if it is the input's."""
     for key in ("decoder.output_projection.weight", "decoder.embed_out"):
         if key in state:
             return state[key].shape[0]
@@ -204,7 +204,7 @@ def _output_entries(state: Mapping[str, Any], resolved) -> int | None:
 
 
 def layout_of(model: Model, state: Mapping[str, Any]) -> str:
-    """The layout that these parameters are in."""
+    """The layout of these parameters."""
     keys = state.keys()
     if any(".self_attn" in key for key in keys) or not any(".layers." in key for key in keys):
         return "plugin"
@@ -217,7 +217,7 @@ def layout_of(model: Model, state: Mapping[str, Any]) -> str:
 
 
 def our_state(model: Model, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters under our names and in our shapes, by the model's own upgrade rules.
+    """The parameters under our names and in our shapes, converted by the model's own upgrade rules.
 
     Raises InputError if a name is unknown or missing, or a shape differs.
     """
@@ -236,7 +236,7 @@ def our_state(model: Model, state: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(
                 f"{key} has shape {tuple(value.shape)}, but the options require {tuple(expected[key].shape)}"
             )
-    # A buffer of the model, not of the file: the layout's number.
+    # The layout's version number: a buffer of the model that the file does not have.
     versions = {key: expected[key].clone() for key in ("encoder.version", "decoder.version") if key in expected}
     return {key: versions.get(key, found[key]) for key in expected}
 
@@ -264,7 +264,7 @@ def name_in(layout: str, key: str) -> str:
 def state_in(layout: str, model: Model, ours: Mapping[str, Any]) -> dict[str, Any]:
     """Our parameters → those of a layout; tied ones stay one tensor.
 
-    Raises InputError if an output that should be tied is not.
+    Raises InputError if an output projection that must be tied differs from the embedding.
     """
     import torch
 
@@ -281,7 +281,7 @@ def state_in(layout: str, model: Model, ours: Mapping[str, Any]) -> dict[str, An
                 raise InputError("the options tie the output projection to the decoder's embedding, but they differ")
             continue
         if layout == "fairseq" and key.endswith(DYNAMIC_WEIGHT):
-            # A parameter of its layer that is never used and never initialised.
+            # fairseq's layer has this parameter, but never uses or initialises it.
             out[name_in(layout, key).replace("weight_linear.weight", "conv_bias")] = value.new_zeros(
                 1, 1, value.shape[1]
             )
@@ -294,7 +294,7 @@ def state_in(layout: str, model: Model, ours: Mapping[str, Any]) -> dict[str, An
 
 
 def parameter_order(layout: str, model: Model) -> list[tuple[str | None, tuple[int, ...]]]:
-    """(our name, shape) of a model's parameters, in the order of a layout's code, which optimizer states follow.
+    """(our name, shape) of a model's parameters, in the order of a layout's code, as used by optimizer states.
 
     The name is None for a parameter that we do not have.
     """
@@ -305,7 +305,7 @@ def parameter_order(layout: str, model: Model) -> list[tuple[str | None, tuple[i
         order.append((name, tuple(parameter.shape)))
     output = next((entry for entry in order if entry[0] == "decoder.output_projection.weight"), None)
     if output and layout in ("fairseq-0.12.2", "talk"):
-        # There it is a parameter of the decoder itself, and a module's own parameters precede its submodules'.
+        # There it is a parameter of the decoder itself, and a module's own parameters come before its submodules'.
         order.remove(output)
         first = next(i for i, (name, _) in enumerate(order) if name and name.startswith("decoder."))
         order.insert(first, output)
@@ -313,7 +313,7 @@ def parameter_order(layout: str, model: Model) -> list[tuple[str | None, tuple[i
 
 
 def architecture_in(layout: str, model: Model) -> str:
-    """The name of the architecture in a layout: the same preset where there is one, else the family's base."""
+    """The name of the architecture in a layout: the same preset if there is one, otherwise the family's base."""
     if layout == "plugin":
         return model.architecture
     suffix = re.sub(r"^[a-z]+conv(_lm(?=_|$))?", "", model.architecture)
@@ -322,9 +322,9 @@ def architecture_in(layout: str, model: Model) -> str:
 
 
 def options_in(layout: str, model: Model) -> tuple[dict[str, Any], list[str]]:
-    """All options of the model for a layout's own code, and which of ours are left out.
+    """(all options of the model for a layout's own code, those of ours that are left out).
 
-    Raises InputError for an option that the code lacks and that changes the results.
+    Raises InputError for an option that changes the results and that the code lacks.
     """
     if layout == "plugin":
         return model.options, []
@@ -349,7 +349,7 @@ def options_in(layout: str, model: Model) -> tuple[dict[str, Any], list[str]]:
     if model.is_language_model:
         out |= {"decoder_normalize_before": True, "max_target_positions": model.resolved.max_target_positions}
     else:
-        # Upstream also reads them in translation, and has no option for them.
+        # Upstream's translation models also read these, but have no command-line option for them.
         out |= {"tie_adaptive_weights": False, "tie_adaptive_proj": False}
     left_out = [
         f"{name}={model.options[name]}"
@@ -379,5 +379,5 @@ def _check_expressible(layout: str, model: Model) -> None:
 
 
 def as_mapping(settings: Any) -> dict[str, Any]:
-    """Settings of a checkpoint, a dictionary or a Namespace, as a dictionary."""
+    """A checkpoint's settings, a dictionary or a Namespace, as a dictionary."""
     return dict(vars(settings)) if isinstance(settings, Namespace) else dict(settings or {})

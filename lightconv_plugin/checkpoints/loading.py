@@ -1,4 +1,4 @@
-"""Checkpoints read and written safely: nothing in a file is executed, and a file is written whole or not at all."""
+"""Reads and writes checkpoints safely: nothing in a file is executed, and files are written atomically."""
 
 import re
 import warnings
@@ -11,9 +11,9 @@ from lightconv_plugin.files import atomic_write
 
 
 def torch_save(value: Any, path: Path) -> None:
-    """Write a file of torch.save by `atomic_write`.
+    """Write a file by torch.save and `atomic_write`.
 
-    Raises OSError with `path` if it cannot be written (of a full disk, torch itself reports positions only).
+    Raises OSError with `path` if it cannot be written (for a full disk, torch itself only reports file positions).
     """
     import torch
 
@@ -27,9 +27,9 @@ def torch_save(value: Any, path: Path) -> None:
 
 
 def is_cut_short(checkpoint: Path) -> bool:
-    """Whether a file of torch.save is incomplete: an archive without its index, which is written last.
+    """Whether a torch.save file is truncated: an archive without its index, which is written last.
 
-    Files of torch before 1.6 are not archives: for them the answer is always no.
+    Files from torch before 1.6 are not archives: for them the answer is always no.
     """
     with checkpoint.open("rb") as file:
         begin = file.read(2)
@@ -37,11 +37,11 @@ def is_cut_short(checkpoint: Path) -> bool:
 
 
 def safe_torch_load(path: Path) -> Any:
-    """Load a file of torch.save to the CPU without running anything in it.
+    """Load a torch.save file to the CPU without running anything in it.
 
-    Beyond tensors and plain containers, only what fairseq itself writes into checkpoints is allowed (safe_globals.py);
-    anything else is an InputError that names it. The meters of old files hold training statistics that no command here
-    needs: they become empty objects, so that fairseq need not be imported.
+    Besides tensors and plain containers, only types that fairseq itself writes into checkpoints are allowed
+    (safe_globals.py); anything else raises InputError with its name. The meters of old files hold training statistics
+    that no command here needs: they become empty objects, so that fairseq need not be imported.
     """
     import pickle
 
@@ -53,7 +53,7 @@ def safe_torch_load(path: Path) -> Any:
         *safe_globals.checkpoint_globals(),
         *safe_globals.meters({n: type(n, (), {}) for n in safe_globals.METERS}),
     ]
-    # torch clears the whole list afterwards: what the process has allowed already is left out, and so stays allowed.
+    # torch removes the whole list afterwards, so entries that were already allowed are left out and stay allowed.
     before = torch.serialization.get_safe_globals()
     names = {entry[1] for entry in before if isinstance(entry, tuple)}
     allowed = [
@@ -64,7 +64,7 @@ def safe_torch_load(path: Path) -> Any:
     if not path.is_file():
         raise InputError(f"no such checkpoint: {path}")
     try:
-        # torch warns about the pickle protocol of a file that it then refuses: the refusal is enough.
+        # torch warns about the pickle protocol of files that it then refuses; the refusal is enough.
         with warnings.catch_warnings(), torch.serialization.safe_globals(allowed):
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -85,9 +85,9 @@ def safe_torch_load(path: Path) -> Any:
 
 
 def load_model_checkpoint(path: Path) -> dict:
-    """A checkpoint of fairseq, by `safe_torch_load`; its parameters are the tensors under "model".
+    """A fairseq checkpoint, loaded by `safe_torch_load`; its parameters are the tensors under "model".
 
-    Raises InputError for a file without any, or with something else among them.
+    Raises InputError if there are none, or if something else is among them.
     """
     import torch
 

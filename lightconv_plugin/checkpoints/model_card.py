@@ -1,4 +1,4 @@
-"""README.md of an exported model: a model card as Hugging Face's hub reads it, of what is known alone."""
+"""README.md of an exported model: a model card for the Hugging Face hub, with known facts only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PAPER_OF = {"lightweight": "lightweight", "dynamic": "lightweight", "talk": "ta
 
 @dataclass(frozen=True)
 class Score:
-    """A measured quality: "BLEU" with sacreBLEU's signature, or "perplexity", and of which text it is."""
+    """A measured score: "BLEU" with sacreBLEU's signature, or "perplexity", and the text it was measured on."""
 
     metric: str
     value: float
@@ -34,9 +34,9 @@ class Score:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What nobody but who exports knows.
+    """Facts for the card that are not in the model.
 
-    data: the corpus. checkpoint: the name of the checkpoint's file. score: None where it was not measured.
+    data: the corpus. checkpoint: the checkpoint's file name. score: None if it was not measured.
     """
 
     data: str | None = None
@@ -44,7 +44,7 @@ class ModelCard:
     score: Score | None = None
 
     def text(self, name: str, config: ModelConfig, settings: Settings, search: SearchDefaults, parameters: int) -> str:
-        """The card of the model that is in the directory `name`."""
+        """The card of the model in the directory `name`."""
         lines = ["---", *self._front_matter(name, config, settings), "---", "", f"# {name}", ""]
         lines += [_summary(config, settings, parameters), ""]
         lines += ["| | |", "|---|---|", *(f"| {what} | {value} |" for what, value in self._table(config, settings))]
@@ -62,7 +62,7 @@ class ModelCard:
         return "\n".join(lines)
 
     def _front_matter(self, name: str, config: ModelConfig, settings: Settings) -> list[str]:
-        # Text as JSON, which is YAML too.
+        # Text is written as JSON, which is also YAML.
         langs = [settings.source_lang, settings.target_lang]
         task = "text-generation" if config.encoder is None else "translation"
         lines = [f"language: {_yaml([_code(lang) for lang in langs if lang])}"] if settings.source_lang else []
@@ -151,7 +151,7 @@ def _usage(name: str, config: ModelConfig, settings: Settings, search: SearchDef
 
 
 def _kinds(config: ModelConfig) -> list[str]:
-    """The mixers of both sides, each once."""
+    """The kinds of mixers on both sides, without duplicates."""
     stacks = [stack for stack in (config.encoder, config.decoder) if stack is not None]
     return [*dict.fromkeys(mixer.kind for stack in stacks for mixer in stack.mixers)]
 
@@ -161,7 +161,7 @@ def _papers(config: ModelConfig) -> list[str]:
 
 
 def _code(lang: str) -> str:
-    """de_DE as the hub knows it: de."""
+    """A language code for the hub: de for de_DE."""
     return lang.replace("-", "_").partition("_")[0].lower()
 
 

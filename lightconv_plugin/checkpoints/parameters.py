@@ -1,18 +1,18 @@
-"""The number of parameters of a checkpoint, without building its model."""
+"""Counts the parameters of a checkpoint without building its model."""
 
 from pathlib import Path
 
 from lightconv_plugin.checkpoints.loading import load_model_checkpoint
 
-# What fairseq saves beside the parameters (the second: its 0.12.2, an empty tensor that holds the device).
+# Entries that fairseq saves besides the parameters (the second one in 0.12.2, an empty tensor that holds the device).
 NOT_PARAMETERS = ("version", "_float_tensor")
 
 
 def count_parameters(checkpoint: Path) -> int:
-    """Parameters of the model in a checkpoint of fairseq, each once: the "shared model params" of its training log.
+    """The number of model parameters in a fairseq checkpoint, each counted once: "shared model params" in its log.
 
-    A checkpoint has tied matrices under each of their names, and an averaging tool may have copied them, so matrices of
-    equal content count once. A matrix of one constant, as before any training, may equal another by chance and always
+    A checkpoint has tied matrices under each of their names, and an averaging tool may have copied them, so matrices
+    with equal content count once. A constant matrix, as before any training, may equal another by chance and always
     counts.
 
     Raises InputError for a file that is not a checkpoint of a model, or that cannot be loaded safely.

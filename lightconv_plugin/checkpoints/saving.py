@@ -1,4 +1,4 @@
-"""Writes the directory of an exported model, which is a model directory of Hugging Face's transformers too.
+"""Writes the directory of an exported model, which is also a model directory for Hugging Face's transformers.
 
 exported.py reads it; docs/exported.md describes each file.
 """
@@ -25,15 +25,15 @@ from lightconv_plugin.text.sides import TextSide
 TOKENIZER = "tokenizer_config.json"
 _LONGEST_TARGET = 200  # pieces, fairseq-generate's --max-len-b
 _FILES = {"bpe": "{}.bpe", "sentencepiece": "sentencepiece.model"}
-# What transformers writes into a directory when it saves a model or a tokeniser, and `--force` may replace.
+# Files that transformers writes when it saves a model or a tokeniser; `--force` may replace them.
 _MAY_GO = {"special_tokens_map.json", "added_tokens.json", "tokenizer.json", "training_args.bin", ".gitattributes"}
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a model as it is saved.
+    """One side of a model to save.
 
-    lang: None for a language model's.
+    lang: None for a language model.
     dictionary: the content of fairseq's file.
     text: how text becomes pieces; its file is copied.
     """
@@ -57,20 +57,20 @@ def save_exported(
     card: ModelCard | None = None,
     force: bool = False,
 ) -> None:
-    """Write a directory that `open_exported` reads. A process that is killed leaves all of it or nothing.
+    """Write a directory that `open_exported` reads, atomically: a killed process leaves all of it or nothing.
 
     Args:
-        directory: to make; an empty one may be there.
+        directory: created; it may exist if it is empty.
         model: with parameters of any floating type.
         target, source: the sides; a language model has no source.
         max_target_positions, max_source_positions, truncate_source, weights: see `Settings`.
-        search: what generation_config.json recommends; where it has no max_length, that is fairseq-generate's.
-        card: what README.md says beside what is known here.
+        search: the defaults for generation_config.json; without max_length, it gets that of fairseq-generate.
+        card: additional facts for README.md.
         force: replace an exported directory.
 
     Raises:
-        InputError: the directory holds something else, or a model without `force`; parameters are not finite, or too
-            large for `weights`; a dictionary does not match the model, or its configuration cannot be written.
+        InputError: the directory holds something else, or a model and `force` is not set; parameters are not finite or
+            too large for `weights`; a dictionary does not match the model, or its configuration cannot be written.
         OSError: the directory cannot be written.
     """
     directory = Path(directory)
@@ -78,9 +78,9 @@ def save_exported(
     tensors = tensors_of(model, weights)
     config = model.config
     if ModelConfig.of_json(config.as_json()) != config:
-        raise InputError("the mixers of a decoder must be causal, those of an encoder must not, and all zero the pads")
+        raise InputError("mixers of a decoder must be causal, those of an encoder not, and all must zero the pads")
     if (source is None) != (config.encoder is None):
-        raise InputError("a source is needed by a model with an encoder, and by no other")
+        raise InputError("`source` is required for a model with an encoder, and not allowed for others")
     try:
         settings = Settings(
             weights=weights,  # type: ignore[arg-type]
@@ -108,8 +108,8 @@ def save_exported(
             (new / name).write_bytes(content)
         path = new / exported.WEIGHTS_FILE
         write(tensors, path)
-        path.chmod((new / exported.CONFIG).stat().st_mode & 0o777)  # the library makes it its owner's alone
-        # What could not be opened again is not left behind.
+        path.chmod((new / exported.CONFIG).stat().st_mode & 0o777)  # safetensors creates it readable by the owner only
+        # Nothing is kept that cannot be opened again.
         exported.open_exported(new)
 
 
@@ -164,7 +164,7 @@ def _text_files(source: Side | None, target: Side, config: ModelConfig) -> dict[
 
 
 def _add(files: dict[str, bytes], which: str, subwords: str, content: bytes) -> str:
-    """Adds merges or a model to the files; returns its name, that of a file that is there if it is the same one."""
+    """Add merges or a sentencepiece model to the files; returns its name, that of an identical file if there is one."""
     for name, other in files.items():
         if other == content and not name.startswith("dict."):
             return name
@@ -176,8 +176,8 @@ def _add(files: dict[str, bytes], which: str, subwords: str, content: bytes) -> 
 
 
 def _generation(config: ModelConfig, settings: Settings, search: SearchDefaults) -> dict[str, Any]:
-    """generation_config.json: with it transformers searches as fairseq-generate does."""
-    # The target has the symbol before it and, beyond the longest, its end; positions are those of what is read.
+    """generation_config.json, which makes transformers search like fairseq-generate."""
+    # max_length counts the start symbol and the end as well. The decoder reads everything except the end.
     longest = min(_LONGEST_TARGET + 2, settings.max_target_positions + 1)
     search = replace(
         search,
@@ -190,14 +190,14 @@ def _generation(config: ModelConfig, settings: Settings, search: SearchDefaults)
         "min_length": search.min_length,
         "no_repeat_ngram_size": search.no_repeat_ngram_size or None,
         "decoder_start_token_id": config.eos,
-        # What a language model begins with where there is no prompt: in fairseq the end of the text before.
+        # Without a prompt, a language model begins with this: in fairseq, the </s> of the preceding text.
         "bos_token_id": config.eos if config.encoder is None else config.bos,
         "eos_token_id": config.eos,
         "pad_token_id": config.pad,
         "forced_eos_token_id": config.eos if config.encoder is not None else None,
         "suppress_tokens": [config.pad],
     }
-    if search.num_beams > 1:  # transformers warns about them with one beam
+    if search.num_beams > 1:  # with one beam, transformers warns about these
         known |= {"length_penalty": search.length_penalty, "early_stopping": True}
     return {name: value for name, value in known.items() if value is not None}
 

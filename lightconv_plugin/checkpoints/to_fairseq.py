@@ -1,8 +1,8 @@
-"""An exported model as a checkpoint of fairseq, to train on from: the way back of exporting.py.
+"""Turns an exported model into a fairseq checkpoint for further training: the inverse of exporting.py.
 
-The options of the plugin's architectures are read off the exported architecture, some of them off the first layer that
-they are about. fairseq's model is then built from the options, without memory, and its architecture is compared with
-the exported one. So whatever the options cannot express is found, and named.
+The options of the plugin's architectures are read from the exported architecture, some of them from the first layer
+that has them. fairseq's model is then built from these options on the meta device, and its architecture is compared
+with the exported one. This detects anything that the options cannot express, and the error names it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lightconv_plugin.errors import InputError, UnsupportedModelError
 from lightconv_plugin.modules import MixerSpec, ModelConfig, StackConfig
 
 _OF_CONVOLUTIONS = ("kernel_size", "conv_dim", "glu", "input_dropout", "weight_dropout")
-# What each kind of mixer reads of its MixerSpec.
+# The fields of MixerSpec that each kind of mixer uses.
 _READ = {
     "lightweight": (*_OF_CONVOLUTIONS, "num_heads", "normalize"),
     "dynamic": (*_OF_CONVOLUTIONS, "num_heads", "normalize", "dynamic_rank", "dynamic_residual"),
@@ -38,19 +38,19 @@ _OF_ENCODER_ATTENTION = ("num_heads", "attention_dropout", "cross_attention_conv
 
 
 def fairseq_checkpoint(directory: Path) -> tuple[dict[str, Any], list[str]]:
-    """The content of a checkpoint in the plugin's layout, parameters in float32, and what the user should know of it.
+    """The content of a checkpoint in the plugin's layout, with float32 parameters, and notes for the user.
 
-    Its task is translation, or language modelling, with the directory as the folder of the dictionaries.
+    Its task is translation or language modelling, with the exported directory as the folder of the dictionaries.
 
     Raises:
-        InputError: the directory is no exported model, or the options of the plugin's architectures do not express it.
+        InputError: the directory is not an exported model, or the plugin's options cannot express its architecture.
     """
     exported = open_exported(directory)
     model, parameters = fairseq_model(exported)
     weights = exported.settings.weights
     notes = []
     if weights != "float32":
-        notes.append(f"the weights are float32 again, but stay as they were rounded for the export to {weights}")
+        notes.append(f"the weights are float32 again, but keep the rounding of the export to {weights}")
     content: dict[str, Any] = {
         "args": None,
         "cfg": _settings(exported, model),
@@ -67,7 +67,7 @@ def fairseq_checkpoint(directory: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def command_line(cfg: Mapping[str, Any]) -> str:
-    """The options of fairseq-train for the model of `fairseq_checkpoint`'s cfg, where they differ from the defaults."""
+    """The options of fairseq-train for the model in `fairseq_checkpoint`'s cfg that differ from the defaults."""
     from fairseq import models
 
     from lightconv_plugin.models.config import VALUED_BOOLEANS
@@ -95,7 +95,7 @@ def fairseq_model(exported: Exported) -> tuple[Model, dict[str, Tensor]]:
     """fairseq's model of the same architecture, and its parameters in float32.
 
     Raises:
-        InputError: the options of the plugin's architectures do not express it.
+        InputError: the plugin's options cannot express the architecture.
     """
     model = _same_model(exported)
     return model, our_state(model, _parameters(load_model(exported, "float32").state_dict(), model))
@@ -115,7 +115,7 @@ def _same_model(exported: Exported) -> Model:
         model = read_model(_options(config), name, entries=sizes)
         found = _essence(plain_config(model.module))
     except UnsupportedModelError as error:
-        raise InputError(f"{path} has no model in fairseq: it would have {error}") from error
+        raise InputError(f"{path} cannot be expressed in fairseq: it would have {error}") from error
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     for name, wanted in _essence(config).items():
@@ -136,17 +136,17 @@ def _mixers(config: ModelConfig) -> list[MixerSpec]:
 
 
 def _family(config: ModelConfig) -> str:
-    """The architectures' common name; `read_model` finds a better one for lightweight convolutions."""
+    """The name of the architecture family; `read_model` finds a more specific one for lightweight convolutions."""
     return "talkconv" if all(mixer.kind == "talk" for mixer in _mixers(config)) else "dynamicconv"
 
 
 def _first(mixers: Iterable[MixerSpec], name: str, otherwise: Any) -> Any:
-    """The value of the first mixer that reads it."""
+    """The value in the first mixer that uses it."""
     return next((getattr(mixer, name) for mixer in mixers if name in _READ[mixer.kind]), otherwise)
 
 
 def _options(config: ModelConfig) -> dict[str, Any]:
-    """The options of the plugin's architecture, those that have a default of no effect left out."""
+    """The options of the plugin's architecture, without those whose default has no effect."""
     decoder, mixers = config.decoder, _mixers(config)
     normalize = _first(mixers, "normalize", "softmax")
     attends = decoder.encoder_dim is not None
@@ -225,7 +225,7 @@ def _side_options(side: str, stack: StackConfig) -> dict[str, Any]:
 
 
 def _essence(config: ModelConfig) -> dict[str, Any]:
-    """All that matters of an architecture, by its name in config.json."""
+    """Everything about an architecture that affects its results, by its name in config.json."""
     known: dict[str, Any] = {}
     for side, stack in (("encoder_stack", config.encoder), ("decoder_stack", config.decoder)):
         if stack is None:
@@ -243,14 +243,14 @@ def _essence(config: ModelConfig) -> dict[str, Any]:
 
 
 def _parameters(plain: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
-    """The parameters under fairseq's names; one that is tied in fairseq's model stands under each of its names."""
+    """The parameters under fairseq's names; a parameter that is tied in fairseq's model appears under all its names."""
     names: dict[int, list[str]] = {}
     state = {}
     parameters = dict(model.module.named_parameters(remove_duplicate=False))
     for name, buffer in model.module.state_dict().items():
         if name in parameters:
             names.setdefault(id(parameters[name]), []).append(name)
-        # Without its version, a file is taken for one of an old fairseq. What the other buffers hold is never read.
+        # Without a version, the file would be read as one of an old fairseq. The other buffers' values are never read.
         elif name.endswith("version"):
             state[name] = buffer
         else:
@@ -262,7 +262,7 @@ def _parameters(plain: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
 
 
 def _settings(exported: Exported, model: Model) -> dict[str, Any]:
-    """cfg, as fairseq's trainer saves it."""
+    """The cfg that fairseq's trainer would save."""
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from omegaconf import OmegaConf
 
@@ -286,7 +286,7 @@ def _settings(exported: Exported, model: Model) -> dict[str, Any]:
         cfg = convert_namespace_to_omegaconf(Namespace(arch=model.architecture, **model.options, **task, **training))
     known = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
     assert isinstance(known, dict)
-    # Set here, as hydra would read some characters in a path as its own.
+    # Set here because hydra would interpret some characters of a path.
     known["task"] |= {"data": str(exported.directory.resolve()), "max_target_positions": settings.max_target_positions}
     if exported.config.encoder is not None:
         known["task"]["max_source_positions"] = settings.max_source_positions

@@ -1,4 +1,4 @@
-"""Reading a directory that somebody else made: files inside it alone, of limited sizes, and errors of one line."""
+"""Reads untrusted directories: only files inside them, of limited size, with one-line errors."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, NoReturn
 
 from lightconv_plugin.errors import InputError
 
-_LONGEST = 300  # characters of a message that may quote a file
-_JSON = 2**20  # bytes: some thousand layers
+_LONGEST = 300  # characters of a file that a message may quote
+_JSON = 2**20  # bytes: enough for thousands of layers
 
 
 def shown(value: object) -> str:
-    """What may be of any length and hold any characters, for a message of one line."""
+    """A value of any length with any characters, shortened and escaped for a one-line message."""
     text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value)[: 2 * _LONGEST])
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """What is wrong with a value that was read from `path` becomes an InputError with its name."""
+    """Turn errors about a value read from `path` into an InputError that names the file."""
     try:
         yield
     except (ValueError, TypeError, ArithmeticError) as error:
@@ -34,11 +34,11 @@ def naming(path: Path) -> Iterator[None]:
 def file_in(directory: Path, name: str, most: int) -> Path:
     """The path of a regular file of at most `most` bytes in a directory.
 
-    `name` may be anything. A symbolic link may lead to a file of the directory, or to where the cache of Hugging Face's
-    hub keeps the files of its snapshots.
+    `name` is untrusted. A symbolic link may point to a file in the directory, or to the folder where the cache of the
+    Hugging Face hub keeps the files of its snapshots.
 
     Raises:
-        InputError: there is no such file, it is larger, or `name` leads elsewhere.
+        InputError: there is no such file, it is too large, or `name` leads elsewhere.
     """
     if Path(name).name != name or name in ("", ".", "..") or not name.isprintable() or "\\" in name or len(name) > 255:
         raise InputError(f"{directory}: {shown(repr(name))} is not the name of a file in this directory")
@@ -55,7 +55,7 @@ def file_in(directory: Path, name: str, most: int) -> Path:
         size = target.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{directory} is incomplete: there is no {name}") from None
-    except (OSError, RuntimeError) as error:  # a circle of links, a directory that may not be read
+    except (OSError, RuntimeError) as error:  # a cycle of links, or a directory without read permission
         raise InputError(f"{path} cannot be read: {shown(getattr(error, 'strerror', None) or error)}") from error
     if size > most:
         raise InputError(f"{path} has {size:,} bytes: at most {most:,} are read")
@@ -72,7 +72,7 @@ def read_bytes(directory: Path, name: str, most: int) -> bytes:
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:
-    """The JSON object in a file; see `file_in`. InputError for what is not JSON, or not an object."""
+    """The JSON object in a file; see `file_in`. InputError if it is not JSON or not an object."""
     content = read_bytes(directory, name, _JSON)
     path = directory / name
     try:

@@ -1,4 +1,4 @@
-"""The parameters of a plain model in a file of safetensors: in one floating type, or with 8-bit matrices."""
+"""The parameters of a plain model in a safetensors file: in one floating type, or with 8-bit matrices."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from lightconv_plugin.modules import EncoderDecoder, LanguageModel
 PlainModel = EncoderDecoder | LanguageModel
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WEIGHTS = (*DTYPES, "int8")
-_SMALLEST = 2**14  # weights of a matrix from which on 8 bits are worth it
-_CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int8": "I8"}  # those of safetensors
+_SMALLEST = 2**14  # weights that a matrix must have for 8 bits to be worth it
+_CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int8": "I8"}  # safetensors' names
 _SCALE = "_scale"
 
 
 class Int8(NamedTuple):
-    """A matrix (O,I) of `weight`·`scale`: weight int8 in −127 … 127, scale float32 (O,), one for each output."""
+    """A matrix (O,I), `weight`·`scale`: weight int8 in −127 … 127, scale float32 (O,), one per output."""
 
     weight: Tensor
     scale: Tensor
@@ -37,17 +37,17 @@ class Int8(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """Shape and type of a tensor; the type as safetensors writes it, such as "F32"."""
+    """Shape and type of a tensor; the type under its safetensors name, such as "F32"."""
 
     shape: tuple[int, ...]
     code: str
 
 
 def read_kinds(path: Path) -> dict[str, Kind]:
-    """Shape and type of each tensor of a file; no tensor is read.
+    """Shape and type of each tensor in a file, without reading the tensors.
 
     Raises:
-        InputError: the file is not of safetensors, or damaged.
+        InputError: the file is not a safetensors file, or is damaged.
     """
     with _opened(path) as file:
         parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
@@ -57,8 +57,8 @@ def read_kinds(path: Path) -> dict[str, Kind]:
 def quantised_names(model: PlainModel) -> set[str]:
     """The parameters that are 8-bit in a file of type "int8".
 
-    These are the matrices of linear layers and the tables of word embeddings, which may be the output's matrix too, of
-    at least 16,384 weights. All others would save little, and filters and norms are those where rounding is felt.
+    These are the matrices of linear layers and the word embeddings (which may also be the output matrix) with at least
+    16,384 weights. All others would save little, and filters and norms are sensitive to rounding.
     """
     names = set()
     for prefix, module in model.named_modules():
@@ -71,16 +71,16 @@ def quantise(weight: Tensor) -> Int8:
     """A matrix (O,I) in 8 bits: symmetric, the largest weight of each row becomes ±127."""
     weight = weight.detach().float()
     scale = weight.abs().amax(dim=1) / 127
-    # A row of zeros, such as a pad's, may have any scale; so has one whose weights are too small for a quotient.
+    # A row of zeros, such as the pad's, can have any scale, and so can one whose weights are too small to divide.
     scale = torch.where(scale < torch.finfo(torch.float32).tiny, torch.ones_like(scale), scale)
     return Int8((weight / scale.unsqueeze(1)).round().clamp(-127, 127).to(torch.int8), scale)
 
 
 def tensors_of(model: PlainModel, weights: str) -> dict[str, Tensor]:
-    """The parameters as a file of type `weights` has them, each once, under the model's names.
+    """The parameters as stored in a file of type `weights`, each once, under the model's names.
 
     Raises:
-        InputError: an unknown type, or numbers that it cannot hold.
+        InputError: the type is unknown or cannot represent a value.
     """
     if weights not in WEIGHTS:
         raise InputError(f"`dtype` must be one of {', '.join(WEIGHTS)}, got {weights!r}")
@@ -102,9 +102,9 @@ def tensors_of(model: PlainModel, weights: str) -> dict[str, Tensor]:
 
 
 def write(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a file of safetensors. OSError with `path` where that fails.
+    """Write a safetensors file. OSError with `path` if that fails.
 
-    The library gives the file's name to a new one: `path` must not be a device.
+    The library renames a new file to `path`, so `path` must not be a device.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -122,7 +122,7 @@ def write(tensors: Mapping[str, Tensor], path: Path) -> None:
 class Weights:
     """A checked file of parameters: names, shapes and types are those of the model.
 
-    kinds: of each tensor of the file.
+    kinds: of each tensor in the file.
     """
 
     path: Path
@@ -132,10 +132,10 @@ class Weights:
     def check(cls, path: Path, found: Mapping[str, Kind], model: PlainModel, weights: str) -> Weights:
         """Compare a file of type `weights` with a model, whose parameters need not be in memory.
 
-        `found` is of `read_kinds`.
+        `found` comes from `read_kinds`.
 
         Raises:
-            InputError: a tensor is missing, is not known, or has another shape or type.
+            InputError: a tensor is missing or unknown, or has another shape or type.
         """
         wanted = _kinds(model, weights)
         for names, what in ((wanted.keys() - found.keys(), "lacks"), (found.keys() - wanted.keys(), "has unknown")):
@@ -145,18 +145,18 @@ class Weights:
         for name, kind in wanted.items():
             if found[name] != kind:
                 raise InputError(
-                    f"{path}: {name} has shape {[*found[name].shape]} and type {found[name].code}, config.json wants "
-                    f"{[*kind.shape]} and {kind.code}"
+                    f"{path}: {name} has shape {[*found[name].shape]} and type {found[name].code}, config.json requires"
+                    f" {[*kind.shape]} and {kind.code}"
                 )
         return cls(path, wanted)
 
     def read(self) -> dict[str, Tensor | Int8]:
-        """All parameters, mapped from the file: their pages are read when they are used. 8-bit ones stay 8-bit.
+        """All parameters, memory-mapped: pages are read when they are used. 8-bit parameters stay 8-bit.
 
-        Writing to a tensor changes it in this process alone.
+        Writing to a tensor changes it only in this process.
 
         Raises:
-            InputError: the file was changed since it was checked, or has numbers that are not finite.
+            InputError: the file has changed since it was checked, or has values that are not finite.
         """
         tensors: dict[str, Tensor] = {}
         with _opened(self.path) as file:
@@ -178,7 +178,7 @@ class Weights:
 
 
 def _kinds(model: PlainModel, weights: str) -> dict[str, Kind]:
-    """What a file of this type has for the model."""
+    """The tensors that a file of this type has for the model."""
     small = quantised_names(model) if weights == "int8" else set()
     code = _CODES[weights if weights in DTYPES else "float32"]
     wanted = {}
@@ -192,18 +192,18 @@ def _kinds(model: PlainModel, weights: str) -> dict[str, Kind]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator:
-    """The file, mapped. InputError for one that is not of safetensors, or damaged."""
+    """The memory-mapped file. InputError if it is not a safetensors file or is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} is not a file of safetensors, or damaged: {shown(error)}") from error
+        raise InputError(f"{path} is not a safetensors file, or is damaged: {shown(error)}") from error
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    # A sum is one quick pass over the numbers; where it is not finite it may only have become too large.
+    # A sum is one quick pass over the numbers. If it is not finite, it may just have overflowed.
     if tensor.dtype == torch.float64:
         return bool(torch.isfinite(tensor).all())
     return bool(torch.isfinite(tensor.sum(dtype=torch.float32))) or bool(torch.isfinite(tensor).all())

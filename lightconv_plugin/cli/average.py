@@ -1,4 +1,4 @@
-"""`lightconv average`: the mean of several checkpoints of one training, as one checkpoint.
+"""`lightconv average`: average several checkpoints of one training into one.
 
     lightconv average --inputs checkpoints --num-epoch-checkpoints 10 --output checkpoints/average10.pt
 
@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _select(args: argparse.Namespace) -> list[Path]:
-    """The checkpoints that the command's options name, the newest (or best) first; explicit files in their order."""
+    """The checkpoints selected by the options, newest (or best) first; explicit files in the given order."""
     from lightconv_plugin.checkpoints.averaging import best_checkpoints, candidates, last_checkpoints, only_by_updates
 
     last = args.num_last_checkpoints or args.num_epoch_checkpoints or args.num_update_checkpoints

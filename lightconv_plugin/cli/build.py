@@ -1,4 +1,4 @@
-"""`lightconv build`: compile the native kernels now, so that their first use neither waits nor needs a compiler."""
+"""`lightconv build`: compile the native kernels now, so that their first use needs neither time nor a compiler."""
 
 import argparse
 import sys
@@ -59,7 +59,7 @@ def add_parser(commands) -> None:
     parser.add_argument(
         "--portable",
         action="store_true",
-        help="the CPU kernels for every instruction set that runs here, and not for the best alone: for an image or a "
-        "shared cache that machines with other CPUs use",
+        help="build the CPU kernels for every instruction set that runs here, not only for the best one: for an image "
+        "or a shared cache that is used on machines with other CPUs",
     )
     parser.set_defaults(run=run)

@@ -1,5 +1,5 @@
-"""`lightconv convert`: checkpoints of upstream's code for the plugin, the plugin's for upstream's code, and exported
-models for both.
+"""`lightconv convert`: convert checkpoints of upstream's code for the plugin and vice versa, and exported models for
+both.
 
 lightconv convert model_2019.pt dynamicconv.pt --to plugin
 lightconv convert dynamicconv-de-en dynamicconv.pt --to plugin
@@ -34,22 +34,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 DESCRIPTION = """\
-Converts a checkpoint to the layout of another code: names and shapes of the parameters, the options and, where the
-order of the parameters allows, the optimizer state. The layout of the input is recognised.
+Converts a checkpoint to the layout of other code: names and shapes of the parameters, the options and, if the order
+of the parameters allows it, the optimizer state. The layout of the input is detected.
 
-  plugin           this plugin's
-  fairseq          fairseq's own lightconv and lightconv_lm, of its main branch since late 2022
-  fairseq-0.12.2   the same of its releases up to 0.12.2, and of the files released in 2019
+  plugin           this plugin
+  fairseq          fairseq's own lightconv and lightconv_lm, on its main branch since late 2022
+  fairseq-0.12.2   the same in its releases up to 0.12.2, and in the files released in 2019
   talk             the TaLK paper's repository (fairseq 0.8: all settings are arguments)
 
-An option that a layout cannot express is an error: several kinds of mixers on one side, mixers or normalisations that
-it lacks.
+An option that a layout cannot express is an error, such as several kinds of mixers on one side, or mixers or
+normalisations that it lacks.
 
-IN may also be an exported model (lightconv export). It becomes a checkpoint that fairseq-train trains on from with
---finetune-from-model and the options that are printed, and that fairseq-generate translates with. Parameters that
-were exported in a smaller type become float32 again, and stay as they were rounded.
+IN may also be an exported model (lightconv export). It becomes a checkpoint for fairseq-generate, and for fairseq-train
+with --finetune-from-model and the printed options. Parameters that were exported in a smaller type become float32
+again, but keep their rounding.
 
-The results of fairseq's own code may still differ: in training, its dynamic decoder computes another softmax
+The results of fairseq's own code may still differ: in training, its dynamic decoder computes a different softmax
 for targets shorter than the kernel."""
 
 

@@ -1,4 +1,4 @@
-"""`lightconv deploy`: an exported model as graphs that a C++ or Python program runs without this package.
+"""`lightconv deploy`: compile an exported model into graphs that a C++ or Python program runs without this package.
 
 lightconv deploy dynamicconv-de-en dynamicconv-de-en-aoti
 """
@@ -28,13 +28,13 @@ def _say(line: str) -> None:
 
 
 DESCRIPTION = """\
-Writes an exported model as two graphs, start.pt2 and step.pt2, by which a program decodes with torch alone, in C++ or
-Python, on the CPU and in float32. Dictionaries, merges and deployment.json (special symbols, what the state is) lie
-beside them. docs/deployment.md describes the graphs and has programs that decode.
+Writes an exported model as two graphs, start.pt2 and step.pt2, with which a C++ or Python program decodes using only
+torch, on the CPU and in float32. Dictionaries, merges and deployment.json (special symbols, layout of the state) are
+written next to them. docs/deployment.md describes the graphs and has example programs.
 
   aoti     compiled by torch's AOTInductor (minutes; needs a C++ compiler): for this kind of processor and this version
            of torch
-  export   files of torch.export: for any processor, slower, for Python only"""
+  export   torch.export files: for any processor, slower, for Python only"""
 
 
 def add_parser(commands) -> None:
@@ -46,6 +46,6 @@ def add_parser(commands) -> None:
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="the exported model (lightconv export)")
     parser.add_argument("output", type=Path, metavar="OUT", help="the directory to write")
-    parser.add_argument("--format", choices=_FORMATS, default="aoti", help="of the graphs (default: %(default)s)")
+    parser.add_argument("--format", choices=_FORMATS, default="aoti", help="type of graphs (default: %(default)s)")
     parser.add_argument("--force", action="store_true", help="replace OUT if it is a deployed model")
     parser.set_defaults(run=run)

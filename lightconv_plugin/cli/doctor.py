@@ -1,4 +1,4 @@
-"""`lightconv doctor`: what is installed here, and whether its results are correct."""
+"""`lightconv doctor`: show what is installed and check that its results are correct."""
 
 import argparse
 import logging
@@ -7,7 +7,7 @@ import logging
 def run(args: argparse.Namespace) -> int:
     from lightconv_plugin.diagnostics.checks import examine
 
-    # fairseq and its dependencies log a lot while they are imported; the findings say what matters.
+    # fairseq and its dependencies log a lot during import; the findings have everything that matters.
     logging.disable(logging.WARNING)
     try:
         report = examine()
@@ -24,6 +24,6 @@ def add_parser(commands) -> None:
         "results of operators and models are correct. Exit status 1 if something is wrong.",
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("-v", "--verbose", action="store_true", help="print every finding, not one line per area")
+    form.add_argument("-v", "--verbose", action="store_true", help="print every finding instead of one line per area")
     form.add_argument("--json", action="store_true", help="print every finding as one JSON object")
     parser.set_defaults(run=run)

@@ -1,6 +1,6 @@
 """`lightconv evaluate`: translate or summarise a test set by beam search, and score it.
 
-What its parser does not know are options of fairseq-generate.
+Options that its parser does not know are passed to fairseq-generate.
 """
 
 import argparse
@@ -22,16 +22,16 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import find_config
 
 DESCRIPTION = """\
-Runs fairseq-generate on a subset and scores the result: BLEU and chrF, or ROUGE of summaries, with the number of
-parameters and the sentences a second. All other options are those of fairseq-generate; --beam 5 --lenpen 1 --remove-bpe
---max-tokens 8000 by default.
+Runs fairseq-generate on a subset and scores the result: BLEU and chrF, or ROUGE for summaries, with the number of
+parameters and the sentences per second. All other options are passed to fairseq-generate; the defaults are --beam 5
+--lenpen 1 --remove-bpe --max-tokens 8000.
 
-The language, the untouched references and the case come from the folder that `lightconv prepare` made around DATA_BIN,
-unless options say otherwise. The log of fairseq-generate and the scores are left beside the checkpoint, as
+The language, the raw references and the case come from the folder that `lightconv prepare` made around DATA_BIN,
+unless options say otherwise. The log of fairseq-generate and the scores are written next to the checkpoint, as
 CHECKPOINT.SUBSET.gen and CHECKPOINT.SUBSET.score.
 
-@FILE stands for the arguments in a file, where # begins a comment: a path, or a name such as cnndm/generate.args. The
-last of several equal options counts."""
+@FILE inserts the arguments in a file, where # begins a comment: a path, or a name such as cnndm/generate.args. If an
+option is given several times, the last one counts."""
 EXAMPLE = """\
 example:
   lightconv evaluate data/multi30k_en_de/data-bin runs/multi30k_en_de/dynamicconv/average10.pt --lenpen 1.2
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def with_files(argv: list[str]) -> list[str]:
-    """The arguments with those in each @FILE in its place. Raises InputError if there is no such file."""
+    """The arguments, with each @FILE replaced by the arguments in it. Raises InputError if there is no such file."""
     expanded = []
     for argument in places_first(argv):
         if argument.startswith("@") and not argument.startswith("@@"):

@@ -1,4 +1,4 @@
-"""`lightconv export`: a checkpoint as a directory that needs torch alone, and that Hugging Face's transformers know.
+"""`lightconv export`: write a checkpoint as a directory that needs only torch and works with Hugging Face transformers.
 
 lightconv export runs/iwslt14_de_en/dynamicconv/average10.pt dynamicconv-de-en --lenpen 1.2
 lightconv export average10.pt dynamicconv-de-en-int8 --dtype int8
@@ -35,18 +35,18 @@ def run(args: argparse.Namespace) -> int:
 
 DESCRIPTION = """\
 Writes the model of a checkpoint as a directory that `lightconv translate` and Hugging Face's transformers read without
-fairseq: parameters (safetensors), architecture, dictionaries, merges, how the text was prepared, and a model card.
+fairseq: parameters (safetensors), architecture, dictionaries, merges, text preparation, and a model card.
 
-Exports translation and language models of this plugin with every mixer, fairseq's Transformer and LightConv, and
-averaged checkpoints. A model with a part that cannot be exported is refused, and the part is named. The directory is
-written whole or not at all."""
+Supports translation and language models of this plugin with every mixer, fairseq's Transformer and LightConv, and
+averaged checkpoints. If a part of a model cannot be exported, the error names it. The directory is written completely
+or not at all."""
 EPILOG = """\
-int8: matrices of at least 16,384 weights have 8 bits with a scale for each output; the rest is float32.
+int8: matrices with at least 16,384 weights are stored in 8 bits with one scale per output; the rest is float32.
 
-The model card (README.md) has the BLEU of CHECKPOINT.test.score, which `lightconv evaluate` writes, or the perplexity
-of CHECKPOINT.test.ppl, where there is such a file. Corpus and licence are yours to fill in.
+The model card (README.md) has the BLEU from CHECKPOINT.test.score, which `lightconv evaluate` writes, or the perplexity
+from CHECKPOINT.test.ppl, if such a file exists. Corpus and licence are for you to fill in.
 
-Defaults: dictionaries, merges, tokeniser and case are found as `lightconv translate` finds them.
+By default, dictionaries, merges, tokeniser and case are determined as in `lightconv translate`.
 
 example:
   lightconv export runs/iwslt14_de_en/dynamicconv/average10.pt dynamicconv-de-en --lenpen 1.2"""
@@ -62,13 +62,13 @@ def add_parser(commands) -> None:
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="the model")
     parser.add_argument("directory", type=Path, metavar="DIR", help="the directory to write")
     parser.add_argument("--data", type=Path, metavar="DATA_BIN", help="folder of the dictionaries")
-    parser.add_argument("--dtype", choices=_DTYPES, default="float32", help="of the weights (default: %(default)s)")
+    parser.add_argument("--dtype", choices=_DTYPES, default="float32", help="type of weights (default: %(default)s)")
     parser.add_argument("--force", action="store_true", help="replace DIR if it is an exported model")
     add_text_options(parser)
-    search = parser.add_argument_group("search that the directory recommends (generation_config.json)")
-    search.add_argument("--beam", type=positive, metavar="N", help="default: 5, of a language model 1")
+    search = parser.add_argument_group("default search of the exported model (generation_config.json)")
+    search.add_argument("--beam", type=positive, metavar="N", help="default: 5, or 1 for a language model")
     search.add_argument("--lenpen", type=float, metavar="X", help="length penalty (default: 1)")
     card = parser.add_argument_group("model card")
     card.add_argument("--bleu", type=float, metavar="X", help="the model's BLEU, by sacreBLEU")
-    card.add_argument("--bleu-signature", metavar="TEXT", help="sacreBLEU's signature of it")
+    card.add_argument("--bleu-signature", metavar="TEXT", help="its sacreBLEU signature")
     parser.set_defaults(run=run)

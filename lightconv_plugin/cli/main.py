@@ -1,17 +1,17 @@
-"""Entry point of the `lightconv` command: parses, runs one subcommand, turns its errors into one line and a status.
+"""Entry point of the `lightconv` command: runs one subcommand and turns its errors into one line and an exit status.
 
-A subcommand NAME is the module lightconv_plugin.cli.NAME (with "_" for "-") and one line of COMMANDS. The module is
-imported only when it is asked for, and defines
+A subcommand NAME is the module lightconv_plugin.cli.NAME (with "_" for "-") and one line in COMMANDS. The module is
+imported only when the subcommand is used, and defines
 
     run(args) -> int        the command; returns the exit status, raises InputError for bad input
     add_parser(commands)    commands.add_parser(NAME, description=…, …) with its arguments and set_defaults(run=run)
 
-One that passes arguments on to another program says set_defaults(run=run, rest=[]), and finds what follows "--" in
-`args.rest`; with set_defaults(run=run, unknown=[]), `args.unknown` holds the arguments that its parser does not know
-(such a parser needs allow_abbrev=False). A function set as `before` gets the arguments, and returns those to be parsed.
+A subcommand that passes arguments on to another program can use set_defaults(run=run, rest=[]): `args.rest` then holds
+everything after "--". With set_defaults(run=run, unknown=[]), `args.unknown` holds the arguments that its parser does
+not know (such a parser needs allow_abbrev=False). A function set as `before` maps the arguments to those to be parsed.
 
-What is below cli/ knows no options: its errors write the parameters they are about in backquotes, as in "`lang` is
-needed", and here `lang` becomes --lang, or DATA_BIN for a positional argument of that metavar.
+The modules outside cli/ know no options: their errors put parameter names in backquotes, as in "`lang` is needed". Here
+`lang` becomes --lang, or DATA_BIN for a positional argument with that metavar.
 
 Exit status: 0 done; 1 `doctor` found a problem, `build` failed, or `translate` left a line empty; 2 bad arguments or
 input; 130 interrupted.
@@ -29,7 +29,7 @@ from typing import NoReturn
 import lightconv_plugin
 from lightconv_plugin.errors import InputError
 
-# By what one does: the subcommands and what each does, in one line of --help.
+# The subcommands by purpose, each with its line in --help.
 COMMANDS = {
     "data": {
         "prepare": "download, tokenise and binarise a corpus",
@@ -54,12 +54,12 @@ COMMANDS = {
         "convert": "convert checkpoints to and from the layouts of other code",
     },
     "maintain": {
-        "doctor": "check the installation, and what it computes",
+        "doctor": "check the installation and its results",
         "build": "compile the kernels now instead of at first use",
         "user-dir": "print the path for fairseq's --user-dir",
     },
 }
-# The extra that installs a module.
+# The modules that each extra installs.
 EXTRAS = {
     "fairseq": ("fairseq", "fairseq_cli", "hydra", "omegaconf"),
     "text": ("regex", "sacremoses", "safetensors", "sentencepiece", "subword_nmt"),
@@ -71,7 +71,7 @@ EXTRAS = {
 
 
 def overview() -> str:
-    """The subcommands by group, each with its line."""
+    """The subcommands by group, each with its one-line description."""
     lines = []
     for group, commands in COMMANDS.items():
         labels = [group, *[""] * len(commands)]
@@ -80,7 +80,7 @@ def overview() -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """The parser of the command itself: its help is the overview, and a wrong name suggests the nearest."""
+    """The parser of the command itself: its help is the overview, and a wrong name gets a suggestion."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"usage: {self.usage}\n{self.prog}: error: {message}\n")
@@ -102,7 +102,7 @@ def _parser() -> _Parser:
 
 
 def subparser(name: str) -> argparse.ArgumentParser:
-    """The parser of a subcommand; ends the process with the nearest names where there is none."""
+    """The parser of a subcommand; if there is no such subcommand, suggests similar names and exits."""
     known = [name for commands in COMMANDS.values() for name in commands]
     if name not in known:
         near = difflib.get_close_matches(name, known, n=2)
@@ -115,12 +115,12 @@ def subparser(name: str) -> argparse.ArgumentParser:
 
 
 def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
-    """The arguments of a subcommand, with what it passes on."""
+    """Parse the arguments of a subcommand, including those that it passes on."""
     rest = None
     if before := parser.get_default("before"):
         argv = before(argv)
     if parser.get_default("rest") is not None and "--" in argv:
-        # Passed on as it is; argparse would take the first of it for a positional argument.
+        # Passed on unparsed; argparse would take the first one for a positional argument.
         at = argv.index("--")
         argv, rest = argv[:at], argv[at + 1 :]
     args, unknown = parser.parse_known_args(argv)
@@ -134,7 +134,7 @@ def _parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespa
 
 
 def _with_options(message: str, parser: argparse.ArgumentParser) -> str:
-    """The message with `parameters` as the options of this parser."""
+    """The message with each `parameter` replaced by the option of this parser."""
     options = {
         action.dest: next((option for option in action.option_strings if option.startswith("--")), action.metavar)
         for action in parser._actions
@@ -143,19 +143,19 @@ def _with_options(message: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _missing(error: ModuleNotFoundError) -> str | None:
-    """What to say about a module that is not installed; None for one that no extra installs."""
+    """The message about a module that is not installed; None if no extra installs it."""
     top = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if top in modules), None)
     return extra and f"{top} is not installed: pip install 'lightconv-plugin[{extra}]'"
 
 
 def _leave(signum, frame):
-    """SIGTERM as an exception, so that a half-written temporary file is removed on the way out."""
+    """Turn SIGTERM into an exception, so that temporary files are removed on exit."""
     raise SystemExit(128 + signum)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `lightconv` with these arguments (default: those of the process) and return its exit status."""
+    """Run `lightconv` with these arguments (default: sys.argv) and return its exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0].startswith("-"):
         top = _parser()

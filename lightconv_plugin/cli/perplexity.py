@@ -1,6 +1,6 @@
 """`lightconv perplexity`: the perplexity of a language model on a text, by fairseq-eval-lm.
 
-What its parser does not know are options of fairseq-eval-lm.
+Options that its parser does not know are passed to fairseq-eval-lm.
 """
 
 import argparse
@@ -13,11 +13,11 @@ from lightconv_plugin.errors import InputError
 
 DESCRIPTION = """\
 Runs fairseq-eval-lm with the sample length and the break mode of the training, and prints one line. All other options
-are those of fairseq-eval-lm.
+are passed to fairseq-eval-lm.
 
-The perplexity is per token of the dictionary, hence per word if the dictionary is of words; </s> counts as a token
-(--post-process '@@ ' joins BPE). Every token is scored, or it is an error. The log and the result (JSON) are left
-beside the checkpoint, as CHECKPOINT.SUBSET.eval_lm and CHECKPOINT.SUBSET.ppl."""
+The perplexity is per dictionary token, hence per word for a dictionary of words; </s> counts as a token
+(--post-process '@@ ' joins BPE). It is an error if a token is not scored. The log and the result (JSON) are written
+next to the checkpoint, as CHECKPOINT.SUBSET.eval_lm and CHECKPOINT.SUBSET.ppl."""
 EXAMPLE = """\
 example:
   lightconv perplexity data/wikitext2/data-bin runs/wikitext2/dynamicconv/checkpoint_best.pt --context-window 128"""
@@ -44,7 +44,7 @@ def add_parser(commands) -> None:
     parser = add_evaluation(commands, "perplexity", "[fairseq-eval-lm options]", DESCRIPTION, EXAMPLE)
     parser.add_argument(
         "--context-window", type=natural, default=0, metavar="N",
-        help="score each token after at least N others (default: 0: the first of each sample have few before them)",
+        help="score each token after at least N others (default: 0, where each sample's first tokens have few)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object, in one line")
     parser.set_defaults(run=run, unknown=[], before=places_first)

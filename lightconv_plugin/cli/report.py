@@ -15,10 +15,10 @@ FIGURES = (".png", ".svg", ".pdf")
 
 
 def run(args: argparse.Namespace) -> int:
-    for path in (args.output, args.figure):  # before minutes of work
+    for path in (args.output, args.figure):  # fail before minutes of work
         if path is not None and not path.absolute().parent.is_dir():
             raise InputError(f"cannot write {path}: there is no folder {path.absolute().parent}")
-    # Here, so that the command's help needs neither torch nor matplotlib.
+    # Imported here, so that --help needs neither torch nor matplotlib.
     from lightconv_plugin.report.assemble import kernel_figure, make_report
 
     report = make_report(args.run_dirs, args.data_bin, args.sentences, args.checkpoint)
@@ -69,8 +69,8 @@ def add_parser(commands) -> None:
     parser.add_argument("--sentences", type=_number, default=8, metavar="N", help="sample translations (default: 8)")
     parser.add_argument(
         "--checkpoint", type=_name, metavar="NAME",
-        help="file in each RUN_DIR whose kernels are shown (default: the newest averageN.pt, else checkpoint_best.pt, "
-        "else checkpoint_last.pt)",
+        help="checkpoint in each RUN_DIR whose kernels are shown (default: the newest averageN.pt, else "
+        "checkpoint_best.pt, else checkpoint_last.pt)",
     )  # fmt: skip
     parser.add_argument(
         "--figure", type=_figure, metavar="FILE", help="also draw the kernels of all runs as a .png, .svg or .pdf"

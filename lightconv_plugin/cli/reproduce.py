@@ -9,20 +9,20 @@ from lightconv_plugin.errors import InputError
 
 DESCRIPTION = """\
 Prepares the data, trains the configuration with each seed, chooses the number of averaged checkpoints and the length
-penalty on the validation set, and scores the test set: one row of the results. protocol.yaml beside the configuration
-says what is done and how. Rerun the same command to resume; a step is repeated only if what it depends on has changed.
+penalty on the validation set, and scores the test set: one row of the results. protocol.yaml next to the configuration
+defines each step. Rerun the same command to resume; a step is repeated only if something it depends on has changed.
 
 CONFIG is the name of a configuration such as iwslt14_de_en/dynamicconv, or a path. Overrides are hydra's, for the
 training; one that changes what is computed needs --runs.
 
-A seed is trained in SAVE_DIR/seedN; a training of the same settings that is already there is resumed, or taken over if
-it is finished. By default, the row is written to results/reproduction/TASK/SYSTEM.json (in a checkout:
-benchmarks/results/reproduction) and the table to RESULTS.md. Seeds that the row has already, of the same
-configuration, overrides and protocol, stay in it."""
+A seed is trained in SAVE_DIR/seedN; an existing training with the same settings is resumed, or taken over if it is
+finished. By default, the row is written to results/reproduction/TASK/SYSTEM.json (in a checkout:
+benchmarks/results/reproduction) and the table to RESULTS.md. Seeds already in the row are kept if they have the same
+configuration, overrides and protocol."""
 EXAMPLE = """\
 example:
   lightconv reproduce iwslt14_de_en/dynamicconv --seeds 1 2 3
-  lightconv reproduce --table        write the table again from the rows
+  lightconv reproduce --table        rewrite the table from the rows
   lightconv reproduce --smoke        everything in miniature, in runs/smoke: a test, not a result"""
 
 
@@ -76,7 +76,7 @@ def _write_table(results: Path | None) -> int:
 
 
 def heed_signals() -> None:
-    """SIGTERM, and SIGHUP unless it is ignored (nohup), end this process as Ctrl-C does: with all that it started."""
+    """Make SIGTERM, and SIGHUP unless it is ignored (nohup), end this process and its children like Ctrl-C does."""
 
     def interrupt(signum: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -87,7 +87,7 @@ def heed_signals() -> None:
 
 
 def overrides_last(argv: list[str]) -> list[str]:
-    """The arguments with hydra's overrides, which may stand anywhere, after a "--"."""
+    """The arguments with hydra's overrides, which may appear anywhere, moved to the end after a "--"."""
     from lightconv_plugin.recipes.reproduce.protocol import OVERRIDE
 
     overrides = [item for item in argv if OVERRIDE.fullmatch(item)]
@@ -104,7 +104,7 @@ def add_parser(commands) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("config", nargs="?", metavar="CONFIG", help=argparse.SUPPRESS)
-    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="one training for each")
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="seeds, with one training each")
     parser.add_argument(
         "--runs", type=Path, metavar="DIR", help="put trainings into DIR/TASK/SYSTEM instead of checkpoint.save_dir"
     )
@@ -112,11 +112,11 @@ def add_parser(commands) -> None:
         "--results", type=Path, metavar="DIR",
         help="put the row into DIR/TASK/SYSTEM.json and the table into DIR/RESULTS.md",
     )  # fmt: skip
-    parser.add_argument("--no-prepare", action="store_true", help="take the data as it is")
+    parser.add_argument("--no-prepare", action="store_true", help="use the data without preparing it")
     parser.add_argument(
         "--prepare-options", default="", metavar="OPTIONS",
-        help="options of lightconv prepare, in one word, such as --prepare-options='--mirror PLACE'",
+        help="options for lightconv prepare, as one argument, such as --prepare-options='--mirror PLACE'",
     )  # fmt: skip
-    parser.add_argument("--smoke", action="store_true", help="everything in miniature, with a configuration of its own")
+    parser.add_argument("--smoke", action="store_true", help="everything in miniature, with its own configuration")
     parser.add_argument("--table", action="store_true", help="only write the table")
     parser.set_defaults(run=run, rest=[], before=overrides_last)

@@ -1,4 +1,4 @@
-"""Options that several commands share: of BLEU and ROUGE, and the settings they make; of what runs fairseq's own."""
+"""Options that several commands share: for BLEU and ROUGE, and for commands that run one of fairseq's."""
 
 import argparse
 import sys
@@ -14,7 +14,7 @@ ROUGE_OPTIONS = ("no_stem", "sentence_end")
 
 
 def add_evaluation(commands, name: str, rest: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    """The parser of a command that runs one of fairseq's own on a subset of DATA_BIN; `rest` ends its usage."""
+    """The parser of a command that runs one of fairseq's on a subset of DATA_BIN; `rest` is the end of its usage."""
     parser = commands.add_parser(
         name,
         usage=f"lightconv {name} DATA_BIN CHECKPOINT [options] {rest}",
@@ -36,7 +36,7 @@ def add_bleu_options(parser: argparse.ArgumentParser) -> None:
         "--detok", choices=("moses", "none"),
         help="how to detokenise for sacreBLEU: Moses rules of --lang (default), or none for plain text",
     )  # fmt: skip
-    bleu.add_argument("--raw-ref", type=Path, metavar="FILE", help="untouched references for sacreBLEU and chrF")
+    bleu.add_argument("--raw-ref", type=Path, metavar="FILE", help="raw references for sacreBLEU and chrF")
     bleu.add_argument("--lowercase", action="store_true", help="ignore case")
     bleu.add_argument(
         "--compound-split", action="store_true", help="split a-b on both sides for tokenised BLEU (WMT En-De)"
@@ -52,7 +52,7 @@ def add_rouge_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measuring(args: argparse.Namespace, metric: str) -> Measuring:
-    """The settings that the parsed options ask for."""
+    """The settings from the parsed options."""
     return Measuring(
         metric=metric,
         bpe=getattr(args, "remove_bpe", None),
@@ -67,7 +67,7 @@ def measuring(args: argparse.Namespace, metric: str) -> Measuring:
 
 
 def bpe_mark(text: str) -> str:
-    """The argument of --remove-bpe, as `remove_bpe` wants it."""
+    """The argument of --remove-bpe, in the form that `remove_bpe` expects."""
     mark = {"@@ ": "@@", "subword_nmt": "@@"}.get(text, text)
     if mark not in BPE_MARKS:
         raise argparse.ArgumentTypeError(f"must be '@@ ', subword_nmt or sentencepiece, got {text!r}")
@@ -75,12 +75,12 @@ def bpe_mark(text: str) -> str:
 
 
 def refuse(args: argparse.Namespace, names: Sequence[str], chosen: str) -> None:
-    """Raises InputError for the first of these options that was given beside `chosen`, such as "--metric rouge"."""
+    """Raise InputError for the first of these options given together with `chosen`, such as "--metric rouge"."""
     for name in names:
         if getattr(args, name):
             raise InputError(f"--{name.replace('_', '-')} is not valid with {chosen}")
 
 
 def warner(command: str) -> Callable[[str], None]:
-    """Prints a warning of `lightconv COMMAND` on standard error."""
+    """A function that prints a warning of `lightconv COMMAND` to standard error."""
     return lambda text: print(f"lightconv {command}: {text}", file=sys.stderr)

@@ -9,16 +9,16 @@ from lightconv_plugin.errors import InputError
 DESCRIPTION = """\
 Trains a configuration with fairseq-hydra-train. Rerun the same command to resume from the last checkpoint.
 
-CONFIG is the path of a YAML file, or the name of a configuration such as multi30k_en_de/dynamicconv. What follows are
+CONFIG is the path of a YAML file, or the name of a configuration such as multi30k_en_de/dynamicconv. It is followed by
 hydra's overrides, such as optimization.max_epoch=30.
 
 Checkpoints, train.log (with several machines also train.nodeR.log: everything that machine R printed) and tensorboard/
-(common.tensorboard_logdir=DIR puts it elsewhere, common.tensorboard_logdir=null leaves it out) go to
-checkpoint.save_dir; the data is read from task.data. Relative paths in a configuration are relative to LIGHTCONV_HOME
-(default: the working directory), those in an override to the working directory.
+go to checkpoint.save_dir (common.tensorboard_logdir=DIR puts the latter elsewhere, null disables it); the data is read
+from task.data. Relative paths in a configuration are relative to LIGHTCONV_HOME (default: the working directory), those
+in an override to the working directory.
 
-All cores are used (OMP_NUM_THREADS of each process, if set). A configuration's max_tokens × update_freq are its tokens
-an update: N processes share them, so that an update is the same on any number of machines."""
+All cores are used (or OMP_NUM_THREADS per process, if set). max_tokens × update_freq of a configuration is the number
+of tokens per update: N processes share them, so that an update is the same on any number of machines."""
 EXAMPLE = """\
 example:
   lightconv train multi30k_en_de/dynamicconv optimization.max_epoch=30 common.seed=2
@@ -68,8 +68,8 @@ def add_parser(commands) -> None:
     parser.add_argument("config", metavar="CONFIG", help="path or name of a configuration")
     parser.add_argument(
         "--processes", type=positive, metavar="N",
-        help="processes on this machine (default: one for each GPU, without a GPU or with common.cpu=true one). "
-        "Several without a GPU exchange gradients by gloo",
+        help="processes on this machine (default: one per GPU; without a GPU or with common.cpu=true, one). "
+        "Without a GPU, several processes exchange gradients by gloo",
     )  # fmt: skip
     parser.add_argument(
         "--max-restarts", type=natural, default=3, metavar="N",
@@ -78,8 +78,8 @@ def add_parser(commands) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--timeout", type=positive, default=600, metavar="SECONDS",
-        help="after which a process or machine that does not respond counts as dead (default: %(default)s); longer "
-        "than any of them may be busy alone",
+        help="time after which a process or machine that does not respond counts as dead (default: %(default)s); must "
+        "be longer than any of them may be busy alone",
     )  # fmt: skip
     several = parser.add_argument_group(
         "several machines",
@@ -92,6 +92,6 @@ def add_parser(commands) -> None:
         "--rendezvous",
         type=host_and_port,
         metavar="HOST:PORT",
-        help="machine 0 as the others reach it, and a free port",
+        help="address of machine 0 for the others, and a free port on it",
     )
     parser.set_defaults(run=run, unknown=[])

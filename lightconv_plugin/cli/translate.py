@@ -1,7 +1,7 @@
 """`lightconv translate`: raw text in, translations out, line by line.
 
-Exit status: 0 every line was translated; 1 some could not be (standard error names them, their output is empty); 2 bad
-arguments or input, the output is missing or incomplete; 130 interrupted.
+Exit status: 0 every line was translated; 1 some lines could not be (listed on standard error, their output is empty);
+2 bad arguments or input, the output is missing or incomplete; 130 interrupted.
 """
 
 import argparse
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
     from lightconv_plugin.generation.translations import Translation
     from lightconv_plugin.generation.translator import Translator
 
-_BUFFER = 2000  # lines read before any is translated: enough for batches of similar lengths
-_CHUNK = 2**16  # bytes of a line that are read at once with --split
+_BUFFER = 2000  # lines read before translating: enough for batches of similar lengths
+_CHUNK = 2**16  # bytes of a line read at once with --split
 _EPILOG = """\
 Lines are UTF-8 and end at a line feed; a carriage return before it is removed. An empty line gives an empty line. So
 does a line that cannot be translated (not UTF-8, a NUL, longer than the model allows): standard error gives its number
 and the reason, the other lines are translated, and the exit status is 1.
 
 output: one translation per input line, in the same order. --scores puts the score and a tab before it: the base-2
-log-probability over (number of pieces)^lenpen, as on fairseq's H- lines. --nbest N writes N lines per input line, best
-first, each starting with the number of the input line (from 1) and a tab. An empty line has an empty score and gives
-one line for any N.
+log-probability divided by (number of pieces)^lenpen, as on fairseq's H- lines. --nbest N writes N lines per input line,
+best first, each starting with the number of the input line (from 1) and a tab. An empty line has an empty score and
+gives one line for any N.
 
 --score REF translates nothing: it writes the score of each line of REF as the translation of the input line with the
 same number (with --scores: score, tab, that line).
 
---split sentences is for running text: each line, however long, is cut into sentences (pip install
-'lightconv-plugin[sentences]'), and their translations are joined to one line. A sentence longer than the model takes is
-cut too. Memory does not grow with the text.
+--split sentences is for running text: each line, however long, is split into sentences (pip install
+'lightconv-plugin[sentences]'), and their translations are joined into one line. A sentence longer than the model allows
+is cut as well. Memory does not grow with the text.
 
---dtype auto is int8 for a model exported with 8-bit weights, else the fastest type on this CPU for a model of this size
-(docs/decoding.md has the table). On a terminal or with --verbose, standard error says which it is.
+--dtype auto is int8 for a model exported with 8-bit weights, otherwise the fastest type on this CPU for a model of this
+size (docs/decoding.md has the table). On a terminal or with --verbose, standard error shows the choice.
 
-An exported directory has everything, and fairseq need not be installed. For a checkpoint, the dictionaries are those of
-the training's data-bin, or beside the checkpoint; merges, tokeniser and case those of the folder around data-bin
+An exported directory is complete and does not need fairseq. For a checkpoint, the dictionaries come from the training's
+data-bin or from the checkpoint's folder; merges, tokeniser and case come from the folder around data-bin
 (lightconv prepare).
 
 example:
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         except BrokenPipeError:
             if args.output:
                 raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that nothing is flushed into it at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing may be flushed at exit
             return 141  # like a program ended by the signal
         if talks:
             bar.close()
@@ -113,9 +113,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Work:
-    """What is translated or scored, a buffer at a time, and how much of it.
+    """Translates or scores one buffer at a time, and counts.
 
-    done: lines (with --split: sentences) so far; bad: those that could not be translated. pieces: of the translations.
+    done: number of lines (with --split: sentences) so far; bad: those that could not be translated. pieces: total
+    number of pieces in the translations.
     """
 
     def __init__(self, args: argparse.Namespace, translator: "Translator", out: IO[str], buffer: int, bar) -> None:
@@ -146,7 +147,7 @@ class _Work:
         raise InputError(f"--score {self._args.score} has more lines than the input, which has {lines}")
 
     def document(self, read: IO[bytes]) -> None:
-        """Translate running text: every line, of any length, by its sentences."""
+        """Translate running text: split lines of any length into sentences."""
         cut = 0
         chunks = iter(lambda: read.readline(_CHUNK), b"")
         for found in self._translator.translate_document(chunks, window=self._buffer):
@@ -159,11 +160,11 @@ class _Work:
                 self._out.flush()  # before more is read
         self._out.flush()
         if cut:
-            _say(self._args, f"{cut} sentences were longer than the model takes, and were cut")
+            _say(self._args, f"{cut} sentences were longer than the model allows and were cut")
         self._sum_up("sentences")
 
     def speed(self, seconds: float) -> str:
-        """How much, and how fast."""
+        """The amount of text and the speed."""
         what = "sentences" if self._args.split else "lines"
         each = f"{self.done / seconds:,.1f} {what}/s, {self.pieces / seconds:,.0f} tokens/s"
         return f"{self.done:,} {what}, {self.pieces:,} tokens in {seconds:,.1f} s: {each}"
@@ -177,7 +178,7 @@ class _Work:
             else:
                 self._out.writelines(f"{line}\n" for line in format_lines(translation, number, args.nbest, args.scores))
         self.done += len(translations)
-        self._out.flush()  # a reader gets this buffer's translations before the next buffer is read
+        self._out.flush()  # a reader gets these translations before the next buffer is read
 
     def _count(self, translation: "Translation", line: int, what: str) -> None:
         self.pieces += len(translation.tokens)
@@ -221,7 +222,7 @@ def _standard_output() -> IO[str]:
 
 
 def _load(args: argparse.Namespace):
-    """The Translator of the options. Warnings and the generator's own messages go to standard error."""
+    """The Translator for these options. Warnings and the generator's messages go to standard error."""
     import logging
 
     logging.disable(logging.INFO)  # fairseq's messages while it is imported
@@ -259,39 +260,39 @@ _FORWARDED = (
 def add_parser(commands) -> None:
     parser = commands.add_parser(
         "translate",
-        description="Translates text, one sentence a line, from standard input to standard output.",
+        description="Translates text, one sentence per line, from standard input to standard output.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "model", type=Path, nargs="*", metavar="DIR",
-        help="a model that lightconv export wrote; several are an ensemble",
+        help="a model written by lightconv export; several form an ensemble",
     )  # fmt: skip
     parser.add_argument(
         "--path", type=Path, action="append", default=[], metavar="CHECKPOINT",
-        help="a checkpoint of fairseq in the place of DIR; repeat it for an ensemble",
+        help="a fairseq checkpoint instead of DIR; repeat it for an ensemble",
     )  # fmt: skip
     parser.add_argument("--data", type=Path, metavar="DATA_BIN", help="folder of a checkpoint's dictionaries")
     files = parser.add_argument_group("input and output")
-    files.add_argument("--input", type=Path, metavar="FILE", help="instead of standard input")
-    files.add_argument("--output", type=Path, metavar="FILE", help="instead of standard output; whole or not at all")
+    files.add_argument("--input", type=Path, metavar="FILE", help="read this instead of standard input")
+    files.add_argument("--output", type=Path, metavar="FILE", help="write this instead of standard output, atomically")
     files.add_argument(
         "--buffer", type=positive, metavar="LINES",
         help=f"lines to read before translating and writing them (default: {_BUFFER}; 1 at a terminal)",
     )  # fmt: skip
-    files.add_argument("--nbest", type=positive, metavar="N", help="the N best translations of each line")
+    files.add_argument("--nbest", type=positive, metavar="N", help="write the N best translations of each line")
     files.add_argument("--scores", action="store_true", help="write the score before each translation")
     files.add_argument(
         "--score", type=Path, metavar="REF", help="score the lines of this file as translations; translate nothing"
     )
     files.add_argument("--split", choices=("sentences",), help="running text: translate each line sentence by sentence")
-    files.add_argument("--verbose", action="store_true", help="say the type and the speed, as on a terminal")
+    files.add_argument("--verbose", action="store_true", help="print the type and the speed, as on a terminal")
     files.add_argument("--unk", default="<unk>", metavar="TEXT", help="written for an unknown word ('': nothing)")
     add_text_options(parser)
-    search = parser.add_argument_group("search (defaults: of fairseq-generate, or as the exported model says)")
+    search = parser.add_argument_group("search (defaults: those of the exported model or of fairseq-generate)")
     search.add_argument("--beam", type=positive, metavar="N", help="(default: 5)")
-    search.add_argument("--lenpen", type=float, metavar="X", help="length penalty: above 1, longer ones (default: 1)")
-    search.add_argument("--unkpen", type=float, default=0.0, metavar="X", help="unknown words: above 0, fewer")
+    search.add_argument("--lenpen", type=float, metavar="X", help="length penalty: above 1, longer (default: 1)")
+    search.add_argument("--unkpen", type=float, default=0.0, metavar="X", help="above 0: fewer unknown words")
     search.add_argument("--min-len", type=int, default=1, metavar="N", help="minimum number of pieces")
     search.add_argument("--max-len-a", type=float, default=0.0, metavar="A", help="at most A·T + B pieces, where T is")
     search.add_argument("--max-len-b", type=int, default=200, metavar="B", help="the longest source of the batch")
@@ -302,7 +303,7 @@ def add_parser(commands) -> None:
         "--dtype",
         choices=("auto", "float32", "bfloat16", "int8"),
         default="auto",
-        help="of the weights (default: %(default)s, see below)",
+        help="type of the weights (default: %(default)s, see below)",
     )
     speed.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1 … (default: %(default)s)")
     speed.add_argument(

@@ -1,10 +1,10 @@
-"""`lightconv tune`: how many checkpoints to average and which length penalty, by beam search of the validation set.
+"""`lightconv tune`: choose the number of averaged checkpoints and the length penalty on the validation set.
 
     lightconv tune data/iwslt14_de_en/data-bin runs/iwslt14_de_en/dynamicconv --average 1 5 10 --lenpen 0.6 0.8 1.0 1.2
     lightconv tune data/cnndm/data-bin runs/cnndm/dynamicconv --by rougeL --average 5 10 --lenpen 1 2 -- --beam 4
     lightconv tune data/wikitext103/data-bin runs/wikitext103/talkconv --by perplexity --average 1 5 10
 
-What follows -- is in `args.rest`: options of fairseq's own commands.
+Arguments after -- are in `args.rest`: options for fairseq's own commands.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         "perplexity": ("lenpen", "grid", *BLEU_OPTIONS, *ROUGE_OPTIONS),
     }
     refuse(args, refused[metric], f"--by {args.by}")
-    # fairseq-eval-lm's batches depend on it.
+    # The batches of fairseq-eval-lm depend on it.
     args.context_window, rest = split_context_window(args.rest) if metric == "perplexity" else (0, args.rest)
     result = tune(
         args.data,
@@ -84,9 +84,9 @@ DESCRIPTION = """\
 Choose the number of averaged checkpoints and the length penalty by their score on the validation set.
 
 For each N, the last N checkpoints (of epochs, or of updates if no epoch was saved) are averaged to
-SAVE_DIR/averageN.pt, unless that file is already the average of the same checkpoints. The subset is generated with each
-average and the length penalty nearest 1, then with the best average and every other penalty; with --grid, with all
-pairs. Of equal scores the one with fewer checkpoints wins, then the penalty nearest 1.
+SAVE_DIR/averageN.pt, unless that file is already the average of the same checkpoints. The subset is translated with
+each average and the length penalty closest to 1, then with the best average and every other penalty; with --grid, with
+all pairs. Ties go to fewer checkpoints, then to the penalty closest to 1.
 
 --by perplexity is for language models: it runs fairseq-eval-lm and has no length penalty.
 

@@ -1,4 +1,4 @@
-"""`lightconv user-dir`: the path that fairseq's --user-dir wants."""
+"""`lightconv user-dir`: print the path for fairseq's --user-dir."""
 
 import argparse
 

@@ -1,6 +1,6 @@
-"""Exported models as graphs that programs without this package run: torch.export, AOTInductor.
+"""Compiles exported models into graphs for programs without this package: torch.export, AOTInductor.
 
-graphs.py says what the graphs are, docs/deployment.md how a program decodes with them.
+graphs.py defines the graphs; docs/deployment.md explains how a program decodes with them.
 """
 
 from lightconv_plugin.deployment.graphs import StateTensor, export_start, export_step, state_tensors

@@ -1,8 +1,8 @@
 """The convolutions in torch's own operators, for graphs that run without this package.
 
-The registered operators (ops/registration.py) are known to programs that load this package only. In an exported graph
-these functions take their place. Unlike ops/reference.py they have one form for sequences of any length, so a graph
-holds for all of them; and they compute what inference needs, nothing else.
+The registered operators (ops/registration.py) exist only in programs that load this package. In an exported graph,
+these functions replace them. Unlike ops/reference.py, they have one form for all sequence lengths, so that a graph is
+valid for all of them, and they support only inference.
 """
 
 from __future__ import annotations
@@ -104,13 +104,13 @@ def talkconv_step(x: Tensor, state: Tensor, offset_left: Tensor, max_left: int) 
 
 
 def decompositions() -> dict[Any, Callable]:
-    """These functions by the operators that they replace."""
+    """These functions, by the operators that they replace."""
     functions = (lightconv, dynamicconv, lightconv_step, dynamicconv_step, talkconv, talkconv_step)
     return {getattr(torch.ops.lightconv, function.__name__).default: function for function in functions}
 
 
 def _refuse(**options: object) -> None:
-    """What the modules never ask for in inference: a graph that ignored it would be wrong."""
+    """ValueError for options that inference never uses: a graph that ignored them would be wrong."""
     given = [name for name, value in options.items() if value is not None and value is not False]
     if given:
         raise ValueError(f"graphs for deployment hold no convolution with {', '.join(given)}")
@@ -147,10 +147,10 @@ def _step(x: Tensor, state: Tensor, taps: Tensor) -> tuple[Tensor, Tensor]:
 def _sum_over_taps(rows: Tensor, taps: Tensor, x: Tensor) -> Tensor:
     """out[t] = Σ_k taps[t, …, k] · rows[t + k]: rows (T+K−1,B,C), taps (H,K) or (T,B,H,K) → (T,B,C), in x's type.
 
-    A compiler makes one loop of it; without one, all products are in memory at once, K times as much as x.
+    A compiler fuses it into one loop; without one, all products are in memory at once, K times the size of x.
     """
     heads, kernel_size = taps.shape[-2:]
     windows = widen(rows).unflatten(-1, (heads, rows.shape[-1] // heads)).unfold(0, kernel_size, 1)
-    # Time and taps have one stride: which of them comes first in the product's layout would depend on the length.
+    # Time and taps have equal strides, so their order in the product's layout would depend on the length.
     windows = windows.clone(memory_format=torch.contiguous_format)
     return (windows * taps.unsqueeze(-2)).sum(dim=-1).flatten(-2).to(x.dtype)

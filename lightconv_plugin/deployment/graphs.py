@@ -1,14 +1,15 @@
-"""The two graphs by which a program decodes, of tensors alone, by torch.export.
+"""The two graphs for decoding, made by torch.export; their inputs and outputs are tensors only.
 
-    start(source) → state                     of an encoder-decoder; source (B,S)
-    start(text) → state                       of a language model; text (B,S), what precedes the first step's token
+    start(source) → state                     encoder-decoder; source (B,S)
+    start(text) → state                       language model; text (B,S): the tokens before the first step's token
     step(token, *state) → scores, *changed    token (B,), scores (B,V)
 
-All tensors are contiguous, those that are given too. Row n of each tensor of the state belongs to sentence n: a beam
-search reorders it by `index_select(0, order)`. `changed` is the beginning of the next state; the tensors after it stay
-as they are. Convolutions keep their last K − 1 inputs,
-zeros before the first one, windows of attention their last K − 1 keys and values; other attention keeps those of all
-tokens, in tensors that grow. The convolutions of attention's queries, keys and values keep their inputs beside these.
+All tensors, including the inputs, are contiguous. Row n of each state tensor belongs to sentence n: a beam search
+reorders it by `index_select(0, order)`. `changed` replaces the first tensors of the state; the others do not change.
+
+The state has, for convolutions, the last K − 1 inputs (zeros before the first token); for window attention, the last
+K − 1 keys and values; for other attention, the keys and values of all tokens, in growing tensors. Convolutions of
+attention's queries, keys and values also keep their inputs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from lightconv_plugin.modules import DecoderState, EncoderDecoder, LanguageModel
 from lightconv_plugin.modules.layer import Source
 
 PlainModel = EncoderDecoder | LanguageModel
-# Sizes with which the graphs are traced, and which become symbols; 0 and 1 would be taken literally.
+# Sizes for tracing the graphs, which become symbolic; 0 and 1 would become constants.
 _BATCH, _SOURCE, _SEEN = 3, 7, 5
 
 
@@ -35,9 +36,9 @@ class StateTensor:
     """One tensor of the state.
 
     name: what it holds, such as "mixers.2.keys".
-    shape: its sizes; "batch", "source" (tokens of the source) and "seen" (1 + tokens read) are those of a call.
-    dtype: as torch calls it, such as "float32".
-    changes: a step returns it anew.
+    shape: its sizes; "batch", "source" (tokens of the source) and "seen" (1 + tokens read) depend on the call.
+    dtype: torch's name, such as "float32".
+    changes: whether a step returns a new one.
     """
 
     name: str
@@ -46,7 +47,7 @@ class StateTensor:
     changes: bool = True
 
     def empty(self, batch: int, source: int = _SOURCE, seen: int = 1) -> Tensor:
-        """Before the first token: zeros, and of the pads of keys ones, as there is nothing to see yet."""
+        """The tensor before the first token: zeros, except for key pads, which are ones since there are no keys yet."""
         sizes = {"batch": batch, "source": source, "seen": seen}
         shape = [size if isinstance(size, int) else sizes[size] for size in self.shape]
         fill = torch.ones if self.name.endswith(".pads") else torch.zeros
@@ -54,7 +55,7 @@ class StateTensor:
 
 
 def state_tensors(model: PlainModel) -> tuple[StateTensor, ...]:
-    """The state of a model's graphs, in its order; those that change come first."""
+    """The state tensors of a model's graphs, in order; those that change come first."""
     stack = model.config.decoder
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     found = [StateTensor("seen", ("batch",), "int64")]
@@ -82,7 +83,7 @@ def state_tensors(model: PlainModel) -> tuple[StateTensor, ...]:
 
 
 def _rows(mixer: MixerSpec) -> int | str:
-    """How many tokens a mixer's state holds."""
+    """The number of tokens in a mixer's state."""
     if mixer.kind == "attention":
         return "seen"
     return mixer.kernel_size if mixer.kind == "talk" else mixer.kernel_size - 1
@@ -102,12 +103,12 @@ class _Graph(nn.Module):
         self.tensors = state_tensors(model)
 
     def _empty(self, batch: Tensor) -> list[Tensor]:
-        """The changing part of the state before the first token, for as many sentences as `batch` has rows."""
+        """The changing part of the state before the first token; `batch` has one row per sentence."""
         device = batch.device
         return [t.empty(batch.shape[0]).to(device) for t in self.tensors if t.changes]
 
     def _nested(self, state: Sequence[Tensor]) -> DecoderState:
-        """The state as the decoder has it."""
+        """The state in the decoder's own form."""
         known = dict(zip((tensor.name for tensor in self.tensors), state, strict=False))
         stack = self.model.config.decoder
         mixers: list[Any] = []
@@ -144,7 +145,7 @@ class _Graph(nn.Module):
 
 
 def _contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """A compiled step reads its inputs as if they were contiguous, and does not check it."""
+    """Make tensors contiguous: a compiled step assumes contiguous inputs without checking."""
     return [tensor.contiguous() for tensor in tensors]
 
 
@@ -170,7 +171,7 @@ class _Step(_Graph):
 def export_start(model: PlainModel) -> ExportedProgram:
     """The graph `start` of a model in evaluation mode, for any batch and length.
 
-    It is in torch's own operators alone.
+    It uses only torch's own operators.
     """
     tokens = torch.full((_BATCH, _SOURCE), model.config.unk)
     stack = model.config.encoder or model.config.decoder
@@ -182,7 +183,7 @@ def export_start(model: PlainModel) -> ExportedProgram:
 def export_step(model: PlainModel) -> ExportedProgram:
     """The graph `step` of a model in evaluation mode, for any batch and length.
 
-    It is in torch's own operators alone.
+    It uses only torch's own operators.
     """
     graph = _Step(model)
     state = tuple(tensor.empty(_BATCH, seen=_SEEN) for tensor in graph.tensors)

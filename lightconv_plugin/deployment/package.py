@@ -1,4 +1,4 @@
-"""The directory of a deployed model: the two graphs as files of torch, and what a program needs to know beside them."""
+"""The directory of a deployed model: the two graphs as torch files, and what else a program needs."""
 
 from __future__ import annotations
 
@@ -31,19 +31,21 @@ def deploy(
     force: bool = False,
     said: Callable[[str], object] = lambda line: None,
 ) -> None:
-    """Write an exported model as graphs for the CPU, in float32: start.pt2, step.pt2, deployment.json, dictionaries and
-    what splits words. A process that is killed leaves all of it or nothing.
+    """Write an exported model as float32 graphs for the CPU.
+
+    The directory has start.pt2, step.pt2, deployment.json, dictionaries, and merges or sentencepiece models. It is
+    written atomically: a killed process leaves all of it or nothing.
 
     Args:
         directory: the exported model.
-        output: the directory to make.
-        format: "aoti", libraries compiled by torch's AOTInductor for this machine's processor and version of torch;
-            "export", files of torch.export for any, slower, which only Python runs.
+        output: the directory to create.
+        format: "aoti": libraries compiled by torch's AOTInductor for this machine's processor and version of torch;
+            "export": torch.export files for any processor, which are slower and need Python.
         force: replace a directory of a deployed model.
-        said: told of each step, in a line.
+        said: called with one line for each step.
 
     Raises:
-        InputError: another format, `directory` is no exported model, `output` is in use, or there is no compiler.
+        InputError: unknown format, `directory` is not an exported model, `output` is in use, or there is no compiler.
         OSError: `output` cannot be written.
     """
     if format not in FORMATS:
@@ -56,7 +58,7 @@ def deploy(
             path = new / f"{name}.pt2"
             said(f"tracing {name}")
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # of torch about its own code
+                warnings.simplefilter("ignore", FutureWarning)  # torch warns about its own code
                 graph = make(model)
                 if format == "aoti":
                     said(f"compiling {name}")
@@ -83,7 +85,7 @@ def _compile(graph: ExportedProgram, path: Path) -> None:
 
     try:
         aoti_compile_and_package(graph, package_path=str(path))
-    except Exception as error:  # of the compiler, of which torch makes several kinds of errors
+    except Exception as error:  # torch raises several kinds of errors for a failing compiler
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
         raise InputError(
             f"AOTInductor cannot compile here: {type(error).__name__}: {first[:300]}. It needs a C++ compiler (CXX, or "
@@ -92,7 +94,7 @@ def _compile(graph: ExportedProgram, path: Path) -> None:
 
 
 def _text_files(exported: Exported) -> list[Path]:
-    """Dictionaries, what splits words, and how the text was prepared."""
+    """Dictionaries, merges or sentencepiece models, and text.json."""
     names = {dictionary_name(exported.settings.target_lang), TEXT}
     if exported.source is not None:
         names.add(dictionary_name(exported.settings.source_lang))
@@ -103,7 +105,7 @@ def _text_files(exported: Exported) -> list[Path]:
 
 
 def _about(exported: Exported, format: str) -> dict[str, Any]:
-    """deployment.json, the state left out."""
+    """deployment.json without the state."""
     config, settings = exported.config, exported.settings
     return {
         "format_version": FORMAT_VERSION,

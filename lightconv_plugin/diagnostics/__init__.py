@@ -1,1 +1,1 @@
-"""Checks of an installation, behind `lightconv doctor`."""
+"""The checks of an installation for `lightconv doctor`."""

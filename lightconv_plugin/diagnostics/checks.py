@@ -1,7 +1,6 @@
-"""What is installed, what the plugin found and patched, and whether its results are correct on this machine.
+"""Checks what is installed, what the plugin found and patched, and whether its results are correct on this machine.
 
-Every finding is a line; a problem comes with a remedy. A missing fairseq is not a failure: the operators work without
-it.
+Every finding is one line; a problem has a remedy. A missing fairseq is not a failure: the operators work without it.
 """
 
 import importlib.util
@@ -37,7 +36,7 @@ OK, INFO, WARNING, FAILURE = "ok", "info", "warning", "failure"
 class Finding:
     """One line of the report: status is ok, info, warning or failure; the last two are problems, with a remedy.
 
-    detail_only: left out where there is one line per area, unless it is a problem.
+    detail_only: omitted from the short report with one line per area, unless it is a problem.
     """
 
     status: str
@@ -53,7 +52,7 @@ class Finding:
 
 @dataclass
 class Report:
-    """All findings; `values` is the part for programs."""
+    """All findings; `values` holds the machine-readable part."""
 
     findings: list[Finding] = field(default_factory=list)
     values: dict = field(default_factory=dict)
@@ -66,7 +65,7 @@ class Report:
         self.findings.append(Finding(status, name, detail, remedy, detail_only))
 
     def attempt(self, name: str, remedy: str, check: Callable[..., None], *args) -> None:
-        """Run `check(self, *args)`. What it raises becomes a failure of this name; the other checks still run."""
+        """Run `check(self, *args)`. An exception becomes a failure with this name; the other checks still run."""
         try:
             check(self, *args)
         except Exception as error:
@@ -142,7 +141,7 @@ def _torch(report: Report) -> None:
 
 
 def _compilers(report: Report) -> None:
-    """The compilers: needed once, for kernels that are not compiled yet."""
+    """The compilers, which are only needed for kernels that are not compiled yet."""
     found = {}
     for name in ("g++", "nvcc", "ninja"):
         path = shutil.which(name)
@@ -186,7 +185,7 @@ def _machine(report: Report) -> None:
 
 
 def _fairseq_for_this_python() -> str:
-    """0.12.2 is the last fairseq that Python 3.10 can import and the first that 3.11 cannot."""
+    """The fairseq for this Python: Python 3.10 can import 0.12.2, Python 3.11 cannot."""
     return "fairseq==0.12.2" if sys.version_info < (3, 11) else "fairseq-fixed==0.12.3.1"
 
 
@@ -292,7 +291,7 @@ def _operators(report: Report) -> None:
 
 
 def _backend(report: Report, kind: str) -> bool:
-    """Decide which backend serves tensors of a kind, compiled if need be; whether there is one."""
+    """Choose the backend for tensors of a kind, compiling it if necessary; returns whether there is one."""
     from lightconv_plugin.modules import products
     from lightconv_plugin.ops import artifacts, backends
 
@@ -305,7 +304,7 @@ def _backend(report: Report, kind: str) -> bool:
         return False
     report.values["backends"][kind] = {"backend": decided.backend}
     if decided.error is not None:
-        # The operators work, slowly. What only the user can change is not a failure of this installation.
+        # The operators work, only slowly. A problem that only the user can fix is not a failure of this installation.
         status = WARNING if decided.error.remedy else FAILURE
         log = f" (log: {decided.error.log})" if decided.error.log else ""
         report.add(status, name, f"reference: {decided.error.cause}{log}", decided.error.remedy or REPORT_IT)
@@ -326,7 +325,7 @@ def _backend(report: Report, kind: str) -> bool:
 
 
 def _allocator() -> str:
-    """Which one serves this process, and which one a training on the CPU would have."""
+    """The allocator of this process, and the one that a training on the CPU would use."""
     from lightconv_plugin import allocator
 
     here = allocator.keep_freed_memory().why

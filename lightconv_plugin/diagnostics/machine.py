@@ -8,13 +8,13 @@ from pathlib import Path
 DRIVER = Path("/proc/driver/nvidia/version")
 MEMORY = Path("/proc/meminfo")
 COMPILER_MEMORY = 2 << 30
-"""Bytes that two compilers need at once; the largest source files take about 0.6 GiB each."""
+"""Bytes of memory for two parallel compilers; the largest source files take about 0.6 GiB each."""
 CACHE_ROOM = 200 << 20
-"""Bytes of free disk for compiling and keeping the libraries."""
+"""Bytes of free disk space for compiling and storing the libraries."""
 
 
 def driver() -> str:
-    """Version of the NVIDIA driver that is loaded, "?" if it does not say, empty without one."""
+    """Version of the loaded NVIDIA driver, "?" if it is unknown, empty without a driver."""
     try:
         text = DRIVER.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -24,9 +24,9 @@ def driver() -> str:
 
 
 def gpu_problem() -> tuple[str, str] | None:
-    """Why torch does not use the GPUs of a machine with an NVIDIA driver, and the remedy; None if it does.
+    """(why torch does not use the GPUs of a machine with an NVIDIA driver, the remedy); None if it does.
 
-    GPUs that CUDA_VISIBLE_DEVICES hides are left alone on purpose.
+    GPUs hidden by CUDA_VISIBLE_DEVICES are not a problem.
     """
     import torch
 
@@ -41,7 +41,7 @@ def gpu_problem() -> tuple[str, str] | None:
     try:
         torch.cuda.init()
         cause = "torch sees no device"
-    except Exception as error:  # RuntimeError, AssertionError and torch's own, as it comes
+    except Exception as error:  # torch raises RuntimeError, AssertionError and its own types
         cause = " ".join(str(error).split()).partition(". ")[0]
     return (
         f"there is an NVIDIA driver ({version}), but torch {torch.__version__} cannot use it: {cause}",
@@ -59,7 +59,7 @@ def available_memory() -> int | None:
 
 
 def room(folder: Path) -> tuple[int, bool]:
-    """Free bytes where `folder` is or would be made, and whether it is writable."""
+    """(free bytes where `folder` is or would be created, whether it is writable)."""
     there = folder
     while not there.is_dir() and there != there.parent:
         there = there.parent

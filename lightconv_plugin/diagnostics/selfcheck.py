@@ -1,8 +1,8 @@
 """The self-check of `lightconv doctor`: are the results of the operators and of a small model correct on this machine?
 
-The expected results are computed here once more, in float64 with plain loops over the papers' equations (Wu et al.
-2019, 3 to 5; Lioutas & Guo 2020, section 3) and hand-written gradients, sharing no code and no autograd with what is
-checked. Native kernels are also compared with the package's reference, with every option and dropout's mask.
+The expected results are computed here independently, in float64 with plain loops over the papers' equations (Wu et al.
+2019, 3 to 5; Lioutas & Guo 2020, section 3) and hand-written gradients, sharing neither code nor autograd with the
+operators. Native kernels are also compared with the package's reference, with every option and the dropout mask.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,9 @@ OPERATORS = ("lightconv", "dynamicconv", "talkconv")
 
 # A sequence shorter than the filter, where padding and normalisation are easiest to get wrong.
 LENGTH, BATCH, CHANNELS, HEADS, KERNEL_SIZE = 6, 2, 12, 3, 7
-CHUNKS = (1, 2, 3)  # of the sequence, for the step functions; they sum to LENGTH
+CHUNKS = (1, 2, 3)  # lengths of the parts for the step functions; they sum to LENGTH
 
-REACH = 4  # of talkconv's windows, which offsets of up to 1.5 leave
+REACH = 4  # maximum reach of talkconv's windows; offsets of up to 1.5 exceed it
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
@@ -61,7 +61,7 @@ def expected_talk(
             offset = {-1: left, 0: left, 1: right}[side]
             if offset is None:
                 continue
-            # 1 for a row that the window holds, 0 for one outside, a fraction for the row at its end.
+            # 1 for a row inside the window, 0 for one outside, a fraction for the row at its edge.
             part = offset[t] * REACH - abs(source - t) + 1
             share = (part.clamp(0, 1) if side else torch.ones_like(part)).unsqueeze(-1) * scale
             out[t] += share * by_head[source]
@@ -73,7 +73,7 @@ def expected_talk(
 
 
 def operator_error(name: str, device: torch.device, dtype: torch.dtype) -> float:
-    """The largest absolute error of forward, backward and step of an operator with values near 1.
+    """The largest absolute error of an operator's forward, backward and step, with values near 1.
 
     `name` is one of OPERATORS.
     """
@@ -81,8 +81,8 @@ def operator_error(name: str, device: torch.device, dtype: torch.dtype) -> float
 
     def compare(got: Tensor, want: Tensor) -> None:
         if got.shape != want.shape:
-            raise ValueError(f"{name} gave shape {tuple(got.shape)} where {tuple(want.shape)} is right")
-        # NaN counts as infinitely wrong; max() would skip it.
+            raise ValueError(f"{name} gave shape {tuple(got.shape)}, expected {tuple(want.shape)}")
+        # NaN counts as an infinite error; max() would skip it.
         errors.append((got.detach().double().cpu() - want).abs().nan_to_num(torch.inf).max().item())
 
     if name == "talkconv":
@@ -128,7 +128,7 @@ def _compare_convolution(
     operator, step = getattr(ops, name), getattr(ops, f"{name}_step")
     generator = torch.Generator().manual_seed(29)
     shape = (HEADS, KERNEL_SIZE) if static else (LENGTH, BATCH, HEADS, KERNEL_SIZE)
-    # Rounded to the type under test first, so that the input's rounding is not counted as an error.
+    # Rounded to the type under test first, so that rounding the input does not count as an error.
     x, grad, weight = (
         torch.randn(size, generator=generator).to(dtype).double()
         for size in ((LENGTH, BATCH, CHANNELS), (LENGTH, BATCH, CHANNELS), shape)
@@ -169,7 +169,7 @@ def reference_error(name: str, device: torch.device, dtype: torch.dtype) -> floa
         got, want = getattr(torch.ops.lightconv, operator)(*arguments), getattr(reference, operator)(*arguments)
         for ours, theirs in zip(*((r if isinstance(r, tuple) else (r,)) for r in (got, want)), strict=True):
             if ours.shape != theirs.shape:
-                raise ValueError(f"{operator} gave shape {tuple(ours.shape)} where {tuple(theirs.shape)} is right")
+                raise ValueError(f"{operator} gave shape {tuple(ours.shape)}, expected {tuple(theirs.shape)}")
             errors.append((ours.double() - theirs.double()).abs().nan_to_num(torch.inf).max().item())
     return max(errors)
 
@@ -204,7 +204,7 @@ def _talk_calls(normal: Callable[..., Tensor], device: torch.device) -> dict[str
 
 
 def decoding_error(architecture: str = "dynamicconv", device: str = "cpu") -> float:
-    """Build a tiny model; the largest difference between decoding it step by step and all at once."""
+    """Build a tiny model; returns the largest difference between decoding step by step and all at once."""
     from types import SimpleNamespace
 
     from fairseq import models

@@ -1,4 +1,4 @@
-"""The models for Hugging Face's transformers: an exported directory is a model directory of theirs.
+"""The models for Hugging Face's transformers, which can load an exported directory as a model directory.
 
 import lightconv_plugin.hf                                    # registers the classes
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer

@@ -1,4 +1,4 @@
-"""What the models for transformers share: loading, saving, what `generate` asks for, checks of arguments."""
+"""What the transformers models share: loading, saving, hooks for `generate`, argument checks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SHARED = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
 
 @dataclass
 class LightConvEncoderOutput(BaseModelOutput):
-    """An encoder's output: last_hidden_state (B,S,d), hidden_states if asked for, attention_mask (B,S) bool."""
+    """An encoder's output: last_hidden_state (B,S,d), hidden_states if requested, attention_mask (B,S) bool."""
 
     attention_mask: Tensor | None = None
 
 
 class LightConvEncoder(Encoder):
-    """The encoder with the call of transformers."""
+    """The encoder with transformers' call signature."""
 
     main_input_name = "input_ids"
 
@@ -42,7 +42,7 @@ class LightConvEncoder(Encoder):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> LightConvEncoderOutput | tuple:
-        """input_ids (B,S), or their word vectors (B,S,d); without attention_mask (B,S), pads are known by their id."""
+        """input_ids (B,S), or embeddings (B,S,d); without attention_mask (B,S), pads are recognised by their id."""
         refuse_attentions(output_attentions)
         shape = shape_of("input_ids", input_ids, "inputs_embeds", inputs_embeds, self.config)
         kept: list[Tensor] | None = [] if output_hidden_states else None
@@ -53,9 +53,9 @@ class LightConvEncoder(Encoder):
 
 
 class EndKeepsItsScore(ForcedEOSTokenLogitsProcessor):
-    """At the longest length only the end is possible, with the score that it has, as in fairseq.
+    """At the maximum length, only </s> is possible, with its own score, as in fairseq.
 
-    transformers gives it the best score there is, by which sentences that were cut off would be preferred.
+    transformers gives it the best possible score, so that truncated sentences would be preferred.
     """
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -68,34 +68,34 @@ class EndKeepsItsScore(ForcedEOSTokenLogitsProcessor):
 
 
 class LightConvPreTrainedModel(PreTrainedModel):
-    """What both models share: loading, saving, and what `generate` asks for."""
+    """What both models share: loading, saving, and hooks for `generate`."""
 
     config_class = LightConvConfig
     config: LightConvConfig
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
     _supports_sdpa = True
-    # A state of a convolution can't be taken back: no assisted generation.
+    # The state of a convolution cannot be rolled back, so assisted generation is not supported.
     _is_stateful = True
 
     decoder: Decoder
 
     def __init__(self, config: LightConvConfig):
         super().__init__(config)
-        self.generation_config.suppress_tokens = [config.pad_token_id]  # as in fairseq; it is no word
+        self.generation_config.suppress_tokens = [config.pad_token_id]  # as in fairseq; the pad is not a word
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike | None, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        """The model of an exported directory, of any type of weights; 8-bit weights become floating-point numbers.
+        """The model of an exported directory with weights of any type; 8-bit weights become floating-point numbers.
 
         Args:
-            As transformers has them.
+            As in transformers.
 
         Raises:
-            ValueError: a weight is missing, has another shape, or is none of the model's; the directory is damaged.
+            ValueError: a weight is missing, unknown or of another shape, or the directory is damaged.
         """
         with_info = kwargs.pop("output_loading_info", False)
-        # All that is wrong is an error, below.
+        # Any mismatch raises an error below.
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         weights: dict[str, Any] | None = None
         if pretrained_model_name_or_path is not None:
@@ -118,13 +118,13 @@ class LightConvPreTrainedModel(PreTrainedModel):
         super().save_pretrained(save_directory, *args, **kwargs)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: the classes of modules/ have initialised their parameters."""
+        """Does nothing: the classes of modules/ initialise their own parameters."""
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         return dict(SHARED) if self.config.share_embeddings else {}
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> nn.Module:
-        """Not supported, but for the size that it has: ValueError."""
+        """Not supported: ValueError for any size but the current one."""
         table = self.get_input_embeddings()
         if new_num_tokens not in (None, self.config.vocab_size):
             raise ValueError(
@@ -134,13 +134,13 @@ class LightConvPreTrainedModel(PreTrainedModel):
         return table
 
     def get_output_embeddings(self) -> nn.Module | None:
-        """None where the output's weight is the embeddings'."""
+        """The output projection; None if it shares the embeddings' weight."""
         return self.decoder.output_projection
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        """`generate` begins with an empty cache, unless it is given one or is to use none."""
+        """Start `generate` with an empty cache, unless one is given or caching is disabled."""
         kind = generation_config.cache_implementation
         if kind not in (None, "dynamic"):
             raise ValueError(f"cache_implementation={kind!r} is not supported: leave it out")
@@ -169,7 +169,7 @@ class LightConvPreTrainedModel(PreTrainedModel):
         kept: list[Tensor] | None,
         names: tuple[str, str, str],
     ) -> tuple[Tensor, LightConvCache | None]:
-        """(T,B,d) of the decoder, and the cache after it."""
+        """(the decoder's output (T,B,d), the updated cache)."""
         shape = shape_of(names[0], tokens, names[1], vectors, self.decoder.config)
         batch, new = shape
         before = 0 if past is None else check_cache(past).length
@@ -192,23 +192,23 @@ class LightConvPreTrainedModel(PreTrainedModel):
         return x, cache
 
     def _uses_cache(self, asked: bool | None, labels: Tensor | None) -> bool:
-        """Not in training, nor where there are labels, unless it is asked for; never with gradient checkpointing."""
+        """Whether to use a cache: in training or with labels only on request; never with gradient checkpointing."""
         if self.training and self.decoder.gradient_checkpointing:
             return False
         return self.config.use_cache and not self.training and labels is None if asked is None else asked
 
     def _keeps(self, asked: bool | None) -> list[Tensor] | None:
-        """Where hidden states go; None if nobody wants them."""
+        """A list for hidden states; None if they are not requested."""
         return [] if (self.config.output_hidden_states if asked is None else asked) else None
 
     def _given(self, output: ModelOutput, asked: bool | None) -> ModelOutput | tuple:
-        """The output, or a tuple of what is in it."""
+        """The output, or its values as a tuple."""
         return output if (self.config.return_dict if asked is None else asked) else output.to_tuple()
 
     def _predict(
         self, x: Tensor, labels: Tensor | None, shift: int, keep: int | Tensor, items: int | Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """(T,B,d) → logits (B,T or fewer,V) and, of labels (B,T), the loss; the first `shift` labels have no logits."""
+        """(T,B,d) → logits (B,T or fewer,V) and, with labels (B,T), the loss; logits at t predict label t + `shift`."""
         if labels is None:
             if isinstance(keep, int):
                 return self.decoder.logits(x[-keep:] if keep else x), None
@@ -241,7 +241,7 @@ def check_cache(past: object) -> LightConvCache:
 def shape_of(
     name: str, tokens: Tensor | None, vectors_name: str, vectors: Tensor | None, stack: StackConfig
 ) -> tuple[int, int]:
-    """(B,T) of what is given, tokens or vectors."""
+    """(B,T) of the given tokens or vectors."""
     if (tokens is None) == (vectors is None):
         raise ValueError(f"{name} or {vectors_name} must be given, got {'neither' if tokens is None else 'both'}")
     if vectors is not None:
@@ -251,7 +251,7 @@ def shape_of(
     assert tokens is not None
     if tokens.dim() != 2:
         raise ValueError(f"{name} must be of shape (batch, length), got {tuple(tokens.shape)}")
-    # On a GPU the check would wait for the device, and out-of-range indices are an error of its own there.
+    # On a GPU, the check would wait for the device, and out-of-range indices raise an error there anyway.
     if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
         least, most = (int(n) for n in tokens.aminmax())
         if least < 0 or most >= stack.vocab_size:
@@ -270,7 +270,7 @@ def pads_of(name: str, mask: Tensor | None, shape: tuple[int, int]) -> Tensor | 
 
 
 def as_encoded(output: BaseModelOutput, mask: Tensor | None) -> Encoded:
-    """For the decoder; pads by the mask, or by what the encoder has seen of them."""
+    """The encoder's output for the decoder; pads come from the mask, or else from the encoder's output."""
     x = output.last_hidden_state
     pads = pads_of("attention_mask", mask, (x.shape[0], x.shape[1]))
     if pads is None:
@@ -280,5 +280,5 @@ def as_encoded(output: BaseModelOutput, mask: Tensor | None) -> Encoded:
 
 
 def batch_first(kept: list[Tensor] | None, last: Tensor) -> tuple[Tensor, ...] | None:
-    """What layers have read, (T,B,d) each, as (B,T,d), and the last output, which is."""
+    """The layers' inputs, (T,B,d) each, as (B,T,d), and the last output, which already is (B,T,d)."""
     return None if kept is None else (*(x.transpose(0, 1) for x in kept), last)

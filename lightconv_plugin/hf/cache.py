@@ -1,4 +1,4 @@
-"""What a decoder keeps between the steps of `generate`."""
+"""The decoder's state between the steps of `generate`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from lightconv_plugin.modules.transformer import DecoderState
 
 
 class LightConvCache(Cache):
-    """The states of the mixers, the last K − 1 inputs of a convolution and keys and values of attention, and, in a
-    translation model, keys and values of the encoder's output, which are computed once.
+    """The decoder's state for `generate`.
 
-    A new one is empty: `model(…, past_key_values=LightConvCache())` fills it. Unlike a cache of attention alone, it
-    can't be cropped: a convolution forgets what lies further back than its kernel.
+    It holds the states of the mixers (the last K − 1 inputs of a convolution, keys and values of attention) and, in a
+    translation model, the keys and values of the encoder's output, which are computed once.
+
+    A new cache is empty: `model(…, past_key_values=LightConvCache())` fills it. Unlike a cache of attention only, it
+    cannot be cropped: a convolution does not keep inputs beyond its kernel.
 
     Attributes:
-        state: of the decoder; None before the first token.
-        length: tokens seen, pads included.
+        state: the decoder's state; None before the first token.
+        length: number of tokens seen, including pads.
     """
 
     def __init__(self) -> None:
@@ -39,7 +41,7 @@ class LightConvCache(Cache):
         return 0 if self.state is None else len(self.state.mixers)
 
     def update_state(self, state: DecoderState, new: int) -> None:
-        """`state` is that after `new` more tokens."""
+        """Store the state after `new` more tokens."""
         self.state = state
         self.length += new
 
@@ -68,7 +70,7 @@ class LightConvCache(Cache):
         return self.length
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1: there is none."""
+        """-1: there is no maximum."""
         return -1
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
@@ -78,12 +80,12 @@ class LightConvCache(Cache):
         return self.state is not None
 
     def reset(self) -> None:
-        """Empty, as new."""
+        """Make the cache empty again."""
         self.state = None
         self.length = 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row n becomes what row beam_idx[n] was; beam_idx (B',) int64."""
+        """Row n becomes the old row beam_idx[n]; beam_idx (B',) int64."""
         if self.state is None:
             return
         order = beam_idx.to(self.state.seen.device)
@@ -95,25 +97,25 @@ class LightConvCache(Cache):
         )
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each row `repeats` times."""
+        """Repeat each row `repeats` times."""
         if self.state is not None:
             self.reorder_cache(torch.arange(self.batch_size).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Only these rows; indices or a mask of rows."""
+        """Keep only these rows, given as indices or as a mask."""
         if self.state is not None:
             self.reorder_cache(torch.arange(self.batch_size, device=indices.device)[indices])
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Not possible but for 0 tokens: RuntimeError."""
+        """Not supported: RuntimeError unless `tokens_to_remove` is 0."""
         if tokens_to_remove:
             raise RuntimeError(
                 f"cannot remove {abs(tokens_to_remove)} tokens: a convolution forgets what it no longer needs"
             )
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
-        """Not for this cache, whose states are not only keys and values: RuntimeError."""
-        raise RuntimeError("a LightConvCache works with the models of lightconv_plugin.hf alone")
+        """Not supported, since the states are not only keys and values: RuntimeError."""
+        raise RuntimeError("a LightConvCache works only with the models of lightconv_plugin.hf")
 
 
 def _reordered(mixer: Any, order: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""The configuration: config.json of an exported directory as transformers knows configurations."""
+"""The configuration: config.json of an exported directory as a transformers configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightconv_plugin.modules.mixers import HEADED, MixerSpec
 from lightconv_plugin.validation import read
 
 KERNEL_SIZES = (3, 7, 15, 31)
-"""Of the first layers of the paper's models; the later ones have the last."""
+"""The kernel sizes of the first layers in the paper's models; later layers have the last one."""
 
 _OPTIONS = {
     "d_model": 256,
@@ -49,36 +49,36 @@ _FORMAT_KEYS = (
 
 
 class LightConvConfig(PretrainedConfig):
-    """The architecture of a model, and what its directory says beside it.
+    """The architecture of a model, and the other settings of its directory.
 
-    Either whole stacks, as config.json has them, or options from which they are made:
+    Pass either whole stacks, as in config.json, or options from which they are built:
 
         LightConvConfig(vocab_size=8000, d_model=512, encoder_layers=7, decoder_layers=6, mixer="lightweight")
         LightConvConfig(vocab_size=8000, is_encoder_decoder=False, decoder_layers=12)   # a language model
 
     Args:
-        encoder_stack, decoder_stack: as modules.config writes them; encoder_stack is None for a language model.
-        share_embeddings: encoder and decoder have one table of words.
-        vocab_size: entries of the target dictionary.
-        is_encoder_decoder: False for a language model; known from the stacks where they are given.
+        encoder_stack, decoder_stack: as written by modules.config; encoder_stack is None for a language model.
+        share_embeddings: encoder and decoder share their embeddings.
+        vocab_size: number of entries in the target dictionary.
+        is_encoder_decoder: False for a language model; determined by the stacks if they are given.
         pad_token_id, bos_token_id, eos_token_id, unk_token_id: fairseq's.
-        decoder_start_token_id: what a translation begins with; fairseq begins with the end symbol.
+        decoder_start_token_id: the first input of the decoder; in fairseq it is </s>.
         format_version, weights, source_lang, target_lang, truncate_source, max_source_positions, max_target_positions:
             of an exported directory.
-        use_cache: return a LightConvCache where neither training nor labels speak against it.
-        options: without stacks. d_model; ffn_dim (4 · d_model unless given); num_heads (of convolutions and of
+        use_cache: return a LightConvCache, except in training or with labels.
+        options: only without stacks. d_model; ffn_dim (default: 4 · d_model); num_heads (of convolutions and of
             attention); encoder_layers, decoder_layers; mixer (a name of modules.MIXERS, or one for each layer of
             the model, the encoder's first); encoder_kernel_sizes, decoder_kernel_sizes (the last is repeated); glu;
             normalize; dynamic_rank, dynamic_residual, as in MixerSpec; attention_conv, cross_attention_conv, as in
             config.json; normalize_before; positions; dropout, weight_dropout, attention_dropout; source_vocab_size
-            (vocab_size unless given); share_input_output.
+            (default: vocab_size); share_input_output.
 
     Raises:
-        ValueError: an option or a stack is not allowed; it says which and why.
+        ValueError: an option or a stack is not allowed; the message says which one and why.
     """
 
     model_type = MODEL_TYPE
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  (transformers' own way)
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  (required by transformers)
 
     def __init__(
         self,
@@ -110,10 +110,10 @@ class LightConvConfig(PretrainedConfig):
             )
         if decoder_stack is None:
             if encoder_stack is not None:
-                raise ValueError("decoder_stack is missing beside encoder_stack")
+                raise ValueError("decoder_stack is required with encoder_stack")
             known = _build(options, vocab_size or 1000, is_encoder_decoder is not False, share_embeddings)
         elif options:
-            raise ValueError(f"{', '.join(options)}: not allowed beside decoder_stack, which says it")
+            raise ValueError(f"{', '.join(options)}: not allowed with decoder_stack, which already determines it")
         else:
             known = {"encoder_stack": encoder_stack, "decoder_stack": decoder_stack}
         self.pad_token_id = pad_token_id
@@ -175,22 +175,22 @@ class LightConvConfig(PretrainedConfig):
 
     @property
     def max_position_embeddings(self) -> int:
-        """The longest output; transformers' `generate` keeps its default length below it."""
+        """The longest output; transformers' `generate` limits its default length by it."""
         return self.max_target_positions
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> LightConvConfig:
-        """Itself: there is one configuration for both sides (transformers would rename the decoder's keys)."""
+        """Returns self: both sides share one configuration (transformers would rename the decoder's keys)."""
         return self
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """What config.json gets: all keys of the format, also where they are what transformers takes for granted."""
+        """The content of config.json: all keys of the format, even those that equal transformers' defaults."""
         written = super().to_diff_dict()
         written.update({name: self.__dict__[name] for name in _FORMAT_KEYS})
         return written
 
 
 def _build(options: dict[str, Any], vocab_size: int, has_encoder: bool, share_embeddings: bool) -> dict[str, Any]:
-    """The stacks that options describe, as in config.json."""
+    """The stacks described by options, as in config.json."""
     if not has_encoder:
         unwanted = [name for name in ("encoder_layers", "encoder_kernel_sizes", "source_vocab_size") if name in options]
         if unwanted:

@@ -1,4 +1,4 @@
-"""The models as transformers knows models: the stacks of modules/, under the same names, with its calls."""
+"""The models as transformers models: the stacks of modules/, under the same names, with transformers' signatures."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class LightConvForConditionalGeneration(LightConvPreTrainedModel, GenerationMixi
     """The encoder-decoder: translation and summarisation.
 
     Raises:
-        ValueError: `config` is of a language model.
+        ValueError: `config` describes a language model.
     """
 
     def __init__(self, config: LightConvConfig):
         super().__init__(config)
         known = config.model_config()
         if known.encoder is None:
-            raise ValueError("config has no encoder: it is of a LightConvForCausalLM")
+            raise ValueError("config has no encoder: use LightConvForCausalLM")
         self._tied_weights_keys = dict(SHARED) if known.share_embeddings else None
         self.encoder = LightConvEncoder(known.encoder, known.pad)
         self.decoder = Decoder(known.decoder, known.pad, self.encoder.embed_tokens if known.share_embeddings else None)
@@ -47,7 +47,7 @@ class LightConvForConditionalGeneration(LightConvPreTrainedModel, GenerationMixi
             self.decoder.embed_tokens = value
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """What the decoder reads to predict labels (B,T): the start symbol before the first word, then each word.
+        """The decoder's input for predicting labels (B,T): the start symbol, then the words shifted by one.
 
         Pads and −100 may be on either side.
         """
@@ -77,21 +77,21 @@ class LightConvForConditionalGeneration(LightConvPreTrainedModel, GenerationMixi
     ) -> ModelOutput | tuple:
         """
         Args:
-            input_ids: (B,S) words of the source with their end, pads on either side.
+            input_ids: (B,S) words of the source, including </s>; pads on either side.
             attention_mask, decoder_attention_mask: (B,S), (B,T with those in the cache), 0 at pads; default: pads are
-                known by their id.
-            decoder_input_ids: (B,T) the start symbol, then words; from the labels unless given.
-            encoder_outputs: of the encoder, in the place of input_ids.
-            past_key_values: continue after what is in it; it is changed in place.
-            inputs_embeds, decoder_inputs_embeds: (B,S,d), (B,T,d) word vectors in the place of ids.
-            labels: (B,T) words with their end; pads and −100 are left out of the loss.
-            use_cache: return a cache. Default: the configuration's, but not in training or with labels.
-            output_hidden_states: return what each layer reads, and the output of the last.
-            logits_to_keep: of how many of the last positions, or of which, logits are computed; 0 for all.
-            num_items_in_batch: what the sum of the losses is divided by, in place of the number of words.
+                recognised by their id.
+            decoder_input_ids: (B,T) the start symbol, then words; by default derived from the labels.
+            encoder_outputs: the encoder's output, instead of input_ids.
+            past_key_values: a cache to continue from; it is changed in place.
+            inputs_embeds, decoder_inputs_embeds: (B,S,d), (B,T,d) embeddings instead of ids.
+            labels: (B,T) words, including </s>; pads and −100 are excluded from the loss.
+            use_cache: return a cache. Default: as in the configuration, but not in training or with labels.
+            output_hidden_states: return the input of each layer and the output of the last.
+            logits_to_keep: compute logits only for this many last positions, or for these positions; 0 for all.
+            num_items_in_batch: divide the sum of the losses by this instead of the number of words.
 
         Raises:
-            ValueError: an argument is missing, doesn't fit another, or is not supported; it says which.
+            ValueError: an argument is missing, inconsistent or not supported; the message names it.
         """
         refuse_attentions(output_attentions)
         kept = self._keeps(output_hidden_states)
@@ -143,7 +143,7 @@ class LightConvForCausalLM(LightConvPreTrainedModel, GenerationMixin):
         super().__init__(config)
         known = config.model_config()
         if known.encoder is not None:
-            raise ValueError("config has an encoder: it is of a LightConvForConditionalGeneration")
+            raise ValueError("config has an encoder: use LightConvForConditionalGeneration")
         self.decoder = Decoder(known.decoder, known.pad)
         self.post_init()
 
@@ -170,13 +170,13 @@ class LightConvForCausalLM(LightConvPreTrainedModel, GenerationMixin):
         """
         Args:
             input_ids: (B,T) words, pads on either side; fairseq's models expect the end symbol first.
-            attention_mask: (B,T with those in the cache), 0 at pads; default: pads are known by their id.
+            attention_mask: (B,T with those in the cache), 0 at pads; default: pads are recognised by their id.
             labels: (B,T) the same words as input_ids; the logits at t are compared with labels at t + 1. Pads and −100
-                are left out.
+                are excluded.
             The others are those of LightConvForConditionalGeneration.
 
         Raises:
-            ValueError: an argument is missing, doesn't fit another, or is not supported; it says which.
+            ValueError: an argument is missing, inconsistent or not supported; the message names it.
         """
         refuse_attentions(output_attentions)
         kept = self._keeps(output_hidden_states)

@@ -1,4 +1,4 @@
-"""pipeline("translation"), which transformers had until its version 5."""
+"""pipeline("translation"), which transformers had before version 5."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ class TranslationPipeline(Pipeline):
         translate = pipeline("translation", model="model")
         translate(["Ein Hund läuft .", "Zwei Hunde ."], batch_size=2, num_beams=5)
 
-    Arguments that it does not know are those of `generate`. A text that is longer than the model allows is cut off
-    with truncation=True.
+    Unknown arguments are passed to `generate`. With truncation=True, a text longer than the model allows is truncated.
     """
 
     _load_tokenizer = True
@@ -26,7 +25,7 @@ class TranslationPipeline(Pipeline):
     _load_feature_extractor = False
 
     def __call__(self, texts: Any, **kwargs: Any) -> Any:
-        """A dict for each text of a list; for one text alone, and where there are several translations, lists."""
+        """A dict for each text of a list; lists for a single text, and if there are several translations."""
         found = super().__call__(texts, **kwargs)
         if isinstance(texts, list) and all(isinstance(each, list) and len(each) == 1 for each in found):
             return [each[0] for each in found]
@@ -55,10 +54,10 @@ class TranslationPipeline(Pipeline):
 
 
 def register() -> None:
-    """Make it known to `pipeline`, where transformers has none of its own.
+    """Register it with `pipeline`, if transformers has no such pipeline of its own.
 
-    transformers 5 refuses the task by name, for every model: it comes off that list. For models that are not of this
-    package the pipeline does what that of version 4 did.
+    transformers 5 refuses the task by name for every model, so it is removed from that list. For models from other
+    packages, the pipeline behaves like that of version 4.
     """
     if TASK not in pipelines.PIPELINE_REGISTRY.get_supported_tasks():
         getattr(pipelines, "REMOVED_TASKS", {}).pop(TASK, None)

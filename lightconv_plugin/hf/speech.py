@@ -1,6 +1,6 @@
-"""A torchaudio that does not fit torch, which must not keep transformers' trainers and pipelines from being imported.
+"""Lets transformers' trainers and pipelines be imported even if torchaudio does not match torch.
 
-fairseq installs the newest torchaudio, which asks for CUDA's libraries even where torch is a build for CPUs.
+fairseq installs the newest torchaudio, which needs the CUDA libraries even if torch is a CPU build.
 """
 
 import importlib
@@ -8,9 +8,10 @@ import logging
 
 
 def hide_broken_torchaudio() -> None:
-    """Where torchaudio is installed but can't be loaded, transformers does without, as where it is not installed.
+    """If torchaudio is installed but cannot be loaded, make transformers treat it as not installed.
 
-    transformers imports it with whatever may read speech: pipelines, processors, and with these the trainers.
+    transformers imports torchaudio for anything that may process speech: pipelines, processors, and through them the
+    trainers.
     """
     try:
         importlib.import_module("transformers.audio_utils")
@@ -23,4 +24,4 @@ def hide_broken_torchaudio() -> None:
         for module in (transformers.utils, import_utils):
             module.is_torchaudio_available = lambda: False
         importlib.import_module("transformers.audio_utils")
-        logging.getLogger(__name__).info("torchaudio cannot be loaded, transformers does without it: %s", error)
+        logging.getLogger(__name__).info("torchaudio cannot be loaded; transformers works without it: %s", error)

@@ -18,12 +18,12 @@ from lightconv_plugin.hf.weights import where
 from lightconv_plugin.text.dictionary import BOS, EOS, PAD, UNK, Dictionary
 from lightconv_plugin.text.sides import TextSide
 
-_MOST = 2**28  # bytes of a file
-_OUTSIDE = (BOS, PAD, EOS)  # what is no word, even where a text has it
+_MOST = 2**28  # maximum bytes of a file
+_OUTSIDE = (BOS, PAD, EOS)  # never words, even if a text contains them
 
 
 class _Side:
-    """Dictionary and text of one side; what turns text into pieces is made when it is first used."""
+    """Dictionary and text of one side; its encoder is created at first use."""
 
     def __init__(self, dictionary: Dictionary, text: TextSide):
         self.dictionary = dictionary
@@ -46,27 +46,27 @@ class _Side:
 
 
 class LightConvTokenizer(PreTrainedTokenizer):
-    """Raw text ↔ ids by the recipe, the subwords and the dictionaries of an exported directory.
+    """Raw text ↔ ids, by the tokeniser, subwords and dictionaries of an exported directory.
 
         tokenizer = AutoTokenizer.from_pretrained("model")
         batch = tokenizer(["Ein Hund ."], text_target=["A dog ."], padding=True, return_tensors="pt")
         tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)
 
-    Text is the source's, `text_target` the target's. Ids are read as the target's, unless `decode` is told
-    use_source_tokenizer=True. A translation model's text ends with </s>; a language model's begins with it, as fairseq
-    trained it. Words such as </s> in a text are unknown words. An unknown word is kept as <unk> by `decode`.
+    Text is in the source language, `text_target` in the target language. `decode` takes ids of the target, or of the
+    source with use_source_tokenizer=True. A translation model's text ends with </s>; a language model's begins with it,
+    as in fairseq's training. Words such as </s> in a text are unknown words. `decode` keeps unknown words as <unk>.
 
     Args:
-        text_file: text.json; the other files are beside it.
-        source_lang, target_lang: as the dictionaries' names have them; default: config.json's.
+        text_file: text.json; the other files are next to it.
+        source_lang, target_lang: as in the names of the dictionaries; default: those in config.json.
         The others are those of transformers' tokenisers. The special symbols are fairseq's; no others can be added.
 
     Raises:
         InputError: a file is missing or damaged.
-        ValueError: a token that the dictionaries do not have is to be added.
+        ValueError: a token to add is not in the dictionaries.
     """
 
-    vocab_files_names = {"text_file": TEXT}  # noqa: RUF012  (transformers' own way)
+    vocab_files_names = {"text_file": TEXT}  # noqa: RUF012  (required by transformers)
     model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
 
     def __init__(
@@ -100,7 +100,7 @@ class LightConvTokenizer(PreTrainedTokenizer):
         self._source, self._target = sides[0], sides[1]
         self._current: _Side = self._source or self._target
         if self._source is None:
-            kwargs.setdefault("padding_side", "left")  # `generate` goes on after the last token
+            kwargs.setdefault("padding_side", "left")  # `generate` continues after the last token
         super().__init__(
             source_lang=source_lang,
             target_lang=target_lang,
@@ -114,13 +114,13 @@ class LightConvTokenizer(PreTrainedTokenizer):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        """The tokeniser of a directory, or of a repository of Hugging Face's hub. See transformers."""
+        """The tokeniser of a directory, or of a repository on the Hugging Face hub. See transformers."""
         if not os.path.isdir(pretrained_model_name_or_path):
             _fetch(pretrained_model_name_or_path, where(kwargs))
         return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
-        """Write dictionaries, text.json and what it names, byte for byte as they were read."""
+        """Write the dictionaries, text.json and the files that it names, byte for byte as they were read."""
         if filename_prefix:
             raise ValueError(f"filename_prefix is not supported: the files have fixed names, got {filename_prefix!r}")
         paths = [Path(save_directory) / name for name in self._files]
@@ -131,7 +131,7 @@ class LightConvTokenizer(PreTrainedTokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Entries of the target dictionary."""
+        """Number of entries in the target dictionary."""
         return len(self._target.dictionary)
 
     def __len__(self) -> int:
@@ -142,7 +142,7 @@ class LightConvTokenizer(PreTrainedTokenizer):
         return dict(self._target.dictionary.indices)
 
     def add_special_tokens(self, special_tokens_dict: dict[str, Any], *args: Any, **kwargs: Any) -> int:
-        """Symbols of the dictionaries alone can be made special: ValueError for others."""
+        """Make symbols of the dictionaries special; ValueError for any others."""
         for token in special_tokens_dict.values():
             self._check_tokens(token if isinstance(token, (list, tuple)) else [token])
         return super().add_special_tokens(special_tokens_dict, *args, **kwargs)
@@ -166,7 +166,7 @@ class LightConvTokenizer(PreTrainedTokenizer):
         """The pieces of a line of text.
 
         Raises:
-            ValueError: it is not text. InputError: the tokeniser of its language is not installed, or lacks it.
+            ValueError: it is not valid text. InputError: the tokeniser is not installed or lacks the language.
         """
         if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
             raise ValueError(f"text has a NUL or a half of a surrogate pair: {ascii(text)[:80]}")
@@ -180,7 +180,7 @@ class LightConvTokenizer(PreTrainedTokenizer):
         return self._target.dictionary[_index(index)]
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int], skip_special_tokens: bool = False) -> str | list[str]:  # type: ignore[override]
-        """Ids of the target as pieces; <s>, <pad> and </s> may be left out, <unk> stays."""
+        """Ids of the target as pieces; <s>, <pad> and </s> can be skipped, <unk> is kept."""
         if isinstance(ids, int):
             return self._convert_id_to_token(ids)
         return _pieces(self._target.dictionary, ids, skip_special_tokens)
@@ -204,7 +204,7 @@ class LightConvTokenizer(PreTrainedTokenizer):
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
     ) -> list[int]:
-        """ids and the end; of a language model, the end of what was before and ids. Pairs: ValueError."""
+        """ids, followed by </s>; for a language model, </s> followed by ids. ValueError for pairs."""
         if token_ids_1 is not None:
             raise ValueError("text_pair is not supported: use text_target for the other language")
         end = self._target.dictionary.eos()
@@ -229,7 +229,7 @@ def _languages(config: dict[str, Any], path: Path) -> tuple[str | None, str | No
 
 
 def _fetch(repository: str | os.PathLike, places: dict[str, Any]) -> None:
-    """Bring the files whose names are in other files into the cache of the hub."""
+    """Download the files that other files name into the hub's cache."""
     path = Path(cached_file(repository, CONFIG, **places))
     langs = _languages(read_json(path.parent, CONFIG), path)
     text = Path(cached_file(repository, TEXT, **places))
@@ -244,13 +244,13 @@ def _fetch(repository: str | os.PathLike, places: dict[str, Any]) -> None:
             cached_file(repository, name, **places)
         except OSError as error:
             raise OSError(
-                f"{repository}: {name}, which its {CONFIG} or {TEXT} names, cannot be had: {error}"
+                f"{repository}: {name}, which its {CONFIG} or {TEXT} names, could not be fetched: {error}"
             ) from error
 
 
 def _index(index: int) -> int:
     if index < 0:
-        raise ValueError(f"token_ids must be at least 0, got {index}: replace -100 by the pad first")
+        raise ValueError(f"token_ids must be at least 0, got {index}: replace -100 with the pad first")
     return index
 
 
@@ -260,7 +260,7 @@ def _pieces(dictionary: Dictionary, ids: Sequence[int], skip: bool) -> list[str]
 
 
 def _text(side: _Side, pieces: Sequence[str]) -> str:
-    """Words between the symbols that are no words, each by itself."""
+    """The pieces as text: words are joined and decoded, and special symbols stay as they are."""
     parts: list[str] = []
     words: list[str] = []
     for piece in [*pieces, None]:

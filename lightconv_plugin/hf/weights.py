@@ -1,4 +1,4 @@
-"""8-bit weights of an exported directory as transformers loads them: as floating-point numbers."""
+"""Loads the 8-bit weights of an exported directory into transformers, as floating-point numbers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _WHERE = ("cache_dir", "force_download", "local_files_only", "token", "revision"
 
 
 def where(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Of the arguments of a `from_pretrained`, those that say where files are."""
+    """The arguments of `from_pretrained` that determine where files are."""
     return {name: kwargs[name] for name in _WHERE if name in kwargs}
 
 
 def int8_arguments(
     config_class: type[PretrainedConfig], path: str | os.PathLike, kwargs: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """The arguments of `from_pretrained` that replace `path`, of a directory with 8-bit weights, and `kwargs`.
+    """For a directory `path` with 8-bit weights: the arguments of `from_pretrained` that replace `path` and `kwargs`.
 
-    None where the weights are of another type. InputError: they are damaged, or not those of the configuration.
+    None if the weights are of another type. InputError if they are damaged or do not match the configuration.
     """
     given = kwargs.get("config")
     if isinstance(given, PretrainedConfig):

@@ -1,6 +1,6 @@
-"""Settings of processes that compute. What the caller has set in the environment stays.
+"""Environment variables for processes that compute. Variables that the caller has set are kept.
 
-`python -m lightconv_plugin.recipes.environment` prints them, NAME=VALUE in each line.
+`python -m lightconv_plugin.recipes.environment` prints them, one NAME=VALUE per line.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from lightconv_plugin import allocator
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.steps import cores
 
-# What hydra says of fairseq's use of it at every start; other warnings stay.
+# hydra's warnings about how fairseq uses it, at every start; other warnings stay enabled.
 _HYDRA = ("hydra.main", "hydra._internal.hydra", "hydra.core.default_element", "__main__", "runpy")
 
 
 def settings(threads: int | None = None, *, trains_on_cpu: bool = False) -> dict[str, str]:
-    """Environment variables for a process that computes with so many threads (default: a thread for each core).
+    """Environment variables for a process that computes with `threads` threads (default: one per core).
 
     Raises:
         InputError: LIGHTCONV_KEEP_MALLOC has an unknown value.
     """
     wanted = {
         "OMP_NUM_THREADS": str(threads or cores()),
-        # Threads that spin while they wait are ruinous as soon as anything else runs on the cores.
+        # Threads that spin while waiting cost a lot of time as soon as anything else runs on the cores.
         "OMP_WAIT_POLICY": "passive",
     }
     if trains_on_cpu:
@@ -41,7 +41,7 @@ def settings(threads: int | None = None, *, trains_on_cpu: bool = False) -> dict
 
 @contextlib.contextmanager
 def environment(threads: int | None = None, *, trains_on_cpu: bool = False) -> Iterator[None]:
-    """Processes that are started within the block have these settings."""
+    """Processes started within the block get these settings."""
     before = dict(os.environ)
     os.environ.update(settings(threads, trains_on_cpu=trains_on_cpu))
     try:
@@ -52,13 +52,13 @@ def environment(threads: int | None = None, *, trains_on_cpu: bool = False) -> I
 
 
 def compute_here() -> None:
-    """The settings for this process and those it starts. To be called before torch, and with it OpenMP, is imported."""
+    """Apply the settings to this process and those it starts. Call it before importing torch, which loads OpenMP."""
     os.environ.update(settings())
 
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Nothing below a warning is logged within the block: fairseq has much to say while it is imported."""
+    """Log only warnings and errors within the block: fairseq logs a lot while it is imported."""
     logging.disable(logging.INFO)
     try:
         yield

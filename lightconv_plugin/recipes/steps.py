@@ -1,4 +1,4 @@
-"""Resumable steps: outputs appear whole or not at all, and are made again only when what they depend on changed."""
+"""Resumable steps: outputs appear complete or not at all, and are made again only when their dependencies changed."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import Any
 
 
 def say(message: str) -> None:
-    """One line of progress on stderr, at once (stdout stays free for results)."""
+    """Print one line of progress to stderr, unbuffered (stdout stays free for results)."""
     print(message, file=sys.stderr, flush=True)
 
 
 def cores() -> int:
-    """The processors this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def digest(path: Path, of_file: Callable[[Path], str] | None = None) -> str:
-    """SHA-256 of a file, or of a folder's relative file names and contents (the latter by `of_file`)."""
+    """SHA-256 of a file, or of a folder's relative file names and contents (hashed by `of_file`)."""
     if path.is_dir():
         files = [p for p in sorted(path.rglob("*")) if p.is_file()]
         listing = [(str(p.relative_to(path)), (of_file or digest)(p)) for p in files]
@@ -38,7 +38,7 @@ def digest(path: Path, of_file: Callable[[Path], str] | None = None) -> str:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder tree; nothing happens when it is not there."""
+    """Remove a file or a folder tree if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -46,20 +46,19 @@ def remove(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file so that a reader never sees half of it."""
+    """Write a small file atomically."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
 
 
 class Digests:
-    """`digest`, which remembers large files in a file of its own, as long as their size, inode and change time stay.
+    """`digest` with a cache on disk for large files, valid while their size, inode and change time stay the same.
 
-    What was changed within the last seconds before it was read is not remembered: another change could have left the
-    same time.
+    A file changed only seconds before it was read is not cached: another change could have left the same time.
     """
 
-    LARGE = 32 << 20  # bytes; smaller files are read in every run
+    LARGE = 32 << 20  # bytes; smaller files are hashed in every run
 
     def __init__(self, memory: Path) -> None:
         self.memory = memory
@@ -70,7 +69,7 @@ class Digests:
             self._known = {}
 
     def forget(self, path: Path) -> None:
-        """The path has been written anew."""
+        """Drop a path that has been rewritten."""
         self._in_this_run.pop(path, None)
 
     def __call__(self, path: Path) -> str:
@@ -94,11 +93,11 @@ class Digests:
 
 
 class Steps:
-    """The steps that fill one folder; the object is a lock on it.
+    """The steps that fill one folder; the object holds a lock on it.
 
-    A step is known by its name. Its stamp `root/.steps/NAME.json` holds what it depended on and what came of it, and is
-    written last, whole: wherever a run is killed, the next one starts that step again. A step is done when its stamp
-    still agrees with everything.
+    Each step has a name. Its stamp `root/.steps/NAME.json` holds its dependencies and its result. The stamp is written
+    last and atomically: wherever a run is killed, the next one repeats that step. A step is done when its stamp still
+    matches its dependencies and outputs.
     """
 
     def __init__(self, root: Path) -> None:
@@ -106,7 +105,7 @@ class Steps:
         self._stamps = root / ".steps"
         self._stamps.mkdir(parents=True, exist_ok=True)
         self._lock = (self._stamps / "lock").open("w")
-        # A program that a step starts may hold the lock too (Popen with close_fds=False): it may outlive this process.
+        # A program started by a step may outlive this process, so it can hold the lock too (Popen, close_fds=False).
         os.set_inheritable(self._lock.fileno(), True)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,7 +125,7 @@ class Steps:
         self.close()
 
     def fileno(self) -> int:
-        """Of the lock: a process that inherits it holds the lock as well."""
+        """The lock's file descriptor: a process that inherits it holds the lock as well."""
         return self._lock.fileno()
 
     def run(
@@ -141,8 +140,8 @@ class Steps:
     ) -> bool:
         """Call `make(*temporary_outputs)` unless the step is done. True if it ran.
 
-        `params` is everything but the contents of the inputs that the outputs depend on (JSON values). Outputs are
-        written beside their final names with the ending `.tmp`, and renamed when the step has succeeded.
+        `params`: everything that the outputs depend on besides the contents of the inputs (JSON values). Outputs are
+        written with the suffix `.tmp` and renamed when the step has succeeded.
         """
         depends = {"params": dict(params), "inputs": self._listing(inputs)}
         if self._is_done(
@@ -176,16 +175,16 @@ class Steps:
         depends: Mapping[str, Any],
         intact: Callable[[Any], bool] = lambda result: True,
     ) -> Any:
-        """The result of `make()`, or the one of before if nothing in `depends` has changed (all JSON values).
+        """The result of `make()`, or the previous one if nothing in `depends` has changed (all JSON values).
 
-        intact: says of the result of before whether the files that it speaks of are still there.
+        intact: takes the previous result and checks that the files it refers to still exist.
         """
         if self._is_done(name, title, depends, intact):
             return self.result(name)
         return self.record(name, depends, make())
 
     def _is_done(self, name: str, title: str, depends: Mapping[str, Any], intact: Callable[[Any], bool]) -> bool:
-        """Says what is done and why; a step that is not done is forgotten."""
+        """Print what is done and why; forget a step that is not done."""
         again = ""
         if self.is_known(name):
             changed = self.changed(name, depends)
@@ -198,25 +197,25 @@ class Steps:
         return False
 
     def is_known(self, name: str) -> bool:
-        """Whether a step was begun or done."""
+        """Whether a step was started or done."""
         return self._read(name) is not None
 
     def result(self, name: str) -> Any:
-        """What came of a step when it was last done, None if it never was."""
+        """The result of a step when it was last done; None if it never was."""
         return (self._read(name) or {}).get("outputs")
 
     def changed(self, name: str, depends: Mapping[str, Any]) -> list[str]:
-        """How `depends` differs from what a known step depended on, a line for each place."""
+        """How `depends` differs from what a known step depended on, one line per difference."""
         known = {key: value for key, value in (self._read(name) or {}).items() if key != "outputs"}
         return changes(known, json.loads(json.dumps(depends)))  # a tuple is a list in the stamp
 
     def record(self, name: str, depends: Mapping[str, Any], result: Any) -> Any:
-        """Remember that a step is done, or with the result None that it is begun; returns the result."""
+        """Record that a step is done, or started if the result is None; returns the result."""
         write_text(self._stamp(name), json.dumps({**depends, "outputs": result}, ensure_ascii=False, indent=1))
         return result
 
     def forget(self, prefix: str) -> None:
-        """Forget all steps whose names begin so."""
+        """Forget all steps whose names begin with `prefix`."""
         for path in self._stamps.glob("*.json"):
             if path.name.startswith(prefix.replace("/", ".")) and path != self._digest.memory:
                 path.unlink()
@@ -226,7 +225,7 @@ class Steps:
         return {os.path.relpath(path, root): self._digest(path) for path in paths}
 
     def _listing(self, paths: Sequence[Path]) -> list[list[str]]:
-        """[name, SHA-256] of each; names relative to the folder, so that it can be moved."""
+        """[name, SHA-256] of each path; names are relative to the folder, so that it can be moved."""
         return [[name, sha] for name, sha in self.digests(paths, self.root).items()]
 
     def _stamp(self, name: str) -> Path:
@@ -241,7 +240,7 @@ class Steps:
 
 
 def changes(old: Any, new: Any, name: str = "") -> list[str]:
-    """What differs between two JSON values, a line for each place."""
+    """The differences between two JSON values, one line each."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = sorted({*old, *new})
         return [line for key in keys for line in changes(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))]
@@ -249,7 +248,7 @@ def changes(old: Any, new: Any, name: str = "") -> list[str]:
         return []
     if old is None or new is None:
         return [f"{name} is {'new' if old is None else 'gone'}"]
-    # Of a file's checksum or time nobody reads the value.
+    # The values of checksums and times are of no interest to the reader.
     return [name if any(_is_opaque(v) for v in (old, new)) else f"{name} {_shown(old)} → {_shown(new)}"]
 
 
@@ -262,5 +261,5 @@ def _shown(value: Any) -> str:
 
 
 def shorten(lines: Sequence[str], most: int = 6) -> str:
-    """Lines as one, a few of many."""
+    """Join lines into one; at most `most` are shown."""
     return "; ".join(lines[:most]) + (f"; and {len(lines) - most} more" if len(lines) > most else "")

@@ -1,4 +1,4 @@
-"""One HTML page about trainings: learning curves, scores beside the papers', learned kernels, translations.
+"""One HTML page about trainings: learning curves, scores next to the papers', learned kernels, translations.
 
-The page needs no network: its pictures are in it. What a run lacks, and what of it cannot be read, is said on the page.
+The page needs no network: its pictures are embedded. Files of a run that are missing or unreadable are listed on it.
 """

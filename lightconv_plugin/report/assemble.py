@@ -1,4 +1,4 @@
-"""From the folders of trainings to the page about them, step by step."""
+"""Builds the page from the folders of trainings, step by step."""
 
 import warnings
 from argparse import Namespace
@@ -18,7 +18,7 @@ from lightconv_plugin.report.runs import Run, check_folder, names_of, read_run
 
 @dataclass
 class Report:
-    """page: the HTML. problems: how many notes on it say that something is missing. kernels: by the run's name."""
+    """page: the HTML. problems: the number of notes on it about something missing. kernels: by run name."""
 
     page: str
     problems: int
@@ -28,13 +28,14 @@ class Report:
 def make_report(
     run_dirs: Sequence[Path], data_bin: Path | None = None, number: int = 8, checkpoint: str | None = None
 ) -> Report:
-    """The report about the trainings in these folders.
+    """Make the report about the trainings in these folders.
 
     Args:
-        run_dirs: fairseq's save_dir of each.
-        data_bin: binarised data instead of what the checkpoints name.
-        number: of sample translations.
-        checkpoint: name of the file in each folder whose kernels are shown; None: see `runs.choose_checkpoint`.
+        run_dirs: fairseq's save_dir of each training.
+        data_bin: binarised data to use instead of those named in the checkpoints.
+        number: how many sample translations to show.
+        checkpoint: file name, in each folder, of the checkpoint whose kernels are shown; None: see
+            `runs.choose_checkpoint`.
 
     Raises:
         InputError: a folder does not exist, does not hold a training, or is given twice.
@@ -51,7 +52,7 @@ def make_report(
     for run in tqdm(runs, desc="reading checkpoints", unit="run"):
         if run.checkpoint is not None:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's and fairseq's about each other
+                warnings.simplefilter("ignore")  # torch and fairseq warn about each other
                 _read_model(run, data_bin, number, shown, groups)
     made = f"lightconv report {lightconv_plugin.__version__}, {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
     return Report(page.build(runs, shown, groups, made), sum(len(run.problems) for run in runs), shown)
@@ -60,9 +61,9 @@ def make_report(
 def _read_model(
     run: Run, data_bin: Path | None, number: int, shown: dict[str, page.Shown], groups: list[translate.Group]
 ) -> None:
-    """Add the run's kernels to `shown` and, where no log has its translations, translations to `groups`.
+    """Add the run's kernels to `shown` and, if no log has its translations, translations to `groups`.
 
-    An unexpected kind of model must not cost the page: whatever fails becomes one of the run's problems.
+    An unexpected kind of model must not prevent the page: any failure becomes one of the run's problems.
     """
     opened = dataset = None
     with _noting(run.problems, "The model cannot be built, so there are no kernels"):
@@ -88,7 +89,7 @@ def _read_model(
 
 @contextmanager
 def _noting(problems: list[str], what: str) -> Iterator[None]:
-    """Whatever is raised becomes a problem, "what: why"."""
+    """Turn any exception into a problem, "what: why"."""
     try:
         yield
     except Exception as error:
@@ -97,7 +98,7 @@ def _noting(problems: list[str], what: str) -> Iterator[None]:
 
 
 def _add_languages(run: Run, task) -> None:
-    """Complete the settings with the languages that fairseq found by the names of the data's files."""
+    """Add to the settings the languages that fairseq inferred from the names of the data files."""
     found = getattr(task, "cfg", None)
     if not run.settings.pair and found and found.get("source_lang") and found.get("target_lang"):
         languages = {name: found[name] for name in ("source_lang", "target_lang")}
@@ -120,7 +121,7 @@ def _kernels(run: Run, opened: loading.Opened, dataset, subset: str, missing: Se
 
 
 def _translate(run: Run, opened: loading.Opened, subset: str, number: int, groups: list[translate.Group]) -> None:
-    """Beam search on the sentences that other runs show, where they are of the same data, else on some of its own."""
+    """Beam search on the sentences shown for other runs if they use the same data, otherwise on its own."""
     options = Namespace(beam=translate.BEAM, lenpen=1.0, max_len_a=2, max_len_b=20)
     torch.manual_seed(1)
     found = translate.search(opened.model, opened.task, options, subset, number)
@@ -138,7 +139,7 @@ def _translate(run: Run, opened: loading.Opened, subset: str, number: int, group
 
 
 def kernel_figure(report: Report, form: str) -> bytes:
-    """The kernels of the runs side by side, of their encoders (language models: decoders), as "png", "svg" or "pdf".
+    """The runs' kernels side by side, from their encoders (language models: decoders), as "png", "svg" or "pdf".
 
     Raises:
         InputError: none of the runs has kernels that can be shown.

@@ -1,7 +1,7 @@
-"""What the token mixers of a trained model do: the filters, windows and attention of each layer and head.
+"""The token mixers of a trained model: the filters, windows and attention of each layer and head.
 
-Learned filters are read off the parameters. Those that depend on the text are gathered while the model reads sentences,
-one at a time and in evaluation, through hooks on the mixers; the model itself is not changed.
+Learned filters are read from the parameters. Those that depend on the text are gathered by hooks on the mixers while
+the model reads sentences, one at a time and in evaluation mode; the model itself is not changed.
 """
 
 import contextlib
@@ -15,26 +15,26 @@ from torch import Tensor, nn
 from lightconv_plugin.ops.filters import Filter
 from lightconv_plugin.ops.normalize import normalize
 
-# How far mean attention is shown by relative position: (before, after) in an encoder; a decoder sees nothing after.
+# Relative positions for which mean attention is shown: (before, after) in an encoder; a decoder sees nothing after.
 ATTENTION_REACH = (20, 20)
-# Positions of a sentence that can be drawn with their tokens.
+# How many positions of a sentence can be drawn with their tokens.
 LONGEST_SHOWN = 26
-# Mixers whose kernels are parameters; those of the others depend on the text.
+# Mixers whose kernels are parameters; the kernels of all others depend on the text.
 FIXED = ("lightweight", "depthwise", "conv")
 
 
 @dataclass
 class Layer:
-    """One layer's mixer, H rows (heads, or what `rows` names).
+    """One layer's mixer with H rows (heads, or what `rows` names).
 
     side: "encoder" or "decoder"; number: from 0. kind: a name of modules.mixers.MIXERS.
     positions: (P,) the relative positions s − t of `mean`'s columns.
-    mean: (H,P) the filter, or its mean over all positions; None where it needs data that is missing.
-    reach: for "talk", how many tokens each window reaches to the left and to the right: two (H,N), N positions read.
+    mean: (H,P) the filter, or its mean over all positions; None if it needs data that are missing.
+    reach: for "talk", how many tokens each window reaches to the left and right: two (H,N) arrays for N positions.
     limits: for "talk", (L, R).
     outside: (H,) the share of attention beyond `positions`; None for other mixers.
-    maps: (H,T,T) for each sentence shown: the weight with which position t (row) reads position s; at most the first
-        LONGEST_SHOWN positions.
+    maps: (H,T,T) for each sentence shown: the weight with which position t (row) reads position s (column), for at
+        most the first LONGEST_SHOWN positions.
     """
 
     side: str
@@ -50,7 +50,7 @@ class Layer:
 
 
 class _Probe:
-    """Watches one mixer: a subclass's see(query) turns each call of `module` into rows of `layer`."""
+    """A forward hook on one mixer: a subclass's see(query) turns each call of `module` into rows of `layer`."""
 
     def __init__(self, layer: Layer, module: nn.Module):
         self.layer, self.module, self.show, self.read = layer, module, False, 0
@@ -66,7 +66,7 @@ class _Probe:
             self.layer.mean = self.layer.mean / self.read
 
     def keep(self, weights: Tensor) -> None:
-        """Keep (H,T,T) to be drawn, its beginning if it is long."""
+        """Keep (H,T,T) for drawing; only the beginning if it is long."""
         self.layer.maps.append(weights[:, :LONGEST_SHOWN, :LONGEST_SHOWN].numpy())
 
     def add(self, total: Tensor, length: int) -> None:
@@ -106,7 +106,7 @@ class _Dynamic(_Probe):
 
 
 def predicted_filters(raw: Tensor, conv: nn.Module) -> Tensor:
-    """What a DynamicConv multiplies by: raw (T,B,H,K) as predicted → (T,B,H,K) normalised, without dropout."""
+    """The filters that a DynamicConv applies: raw (T,B,H,K) as predicted → (T,B,H,K) normalised, without dropout."""
     inside = None
     if conv.renorm_padding:
         length, taps = raw.shape[0], torch.arange(raw.shape[-1])
@@ -116,7 +116,7 @@ def predicted_filters(raw: Tensor, conv: nn.Module) -> Tensor:
 
 
 def time_map(filters: Tensor, padding_l: int) -> Tensor:
-    """Filters of every position (T,H,K) → (H,T,T): row t, column s = t − padding_l + k; taps outside are left out."""
+    """Filters of all positions (T,H,K) → (H,T,T): row t, column s = t − padding_l + k; taps outside are dropped."""
     length, heads, taps = filters.shape
     out = filters.new_zeros(heads, length, length)
     for t in range(length):
@@ -155,8 +155,8 @@ class _Talk(_Probe):
 def coverage(left: Tensor, right: Tensor, positions: Tensor) -> Tensor:
     """How much of the token at each relative position is in a TaLK window (Lioutas & Guo 2020, section 3.2).
 
-    left, right: (T,H), the reach in tokens. positions: (P,) s − t. Returns (T,H,P) between 0 and 1; the fraction is the
-    window's edge.
+    left, right: (T,H), the reach in tokens. positions: (P,) s − t. Returns (T,H,P) between 0 and 1; fractions occur at
+    the window's edges.
     """
     reach = torch.where(positions < 0, left.unsqueeze(-1), right.unsqueeze(-1))
     covered = (reach - positions.abs() + 1).clamp(0, 1)
@@ -164,7 +164,7 @@ def coverage(left: Tensor, right: Tensor, positions: Tensor) -> Tensor:
 
 
 class _Attention(_Probe):
-    """Self-attention: its weights are computed once more from the module's own projections."""
+    """Self-attention: its weights are recomputed from the module's own projections."""
 
     def see(self, query: Tensor) -> None:
         weights = attention_weights(self.module, query, causal=self.layer.side == "decoder")
@@ -180,7 +180,7 @@ class _Attention(_Probe):
 
 
 def attention_weights(attention: nn.Module, query: Tensor, causal: bool) -> Tensor:
-    """query (T,1,d) → (H,T,T): the softmax of fairseq's MultiheadAttention, limited as WindowAttention limits it."""
+    """query (T,1,d) → (H,T,T): the softmax of fairseq's MultiheadAttention, restricted as in WindowAttention."""
     q, k = (
         _projected(attention, name, query)[:, 0].unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)
         for name in ("q", "k")
@@ -195,13 +195,13 @@ def attention_weights(attention: nn.Module, query: Tensor, causal: bool) -> Tens
 
 
 def _projected(attention: nn.Module, name: str, query: Tensor) -> Tensor:
-    """(T,1,d) → (T,1,d): the projection of this name, with its convolution where it has one."""
+    """(T,1,d) → (T,1,d): the projection `name`, with its convolution if it has one."""
     x, conv = getattr(attention, f"{name}_proj")(query), getattr(attention, f"{name}_conv", None)
     return x if conv is None else conv(x)
 
 
 def find_probes(model: nn.Module) -> list[_Probe]:
-    """A probe for every layer of a model's encoder and decoder (of the decoder alone in a language model)."""
+    """A probe for every layer of a model's encoder and decoder (only the decoder in a language model)."""
     probes = []
     for side in ("encoder", "decoder"):
         layers = getattr(getattr(model, side, None), "layers", ())
@@ -242,8 +242,8 @@ def _probe(side: str, number: int, mixer: nn.Module) -> _Probe:
 def gather(model: nn.Module, sentences: Sequence[Mapping], shown: Sequence[int] = ()) -> list[Layer]:
     """The kernels of all layers.
 
-    model: in evaluation mode. sentences: arguments of its forward, each a batch of one without padding; without any,
-    only the kernels that are parameters have a `mean`. shown: indices of the sentences whose maps are kept.
+    model: in evaluation mode. sentences: arguments of its forward, each a batch of one without padding; without
+    sentences, only kernels that are parameters have a `mean`. shown: indices of the sentences whose maps are kept.
     """
     probes = find_probes(model)
     if all(probe.layer.kind in FIXED for probe in probes):

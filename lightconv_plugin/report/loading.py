@@ -1,4 +1,4 @@
-"""From a run's checkpoint to a model and sentences for it, with fairseq and safe loading."""
+"""Builds a run's model from its checkpoint, by safe loading, and reads sentences for it with fairseq."""
 
 import contextlib
 import logging
@@ -13,7 +13,7 @@ import lightconv_plugin  # noqa: F401  (registers the models with fairseq)
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.report.kernels import LONGEST_SHOWN
 
-# Positions to gather kernels from: enough for a stable mean, some seconds of a small model on a CPU.
+# How many positions kernels are gathered from: enough for a stable mean; takes seconds for a small model on a CPU.
 MOST_SENTENCES, MOST_TOKENS = 64, 3000
 LONGEST = 256  # a language model's blocks are cut to this
 SHOWN = 2
@@ -29,7 +29,7 @@ class Sentence:
 
 @dataclass
 class Opened:
-    """A model in evaluation mode. task: with the dictionaries of the data in `folder`; if None, `missing` says why."""
+    """A model in evaluation mode. task: with the dictionaries from `folder`; if it is None, `missing` says why."""
 
     model: nn.Module
     task: object | None
@@ -40,11 +40,11 @@ class Opened:
 def open_model(checkpoint: Path, data_bin: Path | None) -> Opened:
     """Build and load the checkpoint's model.
 
-    data_bin: a folder of binarised data instead of the one that the checkpoint names. Without dictionaries the model is
-    built for as many symbols as its embeddings have.
+    data_bin: a folder of binarised data to use instead of the one named in the checkpoint. Without dictionaries, the
+    vocabulary sizes are taken from the embeddings.
 
     Raises:
-        InputError: the model does not match the data, or the checkpoint is not of a model.
+        InputError: the model does not match the data, or the checkpoint has no model.
     """
     from fairseq import checkpoint_utils
 
@@ -53,7 +53,7 @@ def open_model(checkpoint: Path, data_bin: Path | None) -> Opened:
         settings = _task_settings(state, checkpoint)
         if data_bin is not None:
             settings["data"] = str(data_bin)
-        # A sentence alone needs no padding.
+        # A single sentence needs no padding.
         for name, value in (("num_batch_buckets", 0), ("required_seq_len_multiple", 1)):
             if name in settings:
                 settings[name] = value
@@ -69,7 +69,7 @@ def open_model(checkpoint: Path, data_bin: Path | None) -> Opened:
 
 
 def _task_settings(state: dict, checkpoint: Path):
-    """The task's part of a checkpoint's configuration, to be read and changed like a dictionary."""
+    """The task's part of a checkpoint's configuration, usable like a dictionary."""
     from omegaconf import OmegaConf
 
     if state.get("args"):
@@ -81,18 +81,18 @@ def _task_settings(state: dict, checkpoint: Path):
 
 
 def _folder(settings) -> Path:
-    return Path(str(settings.get("data")).split(":")[0])  # fairseq takes several, for the epochs in turn
+    return Path(str(settings.get("data")).split(":")[0])  # fairseq accepts several, used in turn by epoch
 
 
 def find_missing(settings) -> str:
-    """What is missing of the binarised data that the task names, as a sentence; "" if nothing is."""
+    """What is missing from the binarised data named in the task's settings, as a sentence; "" if nothing is."""
     folder = _folder(settings)
     if not settings.get("data") or not folder.is_dir():
         return f"the binarised data are not found: there is no folder {settings.get('data') or 'named'}"
     languages = [settings.get("source_lang"), settings.get("target_lang")]
     names = [f"dict.{lang}.txt" for lang in languages if lang] or ["dict.txt"]
     if settings.get("_name", settings.get("task")) == "translation" and not all(languages):
-        names = []  # fairseq finds the languages by the files' names
+        names = []  # fairseq infers the languages from the file names
     lacking = [name for name in names if not (folder / name).is_file()]
     return f"{folder} does not hold the run's binarised data: no {' and no '.join(lacking)}" if lacking else ""
 
@@ -111,11 +111,11 @@ def _task_without_data(settings, parameters: dict[str, torch.Tensor]):
 
 
 def _dictionary(parameters: dict[str, torch.Tensor], side: str):
-    """A dictionary of as many symbols as the side's embeddings have rows."""
+    """A dictionary with one symbol per row of the side's embeddings."""
     from fairseq.data import Dictionary
 
     prefix = f"{side}.embed_tokens."
-    # An adaptive input has a band of rows each in embeddings.N.0.weight.
+    # An adaptive input keeps the rows of each band in embeddings.N.0.weight.
     tables = [v for k, v in parameters.items() if k == f"{prefix}weight" or (k.startswith(prefix) and ".0.weight" in k)]
     if not tables or any("char" in key for key in parameters if key.startswith(prefix)):
         raise InputError(f"the model's {side} cannot be built without its dictionary")
@@ -126,7 +126,7 @@ def _dictionary(parameters: dict[str, torch.Tensor], side: str):
 
 
 def split_of(folder: Path) -> str:
-    """The subset that sentences are taken from: test if the binarised data have it, else valid."""
+    """The subset that sentences are taken from: test if the binarised data have it, otherwise valid."""
     return "test" if any(folder.glob("test.*idx")) else "valid"
 
 
@@ -137,13 +137,13 @@ def load_dataset(task, split: str):
 
 
 def spread(total: int, number: int) -> list[int]:
-    """`number` of the numbers 0 … total − 1, evenly spaced (all, if there are fewer)."""
+    """`number` evenly spaced integers in 0 … total − 1 (all, if there are fewer)."""
     number = min(number, total)
     return [(2 * i + 1) * total // (2 * number) for i in range(number)]
 
 
 def sentences(task, dataset) -> list[Sentence]:
-    """Sentences of a dataset, evenly spaced, up to MOST_TOKENS positions."""
+    """Evenly spaced sentences of a dataset, up to MOST_TOKENS positions."""
     found, total = [], 0
     for index in spread(len(dataset), MOST_SENTENCES):
         sample = dataset.collater([dataset[index]])
@@ -170,7 +170,7 @@ def _tokens(task, inputs: dict) -> dict[str, list[str]]:
 
 
 def choose_shown(found: Sequence[Sentence]) -> list[int]:
-    """Which two sentences to draw over time: such that can be drawn whole, and of medium length rather than short."""
+    """The two sentences to draw over time: preferably of medium length, and short enough to be drawn completely."""
     lengths = [max(map(len, sentence.tokens.values())) for sentence in found]
 
     def rank(i: int) -> tuple:
@@ -181,7 +181,7 @@ def choose_shown(found: Sequence[Sentence]) -> list[int]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without fairseq's progress messages."""
+    """Suppress fairseq's progress messages."""
     before = logging.root.manager.disable
     logging.disable(logging.INFO)
     try:

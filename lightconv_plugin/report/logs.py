@@ -1,9 +1,9 @@
-"""Reads the logs of fairseq-train and fairseq-hydra-train: the curves of a training, and what is said about it.
+"""Reads the logs of fairseq-train and fairseq-hydra-train: the curves of a training, and facts about it.
 
-fairseq's formats `simple`, `json` and what `tqdm` prints at the end of an epoch are supported, with the prefix of
-either command or none. Every record has an update, `num_updates`. A resumed training goes back to its checkpoint's
-update: what was logged beyond it is dropped, as those updates were lost. A log that holds several trainings, each
-started at update 0, gives all of them.
+fairseq's formats `simple` and `json` and the epoch summaries of `tqdm` are supported, with the prefix of either command
+or none. Every record has an update, `num_updates`. A resumed training restarts at its checkpoint's update: records
+beyond it are dropped, since those updates were lost. If a log holds several trainings, each started at update 0, all of
+them are returned.
 """
 
 import json
@@ -20,7 +20,7 @@ _JSON = re.compile(r"(\w+)\W+(?:\[INFO\] - )?(\{\"epoch\": .*)")
 _LOADED = re.compile(r"loaded checkpoint \S.* \(epoch \d+ @ (\d+) updates\)", re.IGNORECASE)
 _PARAMETERS = re.compile(r"num\. (?:shared )?model params: ([\d,]+)")
 _EXAMPLES = re.compile(r"loaded ([\d,]+) examples from: ?(.+)$")
-# What the training ran on, by name: processes and their threads, the GPUs, the operators' backend.
+# The hardware and backend of a training: processes and their threads, the GPUs, the operators' backend.
 _MACHINE = {
     "processes": re.compile(r"training on (\d+) devices"),
     "threads": re.compile(r"\(\d+ × (\d+) threads\)"),
@@ -29,13 +29,13 @@ _MACHINE = {
 }
 
 
-# Kinds of training's records; the others are validation subsets.
+# Names of training records; all other names are validation subsets.
 _IN_EPOCH, _PER_EPOCH = "train/inner", "train/epoch"
 
 
 @dataclass
 class Record:
-    """The statistics in one line, by fairseq's names without the json format's prefix for the subset."""
+    """The statistics in one line, under fairseq's names, without the subset prefix of the json format."""
 
     update: int
     epoch: int
@@ -45,7 +45,7 @@ class Record:
 
 @dataclass
 class Stretch:
-    """One start of the command: the update that it resumed from, and the statistics that still count."""
+    """One start of the command: the update that it resumed from, and its statistics that are still valid."""
 
     start: int = 0
     records: list[Record] = field(default_factory=list)
@@ -58,8 +58,8 @@ class Stretch:
 class Training:
     """One training: all its stretches.
 
-    parameters, examples: as logged, None or empty if not. devices: what it ran on, in words; several if it was resumed
-    on another kind of machine.
+    parameters, examples: as logged; None or empty if not logged. devices: descriptions of the hardware; several if it
+    was resumed on another kind of machine.
     """
 
     stretches: list[Stretch] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Training:
 
     @property
     def train(self) -> list[Record]:
-        """The records of training: those within epochs, or else the epochs' means."""
+        """The training records: those within epochs, or the epoch means if there are none."""
         return self.valid(_IN_EPOCH) or self.valid(_PER_EPOCH)
 
     @property
@@ -89,13 +89,13 @@ class Training:
 
     @property
     def seconds(self) -> float | None:
-        """Time of the updates that count, with validation: the sum of the last `wall` of each stretch."""
+        """Time of the updates that count, including validation: the sum of the last `wall` of each stretch."""
         walls = [[r.values["wall"] for r in s.of(_IN_EPOCH, _PER_EPOCH) if "wall" in r.values] for s in self.stretches]
         return sum(map(max, filter(None, walls))) if any(walls) else None
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Target tokens per second of training: all tokens divided by all their time."""
+        """Target tokens per second of training: all tokens divided by the total time."""
         tokens = seconds = 0.0
         for stretch in self.stretches:
             before = stretch.start
@@ -110,14 +110,14 @@ class Training:
 
 @dataclass
 class Log:
-    """trainings: in the order of the log. broken: lines that begin like a record but are cut off."""
+    """trainings: in the order of the log. broken: the number of truncated records."""
 
     trainings: list[Training]
     broken: int
 
 
 def _device(machine: dict[str, list[str]]) -> str:
-    """What a training ran on, in words; "" if the log does not say. machine: what _MACHINE found."""
+    """A description of the hardware; "" if the log does not say. machine: what _MACHINE found."""
     processes, threads, backend = (machine.get(name, [""])[-1] for name in ("processes", "threads", "backend"))
     if gpus := Counter(machine.get("GPU", ())):
         text = ", ".join(f"{number} × {name}" for name, number in gpus.items())
@@ -132,12 +132,12 @@ def _device(machine: dict[str, list[str]]) -> str:
 
 
 def parse_log(text: str) -> Log:
-    """Read a training's log; the module's docstring says what is supported."""
+    """Read a training's log; for the supported formats, see the module's docstring."""
     reader = _Reader()
-    # A line without an end was cut: its last number may have lost digits.
+    # A line without a line feed is truncated: its last number may have lost digits.
     *lines, rest = text.split("\n")
     for line in lines:
-        # A progress bar rewrites its line: only what follows the last carriage return counts.
+        # A progress bar rewrites its line, so only the text after the last carriage return counts.
         reader.read(line.rstrip("\r").rpartition("\r")[2])
     broken = reader.broken + any(pattern.search(rest) for pattern in (_JSON, _INNER, _EPOCH))
     return Log(reader.trainings, broken)
@@ -147,7 +147,7 @@ class _Reader:
     def __init__(self):
         self.trainings: list[Training] = []
         self.broken = 0
-        self._starting = True  # a stretch has begun; its first update is not known yet
+        self._starting = True  # a stretch has begun, but its first update is not known yet
         self._header: dict = {}
 
     def read(self, line: str) -> None:
@@ -157,7 +157,7 @@ class _Reader:
                 return
         if match := _PARAMETERS.search(line):
             self._starting = True
-            self._forget()  # a start that came to nothing
+            self._forget()  # a start without any record
             self._header["parameters"] = int(match[1].replace(",", ""))
         elif match := _LOADED.search(line):
             self._starting = True
@@ -173,7 +173,7 @@ class _Reader:
             self._record(match[2] or _PER_EPOCH, int(match[1]), [pair for pair in pairs if len(pair) == 2])
 
     def _forget(self) -> None:
-        # Processes that die are started again with the same threads.
+        # Processes that die are restarted with the same number of threads.
         self._header = {name: value for name, value in self._header.items() if name == "threads"}
 
     def _examples(self, subset: str, number: str) -> None:
@@ -189,7 +189,7 @@ class _Reader:
         epoch = int(stats.pop("epoch"))
         stats.pop("update", None)
         inner = tag == "train_inner" or "num_updates" in stats
-        # The epoch's records have their subset as prefix: train_loss, valid_loss.
+        # The keys of epoch records have the subset as prefix: train_loss, valid_loss.
         subset = next((key.removesuffix("_num_updates") for key in stats if key.endswith("_num_updates")), tag)
         pairs = [(key if inner else key.removeprefix(f"{subset}_"), value) for key, value in stats.items()]
         self._record(_IN_EPOCH if inner else _PER_EPOCH if subset == "train" else subset, epoch, pairs)
@@ -211,7 +211,7 @@ class _Reader:
     def _stretch(self, record: Record) -> Stretch:
         """The stretch that the record belongs to, a new one if its head was just read."""
         last = self.trainings[-1].updates if self.trainings else 0
-        # A log without heads (of old fairseq, or the tail of one): if the updates fall, it was started again.
+        # A log without heads (from old fairseq, or with its beginning missing): falling updates mean a restart.
         fell = bool(self.trainings) and record.update < last and not self._starting
         if not (self._starting or fell or not self.trainings):
             return self.trainings[-1].stretches[-1]

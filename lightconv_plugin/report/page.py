@@ -1,4 +1,4 @@
-"""The report as one HTML page: what templates/page.html.jinja shows of the runs."""
+"""The report as one HTML page: the values for templates/page.html.jinja."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,14 +16,14 @@ from lightconv_plugin.scoring import paper
 
 @dataclass
 class Shown:
-    """The kernels of a run's model. sentences: those whose kernels are drawn over time; origin: what was read."""
+    """The kernels of a run's model. sentences: those whose kernels are drawn over time; origin: the files read."""
 
     layers: list[Layer]
     sentences: list[Sentence] = field(default_factory=list)
     origin: str = ""
 
     def sides(self, mapped: bool = False) -> dict[str, list[Layer]]:
-        """The layers of "encoder" and "decoder", where there are any; `mapped`: those with kernels over time."""
+        """The layers of "encoder" and "decoder", without empty sides; `mapped`: only those with kernels over time."""
         layers = [layer for layer in self.layers if layer.maps or not mapped]
         sides = {side: [layer for layer in layers if layer.side == side] for side in ("encoder", "decoder")}
         return {side: found for side, found in sides.items() if found}
@@ -31,7 +31,7 @@ class Shown:
 
 @dataclass
 class Table:
-    """rows: (CSS class, cells). notes: footnotes, numbered from 1; sources: of the rows that are not the runs' own."""
+    """rows: (CSS class, cells). notes: footnotes, numbered from 1; sources: references for the published rows."""
 
     head: list[str]
     rows: list[tuple[str, list[str]]] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Table:
 
 
 def build(runs: Sequence[Run], kernels: Mapping[str, Shown], groups: Sequence[Group], made: str) -> str:
-    """The page. kernels: by the run's name. made: a line about the page's origin."""
+    """Render the page. kernels: by run name. made: a line about how the page was made."""
     environment = Environment(
         loader=PackageLoader(__package__),
         autoescape=True,
@@ -70,7 +70,7 @@ def _facts(runs: Sequence[Run]) -> Table:
 
 
 def _facts_of(run: Run) -> dict:
-    """What is known about a run, by name; "" or None where nothing is."""
+    """The facts about a run, by name; "" or None if unknown."""
     settings, training = run.settings, run.training
     batch, frequency = settings.dataset.get("max_tokens"), settings.optimization.get("update_freq")
     if isinstance(frequency, (list, tuple)):
@@ -128,7 +128,7 @@ def _scores(runs: Sequence[Run]) -> Table:
 
 
 def _published(run: Run) -> list[tuple[str, str, str, Mapping[str, str], str]]:
-    """The papers' numbers for the run's task and system: (label, task, subset, values by measure, source)."""
+    """The published scores for the run's task and system: (label, task, subset, values by measure, source)."""
     settings = run.settings
     mixers = [kind for kinds in settings.mixers.values() for kind in kinds]
     task = paper.find_task(str(settings.task.get("data") or ""), settings.pair)

@@ -1,7 +1,7 @@
-"""The report's pictures: SVG elements whose text and lines take the page's colours, in light and in dark.
+"""The report's pictures: SVG elements whose text and lines take the page's colours, in light and dark mode.
 
-Values are drawn as one colour of varying opacity, so that the page's background shows where they are 0. Pictures are
-made for a width of 370 to 500 CSS pixels.
+Values are drawn as one colour of varying opacity, so that the page's background shows through where they are 0.
+Pictures are designed for a width of 370 to 500 CSS pixels.
 """
 
 import io
@@ -23,17 +23,17 @@ from lightconv_plugin.report.logs import Record, Training
 
 RUN_COLOURS = 8
 DASHES = ("solid", (0, (4, 2)), (0, (1, 1.5)))
-# Colours that are replaced by the page's in the finished SVG.
+# Placeholder colours, replaced by the page's colours in the finished SVG.
 _INK, _GRID = "#010203", "#030201"
 _RUNS = [f"#0102{n:02x}" for n in range(0x10, 0x10 + RUN_COLOURS)]
 _POSITIVE, _NEGATIVE = (0.16, 0.49, 0.88), (0.87, 0.42, 0.10)
-_BOTH = "#808890"  # for a picture that may stand on white or on black
+_BOTH = "#808890"  # for a picture that may be shown on white or on black
 _WIDTH = 5.2  # inches of 96 CSS pixels
 _TITLE = 0.36  # inches above a panel
 _STYLE = {
     "svg.fonttype": "none",
     "font.size": 9,
-    "text.parse_math": False,  # a token may well be "$"
+    "text.parse_math": False,  # a token may be "$"
     "text.color": _INK,
     "axes.labelcolor": _INK,
     "axes.edgecolor": _INK,
@@ -52,11 +52,11 @@ _numbers = itertools.count()
 
 
 def _svg(figure: Figure, alt: str, minimum: int = 0) -> Markup:
-    """The figure as an <svg> element; alt: a text for those who do not see it; minimum: CSS pixels that it needs."""
+    """The figure as an <svg> element; alt: alternative text for screen readers; minimum: width in CSS pixels."""
     out = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about glyphs that matplotlib's font lacks: the page's fonts draw them
+        warnings.simplefilter("ignore")  # about glyphs missing from matplotlib's font: the page's fonts have them
         figure.savefig(out, format="svg", metadata=nothing)
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", out.getvalue(), flags=re.DOTALL)
     colours = {_INK: "currentColor", _GRID: "var(--grid)"}
@@ -64,7 +64,7 @@ def _svg(figure: Figure, alt: str, minimum: int = 0) -> Markup:
     for colour, name in colours.items():
         text = re.sub(rf"(fill|stroke): {colour}", rf"\1: {name}", text)
     text = re.sub(r"(style=\"[^\"]*?font: [^\";]*?px) [^\";]*", r"\1 sans-serif", text)
-    prefix = f"p{next(_numbers)}-"  # ids of its own in the page
+    prefix = f"p{next(_numbers)}-"  # makes ids unique within the page
     text = re.sub(r"(\bid=\"|url\(#|href=\"#)", rf"\1{prefix}", text)
     view, inner = re.search(r'<svg[^>]*?(viewBox="[^"]+")[^>]*>(.*)', text, re.DOTALL).groups()
     width, height = (round(96 * inches) for inches in figure.get_size_inches())
@@ -81,7 +81,7 @@ def _context():
 
 
 def run_style(number: int) -> tuple[str, object]:
-    """(colour, dashes) of the run of this number."""
+    """(colour, dashes) of the run with this number."""
     return _RUNS[number % RUN_COLOURS], DASHES[number // RUN_COLOURS % len(DASHES)]
 
 
@@ -89,15 +89,15 @@ def run_style(number: int) -> tuple[str, object]:
 
 
 def series(records: Sequence[Record], name: str) -> tuple[list[int], list[float]]:
-    """(updates, values) of a statistic, where it was logged and is finite."""
+    """(updates, values) of a statistic, only where it was logged and is finite."""
     known = [(r.update, r.values[name]) for r in records if name in r.values and np.isfinite(r.values[name])]
     return [update for update, _ in known], [value for _, value in known]
 
 
 def curves(trainings: dict[str, tuple[int, Training]]) -> list[tuple[str, Markup]]:
-    """Pictures of all trainings overlaid, (heading, SVG) each, of what was logged.
+    """Pictures with the curves of all trainings, (heading, SVG) for each logged statistic.
 
-    trainings: (number, training) by the run's name.
+    trainings: (number, training) by run name.
     """
     kinds = [
         ("Loss", "loss", "loss, bits a token", False),
@@ -126,13 +126,13 @@ def _curve(heading: str, key: str, label: str, logarithmic: bool, lines) -> Mark
             thin = subset == "train" and len({line[2] for line in lines}) > 1
             style = {"linewidth": 1.0, "alpha": 0.65} if thin else {"linewidth": 1.8}
             if key == "lr":
-                # Schedules are often the same: earlier lines show through the gaps of a later one.
+                # Schedules are often identical: earlier lines must show through the gaps of later ones.
                 here = set(zip(updates, values, strict=True))
                 hidden = sum(bool(here & set(zip(*line[3:], strict=True))) for line in lines[:place])
                 dashes, style["linewidth"] = (0, (4, 4 * hidden)) if hidden else dashes, 2.2
             marker = "o" if not thin and key != "lr" and len(updates) <= 30 else None
             axes.plot(updates, values, color=colour, linestyle=dashes, marker=marker, markersize=3, **style)
-        # The first updates of a training from scratch would squeeze all the rest.
+        # The first updates of a training from scratch would compress everything else.
         late = [v for _, _, _, xs, values in lines for x, v in zip(xs, values, strict=True) if 20 * x >= max(xs)]
         if logarithmic:
             axes.set_yscale("log")
@@ -179,10 +179,10 @@ def kernels(layers: Sequence[Layer], where: str) -> Markup:
 
 
 def kernel_figure(columns: Sequence[tuple[str, Sequence[Layer], Sequence[str]]], form: str) -> bytes:
-    """A file with the kernels of several models beside each other, each (title, layers of one side, tokens).
+    """An image file with the kernels of several models side by side, each (title, layers of one side, tokens).
 
-    Where kernels depend on the text, the middle one of these layers is drawn over the tokens of the first sentence. The
-    background is transparent; text and lines are of a grey that is legible on white and on black.
+    If kernels depend on the text, the middle one of these layers is drawn over the tokens of the first sentence. The
+    background is transparent; text and lines are in a grey that is legible on white and on black.
 
     form: "png", "svg" or "pdf".
     """
@@ -210,7 +210,7 @@ def kernel_figure(columns: Sequence[tuple[str, Sequence[Layer], Sequence[str]]],
 
 
 def _heights(layers: Sequence[Layer]) -> list[float]:
-    """Inches of each layer's panel, without its title."""
+    """The height of each layer's panel in inches, without its title."""
     return [max(0.30, 0.115 * len(layer.rows)) if len(layer.rows) > 2 else 0.45 for layer in layers]
 
 
@@ -302,7 +302,7 @@ def reach_density(layer: Layer, bins: int = 4) -> tuple[np.ndarray, np.ndarray]:
 
 
 def describe(layer: Layer) -> str:
-    """A sentence for those who do not see the picture."""
+    """A sentence for the picture's alternative text."""
     name = f"Layer {layer.number + 1}, {_kind(layer)}:"
     if layer.reach is not None:
         left, right = (np.median(side, 1) for side in layer.reach)
@@ -322,7 +322,7 @@ def describe(layer: Layer) -> str:
 
 
 def overview(layers: Sequence[Layer], sentence: int, where: str) -> Markup:
-    """All heads of all layers for one sentence, t downwards, s to the right; each picture has its own scale."""
+    """All heads of all layers for one sentence: t downwards, s to the right, each picture with its own scale."""
     layers = [layer for layer in layers if layer.maps]
     columns = max(len(layer.rows) for layer in layers)
     cell = max(0.62, (_WIDTH - 0.35) / max(columns, 4))
@@ -346,7 +346,7 @@ def overview(layers: Sequence[Layer], sentence: int, where: str) -> Markup:
 
 
 def time_map(layer: Layer, sentence: int, tokens: Sequence[str], where: str) -> Markup:
-    """One layer's mean over heads for one sentence, with its tokens: each row reads the columns."""
+    """One layer's mean over heads for one sentence, with its tokens: each row's token reads the columns' tokens."""
     values = layer.maps[sentence].mean(0)
     length = len(values)
     size = 0.9 + 0.19 * length

@@ -1,4 +1,4 @@
-"""Reads the folder of a run: its settings, its log, its scores, and which checkpoint to show."""
+"""Reads the folder of a run: its settings, its log, its scores, and the checkpoint to show."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from lightconv_plugin.report.scores import (
     score_files,
 )
 
-# The logs of scripts/train.sh, of hydra, and of the usual redirections.
+# Log names of scripts/train.sh, of hydra, and of the usual redirections.
 LOG_NAMES = ("train.log", "hydra/hydra_train.log", "hydra_train.log", "log.txt", "train.txt")
 _AVERAGE = re.compile(r"average(\d+)\.pt")
 
@@ -67,7 +67,7 @@ class Settings:
 
     @staticmethod
     def read(content: Mapping) -> "Settings":
-        """From the `cfg` of a checkpoint or a hydra configuration, or the `args` of an old checkpoint (flat)."""
+        """Settings from the `cfg` of a checkpoint or hydra configuration, or from the flat `args` of an old one."""
         if "model" not in content:
             return Settings(*[content] * 5)
         parts = ("model", "task", "common", "dataset", "optimization")
@@ -76,7 +76,7 @@ class Settings:
 
 @dataclass
 class Run:
-    """The contents of a run's folder. problems: what cannot be read and why, one sentence each, shown on the page."""
+    """The contents of a run's folder. problems: sentences for the page about what cannot be read and why."""
 
     name: str
     folder: Path
@@ -93,7 +93,7 @@ class Run:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise InputError unless the folder is that of a training."""
+    """Raise InputError unless the folder is the save_dir of a training."""
     if not folder.is_dir():
         found = "is a file" if folder.exists() else "does not exist"
         raise InputError(f"`run_dirs`: {folder} {found}: expected the folder of a training (fairseq's save_dir)")
@@ -106,7 +106,7 @@ def check_folder(folder: Path) -> None:
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """A name for each folder: the last part of its path, with as many parts before it as make the names differ."""
+    """A name for each folder: the last part of its path, and as many parts before it as are needed for uniqueness."""
     parts = [folder.resolve().parts for folder in folders]
     for length in range(1, max(map(len, parts)) + 1):
         names = ["/".join(p[-length:]) for p in parts]
@@ -117,7 +117,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 
 def read_run(folder: Path, name: str, checkpoint: str | None = None) -> Run:
-    """Read everything about a run except its model. What cannot be read becomes one of the run's problems."""
+    """Read everything about a run except its model. Anything unreadable becomes one of the run's problems."""
     run = Run(name, folder)
     _read_log(run)
     _read_checkpoint(run, checkpoint)
@@ -154,7 +154,7 @@ def _read_log(run: Run) -> None:
 
 
 def choose_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint to show: the newest average, else the best, else the last one written."""
+    """The checkpoint to show: the newest average, otherwise the best, otherwise the last one written."""
     averages = [path for path in folder.glob("*.pt") if _AVERAGE.fullmatch(path.name)]
     if averages:
         return max(averages, key=lambda path: (path.stat().st_mtime, path.name))
@@ -188,7 +188,7 @@ def _read_checkpoint(run: Run, name: str | None) -> None:
 
 
 def _read_settings(run: Run) -> None:
-    """Without a checkpoint's settings, read hydra's copy of the configuration."""
+    """Read hydra's copy of the configuration if there are no settings from a checkpoint."""
     path = run.folder / "hydra" / ".hydra" / "config.yaml"
     if run.settings.architecture or not path.is_file():
         return

@@ -2,7 +2,7 @@
 
 CHECKPOINT.SUBSET.score    what `lightconv score` printed, text or JSON
 CHECKPOINT.SUBSET.gen      what fairseq-generate printed; generate-SUBSET.txt with its --results-path
-CHECKPOINT.SUBSET.ppl      a perplexity: what scripts/perplexity.sh writes (JSON), or fairseq-eval-lm printed
+CHECKPOINT.SUBSET.ppl      a perplexity: what scripts/perplexity.sh wrote (JSON), or fairseq-eval-lm printed
 """
 
 import json
@@ -43,7 +43,7 @@ SUFFIXES = (".score", ".ppl")
 
 @dataclass
 class Score:
-    """The scores in one file. values: by MEASURES. details: signatures and the like, as in the file."""
+    """The scores in one file. values: by keys of MEASURES. details: signatures and so on, as in the file."""
 
     checkpoint: str
     subset: str
@@ -53,7 +53,7 @@ class Score:
 
 @dataclass
 class Translations:
-    """One log of fairseq-generate, subwords joined; lists in the order of the data. sources: "" if not printed."""
+    """One log of fairseq-generate, with subwords joined; lists are in data order. sources: "" if not printed."""
 
     checkpoint: str
     subset: str
@@ -99,14 +99,14 @@ def _from_json(path: Path, text: str, score: Score) -> None:
     score.details += [", ".join(word for key, word in said.items() if content.get(key))]
     names = {"signature": "sacreBLEU" if "sacrebleu" in score.values else "", "chrf_signature": "chrF2"}
     score.details += [f"{name} {content[key]}".strip() for key, name in names.items() if content.get(key)]
-    if "context_window" in content:  # of scripts/perplexity.sh
+    if "context_window" in content:  # written by scripts/perplexity.sh
         sample = f"samples of {content.get('tokens_per_sample')} tokens, context window {content['context_window']}"
         score.details.append(sample)
     score.details = [detail for detail in score.details if detail]
 
 
 def generated_score(path: Path) -> Score | None:
-    """The BLEU in the line "Generate … with beam=…" of a log of fairseq-generate, None if there is none."""
+    """The BLEU score in the line "Generate … with beam=…" of a fairseq-generate log, None if there is none."""
     found = [match for line in read_lines(path) if LAST_LINE.match(line) and (match := _TEXT["bleu"].match(line))]
     if not found:
         return None
@@ -114,7 +114,7 @@ def generated_score(path: Path) -> Score | None:
 
 
 def read_translations(path: Path) -> Translations:
-    """Sources, references and hypotheses of a log of fairseq-generate; InputError as parse_gen_log."""
+    """Sources, references and hypotheses of a fairseq-generate log; raises InputError like parse_gen_log."""
     lines = read_lines(path)
     log = parse_gen_log(lines, path)
     sources = [""] * len(log.references)
@@ -127,7 +127,7 @@ def read_translations(path: Path) -> Translations:
 
 
 def join_subwords(line: str) -> str:
-    """The words of a line that may consist of subwords of subword-nmt or sentencepiece."""
+    """A line as words, if it is in subwords of subword-nmt or sentencepiece."""
     if LEFT_OVER.search(line):
         return remove_bpe(line, "sentencepiece" if "\u2581" in line else "@@")
     return line

@@ -1,4 +1,4 @@
-"""Sample translations, from the logs in the runs' folders or by beam search, side by side."""
+"""Sample translations side by side, from the logs in the runs' folders or by beam search."""
 
 import difflib
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ BEAM = 5
 
 @dataclass
 class Sample:
-    """One sentence with the translations of each run, by the run's name."""
+    """One sentence with its translations by run name."""
 
     source: str
     reference: str
@@ -32,7 +32,7 @@ class Group:
 
 
 def choose_log(run: Run) -> Translations | None:
-    """The log to show: preferably of the test set, then preferably of the report's checkpoint."""
+    """The log to show: preferably for the test set, and then preferably for the checkpoint shown in the report."""
     stem = run.checkpoint.stem if run.checkpoint else ""
     return max(run.translations, key=lambda log: (log.subset == "test", log.checkpoint == stem), default=None)
 
@@ -78,7 +78,7 @@ def search(model, task, cfg_generation, subset: str, number: int) -> list[tuple[
 def differences(reference: str, hypothesis: str) -> list[tuple[str, bool]]:
     """The hypothesis in pieces: (words, whether the reference differs there).
 
-    The pieces joined by spaces are the hypothesis. Case is ignored.
+    Joined by spaces, the pieces are the hypothesis. Case is ignored.
     """
     words, wanted = hypothesis.split(), reference.lower().split()
     matcher = difflib.SequenceMatcher(None, wanted, [word.lower() for word in words], autojunk=False)

@@ -1,1 +1,1 @@
-"""Text as corpora prepare it: tokenisers, subwords, and the way back. Needs neither torch nor fairseq."""
+"""Text preparation as for the corpora: tokenisers, subwords, and the way back. Needs neither torch nor fairseq."""

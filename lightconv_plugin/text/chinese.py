@@ -1,4 +1,4 @@
-"""Chinese text divided into words by jieba, and put together again."""
+"""Segments Chinese text into words by jieba, and joins them again."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import regex
 
-# Characters, their punctuation, full-width letters and digits.
+# Chinese characters, their punctuation, full-width letters and digits.
 _CHINESE = r"[\p{Han}\u3000-\u303f\uff01-\uff5e]"
 _BETWEEN = regex.compile(rf"(?<={_CHINESE})\s+(?={_CHINESE})")
 _NON_PRINTING = regex.compile(r"\p{C}")
 
 
 def segmenter() -> Callable[[str], str]:
-    """What divides a Chinese line into words.
+    """A function that segments a Chinese line into words.
 
-    Spaces between Chinese characters go first: a part of CWMT comes divided already, by another program.
+    Spaces between Chinese characters are removed first: a part of CWMT is already segmented by another program.
     """
     import jieba
 
@@ -30,5 +30,5 @@ def segmenter() -> Callable[[str], str]:
 
 
 def join(line: str) -> str:
-    """The words of a line as Chinese is written: no space between two Chinese characters."""
+    """Join the words of a line: no space between two Chinese characters."""
     return _BETWEEN.sub("", line)

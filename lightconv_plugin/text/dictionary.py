@@ -1,4 +1,4 @@
-"""fairseq's dictionaries without fairseq: a file of `symbol count` lines, after four symbols that are in no file."""
+"""fairseq's dictionaries without fairseq: four implicit symbols, then those of a file of `symbol count` lines."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _OVERWRITE = "#fairseq:overwrite"
 
 
 class Dictionary:
-    """Symbols and their indices, under the names that fairseq's Dictionary has.
+    """Symbols and their indices, with the attribute names of fairseq's Dictionary.
 
-    symbols, count: by index. indices: of each symbol. nspecial: how many symbols are in no file.
+    symbols, count: by index. indices: by symbol. nspecial: number of implicit symbols.
     """
 
     nspecial = len(SPECIAL)
@@ -27,10 +27,10 @@ class Dictionary:
 
     @classmethod
     def of_bytes(cls, content: bytes, name: object) -> Dictionary:
-        """The dictionary that fairseq makes of a file with this content. `name` is what errors call the file.
+        """The dictionary that fairseq makes from a file with this content. `name` is the file's name in errors.
 
-        A line is all that fairseq takes for one: the symbol is what stands before the last space, spaces included. A
-        symbol that occurs again needs the mark #fairseq:overwrite; it then has a second index, which is the one found.
+        Lines are parsed as in fairseq: everything before the last space is the symbol, which may contain spaces. A
+        repeated symbol needs the mark #fairseq:overwrite; lookups then return its second index.
 
         Raises:
             InputError: the content is not UTF-8, a line has no count, or a symbol occurs twice.
@@ -40,7 +40,7 @@ class Dictionary:
             text = content.decode()
         except UnicodeDecodeError as error:
             raise InputError(f"{name} is not UTF-8: byte {content[error.start]:#04x} at {error.start + 1}") from error
-        # Line ends as of a file that is opened as text: "\r" alone is one, U+2028 is none.
+        # Line ends as in a file opened in text mode: "\r" alone is one, U+2028 is not.
         for number, line in enumerate(io.StringIO(text, newline=None), 1):
             try:
                 symbol, count = line.rstrip().rsplit(" ", 1)
@@ -60,7 +60,7 @@ class Dictionary:
 
     @classmethod
     def load(cls, path: Path) -> Dictionary:
-        """The dictionary of a file; see `of_bytes`. OSError where it cannot be read."""
+        """The dictionary in a file; see `of_bytes`. OSError if it cannot be read."""
         return cls.of_bytes(Path(path).read_bytes(), path)
 
     def _add(self, symbol: str, count: int, overwrite: bool) -> None:
@@ -83,11 +83,11 @@ class Dictionary:
         return hash(len(self))
 
     def __getitem__(self, index: int) -> str:
-        """The symbol of an index; <unk> for one beyond the last."""
+        """The symbol of an index; <unk> for an index beyond the last."""
         return self.symbols[index] if index < len(self.symbols) else UNK
 
     def index(self, symbol: str) -> int:
-        """The index of a symbol; that of <unk> for one that is not there."""
+        """The index of a symbol; that of <unk> for an unknown symbol."""
         return self.indices.get(symbol, SPECIAL.index(UNK))
 
     def bos(self) -> int:

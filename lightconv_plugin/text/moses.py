@@ -1,33 +1,33 @@
-"""Moses' preparation of text, equal to its Perl scripts and faster: for corpora and for what is to be translated.
+"""Moses' text preparation, for corpora and for text to translate: the same results as its Perl scripts, but faster.
 
 The rules are those of normalize-punctuation.perl, remove-non-printing-char.perl, tokenizer.perl and lowercase.perl at
-moses-smt/mosesdecoder 3445289, the newest; tests/text/test_moses.py holds what they give for hard cases. sacremoses
-has the table of the punctuation and the lists of abbreviations. Its tokeniser is not used:
+moses-smt/mosesdecoder 3445289, the newest; tests/text/test_moses.py has their output for hard cases. The punctuation
+table and the lists of abbreviations come from sacremoses. Its tokeniser is not used, since it differs from Perl:
 
-  - The full stop that ends a line stays with an abbreviation there, as in Perl before November 2018 (`keep_last`).
-  - Its letters lack Chinese, Japanese and Korean (in a line of another language each becomes a token) and what is new
-    in Unicode; signs of Indian scripts that Perl splits off are letters.
-  - It does not know colons inside Finnish and Swedish words, the glottal stop of Somali, the apostrophes of Irish.
-  - Entries of the lists that end with a space, which match nothing in Perl, match; U+001C … U+001F are white space.
-  - It applies every rule to every line. But a rule sees nothing beyond the word, with exceptions that `_Tokeniser`
-    names: here rules are applied to each different word, once.
+  - A full stop at the end of a line stays with an abbreviation, as in Perl before November 2018 (`keep_last`).
+  - Its letters lack Chinese, Japanese and Korean (in a line of another language, each becomes a token) and recent
+    additions to Unicode; signs of Indian scripts that Perl splits off count as letters.
+  - It does not handle colons inside Finnish and Swedish words, the glottal stop of Somali, or Irish apostrophes.
+  - List entries that end with a space match, which they never do in Perl; U+001C … U+001F are white space.
+  - It applies every rule to every line. But a rule sees nothing beyond the word, with the exceptions listed in
+    `_Tokeniser`, so this module applies the rules once to each different word.
 
-In its table of the punctuation (`perl_parity=True`) this is corrected: \\d and \\s mean ASCII, as the script reads
-bytes; `."` becomes `".` at the end of a line too, as Perl sees the line feed after it; the rule for quotation marks
-that it has for German, Spanish and French is that of all languages but English and Czech.
+Corrections to sacremoses' punctuation table (`perl_parity=True`): \\d and \\s mean ASCII, since the script reads bytes;
+`."` becomes `".` also at the end of a line, since Perl sees the line feed after it; the rule for quotation marks that
+it has for German, Spanish and French applies to all languages except English and Czech.
 
-What remains different from Perl:
+Remaining differences from Perl:
 
-  - Runs of white space become one space, and none is left at the ends of a line.
-  - The word DOTMULTI, which tokenizer.perl uses inside and gives back as a full stop, stays.
+  - Runs of white space become one space, and lines are stripped.
+  - The word DOTMULTI, which tokenizer.perl uses internally and turns into a full stop, is kept.
   - Characters that are newer than Perl's Unicode may be letters here.
-  - Catalan and Tetun, which have rules of their own there, are refused.
+  - Catalan and Tetun, which have special rules in Perl, are refused.
 
 Speed: `python -m benchmarks.tokeniser FILE --lang de [--perl tokenizer.perl]` measures one process.
-Lines a second on a core with no word known yet, with all words known (as far into a large text), and by tokenizer.perl:
-217,000, 285,000, 57,500 for Multi30k's German (29,000 lines); 41,000, 48,600, 9,000 for WikiText-2's long paragraphs.
-That is 4 to 5 times one
-Perl process on each core, so ten times one Perl process on two or three cores, forty times on eight to ten.
+Lines per second on one core, before any word is cached, with all words cached (as far into a large text), and by
+tokenizer.perl: 217,000, 285,000, 57,500 for Multi30k's German (29,000 lines); 41,000, 48,600, 9,000 for WikiText-2's
+long paragraphs. That is 4 to 5 times one Perl process per core, so ten times one Perl process on two or three cores,
+and forty times on eight to ten.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from typing import cast
 
 import regex
 
-_CACHED_WORDS = 500_000  # in each process: some 100 MB
+_CACHED_WORDS = 500_000  # in each process: about 100 MB
 
-# Lines of Moses' lists that end with a space there, so that no word is ever equal to them.
+# Entries that end with a space in Moses' lists, so that no word ever equals them.
 _NEVER = {
     "as": ["ভি"],
     "bn": ["ভি"],
@@ -54,32 +54,32 @@ _NEVER = {
     "sk": ["Pf"],
     "sv": ["Ö"],
 }
-_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")  # what tokenizer.perl deletes; \t … \r are white space before that
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")  # deleted by tokenizer.perl; \t … \r count as white space before that
 _NON_PRINTING = regex.compile(r"\p{C}")
 _ALPHA, _ALNUM, _NUMBER = r"\p{Alphabetic}", r"\p{Alphabetic}\p{Nd}", r"\p{N}"
 _LOWER = regex.compile(r"\p{Lowercase}")
 _HAS_ALPHA = regex.compile(f"[{_ALPHA}]")
 _DOTS = re.compile(r"\.{2,}")
-_MARK = "\x00"  # stands for a full stop in a run of several; the text has none
+_MARK = "\x00"  # replaces each full stop in a run of several; the text does not contain it
 _ENTITIES = {"&": "amp", "|": "#124", "<": "lt", ">": "gt", "'": "apos", '"': "quot", "[": "#91", "]": "#93"}
 _ESCAPES = str.maketrans({character: f"&{name};" for character, name in _ENTITIES.items()})
 
 
 def versions() -> dict[str, str]:
-    """What the results depend on besides the texts, for the parameters of a step."""
-    return {"sacremoses": version("sacremoses"), "moses": "2"}  # the latter counts changes of this file's results
+    """The versions that the results depend on, for the parameters of a step."""
+    return {"sacremoses": version("sacremoses"), "moses": "2"}  # "moses" counts changes in this module's results
 
 
 def lower(line: str) -> str:
-    """lowercase.perl: as str.lower, but Σ is σ also at the end of a word."""
+    """lowercase.perl: like str.lower, but Σ becomes σ even at the end of a word."""
     return line.replace("Σ", "σ").lower()
 
 
 def _normaliser(lang: str) -> Callable[[str], str]:
     from sacremoses import MosesPunctNormalizer
 
-    # Every language but English and Czech has the rule that sacremoses has for German, Spanish and French; of these the
-    # last rule, for numbers, is another one.
+    # In Perl, the rule that sacremoses has for German, Spanish and French applies to every language except English and
+    # Czech. Those three have a different last rule, for numbers.
     quotes = MosesPunctNormalizer.DE_ES_FR_QUOTATION_FOLLOWED_BY_COMMA
     table = MosesPunctNormalizer(lang=lang, perl_parity=True)
     rules = table.substitutions
@@ -89,13 +89,13 @@ def _normaliser(lang: str) -> Callable[[str], str]:
     for pattern, replacement in rules:
         literal = re.escape(pattern) == pattern or pattern in {"''", '"', ' "'}
         steps.append((pattern if literal else re.compile(pattern, re.ASCII), replacement))
-    # Nothing happens to a line without any of these.
+    # Lines without any of these are not changed.
     touched = re.compile("[\r()`´„“”–—‘’‚…«»\u00a0]|  | [:;]|''|\\d %|\"[,.]|[,.]\"").search
 
     def normalise(line: str) -> str:
         if not touched(line):
             return line
-        line += "\n"  # the script has it there
+        line += "\n"  # as in the script
         for pattern, replacement in steps:
             if not isinstance(pattern, str):
                 line = pattern.sub(replacement, line)
@@ -107,7 +107,7 @@ def _normaliser(lang: str) -> Callable[[str], str]:
 
 
 class _Words(dict):
-    """The words of a text with what becomes of them, worked out when a word is first met."""
+    """A cache of words and their results, each computed when the word first occurs."""
 
     def __init__(self, work: Callable[[str], object]) -> None:
         self._work = work
@@ -120,9 +120,9 @@ class _Words(dict):
 
 
 def _rules(lang: str, aggressive: bool) -> list[tuple[Callable[..., str], str]]:
-    """(substitute, by what) in tokenizer.perl's order: from a text to tokens between spaces; the full stops come later.
+    """(substitute, replacement) in tokenizer.perl's order: from text to space-separated tokens, except for full stops.
 
-    A run of full stops is `_MARK`s already.
+    Runs of full stops have already been replaced by `_MARK`s.
     """
     colon = ":" if lang in ("fi", "sv") else ""
     rules = [(rf"([^{_ALNUM}\s.'`,\-{colon}{_MARK}])", r" \1 ")]
@@ -149,10 +149,10 @@ def _rules(lang: str, aggressive: bool) -> list[tuple[Callable[..., str], str]]:
 class _Tokeniser:
     """tokenizer.perl -l LANG [-a].
 
-    A word here is what is between two spaces. The rules see nothing beyond it, with three exceptions: the first and the
-    last word have nothing before or behind them; whether the full stop that ends a word is part of it depends on what
-    comes next; and where an apostrophe ends a word and another one begins the next, both want the one space between
-    them, so that such a line is done as a whole.
+    A word here is the text between two spaces. The rules see nothing beyond it, with three exceptions: the first and
+    the last word have nothing before or after them; whether a full stop at the end of a word is part of it depends on
+    the next word; and if an apostrophe ends a word and another one begins the next, both rules need the space between
+    them, so such a line is processed as a whole.
     """
 
     def __init__(self, lang: str, aggressive: bool = False, keep_last: bool = False) -> None:
@@ -160,7 +160,7 @@ class _Tokeniser:
 
         if lang in ("ca", "tdt"):
             raise ValueError(f"no tokenising of {lang!r}: tokenizer.perl has rules for it that are not here")
-        # abbreviation: whether it is one before a number only
+        # abbreviation → whether it is one only before a number
         self._prefixes = {
             line.split()[0]: line.endswith("#NUMERIC_ONLY#")
             for line in NonbreakingPrefixes().words(lang)
@@ -173,7 +173,7 @@ class _Tokeniser:
         self._last = _Words(lambda word: self._tokens(f" {word}"))
 
     def __call__(self, line: str) -> str:
-        if not line.isprintable():  # so is all white space but the space
+        if not line.isprintable():  # all white space except the space is not printable
             line = " ".join(_CONTROL.sub("", line).split())
         words = line.split()
         if len(words) < 2 or ("'" in line and "' '" in " ".join(words)):
@@ -189,14 +189,14 @@ class _Tokeniser:
         return " ".join(tokens)
 
     def _tokens(self, text: str) -> str | tuple[str, str, bool]:
-        """The tokens of a text, escaped. A text that ends with a space goes on: there the last full stop may be open.
+        """The tokens of a text, escaped. If the text ends with a space, more follows, and a last full stop may be open.
 
-        Then the result has three parts: the tokens with the full stop at the last one, those with it apart, and whether
-        a number next makes it the former (a lower-case letter always does).
+        The result then has three parts: the tokens with the full stop attached to the last one, the tokens with it
+        split off, and whether a following number requires the former (a following lower-case letter always does).
         """
         goes_on = text.endswith(" ")
         word = text.strip(" ")
-        if word.isalpha():  # most of the different words: no rule touches letters
+        if word.isalpha():  # most words: no rule changes letters
             return word
         if word[:-1].isalpha() and (word[-1] == "," or (word[-1] == "." and not goes_on and not self._keep_last)):
             return f"{word[:-1]} {word[-1]}"
@@ -236,17 +236,17 @@ def tokeniser(
     lowercase_first: bool = False,
     keep_last: bool = False,
 ) -> Callable[[str], str]:
-    """What turns a raw line into a tokenised one, by the steps that are asked for, in this order:
+    """A function that tokenises a raw line, with the requested steps in this order:
 
     Args:
-        lang: of the text, such as "de"
-        lowercase_first: lowercase.perl before anything else, as Multi30k's authors do
+        lang: language of the text, such as "de"
+        lowercase_first: lowercase.perl before anything else, like Multi30k's authors
         normalise: normalize-punctuation.perl -l LANG
         remove_non_printing: remove-non-printing-char.perl
-        aggressive: tokenizer.perl -l LANG, which is always done, with -a: a-b becomes a @-@ b
-        lowercase: lowercase.perl at the end, as fairseq's IWSLT script does
-        keep_last: as tokenizer.perl did before November 2018, a full stop at the end of the line stays with a word that
-            is an abbreviation ("the U.S."); it is a token of its own since then ("the U.S .")
+        aggressive: run tokenizer.perl -l LANG, which is always run, with -a: a-b becomes a @-@ b
+        lowercase: lowercase.perl at the end, like fairseq's IWSLT script
+        keep_last: a full stop at the end of the line stays with an abbreviation ("the U.S."), as in tokenizer.perl
+            before November 2018; since then it is a separate token ("the U.S .")
 
     Raises:
         ValueError: the language is Catalan or Tetun.

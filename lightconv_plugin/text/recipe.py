@@ -1,7 +1,7 @@
-"""How the text of a corpus became tokens, written down beside the corpus, to be repeated on any other text.
+"""How the text of a corpus was tokenised, stored with the corpus so that it can be repeated on any other text.
 
-scripts/prepare_*.py put a recipe for each language into corpus.json (key "text"): the one for text as a test set is,
-which is what a user has. Training text may have gone through more, such as the normalising of its punctuation.
+scripts/prepare_*.py put a recipe for each language into corpus.json (key "text"). It is the recipe of the test set, as
+users' text is like a test set. Training text may have had more steps, such as punctuation normalisation.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ Tokeniser = Literal["moses", "sacremoses", "jieba", "none"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """From raw text of one language to tokens between spaces, and back.
+    """The steps from raw text of one language to space-separated tokens, and back.
 
-    tokeniser: "moses" (text/moses.py), "sacremoses" (that library's, nothing escaped), "jieba" (Chinese words) or
-        "none" (the text is left as it is but for runs of white space)
-    lang: of the text, such as "de"; Moses' rules depend on it
+    tokeniser: "moses" (text/moses.py), "sacremoses" (that library's, without escaping), "jieba" (Chinese words) or
+        "none" (the text is unchanged except for runs of white space)
+    lang: language of the text, such as "de"; Moses' rules depend on it
     lowercase: "" to keep the case, "first" before anything else, "last" after the tokeniser
-    normalise, aggressive, keep_last: of `moses.tokeniser`
-    plain_apostrophe: ’ becomes ' first, as fairseq's scripts do with test sets
+    normalise, aggressive, keep_last: see `moses.tokeniser`
+    plain_apostrophe: replace ’ by ' first, like fairseq's scripts do with test sets
 
-    Raises ValueError for an unknown tokeniser, and for one that lacks its language.
+    Raises ValueError for an unknown tokeniser, or if a language is missing.
     """
 
     tokeniser: Tokeniser
@@ -44,17 +44,17 @@ class Recipe:
             raise ValueError(f"lang must be the code of a language, got {self.lang!r}")
 
     def as_json(self) -> dict[str, object]:
-        """For corpus.json: what differs from the defaults."""
+        """For corpus.json: the fields that differ from the defaults."""
         defaults = {field.name: field.default for field in fields(self)}
         return {name: value for name, value in asdict(self).items() if value != defaults[name]}
 
     @classmethod
     def of_json(cls, known: object) -> Recipe:
-        """The recipe that `as_json` wrote. ValueError says what is wrong with anything else."""
+        """The recipe written by `as_json`. ValueError explains what is wrong with anything else."""
         return read(cls, known)
 
     def tokenise(self) -> Callable[[str], str]:
-        """What turns a raw line into tokens between single spaces.
+        """A function that turns a raw line into tokens separated by single spaces.
 
         Raises:
             ValueError: the tokeniser has no rules for the language. RuntimeError: its library is not installed.
@@ -93,7 +93,7 @@ class Recipe:
             moses = MosesTokenizer(lang=self.lang)
 
             def tokens(line: str) -> str:
-                """Paragraphs stand between tabs: the full stop at the end of each is a token."""
+                """Tabs separate paragraphs: the full stop at the end of each is a token."""
                 parts = (" ".join(moses.tokenize(paragraph, escape=False)) for paragraph in line.split("\t"))
                 return " ".join(" ".join(parts).split())
 
@@ -105,12 +105,12 @@ class Recipe:
                 return segmenter()
             except ModuleNotFoundError as error:
                 raise RuntimeError(
-                    f"Chinese is divided into words by {error.name}, which is missing: pip install {error.name}"
+                    f"Chinese is segmented by {error.name}, which is not installed: pip install {error.name}"
                 ) from error
         return lambda line: " ".join(line.split())
 
     def detokenise(self) -> Callable[[str], str]:
-        """What turns tokens between spaces into text as people write it; case stays as it is.
+        """A function that turns space-separated tokens into normal text; case is kept.
 
         Raises:
             ValueError: Moses has no rules for the language.
@@ -133,7 +133,7 @@ class Recipe:
 
 
 def moses_languages() -> set[str]:
-    """The codes of the languages that sacremoses has rules for: for any other it would use its English ones unasked."""
+    """The codes of the languages with rules in sacremoses; for any other, it would silently use its English rules."""
     from sacremoses.corpus import NonbreakingPrefixes
 
     return set(NonbreakingPrefixes().available_langs.values()) | {"ja", "ko"}

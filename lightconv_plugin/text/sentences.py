@@ -1,24 +1,24 @@
-"""Where sentences end in running text of any length, by sentencex, which has rules for some 300 languages."""
+"""Splits running text of any length into sentences by sentencex, which has rules for about 300 languages."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 
-# Characters that are waited for before sentences are cut from a line that has not ended; a sentence that is longer
-# is cut. Far above the length of any sentence, so that where text is cut depends on the text alone.
+# The longest sentence in characters; a longer one is cut. Twice as many are read before an unfinished line is split.
+# This is far more than any real sentence, so that the places of cuts depend only on the text.
 LONGEST = 20_000
-# The last sentences of what was read so far may end elsewhere once more is known.
+# More text may change where the last sentences end.
 _UNCERTAIN = 2
 _SURROGATES = re.compile("[\ud800-\udfff]")
-# Languages that put no space between sentences.
+# Languages without a space between sentences.
 _NO_SPACE = {"zh", "ja", "yue", "wuu", "lzh", "th", "lo", "km", "my", "bo", "dz"}
 
 
 def segmenter(lang: str) -> Callable[[str], list[str]]:
-    """What cuts a text into sentences, white space after each one included: joined they are the text.
+    """A function that splits a text into sentences, each with the white space after it: joined, they are the text.
 
-    lang: a code such as "de" or "de_DE"; without rules of its own, those of a related language or of English.
+    lang: a code such as "de" or "de_DE"; a language without rules uses those of a related language or of English.
 
     Raises ModuleNotFoundError: sentencex is not installed.
     """
@@ -27,7 +27,8 @@ def segmenter(lang: str) -> Callable[[str], list[str]]:
     base = base_language(lang)
 
     def segment(text: str) -> list[str]:
-        # Halves of surrogate pairs (bytes that are not UTF-8) cannot travel; their places are what counts.
+        # Lone surrogates (bytes that are not UTF-8) cannot be passed to sentencex, so they are replaced. Only the
+        # positions of the cuts matter.
         sentences = sentencex.segment(base, _SURROGATES.sub("\ufffd", text))
         found, begin = [], 0
         for sentence in sentences:
@@ -46,18 +47,18 @@ def base_language(lang: str) -> str:
 
 
 def separator(lang: str) -> str:
-    """What stands between two sentences in this language: a space, or nothing."""
+    """The separator between sentences in this language: a space, or nothing."""
     return "" if base_language(lang) in _NO_SPACE else " "
 
 
 class SentenceStream:
-    """One line of text that comes in parts of any length; its sentences come out, stripped, none of them empty.
+    """Splits one line of text, given in parts of any length, into stripped, non-empty sentences.
 
-    At most about 2 · `longest` characters are kept, beside the part that was given last.
+    At most about 2 · `longest` characters are kept, in addition to the last part.
 
     Args:
-        segment: of `segmenter`.
-        longest: characters of a sentence at the most; a longer one is cut at white space, or where there is none.
+        segment: from `segmenter`.
+        longest: maximum number of characters of a sentence; a longer one is cut, at white space if there is any.
     """
 
     def __init__(self, segment: Callable[[str], list[str]], longest: int = LONGEST):
@@ -67,7 +68,7 @@ class SentenceStream:
         self._rest = ""
 
     def feed(self, text: str) -> list[str]:
-        """The sentences that are known to have ended with this part."""
+        """Add a part; returns the sentences that are now complete."""
         found: list[str] = []
         self._rest += text
         while len(self._rest) >= 2 * self._longest:
@@ -75,19 +76,19 @@ class SentenceStream:
         return found
 
     def end(self) -> list[str]:
-        """The sentences that are left at the end of the line; the next part begins another one."""
+        """End the line; returns its remaining sentences. The next part begins a new line."""
         rest, self._rest = self._rest, ""
         return [part for sentence in self._segment(rest) for part in self._short(sentence)] if rest.strip() else []
 
     def _cut(self) -> list[str]:
-        """Take sentences, at least one, from the first 2 · longest characters.
+        """Take at least one sentence from the first 2 · longest characters.
 
-        Never from more, so that the sentences are the same however the line comes in parts.
+        Never more are used, so that the sentences do not depend on how the line is divided into parts.
         """
         window = self._rest[: 2 * self._longest]
         sentences = self._segment(window)
         certain = sentences[:-_UNCERTAIN]
-        if not certain:  # two or fewer sentences in all this: the first one or its beginning
+        if not certain:  # at most two sentences in the window: take the first one or its beginning
             certain = sentences[:1] if len(sentences) > 1 else [_beginning(window, self._longest)]
         self._rest = self._rest[sum(map(len, certain)) :]
         return [part for sentence in certain for part in self._short(sentence)]
@@ -102,7 +103,7 @@ class SentenceStream:
 
 
 def halves(text: str) -> tuple[str, str]:
-    """A text cut at the white space nearest to its middle, or in the middle where it has none."""
+    """A text cut at the white space nearest to its middle, or in the middle if it has none."""
     middle = len(text) // 2
     after = next((i for i in range(middle, len(text)) if text[i].isspace()), None)
     before = next((i for i in range(middle, 0, -1) if text[i].isspace()), None)
@@ -112,6 +113,6 @@ def halves(text: str) -> tuple[str, str]:
 
 
 def _beginning(text: str, longest: int) -> str:
-    """The first `longest` characters at the most, up to white space and with it where there is any."""
+    """At most the first `longest` characters, up to and including the last white space if there is any."""
     place = next((i for i in range(longest - 1, 0, -1) if text[i].isspace()), longest - 1)
     return text[: place + 1]

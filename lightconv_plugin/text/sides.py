@@ -19,10 +19,10 @@ class TokeniserError(InputError):
 class TextSide:
     """How the text of one language becomes pieces.
 
-    recipe: from raw text to tokens.
-    subwords: what the pieces are.
-    file: the merges of "bpe" or the model of "sentencepiece". None: the tokens are the pieces, as text that is split
-        already.
+    recipe: the steps from raw text to tokens.
+    subwords: the kind of pieces.
+    file: the merges of "bpe" or the model of "sentencepiece". None: the tokens are the pieces, as in text that is
+        already split.
     """
 
     recipe: Recipe
@@ -30,16 +30,16 @@ class TextSide:
     file: Path | None = None
 
     def encode(self) -> Callable[[str], list[str]]:
-        """What turns a raw line into pieces.
+        """A function that turns a raw line into pieces.
 
         Raises:
-            InputError: the file is damaged. TokeniserError (one too): see there.
+            InputError: the file is damaged. TokeniserError, a subclass: see there.
         """
         tokenise, split = self._tokenise(), self._split()
         return lambda line: split(tokenise(line)).split()
 
     def decode(self) -> Callable[[list[str]], str]:
-        """What turns pieces into text as people write it. Raises TokeniserError."""
+        """A function that turns pieces into normal text. Raises TokeniserError."""
         try:
             detokenise = self.recipe.detokenise()
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Words to subwords and back: byte-pair encoding by subword-nmt, or sentencepiece."""
+"""From words to subwords and back: byte-pair encoding by subword-nmt, or sentencepiece."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Literal, cast
 
 Subwords = Literal["bpe", "sentencepiece", "words"]
 MARKS = {"bpe": "@@", "sentencepiece": "\u2581"}
-"""By which a dictionary shows its kind of subwords: at the end of a piece that goes on, at the beginning of a word."""
+"""The marks that show a dictionary's kind of subwords: at the end of a non-final piece, or at the start of a word."""
 
-_CACHED_WORDS = 1_000_000  # in each process; subword-nmt itself would keep every different word of the text
+_CACHED_WORDS = 1_000_000  # in each process; subword-nmt itself would cache every different word
 
 
 def kind_of(pieces: Iterable[str]) -> Subwords:
-    """ "bpe", "sentencepiece" or "words": what the entries of a dictionary are.
+    """The kind of entries in a dictionary: "bpe", "sentencepiece" or "words".
 
-    Of entries with a mark there may be a few in any dictionary, as words of web text: one in a hundred is needed.
+    Any dictionary may have a few entries with a mark, such as words from web text: one in a hundred is required.
     """
     total = 0
     marked = dict.fromkeys(MARKS, 0)
@@ -38,12 +38,12 @@ def read_merges(codes: Path) -> Any:
     try:
         with Path(codes).open(encoding="utf-8") as file:
             return BPE(file)
-    except (SystemExit, ValueError, IndexError) as error:  # subword-nmt ends the process at a line that is no merge
+    except (SystemExit, ValueError, IndexError) as error:  # subword-nmt exits at a line that is not a merge
         raise ValueError(f"{codes} is not a file of merges as `subword-nmt learn-bpe` writes it") from error
 
 
 def bpe_encoder(codes: Path) -> Callable[[str], str]:
-    """What encodes a tokenised line with the merges of `codes`, as `subword-nmt apply-bpe -c codes` does.
+    """A function that encodes a tokenised line with the merges of `codes`, like `subword-nmt apply-bpe -c codes`.
 
     Raises:
         ValueError: the file holds no merges. OSError: it cannot be read.
@@ -59,10 +59,10 @@ def bpe_encoder(codes: Path) -> Callable[[str], str]:
 
 
 def sentencepiece_encoder(model: Path) -> Callable[[str], str]:
-    """What encodes a line by a sentencepiece model; the pieces stand between spaces.
+    """A function that encodes a line by a sentencepiece model; spaces separate the pieces.
 
     Raises:
-        ValueError: the file is no such model. OSError: it cannot be read.
+        ValueError: the file is not a sentencepiece model. OSError: it cannot be read.
     """
     import sentencepiece
 
@@ -72,16 +72,16 @@ def sentencepiece_encoder(model: Path) -> Callable[[str], str]:
         processor.LoadFromSerializedProto(content)
     except RuntimeError as error:
         raise ValueError(f"{model} is not a model of sentencepiece") from error
-    if not processor.GetPieceSize():  # what some versions make of an empty file
+    if not processor.GetPieceSize():  # what some versions return for an empty file
         raise ValueError(f"{model} is not a model of sentencepiece")
     return lambda line: " ".join(processor.EncodeAsPieces(line))
 
 
 def join(pieces: Iterable[str], kind: str) -> str:
-    """The words of pieces, by the kind that `kind_of` tells; between spaces.
+    """Join pieces into space-separated words; `kind` is as returned by `kind_of`.
 
-    A piece of BPE that goes on is joined to the next one, whatever that is; at the end of the sentence only its mark
-    goes.
+    A non-final BPE piece is joined to the next one, whatever that is; at the end of the sentence, only its mark is
+    removed.
     """
     line = " ".join(pieces)
     if kind == "sentencepiece":

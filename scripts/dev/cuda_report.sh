@@ -4,12 +4,12 @@
 #   scripts/dev/cuda_report.sh [--arch "75 80 86 90 100 120"] [--sources FOLDER] [--jobs N]
 #   scripts/dev/cuda_report.sh --speed [--update] [NAME …]
 #
-# Needs nvcc in PATH (or CUDA_HOME), no GPU. Prints a table to standard output: registers of a thread, bytes of spilled
-# registers (stores + loads), bytes of stack and of static shared memory. The exit status is 1 if a source does not
-# compile, or a kernel spills or has a stack (arrays that are not in registers).
+# Needs nvcc in PATH (or CUDA_HOME), but no GPU. Prints a table to standard output: registers per thread, bytes of
+# spilled registers (stores + loads), bytes of stack and of static shared memory. The exit status is 1 if a source does
+# not compile, or if a kernel spills or uses a stack (arrays that are not in registers).
 #
-# --speed counts what the kernels of some calls do on an H200 by executing their machine code on this CPU, and prints how
-# fast they can be at best; it needs nvdisasm, g++ and torch too, and takes minutes. tests/cuda/speed/report.py says more.
+# --speed counts what the kernels of some calls do on an H200 by executing their machine code on this CPU, and prints
+# their best possible speed. It also needs nvdisasm, g++ and torch, and takes minutes; see tests/cuda/speed/report.py.
 
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
@@ -40,7 +40,7 @@ done
 [[ $jobs =~ ^[1-9][0-9]*$ ]] || die "--jobs must be a number of processes, got \"$jobs\""
 [[ $architectures =~ ^[0-9]+[af]?(\ [0-9]+[af]?)*$ ]] || die "--arch must be numbers such as \"80 90\", got \"$architectures\""
 [[ -d $sources ]] || die "--sources must be a folder, got \"$sources\""
-# The largest first, so that all cores are busy to the end.
+# The largest sources first, so that all cores are busy until the end.
 mapfile -t files < <(find "$sources" -name '*.cu' -printf '%s\t%p\n' | sort -rn | cut -f 2-)
 ((${#files[@]})) || die "no .cu files in $sources"
 if ! nvcc=$(command -v nvcc); then
@@ -51,7 +51,7 @@ fi
 scratch=$(mktemp -d)
 trap 'rm -rf -- "$scratch"' EXIT
 
-# One log for each source and architecture. Names of sources are unique: objects are named after them.
+# One log per source and architecture. Source names must be unique, since objects are named after them.
 compile() {
     local arch=$1 source=$2 log
     log=$scratch/$arch.$(basename "$source" .cu)
@@ -102,7 +102,7 @@ for arch in $architectures; do
 done >"$scratch/raw"
 
 paste <(cut -f 1-5 "$scratch/raw") <(cut -f 6 "$scratch/raw" | readable) >"$scratch/table"
-[[ -s $scratch/table ]] || die "nvcc said nothing about any kernel"
+[[ -s $scratch/table ]] || die "nvcc reported no kernel"
 printf '%5s %9s %6s %6s %7s  %s\n' sm registers spill stack shared kernel
 while IFS=$'\t' read -r arch registers spill stack shared name; do
     printf '%5s %9s %6s %6s %7s  %s\n' "$arch" "$registers" "$spill" "$stack" "$shared" "$name"

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Run fairseq's own tests against the installed fairseq, without and with this plugin, and compare.
+# Run fairseq's own tests on the installed fairseq, without and with this plugin, and compare the outcomes.
 #
 #   scripts/dev/fairseq_tests.sh FAIRSEQ_CHECKOUT [NAME …]
 #   scripts/dev/fairseq_tests.sh ~/src/fairseq sequence_generator train
 #
 #   FAIRSEQ_CHECKOUT  a clone of fairseq; only its tests/ and examples/ are used, in a copy
-#   NAME              some of its tests/test_NAME.py; without it, all twelve that concern what the plugin patches:
+#   NAME              run only tests/test_NAME.py; default: all twelve files about code that the plugin patches,
 #                     about half an hour on two cores
 #
-# Prints how many tests passed in each run. Exit status 1, with their names, if tests pass only without the plugin.
+# Prints how many tests passed in each run. If tests pass only without the plugin, prints their names; exit status 1.
 
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"

@@ -3,11 +3,11 @@
 #
 #   scripts/dev/sanitize.sh [address|undefined|thread …] [--cases N] [--seed N]
 #
-# Default: all three, 2000 of the fuzzer's cases and 200 beam searches under each (some minutes), after compiling cpu/
-# once for each (a minute or two). Under the thread sanitizer the kernels' ranges run on four threads of the standard
-# library, since it does not know OpenMP's; a search has such threads anyway. Exit status 1 on any report. The CUDA
-# sources run on the host under the first two in every run of the tests
-# (tests/cuda), and in scripts/dev/fuzz.sh --backends cuda-on-host.
+# Default: all three, each with 2000 of the fuzzer's cases and 200 beam searches (a few minutes), after compiling cpu/
+# for each sanitizer (a minute or two). Under the thread sanitizer, the kernels run on four threads of the standard
+# library, since it does not support OpenMP's; a search uses such threads anyway. Exit status 1 on any report. The CUDA
+# sources run on the host under the first two sanitizers in every test run (tests/cuda), and in scripts/dev/fuzz.sh
+# --backends cuda-on-host.
 
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Run for long and fail if the memory grows: 10,000 calls of the operators, 1,000 updates of fairseq-train, 100,000
+# Run for a long time and fail if memory grows: 10,000 calls of the operators, 1,000 updates of fairseq-train, 100,000
 # translated lines.
 #
 #   scripts/dev/soak.sh [operators|training|translation …] [--count N] [--allowed MIB]
 #
-# Tiny models, some minutes. Prints the resident memory at the beginning, in the middle and at the end; exit status 1 if
-# it grew by more than 8 MiB (--allowed) in the second half.
+# Uses tiny models and takes a few minutes. Prints the resident memory at the beginning, in the middle and at the end;
+# exit status 1 if it grew by more than 8 MiB (--allowed) in the second half.
 
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"

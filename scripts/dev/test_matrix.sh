@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
-# Run the tests on several versions of Python, fairseq and torch, each in an environment of its own.
+# Run the tests with several versions of Python, fairseq and torch, each in its own environment.
 #
 #   scripts/dev/test_matrix.sh DIR [--only NAME,…] [--all] [--python VERSION=INTERPRETER]… [--add NAME:PYTHON:TORCH]…
 #   scripts/dev/test_matrix.sh ~/lightconv-matrix --only py3.10,py3.12
 #
-#   DIR         where the environments go, with their logs and results.tsv; 2 to 8 GB each. What is there is used again
-#   --only      some of the environments:
+#   DIR         folder for the environments (2 to 8 GB each), their logs and results.tsv; existing ones are reused
+#   --only      only some of the environments:
 #                 py3.10          fairseq 0.12.2,  the pinned torch      py3.11-oldest   fairseq-fixed, torch 2.6.0
 #                 py3.11, py3.12  fairseq-fixed,   the pinned torch      py3.12-newest   fairseq-fixed, the newest torch
 #                 py3.11-alone    no fairseq: operators, modules, exported models and Hugging Face's classes
 #   --add       one more, with a version of torch, "pinned" or "newest", as in --add mine:3.12:2.9.1
-#   --all       scripts/test.sh whole, a quarter of an hour each. Without it what reads interfaces of torch and fairseq
-#               that change, half as long: fairseq's patches, configurations, models, modules, torch.library, decoding,
-#               checkpoints of older versions, averaging, conversion, training by one and several processes
-#   --python    where an interpreter is, if neither PATH nor ~/.pyenv/versions has pythonVERSION
+#   --all       all of scripts/test.sh, a quarter of an hour each. Without it, only tests of code that depends on
+#               changing interfaces of torch and fairseq, half as long: fairseq's patches, configurations, models,
+#               modules, torch.library, decoding, checkpoints of older versions, averaging, conversion, training by
+#               one and several processes
+#   --python    path of an interpreter, if neither PATH nor ~/.pyenv/versions has pythonVERSION
 #
-# Prints a table of all that was ever run in DIR: versions, tests passed, failed and skipped, when. Exit status 1 if
-# anything failed or could not be installed.
+# Prints a table of all runs in DIR so far: versions, numbers of tests passed, failed and skipped, date. Exit status 1
+# if anything failed or could not be installed.
 
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
@@ -32,7 +33,7 @@ subset=(
     tests/robustness/test_golden.py tests/robustness/test_wrong_configurations.py
 )
 
-# What runs without fairseq; tests that need it are skipped.
+# The tests that run without fairseq; those in them that need it are skipped.
 alone=(
     tests/ops tests/modules tests/text tests/hf tests/deployment tests/checkpoints tests/generation
 )
@@ -69,7 +70,7 @@ for name in ${only//,/ }; do
     [[ " ${environments[*]}" == *" $name:"* ]] || die "--only: no environment $name; there are ${environments[*]%%:*}"
 done
 
-# interpreter VERSION: the path of a Python of this version that runs (a shim of pyenv may not).
+# interpreter VERSION: the path of a working Python of this version (a pyenv shim may not work).
 interpreter() {
     local given found
     for given in "${interpreters[@]}"; do
@@ -81,7 +82,7 @@ interpreter() {
     return 1
 }
 
-# version_of_all PYTHON: its version and those of fairseq, torch and numpy, parted by tabs.
+# version_of_all PYTHON: its version and those of fairseq, torch and numpy, separated by tabs.
 version_of_all() {
     "$1" - <<'PY'
 import platform
@@ -99,7 +100,7 @@ print(platform.python_version(), version("fairseq-fixed", "fairseq"), version("t
 PY
 }
 
-# one NAME PYTHON TORCH: install and test; adds a line to results.tsv. Status 1 if that failed.
+# one NAME PYTHON TORCH: install and test; adds a line to results.tsv. Status 1 on failure.
 one() {
     local name=$1 python venv=$folder/$1 options=() result status=0 tests=() counts what=${all:+all}
     if ! python=$(interpreter "$2"); then

@@ -109,36 +109,36 @@ def repeated(key, value):
 MIXER = exports.pair().as_json()["encoder_stack"]["mixers"][0]
 DAMAGE = {
     # name: (what is done, a part of the message)
-    "weights cut short": (cut("model.safetensors", 0.7), "not a file of safetensors, or damaged"),
-    "weights cut in the header": (cut("model.safetensors", 0.001), "not a file of safetensors, or damaged"),
-    "weights empty": (write("model.safetensors", b""), "not a file of safetensors, or damaged"),
-    "weights of random bytes": (write("model.safetensors", random.Random(1).randbytes(9999)), "not a file of safetens"),
+    "weights cut short": (cut("model.safetensors", 0.7), "not a safetensors file, or is damaged"),
+    "weights cut in the header": (cut("model.safetensors", 0.001), "not a safetensors file, or is damaged"),
+    "weights empty": (write("model.safetensors", b""), "not a safetensors file, or is damaged"),
+    "weights of random bytes": (write("model.safetensors", random.Random(1).randbytes(9999)), "not a safetensors file"),
     "weights missing": (lambda d: (d / "model.safetensors").unlink(), "incomplete: there is no model.safetensors"),
     "weights longer than their header says": (
-        lambda d: (d / "model.safetensors").open("ab").write(b"more"), "not a file of safetensors, or damaged",
+        lambda d: (d / "model.safetensors").open("ab").write(b"more"), "not a safetensors file, or is damaged",
     ),
-    "header of 2**63 bytes": (write("model.safetensors", struct.pack("<Q", 2**63) + b"{}"), "not a file of"),
+    "header of 2**63 bytes": (write("model.safetensors", struct.pack("<Q", 2**63) + b"{}"), "not a safetensors file"),
     "header nested deeply": (
-        write("model.safetensors", struct.pack("<Q", 80000) + b'{"a":' * 16000), "not a file of safetensors",
+        write("model.safetensors", struct.pack("<Q", 80000) + b'{"a":' * 16000), "not a safetensors file",
     ),
     "header with a huge shape": (
-        header(lambda h: repeated(TABLE, {"shape": [2**40, 2**40]})(h)), "not a file of safetensors, or damaged",
+        header(lambda h: repeated(TABLE, {"shape": [2**40, 2**40]})(h)), "not a safetensors file, or is damaged",
     ),
     "header with negative offsets": (
-        header(lambda h: repeated(TABLE, {"data_offsets": [-8, 0]})(h)), "not a file of safetensors, or damaged",
+        header(lambda h: repeated(TABLE, {"data_offsets": [-8, 0]})(h)), "not a safetensors file, or is damaged",
     ),
     "header with overlapping tensors": (
-        header(lambda h: repeated(TABLE, {"data_offsets": h[FC1]["data_offsets"]})(h)), "not a file of safetensors",
+        header(lambda h: repeated(TABLE, {"data_offsets": h[FC1]["data_offsets"]})(h)), "not a safetensors file",
     ),
     "header with an unknown type": (
-        header(lambda h: repeated(TABLE, {"dtype": "PICKLE"})(h)), "not a file of safetensors, or damaged",
+        header(lambda h: repeated(TABLE, {"dtype": "PICKLE"})(h)), "not a safetensors file, or is damaged",
     ),
     "another shape": (
         set_tensor(TABLE, lambda t: t[:-1].clone()),
-        "embed_tokens.weight has shape [159, 128] and type F32, config.json wants [160, 128]",
+        "embed_tokens.weight has shape [159, 128] and type F32, config.json requires [160, 128]",
     ),
     "a flat tensor": (set_tensor(FC1, lambda t: t.flatten()), "fc1.weight has shape [18432]"),
-    "another type": (set_tensor(FC1, lambda t: t.half()), "type F16, config.json wants [144, 128] and F32"),
+    "another type": (set_tensor(FC1, lambda t: t.half()), "type F16, config.json requires [144, 128] and F32"),
     "whole numbers": (set_tensor(FC1, lambda t: t.to(torch.int32)), "type I32"),
     "NaN": (set_tensor(FC1, lambda t: t.index_fill(0, torch.tensor([3]), float("nan"))), "fc1.weight has NaN"),
     "infinity": (set_tensor(FC1, lambda t: t.index_fill(0, torch.tensor([3]), float("inf"))), "fc1.weight has NaN"),
@@ -168,7 +168,7 @@ DAMAGE = {
     "format_version is true": (config(format_version=True), "format_version True is not supported"),
     "format_version missing": (without("config.json", "format_version"), "format_version None is not supported"),
     "unknown weights": (config(weights="int4"), "weights must be one of float32, bfloat16, float16, int8, got 'int4'"),
-    "other weights than those stored": (config(weights="bfloat16"), "type F32, config.json wants"),
+    "other weights than those stored": (config(weights="bfloat16"), "type F32, config.json requires"),
     "8 bits that are none": (config(weights="int8"), "lacks tensors"),
     "a stack is a text": (config(encoder_stack="evil"), "encoder_stack must be a mapping, got 'evil'"),
     "an unknown key": (config(encoder_stack__evil=1), "unknown key encoder_stack.evil"),
@@ -224,7 +224,7 @@ DAMAGE = {
     ),
     "text.json missing": (lambda d: (d / "text.json").unlink(), "incomplete: there is no text.json"),
     "text.json without a target": (without("text.json", "target"), "target is missing"),
-    "text.json without a source": (text(source=None), "source must be there where config.json has a source_lang"),
+    "text.json without a source": (text(source=None), "source is required if config.json has a source_lang"),
     "an unknown tokeniser": (text(source__recipe__tokeniser="os.system"), "tokeniser must be one of"),
     "a language of Moses that is a path": (text(source__recipe__lang="../../x"), "Moses has no rules for the language"),
     "unknown subwords": (text(source__subwords="pickle"), "subwords must be one of bpe, sentencepiece, words"),
@@ -247,7 +247,7 @@ DAMAGE = {
     "a dictionary missing": (lambda d: (d / "dict.en.txt").unlink(), "incomplete: there is no dict.en.txt"),
     "a dictionary cut short": (cut("dict.en.txt", 0.5), "dict.en.txt"),
     "a shorter dictionary": (
-        write("dict.de.txt", exports.dictionary(150)), "has 150 entries, four that are in no file included, but",
+        write("dict.de.txt", exports.dictionary(150)), "has 150 entries with fairseq's four special symbols, but",
     ),
     "a longer dictionary": (write("dict.de.txt", exports.dictionary(161)), "does not match the model"),
     "a dictionary with a word twice": (write("dict.de.txt", b"a 1\na 1\n"), "dict.de.txt, line 2: 'a' occurs twice"),
@@ -269,7 +269,7 @@ SMALL = {
     "an infinite scale": (set_tensor(f"{FC1}_scale", lambda t: t / 0), "has NaN or infinite values"),
     "-128": (set_tensor(FC1, lambda t: torch.full_like(t, -128)), "fc1.weight must be in -127 … 127"),
     "no scale": (drop(f"{FC1}_scale"), "lacks tensors of the model in config.json: encoder.layers.0.fc1.weight_scale"),
-    "unsigned": (set_tensor(FC1, lambda t: t.to(torch.uint8)), "type U8, config.json wants [144, 128] and I8"),
-    "not 8 bits": (set_tensor(FC1, lambda t: t.float()), "type F32, config.json wants [144, 128] and I8"),
+    "unsigned": (set_tensor(FC1, lambda t: t.to(torch.uint8)), "type U8, config.json requires [144, 128] and I8"),
+    "not 8 bits": (set_tensor(FC1, lambda t: t.float()), "type F32, config.json requires [144, 128] and I8"),
     "8 bits, and it says float32": (config(weights="float32"), "has unknown tensors"),
 }  # fmt: skip

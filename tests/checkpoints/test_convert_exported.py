@@ -134,7 +134,7 @@ def test_the_other_layouts(tmp_path, capsys):
     model = encoder_decoder("lightweight", {})
     export(plain_model(model), tmp_path / "model", weights="bfloat16")
     assert run(tmp_path / "model", tmp_path / "theirs.pt", "--to", "fairseq") == 0
-    assert "stay as they were rounded for the export to bfloat16" in capsys.readouterr().out
+    assert "keep the rounding of the export to bfloat16" in capsys.readouterr().out
     assert load(tmp_path / "theirs.pt")["cfg"]["model"].arch == "lightconv"
     assert run(tmp_path / "theirs.pt", tmp_path / "back.pt", "--to", "plugin") == 0
     back = load(tmp_path / "back.pt")["model"]

@@ -99,7 +99,7 @@ def test_what_does_not_belong_together(tmp_path):
     refused(
         "dictionary of the target has 150 entries with fairseq's own, but the model's 160", tmp_path / "m", target=side
     )
-    refused("a source is needed by a model with an encoder", tmp_path / "m", source=None, max_source_positions=None)
+    refused("`source` is required for a model with an encoder", tmp_path / "m", source=None, max_source_positions=None)
     side = Side("de", exports.dictionary(), TextSide(Recipe("none", ""), "words"))
     refused("must be two different names", tmp_path / "m", target=side)
     side = Side("../en", exports.dictionary(), TextSide(Recipe("none", ""), "words"))

@@ -126,7 +126,7 @@ def test_what_a_cache_cannot_do_is_said():
     cache.crop(0)
     with pytest.raises(RuntimeError, match="cannot remove 2 tokens"):
         cache.crop(-2)
-    with pytest.raises(RuntimeError, match=r"works with the models of lightconv_plugin\.hf alone"):
+    with pytest.raises(RuntimeError, match=r"works only with the models of lightconv_plugin\.hf"):
         cache.update(torch.zeros(1), torch.zeros(1), 0)
     with pytest.raises(ValueError, match="past_key_values is of 2 sequences, decoder_input_ids of 1"):
         model(decoder_input_ids=target[:1], past_key_values=cache)

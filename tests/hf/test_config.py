@@ -78,7 +78,7 @@ WRONG = {
     "eos must be an index of the decoder's 29 words, got 29": {"eos_token_id": 29},
     "format_version must be 1, got 7": {"format_version": 7},
     "dropout must be in": {"dropout": 1.5},
-    "decoder_stack is missing beside encoder_stack": {"encoder_stack": {}},
+    "decoder_stack is required with encoder_stack": {"encoder_stack": {}},
 }
 
 
@@ -92,5 +92,5 @@ def test_options_of_an_encoder_need_one():
     with pytest.raises(ValueError, match="encoder_layers: not allowed for a language model"):
         LightConvConfig(is_encoder_decoder=False, encoder_layers=3)
     stacks = ModelConfig.as_json(config().model_config())
-    with pytest.raises(ValueError, match="d_model, mixer: not allowed beside decoder_stack"):
+    with pytest.raises(ValueError, match="d_model, mixer: not allowed with decoder_stack"):
         LightConvConfig(**stacks, mixer="talk", d_model=8)

@@ -236,7 +236,7 @@ def test_a_damaged_8_bit_directory_is_refused(tmp_path):
     directory = export_seq2seq(tmp_path / "model", "int8", d_model=64, ffn_dim=256)
     path = directory / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(InputError, match="is not a file of safetensors, or damaged"):
+    with pytest.raises(InputError, match="is not a safetensors file, or is damaged"):
         AutoModelForSeq2SeqLM.from_pretrained(directory)
     _change(directory, weights="float32")
     with pytest.raises(Exception, match=r"(?i)safetensor|incomplete|deserializ"):

@@ -25,7 +25,7 @@ def test_help_needs_no_environment(script, checkout):
     assert done.returncode == 0, done.stderr
     assert script in done.stdout
     if "prepare_" in script:
-        assert done.stderr == "(scripts/setup.sh makes the environment, in which --help says more.)\n"
+        assert done.stderr == "(run scripts/setup.sh first for the complete --help)\n"
     assert [path.name for path in checkout.iterdir()] == ["scripts"]
 
 

@@ -10,13 +10,12 @@ def prepare(task: str, arguments: Sequence[str] = ()) -> None:
 
     Args:
         task: a name of `tasks.TASKS`, such as multi30k_en_de
-        arguments: what follows the name on the command line: --data, --out, --mirror, --workers, --any-size and the
-            task's own options
+        arguments: command-line options: --data, --out, --mirror, --workers, --any-size and the task's own options
 
     Raises:
         InputError: an unknown task, a wrong argument, damaged or unexpected data, a failed download, a full disk.
         OSError: a folder that cannot be written.
     """
-    from lightconv_plugin.recipes.data import tasks  # the text modules import this package, without all tasks
+    from lightconv_plugin.recipes.data import tasks  # late: the text modules import this package, but not the tasks
 
     tasks.prepare(task, arguments)

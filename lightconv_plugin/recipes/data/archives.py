@@ -1,4 +1,4 @@
-"""Archives from the network: checked for being whole, and unpacked without writing anywhere else."""
+"""Downloaded archives: checked for completeness, and unpacked without writing outside the target folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 _BLOCK = 1 << 20
 _OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _SHORT = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".tbz": ".tar.bz2", ".txz": ".tar.xz"}
-# What the standard library raises for data that is cut short or damaged.
+# What the standard library raises for truncated or damaged data.
 _DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
 
 
@@ -29,7 +29,7 @@ class Member(NamedTuple):
 
     name   in the archive
     plain  whether it is a plain file
-    open   its bytes, to be read before the next member
+    open   opens it; must be read before the next member
     tar    its header in a tar
     """
 
@@ -40,7 +40,7 @@ class Member(NamedTuple):
 
 
 class _Counted:
-    """A stream to read from that knows how much has been read."""
+    """A readable stream that counts the bytes read."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -53,7 +53,7 @@ class _Counted:
 
 
 class _Guarded:
-    """A member's stream: damage to the archive is a CorpusError also where the stream is read."""
+    """A member's stream; reading it from a damaged archive raises CorpusError."""
 
     def __init__(self, archive: Path, stream: IO[bytes]) -> None:
         self._archive = archive
@@ -74,7 +74,7 @@ class _Guarded:
 
 
 def kind(name: str) -> tuple[str, str]:
-    """What an archive is by its name: ("tar", "zip" or "" for a single file, the compression's ending or "")."""
+    """An archive's kind by its name: ("tar", "zip" or "" for a single file, the compression's suffix or "")."""
     name = name.lower()
     for short, long in _SHORT.items():
         if name.endswith(short):
@@ -87,7 +87,7 @@ def kind(name: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _damage(archive: Path) -> Iterator[None]:
-    """Turn what a damaged archive raises into one line that names it. Errors of the file system stay as they are."""
+    """Turn what a damaged archive raises into a CorpusError that names it. File system errors pass through."""
     try:
         yield
     except _DAMAGE as error:
@@ -103,10 +103,10 @@ def _tar_members(archive: Path, packing: str) -> Iterator[Member]:
             while (member := tar.next()) is not None:
                 if not member.isdir():
                     yield Member(member.name, member.isreg(), lambda member=member: tar.extractfile(member), member)
-                tar.members.clear()  # it would remember all of them, which may be millions
+                tar.members.clear()  # tarfile would keep all of them, perhaps millions
             end = tar.offset
         while stream.read(_BLOCK):
-            pass  # to the last byte: the checksum of the compression comes after the end of the archive
+            pass  # read to the last byte: the compression's checksum follows the end of the archive
         if stream.position < end + tarfile.BLOCKSIZE:
             raise CorpusError(f"{archive} is cut short or damaged: its end mark is missing")
 
@@ -115,12 +115,12 @@ def _zip_members(archive: Path) -> Iterator[Member]:
     with zipfile.ZipFile(archive) as file:
         for info in file.infolist():
             if not info.is_dir():
-                form = stat.S_IFMT(info.external_attr >> 16)  # 0 where the packing system had no such thing
+                form = stat.S_IFMT(info.external_attr >> 16)  # 0 if the system that packed it has no file types
                 yield Member(info.filename, form in (0, stat.S_IFREG), lambda info=info: file.open(info))
 
 
 def _members(archive: Path, name: str) -> Iterator[Member]:
-    """The files of an archive in its own order; the end is reached only when the archive is whole."""
+    """The files of an archive in its own order; iteration only completes if the archive is complete."""
     form, packing = kind(name)
     if not archive.stat().st_size:
         raise CorpusError(f"{archive} is empty")
@@ -135,10 +135,10 @@ def _members(archive: Path, name: str) -> Iterator[Member]:
 
 
 def read_members(archive: Path) -> Iterator[tuple[str, Callable[[], _Guarded]]]:
-    """(name, open) of every file of an archive in one pass, for reading without unpacking; `open` before the next one.
+    """(name, open) of every file of an archive in one pass, without unpacking; read each before advancing.
 
     Raises:
-        CorpusError: the archive is cut short or damaged (also where a file is read), or holds a link or a device.
+        CorpusError: the archive is truncated or damaged (also when a file is read), or holds a link or a device.
     """
     with _damage(archive):
         for member in _members(archive, archive.name):
@@ -147,13 +147,13 @@ def read_members(archive: Path) -> Iterator[tuple[str, Callable[[], _Guarded]]]:
 
 
 def verify(archive: Path, name: str | None = None) -> None:
-    """Read an archive through: .tar, .tar.gz, .tgz, .tar.bz2, .tar.xz, .zip, or a single file, compressed or not.
+    """Read an archive to its end: .tar, .tar.gz, .tgz, .tar.bz2, .tar.xz, .zip, or a single file, compressed or not.
 
     Args:
-        name: tells the kind where the file itself has another name (a download under way)
+        name: determines the kind if the file has a temporary name (an unfinished download)
 
     Raises:
-        CorpusError: it is cut short, damaged, empty, or not what its name says.
+        CorpusError: it is truncated, damaged, empty, or not what its name says.
     """
     members = 0
     with _damage(archive):
@@ -173,15 +173,15 @@ def _refuse_special(archive: Path, member: Member) -> None:
 
 
 def _place(archive: Path, member: Member, into: Path) -> Path:
-    """Where a member goes below `into`. CorpusError for a link, a device, or a name that leads elsewhere."""
+    """A member's path below `into`. CorpusError for a link, a device, or a name that leads outside."""
     _refuse_special(archive, member)
     name = PurePosixPath(member.name)
     if name.is_absolute() or ".." in name.parts or "\\" in member.name or not name.parts:
         raise CorpusError(f"{archive}: the name {member.name!r} leads out of the folder to unpack into")
     output = into.joinpath(*name.parts)
-    outside = not output.parent.resolve().is_relative_to(into.resolve())  # a link that lay in the folder before
-    # tarfile's filter knows tars alone, renames what is absolute, and allows links, hence the checks before it; the
-    # first releases of Python 3.10 and 3.11 lack it.
+    outside = not output.parent.resolve().is_relative_to(into.resolve())  # by a link already in the folder
+    # tarfile's filter is only for tars, renames absolute names and allows links, hence the checks above. The first
+    # releases of Python 3.10 and 3.11 lack it.
     if member.tar is not None and hasattr(tarfile, "data_filter"):
         try:
             tarfile.data_filter(member.tar, str(into))
@@ -195,18 +195,18 @@ def _place(archive: Path, member: Member, into: Path) -> Path:
 def unpack(archive: Path, into: Path, members: Sequence[str], limit: int) -> list[Path]:
     """Unpack the files whose names in the archive match one of the patterns `members` (fnmatch; `*` also matches `/`).
 
-    A compressed single file has one member, its name without the compression's ending. Names and folders stay as they
-    are in the archive. The whole archive is read, so that one that is cut short is noticed whatever was wanted of it.
+    A compressed single file has one member, named like it without the compression's suffix. Names and folders stay as
+    in the archive. The whole archive is always read, so that a truncated one is detected.
 
     Args:
-        limit: the most bytes that may come out
+        limit: how many bytes may be unpacked at most
 
     Returns:
         the files written, in the archive's order
 
     Raises:
-        CorpusError: the archive is cut short or damaged; a file wanted is a link or a device or would lie outside
-            `into`; a pattern matches nothing; more than `limit` bytes would come out.
+        CorpusError: the archive is truncated or damaged; a matching file is a link or a device or would lie outside
+            `into`; a pattern matches nothing; more than `limit` bytes would be unpacked.
     """
     written: list[Path] = []
     missing, room = set(members), limit

@@ -1,4 +1,4 @@
-"""fairseq-preprocess: its own messages go to preprocess.log in the prepared folder, its counts to the terminal."""
+"""Runs fairseq-preprocess: its messages go to preprocess.log in the prepared folder, its counts to the terminal."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lightconv_plugin.recipes.steps import say
 
 
 def _preprocess(root: Path, options: Sequence[str], workers: int, output: Path) -> None:
-    # With the plugin's patches of fairseq, several times as fast.
+    # The plugin's patches of fairseq make this several times as fast.
     command = [sys.executable, "-m", "fairseq_cli.preprocess", "--user-dir", str(package_dir()), *options]
     command += ["--destdir", str(output.relative_to(root)), "--workers", str(workers)]
     environment = {"OMP_NUM_THREADS": "1"} | os.environ  # the work is divided among processes
-    # Started in the folder, with relative names: fairseq divides --testpref at commas, and the folder may have one.
+    # Run in the folder with relative names: fairseq splits --testpref at commas, and the folder's path may have one.
     with (root / "preprocess.log").open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
             command,
@@ -28,7 +28,7 @@ def _preprocess(root: Path, options: Sequence[str], workers: int, output: Path) 
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            close_fds=False,  # it holds the lock of the steps: if this process is killed, the next one waits for it
+            close_fds=False,  # it inherits the steps' lock: if this process is killed, the next one waits for it
         )
         last = ""
         with process:
@@ -39,14 +39,14 @@ def _preprocess(root: Path, options: Sequence[str], workers: int, output: Path) 
                     if "Dictionary:" in line or " sents, " in line:
                         say("  " + re.sub(r".*(?=\[)", "", line.rstrip()))
             except BaseException:
-                process.kill()  # it would go on writing into a folder that is being removed
+                process.kill()  # it would keep writing into a folder that is being removed
                 raise
     if process.returncode != 0:
         raise CorpusError(f"fairseq-preprocess failed with status {process.returncode}: {last} (see {log.name})")
 
 
 def _texts(splits: Sequence[str], prefix: str) -> list[str]:
-    """--trainpref, --validpref, --testpref: the splits named test… are joined by commas, in their order."""
+    """--trainpref, --validpref and --testpref; splits named test… are joined by commas, in order."""
     tests = [prefix.format(split) for split in splits if split.startswith("test")]
     options = []
     for part, names in (("train", [prefix.format("train")]), ("valid", [prefix.format("valid")]), ("test", tests)):
@@ -71,11 +71,11 @@ def binarise_pairs(
     Args:
         splits: train, valid, test, test1, …
         joined: one dictionary for both languages
-        extra: further options of fairseq-preprocess, such as --nwordssrc 32768
-        prefix: of the files of a split, relative to `root`
+        extra: more options for fairseq-preprocess, such as --nwordssrc 32768
+        prefix: prefix of a split's files, relative to `root`
 
     Raises:
-        CorpusError: fairseq-preprocess failed; with the last line of its output.
+        CorpusError: fairseq-preprocess failed; the message has the last line of its output.
     """
     options = ["--source-lang", src, "--target-lang", tgt, *_texts(splits, prefix)]
     _preprocess(root, [*options, *(["--joined-dictionary"] if joined else []), *extra], workers, output)
@@ -90,14 +90,14 @@ def binarise_text(
     output: Path,
     extra: Sequence[str] = (),
 ) -> None:
-    """Binarise running text, one file a split, for language models.
+    """Binarise running text, one file per split, for language models.
 
     Args:
         prefix: the file of a split, relative to `root`, such as raw/{}.txt
         threshold: words seen less often than this become <unk>
 
     Raises:
-        CorpusError: fairseq-preprocess failed; with the last line of its output.
+        CorpusError: fairseq-preprocess failed; the message has the last line of its output.
     """
     options = ["--only-source", "--thresholdsrc", str(threshold), *_texts(splits, prefix)]
     _preprocess(root, [*options, *extra], workers, output)

@@ -17,20 +17,20 @@ __all__ = ["dropout_encoder", "encoder", "learn_codes", "versions"]
 
 
 def versions() -> dict[str, str]:
-    """What the results depend on besides the texts, for the parameters of a step."""
+    """The versions that the results depend on, for the parameters of a step."""
     return {"subword-nmt": version("subword-nmt")}
 
 
 def dropout_encoder(codes: Path, dropout: float, copy: int) -> Callable[[str], str]:
     """BPE-dropout (Provilkov et al. 2020): each possible merge is left out with probability `dropout`, at each step.
 
-    A line is always encoded alike in the same `copy`, in whichever process, and differently in another one.
+    The same `copy` always encodes a line in the same way, in whichever process; other copies encode it differently.
     """
     bpe = read_merges(codes)
 
     def encode(line: str) -> str:
         random.seed(f"{copy} {line}")  # subword-nmt draws from the global generator
-        bpe.cache.clear()  # it is filled with every word, and not read with dropout
+        bpe.cache.clear()  # with dropout it is never read, but grows with every word
         return bpe.process_line(line, dropout=dropout)
 
     return encode
@@ -39,8 +39,8 @@ def dropout_encoder(codes: Path, dropout: float, copy: int) -> Callable[[str], s
 def learn_codes(texts: Iterable[Path], merges: int, output: Path) -> None:
     """Joint BPE: the merges are learned on the words of all texts together (as `cat texts | subword-nmt learn-bpe`).
 
-    Only the counts of the different words are held, and those of their pairs: several gigabytes for a large corpus. So
-    this is done in another process, and the processes of the next step begin without them.
+    Only the counts of the different words and of their symbol pairs are held in memory: several gigabytes for a large
+    corpus. This runs in a separate process, so that the processes of the next step do not inherit that memory.
     """
     in_a_process(_learn, tuple(texts), merges, output)
 

@@ -1,15 +1,15 @@
-"""CNN/Daily Mail's stories to fairseq's binary data for summarisation, in resumable steps; not anonymised.
+"""From CNN/Daily Mail's stories to fairseq's binary data for summarisation, in resumable steps; not anonymised.
 
-    raw/       train, valid, test .article and .summary: a story a line, its paragraphs or highlights divided by tabs
+    raw/       train, valid, test .article and .summary: one story per line, paragraphs or highlights separated by tabs
     tok/       Moses-tokenised, then lower-cased; the paragraphs joined
     bpe/       joint byte-pair encoding: `codes`, learned on both sides of the training part, and the encoded text
     data-bin/  what fairseq-train reads: article → summary, one dictionary
     corpus.json  the sides, whether the text is lower-cased, the number of merges
 
-The processing is that of See, Liu & Manning (2017) but for the tokeniser: what comes after a story's first @highlight
-is its summary, a paragraph or highlight that does not end like a sentence gets a full stop, stories without text are
-left out. Lists of addresses say which part a story belongs to, and its place there; its file has the address's SHA-1 as
-its name.
+The processing is that of See, Liu & Manning (2017) except for the tokeniser: everything after a story's first
+@highlight is its summary, a paragraph or highlight without final punctuation gets a full stop, and stories without text
+are left out. Lists of addresses determine a story's part and its position there; a story's file is named after the
+SHA-1 of its address.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from lightconv_plugin.text.recipe import Recipe
 ABOUT = """CNN/Daily Mail, summarisation (Hermann et al. 2015; not anonymised, as in See, Liu & Manning 2017)
 
 --data is a folder with cnn_stories.tgz, dailymail_stories.tgz, all_train.txt, all_val.txt and
-all_test.txt (0.6 GB). Filled: raw/ tok/ bpe/ data-bin/
+all_test.txt (0.6 GB). Written: raw/ tok/ bpe/ data-bin/
 
-Articles are whole here; the configurations cut them to 400 tokens. A summary is its highlights
-one after the other, each with its full stop, by which ROUGE tells sentences apart (lightconv
-score --metric rouge). Checked: 287,113 stories for training, 13,368 for validation and 11,490 for
-test, those of See et al. less the 114 without an article.
+Articles are complete here; the configurations cut them to 400 tokens. A summary consists of its
+highlights, each with its full stop, by which ROUGE separates sentences (lightconv score --metric
+rouge). Checked: 287,113 stories for training, 13,368 for validation and 11,490 for test, those of
+See et al. without the 114 that have no article.
 
 Difference from See et al.: their tokeniser is Stanford's PTBTokenizer, a Java program; this is
 Moses' (sacremoses, without its escapes). Moses writes do n't as don 't, -lrb- as (, `` and '' as
-", and leaves "cannot" one word; a paragraph that ends with a bracket gets no full stop, theirs
-does. Published ROUGE is of PTB tokens: to compare, tokenise both sides that way.
+", and leaves "cannot" one word; a paragraph that ends with a bracket gets no full stop, while
+theirs does. Published ROUGE is on PTB tokens: to compare, tokenise both sides that way.
 
-Free disk space: 0.6 GB of archives and lists, 2 × 1.4 GB of stories (raw/, and once more while
-they are put in order), 1.5 GB tokenised, 1.8 GB encoded, 2 × 0.6 GB of 2-byte tokens (data-bin/,
+Free disk space: 0.6 GB of archives and lists, 2 × 1.4 GB of stories (raw/, and a temporary copy
+while they are sorted), 1.5 GB tokenised, 1.8 GB encoded, 2 × 0.6 GB of 2-byte tokens (data-bin/,
 and the workers' shares of it): 7.9 GB, so 8 GiB are required.
 """
 ARCHIVES = ("cnn_stories.tgz", "dailymail_stories.tgz")
@@ -65,10 +65,10 @@ LONGEST_STORY = 16 << 20  # bytes; the longest has a few hundred thousand
 
 
 def read_addresses(path: Path) -> list[str]:
-    """The file names, without ending, of the stories of a list of addresses, in its order.
+    """The file names, without suffix, of the stories in a list of addresses, in the same order.
 
     Raises:
-        CorpusError: a line is not an address, or there is none.
+        CorpusError: a line is not an address, or the list is empty.
     """
     names = []
     for number, line in enumerate(iter_lines(path), 1):
@@ -82,7 +82,7 @@ def read_addresses(path: Path) -> list[str]:
 
 
 def places(lists: Mapping[str, Path]) -> tuple[dict[str, int], dict[str, range]]:
-    """(file name → number of the story, part → its numbers). CorpusError where an address is there twice."""
+    """(file name → number of the story, part → its numbers). CorpusError if an address occurs twice."""
     numbers: dict[str, int] = {}
     parts = {}
     for part, path in lists.items():
@@ -95,7 +95,7 @@ def places(lists: Mapping[str, Path]) -> tuple[dict[str, int], dict[str, range]]
 
 
 def parse_story(text: str) -> tuple[list[str], list[str]]:
-    """(paragraphs of the article, highlights) of a story, with a full stop where one is missing."""
+    """(paragraphs of the article, highlights) of a story, with missing full stops added."""
     article: list[str] = []
     highlights: list[str] = []
     into = article
@@ -109,10 +109,10 @@ def parse_story(text: str) -> tuple[list[str], list[str]]:
 
 
 def spool_stories(archives: list[Path], numbers: Mapping[str, int], spool: Path) -> array[int]:
-    """Write the stories of these names to `spool`, two lines each, in the archives' order; where each begins.
+    """Write the stories with these names to `spool`, two lines each, in the archives' order; returns their offsets.
 
     Raises:
-        CorpusError: one is missing, there twice, too long or not UTF-8.
+        CorpusError: a story is missing, occurs twice, is too long or is not UTF-8.
     """
     offsets = array("q", [-1]) * len(numbers)
     often = 0.2 if sys.stderr.isatty() else 10
@@ -124,11 +124,11 @@ def spool_stories(archives: list[Path], numbers: Mapping[str, int], spool: Path)
                 if number is None:
                     continue
                 if offsets[number] != -1:
-                    raise CorpusError(f"{archive}: the story {member} is there twice")
+                    raise CorpusError(f"{archive}: the story {member} occurs twice")
                 with open_member() as story:
                     content = story.read(LONGEST_STORY + 1)
                 if len(content) > LONGEST_STORY:
-                    raise CorpusError(f"{archive}: {member} has more than {LONGEST_STORY:,} bytes, which is no story")
+                    raise CorpusError(f"{archive}: {member} has more than {LONGEST_STORY:,} bytes: not a story")
                 try:
                     sides = parse_story(content.decode())
                 except UnicodeDecodeError as error:
@@ -152,7 +152,7 @@ def write_parts(
     """Write each part's articles and summaries, in the order of its list.
 
     Raises:
-        CorpusError: a list or story is wrong, or a part has not as many stories with text as are expected.
+        CorpusError: a list or story is wrong, or a part has an unexpected number of stories with text.
     """
     numbers, parts = places(lists)
     spool = outputs["train", "article"].with_name("stories.tmp")
@@ -184,15 +184,15 @@ def write_parts(
 
 
 def tokeniser() -> Callable[[str], str]:
-    """What turns the paragraphs of a side, divided by tabs, into one tokenised, lower-cased line."""
+    """A function that turns one side's paragraphs, separated by tabs, into one tokenised, lower-cased line."""
     from sacremoses import MosesTokenizer
 
     moses = MosesTokenizer(lang="en")
 
     def tokens(line: str) -> Iterator[str]:
         for paragraph in line.split("\t"):
-            # Not escaped: ROUGE would take the "quot" of &quot; for a word. Lower-cased afterwards: Moses tells the end
-            # of a sentence by the capital letter that follows.
+            # Not escaped: ROUGE would count the "quot" of &quot; as a word. Lower-cased afterwards: Moses recognises
+            # the end of a sentence by the capital letter that follows.
             yield from moses.tokenize(paragraph, escape=False)
 
     return lambda line: " ".join(" ".join(tokens(line)).lower().split())
@@ -209,7 +209,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(request: Request) -> None:
-    """All steps."""
+    """Run all steps."""
     out, merges = request.out, request.options.bpe
     archives = [request.data / name for name in ARCHIVES]
     lists = {part: request.data / name for part, name in LISTS.items()}
@@ -236,7 +236,7 @@ def run(request: Request) -> None:
     code_file = out / "bpe" / "codes"
     with Steps(out) as steps:
         sources = [*archives, *lists.values()]
-        # The sizes are among what the step depends on, so that stories taken with --any-size are counted without it.
+        # The step depends on the sizes, so that stories accepted with --any-size are checked again without it.
         steps.run("raw", "stories", raw, inputs=sources, outputs=files("raw"), params={"expected": expected})
         moses = {"sacremoses": version("sacremoses")}
         steps.run("tok", "tokenise", tok, inputs=files("raw"), outputs=files("tok"), params=moses)

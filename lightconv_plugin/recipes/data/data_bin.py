@@ -1,20 +1,20 @@
-"""Whether binarised data are whole: fairseq itself notices a file that was cut short in the middle of a training."""
+"""Checks that binarised data are complete: fairseq itself only notices a truncated file in the middle of a training."""
 
 from __future__ import annotations
 
 import struct
 from pathlib import Path
 
-_MAGIC = b"MMIDIDX\0\0"  # of the one format that fairseq-preprocess writes unless it is told otherwise
-_HEADER = struct.Struct("<9sQBQ")  # the magic, a version, the code of the type, the number of sentences
-_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 8, 8: 2, 9: 4, 10: 8}  # of a token, by fairseq's codes of types
+_MAGIC = b"MMIDIDX\0\0"  # of fairseq-preprocess's default format
+_HEADER = struct.Struct("<9sQBQ")  # magic, version, dtype code, number of sentences
+_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 8, 8: 2, 9: 4, 10: 8}  # bytes per token, by fairseq's dtype codes
 
 
 def check_data(data: Path) -> None:
-    """Compare the sizes of all texts in a folder with what their indices say; a few bytes of each are read.
+    """Compare the file sizes of all texts in a folder with their indices; only a few bytes of each are read.
 
     Raises:
-        ValueError: a file is cut short or missing; the text names it.
+        ValueError: a file is truncated or missing; the message names it.
     """
     for index in sorted(data.glob("*.idx")):
         if problem := _problem(index):
@@ -22,7 +22,7 @@ def check_data(data: Path) -> None:
 
 
 def _problem(index: Path) -> str:
-    """What is wrong with a text; empty where nothing is, or where its format is another one."""
+    """What is wrong with a text; empty if it is complete or in another format."""
     size, text = index.stat().st_size, index.with_suffix(".bin")
     with index.open("rb") as file:
         header = file.read(_HEADER.size)
@@ -31,9 +31,9 @@ def _problem(index: Path) -> str:
         if len(header) < _HEADER.size:
             return f"{index} is cut short"
         _, _, code, sentences = _HEADER.unpack(header)
-        # The lengths of all sentences, then where each begins in the text.
+        # The lengths of all sentences, then their offsets in the text.
         if size != _HEADER.size + 12 * sentences:
-            return f"{index} is cut short: {size:,} bytes, with {sentences:,} sentences it has more"
+            return f"{index} is cut short: {size:,} bytes, too few for {sentences:,} sentences"
         if not text.is_file():
             return f"{text} is missing"
         if not sentences or code not in _BYTES:

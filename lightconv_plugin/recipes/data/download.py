@@ -1,4 +1,4 @@
-"""Published files: downloads that resume, are checked, and get their name only when they are whole."""
+"""Published files: downloads are resumable and checked, and a file gets its final name only when it is complete."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.request import Request
 from lightconv_plugin.recipes.steps import say
 
-SILENCE = 60  # seconds without a byte after which a connection is dead
-FAILURES = 3  # transfers in a row that bring nothing, after which the download is given up
+SILENCE = 60  # seconds without a byte after which a connection counts as dead
+FAILURES = 3  # consecutive transfers without new data after which the download is given up
 _BLOCK = 1 << 16
 _TEMPORARY = (408, 429)  # and 5xx: the server may answer later
 
@@ -38,9 +38,9 @@ class Published:
     """A published file.
 
     name      on disk
-    address   "" where it has no lasting one; then `absent` says what to do
-    checksum  KIND:HEX as for `digest`; or "record": the file is read through, and the SHA-256 of the first download is
-              written to SHA256SUMS beside it and enforced from then on
+    address   "" if it has no permanent one; then `absent` says what to do
+    checksum  KIND:HEX as for `digest`; or "record": the archive is verified, and the SHA-256 of the first download is
+              written to SHA256SUMS next to it and enforced from then on
     """
 
     name: str
@@ -53,11 +53,11 @@ def digest(kind: str, file: Path) -> str:
     """A checksum of a file, in hex.
 
     Args:
-        kind: sha256 or md5; text, SHA-256 of the text inside a .gz, which does not change with the packing; blob, the
-            name that git gives to the content, by which a file in a repository is known
+        kind: sha256 or md5; text: SHA-256 of the text inside a .gz, which does not depend on the compression; blob:
+            git's object name of the content, for files in a repository
 
     Raises:
-        ValueError: another kind. OSError, EOFError, zlib.error: the .gz is damaged.
+        ValueError: unknown kind. OSError, EOFError, zlib.error: the .gz is damaged.
     """
     if kind not in ("sha256", "md5", "text", "blob"):
         raise ValueError(f"no such kind of checksum: {kind!r}")
@@ -71,7 +71,7 @@ def digest(kind: str, file: Path) -> str:
 
 
 def wrong(file: Path, checksum: str, name: str) -> str:
-    """Why a file, to be called `name`, is not the expected one; "" if it is."""
+    """Why a file, whose final name is `name`, is not the expected one; "" if it is."""
     try:
         if checksum == "record":
             verify(file, name)
@@ -86,7 +86,7 @@ def wrong(file: Path, checksum: str, name: str) -> str:
 
 
 class _Refused(Exception):
-    """The server has no such file, or not the part of it that was asked for. Its argument: the reason."""
+    """The server does not have the file or the requested part of it. Its argument: the reason."""
 
 
 class _Interrupted(Exception):
@@ -94,7 +94,7 @@ class _Interrupted(Exception):
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """What opens http and https addresses, by the environment's proxy; a redirect to another protocol is refused."""
+    """Opens http and https addresses, using the environment's proxy; redirects to other protocols are refused."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler,
@@ -110,7 +110,7 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def _open(address: str, start: int) -> http.client.HTTPResponse:
-    """The response with the file from byte `start` on. _Refused, _Interrupted: there is none, now or ever."""
+    """The response with the file from byte `start` on. _Refused: it is not available; _Interrupted: try again later."""
     headers = {"User-Agent": "lightconv-plugin", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
@@ -132,17 +132,17 @@ def _read(response: http.client.HTTPResponse) -> bytes:
 
 
 def _receive(address: str, part: Path) -> None:
-    """Append what is missing of `part`, in one request.
+    """Append the missing rest to `part`, in one request.
 
     Raises:
-        _Refused, _Interrupted, and OSError where `part` cannot be written.
+        _Refused, _Interrupted, and OSError if `part` cannot be written.
     """
     start = part.stat().st_size if part.exists() else 0
     with _open(address, start) as response:
         if response.status != 206:
-            start = 0  # the server does not know ranges, and sends the whole file
+            start = 0  # the server does not support ranges and sends the whole file
         elif not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-            raise _Refused("the server sent another part of the file than asked for")
+            raise _Refused("the server sent a different part of the file than requested")
         length = response.headers.get("Content-Length")
         end = start + int(length) if length else None
         often = 0.2 if sys.stderr.isatty() else 10
@@ -152,10 +152,10 @@ def _receive(address: str, part: Path) -> None:
             with part.open("ab" if start else "wb") as file, bar:
                 while block := _read(response):
                     file.write(block)
-                    file.flush()  # what has come stays, however this process ends
+                    file.flush()  # keep what has arrived, however this process ends
                     bar.update(len(block))
         except OSError as error:
-            error.filename = error.filename or str(part)  # a full disk has no name
+            error.filename = error.filename or str(part)  # the error of a full disk names no file
             raise
     size = part.stat().st_size
     if end is not None and size < end:
@@ -163,10 +163,10 @@ def _receive(address: str, part: Path) -> None:
 
 
 def transfer(address: str, part: Path) -> None:
-    """Download into `part`, resuming where it ends, as often as more of it comes.
+    """Download into `part`, resuming at its end for as long as new data arrive.
 
     Raises:
-        InputError: no more comes. OSError: `part` cannot be written.
+        InputError: no new data arrive. OSError: `part` cannot be written.
     """
     before, idle = -1, 0
     while True:
@@ -175,7 +175,7 @@ def transfer(address: str, part: Path) -> None:
         except _Refused as error:
             if not (part.exists() and part.stat().st_size):
                 raise InputError(_failed(address, str(error))) from None
-            part.unlink()  # it cannot be resumed: started over
+            part.unlink()  # it cannot be resumed: start over
             continue
         except _Interrupted as error:
             reason = str(error)
@@ -192,14 +192,14 @@ def _failed(address: str, reason: str) -> str:
 
 
 def download(address: str, file: Path, checksum: str) -> None:
-    """Fetch a file unless it is on disk and right; it gets its name only when it is whole and right.
+    """Fetch a file unless it is already on disk and correct; it gets its final name only after the check.
 
     Args:
         address: http(s), or a local path
-        checksum: as of `Published`
+        checksum: as in `Published`
 
     Raises:
-        InputError: there is no such file, it is not the expected one, or another process downloads to its folder.
+        InputError: the file does not exist or is not the expected one, or another process downloads to its folder.
     """
     if file.is_file() and not wrong(file, checksum, file.name):
         return
@@ -221,11 +221,11 @@ def download(address: str, file: Path, checksum: str) -> None:
 
 
 def _download(address: str, part: Path, checksum: str, name: str) -> str:
-    """Download `part`, once more from its beginning where the resumed file is wrong; why it is wrong, or ""."""
+    """Download `part`; if a resumed file turns out wrong, download all of it again. Returns why it is wrong, or ""."""
     if not re.match("https?://", address):
         raise InputError(f"cannot download {address}: expected an address that begins with http:// or https://")
     if checksum == "record" and kind(name) == ("", ""):
-        part.unlink(missing_ok=True)  # nothing would tell a part of this file from one of another
+        part.unlink(missing_ok=True)  # without a checksum, a partial file might be from another version
     resumed = part.exists() and part.stat().st_size > 0
     say(f"downloading {address}")
     transfer(address, part)
@@ -238,7 +238,7 @@ def _download(address: str, part: Path, checksum: str, name: str) -> str:
 
 
 def fetch(published: Published, request: Request) -> None:
-    """Have a published file in `request.data`, whole and right.
+    """Make sure that a published file is in `request.data`, complete and correct.
 
     Raises:
         InputError: it is missing, cannot be downloaded, or is not the expected file.
@@ -268,7 +268,7 @@ def fetch(published: Published, request: Request) -> None:
 
 
 def need_disk(gib: float, folders: Sequence[Path]) -> None:
-    """InputError unless every folder's file system has so much free; what the folders hold already counts."""
+    """InputError unless every folder's file system has this much free space; what the folders already hold counts."""
     held = sum(path.lstat().st_blocks * 512 for folder in folders for path in folder.rglob("*"))
     for folder in folders:
         existing = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
@@ -278,5 +278,5 @@ def need_disk(gib: float, folders: Sequence[Path]) -> None:
 
 
 def no_space(error: OSError) -> bool:
-    """Whether an error says that the disk is full, or the user's share of it."""
+    """Whether an error means that the disk is full or the user's quota is used up."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)

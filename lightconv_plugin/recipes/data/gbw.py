@@ -1,6 +1,6 @@
-"""The One Billion Word benchmark's archive to fairseq's binary data, in resumable steps.
+"""From the One Billion Word benchmark's archive to fairseq's binary data, in resumable steps.
 
-raw/       train.txt: the 99 files of training text one after the other; valid.txt, test.txt: one held-out file each
+raw/       train.txt: the 99 files of training text concatenated; valid.txt, test.txt: one held-out file each
 data-bin/  what fairseq-train --task language_modeling reads; every line, a sentence, ends with </s>
 """
 
@@ -22,16 +22,16 @@ from lightconv_plugin.recipes.steps import remove, say
 ABOUT = """The One Billion Word benchmark (Chelba et al. 2013) for language models
 
 --data is a folder with 1-billion-word-language-modeling-benchmark-r13output.tar.gz (1.8 GB).
-Filled: raw/ data-bin/
+Written: raw/ data-bin/
 
 Sentences, tokenised and shuffled. Training: the 99 files news.en-000??-of-00100. Test:
-news.en.heldout-00000-of-00050, on which the benchmark's authors report. Validation:
+news.en.heldout-00000-of-00050, on which the benchmark's authors report results. Validation:
 news.en.heldout-00001-of-00050, our choice; the authors leave the other 49 free for any use.
 Checked: 30,301,028 training lines, and 6,075 lines with 159,658 tokens (153,583 words and the
 </s> of every line) of test text. The benchmark's vocabulary has 793,471 entries: the words seen
-three times or more, <S>, </S> and <UNK>. For fairseq, which has four entries of its own, that
-would be the 793,472 of the configurations; fairseq also divides words at Unicode's other spaces,
-so the number that it prints may differ slightly.
+three times or more, <S>, </S> and <UNK>. With fairseq's own four entries, that would be the
+793,472 of the configurations; fairseq also splits words at Unicode's other spaces, so the number
+that it prints may differ slightly.
 
 Free disk space: 1.8 GB of archive, 4.2 GB of text, 2 × 3.6 GB of 4-byte tokens and sentence
 offsets (data-bin/, and the workers' shares of it): 13.2 GB, so 14 GiB are required. Memory,
@@ -45,12 +45,12 @@ HELD_OUT = "heldout-monolingual.tokenized.shuffled/news.en.heldout-{:05}-of-0005
 VALID, TEST = HELD_OUT.format(1), HELD_OUT.format(0)
 
 # The training text's lines are TensorFlow Datasets' (lm1b). The test text's tokens are Tensor2Tensor's (its class
-# LanguagemodelLm1b32k); less its 153,583 words (faster-rnnlm's results), that is one </s> in each of 6,075 lines.
+# LanguagemodelLm1b32k); minus its 153,583 words (faster-rnnlm's results), that is one </s> in each of 6,075 lines.
 EXPECTED = {"train": Size(30_301_028, None), "test": Size(6_075, 159_658)}
 
 
 def shards(files: list[Path], names: list[str], archive: Path) -> list[Path]:
-    """The files of these names, in their order. CorpusError where one is missing or there twice."""
+    """The files with these names, in the same order. CorpusError if one is missing or exists twice."""
     found: dict[str, Path] = {}
     for path in files:
         name = "/".join(path.parts[-2:])
@@ -64,13 +64,13 @@ def shards(files: list[Path], names: list[str], archive: Path) -> list[Path]:
 
 
 def join(paths: list[Path], output: Path) -> None:
-    """Write files one after the other, each removed when it is written: the text is never on the disk twice."""
+    """Concatenate files, removing each one as soon as it is copied: the text is never on disk twice."""
     often = 0.2 if sys.stderr.isatty() else 10
     with output.open("wb") as file:
         for path in tqdm(paths, desc=f"  {output.stem}", unit=" files", mininterval=often, leave=False):
             with path.open("rb") as part:
                 while block := part.read(1 << 20):
-                    # A carriage return ends a line for fairseq, and for nobody else.
+                    # Only fairseq treats a carriage return as the end of a line.
                     file.write(block.replace(b"\r", b" "))
             path.unlink()
     if not output.stat().st_size:
@@ -78,7 +78,7 @@ def join(paths: list[Path], output: Path) -> None:
 
 
 def from_archive(archive: Path, folder: Path, *outputs: Path) -> None:
-    """Write the text of the three parts; `folder` holds the unpacked files meanwhile."""
+    """Write the text of the three parts; `folder` is for temporary unpacked files."""
     names = [TRAIN, [VALID], [TEST]]
     patterns = ["*/training-monolingual.tokenized.shuffled/news.en-*-of-00100", f"*/{VALID}", f"*/{TEST}"]
     remove(folder)
@@ -97,7 +97,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(request: Request) -> None:
-    """All steps."""
+    """Run all steps."""
     archive, out = request.data / ARCHIVE, request.out
     language_model.prepare(
         lambda *outputs: from_archive(archive, out / "unpacked.tmp", *outputs),

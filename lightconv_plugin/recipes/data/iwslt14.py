@@ -1,7 +1,7 @@
 """From the archive of IWSLT 2014 German–English to fairseq's binary data, in resumable steps.
 
-    raw/       train.de train.en: the talks' lines with titles and descriptions; test.de test.en: five sets, one after
-               the other; all without mark-up
+    raw/       train.de train.en: the talks' lines with titles and descriptions; test.de test.en: five sets
+               concatenated; all without mark-up
     tok/       Moses-tokenised, lower-cased; the training text cleaned by length, every 23rd line moved to valid
     bpe/       joint byte-pair encoding: `codes`, learned on both sides of the training text, and the encoded text
     data-bin/  what fairseq-train reads, with a dictionary for each language
@@ -33,7 +33,7 @@ from lightconv_plugin.text.recipe import Recipe
 
 ABOUT = """IWSLT14 German → English (TED talks): 160,239 training pairs
 
---data is a folder with de-en.tgz. Filled: raw/ tok/ bpe/ data-bin/
+--data is a folder with de-en.tgz. Written: raw/ tok/ bpe/ data-bin/
 
 As in fairseq's examples: Moses-tokenised, pairs of 1 to 175 tokens with a ratio of at most 1.5,
 lower-cased; every 23rd pair for validation; test set: dev2010, dev2012, tst2010, tst2011 and
@@ -50,7 +50,7 @@ RATIO, MIN_LEN, MAX_LEN = 1.5, 1, 175
 MERGES = 10_000
 LINES = {"train": 160_239, "valid": 7_283, "test": 6_750}
 WORDS = {"de": 8_844, "en": 6_628}  # lines of the dictionaries; fairseq's four special symbols are not in them
-_LIMIT = 500 << 20  # bytes of the archive's text that are used, several times what they are
+_LIMIT = 500 << 20  # bytes to unpack at most, several times the size of the text used
 
 _ABOUT = re.compile("<url>|<talkid>|<keywords>")
 _TITLES = re.compile("</?(?:title|description)>")
@@ -59,7 +59,7 @@ _SEGMENT_END = re.compile(r"\s*</seg>\s*")
 
 
 def training_lines(tags: Path) -> Iterator[str]:
-    """The lines of train.tags.de-en.XX that are text; not the talks' addresses, numbers and keywords."""
+    """The text lines of train.tags.de-en.XX, without the talks' addresses, numbers and keywords."""
     return (_TITLES.sub("", line) for line in iter_lines(tags) if not _ABOUT.search(line))
 
 
@@ -71,20 +71,20 @@ def segments_of(xml: Path) -> Iterator[str]:
 
 
 def segment_tokeniser(lang: str) -> Callable[[str], str]:
-    """For `map_file`: test sets have typographic apostrophes where the training text has plain ones."""
+    """For `map_file`: replaces the typographic apostrophes of test sets, since the training text has plain ones."""
     tokenise = moses.tokeniser(lang, lowercase=True)
     return lambda line: tokenise(line.replace("’", "'"))
 
 
 def expect(what: str, numbers: Mapping[str, int], expected: Mapping[str, int]) -> None:
-    """CorpusError where numbers are not the published ones; both are named."""
+    """CorpusError if numbers differ from the published ones; the message has both."""
     if numbers != expected:
         found, wanted = (", ".join(f"{name} {n:,}" for name, n in some.items()) for some in (numbers, expected))
         raise CorpusError(f"{what}: {found}; expected {wanted} (--any-size accepts another archive)")
 
 
 class Preparation:
-    """The steps for one archive into `out`."""
+    """The steps from one archive to `out`."""
 
     def __init__(self, archive: Path, out: Path, merges: int, workers: int, any_size: bool) -> None:
         self.archive, self.out = archive, out
@@ -146,7 +146,7 @@ class Preparation:
         raw, tok, encoded = (self.files(kind, splits) for kind, splits in STEPS)
         codes = self.out / "bpe" / "codes"
         with Steps(self.out) as steps:
-            remove(self.scratch)  # a killed run's
+            remove(self.scratch)  # left over from a killed run
             self.scratch.mkdir()
             try:
                 steps.run("raw", "raw text", self.raw, inputs=[self.archive], outputs=raw, params={})
@@ -178,6 +178,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(request: Request) -> None:
-    """All steps."""
+    """Run all steps."""
     archive = request.data / ARCHIVE
     Preparation(archive, request.out, request.options.bpe, request.workers, request.any_size).run()

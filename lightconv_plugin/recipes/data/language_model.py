@@ -1,7 +1,7 @@
-"""From running text, tokenised already, to fairseq's binary data for language models, in resumable steps.
+"""From running text, already tokenised, to fairseq's binary data for language models, in resumable steps.
 
-    raw/       train.txt, valid.txt, test.txt as they came, unpacked: one sentence or paragraph a line
-    data-bin/  what fairseq-train --task language_modeling reads; every line ends with </s>, also an empty one
+    raw/       train.txt, valid.txt, test.txt, unpacked and otherwise unchanged: one sentence or paragraph per line
+    data-bin/  what fairseq-train --task language_modeling reads; every line ends with </s>, even an empty one
 
 The vocabulary is that of the training text; <unk> in the text is fairseq's own unknown word.
 """
@@ -24,14 +24,14 @@ from lightconv_plugin.recipes.data.request import Request
 from lightconv_plugin.recipes.steps import Steps, remove, say
 
 PARTS = ("train", "valid", "test")
-# More text than this is not unpacked from an archive: it is not what it says it is.
+# Upper bound for text unpacked from an archive: a larger one is not the corpus.
 UNPACKED_LIMIT = 8 << 30
 
 
 class Size(NamedTuple):
-    """Of a text: lines, and tokens as language models count them, </s> at the end of every line among them.
+    """The size of a text: lines, and tokens as language models count them, including the </s> of every line.
 
-    As a size that is expected, None for tokens is any number of them.
+    In an expected size, tokens may be None for any number.
     """
 
     lines: int
@@ -41,15 +41,15 @@ class Size(NamedTuple):
         return f"{self.lines:,} lines" + ("" if self.tokens is None else f", {self.tokens:,} tokens")
 
     def fits(self, found: Size) -> bool:
-        """Whether a text of the size `found` is the one expected."""
+        """Whether the size `found` matches this expected size."""
         return self.lines == found.lines and self.tokens in (None, found.tokens)
 
 
 def find_part(paths: Sequence[Path], part: str, place: Path) -> Path:
-    """The file of a part: train.txt, wiki.train.tokens, … plain before .gz.
+    """The file of a part: train.txt, wiki.train.tokens, …; plain text is preferred to .gz.
 
     Raises:
-        CorpusError: there is none, or there are several, in `place`.
+        CorpusError: `place` has none or several.
     """
     pattern = re.compile(rf"(.*[._-])?{part}(\.[a-z]+)?(\.gz)?")
     found = sorted(path for path in paths if pattern.fullmatch(path.name))
@@ -61,12 +61,12 @@ def find_part(paths: Sequence[Path], part: str, place: Path) -> Path:
 
 
 def is_archive(place: Path) -> bool:
-    """Whether a file is a tar or zip by its name."""
+    """Whether a file is a tar or zip, judged by its name."""
     return place.is_file() and kind(place.name)[0] != ""
 
 
 def copy_text(source: Path, output: Path) -> None:
-    """Copy a text, decompressed where it is .gz. CorpusError where it is empty or cut short."""
+    """Copy a text, decompressed if it is .gz. CorpusError if it is empty or truncated."""
     opener = gzip.open if source.suffix == ".gz" else open
     try:
         with opener(source, "rb") as file, output.open("wb") as out:
@@ -78,7 +78,7 @@ def copy_text(source: Path, output: Path) -> None:
 
 
 def size(text: Path) -> Size:
-    """Counted as `wc` does and as those who publish a corpus did: words end at ASCII white space."""
+    """The size as counted by `wc` and by the publishers of the corpora: words end at ASCII white space."""
     lines = words = 0
     with text.open("rb") as file:
         for line in file:
@@ -88,7 +88,7 @@ def size(text: Path) -> Size:
 
 
 def check_sizes(texts: Mapping[str, Path], expected: Mapping[str, Size], source: Path) -> None:
-    """Say how large the parts are. CorpusError if one is not as large as it is known to be."""
+    """Print the sizes of the parts. CorpusError if one differs from its expected size."""
     for part, text in texts.items():
         found = size(text)
         say(f"  {part}: {found}")
@@ -97,7 +97,7 @@ def check_sizes(texts: Mapping[str, Path], expected: Mapping[str, Size], source:
 
 
 def entries(data: Path) -> int:
-    """The dictionary's entries, with fairseq's four special ones and its padding to a multiple of 8."""
+    """The number of dictionary entries, including fairseq's four special ones and its padding to a multiple of 8."""
     with (data / "dict.txt").open("rb") as file:
         return 4 + sum(1 for _ in file)
 
@@ -112,13 +112,13 @@ def prepare(
     expected: Mapping[str, Size],
     expected_entries: int | None = None,
 ) -> None:
-    """All steps into `out`.
+    """Run all steps and write to `out`.
 
     Args:
-        make_raw: writes the text of each of PARTS to the paths it is given.
+        make_raw: writes the text of each of PARTS to the given paths.
         inputs: the files that `make_raw` reads.
         threshold: words seen less often become <unk>.
-        expected: sizes of parts that must be met. expected_entries: entries that the dictionary must have.
+        expected: required sizes of the parts. expected_entries: required number of dictionary entries.
     """
     texts = [out / "raw" / f"{part}.txt" for part in PARTS]
 
@@ -133,14 +133,14 @@ def prepare(
             raise CorpusError(f"{inputs[0]}: the dictionary has {found:,} entries, expected {expected_entries:,}")
 
     with Steps(out) as steps:
-        # The sizes are among what the step depends on, so that text taken with --any-size is counted without it.
+        # The step depends on the sizes, so that text accepted with --any-size is checked again without it.
         steps.run("raw", "raw text", raw, inputs=inputs, outputs=texts, params={"expected": dict(expected)})
         params = {"threshold": threshold, "entries": expected_entries}
         steps.run("data-bin", "binarise", data_bin, inputs=texts, outputs=[out / "data-bin"], params=params)
 
 
 def from_place(place: Path, out: Path) -> tuple[Callable[..., None], list[Path]]:
-    """(what writes the parts' text, the files it reads) for a folder or an archive. CorpusError if there is neither."""
+    """(function that writes the parts' text, files that it reads) for a folder or an archive; otherwise CorpusError."""
     if is_archive(place):
         folder = out / "unpacked.tmp"
 
@@ -174,7 +174,7 @@ def expected_size(text: str) -> tuple[str, Size]:
 
 
 def add_options(parser: argparse.ArgumentParser, threshold: int) -> None:
-    """The options of the steps; `threshold` is the default one."""
+    """The options of the steps; `threshold` is the default of --threshold."""
     parser.add_argument(
         "--threshold",
         type=natural,
@@ -185,14 +185,14 @@ def add_options(parser: argparse.ArgumentParser, threshold: int) -> None:
 
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:
-    """The options for text of another known size."""
+    """The options for text of a different known size."""
     parser.add_argument(
         "--expect",
         type=expected_size,
         action="append",
         default=[],
         metavar="PART:LINES:TOKENS",
-        help="the known size of a part, with one </s> a line (default: the published one)",
+        help="the known size of a part, with one </s> per line (default: the published one)",
     )
     parser.add_argument(
         "--expect-entries", type=positive, metavar="N", help="the known size of the dictionary (default: the published)"
@@ -200,7 +200,7 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
 
 
 def run(request: Request, name: str, expected: Mapping[str, Size], expected_entries: int) -> None:
-    """All steps for the folder or archive `name` in `request.data`.
+    """Run all steps for the folder or archive `name` in `request.data`.
 
     Args:
         expected, expected_entries: the published sizes; --expect and --expect-entries replace them

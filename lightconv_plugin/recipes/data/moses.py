@@ -12,7 +12,7 @@ __all__ = ["lower", "tokeniser", "versions"]
 
 
 def tokeniser(lang: str, **steps: bool) -> Callable[[str], str]:
-    """As in lightconv_plugin/text/moses.py; a language without rules is an error of the corpus."""
+    """As in lightconv_plugin/text/moses.py, but CorpusError for a language without rules."""
     try:
         return moses.tokeniser(lang, **steps)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Multi30k: the text of task 1, English and German, with the settings for so small a corpus."""
+"""Multi30k: the text of task 1, English and German, with settings for a corpus of this size."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from lightconv_plugin.recipes.data.request import Request
 ABOUT = """Multi30k (task 1), English → German: 29,000 training pairs
 
 --data is a folder with train, val and test_2016_flickr .en and .de, plain or .gz;
-test_2017_flickr and test_2017_mscoco, if they are in it, become test1 and test2. Filled: raw/
-tok/ bpe/ data-bin/
+test_2017_flickr and test_2017_mscoco, if present, become test1 and test2. Written: raw/ tok/ bpe/
+data-bin/
 
-Punctuation is normalised, text tokenised as by Moses and lower-cased; 4,000 joint BPE merges
+Punctuation is normalised, text tokenised by Moses' rules and lower-cased; 4,000 joint BPE merges
 (29,000 sentences are too few for the usual 10,000), one dictionary. Free disk space: 0.1 GiB.
 """
 TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(request: Request) -> None:
-    """All steps; the test sets are those of TESTS that are in the folder, unless others are named."""
+    """Run all steps; the test sets are those of TESTS that are in the folder, unless the options name others."""
     there = [name for name in TESTS[1:] if any(request.data.glob(f"{name}.*"))]
     settings = parallel_text.settings_of(request, keep_last=True)
     parallel_text.run(request, settings, (TESTS[0], *there))

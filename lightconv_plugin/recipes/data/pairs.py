@@ -1,4 +1,4 @@
-"""Pairs of parallel texts, streamed: cleaned by length, divided into training, validation and test text."""
+"""Pairs of parallel texts, streamed: cleaned by length, and split into training, validation and test text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONG_WORD = re.compile(r"\S{1001}")  # clean-corpus-n.perl drops a pair with a 
 
 
 def iter_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
-    """The lines of both texts side by side. CorpusError where one of them is longer."""
+    """The lines of both texts in pairs. CorpusError if one text is longer."""
     for pair in zip_longest(iter_lines(source), iter_lines(target)):
         if None in pair:
             raise CorpusError(f"{source} has {count_lines(source)} lines but {target} has {count_lines(target)}")
@@ -26,8 +26,8 @@ def iter_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
 def keep_pair(source: str, target: str, max_len: int, max_ratio: float, min_len: int = 1) -> bool:
     """Whether a training pair is usable, by the rules of Moses' clean-corpus-n.perl.
 
-    Both sides have min_len … max_len tokens, neither more than max_ratio times as many as the other, none of them of
-    more than 1000 characters. (That script also deletes `|`, which tokenised text has as `&#124;`.)
+    Both sides have min_len … max_len tokens, neither side has more than max_ratio times as many as the other, and no
+    token has more than 1000 characters. (That script also deletes `|`, which tokenised text escapes as `&#124;`.)
     """
     n, m = len(source.split()), len(target.split())
     if min(n, m) < max(min_len, 1) or max(n, m) > max_len or max(n, m) > max_ratio * min(n, m):
@@ -38,7 +38,7 @@ def keep_pair(source: str, target: str, max_len: int, max_ratio: float, min_len:
 def clean_pairs(
     sources: Sequence[Path], outputs: Sequence[Path], ratio: float, min_len: int, max_len: int
 ) -> tuple[int, int]:
-    """Copy the pairs that `keep_pair` keeps, runs of white space made one space; (how many, of how many)."""
+    """Copy the pairs that `keep_pair` keeps, with white space collapsed; returns (pairs kept, all pairs)."""
     kept = of = 0
     with (
         outputs[0].open("w", encoding="utf-8", newline="\n", buffering=BLOCK) as source_out,
@@ -56,7 +56,7 @@ def clean_pairs(
 def split_every(
     pair: Sequence[Path], every: int, train_out: Sequence[Path], valid_out: Sequence[Path]
 ) -> tuple[int, int]:
-    """Move every `every`-th line of both texts to the validation text; the numbers of lines (training, validation).
+    """Move every `every`-th line of both texts to the validation text; returns (training lines, validation lines).
 
     Lines count from 1: with 23, the 23rd, 46th, … line is for validation, as in fairseq's preparation scripts.
     """
@@ -83,25 +83,25 @@ def split_every(
 def hold_out(
     train: Sequence[Path], outputs: Mapping[str, Sequence[Path]], sizes: Mapping[str, int], seed: int
 ) -> tuple[int, int]:
-    """Move pairs of the training text into other parts, so that what is tested was not trained on.
+    """Move pairs of the training text into other parts, so that no test sentence is in the training text.
 
-    The pairs are those with the smallest hashes of seed and source, so that neither their order in the text nor the
-    version of Python changes the choice. All have different sources, and text on both sides. Training pairs that share
-    a side with one of them are removed too.
+    The pairs with the smallest hashes of seed and source are chosen, so that the choice depends neither on the order
+    of the text nor on the version of Python. They have different sources and text on both sides. Training pairs that
+    share a side with one of them are removed too.
 
     Args:
-        train: both sides of the training text, which are written anew
+        train: both sides of the training text, which are rewritten
         outputs: both sides of each part
-        sizes: pairs of each part
+        sizes: number of pairs of each part
 
     Returns:
-        (how many pairs are left, of how many)
+        (pairs left for training, all pairs)
 
     Raises:
         CorpusError: the training text has too few pairs.
     """
     wanted = sum(sizes.values())
-    heap: list[tuple[int, str, str]] = []  # (-hash, source, target): the greatest hash comes first
+    heap: list[tuple[int, str, str]] = []  # (-hash, source, target): the largest hash comes first
     chosen: set[str] = set()
     for source, target in iter_pairs(*train):
         source, target = source.strip(), target.strip()
@@ -132,7 +132,7 @@ def hold_out(
     for path, new in zip(train, rest, strict=True):
         new.replace(path)
     if len(ordered) < wanted or not kept:
-        raise CorpusError(f"cannot hold out {wanted} pairs: the training text has {of}, of which {kept} would be left")
+        raise CorpusError(f"cannot hold out {wanted} pairs: the training text has {of}, and {kept} would be left")
     begin = 0
     for part, size in sizes.items():
         for side, path in enumerate(outputs[part]):

@@ -1,4 +1,4 @@
-"""Anyone's parallel text: the steps of parallel_text.py, with validation and test text held out where there is none."""
+"""The user's own parallel text: the steps of parallel_text.py; missing validation and test sets can be held out."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lightconv_plugin.recipes.data.request import Request
 
 ABOUT = """Your own parallel text, of any two languages
 
---data is a folder with plain text or .gz, one sentence a line, a file for each language:
+--data is a folder with plain text or .gz, one sentence per line, one file per language:
 train.XX, valid.XX (or val.XX, dev.XX), test*.XX, or other names given by --train-prefix,
 --valid-prefix and --test-prefix. --valid-lines and --test-lines hold out pairs of the training
-text instead. Filled: raw/ tok/ bpe/ data-bin/ and corpus.json, which records the text steps for
+text instead. Written: raw/ tok/ bpe/ data-bin/ and corpus.json, which records the text steps for
 `lightconv translate` and `lightconv export`.
 
-Punctuation is normalised, text tokenised as by Moses, case kept; joint BPE, one dictionary;
+Punctuation is normalised, text tokenised by Moses' rules, case kept; joint BPE, one dictionary;
 training pairs of 1 to 250 pieces with a ratio of at most 9 are kept.
 
 example:
@@ -53,15 +53,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--tokenizer",
         choices=("moses", "none"),
         default="moses",
-        help="none: the text is in tokens between spaces already (default: %(default)s)",
+        help="none: the text is already tokenised, with spaces between tokens (default: %(default)s)",
     )
 
 
 def run(request: Request) -> None:
-    """All steps.
+    """Run all steps.
 
     Raises:
-        InputError: options contradict each other, or the files are not those of a corpus.
+        InputError: options contradict each other, or the files do not form a corpus.
     """
     args = request.options
     held_out = {}

@@ -1,4 +1,4 @@
-"""Finding the parts of a parallel corpus in a folder by their file names."""
+"""Finds the parts of a parallel corpus in a folder by their file names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CorpusError(InputError):
 class Corpus:
     """A language pair and the name prefixes of its parts; there may be several test sets.
 
-    valid: "" and tests: () where the folder need not have them.
+    valid may be "" and tests () if the folder does not need to have them.
     """
 
     folder: Path
@@ -34,13 +34,13 @@ class Corpus:
     tests: tuple[str, ...]
 
     def splits(self) -> dict[str, str]:
-        """The parts that have files by fairseq's names: train, valid, test, test1, test2, …"""
+        """The parts that have files, under fairseq's names: train, valid, test, test1, test2, …"""
         valid = {"valid": self.valid} if self.valid else {}
         return {"train": self.train, **valid, **{f"test{i or ''}": prefix for i, prefix in enumerate(self.tests)}}
 
 
 def locate(folder: Path, prefix: str, lang: str) -> Path:
-    """The file of one part in one language, plain before .gz."""
+    """The file of one part in one language; plain text is preferred to .gz."""
     for path in (folder / f"{prefix}.{lang}", folder / f"{prefix}.{lang}.gz"):
         if path.is_file():
             return path
@@ -60,9 +60,9 @@ def find_corpus(
     tests: Sequence[str] = (),
     without: Sequence[str] = (),
 ) -> Corpus:
-    """Complete what is not given from the file names; the parts `without` are not looked for.
+    """Determine everything not given from the file names; the parts in `without` are not looked for.
 
-    English is taken as the source when nothing is said, otherwise the first language in alphabetical order.
+    By default the source is English, or else the first language in alphabetical order.
     """
     if not folder.is_dir():
         raise CorpusError(f"no folder {folder}")

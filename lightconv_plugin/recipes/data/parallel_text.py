@@ -1,14 +1,14 @@
 """From a folder of parallel raw text to fairseq's binary data, in resumable steps.
 
     raw/       the text as it came, decompressed: train.en train.de valid.en … test.de (then test1.en, …)
-    tok/       lower-cased where that is asked for, punctuation normalised, Moses-tokenised
+    tok/       lower-cased if requested, punctuation normalised, Moses-tokenised
     bpe/       byte-pair encoding: `codes`, learned on both sides of the training text (or `codes.en` and `codes.de`,
                each on its own side), and the encoded text
     data-bin/  what fairseq-train reads
     corpus.json  languages, the parts' original names, whether the text is lower-cased, how it was tokenised
 
-Text is lower-cased before it is normalised and tokenised, as by the Multi30k authors' own script, whose tokenised files
-this reproduces (with `keep_last`). Validation and test text that has no files is held out of the training text.
+Text is lower-cased before it is normalised and tokenised, like in the Multi30k authors' script, whose tokenised files
+this reproduces (with `keep_last`). Validation and test sets without files are held out from the training text.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from lightconv_plugin.recipes.data.text_pool import BLOCK, iter_lines, map_file,
 from lightconv_plugin.recipes.steps import Steps, remove, say, write_text
 from lightconv_plugin.text.recipe import Recipe
 
-COPIES = 8  # of the training text with --bpe-dropout
+COPIES = 8  # copies of the training text with --bpe-dropout
 
 
 @dataclass(frozen=True)
 class Settings:
     """How parallel text is prepared.
 
-    bpe        number of merges, of each language if not joint_bpe
-    lowercase  or keep the case
+    bpe        number of merges, per language if not joint_bpe
+    lowercase  lower-case the text
     joined     one dictionary for both languages
     max_len    longest side of a training pair, in tokens
     max_ratio  largest ratio of the lengths of a training pair
-    workers    processes
-    joint_bpe  the merges are learned on both languages together
-    tokenizer  "moses", or "none" for text that is in tokens already
-    keep_last  of `moses.tokeniser`
-    bpe_dropout, bpe_copies  the training text is encoded so many times: once by the merges, the others by BPE-dropout
-               with that probability; 0, 1 without it
-    held_out   {"valid": pairs, "test": pairs}: how many are taken from the training text
-    seed       which of them
+    workers    number of processes
+    joint_bpe  learn the merges on both languages together
+    tokenizer  "moses", or "none" for text that is already tokenised
+    keep_last  see `moses.tokeniser`
+    bpe_dropout, bpe_copies  encode the training text bpe_copies times: once by plain BPE, the others by BPE-dropout
+               with probability bpe_dropout; 0, 1 without it
+    held_out   {"valid": pairs, "test": pairs}: how many pairs are taken from the training text
+    seed       determines which pairs are held out
     """
 
     bpe: int = 10_000
@@ -71,7 +71,7 @@ class Settings:
     seed: int = 1
 
     def recipe(self, lang: str) -> Recipe:
-        """From raw text of a language to tokens. CorpusError where the tokeniser has no rules for it."""
+        """The steps from a language's raw text to tokens. CorpusError if the tokeniser has no rules for it."""
         case: Literal["", "first"] = "first" if self.lowercase else ""
         if self.tokenizer == "none":
             return Recipe("none", lang, lowercase=case)
@@ -84,7 +84,7 @@ class Settings:
 
 
 def copy_pair(sources: list[Path], outputs: list[Path]) -> int:
-    """Copy both sides of one part, decompressed; how many pairs. They must be of equal length, and have text."""
+    """Copy both sides of one part, decompressed; returns the number of pairs. Both need text and equal line counts."""
     lengths = []
     for source, output in zip(sources, outputs, strict=True):
         lengths.append(write_lines(output, iter_lines(source)))
@@ -102,13 +102,13 @@ def append(source: Path, target: Path) -> None:
 
 
 def prepare(corpus: Corpus, out: Path, settings: Settings) -> None:
-    """All steps for one corpus into `out`, an absolute folder."""
+    """Run all steps for one corpus; `out` is an absolute folder."""
     langs = corpus.src, corpus.tgt
     splits = corpus.splits()
     for split, pairs in settings.held_out.items():
         splits[split] = f"{pairs} pairs of {corpus.train}, seed {settings.seed}"
     recipes = {lang: settings.recipe(lang) for lang in langs}
-    # By name of the file of merges, the languages whose training text they are learned on.
+    # {file of merges: the languages whose training text they are learned on}
     codes_of = {"codes": langs} if settings.joint_bpe else {f"codes.{lang}": (lang,) for lang in langs}
 
     def files(kind: str) -> list[Path]:
@@ -168,7 +168,7 @@ def prepare(corpus: Corpus, out: Path, settings: Settings) -> None:
         how = {**moses.versions(), "text": {lang: recipe.as_json() for lang, recipe in recipes.items()}}
         steps.run("tok", "tokenise", tok, inputs=files("raw"), outputs=files("tok"), params=how)
         for stale in set((out / "bpe").glob("codes*")) - {out / "bpe" / name for name in codes_of}:
-            remove(stale)  # of a run with the other kind of merges: `lightconv translate` would find it
+            remove(stale)  # from a run with the other kind of merges; `lightconv translate` would use it
         for name, of in codes_of.items():
             train = [out / "tok" / f"train.{lang}" for lang in of]
             steps.run(
@@ -204,7 +204,7 @@ def prepare(corpus: Corpus, out: Path, settings: Settings) -> None:
 
 
 def number(text: str) -> float:
-    """The number that a text is, nan if it is none."""
+    """The text as a number, nan if it is not one."""
     try:
         return float(text)
     except ValueError:
@@ -233,7 +233,7 @@ def add_options(
 ) -> None:
     """The options of the steps.
 
-    bpe, langs, lowercase: the defaults of --bpe, of --src and --tgt (None: by file name), of --lowercase.
+    bpe, langs, lowercase: the defaults of --bpe, --src and --tgt (None: by file name), and --lowercase.
     """
     for option, side, lang in zip(("--src", "--tgt"), ("source", "target"), langs, strict=True):
         parser.add_argument(
@@ -271,7 +271,7 @@ def add_options(
 
 
 def settings_of(request: Request, **more: Any) -> Settings:
-    """The settings by the options of `add_options`, and others by name. InputError for copies without dropout."""
+    """The settings from the options of `add_options` and from `more`. InputError for copies without dropout."""
     args = request.options
     if args.bpe_copies and not args.bpe_dropout:
         raise InputError(f"--bpe-copies {args.bpe_copies} needs --bpe-dropout: the copies would all be the same")
@@ -283,7 +283,7 @@ def settings_of(request: Request, **more: Any) -> Settings:
 
 
 def run(request: Request, settings: Settings, tests: Sequence[str] = ()) -> None:
-    """All steps for the corpus in `request.data`; `tests` are its test sets, unless the options name others."""
+    """Run all steps for the corpus in `request.data`; `tests` are its test sets, unless the options name others."""
     args = request.options
     named = tuple(filter(None, args.test_prefix.split(",")))
     corpus = find_corpus(

@@ -1,4 +1,4 @@
-"""What a preparation is asked for: the options that all tasks share."""
+"""The request for a preparation: the options that all tasks share."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from lightconv_plugin.recipes.steps import cores
 class Request:
     """The parsed options of a preparation.
 
-    variant     what of the task is prepared, by its name in sources.toml
+    variant     which variant of the task is prepared, by its name in sources.toml
     data        folder of the published files, absolute
-    data_given  they are the user's: nothing is downloaded, and nothing in the folder is changed
-    out         folder that is filled, absolute
-    mirror      address or absolute folder to take the files from; "" for their own addresses
-    workers     processes
-    any_size    other data of the same form are accepted: neither checksums nor sizes are compared
+    data_given  the folder is the user's: nothing is downloaded, and nothing in it is changed
+    out         output folder, absolute
+    mirror      address or absolute folder to take the files from; "" for their original addresses
+    workers     number of processes
+    any_size    accept other data of the same form: neither checksums nor sizes are compared
     options     the task's own
     """
 
@@ -52,7 +52,7 @@ def folder(text: str) -> Path:
 
 
 def place(text: str) -> str:
-    """An address without its last slash, or the absolute path of a folder, for argparse."""
+    """An address without trailing slashes, or the absolute path of a folder, for argparse."""
     return text.rstrip("/") if "://" in text else str(folder(text))
 
 
@@ -61,7 +61,7 @@ def make_parser(program: str, about: str, data: str, out: str, published: bool) 
 
     Args:
         about: for --help
-        data, out: the default folders, for --help; data is "" where only the user has the text
+        data, out: the default folders, for --help; data is "" if only the user can provide the text
         published: the task has published files, which are downloaded and compared
     """
     parser = Parser(
@@ -92,11 +92,11 @@ def make_request(args: argparse.Namespace, data: str, out: str) -> Request:
     """The request of parsed arguments.
 
     Args:
-        data, out: default folders, relative to the workspace; {out} in `data` is the output folder; data is "" where
-            only the user has the text
+        data, out: default folders, relative to the workspace; {out} in `data` is the output folder; data is "" if only
+            the user can provide the text
 
     Raises:
-        InputError: --data and --mirror contradict each other, there is no such folder, or only the user has the text.
+        InputError: --data and --mirror contradict each other, --data does not exist, or it is required and missing.
     """
     if args.data is None and not data:
         raise InputError("--data is missing: it names the folder of your text")

@@ -1,4 +1,4 @@
-"""The corpora that can be prepared, and the way that all of them go: options, disk space, published files, steps."""
+"""The corpora that can be prepared, and what all preparations share: options, disk space check, downloads, steps."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Task:
     """A corpus.
 
     about        for --help; its first line is the title
-    run          the steps, when the published files are in `request.data`
+    run          runs the steps once the published files are in `request.data`
     add_options  the task's own options
-    data, out    default folders, relative to the workspace; {out} is the output folder, {variant} what `Request` says;
-                 data is "" where only the user has the text
-    published    the text is downloaded; if not, the steps write it
-    own_files    a folder given by --data may hold files of other names and contents: they are not compared
+    data, out    default folders, relative to the workspace; {out} is the output folder, {variant} as in `Request`;
+                 data is "" if only the user can provide the text
+    published    the text is downloaded; if False, it is generated or the user's own
+    own_files    a folder given by --data may hold files with other names and contents: they are not checked
     modules      optional packages that the steps need
     """
 
@@ -79,7 +79,7 @@ def sources() -> dict[str, Any]:
 
 
 def published_files(variant: str) -> list[Published]:
-    """The published files of a variant of a task, in the order in which they are fetched."""
+    """The published files of a variant of a task, in download order."""
     found = []
     for group in sources()["files"]:
         if variant in group["tasks"]:
@@ -91,7 +91,7 @@ def published_files(variant: str) -> list[Published]:
 
 
 def find(name: str) -> Task:
-    """The task of this name. InputError, with the nearest name, where there is none."""
+    """The task with this name. Otherwise InputError, which suggests the closest name."""
     if name not in TASKS:
         near = difflib.get_close_matches(name, TASKS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"the tasks are {', '.join(TASKS)}"
@@ -100,7 +100,7 @@ def find(name: str) -> Task:
 
 
 def parser_of(name: str) -> Parser:
-    """The parser of a task's options. InputError where there is no such task."""
+    """The parser of a task's options. InputError if there is no such task."""
     task = find(name)
     default_data = task.data.format(out="OUT")
     default_out = task.out.format(variant=name)
@@ -111,7 +111,7 @@ def parser_of(name: str) -> Parser:
 
 
 def prepare(name: str, arguments: Sequence[str] = ()) -> None:
-    """As `lightconv_plugin.recipes.data.prepare`."""
+    """See `lightconv_plugin.recipes.data.prepare`."""
     task = find(name)
     args = parser_of(name).parse_args(list(arguments))
     request = make_request(args, task.data, task.out.format(variant=args.variant))
@@ -132,9 +132,9 @@ def prepare(name: str, arguments: Sequence[str] = ()) -> None:
 
 
 def obtain(request: Request) -> None:
-    """Check the free disk space, and have the published files of a task."""
+    """Check the free disk space and fetch a task's published files."""
     disk = sources()["disk"].get(request.variant, {})
-    if not request.any_size:  # the needs are those of the published data
+    if not request.any_size:  # the requirements apply to the published data
         if "download" in disk and not request.data_given:
             need_disk(disk["download"], [request.data])
         if "out" in disk:

@@ -1,6 +1,6 @@
 """Texts of any size, line by line: reading with checks, writing, and a pool of processes that maps them.
 
-Nothing here holds a whole text: what is in memory is a few blocks of a megabyte for each process.
+Nothing here holds a whole text in memory: each process holds a few blocks of a megabyte.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tqdm import tqdm
 
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 
-BLOCK = 1 << 20  # bytes of text handed to a process at a time: large against the cost of handing over
+BLOCK = 1 << 20  # bytes of text sent to a process at a time, enough to make the cost of sending small
 _BOM = b"\xef\xbb\xbf"
 
 _work: Callable[[str], str] | Exception  # what a process of the pool applies to a line; set when it starts
 
 
 class _NotUtf8(Exception):
-    """Its arguments: how many lines of the block come before, and what is wrong. (Exceptions travel by pickle.)"""
+    """Its arguments (exceptions are pickled): the number of preceding lines in the block, and what is wrong."""
 
 
 def open_text(path: Path) -> IO[bytes]:
-    """The bytes of a text, decompressed where its name ends with .gz."""
+    """The bytes of a text, decompressed if its name ends with .gz."""
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
@@ -44,13 +44,13 @@ def _unreadable(path: Path, error: Exception) -> Exception:
 
 
 def iter_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 text, plain or .gz, without their ends, one after the other.
+    """Iterate over the lines of a UTF-8 text, plain or .gz, without line ends.
 
-    A line ends at a line feed only (U+2028 and the like stay inside one); a carriage return before it goes too, and so
-    does a byte order mark at the beginning.
+    Only a line feed ends a line (U+2028 and the like do not). A carriage return before it is removed, and so is a byte
+    order mark at the beginning.
 
     Raises:
-        CorpusError: the text cannot be read, or a line, named, is not UTF-8.
+        CorpusError: the text cannot be read, or a line is not UTF-8; the message has its number.
     """
     number = 0
     try:
@@ -79,7 +79,7 @@ def _blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def count_lines(path: Path) -> int:
-    """How many lines `iter_lines` gives."""
+    """The number of lines that `iter_lines` yields."""
     lines, last = 0, b"\n"
     try:
         with open_text(path) as file:
@@ -92,7 +92,7 @@ def count_lines(path: Path) -> int:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:
-    """Write lines, each ended by a line feed; their number."""
+    """Write lines, each followed by a line feed; returns their number."""
     count = 0
     with path.open("w", encoding="utf-8", newline="\n", buffering=BLOCK) as file:
         for line in lines:
@@ -102,7 +102,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> int:
 
 
 def _end_with_parent() -> None:
-    """For a thread of a pool's process: end when the parent is gone, however it went."""
+    """For a thread in a pool's process: exit when the parent is gone, even if it was killed."""
     multiprocessing.parent_process().join()
     os._exit(1)
 
@@ -123,10 +123,10 @@ def _run(sender: Connection, function: Callable[..., None], arguments: tuple) ->
 
 
 def in_a_process(function: Callable[..., None], *arguments: object) -> None:
-    """Call `function` in a process of its own: what it takes of memory is gone when it is done.
+    """Call `function` in a separate process, so that its memory is freed when it is done.
 
     Raises:
-        CorpusError: the process was killed. Otherwise what the function raises.
+        CorpusError: the process was killed. Exceptions of the function are raised too.
     """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
@@ -152,12 +152,12 @@ def _start(factory: Callable[..., Callable[[str], str]], arguments: tuple) -> No
     _begin()
     try:
         _work = factory(*arguments)
-    except Exception as error:  # raised here, it would only say that the pool is broken
+    except Exception as error:  # if raised here, the caller would only see a broken pool
         _work = error
 
 
 def _map_block(block: bytes, first: bool, work: Callable[[str], str] | None = None) -> tuple[bytes, int]:
-    """The block mapped, and its number of lines."""
+    """(the mapped block, its number of lines)."""
     if first:
         block = block.removeprefix(_BOM)
     try:
@@ -183,13 +183,13 @@ def map_file(
     title: str,
     workers: int,
 ) -> int:
-    """Write `source` to `output`, line by line through `factory(*arguments)`, made once in each process; in order.
+    """Map `source` to `output` line by line, in order, by `factory(*arguments)`, called once in each process.
 
     Args:
-        factory: importable, and so is nothing but its arguments handed over; what it makes maps a line to a line
+        factory: an importable function, so that only its arguments are sent; what it returns maps a line to a line
         source: UTF-8 text, plain or .gz, read as by `iter_lines`
-        title: of the progress bar
-        workers: processes; a text of a single block is mapped in this one
+        title: title of the progress bar
+        workers: number of processes; a text of a single block is mapped in this process
 
     Returns:
         the number of lines
@@ -199,7 +199,7 @@ def map_file(
     """
     done = 0
     often = 0.2 if sys.stderr.isatty() else 10
-    tqdm.monitor_interval = 0  # its thread would be there when the next pool forks
+    tqdm.monitor_interval = 0  # no monitor thread: it would still run when the next pool forks
     size = source.stat().st_size
     if source.suffix != ".gz":
         workers = min(workers, size // BLOCK + 1)
@@ -225,7 +225,7 @@ def map_file(
             else:
                 for number, block in enumerate(_blocks(file, BLOCK)):
                     waiting.append(pool.submit(_map_block, block, number == 0))
-                    if len(waiting) > 2 * workers:  # no more text in memory than keeps every process busy
+                    if len(waiting) > 2 * workers:  # just enough text in memory to keep every process busy
                         write(waiting.popleft().result())
                 while waiting:
                     write(waiting.popleft().result())

@@ -8,12 +8,12 @@ from lightconv_plugin.recipes.data import language_model
 from lightconv_plugin.recipes.data.language_model import Size
 from lightconv_plugin.recipes.data.request import Request
 
-ABOUT = """WikiText-103 (Merity et al. 2017), the word-level corpus of language models
+ABOUT = """WikiText-103 (Merity et al. 2017), a word-level corpus for language models
 
---data is a folder with wikitext-103-v1.zip. Filled: raw/ data-bin/
+--data is a folder with wikitext-103-v1.zip. Written: raw/ data-bin/
 
 The text is already tokenised, and words seen less than three times are <unk>; it is used as it
-is, with its empty lines. Checked: 1,801,350, 3,760 and 4,358 lines and, with one </s> a line, the
+is, with its empty lines. Checked: 1,801,350, 3,760 and 4,358 lines and, with one </s> per line, the
 published 103,227,021, 217,646 and 245,569 tokens. The published 267,735 words include <unk> and
 </s>; fairseq adds <s> and <pad>, and pads the dictionary to a multiple of 8: 267,744 entries.
 
@@ -31,5 +31,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(request: Request) -> None:
-    """All steps."""
+    """Run all steps."""
     language_model.run(request, ARCHIVE, EXPECTED, ENTRIES)

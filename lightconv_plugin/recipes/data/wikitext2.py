@@ -10,7 +10,7 @@ from lightconv_plugin.recipes.data.request import Request
 
 ABOUT = """WikiText-2 (Merity et al. 2017), a small corpus for language models
 
---data is a folder with train.txt, valid.txt and test.txt, plain or .gz. Filled: raw/ data-bin/
+--data is a folder with train.txt, valid.txt and test.txt, plain or .gz. Written: raw/ data-bin/
 
 The text is already tokenised, and its rare words are <unk>: 2,088,628 training tokens (with
 </s>), 33,278 different words. Free disk space: 0.1 GiB.
@@ -25,5 +25,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(request: Request) -> None:
-    """All steps."""
+    """Run all steps."""
     language_model.run(request, ".", EXPECTED, ENTRIES)

@@ -1,14 +1,14 @@
 """WMT's parallel corpora from their archives to fairseq's binary data, in resumable steps.
 
-    text/      train, valid and test out of the archives, one sentence a line: train.en train.fr valid.en …
-    tok/       tokenised: English, German, French as Moses does it, Chinese divided into words by jieba
-    encoded/   byte-pair encoded: training text, and validation text that was a part of it
-    bpe/       `codes` (codes.zh and codes.en where the languages have their own), and what of the encoded text is used
+    text/      train, valid and test from the archives, one sentence per line: train.en train.fr valid.en …
+    tok/       tokenised: English, German, French by Moses' rules, Chinese segmented by jieba
+    encoded/   byte-pair encoded: training text, and validation text if it was taken from it
+    bpe/       `codes` (codes.zh and codes.en if the languages have their own), and the encoded text after cleaning
     raw/       the raw lines of bpe/valid and bpe/test, references for sacreBLEU
     data-bin/  what fairseq-train reads
-    corpus.json  languages, and where each part is from
+    corpus.json  languages, and the source of each part
 
-The steps are those of fairseq's prepare-wmt14en2de.sh and prepare-wmt14en2fr.sh; wmt_tasks.py has the parts of each
+The steps are those of fairseq's prepare-wmt14en2de.sh and prepare-wmt14en2fr.sh; wmt_tasks.py lists the parts of each
 task. Every step streams: memory does not grow with the text.
 """
 
@@ -32,38 +32,38 @@ from lightconv_plugin.text.chinese import segmenter
 from lightconv_plugin.text.recipe import Recipe
 
 _VERBS = {"tok": "tokenise", "encoded": "apply BPE to", "bpe": "apply BPE to"}
-RATIO, MIN_LEN, MAX_LEN = 1.5, 1, 250  # of the pairs kept, in pieces
+RATIO, MIN_LEN, MAX_LEN = 1.5, 1, 250  # limits of the pairs kept; lengths in pieces
 
 
 def training_tokeniser(lang: str) -> Callable[[str], str]:
-    """For training text, and validation text that was a part of it."""
+    """For training text, and validation text taken from it."""
     return moses.tokeniser(lang, normalise=True, remove_non_printing=True, aggressive=True)
 
 
 def evaluation_tokeniser(lang: str) -> Callable[[str], str]:
-    """For validation and test sets of their own: their text is not normalised, but for the typographic apostrophe."""
+    """For separate validation and test sets: their text is not normalised, except for the typographic apostrophe."""
     tokenise = moses.tokeniser(lang, aggressive=True)
     return lambda line: tokenise(line.replace("’", "'"))
 
 
 def _recipe(lang: str) -> Recipe:
-    """What has been done with the text of the test set, for others to repeat."""
+    """How the test set's text was processed, so that it can be repeated."""
     return Recipe("jieba", lang) if lang == "zh" else Recipe("moses", lang, aggressive=True, plain_apostrophe=True)
 
 
 def _tokenising(lang: str, training: bool) -> tuple[Callable[..., Callable[[str], str]], tuple, dict[str, object]]:
-    """What makes the function, its arguments, and what its results depend on."""
+    """(the tokeniser's factory, its arguments, what its results depend on)."""
     if lang == "zh":
         try:
             return segmenter, (), {"jieba": version("jieba")}
         except PackageNotFoundError:
-            raise CorpusError("jieba, which divides Chinese into words, is not installed: pip install jieba") from None
+            raise CorpusError("jieba, which segments Chinese, is not installed: pip install jieba") from None
     params = {**moses.versions(), "lang": lang, "training": training}
     return (training_tokeniser if training else evaluation_tokeniser), (lang,), params
 
 
 def keep_raw(encoded: Sequence[Path], text: Sequence[Path], outputs: Sequence[Path]) -> None:
-    """The raw lines of the pairs that cleaning keeps."""
+    """Write the raw lines of the pairs that cleaning keeps."""
     rows = zip(iter_pairs(*encoded), iter_pairs(*text), strict=True)
     kept = [raw for pair, raw in rows if keep_pair(*pair, MAX_LEN, RATIO, MIN_LEN)]
     for output, lines in zip(outputs, zip(*kept, strict=True), strict=True):
@@ -86,7 +86,7 @@ class Preparation:
         return self.out / "bpe" / ("codes" if self.task.joint else f"codes.{lang}")
 
     def texts(self) -> None:
-        """text/: the sources of the training text one after the other, then divided; the test sets."""
+        """text/: the concatenated sources of the training text, split into train and valid, and the test sets."""
         data, scratch = self.request.data, self.out / ".unpacked"
         splits = ["train", "valid"] if isinstance(self.task.valid, int) else ["train"]
 
@@ -128,7 +128,7 @@ class Preparation:
             )
 
     def map(self, kind: str, split: str, source: str, making: Callable[[str], tuple], inputs: Callable) -> None:
-        """A step for each language that maps source/SPLIT.LANG to kind/SPLIT.LANG line by line."""
+        """For each language, a step that maps source/SPLIT.LANG to kind/SPLIT.LANG line by line."""
         for lang, path, output in zip(self.langs, self.files(source, split), self.files(kind, split), strict=True):
             factory, arguments, params = making(lang)
             title = f"{split}.{lang}"
@@ -161,7 +161,7 @@ class Preparation:
                 outputs=[self.codes(lang)],
                 params=params,
             )
-        whole = ("valid", "test") if own_valid else ("test",)  # sets of their own are used as they are
+        whole = ("valid", "test") if own_valid else ("test",)  # separate sets are used as they are
         for split in ("train", "valid", "test"):
             self.map(
                 "bpe" if split in whole else "encoded",
@@ -185,7 +185,7 @@ class Preparation:
         self.about(joined)
 
     def used(self, whole: Sequence[str]) -> None:
-        """bpe/ and raw/: what training, validation and test use."""
+        """bpe/ and raw/: the text used for training, validation and test."""
         bounds = {"ratio": RATIO, "min_len": MIN_LEN, "max_len": MAX_LEN}
         for split in ("train", "valid", "test"):
             encoded, text, raw = (self.files(kind, split) for kind in ("encoded", "text", "raw"))
@@ -228,6 +228,6 @@ class Preparation:
 
 
 def run(request: Request) -> None:
-    """All steps of the task `request.variant`."""
+    """Run all steps of the task `request.variant`."""
     with Steps(request.out) as steps:
         Preparation(TASKS[request.variant], steps, request).run()

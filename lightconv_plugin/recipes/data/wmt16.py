@@ -1,9 +1,9 @@
-"""Google's WMT16 En-De, tokenised and encoded already, to fairseq's binary data, in resumable steps.
+"""From Google's WMT16 En-De, already tokenised and encoded, to fairseq's binary data, in resumable steps.
 
 bpe/       train, valid (newstest2013) and test (newstest2014) as they are in the archive, and their merges, `codes`
 raw/       the raw text of valid and test, references for sacreBLEU
 data-bin/  what fairseq-train reads
-corpus.json  languages, where each part and the raw text are from
+corpus.json  languages, and the sources of each part and of the raw text
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from lightconv_plugin.text.recipe import Recipe
 
 ABOUT = """WMT16 English → German as both papers use it: 4.5 million pairs, prepared by Google
 
---data is a folder with wmt16_en_de.tar.gz. Filled: bpe/ raw/ data-bin/
+--data is a folder with wmt16_en_de.tar.gz. Written: bpe/ raw/ data-bin/
 
 The archive is on Google Drive, which requires a resource key for files as old as this one, or a
 signed-in browser, and may no longer have it: if the download fails, get it elsewhere and name its
 folder with --data. Its SHA-256 and its 4,500,966 pairs are known from one other program that uses
 it (a Julia package's DataDeps).
 
-Nothing is tokenised here: train.tok.clean.bpe.32000 trains, newstest2013 validates, newstest2014
-tests, with one dictionary of 32,768 for both languages. The raw references for sacreBLEU are the
-archive's newstest2014.de; if it lacks them, they are made by detokenising, and a message says so.
+Nothing is tokenised here. Training text: train.tok.clean.bpe.32000; validation: newstest2013;
+test: newstest2014; one dictionary of 32,768 for both languages. The raw references for sacreBLEU
+are the archive's newstest2014.de; if it lacks them, they are made by detokenising, and a message
+says so.
 
 Free disk space: archive 0.6 GB; text 4.5 M x 2 x 170 bytes = 1.5 GB; binary 4.5 M x 2 x 30 pieces
 x 2 bytes = 0.5 GB, and as much while it is written: 4 GiB with the archive. (The bytes of a line
@@ -44,12 +45,12 @@ LANGS = ("en", "de")
 SETS = {"valid": "newstest2013", "test": "newstest2014"}
 ENCODED = {"train": "train.tok.clean.bpe.32000"} | {split: f"{name}.tok.bpe.32000" for split, name in SETS.items()}
 PAIRS = {"train": 4_500_966, "valid": 3000, "test": 3003}
-WORDS = 32_768  # of the dictionary; the paper's 213M parameters are with these
-LIMIT = 4 << 30  # bytes unpacked
+WORDS = 32_768  # dictionary size; the paper's 213M parameters assume it
+LIMIT = 4 << 30  # bytes to unpack at most
 
 
 def detokenise(encoded: Path, output: Path, lang: str) -> None:
-    """The text before byte-pair encoding and tokenisation, as well as it can be told."""
+    """Undo byte-pair encoding and tokenisation, as far as possible."""
     from sacremoses import MosesDetokenizer
 
     moses = MosesDetokenizer(lang=lang)
@@ -61,13 +62,13 @@ def extract(archive: Path, bpe: Path, raw: Path, any_size: bool) -> None:
     """Fill the folders `bpe` and `raw` from the archive.
 
     Raises:
-        CorpusError: the archive is damaged or lacks a file, or a part has other numbers of lines than it should.
+        CorpusError: the archive is damaged or lacks a file, or a part has an unexpected number of lines.
     """
     scratch = bpe.with_name(".unpacked")
     remove(scratch)
     bpe.mkdir()
     raw.mkdir()
-    # What must be there by its name; what is only welcome by patterns that the former match too.
+    # Required files are given by name. Optional ones are given by patterns that also match a required file.
     members = [f"{stem}.{lang}" for stem in ENCODED.values() for lang in LANGS]
     unpack(archive, scratch, [*members, "newstest201[34].*", "*bpe.32000*"], LIMIT)
     for split, stem in ENCODED.items():
@@ -94,11 +95,11 @@ def extract(archive: Path, bpe: Path, raw: Path, any_size: bool) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """It has none: the archive is tokenised and encoded already."""
+    """No options: the archive is already tokenised and encoded."""
 
 
 def run(request: Request) -> None:
-    """All steps."""
+    """Run all steps."""
     out, archive = request.out, request.data / ARCHIVE
     bpe, raw = out / "bpe", out / "raw"
     with Steps(out) as steps:
@@ -131,6 +132,6 @@ def run(request: Request) -> None:
             "bpe": 32_000,
             "joined_dictionary": True,
             "raw_by_detokenising": made,
-            "text": {lang: Recipe("moses", lang).as_json() for lang in LANGS},  # by all that is known of the archive
+            "text": {lang: Recipe("moses", lang).as_json() for lang in LANGS},  # as far as is known about the archive
         }
         write_text(out / "corpus.json", json.dumps(about, indent=1) + "\n")

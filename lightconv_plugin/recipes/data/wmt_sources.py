@@ -1,4 +1,4 @@
-"""The parts of the WMT corpora, out of their archives: parallel text and the sgm files of the test sets."""
+"""Extracts the parts of the WMT corpora from their archives: parallel text and the sgm files of the test sets."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Source:
 
     name: str
     archive: str
-    members: tuple[str, str]  # source and target side as `archives.unpack` takes them; files of a * go in numeric order
-    gib: int  # nothing of it is larger, unpacked
-    pairs: int | None = None  # None: not known to us; the archive's checksum says that it is the published one
+    members: tuple[str, str]  # patterns of both sides, as for `archives.unpack`; matches of a * are in numeric order
+    gib: int  # upper bound of the unpacked size
+    pairs: int | None = None  # None: unknown; the archive's checksum shows that it is the published one
 
 
 def _numeric(path: Path) -> list[object]:
-    """Sorts Book2 before Book10."""
+    """A sort key that puts Book2 before Book10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
 
 
@@ -52,7 +52,7 @@ def unpack_sides(source: Source, archive: Path, into: Path) -> list[tuple[Path, 
 
 
 def same_length(source: Path, target: Path, what: str) -> int:
-    """The number of lines of both files, which must be equal and positive; `what` they are is for the message."""
+    """The number of lines of both files, which must be equal and positive; `what` names them in the message."""
     counts = count_lines(source), count_lines(target)
     if counts[0] != counts[1]:
         names = f"{source.name} has {counts[0]:,} lines but {target.name} has {counts[1]:,}"
@@ -63,13 +63,13 @@ def same_length(source: Path, target: Path, what: str) -> int:
 
 
 def expect(found: int, expected: int | None, what: str, any_size: bool) -> None:
-    """Refuse another number than the published one."""
+    """CorpusError if a number differs from the published one."""
     if expected is not None and found != expected and not any_size:
-        raise CorpusError(f"{what} has {found:,} pairs, published are {expected:,} (--any-size takes it as it is)")
+        raise CorpusError(f"{what} has {found:,} pairs, expected {expected:,} as published (--any-size accepts it)")
 
 
 def _append(source: Path, output: Path) -> None:
-    """Append a text (plain or .gz) as it is, but without a byte order mark and with an end to its last line."""
+    """Append a text (plain or .gz) unchanged, but without a byte order mark and with a line feed at its end."""
     with open_text(source) as file, output.open("ab") as out:
         block = file.read(BLOCK).removeprefix(_BOM)
         last = b""
@@ -82,15 +82,15 @@ def _append(source: Path, output: Path) -> None:
 
 
 def append_source(source: Source, data: Path, scratch: Path, outputs: Sequence[Path], any_size: bool) -> int:
-    """Append both sides of a parallel text to `outputs`; the number of pairs.
+    """Append both sides of a parallel text to `outputs`; returns the number of pairs.
 
     Args:
         data: the folder of the archives
-        scratch: a folder to unpack into; it is gone afterwards
+        scratch: a folder to unpack into; it is removed afterwards
 
     Raises:
-        CorpusError: the archive is damaged or lacks a file, its sides have different numbers of lines, or they are not
-            as many as were published (unless `any_size`).
+        CorpusError: the archive is damaged or lacks a file, its sides have different numbers of lines, or the number
+            is not the published one (unless `any_size`).
     """
     remove(scratch)
     pairs = 0
@@ -104,9 +104,9 @@ def append_source(source: Source, data: Path, scratch: Path, outputs: Sequence[P
 
 
 def read_sgm(path: Path) -> list[str]:
-    """The segments of an sgm file of WMT, one a line, runs of white space made one space (as sacreBLEU reads them).
+    """The segments of a WMT sgm file, one per line, runs of white space collapsed to one space (as in sacreBLEU).
 
-    These files are no proper SGML: entities are not resolved, by nobody.
+    These files are not proper SGML; like other readers, this one does not resolve entities.
 
     Raises:
         CorpusError: a line with a segment is not one whole segment, or there is none.
@@ -125,7 +125,7 @@ def read_sgm(path: Path) -> list[str]:
 
 
 def extract_sgm(source: Source, data: Path, scratch: Path, outputs: Sequence[Path], any_size: bool) -> int:
-    """Write both sides of a test set as plain text; the number of segments. Arguments and errors: `append_source`."""
+    """Write both sides of a test set as plain text; returns the number of segments. Arguments as in `append_source`."""
     remove(scratch)
     files = unpack_sides(source, data / source.archive, scratch)
     if len(files) != 1:

@@ -1,4 +1,4 @@
-"""The WMT tasks: what is published, what becomes of it, and the options of each."""
+"""The WMT tasks: the published files, how they are used, and the options of each task."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from lightconv_plugin.recipes.data.wmt_sources import Source
 ABOUT_EN_DE = """WMT14 English → German from the raw corpora, by the steps of fairseq's prepare-wmt14en2de.sh
 
 --data is a folder with training-parallel-europarl-v7.tgz, training-parallel-commoncrawl.tgz,
-training-parallel-nc-v12.tgz (or -v9) and test-full.tgz. Filled: text/ tok/ encoded/ bpe/ raw/
-data-bin/, with --icml17 in data/wmt14_en_de_icml17.
+training-parallel-nc-v12.tgz (or -v9) and test-full.tgz. Written: text/ tok/ encoded/ bpe/ raw/
+data-bin/, with --icml17 to data/wmt14_en_de_icml17.
 
 europarl-v7 (1,920,209 pairs), commoncrawl (2,399,123) and news-commentary (v9: 201,288) in this
 order; punctuation normalised, non-printing characters removed, Moses-tokenised with hyphens split
@@ -23,14 +23,14 @@ holds the raw lines of valid and test. (fairseq's script also downloads dev.tgz 
 it.) The papers' own En-De results are on the task wmt16_en_de.
 
 Free disk space: archives 0.66 + 0.92 + 0.17 GB = 1.8 GB; raw text 4.6 M pairs x 300 bytes = 1.4
-GB, tokenised 1.5, encoded 1.7, cleaned 1.5, binary 4.5 M x 60 pieces x 2 bytes = 0.6 GB, a copy
-of the raw text meanwhile: 11 GiB with the archives.
+GB, tokenised 1.5, encoded 1.7, cleaned 1.5, binary 4.5 M x 60 pieces x 2 bytes = 0.6 GB, a
+temporary copy of the raw text: 11 GiB with the archives.
 """
 ABOUT_EN_FR = """WMT14 English → French from the raw corpora, by the steps of fairseq's prepare-wmt14en2fr.sh
 
 --data is a folder with training-parallel-europarl-v7.tgz, training-parallel-commoncrawl.tgz,
 training-parallel-un.tgz, training-parallel-nc-v9.tgz, training-giga-fren.tar and test-full.tgz.
-Filled: text/ tok/ encoded/ bpe/ raw/ data-bin/
+Written: text/ tok/ encoded/ bpe/ raw/ data-bin/
 
 europarl-v7 (2,007,723 pairs), commoncrawl (3,244,152), undoc.2000 (12,886,831),
 news-commentary-v9 (183,251) and giga-fren.release2.fixed (about 22.5 million) in this order;
@@ -43,53 +43,53 @@ validation pairs. fairseq's authors had 35,482,654 and 26,663, with at most 175 
 
 Free disk space: archives 0.66 + 0.92 + 2.37 + 0.08 + 2.60 GB = 6.6 GB; raw text 40.8 M pairs x
 355 bytes = 14.5 GB, tokenised 15.5, encoded 17, cleaned 15, binary 35.5 M x 64 pieces x 2 bytes =
-4.5 GB, a part of it twice meanwhile: 80 GiB with the archives. Memory: about 130 MB a process,
-except for learning the merges, which holds the counts of all different words of the training
-text; that was not measured.
+4.5 GB, a part of it temporarily twice: 80 GiB with the archives. Memory: about 130 MB per
+process, except for learning the merges, which holds the counts of all different words of the
+training text; that was not measured.
 """
 ABOUT_ZH_EN = """WMT17 Chinese → English from the raw corpora; the choices are ours
 
 --data is a folder with training-parallel-nc-v12.tgz, UNv1.0.en-zh.tar.gz, dev.tgz and test.tgz of
-WMT17, and CWMT's zips. Filled: text/ tok/ encoded/ bpe/ raw/ data-bin/, with --without-cwmt in
+WMT17, and CWMT's zips. Written: text/ tok/ encoded/ bpe/ raw/ data-bin/, with --without-cwmt to
 data/wmt17_zh_en_without_cwmt.
 
-CWMT's corpora (9 million of the 25 million pairs) are distributed by its organisers, not at a
-lasting address: put casia2015.zip, casict2011.zip, casict2015.zip, datum2015.zip, datum2017.zip
+CWMT's corpora (9 million of the 25 million pairs) are distributed by its organisers, without a
+permanent address: put casia2015.zip, casict2011.zip, casict2015.zip, datum2015.zip, datum2017.zip
 and neu2017.zip into the --data folder, or into download/ in the --out folder, or use
 --without-cwmt.
 
 The paper's preparation was not published: neither its training text and what was dropped from it,
-nor its Chinese word segmentation, nor its merges. A score on these data beside the paper's says
-how good this system is, not whether the paper's result is reproduced. What is done here:
+nor its Chinese word segmentation, nor its merges. A score on these data shows how good this system
+is, but not whether the paper's result is reproduced. What is done here:
 news-commentary-v12, UNv1.0 (15,886,041 pairs) and CWMT (casia2015 1,050,000, casict2011,
 casict2015 2,036,833, datum2015 1,000,003, datum2017 999,984, neu2017 2,000,000) in this order;
 Chinese segmented by jieba, after spaces between its characters are removed; English punctuation
 normalised, non-printing characters removed, Moses-tokenised with hyphens split (-a); 32,000
 BPE merges and a dictionary for each language; training pairs of 1 to 250 pieces a side with a
-ratio of at most 1.5 are kept. newsdev2017 validates, newstest2017 (2,001 segments) tests; both
-are whole and not normalised, except that ’ is replaced by '.
+ratio of at most 1.5 are kept. Validation: newsdev2017; test: newstest2017 (2,001 segments); both
+are complete and not normalised, except that ’ is replaced by '.
 
 Free disk space: archives 0.2 + 1.4 + 0.7 GB = 2.3 GB; raw text 25 M pairs x 260 bytes = 6.5 GB,
-tokenised 7.2, encoded 8, cleaned 7, binary 25 M x 60 pieces x 2 bytes = 3 GB, a part of it twice
-meanwhile: 40 GiB with the archives. (The bytes and pieces of a pair are estimates.)
+tokenised 7.2, encoded 8, cleaned 7, binary 25 M x 60 pieces x 2 bytes = 3 GB, a part of it
+temporarily twice: 40 GiB with the archives. (The bytes and pieces of a pair are estimates.)
 """
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is published, and what becomes of it."""
+    """The published files of a task and how they are used."""
 
     src: str
     tgt: str
-    train: tuple[Source, ...]  # one after the other in this order
-    valid: int | Source  # every N-th pair of the training text, or a set of its own
+    train: tuple[Source, ...]  # concatenated in this order
+    valid: int | Source  # every N-th pair of the training text, or a separate set
     test: Source
     merges: int
-    joint: bool  # merges, and a dictionary, for both languages together
+    joint: bool  # joint merges and one dictionary for both languages
 
 
 def _pair(archive: str, name: str, stem: str, langs: str, gib: int, pairs: int | None = None) -> Source:
-    """A source whose two files differ in their ending."""
+    """A source whose two files differ only in their suffix."""
     return Source(name, archive, tuple(f"{stem}.{lang}" for lang in langs.split()), gib, pairs)
 
 
@@ -188,5 +188,5 @@ def add_options_zh_en(parser: argparse.ArgumentParser) -> None:
         dest="variant",
         action="store_const",
         const="wmt17_zh_en_without_cwmt",
-        help="train on news-commentary-v12 and UNv1.0 alone",
+        help="train only on news-commentary-v12 and UNv1.0",
     )

@@ -62,7 +62,7 @@ STRONG = _table("""
     em er em en
     en er en er
 """)
-# As the article, but for the genitive and the dative plural.
+# Like the article, except for the genitive and the dative plural.
 RELATIVE = DEFINITE | {
     ("dat", "pl"): "denen",
     ("gen", "m"): "dessen",

@@ -1,7 +1,7 @@
-"""The words of the German–English grammar: nouns, verbs, adjectives, names, numbers, adverbials, by falling frequency.
+"""The words of the German–English grammar: nouns, verbs, adjectives, names, numbers, adverbials; most frequent first.
 
-Every English word stands for exactly one German word of its class, so that a translation into German is determined by
-its source. Forms that follow from a rule are in grammar_german.py and grammar_phrases.py; here is what one has to know.
+Every English word stands for exactly one German word of its class, so that the source determines its translation into
+German. Forms that follow from a rule are in grammar_german.py and grammar_phrases.py; this file has everything else.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Noun phrases and clauses of the grammar, each said in English and in German.
+"""Noun phrases and clauses of the grammar, each in English and in German.
 
-What differs, and so must be learnt: agreement (gender, number, case), the verb bracket (second position, separable
+The differences that must be learnt: agreement (gender, number, case), the verb bracket (second position, separable
 prefixes, participles and infinitives at the end), verb-final subordinate and relative clauses, inversion after anything
 but the subject, and the order of the middle field: pronoun, dative, time, accusative, nicht, place.
 """
@@ -45,7 +45,7 @@ MODALS = {
 
 @dataclass(frozen=True)
 class NP:
-    """A noun with what goes with it, a name, or a pronoun (`pronoun` is a key of ENGLISH_PRONOUNS); `other`: … and …"""
+    """A noun with its modifiers, a name, or a pronoun (`pronoun` is a key of ENGLISH_PRONOUNS); `other`: … and …"""
 
     noun: Noun | None = None
     det: str = "the"
@@ -114,7 +114,7 @@ class NP:
 
 @dataclass(frozen=True)
 class Relative:
-    """A relative clause: `clause` without its complement `gap` ("subj", "acc", "dat", "prep"), which the noun is."""
+    """A relative clause: `clause` without its complement `gap` ("subj", "acc", "dat", "prep"), which is the noun."""
 
     clause: Clause
     gap: str
@@ -156,9 +156,9 @@ class Place:
 class Clause:
     """A clause in one of the tenses "present", "perfect", "passive" or with a modal of MODALS.
 
-    `acc`, `dat`, `prep` are objects by their case (the verb's `takes`), `time` a pair (English, German), `place` where
-    or whereto, `extra` a subordinate part that follows the verb: a pair of word lists, with the German comma.
-    In the passive the subject is who acts: The ball is seen *by the man*.
+    `acc`, `dat`, `prep` are objects by case (see the verb's `takes`). `time` is a pair (English, German). `place` is a
+    location or a direction. `extra` is a subordinate part that follows the verb: a pair of word lists, with the German
+    comma. In the passive, the subject is the agent: The ball is seen *by the man*.
     """
 
     subject: NP | None
@@ -212,7 +212,7 @@ class Clause:
         return self.acc if self.tense == "passive" else self.subject
 
     def en(self, time: bool = True) -> list[str]:
-        """The clause in English; `time` False leaves the time out, because it went before."""
+        """The clause in English; `time=False` leaves out the time, because it was put in front."""
         subject = self._en_subject()
         finite, verbs = self._en_verbs(subject.person)
         return [*subject.en(), *finite, *verbs, *self._en_rest(time)]

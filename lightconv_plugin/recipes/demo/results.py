@@ -1,4 +1,4 @@
-"""What a training's log says, a system's result, and the table of several."""
+"""Reads a training's log, and holds a system's result and the table of several systems."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = {"dynamicconv": "DynamicConv", "lightweightconv": "LightConv", "transfor
 
 @dataclass(frozen=True)
 class Log:
-    """`seconds`: time in updates, over all epochs; `tokens_per_second`: target tokens, the epochs' mean."""
+    """`seconds`: time spent in updates, over all epochs; `tokens_per_second`: target tokens, mean over epochs."""
 
     parameters: int
     tokens_per_second: float
@@ -27,7 +27,7 @@ class Log:
 
 
 def read_log(path: Path) -> Log:
-    """Read train.log. An epoch that was interrupted and done again counts once."""
+    """Read train.log. An epoch that was interrupted and repeated counts once."""
     text = path.read_text(encoding="utf-8", errors="replace")
     parameters = _PARAMETERS.search(text)
     epochs = {int(epoch): (float(wps), float(wall)) for epoch, wps, wall in _EPOCH.findall(text)}
@@ -39,7 +39,7 @@ def read_log(path: Path) -> Log:
 
 @dataclass(frozen=True)
 class Result:
-    """One system's score (what `lightconv score --json` prints) and how it came about; `key` says of what."""
+    """One system's score (as printed by `lightconv score --json`) and its facts; `key` identifies the training."""
 
     key: str
     system: str
@@ -55,7 +55,7 @@ class Result:
 
     @staticmethod
     def read(path: Path) -> Result | None:
-        """The result at `path`, None where there is none."""
+        """The result at `path`, None if there is none."""
         return Result(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
     def write(self, path: Path) -> None:
@@ -73,7 +73,7 @@ def _duration(seconds: float) -> str:
 def _translations(data: Path, src: str, tgt: str, results: Sequence[Result], number: int = 5) -> list[dict[str, str]]:
     """Some sentences of the test set, evenly spaced, with each system's translation as plain text.
 
-    Source and reference are lower-cased if the text was for the training: the systems know no case.
+    Source and reference are lower-cased if the training text was: the systems then know no case.
     """
     from sacremoses import MosesDetokenizer
 

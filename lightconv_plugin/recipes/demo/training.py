@@ -1,4 +1,4 @@
-"""Runs trainings at the same time and shows how far each of them is."""
+"""Runs trainings at the same time and shows their progress."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TrainingFailed(RuntimeError):
 
 @dataclass
 class Training:
-    """A command that trains, and what its output said last."""
+    """A training command, and the latest state from its output."""
 
     name: str
     command: list[str]
@@ -37,7 +37,7 @@ class Training:
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=15))
 
     def start(self, environment: Mapping[str, str]) -> None:
-        # In a session of its own, so that Ctrl-C reaches it through stop() only, whole and in order.
+        # In its own session, so that Ctrl-C reaches it only through stop(), which ends all of its processes.
         self.process = subprocess.Popen(
             self.command,
             env=environment,
@@ -67,7 +67,7 @@ class Training:
 
 
 def run_together(trainings: Sequence[Training], environment: Mapping[str, str]) -> None:
-    """Start all, show their states until the last has ended; on any failure or Ctrl-C all of them are ended."""
+    """Start all, show their states until the last has ended; any failure or Ctrl-C ends all of them."""
     start = time.monotonic()
     interval = 1 if sys.stderr.isatty() else 15
     previous = signal.signal(signal.SIGTERM, _interrupt)

@@ -1,4 +1,4 @@
-"""What a reproduction is asked for: one row, checked before any work."""
+"""The request for a reproduction: one row, checked before any work."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SMOKE_CONFIG, SMOKE_SEEDS = f"{SMOKE}/dynamicconv", (1, 2)
 class Job:
     """One row. Paths are absolute.
 
-    changing: those of the overrides that change what is computed. settings: what the training computes.
-    folder: of the trainings, with a folder for each seed. data: the binarised data.
+    changing: the overrides that change what is computed. settings: those that determine what the training computes.
+    folder: where the trainings go, one folder for each seed. data: the binarised data.
     prepare: a task and its options; None to take the data as it is.
     """
 
@@ -57,14 +57,14 @@ def plan(
     prepare: bool = True,
     prepare_options: str = "",
 ) -> Job:
-    """What is to be done for a row.
+    """Plan the work for a row.
 
-    config: a name or a path, as for `find_config`, with a protocol.yaml beside it.
+    config: a name or a path, as for `find_config`, with a protocol.yaml next to it.
     overrides: hydra's. One that changes what is computed needs `runs`.
     runs: trainings go to RUNS/TASK/SYSTEM instead of the configuration's save_dir.
-    results: the row goes to RESULTS/TASK/SYSTEM.json and the table to RESULTS/RESULTS.md. Default: RUNS/results for
-    what is not a published configuration, otherwise `default_results` and `default_table`.
-    prepare: False to take the data as it is. prepare_options: further options of the preparation.
+    results: the row goes to RESULTS/TASK/SYSTEM.json and the table to RESULTS/RESULTS.md. Default: `default_results`
+    and `default_table` for a published configuration, otherwise RUNS/results.
+    prepare: False to take the data as it is. prepare_options: more options for the preparation.
 
     Raises:
         InputError: the configuration, its protocol or an override is wrong.
@@ -88,7 +88,9 @@ def plan(
     published = path.is_relative_to(configs_dir()) and protocol.task != SMOKE and not changing
     if not published and not runs:
         why = (
-            f"{' '.join(changing)} changes what is computed" if changing else f"{config} is no published configuration"
+            f"{' '.join(changing)} changes what is computed"
+            if changing
+            else f"{config} is not a published configuration"
         )
         raise InputError(f"{why}: `runs` must name a folder for its trainings and its row")
     data = workspace() / flat["task.data"]
@@ -120,7 +122,7 @@ def plan(
 
 
 def preparation(protocol: Protocol) -> list[str]:
-    """The task to prepare and its options; the folder that --out names is the workspace's, as task.data is."""
+    """The task to prepare and its options; --out is relative to the workspace, like task.data."""
     words = split_words(protocol.prepare, f"{protocol.path}: prepare")
     return [
         str(workspace() / word) if before == "--out" else word
@@ -129,7 +131,7 @@ def preparation(protocol: Protocol) -> list[str]:
 
 
 def plan_smoke(*, overrides: Sequence[str] = (), runs: Path | None = None, **options) -> Job:
-    """The miniature that tries every step: a configuration, seeds and a folder of its own."""
+    """The plan of the miniature task that tests every step, with its own configuration, seeds and folder."""
     runs = runs or workspace() / "runs" / SMOKE
     if not any(split_override(item)[0] == "task.data" for item in overrides):
         overrides = [*overrides, f"task.data={runs.resolve()}/data/data-bin"]

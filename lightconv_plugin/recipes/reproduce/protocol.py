@@ -1,6 +1,6 @@
-"""What a reproduction follows: the task's protocol.yaml, and the settings of a system's configuration with overrides.
+"""The rules of a reproduction: the task's protocol.yaml, and the settings of a system's configuration with overrides.
 
-A protocol is read strictly: an unknown, missing or wrong key is an error that names the file and the key.
+A protocol is validated strictly: an unknown, missing or wrong key is an error that names the file and the key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lightconv_plugin.scoring.measuring import Measuring
 from lightconv_plugin.scoring.paper import TASKS, find_fact
 from lightconv_plugin.validation import read
 
-# The scores of a row by metric, the first being that of `tune: by` unless it says another.
+# The scores of a row by metric. The first one is the default of `tune: by`.
 SCORES = {
     "bleu": ("bleu_tok", "sacrebleu", "chrf"),
     "rouge": ("rouge1", "rouge2", "rougeLsum", "rougeL"),
@@ -37,14 +37,14 @@ MACHINE = (
     "common.log_file",
     "common.log_format",
     "common.log_interval",
-    "common.seed",  # a seed is a training of its own
+    "common.seed",  # each seed is a separate training
     "common.tensorboard_logdir",
     "common.user_dir",
     "dataset.num_workers",
     "distributed_training",
-    "task.data",  # the data are known by their content
+    "task.data",  # data are identified by their content
 )
-# The systems of every task, by the names of their configurations: what the papers call them.
+# What the papers call the systems of every task, by the names of their configurations.
 PAPER_NAMES = {
     "lightweightconv": "LightConv",
     "dynamicconv": "DynamicConv",
@@ -56,9 +56,9 @@ OVERRIDE = re.compile(r"(?:\+{1,2}|~)?[A-Za-z_][\w./@-]*=.*|~[A-Za-z_][\w./@-]*"
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is chosen on the validation set: numbers of averaged checkpoints, length penalties, by which score.
+    """What to try on the validation set: numbers of averaged checkpoints and length penalties.
 
-    by: "" for the first of SCORES. grid: try all pairs.
+    by: the score to choose by, "" for the first of SCORES. grid: try all pairs.
     """
 
     average: tuple[int, ...]
@@ -81,16 +81,16 @@ class Scoring:
     stem: bool = True
 
     def settings(self) -> dict[str, bool]:
-        """Those that are not the default."""
+        """The settings that differ from the defaults."""
         return {name: value for name, value in asdict(self).items() if value != getattr(Scoring(), name)}
 
 
 @dataclass(frozen=True)
 class System:
-    """A row of a task: a configuration beside the protocol.
+    """A row of a task: a configuration next to the protocol.
 
-    title: "" for the papers' name. generate: options after those of the task.
-    paper: whose published figure stands beside it, null for none, "" for that of the same name.
+    title: "" for the papers' name. generate: options added after those of the task.
+    paper: the system whose published score is shown next to it; null for none, "" for the system of the same name.
     """
 
     title: str = ""
@@ -103,9 +103,9 @@ class Protocol:
     """A task's protocol.yaml.
 
     prepare: a task of `lightconv prepare`, and its options. generate: options of fairseq-generate (or fairseq-eval-lm).
-    measure, test (the name of the test set), title, note: words for its table.
+    measure, test (the name of the test set), title, note: text for its table.
     paper: the task's name in scoring/paper.py, null for none.
-    path, task, and all `systems` of the folder are filled in by `read_protocol`.
+    `read_protocol` fills in path, task, and all `systems` of the folder.
     """
 
     prepare: str
@@ -144,14 +144,14 @@ class Protocol:
         return self.tune.by or SCORES[self.metric][0]
 
     def generate_of(self, system: str) -> list[str]:
-        """Options of fairseq-generate (or -eval-lm): the task's, then the system's; the last of equal ones counts."""
+        """Options of fairseq-generate (or -eval-lm): the task's, then the system's, which take precedence."""
         return [str(word) for word in (*self.generate, *self.systems[system].generate)]
 
     def title_of(self, system: str) -> str:
         return self.systems[system].title or PAPER_NAMES.get(system, system)
 
     def published(self, system: str) -> tuple[dict[str, str], str]:
-        """(the published figures by the name of the score, whose they are); both empty where none is known."""
+        """(the published scores by name, their source); both empty if none are known."""
         paper = self.systems[system].paper
         of = PAPER_NAMES.get(system) if paper == "" else paper
         fact = find_fact(next((task for task in TASKS if task.name == self.paper), None), of)
@@ -162,7 +162,7 @@ class Protocol:
         return Measuring(metric=self.metric, **self.score.settings())
 
     def fingerprint(self, system: str) -> list[Any]:
-        """What of this protocol a row of `system` depends on, as JSON values."""
+        """The parts of this protocol that a row of `system` depends on, as JSON values."""
         tune, score = self.tune, [list(item) for item in sorted(self.score.settings().items())]
         return [
             *(self.metric, self.generate_of(system), score),
@@ -171,7 +171,7 @@ class Protocol:
 
 
 def split_words(text: str, name: str) -> list[str]:
-    """A command line's words, as a shell takes them."""
+    """The words of a command line, split as by a shell."""
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -179,7 +179,7 @@ def split_words(text: str, name: str) -> list[str]:
 
 
 def load_yaml(path: Path) -> Any:
-    """The content of a YAML file. InputError if there is none, or it is not YAML."""
+    """The content of a YAML file. InputError if the file is missing or not YAML."""
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -187,7 +187,7 @@ def load_yaml(path: Path) -> Any:
 
 
 def task_name(folder: Path) -> str:
-    """A task is known by its folder's name, within configs/ by its path from there."""
+    """A task's name: its path relative to configs/, or just the folder's name if it is elsewhere."""
     configs = configs_dir()
     return str(folder.relative_to(configs)) if folder.is_relative_to(configs) and folder != configs else folder.name
 
@@ -215,7 +215,7 @@ def read_protocol(folder: Path) -> Protocol:
 
 
 def canonical(value: Any) -> str:
-    """A setting in one form, however it is typed: 5e-4 and 0.0005, [2000, 10000] and "2000,10000", an enum's value."""
+    """A setting in canonical form: 5e-4 equals 0.0005, [2000, 10000] equals "2000,10000", an enum equals its value."""
     if isinstance(value, enum.Enum):
         value = value.value
     if isinstance(value, bool) or value is None:
@@ -245,12 +245,12 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def is_machine(key: str) -> bool:
-    """Whether a setting is about the machine alone."""
+    """Whether a setting concerns only the machine."""
     return any(key == name or key.startswith(f"{name}.") for name in MACHINE)
 
 
 def split_override(item: str) -> tuple[str, Any]:
-    """(key, value) of a hydra override, the value None where the key is deleted."""
+    """(key, value) of a hydra override; the value is None if the key is deleted."""
     key, _, value = item.lstrip("+~").partition("=")
     if item.startswith("~"):
         return key, None
@@ -261,10 +261,10 @@ def split_override(item: str) -> tuple[str, Any]:
 
 
 def settings_of(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, str]:
-    """What a training computes, {key: value in canonical form}.
+    """The settings that determine what a training computes, {key: value in canonical form}.
 
-    What counts are the tokens of an update, not their division into batches: an override of max_tokens alone changes
-    no training (see training/plan.py).
+    The tokens per update matter, not how they are divided into batches: overriding max_tokens alone does not change a
+    training (see training/plan.py).
     """
     flat = flatten(config)
     given = {}
@@ -287,5 +287,5 @@ def short_digest(value: Any) -> str:
 
 
 def row_digest(protocol: Protocol, system: str, settings: Mapping[str, str]) -> str:
-    """By what a row is known: the system's settings and the protocol's. A row with another is of an older version."""
+    """Identifies a row: a digest of the system's settings and the protocol. A row with another digest is outdated."""
     return short_digest([dict(settings), protocol.fingerprint(system)])

@@ -1,4 +1,4 @@
-"""A row of the results: prepare, train each seed, tune on the validation set, score the test set."""
+"""Makes one row of the results: prepare, train each seed, tune on the validation set, score the test set."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from lightconv_plugin.recipes.steps import Steps, say, shorten
 
 @dataclass(frozen=True)
 class Reproduced:
-    """A finished reproduction: the file of its row, the file of the table, and the table's section of the task."""
+    """A finished reproduction: the file of its row, the file of the table, and the task's section of the table."""
 
     row: Path
     table: Path
@@ -44,21 +44,21 @@ class Reproduced:
 
 
 def reproduce(job: Job) -> Reproduced:
-    """Make a row, or what of it is not done yet, and write the table anew.
+    """Make a row, skipping what is done already, and rewrite the table.
 
-    The state is in .steps/ of the job's folder: whatever ends this, the same call resumes, and a step is repeated only
-    when something that it depends on has changed. Training is a process of its own, which is ended when an exception
-    (such as KeyboardInterrupt by a signal) ends this.
+    The state is kept in .steps/ of the job's folder. After an interruption, the same call resumes; a step is repeated
+    only when something that it depends on has changed. Training runs in a separate process, which is terminated when
+    an exception, such as KeyboardInterrupt, ends this call.
 
     Raises:
-        InputError: the data or a training in the folder are not those of the job; preparing, tuning or scoring failed.
+        InputError: the data or a training in the folder do not match the job, or preparing, tuning or scoring failed.
         TrainingFailed: a training failed.
     """
     with Steps(job.folder) as steps:
         row = Reproduction(job, steps).row()
     row = with_earlier_seeds(job.results, row)
     path = write_row(job.results, row)
-    # Elsewhere the table is of what was made there; the one of everything lists what was not run, too.
+    # A table elsewhere lists only this row's task; the default one lists all tasks, also those that were not run.
     configs = job.config.parents[len(Path(row["task"]).parts)]
     text = write_table(job.results, job.table, configs, None if job.table == default_table() else [row["task"]])
     section = text[text.index(f"## {job.protocol.title}\n") :].split("\n## ")[0]
@@ -66,9 +66,9 @@ def reproduce(job: Job) -> Reproduced:
 
 
 def versions() -> dict[str, str | None]:
-    """Of what computed a score: python, torch, fairseq, sacrebleu, and the commit of this checkout where it is one."""
+    """Versions of what computed a score: python, torch, fairseq, sacrebleu, and the commit if this is a checkout."""
     found: dict[str, str | None] = {"python": platform.python_version()}
-    # fairseq comes as one of two distributions, by the version of Python.
+    # The version of Python decides which of two distributions of fairseq is installed.
     for name in ("torch", "fairseq", "fairseq-fixed", "sacrebleu"):
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
@@ -76,7 +76,7 @@ def versions() -> dict[str, str | None]:
 
 
 def commit() -> str | None:
-    """The commit of this checkout, with a + where code or configurations have been changed since; None without git."""
+    """The commit of this checkout, with a + if code or configurations have changed since; None without git."""
     checkout = package_dir().parent
     if not (checkout / ".git").exists():
         return None
@@ -94,11 +94,11 @@ def commit() -> str | None:
 
 
 class Reproduction:
-    """The steps of one row; each is skipped if it is done and nothing that it depends on has changed."""
+    """The steps of one row; a step is skipped if it is done and nothing that it depends on has changed."""
 
     def __init__(self, job: Job, steps: Steps) -> None:
         self.job, self.steps = job, steps
-        self.environment = dict(os.environ)  # of trainings, before this process changes its own to compute
+        self.environment = dict(os.environ)  # for trainings; this process changes its own later
 
     def data_files(self, *prefixes: str) -> dict[str, str]:
         """Digests of the dictionaries and of these parts of the data."""
@@ -106,13 +106,13 @@ class Reproduction:
         return self.steps.digests(sorted(files), self.job.data)
 
     def references(self, subset: str) -> dict[str, str]:
-        """Digests of what scorers find beside the data: raw references, and whether the text is lower-cased."""
+        """Digests of what scorers read next to the data: raw references, and whether the text is lower-cased."""
         corpus = self.job.data.parent
         beside = (corpus / "corpus.json", corpus / "raw" / f"{subset}.{self.job.target_lang}")
         return self.steps.digests([path for path in beside if path.is_file()], corpus)
 
     def prepare(self) -> None:
-        """Prepare the data; the preparation knows itself what is done."""
+        """Prepare the data; the preparation itself skips what is done."""
         if self.job.prepare is not None:
             task, *options = self.job.prepare
             say(f"preparing {task}")
@@ -121,7 +121,7 @@ class Reproduction:
             raise InputError(f"{self.job.data} has no binarised training text (train*.idx)")
 
     def train(self, seed: int) -> dict[str, Any]:
-        """Train a seed, or find that it is trained: the facts of its training."""
+        """Train a seed unless it is trained already; returns the facts about its training."""
         name, folder, settings = f"seed{seed}/train", self.job.folder / f"seed{seed}", self.job.settings
         log = self.job.folder / "logs" / f"seed{seed}.train.log"
         depends = {"settings": settings, "data": self.data_files("train", "valid")}
@@ -131,9 +131,9 @@ class Reproduction:
             known, changed = self.steps.result(name), self.steps.changed(name, depends)
             if changed:
                 aside = f"; the former one is kept as {training.move_aside(folder).name}" if folder.exists() else ""
-                say(f"seed {seed}: trained anew, changed: {shorten(changed)}{aside}")
+                say(f"seed {seed}: training again, changed: {shorten(changed)}{aside}")
                 self.steps.forget(f"seed{seed}/")
-            # checkpoint_last.pt may be removed to save room; without any checkpoint the training begins again.
+            # checkpoint_last.pt may be deleted to save disk space; without any checkpoint, training starts again.
             elif known and last in (None, known["last"]) and training.numbered(folder):
                 say(f"seed {seed}: trained before, {known['facts']['updates']:,} updates")
                 return known["facts"]
@@ -216,13 +216,13 @@ class Reproduction:
         return self.steps.value(f"seed{seed}/test", f"seed {seed}: scoring the test set", make, depends)
 
     def window(self, generate: Sequence[str]) -> tuple[int, list[str]]:
-        """The context window among the options, for language models, and the other options."""
+        """(the context window given in the options, for language models, the other options)."""
         from lightconv_plugin.scoring.perplexity import split_context_window
 
         return split_context_window(generate) if self.job.protocol.metric == "perplexity" else (0, list(generate))
 
     def row(self) -> dict[str, Any]:
-        """All steps; the row."""
+        """Run all steps; returns the row."""
         job, protocol = self.job, self.job.protocol
         self.prepare()
         compute_here()
@@ -269,7 +269,7 @@ class Reproduction:
 
 
 def release_gpu_memory() -> None:
-    """Leave the memory that this process's generation used on a GPU to the training."""
+    """Free the GPU memory that generation used in this process, for the training."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         gc.collect()
@@ -277,5 +277,5 @@ def release_gpu_memory() -> None:
 
 
 def unique(values: Sequence[Any]) -> list[Any]:
-    """Without repetitions, in order."""
+    """The values without duplicates, in order."""
     return [value for i, value in enumerate(values) if value not in values[:i]]

@@ -1,7 +1,7 @@
 """Rows of reproductions and the table of all of them: means over seeds, and RESULTS.md.
 
-A row is a JSON file RESULTS/TASK/SYSTEM.json. The table is made of these files and of the protocols of configs/ alone,
-so that it is the same whoever makes it; systems and tasks without a row are listed as not run.
+A row is a JSON file RESULTS/TASK/SYSTEM.json. The table is made only from these files and the protocols in configs/,
+so that it is the same on every machine. Systems and tasks without a row are listed as not run.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from lightconv_plugin.recipes.reproduce.protocol import (
 )
 from lightconv_plugin.recipes.steps import write_text
 
-SMOKE = "smoke"  # the miniature that tries everything: no result
+SMOKE = "smoke"  # the miniature task that tests every step; not a result
 SEEDS = (1, 2, 3)
 DASH = "–"
 ROUGE = ("rouge1", "rouge2", "rougeLsum")
-_UNITED = ("signatures", "versions")  # of a row: lists of what was used for any of its seeds
+_UNITED = ("signatures", "versions")  # a row's lists of what was used for any of its seeds
 
 HEAD = """\
 # Results
@@ -58,7 +58,7 @@ the number of averaged checkpoints and the length penalty on the validation set,
 
 
 def default_results() -> Path:
-    """Where rows go: benchmarks/results/reproduction of a checkout, results/reproduction of any other workspace."""
+    """Where rows go: benchmarks/results/reproduction in a checkout, results/reproduction in any other workspace."""
     of_checkout = workspace() / "benchmarks/results/reproduction"
     return of_checkout if of_checkout.is_dir() else workspace() / "results/reproduction"
 
@@ -69,22 +69,22 @@ def default_table() -> Path:
 
 
 def mean_sd(values: Sequence[float]) -> dict[str, float | None]:
-    """The mean, and the sample standard deviation (n − 1), None for a single value."""
+    """The mean and the sample standard deviation (n − 1); the latter is None for a single value."""
     return {"mean": statistics.fmean(values), "sd": statistics.stdev(values) if len(values) > 1 else None}
 
 
 def main_scores(metric: str, by: str) -> tuple[str, ...]:
-    """The scores of the test column: of summaries ROUGE-1, -2 and -L by sentence, else the one chosen by."""
+    """The scores in the test column: ROUGE-1, -2 and summary-level -L for summaries, otherwise the tuned score."""
     return ROUGE if metric == "rouge" else (by,)
 
 
 def best_seed(runs: Sequence[Mapping[str, Any]], metric: str) -> Mapping[str, Any]:
-    """The run with the best validation score, the first of equals."""
+    """The run with the best validation score; the first one if several are equal."""
     return (min if metric == "perplexity" else max)(runs, key=lambda run: run["valid"])
 
 
 def summarise(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
-    """Means over seeds: of `valid`, and of every score of `test`; and those of the seed that is best on valid.
+    """Means over seeds of `valid` and of every `test` score, and the test scores of the seed that is best on valid.
 
     runs: each with seed, valid (a number) and test (scores by name).
     """
@@ -103,16 +103,16 @@ def row_path(results: Path, row: Mapping[str, Any]) -> Path:
 
 
 def with_earlier_seeds(results: Path, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row, with the seeds that its file in `results` has and it has not: of another day, or of another machine.
+    """The row, plus earlier seeds from its file in `results`, for example run on another day or another machine.
 
-    They stay only if they were made with the same configuration, overrides and protocol; of a seed in both, the new run
-    counts.
+    Earlier seeds are kept only if they were made with the same configuration, overrides and protocol. If a seed is in
+    both, the new run replaces the earlier one.
     """
     new = {run["seed"] for run in row["runs"]}
     try:
         known = json.loads(row_path(results, row).read_text(encoding="utf-8"))
         earlier = [run for run in known["runs"] if run["seed"] not in new]
-    except (OSError, ValueError, KeyError, TypeError):  # there is none, or no row: it is replaced
+    except (OSError, ValueError, KeyError, TypeError):  # no file, or not a row: it is replaced
         return dict(row)
     if not earlier or any(known.get(key) != row[key] for key in ("digest", "config", "overrides")):
         return dict(row)
@@ -122,7 +122,7 @@ def with_earlier_seeds(results: Path, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_row(results: Path, row: Mapping[str, Any]) -> Path:
-    """Write RESULTS/TASK/SYSTEM.json whole."""
+    """Write RESULTS/TASK/SYSTEM.json atomically."""
     path = row_path(results, row)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(row, ensure_ascii=False, indent=1) + "\n")
@@ -133,7 +133,7 @@ def read_rows(results: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """{task: {system: row}} of all rows.
 
     Raises:
-        InputError: a file is not a row, or belongs elsewhere.
+        InputError: a file is not a row, or is in the wrong place.
     """
     rows: dict[str, dict[str, dict[str, Any]]] = {}
     for path in sorted(results.rglob("*.json")):
@@ -150,20 +150,20 @@ def read_rows(results: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 @dataclass(frozen=True)
 class Section:
-    """A task of the table: its protocol, where its configurations still have one, and its rows by system."""
+    """A task of the table: its protocol, if its configurations still have one, and its rows by system."""
 
     task: str
     protocol: Protocol | None
     rows: Mapping[str, Mapping[str, Any]]
 
     def systems(self) -> list[str]:
-        """In the protocol's order, which begins with those of the papers; then rows that it no longer has, by name."""
+        """The papers' systems first, then the others in the protocol's order, then old rows' systems by name."""
         names = dict.fromkeys([*(self.protocol.systems if self.protocol else ()), *sorted(self.rows)])
         first = [*PAPER_NAMES]
         return sorted(names, key=lambda name: first.index(name) if name in first else len(first))
 
     def about(self, key: str) -> str:
-        """`metric`, `measure`, `test` or `title`: the protocol's, or where it is gone the rows'."""
+        """`metric`, `measure`, `test` or `title`: from the protocol, or from the rows if it no longer exists."""
         return getattr(self.protocol, key) if self.protocol else next(iter(self.rows.values()))[key]
 
     def title_of(self, system: str) -> str:
@@ -172,7 +172,7 @@ class Section:
         return self.rows[system]["system_title"] + "*"
 
     def is_old(self, system: str) -> bool:
-        """Whether the row is of other settings than those of now."""
+        """Whether the row was made with settings other than the current ones."""
         row = self.rows.get(system)
         if row is None:
             return False
@@ -182,7 +182,7 @@ class Section:
         return row["digest"] != row_digest(self.protocol, system, settings_of(config, row["overrides"]))
 
     def paper(self, system: str) -> tuple[str, str]:
-        """(the published figure or a dash, whose it is)."""
+        """(the published score or a dash, its source)."""
         if self.protocol is None or system not in self.protocol.systems:
             return DASH, ""
         figures, source = self.protocol.published(system)
@@ -196,20 +196,20 @@ def number(value: float | None) -> str:
 
 
 def with_sd(summary: Mapping[str, float | None] | None) -> str:
-    """A mean, ± its deviation where there is one."""
+    """A mean, with ± its deviation if there is one."""
     if summary is None:
         return DASH
     return number(summary["mean"]) + ("" if summary["sd"] is None else f" ± {summary['sd']:.2f}")
 
 
 def each(values: Sequence[Any]) -> str:
-    """A value for each seed, once where all agree."""
+    """A value for each seed, or a single value if all agree."""
     shown = [DASH if value is None else f"{value:,}" if isinstance(value, int) else f"{value:g}" for value in values]
     return shown[0] if len(set(shown)) == 1 else ", ".join(shown)
 
 
 def cells(section: Section, system: str) -> dict[str, str]:
-    """A system's cells by the column's title."""
+    """A system's table cells, by column title."""
     metric, row = section.about("metric"), section.rows.get(system)
     runs = row["runs"] if row else []
     summary = row["summary"] if row else {}
@@ -234,7 +234,7 @@ def cells(section: Section, system: str) -> dict[str, str]:
 
 
 def markdown(rows: Sequence[Mapping[str, str]], left: int = 1) -> str:
-    """A Markdown table, its columns aligned: the first `left` ones to the left, the others to the right."""
+    """A Markdown table: the first `left` columns are left-aligned, the others right-aligned."""
     columns = list(rows[0])
     align = ["left" if i < left else "right" for i in range(len(columns))]
     return tabulate(
@@ -243,7 +243,7 @@ def markdown(rows: Sequence[Mapping[str, str]], left: int = 1) -> str:
 
 
 def grouped(section: Section, of: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
-    """[(text, " (the systems it is of)"), …]; without the systems where a text is of all."""
+    """[(text, " (the systems it applies to)"), …]; without the systems if a text applies to all."""
     texts: dict[str, list[str]] = {}
     for system, values in of.items():
         for text in dict.fromkeys(values):
@@ -252,9 +252,9 @@ def grouped(section: Section, of: Mapping[str, Sequence[str]]) -> list[tuple[str
 
 
 def speed(run: Mapping[str, Any]) -> str:
-    """Of one training: target tokens a second, time in updates, on what.
+    """One training's target tokens per second, time spent in updates, and hardware.
 
-    Empty where its log does not say, or not on what: the threads of a training that was taken over are not known.
+    Empty if its log does not say, or if the hardware is unknown (the threads of a training that was taken over).
     """
     if run["tokens_per_second"] is None or not (run["gpus"] or run["threads"]):
         return ""
@@ -266,7 +266,7 @@ def speed(run: Mapping[str, Any]) -> str:
 
 
 def render_section(section: Section) -> str:
-    """A task's heading, table, commands and what belongs to its rows."""
+    """A task's heading, table, commands and notes about its rows."""
     systems = section.systems()
     test, measure = section.about("test"), section.about("measure")
     lines = [f"## {section.about('title')}", "", f"{measure}; test: {test}. Configurations: `configs/{section.task}`."]
@@ -296,7 +296,7 @@ def render_section(section: Section) -> str:
 
 
 def render_not_run(rest: Sequence[Section]) -> str:
-    """The tasks without any row, in one table: the published figures, and the command that would make a row."""
+    """One table of the tasks without any row: the published scores, and the command that would make a row."""
     rows = []
     for section in rest:
         row = {"task": section.about("title"), "configurations": f"`configs/{section.task}`"}
@@ -331,19 +331,19 @@ def _versions(known: Mapping[str, str | None]) -> str:
 
 
 def config_name(config: Path) -> str:
-    """How a configuration is called in a command: TASK/SYSTEM for one in `configs_dir()`, otherwise its path."""
+    """A configuration's name in a command: TASK/SYSTEM if it is in `configs_dir()`, otherwise its path."""
     configs = configs_dir()
     return config.relative_to(configs).with_suffix("").as_posix() if config.is_relative_to(configs) else str(config)
 
 
 def command(config: str, seeds: Sequence[int], overrides: Sequence[str]) -> str:
-    """The command that makes a row; what is not published needs a folder of its own."""
+    """The command that makes a row; an unpublished configuration needs its own folder."""
     place = ["--runs", "DIR"] if overrides or config.endswith(".yaml") else []
     return shlex.join(["lightconv", "reproduce", config, "--seeds", *map(str, seeds), *place, *overrides])
 
 
 def sections(results: Path, configs: Path, tasks: Sequence[str] | None = None) -> Iterator[Section]:
-    """All tasks of `configs` that have a protocol, and those with a row, by name; or only `tasks`."""
+    """All tasks in `configs` with a protocol, and those with a row, sorted by name; or only `tasks`."""
     rows = read_rows(results)
     if tasks is None:
         found = [str(path.parent.relative_to(configs)) for path in configs.rglob("protocol.yaml")]
@@ -354,7 +354,7 @@ def sections(results: Path, configs: Path, tasks: Sequence[str] | None = None) -
 
 
 def write_table(results: Path, table: Path, configs: Path, tasks: Sequence[str] | None = None) -> str:
-    """Write the table of all rows and return its text; one writer at a time, so that the last has read every row."""
+    """Write the table of all rows and return its text. Writers take turns, so that the last one has read every row."""
     results.mkdir(parents=True, exist_ok=True)
     with _locked(results):
         shown = os.path.relpath(results, workspace()) if results.is_relative_to(workspace()) else results.name

@@ -1,8 +1,8 @@
-"""A seed's training: the process, whether it is done, whether an existing one is the one asked for, what it took.
+"""Training of one seed: runs it, and checks whether it is done, whether an existing one matches, and what it took.
 
-A training is finished if its checkpoint_last.pt has as many updates as asked for, or its log ends as fairseq ends it
-(max_epoch, patience, stop_min_lr). One that was started by hand is taken over if the settings stored in its checkpoint
-are those of the configuration, and its log tells of data of the same size; otherwise it is left alone.
+A training is finished if its checkpoint_last.pt has the requested number of updates, or if its log shows that fairseq
+stopped it (max_epoch, patience, stop_min_lr). A training started by hand is taken over if the settings stored in its
+checkpoint match the configuration and its log shows data of the same size; otherwise it is left alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lightconv_plugin.recipes.steps import say
 from lightconv_plugin.report.logs import parse_log
 
 NUMBERED = re.compile(r"checkpoint(\d+|_\d+_\d+)\.pt")
-START = "[fairseq_cli.train][INFO] - {"  # the line with all settings, once in each run
+START = "[fairseq_cli.train][INFO] - {"  # the line with all settings, once per run
 _END = re.compile(r"\[INFO\] - done training in [\d.]+ seconds")
 _LOADED = re.compile(r"loaded ([\d,]+) examples from: .*?([^/\n]+)$", re.MULTILINE)
 _TYPES = re.compile(r"\[INFO\] - (?:\[(\w+)\] )?dictionary: ([\d,]+) types")
@@ -39,16 +39,16 @@ _PROGRESS = re.compile(r" loss=([\d.]+).*?wps=([\d.]+).*?num_updates=(\d+)")
 SIZE = ("dataset.max_tokens", "optimization.update_freq")
 
 
-# Training is a process of its own: torchrun, and what it starts.
+# Training runs in a separate process: torchrun and the processes that it starts.
 COMMAND = (sys.executable, "-m", "lightconv_plugin", "train")
 
 
 class TrainingFailed(RuntimeError):
-    """A training ended with an error, or too early; the text has the end of its messages and names the log."""
+    """A training failed or ended too early; the message has the end of its output and names the log."""
 
 
 def identity(path: Path) -> list[int] | None:
-    """[size, time of the last change] of a file too large to be read each time; None where there is none."""
+    """[size, modification time] of a file that is too large to hash each time; None if it does not exist."""
     try:
         about = path.stat()
     except FileNotFoundError:
@@ -57,14 +57,14 @@ def identity(path: Path) -> list[int] | None:
 
 
 def numbered(folder: Path) -> dict[str, list[int]]:
-    """{name: [size, time]} of the checkpoints of epochs and updates."""
+    """{name: [size, modification time]} of the numbered checkpoints."""
     return {
         path.name: identity(path) for path in sorted(folder.glob("checkpoint*.pt")) if NUMBERED.fullmatch(path.name)
     }
 
 
 def last_run(folder: Path) -> str:
-    """What train.log says from the last start of fairseq on; empty where there is no log."""
+    """The part of train.log since fairseq's last start; empty if there is no log."""
     log = folder / "train.log"
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     begin = text.rfind(START)
@@ -82,7 +82,7 @@ def head(checkpoint: Path) -> tuple[dict[str, Any], int]:
 
 
 def progress(folder: Path, settings: Mapping[str, str]) -> tuple[bool, int, dict[str, Any]]:
-    """(whether the training is finished, its updates, the settings it was made with) by its last checkpoint."""
+    """(whether the training is finished, its updates, its settings), read from its last checkpoint."""
     from lightconv_plugin.checkpoints.loading import is_cut_short
 
     last = folder / "checkpoint_last.pt"
@@ -95,7 +95,7 @@ def progress(folder: Path, settings: Mapping[str, str]) -> tuple[bool, int, dict
 
 
 def differences(settings: Mapping[str, str], stored: Mapping[str, Any]) -> list[str]:
-    """Settings of a configuration that a checkpoint says otherwise, a line for each; what it does not say is passed."""
+    """Settings of a configuration that differ in a checkpoint, one line each; those it does not store are skipped."""
     found = []
     for key, wanted in settings.items():
         if key in stored and key not in SIZE and not is_machine(key) and canonical(stored[key]) != wanted:
@@ -105,14 +105,14 @@ def differences(settings: Mapping[str, str], stored: Mapping[str, Any]) -> list[
         frequency = float(canonical(stored[SIZE[1]]).split(",")[0])
         tokens = float(settings[SIZE[0]]) * float(settings[SIZE[1]].split(",")[0])
         used = float(stored[SIZE[0]]) * frequency * processes
-        # They are divided over the processes, rounded down.
+        # The tokens are divided over the processes and rounded down.
         if not tokens - frequency * processes < used <= tokens:
-            found.append(f"tokens an update {used:.0f} instead of {tokens:.0f}")
+            found.append(f"tokens per update {used:.0f} instead of {tokens:.0f}")
     return found
 
 
 def _examples(index: Path) -> int | None:
-    """Sentences in a text binarised by fairseq (mmap), None where it is of another kind."""
+    """Number of sentences in a text binarised by fairseq (mmap); None for other formats."""
     if not index.is_file():
         return None
     header = index.read_bytes()[:26] if index.stat().st_size < 64 else index.open("rb").read(26)
@@ -120,11 +120,11 @@ def _examples(index: Path) -> int | None:
 
 
 def data_differences(log: str, data: Path) -> list[str]:
-    """Where the log of a training tells of other data than `data` has, by dictionaries and numbers of sentences."""
+    """How the data in a training's log differ from `data`: sizes of dictionaries and numbers of sentences."""
     found = []
     for lang, types in _TYPES.findall(log):
         path = data / (f"dict.{lang}.txt" if lang else "dict.txt")
-        # fairseq has four symbols of its own before those of the file.
+        # fairseq adds four special symbols to those of the file.
         here = sum(1 for _ in path.open("rb")) + 4 if path.is_file() else None
         if here != int(types.replace(",", "")):
             found.append(f"a dictionary of {types} entries instead of {path.name}'s {here}")
@@ -136,7 +136,7 @@ def data_differences(log: str, data: Path) -> list[str]:
 
 
 def check_same(folder: Path, settings: Mapping[str, str], seed: int, stored: Mapping[str, Any], data: Path) -> None:
-    """A training that no reproduction began must be the one asked for. InputError says where it differs."""
+    """Check that a training not started by `reproduce` is the one asked for. InputError lists the differences."""
     found = differences(settings, stored)
     if stored.get("common.seed", seed) != seed:
         found.append(f"common.seed {stored['common.seed']} instead of {seed}")
@@ -148,7 +148,7 @@ def check_same(folder: Path, settings: Mapping[str, str], seed: int, stored: Map
 
 
 def move_aside(folder: Path) -> Path:
-    """Give a folder the first free name FOLDER.old1, FOLDER.old2 …: nothing that took long is removed."""
+    """Rename a folder to the first free name FOLDER.old1, FOLDER.old2 …: a training takes too long to delete."""
     number = 1
     while (aside := folder.with_name(f"{folder.name}.old{number}")).exists():
         number += 1
@@ -157,7 +157,7 @@ def move_aside(folder: Path) -> Path:
 
 
 def wait_for_training(folder: Path) -> None:
-    """Wait for a training that writes to this folder: one started by hand, or left by a run that was killed."""
+    """Wait for a training that writes to this folder: one started by hand, or left over from a killed run."""
     if not (folder / "lock").is_file():
         return
     with (folder / "lock").open("a") as lock:
@@ -169,7 +169,7 @@ def wait_for_training(folder: Path) -> None:
 
 
 def validation_curve(folder: Path) -> list[list[float]]:
-    """[[update, validation loss in bits a token, without label smoothing], …] by the log of a training."""
+    """[[update, validation loss in bits per token, without label smoothing], …] from the log of a training."""
     try:
         trainings = parse_log((folder / "train.log").read_text(encoding="utf-8", errors="replace")).trainings
     except OSError:
@@ -180,7 +180,7 @@ def validation_curve(folder: Path) -> list[list[float]]:
 
 
 def facts(folder: Path, updates: int, messages: Path) -> dict[str, Any]:
-    """What a finished training took, by its log and its messages; None for what they do not say."""
+    """Facts about a finished training from its log and its output, such as time and speed; None where unknown."""
     try:
         known = read_log(folder / "train.log")
         speed, seconds = round(known.tokens_per_second, 1), round(known.seconds, 1)
@@ -200,7 +200,7 @@ def facts(folder: Path, updates: int, messages: Path) -> dict[str, Any]:
 
 
 class ProgressLine:
-    """Shows now and then how far a training is, from the lines of its log."""
+    """Shows a training's progress now and then, from the lines of its log."""
 
     def __init__(self, name: str, updates: str) -> None:
         self.name, self.updates = name, updates
@@ -224,14 +224,14 @@ def run_training(
     environment: Mapping[str, str],
     on_line: Callable[[str], None],
 ) -> None:
-    """Train to the end, in a process of its own.
+    """Train to the end, in a separate process.
 
-    Its messages (standard error) go to `log` and the terminal, each line of its output to `on_line`. The
-    process has a session of its own, which is ended whole if this process is told to end. If this process is killed,
-    training continues, and holds the file descriptor `lock` until it ends.
+    Its stderr goes to `log` and the terminal, each line of its stdout to `on_line`. It runs in its own session; all of
+    that session is ended when this process is told to end. If this process is killed, training continues and holds the
+    file descriptor `lock` until it ends.
 
     Raises:
-        TrainingFailed: the status is not 0.
+        TrainingFailed: the exit status is not 0.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     tail: deque[str] = deque(maxlen=12)
@@ -263,7 +263,7 @@ def run_training(
 
 
 def _copy(source: Any, file: Any) -> None:
-    """All of `source` to a file and to the terminal, as it comes."""
+    """Copy `source` to a file and to the terminal as data arrives."""
     while block := source.read1(1 << 16):
         file.write(block)
         file.flush()
@@ -272,11 +272,11 @@ def _copy(source: Any, file: Any) -> None:
 
 
 def _end(process: subprocess.Popen, messages: threading.Thread) -> None:
-    """End a command and everything it started: politely, and what remains after twenty seconds by force."""
+    """Terminate a command and everything it started; whatever remains after twenty seconds is killed."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
-    threading.Thread(target=process.stdout.read, daemon=True).start()  # nobody shall wait for a reader
-    messages.join(20)  # it ends with the last process that could write
+    threading.Thread(target=process.stdout.read, daemon=True).start()  # so that no writer blocks on a full pipe
+    messages.join(20)  # the thread ends with the last process that holds the pipe
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,1 +1,1 @@
-"""Training a configuration."""
+"""Trains a configuration."""

@@ -1,5 +1,5 @@
-"""Known errors that end a training, in one line each: wrong configurations, missing data, too little memory, processes
-that do not respond."""
+"""One-line explanations of known training errors: wrong configuration, missing data, too little memory, processes that
+do not respond."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ PLAIN = ("could not infer language pair", "cannot load model parameters from che
 
 
 class ConfigError(ValueError):
-    """An option that is wrong; the text names it."""
+    """An option is wrong; the message names it."""
 
 
 def check_model(model: Any) -> None:
-    """Raise ConfigError where the `model` group of a composed configuration cannot be built, before anything is loaded.
+    """Raise ConfigError if the `model` group of a composed configuration cannot be built, before anything is loaded.
 
-    fairseq finds out when it builds the model: after the processes have met and the dictionaries are read.
+    fairseq itself only notices when it builds the model, after process-group setup and loading the dictionaries.
     """
     from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 
@@ -48,7 +48,7 @@ def check_model(model: Any) -> None:
 
 
 def explain(error: BaseException, timeout: int) -> str:
-    """What an exception means, in one line that says what to do; empty for an unknown one."""
+    """Explain a known exception in one line that says what to do; empty for an unknown one."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 

@@ -1,8 +1,7 @@
-"""Runs torchrun in this process: it starts the processes that train (worker.py), and all of them again when one dies.
+"""Runs torchrun in this process: it starts the training processes (worker.py), and restarts all of them when one dies.
 
-torchrun notices a death, ends the other processes, meets the other machines and starts all of them again; fairseq
-resumes from the last checkpoint. Added here: the log, the settings of torchrun, and an end in one line instead of a
-traceback.
+When a process dies, torchrun ends the others, meets the other machines again and restarts everything; fairseq resumes
+from the last checkpoint. This module adds the log, torchrun's settings, and one-line errors instead of tracebacks.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from lightconv_plugin.recipes.training.plan import Plan
 from lightconv_plugin.recipes.training.worker import GAVE_UP, log_to, say
 
 WORKER = Path(__file__).with_name("worker.py")
-ANSWER = 10  # seconds beyond the timeout that the processes have to say themselves what they waited for
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # by torchrun while processes train
+ANSWER = 10  # extra seconds after the timeout, so that the processes can report what they waited for
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # torchrun handles these during training
 
 
 @dataclass(frozen=True)
@@ -47,28 +46,27 @@ def torchrun_arguments(job: Job, starts: Path) -> list[str]:
     if job.nodes == 1:
         settings.append("--standalone")
     else:
-        # read_timeout: seconds that the machines wait for the host of the rendezvous, machine 0; join_timeout: for one
-        # another.
+        # read_timeout: seconds that a machine waits for the rendezvous host, machine 0; join_timeout: for the others.
         waits = f"read_timeout={job.timeout},join_timeout={job.timeout}"
         settings += [
             *(f"--nnodes={job.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={job.rendezvous}"),
             *("--rdzv-id=lightconv", f"--rdzv-conf=is_host={int(job.node_rank == 0)},{waits}"),
         ]
     if host in ("", "localhost", "127.0.0.1"):
-        settings.append("--local-addr=localhost")  # nobody elsewhere needs to know the name of this machine
+        settings.append("--local-addr=localhost")  # no other machine needs this machine's name
     worker = [str(WORKER), str(job.plan.save_dir), str(starts), str(job.timeout)]
     config = ["--config-dir", str(job.config.parent), "--config-name", job.config.stem]
     return [*settings, *worker, *config, *job.plan.overrides]
 
 
 def watch(rendezvous: str, seconds: float, give_up: Callable[[], None], over: threading.Event) -> None:
-    """Call give_up() when the host of the rendezvous, after it has answered once, does not answer for so many seconds.
+    """Call give_up() when the rendezvous host has answered once and then does not answer for this many seconds.
 
-    Returns then, soon after `over` is set, or when the host says that it is gone.
+    Returns after that, soon after `over` is set, or when the connection to the host fails.
 
-    torchrun itself may wait for ever if that machine hangs, or its network is gone without a word: torch's client gives
-    up on a request in time, says so to the other side, and waits for its answer without a limit. So may calls of this
-    thread's own client, hence a second thread. Errors are left to torchrun, which gets them as well.
+    torchrun itself may wait forever if that machine hangs or silently loses its network: torch's client does time out
+    on a request, but then notifies the other side and waits for its answer without a limit. The client used here may
+    hang in the same way, hence the second thread. Errors are left to torchrun, which gets them too.
     """
     from torch.distributed import TCPStore
 
@@ -91,11 +89,11 @@ def watch(rendezvous: str, seconds: float, give_up: Callable[[], None], over: th
     while not over.wait(pause):
         if time.monotonic() - answered > seconds:
             return give_up()
-    asking.join(pause)  # Python, ending while it is in torch, would abort
+    asking.join(pause)  # Python would abort if it exited while this thread is inside torch
 
 
 def why_it_ended(rank: int, status: int, starts: Path, max_restarts: int) -> str:
-    """Which process ended how, and why torchrun did not start all of them again."""
+    """Which process ended and how, and why torchrun did not restart."""
     if starts.exists() and starts.read_text(encoding="utf-8") == GAVE_UP:
         return "a process died (see above); not restarted, since no checkpoint was written since the last start"
     ended = f"ended with status {status}" if status > 0 else f"was killed by {signal.Signals(-status).name}"
@@ -105,8 +103,8 @@ def why_it_ended(rank: int, status: int, starts: Path, max_restarts: int) -> str
 
 
 def run_torchrun(job: Job, starts: Path) -> tuple[int, str]:
-    """Exit status, and what to say of it."""
-    # Otherwise the processes of a restart would find, and call, the addresses of those that have died.
+    """Run torchrun; the exit status and a message about it."""
+    # Otherwise restarted processes would read, and connect to, the addresses of processes that have died.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -122,16 +120,16 @@ def run_torchrun(job: Job, starts: Path) -> tuple[int, str]:
         status, name = 128 + error.sigval, error.sigval.name
         return status, f"ended by {name}; rerun the same command to resume from the last checkpoint"
     except RendezvousError as error:
-        return 1, f"error: the {job.nodes} machines do not meet at {job.rendezvous}: {error}"
+        return 1, f"error: the {job.nodes} machines could not connect at {job.rendezvous}: {error}"
     except KeyboardInterrupt:
-        return 130, "ended by SIGINT before it began"
+        return 130, "ended by SIGINT before it started"
     return 0, ""
 
 
 def launch(job: Job) -> int:
-    """Run torchrun until it ends; its exit status. Until then both output streams go to the log, too."""
+    """Run torchrun until it ends; its exit status. Until then stdout and stderr also go to the log."""
     handlers = {number: signal.getsignal(number) for number in HANDLED}
-    # torchrun handles it once the processes run. Before that, it may be in a call where Python runs no handlers.
+    # torchrun handles SIGTERM once the processes run. Before that, it may block in a call that runs no Python handlers.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     streams = os.dup(1), os.dup(2)
     tee = log_to(job.log)
@@ -150,7 +148,7 @@ def launch(job: Job) -> int:
             "cannot be reached; rerun the same command to resume from the last checkpoint"
         )
         folder.cleanup()
-        os._exit(1)  # the main thread cannot; processes that train die with this one
+        os._exit(1)  # the main thread may hang; the training processes die with this one
 
     if job.node_rank > 0:
         arguments = job.rendezvous, job.timeout + ANSWER, give_up, over

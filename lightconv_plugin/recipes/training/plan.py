@@ -1,7 +1,7 @@
-"""What a training adds to its configuration: absolute paths, and the batch divided over the processes.
+"""Completes a configuration for training: makes paths absolute and divides the batch over the processes.
 
-The configuration says how many tokens make an update: max_tokens × update_freq of one process. With N processes, each
-takes an N-th of them, so that a recipe gives the same updates on any machine.
+The configuration sets the tokens per update: max_tokens × update_freq of one process. With N processes, each takes
+1/N of them, so that a recipe gives the same updates on any machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lightconv_plugin.paths import package_dir, workspace
 from lightconv_plugin.recipes.data.data_bin import check_data
 from lightconv_plugin.recipes.steps import say
 
-# fairseq's groups. hydra reads a file of such a name as that group, and finds all others in it unknown.
+# fairseq's groups. hydra takes a file with such a name for that group and rejects all other groups in it.
 GROUPS = (
     "bmuf bpe checkpoint common common_eval criterion dataset distributed_training ema eval_lm generation interactive"
     " lr_scheduler model optimization optimizer scoring task tokenizer"
@@ -31,7 +31,7 @@ GROUPS = (
 
 
 def get(config: dict[str, Any], key: str) -> Any:
-    """config["a"]["b"] for "a.b"; None where it is missing."""
+    """config["a"]["b"] for "a.b"; None if it is missing."""
     value: Any = config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -39,27 +39,27 @@ def get(config: dict[str, Any], key: str) -> Any:
 
 
 def quote(value: str | Path) -> str:
-    """A string in the syntax of hydra's overrides. ValueError if it has what hydra would replace."""
+    """A string quoted for a hydra override. ValueError if it contains ${, which hydra would interpolate."""
     text = str(value)
     if "${" in text:
         raise ValueError(f"{text}: a name with ${{ cannot be passed to hydra, which reads it as a variable")
-    # Backslashes are themselves, but for those before a quotation mark or the end.
+    # A backslash is literal except before a quotation mark or at the end.
     return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), text) + "'"
 
 
 def given_values(overrides: list[str]) -> dict[str, str]:
-    """Key -> value of the overrides that set one."""
+    """Key -> value of the overrides that set a value."""
     return dict(item.lstrip("+").split("=", 1) for item in overrides if "=" in item)
 
 
 def replaced(overrides: list[str], new: list[str]) -> list[str]:
-    """The overrides with `new` in the place of those of the same keys."""
+    """The overrides, with `new` replacing those with the same keys."""
     keys = given_values(new).keys()
     return [item for item in overrides if item.lstrip("+").split("=", 1)[0] not in keys] + new
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The groups of options in a configuration, checked as far as that is possible without fairseq.
+    """The option groups of a configuration, checked as far as possible without fairseq.
 
     Raises:
         OSError, ValueError, yaml.YAMLError: the file is not a configuration; the message names the file and the key.
@@ -83,10 +83,10 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def whole_number(key: str, value: Any) -> int:
-    """The value, or the text of an override, of an option that is a number from 1.
+    """The value of an option that must be a positive integer, given as a number or as an override's text.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is not a positive integer.
     """
     text = str(value).strip("'\"")
     if not (text.isascii() and text.isdigit() and int(text)):
@@ -95,9 +95,9 @@ def whole_number(key: str, value: Any) -> int:
 
 
 def divide_batch(tokens: int, max_tokens: int, processes: int) -> tuple[int, int]:
-    """(max_tokens, update_freq) of each process, so that all together take `tokens` an update.
+    """(max_tokens, update_freq) of each process, so that all together take `tokens` per update.
 
-    A batch never grows beyond `max_tokens`, which is what fits the memory. Rounded down by less than a token a batch.
+    A batch never exceeds `max_tokens`, which is what fits into memory. Rounded down, by less than one token per batch.
     """
     update_freq = math.ceil(tokens / (processes * max_tokens))
     return tokens // (processes * update_freq), update_freq
@@ -106,7 +106,7 @@ def divide_batch(tokens: int, max_tokens: int, processes: int) -> tuple[int, int
 def plan(config: dict[str, Any], overrides: list[str], processes: int, root: Path, cwd: Path) -> tuple[Path, list[str]]:
     """The save_dir and the overrides to pass on.
 
-    Relative paths are relative to `root` in a configuration and to `cwd` in an override.
+    Relative paths in a configuration are relative to `root`, those in an override to `cwd`.
     """
     given = given_values(overrides)
     result = []
@@ -123,7 +123,7 @@ def plan(config: dict[str, Any], overrides: list[str], processes: int, root: Pat
     if not data.is_dir():
         raise ValueError(f"no folder {data} with binarised data: prepare it first, or give task.data=DATA-BIN")
     check_data(data)
-    new = "" if get(config, "task.data") is not None else "+"  # hydra's word for what is not in the configuration
+    new = "" if get(config, "task.data") is not None else "+"  # hydra's prefix for a key not in the configuration
     result += [f"{new}task.data={quote(data)}", f"checkpoint.save_dir={quote(save_dir)}"]
     if "optimization.update_freq" not in given:
         configured = get(config, "dataset.max_tokens")
@@ -136,7 +136,7 @@ def plan(config: dict[str, Any], overrides: list[str], processes: int, root: Pat
             max_tokens, update_freq = divide_batch(tokens, whole_number(key, given.get(key, configured)), processes)
             result += [f"dataset.max_tokens={max_tokens}", f"optimization.update_freq=[{update_freq}]"]
             say(
-                f"tokens an update: {processes} processes × {max_tokens} × update_freq {update_freq}"
+                f"tokens per update: {processes} processes × {max_tokens} × update_freq {update_freq}"
                 f" = {processes * max_tokens * update_freq}"
             )
     return save_dir, replaced(overrides, result)
@@ -163,10 +163,10 @@ def tensorboard(config: dict[str, Any], overrides: list[str], save_dir: Path, ro
 def count_processes(
     config: dict[str, Any], overrides: list[str], asked: int, count_gpus: Callable[[], int]
 ) -> tuple[int, bool]:
-    """Processes on this machine (0 asked for: one for each GPU, without GPUs one), and whether its CPU trains.
+    """(number of processes on this machine, whether they train on the CPU). 0 asked for: one per GPU, or one without.
 
     Raises:
-        ValueError: there are fewer GPUs, or the number is set by fairseq's own options.
+        ValueError: there are fewer GPUs than processes, or fairseq's own options set the number.
     """
     given = given_values(overrides)
     for key in ("distributed_training.distributed_world_size", "distributed_training.distributed_num_procs"):
@@ -182,9 +182,10 @@ def count_processes(
 
 
 def repair_last_checkpoint(save_dir: Path) -> None:
-    """Replace a checkpoint_last.pt that was cut short by a kill with the newest complete checkpoint.
+    """Replace a truncated checkpoint_last.pt, left by a killed run, with the newest complete checkpoint.
 
-    fairseq copies a checkpoint to its second name byte by byte. A checkpoint is a zip archive, whose index comes last.
+    fairseq copies the checkpoint to this name, so a kill can truncate it. A checkpoint is a zip archive with its index
+    at the end.
     """
     from lightconv_plugin.checkpoints.loading import is_cut_short
 
@@ -196,7 +197,7 @@ def repair_last_checkpoint(save_dir: Path) -> None:
         newest = max(whole, key=lambda path: path.stat().st_mtime)
         temporary = last.with_name(last.name + ".tmp")
         shutil.copyfile(newest, temporary)
-        os.replace(temporary, last)  # never removed before: without it, the training would start from the beginning
+        os.replace(temporary, last)  # never removed first: without the file, training would start from scratch
     else:
         last.unlink()
     say(f"{last} was cut short: resuming from {newest.name if whole else 'the start'}")
@@ -206,7 +207,8 @@ def count_gpus() -> int:
     """The GPUs that torch can use.
 
     Raises:
-        ValueError: it can use none, although the machine has a GPU driver: days on the CPU are not meant.
+        ValueError: torch can use none although the machine has a GPU driver. Days of training on the CPU are surely
+            not what the user wants.
     """
     import torch
 
@@ -219,7 +221,7 @@ def count_gpus() -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where a training writes to, its processes on this machine, and the overrides for fairseq-hydra-train."""
+    """Where a training writes, its processes on this machine, and the overrides for fairseq-hydra-train."""
 
     save_dir: Path
     processes: int
@@ -228,7 +230,7 @@ class Plan:
 
 
 def make_plan(path: Path, overrides: list[str], processes: int, nodes: int) -> Plan:
-    """The plan of a configuration's file for `nodes` machines with so many processes each (0: one for each GPU).
+    """The plan for a configuration file on `nodes` machines with `processes` processes each (0: one per GPU).
 
     Raises:
         InputError: the configuration, an override or the data are wrong.

@@ -25,20 +25,21 @@ def train(
     max_restarts: int = 3,
     timeout: int = 600,
 ) -> int:
-    """Train until the end; the exit status: 0, 1 for a training that failed, 128 + N for one that signal N ended.
+    """Train to the end. Returns the exit status: 0, 1 if the training failed, 128 + N if signal N ended it.
 
-    Checkpoints and train.log (of several machines also train.nodeR.log) go to the configuration's save_dir. This
-    process is torchrun for as long as the training takes: its output streams go to the log too, and the caller must be
-    the main thread, which receives the signals.
+    Checkpoints and train.log (with several machines also train.nodeR.log) go to the configuration's save_dir. torchrun
+    runs in this process until the training ends: stdout and stderr also go to the log, and the caller must be the main
+    thread, which receives the signals.
 
     Args:
         config: a path or a name, as for `find_config`. Its relative paths are relative to the workspace.
         overrides: hydra's, such as "optimization.max_update=20". Relative paths are relative to the working directory.
-        processes: on this machine; 0: one for each GPU, without a GPU (or with common.cpu=true) one.
-        nodes: machines that train together, of which this is number `node_rank`, from 0.
-        rendezvous: HOST:PORT where the machines meet, HOST being machine 0; for several machines only.
-        max_restarts: how often the processes are started again when one of them dies.
-        timeout: seconds that processes and machines wait for one that does not answer.
+        processes: number on this machine; 0: one per GPU, or one without a GPU or with common.cpu=true.
+        nodes: number of machines that train together.
+        node_rank: number of this machine, from 0.
+        rendezvous: HOST:PORT where the machines meet, HOST being machine 0; only with several machines.
+        max_restarts: how often all processes are restarted when one of them dies.
+        timeout: seconds that processes and machines wait for a peer that does not respond.
 
     Raises:
         InputError: the configuration, an override or the data are wrong, or another training writes to save_dir.

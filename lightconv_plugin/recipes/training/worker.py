@@ -1,9 +1,9 @@
-"""One process of a training, as torchrun starts it for launch.py.
+"""One training process, started by torchrun (see launch.py).
 
     worker.py SAVE_DIR STARTS TIMEOUT [arguments of fairseq-hydra-train …]
 
-STARTS is a file on this machine that remembers which checkpoint the last start began with, TIMEOUT the seconds that a
-process waits for the others.
+STARTS is a file on this machine that records which checkpoint the last start resumed from. TIMEOUT is how many seconds
+a process waits for the others.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def say(message: str) -> None:
-    """One line for the user, at once."""
+    """Print one line for the user, unbuffered."""
     print(f"lightconv train: {message}", file=sys.stderr, flush=True)
 
 
 def log_to(path: Path) -> subprocess.Popen:
-    """Send both output streams, also of processes started later, to stdout and the end of a file. Returns the tee."""
-    # In a session of its own: Ctrl-C must not end it before the last line is written.
+    """Send stdout and stderr, also of processes started later, to stdout and the end of a file. Returns the tee."""
+    # In its own session, so that Ctrl-C does not end it before the last line is written.
     tee = subprocess.Popen(["tee", "-a", str(path)], stdin=subprocess.PIPE, start_new_session=True)
     for stream in (1, 2):
         os.dup2(tee.stdin.fileno(), stream)
@@ -46,14 +46,14 @@ def log_to(path: Path) -> subprocess.Popen:
 
 
 def die_with_parent() -> None:
-    """End with torchrun, even if that is killed: nobody else would hold the lock, or end this process."""
+    """End together with torchrun, even if that is killed: otherwise this process would run on without the lock."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def newest_state(save_dir: Path) -> str:
-    """What changes whenever a checkpoint is written: the last checkpoint's file, as a text."""
+    """A string that changes whenever a checkpoint is written: inode, size and time of the last checkpoint's file."""
     try:
-        # Opened, since a network file system looks up the state of a file afresh when it is opened.
+        # Open the file: network file systems refresh a file's attributes on open.
         with (save_dir / "checkpoint_last.pt").open("rb") as file:
             found = os.fstat(file.fileno())
     except FileNotFoundError:
@@ -62,11 +62,11 @@ def newest_state(save_dir: Path) -> str:
 
 
 def may_start(save_dir: Path, starts: Path) -> bool:
-    """Whether this is the first start, or a checkpoint was written since the last one."""
+    """Whether this is the first start, or a checkpoint was written since the last start."""
     if not starts.exists():
         return True
     last = starts.read_text(encoding="utf-8")
-    if last == GAVE_UP:  # torchrun tries until its restarts are used up
+    if last == GAVE_UP:  # torchrun keeps trying until its restarts are used up
         return False
     if last == newest_state(save_dir):
         say("no checkpoint was written since the last start: not restarting")
@@ -78,7 +78,7 @@ def may_start(save_dir: Path, starts: Path) -> bool:
 
 
 def check_same_number() -> None:
-    """The tokens of an update were divided by the number of machines × that of the processes on this one."""
+    """Check that all machines run equally many processes: plan.py divided the tokens per update on that assumption."""
     world, machines, here = (int(os.environ[f"{of}WORLD_SIZE"]) for of in ("", "GROUP_", "LOCAL_"))
     if world != machines * here:
         say(f"error: {machines} machines have {world} processes, this one {here}: all need the same number")
@@ -86,9 +86,9 @@ def check_same_number() -> None:
 
 
 def limit_waiting(timeout: int) -> None:
-    """Make every group of processes give up on one that does not respond for so many seconds.
+    """Make every process group time out when a process does not respond for this many seconds.
 
-    fairseq names no time, and torch's own is half an hour with gloo.
+    fairseq sets no timeout, and torch's default is half an hour with gloo.
     """
     import torch.distributed as dist
 
@@ -97,7 +97,7 @@ def limit_waiting(timeout: int) -> None:
 
 
 def check_before_work() -> None:
-    """Have the model's options checked before fairseq's processes meet."""
+    """Check the model's options before fairseq sets up its process group."""
     from fairseq.distributed import utils
 
     original = utils.call_main
@@ -110,10 +110,10 @@ def check_before_work() -> None:
 
 
 def train(cli_main: Callable[[], None], timeout: int) -> None:
-    """fairseq's training. Known errors end it in one line; HYDRA_FULL_ERROR=1 shows the traceback as well."""
+    """Run fairseq's training. Known errors are reported in one line; HYDRA_FULL_ERROR=1 shows the traceback instead."""
     if os.environ.get("HYDRA_FULL_ERROR", "0") != "0":
         return cli_main()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # hydra hands exceptions on
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # hydra re-raises exceptions
     try:
         return cli_main()
     except Exception as error:
@@ -126,7 +126,7 @@ def train(cli_main: Callable[[], None], timeout: int) -> None:
 def main() -> None:
     save_dir, starts, timeout = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends at Ctrl-C without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     first_here = os.environ["LOCAL_RANK"] == "0"
     if first_here and not may_start(save_dir, starts):
         raise SystemExit(1)
@@ -136,16 +136,16 @@ def main() -> None:
         repair_last_checkpoint(save_dir)
     if first_here:
         starts.write_text(newest_state(save_dir), encoding="utf-8")
-    logging.getLogger("lightconv_plugin").setLevel(logging.DEBUG)  # the backend of the operators is said in the log
+    logging.getLogger("lightconv_plugin").setLevel(logging.DEBUG)  # logs the operators' backend
     import_module("lightconv_plugin")  # before fairseq counts the processes: the patch processes_without_gpu
-    # What hydra says of fairseq's use of it.
+    # hydra's warnings about how fairseq uses it.
     warnings.filterwarnings("ignore", category=UserWarning, module="fairseq_cli.hydra_train")
     from fairseq_cli import hydra_train
 
     if int(os.environ["WORLD_SIZE"]) > 1:
         limit_waiting(timeout)
     sys.argv[:] = [hydra_train.__file__, *sys.argv[4:]]
-    # torchrun numbers machines by their names: the process that writes the log may be on any of them.
+    # torchrun numbers the machines by their names, so the process that writes the log may be on any of them.
     if first and int(os.environ["GROUP_WORLD_SIZE"]) > 1:
         log_to(save_dir / "train.log")
     check_before_work()
@@ -153,10 +153,10 @@ def main() -> None:
 
 
 def leave() -> NoReturn:
-    """End this process, all of whose work is done, without Python's own end.
+    """Exit without Python's normal shutdown; all work must be done.
 
-    A daemon thread that is in torch at that moment would abort it ("terminate called without an active exception"), and
-    torchrun would take the training for a failed one. fairseq has such a thread: it reads the next batches.
+    A daemon thread that is inside torch during shutdown would abort the process ("terminate called without an active
+    exception"), and torchrun would report a failed training. fairseq has such a thread: it prefetches batches.
     """
     atexit._run_exitfuncs()
     logging.shutdown()

@@ -188,7 +188,7 @@ def rewrite(path, change):
         ),
         (
             lambda data: (data / "cnn_stories.tgz").write_bytes((data / "dailymail_stories.tgz").read_bytes()),
-            r"dailymail_stories.tgz: the story .* is there twice",
+            r"dailymail_stories.tgz: the story .* occurs twice",
         ),
     ],
     ids=["missing", "twice", "page", "no-list", "empty", "list-bytes", "cut-short", "story-bytes", "same-archive"],

@@ -125,7 +125,7 @@ def test_the_table_alone(run_script, tmp_path):
     [
         ([], "CONFIG is missing"),
         (["nothing.yaml", "--seeds", "1"], "lightconv reproduce: error: there is no configuration nothing.yaml"),
-        ([CONFIG, "--seeds", "1"], f"{CONFIG} is no published configuration: --runs must name a folder"),
+        ([CONFIG, "--seeds", "1"], f"{CONFIG} is not a published configuration: --runs must name a folder"),
     ],
 )
 def test_wrong_arguments(run_script, arguments, message):

@@ -79,7 +79,7 @@ def test_a_job_of_a_checkout(monkeypatch):
     "overrides, options, message",
     [
         (["model.dropout=0.1"], {}, "model.dropout=0.1 changes what is computed: `runs` must name a folder"),
-        ([], {}, "is no published configuration: `runs` must name a folder for its trainings and its row"),
+        ([], {}, "is not a published configuration: `runs` must name a folder for its trainings and its row"),
         (["common.seed=3"], {}, "common.seed cannot be overridden here: use `seeds`"),
         (["checkpoint.save_dir=x"], {}, "checkpoint.save_dir cannot be overridden here: use `runs`"),
         (

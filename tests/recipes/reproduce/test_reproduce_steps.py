@@ -229,7 +229,7 @@ def test_a_training_of_something_else_is_left_alone(world, template, seed, log, 
 def test_other_tokens_an_update_are_another_training(world):
     trained_by_hand(world)
     edit(world.config, dataset__max_tokens=5000)
-    with pytest.raises(InputError, match="tokens an update 8000 instead of 10000"):
+    with pytest.raises(InputError, match="tokens per update 8000 instead of 10000"):
         world.row(seeds=(1,))
 
 
@@ -331,7 +331,7 @@ def test_what_a_training_took(tmp_path):
     former = [start, gpus[0].replace("H100", "A100")]
     (tmp_path / "train.log").write_text("\n".join([*former, start, parameters, *gpus, *told, ""]))
     messages = tmp_path / "messages"
-    messages.write_text("tokens an update: …\ncheckpoints and log: /a place (4 threads)/x (2 × 8 threads)\n")
+    messages.write_text("tokens per update: …\ncheckpoints and log: /a place (4 threads)/x (2 × 8 threads)\n")
     name = "NVIDIA H100 80GB HBM3"
     assert reproduce_training.facts(tmp_path, 100, messages) == {
         "updates": 100,

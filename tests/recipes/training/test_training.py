@@ -53,7 +53,7 @@ def test_training_writes_to_its_save_dir_only(trained):
 def test_the_batch_is_divided_as_said(trained):
     """1500 tokens an update in the configuration, 750 fit: two batches make an update."""
     _, first, _ = trained
-    assert "tokens an update: 1 processes × 750 × update_freq 2 = 1500" in first.stderr
+    assert "tokens per update: 1 processes × 750 × update_freq 2 = 1500" in first.stderr
     assert "max tokens per device = 750" in first.stdout
     assert "'update_freq': [2]" in first.stdout
 
