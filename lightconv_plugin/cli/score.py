@@ -1,4 +1,4 @@
-"""`lightconv score`: BLEU and chrF of translations, ROUGE of summaries, the perplexity that fairseq-eval-lm found.
+"""`lightconv score`: BLEU and chrF of translations, ROUGE of summaries, perplexities measured by fairseq-eval-lm.
 
     lightconv score --gen checkpoints/dynamicconv/gen.out --lang de --remove-bpe
     lightconv score --gen gen.out --data data/iwslt14_de_en/data-bin --against transformer/gen.out
@@ -6,7 +6,7 @@
     lightconv score --metric rouge --gen gen.out --remove-bpe
     lightconv score --metric perplexity --log eval_lm.log --json
 
-What the measures are is said in bleu.py, rouge.py and significance.py.
+bleu.py, rouge.py and significance.py define the measures.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from lightconv_plugin.scoring.perplexity import parse_eval_lm_log
 from lightconv_plugin.scoring.significance import SAMPLES
 
 TEXT_OPTIONS = ("gen", "sys", "ref", "remove_bpe", "speed")
-# Options by the metric that knows them.
+# The options of each metric.
 OPTIONS = {
     "bleu": (*TEXT_OPTIONS, *BLEU_OPTIONS, "data", "against", "samples"),
     "rouge": (*TEXT_OPTIONS, *ROUGE_OPTIONS),
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _score_text(args: argparse.Namespace) -> tuple[Scored, float | None]:
-    """Scores, and the sentences a second that the log states."""
+    """(the scores, the sentences per second stated in the log)."""
     how, warn, speed = measuring(args, args.metric), warner("score"), None
     if args.gen:
         log = parse_gen_log(read_lines(args.gen), args.gen)
@@ -103,14 +103,15 @@ DESCRIPTION = """\
 --metric bleu: tokenised BLEU (multi-bleu.perl's and fairseq-score's); sacreBLEU and chrF on detokenised text.
 
 --metric rouge: ROUGE-1, -2, -L and -Lsum by the library rouge-score: F1 with its 95% bootstrap interval, precision
-and recall. ROUGE-L takes each text as one sentence; ROUGE-Lsum, which papers on CNN/Daily Mail call ROUGE-L, goes
-sentence by sentence. Words are what rouge-score takes for them, a-z and 0-9 in a row, without case; any other character
-parts two words. The usual protocol runs PTBTokenizer (Stanford CoreNLP) over both sides: it makes "do n't" of "don't",
-so words "do", "n", "t" instead of "don", "t", and -lrb- of a bracket, a word "lrb". Give the tokens to compare with.
+and recall. ROUGE-L treats each text as one sentence; ROUGE-Lsum, which papers on CNN/Daily Mail call ROUGE-L, goes
+sentence by sentence. Words are those of rouge-score: runs of a-z and 0-9, without case; any other character separates
+words. The usual protocol applies PTBTokenizer (Stanford CoreNLP) to both sides. It turns "don't" into "do n't", which
+gives the words "do", "n", "t" instead of "don", "t", and a bracket into -lrb-, which gives the word "lrb". To compare
+with published scores, pass PTB tokens.
 
---metric perplexity: of a language model, as fairseq-eval-lm wrote it to its log. scripts/perplexity.sh runs it, too.
+--metric perplexity: of a language model, from a log of fairseq-eval-lm. `lightconv perplexity` runs fairseq-eval-lm.
 
-A log that is cut off, or not of one whole run, is an error."""
+A log that is truncated, or not from one complete run, is an error."""
 EXAMPLE = """\
 example:
   lightconv score --gen gen.out --lang de --remove-bpe
@@ -128,31 +129,31 @@ def add_parser(commands) -> None:
     )
     parser.add_argument("--metric", choices=tuple(OPTIONS), default="bleu", help="default: %(default)s")
     parser.add_argument(
-        "--gen", type=Path, metavar="FILE", help="the whole output of fairseq-generate, with references"
+        "--gen", type=Path, metavar="FILE", help="the complete output of fairseq-generate, with references"
     )
     parser.add_argument(
-        "--sys", type=Path, metavar="FILE", help="translations or summaries, one to a line (with --ref)"
+        "--sys", type=Path, metavar="FILE", help="translations or summaries, one on each line (with --ref)"
     )
-    parser.add_argument("--ref", type=Path, metavar="FILE", help="references, one to a line (with --sys)")
+    parser.add_argument("--ref", type=Path, metavar="FILE", help="references, one on each line (with --sys)")
     parser.add_argument(
         "--remove-bpe", nargs="?", const="@@", type=bpe_mark, metavar="MARK",
-        help="join subwords first: '@@ ' (the default of the option) or sentencepiece",
+        help="join subwords first: '@@ ' (if no value is given) or sentencepiece",
     )  # fmt: skip
-    parser.add_argument("--speed", action="store_true", help="also the sentences/s that the log of --gen states")
-    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="also the number of this model's parameters")
+    parser.add_argument("--speed", action="store_true", help="also print the sentences/s stated in the log of --gen")
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="also print this model's number of parameters")
     parser.add_argument("--json", action="store_true", help="print one JSON object, in one line")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write what is printed to this file")
     add_bleu_options(parser)
-    corpus = parser.add_argument_group("BLEU of a corpus that scripts/prepare_*.sh made")
+    corpus = parser.add_argument_group("BLEU of a corpus made by lightconv prepare")
     corpus.add_argument(
         "--data", type=Path, metavar="DATA_BIN",
-        help="take language, untouched references and case from this folder and the one above, where not given",
+        help="take language, raw references and case from this folder and the one above, unless given",
     )  # fmt: skip
     corpus.add_argument("--subset", default="test", metavar="NAME", help="the subset of --data (default: %(default)s)")
     test = parser.add_argument_group("significance of a difference in BLEU and chrF")
     test.add_argument(
         "--against", type=Path, metavar="FILE",
-        help="the other system: a log of fairseq-generate, or translations one to a line. Paired bootstrap test: "
+        help="the other system: a log of fairseq-generate, or translations, one per line. Paired bootstrap test: "
         "p-values, and mean and 95%% interval of both",
     )  # fmt: skip
     test.add_argument("--samples", type=positive, metavar="N", help=f"samples of the test (default: {SAMPLES})")

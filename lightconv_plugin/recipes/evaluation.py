@@ -1,10 +1,11 @@
-"""Scores of a checkpoint: by beam search of a subset, or the perplexity of a language model.
+"""Scores a checkpoint: by beam search on a subset, or by the perplexity of a language model.
 
-Log and scores are left beside the checkpoint.
+The log and the scores are written next to the checkpoint.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,12 +18,31 @@ from lightconv_plugin.files import atomic_write, read_lines
 from lightconv_plugin.recipes.steps import say
 from lightconv_plugin.scoring.bleu import check_language
 from lightconv_plugin.scoring.generate_log import parse_gen_log
-from lightconv_plugin.scoring.measuring import Measuring, Scored, languages_of, score, with_facts
+from lightconv_plugin.scoring.measuring import Languages, Measuring, Scored, score, with_facts
 from lightconv_plugin.scoring.perplexity import evaluation, parse_eval_lm_log, task_of
+
+# Options of fairseq's commands that are set here, or that would suppress output that is parsed here.
+OWN = ("--path", "--gen-subset", "--user-dir", "--nbest", "--quiet", "--results-path", "--log-format")
+
+
+def check_options(options: Sequence[str], own: Sequence[str] = OWN) -> None:
+    """Raise InputError for options of fairseq's commands that the caller cannot pass on: `own`."""
+    for option in options:
+        if (name := option.split("=")[0]) in own:
+            raise InputError(f"{name} is set by this command: remove it from the options of fairseq-generate")
+
+
+def languages_in(options: Sequence[str]) -> Languages:
+    """(source, target) in options of fairseq-generate, None for those that are not given."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-s", "--source-lang")
+    parser.add_argument("-t", "--target-lang")
+    known, _ = parser.parse_known_args(list(options))
+    return known.source_lang, known.target_lang
 
 
 def results_of(checkpoint: Path, subset: str) -> tuple[Path, Path]:
-    """Where `evaluate` leaves the log of fairseq-generate and the scores: CHECKPOINT.SUBSET.gen and .score."""
+    """Where `evaluate` writes the log of fairseq-generate and the scores: CHECKPOINT.SUBSET.gen and .score."""
     name = f"{checkpoint.name.removesuffix('.pt')}.{subset}"
     return checkpoint.with_name(f"{name}.gen"), checkpoint.with_name(f"{name}.score")
 
@@ -39,29 +59,32 @@ def evaluate(
     as_json: bool = True,
     warn: Callable[[str], None] = say,
 ) -> Scored:
-    """Scores of a checkpoint on a subset of binarised data, with its number of parameters and sentences a second.
+    """Scores of a checkpoint on a subset of binarised data, with its number of parameters and sentences per second.
 
-    options: of fairseq-generate, after `fairseq_generate.DEFAULTS`; the last of several equal ones counts.
-    how: what to measure and how (default: BLEU), completed by what the data folder says.
-    against, samples: another system's log for a test of significance, see `measuring.score`.
-    as_json: the file of scores is JSON, otherwise the lines for people.
-    warn: is called with whatever makes the scores doubtful.
+    options: for fairseq-generate, added after `fairseq_generate.DEFAULTS`; if one is repeated, the last one counts.
+    how: what to measure and how (default: BLEU); missing settings are read from the data folder.
+    against, samples: another system's log for a significance test, see `measuring.score`.
+    as_json: write the scores as JSON instead of readable lines.
+    warn: called with a message about anything that makes the scores unreliable.
 
     Raises:
-        InputError: an argument is wrong, which is found before any work; generating or scoring failed.
+        InputError: an argument is wrong (checked before any work), or generating or scoring failed.
     """
-    from lightconv_plugin.generation import fairseq_generate  # takes the seconds of importing fairseq
+    from lightconv_plugin.generation import fairseq_generate  # imports fairseq, which takes seconds
 
-    languages_of(data, subset)
     for path, what in (checkpoint, "checkpoint"), (against, "file"):
         if path is not None and not path.is_file():
             raise InputError(f"no {what} {path}")
-    how = (how or Measuring()).with_data(data, subset)
+    check_options(options)
+    how = (how or Measuring()).with_data(data, subset, languages_in(options))
+    if how.raw_ref is not None:
+        read_lines(how.raw_ref)
     if how.metric == "bleu" and how.detok != "none":
         check_language(how.lang)
     log, result = results_of(checkpoint, subset)
     say(f"generating for {subset}: {log}")
     text = fairseq_generate.generate_log(data, checkpoint, subset, options)
+    result.unlink(missing_ok=True)  # the scores of another log
     with atomic_write(log) as file:
         file.write(text)
     generated = parse_gen_log(read_lines(log), log)
@@ -77,15 +100,15 @@ def evaluate(
 
 
 def tokens_of(data: Path, subset: str) -> int:
-    """Tokens of a binarised text, </s> of every line included."""
+    """Number of tokens in a binarised text, including the </s> of every line."""
     from fairseq.data import data_utils
 
-    dataset = data_utils.load_indexed_dataset(str(data / subset), None)  # its sizes live in the file it keeps open
+    dataset = data_utils.load_indexed_dataset(str(data / subset), None)  # keep it: its sizes are views of its open file
     return int(dataset.sizes.sum())
 
 
 def check_data(data: Path, subset: str) -> None:
-    """Raises InputError where a folder lacks the dictionary or the subset of a language model's data."""
+    """Raise InputError if a language model's data folder lacks the dictionary or the subset."""
     for path, what in ((data / "dict.txt", "a dictionary"), (data / f"{subset}.idx", "a subset")):
         if not path.is_file():
             raise InputError(f"{path} is missing: expected a folder of binarised data for language models, with {what}")
@@ -94,10 +117,10 @@ def check_data(data: Path, subset: str) -> None:
 def measure_perplexity(
     data: Path, checkpoint: Path, subset: str = "test", context_window: int = 0, options: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The perplexity of a language model, by fairseq-eval-lm; `options` are further ones of its own.
+    """The perplexity of a language model, measured by fairseq-eval-lm; `options` are passed on to it.
 
-    Its log is left beside the checkpoint, as CHECKPOINT.SUBSET.eval_lm, and what is returned as CHECKPOINT.SUBSET.ppl:
-    perplexity, loss (bits), tokens, subset, context_window, tokens_per_sample and parameters.
+    Two files are written next to the checkpoint: the log, CHECKPOINT.SUBSET.eval_lm, and the returned values,
+    CHECKPOINT.SUBSET.ppl: perplexity, loss (bits), tokens, subset, context_window, tokens_per_sample and parameters.
 
     Raises:
         InputError: an argument is wrong, fairseq-eval-lm failed, or it left tokens out.
@@ -111,7 +134,7 @@ def measure_perplexity(
         words = sum(1 for _ in file)
     task = task_of(safe_torch_load(checkpoint))
     if "tokens_per_sample" not in task:
-        raise InputError(f"{checkpoint} is not of a language model: its task has no tokens_per_sample")
+        raise InputError(f"{checkpoint} is not a language model: its task has no tokens_per_sample")
     own = evaluation(task, words, context_window)
     text = fairseq_generate.eval_lm_log(data, checkpoint, subset, [*own, *options])
     with atomic_write(log := checkpoint.with_suffix(f".{subset}.eval_lm")) as file:

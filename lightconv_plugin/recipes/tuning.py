@@ -1,6 +1,6 @@
-"""How many checkpoints to average and which length penalty: by the score of the validation set, as papers tune.
+"""Chooses the number of checkpoints to average and the length penalty by the score on the validation set.
 
-Each setting's score is what fairseq-generate and `lightconv score`, or fairseq-eval-lm, give for it.
+The score of a setting is that of fairseq-generate and `lightconv score`, or of fairseq-eval-lm.
 """
 
 import math
@@ -11,20 +11,18 @@ from typing import Any
 
 from lightconv_plugin.checkpoints.averaging import average_once, checkpoints_in_order
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.recipes.evaluation import check_data, measure_perplexity
+from lightconv_plugin.recipes.evaluation import OWN, check_data, check_options, languages_in, measure_perplexity
 from lightconv_plugin.scoring.bleu import check_language
 from lightconv_plugin.scoring.measuring import Measuring
 
 BLEU_MEASURES = ("bleu_tok", "sacrebleu", "chrf")
 ROUGE_MEASURES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 MEASURES = (*BLEU_MEASURES, *ROUGE_MEASURES, "perplexity")
-# Options of fairseq's commands that are given here, or that would hide what is read from their output.
-OWN = ("--path", "--gen-subset", "--lenpen", "--user-dir", "--nbest", "--quiet", "--results-path", "--log-format")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting and its score. lenpen: None where nothing is generated (perplexity)."""
+    """One setting and its score. lenpen: None if nothing is generated (perplexity)."""
 
     average: int
     lenpen: float | None
@@ -32,7 +30,7 @@ class Setting:
 
 
 def better(setting: Setting, lower: bool) -> tuple:
-    """The sorting key: best first; of equal ones that of fewer checkpoints, then of the length penalty nearest 1."""
+    """The sort key: best score first; ties go to fewer checkpoints, then to the length penalty closest to 1."""
     return (setting.score if lower else -setting.score, setting.average, *_plainness(setting.lenpen))
 
 
@@ -47,15 +45,15 @@ def search(
     grid: bool = False,
     lower: bool = False,
 ) -> list[Setting]:
-    """Every setting that was tried, the best first.
+    """Try settings and return all of them, best first.
 
-    Each number with the length penalty nearest 1, then every other penalty with the best number; with `grid` all pairs.
-    `score(number, lenpen)` is called once for a setting. lower: the lower score is the better one.
+    Tries each number with the length penalty closest to 1, then all other penalties with the best number; with `grid`,
+    all pairs. `score(number, lenpen)` is called once per setting. lower: lower scores are better.
     """
     from tqdm import tqdm
 
     lenpens = sorted(lenpens, key=_plainness)
-    # The penalties of one number come together: its checkpoint is averaged just before.
+    # All penalties of one number in a row, since its checkpoint is averaged just before.
     first = [(number, lenpen) for number in numbers for lenpen in (lenpens if grid else lenpens[:1])]
     rest = [] if grid else lenpens[1:]
     tried: list[Setting] = []
@@ -95,23 +93,24 @@ def tune(
     allow_test: bool = False,
     warn: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Choose the number of averaged checkpoints and the length penalty by `by`, one of MEASURES.
+    """Choose the number of averaged checkpoints and the length penalty by the measure `by`, one of MEASURES.
 
-    Averages the last N checkpoints to SAVE_DIR/averageN.pt for each N in `average`, unless that file is the mean of
-    the same checkpoints already.
+    Averages the last N checkpoints to SAVE_DIR/averageN.pt for each N in `average`, unless that file is already the
+    mean of the same checkpoints.
 
     data: a folder of binarised data. save_dir: the checkpoints of a training.
-    lenpen: length penalties, (1,) if there are none; perplexity has none. grid: try all pairs, see `search`.
-    how: settings of BLEU or ROUGE, completed by what the data folder says.
-    options: of fairseq-generate (or fairseq-eval-lm), after `fairseq_generate.DEFAULTS`. context_window: of perplexity.
-    skip_missing: leave out the numbers for which there are too few checkpoints. allow_test: tune on a test set.
-    warn: is called with one line about whatever should be known.
+    lenpen: length penalties, default (1,); none for perplexity. grid: try all pairs, see `search`.
+    how: settings of BLEU or ROUGE; missing ones are read from the data folder.
+    options: for fairseq-generate (or fairseq-eval-lm), added after `fairseq_generate.DEFAULTS`.
+    context_window: for perplexity.
+    skip_missing: skip numbers for which there are too few checkpoints. allow_test: allow tuning on a test set.
+    warn: called with one-line warnings.
 
     Returns {"average", "lenpen", "score", "checkpoint", "metric", "subset", "options", "tried"}, and for BLEU "lang",
-    "lowercase" and "compound_split". "tried" has all settings, the best first.
+    "lowercase" and "compound_split". "tried" has all settings, best first.
 
     Raises:
-        InputError: an argument is wrong, which is found before any work; averaging, generating or scoring failed.
+        InputError: an argument is wrong (checked before any work), or averaging, generating or scoring failed.
     """
     from lightconv_plugin.generation import fairseq_generate
 
@@ -122,8 +121,8 @@ def tune(
         penalties: Sequence[float | None] = [None]
     else:
         penalties = lenpen or [1.0]
-        how = replace(how or Measuring(), metric=metric).with_data(data, subset)
-        if metric == "bleu":
+        how = replace(how or Measuring(), metric=metric).with_data(data, subset, languages_in(options))
+        if metric == "bleu" and how.detok != "none":
             check_language(how.lang)
         if by == "bleu_tok":
             how = replace(how, raw_ref=None)  # not needed, and not every corpus has one for its validation set
@@ -166,11 +165,9 @@ def _check_arguments(
     if by not in MEASURES:
         raise InputError(f"`by` must be one of {', '.join(MEASURES)}, got {by!r}")
     if subset.startswith("test") and not allow_test:
-        problem = "settings chosen on a test set make its score too good; tune on valid, or allow it explicitly"
+        problem = "settings chosen on a test set inflate its score; tune on valid, or allow it explicitly"
         raise InputError(f"`subset` {subset}: {problem}")
-    for option in options:
-        if (name := option.split("=")[0]) in OWN:
-            raise InputError(f"{name} is set by tuning itself: remove it from the options of fairseq-generate")
+    check_options(options, (*OWN, "--lenpen"))
     for name, values in (("average", average), ("lenpen", lenpen)):
         if len(set(values)) < len(values):
             raise InputError(f"`{name}` has a value twice: {' '.join(f'{value:g}' for value in values)}")
@@ -181,7 +178,7 @@ def _check_arguments(
 def _checkpoints(
     save_dir: Path, average: Sequence[int], skip_missing: bool, warn: Callable[[str], None]
 ) -> tuple[list[Path], list[int]]:
-    """The checkpoints to average from, the newest first, and the numbers for which there are enough."""
+    """(the checkpoints to average, newest first, the numbers for which there are enough)."""
     if not save_dir.is_dir():
         raise InputError(f"no folder {save_dir} with checkpoints")
     checkpoints = checkpoints_in_order(save_dir)

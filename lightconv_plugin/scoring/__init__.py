@@ -1,1 +1,1 @@
-"""BLEU, chrF, ROUGE, perplexity, significance, fairseq's logs they are read from, and the scores of the papers."""
+"""BLEU, chrF, ROUGE, perplexity and significance, parsing of fairseq's logs, and the papers' scores."""

@@ -1,10 +1,10 @@
 """BLEU and chrF of translations: tokenised BLEU as the papers report it, sacreBLEU and chrF on detokenised text.
 
-Tokenised BLEU is that of multi-bleu.perl, which `fairseq-score` computes too, on the tokens as they are. Where the two
-part, this follows multi-bleu.perl: an empty line has no token (fairseq-score counts one), and <unk> is a token like any
-other (fairseq-score never matches one in a reference; fairseq-generate prints it there as <<unk>>, so that it matches
-nowhere). A line is split at any Unicode space, as fairseq does; multi-bleu.perl, which reads bytes, leaves a no-break
-space and its like in the word. Text is UTF-8, one sentence to a line.
+Tokenised BLEU is that of multi-bleu.perl on the tokens as they are; `fairseq-score` computes it too. Where the two
+differ, this follows multi-bleu.perl: an empty line has no token (fairseq-score counts one), and <unk> is a token like
+any other (fairseq-score never matches it in a reference; fairseq-generate prints it there as <<unk>>, so that it
+matches nowhere). A line is split at any Unicode space, as in fairseq; multi-bleu.perl reads bytes and does not split at
+a no-break space and similar characters. Text is UTF-8, one sentence per line.
 """
 
 import re
@@ -16,14 +16,15 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.text.recipe import moses_languages
 from lightconv_plugin.text.subwords import join
 
-# On bytes, as the Perl of fairseq's compound_split_bleu.sh: "a-ö-b" is split twice, "a-o-b" once.
+# On bytes, like the Perl code in fairseq's compound_split_bleu.sh: "a-ö-b" is split twice, "a-o-b" once.
 COMPOUND = re.compile(rb"(\S)-(\S)")
 LEFT_OVER = re.compile(r"@@(?: |$)|\u2581")
+CODE = re.compile("[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]+)?")  # of a language, as in the names of binarised data
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `lightconv score` found. Scores and precisions are on the scale 0 to 100."""
+    """The result of `lightconv score`. Scores and precisions are on a scale of 0 to 100."""
 
     bleu_tok: float
     precisions: list[float]
@@ -42,7 +43,7 @@ class Report:
     compound_split: bool
 
     def lines(self) -> str:
-        """For people: the first line in fairseq-score's own form."""
+        """Readable lines, the first one in the format of fairseq-score."""
         precisions = "/".join(f"{p:.1f}" for p in self.precisions)
         how = "".join(
             f", {word}"
@@ -58,7 +59,7 @@ class Report:
 
 
 def remove_bpe(line: str, mark: str) -> str:
-    """Words from subwords, as fairseq's --remove-bpe: `mark` is "@@" (subword-nmt) or "sentencepiece"."""
+    """Join subwords into words, like fairseq's --remove-bpe: `mark` is "@@" (subword-nmt) or "sentencepiece"."""
     return join([line], "sentencepiece" if mark == "sentencepiece" else "bpe")
 
 
@@ -68,7 +69,7 @@ def split_compounds(line: str) -> str:
 
 
 def detokenise(lines: Sequence[str], lang: str) -> list[str]:
-    """Plain text from Moses tokens, by the rules for this language."""
+    """Turn Moses tokens into plain text, by the rules for this language."""
     from sacremoses import MosesDetokenizer
 
     moses = MosesDetokenizer(lang=lang)
@@ -77,7 +78,7 @@ def detokenise(lines: Sequence[str], lang: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Measure:
-    """One of sacrebleu's metrics with both sides as it wants them."""
+    """One of sacrebleu's metrics with both sides in the form that it needs."""
 
     metric: Any
     hypotheses: list[str]
@@ -98,15 +99,15 @@ def measures(
     lowercase: bool = False,
     compound_split: bool = False,
 ) -> dict[str, Measure]:
-    """The measures bleu_tok, sacrebleu and chrf of translations, whose sentences are those of the references in order.
+    """The measures bleu_tok, sacrebleu and chrf of translations, one for each reference, in the same order.
 
-    hypotheses, references: tokenised sentences (plain ones with detok="none").
-    lang: target language; detok "moses" needs it, and sacreBLEU takes its tokeniser for zh, ja and ko by it.
-    raw_references: untouched references for sacreBLEU and chrF instead of the detokenised `references`.
-    bpe: "@@" or "sentencepiece" where the text still is in subwords. lowercase: score without case.
-    compound_split: for tokenised BLEU, take hyphenated compounds apart.
+    hypotheses, references: tokenised sentences (plain text with detok="none").
+    lang: target language; detok "moses" needs it, and sacreBLEU uses it to choose its tokeniser for zh, ja and ko.
+    raw_references: raw references for sacreBLEU and chrF instead of the detokenised `references`.
+    bpe: "@@" or "sentencepiece" if the text is still in subwords. lowercase: score without case.
+    compound_split: for tokenised BLEU, split hyphenated compounds.
 
-    Raises InputError for unequal numbers of sentences, none, an unknown language, or a missing one.
+    Raises InputError if the numbers of sentences differ or are 0, or if the language is unknown or missing.
     """
     from sacrebleu.metrics import BLEU, CHRF
 
@@ -114,7 +115,7 @@ def measures(
     if bpe:
         hypotheses, references = ([remove_bpe(line, bpe) for line in side] for side in (hypotheses, references))
     plain, plain_references = hypotheses, references if raw_references is None else raw_references
-    if detok == "moses" and lang:  # without a language, `_check` has refused it
+    if detok == "moses" and lang:  # `_check` has ensured that there is a language
         plain = detokenise(hypotheses, lang)
         plain_references = detokenise(references, lang) if raw_references is None else raw_references
     if lowercase:
@@ -122,10 +123,10 @@ def measures(
     if compound_split:
         hypotheses, references = ([split_compounds(line) for line in side] for side in (hypotheses, references))
     try:
-        bleu = BLEU(lowercase=lowercase, trg_lang=lang or "")
-    except (ImportError, RuntimeError) as error:  # its tokenisers for ja and ko are extra packages
+        bleu = BLEU(lowercase=lowercase, trg_lang=re.split("[-_]", lang or "")[0].lower())
+    except (ImportError, RuntimeError) as error:  # its tokenisers for ja and ko need extra packages
         raise InputError(f"sacreBLEU cannot score language {lang!r}: {error}") from error
-    # The tokens as they are, without smoothing: multi-bleu.perl's number.
+    # The tokens as they are, without smoothing: the number of multi-bleu.perl.
     tokenised = BLEU(tokenize="none", smooth_method="none", force=True)
     plain_sides = list(plain), list(plain_references)
     return {
@@ -136,7 +137,7 @@ def measures(
 
 
 def score(hypotheses: Sequence[str], references: Sequence[str], **options) -> Report:
-    """Score translations against references, sentence by sentence the same; `options` are those of `measures`."""
+    """Score translations against references in the same order; `options` are those of `measures`."""
     found = measures(hypotheses, references, **options)
     tokenised, sacre, chrf = (found[name].score() for name in ("bleu_tok", "sacrebleu", "chrf"))
     return Report(
@@ -167,10 +168,13 @@ def _check(hypotheses, references, raw_references, lang, detok) -> None:
         raise InputError(f"{len(hypotheses)} translations, but {len(raw_references)} raw references")
     if detok == "moses" and lang is None:
         raise InputError("`lang` is missing: detokenising needs the target language (plain text needs detok none)")
-    check_language(lang)
+    if detok == "moses":
+        check_language(lang)
+    elif lang is not None and not CODE.fullmatch(lang):
+        raise InputError(f"`lang` must be the code of a language, such as de or pt_BR, got {lang!r}")
 
 
 def check_language(lang: str | None) -> None:
-    """Raises InputError for a language without Moses rules; None is allowed."""
+    """Raise InputError for a language without Moses rules; None is allowed."""
     if lang is not None and lang not in moses_languages():
         raise InputError(f"`lang` {lang!r} is not known; allowed: {', '.join(sorted(moses_languages()))}")

@@ -1,6 +1,6 @@
-"""Reading what fairseq-generate printed: hypotheses and references in the order of the data, or a clear refusal.
+"""Reads the output of fairseq-generate: hypotheses and references in data order, or a clear error.
 
-A log that was cut off, mixed from two runs or made with sentences left out gives a BLEU that looks right and is not.
+A log that is truncated, mixed from two runs or lacks sentences would give a BLEU score that looks right but is wrong.
 """
 
 import re
@@ -11,25 +11,25 @@ from pathlib import Path
 from lightconv_plugin.errors import InputError
 
 SENTENCE = re.compile(r"([THD])-(\d+)\t(.*)", re.DOTALL)
-LAST_LINE = re.compile(r"(?:\| )?Generate \S+ with beam=\d+: ")  # the bar: of 2019 and before
-# How it ends with whichever of fairseq's scorers: "BLEU4 = …)", "WER: 12.34".
+LAST_LINE = re.compile(r"(?:\| )?Generate \S+ with beam=\d+: ")  # the bar: from 2019 and before
+# The complete line, with any of fairseq's scorers: "BLEU4 = …)", "WER: 12.34".
 WHOLE = re.compile(r".*: (?:BLEU.*\)|(?!BLEU).*\d)")
 TRANSLATED = re.compile(r"Translated ([\d,]+) sentences \((?:[^)]*\) in [\d.]+s \(([\d.]+) sentences/s)?")
 EXAMPLES = re.compile(r" \S+-\S+ (\d+) examples$")
 MESSAGE = re.compile(r"\r|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \| [A-Z]+ \| |(?:DEBUG|INFO|WARNING|ERROR):[\w.]+:")
 SKIPPED = re.compile(r"([\d,]+) samples have invalid sizes and will be skipped")
-# Since data2vec 2 (December 2022) fairseq leaves out a last batch whose size is not a multiple of the default 8.
+# Since data2vec 2 (December 2022), fairseq drops the last batch if its size is not a multiple of the default 8.
 LAST_BATCH = "(fairseq-generate may drop the last batch: give it --required-batch-size-multiple 1)"
 
 
 @dataclass(frozen=True)
 class Generated:
-    """Sentences of a log, by their number in the data from 0 on.
+    """The sentences of a log, in data order.
 
-    hypotheses: the final text of each (D-, after fairseq's own --bpe and --tokenizer; H- in logs that have no D-).
-    references: the text of T-.
-    decoded: whether --bpe or --tokenizer changed a hypothesis, so that its text may be plain already.
-    sentences_per_second: of the search itself, without loading and printing; None in a log that does not say it.
+    hypotheses: the final texts (D- lines, after fairseq's own --bpe and --tokenizer; H- lines if there are none).
+    references: the text of the T- lines.
+    decoded: whether --bpe or --tokenizer changed a hypothesis, so that its text may already be plain text.
+    sentences_per_second: of the search itself, without loading and printing; None if the log does not have it.
     """
 
     hypotheses: list[str]
@@ -39,12 +39,12 @@ class Generated:
 
 
 def is_gen_log(lines: Sequence[str]) -> bool:
-    """Whether this is the output of fairseq-generate, whole or not, and no plain text."""
+    """Whether this is output of fairseq-generate, complete or not, rather than plain text."""
     return any(SENTENCE.fullmatch(line) or LAST_LINE.match(line) for line in lines)
 
 
 def parse_gen_log(lines: Sequence[str], name: Path) -> Generated:
-    """Read the lines of a log of fairseq-generate; `name` is what errors call it."""
+    """Parse the lines of a fairseq-generate log; `name` identifies it in errors."""
     texts: dict[str, dict[int, str]] = {"T": {}, "H": {}, "D": {}}
     finished, counts, speed = False, {}, None
     for line in lines:
@@ -57,11 +57,11 @@ def parse_gen_log(lines: Sequence[str], name: Path) -> Generated:
             if MESSAGE.search(text):
                 raise InputError(
                     f"{name}: {kind}-{number} has a message or a progress bar in it: standard output and standard "
-                    "error came into this file side by side; keep the latter out (2> errors.log)"
+                    "error are mixed in this file; redirect the latter elsewhere (2> errors.log)"
                 )
             if number in texts[kind]:
                 raise InputError(
-                    f"{name}: {kind}-{number} comes twice: generate with --nbest 1, and keep one run in a file"
+                    f"{name}: {kind}-{number} occurs twice: generate with --nbest 1, and keep one run in a file"
                 )
             if kind != "T":
                 _, tab, text = text.partition("\t")

@@ -1,4 +1,4 @@
-"""Scoring texts: what to measure and how, what a prepared corpus says about it, and the report with all its parts."""
+"""Scores texts: what to measure and how, the settings that a prepared corpus determines, and the complete report."""
 
 import json
 import re
@@ -14,17 +14,18 @@ from lightconv_plugin.scoring.generate_log import Generated
 from lightconv_plugin.scoring.rouge import RougeReport, rouge
 from lightconv_plugin.scoring.significance import SAMPLES, compare, read_other
 
+Languages = tuple[str | None, str | None]
 _FACTS = {"parameters": "parameters = {:,}", "sentences_per_second": "speed = {:.2f} sentences/s"}
 
 
 @dataclass(frozen=True)
 class Measuring:
-    """What to measure by and how.
+    """What to measure and how.
 
     metric: "bleu" (with chrF) or "rouge".
-    bpe: "@@" or "sentencepiece" where the text is still in subwords.
+    bpe: "@@" or "sentencepiece" if the text is still in subwords.
     lang, detok, lowercase, compound_split: as for `bleu.measures`; detok None is "moses", but see `check_decoded`.
-    raw_ref: a file of untouched references for sacreBLEU and chrF.
+    raw_ref: a file of raw references for sacreBLEU and chrF.
     stem, sentence_end: as for `rouge.rouge`.
     """
 
@@ -38,18 +39,22 @@ class Measuring:
     stem: bool = True
     sentence_end: str = "."
 
-    def with_data(self, data: Path, subset: str) -> "Measuring":
-        """These settings, completed for BLEU by what a folder of binarised data and the one above it say.
+    def with_data(self, data: Path, subset: str, languages: Languages = (None, None)) -> "Measuring":
+        """These settings, completed for BLEU from a folder of binarised data and the folder above it.
 
-        The target language is in the names of the files. raw/SUBSET.LANG has the untouched references, and corpus.json
-        says whether the text was lower-cased, which is then scored without case. Whatever is missing changes nothing.
+        The target language comes from the file names, and the raw references from raw/SUBSET.LANG. If corpus.json says
+        that the text was lower-cased, it is scored without case; if it says that the text was not tokenised, it is not
+        detokenised. Missing files change nothing.
+
+        languages: (source, target), to choose among several directions; None for whatever the folder has.
 
         Raises:
-            InputError: there is no such folder or subset, or corpus.json is broken.
+            InputError: the folder, subset or direction does not exist, there are several, or corpus.json is damaged.
         """
-        _, target = languages_of(data, subset)
         if self.metric != "bleu":
+            languages_of(data, subset, languages)
             return self
+        _, target = languages_of(data, subset, languages, self.lang)
         corpus = data.resolve().parent
         raw, about = corpus / "raw" / f"{subset}.{target}", corpus / "corpus.json"
         known = None
@@ -58,38 +63,41 @@ class Measuring:
                 known = json.loads(about.read_text(encoding="utf-8"))
             except ValueError as error:
                 raise InputError(f"{about} is not JSON: prepare the data again ({error})") from error
+        known = known if isinstance(known, dict) else {}
         return replace(
             self,
             lang=self.lang or target,
+            detok=self.detok or ("none" if _is_plain(known.get("text"), target) else None),
             raw_ref=raw if self.raw_ref is None and raw.is_file() else self.raw_ref,
-            lowercase=self.lowercase or bool(isinstance(known, dict) and known.get("lowercase")),
+            lowercase=self.lowercase or bool(known.get("lowercase")),
         )
 
     def check_decoded(self, log: Generated, name: object) -> None:
-        """Raises InputError where nobody knows whether the sentences of a log are tokens or plain text."""
+        """Raise InputError if it is unclear whether the sentences of a log are tokens or plain text."""
         if self.metric == "bleu" and log.decoded and self.detok is None:
             raise InputError(
                 f"`detok` is missing: {name} was written by fairseq-generate with --bpe or --tokenizer. Give none if "
                 "its D- lines are plain text, moses if they are still tokens",
             )
 
+    def joined(self, line: str) -> str:
+        """A line whose subwords, if it has any, are joined to words."""
+        return bleu.remove_bpe(line, self.bpe) if self.bpe else line
+
     def measures(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, bleu.Measure]:
-        """The measures of metric "bleu", for a test of significance."""
+        """The measures of metric "bleu", for a significance test."""
         return bleu.measures(hypotheses, references, **self._bleu_options())
 
     def report(
         self, hypotheses: Sequence[str], references: Sequence[str], warn: Callable[[str], None]
     ) -> bleu.Report | RougeReport:
-        """The scores of a text against its references, one string for each sentence or summary, in the same order.
+        """The scores of a text against its references, one string per sentence or summary, in the same order.
 
-        `warn` is called with whatever makes the scores doubtful.
+        `warn` is called with a message about anything that makes the scores unreliable.
         """
         if self.metric == "bleu":
             return bleu.score(hypotheses, references, **self._bleu_options())
-        if self.bpe:
-            hypotheses, references = (
-                [bleu.remove_bpe(line, self.bpe) for line in side] for side in (hypotheses, references)
-            )
+        hypotheses, references = ([self.joined(line) for line in side] for side in (hypotheses, references))
         report = rouge(hypotheses, references, stem=self.stem, sentence_end=self.sentence_end)
         if report.empty:
             warn(f"{report.empty} of {report.n} summaries have no word; they score 0")
@@ -113,13 +121,13 @@ class Measuring:
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores as values for JSON, and as lines for people."""
+    """Scores as values for JSON, and as readable lines."""
 
     values: dict[str, Any]
     lines: str
 
     def text(self, as_json: bool) -> str:
-        """What a command prints: one line of JSON, or the lines."""
+        """The output of a command: one line of JSON, or the readable lines."""
         return json.dumps(self.values, ensure_ascii=False) + "\n" if as_json else self.lines
 
 
@@ -132,17 +140,18 @@ def score(
     against: Path | None = None,
     samples: int | None = None,
 ) -> Scored:
-    """Scores of a text; with `against`, the file of another system, the significance of the difference in BLEU too.
+    """Scores of a text; with `against`, the file of another system, also the significance of the difference in BLEU.
 
-    samples: of the bootstrap test, None for the default number.
+    samples: number of bootstrap samples, None for the default.
 
     Raises:
-        InputError: the two sides do not belong together, a language is unknown, a library is missing.
+        InputError: the two sides do not match, a language is unknown, or a library is missing.
     """
     report = how.report(hypotheses, references, warn)
     values, lines = asdict(report), report.lines()
     if against:
-        ours, other = (how.measures(side, references) for side in (hypotheses, read_other(against, references)))
+        theirs = read_other(against, references, how.joined, how.check_decoded)
+        ours, other = (how.measures(side, references) for side in (hypotheses, theirs))
         significance = compare(ours, other, str(against), samples or SAMPLES)
         values["against"] = significance.as_json()
         lines += significance.lines()
@@ -150,25 +159,48 @@ def score(
 
 
 def with_facts(scored: Scored, facts: Mapping[str, float | None]) -> Scored:
-    """Scores with `parameters` and `sentences_per_second` of the model behind them, where they are given."""
+    """The scores, with `parameters` and `sentences_per_second` of the model if they are given."""
     known = {name: facts[name] for name in _FACTS if name in facts}
     return Scored(
         scored.values | known, scored.lines + "".join(f"{_FACTS[name].format(known[name])}\n" for name in known)
     )
 
 
-def languages_of(data: Path, subset: str) -> tuple[str, str]:
-    """(source, target) of a folder of binarised data, by the names of its files.
+def languages_of(
+    data: Path, subset: str, languages: Languages = (None, None), likely: str | None = None
+) -> tuple[str, str]:
+    """(source, target) of a folder of binarised data, determined by its file names.
+
+    languages: (source, target), to choose among several directions; None for whatever the folder has.
+    likely: the target to choose if there are still several. It need not be the name that the files have.
 
     Raises:
-        InputError: there is no such folder or subset.
+        InputError: there is no such folder, subset or direction, or there are several.
     """
     if not data.is_dir():
         raise InputError(f"no folder {data} with binarised data")
-    found: dict[str, tuple[str, str]] = {}
+    found: dict[str, set[tuple[str, str]]] = {}
     for path in data.glob("*.*-*.*.idx"):
         if match := re.fullmatch(r"(.+)\.([^.-]+)-([^.-]+)\.[^.]+\.idx", path.name):
-            found.setdefault(match[1], (match[2], match[3]))
+            found.setdefault(match[1], set()).add((match[2], match[3]))
     if subset not in found:
         raise InputError(f"{data} has no subset {subset}; it has {', '.join(sorted(found)) or 'none'}")
-    return found[subset]
+    pairs = [
+        pair
+        for pair in sorted(found[subset])
+        if all(wanted in (None, known) for wanted, known in zip(languages, pair, strict=True))
+    ]
+    if len(pairs) > 1 and likely is not None:
+        pairs = [pair for pair in pairs if pair[1] == likely] or pairs
+    if len(pairs) != 1:
+        wanted = "-".join(language or "*" for language in languages)
+        known = ", ".join("-".join(pair) for pair in sorted(found[subset]))
+        problem = "several directions: name the languages" if pairs else f"no direction {wanted}"
+        raise InputError(f"{data} has {problem}; {subset} is there as {known}")
+    return pairs[0]
+
+
+def _is_plain(text: object, lang: str) -> bool:
+    """Whether the recipes of corpus.json (text/recipe.py) say that the text of a language was not tokenised."""
+    recipe = text.get(lang) if isinstance(text, dict) else None
+    return isinstance(recipe, dict) and recipe.get("tokeniser") == "none"

@@ -1,6 +1,6 @@
-"""The papers' scores, each with its source, and which of them belong beside a run's own.
+"""The papers' scores, each with its source, and how they are matched with a run.
 
-Only numbers that were read in a source are listed. A run is matched by its data and languages (the task), by its token
+Only numbers that were read in a source are listed. A run is matched by its data and languages (the task), its token
 mixer (the system), and in the ablation by the options that define the row.
 """
 
@@ -23,7 +23,7 @@ SYSTEMS = {
 
 @dataclass(frozen=True)
 class Task:
-    """A task of the papers. data: searched in the path of a run's data. pair: (source, target) language. how: how
+    """A task of the papers. data: a pattern for the path of a run's data. pair: (source, target) language. how: how
     the papers score."""
 
     name: str
@@ -98,9 +98,9 @@ ABLATION = {
 
 
 def find_task(data: str, pair: tuple[str, str] | None) -> Task | None:
-    """The papers' task whose data this path names, for these languages; None if there is none.
+    """The papers' task that matches this data path and these languages; None if there is none.
 
-    The whole path counts; a task with languages matches only its own direction.
+    The whole path is searched; a task with languages matches only its own direction.
     """
     text = data.replace("\\", "/").lower()
     for task in TASKS:
@@ -110,7 +110,7 @@ def find_task(data: str, pair: tuple[str, str] | None) -> Task | None:
 
 
 def system_of(mixers: Sequence[str]) -> str | None:
-    """The papers' name of a model whose layers have these mixers; None for mixtures and other mixers."""
+    """The papers' name for a model whose layers have these mixers; None for mixtures and other mixers."""
     kinds = set(mixers)
     return SYSTEMS.get(kinds.pop()) if len(kinds) == 1 else None
 
@@ -120,7 +120,7 @@ def find_fact(task: Task | None, system: str | None) -> Fact | None:
     return next((fact for fact in FACTS if task and (fact.task, fact.system) == (task.name, system)), None)
 
 
-# Options of the layers that the paper's models do not have, and their defaults.
+# Layer options that the paper's models do not have, and their defaults.
 _NOT_THE_PAPERS = {
     "dynamic_residual": False,
     "encoder_dynamic_rank": [0],
@@ -132,9 +132,9 @@ _NOT_THE_PAPERS = {
 
 
 def ablation_row(mixers: Sequence[str], options: Mapping) -> str | None:
-    """The row of the paper's ablation that a model is, of the size for WMT16 En-De and without GLU; else None.
+    """The row of the paper's ablation for a model; None unless it has the size for WMT16 En-De and no GLU.
 
-    mixers: of all layers. options: the model's, by fairseq's names.
+    mixers: of all layers. options: the model's, under fairseq's names.
     """
     kinds = set(mixers)
     glu = options.get("encoder_glu") or options.get("decoder_glu")

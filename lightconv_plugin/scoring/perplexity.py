@@ -1,7 +1,7 @@
-"""The perplexity of a language model: fairseq-eval-lm's options by what the checkpoint says of its training; its log.
+"""The perplexity of a language model: derives fairseq-eval-lm's options from the checkpoint, and parses its log.
 
-fairseq-eval-lm asks for the sample length and the break mode again; with other values than the training's it skips what
-it cannot score and reports a number all the same.
+fairseq-eval-lm does not read the sample length and the break mode from the checkpoint. With values other than those of
+the training, it skips what it cannot score and still reports a number.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from typing import Any
 
 from lightconv_plugin.errors import InputError
 
-# The probabilities of all words for one batch: half a gigabyte.
+# Limit for the probabilities of all words in one batch: half a gigabyte.
 BATCH_OF_PROBABILITIES = 1 << 27
 SCORED = re.compile(r"Evaluated ([\d,]+) tokens in ")
 RESULT = re.compile(r"Loss \(base 2\): (\d+\.\d{4}|nan|inf), Perplexity: (\d+\.\d\d|nan|inf)$")
@@ -20,21 +20,21 @@ RESULT = re.compile(r"Loss \(base 2\): (\d+\.\d{4}|nan|inf), Perplexity: (\d+\.\
 
 @dataclass(frozen=True)
 class Perplexity:
-    """What fairseq-eval-lm found. loss: bits a token. tokens: how many it scored, </s> included."""
+    """The result of fairseq-eval-lm. loss: bits per token. tokens: number of scored tokens, including </s>."""
 
     perplexity: float
     loss: float
     tokens: int
 
     def lines(self) -> str:
-        """For people."""
+        """One readable line."""
         return f"perplexity = {self.perplexity:.2f} (loss {self.loss:.4f} bits a token, {self.tokens:,} tokens)\n"
 
 
 def parse_eval_lm_log(lines: Sequence[str], name) -> Perplexity:
-    """Read the log of one run of fairseq-eval-lm; `name` is what errors call it.
+    """Parse the log of one run of fairseq-eval-lm; `name` identifies it in errors.
 
-    Raises InputError when the log is not of fairseq-eval-lm, cut off, of several runs, or without a finite result.
+    Raises InputError if the log is not from fairseq-eval-lm, truncated, from several runs, or has no finite result.
     """
     scored = [match[1] for line in lines if (match := SCORED.search(line))]
     results = [match for line in lines if (match := RESULT.search(line))]
@@ -42,7 +42,7 @@ def parse_eval_lm_log(lines: Sequence[str], name) -> Perplexity:
         raise InputError(f"{name} has the results of several runs of fairseq-eval-lm: keep one run in a file")
     if not scored or not results:
         raise InputError(
-            f"{name} is cut off or not of fairseq-eval-lm: it lacks the line "
+            f"{name} is cut off or not from fairseq-eval-lm: it lacks the line "
             + ("'Evaluated … tokens in …'" if not scored else "'Loss (base 2): …, Perplexity: …'")
         )
     found = Perplexity(float(results[0][2]), float(results[0][1]), int(scored[0].replace(",", "")))
@@ -52,7 +52,7 @@ def parse_eval_lm_log(lines: Sequence[str], name) -> Perplexity:
 
 
 def task_of(state: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint says of its task: the newer ones under cfg, those of 2019 among all their arguments."""
+    """A checkpoint's task settings: from cfg, or in checkpoints of 2019 from the arguments."""
     cfg = state.get("cfg")
     if cfg:
         return {**cfg["task"], "max_target_positions": cfg["model"].get("max_target_positions")}
@@ -60,12 +60,12 @@ def task_of(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> str:
-    """A choice as it is typed: an enum's value, or the string itself."""
+    """A choice as a command-line value: an enum's value, or the string itself."""
     return str(getattr(value, "value", value))
 
 
 def evaluation(task: dict[str, Any], words: int, context_window: int) -> list[str]:
-    """fairseq-eval-lm's options for a model trained by `task` over a dictionary of `words` entries.
+    """fairseq-eval-lm's options for a model trained on `task` with a dictionary of `words` entries.
 
     Raises:
         InputError: the context window leaves no token of a sample to be scored.
@@ -76,7 +76,7 @@ def evaluation(task: dict[str, Any], words: int, context_window: int) -> list[st
         raise InputError(
             f"`context_window` must be in 0 … {length - 1}, below the {length} tokens of a sample, got {context_window}"
         )
-    # A row of a batch has the window's tokens besides those that count.
+    # A row of a batch has the window's tokens in addition to those that are scored.
     scored = length - context_window
     tokens = max(scored, BATCH_OF_PROBABILITIES // words * scored // length)
     options = ["--task", "language_modeling", "--tokens-per-sample", str(length), "--max-tokens", str(tokens)]
@@ -88,7 +88,7 @@ def evaluation(task: dict[str, Any], words: int, context_window: int) -> list[st
 
 
 def split_context_window(options: Sequence[str]) -> tuple[int, list[str]]:
-    """The context window among options of fairseq-eval-lm (0 without one), and the others."""
+    """(the context window in options for fairseq-eval-lm, 0 without one; the other options)."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--context-window", type=int, default=0)
     try:

@@ -3,17 +3,17 @@
     lightconv score --metric rouge --gen checkpoints/dynamicconv/gen.out --remove-bpe
     lightconv score --metric rouge --sys summaries.txt --ref references.txt --json
 
-ROUGE-1 and -2 compare words and pairs of words; ROUGE-L is the longest common subsequence of the two whole texts, as if
-each were one sentence; ROUGE-Lsum takes it sentence by sentence and joins what matches (Lin 2004, section 3.2). What
-papers on CNN/Daily Mail call ROUGE-L, from ROUGE-1.5.5 on a file with a sentence in each line, is ROUGE-Lsum.
+ROUGE-1 and -2 compare words and pairs of words; ROUGE-L uses the longest common subsequence of the two whole texts, as
+if each were one sentence; ROUGE-Lsum uses that of sentences and joins the matches (Lin 2004, section 3.2). What papers
+on CNN/Daily Mail call ROUGE-L, from ROUGE-1.5.5 on a file with one sentence per line, is ROUGE-Lsum.
 
-Like files2rouge, a sentence ends at a word "." (--sentence-end), and words are stemmed (--no-stem leaves them).
+As in files2rouge, a sentence ends at a word "." (--sentence-end), and words are stemmed (unless --no-stem).
 
-rouge-score has its own notion of a word, whatever the text's tokens are: a run of a to z and 0 to 9 after lower-casing;
-all else, letters of other alphabets too, parts words and is dropped (and so are Moses' escapes, &apos; and the like,
-before they could become words). The usual protocol puts Stanford's PTBTokenizer before the scorer, on both sides. What
-differs: PTB's "do n't" gives the words "do", "n", "t", but "don't" gives "don", "t"; PTB writes brackets as -LRB- and
--RRB-, which become words "lrb" and "rrb". To stand beside published numbers a text should be in PTB's tokens.
+rouge-score has its own definition of a word, whatever the text's tokens are: a run of a to z and 0 to 9 after
+lower-casing. Everything else, even letters of other alphabets, separates words and is dropped (Moses' escapes such as
+&apos; are removed before they could become words). The usual protocol applies Stanford's PTBTokenizer to both sides
+before scoring. The differences: PTB's "do n't" gives the words "do", "n", "t", but "don't" gives "don", "t"; PTB writes
+brackets as -LRB- and -RRB-, which become the words "lrb" and "rrb". To compare with published scores, use PTB tokens.
 """
 
 import re
@@ -27,17 +27,17 @@ from lightconv_plugin.errors import InputError
 TYPES = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "rougeLsum": "ROUGE-Lsum"}
 # ROUGE-1.5.5 -c 95 -r 1000. The seed makes the interval the same on every run.
 CONFIDENCE, SAMPLES, SEED = 0.95, 1000, 0
-# fairseq-generate's <unk> in a reference, so written that it matches none in a translation.
+# fairseq-generate's form of <unk> in a reference, chosen so that it does not match <unk> in a translation.
 UNKNOWN, MATCHES_NOTHING = "<<unk>>", " unknowninreference "
 MOSES_ESCAPES = re.compile(r"&(?:amp|lt|gt|apos|quot|#124|#91|#93);")
 
 
 @dataclass(frozen=True)
 class RougeReport:
-    """What `lightconv score --metric rouge` found: means over the summaries, on the scale 0 to 100.
+    """The result of `lightconv score --metric rouge`: means over the summaries, on a scale of 0 to 100.
 
     rouge1, rouge2, rougeL, rougeLsum: F1. precision, recall: by the same names. interval: the 95 % interval of each F1,
-    [low, high]. n: summaries; empty: those without a word, which score 0 and are counted.
+    [low, high]. n: number of summaries; empty: those without a word, which score 0 but are counted.
     """
 
     rouge1: float
@@ -54,7 +54,7 @@ class RougeReport:
     sentence_end: str
 
     def lines(self) -> str:
-        """For people: one line for each ROUGE, then what was done."""
+        """Readable lines: one for each ROUGE, then one about the method."""
         rows = []
         for key, name in TYPES.items():
             low, high = self.interval[key]
@@ -73,7 +73,7 @@ def rouge(
 
     stem: compare Porter stems of words longer than three letters. sentence_end: the token that ends a sentence.
 
-    Raises InputError for unequal numbers, none, a reference without a word, or a missing rouge-score.
+    Raises InputError if the numbers differ or are 0, a reference has no word, or rouge-score is not installed.
     """
     _check(summaries, references, sentence_end)
     library = _library()
@@ -113,7 +113,7 @@ def rouge(
 
 
 def sentences(text: str, sentence_end: str = ".") -> list[str]:
-    """The sentences of a text in tokens; the token that ends one is left out. An empty text has none."""
+    """The sentences of a tokenised text, without the tokens that end them. An empty text has none."""
     found: list[list[str]] = [[]]
     for token in text.split():
         if token == sentence_end:
@@ -145,7 +145,7 @@ def _library():
 
 
 def _tokeniser(library, stem: bool):
-    """rouge-score's own tokens; each different word is stemmed once, which takes most of the time otherwise."""
+    """rouge-score's own tokeniser, but stemming each different word only once, as it takes most of the time."""
     stemmer = None
     if stem:
 
@@ -162,7 +162,7 @@ def _tokeniser(library, stem: bool):
 
 
 def _aggregate(aggregator) -> dict:
-    """The aggregator's intervals; it draws from numpy's global generator, which is left as it was."""
+    """The aggregator's intervals; it uses numpy's global generator, whose state is restored."""
     import numpy as np
 
     state = np.random.get_state()

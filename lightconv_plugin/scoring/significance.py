@@ -1,6 +1,7 @@
 """Whether one system is better than another: sacreBLEU's paired bootstrap test (Koehn 2004) on each of our measures."""
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import read_lines
 from lightconv_plugin.scoring.bleu import Measure
-from lightconv_plugin.scoring.generate_log import is_gen_log, parse_gen_log
+from lightconv_plugin.scoring.generate_log import Generated, is_gen_log, parse_gen_log
 
 SAMPLES = 1000
 NAMES = {"bleu_tok": "BLEU4", "sacrebleu": "sacreBLEU", "chrf": "chrF2"}
@@ -16,10 +17,10 @@ NAMES = {"bleu_tok": "BLEU4", "sacrebleu": "sacreBLEU", "chrf": "chrF2"}
 
 @dataclass(frozen=True)
 class Comparison:
-    """One measure of the two systems, on the scale 0 to 100.
+    """One measure of the two systems, on a scale of 0 to 100.
 
-    score, against_score: of the whole text. mean, ci: of the bootstrap samples, of which 95% lie within mean ± ci.
-    p_value: how probable so large a difference is between systems that are equally good.
+    score, against_score: of the whole text. mean, ci: 95% of the bootstrap samples are within mean ± ci.
+    p_value: the probability of a difference this large between equally good systems.
     """
 
     score: float
@@ -33,7 +34,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Significance:
-    """The measures by name; the test's signature says samples, seed and the measure's own parameters."""
+    """The measures by name; the signature has the number of samples, the seed and the measure's own parameters."""
 
     against: str
     samples: int
@@ -45,7 +46,7 @@ class Significance:
         return {"file": self.against, "samples": self.samples, **measures}
 
     def lines(self) -> str:
-        """For people: a line for each measure."""
+        """Readable lines, one for each measure."""
         rows = [f"against {self.against}, paired bootstrap test of {self.samples:,} samples:\n"]
         for name, found in self.measures.items():
             ours = f"{found.score:.2f} ({found.mean:.2f} ± {found.ci:.2f})"
@@ -55,16 +56,25 @@ class Significance:
         return "".join(rows)
 
 
-def read_other(path: Path, references: Sequence[str]) -> list[str]:
-    """The other system's translations, from a log of fairseq-generate or a file with one to a line.
+def read_other(
+    path: Path,
+    references: Sequence[str],
+    joined: Callable[[str], str] = str,
+    check: Callable[[Generated, object], None] = lambda log, name: None,
+) -> list[str]:
+    """The other system's translations, from a fairseq-generate log or a file with one per line.
 
-    Raises InputError when they are not of the sentences of these references.
+    joined: joins the subwords of a line. The references are compared without them, as one of the two logs may have been
+        written with --remove-bpe. check: called with a log and its name, raises InputError if it cannot be scored.
+
+    Raises InputError if they are not translations of the same sentences as these references.
     """
     lines = read_lines(path)
     if is_gen_log(lines):
         log = parse_gen_log(lines, path)
+        check(log, path)
         for number, (ours, theirs) in enumerate(zip(references, log.references, strict=False)):
-            if ours != theirs:
+            if joined(ours) != joined(theirs):
                 raise InputError(
                     f"{path} has translations of another text: its reference T-{number} is {theirs[:60]!r}"
                 )
@@ -77,12 +87,14 @@ def read_other(path: Path, references: Sequence[str]) -> list[str]:
 def compare(
     system: Mapping[str, Measure], other: Mapping[str, Measure], against: str, samples: int = SAMPLES
 ) -> Significance:
-    """Test every measure of `system` against the same of `other`; `against` is the other's name for the report.
+    """Test every measure of `system` against that of `other`; `against` is the other system's name in the report.
 
-    The seed is sacreBLEU's, 12345, or what $SACREBLEU_SEED says: the same texts give the same numbers on every run.
+    The seed is sacreBLEU's, 12345, or $SACREBLEU_SEED: the same texts give the same numbers on every run.
     """
     from sacrebleu.significance import PairedTest
 
+    if not ((seed := os.environ.get("SACREBLEU_SEED", "0")).isdecimal() or seed.lower() == "none"):
+        raise InputError(f"SACREBLEU_SEED must be a number or none, got {seed!r}")
     found, signatures = {}, {}
     for name, ours in system.items():
         test = PairedTest(
@@ -102,8 +114,9 @@ def compare(
             against_score=float(baseline.score),
             against_mean=float(baseline.mean),
             against_ci=float(baseline.ci),
-            # For equal texts no sample differs, and sacreBLEU's count of those that differ more has its lowest value.
-            p_value=1.0 if ours.hypotheses == other[name].hypotheses else float(result.p_value),
+            # Every sample differs by 0 or more. sacreBLEU counts those that differ by more than what was observed, and
+            # returns its lowest p-value for texts that this measure does not distinguish.
+            p_value=1.0 if result.score == baseline.score else float(result.p_value),
         )
         signatures[name] = str(signature[key])
     return Significance(against, samples, found, signatures)

@@ -90,8 +90,8 @@ BROKEN = {
         [re.sub(r"^H-5\t.*", "H-5\t-0.53", s) for s in log_of(SENTENCES, SENTENCES)],
         "H-5 has a score and",
     ),
-    "twice": (log_of(SENTENCES, SENTENCES, order=[*range(10), 4]), "T-4 comes twice"),
-    "nbest": ([*cut_after("P-"), "H-4\t-0.9\tzweite Wahl", END], "H-4 comes twice: generate with --nbest 1"),
+    "twice": (log_of(SENTENCES, SENTENCES, order=[*range(10), 4]), "T-4 occurs twice"),
+    "nbest": ([*cut_after("P-"), "H-4\t-0.9\tzweite Wahl", END], "H-4 occurs twice: generate with --nbest 1"),
     "two-logs": (log_of(SENTENCES, SENTENCES) * 2, "two logs in one"),
     "skipped": (
         ["1,203 samples have invalid sizes and will be skipped, max_positions=9", *log_of(SENTENCES, SENTENCES)],

@@ -30,9 +30,9 @@ def test_the_numbers_of_a_log(tmp_path, capsys):
 @pytest.mark.parametrize(
     "lines, said",
     [
-        (LOG[:2], "is cut off or not of fairseq-eval-lm: it lacks the line 'Loss (base 2)"),
-        ([*LOG[:2], LOG[2][:-9]], "is cut off or not of fairseq-eval-lm: it lacks the line 'Loss"),
-        ([*LOG[:2], LOG[2][:-3]], "is cut off or not of fairseq-eval-lm: it lacks the line 'Loss"),
+        (LOG[:2], "is cut off or not from fairseq-eval-lm: it lacks the line 'Loss (base 2)"),
+        ([*LOG[:2], LOG[2][:-9]], "is cut off or not from fairseq-eval-lm: it lacks the line 'Loss"),
+        ([*LOG[:2], LOG[2][:-3]], "is cut off or not from fairseq-eval-lm: it lacks the line 'Loss"),
         ([LOG[0], LOG[2]], "it lacks the line 'Evaluated … tokens"),
         (["hello"], "it lacks the line 'Evaluated"),
         (LOG * 2, "has the results of several runs"),
@@ -131,5 +131,5 @@ def test_what_tuning_a_language_model_refuses(arguments, said, training, capsys)
 
 
 def test_a_translation_model_has_no_perplexity_here(training, toy_training, capsys):
-    with pytest.raises(InputError, match="is not of a language model"):
+    with pytest.raises(InputError, match="is not a language model"):
         measure_perplexity(training[0], toy_training / "checkpoint1.pt", "valid")

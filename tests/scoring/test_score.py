@@ -333,11 +333,28 @@ def test_wrong_files(options, said, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("lang", ["xx", "german", "DE", "de_DE", ""])
-@pytest.mark.parametrize("detok", ["moses", "none"])
-def test_an_unknown_language_is_refused(detok, lang, files, capsys):
-    said = refused(capsys, *files(["a"], ["a"]), "--lang", lang, "--detok", detok)
+def test_a_language_without_rules_is_refused(lang, files, capsys):
+    said = refused(capsys, *files(["a"], ["a"]), "--lang", lang, "--detok", "moses")
     assert f"--lang {lang!r} is not known; allowed: " in said
     assert " de, " in said
+
+
+@pytest.mark.parametrize("lang", ["tr", "vi", "ast", "pt_BR"])
+def test_plain_text_needs_no_rules(lang, files, capsys):
+    got = as_json(capsys, *files(SENTENCES, SENTENCES), "--lang", lang, "--detok", "none")
+    assert got["sacrebleu"] == pytest.approx(100) and "|tok:13a|" in got["signature"]
+
+
+@pytest.mark.parametrize("lang", ["zh", "zh_CN", "ZH"])
+def test_a_region_does_not_change_sacrebleus_tokeniser(lang, files, capsys):
+    got = as_json(capsys, *files(SENTENCES, SENTENCES), "--lang", lang, "--detok", "none")
+    assert "|tok:zh|" in got["signature"]
+
+
+@pytest.mark.parametrize("lang", ["german", "d", "de-", ""])
+def test_what_is_no_code_is_refused(lang, files, capsys):
+    said = refused(capsys, *files(["a"], ["a"]), "--lang", lang, "--detok", "none")
+    assert f"--lang must be the code of a language, such as de or pt_BR, got {lang!r}" in said
 
 
 def test_a_missing_language_is_refused(files, capsys):

@@ -91,6 +91,10 @@ def test_options_in_a_file_and_a_name_that_begins_with_a_dash(evaluate, checkpoi
         (["--lang", "klingon"], "'klingon' is not known"),
         (["--subset", "dev"], "has no subset dev"),
         (["@none.args"], "there is no configuration none.args: did you mean cnndm/generate.args?"),
+        (["--raw-ref", "/no/where"], "no such file: /no/where"),
+        (["-s", "en", "-t", "de"], "has no direction en-de; test is there as de-en"),
+        (["--results-path", "x"], "--results-path is set by this command"),
+        (["--nbest=2"], "--nbest is set by this command"),
         (["--beem", "3"], "in the options for fairseq-generate: unrecognized arguments: --beem 3"),
         (["--beam", "x"], "in the options for fairseq-generate: argument --beam: invalid int value: 'x'"),
     ],
@@ -100,6 +104,30 @@ def test_wrong_arguments_are_refused_before_any_work(arguments, said, evaluate, 
     status, _, err = evaluate(checkpoint, *arguments)
     assert status == 2 and said in err.splitlines()[-1], err
     assert [path.name for path in checkpoint.parent.iterdir()] == ["model.pt"]
+
+
+def test_scores_do_not_outlive_the_log_they_are_of(evaluate, checkpoint, tmp_path):
+    old = tmp_path / "model.test.score"
+    old.write_text("of an earlier log")
+    status, _, err = evaluate(checkpoint, *SEARCH, "--against", checkpoint)  # found to be no text after generating
+    assert status == 2 and "is not UTF-8" in err
+    assert (tmp_path / "model.test.gen").is_file() and not old.exists()
+
+
+def test_of_two_directions_the_one_that_is_generated_is_scored(evaluate, checkpoint, toy_data, tmp_path):
+    """fairseq-generate would take the first one that it finds."""
+    both = list(toy_data.glob("test.de-en.*"))
+    made = [toy_data / f"test.en-de.{path.name.split('.', 2)[2]}" for path in both]
+    for path, copy in zip(both, made, strict=True):
+        copy.hardlink_to(path)
+    try:
+        status, _, err = evaluate(checkpoint, *SEARCH)
+        assert status == 2 and "has several directions: name the languages; test is there as de-en, en-de" in err
+        status, out, err = evaluate(checkpoint, *SEARCH, "--json", "-s", "de", "-t", "en")
+        assert status == 0 and json.loads(out)["lang"] == "en", err[-2000:]
+    finally:
+        for copy in made:
+            copy.unlink()
 
 
 def test_a_checkpoint_that_is_not_there(evaluate, tmp_path):

@@ -68,6 +68,36 @@ def test_a_difference_is_found_and_a_system_does_not_differ_from_itself(files, a
     assert worse["bleu_tok"]["score"] < worse["bleu_tok"]["against_score"] and worse["bleu_tok"]["p_value"] < 0.05
 
 
+@pytest.mark.parametrize(
+    "options, same", [(["--lowercase"], str.capitalize), ([], lambda line: line.replace(" .", "."))]
+)
+def test_texts_that_a_measure_does_not_distinguish_do_not_differ(options, same, files, against, capsys):
+    """sacreBLEU would report its lowest p-value for a difference of exactly 0."""
+    other = [same(line) for line in GOOD]
+    assert other != GOOD
+    options = (*files(GOOD, REFERENCES), *against(other), "--detok", "none", "--samples", "50", *options)
+    found = as_json(capsys, *options)["against"]["chrf"]
+    assert (found["score"], found["p_value"]) == (found["against_score"], 1)
+
+
+def test_the_other_log_is_checked_and_joined_like_ours(files, tmp_path, against, capsys):
+    ours = tmp_path / "ours.gen"
+    pieces = [line.replace("ein", "e@@ in") for line in REFERENCES]
+    write(ours, log_of(pieces, pieces))
+    options = ("--gen", ours, "--remove-bpe", "--lang", "de", "--samples", "20")
+    joined = as_json(capsys, *options, *against(log_of(REFERENCES, REFERENCES)))["against"]["bleu_tok"]
+    assert joined["score"] == joined["against_score"] == pytest.approx(100)
+    decoded = log_of(BAD, REFERENCES, detokenised=[line.replace(" .", ".") for line in BAD])
+    said = refused(capsys, *options, *against(decoded))
+    assert "--detok is missing: " in said and "other was written by fairseq-generate" in said
+
+
+def test_a_seed_that_is_no_number_is_refused(files, against, monkeypatch, capsys):
+    monkeypatch.setenv("SACREBLEU_SEED", "abc")
+    said = refused(capsys, *files(GOOD, REFERENCES), *against(BAD), "--detok", "none")
+    assert "SACREBLEU_SEED must be a number or none, got 'abc'" in said
+
+
 @pytest.mark.parametrize("options", [["--lowercase"], ["--compound-split"]], ids=["lowercase", "compounds"])
 def test_both_sides_are_prepared_alike(options, files, against, capsys):
     shouted = [re.sub("[a-z]", lambda m: m[0].upper(), line) if "--lowercase" in options else line for line in GOOD]

@@ -1,0 +1,62 @@
+"""`lightconv score --data`: what a folder of binarised data and the folder above it say about the text."""
+
+import json
+
+import pytest
+
+from tests.scoring.corpora import PLAIN, TOKENISED, as_json, refused, write
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """Makes a corpus of these directions, with raw test sets and this corpus.json; returns its data-bin."""
+
+    def make(*directions, about=None):
+        data = tmp_path / "corpus/data-bin"
+        data.mkdir(parents=True)
+        (tmp_path / "corpus/raw").mkdir()
+        for pair in directions:
+            for lang in pair.split("-"):
+                (data / f"test.{pair}.{lang}.idx").touch()
+        write(tmp_path / "corpus/raw/test.de", PLAIN)
+        write(tmp_path / "corpus/raw/test.en", ["one", "two", "three"])
+        if about is not None:
+            (tmp_path / "corpus/corpus.json").write_text(json.dumps(about))
+        return data
+
+    return make
+
+
+def test_text_that_was_not_tokenised_is_not_detokenised(corpus, files, capsys):
+    data = corpus("en-de", about={"text": {"de": {"tokeniser": "none", "lang": "de"}}})
+    write(data.parent / "raw/test.de", TOKENISED)
+    got = as_json(capsys, *files(TOKENISED, TOKENISED), "--data", data)
+    assert (got["detok"], got["sacrebleu"], got["chrf"]) == ("none", pytest.approx(100), pytest.approx(100))
+    assert as_json(capsys, *files(TOKENISED, TOKENISED), "--data", data, "--detok", "moses")["sacrebleu"] < 90
+
+
+@pytest.mark.parametrize(
+    "text", [None, [], {"de": None}, {"en": {"tokeniser": "none"}}, {"de": {"tokeniser": "moses"}}]
+)
+def test_other_text_is_detokenised(text, corpus, files, capsys):
+    got = as_json(capsys, *files(TOKENISED, TOKENISED), "--data", corpus("en-de", about={"text": text}))
+    assert (got["detok"], got["sacrebleu"]) == ("moses", pytest.approx(100))
+
+
+def test_of_two_directions_the_language_chooses(corpus, files, capsys):
+    data = corpus("de-en", "en-de")
+    said = refused(capsys, *files(TOKENISED, TOKENISED), "--data", data)
+    assert f"{data} has several directions: name the languages; test is there as de-en, en-de" in said
+    got = as_json(capsys, *files(TOKENISED, TOKENISED), "--data", data, "--lang", "de")
+    assert (got["lang"], got["sacrebleu"]) == ("de", pytest.approx(100))
+    english = ["one", "two", "three"]
+    got = as_json(capsys, *files(english, english), "--data", data, "--lang", "en")
+    assert (got["lang"], got["chrf"]) == ("en", pytest.approx(100))
+
+
+def test_the_rules_may_be_of_another_name_than_the_files(corpus, files, capsys):
+    data = corpus("en-de_DE")
+    write(data.parent / "raw/test.de_DE", PLAIN)
+    got = as_json(capsys, *files(TOKENISED, TOKENISED), "--data", data, "--lang", "de")
+    assert (got["lang"], got["sacrebleu"]) == ("de", pytest.approx(100))
+    assert "'de_DE' is not known" in refused(capsys, *files(TOKENISED, TOKENISED), "--data", data)
