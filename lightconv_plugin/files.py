@@ -32,23 +32,36 @@ def locked(path: Path, taken: str) -> Iterator[None]:
         os.close(descriptor)
 
 
+def check_writable(path: Path) -> None:
+    """Raise InputError if `path` is a folder, or if the folder that it would be in does not exist."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name a file to write")
+    if not (folder := Path(os.path.realpath(path)).parent).is_dir():
+        raise InputError(f"cannot write {path}: there is no folder {folder}")
+
+
 @contextlib.contextmanager
 def atomic_write(path: Path, binary: bool = False) -> Iterator[IO]:
     """Open a temporary file next to `path` that is renamed to `path` if the block ends without an error.
 
     A reader of `path` sees either the old content or all of the new content, and a failure leaves no file behind. Files
     left by killed processes are removed at the next write of the same path. Text is UTF-8 with "\\n" line ends.
+
+    If `path` is a link, the file that it leads to is written. A device or a pipe, such as /dev/stdout, is opened as it
+    is: renaming a file to it would replace it.
     """
-    path = Path(path)
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: name a file to write")
-    if not path.absolute().parent.is_dir():
-        raise InputError(f"cannot write {path}: there is no folder {path.absolute().parent}")
+    check_writable(path := Path(path))
+    text: dict[str, Any] = {} if binary else {"encoding": "utf-8", "newline": "\n"}
+    kind = "b" if binary else ""
+    if path.exists() and not path.is_file():
+        with path.open(f"w{kind}", **text) as file:
+            yield file
+        return
+    path = Path(os.path.realpath(path))
     _remove_abandoned(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    how: dict[str, Any] = {"mode": "xb"} if binary else {"mode": "x", "encoding": "utf-8", "newline": "\n"}
     try:
-        with temporary.open(**how) as file:
+        with temporary.open(f"x{kind}", **text) as file:
             _lock(file)
             yield file
             file.flush()
@@ -169,7 +182,9 @@ def _is_running(pid: int) -> bool:
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a UTF-8 file without line ends; only "\\n" and "\\r\\n" end a line, as for `wc -l`."""
-    if not path.is_file():
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name a file to read")
+    if not path.exists():
         raise InputError(f"no such file: {path}")
     content = path.read_bytes()
     try:

@@ -19,6 +19,7 @@ from lightconv_plugin.cli.score_options import (
     warner,
 )
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import read_lines
 from lightconv_plugin.paths import find_config
 
 DESCRIPTION = """\
@@ -69,7 +70,7 @@ def with_files(argv: list[str]) -> list[str]:
     expanded = []
     for argument in places_first(argv):
         if argument.startswith("@") and not argument.startswith("@@"):
-            lines = find_config(argument[1:], ".args").read_text(encoding="utf-8").splitlines()
+            lines = read_lines(find_config(argument[1:], ".args"))
             expanded += [word for line in lines for word in line.partition("#")[0].split()]
         else:
             expanded.append(argument)

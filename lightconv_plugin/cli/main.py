@@ -14,12 +14,14 @@ The modules outside cli/ know no options: their errors put parameter names in ba
 `lang` becomes --lang, or DATA_BIN for a positional argument with that metavar.
 
 Exit status: 0 done; 1 `doctor` found a problem, `build` failed, or `translate` left a line empty; 2 bad arguments or
-input; 130 interrupted.
+input; 130 interrupted; 141 whoever read standard output has gone.
 """
 
 import argparse
 import difflib
 import importlib
+import io
+import os
 import re
 import signal
 import sys
@@ -163,12 +165,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         top.error("a command is needed: lightconv --help lists them")
     name, *arguments = argv
     parser: argparse.ArgumentParser | None = None
+    args: argparse.Namespace | None = None
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
+            stream.reconfigure(errors="backslashreplace")  # a character that cannot be shown loses no result
     previous = signal.signal(signal.SIGTERM, _leave)
     try:
         parser = subparser(name)
         args = _parse(parser, arguments)
         args.command = name
-        return args.run(args)
+        status = args.run(args)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return status
+    except BrokenPipeError as error:
+        if args is None or getattr(args, "output", None):
+            return _failed(name, str(error))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing may be flushed at exit
+        return 128 + signal.SIGPIPE
     except (InputError, OSError) as error:
         return _failed(name, _with_options(str(error), parser) if parser else str(error))
     except ModuleNotFoundError as error:

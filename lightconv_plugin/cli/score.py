@@ -27,7 +27,7 @@ from lightconv_plugin.cli.score_options import (
     warner,
 )
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import atomic_write, read_lines
+from lightconv_plugin.files import atomic_write, check_writable, read_lines
 from lightconv_plugin.scoring.bleu import LEFT_OVER
 from lightconv_plugin.scoring.generate_log import parse_gen_log
 from lightconv_plugin.scoring.measuring import Scored, score, with_facts
@@ -45,6 +45,8 @@ OPTIONS = {
 
 def run(args: argparse.Namespace) -> int:
     _check_options(args)
+    if args.output:
+        check_writable(args.output)
     facts: dict[str, float | None] = {"parameters": count_parameters(args.checkpoint)} if args.checkpoint else {}
     if args.metric == "perplexity":
         found = parse_eval_lm_log(read_lines(args.log), args.log)
@@ -53,10 +55,10 @@ def run(args: argparse.Namespace) -> int:
         scored, speed = _score_text(args)
         facts |= {"sentences_per_second": speed} if args.speed else {}
     text = with_facts(scored, facts).text(args.json)
+    sys.stdout.write(text)
     if args.output:
         with atomic_write(args.output) as file:
             file.write(text)
-    sys.stdout.write(text)
     return 0
 
 

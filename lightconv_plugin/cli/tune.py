@@ -24,7 +24,7 @@ from lightconv_plugin.cli.score_options import (
     refuse,
     warner,
 )
-from lightconv_plugin.files import atomic_write
+from lightconv_plugin.files import atomic_write, check_writable
 from lightconv_plugin.recipes.tuning import MEASURES, metric_of, tune
 from lightconv_plugin.scoring.perplexity import split_context_window
 
@@ -37,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
         "perplexity": ("lenpen", "grid", *BLEU_OPTIONS, *ROUGE_OPTIONS),
     }
     refuse(args, refused[metric], f"--by {args.by}")
+    if args.output:
+        check_writable(args.output)
     # The batches of fairseq-eval-lm depend on it.
     args.context_window, rest = split_context_window(args.rest) if metric == "perplexity" else (0, args.rest)
     result = tune(
@@ -55,10 +57,10 @@ def run(args: argparse.Namespace) -> int:
         warn=warner("tune"),
     ) | {"options": args.rest}
     text = json.dumps(result, ensure_ascii=False) + "\n" if args.json else _for_people(result)
+    sys.stdout.write(text)
     if args.output:
         with atomic_write(args.output) as file:
             file.write(text)
-    sys.stdout.write(text)
     return 0
 
 

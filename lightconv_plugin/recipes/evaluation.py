@@ -41,10 +41,10 @@ def languages_in(options: Sequence[str]) -> Languages:
     return known.source_lang, known.target_lang
 
 
-def results_of(checkpoint: Path, subset: str) -> tuple[Path, Path]:
-    """Where `evaluate` writes the log of fairseq-generate and the scores: CHECKPOINT.SUBSET.gen and .score."""
+def results_of(checkpoint: Path, subset: str, log: str = "gen", values: str = "score") -> tuple[Path, Path]:
+    """Where the log of fairseq's command and the values are written: CHECKPOINT.SUBSET.gen and .score by `evaluate`."""
     name = f"{checkpoint.name.removesuffix('.pt')}.{subset}"
-    return checkpoint.with_name(f"{name}.gen"), checkpoint.with_name(f"{name}.score")
+    return checkpoint.with_name(f"{name}.{log}"), checkpoint.with_name(f"{name}.{values}")
 
 
 def evaluate(
@@ -136,8 +136,11 @@ def measure_perplexity(
     if "tokens_per_sample" not in task:
         raise InputError(f"{checkpoint} is not a language model: its task has no tokens_per_sample")
     own = evaluation(task, words, context_window)
+    config = fairseq_generate.parse_options([str(data), *own, *options], "eval_lm")
     text = fairseq_generate.eval_lm_log(data, checkpoint, subset, [*own, *options])
-    with atomic_write(log := checkpoint.with_suffix(f".{subset}.eval_lm")) as file:
+    log, values = results_of(checkpoint, subset, "eval_lm", "ppl")
+    values.unlink(missing_ok=True)  # of another log
+    with atomic_write(log) as file:
         file.write(text)
     found = parse_eval_lm_log(read_lines(log), log)
     tokens = tokens_of(data, subset)
@@ -149,9 +152,9 @@ def measure_perplexity(
         "tokens": tokens,
         "subset": subset,
         "context_window": context_window,
-        "tokens_per_sample": int(task["tokens_per_sample"]),
+        "tokens_per_sample": int(config.task.tokens_per_sample),
         "parameters": count_parameters(checkpoint),
     }
-    with atomic_write(checkpoint.with_suffix(f".{subset}.ppl")) as file:
+    with atomic_write(values) as file:
         file.write(json.dumps(result) + "\n")
     return result

@@ -1,6 +1,6 @@
 """How the text of a corpus was tokenised, stored with the corpus so that it can be repeated on any other text.
 
-scripts/prepare_*.py put a recipe for each language into corpus.json (key "text"). It is the recipe of the test set, as
+`lightconv prepare` puts a recipe for each language into corpus.json (key "text"). It is the recipe of the test set, as
 users' text is like a test set. Training text may have had more steps, such as punctuation normalisation.
 """
 

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import lightconv_plugin
 from lightconv_plugin.cli import doctor, main, user_dir
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import atomic_write
+from lightconv_plugin.files import atomic_write, read_lines
 
 COMMANDS = [name for commands in main.COMMANDS.values() for name in commands]
 
@@ -171,6 +172,29 @@ def test_an_error_is_one_line_and_a_status(error, status, said, monkeypatch, cap
     assert err.count("\n") == 1
 
 
+def test_nothing_is_said_when_the_reader_has_gone(repository, tmp_path):
+    """`lightconv score … | head -0`"""
+    (tmp_path / "text").write_text("a b c d\n", encoding="utf-8")
+    options = ["--sys", str(tmp_path / "text"), "--ref", str(tmp_path / "text"), "--detok", "none"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "lightconv_plugin", "score", *options]
+    environment = os.environ | {"PYTHONPATH": str(repository)}
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=environment)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_what_the_terminal_cannot_show_is_escaped(repository, tmp_path):
+    (tmp_path / "text").write_text("a b c d\n", encoding="utf-8")
+    options = ["--sys", tmp_path / "text", "--ref", tmp_path / "text", "--against", tmp_path / "text"]
+    command = [sys.executable, "-m", "lightconv_plugin", "score", *map(str, options), "--detok", "none"]
+    environment = os.environ | {"PYTHONPATH": str(repository), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert r"100.00 \xb1 0.00" in done.stdout
+
+
 def test_an_unforeseen_error_is_not_hidden(monkeypatch):
     def fail(args):
         raise RuntimeError("a bug")
@@ -227,6 +251,40 @@ def test_atomic_write_shows_the_old_content_until_the_end(tmp_path):
         file.flush()
         assert path.read_text() == "old"
     assert path.read_text() == "new"
+
+
+def test_atomic_write_follows_links(tmp_path):
+    (tmp_path / "folder").mkdir()
+    link, target = tmp_path / "link", tmp_path / "folder/target"
+    link.symlink_to("folder/target")
+    for content in ("made", "replaced"):
+        with atomic_write(link) as file:
+            file.write(content)
+        assert link.is_symlink() and target.read_text() == content
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder", "link", "target"]
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_atomic_write_does_not_replace_what_is_no_file(binary, tmp_path):
+    """/dev/null, /dev/stdout or a named pipe are written to as they are."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with atomic_write(pipe, binary=binary) as file:
+            file.write(b"text" if binary else "text")
+        assert os.read(reader, 9) == b"text" and stat.S_ISFIFO(pipe.stat().st_mode)
+    finally:
+        os.close(reader)
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_lines_are_read_from_pipes_too(tmp_path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    if (child := os.fork()) == 0:
+        pipe.write_text("a\nb\n")
+        os._exit(0)
+    assert read_lines(pipe) == ["a", "b"]
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit], ids=lambda e: e.__name__)

@@ -236,6 +236,8 @@ def test_what_is_refused(arguments, said, data, save_dir, capsys):
 
 
 def test_places_that_are_not_there(data, save_dir, tmp_path, capsys):
+    output = tmp_path / "none/file"
+    assert f"there is no folder {output.parent}" in refused(capsys, data, save_dir, "--output", output)
     assert "no folder" in refused(capsys, tmp_path / "none", save_dir)
     assert "no folder" in refused(capsys, data, tmp_path / "none")
     (tmp_path / "empty").mkdir()

@@ -110,6 +110,18 @@ def test_tuning_a_language_model_is_measuring_each_average(training, tmp_path, c
     assert result["tokens"] == parse_eval_lm_log(log.read_text().splitlines(), log).tokens
 
 
+def test_options_are_recorded_as_they_were_used(training, tmp_path):
+    """Two names that differ after a dot have results of their own."""
+    data, folder = training
+    for name, length in (("model.v1", 10), ("model.v2", 20)):
+        (tmp_path / name).hardlink_to(folder / "checkpoint1.pt")
+        options = ["--cpu", "--tokens-per-sample", str(length), "--sample-break-mode", "none"]
+        result = measure_perplexity(data, tmp_path / name, "valid", 0, options)
+        assert result["tokens_per_sample"] == length
+        assert json.loads((tmp_path / f"{name}.valid.ppl").read_text()) == result
+    assert (tmp_path / "model.v1.valid.eval_lm").is_file()
+
+
 @pytest.mark.parametrize(
     "arguments, said",
     [

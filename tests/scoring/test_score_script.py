@@ -1,6 +1,7 @@
 """`lightconv evaluate`, which is scripts/score.sh: what goes to fairseq-generate and what to the scorers."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -90,6 +91,7 @@ def test_options_in_a_file_and_a_name_that_begins_with_a_dash(evaluate, checkpoi
         (["--sentence-end", "."], "--sentence-end is not valid with --metric bleu"),
         (["--lang", "klingon"], "'klingon' is not known"),
         (["--subset", "dev"], "has no subset dev"),
+        (["@latin.args"], "latin.args is not UTF-8: byte 0xfc in line 1"),
         (["@none.args"], "there is no configuration none.args: did you mean cnndm/generate.args?"),
         (["--raw-ref", "/no/where"], "no such file: /no/where"),
         (["-s", "en", "-t", "de"], "has no direction en-de; test is there as de-en"),
@@ -100,7 +102,11 @@ def test_options_in_a_file_and_a_name_that_begins_with_a_dash(evaluate, checkpoi
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_arguments_are_refused_before_any_work(arguments, said, evaluate, checkpoint):
+def test_wrong_arguments_are_refused_before_any_work(
+    arguments, said, evaluate, checkpoint, tmp_path_factory, monkeypatch
+):
+    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
+    Path("latin.args").write_bytes("--beam 4 # für".encode("latin-1"))
     status, _, err = evaluate(checkpoint, *arguments)
     assert status == 2 and said in err.splitlines()[-1], err
     assert [path.name for path in checkpoint.parent.iterdir()] == ["model.pt"]

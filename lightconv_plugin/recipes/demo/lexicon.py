@@ -1,7 +1,7 @@
 """The words of the German–English grammar: nouns, verbs, adjectives, names, numbers, adverbials; most frequent first.
 
 Every English word stands for exactly one German word of its class, so that the source determines its translation into
-German. Forms that follow from a rule are in grammar_german.py and grammar_phrases.py; this file has everything else.
+German. Forms that follow from a rule are in german.py and phrases.py; this file has everything else.
 """
 
 from __future__ import annotations
