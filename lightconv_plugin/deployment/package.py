@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,19 @@ FORMATS = ("aoti", "export")
 ABOUT = "deployment.json"
 FORMAT_VERSION = 1
 _GRAPHS = ("start", "step")
+# What `force` may replace. An exported model has these files of text, whatever its languages and subwords are.
+_WRITTEN = (
+    *(f"{name}.pt2" for name in _GRAPHS),
+    ABOUT,
+    TEXT,
+    "dict.txt",
+    "dict.*.txt",
+    "source.bpe",
+    "target.bpe",
+    "sentencepiece.model",
+    "source.sentencepiece.model",
+    "target.sentencepiece.model",
+)
 
 
 def deploy(
@@ -41,7 +55,7 @@ def deploy(
         output: the directory to create.
         format: "aoti": libraries compiled by torch's AOTInductor for this machine's processor and version of torch;
             "export": torch.export files for any processor, which are slower and need Python.
-        force: replace a directory of a deployed model.
+        force: replace a directory of a deployed model, if it has no other files.
         said: called with one line for each step.
 
     Raises:
@@ -78,6 +92,12 @@ def _check_output(output: Path, force: bool) -> None:
         raise InputError(f"{output} exists, and is not a deployed model: choose another directory")
     if not force:
         raise InputError(f"{output} is a deployed model already: give `force` to replace it")
+    others = [path.name for path in output.iterdir() if not any(fnmatchcase(path.name, name) for name in _WRITTEN)]
+    if others:
+        raise InputError(
+            f"{output} has files that are not of a deployed model: {', '.join(sorted(others)[:3])}; move them "
+            "away before it is replaced"
+        )
 
 
 def _compile(graph: ExportedProgram, path: Path) -> None:

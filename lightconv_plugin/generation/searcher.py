@@ -71,7 +71,8 @@ class Searcher:
     def search(self, sentences: Sequence[Sequence[int]], nbest: int) -> list[list[Found]]:
         """The `nbest` best translations of each sentence, best first; a sentence ends with its end symbol.
 
-        Raises TranslationError if the options do not fit these sentences, or if memory runs out.
+        Raises TranslationError if the options do not fit these sentences, if no translation has a probability above 0
+        (weights with NaN), or if memory runs out.
         """
         source, lengths = collate(sentences, self._settings.options.pad, self._device)
         most = int(self._settings.max_len_a * source.shape[1] + self._settings.max_len_b)
@@ -80,6 +81,8 @@ class Searcher:
         except ValueError as error:  # such as a min_len above the max_len of this batch
             raise TranslationError(str(error)) from error
         except (MemoryError, RuntimeError) as error:
+            if "has a probability above 0" in str(error):
+                raise TranslationError("the model gives no translation a probability: are its weights NaN?") from error
             if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "alloc" not in str(error):
                 raise
             size = " × ".join(map(str, source.shape))

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from transformers import ForcedEOSTokenLogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, ModelOutput
 
+from lightconv_plugin.errors import InputError
 from lightconv_plugin.hf.cache import LightConvCache
 from lightconv_plugin.hf.config import LightConvConfig
-from lightconv_plugin.hf.weights import int8_arguments
+from lightconv_plugin.hf.weights import check_saved, checked_arguments
 from lightconv_plugin.modules.config import StackConfig
 from lightconv_plugin.modules.transformer import Decoder, Encoded, Encoder
 
@@ -92,14 +93,18 @@ class LightConvPreTrainedModel(PreTrainedModel):
             As in transformers.
 
         Raises:
-            ValueError: a weight is missing, unknown or of another shape, or the directory is damaged.
+            ValueError: a weight is missing, unknown or of another shape, or the directory is damaged. Nothing is
+                allocated before this is known.
         """
         with_info = kwargs.pop("output_loading_info", False)
         # Any mismatch raises an error below.
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         weights: dict[str, Any] | None = None
         if pretrained_model_name_or_path is not None:
-            weights = int8_arguments(cls.config_class, pretrained_model_name_or_path, kwargs)
+            try:
+                weights = checked_arguments(cls.config_class, pretrained_model_name_or_path, kwargs)
+            except InputError as error:
+                raise ValueError(str(error)) from error
         if weights is None:
             model, info = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         else:
@@ -112,10 +117,33 @@ class LightConvPreTrainedModel(PreTrainedModel):
             )
         return (model, info) if with_info else model
 
-    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Write the model as an exported directory; the tokenizer's save_pretrained adds dictionaries and text."""
-        self.config.weights = str(self.dtype).removeprefix("torch.")
-        super().save_pretrained(save_directory, *args, **kwargs)
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike,
+        is_main_process: bool = True,
+        state_dict: dict[str, Any] | None = None,
+        push_to_hub: bool = False,
+        max_shard_size: int | str = "50GB",
+        variant: str | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Write the model as an exported directory; the tokenizer's save_pretrained adds dictionaries and text.
+
+        Args:
+            As in transformers.
+
+        Raises:
+            ValueError: the weights are not all of one type that a directory may have, or would not be in one file.
+        """
+        if not getattr(self, "_hf_peft_config_loaded", False):  # PEFT's adapters are saved without the model
+            if variant is not None:
+                raise ValueError(f"variant is not supported: the weights have a fixed name, got {variant!r}")
+            # With DeepSpeed, `Trainer` saves an empty dictionary, and then removes the file.
+            self.config.weights = check_saved(state_dict or self.state_dict(), max_shard_size)
+        super().save_pretrained(
+            save_directory, is_main_process, state_dict, push_to_hub, max_shard_size, variant, *args, **kwargs
+        )
 
     def _init_weights(self, module: nn.Module) -> None:
         """Does nothing: the classes of modules/ initialise their own parameters."""

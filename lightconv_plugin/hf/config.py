@@ -16,6 +16,7 @@ from lightconv_plugin.validation import read
 
 KERNEL_SIZES = (3, 7, 15, 31)
 """The kernel sizes of the first layers in the paper's models; later layers have the last one."""
+_LENGTH = 1024  # the longest source and target, unless given
 
 _OPTIONS = {
     "d_model": 256,
@@ -64,8 +65,10 @@ class LightConvConfig(PretrainedConfig):
         pad_token_id, bos_token_id, eos_token_id, unk_token_id: fairseq's.
         decoder_start_token_id: the first input of the decoder; in fairseq it is </s>.
         format_version, weights, source_lang, target_lang, truncate_source, max_source_positions, max_target_positions:
-            of an exported directory.
+            of an exported directory. The positions default to 1024. With stacks, they are at most the number of learned
+            positions, if positions are learned; without stacks, they are that number.
         use_cache: return a LightConvCache, except in training or with labels.
+        tie_word_embeddings: as share_input_output.
         options: only without stacks. d_model; ffn_dim (default: 4 · d_model); num_heads (of convolutions and of
             attention); encoder_layers, decoder_layers; mixer (a name of modules.MIXERS, or one for each layer of
             the model, the encoder's first); encoder_kernel_sizes, decoder_kernel_sizes (the last is repeated); glu;
@@ -99,7 +102,7 @@ class LightConvConfig(PretrainedConfig):
         target_lang: str | None = None,
         truncate_source: bool = False,
         max_source_positions: int | None = None,
-        max_target_positions: int = 1024,
+        max_target_positions: int | None = None,
         use_cache: bool = True,
         **kwargs: Any,
     ):
@@ -108,10 +111,16 @@ class LightConvConfig(PretrainedConfig):
             raise ValueError(
                 f"format_version must be {FORMAT_VERSION}, got {format_version!r}: a newer version wrote it"
             )
+        lengths = {"max_source_positions": max_source_positions, "max_target_positions": max_target_positions}
+        for name, length in lengths.items():
+            if length is not None and (not isinstance(length, int) or length < 1):
+                raise ValueError(f"{name} must be a whole number of at least 1, got {length!r}")
         if decoder_stack is None:
             if encoder_stack is not None:
                 raise ValueError("decoder_stack is required with encoder_stack")
-            known = _build(options, vocab_size or 1000, is_encoder_decoder is not False, share_embeddings)
+            if tie_word_embeddings is not None:
+                options.setdefault("share_input_output", tie_word_embeddings)
+            known = _build(options | lengths, vocab_size or 1000, is_encoder_decoder is not False, share_embeddings)
         elif options:
             raise ValueError(f"{', '.join(options)}: not allowed with decoder_stack, which already determines it")
         else:
@@ -132,18 +141,21 @@ class LightConvConfig(PretrainedConfig):
         ):
             if value not in (None, wanted):
                 raise ValueError(f"{name} must be {wanted} as in the stacks, got {value!r}")
+        tied = model.decoder.share_input_output
+        if tie_word_embeddings not in (None, tied):
+            raise ValueError(f"tie_word_embeddings must be {tied} as share_input_output, got {tie_word_embeddings!r}")
         self.vocab_size = model.decoder.vocab_size
         self.decoder_start_token_id = eos_token_id if decoder_start_token_id is None else decoder_start_token_id
-        self.tie_word_embeddings = (
-            model.decoder.share_input_output if tie_word_embeddings is None else tie_word_embeddings
-        )
+        self.tie_word_embeddings = tied
         self.format_version = format_version
         self.weights = weights
         self.source_lang = source_lang
         self.target_lang = target_lang
         self.truncate_source = truncate_source
-        self.max_source_positions = 1024 if max_source_positions is None and has_encoder else max_source_positions
-        self.max_target_positions = max_target_positions
+        self.max_source_positions = max_source_positions
+        if model.encoder is not None:
+            self.max_source_positions = _longest("max_source_positions", max_source_positions, model.encoder)
+        self.max_target_positions = _longest("max_target_positions", max_target_positions, model.decoder)
         self.use_cache = use_cache
         super().__init__(is_encoder_decoder=has_encoder, **kwargs)
 
@@ -189,8 +201,18 @@ class LightConvConfig(PretrainedConfig):
         return written
 
 
+def _longest(name: str, given: int | None, stack: StackConfig) -> int:
+    """The longest text of a side. ValueError if it has more words than there are learned positions."""
+    learned = stack.max_positions if stack.positions == "learned" else None
+    if given is None:
+        return _LENGTH if learned is None else min(_LENGTH, learned)
+    if learned is not None and given > learned:
+        raise ValueError(f"{name} must be at most the {learned} learned positions, got {given}")
+    return given
+
+
 def _build(options: dict[str, Any], vocab_size: int, has_encoder: bool, share_embeddings: bool) -> dict[str, Any]:
-    """The stacks described by options, as in config.json."""
+    """The stacks described by options and the longest source and target, as in config.json."""
     if not has_encoder:
         unwanted = [name for name in ("encoder_layers", "encoder_kernel_sizes", "source_vocab_size") if name in options]
         if unwanted:
@@ -208,13 +230,14 @@ def _build(options: dict[str, Any], vocab_size: int, has_encoder: bool, share_em
     encoder = None
     if has_encoder:
         sizes = _sizes("encoder_kernel_sizes", chosen["encoder_kernel_sizes"], counts[0])
-        encoder = _stack(chosen, source_vocab or vocab_size, kinds[: counts[0]], sizes)
+        encoder = _stack(chosen, source_vocab or vocab_size, kinds[: counts[0]], sizes, chosen["max_source_positions"])
     sizes = _sizes("decoder_kernel_sizes", chosen["decoder_kernel_sizes"], counts[1])
     decoder = _stack(
         chosen,
         vocab_size,
         kinds[counts[0] :],
         sizes,
+        chosen["max_target_positions"],
         encoder_dim=chosen["d_model"] if has_encoder else None,
         share_input_output=chosen["share_input_output"],
         cross_attention_conv=_convolution("cross_attention_conv", chosen),
@@ -232,7 +255,9 @@ def _convolution(name: str, options: dict[str, Any]) -> AttentionConv | None:
     return None if options[name] is None else read(AttentionConv, options[name], name)
 
 
-def _stack(options: dict[str, Any], vocab_size: int, kinds: list[str], sizes: list[int], **more: Any) -> StackConfig:
+def _stack(
+    options: dict[str, Any], vocab_size: int, kinds: list[str], sizes: list[int], longest: int | None, **more: Any
+) -> StackConfig:
     dim, heads = options["d_model"], options["num_heads"]
     if not isinstance(dim, int) or dim < 1:
         raise ValueError(f"d_model must be a whole number of at least 1, got {dim!r}")
@@ -262,6 +287,7 @@ def _stack(options: dict[str, Any], vocab_size: int, kinds: list[str], sizes: li
         normalize_before=options["normalize_before"],
         final_norm=options["normalize_before"],
         positions=options["positions"],
+        max_positions=_LENGTH if longest is None else longest,
         embed_scale=math.sqrt(dim),
         dropout=options["dropout"],
         attention_dropout=options["attention_dropout"],

@@ -74,6 +74,8 @@ class LightConvForConditionalGeneration(LightConvPreTrainedModel, GenerationMixi
         return_dict: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: int | Tensor | None = None,
+        tokenizer: object = None,
+        assistant_tokenizer: object = None,
     ) -> ModelOutput | tuple:
         """
         Args:
@@ -89,6 +91,7 @@ class LightConvForConditionalGeneration(LightConvPreTrainedModel, GenerationMixi
             output_hidden_states: return the input of each layer and the output of the last.
             logits_to_keep: compute logits only for this many last positions, or for these positions; 0 for all.
             num_items_in_batch: divide the sum of the losses by this instead of the number of words.
+            tokenizer, assistant_tokenizer: ignored; `generate` passes on those that stop_strings need.
 
         Raises:
             ValueError: an argument is missing, inconsistent or not supported; the message names it.
@@ -96,7 +99,7 @@ class LightConvForConditionalGeneration(LightConvPreTrainedModel, GenerationMixi
         refuse_attentions(output_attentions)
         kept = self._keeps(output_hidden_states)
         if encoder_outputs is not None and not isinstance(encoder_outputs, BaseModelOutput):
-            encoder_outputs = LightConvEncoderOutput(*encoder_outputs[:2])
+            encoder_outputs = _of_tuple(encoder_outputs)
         encoded = None
         if past_key_values is None or check_cache(past_key_values).state is None:
             if encoder_outputs is None:
@@ -166,13 +169,15 @@ class LightConvForCausalLM(LightConvPreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: int | Tensor | None = None,
+        tokenizer: object = None,
+        assistant_tokenizer: object = None,
     ) -> ModelOutput | tuple:
         """
         Args:
             input_ids: (B,T) words, pads on either side; fairseq's models expect the end symbol first.
             attention_mask: (B,T with those in the cache), 0 at pads; default: pads are recognised by their id.
             labels: (B,T) the same words as input_ids; the logits at t are compared with labels at t + 1. Pads and −100
-                are excluded.
+                are excluded, and so is a word after a pad: the first of a sentence, wherever the pads are.
             The others are those of LightConvForConditionalGeneration.
 
         Raises:
@@ -190,6 +195,8 @@ class LightConvForCausalLM(LightConvPreTrainedModel, GenerationMixin):
             kept,
             ("input_ids", "inputs_embeds", "attention_mask"),
         )
+        if labels is not None:
+            labels = self._without_firsts(labels, input_ids, attention_mask)
         logits, loss = self._predict(x, labels, 1, logits_to_keep, num_items_in_batch)
         output = CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=cache, hidden_states=batch_first(kept, x.transpose(0, 1))
@@ -197,3 +204,20 @@ class LightConvForCausalLM(LightConvPreTrainedModel, GenerationMixin):
         return (
             output.to_tuple() if (self.config.return_dict if return_dict is None else return_dict) is False else output
         )
+
+    def _without_firsts(self, labels: Tensor, tokens: Tensor | None, mask: Tensor | None) -> Tensor:
+        """labels (B,T) without those after a pad, which pads on the left put before the first word of a sentence."""
+        pads = tokens.eq(self.config.pad_token_id) if mask is None and tokens is not None else None
+        if mask is not None:
+            pads = mask[:, -labels.shape[1] :].eq(0)  # the mask begins with the words in the cache
+        if pads is None or pads.shape != labels.shape:
+            return labels
+        return labels.masked_fill(pads.roll(1, dims=1), -100)
+
+
+def _of_tuple(parts: tuple) -> LightConvEncoderOutput:
+    """An encoder's output from its values. Those that are None are left out, so types tell the others apart."""
+    x, *rest = parts
+    hidden = next((part for part in rest if isinstance(part, (tuple, list))), None)
+    mask = next((part for part in rest if isinstance(part, Tensor)), None)
+    return LightConvEncoderOutput(x, hidden, attention_mask=mask)

@@ -16,7 +16,8 @@ class TranslationPipeline(Pipeline):
         translate = pipeline("translation", model="model")
         translate(["Ein Hund läuft .", "Zwei Hunde ."], batch_size=2, num_beams=5)
 
-    Unknown arguments are passed to `generate`. With truncation=True, a text longer than the model allows is truncated.
+    Unknown arguments are passed to `generate`, which refuses those that it does not know, such as version 4's src_lang,
+    tgt_lang and clean_up_tokenization_spaces. With truncation=True, a text longer than the model allows is truncated.
     """
 
     _load_tokenizer = True
@@ -43,10 +44,12 @@ class TranslationPipeline(Pipeline):
         return self.tokenizer(text, truncation=truncation, return_tensors="pt")
 
     def _forward(self, inputs: Any, **generate: Any) -> dict[str, Tensor]:
-        return {"output_ids": self.model.generate(**inputs, **generate)}
+        found = self.model.generate(**inputs, **generate)
+        # (texts, translations of each, length): the pipeline divides a batch along the first dimension.
+        return {"output_ids": found.unflatten(0, (len(inputs["input_ids"]), -1))}
 
     def postprocess(self, outputs: dict[str, Tensor], return_tensors: bool = False) -> list[dict[str, Any]]:  # type: ignore[override]
-        found = outputs["output_ids"]
+        found = outputs["output_ids"][0]
         if return_tensors:
             return [{"translation_token_ids": ids} for ids in found]
         texts = self.tokenizer.batch_decode(found, skip_special_tokens=True)
@@ -56,8 +59,8 @@ class TranslationPipeline(Pipeline):
 def register() -> None:
     """Register it with `pipeline`, if transformers has no such pipeline of its own.
 
-    transformers 5 refuses the task by name for every model, so it is removed from that list. For models from other
-    packages, the pipeline behaves like that of version 4.
+    transformers 5 refuses the task by name for every model, so it is removed from that list. The pipeline also
+    works for models from other packages, but it does not have all options of version 4: see TranslationPipeline.
     """
     if TASK not in pipelines.PIPELINE_REGISTRY.get_supported_tasks():
         getattr(pipelines, "REMOVED_TASKS", {}).pop(TASK, None)

@@ -20,6 +20,7 @@ from lightconv_plugin.text.sides import TextSide
 
 _MOST = 2**28  # maximum bytes of a file
 _OUTSIDE = (BOS, PAD, EOS)  # never words, even if a text contains them
+_BEFORE = ("x", "世")  # words that stay the same in every kind of subwords and by every detokeniser
 
 
 class _Side:
@@ -54,7 +55,8 @@ class LightConvTokenizer(PreTrainedTokenizer):
 
     Text is in the source language, `text_target` in the target language. `decode` takes ids of the target, or of the
     source with use_source_tokenizer=True. A translation model's text ends with </s>; a language model's begins with it,
-    as in fairseq's training. Words such as </s> in a text are unknown words. `decode` keeps unknown words as <unk>.
+    as in fairseq's training. Ids that do not begin with it continue a text: `decode` keeps the space before them. Words
+    such as </s> in a text are unknown words. `decode` keeps unknown words as <unk>.
 
     Args:
         text_file: text.json; the other files are next to it.
@@ -199,7 +201,10 @@ class LightConvTokenizer(PreTrainedTokenizer):
     ) -> str:
         side = self._source if use_source_tokenizer and self._source is not None else self._target
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
-        return _text(side, _pieces(side.dictionary, ids, skip_special_tokens))
+        pieces = _pieces(side.dictionary, ids, skip_special_tokens)
+        if self._source is None and len(ids) and side.dictionary[int(ids[0])] not in _OUTSIDE:
+            return _continuation(side, pieces)
+        return _text(side, pieces)
 
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
@@ -273,3 +278,13 @@ def _text(side: _Side, pieces: Sequence[str]) -> str:
         if piece is not None:
             parts.append(piece)
     return " ".join(part for part in parts if part)
+
+
+def _continuation(side: _Side, pieces: Sequence[str]) -> str:
+    """The pieces as text that follows other text: with a space first, unless they attach to the word before."""
+    found = []
+    for word in _BEFORE:
+        before, text = side.decode([word]), _text(side, [word, *pieces])
+        found.append(text[len(before) :] if text.startswith(before) else _text(side, pieces))
+    # Chinese words attach only to each other.
+    return min(found, key=len)

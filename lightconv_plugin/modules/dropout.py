@@ -12,7 +12,7 @@ class Dropout(nn.Module):
     """Dropout that can stay on at inference.
 
     On a CPU with native kernels the mask costs a fraction of torch's, which calls a generator for every element.
-    Elsewhere, and while a graph is being traced, torch's own dropout is used.
+    Elsewhere, while a graph is being traced and in functorch's transforms, torch's own dropout is used.
 
     Args:
         p: probability of dropping an element.
@@ -43,7 +43,12 @@ class Dropout(nn.Module):
 
     @staticmethod
     def _native(x: Tensor) -> bool:
-        return x.device.type == "cpu" and not torch.compiler.is_compiling() and backends.backend("cpu") == "cpu"
+        return (
+            x.device.type == "cpu"
+            and not torch.compiler.is_compiling()
+            and backends.backend("cpu") == "cpu"
+            and not torch._C._are_functorch_transforms_active()
+        )
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

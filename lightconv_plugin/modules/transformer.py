@@ -11,6 +11,7 @@ Tokens and logits are batch first, (B,T). Everything inside is time first, (T,B,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -93,7 +94,7 @@ class _Stack(nn.Module):
         self.layer_norm = nn.LayerNorm(dim) if config.final_norm else None
         self.gradient_checkpointing = False
         # Hugging Face's transformers replaces this attribute with its own function.
-        self._gradient_checkpointing_func = lambda function, *args: checkpoint(function, *args, use_reentrant=False)
+        self._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
 
     def embed(self, tokens: Tensor | None, pads: Tensor, seen: Tensor | None = None, vectors: Tensor | None = None):
         """tokens (B,T), or word vectors (B,T,d) instead, pads (B,T) → (T,B,d); `seen` (B,) words came before them."""
@@ -112,14 +113,15 @@ class _Stack(nn.Module):
             x = self.layernorm_embedding(x)
         return self.dropout_module(x).transpose(0, 1)
 
-    def run(self, layer: nn.Module, *args: Any) -> Tensor:
+    def run(self, layer: nn.Module, x: Tensor, pads: Tensor, source: Source | None = None) -> Tensor:
         """The layer's forward pass; in training it may be skipped (LayerDrop) or recomputed later (checkpointing)."""
         if self.training:
             if self.config.layerdrop and float(torch.rand(())) < self.config.layerdrop:
-                return args[0]
+                return x
             if self.gradient_checkpointing:
-                return self._gradient_checkpointing_func(layer.__call__, *args)
-        return layer(*args)
+                # Reentrant checkpointing finds only tensors that are arguments themselves, not those in a tuple.
+                return self._gradient_checkpointing_func(partial(_call, layer), x, pads, *(source or ()))
+        return layer(x, pads, source)
 
     def _check_length(self, length: int) -> None:
         most = self.config.max_positions
@@ -345,6 +347,10 @@ def token_loss(logits: Tensor, labels: Tensor | None, pad: int, label_smoothing:
     return F.cross_entropy(
         logits.flatten(0, 1).float(), wanted.flatten(), ignore_index=-100, label_smoothing=label_smoothing
     )
+
+
+def _call(layer: nn.Module, x: Tensor, pads: Tensor, *source: Any) -> Tensor:
+    return layer(x, pads, Source(*source) if source else None)
 
 
 def _keep(kept: list[Tensor] | None, x: Tensor) -> None:

@@ -19,8 +19,9 @@ type. Sums, normalisation and sigmoid run in float32 (float64 for float64). Unde
 float64 are cast to autocast's dtype.
 x, weight and offsets may have any strides in T and B (so `y.transpose(0, 1)` of a (B, T, C) tensor needs no copy), and
 the result has the layout of `torch.empty_like(x)`; a channel stride other than 1 costs a copy. Every floating tensor
-argument has a first-order gradient. An empty batch is allowed. The result for one sentence does not depend on the
-batch it is in. Wrong arguments raise TypeError (types) or ValueError (shapes, devices, values).
+argument has a first-order gradient; forward-mode derivatives raise NotImplementedError. An empty batch is allowed. The
+result for one sentence does not depend on the batch it is in. Wrong arguments raise TypeError (types) or ValueError
+(shapes, devices, values).
 
 Sources: Wu, Fan, Baevski, Dauphin and Auli, "Pay Less Attention with Lightweight and Dynamic Convolutions", ICLR 2019;
 Lioutas and Guo, "Time-aware Large Kernel Convolutions", ICML 2020.
@@ -32,6 +33,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from lightconv_plugin.ops import checks, registration  # noqa: F401  (registration registers the operators)
 
@@ -336,7 +338,11 @@ def dropout(x: Tensor, p: float) -> Tensor:
     """
     checks.floating(x=x)
     checks.probability("p", p)
-    return torch.ops.lightconv.dropout.default(x, _draw_seed(p, x), float(p)) if p > 0 else x
+    if p == 0:
+        return x
+    if forward_ad._current_level >= 0:
+        checks.no_tangents(x)
+    return torch.ops.lightconv.dropout.default(x, _draw_seed(p, x), float(p))
 
 
 # Computed once at import: torch 2.6's compiler cannot trace this call. For other device types torch raises an error.
@@ -349,6 +355,8 @@ def _prepare(*, x: Tensor, **arguments: Tensor | None) -> tuple[Any, ...]:
     """Check that the arguments are floating tensors (or None); under autocast, cast all but float64 to its dtype."""
     arguments = {"x": x, **arguments}
     checks.floating(**arguments)
+    if forward_ad._current_level >= 0:  # torch has no public name for it
+        checks.no_tangents(*arguments.values())
     device = x.device.type
     if device not in _AUTOCAST or not torch.is_autocast_enabled(device):
         return tuple(arguments.values())

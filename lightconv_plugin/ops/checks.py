@@ -1,12 +1,14 @@
 """All checks of the operators' arguments. A message names the argument, its value and what is allowed.
 
 TypeError: something is not a tensor, not a number, or has the wrong dtype. ValueError: a wrong shape, device or value.
+NotImplementedError: a forward-mode derivative.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from .normalize import NORMALIZATIONS
@@ -22,6 +24,14 @@ def floating(**arguments: Tensor | None) -> None:
     for name, value in arguments.items():
         if value is not None or name not in OPTIONAL:
             _tensor(name, value, DTYPES)
+
+
+def no_tangents(*tensors: Tensor | None) -> None:
+    """NotImplementedError for forward-mode derivatives, which torch would silently take to be zero."""
+    if any(tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise NotImplementedError(
+            "the lightconv operators have no forward-mode derivatives (jvp, jacfwd): use those of torch.autograd.grad"
+        )
 
 
 def convolution(

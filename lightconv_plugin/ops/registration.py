@@ -231,6 +231,10 @@ def _native_or_reference(name: str):
     operator, by_reference = getattr(torch.ops.lightconv, name), getattr(reference, name)
 
     def kernel(*args):
+        # Other layouts have no native kernel either: the call would come back here without end.
+        for argument, value in zip(operator.default._schema.arguments, args, strict=False):
+            if isinstance(value, Tensor) and value.layout != torch.strided:
+                raise TypeError(f"{argument.name} must be a dense tensor, got one of layout {value.layout}")
         device_type = next(arg.device.type for arg in args if isinstance(arg, Tensor))
         if backends.backend(device_type) == "reference" or not backends.has_kernel(name, device_type):
             return by_reference(*args)

@@ -84,6 +84,11 @@ def test_what_is_there_is_replaced_on_demand_only(exported, tmp_path, monkeypatc
     assert deploy(*command) == 0
     assert deploy(*command) == 2
     assert "give --force to replace it" in capsys.readouterr().err
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    assert deploy(*command, "--force") == 2
+    assert "has files that are not of a deployed model: notes.txt; move them away" in capsys.readouterr().err
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+    (tmp_path / "out" / "notes.txt").unlink()
     assert deploy(*command, "--force") == 0
     assert deploy(exported, exported, "--format", "export", "--force") == 2
     assert "is not a deployed model" in capsys.readouterr().err

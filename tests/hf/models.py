@@ -110,11 +110,11 @@ def export_seq2seq(directory, weights: str = "float32", **options):
     return directory
 
 
-def export_language_model(directory, weights: str = "float32", **options):
+def export_language_model(directory, weights: str = "float32", tokenizer: str = "none", **options):
     save_exported(
         directory,
         plain(language_model(vocab_size=4 + len(ENGLISH), **options)),
-        target=Side(None, dictionary(ENGLISH), TextSide(Recipe("none", "en"), "words")),
+        target=Side(None, dictionary(ENGLISH), TextSide(Recipe(tokenizer, "en"), "words")),
         max_target_positions=50,
         weights=weights,
     )

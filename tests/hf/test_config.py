@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from lightconv_plugin.hf import LightConvConfig
+from lightconv_plugin.hf import LightConvConfig, LightConvForConditionalGeneration
 from lightconv_plugin.modules import ModelConfig
 from tests.hf.models import ONE_OF_EACH, config
 
@@ -79,6 +79,12 @@ WRONG = {
     "format_version must be 1, got 7": {"format_version": 7},
     "dropout must be in": {"dropout": 1.5},
     "decoder_stack is required with encoder_stack": {"encoder_stack": {}},
+    "tie_word_embeddings must be False as share_input_output, got True": {
+        "share_input_output": False,
+        "tie_word_embeddings": True,
+    },
+    "max_target_positions must be a whole number of at least 1, got 0": {"max_target_positions": 0},
+    "max_source_positions must be a whole number of at least 1, got 'x'": {"max_source_positions": "x"},
 }
 
 
@@ -94,3 +100,26 @@ def test_options_of_an_encoder_need_one():
     stacks = ModelConfig.as_json(config().model_config())
     with pytest.raises(ValueError, match="d_model, mixer: not allowed with decoder_stack"):
         LightConvConfig(**stacks, mixer="talk", d_model=8)
+
+
+def test_learned_positions_are_as_many_as_the_longest_text():
+    known = config(positions="learned", max_source_positions=2000, max_target_positions=50)
+    assert (known.encoder_stack["max_positions"], known.decoder_stack["max_positions"]) == (2000, 50)
+    assert (known.max_source_positions, known.max_target_positions) == (2000, 50)
+    assert LightConvForConditionalGeneration(known).decoder.embed_positions.weight.shape[0] >= 50
+    stacks = ModelConfig.as_json(known.model_config())
+    again = LightConvConfig(**stacks)
+    assert (again.max_source_positions, again.max_target_positions) == (1024, 50)
+    with pytest.raises(ValueError, match="max_target_positions must be at most the 50 learned positions, got 51"):
+        LightConvConfig(**stacks, max_target_positions=51)
+    with pytest.raises(ValueError, match="max_source_positions must be at most the 2000 learned positions, got 3000"):
+        LightConvConfig(**stacks, max_source_positions=3000)
+
+
+def test_the_output_layer_is_tied_as_asked():
+    assert config(tie_word_embeddings=False).decoder_stack["share_input_output"] is False
+    assert config(tie_word_embeddings=True).decoder_stack["share_input_output"] is True
+    stacks = ModelConfig.as_json(config().model_config())
+    assert LightConvConfig(**stacks, tie_word_embeddings=True).tie_word_embeddings is True
+    with pytest.raises(ValueError, match="tie_word_embeddings must be True as share_input_output, got False"):
+        LightConvConfig(**stacks, tie_word_embeddings=False)

@@ -2,13 +2,24 @@
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from lightconv_plugin.generation.beam_search import SearchOptions, beam_search
 from lightconv_plugin.generation.steps import StepModel
 from lightconv_plugin.hf import LightConvCache
 from lightconv_plugin.modules import MIXERS
-from tests.hf.models import EOS, ONE_OF_EACH, PAD, close, language_model, padded, plain, seq2seq, words
+from tests.hf.models import (
+    EOS,
+    ONE_OF_EACH,
+    PAD,
+    close,
+    export_language_model,
+    language_model,
+    padded,
+    plain,
+    seq2seq,
+    words,
+)
 
 LONGEST = 12
 
@@ -187,6 +198,23 @@ def test_what_is_not_supported_is_refused():
         model.generate(prompt, num_beam=3)
     with pytest.raises(ValueError, match="output_attentions=True is not supported"):
         model.generate(prompt, output_attentions=True, return_dict_in_generate=True, max_new_tokens=3)
+
+
+def test_texts_that_stop_the_generation(exported, tmp_path):
+    directory = export_language_model(tmp_path / "model")
+    # transformers learns what a token adds to a text by decoding it after this word.
+    known = (directory / "dict.txt").read_text(encoding="utf-8")
+    (directory / "dict.txt").write_text(known.replace("Straße", "abcdef"), encoding="utf-8")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
+    options = {"do_sample": False, "min_new_tokens": 9, "max_new_tokens": 12}
+    batch = tokenizer("the dog", return_tensors="pt")
+    found = model.generate(**batch, **options)[0].tolist()
+    stop = tokenizer.convert_ids_to_tokens(found[5])
+    stopped = model.generate(**batch, **options, stop_strings=stop, tokenizer=tokenizer)
+    assert stopped[0].tolist() == found[: found.index(found[5], 3) + 1]
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(exported), AutoTokenizer.from_pretrained(exported)
+    batch = tokenizer("zwei Hunde", return_tensors="pt")
+    assert torch.equal(model.generate(**batch, tokenizer=tokenizer), model.generate(**batch))
 
 
 def test_hidden_states_of_each_step():

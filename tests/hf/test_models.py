@@ -1,6 +1,7 @@
 """The classes of transformers against the plain models, in every architecture."""
 
 import inspect
+import pickle
 
 import pytest
 import torch
@@ -127,6 +128,28 @@ def test_a_tuple_in_the_place_of_an_output():
     assert isinstance(model.get_encoder()(source, return_dict=False), tuple)
 
 
+def test_an_encoders_output_as_a_tuple():
+    model, target = seq2seq(), words(2, 4)
+    source, mask = padded(words(2, 5), 2, "right")
+    expected = model(source, mask, target).logits
+    x, hidden, seen = model.get_encoder()(source, mask, output_hidden_states=True, return_dict=False)
+    for parts in ((x, seen), (x, hidden, seen), [x, seen]):
+        output = model(decoder_input_ids=target, encoder_outputs=parts)
+        close(output.logits, expected)
+        assert output.encoder_hidden_states is (hidden if len(parts) == 3 else None)
+    close(model(attention_mask=mask, decoder_input_ids=target, encoder_outputs=(x,)).logits, expected)
+    close(model(attention_mask=mask, decoder_input_ids=target, encoder_outputs=(x, hidden)).logits, expected)
+
+
+@pytest.mark.parametrize("make", [seq2seq, language_model])
+def test_models_can_be_pickled(make):
+    model, tokens = make(), words(2, 4)
+    given = {"decoder_input_ids": tokens} if make is seq2seq else {}
+    assert torch.equal(pickle.loads(pickle.dumps(model))(tokens, **given).logits, model(tokens, **given).logits)
+    twin = pickle.loads(pickle.dumps(plain(model)))
+    assert twin.state_dict().keys() == plain(model).state_dict().keys()
+
+
 def test_signatures_are_those_that_transformers_expects():
     translation = [*inspect.signature(LightConvForConditionalGeneration.forward).parameters]
     assert translation[1:4] == ["input_ids", "attention_mask", "decoder_input_ids"]
@@ -161,6 +184,18 @@ def test_the_loss_is_the_cross_entropy_of_the_labels():
     model, tokens = language_model(), torch.tensor([[EOS, 5, 6], [EOS, 7, PAD]])
     logits = model(tokens).logits.log_softmax(-1)
     close(model(tokens, labels=tokens).loss, -(logits[0, 0, 5] + logits[0, 1, 6] + logits[1, 0, 7]) / 3)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["ids", "mask"])
+def test_the_loss_of_a_left_padded_batch_is_that_of_its_sentences(masked):
+    model = language_model()
+    texts = [torch.cat([torch.tensor([[EOS]]), words(1, length)], dim=1) for length in (6, 3)]
+    sums = [model(text, labels=text, num_items_in_batch=1).loss for text in texts]
+    short, mask = padded(texts[1], 3, "left")
+    batch, masks = torch.cat([texts[0], short]), torch.cat([torch.ones(1, 7, dtype=mask.dtype), mask])
+    given = {"attention_mask": masks} if masked else {}
+    close(model(batch, labels=batch, **given).loss, sum(sums) / 9)
+    close(model(batch, labels=batch, num_items_in_batch=1, **given).loss, sum(sums))
 
 
 WRONG = {
@@ -232,7 +267,7 @@ def test_embeddings_keep_their_size():
 
 
 def test_the_wrong_class_for_a_configuration():
-    with pytest.raises(ValueError, match="of a LightConvForCausalLM"):
+    with pytest.raises(ValueError, match="config has no encoder: use LightConvForCausalLM"):
         LightConvForConditionalGeneration(language_model().config)
-    with pytest.raises(ValueError, match="of a LightConvForConditionalGeneration"):
+    with pytest.raises(ValueError, match="config has an encoder: use LightConvForConditionalGeneration"):
         LightConvForCausalLM(seq2seq().config)

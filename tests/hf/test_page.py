@@ -9,6 +9,7 @@ import pytest
 
 from tests import ROOT
 from tests.docs.pages import blocks
+from tests.hf.models import export_language_model
 
 PAGE = ROOT / "docs" / "hugging_face.md"
 LINES = PAGE.read_text(encoding="utf-8").splitlines()
@@ -32,6 +33,14 @@ def test_what_the_page_shows(block, exported, tmp_path, monkeypatch, capsys):
     exec(compile(block.text, str(block), "exec"), {"__name__": "page"})
     if "tuned" in block.text:
         assert (tmp_path / "tuned" / "model.safetensors").is_file()
+
+
+def test_the_language_model_of_the_page(tmp_path, monkeypatch, capsys):
+    (block,) = filter(needs_more, blocks(PAGE, "python"))
+    export_language_model(tmp_path / "language-model")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block.text, str(block), "exec"), {"__name__": "page"})
+    assert capsys.readouterr().out.startswith("The tower is ")
 
 
 def test_without_fairseq_and_with_a_torchaudio_that_does_not_fit(exported, tmp_path):

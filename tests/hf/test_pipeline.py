@@ -37,6 +37,14 @@ def test_translation(exported):
     assert isinstance(found[0]["translation_token_ids"], torch.Tensor)
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_several_translations_of_each_text_of_a_batch(exported, batch_size):
+    translate = pipeline("translation", model=str(exported), num_return_sequences=2)
+    expected = [translate(line) for line in LINES]
+    assert [len(found) for found in expected] == [2, 2, 2]
+    assert translate(LINES, batch_size=batch_size) == expected
+
+
 def test_long_texts_are_cut_off_where_that_is_asked_for(exported):
     translate = pipeline("translation", model=str(exported))
     long, cut = "hund " * 60, "hund " * 39
@@ -51,3 +59,5 @@ def test_text_generation(tmp_path):
     for found in go_on(["the dog", "they"], do_sample=False, max_new_tokens=5, batch_size=2):
         text = found[0]["generated_text"]
         assert text.startswith(("the dog", "they")) and len(text.split()) > 2
+        known = AutoTokenizer.from_pretrained(directory)
+        assert set(text.split()) <= set(known.get_vocab()), "a space separates the prompt from what follows"

@@ -139,6 +139,27 @@ def test_a_language_models_text_begins_with_the_end(language_tokenizer):
     assert language_tokenizer.model_max_length == 50
 
 
+def test_ids_without_the_beginning_continue_a_text(language_tokenizer, tmp_path):
+    words = ids("the dog runs".split(), ENGLISH)
+    assert language_tokenizer.decode(words) == " the dog runs"
+    assert language_tokenizer.decode(words[1]) == " dog"
+    assert language_tokenizer.decode([*words, EOS, PAD], skip_special_tokens=True) == " the dog runs"
+    rows = [[PAD, EOS, *words], [EOS, *words, PAD]]
+    assert language_tokenizer.batch_decode(rows, skip_special_tokens=True) == ["the dog runs"] * 2
+    for nothing in ([], [EOS], [EOS, PAD], [PAD]):
+        assert language_tokenizer.decode(nothing, skip_special_tokens=True) == ""
+    moses = AutoTokenizer.from_pretrained(export_language_model(tmp_path / "model", tokenizer="moses"))
+    (punctuation,) = ids([","], ENGLISH)
+    assert moses.decode([punctuation, *words]) == ", the dog runs"
+    assert moses.decode([*words, punctuation]) == " the dog runs,"
+    assert moses.decode([EOS, *words, punctuation], skip_special_tokens=True) == "the dog runs,"
+    directory = export_language_model(tmp_path / "chinese", tokenizer="jieba")
+    known = (directory / "dict.txt").read_text(encoding="utf-8")
+    (directory / "dict.txt").write_text(known.replace("Straße", "世界"), encoding="utf-8")
+    chinese = AutoTokenizer.from_pretrained(directory)
+    assert chinese.decode([*ids(["Straße"], ENGLISH), words[0]]) == "世界 the"
+
+
 def test_it_is_saved_byte_for_byte(tokenizer, exported, tmp_path):
     assert len(tokenizer.save_pretrained(tmp_path / "first")) >= 5
     again = LightConvTokenizer.from_pretrained(tmp_path / "first")

@@ -42,23 +42,26 @@ def test_gradients_are_those_of_the_plain_model(mixer):
         close(gradient, gradients(twin)[name])
 
 
-def _switch(model, how: str) -> None:
+def _switch(model, how: str, *args) -> None:
     """Gradient checkpointing, by the name that newer versions of transformers have for it, or by the older one."""
-    (getattr(model, f"activation_checkpointing_{how}", None) or getattr(model, f"gradient_checkpointing_{how}"))()
+    (getattr(model, f"activation_checkpointing_{how}", None) or getattr(model, f"gradient_checkpointing_{how}"))(*args)
 
 
+@pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
 @pytest.mark.parametrize("make", [seq2seq, language_model])
-def test_gradient_checkpointing_changes_no_gradient(make):
+def test_gradient_checkpointing_changes_no_gradient(make, reentrant):
     model = make(mixer=ONE_OF_EACH[: 4 if make is seq2seq else 2], **STILL).train()
     twin = copy.deepcopy(model)
-    _switch(twin, "enable")
+    _switch(twin, "enable", {"use_reentrant": reentrant})
     assert twin.is_gradient_checkpointing and not model.is_gradient_checkpointing
     passes = []
     twin.decoder.layers[0].fc1.register_forward_hook(lambda *_: passes.append(1))
     tokens = words(3, 6)
     for each in (model, twin):
         each(tokens, labels=tokens).loss.backward()
-    assert len(passes) == 2, "the layer is computed again in the backward pass"
+    assert len(passes) == 2 and gradients(model).keys() == gradients(twin).keys(), (
+        "the layer is computed again in the backward pass"
+    )
     for name, gradient in gradients(model).items():
         close(gradient, gradients(twin)[name])
     inputs = {"decoder_input_ids": tokens} if make is seq2seq else {}

@@ -50,6 +50,14 @@ def test_torch_s_own_where_the_operator_does_not_serve(monkeypatch):
     assert not by_ours and (out == 0).any()
 
 
+def test_torch_s_own_inside_functorch_s_transforms():
+    module, x = Dropout(0.5), torch.ones(1000)
+    gradient = torch.func.grad(lambda x: module(x).sum())(x)
+    assert set(gradient.tolist()) == {0.0, 2.0}
+    out, tangent = torch.func.jvp(module, (x,), (x,))
+    assert torch.equal(out, tangent) and set(out.tolist()) == {0.0, 2.0}
+
+
 def test_everything_is_dropped_at_one():
     assert not Dropout(1.0)(torch.ones(10)).any()
 

@@ -93,6 +93,16 @@ def test_registered_below_autograd_for_every_device():
 
 
 @ONCE
+@pytest.mark.parametrize("layout", ["mkldnn", "sparse"])
+def test_tensors_that_are_not_dense_are_refused(layout):
+    x, weight = torch.randn(6, 2, 4), torch.randn(2, 3)
+    given = getattr(x, f"to_{layout}")()
+    with pytest.raises(TypeError, match=rf"x must be a dense tensor, got one of layout torch\._?{layout}"):
+        ops.dropout(given, 0.3)
+    with pytest.raises(TypeError, match=rf"x must be a dense tensor, got one of layout torch\._?{layout}"):
+        torch.ops.lightconv.lightconv(given, weight, None, None, None, None, 1, "softmax", 0.0, False)
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_kernel_for_a_device_takes_precedence(operator):
     # What a native backend does. In a process of its own: the registration cannot be undone for other tests' graphs.
