@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +51,9 @@ def keep_freed_memory() -> Allocator:
 def find_tcmalloc() -> str | None:
     """The library to preload, from this Python's environment or from the system; None if there is none."""
     for name in ("tcmalloc_minimal", "tcmalloc"):
-        if inside := sorted(Path(sys.prefix, "lib").glob(f"lib{name}.so*")):
-            return str(inside[0])
+        inside = sorted(map(str, Path(sys.prefix, "lib").glob(f"lib{name}.so*")))
+        if inside and not re.search(r"[\s:]", inside[0]):  # where the loader splits LD_PRELOAD
+            return inside[0]
         if found := ctypes.util.find_library(name):
             return found
     return None

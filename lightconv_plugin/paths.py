@@ -42,7 +42,9 @@ def find_config(name: str | Path, suffix: str = ".yaml") -> Path:
     for folder in (Path.cwd(), workspace(), configs, configs.parent):
         for path in (folder / name, folder / f"{name}{suffix}"):
             if path.is_file():
-                return path.resolve()
+                path, own = path.resolve(), configs.resolve()
+                # Callers compare it with `configs_dir()`, which may be below a link.
+                return configs / path.relative_to(own) if path.is_relative_to(own) else path
     found = (path.relative_to(configs) for path in configs.rglob(f"*{suffix}") if path.stem != "protocol")
     known = sorted(path.as_posix().removesuffix(".yaml") for path in found)
     asked = str(name).removeprefix("configs/").removesuffix(".yaml")

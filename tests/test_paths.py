@@ -50,6 +50,22 @@ def test_those_of_an_installation_are_found_too(tmp_path, monkeypatch):
         assert find_config(name) == package / "configs/demo/dynamicconv.yaml"
 
 
+def test_a_package_imported_by_a_link_has_its_own_configurations(tmp_path, monkeypatch):
+    """`reproduce` tells a published configuration by its path."""
+    real, link = tmp_path / "real", tmp_path / "link"
+    (real / "lightconv_plugin").mkdir(parents=True)
+    (real / "configs/demo").mkdir(parents=True)
+    (real / "configs/demo/dynamicconv.yaml").touch()
+    link.symlink_to(real)
+    monkeypatch.setattr(paths, "package_dir", lambda: link / "lightconv_plugin")
+    monkeypatch.chdir(tmp_path)
+    for name in ("demo/dynamicconv", "real/configs/demo/dynamicconv.yaml", link / "configs/demo/dynamicconv.yaml"):
+        assert find_config(name) == paths.configs_dir() / "demo/dynamicconv.yaml"
+    (tmp_path / "mine.yaml").touch()
+    (tmp_path / "also_mine.yaml").symlink_to("mine.yaml")
+    assert find_config("also_mine") == tmp_path / "mine.yaml"
+
+
 @pytest.mark.parametrize(
     "name, said",
     [

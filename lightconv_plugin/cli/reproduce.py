@@ -25,12 +25,14 @@ example:
   lightconv reproduce --table        rewrite the table from the rows
   lightconv reproduce --smoke        everything in miniature, in runs/smoke: a test, not a result"""
 
+_WITH_VALUE = ("--runs", "--results", "--prepare-options")  # the next argument is theirs, even if it has a "="
+
 
 def run(args: argparse.Namespace) -> int:
     if args.table:
         if args.config or args.seeds or args.smoke or args.rest:
             raise InputError("--table takes no configuration, seeds or overrides: it only writes the table")
-        return _write_table(args.results)
+        return _write_table(args.results or (args.runs / "results" if args.runs else None))
     if args.smoke and (args.config or args.seeds):
         raise InputError("--smoke has its own configuration and seeds: remove CONFIG and --seeds")
     if not args.smoke and not args.config:
@@ -90,8 +92,12 @@ def overrides_last(argv: list[str]) -> list[str]:
     """The arguments with hydra's overrides, which may appear anywhere, moved to the end after a "--"."""
     from lightconv_plugin.recipes.reproduce.protocol import OVERRIDE
 
-    overrides = [item for item in argv if OVERRIDE.fullmatch(item)]
-    return [*(item for item in argv if item not in overrides and item != "--"), "--", *overrides]
+    overrides: list[str] = []
+    others: list[str] = []
+    for before, item in zip(["", *argv], argv, strict=False):
+        is_override = OVERRIDE.fullmatch(item) and before not in _WITH_VALUE
+        (overrides if is_override else others).append(item)
+    return [*(item for item in others if item != "--"), "--", *overrides]
 
 
 def add_parser(commands) -> None:

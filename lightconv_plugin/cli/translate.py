@@ -67,15 +67,19 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--score scores one translation of each line: --nbest is not valid")
     if args.score and args.dtype not in ("auto", "float32"):
         raise InputError(f"--score computes in float32: --dtype {args.dtype} is not valid")
-    if args.score and not args.score.is_file():
-        raise InputError(f"--score: no such file: {args.score}")
     if args.cuda_graphs and not args.device.startswith("cuda"):
         raise InputError(f"--cuda-graphs needs a GPU, such as --device cuda: got --device {args.device}")
-    if args.input is not None and not args.input.is_file():
-        raise InputError(f"--input: no such file: {args.input}")
     for option, file in (("--input", args.input), ("--score", args.score)):
+        if file and not file.exists():  # it may be a pipe
+            raise InputError(f"{option}: no such file: {file}")
+        if file and file.is_dir():
+            raise InputError(f"{option}: {file} is a folder")
         if file and args.output and args.output.exists() and args.output.samefile(file):
             raise InputError(f"--output {args.output} is the {option}")
+    if args.input is None and sys.stdin is None:
+        raise InputError("standard input is closed: give --input FILE")
+    if args.output is None and sys.stdout is None:
+        raise InputError("standard output is closed: give --output FILE")
     interactive = args.input is None and sys.stdin.isatty()
     buffer = args.buffer or (1 if interactive else _BUFFER)
     with contextlib.ExitStack() as stack:

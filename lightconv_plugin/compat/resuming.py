@@ -4,6 +4,7 @@ import functools
 import inspect
 import logging
 import math
+import time
 import types
 from typing import Any
 
@@ -118,3 +119,21 @@ def optimizer_state() -> None:
         return original(self, state_dict, *args, **kwargs)
 
     FairseqOptimizer.load_state_dict = load_state_dict
+
+
+@patch(versions="all versions of fairseq")
+def resumed_clock() -> None:
+    """fairseq's `wall`, the time since the start, is 0 in every line of a training that has been resumed.
+
+    A stopwatch that is restored from a checkpoint is stopped, and nothing starts this one again. With this patch it
+    counts from the resumption.
+    """
+    from fairseq.logging.meters import StopwatchMeter
+
+    original = StopwatchMeter.load_state_dict
+
+    def load_state_dict(self: Any, state_dict: Any) -> None:
+        original(self, state_dict)
+        self.start_time = time.perf_counter()
+
+    StopwatchMeter.load_state_dict = load_state_dict

@@ -147,13 +147,23 @@ def _compilers(report: Report) -> None:
         path = shutil.which(name)
         found[name] = None
         if path:
-            answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=False)
-            said = answer.stdout.strip().splitlines()
-            release = [line for line in said if "release" in line] or said[:1] or ["no answer to --version"]
-            found[name] = f"{path} ({release[0].strip()})"
+            found[name] = f"{path} ({_release(path)})"
         report.add(INFO, name, found[name] or "not on PATH", detail_only=True)
     report.add(INFO, "compilers", ", ".join(name for name, path in found.items() if path) or "none on PATH")
     report.values["compilers"] = found
+
+
+def _release(path: str) -> str:
+    """What a compiler says about its version, or why it cannot be run."""
+    try:
+        answer = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, errors="replace", timeout=30, check=False
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"cannot be run: {getattr(error, 'strerror', None) or error}"
+    said = answer.stdout.strip().splitlines()
+    release = [line for line in said if "release" in line] or said[:1] or ["no answer to --version"]
+    return release[0].strip()
 
 
 def _machine(report: Report) -> None:

@@ -11,10 +11,11 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer.transformer_config import DEFAULT_MIN_PARAMS_TO_WRAP
 
 from lightconv_plugin import ops
+from lightconv_plugin.models.checks import SIDES, check, check_heads, check_shared, cutoff, kinds
+from lightconv_plugin.models.pruning import keep_layers
 from lightconv_plugin.modules.attention_convolution import KINDS, PROJECTIONS, AttentionConv
 from lightconv_plugin.modules.mixers import HEADED, MIXERS, MixerSpec
 
-SIDES = ("encoder", "decoder")
 ENCODER_KERNELS = [3, 7, 15, 31, 31, 31, 31]
 DECODER_KERNELS = [3, 7, 15, 31, 31, 31]
 # "swish" is the FFN's activation in the TaLK models; fairseq supports it but does not list it.
@@ -24,6 +25,7 @@ _RANK_HELP = (
     "rank at which dynamic layers predict their filters, with two matrices instead of one; 0 for a single "
     "matrix; one entry is repeated for all layers"
 )
+_KEEP_HELP = "comma separated list of the layers to keep of a model trained with LayerDrop, from 0 (default: all)"
 _CONVOLVED_HELP = (
     "comma separated list of the projections (q, k, v) in the {side}'s self-attention that are followed by a short "
     "convolution; {how} (default: none)"
@@ -73,6 +75,7 @@ class ConvTransformerConfig(FairseqDataclass):
         None, _CONVOLVED_HELP.format(side="encoder", how="centred, with one more tap to the right if the size is even")
     )
     encoder_layerdrop: float = option(0.0, "LayerDrop probability in the encoder")
+    encoder_layers_to_keep: Optional[str] = option(None, _KEEP_HELP)
 
     decoder_embed_path: Optional[str] = option(None, "path to pre-trained decoder embedding")
     decoder_embed_dim: Optional[int] = option(None, "decoder embedding dimension (default: --encoder-embed-dim)")
@@ -94,6 +97,7 @@ class ConvTransformerConfig(FairseqDataclass):
         None, "q for a short causal convolution of the queries in the attention over the encoder (default: none)"
     )
     decoder_layerdrop: float = option(0.0, "LayerDrop probability in the decoder")
+    decoder_layers_to_keep: Optional[str] = option(None, _KEEP_HELP)
 
     weight_softmax: bool = option(True, "normalise the convolution weights by softmax")
     weight_normalization: Optional[ChoiceEnum(ops.NORMALIZATIONS)] = option(
@@ -171,7 +175,12 @@ def transformer_config(
     defaults = defaults or _DEFAULTS
     c = Namespace(**{f.name: getattr(config, f.name, getattr(defaults, f.name)) for f in _FIELDS})
     _fill(c)
+    for side in SIDES:
+        keep_layers(c, side)
     check(c)
+    check_shared(c)
+    if not c.no_cross_attention:
+        check_heads(c, "decoder", "attention over the encoder")
     encoder_mixers = mixers(c, "encoder", causal=False, zero_pads=True)
     decoder_mixers = mixers(c, "decoder", causal=True, zero_pads=left_pad_target)
     resolved = TransformerConfig.from_namespace(c)
@@ -198,7 +207,7 @@ def _fill(c: Namespace) -> None:
 
 
 def fill_shared(c: Namespace) -> None:
-    """Resolve the options that both sides share, in encoder-decoders and language models."""
+    """Resolve the options that encoder-decoders and language models share."""
     if c.weight_dropout is None:
         c.weight_dropout = c.attention_dropout
     if c.weight_normalization is None:
@@ -208,31 +217,7 @@ def fill_shared(c: Namespace) -> None:
         choice = getattr(c, name)
         setattr(c, name, str(getattr(choice, "value", choice)))
     c.activation_dropout = c.relu_dropout
-
-
-def check(c: Namespace, sides: tuple[str, ...] = SIDES) -> None:
-    """Raise ValueError naming the option that is invalid; `c` must be filled."""
-    for name in ("dropout", "attention_dropout", "relu_dropout", "input_dropout", "weight_dropout"):
-        if not 0 <= getattr(c, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be in [0, 1), got {getattr(c, name)}")
-    if c.weight_normalization not in ops.NORMALIZATIONS:
-        raise ValueError(
-            f"--weight-normalization: got {c.weight_normalization!r}, allowed are {', '.join(ops.NORMALIZATIONS)}"
-        )
-    if not c.weight_softmax and c.weight_normalization == "softmax":
-        raise ValueError("--weight-softmax 0 contradicts --weight-normalization softmax: leave one of them out")
-    if c.attention_conv_type not in KINDS:
-        raise ValueError(f"--attention-conv-type: got {c.attention_conv_type!r}, allowed are {', '.join(KINDS)}")
-    if c.attention_conv_kernel_size < 2:
-        raise ValueError(f"--attention-conv-kernel-size must be at least 2, got {c.attention_conv_kernel_size}")
-    if c.dynamic_residual and not any("dynamic" in kinds(c, side) for side in sides):
-        types = ", ".join(f"--{side}-conv-type {getattr(c, f'{side}_conv_type')}" for side in sides)
-        raise ValueError(f"--dynamic-residual needs a layer of type dynamic: got {types}")
-    for side in sides:
-        for name in ("embed_dim", "conv_dim", "ffn_embed_dim", "layers", "attention_heads"):
-            value = getattr(c, f"{side}_{name}")
-            if value < 1:
-                raise ValueError(f"--{side}-{name.replace('_', '-')} must be at least 1, got {value}")
+    c.adaptive_softmax_cutoff = cutoff(c, "adaptive_softmax_cutoff")
 
 
 def _per_layer(values: list, layers: int, option: str, layers_option: str) -> list:
@@ -244,11 +229,6 @@ def _per_layer(values: list, layers: int, option: str, layers_option: str) -> li
             f"{','.join(map(str, values))}"
         )
     return values
-
-
-def kinds(c: Namespace, side: str) -> list[str]:
-    """The mixer types of one side: a single entry for all layers, or one per layer."""
-    return [name.strip() for name in str(getattr(c, f"{side}_conv_type")).split(",")]
 
 
 def _ranks(c: Namespace, side: str, types: list[str]) -> list[int]:
@@ -304,6 +284,8 @@ def mixers(c: Namespace, side: str, *, causal: bool, zero_pads: bool) -> list[Mi
             f"--{side}-conv-dim must be --{side}-embed-dim = {embed_dim} with --{side}-conv-type conv, which has no "
             f"Linears around it: got {conv_dim}"
         )
+    if any("attention" in kind for kind in types):
+        check_heads(c, side, "self-attention")
     convolved = _attention_conv(c, f"{side}_attention_conv", PROJECTIONS)
     if convolved is not None and not any("attention" in kind for kind in types):
         raise ValueError(

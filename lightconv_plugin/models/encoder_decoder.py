@@ -1,16 +1,19 @@
 """The encoder-decoder: fairseq's Transformer, with a separate token mixer for every layer."""
 
 import torch
+from fairseq import utils
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase, TransformerModelBase
 from torch import Tensor
 
+from lightconv_plugin.models.checks import check_cutoff
 from lightconv_plugin.models.config import add_arguments, transformer_config
 from lightconv_plugin.models.layers import MixerDecoderLayer, MixerEncoderLayer, move_to_end, wrap_layer
+from lightconv_plugin.models.pruning import Prunable
 from lightconv_plugin.models.token_mixers import replace_dropout
 from lightconv_plugin.modules.linear import replace_linear
 
 
-class ConvTransformerModel(TransformerModelBase):
+class ConvTransformerModel(Prunable, TransformerModelBase):
     """LightConv and DynamicConv (Wu et al. 2019) and TaLK (Lioutas & Guo 2020) encoder-decoders. Layers may use
     different mixers, including self-attention and the paper's earlier convolutions.
 
@@ -27,9 +30,11 @@ class ConvTransformerModel(TransformerModelBase):
     @classmethod
     def build_model(cls, cfg, task):
         """Build the model for the task's dictionaries; raises ValueError naming an invalid option."""
-        left_pad_target = bool(getattr(getattr(task, "cfg", None), "left_pad_target", False))
         defaults = getattr(cls, "__dataclass")()  # fairseq's register_model stores it under this name
-        model = super().build_model(transformer_config(cfg, defaults=defaults, left_pad_target=left_pad_target), task)
+        resolved = transformer_config(cfg, defaults=defaults, left_pad_target=_left_pad_target(task))
+        if resolved.adaptive_softmax_cutoff is not None:
+            check_cutoff(resolved, "adaptive_softmax_cutoff", len(task.target_dictionary))
+        model = super().build_model(resolved, task)
         replace_dropout(model)
         replace_linear(model)
         return model
@@ -41,6 +46,12 @@ class ConvTransformerModel(TransformerModelBase):
     @classmethod
     def build_decoder(cls, cfg, tgt_dict, embed_tokens):
         return MixerDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+
+
+def _left_pad_target(task) -> bool:
+    # The options of fairseq's older tasks are in `args`, as text in some of them; their `cfg` is None.
+    options = getattr(task, "cfg", None) or getattr(task, "args", None)
+    return utils.eval_bool(str(getattr(options, "left_pad_target", False)))
 
 
 class MixerEncoder(TransformerEncoderBase):

@@ -8,11 +8,12 @@ from torch import nn
 from lightconv_plugin.models.config import add_arguments
 from lightconv_plugin.models.encoder_decoder import MixerDecoder
 from lightconv_plugin.models.language_model_config import check_dictionaries, language_model_config
+from lightconv_plugin.models.pruning import Prunable
 from lightconv_plugin.models.token_mixers import replace_dropout
 from lightconv_plugin.modules.linear import replace_linear
 
 
-class ConvLanguageModel(FairseqLanguageModel):
+class ConvLanguageModel(Prunable, FairseqLanguageModel):
     """Language models with LightConv, DynamicConv (Wu et al. 2019), TaLK convolutions (Lioutas & Guo 2020) or
     self-attention; layers may use different mixers.
 

@@ -5,7 +5,6 @@ Numbers: Wu et al. 2019 and fairseq's `lightconv_lm` (the paper's own code); Lio
 
 from argparse import Namespace
 from ast import literal_eval
-from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, fields, make_dataclass
 from typing import Any, Optional
@@ -14,7 +13,9 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import II
 
-from lightconv_plugin.models.config import ConvTransformerConfig, check, fill_shared, mixers, option
+from lightconv_plugin.models.checks import check, check_bands, check_cutoff, cutoff, flag
+from lightconv_plugin.models.config import ConvTransformerConfig, fill_shared, mixers, option
+from lightconv_plugin.models.pruning import keep_layers
 
 # A language model has all options of an encoder-decoder except these and those of the encoder.
 _ENCODER_DECODER_ONLY = {
@@ -91,8 +92,8 @@ def language_model_config(config, defaults: ConvLanguageModelConfig | None = Non
     if c.max_target_positions is None:
         c.max_target_positions = c.tokens_per_sample
     c.character_filters = _character_filters(c.character_filters)
-    for name in ("adaptive_input_cutoff", "adaptive_softmax_cutoff"):
-        setattr(c, name, _cutoff(c, name))
+    c.adaptive_input_cutoff = cutoff(c, "adaptive_input_cutoff")
+    keep_layers(c, "decoder")
     check(c, sides=("decoder",))
     _check_embeddings(c)
     # Upstream: "the model training is not stable without this".
@@ -110,18 +111,14 @@ def check_dictionaries(c: TransformerConfig, inputs: int, outputs: int) -> None:
         ("adaptive_input_cutoff", c.adaptive_input, inputs),
         ("adaptive_softmax_cutoff", c.adaptive_softmax_cutoff is not None, outputs),
     ):
-        if used and getattr(c, name)[-1] > size:
-            raise ValueError(f"{_flag(name)} must not exceed the dictionary's {size} entries, got {getattr(c, name)}")
+        if used:
+            check_cutoff(c, name, size)
     for name in ("tie_adaptive_weights", "share_decoder_input_output_embed"):
         if getattr(c, name) and inputs != outputs:
             raise ValueError(
-                f"{_flag(name)} needs one dictionary for input and output, without --output-dictionary-size: "
+                f"{flag(name)} needs one dictionary for input and output, without --output-dictionary-size: "
                 f"got {inputs} and {outputs} entries"
             )
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _character_filters(text: str) -> list[tuple[int, int]]:
@@ -136,40 +133,15 @@ def _character_filters(text: str) -> list[tuple[int, int]]:
     return filters
 
 
-def _cutoff(c: Namespace, name: str) -> list[int] | None:
-    given = getattr(c, name)
-    if given is None:
-        return None
-    try:
-        read = literal_eval(given) if isinstance(given, str) else given
-        values = [int(value) for value in (read if isinstance(read, Iterable) else [read])]
-    except (SyntaxError, TypeError, ValueError):
-        values = []
-    if not values or values[0] < 1 or sorted(set(values)) != values:
-        raise ValueError(f"{_flag(name)} must be increasing word ranks, as in 20000,60000: got {given}")
-    return values
-
-
 def _check_embeddings(c: Namespace) -> None:
-    for name in ("decoder_input_dim", "decoder_output_dim", "character_embedding_dim"):
-        if getattr(c, name) < 1:
-            raise ValueError(f"{_flag(name)} must be at least 1, got {getattr(c, name)}")
-    if not 0 <= c.adaptive_softmax_dropout < 1:
-        raise ValueError(f"--adaptive-softmax-dropout must be in [0, 1), got {c.adaptive_softmax_dropout}")
+    if c.character_embedding_dim < 1:
+        raise ValueError(f"--character-embedding-dim must be at least 1, got {c.character_embedding_dim}")
     if c.adaptive_input and c.adaptive_input_cutoff is None:
         raise ValueError("--adaptive-input needs --adaptive-input-cutoff, as in 20000,60000")
     if c.adaptive_input and c.character_embeddings:
         raise ValueError("--adaptive-input cannot be used with --character-embeddings")
-    for side, used, dim in (
-        ("input", c.adaptive_input, c.decoder_input_dim),
-        ("softmax", c.adaptive_softmax_cutoff is not None, c.decoder_output_dim),
-    ):
-        factor = getattr(c, f"adaptive_{side}_factor")
-        if used and (factor <= 0 or dim // factor ** len(getattr(c, f"adaptive_{side}_cutoff")) < 1):
-            raise ValueError(
-                f"--adaptive-{side}-factor: {factor:g} leaves no dimension of {dim} for the last band of "
-                f"--adaptive-{side}-cutoff {getattr(c, f'adaptive_{side}_cutoff')}"
-            )
+    if c.adaptive_input:
+        check_bands(c, "input", c.decoder_input_dim)
     if c.tie_adaptive_proj and not c.tie_adaptive_weights:
         raise ValueError("--tie-adaptive-proj needs --tie-adaptive-weights")
     if c.tie_adaptive_weights:
@@ -200,7 +172,7 @@ def _check_shared(c: Namespace) -> None:
     for name in ("adaptive_input", "character_embeddings", "adaptive_softmax_cutoff"):
         if getattr(c, name):
             raise ValueError(
-                f"--share-decoder-input-output-embed cannot be used with {_flag(name)}"
+                f"--share-decoder-input-output-embed cannot be used with {flag(name)}"
                 + ("" if name == "character_embeddings" else "; use --tie-adaptive-weights to tie adaptive embeddings")
             )
     if c.decoder_input_dim != c.decoder_output_dim:
@@ -274,8 +246,11 @@ _FAMILIES = {
 
 def language_model_architectures() -> dict[str, dict]:
     """Name of each architecture → the options in which it differs from ConvLanguageModelConfig."""
-    return {
+    found = {
         family + suffix: {**common, **options}
         for family, (common, suffixes) in _FAMILIES.items()
         for suffix, options in suffixes.items()
     }
+    # Upstream's architecture asks for 0.1, but upstream's parser has set 0.0 before: its commands train with 0.0.
+    found["lightconv_lm_gbw"]["attention_dropout"] = 0.0
+    return found

@@ -7,6 +7,8 @@ import torch
 from fairseq.distributed import fsdp_wrap
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.quant_noise import quant_noise
+from fairseq.modules.quantization.scalar.modules import IntLinear
+from fairseq.modules.quantization.scalar.utils import MAPPING
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import nn
 
@@ -14,6 +16,8 @@ from lightconv_plugin.models.token_mixers import build_encoder_attention, build_
 from lightconv_plugin.modules.linear import Linear
 from lightconv_plugin.modules.mixers import MixerSpec
 
+# --quant-noise-scalar finds the quantised form of a layer by its exact class.
+MAPPING[Linear] = IntLinear
 # How many graphs may be compiled in a process: there is one for each mixer, kernel size, dtype …
 _GRAPHS = 64
 

@@ -65,7 +65,7 @@ def plain_model(model: nn.Module) -> EncoderDecoder | LanguageModel:
     """The same model without fairseq, in the same mode (training or evaluation) as `model`.
 
     Supported are this package's encoder-decoders and language models with every mixer, and fairseq's Transformer. The
-    parameters are shared with `model`: training one changes the other.
+    parameters are shared with `model`: training one changes the other. Frozen parameters stay frozen.
 
     Raises:
         UnsupportedModelError: it names the unsupported part and, if there is one, its option.
@@ -74,10 +74,12 @@ def plain_model(model: nn.Module) -> EncoderDecoder | LanguageModel:
     with torch.device("meta"):
         plain = build_model(config)
     state = _parameters(model, config)
+    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
     missing, unexpected = plain.load_state_dict(_fitting(plain, state), strict=False, assign=True)
+    for parameter in frozen:  # load_state_dict has set every parameter's flag to the new model's
+        parameter.requires_grad_(False)
     if missing or unexpected:
         raise UnsupportedModelError(f"a model with {', '.join((*unexpected, *missing)[:3])}")
-    plain.requires_grad_(any(parameter.requires_grad for parameter in model.parameters()))
     return plain.train(model.training)
 
 

@@ -25,6 +25,7 @@ _UPSTREAM_NAMES = {
     "layer_norm2": "{layer}.final_layer_norm",
     "conv_layer_norm": "{layer}.self_attn_layer_norm",
 }
+_UPSTREAM_CONVOLUTIONS = {"LightweightConv1dTBC": "LightweightConv", "DynamicConv1dTBC": "DynamicConv"}
 _PROJECTIONS = ("linear1", "linear2", "q_proj", "k_proj", "v_proj", "out_proj")
 
 
@@ -183,6 +184,18 @@ class RetainableDropout(Dropout, FairseqDropout):
 
     def __init__(self, p: float, module_name: str | None = None):
         FairseqDropout.__init__(self, p, module_name)
+
+    def make_generation_fast_(  # type: ignore[override]
+        self, name: str, retain_dropout: bool = False, retain_dropout_modules: list[str] | None = None, **kwargs
+    ) -> None:
+        """Called by fairseq for the module `name` of a model; the classes to retain may have upstream's names."""
+        if retain_dropout_modules is not None:
+            side = "Encoder" if "encoder" in name.split(".") else "Decoder"
+            ours = {f"LightConv{side}": f"Mixer{side}", **_UPSTREAM_CONVOLUTIONS}
+            # Upstream's layer includes what is a block of its own here.
+            ours[f"LightConv{side}Layer"] = "ConvBlock" if self.module_name == "ConvBlock" else f"Mixer{side}Layer"
+            retain_dropout_modules = [ours.get(kind, kind) for kind in retain_dropout_modules]
+        super().make_generation_fast_(name, retain_dropout, retain_dropout_modules, **kwargs)
 
 
 def replace_dropout(module: nn.Module) -> None:

@@ -72,11 +72,11 @@ def evaluate(
     """
     from lightconv_plugin.generation import fairseq_generate  # imports fairseq, which takes seconds
 
+    how = (how or Measuring()).with_data(data, subset, languages_in(options))
     for path, what in (checkpoint, "checkpoint"), (against, "file"):
         if path is not None and not path.is_file():
             raise InputError(f"no {what} {path}")
     check_options(options)
-    how = (how or Measuring()).with_data(data, subset, languages_in(options))
     if how.raw_ref is not None:
         read_lines(how.raw_ref)
     if how.metric == "bleu" and how.detok != "none":

@@ -9,9 +9,11 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from lightconv_plugin.files import atomic_write
 
 
 def say(message: str) -> None:
@@ -24,10 +26,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def digest(path: Path, of_file: Callable[[Path], str] | None = None) -> str:
-    """SHA-256 of a file, or of a folder's relative file names and contents (hashed by `of_file`)."""
+def digest(path: Path, of_file: Callable[[Path], str] | None = None, written: Collection[str] | None = None) -> str:
+    """SHA-256 of a file, or of a folder's relative file names and contents (hashed by `of_file`).
+
+    written: only these files of the folder.
+    """
     if path.is_dir():
         files = [p for p in sorted(path.rglob("*")) if p.is_file()]
+        if written is not None:
+            known = set(written)
+            files = [p for p in files if str(p.relative_to(path)) in known]
         listing = [(str(p.relative_to(path)), (of_file or digest)(p)) for p in files]
         return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
     with path.open("rb") as file:
@@ -47,9 +55,17 @@ def remove(path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a small file atomically."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    with atomic_write(path) as file:
+        file.write(text)
+
+
+def entries(folder: Path) -> list[str]:
+    """The relative names of everything in a folder tree except its folders; links are not followed."""
+    return [
+        os.path.relpath(os.path.join(place, name), folder)
+        for place, folders, files in os.walk(folder)
+        for name in [*files, *(name for name in folders if os.path.islink(os.path.join(place, name)))]
+    ]
 
 
 class Digests:
@@ -72,9 +88,10 @@ class Digests:
         """Drop a path that has been rewritten."""
         self._in_this_run.pop(path, None)
 
-    def __call__(self, path: Path) -> str:
+    def __call__(self, path: Path, written: Collection[str] | None = None) -> str:
+        """The digest; of a folder, for only the `written` files if they are given."""
         if path not in self._in_this_run:
-            self._in_this_run[path] = digest(path, self._of_file) if path.is_dir() else self._of_file(path)
+            self._in_this_run[path] = digest(path, self._of_file, written) if path.is_dir() else self._of_file(path)
         return self._in_this_run[path]
 
     def _of_file(self, path: Path) -> str:
@@ -97,7 +114,7 @@ class Steps:
 
     Each step has a name. Its stamp `root/.steps/NAME.json` holds its dependencies and its result. The stamp is written
     last and atomically: wherever a run is killed, the next one repeats that step. A step is done when its stamp still
-    matches its dependencies and outputs.
+    matches its dependencies and outputs. Other files in an output folder are the user's: they are ignored and stay.
     """
 
     def __init__(self, root: Path) -> None:
@@ -113,6 +130,11 @@ class Steps:
             say(f"waiting: another process is working in {root}")
             fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._digest = Digests(self._stamps / "digests.json")
+        self._record_of_files = self._stamps / "files"  # {a step's output folder: the files that it wrote}
+        try:
+            self._files: dict[str, list[str]] = json.loads(self._record_of_files.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            self._files = {}
 
     def close(self) -> None:
         """Let the next process work in this folder."""
@@ -147,6 +169,9 @@ class Steps:
         if self._is_done(
             name, title, depends, lambda made: all(p.exists() for p in outputs) and made == self._listing(outputs)
         ):
+            for path in outputs:  # of an earlier version, without a record
+                if path.is_dir() and os.path.relpath(path, self.root) not in self._files:
+                    self._remember(path, entries(path))
             return False
         start = time.monotonic()
         temporaries = [path.with_name(path.name + ".tmp") for path in outputs]
@@ -160,12 +185,36 @@ class Steps:
                 remove(temporary)
             raise
         for path, temporary in zip(outputs, temporaries, strict=True):
-            remove(path)
-            os.replace(temporary, path)
+            self._put(temporary, path)
             self._digest.forget(path)
         self.record(name, depends, self._listing(outputs))
         say(f"{title}: {time.monotonic() - start:.1f} s")
         return True
+
+    def _put(self, temporary: Path, path: Path) -> None:
+        """Move a new output to its place; the user's files in the folder there stay."""
+        if not temporary.is_dir():
+            remove(path)
+            os.replace(temporary, path)
+            return
+        new, found = entries(temporary), entries(path)
+        old = self._files.get(os.path.relpath(path, self.root), found)  # without a record, all files are the step's
+        self._remember(path, {*old, *new})  # a run that is killed below leaves both kinds
+        if path.is_symlink() or set(found) <= set(old):
+            remove(path)
+            os.replace(temporary, path)
+        else:
+            for file in old:
+                (path / file).unlink(missing_ok=True)
+            for file in new:
+                (path / file).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(temporary / file, path / file)
+            remove(temporary)
+        self._remember(path, new)
+
+    def _remember(self, path: Path, files: Collection[str]) -> None:
+        self._files[os.path.relpath(path, self.root)] = sorted(files)
+        write_text(self._record_of_files, json.dumps(self._files, ensure_ascii=False, indent=1))
 
     def value(
         self,
@@ -222,7 +271,8 @@ class Steps:
 
     def digests(self, paths: Sequence[Path], root: Path) -> dict[str, str]:
         """{name relative to `root`: SHA-256}."""
-        return {os.path.relpath(path, root): self._digest(path) for path in paths}
+        written = {path: self._files.get(os.path.relpath(path, self.root)) for path in paths}
+        return {os.path.relpath(path, root): self._digest(path, files) for path, files in written.items()}
 
     def _listing(self, paths: Sequence[Path]) -> list[list[str]]:
         """[name, SHA-256] of each path; names are relative to the folder, so that it can be moved."""

@@ -89,9 +89,17 @@ class Training:
 
     @property
     def seconds(self) -> float | None:
-        """Time of the updates that count, including validation: the sum of the last `wall` of each stretch."""
-        walls = [[r.values["wall"] for r in s.of(_IN_EPOCH, _PER_EPOCH) if "wall" in r.values] for s in self.stretches]
-        return sum(map(max, filter(None, walls))) if any(walls) else None
+        """Time of the updates that count, including validation: the sum of the last `wall` of each stretch.
+
+        None if it is not known: in a stretch that was resumed by stock fairseq, `wall` is 0 throughout.
+        """
+        longest = []
+        for stretch in self.stretches:
+            walls = [r.values["wall"] for r in stretch.of(_IN_EPOCH, _PER_EPOCH) if "wall" in r.values]
+            if walls and stretch.start and not any(walls):
+                return None
+            longest += [max(walls)] if walls else []
+        return sum(longest) if longest else None
 
     @property
     def tokens_per_second(self) -> float | None:

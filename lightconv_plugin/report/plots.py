@@ -65,7 +65,8 @@ def _svg(figure: Figure, alt: str, minimum: int = 0) -> Markup:
         text = re.sub(rf"(fill|stroke): {colour}", rf"\1: {name}", text)
     text = re.sub(r"(style=\"[^\"]*?font: [^\";]*?px) [^\";]*", r"\1 sans-serif", text)
     prefix = f"p{next(_numbers)}-"  # makes ids unique within the page
-    text = re.sub(r"(\bid=\"|url\(#|href=\"#)", rf"\1{prefix}", text)
+    own = re.compile(r"(\bid=\"|url\(#|href=\"#)")
+    text = re.sub("<[^>]*>", lambda tag: own.sub(rf"\1{prefix}", tag[0]), text)  # and not in the words that are shown
     view, inner = re.search(r'<svg[^>]*?(viewBox="[^"]+")[^>]*>(.*)', text, re.DOTALL).groups()
     width, height = (round(96 * inches) for inches in figure.get_size_inches())
     head = Markup(

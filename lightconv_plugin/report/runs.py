@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lightconv_plugin.checkpoints.averaging import EPOCH_NAME, UPDATE_NAME, load_checkpoint
+from lightconv_plugin.checkpoints.layouts import as_mapping
 from lightconv_plugin.checkpoints.parameters import count_parameters
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.report.logs import Training, parse_log
@@ -67,11 +68,14 @@ class Settings:
 
     @staticmethod
     def read(content: Mapping) -> "Settings":
-        """Settings from the `cfg` of a checkpoint or hydra configuration, or from the flat `args` of an old one."""
+        """Settings from the `cfg` of a checkpoint or hydra configuration, or from the flat `args` of an old one.
+
+        fairseq stores the `model` of its older architectures as a Namespace.
+        """
         if "model" not in content:
             return Settings(*[content] * 5)
         parts = ("model", "task", "common", "dataset", "optimization")
-        return Settings(*(content.get(part) or {} for part in parts))
+        return Settings(*(as_mapping(content.get(part)) for part in parts))
 
 
 @dataclass
@@ -155,17 +159,18 @@ def _read_log(run: Run) -> None:
 
 def choose_checkpoint(folder: Path) -> Path | None:
     """The checkpoint to show: the newest average, otherwise the best, otherwise the last one written."""
-    averages = [path for path in folder.glob("*.pt") if _AVERAGE.fullmatch(path.name)]
+    files = sorted(path for path in folder.glob("*.pt") if path.is_file())  # not links to deleted files
+    averages = [path for path in files if _AVERAGE.fullmatch(path.name)]
     if averages:
         return max(averages, key=lambda path: (path.stat().st_mtime, path.name))
     for name in ("checkpoint_best.pt", "checkpoint_last.pt"):
         if (folder / name).is_file():
             return folder / name
     for pattern in (EPOCH_NAME, UPDATE_NAME):
-        found = [(int(match[1]), path) for path in folder.glob("*.pt") if (match := pattern.fullmatch(path.name))]
+        found = [(int(match[1]), path) for path in files if (match := pattern.fullmatch(path.name))]
         if found:
             return max(found)[1]
-    return next(iter(sorted(folder.glob("*.pt"))), None)
+    return next(iter(files), None)
 
 
 def _read_checkpoint(run: Run, name: str | None) -> None:
@@ -196,7 +201,7 @@ def _read_settings(run: Run) -> None:
 
     try:
         run.settings = with_defaults(Settings.read(yaml.safe_load(path.read_text(encoding="utf-8"))))
-    except (yaml.YAMLError, AttributeError, TypeError) as error:
+    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
         run.problems.append(f"hydra/.hydra/config.yaml cannot be read: {type(error).__name__}.")
 
 

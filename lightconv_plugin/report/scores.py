@@ -135,7 +135,7 @@ def join_subwords(line: str) -> str:
 
 def generate_logs(folder: Path) -> list[Path]:
     """The logs of fairseq-generate in a folder, the newest first."""
-    found = [*folder.glob("*.gen"), *folder.glob("generate-*.txt")]
+    found = [path for pattern in ("*.gen", "generate-*.txt") for path in folder.glob(pattern) if path.is_file()]
     return sorted(found, key=lambda path: (-path.stat().st_mtime, path.name))
 
 

@@ -55,7 +55,10 @@ def task_of(state: dict[str, Any]) -> dict[str, Any]:
     """A checkpoint's task settings: from cfg, or in checkpoints of 2019 from the arguments."""
     cfg = state.get("cfg")
     if cfg:
-        return {**cfg["task"], "max_target_positions": cfg["model"].get("max_target_positions")}
+        model = cfg["model"]
+        if isinstance(model, argparse.Namespace):  # of fairseq's older architectures
+            model = vars(model)
+        return {**cfg["task"], "max_target_positions": model.get("max_target_positions")}
     return vars(state["args"])
 
 

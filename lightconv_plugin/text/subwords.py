@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -9,6 +10,8 @@ from typing import Any, Literal, cast
 Subwords = Literal["bpe", "sentencepiece", "words"]
 MARKS = {"bpe": "@@", "sentencepiece": "\u2581"}
 """The marks that show a dictionary's kind of subwords: at the end of a non-final piece, or at the start of a word."""
+
+NO_MERGES = "#version: 0.2\n"  # what subword-nmt writes where no pair of symbols occurs twice
 
 _CACHED_WORDS = 1_000_000  # in each process; subword-nmt itself would cache every different word
 
@@ -28,16 +31,20 @@ def kind_of(pieces: Iterable[str]) -> Subwords:
 
 
 def read_merges(codes: Path) -> Any:
-    """subword-nmt's encoder (`apply_bpe.BPE`) with the merges of `codes`.
+    """subword-nmt's encoder (`apply_bpe.BPE`) with the merges of `codes`, which may be none.
 
     Raises:
-        ValueError: the file holds no merges. OSError: it cannot be read.
+        ValueError: it is not a file of merges. OSError: it cannot be read.
     """
     from subword_nmt.apply_bpe import BPE
 
     try:
-        with Path(codes).open(encoding="utf-8") as file:
-            return BPE(file)
+        text = Path(codes).read_text(encoding="utf-8")
+        if text == NO_MERGES:
+            bpe = BPE(io.StringIO(f"{text}a b\n"))  # it fails without a merge
+            bpe.bpe_codes = {}
+            return bpe
+        return BPE(io.StringIO(text))
     except (SystemExit, ValueError, IndexError) as error:  # subword-nmt exits at a line that is not a merge
         raise ValueError(f"{codes} is not a file of merges as `subword-nmt learn-bpe` writes it") from error
 
@@ -46,7 +53,7 @@ def bpe_encoder(codes: Path) -> Callable[[str], str]:
     """A function that encodes a tokenised line with the merges of `codes`, like `subword-nmt apply-bpe -c codes`.
 
     Raises:
-        ValueError: the file holds no merges. OSError: it cannot be read.
+        ValueError: it is not a file of merges. OSError: it cannot be read.
     """
     bpe = read_merges(codes)
 

@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -49,6 +50,31 @@ def run(monkeypatch, capfd, made):
 
 def encoded(lines) -> bytes:
     return b"".join(line if isinstance(line, bytes) else line.encode() + b"\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    "stream, said",
+    [
+        ("stdin", "standard input is closed: give --input FILE"),
+        ("stdout", "standard output is closed: give --output FILE"),
+    ],
+)
+def test_a_closed_stream_is_named(made, monkeypatch, capsys, stream, said):
+    """As after <&- and >&- in a shell."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    monkeypatch.setattr(sys, stream, None)
+    assert main.main(["translate", "--path", str(made[1])]) == 2
+    assert capsys.readouterr().err == f"lightconv translate: error: {said}\n"
+
+
+def test_a_pipe_is_read_like_a_file(run, best, tmp_path):
+    """As with --input <(program)."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(encoded(LINES),))
+    writer.start()
+    assert run(b"", "--input", pipe)[:2] == (0, "".join(f"{line}\n" for line in best))
+    writer.join()
 
 
 def test_the_installed_command_streams(made, best, repository):
@@ -184,6 +210,7 @@ def test_options_reach_the_translator(made, monkeypatch, run):
         (["--nbest", 6], "--nbest must be in 1 … --beam = 5, got 6"),
         (["--cuda-graphs"], "--cuda-graphs needs a GPU, such as --device cuda: got --device cpu"),
         (["--input", "nowhere.txt"], "--input: no such file: nowhere.txt"),
+        (["--input", "/"], "--input: / is a folder"),
         (["--output", "no/such/folder/out.txt"], "there is no folder"),
         (["--path", "nowhere.pt"], "no such checkpoint or exported directory: nowhere.pt"),
         (["--bpe-codes", "nowhere"], "--bpe-codes: no such file: nowhere"),

@@ -2,6 +2,7 @@
 
 import inspect
 import shutil
+import time
 from argparse import Namespace
 from unittest.mock import MagicMock
 
@@ -14,6 +15,7 @@ pytest.importorskip("fairseq", reason="fairseq is not installed")
 from fairseq import checkpoint_utils, optim
 from fairseq.data import Dictionary, LanguagePairDataset
 from fairseq.dataclass.configs import CheckpointConfig
+from fairseq.logging.meters import MetersDict, StopwatchMeter
 from fairseq.tasks.fairseq_task import FairseqTask, LegacyFairseqTask
 
 import lightconv_plugin.models  # noqa: F401 (the patches)
@@ -41,6 +43,26 @@ def test_a_trainer_that_is_not_fairseqs_is_left_alone():
     state, epochs = checkpoint_utils.load_checkpoint(CheckpointConfig(), trainer)
     assert state is trainer.load_checkpoint.return_value
     assert epochs is trainer.get_train_iterator.return_value
+
+
+def test_the_clock_of_a_resumed_training_runs():
+    """The meter that `wall` is read from: restored without resumed_clock, its time is 0 for ever."""
+    meters = MetersDict()
+    meters.add_meter("wall", StopwatchMeter(round=0), 790)
+    meters["wall"].start()
+    restored = MetersDict()
+    restored.load_state_dict(meters.state_dict())
+    time.sleep(0.01)
+    assert 0.01 <= restored["wall"].elapsed_time < 60
+
+
+def test_a_clock_that_is_started_and_stopped_counts_what_is_between():
+    """train_wall, the other one: the time between two trainings does not count."""
+    meter = StopwatchMeter()
+    meter.load_state_dict({"sum": 5.0, "n": 2, "round": None})
+    meter.start()
+    meter.stop()
+    assert 5 <= meter.sum < 5.01 and meter.n == 3
 
 
 # ------------------------------------------------------------------------------------------------ batches

@@ -394,12 +394,18 @@ def test_compilers_are_listed_and_not_required(no_fairseq, monkeypatch, tmp_path
     silent.write_text("#!/bin/sh\nexit 3\n")
     compiler.chmod(0o755)
     silent.chmod(0o755)
+    foreign = tmp_path / "ninja"  # of another architecture
+    foreign.write_bytes(b"\x7fELFgarbage")
+    foreign.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     report = checks.examine()
     assert report.values["compilers"] == {
         "g++": f"{silent} (no answer to --version)",
         "nvcc": f"{compiler} (Cuda compilation tools, release 13.0, V13.0.88)",
-        "ninja": None,
+        "ninja": f"{foreign} (cannot be run: Exec format error)",
     }
+    foreign.unlink()
+    report = checks.examine()
+    assert report.values["compilers"]["ninja"] is None
     assert statuses(report, checks.INFO)["ninja"].detail == "not on PATH"
     assert report.ok

@@ -17,7 +17,7 @@ from lightconv_plugin.modules.attention_convolution import AttentionConv
 from tests import ROOT
 from tests.warm_python import warm_python
 
-from .toys import build, dictionary, task
+from .toys import batch, build, dictionary, task
 
 FAMILIES = ("lightweightconv", "dynamicconv", "lightconv")
 E, D = [3, 7, 15, 31, 31, 31, 31], [3, 7, 15, 31, 31, 31]
@@ -255,6 +255,45 @@ def test_attention_needs_no_kernel_sizes():
         ),
         ("--attention-conv-kernel-size 1", ["--attention-conv-kernel-size must be at least 2, got 1"]),
         ("--decoder-layers 0", ["--decoder-layers", "at least 1", "got 0"]),
+        ("--decoder-output-dim 0", ["--decoder-output-dim", "at least 1", "got 0"]),
+        ("--adaptive-softmax-cutoff 20,8", ["--adaptive-softmax-cutoff", "increasing", "[20, 8]"]),
+        ("--adaptive-softmax-cutoff 0,8", ["--adaptive-softmax-cutoff", "increasing", "[0, 8]"]),
+        (
+            "--adaptive-softmax-cutoff 8,20 --adaptive-softmax-factor 100",
+            ["--adaptive-softmax-factor", "100", "512", "[8, 20]"],
+        ),
+        ("--adaptive-softmax-dropout 1", ["--adaptive-softmax-dropout", "[0, 1)"]),
+        (
+            "--share-all-embeddings --decoder-output-dim 64",
+            ["--share-all-embeddings needs --decoder-output-dim equal to --decoder-embed-dim", "64 and 512"],
+        ),
+        (
+            "--share-decoder-input-output-embed --decoder-output-dim 64",
+            ["--share-decoder-input-output-embed needs --decoder-output-dim", "64 and 512"],
+        ),
+        ("--encoder-layerdrop 1", ["--encoder-layerdrop", "[0, 1)"]),
+        ("--decoder-layerdrop -0.5", ["--decoder-layerdrop", "[0, 1)", "-0.5"]),
+        (
+            "--decoder-attention-heads 6 --decoder-conv-dim 516",
+            ["--decoder-attention-heads", "--decoder-embed-dim", "over the encoder", "6 heads, 512 features"],
+        ),
+        (
+            "--encoder-conv-type attention --encoder-attention-heads 6",
+            ["--encoder-attention-heads", "--encoder-embed-dim", "self-attention", "6 heads, 512 features"],
+        ),
+        (
+            "--quant-noise-scalar 0.1 --encoder-conv-type talk",
+            ["--quant-noise-scalar", "type dynamic", "--decoder-conv-type dynamic"],
+        ),
+        (
+            "--quant-noise-scalar 0.1 --encoder-conv-type talk --decoder-conv-type attention --decoder-attention-conv q"
+            " --attention-conv-type dynamic",
+            ["--quant-noise-scalar cannot be used with --attention-conv-type dynamic"],
+        ),
+        (
+            "--quant-noise-scalar 0.1 --encoder-conv-type talk --decoder-conv-type talk --encoder-learned-pos",
+            ["--quant-noise-scalar cannot be used with --encoder-learned-pos"],
+        ),
     ],
 )
 def test_wrong_options_are_named(arguments, words):
@@ -262,6 +301,23 @@ def test_wrong_options_are_named(arguments, words):
         transformer_config(parse("--arch", "dynamicconv", *arguments.split()))
     for word in words:
         assert word in str(error.value)
+
+
+def test_what_does_not_fit_the_dictionary_is_named():
+    with pytest.raises(ValueError, match=r"--adaptive-softmax-cutoff .* 30 entries, got \[8, 31\]"):
+        build(adaptive_softmax_cutoff=[8, 31])
+
+
+def test_heads_need_not_divide_what_nothing_attends_over():
+    arguments = "--arch dynamicconv --decoder-attention-heads 6 --decoder-conv-dim 516 --no-cross-attention"
+    assert transformer_config(parse(*arguments.split())).decoder.mixers[0].num_heads == 6
+
+
+def test_an_adaptive_softmax_may_have_another_dimension_than_shared_embeddings():
+    adaptive = {"adaptive_softmax_cutoff": [8, 20], "adaptive_softmax_factor": 2.0}
+    model = build(share_all_embeddings=True, decoder_output_dim=8, **adaptive)
+    source, lengths, previous = batch()
+    assert model(source, lengths, previous)[0].shape == (3, 8, 8)
 
 
 def test_upstream_names_can_be_left_alone():

@@ -1,13 +1,18 @@
 """What must hold of every model: decoding is teacher forcing, pads never leak, all parameters train, nothing waits."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from fairseq.modules.fairseq_dropout import FairseqDropout
+from fairseq.quantization_utils import quantize_model_scalar
 from fairseq.sequence_generator import SequenceGenerator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightconv_plugin.models.token_mixers import RetainableDropout as Dropout
+from lightconv_plugin.modules.linear import Linear
 
+from .language_model_toys import build_lm
 from .toys import VARIANTS, batch, build, dictionary, task
 
 CONVOLUTIONS = ["lightweight", "dynamic", "talk", "depthwise", "conv"]
@@ -85,6 +90,18 @@ def test_left_padded_targets(mixer):
     together, _ = model(source[:1], sizes[:1], padded)
     alone, _ = model(source[:1], sizes[:1], words)
     torch.testing.assert_close(together[:, 3:], alone, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("given, left", [("True", True), (True, True), ("False", False), (False, False)])
+def test_fairseqs_older_tasks_pad_on_the_left_too(given, left):
+    """Their options are in task.args, some as text, and their task.cfg is None."""
+    older = task()
+    older.cfg, older.args = None, SimpleNamespace(left_pad_target=given)
+    model = build(task_=older)
+    assert {layer.self_attn.zero_pads for layer in model.decoder.layers} == {left}
+    if left:
+        with pytest.raises(ValueError, match="--decoder-cross-attention-conv cannot be used with --left-pad-target"):
+            build(task_=older, decoder_cross_attention_conv="q")
 
 
 @pytest.mark.parametrize("mixer", OURS)
@@ -215,7 +232,60 @@ def test_fairseqs_regularisers_work(option, value):
     model(*batch())[0].sum().backward()
 
 
+SCALAR = {
+    "lightweight": {},
+    "talk": {"share_all_embeddings": True},
+    "conv": {"adaptive_softmax_cutoff": [8, 20]},
+    "attention": {"decoder_output_dim": 8},
+    "window_attention": {"decoder_attention_conv": "q", "attention_conv_type": "lightweight"},
+}
+
+
+@pytest.mark.parametrize("mixer", SCALAR)
+def test_scalar_quantisation_noise(mixer, monkeypatch):
+    """Every Linear gets noise, as fairseq-train adds it with --quant-noise-scalar."""
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda self, *_, **__: self)  # fairseq's observers expect a GPU
+    model = of(mixer, quant_noise_scalar=0.2, **SCALAR[mixer])
+    linears = [name for name, module in model.named_modules() if isinstance(module, Linear)]
+    quantize_model_scalar(model, SimpleNamespace(quant_noise_scalar=0.2))
+    left = [name for name in linears if isinstance(model.get_submodule(name), Linear)]
+    # The shared output layer has no parameter of its own name.
+    assert left == (["decoder.output_projection"] if "share_all_embeddings" in SCALAR[mixer] else [])
+    model.train()(*batch())[0].sum().backward()
+    assert all(parameter.grad is not None for parameter in model.decoder.layers.parameters())
+    assert model.eval()(*batch())[0].isfinite().all()
+
+
 def test_every_dropout_module_is_the_plugin_s_own():
     model = of("lightweight,attention,dynamic", dropout=0.1, attention_dropout=0.1, weight_dropout=0.1)
     modules = [module for module in model.modules() if isinstance(module, FairseqDropout)]
     assert modules and {type(module) for module in modules} == {Dropout}
+
+
+@pytest.mark.parametrize(
+    "names, kept",
+    [
+        (["LightConvEncoder"], {"encoder"}),
+        (["LightConvDecoder"], {"decoder"}),
+        (["LightConvEncoderLayer"], {"encoder.layers.0", "encoder.layers.0.self_attn"}),
+        (["LightConvDecoderLayer"], {"decoder.layers.0", "decoder.layers.0.self_attn"}),
+        (["LightweightConv1dTBC"], {"encoder.layers.0.self_attn.conv"}),
+        (["DynamicConv1dTBC"], {"decoder.layers.0.self_attn.conv"}),
+        (["MixerEncoderLayer"], {"encoder.layers.0"}),
+        (["ConvBlock"], {"encoder.layers.0.self_attn", "decoder.layers.0.self_attn"}),
+    ],
+)
+def test_dropout_is_retained_by_upstreams_names(names, kept):
+    """--retain-dropout-modules with the classes of fairseq's LightConv, or with ours."""
+    one = {"encoder_layers": 1, "encoder_kernel_size_list": [3], "decoder_layers": 1, "decoder_kernel_size_list": [3]}
+    model = build(encoder_conv_type="lightweight", **one)
+    model.make_generation_fast_(retain_dropout=True, retain_dropout_modules=names)
+    on = {name.rpartition(".")[0] for name, m in model.named_modules() if getattr(m, "apply_during_inference", False)}
+    assert on == kept
+
+
+def test_a_language_models_dropout_is_retained_by_upstreams_names():
+    model = build_lm()
+    model.make_generation_fast_(retain_dropout=True, retain_dropout_modules=["LightConvDecoderLayer"])
+    on = [name for name, m in model.named_modules() if getattr(m, "apply_during_inference", False)]
+    assert len(on) == 9  # of the FFN's input and output, and of the block's input, in 3 layers

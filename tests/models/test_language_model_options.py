@@ -16,7 +16,9 @@ CONV, TALK = ("lightweightconv", "dynamicconv", "lightconv"), ("talkconv",)
 # families, suffix: d, ffn, heads, kernels, dropout, attention, weight, relu, softmax's dropout, cutoff
 TABLE = [
     (CONV + TALK, "_lm", 512, 2048, 8, D, 0.1, 0.0, 0.0, 0.0, 0.0, None),
-    (CONV, "_lm_gbw", 512, 4096, 16, D, 0.1, 0.1, 0.1, 0.0, 0.0, None),
+    (CONV[:2], "_lm_gbw", 512, 4096, 16, D, 0.1, 0.1, 0.1, 0.0, 0.0, None),
+    # As fairseq-train runs upstream's: the 0.0 of its parser comes before the architecture's 0.1.
+    (CONV[2:], "_lm_gbw", 512, 4096, 16, D, 0.1, 0.0, 0.0, 0.0, 0.0, None),
     (CONV, "_lm_billion_word", 1024, 4096, 16, BILLION, 0.1, 0.1, 0.1, 0.0, 0.0, [60000, 160000]),
     (TALK, "_lm_big", 1024, 4096, 16, [3, 7, 15] + [31] * 9, 0.1, 0.0, 0.0, 0.0, 0.0, None),
     (CONV + TALK, "_lm_wiki103", 1024, 4096, 16, WIKI103, 0.3, 0.1, 0.2, 0.1, 0.2, [20000, 60000]),
@@ -176,6 +178,12 @@ WRONG = {
     "two-inputs": (ADAPTIVE | {"character_embeddings": True}, ["--adaptive-input", "--character-embeddings"]),
     "shared-adaptive": (ADAPTIVE | SHARED, ["--share-decoder-input-output-embed", "--adaptive-input"]),
     "shared-dims": (SHARED | {"decoder_input_dim": 8}, ["--decoder-input-dim", "8 and 512"]),
+    "layerdrop": ({"decoder_layerdrop": 1.0}, ["--decoder-layerdrop", "[0, 1)"]),
+    "attention-heads": (
+        {"decoder_conv_type": "attention", "decoder_attention_heads": 6},
+        ["--decoder-attention-heads", "--decoder-embed-dim", "6 heads, 512 features"],
+    ),
+    "scalar-noise": ({"quant_noise_scalar": 0.1}, ["--quant-noise-scalar", "--decoder-conv-type dynamic"]),
     "filters": ({"character_filters": "3,4"}, ["--character-filters", "(width, channels)", "3,4"]),
     "no-channels": ({"character_filters": "[(1,0)]"}, ["--character-filters", "[(1,0)]"]),
 }

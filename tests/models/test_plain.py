@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lightconv_plugin.errors import UnsupportedModelError
+from lightconv_plugin.generation import FastGenerator
 from lightconv_plugin.models.plain import plain_config, plain_model
 from lightconv_plugin.modules import MIXERS, LanguageModel, ModelConfig, build_model
 from tests.generation import toys as search_toys
@@ -152,6 +153,38 @@ def test_the_parameters_are_the_models_own_and_train():
         plain(source, target).logits.transpose(1, 2), labels, ignore_index=1, label_smoothing=0.1
     )
     close(loss, expected)
+
+
+def flags(module):
+    return {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+
+
+@pytest.mark.parametrize("frozen", ["encoder", "decoder.embed_tokens", "decoder.layers.1", ""])
+def test_frozen_parameters_stay_frozen(frozen):
+    model = toys.build()
+    (model.get_submodule(frozen) if frozen else model).requires_grad_(False)
+    before = flags(model)
+    plain = plain_model(model)
+    assert flags(model) == before
+    assert flags(plain) == {name: before[name] for name, _ in plain.named_parameters()}
+
+
+def test_frozen_parameters_stay_frozen_after_a_search():
+    model = search_toys.ours()
+    model.encoder.requires_grad_(False)
+    before = flags(model)
+    FastGenerator([model], search_toys.dictionary(search_toys.VOCABULARY)).generate([model], search_toys.batch(2))
+    assert flags(model) == before
+
+
+def test_frozen_parameters_stay_frozen_in_a_model_that_is_refused():
+    model = toys.build()
+    model.decoder.requires_grad_(False)
+    model.encoder.layers[0].extra = torch.nn.Linear(2, 2)
+    before = flags(model)
+    with pytest.raises(UnsupportedModelError, match=r"encoder\.layers\.0\.extra"):
+        plain_model(model)
+    assert flags(model) == before
 
 
 @pytest.mark.parametrize("mixer", [*MIXERS, *toys.VARIANTS])

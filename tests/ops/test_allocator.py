@@ -148,3 +148,15 @@ def test_a_training_is_not_started_with_an_unknown_value(prefix, monkeypatch):
     monkeypatch.setenv("LIGHTCONV_KEEP_MALLOC", "yes")
     with pytest.raises(InputError, match="LIGHTCONV_KEEP_MALLOC must be 0, 1 or unset, got 'yes'"):
         settings(1, trains_on_cpu=True)
+
+
+@pytest.mark.parametrize("name", ["with space", "with:colon"])
+def test_a_library_whose_path_the_loader_would_split_is_skipped(name, tmp_path, monkeypatch):
+    """LD_PRELOAD is split at spaces and colons: every program would print that its parts cannot be preloaded."""
+    monkeypatch.setattr(allocator.ctypes.util, "find_library", lambda library: None)
+    for folder in ("plain", name):
+        (tmp_path / folder / "lib").mkdir(parents=True)
+        (tmp_path / folder / "lib/libtcmalloc_minimal.so.4").touch()
+        monkeypatch.setattr(sys, "prefix", str(tmp_path / folder))
+        found = allocator.find_tcmalloc()
+        assert found == (str(tmp_path / "plain/lib/libtcmalloc_minimal.so.4") if folder == "plain" else None)

@@ -65,6 +65,60 @@ def test_any_change_runs_it_again(setting, change):
     assert (root / "out/one").read_text() == ("cb" if change == "input" else "ab")
 
 
+def test_a_users_files_in_an_output_stay(setting):
+    """A model or a note next to binarised data: no reason to run the step again, and kept when it is run again."""
+    run, _, root = setting
+    run()
+    mine = root / "out/two/mine"
+    (mine / "notes").mkdir(parents=True)
+    (mine / "notes/a.txt").write_text("kept")
+    (root / "out/two/link").symlink_to("nowhere")
+    assert run() is False
+    (root / "a").write_text("c")
+
+    def make(first, second):
+        second.mkdir()
+        first.write_text("one")
+        (second / "other").write_text("new")
+
+    assert run(make=make) is True and run(make=make) is False
+    assert (mine / "notes/a.txt").read_text() == "kept" and (root / "out/two/link").is_symlink()
+    assert (root / "out/two/other").read_text() == "new"
+    assert not (root / "out/two/inner").exists(), "the step's own files are replaced"
+    assert not list(root.rglob("*.tmp"))
+    (root / "out/two/other").write_text("tampered")
+    assert run() is True and (mine / "notes/a.txt").exists()
+
+
+def test_a_users_files_stay_in_a_folder_of_an_earlier_version(setting):
+    """It has no record of the files; one is made when the step is found to be done."""
+    run, _, root = setting
+    run()
+    (root / ".steps/files").unlink()
+    assert run() is False
+    (root / "out/two/mine").write_text("kept")
+    assert run() is False and run((1, 3)) is True
+    assert (root / "out/two/mine").read_text() == "kept"
+
+
+def test_a_kill_while_an_output_is_replaced_loses_nothing_of_the_user(setting, monkeypatch):
+    run, _, root = setting
+    run()
+    (root / "out/two/mine").write_text("kept")
+    replace = os.replace
+
+    def killed(source, target):
+        if str(target).endswith("out/two/inner"):
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(os, "replace", killed)
+        run((1, 3))
+    assert run() is True and run() is False
+    assert (root / "out/two/mine").read_text() == "kept" and (root / "out/two/inner").read_text() == "folder"
+
+
 def test_a_failure_leaves_no_output_and_is_repeated(setting):
     run, _, root = setting
 

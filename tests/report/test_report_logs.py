@@ -108,6 +108,13 @@ def test_a_resumed_training_is_one_curve_without_what_was_thrown_away(style):
     assert training.seconds == 20 + 21
 
 
+def test_the_time_of_a_training_that_stock_fairseq_resumed_is_not_known():
+    log = Writer().head().inner(20, 9, wall=10).inner(40, 8, wall=20).valid(40, 7)
+    log.head(loaded=40).inner(60, 6, 2, wall=0).inner(80, 5, 2, wall=0)
+    (training,) = log.parse().trainings
+    assert training.seconds is None and training.updates == 80
+
+
 def test_resumed_twice_from_the_same_checkpoint():
     log = Writer().head().inner(40, 8).valid(50, 7)
     log.head(loaded=50).inner(60, 1, 2)

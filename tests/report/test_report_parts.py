@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -59,6 +60,25 @@ def test_which_checkpoint_is_looked_into(names, chosen, tmp_path):
         (tmp_path / name).touch()
     found = runs.choose_checkpoint(tmp_path)
     assert (found and found.name) == chosen
+
+
+def test_links_to_nowhere_are_passed_over(tmp_path):
+    """The target of an average may be deleted to save disk space."""
+    for name in ("average5.pt", "checkpoint_best.pt", "checkpoint3.pt", "other.pt", "a.test.gen", "a.test.score"):
+        (tmp_path / name).symlink_to("nowhere")
+    assert runs.choose_checkpoint(tmp_path) is None
+    run = runs.read_run(tmp_path, "run")
+    assert not run.scores and not run.translations and "There is no checkpoint" in " ".join(run.problems)
+    (tmp_path / "checkpoint_last.pt").touch()
+    assert runs.choose_checkpoint(tmp_path).name == "checkpoint_last.pt"
+
+
+def test_settings_of_a_checkpoint_of_stock_fairseq():
+    """Its lightconv keeps the model's options as a Namespace."""
+    model = Namespace(arch="lightconv_iwslt_de_en", encoder_layers=1, encoder_conv_type="dynamic", decoder_layers=None)
+    settings = runs.Settings.read({"model": model, "task": {"source_lang": "de", "target_lang": "en"}})
+    assert settings.architecture == "lightconv_iwslt_de_en" and settings.pair == ("de", "en")
+    assert settings.mixers == {"encoder": ["dynamic"]}
 
 
 def test_what_a_folder_lacks_becomes_its_problems(tmp_path):
@@ -302,6 +322,13 @@ def test_pictures_have_colours_of_the_page_and_ids_of_their_own():
         assert not any(colour in svg for colour in ("#010203", "#030201"))
     ids = [{part.partition('"')[0] for part in svg.split(' id="')[1:]} for svg in (one, two)]
     assert ids[0] and not ids[0] & ids[1]
+
+
+def test_words_that_look_like_ids_are_shown_as_they_are():
+    layer = layer_of(np.eye(3), maps=[np.tril(np.full((3, 3, 3), 0.5))])
+    svg = plots.time_map(layer, 0, ['id="q"', 'href="#a"', "url(#z)"], "test")
+    for word in ('id="q"', 'href="#a"', "url(#z)"):
+        assert f">{word}<" in svg
 
 
 def test_a_figure_of_several_models_stands_on_any_background():

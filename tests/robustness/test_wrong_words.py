@@ -34,6 +34,7 @@ WRONG = {
     "natural": ("", "nonsense", "-1", "1.5", "1e3", "nan"),
     "ratio": ("", "nonsense", "0.5", "nan", "inf", "1,5"),
     "probability": ("", "x", "nan", "0", "1", "-0.1", "1e9"),
+    "language": ("", "zh-cn", "../x", "a.b"),
     "folder": ("",),
     "place": ("",),
     "expected_size": ("", "nonsense", "train:1", "train:x:1", "train:1:-1"),

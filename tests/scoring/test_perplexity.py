@@ -1,13 +1,14 @@
 """Perplexity: fairseq-eval-lm's log, `lightconv score --metric perplexity`, and `lightconv tune` of language models."""
 
 import json
+from argparse import Namespace
 
 import pytest
 
 from lightconv_plugin.cli import main
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.evaluation import measure_perplexity
-from lightconv_plugin.scoring.perplexity import evaluation, parse_eval_lm_log
+from lightconv_plugin.scoring.perplexity import evaluation, parse_eval_lm_log, task_of
 from tests import fairseq_cli
 from tests.scoring.corpora import as_json, refused, run, write
 
@@ -54,6 +55,13 @@ def test_options_of_the_other_metrics_are_refused(files, tmp_path, capsys):
     assert "--lang is not valid with --metric perplexity" in said
     assert "--gen is not valid" in refused(capsys, "--metric", "perplexity", "--log", log, "--gen", log)
     assert "--log is not valid with --metric bleu" in refused(capsys, *files(["a"], ["a"]), "--log", log)
+
+
+def test_the_task_of_a_checkpoint_of_stock_fairseq():
+    """Its lightconv_lm keeps the model's options as a Namespace, the task's as a dictionary."""
+    state = {"cfg": {"model": Namespace(max_target_positions=32), "task": {"tokens_per_sample": 64}}}
+    assert task_of(state) == {"max_target_positions": 32, "tokens_per_sample": 64}
+    assert task_of({"cfg": None, "args": Namespace(tokens_per_sample=64)}) == {"tokens_per_sample": 64}
 
 
 @pytest.mark.parametrize("window, tokens", [(0, 1 << 20), (96, 1 << 18)])

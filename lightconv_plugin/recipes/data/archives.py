@@ -90,6 +90,8 @@ def _damage(archive: Path) -> Iterator[None]:
     """Turn what a damaged archive raises into a CorpusError that names it. File system errors pass through."""
     try:
         yield
+    except NotImplementedError as error:  # a compression that this Python does not know
+        raise CorpusError(f"{archive} cannot be unpacked: {error}") from error
     except _DAMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
@@ -114,6 +116,8 @@ def _tar_members(archive: Path, packing: str) -> Iterator[Member]:
 def _zip_members(archive: Path) -> Iterator[Member]:
     with zipfile.ZipFile(archive) as file:
         for info in file.infolist():
+            if info.flag_bits & 1:
+                raise CorpusError(f"{archive} is encrypted: unpack it yourself")
             if not info.is_dir():
                 form = stat.S_IFMT(info.external_attr >> 16)  # 0 if the system that packed it has no file types
                 yield Member(info.filename, form in (0, stat.S_IFREG), lambda info=info: file.open(info))

@@ -10,8 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from lightconv_plugin.recipes.data.text_pool import in_a_process, iter_lines
+from lightconv_plugin.text.subwords import NO_MERGES, read_merges
 from lightconv_plugin.text.subwords import bpe_encoder as encoder
-from lightconv_plugin.text.subwords import read_merges
 
 __all__ = ["dropout_encoder", "encoder", "learn_codes", "versions"]
 
@@ -54,4 +54,7 @@ def _learn(texts: Iterable[Path], merges: int, output: Path) -> None:
             words.update(line.split())
     vocabulary = io.StringIO("".join(f"{word} {count}\n" for word, count in words.items()))
     with output.open("w", encoding="utf-8") as file:
-        learn_bpe.learn_bpe(vocabulary, file, merges, is_dict=True)
+        if all(len(word) == 1 for word in words):  # letters, phonemes: subword-nmt fails without a pair
+            file.write(NO_MERGES)
+        else:
+            learn_bpe.learn_bpe(vocabulary, file, merges, is_dict=True)

@@ -89,6 +89,10 @@ class _Refused(Exception):
     """The server does not have the file or the requested part of it. Its argument: the reason."""
 
 
+class _CannotResume(Exception):
+    """The server does not send the rest of the file that `part` is the beginning of."""
+
+
 class _Interrupted(Exception):
     """The transfer ended before the end of the file. Its argument: the reason."""
 
@@ -110,7 +114,10 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def _open(address: str, start: int) -> http.client.HTTPResponse:
-    """The response with the file from byte `start` on. _Refused: it is not available; _Interrupted: try again later."""
+    """The response with the file from byte `start` on.
+
+    _Refused: it is not available; _CannotResume: it has no such bytes; _Interrupted: try again later.
+    """
     headers = {"User-Agent": "lightconv-plugin", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
@@ -118,6 +125,8 @@ def _open(address: str, start: int) -> http.client.HTTPResponse:
         return _opener().open(urllib.request.Request(address, headers=headers), timeout=SILENCE)
     except urllib.error.HTTPError as error:
         error.close()
+        if error.code == 416 and start:
+            raise _CannotResume from None
         temporary = error.code in _TEMPORARY or error.code >= 500
         raise (_Interrupted if temporary else _Refused)(f"HTTP {error.code} {error.reason}") from None
     except (OSError, http.client.HTTPException) as error:
@@ -135,14 +144,15 @@ def _receive(address: str, part: Path) -> None:
     """Append the missing rest to `part`, in one request.
 
     Raises:
-        _Refused, _Interrupted, and OSError if `part` cannot be written.
+        _Refused, _CannotResume, _Interrupted, and OSError if `part` cannot be written.
     """
     start = part.stat().st_size if part.exists() else 0
     with _open(address, start) as response:
         if response.status != 206:
             start = 0  # the server does not support ranges and sends the whole file
         elif not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-            raise _Refused("the server sent a different part of the file than requested")
+            error = "the server sent a different part of the file than requested"
+            raise _CannotResume if start else _Refused(error)
         length = response.headers.get("Content-Length")
         end = start + int(length) if length else None
         often = 0.2 if sys.stderr.isatty() else 10
@@ -163,7 +173,7 @@ def _receive(address: str, part: Path) -> None:
 
 
 def transfer(address: str, part: Path) -> None:
-    """Download into `part`, resuming at its end for as long as new data arrive.
+    """Download into `part`, resuming at its end for as long as new data arrive. What has arrived is kept.
 
     Raises:
         InputError: no new data arrive. OSError: `part` cannot be written.
@@ -173,9 +183,9 @@ def transfer(address: str, part: Path) -> None:
         try:
             return _receive(address, part)
         except _Refused as error:
-            if not (part.exists() and part.stat().st_size):
-                raise InputError(_failed(address, str(error))) from None
-            part.unlink()  # it cannot be resumed: start over
+            raise InputError(_failed(address, str(error))) from None
+        except _CannotResume:
+            part.unlink()
             continue
         except _Interrupted as error:
             reason = str(error)
@@ -227,6 +237,8 @@ def _download(address: str, part: Path, checksum: str, name: str) -> str:
     if checksum == "record" and kind(name) == ("", ""):
         part.unlink(missing_ok=True)  # without a checksum, a partial file might be from another version
     resumed = part.exists() and part.stat().st_size > 0
+    if resumed and not wrong(part, checksum, name):
+        return ""  # complete: only the check was interrupted
     say(f"downloading {address}")
     transfer(address, part)
     reason = wrong(part, checksum, name)

@@ -12,6 +12,7 @@ import argparse
 import gzip
 import re
 import shutil
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -71,7 +72,7 @@ def copy_text(source: Path, output: Path) -> None:
     try:
         with opener(source, "rb") as file, output.open("wb") as out:
             shutil.copyfileobj(file, out, 1 << 20)
-    except (EOFError, gzip.BadGzipFile) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise CorpusError(f"{source} cannot be decompressed: {error}") from error
     if not output.stat().st_size:
         raise CorpusError(f"{source} is empty")

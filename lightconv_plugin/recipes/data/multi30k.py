@@ -26,6 +26,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(request: Request) -> None:
     """Run all steps; the test sets are those of TESTS that are in the folder, unless the options name others."""
-    there = [name for name in TESTS[1:] if any(request.data.glob(f"{name}.*"))]
+    there = [name for name in TESTS[1:] if _is_pair(request, name)]
     settings = parallel_text.settings_of(request, keep_last=True)
     parallel_text.run(request, settings, (TESTS[0], *there))
+
+
+def _is_pair(request: Request, name: str) -> bool:
+    """Whether a test set is there in both languages: not all have been published in all of them."""
+    langs = {path.name.removesuffix(".gz").rpartition(".")[2] for path in request.data.glob(f"{name}.*")}
+    wanted = {request.options.src, request.options.tgt} - {None}
+    return len(langs) >= 2 and wanted <= langs

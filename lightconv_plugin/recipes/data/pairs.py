@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import zip_longest
 from pathlib import Path
@@ -30,7 +30,7 @@ def keep_pair(source: str, target: str, max_len: int, max_ratio: float, min_len:
     token has more than 1000 characters. (That script also deletes `|`, which tokenised text escapes as `&#124;`.)
     """
     n, m = len(source.split()), len(target.split())
-    if min(n, m) < max(min_len, 1) or max(n, m) > max_len or max(n, m) > max_ratio * min(n, m):
+    if min(n, m) < max(min_len, 1) or max(n, m) > max_len or max(n, m) / min(n, m) > max_ratio:
         return False
     return not any(len(side) > 1000 and _LONG_WORD.search(side) for side in (source, target))
 
@@ -80,19 +80,42 @@ def split_every(
     return counts[0]
 
 
+class _Sentences:
+    """Sentences by their tokens. Only lines with the same letters and digits are tokenised, since that takes time."""
+
+    def __init__(self, lines: Iterable[str], tokens: Callable[[str], str]) -> None:
+        self._tokens = tokens
+        self._known: dict[str, set[str]] = {}
+        for line in lines:
+            self._known.setdefault(_letters(line), set()).add(tokens(line))
+
+    def __contains__(self, line: str) -> bool:
+        return (similar := self._known.get(_letters(line))) is not None and self._tokens(line) in similar
+
+
+def _letters(line: str) -> str:
+    return re.sub(r"\W+", "", line.lower())
+
+
 def hold_out(
-    train: Sequence[Path], outputs: Mapping[str, Sequence[Path]], sizes: Mapping[str, int], seed: int
+    train: Sequence[Path],
+    outputs: Mapping[str, Sequence[Path]],
+    sizes: Mapping[str, int],
+    seed: int,
+    tokens: Sequence[Callable[[str], str]] = (str.strip, str.strip),
 ) -> tuple[int, int]:
     """Move pairs of the training text into other parts, so that no test sentence is in the training text.
 
-    The pairs with the smallest hashes of seed and source are chosen, so that the choice depends neither on the order
-    of the text nor on the version of Python. They have different sources and text on both sides. Training pairs that
-    share a side with one of them are removed too.
+    The pairs with the smallest hashes of seed and source are chosen, so that the choice of sources depends neither on
+    the order of the text nor on the version of Python. They have different sources and text on both sides: of several
+    pairs with the same source, the first one. Training pairs that share a side with one of them are removed too.
+    Sentences with the same tokens count as the same.
 
     Args:
         train: both sides of the training text, which are rewritten
         outputs: both sides of each part
         sizes: number of pairs of each part
+        tokens: of each side, what the preparation makes of a line. It may change case, white space and punctuation
 
     Returns:
         (pairs left for training, all pairs)
@@ -116,7 +139,7 @@ def hold_out(
             continue
         chosen.add(source)
     ordered = [(source, target) for _, source, target in sorted(heap, reverse=True)]
-    targets = {target for _, target in ordered}
+    known = [_Sentences(side, function) for side, function in zip(zip(*ordered, strict=True), tokens, strict=True)]
     rest = [path.with_name(path.name + ".rest") for path in train]
     of = kept = 0
     with (
@@ -125,7 +148,7 @@ def hold_out(
     ):
         for source, target in iter_pairs(*train):
             of += 1
-            if source.strip() not in chosen and target.strip() not in targets:
+            if not known or (source not in known[0] and target not in known[1]):
                 kept += 1
                 source_out.write(source + "\n")
                 target_out.write(target + "\n")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from lightconv_plugin.recipes.data.parallel_folder import Corpus, CorpusError, f
 from lightconv_plugin.recipes.data.request import Request
 from lightconv_plugin.recipes.data.text_pool import BLOCK, iter_lines, map_file, write_lines
 from lightconv_plugin.recipes.steps import Steps, remove, say, write_text
-from lightconv_plugin.text.recipe import Recipe
+from lightconv_plugin.text.recipe import Recipe, moses_languages
 
 COPIES = 8  # copies of the training text with --bpe-dropout
 
@@ -71,11 +72,15 @@ class Settings:
     seed: int = 1
 
     def recipe(self, lang: str) -> Recipe:
-        """The steps from a language's raw text to tokens. CorpusError if the tokeniser has no rules for it."""
+        """The steps from a language's raw text to tokens. CorpusError if the tokeniser has no rules for it.
+
+        A region, as in pt_BR, has the rules of its language.
+        """
         case: Literal["", "first"] = "first" if self.lowercase else ""
         if self.tokenizer == "none":
             return Recipe("none", lang, lowercase=case)
-        recipe = Recipe("moses", lang, lowercase=case, normalise=True, keep_last=self.keep_last)
+        rules = lang if lang in moses_languages() else lang.partition("_")[0]
+        recipe = Recipe("moses", rules, lowercase=case, normalise=True, keep_last=self.keep_last)
         try:
             recipe.tokenise()
         except ValueError as error:
@@ -124,7 +129,8 @@ def prepare(corpus: Corpus, out: Path, settings: Settings) -> None:
             say(f"  {split}: {copy_pair(sides, [target[split, lang] for lang in langs])} pairs of lines")
         if settings.held_out:
             sides = {split: [target[split, lang] for lang in langs] for split in ("train", *settings.held_out)}
-            left, of = hold_out(sides.pop("train"), sides, settings.held_out, settings.seed)
+            tokens = [recipes[lang].tokenise() for lang in langs]
+            left, of = hold_out(sides.pop("train"), sides, settings.held_out, settings.seed, tokens)
             alike = of - left - sum(settings.held_out.values())
             held_out = ", ".join(f"{pairs} for {split}" for split, pairs in settings.held_out.items())
             say(f"  held out: {held_out}; {alike} pairs that share a side with them removed; {left} left for training")
@@ -225,6 +231,13 @@ def probability(text: str) -> float:
     return number(text)
 
 
+def language(text: str) -> str:
+    """The code of a language, for argparse. fairseq splits the names of binarised data at "." and "-"."""
+    if not re.fullmatch(r"\w+", text):
+        raise argparse.ArgumentTypeError(f"must be a language code such as de or pt_BR, without -, got {text!r}")
+    return text
+
+
 def add_options(
     parser: argparse.ArgumentParser,
     bpe: int,
@@ -237,7 +250,11 @@ def add_options(
     """
     for option, side, lang in zip(("--src", "--tgt"), ("source", "target"), langs, strict=True):
         parser.add_argument(
-            option, default=lang, metavar="XX", help=f"{side} language (default: {lang or 'by file name'})"
+            option,
+            type=language,
+            default=lang,
+            metavar="XX",
+            help=f"{side} language (default: {lang or 'by file name'})",
         )
     parser.add_argument("--train-prefix", metavar="P", help="training text: P.SRC and P.TGT (default: by file name)")
     parser.add_argument("--valid-prefix", metavar="P", help="validation text (default: by file name)")
@@ -271,10 +288,16 @@ def add_options(
 
 
 def settings_of(request: Request, **more: Any) -> Settings:
-    """The settings from the options of `add_options` and from `more`. InputError for copies without dropout."""
+    """The settings from the options of `add_options` and from `more`.
+
+    Raises:
+        InputError: copies without dropout, or a single copy with it.
+    """
     args = request.options
     if args.bpe_copies and not args.bpe_dropout:
         raise InputError(f"--bpe-copies {args.bpe_copies} needs --bpe-dropout: the copies would all be the same")
+    if args.bpe_copies == 1:
+        raise InputError("--bpe-copies must be at least 2 with --bpe-dropout, got 1: the first copy has all merges")
     common = {"bpe": args.bpe, "lowercase": args.lowercase, "joined": args.joined}
     common |= {"max_len": args.max_len, "max_ratio": args.max_ratio, "workers": request.workers}
     if args.bpe_dropout:

@@ -15,21 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.paths import package_dir
+from lightconv_plugin.paths import configs_dir, package_dir
 from lightconv_plugin.recipes.data import prepare
 from lightconv_plugin.recipes.environment import compute_here, quietly
 from lightconv_plugin.recipes.reproduce import training
 from lightconv_plugin.recipes.reproduce.job import Job
 from lightconv_plugin.recipes.reproduce.protocol import row_digest
-from lightconv_plugin.recipes.reproduce.table import (
-    config_name,
-    default_table,
-    main_scores,
-    summarise,
-    with_earlier_seeds,
-    write_row,
-    write_table,
-)
+from lightconv_plugin.recipes.reproduce.rows import add_row, main_scores, summarise
+from lightconv_plugin.recipes.reproduce.table import config_name, default_table, render_section, sections, write_table
 from lightconv_plugin.recipes.reproduce.training import identity
 from lightconv_plugin.recipes.steps import Steps, say, shorten
 
@@ -56,12 +49,12 @@ def reproduce(job: Job) -> Reproduced:
     """
     with Steps(job.folder) as steps:
         row = Reproduction(job, steps).row()
-    row = with_earlier_seeds(job.results, row)
-    path = write_row(job.results, row)
-    # A table elsewhere lists only this row's task; the default one lists all tasks, also those that were not run.
-    configs = job.config.parents[len(Path(row["task"]).parts)]
-    text = write_table(job.results, job.table, configs, None if job.table == default_table() else [row["task"]])
-    section = text[text.index(f"## {job.protocol.title}\n") :].split("\n## ")[0]
+    path = add_row(job.results, row)
+    # A table elsewhere lists only what was run; the default one lists all tasks.
+    not_run = job.table == default_table()
+    write_table(job.results, job.table, configs_dir(), not_run)
+    known = sections(job.results, configs_dir(), not_run=False)
+    section = next(render_section(one) for one in known if one.task == row["task"])
     return Reproduced(path, job.table, section)
 
 

@@ -1,18 +1,15 @@
-"""Rows of reproductions and the table of all of them: means over seeds, and RESULTS.md.
+"""The table of all rows: RESULTS.md.
 
-A row is a JSON file RESULTS/TASK/SYSTEM.json. The table is made only from these files and the protocols in configs/,
-so that it is the same on every machine. Systems and tasks without a row are listed as not run.
+It is made only from the rows and the protocols next to their configurations, so that it is the same on every machine.
+Systems and tasks without a row are listed as not run.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import os
 import shlex
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,13 +26,12 @@ from lightconv_plugin.recipes.reproduce.protocol import (
     row_digest,
     settings_of,
 )
+from lightconv_plugin.recipes.reproduce.rows import ROUGE, locked, main_scores, read_rows
 from lightconv_plugin.recipes.steps import write_text
 
 SMOKE = "smoke"  # the miniature task that tests every step; not a result
 SEEDS = (1, 2, 3)
 DASH = "–"
-ROUGE = ("rouge1", "rouge2", "rougeLsum")
-_UNITED = ("signatures", "versions")  # a row's lists of what was used for any of its seeds
 
 HEAD = """\
 # Results
@@ -68,93 +64,20 @@ def default_table() -> Path:
     return workspace() / "RESULTS.md"
 
 
-def mean_sd(values: Sequence[float]) -> dict[str, float | None]:
-    """The mean and the sample standard deviation (n − 1); the latter is None for a single value."""
-    return {"mean": statistics.fmean(values), "sd": statistics.stdev(values) if len(values) > 1 else None}
-
-
-def main_scores(metric: str, by: str) -> tuple[str, ...]:
-    """The scores in the test column: ROUGE-1, -2 and summary-level -L for summaries, otherwise the tuned score."""
-    return ROUGE if metric == "rouge" else (by,)
-
-
-def best_seed(runs: Sequence[Mapping[str, Any]], metric: str) -> Mapping[str, Any]:
-    """The run with the best validation score; the first one if several are equal."""
-    return (min if metric == "perplexity" else max)(runs, key=lambda run: run["valid"])
-
-
-def summarise(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
-    """Means over seeds of `valid` and of every `test` score, and the test scores of the seed that is best on valid.
-
-    runs: each with seed, valid (a number) and test (scores by name).
-    """
-    best = best_seed(runs, metric)
-    return {
-        "valid": mean_sd([run["valid"] for run in runs]),
-        "test": {name: mean_sd([run["test"][name] for run in runs]) for name in best["test"]},
-        "best_seed": best["seed"],
-        "test_of_best_seed": dict(best["test"]),
-    }
-
-
-def row_path(results: Path, row: Mapping[str, Any]) -> Path:
-    """RESULTS/TASK/SYSTEM.json."""
-    return results / row["task"] / f"{row['system']}.json"
-
-
-def with_earlier_seeds(results: Path, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row, plus earlier seeds from its file in `results`, for example run on another day or another machine.
-
-    Earlier seeds are kept only if they were made with the same configuration, overrides and protocol. If a seed is in
-    both, the new run replaces the earlier one.
-    """
-    new = {run["seed"] for run in row["runs"]}
-    try:
-        known = json.loads(row_path(results, row).read_text(encoding="utf-8"))
-        earlier = [run for run in known["runs"] if run["seed"] not in new]
-    except (OSError, ValueError, KeyError, TypeError):  # no file, or not a row: it is replaced
-        return dict(row)
-    if not earlier or any(known.get(key) != row[key] for key in ("digest", "config", "overrides")):
-        return dict(row)
-    runs = sorted([*earlier, *row["runs"]], key=lambda run: run["seed"])
-    together = {key: known[key] + [item for item in row[key] if item not in known[key]] for key in _UNITED}
-    return {**row, "runs": runs, "summary": summarise(runs, row["metric"]), **together}
-
-
-def write_row(results: Path, row: Mapping[str, Any]) -> Path:
-    """Write RESULTS/TASK/SYSTEM.json atomically."""
-    path = row_path(results, row)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(row, ensure_ascii=False, indent=1) + "\n")
-    return path
-
-
-def read_rows(results: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """{task: {system: row}} of all rows.
-
-    Raises:
-        InputError: a file is not a row, or is in the wrong place.
-    """
-    rows: dict[str, dict[str, dict[str, Any]]] = {}
-    for path in sorted(results.rglob("*.json")):
-        try:
-            row = json.loads(path.read_text(encoding="utf-8"))
-            place = row_path(results, row)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path} is not a row of lightconv reproduce ({type(error).__name__}: {error})") from None
-        if place != path:
-            raise InputError(f"{path} has the row of {row['task']}/{row['system']}, which belongs in {place}")
-        rows.setdefault(row["task"], {})[row["system"]] = row
-    return rows
-
-
 @dataclass(frozen=True)
 class Section:
-    """A task of the table: its protocol, if its configurations still have one, and its rows by system."""
+    """A task of the table: its protocol, if its configurations still have one, and its rows by system.
+
+    own: the protocol of each row, next to the configuration that the row names; a system is missing if it is gone.
+    place: the folder of the configurations. published: they are found by name.
+    """
 
     task: str
     protocol: Protocol | None
     rows: Mapping[str, Mapping[str, Any]]
+    own: Mapping[str, Protocol]
+    place: str
+    published: bool
 
     def systems(self) -> list[str]:
         """The papers' systems first, then the others in the protocol's order, then old rows' systems by name."""
@@ -166,26 +89,36 @@ class Section:
         """`metric`, `measure`, `test` or `title`: from the protocol, or from the rows if it no longer exists."""
         return getattr(self.protocol, key) if self.protocol else next(iter(self.rows.values()))[key]
 
+    def protocol_of(self, system: str) -> Protocol | None:
+        """The protocol of a system; None if it no longer has the system."""
+        protocol = self.own.get(system) if system in self.rows else self.protocol
+        return protocol if protocol and system in protocol.systems else None
+
+    def config_of(self, system: str) -> str:
+        """The configuration's name in a command."""
+        if system in self.rows:
+            return self.rows[system]["config"]
+        return f"{self.task}/{system}" if self.published else f"{self.place}/{system}.yaml"
+
     def title_of(self, system: str) -> str:
-        if self.protocol and system in self.protocol.systems:
-            return self.protocol.title_of(system) + ("*" if self.is_old(system) else "")
-        return self.rows[system]["system_title"] + "*"
+        protocol = self.protocol_of(system)
+        title = protocol.title_of(system) if protocol else self.rows[system]["system_title"]
+        return title + ("*" if self.is_old(system) else "")
 
     def is_old(self, system: str) -> bool:
         """Whether the row was made with settings other than the current ones."""
-        row = self.rows.get(system)
-        if row is None:
-            return False
-        if self.protocol is None or system not in self.protocol.systems:
-            return True
-        config = load_yaml(self.protocol.path.parent / f"{system}.yaml")
-        return row["digest"] != row_digest(self.protocol, system, settings_of(config, row["overrides"]))
+        row, protocol = self.rows.get(system), self.protocol_of(system)
+        if row is None or protocol is None:
+            return row is not None
+        config = load_yaml(protocol.path.parent / f"{system}.yaml")
+        return row["digest"] != row_digest(protocol, system, settings_of(config, row["overrides"]))
 
     def paper(self, system: str) -> tuple[str, str]:
         """(the published score or a dash, its source)."""
-        if self.protocol is None or system not in self.protocol.systems:
+        protocol = self.protocol_of(system)
+        if protocol is None:
             return DASH, ""
-        figures, source = self.protocol.published(system)
+        figures, source = protocol.published(system)
         metric = self.about("metric")
         names = ROUGE if metric == "rouge" else (metric,)
         return "/".join(figures[name] for name in names) if figures else DASH, source
@@ -269,7 +202,7 @@ def render_section(section: Section) -> str:
     """A task's heading, table, commands and notes about its rows."""
     systems = section.systems()
     test, measure = section.about("test"), section.about("measure")
-    lines = [f"## {section.about('title')}", "", f"{measure}; test: {test}. Configurations: `configs/{section.task}`."]
+    lines = [f"## {section.about('title')}", "", f"{measure}; test: {test}. Configurations: `{section.place}`."]
     if section.protocol and section.protocol.note:
         lines += ["", " ".join(section.protocol.note.split())]
     lines += ["", markdown([cells(section, system) for system in systems]), "", "```sh"]
@@ -278,7 +211,7 @@ def render_section(section: Section) -> str:
         if row:
             lines.append(command(row["config"], [run["seed"] for run in row["runs"]], row["overrides"]))
         else:
-            lines.append(f"{command(f'{section.task}/{system}', SEEDS, ())}  # not run")
+            lines.append(f"{command(section.config_of(system), SEEDS, ())}  # not run")
     lines += ["```", ""]
     rows = {system: section.rows[system] for system in systems if system in section.rows}
     papers = {system: [source] for system in systems if (source := section.paper(system)[1])}
@@ -299,7 +232,7 @@ def render_not_run(rest: Sequence[Section]) -> str:
     """One table of the tasks without any row: the published scores, and the command that would make a row."""
     rows = []
     for section in rest:
-        row = {"task": section.about("title"), "configurations": f"`configs/{section.task}`"}
+        row = {"task": section.about("title"), "configurations": f"`{section.place}`"}
         row |= {"test": section.about("test"), "measure": section.about("measure")}
         row |= {title: section.paper(system)[0] for system, title in PAPER_NAMES.items()}
         extra = [system for system in section.systems() if system not in PAPER_NAMES]
@@ -342,36 +275,46 @@ def command(config: str, seeds: Sequence[int], overrides: Sequence[str]) -> str:
     return shlex.join(["lightconv", "reproduce", config, "--seeds", *map(str, seeds), *place, *overrides])
 
 
-def sections(results: Path, configs: Path, tasks: Sequence[str] | None = None) -> Iterator[Section]:
-    """All tasks in `configs` with a protocol, and those with a row, sorted by name; or only `tasks`."""
+def sections(results: Path, configs: Path, not_run: bool = True) -> list[Section]:
+    """The tasks with a row, sorted by name; with `not_run`, also those in `configs`, and without the miniature."""
     rows = read_rows(results)
-    if tasks is None:
-        found = [str(path.parent.relative_to(configs)) for path in configs.rglob("protocol.yaml")]
-        tasks = sorted({*found, *rows} - {SMOKE})
-    for name in tasks:
-        protocol = read_protocol(configs / name) if (configs / name / "protocol.yaml").is_file() else None
-        yield Section(name, protocol, rows.get(name, {}))
+    names = set(rows)
+    if not_run:
+        names |= {str(path.parent.relative_to(configs)) for path in configs.rglob("protocol.yaml")}
+        names -= {SMOKE}
+    return [_section(name, rows.get(name, {}), configs) for name in sorted(names)]
 
 
-def write_table(results: Path, table: Path, configs: Path, tasks: Sequence[str] | None = None) -> str:
-    """Write the table of all rows and return its text. Writers take turns, so that the last one has read every row."""
+def _section(task: str, rows: Mapping[str, Mapping[str, Any]], configs: Path) -> Section:
+    own = {}
+    for system, row in rows.items():
+        path = Path(row["config"])
+        if path.suffix != ".yaml":
+            folder = configs / path.parent
+            if (folder / "protocol.yaml").is_file():
+                own[system] = read_protocol(folder)
+        else:
+            # The user's file may have been moved or damaged; that must not keep the other rows from the table.
+            with contextlib.suppress(InputError):
+                own[system] = read_protocol(path.parent)
+    published = configs / task
+    folders = {protocol.path.parent: protocol for protocol in own.values()}
+    if (published / "protocol.yaml").is_file() and (not folders or published in folders):
+        return Section(task, read_protocol(published), rows, own, f"configs/{task}", True)
+    protocol = next(iter(folders.values()), None)
+    place = f"configs/{task}" if protocol is None else str(protocol.path.parent)
+    return Section(task, protocol, rows, own, place, protocol is None)
+
+
+def write_table(results: Path, table: Path, configs: Path, not_run: bool = True) -> str:
+    """Write the table of `sections`; returns its text. Writers take turns, so that the last one has read every row."""
     results.mkdir(parents=True, exist_ok=True)
-    with _locked(results):
+    with locked(results):
         shown = os.path.relpath(results, workspace()) if results.is_relative_to(workspace()) else results.name
         text = HEAD.format(results=shown, dash=DASH)
-        known = list(sections(results, configs, tasks))
+        known = sections(results, configs, not_run)
         text += "".join(f"\n{render_section(section)}" for section in known if section.rows)
         if rest := [section for section in known if not section.rows]:
             text += f"\n{render_not_run(rest)}"
         write_text(table, text)
     return text
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

@@ -39,8 +39,26 @@ class Job:
     timeout: int
 
 
+def hydra_config(config: Path, folder: Path) -> Path:
+    """The configuration under a name that hydra finds: links in `folder` to a config.yaml and the files next to it.
+
+    hydra looks first in fairseq's own folder, which has a config.yaml.
+    """
+    if config.stem != "config":
+        return config
+    linked = folder / "config"
+    linked.mkdir()
+    for path in config.parent.iterdir():
+        (linked / path.name).symlink_to(path)
+    name = "config_yaml"  # hydra's messages show it
+    while (linked / f"{name}.yaml").is_symlink():
+        name += "_"
+    (linked / f"{name}.yaml").symlink_to(config)
+    return linked / f"{name}.yaml"
+
+
 def torchrun_arguments(job: Job, starts: Path) -> list[str]:
-    """The command line of torchrun; for `starts` see worker.py."""
+    """The command line of torchrun; for `starts`, in a temporary folder, see worker.py."""
     settings = [f"--nproc-per-node={job.plan.processes}", f"--max-restarts={job.max_restarts}"]
     host = job.rendezvous.rpartition(":")[0]
     if job.nodes == 1:
@@ -55,7 +73,8 @@ def torchrun_arguments(job: Job, starts: Path) -> list[str]:
     if host in ("", "localhost", "127.0.0.1"):
         settings.append("--local-addr=localhost")  # no other machine needs this machine's name
     worker = [str(WORKER), str(job.plan.save_dir), str(starts), str(job.timeout)]
-    config = ["--config-dir", str(job.config.parent), "--config-name", job.config.stem]
+    found = hydra_config(job.config, starts.parent)
+    config = ["--config-dir", str(found.parent), "--config-name", found.stem]
     return [*settings, *worker, *config, *job.plan.overrides]
 
 

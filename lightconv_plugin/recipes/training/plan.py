@@ -29,6 +29,9 @@ GROUPS = (
     " lr_scheduler model optimization optimizer scoring task tokenizer"
 ).split()
 
+# The options that name a file to start from.
+_FILES = re.compile(r"checkpoint\.(restore_file|finetune_from_model)|model\.\w*embed_path")
+
 
 def get(config: dict[str, Any], key: str) -> Any:
     """config["a"]["b"] for "a.b"; None if it is missing."""
@@ -111,20 +114,24 @@ def plan(config: dict[str, Any], overrides: list[str], processes: int, root: Pat
     given = given_values(overrides)
     result = []
 
-    def path_of(key: str) -> Path:
+    def value_of(key: str) -> tuple[Path, str]:
         if key in given:
-            return (cwd / given[key].strip("'\"")).resolve()
+            return cwd, given[key].strip("'\"")
         value = get(config, key)
         if not isinstance(value, str):
             raise ValueError(f"the configuration has no {key}: add it, or give {key}=PATH")
-        return (root / value).resolve()
+        return root, value
 
-    data, save_dir = path_of("task.data"), path_of("checkpoint.save_dir")
-    if not data.is_dir():
-        raise ValueError(f"no folder {data} with binarised data: prepare it first, or give task.data=DATA-BIN")
-    check_data(data)
+    base, places = value_of("task.data")
+    folders = [(base / place).resolve() for place in places.split(":")]  # fairseq uses several in turn, by epoch
+    base, place = value_of("checkpoint.save_dir")
+    save_dir = (base / place).resolve()
+    for data in folders:
+        if not data.is_dir():
+            raise ValueError(f"no folder {data} with binarised data: prepare it first, or give task.data=DATA-BIN")
+        check_data(data)
     new = "" if get(config, "task.data") is not None else "+"  # hydra's prefix for a key not in the configuration
-    result += [f"{new}task.data={quote(data)}", f"checkpoint.save_dir={quote(save_dir)}"]
+    result += [f"{new}task.data={quote(':'.join(map(str, folders)))}", f"checkpoint.save_dir={quote(save_dir)}"]
     if "optimization.update_freq" not in given:
         configured = get(config, "dataset.max_tokens")
         if configured:
@@ -132,14 +139,50 @@ def plan(config: dict[str, Any], overrides: list[str], processes: int, root: Pat
             steps = get(config, "optimization.update_freq") or [1]
             if not isinstance(steps, list):
                 raise ValueError(f"optimization.update_freq must be a list such as [2], got: {steps}")
-            tokens = whole_number(key, configured) * whole_number("optimization.update_freq[0]", steps[0])
-            max_tokens, update_freq = divide_batch(tokens, whole_number(key, given.get(key, configured)), processes)
-            result += [f"dataset.max_tokens={max_tokens}", f"optimization.update_freq=[{update_freq}]"]
-            say(
-                f"tokens per update: {processes} processes × {max_tokens} × update_freq {update_freq}"
-                f" = {processes * max_tokens * update_freq}"
-            )
+            # One for each epoch. max_tokens is the same in all epochs, so the ratios of these numbers must stay.
+            numbers = [whole_number(f"optimization.update_freq[{i}]", value) for i, value in enumerate(steps)]
+            common = math.gcd(*numbers)
+            tokens = whole_number(key, configured) * common
+            max_tokens, factor = divide_batch(tokens, whole_number(key, given.get(key, configured)), processes)
+            frequencies = [factor * number // common for number in numbers]
+            result += [f"dataset.max_tokens={max_tokens}", f"optimization.update_freq={frequencies}"]
+            totals = ", ".join(str(processes * max_tokens * each) for each in frequencies)
+            shown = ", ".join(map(str, frequencies))
+            say(f"tokens per update: {processes} processes × {max_tokens} × update_freq {shown} = {totals}")
     return save_dir, replaced(overrides, result)
+
+
+def file_paths(config: dict[str, Any], overrides: list[str], root: Path, cwd: Path) -> list[str]:
+    """The overrides with absolute paths of the files that a training starts from: checkpoints and embeddings.
+
+    fairseq would look for them in save_dir/hydra. Relative paths are relative to the same folders as in `plan`.
+
+    Raises:
+        ValueError: such a file does not exist.
+    """
+    given = given_values(overrides)
+
+    def absolute(key: str, value: Any, base: Path) -> str | None:
+        text = value.strip("'\"") if isinstance(value, str) else ""
+        # fairseq itself looks for this name, its default, in save_dir. An address or a variable is not a path.
+        if text in ("", "null", "checkpoint_last.pt") or "://" in text or "${" in text:
+            return None
+        path = (base / text).resolve()
+        if not path.is_file():
+            raise ValueError(f"{key}: there is no file {path}")
+        return quote(path)
+
+    result = []
+    for item in overrides:
+        key = item.lstrip("+").partition("=")[0]
+        path = absolute(key, given[key], cwd) if key in given and _FILES.fullmatch(key) else None
+        result.append(item if path is None else f"{item.partition('=')[0]}={path}")
+    for group, options in config.items():
+        for option, value in options.items() if isinstance(options, dict) else ():
+            key = f"{group}.{option}"
+            if _FILES.fullmatch(key) and key not in given and (path := absolute(key, value, root)) is not None:
+                result.append(f"{key}={path}")
+    return result
 
 
 def tensorboard(config: dict[str, Any], overrides: list[str], save_dir: Path, root: Path, cwd: Path) -> list[str]:
@@ -241,6 +284,7 @@ def make_plan(path: Path, overrides: list[str], processes: int, nodes: int) -> P
         processes, on_cpu = count_processes(config, overrides, processes, count_gpus)
         world = processes * nodes
         save_dir, overrides = plan(config, overrides, world, root, cwd)
+        overrides = file_paths(config, overrides, root, cwd)
         overrides = tensorboard(config, overrides, save_dir, root, cwd)
         own = [f"hydra.run.dir={quote(save_dir / 'hydra')}", f"common.user_dir={quote(package_dir())}"]
     except (ValueError, yaml.YAMLError) as error:

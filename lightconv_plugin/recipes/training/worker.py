@@ -96,6 +96,34 @@ def limit_waiting(timeout: int) -> None:
         setattr(dist, name, partial(getattr(dist, name), timeout=timedelta(seconds=timeout)))
 
 
+def resume_own(checkpoint: Any) -> None:
+    """Make a training that has written a checkpoint resume from it, not start again from another restore_file.
+
+    checkpoint: fairseq's CheckpointConfig, changed in place. Its reset_… options are for the other checkpoint.
+    """
+    own = Path(checkpoint.save_dir, "checkpoint_last.pt")
+    if checkpoint.restore_file == own.name or not own.is_file():
+        return
+    if os.environ.get("RANK", "0") == "0":
+        say(f"resuming from {own}, not from checkpoint.restore_file={checkpoint.restore_file}")
+    checkpoint.restore_file = own.name
+    for name in ("optimizer", "lr_scheduler", "meters", "dataloader"):
+        setattr(checkpoint, f"reset_{name}", False)
+
+
+def resume_own_first() -> None:
+    """Apply `resume_own` when fairseq loads a checkpoint: by then, process 0 has repaired the last one."""
+    from fairseq import checkpoint_utils
+
+    original = checkpoint_utils.load_checkpoint
+
+    def load_checkpoint(cfg: Any, *args: Any, **kwargs: Any) -> Any:
+        resume_own(cfg)
+        return original(cfg, *args, **kwargs)
+
+    checkpoint_utils.load_checkpoint = load_checkpoint
+
+
 def check_before_work() -> None:
     """Check the model's options before fairseq sets up its process group."""
     from fairseq.distributed import utils
@@ -149,6 +177,7 @@ def main() -> None:
     if first and int(os.environ["GROUP_WORLD_SIZE"]) > 1:
         log_to(save_dir / "train.log")
     check_before_work()
+    resume_own_first()
     train(hydra_train.cli_main, timeout)
 
 

@@ -97,6 +97,20 @@ def test_a_web_page_is_no_archive(archive, name):
         verify(archive(name, b"<!doctype html><title>Sorry</title>" * 100))
 
 
+def test_a_zip_that_python_cannot_unpack_is_named(archive):
+    """Encrypted, or compressed in another way: bits of each file's header, in front of it and in the directory."""
+    data = bytearray(ARCHIVES["x.zip"])
+    for at, flags in ((data.index(b"PK\x03\x04"), 6), (data.index(b"PK\x01\x02"), 8)):
+        data[at + flags] |= 1
+    with pytest.raises(CorpusError, match=r"x\.zip is encrypted: unpack it yourself"):
+        verify(archive("x.zip", bytes(data)))
+    data = bytearray(ARCHIVES["x.zip"])
+    for at, method in ((data.index(b"PK\x03\x04"), 8), (data.index(b"PK\x01\x02"), 10)):
+        data[at + method] = 97
+    with pytest.raises(CorpusError, match=r"x\.zip cannot be unpacked"):
+        verify(archive("x.zip", bytes(data)))
+
+
 def test_an_empty_file_is_no_archive(archive):
     for name in ("x.tgz", "x.gz", "x.txt"):
         with pytest.raises(CorpusError, match="is empty"):

@@ -120,6 +120,23 @@ def test_a_part_that_cannot_be_resumed_is_started_over(server, tmp_path, part, k
     assert (tmp_path / "down/file.gz").read_bytes() == PACKED
 
 
+def test_a_part_that_is_complete_is_only_checked(server, tmp_path):
+    (tmp_path / "file.gz.part").write_bytes(PACKED)
+    download.download(f"{server.address}/file.gz", tmp_path / "file.gz", RIGHT["sha256"])
+    assert (tmp_path / "file.gz").read_bytes() == PACKED and server.requests == []
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 451])
+def test_a_refusal_leaves_what_has_arrived(server, tmp_path, status):
+    """A wrong --mirror, or an expired login."""
+    part = tmp_path / "file.gz.part"
+    part.write_bytes(PACKED[:500])
+    server.errors["file.gz"] = [status]
+    with pytest.raises(InputError, match=f"HTTP {status}"):
+        download.download(f"{server.address}/file.gz", tmp_path / "file.gz", RIGHT["sha256"])
+    assert part.read_bytes() == PACKED[:500]
+
+
 def test_a_server_without_ranges(server, tmp_path):
     server.ranges = False
     (tmp_path / "down").mkdir()

@@ -80,12 +80,16 @@ def test_new_text_is_taken_up(prepared, tmp_path):
         (["--data", "."], "expected one file train.txt (or wiki.train.tokens, …), plain or .gz, found none"),
         (["--data", "two"], "found train.txt, wiki.train.tokens"),
         (["--data", "cut"], "train.txt.gz cannot be decompressed"),
+        (["--data", "broken"], "train.txt.gz cannot be decompressed"),
         (["--data", "empty"], "train.txt is empty"),
     ],
-    ids=["no-folder", "no-value", "no-files", "two-files", "cut-short", "empty"],
+    ids=["no-folder", "no-value", "no-files", "two-files", "cut-short", "broken", "empty"],
 )
 def test_one_clear_line_for_wrong_arguments(tmp_path, monkeypatch, arguments, message):
+    broken = bytearray(gzip.compress("".join(f"{i * 7919 % 1000} word{i}\n" for i in range(20000)).encode()))
+    broken[2000:2100] = b"\xff" * 100
     for name, files in {
+        "broken": {"train.txt.gz": bytes(broken), "valid.txt": b"a", "test.txt": b"a"},
         "two": {"train.txt": b"a", "wiki.train.tokens": b"a", "valid.txt": b"a", "test.txt": b"a"},
         "cut": {"train.txt.gz": gzip.compress(b"a" * 1000)[:-9], "valid.txt": b"a", "test.txt": b"a"},
         "empty": {"train.txt": b"", "valid.txt": b"a", "test.txt": b"a"},

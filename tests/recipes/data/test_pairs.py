@@ -26,6 +26,11 @@ def test_cleaning(source, target, kept):
     assert keep_pair(source, target, max_len=5, max_ratio=3.0) is kept
 
 
+def test_the_ratio_is_compared_like_clean_corpus_n():
+    """It divides: 113 / 100 is not above 1.13, though 1.13 × 100 is below 113 in floating point."""
+    assert keep_pair("a " * 100, "b " * 113, 250, 1.13) and not keep_pair("a " * 100, "b " * 114, 250, 1.13)
+
+
 def test_least_length():
     assert keep_pair("a b", "c d", 5, 9, min_len=2) and not keep_pair("a", "c d", 5, 9, min_len=2)
 

@@ -53,9 +53,13 @@ PLAIN = ("train.en", "train.de", "valid.en", "valid.de", "test.en", "test.de")
             ),
             ("en", "de", "train.lc", "val", ("test_2016",)),
         ),
+        (
+            [name.replace(".de", ".pt_BR") for name in PLAIN],
+            ("en", "pt_BR", "train", "valid", ("test",)),
+        ),
         ((*PLAIN, "test_extra.en"), ("en", "de", "train", "valid", ("test",))),
     ],
-    ids=["plain", "gz-dev-two-tests", "val-other-files", "half-a-test-set"],
+    ids=["plain", "gz-dev-two-tests", "val-other-files", "region", "half-a-test-set"],
 )
 def test_finds_languages_and_parts(folder, names, found):
     src, tgt, train, valid, tests = found

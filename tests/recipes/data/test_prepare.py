@@ -149,6 +149,22 @@ def test_what_fairseq_says_when_it_fails(tmp_path, monkeypatch):
     assert "nowhere" in last and last.endswith(f"(see {tmp_path}/out/preprocess.log)")
 
 
+def test_test_sets_of_other_languages_are_left_out(tmp_path):
+    """Of the three test sets not all have been published in Czech and French."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for name in ("train", "val", "test_2016_flickr", "test_2017_mscoco"):
+        (raw / f"{name}.en").write_text("the house is big\nthe house is small\n")
+        (raw / f"{name}.cs").write_text("dum je velky\ndum je maly\n")
+    for lang in ("en", "de"):
+        (raw / f"test_2017_flickr.{lang}").write_text("the house is big\n")
+    options = ("--src", "en", "--tgt", "cs", "--bpe", "5", "--workers", "1")
+    done = prepare(tmp_path, "multi30k_en_de", "--data", raw, "--out", tmp_path / "out", *options)
+    assert done.returncode == 0, done.stderr
+    about = json.loads((tmp_path / "out/corpus.json").read_text())
+    assert list(about["splits"].values()) == ["train", "val", "test_2016_flickr", "test_2017_mscoco"]
+
+
 def test_merges_are_those_of_subword_nmt_on_both_texts_together(tmp_path):
     from subword_nmt import learn_bpe
 

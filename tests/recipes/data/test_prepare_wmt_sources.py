@@ -83,7 +83,7 @@ def test_books_go_in_numeric_order(tmp_path):
 def test_the_published_number_of_pairs_is_wanted(tmp_path):
     source = archive(tmp_path, b"a\n", b"b\n")
     exact = Source(source.name, source.archive, PAIR, 1, pairs=2)
-    with pytest.raises(CorpusError, match=r"one in one.tgz has 1 pairs, published are 2 .--any-size"):
+    with pytest.raises(CorpusError, match=r"one in one.tgz has 1 pairs, expected 2 as published .--any-size"):
         appended(exact, tmp_path)
     expect(1, 2, "it", any_size=True)
     expect(2, 2, "it", any_size=False)
@@ -249,5 +249,5 @@ def test_google_s_archive_is_checked(tmp_path, change, message):
 
 def test_google_s_archive_must_have_the_published_number_of_pairs(tmp_path):
     wmt_archives.google_en_de(tmp_path)
-    with pytest.raises(CorpusError, match=r"train in wmt16_en_de.tar.gz has 120 pairs, published are 4,500,966"):
+    with pytest.raises(CorpusError, match=r"train in wmt16_en_de.tar.gz has 120 pairs, expected 4,500,966 as published"):
         extract(tmp_path / "wmt16_en_de.tar.gz", tmp_path / "bpe", tmp_path / "raw", any_size=False)

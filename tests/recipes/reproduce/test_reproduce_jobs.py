@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from lightconv_plugin.cli.main import main
+from lightconv_plugin.cli.reproduce import overrides_last
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.reproduce.job import plan, plan_smoke
 from lightconv_plugin.recipes.reproduce.protocol import canonical, settings_of
@@ -119,6 +120,19 @@ def test_wrong_arguments(capsys, arguments, message):
     except SystemExit as end:
         status = end.code
     assert status == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--runs", "--results", "--prepare-options"])
+def test_an_options_value_is_no_override(option):
+    given = ["multi30k_en_de/dynamicconv", "lr=[1]", option, "x/lr=1", "--seeds", "1", "seed=2"]
+    expected = ["multi30k_en_de/dynamicconv", option, "x/lr=1", "--seeds", "1", "--", "lr=[1]", "seed=2"]
+    assert overrides_last(given) == expected
+
+
+def test_the_table_of_a_folder_of_trainings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", "--table", "--runs", "mine"]) == 0
+    assert [str(path) for path in Path().rglob("*") if path.is_file()] == ["mine/results/RESULTS.md"]
 
 
 def test_a_configuration_without_a_protocol_or_out_of_it(tmp_path):

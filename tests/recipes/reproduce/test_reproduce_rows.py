@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,15 +14,16 @@ from lightconv_plugin.recipes.reproduce.protocol import (
     row_digest,
     settings_of,
 )
-from lightconv_plugin.recipes.reproduce.table import (
+from lightconv_plugin.recipes.reproduce.rows import (
+    add_row,
     best_seed,
     mean_sd,
     read_rows,
     summarise,
     with_earlier_seeds,
     write_row,
-    write_table,
 )
+from lightconv_plugin.recipes.reproduce.table import write_table
 from lightconv_plugin.scoring.measuring import Measuring
 from tests import ROOT
 from tests.recipes.reproduce.reproduction_world import CONFIG, PROTOCOL, task
@@ -185,6 +187,30 @@ def test_systems_come_in_the_order_of_their_protocol(tmp_path):
     assert shown == ["self-attention", "whole", "half", "former"]
 
 
+def test_a_table_of_your_own_tasks(tmp_path):
+    """Each row by the configuration that it names: two tasks, one of them with the name of a published one."""
+    published, places = task(tmp_path / "configs/task"), {}
+    for name in ("task", "other"):
+        folder = task(tmp_path / "mine" / name, ("dynamicconv", "talkconv"), title=f"My {name}", measure="my BLEU")
+        places[name] = folder
+        written = row([run(1, 30.0, 28.0)], folder, "dynamicconv", name, config=f"{folder}/dynamicconv.yaml")
+        write_row(tmp_path / "results", written)
+    text = write_table(tmp_path / "results", tmp_path / "RESULTS.md", tmp_path / "configs", not_run=False)
+    for name, folder in places.items():
+        assert f"## My {name}\n\nmy BLEU; test: newstest. Configurations: `{folder}`." in text
+        assert f"lightconv reproduce {folder}/dynamicconv.yaml --seeds 1 --runs DIR\n" in text
+        assert f"lightconv reproduce {folder}/talkconv.yaml --seeds 1 2 3 --runs DIR  # not run\n" in text
+    assert "DynamicConv*" not in text and "Not run" not in text
+
+    write_row(tmp_path / "results", row([run(1, 30.0, 28.0)], published, "talkconv"))
+    text = write_table(tmp_path / "results", tmp_path / "RESULTS.md", tmp_path / "configs", not_run=False)
+    assert "## A task" in text and "*" not in text.split("\n## ", 1)[1]
+
+    (places["other"] / "protocol.yaml").write_text("gone: wrong\n")
+    text = write_table(tmp_path / "results", tmp_path / "RESULTS.md", tmp_path / "configs", not_run=False)
+    assert "## My other" in text and text.count("DynamicConv*") == 1
+
+
 def test_the_miniature_is_not_among_the_results(tmp_path):
     task(tmp_path / "configs/smoke")
     assert "## " not in write_table(tmp_path / "results", tmp_path / "RESULTS.md", tmp_path / "configs")
@@ -319,6 +345,22 @@ def test_a_row_grows_by_seeds_of_another_day(other_day):
     assert found["summary"] == summarise(found["runs"], "bleu") and found["summary"]["best_seed"] == 2
     assert found["versions"] == [{"commit": "a"}, {"commit": "b"}] and found["signatures"] == ["tok:13a", "nc:6"]
     assert {key: found[key] for key in ("digest", "title")} == {key: known[key] for key in ("digest", "title")}
+
+
+def test_rows_that_end_at_the_same_moment_keep_all_seeds(other_day):
+    results, _, made = other_day
+    rows = [made(run(seed, 30.0, 28.0)) for seed in range(3, 9)]
+    with ThreadPoolExecutor(len(rows)) as pool:
+        paths = list(pool.map(lambda one: add_row(results, one), rows))
+    assert set(paths) == {results / "task/dynamicconv.json"}
+    assert [one["seed"] for one in read_rows(results)["task"]["dynamicconv"]["runs"]] == [*range(1, 9)]
+
+
+def test_the_order_of_overrides_does_not_matter(other_day):
+    results, known, made = other_day
+    write_row(results, known | {"overrides": ["a=1", "b=2"]})
+    found = with_earlier_seeds(results, made(run(3, 33.0, 31.0), overrides=["b=2", "a=1"]))
+    assert [one["seed"] for one in found["runs"]] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("change", [{"digest": "other"}, {"overrides": ["a=1"]}, {"config": "task/other"}])

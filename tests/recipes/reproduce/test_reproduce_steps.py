@@ -14,7 +14,8 @@ import yaml
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.reproduce import training as reproduce_training
-from lightconv_plugin.recipes.reproduce.table import write_row
+from lightconv_plugin.recipes.reproduce.job import plan
+from lightconv_plugin.recipes.reproduce.rows import write_row
 from lightconv_plugin.recipes.reproduce.training import TrainingFailed
 from lightconv_plugin.recipes.steps import Steps, changes
 from tests.recipes.reproduce import reproduction_world
@@ -52,6 +53,18 @@ def test_more_seeds_need_only_theirs(world):
     assert [run["seed"] for run in row["runs"]] == [1, 2]
     assert world.row(prepare=False, seeds=(2,))["summary"]["best_seed"] == 2
     assert world.calls()[0] == []
+
+
+def test_tasks_with_the_same_runs_share_a_table(world):
+    folder = reproduction_world.task(world.path / "elsewhere/other", title="Another task")
+    data = f"task.data={world.path}/data/data-bin"
+    second = plan(folder / "dynamicconv.yaml", (1,), overrides=[data], runs=world.path / "runs")
+    for job, title in ((world.job(seeds=(1,)), "A task"), (second, "Another task")):
+        done = reproduction_world.reproduce.reproduce(job)
+        assert done.section.startswith(f"## {title}\n")
+    text = done.table.read_text(encoding="utf-8")
+    assert done.table == world.path / "runs/results/RESULTS.md"
+    assert "## A task\n" in text and done.section in text and "DynamicConv*" not in text
 
 
 def edit(path, **changes):

@@ -6,22 +6,26 @@ import re
 import shutil
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from lightconv_plugin import allocator
 from lightconv_plugin.recipes.training import run
+from lightconv_plugin.recipes.training.launch import hydra_config
 from lightconv_plugin.recipes.training.plan import (
     Plan,
     count_processes,
     divide_batch,
+    file_paths,
     plan,
     quote,
     read_config,
     repair_last_checkpoint,
     tensorboard,
 )
+from lightconv_plugin.recipes.training.worker import resume_own
 from tests.recipes.conftest import ROOT
 
 
@@ -87,6 +91,78 @@ def test_paths_of_an_override_are_below_the_working_directory(config, tmp_path):
 def test_two_gpus(config, tmp_path, given, batch):
     _, overrides = plan(config, given, 2, tmp_path / "root", tmp_path)
     assert [item for item in overrides if item.startswith(("dataset", "optimization"))] == batch
+
+
+@pytest.mark.parametrize(
+    "update_freq, processes, batch",
+    [
+        ([1, 4], 1, (4096, [1, 4])),
+        ([1, 4], 2, (2048, [1, 4])),
+        ([2, 8], 2, (4096, [1, 4])),
+        ([2, 3], 2, (2048, [2, 3])),
+        ([4, 6, 2], 1, (4096, [4, 6, 2])),
+    ],
+)
+def test_the_update_freq_of_each_epoch(config, tmp_path, capsys, update_freq, processes, batch):
+    config["optimization"]["update_freq"] = update_freq
+    _, overrides = plan(config, [], processes, tmp_path / "root", tmp_path)
+    max_tokens, frequencies = batch
+    assert overrides[-2:] == [f"dataset.max_tokens={max_tokens}", f"optimization.update_freq={frequencies}"]
+    assert [processes * max_tokens * each for each in frequencies] == [4096 * each for each in update_freq]
+    said = f"{', '.join(map(str, frequencies))} = {', '.join(str(4096 * each) for each in update_freq)}"
+    assert capsys.readouterr().err.endswith(said + "\n")
+
+
+def test_files_of_overrides_and_of_the_configuration(tmp_path):
+    """fairseq changes to save_dir/hydra: there it finds no relative path, and trains from scratch without a word."""
+    for name in ("root/conf.pt", "here/given.pt", "here/vectors, é.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    places = tmp_path / "root", tmp_path / "here"
+    config = {"checkpoint": {"restore_file": "conf.pt"}, "model": {"encoder_embed_path": None}}
+    root, here = (f"{place}" for place in places)
+    assert file_paths(config, ["common.seed=2"], *places) == [
+        "common.seed=2",
+        f"checkpoint.restore_file='{root}/conf.pt'",
+    ]
+    given = ["checkpoint.restore_file=given.pt", "+model.decoder_embed_path='vectors, é.txt'"]
+    assert file_paths(config, given, *places) == [
+        f"checkpoint.restore_file='{here}/given.pt'",
+        f"+model.decoder_embed_path='{here}/vectors, é.txt'",
+    ]
+    kept = [
+        "checkpoint.restore_file=checkpoint_last.pt",  # fairseq's default: in save_dir
+        "checkpoint.finetune_from_model=null",
+        "model.encoder_embed_path=s3://place/vectors",
+        "model.decoder_embed_path=${task.data}/vectors",
+    ]
+    assert file_paths(config, kept, *places) == kept
+
+
+@pytest.mark.parametrize(
+    "key", ["checkpoint.restore_file", "checkpoint.finetune_from_model", "model.decoder_embed_path"]
+)
+def test_a_file_that_does_not_exist_is_named(key, tmp_path):
+    group, option = key.split(".")
+    with pytest.raises(ValueError, match=rf"{key}: there is no file {tmp_path}/here/gone\.pt"):
+        file_paths({}, [f"{key}=gone.pt"], tmp_path / "root", tmp_path / "here")
+    with pytest.raises(ValueError, match=rf"{key}: there is no file {tmp_path}/root/gone\.pt"):
+        file_paths({group: {option: "gone.pt"}}, [], tmp_path / "root", tmp_path / "here")
+
+
+def test_a_training_resumes_from_its_own_checkpoint_instead_of_restore_file(tmp_path, capsys):
+    given = {"restore_file": "/elsewhere/a.pt", "save_dir": str(tmp_path), "reset_optimizer": True}
+    checkpoint = SimpleNamespace(**given, reset_dataloader=True, reset_lr_scheduler=False, reset_meters=False)
+    resume_own(checkpoint)
+    assert checkpoint.restore_file == "/elsewhere/a.pt" and checkpoint.reset_optimizer
+    (tmp_path / "checkpoint_last.pt").touch()
+    resume_own(checkpoint)
+    assert checkpoint.restore_file == "checkpoint_last.pt"
+    assert not (checkpoint.reset_optimizer or checkpoint.reset_dataloader)
+    assert "not from checkpoint.restore_file=/elsewhere/a.pt" in capsys.readouterr().err
+    checkpoint.reset_optimizer = True  # without a restore_file, it is the user's wish for this very checkpoint
+    resume_own(checkpoint)
+    assert checkpoint.reset_optimizer
 
 
 def test_missing_data_and_settings_are_named(config, tmp_path):
@@ -249,6 +325,15 @@ def test_data_that_the_configuration_leaves_open(config, tmp_path):
     assert [item for item in overrides if "task.data" in item] == [f"+task.data='{tmp_path}/root/data'"]
 
 
+def test_several_folders_of_data(config, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    _, overrides = plan(config, ["task.data=a:b"], 1, tmp_path / "root", tmp_path)
+    assert f"task.data='{tmp_path}/a:{tmp_path}/b'" in overrides
+    with pytest.raises(ValueError, match=rf"no folder {tmp_path}/c with binarised data"):
+        plan(config, ["task.data=a:c"], 1, tmp_path / "root", tmp_path)
+
+
 HEAD = "# @package _global_\n"
 
 
@@ -289,6 +374,19 @@ def test_a_file_that_is_no_configuration(name, text, said, tmp_path):
 def test_a_batch_that_is_none(key, value, given, said, config, tmp_path):
     with pytest.raises(ValueError, match=re.escape(said)):
         plan({**config, key: value}, given, 1, tmp_path / "root", tmp_path)
+
+
+def test_hydra_gets_a_configuration_under_a_name_that_fairseq_does_not_have(tmp_path):
+    """hydra would take fairseq's own config.yaml; files that `defaults` names are next to the configuration."""
+    mine, given = tmp_path / "mine", tmp_path / "given"
+    mine.mkdir()
+    given.mkdir()
+    for name in ("config.yaml", "base.yaml", "config_yaml.yaml"):
+        (mine / name).write_text(name)
+    assert hydra_config(mine / "base.yaml", given) == mine / "base.yaml" and not list(given.iterdir())
+    found = hydra_config(mine / "config.yaml", given)
+    assert found.stem not in ("config", "base", "config_yaml") and found.read_text() == "config.yaml"
+    assert (found.parent / "base.yaml").read_text() == "base.yaml"
 
 
 @pytest.mark.parametrize("on_cpu", [True, False], ids=["cpu", "gpu"])
