@@ -249,5 +249,7 @@ def test_google_s_archive_is_checked(tmp_path, change, message):
 
 def test_google_s_archive_must_have_the_published_number_of_pairs(tmp_path):
     wmt_archives.google_en_de(tmp_path)
-    with pytest.raises(CorpusError, match=r"train in wmt16_en_de.tar.gz has 120 pairs, expected 4,500,966 as published"):
+    with pytest.raises(
+        CorpusError, match=r"train in wmt16_en_de.tar.gz has 120 pairs, expected 4,500,966 as published"
+    ):
         extract(tmp_path / "wmt16_en_de.tar.gz", tmp_path / "bpe", tmp_path / "raw", any_size=False)
