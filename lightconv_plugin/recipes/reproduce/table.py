@@ -36,19 +36,19 @@ DASH = "–"
 HEAD = """\
 # Results
 
-Made by `lightconv reproduce --table` from the files in `{results}`; not written by hand.
+Made by `lightconv reproduce --table` from the files in `{results}`. Do not edit.
 
 Each row is one command, listed below its table: it prepares the data, trains the configuration with each seed, chooses
 the number of averaged checkpoints and the length penalty on the validation set, and scores the test set with them.
 
-- **seeds**: how many were run; {dash} means not run. A mean without ± is of one seed: a difference between two such
-  rows may be chance.
+- **seeds**: the number of seeds; {dash} means not run. A score without ± is from one seed, so a difference between two
+  such rows may be chance.
 - **valid**: the score on the validation set, with the settings chosen on it. **test**: mean ± sample standard deviation
-  (n − 1) over the seeds. **best seed**: the test score of the seed with the best validation score, as the papers do.
-- **paper**: the test score that a paper reports for its own training of this system on this task (source below);
-  {dash} if none is known. It was not measured here.
-- **average**, **lenpen**: what was chosen for each seed (once if all agree).
-- **training**, below a table: speed and time as they were. Other trainings may have shared the machine.
+  (n − 1) over the seeds. **best seed**: the test score of the seed with the best validation score, as in the papers.
+- **paper**: the test score that a paper reports for its own training of this system on this task (source below the
+  table), not measured here; {dash} if none is known.
+- **average**, **lenpen**: the values chosen for each seed (a single value if all agree).
+- **training**, below a table: speed and time of the training runs. Other runs may have shared the machine.
 - `*` after a system: its configuration or protocol has changed since the row was made.
 """
 

@@ -121,7 +121,7 @@ def test_the_table(tmp_path):
     assert text == table.read_text(encoding="utf-8")
     assert text[text.index("\n## ") :] == TABLE
     head = text[: text.index("\n## ")]
-    assert "– means not run" in head and "sample standard deviation" in head and "It was not measured here" in head
+    assert "– means not run" in head and "sample standard deviation" in head and "not measured here" in head
     assert write_table(tmp_path / "results", table, tmp_path / "configs") == text
     write_row(tmp_path / "results", row([run(1, 30.0, 28.0, threads=None)], folder, "dynamicconv"))
     text = write_table(tmp_path / "results", table, tmp_path / "configs")
