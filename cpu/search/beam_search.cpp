@@ -263,6 +263,16 @@ void check(const std::vector<const Model*>& ensemble, const Options& options, co
         "beam_size must be below the " + std::to_string(words) + " words of the vocabulary, got " +
         std::to_string(options.beam));
   }
+  if (batch.sentences > 0) {
+    // Of a table. Beyond it, a table would not fit into any memory, and its size might overflow.
+    constexpr int64_t kMostElements = int64_t(1) << 40;
+    const int64_t rows = batch.sentences * options.beam, most = kMostElements / rows - 2;
+    if (batch.max_len > most) {
+      throw std::invalid_argument(
+          "max_len must be at most " + std::to_string(most) + " for " + std::to_string(rows) + " hypotheses, got " +
+          std::to_string(batch.max_len));
+    }
+  }
   for (const Model* model : ensemble) {
     if (model->output.outputs() != words) throw std::invalid_argument("the models have different vocabularies");
     inside(batch.source, batch.sentences * batch.source_steps, model->encoder.words, "source");

@@ -33,8 +33,8 @@ using Finished = std::vector<std::vector<Hypothesis>>;
 // Returns the finished hypotheses of each sentence, best first. The sentences are divided among the threads; with fewer
 // than two per thread, the threads share products instead. The results are the same for any number of threads.
 //
-// Throws std::runtime_error if a sentence has no possible hypothesis, and std::invalid_argument for words out of range
-// and for a sentence without words.
+// Throws std::runtime_error if a sentence has no possible hypothesis, and std::invalid_argument for words and numbers
+// out of range and for a sentence without words.
 Finished search(const std::vector<const Model*>& ensemble, const Options& options, const Batch& batch, int threads);
 
 }  // namespace lightconv::decoding

@@ -12,6 +12,8 @@ using Tensors = std::tuple<Tensor, Tensor, Tensor>;
 
 // A step of this many tokens or fewer adds the rows of its windows one by one.
 constexpr int64_t kFew = 4;
+// The largest max_left and max_right, as on a GPU: sums and products of a few do not overflow.
+constexpr int64_t kMostReach = (int64_t(1) << 30) - 1;
 
 template <class T>
 FilterView<const T> offsets(const Tensor& tensor) {
@@ -27,8 +29,9 @@ template <class T>
 TalkProblem<T> problem(
     const Tensor& x, const Tensor& left, const OptionalTensor& right, int64_t max_left, int64_t max_right) {
   TORCH_CHECK(
-      x.dim() == 3 && left.dim() == 3 && (!right || right->sizes() == left.sizes()) && max_left >= 0 && max_right >= 0,
-      "talkconv: x must be (T, B, C), offsets (T, B, H), max_left and max_right >= 0");
+      x.dim() == 3 && left.dim() == 3 && (!right || right->sizes() == left.sizes()) && 0 <= max_left &&
+          max_left <= kMostReach && 0 <= max_right && max_right <= kMostReach,
+      "talkconv: x must be (T, B, C), offsets (T, B, H), max_left and max_right in 0 … 2^30 − 1");
   TORCH_CHECK(
       left.scalar_type() == x.scalar_type() && (!right || right->scalar_type() == x.scalar_type()),
       "talkconv: offsets must have x's dtype");

@@ -61,6 +61,6 @@ def available_memory() -> int | None:
 def room(folder: Path) -> tuple[int, bool]:
     """(free bytes where `folder` is or would be created, whether it is writable)."""
     there = folder
-    while not there.is_dir() and there != there.parent:
+    while not os.path.isdir(there) and there != there.parent:  # False if it may not be read
         there = there.parent
     return shutil.disk_usage(there).free, os.access(there, os.W_OK | os.X_OK)

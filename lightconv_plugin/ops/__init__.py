@@ -269,7 +269,7 @@ def talkconv(
             function of x[t], followed by dropout, which may make them larger than 1: the window then reaches beyond
             max. Negative offsets count as 0, infinite ones reach the end of the sequence on their side, and NaN makes
             out[t, b] NaN for its head. offset_right is None if and only if max_right is 0.
-        max_left, max_right: ints ≥ 0, in rows. max_right = 0 is causal.
+        max_left, max_right: ints, 0 ≤ max < 2³⁰, in rows. max_right = 0 is causal.
         lengths: (B,) int32 or int64: positions ≥ lengths[b] of x read as zero. Their content, NaN included, affects
             no output and no gradient. The outputs at these positions are computed as if x were zero there.
         cu_seqlens: (N+1,) int32, non-decreasing from 0 to T; requires B = 1. Sequence i is

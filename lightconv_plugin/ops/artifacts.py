@@ -40,6 +40,9 @@ SOURCES = {
 SHARED = (PACKAGE / "ops" / "autograd.h",)
 """Headers that every library also includes; a flag sets the dispatch key."""
 
+# What a user without a home folder has for a cache: no file can be there, and none can be made, not even by root.
+NO_CACHE = Path(os.devnull, "no-home-folder")
+
 _COMPILED = {"cpu": (".cpp",), "cuda": (".cpp", ".cu")}
 _HASHED = (".cpp", ".cu", ".cuh", ".h")
 _SIMD_FLAGS = {
@@ -98,10 +101,13 @@ class Recipe:
 
 
 def cache_folder() -> Path:
-    """TORCH_EXTENSIONS_DIR, or torch's own folder for compiled extensions."""
+    """TORCH_EXTENSIONS_DIR, or torch's own folder for compiled extensions; NO_CACHE if the user has no home folder."""
     if chosen := os.environ.get("TORCH_EXTENSIONS_DIR"):
         return Path(chosen).absolute()
-    caches = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    try:
+        caches = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    except RuntimeError:  # neither HOME nor an entry in the system's list of users
+        return NO_CACHE
     return Path(caches, "torch_extensions").absolute()
 
 
@@ -117,9 +123,10 @@ def recipe(kind: str, architectures: Iterable[str] = (), simd: str | None = None
     """
     root = SOURCES[kind]
     # Files outside the kernels' folders come first: they take longest to compile.
-    files = sorted(
-        (path for path in root.rglob("*") if path.suffix in _HASHED), key=lambda path: (path.parent != root, path)
-    )
+    # Hidden files are an editor's: Emacs locks a file with a link to nothing, named .#tiles.h.
+    found = (path for path in root.rglob("*") if path.suffix in _HASHED)
+    shown = (path for path in found if not any(part.startswith(".") for part in path.relative_to(root).parts))
+    files = sorted(shown, key=lambda path: (path.parent != root, path))
     sources = tuple(path for path in files if path.suffix in _COMPILED[kind])
     if not sources:
         raise NativeError(f"found no sources in {root}", "reinstall the package")
@@ -167,10 +174,11 @@ def find(kind: str) -> Path | None:
     others = (
         folder / wanted.file
         for root in _roots()
+        if os.path.isdir(root / wanted.library)
         for folder in sorted((root / wanted.library).glob(f"{wanted.key}-*"))
         if serves(folder, devices)
     )
-    return finished(wanted) or next((path for path in others if path.is_file()), None)
+    return finished(wanted) or next((path for path in others if is_whole(path)), None)
 
 
 def find_lesser() -> Path | None:
@@ -182,7 +190,19 @@ def find_lesser() -> Path | None:
 def finished(wanted: Recipe) -> Path | None:
     """The library of exactly this recipe, if it has been built."""
     paths = (root / wanted.library / wanted.name / wanted.file for root in _roots())
-    return next((path for path in paths if path.is_file()), None)
+    return next((path for path in paths if is_whole(path)), None)
+
+
+def is_whole(library: Path) -> bool:
+    """Whether the library exists and has the size in build.json: loading a truncated one kills the process.
+
+    If build.json has no size (libraries of earlier versions), any size is accepted.
+    """
+    try:
+        size = os.path.getsize(library)
+    except OSError:  # there is none, or its folder may not be read: Path.is_file raises for the latter
+        return False
+    return information(library).get("size", size) == size
 
 
 def _roots() -> tuple[Path, Path]:
@@ -192,9 +212,10 @@ def _roots() -> tuple[Path, Path]:
 def information(library: Path) -> dict:
     """The content of build.json beside the library; empty if it cannot be read."""
     try:
-        return json.loads(library.with_name("build.json").read_text(encoding="utf-8"))
+        content = json.loads(library.with_name("build.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    return content if isinstance(content, dict) else {}
 
 
 # ------------------------------------------------------------------------------------------------ GPU architectures

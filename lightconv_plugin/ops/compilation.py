@@ -1,9 +1,9 @@
 """Compiles a native library into the cache, once, however many processes need it.
 
 The lock is a kernel lock (flock), so it is released when the process that holds it ends. A build runs in a temporary
-folder next to the result. Its files are then renamed into place, the library last. The remains of a killed build are
-never used, and the next build removes them. If a build fails, the processes that waited for it report the same failure
-without trying again; a process that starts later tries again.
+folder next to the result. Its files are then written to the disk and renamed into place, the library last. The remains
+of a killed build are never used, and the next build removes them. If a build fails, the processes that waited for it
+report the same failure without trying again; a process that starts later tries again.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def build(
     """
     if (found := artifacts.finished(recipe)) is not None:
         return found
+    _check_folders(recipe)
     environment = _environment(recipe)
     result = recipe.folder / recipe.file
     root = recipe.folder.parent
@@ -68,17 +69,35 @@ def build(
         record = root / f"{recipe.name}.failed"
         before = _stamp(record)
         with _locked(root / f"{recipe.name}.lock", waiting) as waited:
-            if not result.is_file():
+            if not artifacts.is_whole(result):
                 if waited and _stamp(record) not in (None, before):
                     failure = json.loads(record.read_text(encoding="utf-8"))
                     raise NativeError(failure["cause"], failure["remedy"], Path(failure["log"]))
                 started()
                 _compile(recipe, environment, record, progress)
     except OSError as error:
-        raise NativeError(
-            f"cannot build in {root}: {error}", "set TORCH_EXTENSIONS_DIR to a writable folder"
-        ) from error
+        cause, remedy = f"cannot build in {root}: {error}", "set TORCH_EXTENSIONS_DIR to a writable folder"
+        if os.path.isfile(result):
+            expected = artifacts.information(result).get("size")
+            cause = f"{result} is damaged: {os.path.getsize(result)} bytes, {expected} in build.json; {cause}"
+            remedy = f"delete {result.parent}, or {remedy}"
+        raise NativeError(cause, remedy) from error
     return result
+
+
+def _check_folders(recipe: Recipe) -> None:
+    """NativeError if there is no cache, or for a path that torch writes into ninja's file without escaping it."""
+    if artifacts.cache_folder() == artifacts.NO_CACHE:
+        raise NativeError(
+            "this user has no home folder to keep compiled kernels in", "set TORCH_EXTENSIONS_DIR to a writable folder"
+        )
+    remedies = {
+        recipe.folder: "set TORCH_EXTENSIONS_DIR to another folder",
+        recipe.root: "install the package in another folder",
+    }
+    for folder, remedy in remedies.items():
+        if found := re.search(r"[$:|\n]", str(folder)):
+            raise NativeError(f"ninja cannot read a path with {found[0]!r} in it: {folder}", remedy)
 
 
 def toolkit() -> tuple[Path, str]:
@@ -131,7 +150,12 @@ def _compiler() -> str:
     """The command of the C++ compiler: CXX, or the first of the usual ones that exists."""
     chosen = os.environ.get("CXX", "").strip()
     for command in [chosen] if chosen else ["c++", "g++"]:
-        if shutil.which(shlex.split(command)[0]):
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            cause = f"CXX must be a command in shell syntax, got {command!r}: {error}"
+            raise NativeError(cause, "correct CXX, or unset it") from None
+        if shutil.which(words[0]):
             return command
     raise NativeError(
         f"no C++ compiler was found (looked for {chosen or 'c++ and g++'})",
@@ -209,8 +233,11 @@ def _compile(recipe: Recipe, environment: dict[str, str], record: Path, progress
             "flags": [*recipe.cflags] if recipe.kind == "cpu" else [*recipe.cuda_cflags],
             "compiler": environment["CXX"],
             "sources": recipe.source_names,
+            "size": (temporary / recipe.file).stat().st_size,
         }
         _write(temporary / "build.json", information)
+        for name in ("build.json", recipe.file):
+            _sync(temporary / name)
         folder.mkdir(exist_ok=True)
         for name in ("build.log", "build.json", recipe.file):
             os.replace(temporary / name, folder / name)
@@ -222,6 +249,12 @@ def _compile(recipe: Recipe, environment: dict[str, str], record: Path, progress
 
 def _write(path: Path, content: dict) -> None:
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _sync(path: Path) -> None:
+    """Write a file to the disk: after a power cut, a renamed file may otherwise be empty."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _run(recipe: Recipe, folder: Path, environment: dict[str, str], progress: Callable[[str], None]) -> int:

@@ -72,6 +72,15 @@ def test_numbers_out_of_range(model):
         search(model, max_len=-1)
 
 
+@pytest.mark.parametrize("max_len", [2**40, 2**61, 2**62, 2**63 - 3, 2**63 - 1])
+def test_tables_beyond_any_memory(max_len, model):
+    """Their sizes would overflow."""
+    most = 2**40 // (len(SOURCE) * OPTIONS.beam_size) - 2
+    with pytest.raises(ValueError, match=f"^max_len must be at most {most} for 4 hypotheses, got {max_len}$"):
+        search(model, max_len=max_len)
+    assert search(model, torch.empty(0, 5, dtype=torch.int64), max_len=max_len) == []
+
+
 def test_arguments_of_the_wrong_shape(model):
     with pytest.raises(ValueError, match=r"source must be \(S, T\), got \[5\]"):
         search(model, SOURCE[0], lengths=torch.tensor([5]))

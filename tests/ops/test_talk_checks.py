@@ -8,6 +8,8 @@ import torch
 
 from lightconv_plugin import ops
 
+from .conftest import BACKENDS
+
 T, B, H, R, L = 4, 3, 2, 3, 5
 C = H * R
 
@@ -60,8 +62,10 @@ WRONG = [
     (FULL, {"lengths": torch.tensor([4, 2])}, ValueError, [f"lengths must have shape (B,) = ({B},)", "got (2,)"]),
     (FULL, {"cu_seqlens": torch.tensor([0, T], dtype=torch.int32)}, ValueError, ["cu_seqlens", "B = 1", f"({T}, {B}"]),
     # values
-    (BOTH, {"max_left": -1}, ValueError, ["max_left must satisfy max_left >= 0", "got -1"]),
-    (FULL, {"max_right": -2}, ValueError, ["max_right must satisfy max_right >= 0", "got -2"]),
+    (BOTH, {"max_left": -1}, ValueError, ["max_left must satisfy 0 <= max_left < 2^30", "got -1"]),
+    (BOTH, {"max_left": 2**30}, ValueError, ["max_left must satisfy 0 <= max_left < 2^30", "got 1073741824"]),
+    (FULL, {"max_right": -2}, ValueError, ["max_right must satisfy 0 <= max_right < 2^30", "got -2"]),
+    (FULL, {"max_right": 2**63 - 1}, ValueError, ["max_right must satisfy 0 <= max_right < 2^30", f"got {2**63 - 1}"]),
     (STEP, {"offset_left": torch.full((T, B, H), 1.5)}, ValueError, ["offset_left must not exceed 1", "got 1.5"]),
     (STEP, {"offset_left": torch.full((T, B, H), math.inf)}, ValueError, ["offset_left must not exceed 1", "got inf"]),
     (FULL, {"lengths": torch.tensor([4, 5, 1])}, ValueError, ["lengths must lie in 0 to T = 4", "got 1 to 5"]),
@@ -110,3 +114,29 @@ def test_wrong_boundaries(edges):
 def test_a_causal_call_takes_no_right_offset():
     out = ops.talkconv(torch.randn(T, B, C), torch.rand(T, B, H), None, 3, 0)
     assert out.shape == (T, B, C)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
+def test_the_largest_limits(backend):
+    """The fractions are exact: an offset of 2^-30 is a little less than a row."""
+    x, most = torch.randn(T, B, C, dtype=torch.float64), 2**30 - 1
+    offset = torch.full((T, B, H), 2.0**-30, dtype=torch.float64)
+    out, scale, part = ops.talkconv(x, offset, offset, most, most), 1 / (2 * most + 1), most / 2**30
+    beside = torch.zeros_like(x)
+    beside[1:] += x[:-1]
+    beside[:-1] += x[1:]
+    torch.testing.assert_close(out / scale, x + part * beside)
+    out, state = ops.talkconv_step(x, None, offset, most)
+    before = torch.cat([torch.zeros_like(x[:1]), x[:-1]])
+    torch.testing.assert_close(out * (most + 1), x + part * before)
+    assert torch.equal(state, x)
+
+
+@pytest.mark.parametrize("backend", ["native"], indirect=True)
+@pytest.mark.parametrize("limit", [-1, 2**30, 2**63 - 1])
+def test_the_cpu_kernels_refuse_limits_that_overflow(limit, backend):
+    """As exported graphs call them, past the checks in Python."""
+    x, offset = torch.randn(T, B, C), torch.rand(T, B, H)
+    for left, right in ((limit, 1), (1, limit)):
+        with pytest.raises(RuntimeError, match=r"max_left and max_right in 0 … 2\^30 − 1"):
+            torch.ops.lightconv.talkconv.default(x, offset, offset, None, None, left, right)

@@ -1,0 +1,181 @@
+"""Caches and environments in which nothing can be compiled: one cause with a remedy, and then the reference."""
+
+import ctypes
+import logging
+import os
+import pwd
+
+import pytest
+
+from lightconv_plugin.diagnostics import machine
+from lightconv_plugin.ops import artifacts, backends, compilation
+from lightconv_plugin.ops.artifacts import NativeError
+
+from .toy_libraries import PLAIN
+
+
+def build(calls=None):
+    started = (lambda: None) if calls is None else (lambda: calls.append("started"))
+    return compilation.build(artifacts.recipe("cpu"), started)
+
+
+def falls_back(caplog):
+    """The only warning, although two operators ask for the backend."""
+    caplog.set_level(logging.WARNING)
+    assert backends.backend("cpu") == backends.backend("cpu") == "reference"
+    (record,) = (record for record in caplog.records if record.name == "lightconv_plugin")
+    assert record.getMessage().endswith("Falling back to the reference, which is slower")
+    return record.getMessage()
+
+
+@pytest.fixture
+def no_home(plain, monkeypatch):
+    """A user without HOME and without an entry in the system's list of users."""
+
+    def getpwuid(uid):
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for name in ("HOME", "TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", getpwuid)
+    return plain
+
+
+# ------------------------------------------------------------------------------------------------ cache folders
+
+
+@pytest.fixture
+def unreadable(plain, monkeypatch):
+    """A cache whose files the system refuses to look up.
+
+    The name is too long, because permissions do not hold for root. Path.is_file raises in both cases on Python 3.11.
+    """
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(plain.folder / ("x" * 300)))
+    return plain
+
+
+def test_a_cache_that_cannot_be_read_is_a_failure_to_build(unreadable):
+    assert artifacts.find("cpu") is None and artifacts.find_lesser() is None
+    with pytest.raises(NativeError, match=r"cannot build in .*xxx/lightconv_cpu: .*; set TORCH_EXTENSIONS_DIR"):
+        build()
+
+
+def test_a_cache_that_cannot_be_read_leaves_the_reference(unreadable, caplog):
+    assert "; set TORCH_EXTENSIONS_DIR to a writable folder" in falls_back(caplog)
+
+
+def test_libraries_for_gpus_in_a_cache_that_cannot_be_read(unreadable, monkeypatch):
+    (unreadable.sources / "toy.cu").touch()
+    monkeypatch.setitem(artifacts.SOURCES, "cuda", unreadable.sources)
+    monkeypatch.setattr(artifacts, "capabilities", lambda: [(9, 0)])
+    assert artifacts.find("cuda") is None
+
+
+def test_without_a_home_folder_nothing_is_compiled(no_home, caplog):
+    with pytest.raises(NativeError, match=r"^this user has no home folder .*; set TORCH_EXTENSIONS_DIR"):
+        build()
+    assert "set TORCH_EXTENSIONS_DIR" in falls_back(caplog)
+
+
+def test_without_a_home_folder_doctor_can_look_at_the_cache(no_home):
+    folder = artifacts.cache_folder()
+    machine.room(folder)
+    with pytest.raises(OSError):
+        folder.mkdir(parents=True)
+
+
+def test_without_a_home_folder_other_caches_serve(no_home, monkeypatch):
+    recipe = artifacts.recipe("cpu")
+    prebuilt = artifacts.PREBUILT / recipe.library / recipe.name / recipe.file
+    prebuilt.parent.mkdir(parents=True)
+    prebuilt.touch()
+    assert artifacts.find("cpu") == build() == prebuilt
+    monkeypatch.setenv("XDG_CACHE_HOME", str(no_home.folder))
+    assert artifacts.cache_folder() == no_home.folder / "torch_extensions"
+
+
+@pytest.mark.parametrize("character", ["$", ":", "|"])
+@pytest.mark.parametrize("what", ["cache", "sources"])
+def test_characters_that_ninja_cannot_read(what, character, plain, monkeypatch):
+    plain.write(PLAIN, "folder/other.cpp")
+    folder = plain.folder / f"one{character}two"
+    if what == "cache":
+        remedy = "set TORCH_EXTENSIONS_DIR to another folder"
+        monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(folder))
+    else:
+        remedy = "install the package in another folder"
+        monkeypatch.setitem(artifacts.SOURCES, "cpu", plain.sources.rename(folder))
+    with pytest.raises(NativeError) as failed:
+        build()
+    assert failed.value.cause.startswith(f"ninja cannot read a path with '{character}' in it: {folder}")
+    assert failed.value.remedy == remedy and not plain.cache.exists()
+
+
+# ------------------------------------------------------------------------------------------------ damaged libraries
+
+
+@pytest.mark.parametrize("change", [-1000, 1], ids=["truncated", "longer"])
+def test_a_library_of_another_size_is_compiled_again(change, plain):
+    path = build()
+    size = path.stat().st_size
+    assert artifacts.information(path)["size"] == size and artifacts.find("cpu") == path
+    os.truncate(path, size + change)
+    assert artifacts.find("cpu") is None
+    calls = []
+    assert build(calls) == path and calls == ["started"]
+    assert path.stat().st_size == size and ctypes.CDLL(str(path)).lightconv_answer() == 42
+
+
+def test_a_truncated_library_in_a_cache_that_cannot_be_written(plain):
+    path = build()
+    os.truncate(path, 1000)
+    lock = path.parent.with_suffix(".lock")
+    lock.unlink()
+    lock.mkdir()  # cannot be opened, not even by root
+    with pytest.raises(NativeError) as failed:
+        build()
+    assert failed.value.cause.startswith(f"{path} is damaged: 1000 bytes, ")
+    assert failed.value.remedy == f"delete {path.parent}, or set TORCH_EXTENSIONS_DIR to a writable folder"
+
+
+def test_a_library_without_a_recorded_size_is_used(plain):
+    path = build()
+    for content in ("{}", "[]", "{"):
+        path.with_name("build.json").write_text(content)
+        assert artifacts.information(path) == {} and artifacts.find("cpu") == path
+
+
+def test_files_are_on_the_disk_before_they_are_renamed(plain, monkeypatch):
+    events, fsync, replace = [], os.fsync, os.replace
+
+    def synced(fd):
+        events.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        fsync(fd)
+
+    def replaced(source, target):
+        events.append("renamed")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    build()
+    assert sorted(events[: events.index("renamed")]) == ["build.json", "lightconv_cpu.so"]
+
+
+# ------------------------------------------------------------------------------------------------ the environment
+
+
+def test_a_compiler_with_an_open_quote(plain, monkeypatch, caplog):
+    monkeypatch.setenv("CXX", "g++ 'x")
+    with pytest.raises(NativeError, match=r"^CXX must be a command .*: No closing quotation; correct CXX"):
+        build()
+    assert "CXX must be a command" in falls_back(caplog)
+
+
+@pytest.mark.parametrize("name", [".#toy.h", "common/.#toy.h", ".checkpoints/toy.cpp"])
+def test_hidden_files_are_no_sources(name, plain):
+    before = artifacts.recipe("cpu")
+    path = plain.sources / name
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to("user@host.1234:1")  # how Emacs locks a file: the target does not exist
+    assert artifacts.recipe("cpu") == before
