@@ -36,8 +36,9 @@ def check_writable(path: Path) -> None:
     """Raise InputError if `path` is a folder, or if the folder that it would be in does not exist."""
     if path.is_dir():
         raise InputError(f"{path} is a folder: name a file to write")
-    if not (folder := Path(os.path.realpath(path)).parent).is_dir():
-        raise InputError(f"cannot write {path}: there is no folder {folder}")
+    for folder in (path.absolute().parent, Path(os.path.realpath(path)).parent):  # the latter of a link's target
+        if not folder.is_dir():
+            raise InputError(f"cannot write {path}: there is no folder {folder}")
 
 
 @contextlib.contextmanager

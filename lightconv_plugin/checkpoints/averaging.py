@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lightconv_plugin.checkpoints.layouts import as_mapping
 from lightconv_plugin.checkpoints.loading import is_cut_short, load_model_checkpoint, safe_torch_load, torch_save
 from lightconv_plugin.errors import InputError
 
@@ -106,9 +107,9 @@ def best_checkpoints(files: Sequence[Path], number: int, maximize: bool | None =
 
 def _maximize(metric: str, checkpoint: Path) -> bool:
     state = load_checkpoint(checkpoint)
-    cfg, args = state.get("cfg"), state.get("args")
-    settings = cfg.get("checkpoint") if cfg else vars(args) if args else None
-    if settings and settings.get("best_checkpoint_metric") == metric:
+    cfg = state.get("cfg")
+    settings = as_mapping(cfg.get("checkpoint") if cfg else state.get("args"))
+    if settings.get("best_checkpoint_metric") == metric:
         return bool(settings.get("maximize_best_checkpoint_metric", False))
     if metric in HIGHER_IS_BETTER:
         return True

@@ -20,6 +20,7 @@ from lightconv_plugin.checkpoints.layouts import (
     state_in,
 )
 from lightconv_plugin.checkpoints.loading import load_model_checkpoint
+from lightconv_plugin.checkpoints.untrusted import shown
 from lightconv_plugin.errors import InputError
 
 Order = Sequence[tuple[str | None, tuple[int, ...]]]
@@ -82,10 +83,12 @@ def _settings(state: dict, source: Path) -> tuple[dict, str]:
     cfg, args = state.get("cfg"), state.get("args")
     if not cfg and not args:
         raise InputError(f"{source} has neither cfg nor args: the model is unknown")
-    settings = as_mapping(cfg["model"] if cfg else args)
-    architecture = settings.get("_name") or settings.get("arch")
-    if not architecture:
+    settings = as_mapping(cfg.get("model") if cfg else args)
+    architecture = next((settings[name] for name in ("_name", "arch") if settings.get(name) is not None), None)
+    if architecture is None:
         raise InputError(f"{source} does not name its architecture")
+    if not isinstance(architecture, str):
+        raise InputError(f"{source}: the name of the architecture must be a text, got {shown(repr(architecture))}")
     if cfg:
         # Options of a language model that belong to its task.
         task = as_mapping(cfg.get("task"))
@@ -105,7 +108,7 @@ def _container(state: dict, layout: str, architecture: str, options: dict) -> di
             model = Namespace(arch=architecture, **model)  # like fairseq does for models without a dataclass
             common = {**as_mapping(common), "user_dir": None}
         return {"cfg": {**cfg, "model": model, "common": common}, "args": None}
-    settings = _flat(cfg) if cfg else vars(args)
+    settings = _flat(cfg) if cfg else as_mapping(args)
     settings = {**settings, **options, "arch": architecture}
     if layout != "plugin":
         settings["user_dir"] = None
@@ -135,11 +138,13 @@ def reorder(optimizer: dict, source: Order, target: Order) -> dict:
 
     Raises CannotReorder if the state has neither form.
     """
-    groups = (optimizer.get("param_groups") if isinstance(optimizer, dict) else None) or []
-    entries = optimizer["state"] if groups and "state" in optimizer else None
-    if not isinstance(entries, dict) or len(groups) != 1:
+    groups, entries = (optimizer.get(k) if isinstance(optimizer, dict) else None for k in ("param_groups", "state"))
+    if not isinstance(entries, dict) or not isinstance(groups, list) or len(groups) != 1:
         raise CannotReorder("it does not belong to one optimizer over one group of parameters")
-    number = len(groups[0]["params"])
+    parameters = groups[0].get("params") if isinstance(groups[0], dict) else None
+    if not isinstance(parameters, list) or not all(isinstance(entry, dict) for entry in entries.values()):
+        raise CannotReorder("its parameters are not listed as torch's optimizers do")
+    number = len(parameters)
     if number == len(source):
         entries, count = _by_entry(entries, source, target), len(target)
     elif number == 1:

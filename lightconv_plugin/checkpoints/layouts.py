@@ -133,12 +133,14 @@ def read_model(
     try:
         if "_lm" not in name and isinstance(config.adaptive_softmax_cutoff, str):  # upstream's form
             config.adaptive_softmax_cutoff = [int(rank) for rank in config.adaptive_softmax_cutoff.split(",")]
+        checked = OmegaConf.structured(config)  # names an option of the wrong type
         resolved = (language_model_config if "_lm" in name else transformer_config)(config)
         sizes = entries or _entries(state or {}, resolved, "_lm" in name)
         with torch.device("meta"):
-            module = models.build_model(OmegaConf.structured(config), _task(*sizes))
-    except (ValueError, KeyError) as error:
-        raise InputError(f"no model can be built from its options: {error}") from error
+            module = models.build_model(checked, _task(*sizes))
+    except (ValueError, LookupError, TypeError, RuntimeError) as error:
+        said = " ".join(str(error).split())  # omegaconf writes several lines
+        raise InputError(f"no model can be built from its options: {said}") from error
     options = {f.name: _plain(getattr(config, f.name)) for f in fields(config) if not f.name.startswith("_")}
     found = Model(name, options, resolved, module)
     kinds = {mixer.kind for side in found.sides.values() for mixer in side.mixers}
@@ -179,7 +181,7 @@ def _entries(state: Mapping[str, Any], resolved, language_model: bool) -> tuple[
     """The numbers of input and output words. Input: None if unknown; output: None if it is the input's."""
 
     def rows(key: str) -> int:
-        return state[key].shape[0]
+        return _rows(state, key)
 
     if not language_model:
         return rows("encoder.embed_tokens.weight"), rows("decoder.embed_tokens.weight")
@@ -196,11 +198,19 @@ def _output_entries(state: Mapping[str, Any], resolved) -> int | None:
     """The number of output words; None if it is the input's."""
     for key in ("decoder.output_projection.weight", "decoder.embed_out"):
         if key in state:
-            return state[key].shape[0]
+            return _rows(state, key)
     if resolved.adaptive_softmax_cutoff is None:
         return None
     last = len(resolved.adaptive_softmax_cutoff) - 1
-    return resolved.adaptive_softmax_cutoff[-1] + state[f"decoder.adaptive_softmax.tail.{last}.2.weight"].shape[0]
+    return resolved.adaptive_softmax_cutoff[-1] + _rows(state, f"decoder.adaptive_softmax.tail.{last}.2.weight")
+
+
+def _rows(state: Mapping[str, Any], key: str) -> int:
+    if key not in state:
+        raise ValueError(f"there is no {key}")
+    if state[key].dim() != 2:
+        raise ValueError(f"{key} must be a matrix, got shape {tuple(state[key].shape)}")
+    return state[key].shape[0]
 
 
 def layout_of(model: Model, state: Mapping[str, Any]) -> str:
@@ -222,7 +232,10 @@ def our_state(model: Model, state: Mapping[str, Any]) -> dict[str, Any]:
     Raises InputError if a name is unknown or missing, or a shape differs.
     """
     found = dict(state)
-    model.module.upgrade_state_dict(found)
+    try:
+        model.module.upgrade_state_dict(found)
+    except (IndexError, RuntimeError) as error:  # its rules expect tensors of the right shapes
+        raise InputError(f"the parameters do not belong to {model.architecture}: {error}") from error
     expected = model.module.state_dict()
     for what, names in (
         ("unknown", found.keys() - expected.keys()),

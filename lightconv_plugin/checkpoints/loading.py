@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from lightconv_plugin.checkpoints.contents import check_contents
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write
 
@@ -41,34 +42,28 @@ def safe_torch_load(path: Path) -> Any:
 
     Besides tensors and plain containers, only types that fairseq itself writes into checkpoints are allowed
     (safe_globals.py); anything else raises InputError with its name. The meters of old files hold training statistics
-    that no command here needs: they become empty objects, so that fairseq need not be imported.
+    that no command here needs: they become empty objects, so that fairseq need not be imported. Threads load one after
+    another.
     """
     import pickle
 
     import torch
 
     from lightconv_plugin.checkpoints import safe_globals
+    from lightconv_plugin.checkpoints.numpy_data import NotPlainData
 
-    allowed = [
-        *safe_globals.checkpoint_globals(),
-        *safe_globals.meters({n: type(n, (), {}) for n in safe_globals.METERS}),
-    ]
-    # torch removes the whole list afterwards, so entries that were already allowed are left out and stay allowed.
-    before = torch.serialization.get_safe_globals()
-    names = {entry[1] for entry in before if isinstance(entry, tuple)}
-    allowed = [
-        entry for entry in allowed if (entry[1] not in names if isinstance(entry, tuple) else entry not in before)
-    ]
-
+    meters = safe_globals.meters({name: type(name, (), {}) for name in safe_globals.METERS})
     path = Path(path)
     if not path.is_file():
         raise InputError(f"no such checkpoint: {path}")
     try:
         # torch warns about the pickle protocol of files that it then refuses; the refusal is enough.
-        with warnings.catch_warnings(), torch.serialization.safe_globals(allowed):
+        with safe_globals.allowed(safe_globals.checkpoint_globals(), meters), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
+        if isinstance(error.__context__, NotPlainData):
+            raise InputError(f"{path} is refused: {error.__context__}") from error
         wanted = re.search(r"GLOBAL (\S+)", str(error))
         if wanted:
             raise InputError(
@@ -87,14 +82,8 @@ def safe_torch_load(path: Path) -> Any:
 def load_model_checkpoint(path: Path) -> dict:
     """A fairseq checkpoint, loaded by `safe_torch_load`; its parameters are the tensors under "model".
 
-    Raises InputError if there are none, or if something else is among them.
+    Raises InputError if there are none, or if a part of the file that is read here has the wrong type (contents.py).
     """
-    import torch
-
     state = safe_torch_load(path)
-    if not isinstance(state, dict) or not isinstance(state.get("model"), dict) or not state["model"]:
-        raise InputError(f"{path} is not a checkpoint of fairseq: it has no parameters under 'model'")
-    for key, value in state["model"].items():
-        if not isinstance(value, torch.Tensor):
-            raise InputError(f"{path}: {key} is a {type(value).__name__}, not a tensor")
+    check_contents(path, state)
     return state

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from lightconv_plugin.checkpoints.safe_globals import checkpoint_globals
+from lightconv_plugin.checkpoints.safe_globals import allow, checkpoint_globals
 from lightconv_plugin.checkpoints.safe_globals import meters as old_meters
 from lightconv_plugin.compat.registry import patch
 
@@ -33,13 +33,14 @@ def _load_refuses(sample: Any) -> bool:
 def safe_checkpoint_loading() -> None:
     """torch.load reads plain data only and refuses fairseq's checkpoints (Namespace, numpy statistics).
 
-    Loading is still restricted: the types added to torch's list can only hold data (safe_globals.py). They include the
+    Loading is still restricted: the types added to torch's list can only hold data (safe_globals.py). For numpy they
+    are stand-ins, because a file could make numpy's own functions read any address (numpy_data.py). They include the
     three meters of fairseq 0.6 to 0.9, which are in the checkpoints released in 2019. OmegaConf objects are still
     refused; no released fairseq writes them to checkpoints.
     """
     from fairseq.logging import meters
 
-    torch.serialization.add_safe_globals([*checkpoint_globals(), *old_meters(vars(meters))])
+    allow([*checkpoint_globals(), *old_meters(vars(meters))])
 
 
 def _broadcast_is_refused() -> bool:

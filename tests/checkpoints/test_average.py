@@ -72,9 +72,11 @@ def test_settings_are_the_newest_and_what_belongs_to_one_step_is_dropped(tmp_pat
 
 
 def test_files_without_update_counts_take_the_settings_of_the_first(tmp_path, output):
-    files = [save(tmp_path / f"{i}.pt", {"w": torch.ones(1)}, cfg=i, optimizer_history=[]) for i in range(3)]
+    files = [
+        save(tmp_path / f"{i}.pt", {"w": torch.ones(1)}, cfg={"number": i}, optimizer_history=[]) for i in range(3)
+    ]
     lightconv("--inputs", *files, "--output", output)
-    assert torch.load(output)["cfg"] == 0
+    assert torch.load(output)["cfg"] == {"number": 0}
 
 
 def test_views_are_saved_without_the_memory_they_view(tmp_path, output):

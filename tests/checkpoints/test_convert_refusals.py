@@ -95,8 +95,25 @@ BROKEN = {
     "no-model": (lambda c: c.pop("model"), "has no parameters under 'model'"),
     "no-embedding": (
         lambda c: c["model"].pop("decoder.embed_tokens.weight"),
-        "no model can be built from its options",
+        "no model can be built from its options: there is no decoder.embed_tokens.weight",
     ),
+    "embedding-without-rows": (
+        lambda c: c["model"].update({"encoder.embed_tokens.weight": torch.tensor(1.0)}),
+        "encoder.embed_tokens.weight must be a matrix, got shape ()",
+    ),
+    "version-without-value": (
+        lambda c: c["model"].update({"encoder.version": torch.ones(0)}),
+        "the parameters do not belong to dynamicconv",
+    ),
+    "layers": (lambda c: model_of(c).update(encoder_layers="x"), "converted to Integer full_key: encoder_layers"),
+    "kernels": (lambda c: model_of(c).update(encoder_kernel_size_list=None), "full_key: encoder_kernel_size_list"),
+    "positions": (lambda c: model_of(c).update(max_source_positions=-1), "no model can be built from its options"),
+    "architecture-number": (lambda c: model_of(c).update(_name=5), "name of the architecture must be a text, got 5"),
+    "cfg": (lambda c: c.update(cfg=5), "cfg must be a dictionary, got int 5"),
+    "cfg-model": (lambda c: c["cfg"].update(model=5), "model in cfg must be a dictionary or a Namespace, got int 5"),
+    "cfg-without-model": (lambda c: c["cfg"].pop("model"), "does not name its architecture"),
+    "args": (lambda c: c.update(cfg=None, args=5), "args must be a Namespace or a dictionary, got int 5"),
+    "setting-number": (lambda c: c["cfg"]["common"].update({1: 2}), "name of a setting in common must be a text"),
 }
 
 
@@ -110,6 +127,22 @@ def test_files_that_are_wrong_are_refused_in_one_line(change, said, their_task, 
     assert out == "" and said in err and str(source) in err
     assert [line for line in err.splitlines() if "error" in line] == [err.splitlines()[-1]]
     assert not (tmp_path / "b.pt").exists()
+
+
+OPTIMIZERS = [
+    {"param_groups": 5, "state": {}},
+    {"param_groups": [5], "state": {}},
+    {"param_groups": [{"params": [0]}], "state": {0: 5}},
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["groups", "group", "entry"])
+def test_an_optimizer_state_of_another_form_is_dropped(optimizer, their_task, tmp_path):
+    model = build("dynamicconv", their_task, **SMALL)
+    source = checkpoint(tmp_path / "a.pt", model, settings("dynamicconv", **SMALL), last_optimizer_state=optimizer)
+    converted, notes = convert(source, "fairseq")
+    assert converted["last_optimizer_state"] is None
+    assert any("the optimizer state is dropped" in note for note in notes)
 
 
 def test_the_same_layout_and_the_same_file_are_refused(their_task, tmp_path, capsys):
