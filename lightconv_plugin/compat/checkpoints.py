@@ -1,15 +1,17 @@
 """Patches for loading fairseq's checkpoints while torch.load is restricted to data, as it should be."""
 
+import functools
 import io
 import pickle
 from argparse import Namespace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from lightconv_plugin.checkpoints.safe_globals import allow, checkpoint_globals
+from lightconv_plugin.checkpoints.safe_globals import allow, allowed, checkpoint_globals
 from lightconv_plugin.checkpoints.safe_globals import meters as old_meters
 from lightconv_plugin.compat.registry import patch
 
@@ -33,14 +35,30 @@ def _load_refuses(sample: Any) -> bool:
 def safe_checkpoint_loading() -> None:
     """torch.load reads plain data only and refuses fairseq's checkpoints (Namespace, numpy statistics).
 
-    Loading is still restricted: the types added to torch's list can only hold data (safe_globals.py). For numpy they
-    are stand-ins, because a file could make numpy's own functions read any address (numpy_data.py). They include the
+    Loading is still restricted: the types added to torch's list can only hold data (safe_globals.py). They include the
     three meters of fairseq 0.6 to 0.9, which are in the checkpoints released in 2019. OmegaConf objects are still
     refused; no released fairseq writes them to checkpoints.
+
+    For numpy they are stand-ins, because a file could make numpy's own functions read any address (numpy_data.py).
+    These are only in the list while fairseq loads: a program that adds numpy's own, as transformers does, would get
+    some of both.
     """
+    from fairseq import checkpoint_utils
     from fairseq.logging import meters
 
-    allow([*checkpoint_globals(), *old_meters(vars(meters))])
+    allow([Namespace, *old_meters(vars(meters))])
+
+    def with_numpy(load: Callable) -> Callable:
+        @functools.wraps(load)
+        def loading(*args: Any, **kwargs: Any) -> Any:
+            with allowed(checkpoint_globals()):
+                return load(*args, **kwargs)
+
+        return loading
+
+    for name in ("load_checkpoint_to_cpu", "load_ema_from_checkpoint"):
+        if hasattr(checkpoint_utils, name):  # the latter only in later versions
+            setattr(checkpoint_utils, name, with_numpy(getattr(checkpoint_utils, name)))
 
 
 def _broadcast_is_refused() -> bool:
