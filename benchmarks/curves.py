@@ -17,7 +17,8 @@ from typing import Any
 from benchmarks import report
 from benchmarks.plots import COLOURS, figure_of
 from benchmarks.report import BenchmarkError
-from lightconv_plugin.recipes.reproduce.table import default_results, read_rows
+from lightconv_plugin.recipes.reproduce.rows import read_rows
+from lightconv_plugin.recipes.reproduce.table import default_results
 
 _TOP = 1.5  # times the best final loss; the higher ones of the first updates would take up most of the picture
 

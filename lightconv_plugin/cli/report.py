@@ -8,16 +8,15 @@ lightconv report runs/a --figure kernels.png
 import argparse
 from pathlib import Path
 
-from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import atomic_write
+from lightconv_plugin.files import atomic_write, check_writable
 
 FIGURES = (".png", ".svg", ".pdf")
 
 
 def run(args: argparse.Namespace) -> int:
     for path in (args.output, args.figure):  # fail before minutes of work
-        if path is not None and not path.absolute().parent.is_dir():
-            raise InputError(f"cannot write {path}: there is no folder {path.absolute().parent}")
+        if path is not None:
+            check_writable(path)
     # Imported here, so that --help needs neither torch nor matplotlib.
     from lightconv_plugin.report.assemble import kernel_figure, make_report
 

@@ -194,30 +194,26 @@ def test_no_test_sentence_is_in_the_training_text_after_tokenising(options, tmp_
         assert len(test) >= 18 and not train & test
 
 
-def test_text_without_anything_to_merge(tmp_path):
-    """Letters to phonemes: every word is one symbol."""
+@pytest.mark.parametrize(
+    "langs, texts, encoded",
+    [
+        (("gr", "ph"), ("c a t\nd o g\nc a r\n", "k @ t\nd O g\nk A r\n"), "k @ t\nd O g\nk A r\n"),
+        (("en", "de"), ("house\n", "Baum\n"), "B@@ a@@ u@@ m\n"),
+    ],
+    ids=["letters-to-phonemes", "no-pair-twice"],
+)
+def test_text_without_anything_to_merge(langs, texts, encoded, tmp_path):
     folder = tmp_path / "text"
     folder.mkdir()
     for split in ("train", "valid", "test"):
-        (folder / f"{split}.gr").write_text("c a t\nd o g\nc a r\n")
-        (folder / f"{split}.ph").write_text("k @ t\nd O g\nk A r\n")
-    options = ("--src", "gr", "--tgt", "ph", "--tokenizer", "none", "--workers", "1")
+        for lang, text in zip(langs, texts, strict=True):
+            (folder / f"{split}.{lang}").write_text(text)
+    source, target = langs
+    options = ("--src", source, "--tgt", target, "--tokenizer", "none", "--workers", "1")
     done = prepare(tmp_path, "parallel", "--data", folder, "--out", tmp_path / "out", *options)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out/bpe/train.ph").read_text() == "k @ t\nd O g\nk A r\n"
-    assert (tmp_path / "out/data-bin/test.gr-ph.ph.bin").is_file()
-
-
-def test_text_without_a_pair_that_occurs_twice(tmp_path):
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for split in ("train", "valid", "test"):
-        (folder / f"{split}.en").write_text("house\n")
-        (folder / f"{split}.de").write_text("Baum\n")
-    options = ("--src", "en", "--tgt", "de", "--workers", "1")
-    done = prepare(tmp_path, "parallel", "--data", folder, "--out", tmp_path / "out", *options)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out/bpe/test.de").read_text() == "B@@ a@@ u@@ m\n"
+    assert (tmp_path / f"out/bpe/train.{target}").read_text() == encoded
+    assert (tmp_path / f"out/data-bin/test.{source}-{target}.{target}.bin").is_file()
 
 
 def write_pairs(folder, pairs):
