@@ -14,17 +14,18 @@ from lightconv_plugin.errors import InputError
 
 
 @contextlib.contextmanager
-def locked(path: Path, taken: str) -> Iterator[None]:
+def locked(path: Path, taken: str | None = None) -> Iterator[None]:
     """Hold the lock of a file (created if missing) or of a folder within the block.
 
-    Raises InputError(taken) if another process holds it. The kernel releases the lock when its process ends.
+    If another process holds it, raises InputError(taken), or waits if `taken` is None. The kernel releases the lock
+    when its process ends.
     """
     import fcntl  # not available on Windows, where this is never called
 
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_WRONLY | os.O_CREAT, 0o666)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX if taken is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(taken) from None
         yield

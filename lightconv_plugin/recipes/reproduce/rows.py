@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-import os
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import locked
 from lightconv_plugin.recipes.steps import write_text
 
 ROUGE = ("rouge1", "rouge2", "rougeLsum")
@@ -108,14 +106,3 @@ def read_rows(results: Path) -> dict[str, dict[str, dict[str, Any]]]:
             raise InputError(f"{path} has the row of {row['task']}/{row['system']}, which belongs in {place}")
         rows.setdefault(row["task"], {})[row["system"]] = row
     return rows
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder of results, waiting for it."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

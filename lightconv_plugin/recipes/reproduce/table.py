@@ -17,6 +17,7 @@ from typing import Any
 from tabulate import tabulate
 
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import locked
 from lightconv_plugin.paths import configs_dir, workspace
 from lightconv_plugin.recipes.reproduce.protocol import (
     PAPER_NAMES,
@@ -26,7 +27,7 @@ from lightconv_plugin.recipes.reproduce.protocol import (
     row_digest,
     settings_of,
 )
-from lightconv_plugin.recipes.reproduce.rows import ROUGE, locked, main_scores, read_rows
+from lightconv_plugin.recipes.reproduce.rows import ROUGE, main_scores, read_rows
 from lightconv_plugin.recipes.steps import write_text
 
 SMOKE = "smoke"  # the miniature task that tests every step; not a result
