@@ -106,6 +106,7 @@ def stand_in(tmp_path, repository):
             done = subprocess.CompletedProcess(command, process.returncode, *streams)
         except subprocess.TimeoutExpired:
             done = None
+            os.killpg(process.pid, signal.SIGKILL)  # first: the script would note what became of its part
             for line in (folder / "processes").read_text(encoding="utf-8").split():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(line), signal.SIGKILL)
