@@ -16,6 +16,8 @@ from typing import Any
 from lightconv_plugin.errors import InputError
 
 LAYOUTS = ("plugin", "fairseq", "fairseq-0.12.2", "talk")
+# Options that name files to read when a model is built.
+EMBEDDING_FILES = ("encoder_embed_path", "decoder_embed_path")
 # The mixers and the activation of each layout's own code.
 MIXERS = {
     "fairseq": ({"lightweight", "dynamic"}, "relu"),
@@ -134,6 +136,9 @@ def read_model(
         if "_lm" not in name and isinstance(config.adaptive_softmax_cutoff, str):  # upstream's form
             config.adaptive_softmax_cutoff = [int(rank) for rank in config.adaptive_softmax_cutoff.split(",")]
         checked = OmegaConf.structured(config)  # names an option of the wrong type
+        for name in EMBEDDING_FILES:
+            if name in checked:
+                checked[name] = None  # the parameters come from the checkpoint
         resolved = (language_model_config if "_lm" in name else transformer_config)(config)
         sizes = entries or _entries(state or {}, resolved, "_lm" in name)
         with torch.device("meta"):

@@ -47,6 +47,15 @@ def test_fairseqs_own_class_loads_it_strictly_and_computes_the_same(
     assert capsys.readouterr().out.count("written to") == 2
 
 
+def test_files_of_pretrained_embeddings_are_not_needed(their_task, tmp_path):
+    options = small({})
+    ours = build("dynamicconv", their_task, **options)
+    section = settings("dynamicconv", **options, encoder_embed_path="/gone/encoder.vec")
+    source = checkpoint(tmp_path / "ours.pt", ours, section)
+    assert run(source, tmp_path / "theirs.pt", "--to", "fairseq") == 0
+    assert load(tmp_path / "theirs.pt")["cfg"]["model"].encoder_embed_path == "/gone/encoder.vec"
+
+
 @pytest.mark.parametrize("layout", ["fairseq", "fairseq-0.12.2"])
 @pytest.mark.parametrize("architecture, options", LIGHTCONVS)
 @torch.no_grad()

@@ -46,6 +46,14 @@ def test_everything_is_found(made):
     assert (translator.source_lang, translator.target_lang, translator.notes) == ("de", "en", ())
 
 
+@pytest.mark.parametrize("architecture", ["dynamicconv", "transformer"])
+def test_files_of_pretrained_embeddings_are_not_needed(architecture, made, tmp_path):
+    """fairseq would read them before it loads the checkpoint's own embeddings; the training's machine had them."""
+    path = toys.make_checkpoint(tmp_path / "m.pt", made[0], architecture)
+    expected = texts(Translator(path, **SHORT))
+    assert texts(Translator(toys.with_embedding_files(path), **SHORT)) == expected
+
+
 @pytest.mark.parametrize("merges", ["bpecodes", "code"])
 def test_a_folder_with_all_beside_the_checkpoint(merges, made, expected, tmp_path):
     """As fairseq's released models are packed; the folder of the training is gone."""

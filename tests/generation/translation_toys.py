@@ -100,3 +100,12 @@ def make_checkpoint(
     history = [{"criterion_name": "C", "optimizer_name": "O", "num_updates": 1, "lr_scheduler_state": {}}]
     torch.save(state(model.state_dict(), optimizer_history=history, **settings), path)
     return path
+
+
+def with_embedding_files(path: Path) -> Path:
+    """The checkpoint again, as if its training had started from pre-trained embeddings whose files are gone."""
+    content = torch.load(path, weights_only=False)
+    settings = content["cfg"]["model"] if content["cfg"] else vars(content["args"])
+    settings.update({f"{side}_embed_path": f"/gone/{side}.vec" for side in ("encoder", "decoder")})
+    torch.save(content, path)
+    return path

@@ -7,6 +7,7 @@ from argparse import Namespace
 
 import numpy as np
 import pytest
+import torch
 
 from lightconv_plugin.errors import InputError
 
@@ -79,6 +80,15 @@ def test_settings_of_a_checkpoint_of_stock_fairseq():
     settings = runs.Settings.read({"model": model, "task": {"source_lang": "de", "target_lang": "en"}})
     assert settings.architecture == "lightconv_iwslt_de_en" and settings.pair == ("de", "en")
     assert settings.mixers == {"encoder": ["dynamic"]}
+
+
+def test_a_model_whose_pretrained_embeddings_have_gone_is_loaded(tmp_path):
+    pytest.importorskip("fairseq")
+    from tests.generation import translation_toys as toys
+
+    path = toys.make_checkpoint(tmp_path / "m.pt", toys.make_corpus(tmp_path / "corpus"))
+    table = loading.open_model(toys.with_embedding_files(path), None).model.encoder.embed_tokens.weight
+    assert torch.equal(table, torch.load(path, weights_only=False)["model"]["encoder.embed_tokens.weight"])
 
 
 def test_what_a_folder_lacks_becomes_its_problems(tmp_path):
