@@ -236,8 +236,6 @@ class Translator:
         """
         for some in (lines, references):
             self._check_lines(some, 1)
-        if self._searcher is None:
-            raise TranslationError("the Translator is closed")
         batches = functools.partial(make_batches, tokens=self._batch_tokens, size=self._batch_size)
         scorer = GivenScorer(self._opened, self._options, self._device)
         return score_given(scorer, self._indices, batches, list(lines), list(references), progress)
@@ -245,6 +243,7 @@ class Translator:
     def _check_lines(self, lines: Iterable[str | bytes], nbest: int) -> None:
         if isinstance(lines, (str, bytes)):
             raise TypeError(f"lines must be a list of lines, got one {type(lines).__name__}")
+        self._open_searcher()
         if not 1 <= nbest <= self.beam:
             raise TranslationError(f"`nbest` must be in 1 … `beam` = {self.beam}, got {nbest}")
 
@@ -286,10 +285,8 @@ class Translator:
         return [*indices, end], None
 
     def _search(self, sentences: dict[int, list[int]], nbest: int) -> Iterator[tuple[list[int], list[list[Found]]]]:
-        if self._searcher is None:
-            raise TranslationError("the Translator is closed")
         for batch in make_batches(sentences, self._batch_tokens, self._batch_size):
-            yield batch, self._searcher.search([sentences[number] for number in batch], nbest)
+            yield batch, self._open_searcher().search([sentences[number] for number in batch], nbest)
 
     def _hypothesis(self, found: Found) -> Hypothesis:
         dictionary = self._opened.target
@@ -304,6 +301,12 @@ class Translator:
     def close(self) -> None:
         """Release the models; `with Translator(…) as translator:` does this at its end."""
         self._searcher = None
+        self._opened.models.clear()
+
+    def _open_searcher(self) -> Searcher:
+        if self._searcher is None:
+            raise TranslationError("the Translator is closed")
+        return self._searcher
 
     def __enter__(self) -> Translator:
         return self

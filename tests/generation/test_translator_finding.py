@@ -1,8 +1,10 @@
 """What Translator finds by itself, and what it says about what it does not find or what does not fit."""
 
+import gc
 import json
 import shutil
 import sys
+import weakref
 
 import pytest
 import torch
@@ -221,11 +223,19 @@ def test_smaller_types_translate(dtype, made):
         assert translation.text and translation.score < 0
 
 
-def test_a_closed_translator_says_so(made):
-    with Translator(made[1]) as translator:
-        pass
+def test_a_closed_translator_says_so_and_holds_no_models(made):
+    with Translator(made[1], batch_size=1) as translator:
+        model = weakref.ref(translator._opened.models[0])
+        stream = translator.translate_stream(LINES)
+        next(stream)
     with pytest.raises(TranslationError, match="is closed"):
-        translator.translate(LINES)
+        list(stream)
+    for use in (translator.translate, translator.translate_stream, lambda lines: translator.score(lines, lines)):
+        with pytest.raises(TranslationError, match="is closed"):
+            use([""])
+    del stream
+    gc.collect()
+    assert model() is None
 
 
 def test_sentencepiece(made, tmp_path):
