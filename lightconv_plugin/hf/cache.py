@@ -10,7 +10,6 @@ from transformers.cache_utils import Cache
 
 from lightconv_plugin.modules.attention import SelfAttention
 from lightconv_plugin.modules.block import ConvBlock
-from lightconv_plugin.modules.layer import Source
 from lightconv_plugin.modules.transformer import DecoderState
 
 
@@ -92,7 +91,7 @@ class LightConvCache(Cache):
         self.state = DecoderState(
             self.state.seen.index_select(0, order),
             [_reordered(mixer, order) for mixer in self.state.mixers],
-            [source and _select(source, order) for source in self.state.sources],
+            [source and source.reorder(order) for source in self.state.sources],
             [None if query is None else query.index_select(1, order) for query in self.state.queries],
         )
 
@@ -120,7 +119,3 @@ class LightConvCache(Cache):
 
 def _reordered(mixer: Any, order: Tensor) -> Any:
     return (SelfAttention if isinstance(mixer, tuple) else ConvBlock).reorder(mixer, order)
-
-
-def _select(source: Source, order: Tensor) -> Source:
-    return Source(*(None if part is None else part.index_select(0, order) for part in source))  # type: ignore[arg-type]

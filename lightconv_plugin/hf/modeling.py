@@ -130,9 +130,7 @@ class LightConvForConditionalGeneration(LightConvPreTrainedModel, GenerationMixi
             encoder_last_hidden_state=getattr(encoder_outputs, "last_hidden_state", None),
             encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
         )
-        return (
-            output.to_tuple() if (self.config.return_dict if return_dict is None else return_dict) is False else output
-        )
+        return self._given(output, return_dict)
 
 
 class LightConvForCausalLM(LightConvPreTrainedModel, GenerationMixin):
@@ -201,9 +199,7 @@ class LightConvForCausalLM(LightConvPreTrainedModel, GenerationMixin):
         output = CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=cache, hidden_states=batch_first(kept, x.transpose(0, 1))
         )
-        return (
-            output.to_tuple() if (self.config.return_dict if return_dict is None else return_dict) is False else output
-        )
+        return self._given(output, return_dict)
 
     def _without_firsts(self, labels: Tensor, tokens: Tensor | None, mask: Tensor | None) -> Tensor:
         """labels (B,T) without those after a pad, which pads on the left put before the first word of a sentence."""

@@ -35,6 +35,10 @@ class Source(NamedTuple):
     values: Tensor
     pads: Tensor | None
 
+    def reorder(self, order: Tensor) -> Source:
+        """For beam search: sequence n is the former sequence order[n]; order (B',) int64."""
+        return Source(*(None if part is None else part.index_select(0, order) for part in self))  # type: ignore[arg-type]
+
 
 class Layer(nn.Module):
     """Mixer, attention over the encoder (if `config` has an encoder_dim) and FFN, each with a residual connection and a

@@ -228,7 +228,7 @@ class Decoder(_Stack):
         return DecoderState(
             state.seen.index_select(0, order),
             [layer.self_attn.reorder(mixer, order) for layer, mixer in zip(self.layers, state.mixers, strict=True)],
-            [source and _select(source, order) for source in state.sources],
+            [source and source.reorder(order) for source in state.sources],
             [None if query is None else query.index_select(1, order) for query in state.queries],
         )
 
@@ -356,11 +356,6 @@ def _call(layer: nn.Module, x: Tensor, pads: Tensor, *source: Any) -> Tensor:
 def _keep(kept: list[Tensor] | None, x: Tensor) -> None:
     if kept is not None:
         kept.append(x)
-
-
-def _select(source: Source, order: Tensor) -> Source:
-    pads = None if source.pads is None else source.pads.index_select(0, order)
-    return Source(source.keys.index_select(0, order), source.values.index_select(0, order), pads)
 
 
 def _pads(tokens: Tensor | None, pads: Tensor | None, vectors: Tensor | None, pad: int) -> Tensor:
