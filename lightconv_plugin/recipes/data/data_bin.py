@@ -21,6 +21,15 @@ def check_data(data: Path) -> None:
             raise ValueError(f"{problem}: remove {data} and run the preparation again")
 
 
+def count_sentences(index: Path) -> int | None:
+    """The number of sentences of a text; None if it is missing, truncated or in another format."""
+    if not index.is_file():
+        return None
+    with index.open("rb") as file:
+        header = file.read(_HEADER.size)
+    return _HEADER.unpack(header)[3] if header.startswith(_MAGIC) and len(header) == _HEADER.size else None
+
+
 def _problem(index: Path) -> str:
     """What is wrong with a text; empty if it is complete or in another format."""
     size, text = index.stat().st_size, index.with_suffix(".bin")

@@ -12,7 +12,6 @@ import fcntl
 import os
 import re
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.recipes.data.data_bin import count_sentences
 from lightconv_plugin.recipes.demo.results import read_log
 from lightconv_plugin.recipes.reproduce.protocol import canonical, flatten, is_machine
 from lightconv_plugin.recipes.steps import say
@@ -111,25 +111,17 @@ def differences(settings: Mapping[str, str], stored: Mapping[str, Any]) -> list[
     return found
 
 
-def _examples(index: Path) -> int | None:
-    """Number of sentences in a text binarised by fairseq (mmap); None for other formats."""
-    if not index.is_file():
-        return None
-    header = index.read_bytes()[:26] if index.stat().st_size < 64 else index.open("rb").read(26)
-    return struct.unpack_from("<Q", header, 18)[0] if header.startswith(b"MMIDIDX\x00\x00") else None
-
-
 def data_differences(log: str, data: Path) -> list[str]:
     """How the data in a training's log differ from `data`: sizes of dictionaries and numbers of sentences."""
     found = []
     for lang, types in _TYPES.findall(log):
         path = data / (f"dict.{lang}.txt" if lang else "dict.txt")
         # fairseq adds four special symbols to those of the file.
-        here = sum(1 for _ in path.open("rb")) + 4 if path.is_file() else None
+        here = path.read_bytes().count(b"\n") + 4 if path.is_file() else None
         if here != int(types.replace(",", "")):
             found.append(f"a dictionary of {types} entries instead of {path.name}'s {here}")
     for number, name in _LOADED.findall(log):
-        here = _examples(data / f"{name}.idx")
+        here = count_sentences(data / f"{name}.idx")
         if here is not None and here != int(number.replace(",", "")):
             found.append(f"{name} with {number} sentences instead of {here}")
     return sorted(set(found))
