@@ -3,12 +3,10 @@
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lightconv_plugin.checkpoints.contents import check_contents
-from lightconv_plugin.checkpoints.layouts import EMBEDDING_FILES
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write
 
@@ -79,18 +77,6 @@ def safe_torch_load(path: Path) -> Any:
             f"{path} cannot be read as a checkpoint: it is truncated or another kind of file "
             f"({type(error).__name__}: {error})"
         ) from error
-
-
-def forget_embedding_files(state: Mapping[str, Any]) -> None:
-    """Remove the files of pre-trained embeddings from the settings of a checkpoint that fairseq has loaded, in place.
-
-    fairseq would read them (--encoder-embed-path) to build the model, although the checkpoint has the embeddings. On
-    another machine there are no such files.
-    """
-    for settings in (state.get("args"), (state.get("cfg") or {}).get("model")):
-        for name in EMBEDDING_FILES:
-            if getattr(settings, name, None) is not None:
-                setattr(settings, name, None)
 
 
 def load_model_checkpoint(path: Path) -> dict:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from lightconv_plugin.checkpoints.layouts import EMBEDDING_FILES
 from lightconv_plugin.checkpoints.safe_globals import allow, allowed, checkpoint_globals
 from lightconv_plugin.checkpoints.safe_globals import meters as old_meters
 from lightconv_plugin.compat.registry import patch
@@ -59,6 +60,29 @@ def safe_checkpoint_loading() -> None:
     for name in ("load_checkpoint_to_cpu", "load_ema_from_checkpoint"):
         if hasattr(checkpoint_utils, name):  # the latter only in later versions
             setattr(checkpoint_utils, name, with_numpy(getattr(checkpoint_utils, name)))
+
+
+@patch(versions="all versions of fairseq")
+def pretrained_embeddings() -> None:
+    """fairseq cannot load a model trained with --encoder-embed-path where that file is gone, as on another machine.
+
+    It reads the embeddings from the file to build the model, and then replaces them with the checkpoint's. With this
+    patch, the settings of a loaded checkpoint name no such file.
+    """
+    from fairseq import checkpoint_utils
+
+    original = checkpoint_utils.load_checkpoint_to_cpu
+
+    @functools.wraps(original)
+    def load_checkpoint_to_cpu(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        state = original(*args, **kwargs)
+        for settings in (state.get("args"), (state.get("cfg") or {}).get("model")):
+            for name in EMBEDDING_FILES:
+                if getattr(settings, name, None) is not None:
+                    setattr(settings, name, None)
+        return state
+
+    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
 
 
 def _broadcast_is_refused() -> bool:

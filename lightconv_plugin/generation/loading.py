@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightconv_plugin.checkpoints.loading import forget_embedding_files, safe_torch_load
+from lightconv_plugin.checkpoints.loading import safe_torch_load
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.searcher import TranslationError
 from lightconv_plugin.generation.text_pipeline import build_pipeline
@@ -192,7 +192,6 @@ def build_model(state: dict[str, Any], checkpoint: Path, task):
     from fairseq import checkpoint_utils
 
     task_settings(state).eval_bleu = False
-    forget_embedding_files(state)
     try:
         with without_progress():
             models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], task=task, state=state)

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import lightconv_plugin  # noqa: F401  (registers the models with fairseq)
-from lightconv_plugin.checkpoints.loading import forget_embedding_files
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.report.kernels import LONGEST_SHOWN
 
@@ -52,7 +51,6 @@ def open_model(checkpoint: Path, data_bin: Path | None) -> Opened:
     with _quiet():
         state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
         settings = _task_settings(state, checkpoint)
-        forget_embedding_files(state)
         if data_bin is not None:
             settings["data"] = str(data_bin)
         # A single sentence needs no padding.

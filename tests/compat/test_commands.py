@@ -7,9 +7,11 @@ the way the patch says, so that a patch which is no longer needed shows.
 import re
 
 import pytest
+import torch
 
 pytest.importorskip("fairseq", reason="fairseq is not installed")
 
+from lightconv_plugin.checkpoints.loading import safe_torch_load
 from tests.compat.fairseq_runs import BLEU, NO_GPU, PLUGIN, check_needed, is_applied, losses, train
 from tests.fairseq_cli import run
 
@@ -59,6 +61,15 @@ def test_checkpoint_of_2019_translates_every_sentence(data, old_checkpoint):
 )
 def test_that_generation_without(data, old_checkpoint, patch, message):
     check_needed(patch, message, lambda **e: generate(data, old_checkpoint, **e))
+
+
+def test_pretrained_embeddings_whose_file_is_gone(data, checkpoint, tmp_path):
+    state = safe_torch_load(checkpoint)
+    vars(state["cfg"]["model"])["encoder_embed_path"] = "/gone/encoder.vec"
+    torch.save(state, moved := tmp_path / "moved.pt")
+    sentences = re.compile(r"^H-\d+\t.*", re.M)
+    assert sentences.findall(generate(data, moved)) == sentences.findall(generate(data, checkpoint))
+    check_needed("pretrained_embeddings", "/gone/encoder.vec", lambda **e: generate(data, moved, **e))
 
 
 def test_generation_without_last_batch_drops_sentences(data, old_checkpoint):
