@@ -136,9 +136,9 @@ def read_model(
         if "_lm" not in name and isinstance(config.adaptive_softmax_cutoff, str):  # upstream's form
             config.adaptive_softmax_cutoff = [int(rank) for rank in config.adaptive_softmax_cutoff.split(",")]
         checked = OmegaConf.structured(config)  # names an option of the wrong type
-        for name in EMBEDDING_FILES:
-            if name in checked:
-                checked[name] = None  # the parameters come from the checkpoint
+        for option in EMBEDDING_FILES:
+            if option in checked:
+                checked[option] = None  # the parameters come from the checkpoint
         resolved = (language_model_config if "_lm" in name else transformer_config)(config)
         sizes = entries or _entries(state or {}, resolved, "_lm" in name)
         with torch.device("meta"):
