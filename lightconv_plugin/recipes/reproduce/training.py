@@ -23,6 +23,7 @@ from typing import Any
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.data.data_bin import count_sentences
+from lightconv_plugin.recipes.data.text_pool import count_lines
 from lightconv_plugin.recipes.demo.results import read_log
 from lightconv_plugin.recipes.reproduce.protocol import canonical, flatten, is_machine
 from lightconv_plugin.recipes.steps import say
@@ -117,7 +118,7 @@ def data_differences(log: str, data: Path) -> list[str]:
     for lang, types in _TYPES.findall(log):
         path = data / (f"dict.{lang}.txt" if lang else "dict.txt")
         # fairseq adds four special symbols to those of the file.
-        here = path.read_bytes().count(b"\n") + 4 if path.is_file() else None
+        here = count_lines(path) + 4 if path.is_file() else None
         if here != int(types.replace(",", "")):
             found.append(f"a dictionary of {types} entries instead of {path.name}'s {here}")
     for number, name in _LOADED.findall(log):
