@@ -15,9 +15,9 @@ from torch import _weights_only_unpickler as restricted
 
 from lightconv_plugin.checkpoints import safe_globals
 from lightconv_plugin.checkpoints.loading import safe_torch_load
+from tests import ROOT
 from tests.checkpoints.fairseq_files import lightconv, refused, save
 from tests.checkpoints.hostile_numpy import CASES, OBJECT, POINTER, scalar
-from tests.recipes.conftest import ROOT
 
 # ------------------------------------------------------------------------------------------------ forged values
 

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from tests import ROOT
 from tests.ops.toy_libraries import PLAIN
 from tests.recipes import conftest
-from tests.recipes.conftest import ROOT, script_environment
+from tests.recipes.conftest import script_environment
 from tests.recipes.data import archive_server, language_archives, wmt_archives
 from tests.recipes.reproduce import reproduction_world
 from tests.robustness.torture import Fork, Process, Work, popen

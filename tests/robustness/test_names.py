@@ -9,7 +9,8 @@ import subprocess
 import pytest
 
 from lightconv_plugin.recipes.training.plan import quote
-from tests.recipes.conftest import ROOT, script_environment
+from tests import ROOT
+from tests.recipes.conftest import script_environment
 from tests.robustness.torture import ODD_NAMES
 
 # In the place of the interpreter: writes down its arguments, and what fairseq-generate would print.

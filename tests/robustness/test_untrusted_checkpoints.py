@@ -20,9 +20,9 @@ pytest.importorskip("fairseq")
 from lightconv_plugin.checkpoints.loading import safe_torch_load
 from lightconv_plugin.cli import main
 from lightconv_plugin.errors import InputError
+from tests import ROOT
 from tests.fairseq_cli import RECIPE, SIZE, USER_DIR, write_corpus
 from tests.generation import translation_toys as toys
-from tests.recipes.conftest import ROOT
 
 
 class RunsACommand:

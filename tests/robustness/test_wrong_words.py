@@ -16,7 +16,8 @@ import pytest
 from lightconv_plugin.cli import main
 from lightconv_plugin.recipes.data.tasks import TASKS
 from lightconv_plugin.recipes.data.tasks import parser_of as parser_of_task
-from tests.recipes.conftest import ROOT, script_environment
+from tests import ROOT
+from tests.recipes.conftest import script_environment
 
 COMMANDS = {name: main.subparser(name) for group in main.COMMANDS.values() for name in group}
 WRONG = {

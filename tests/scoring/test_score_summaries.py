@@ -12,8 +12,9 @@ import yaml
 pytest.importorskip("fairseq")
 pytest.importorskip("rouge_score", reason="needs rouge-score")
 
+from tests import ROOT
 from tests.fairseq_cli import run as fairseq
-from tests.recipes.conftest import ROOT, run_script, script_environment  # noqa: F401  (a fixture)
+from tests.recipes.conftest import run_script, script_environment  # noqa: F401  (a fixture)
 from tests.warm_python import warm_python
 
 CONFIGS = ROOT / "configs/cnndm"

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.recipes.conftest import ROOT
+from tests import ROOT
 
 # A Python whose version, modules and pip do as the variables FAKE_* say; what pip is asked for goes to FAKE_LOG.
 FAKE = r"""#!/usr/bin/env bash
