@@ -29,6 +29,8 @@ def encoder_layer_copies() -> None:
     from fairseq.modules.transformer_layer import TransformerEncoderLayerBase as Layer
 
     copies = [f"{part}_{kind}" for part in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias")]
+    # torch.jit.script compiles the call of the kernel, although it is never reached, and needs tensors of these names.
+    empty = torch.empty(0)
     original = Layer.__init__
 
     def __init__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -50,6 +52,7 @@ def encoder_layer_copies() -> None:
             del mixer.__dict__[name]
         for name in copies:
             delattr(self, name)
+            setattr(self, name, empty)
 
     def _load_from_state_dict(self: torch.nn.Module, state_dict: dict, prefix: str, *args: Any) -> None:
         for name in copies:

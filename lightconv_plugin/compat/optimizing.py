@@ -112,6 +112,32 @@ def gradient_norm_launches() -> None:
     utils.multi_tensor_l2norm_available = True
 
 
+def _gradients_are_clipped_one_by_one() -> bool:
+    from fairseq import utils
+
+    return "_foreach_mul_" not in utils.clip_grad_norm_.__code__.co_names
+
+
+@patch(versions="fairseq 0.12.2", needed=_gradients_are_clipped_one_by_one)
+def gradient_clipping_launches() -> None:
+    """fairseq scales each parameter's gradient separately with --clip-norm."""
+    from fairseq import utils
+
+    original = utils.clip_grad_norm_
+
+    def clip_grad_norm_(
+        params: Tensor | Iterable[Tensor], max_norm: float, aggregate_norm_fn: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        params = [params] if isinstance(params, Tensor) else list(params)
+        total_norm = original(params, 0.0, aggregate_norm_fn)
+        gradients = [p.grad.detach() for p in params if p is not None and p.grad is not None]
+        if max_norm > 0 and gradients:
+            torch._foreach_mul_(gradients, (float(max_norm) / (total_norm + 1e-6)).clamp_(max=1))
+        return total_norm
+
+    utils.clip_grad_norm_ = clip_grad_norm_
+
+
 @patch(versions="all versions of fairseq")
 def half_precision_launches() -> None:
     """With --fp16 or --bf16 fairseq copies each gradient and parameter, and clears each gradient, separately."""
