@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.text.recipe import moses_languages
+from lightconv_plugin.text.recipe import Recipe, moses_rules
 from lightconv_plugin.text.subwords import join
 
 # On bytes, like the Perl code in fairseq's compound_split_bleu.sh: "a-ö-b" is split twice, "a-o-b" once.
@@ -70,10 +70,7 @@ def split_compounds(line: str) -> str:
 
 def detokenise(lines: Sequence[str], lang: str) -> list[str]:
     """Turn Moses tokens into plain text, by the rules for this language."""
-    from sacremoses import MosesDetokenizer
-
-    moses = MosesDetokenizer(lang=lang)
-    return [moses.detokenize(line.split()) for line in lines]
+    return list(map(Recipe("moses", lang).detokenise(), lines))
 
 
 @dataclass(frozen=True)
@@ -176,5 +173,8 @@ def _check(hypotheses, references, raw_references, lang, detok) -> None:
 
 def check_language(lang: str | None) -> None:
     """Raise InputError for a language without Moses rules; None is allowed."""
-    if lang is not None and lang not in moses_languages():
-        raise InputError(f"`lang` {lang!r} is not known; allowed: {', '.join(sorted(moses_languages()))}")
+    if lang is not None:
+        try:
+            moses_rules(lang)
+        except ValueError as error:
+            raise InputError(f"`lang`: {error}") from None

@@ -6,6 +6,7 @@ users' text is like a test set. Training text may have had more steps, such as p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Literal, get_args
@@ -21,7 +22,7 @@ class Recipe:
 
     tokeniser: "moses" (text/moses.py), "sacremoses" (that library's, without escaping), "jieba" (Chinese words) or
         "none" (the text is unchanged except for runs of white space)
-    lang: language of the text, such as "de"; Moses' rules depend on it
+    lang: language of the text, such as "de" or "pt_BR"; Moses' rules depend on it (see `moses_rules`)
     lowercase: "" to keep the case, "first" before anything else, "last" after the tokeniser
     normalise, aggressive, keep_last: see `moses.tokeniser`
     plain_apostrophe: replace ’ by ' first, like fairseq's scripts do with test sets
@@ -65,11 +66,11 @@ class Recipe:
         if self.tokeniser == "moses":
             from lightconv_plugin.text import moses
 
-            self._check_language()
+            rules = moses_rules(self.lang)
             first, last = self.lowercase == "first", self.lowercase == "last"
             steps.append(
                 moses.tokeniser(
-                    self.lang,
+                    rules,
                     lowercase=last,
                     normalise=self.normalise,
                     aggressive=self.aggressive,
@@ -89,8 +90,7 @@ class Recipe:
         if self.tokeniser == "sacremoses":
             from sacremoses import MosesTokenizer
 
-            self._check_language()
-            moses = MosesTokenizer(lang=self.lang)
+            moses = MosesTokenizer(lang=moses_rules(self.lang))
 
             def tokens(line: str) -> str:
                 """Tabs separate paragraphs: the full stop at the end of each is a token."""
@@ -118,8 +118,7 @@ class Recipe:
         if self.tokeniser in ("moses", "sacremoses"):
             from sacremoses import MosesDetokenizer
 
-            self._check_language()
-            moses = MosesDetokenizer(lang=self.lang)
+            moses = MosesDetokenizer(lang=moses_rules(self.lang))
             return lambda line: moses.detokenize(line.split())
         if self.tokeniser == "jieba":
             from lightconv_plugin.text.chinese import join
@@ -127,9 +126,18 @@ class Recipe:
             return join
         return lambda line: line
 
-    def _check_language(self) -> None:
-        if self.lang not in (known := moses_languages()):
-            raise ValueError(f"Moses has no rules for the language {self.lang!r}; it has {', '.join(sorted(known))}")
+
+def moses_rules(lang: str) -> str:
+    """The language whose Moses rules a text of this language has: a region, as in pt_BR, has those of its language.
+
+    Raises:
+        ValueError: Moses has rules for neither.
+    """
+    known = moses_languages()
+    for rules in (lang, re.split("[-_]", lang)[0]):
+        if rules in known:
+            return rules
+    raise ValueError(f"Moses has no rules for the language {lang!r}; it has {', '.join(sorted(known))}")
 
 
 def moses_languages() -> set[str]:

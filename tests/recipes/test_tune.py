@@ -218,7 +218,7 @@ def test_numbers_without_enough_checkpoints_are_left_out_on_demand(data, save_di
         (["--subset", "dev"], "has no subset dev; it has test, train, valid"),
         (["--average", "2", "2"], "--average has a value twice: 2 2"),
         (["--lenpen", "1", "1.0"], "--lenpen has a value twice: 1 1"),
-        (["--lang", "xx"], "--lang 'xx' is not known"),
+        (["--lang", "xx"], "--lang: Moses has no rules for the language 'xx'"),
         (["--no-stem"], "--no-stem is not valid with --by bleu_tok"),
         (["--by", "rougeL", "--lowercase"], "--lowercase is not valid with --by rougeL"),
         (["--by", "perplexity", "--lenpen", "1"], "--lenpen is not valid with --by perplexity"),

@@ -334,11 +334,19 @@ def test_wrong_files(options, said, tmp_path, monkeypatch, capsys):
     assert said in refused(capsys, *options, "--lang", "de")
 
 
-@pytest.mark.parametrize("lang", ["xx", "german", "DE", "de_DE", ""])
+@pytest.mark.parametrize("lang", ["xx", "german", "DE", "xx_DE", ""])
 def test_a_language_without_rules_is_refused(lang, files, capsys):
     said = refused(capsys, *files(["a"], ["a"]), "--lang", lang, "--detok", "moses")
-    assert f"--lang {lang!r} is not known; allowed: " in said
+    assert f"--lang: Moses has no rules for the language {lang!r}; it has " in said
     assert " de, " in said
+
+
+@pytest.mark.parametrize("lang", ["de_AT", "de-AT"])
+def test_a_region_has_the_rules_of_its_language(lang, files, tmp_path, capsys):
+    options = (*files(TOKENISED, TOKENISED), "--raw-ref", write(tmp_path / "raw", PLAIN))
+    got = as_json(capsys, *options, "--lang", lang)
+    assert got == {**as_json(capsys, *options, "--lang", "de"), "lang": lang}
+    assert got["sacrebleu"] == pytest.approx(100)
 
 
 @pytest.mark.parametrize("lang", ["tr", "vi", "ast", "pt_BR"])

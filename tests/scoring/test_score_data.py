@@ -54,9 +54,9 @@ def test_of_two_directions_the_language_chooses(corpus, files, capsys):
     assert (got["lang"], got["chrf"]) == ("en", pytest.approx(100))
 
 
-def test_the_rules_may_be_of_another_name_than_the_files(corpus, files, capsys):
-    data = corpus("en-de_DE")
-    write(data.parent / "raw/test.de_DE", PLAIN)
-    got = as_json(capsys, *files(TOKENISED, TOKENISED), "--data", data, "--lang", "de")
-    assert (got["lang"], got["sacrebleu"]) == ("de", pytest.approx(100))
-    assert "'de_DE' is not known" in refused(capsys, *files(TOKENISED, TOKENISED), "--data", data)
+@pytest.mark.parametrize("target, options, lang", [("de_DE", (), "de_DE"), ("deu", ("--lang", "de"), "de")])
+def test_the_rules_may_be_of_another_name_than_the_files(target, options, lang, corpus, files, capsys):
+    data = corpus(f"en-{target}")
+    write(data.parent / f"raw/test.{target}", PLAIN)
+    got = as_json(capsys, *files(TOKENISED, TOKENISED), "--data", data, *options)
+    assert (got["lang"], got["sacrebleu"]) == (lang, pytest.approx(100))

@@ -89,7 +89,7 @@ def test_options_in_a_file_and_a_name_that_begins_with_a_dash(evaluate, checkpoi
         (["--metric", "ter"], "--metric: invalid choice: 'ter'"),
         (["--metric", "rouge", "--lang", "de"], "--lang is not valid with --metric rouge"),
         (["--sentence-end", "."], "--sentence-end is not valid with --metric bleu"),
-        (["--lang", "klingon"], "'klingon' is not known"),
+        (["--lang", "klingon"], "--lang: Moses has no rules for the language 'klingon'"),
         (["--subset", "dev"], "has no subset dev"),
         (["@latin.args"], "latin.args is not UTF-8: byte 0xfc in line 1"),
         (["@none.args"], "there is no configuration none.args: did you mean cnndm/generate.args?"),

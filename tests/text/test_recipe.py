@@ -51,6 +51,7 @@ HARD = ["It’s “well-known” in the U.S.", "Don't  say\t3,5 %!", "", "Ein A&
     [
         (Recipe("moses", "en"), moses.tokeniser("en")),
         (Recipe("moses", "de", aggressive=True), moses.tokeniser("de", aggressive=True)),
+        (Recipe("moses", "de_AT", aggressive=True), moses.tokeniser("de", aggressive=True)),
         (Recipe("moses", "en", lowercase="last"), moses.tokeniser("en", lowercase=True)),
         (Recipe("moses", "de", lowercase="first"), moses.tokeniser("de", lowercase_first=True)),
         (

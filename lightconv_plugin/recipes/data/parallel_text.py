@@ -33,7 +33,7 @@ from lightconv_plugin.recipes.data.parallel_folder import Corpus, CorpusError, f
 from lightconv_plugin.recipes.data.request import Request
 from lightconv_plugin.recipes.data.text_pool import BLOCK, iter_lines, map_file, write_lines
 from lightconv_plugin.recipes.steps import Steps, remove, say, write_text
-from lightconv_plugin.text.recipe import Recipe, moses_languages
+from lightconv_plugin.text.recipe import Recipe, moses_rules
 
 COPIES = 8  # copies of the training text with --bpe-dropout
 
@@ -79,13 +79,11 @@ class Settings:
         case: Literal["", "first"] = "first" if self.lowercase else ""
         if self.tokenizer == "none":
             return Recipe("none", lang, lowercase=case)
-        rules = lang if lang in moses_languages() else lang.partition("_")[0]
-        recipe = Recipe("moses", rules, lowercase=case, normalise=True, keep_last=self.keep_last)
         try:
-            recipe.tokenise()
+            rules = moses_rules(lang)
         except ValueError as error:
             raise CorpusError(str(error)) from None
-        return recipe
+        return Recipe("moses", rules, lowercase=case, normalise=True, keep_last=self.keep_last)
 
 
 def copy_pair(sources: list[Path], outputs: list[Path]) -> int:
