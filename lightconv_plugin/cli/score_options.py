@@ -39,8 +39,9 @@ def add_bleu_options(parser: argparse.ArgumentParser) -> None:
     bleu.add_argument("--raw-ref", type=Path, metavar="FILE", help="raw references for sacreBLEU and chrF")
     bleu.add_argument("--lowercase", action="store_true", help="ignore case")
     bleu.add_argument(
-        "--compound-split", action="store_true", help="split a-b on both sides for tokenised BLEU (WMT En-De)"
-    )
+        "--compound-split", action="store_true",
+        help="split a-b on both sides for tokenised BLEU (wmt16_en_de); a @-@ b stays as it is",
+    )  # fmt: skip
 
 
 def add_rouge_options(parser: argparse.ArgumentParser) -> None:

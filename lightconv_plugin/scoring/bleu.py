@@ -16,8 +16,12 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.text.recipe import Recipe, moses_rules
 from lightconv_plugin.text.subwords import join
 
-# On bytes, like the Perl code in fairseq's compound_split_bleu.sh: "a-ö-b" is split twice, "a-o-b" once.
-COMPOUND = re.compile(rb"(\S)-(\S)")
+# How a compound is written whose hyphen is a token already: by Moses' tokeniser with -a, and by `split_compounds`.
+SPLIT_HYPHENS = ("@-@", "##AT##-##AT##")
+# On bytes, like the Perl code in fairseq's compound_split_bleu.sh: "a-ö-b" is split twice, "a-o-b" once. Unlike there,
+# a hyphen that is a token already is not split again.
+COMPOUND = re.compile(rf"(?<!\S)(?:{'|'.join(SPLIT_HYPHENS)})(?!\S)|(\S)-(\S)".encode())
+WHOLE_COMPOUND = re.compile(r"[^\W_]-[^\W_]")
 LEFT_OVER = re.compile(r"@@(?: |$)|\u2581")
 CODE = re.compile("[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]+)?")  # of a language, as in the names of binarised data
 
@@ -64,8 +68,11 @@ def remove_bpe(line: str, mark: str) -> str:
 
 
 def split_compounds(line: str) -> str:
-    """ "a-b" becomes "a ##AT##-##AT## b": the parts of a hyphenated compound count as words."""
-    return COMPOUND.sub(rb"\1 ##AT##-##AT## \2", line.encode()).decode()
+    """ "a-b" becomes "a ##AT##-##AT## b": the parts of a hyphenated compound count as words.
+
+    In text that is split already, as "a @-@ b" or "a ##AT##-##AT## b", nothing changes.
+    """
+    return COMPOUND.sub(lambda m: m[0] if m[1] is None else m[1] + b" ##AT##-##AT## " + m[2], line.encode()).decode()
 
 
 def detokenise(lines: Sequence[str], lang: str) -> list[str]:
@@ -102,9 +109,10 @@ def measures(
     lang: target language; detok "moses" needs it, and sacreBLEU uses it to choose its tokeniser for zh, ja and ko.
     raw_references: raw references for sacreBLEU and chrF instead of the detokenised `references`.
     bpe: "@@" or "sentencepiece" if the text is still in subwords. lowercase: score without case.
-    compound_split: for tokenised BLEU, split hyphenated compounds.
+    compound_split: for tokenised BLEU, split hyphenated compounds that the tokeniser has not split.
 
-    Raises InputError if the numbers of sentences differ or are 0, or if the language is unknown or missing.
+    Raises InputError if the numbers of sentences differ or are 0, if the language is unknown or missing, or if
+    compounds are to be split and only one side was tokenised so that they are split already.
     """
     from sacrebleu.metrics import BLEU, CHRF
 
@@ -115,10 +123,11 @@ def measures(
     if detok == "moses" and lang:  # `_check` has ensured that there is a language
         plain = detokenise(hypotheses, lang)
         plain_references = detokenise(references, lang) if raw_references is None else raw_references
-    if lowercase:
-        hypotheses, references = ([line.lower() for line in side] for side in (hypotheses, references))
     if compound_split:
+        _check_hyphens(hypotheses, references)
         hypotheses, references = ([split_compounds(line) for line in side] for side in (hypotheses, references))
+    if lowercase:  # last: SPLIT_HYPHENS have capitals
+        hypotheses, references = ([line.lower() for line in side] for side in (hypotheses, references))
     try:
         bleu = BLEU(lowercase=lowercase, trg_lang=re.split("[-_]", lang or "")[0].lower())
     except (ImportError, RuntimeError) as error:  # its tokenisers for ja and ko need extra packages
@@ -169,6 +178,22 @@ def _check(hypotheses, references, raw_references, lang, detok) -> None:
         check_language(lang)
     elif lang is not None and not CODE.fullmatch(lang):
         raise InputError(f"`lang` must be the code of a language, such as de or pt_BR, got {lang!r}")
+
+
+def _check_hyphens(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    """Raise InputError if the sides write all of their hyphenated compounds in different ways."""
+    ours, theirs = map(_hyphens, (hypotheses, references))
+    if ours and theirs and not ours & theirs:
+        raise InputError(
+            f"`compound_split`: the translations write hyphenated compounds as {', '.join(sorted(ours))}, the "
+            f"references as {', '.join(sorted(theirs))}: tokenise both in the same way"
+        )
+
+
+def _hyphens(lines: Sequence[str]) -> set[str]:
+    """The ways in which hyphenated compounds are written in a text, as examples."""
+    found = {f"a {token} b" for line in lines for token in line.split() if token in SPLIT_HYPHENS}
+    return found | {"a-b" for line in lines if WHOLE_COMPOUND.search(line)}
 
 
 def check_language(lang: str | None) -> None:

@@ -146,6 +146,41 @@ def test_compounds_are_split_as_by_upstreams_perl(line):
     assert f"{bleu.split_compounds(line)}\n" == perl.stdout.decode()
 
 
+@pytest.mark.parametrize("hyphen", ["@-@", "##AT##-##AT##"])
+@pytest.mark.parametrize("lower", [(), ("--lowercase",)], ids=["case", "lowercase"])
+def test_compounds_that_are_split_already_are_not_split_again(hyphen, lower, files, capsys):
+    """fairseq's script makes three tokens of each such hyphen, which match in every translation that has one."""
+    sides = [[line.replace("-", f" {hyphen} ") for line in side] for side in CORPORA["real-like"]]
+    options = (*files(*sides), "--detok", "none", *lower)
+    as_they_are, split = as_json(capsys, *options), as_json(capsys, *options, "--compound-split")
+    assert {**split, "compound_split": False} == as_they_are
+    assert [[bleu.split_compounds(line) for line in side] for side in sides] == sides
+
+
+def test_splitting_twice_is_splitting_once():
+    once = [bleu.split_compounds(line) for line in SENTENCES]
+    assert once != SENTENCES and [bleu.split_compounds(line) for line in once] == once
+
+
+@pytest.mark.parametrize(
+    "ours, theirs, said",
+    [
+        ("a @-@ b", "a-b", "the translations write hyphenated compounds as a @-@ b, the references as a-b: tokenise"),
+        ("a-b", "a @-@ b", "the translations write hyphenated compounds as a-b, the references as a @-@ b"),
+        ("a ##AT##-##AT## b", "a @-@ b", "the translations write hyphenated compounds as a ##AT##-##AT## b, the r"),
+        ("a @-@ b c-d", "a-b c-d", ""),
+        ("a @-@ b", "c d - -e", ""),
+    ],
+)
+def test_sides_that_were_not_tokenised_alike_are_refused(ours, theirs, said, files, capsys):
+    options = (*files([ours, "x"], [theirs, "x"]), "--detok", "none")
+    as_json(capsys, *options)  # without splitting, any two texts can be compared
+    if said:
+        assert f"--compound-split: {said}" in refused(capsys, *options, "--compound-split")
+    else:
+        as_json(capsys, *options, "--compound-split")
+
+
 # ------------------------------------------------------------------------------------------------ sacreBLEU and chrF
 
 
