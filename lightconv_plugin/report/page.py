@@ -139,7 +139,7 @@ def _published(run: Run) -> list[tuple[str, str, str, Mapping[str, str], str]]:
         note = f" ({fact.note})" if fact.note else ""
         source = f"{fact.system} on {task.name}: {task.how}{note}. {fact.source}."
         found.append((fact.system, task.name, "test", fact.values, source))
-    row = paper.ablation_row(mixers, settings.model) if task and task.name == "WMT14 En-De" else None
+    row = paper.ablation_row(mixers, settings.model) if task and task.name == "WMT16 En-De" else None
     if row and "valid" in subsets:
         source = f"Ablation, newstest2013, mean and standard deviation of three seeds: {paper.ABLATION_SOURCE}."
         found.append((f"ablation, {row}", task.name, "valid", {"bleu": paper.ABLATION[row]}, source))

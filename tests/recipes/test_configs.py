@@ -2,6 +2,7 @@
 
 import re
 from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +21,8 @@ from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
 import lightconv_plugin.models  # noqa: F401 (registers the architectures)
+from lightconv_plugin.recipes.data import wmt, wmt_tasks
+from lightconv_plugin.recipes.reproduce.protocol import read_protocol
 from tests import ROOT
 
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.name != "protocol.yaml")
@@ -69,6 +72,21 @@ def test_fairseq_knows_every_option(config):
 @pytest.mark.parametrize("task", sorted({path.parent for path in CONFIGS if path.stem == "talkconv"}), ids=name_of)
 def test_a_task_has_all_four_systems(task):
     assert {path.stem for path in task.glob("*.yaml")} >= {*SYSTEMS, "protocol"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("wmt*/protocol.yaml")), ids=name_of)
+def test_compounds_are_split_once(path):
+    """By the tokeniser of the raw corpora, or by the scorer; Google's WMT16 text is not tokenised here and has a-b."""
+    protocol = read_protocol(path.parent)
+    pair = wmt_tasks.TASKS.get(protocol.prepare)
+    tokens = wmt.evaluation_tokeniser(pair.tgt)("a well-known x-y") if pair else "a well-known x-y"
+    [scored] = replace(protocol.measuring(), detok="none").measures([tokens], [tokens])["bleu_tok"].references
+    assert scored.split() in (
+        "a well @-@ known x @-@ y".split(),
+        "a well ##AT##-##AT## known x ##AT##-##AT## y".split(),
+    )
+    assert protocol.score.compound_split == (pair is None)
+    assert ("compounds split by the tokeniser" in protocol.measure) == (pair is not None)
 
 
 def dictionary(entries: int) -> Dictionary:

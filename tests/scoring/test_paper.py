@@ -28,7 +28,8 @@ def test_figures_that_nobody_has_read_in_a_source_are_not_there(value):
 @pytest.mark.parametrize(
     "data, pair, task",
     [
-        ("data/wmt16_en_de/data-bin", ("en", "de"), "WMT14 En-De"),
+        ("data/wmt16_en_de/data-bin", ("en", "de"), "WMT16 En-De"),
+        ("data/wmt14_en_de/data-bin", ("en", "de"), None),  # other training text than the papers'
         ("data-bin/wmt14.en-fr", ("en", "fr"), "WMT14 En-Fr"),
         ("/corpora/iwslt14.tokenized.de-en", ("de", "en"), "IWSLT14 De-En"),
         ("data-bin/iwslt14.tokenized.de-en", ("en", "de"), None),

@@ -281,7 +281,7 @@ def tuning(**changes):
         ({"tune": tuning(by="perplexity"), "metric": "perplexity"}, "tune.lenpen must be an empty list"),
         ({"tune": tuning(grid="yes")}, "tune.grid must be true or false, got 'yes'"),
         ({"measure": ""}, "measure must be a text, got ''"),
-        ({"paper": "IWSLT"}, "paper must be null or one of WMT14 En-De,"),
+        ({"paper": "IWSLT"}, "paper must be null or one of WMT16 En-De,"),
         ({"systems": {"talkconv": {"paper": "Talk"}}}, "systems.talkconv.paper must be null or one of LightConv, Dyn"),
         ({"systems": {"big": {}}}, "systems.big has no configuration"),
         ({"systems": {"talkconv": 4}}, "systems.talkconv must be a mapping, got 4"),
