@@ -14,6 +14,7 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import read_lines
 from lightconv_plugin.scoring.bleu import LEFT_OVER, remove_bpe
 from lightconv_plugin.scoring.generate_log import LAST_LINE, parse_gen_log
+from lightconv_plugin.scoring.perplexity import is_eval_lm_log, parse_eval_lm_log
 
 # Key → heading. The keys are those of `lightconv score --json`, except "bleu".
 MEASURES = {
@@ -33,7 +34,7 @@ _TEXT = {
     "sacrebleu": re.compile(rf"^sacreBLEU = {_NUMBER}", re.MULTILINE),
     "chrf": re.compile(rf"^chrF2 = {_NUMBER}", re.MULTILINE),
     **{f"rouge{n}": re.compile(rf"^ROUGE-{n} = {_NUMBER}", re.MULTILINE) for n in ("1", "2", "L", "Lsum")},
-    "perplexity": re.compile(rf"\b[Pp]erplexity(?: =|:)\s*{_NUMBER}"),
+    "perplexity": re.compile(rf"^perplexity = {_NUMBER}", re.MULTILINE),
 }
 _SIGNATURE = re.compile(r"(?:^(sacreBLEU|chrF2) = \S+|^F1 of \d+ \S+.*?)  (\S+\|\S+)$", re.MULTILINE)
 _REMARK = re.compile(r"^BLEU4 .*\)  (tokenised.*?)(?:, \d+ sentences)?$", re.MULTILINE)
@@ -71,9 +72,12 @@ def _named(path: Path) -> tuple[str, str]:
 
 def read_score(path: Path) -> Score:
     """The scores in a file; InputError if it has none."""
-    text = "\n".join(read_lines(path))
+    lines = read_lines(path)
+    text = "\n".join(lines)
     score = Score(*_named(path))
-    if text.lstrip().startswith("{"):
+    if is_eval_lm_log(lines):
+        score.values["perplexity"] = parse_eval_lm_log(lines, path.name).perplexity
+    elif text.lstrip().startswith("{"):
         _from_json(path, text, score)
     else:
         for key, pattern in _TEXT.items():

@@ -31,10 +31,16 @@ class Perplexity:
         return f"perplexity = {self.perplexity:.2f} (loss {self.loss:.4f} bits a token, {self.tokens:,} tokens)\n"
 
 
+def is_eval_lm_log(lines: Sequence[str]) -> bool:
+    """Whether this is output of fairseq-eval-lm, complete or not."""
+    return any(SCORED.search(line) or RESULT.search(line) for line in lines)
+
+
 def parse_eval_lm_log(lines: Sequence[str], name) -> Perplexity:
     """Parse the log of one run of fairseq-eval-lm; `name` identifies it in errors.
 
-    Raises InputError if the log is not from fairseq-eval-lm, truncated, from several runs, or has no finite result.
+    Raises InputError if the log is not from fairseq-eval-lm, truncated, from several runs, has no finite result, or if
+    no token was scored (fairseq then reports a perplexity of 1).
     """
     scored = [match[1] for line in lines if (match := SCORED.search(line))]
     results = [match for line in lines if (match := RESULT.search(line))]
@@ -46,6 +52,8 @@ def parse_eval_lm_log(lines: Sequence[str], name) -> Perplexity:
             + ("'Evaluated … tokens in …'" if not scored else "'Loss (base 2): …, Perplexity: …'")
         )
     found = Perplexity(float(results[0][2]), float(results[0][1]), int(scored[0].replace(",", "")))
+    if not found.tokens:
+        raise InputError(f"{name}: no token was scored: the text has none, or every sample was skipped")
     if not 0 < found.perplexity < float("inf"):
         raise InputError(f"{name}: the perplexity is {results[0][2]}: the model gives some word no probability")
     return found

@@ -145,7 +145,10 @@ ROUGE-L = 30.00 (P=40.00, R=41.00, 95% interval 39.10-39.90)
 ROUGE-Lsum = 36.51 (P=40.00, R=41.00, 95% interval 39.10-39.90)
 F1 of 11490 summaries  rouge-score|stem:porter|sentence-end:.|version:0.1.2
 """
-EVAL = "2026-11-20 10:00:00 | INFO | fairseq_cli.eval_lm | Loss (base 2): 4.5, Perplexity: 22.63\n"
+EVAL = """\
+2026-11-20 10:00:00 | INFO | fairseq_cli.eval_lm | Evaluated 1,234 tokens in 0.1s (9999.99 tokens/s)
+2026-11-20 10:00:00 | INFO | fairseq_cli.eval_lm | Loss (base 2): 4.5000, Perplexity: 22.63
+"""
 
 
 @pytest.mark.parametrize(
@@ -158,10 +161,11 @@ EVAL = "2026-11-20 10:00:00 | INFO | fairseq_cli.eval_lm | Loss (base 2): 4.5, P
         (json.dumps({"rouge1": 1.0, "rougeLsum": 2.0, "signature": "rouge-score|x"}),
          {"rouge1": 1, "rougeLsum": 2}, "rouge-score|x"),
         (EVAL, {"perplexity": 22.63}, ""),
+        ("perplexity = 22.63 (loss 4.5000 bits a token, 1,234 tokens)\n", {"perplexity": 22.63}, ""),
         (json.dumps({"perplexity": 22.5, "loss": 4.5, "tokens_per_sample": 256, "context_window": 128}),
          {"perplexity": 22.5}, "samples of 256 tokens, context window 128"),
     ],
-    ids=["bleu", "bleu-json", "rouge", "rouge-json", "eval-lm", "perplexity-json"],
+    ids=["bleu", "bleu-json", "rouge", "rouge-json", "eval-lm", "perplexity", "perplexity-json"],
 )  # fmt: skip
 def test_scores_are_read_as_they_were_written(content, values, detail, tmp_path):
     (tmp_path / "average5.v1.test.score").write_text(content)
@@ -180,7 +184,11 @@ def test_what_lightconv_score_prints_is_understood(tmp_path, capsys):
     assert score.values == {"bleu": printed["bleu_tok"], "sacrebleu": printed["sacrebleu"], "chrf": printed["chrf"]}
 
 
-@pytest.mark.parametrize("content", ["nothing\n", '{"a": 1}\n', '{"bleu_tok": 1', "\xff"], ids=repr)
+NOTHING_SCORED = EVAL.replace("1,234", "0").replace("4.5000", "0.0000").replace("22.63", "1.00")
+FAULTY = ["nothing\n", '{"a": 1}\n', '{"bleu_tok": 1', "\xff", NOTHING_SCORED, EVAL.splitlines()[0], EVAL * 2]
+
+
+@pytest.mark.parametrize("content", FAULTY, ids=repr)
 def test_a_file_without_scores_is_named(content, tmp_path):
     (tmp_path / "a.test.score").write_bytes(content.encode("latin-1"))
     with pytest.raises(InputError, match=r"a\.test\.score"):

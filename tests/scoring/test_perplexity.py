@@ -17,6 +17,11 @@ LOG = [
     "2026-01-01 00:00:00 | INFO | fairseq_cli.eval_lm | Evaluated 1,234 tokens in 0.1s (9999.99 tokens/s)",
     "2026-01-01 00:00:00 | INFO | fairseq_cli.eval_lm | Loss (base 2): 4.5000, Perplexity: 22.63",
 ]
+# As fairseq ends when there was nothing to score.
+NOTHING = [
+    "2026-01-01 00:00:00 | INFO | fairseq_cli.eval_lm | Evaluated 0 tokens in 0.0s (0.00 tokens/s)",
+    "2026-01-01 00:00:00 | INFO | fairseq_cli.eval_lm | Loss (base 2): 0.0000, Perplexity: 1.00",
+]
 
 
 def test_the_numbers_of_a_log(tmp_path, capsys):
@@ -39,8 +44,9 @@ def test_the_numbers_of_a_log(tmp_path, capsys):
         (LOG * 2, "has the results of several runs"),
         ([*LOG[:2], LOG[2].replace("22.63", "inf")], "the perplexity is inf: the model gives some word no probability"),
         ([*LOG[:2], LOG[2].replace("22.63", "nan")], "the perplexity is nan"),
+        (NOTHING, "no token was scored"),
     ],
-    ids=["no-result", "cut-before", "cut-in-the-number", "no-count", "text", "twice", "inf", "nan"],
+    ids="no-result cut-before cut-in-the-number no-count text twice inf nan nothing-scored".split(),
 )
 def test_a_log_that_is_not_whole_is_refused(lines, said, tmp_path, capsys):
     log = write(tmp_path / "log", lines)
