@@ -18,7 +18,7 @@ from lightconv_plugin.paths import package_dir
 
 OLDEST_TORCH = (2, 6)
 DISTRIBUTIONS = (
-    "lightconv-plugin", "torch", "numpy", "fairseq", "fairseq-fixed", "hydra-core", "omegaconf",
+    "lightconv-plugin", "torch", "numpy", "hydra-core", "omegaconf",
     "sacrebleu", "sacremoses", "sentencepiece", "subword-nmt", "ninja",
 )  # fmt: skip
 OPTIONAL = {
@@ -27,6 +27,7 @@ OPTIONAL = {
     "sentencepiece": "data preparation with sentencepiece needs it",
     "subword-nmt": "data preparation with BPE needs it",
 }
+TESTED_FAIRSEQS = ("fairseq", "fairseq-fixed")
 FAMILIES = ("dynamicconv", "lightweightconv")
 REPORT_IT = "please report this with the output of lightconv doctor --json"
 OK, INFO, WARNING, FAILURE = "ok", "info", "warning", "failure"
@@ -93,6 +94,15 @@ class Report:
         )
 
 
+def fairseqs() -> dict[str, str]:
+    """The versions of the installed distributions that own the package fairseq, by name.
+
+    Besides fairseq and fairseq-fixed there are fairseq-built, ve-fairseq and others; pip installs one over another.
+    """
+    owners = {*metadata.packages_distributions().get("fairseq", ())}
+    return {name: metadata.version(name) for name in sorted(filter(None, owners))}
+
+
 def installed() -> dict[str, str]:
     """The versions of those DISTRIBUTIONS that are installed, by name."""
     versions = {}
@@ -107,7 +117,8 @@ def installed() -> dict[str, str]:
 def examine() -> Report:
     """Run all checks."""
     report = Report()
-    versions = installed()
+    distributions = fairseqs()
+    versions = installed() | distributions
     report.values["versions"] = {"python": platform.python_version(), **versions}
     report.add(INFO, "python", f"{platform.python_version()} ({sys.executable})")
     report.add(INFO, "plugin", f"{versions.get('lightconv-plugin', 'not installed')}, loaded from {package_dir()}")
@@ -123,7 +134,7 @@ def examine() -> Report:
     report.values |= {"backends": {}, "self_check": {}, "against_reference": {}}
     if importlib.util.find_spec("torch") is not None:
         report.attempt("operators", REPORT_IT, _operators)
-    report.attempt("fairseq", f"install the one for this Python: {_fairseq_for_this_python()}", _fairseq, versions)
+    report.attempt("fairseq", f"install the one for this Python: {_fairseq_for_this_python()}", _fairseq, distributions)
     return report
 
 
@@ -199,16 +210,16 @@ def _fairseq_for_this_python() -> str:
     return "fairseq==0.12.2" if sys.version_info < (3, 11) else "fairseq-fixed==0.12.3.1"
 
 
-def _fairseq(report: Report, versions: dict[str, str]) -> None:
+def _fairseq(report: Report, distributions: dict[str, str]) -> None:
     report.values["fairseq"] = {"available": False}
-    both = [name for name in ("fairseq", "fairseq-fixed") if name in versions]
     right = _fairseq_for_this_python()
-    if len(both) > 1:
+    named = " and ".join(f"{name} {version}" for name, version in distributions.items())
+    if len(distributions) > 1:
         report.add(
             FAILURE,
             "fairseq",
-            f"both {' and '.join(f'{name} {versions[name]}' for name in both)} are installed and overwrite each other",
-            f"pip uninstall fairseq fairseq-fixed, then pip install {right}",
+            f"{named} are installed and overwrite each other",
+            f"pip uninstall {' '.join(distributions)}, then pip install {right}",
         )
     try:
         import fairseq
@@ -222,8 +233,16 @@ def _fairseq(report: Report, versions: dict[str, str]) -> None:
             f"pip install 'lightconv-plugin[fairseq]' ({right} for this Python), or scripts/setup.sh of a checkout",
         )
         return
-    name = " and ".join(f"{name} {versions[name]}" for name in both) or fairseq.__version__
-    report.add(OK, "fairseq", f"{name} ({os.path.dirname(fairseq.__file__)})")
+    report.add(OK, "fairseq", f"{named or fairseq.__version__} ({os.path.dirname(fairseq.__file__)})")
+    others = [name for name in distributions if name not in TESTED_FAIRSEQS]
+    if len(distributions) == len(others) == 1:
+        report.add(
+            WARNING,
+            "fairseq distribution",
+            f"the plugin is not tested with {named}",
+            f"if something fails, pip uninstall {others[0]}, then pip install {right}; "
+            "the extra [fairseq] of lightconv-plugin would overwrite it",
+        )
     _patches(report)
     _models(report)
 

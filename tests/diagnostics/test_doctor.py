@@ -324,11 +324,36 @@ def test_a_missing_dependency_of_fairseq_is_not_a_missing_fairseq(monkeypatch):
     assert "omegaconf" in statuses(checks.examine(), checks.FAILURE)["fairseq"].detail
 
 
-def test_two_fairseqs_are_a_failure(no_fairseq, monkeypatch):
-    monkeypatch.setattr(checks, "installed", lambda: {"fairseq": "0.12.2", "fairseq-fixed": "0.12.3.1"})
-    finding = statuses(checks.examine(), checks.FAILURE)["fairseq"]
-    assert "both fairseq 0.12.2 and fairseq-fixed 0.12.3.1 are installed" in finding.detail
-    assert "pip uninstall fairseq fairseq-fixed" in finding.remedy
+def install(folder, name):
+    """What pip leaves of a distribution with the package fairseq."""
+    about = folder / f"{name.replace('-', '_')}-0.12.4.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.12.4\n")
+    (about / "top_level.txt").write_text("fairseq\nfairseq_cli\n")
+
+
+def test_two_fairseqs_are_a_failure(no_fairseq, tmp_path, monkeypatch):
+    """Whatever they are called: each installs the package fairseq over the other's."""
+    for name in ("fairseq-built", "ve-fairseq"):
+        install(tmp_path, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    report = checks.examine()
+    finding = statuses(report, checks.FAILURE)["fairseq"]
+    assert "fairseq-built 0.12.4 and " in finding.detail and "ve-fairseq 0.12.4 are installed and o" in finding.detail
+    assert finding.remedy.startswith("pip uninstall fairseq-built ") and " ve-fairseq, then pip" in finding.remedy
+    assert report.values["versions"]["ve-fairseq"] == "0.12.4"
+
+
+def test_a_fairseq_of_another_name_is_a_warning(tmp_path, monkeypatch):
+    pytest.importorskip("fairseq")
+    install(tmp_path, "ve-fairseq")
+    monkeypatch.setattr(metadata, "packages_distributions", lambda: {"fairseq": ["ve-fairseq"]})
+    monkeypatch.syspath_prepend(tmp_path)
+    report = checks.examine()
+    assert statuses(report, checks.OK)["fairseq"].detail.startswith("ve-fairseq 0.12.4 (")
+    finding = statuses(report, checks.WARNING)["fairseq distribution"]
+    assert finding.detail == "the plugin is not tested with ve-fairseq 0.12.4"
+    assert "pip uninstall ve-fairseq, then pip install fairseq" in finding.remedy and report.ok
 
 
 def test_models_that_are_not_registered_are_a_failure(monkeypatch):

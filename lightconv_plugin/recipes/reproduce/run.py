@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from lightconv_plugin.diagnostics.checks import fairseqs
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import configs_dir, package_dir
 from lightconv_plugin.recipes.data import prepare
@@ -61,8 +62,7 @@ def reproduce(job: Job) -> Reproduced:
 def versions() -> dict[str, str | None]:
     """Versions of what computed a score: python, torch, fairseq, sacrebleu, and the commit if this is a checkout."""
     found: dict[str, str | None] = {"python": platform.python_version()}
-    # The version of Python decides which of two distributions of fairseq is installed.
-    for name in ("torch", "fairseq", "fairseq-fixed", "sacrebleu"):
+    for name in ("torch", *fairseqs(), "sacrebleu"):
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found | {"commit": commit()}
