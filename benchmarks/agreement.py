@@ -20,7 +20,7 @@ from benchmarks import machine, report
 from benchmarks.report import BenchmarkError
 from lightconv_plugin.checkpoints.exported import open_exported
 from lightconv_plugin.checkpoints.exporting import Export, export_checkpoint
-from lightconv_plugin.errors import InputError
+from lightconv_plugin.errors import InputError, how_to_get
 from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.generation.translator import Translator
 
@@ -117,7 +117,7 @@ def _transformers(directory: Path, lines: list[str], options: argparse.Namespace
 
         import lightconv_plugin.hf  # noqa: F401  (registers its classes)
     except ImportError as error:
-        raise BenchmarkError(f"{error.name} is not installed: pip install 'lightconv-plugin[hf]'") from error
+        raise BenchmarkError(f"{error.name} is not installed: {how_to_get('hf')}") from error
     words = open_exported(directory).target
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForSeq2SeqLM.from_pretrained(directory).eval()

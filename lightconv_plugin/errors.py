@@ -1,6 +1,11 @@
 """Errors about bad input, whose one-line message is shown to the user."""
 
 
+def how_to_get(extra: str) -> str:
+    """How to install an extra. The package is on no index, so its name alone cannot be installed."""
+    return f"pip install '.[{extra}]' in a checkout of lightconv-plugin"
+
+
 class InputError(Exception):
     """Bad input: a file, a value or a combination. Its message is the one line that the user reads.
 

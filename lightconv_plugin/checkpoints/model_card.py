@@ -115,7 +115,7 @@ def _usage(name: str, config: ModelConfig, settings: Settings, search: SearchDef
     quoted = json.dumps(name, ensure_ascii=False)
     if config.encoder is None:
         return [
-            "```sh", "pip install 'lightconv-plugin[hf]'", "```", "", "```python",
+            _installation("hf"), "", "```python",
             "import lightconv_plugin.hf",
             "from transformers import AutoModelForCausalLM, AutoTokenizer", "",
             f"tokenizer = AutoTokenizer.from_pretrained({quoted})",
@@ -123,8 +123,9 @@ def _usage(name: str, config: ModelConfig, settings: Settings, search: SearchDef
             "```",
         ]  # fmt: skip
     return [
+        _installation("text"),
+        "",
         "```sh",
-        "pip install 'lightconv-plugin[text]'",
         f"lightconv translate {shlex.quote(name)} < in.{_cell(settings.source_lang)}",
         "```",
         "",
@@ -136,7 +137,7 @@ def _usage(name: str, config: ModelConfig, settings: Settings, search: SearchDef
         f'print(Translator({quoted}).translate(["…"])[0].text)',
         "```",
         "",
-        "With Hugging Face's transformers (`pip install 'lightconv-plugin[hf]'`):",
+        "With Hugging Face's transformers (`[hf]` instead of `[text]`):",
         "",
         "```python",
         "import lightconv_plugin.hf",
@@ -148,6 +149,13 @@ def _usage(name: str, config: ModelConfig, settings: Settings, search: SearchDef
         "print(tokenizer.batch_decode(output, skip_special_tokens=True))",
         "```",
     ]
+
+
+def _installation(extra: str) -> str:
+    return (
+        f"Install {_LIBRARY}, which is not on PyPI: `pip install '.[{extra}]'` in a checkout, "
+        f"or `pip install 'FILE.whl[{extra}]'` with its wheel."
+    )
 
 
 def _kinds(config: ModelConfig) -> list[str]:

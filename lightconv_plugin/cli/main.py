@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import lightconv_plugin
-from lightconv_plugin.errors import InputError
+from lightconv_plugin.errors import InputError, how_to_get
 
 # The subcommands by purpose, each with its line in --help.
 COMMANDS = {
@@ -148,7 +148,7 @@ def _missing(error: ModuleNotFoundError) -> str | None:
     """The message about a module that is not installed; None if no extra installs it."""
     top = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if top in modules), None)
-    return extra and f"{top} is not installed: pip install 'lightconv-plugin[{extra}]'"
+    return extra and f"{top} is not installed: {how_to_get(extra)}"
 
 
 def _leave(signum, frame):

@@ -37,9 +37,9 @@ gives one line for any N.
 --score REF translates nothing: it writes the score of each line of REF as the translation of the input line with the
 same number (with --scores: score, tab, that line).
 
---split sentences is for running text: each line, however long, is split into sentences (pip install
-'lightconv-plugin[sentences]'), and their translations are joined into one line. A sentence longer than the model allows
-is cut as well. Memory does not grow with the text.
+--split sentences is for running text: each line, however long, is split into sentences by the package
+sentencex, and their translations are joined into one line. A sentence longer than the model allows is cut as well.
+Memory does not grow with the text.
 
 --dtype auto is int8 for a model exported with 8-bit weights, otherwise the fastest type on this CPU for a model of this
 size (docs/decoding.md has the table). On a terminal or with --verbose, standard error shows the choice.

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 
+from lightconv_plugin.errors import how_to_get
 from lightconv_plugin.paths import package_dir
 
 OLDEST_TORCH = (2, 6)
@@ -230,7 +231,7 @@ def _fairseq(report: Report, distributions: dict[str, str]) -> None:
             WARNING,
             "fairseq",
             "not installed: the operators work, the models are not available",
-            f"pip install 'lightconv-plugin[fairseq]' ({right} for this Python), or scripts/setup.sh of a checkout",
+            f"{how_to_get('fairseq')} ({right} for this Python), or scripts/setup.sh there",
         )
         return
     report.add(OK, "fairseq", f"{named or fairseq.__version__} ({os.path.dirname(fairseq.__file__)})")

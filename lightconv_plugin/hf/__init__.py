@@ -6,14 +6,15 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 model = AutoModelForSeq2SeqLM.from_pretrained("model")
 """
 
+from lightconv_plugin.errors import how_to_get
+
 try:
     import transformers
 except ModuleNotFoundError as error:
     if error.name != "transformers":
         raise
-    raise ModuleNotFoundError(
-        "lightconv_plugin.hf needs transformers: pip install 'lightconv-plugin[hf]'", name="transformers"
-    ) from error
+    message = f"lightconv_plugin.hf needs transformers: {how_to_get('hf')}"
+    raise ModuleNotFoundError(message, name="transformers") from error
 if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 5):
     raise ImportError(f"lightconv_plugin.hf needs transformers 5.5 or later, got {transformers.__version__}")
 

@@ -60,6 +60,7 @@ def test_what_it_says(tmp_path):
         "A translation model from de to en with ",
         "| encoder | 2 layers of dynamic, d = 128, FFN 144, 160 entries |",
         "| weights | int8 |",
+        "`pip install '.[text]'` in a checkout, or `pip install 'FILE.whl[text]'`",
         "lightconv translate 'a model' < in.de",
         "With beam 4 and length penalty 0.6.",
         'Translator("a model")',

@@ -117,9 +117,9 @@ def test_an_unknown_command_suggests_the_nearest(name, said, capsys):
 @pytest.mark.parametrize(
     ("module", "said"),
     [
-        ("sacrebleu.metrics", "sacrebleu is not installed: pip install 'lightconv-plugin[recipes]'"),
-        ("matplotlib", "matplotlib is not installed: pip install 'lightconv-plugin[report]'"),
-        ("fairseq", "fairseq is not installed: pip install 'lightconv-plugin[fairseq]'"),
+        ("sacrebleu.metrics", "sacrebleu is not installed: pip install '.[recipes]' in a checkout of lightconv-plugin"),
+        ("matplotlib", "matplotlib is not installed: pip install '.[report]' in a checkout of lightconv-plugin"),
+        ("fairseq", "fairseq is not installed: pip install '.[fairseq]' in a checkout of lightconv-plugin"),
     ],
 )
 def test_a_missing_package_names_its_extra(module, said, monkeypatch, capsys):

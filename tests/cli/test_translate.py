@@ -254,7 +254,8 @@ def test_without_fairseq_the_command_says_what_is_missing(monkeypatch, run):
     monkeypatch.setitem(sys.modules, "fairseq", None)
     status, _, err = run(b"")
     assert status == 2
-    assert err == "lightconv translate: error: fairseq is not installed: pip install 'lightconv-plugin[fairseq]'\n"
+    get = "pip install '.[fairseq]' in a checkout of lightconv-plugin"
+    assert err == f"lightconv translate: error: fairseq is not installed: {get}\n"
 
 
 def test_scores_of_given_translations(run, best, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tarfile
@@ -15,6 +16,8 @@ from lightconv_plugin.cli import main
 from lightconv_plugin.ops import instructions
 from tests.ops.toy_libraries import BROKEN, TOY
 from tests.warm_python import warm_python
+
+TEXTS = {".py", ".md", ".sh", ".yaml", ".jinja", ".toml", ".txt"}
 
 REGISTERED = """
 import sys, argparse
@@ -168,7 +171,20 @@ def test_a_command_names_the_extra_that_it_lacks(arguments, extra, repository, e
     (elsewhere / "x" / "checkpoint_last.pt").symlink_to(elsewhere / "x.pt")
     done = start("-c", WITHOUT, *arguments, path=repository, cwd=elsewhere)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.endswith(f" is not installed: pip install 'lightconv-plugin[{extra}]'\n")
+    assert done.stderr.endswith(f" is not installed: pip install '.[{extra}]' in a checkout of lightconv-plugin\n")
+
+
+def test_no_text_installs_the_package_by_its_name(repository):
+    """It is on no index: another package may take the name."""
+    folders = ("docs", "lightconv_plugin", "benchmarks", "scripts", "configs")
+    texts = [path for folder in folders for path in (repository / folder).rglob("*") if path.suffix in TEXTS]
+    by_name = re.compile(r"lightconv[-_]plugin\[|install\s+'?lightconv[-_]plugin\b")
+    wrong = [
+        f"{path.relative_to(repository)}: {found[0]}"
+        for path in [*repository.glob("*.md"), *texts]
+        for found in by_name.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert len(texts) > 300 and not wrong
 
 
 def test_doctor_needs_only_the_operators(repository, elsewhere):

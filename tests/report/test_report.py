@@ -250,7 +250,7 @@ def test_without_matplotlib_it_says_what_to_install(trained, tmp_path, monkeypat
         monkeypatch.delitem(sys.modules, f"lightconv_plugin.report.{name}", raising=False)
         monkeypatch.delattr(lightconv_plugin.report, name, raising=False)
     assert report(trained.hybrid, "-o", tmp_path / "report.html") == 2
-    assert "pip install 'lightconv-plugin[report]'" in capsys.readouterr().err
+    assert "pip install '.[report]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

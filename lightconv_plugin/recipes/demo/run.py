@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightconv_plugin.checkpoints.averaging import average_once, candidates, last_checkpoints
-from lightconv_plugin.errors import InputError
+from lightconv_plugin.errors import InputError, how_to_get
 from lightconv_plugin.files import atomic_write, locked
 from lightconv_plugin.paths import find_config, workspace
 from lightconv_plugin.recipes.data import parallel_text
@@ -204,7 +204,7 @@ def write_page(work: Path) -> Path:
     try:
         from lightconv_plugin.report.assemble import make_report
     except ModuleNotFoundError as error:
-        get = "pip install 'lightconv-plugin[report]', then rerun the same command"
+        get = f"{how_to_get('report')}, then rerun the same command"
         say(f"no page with curves and kernels: {error.name} is not installed: {get}")
         return work / "report.md"
     report = make_report([work / system for system in SYSTEMS], work / "data/data-bin")

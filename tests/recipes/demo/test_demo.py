@@ -128,7 +128,7 @@ def test_without_the_report_s_libraries_the_table_is_what_to_open(tmp_path, monk
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert run.write_page(tmp_path) == tmp_path / "report.md"
-    assert "matplotlib is not installed: pip install 'lightconv-plugin[report]'" in capsys.readouterr().err
+    assert "matplotlib is not installed: pip install '.[report]'" in capsys.readouterr().err
 
 
 def test_help_works_without_any_set_up():
