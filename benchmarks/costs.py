@@ -1,7 +1,6 @@
 """The cost of reproducing the rows that were not run: data, tokens, operations, and hours at measured speeds.
 
-    python -m benchmarks.costs                 writes benchmarks/COSTS.md
-    python -m benchmarks.costs --check         fails if the page does not match the configurations and measurements
+It is benchmarks/COSTS.md, which `python -m benchmarks.pages` writes.
 
 Tokens are updates × tokens per update, from each configuration. The work is 6 floating-point operations per parameter
 and token (2 forward, 4 backward), for a source and a target token together: max_tokens counts the longer side, and each
@@ -11,10 +10,8 @@ the products of positions in attention do not. Hours are computed only from file
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +22,6 @@ from benchmarks.report import BenchmarkError, digits, table
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "benchmarks" / "COSTS.md"
 SYSTEMS = {
     "lightweightconv": "LightConv (ours)",
     "dynamicconv": "DynamicConv (ours)",
@@ -175,24 +171,5 @@ The measurements are one training step of fairseq's Trainer (`python -m benchmar
 
 {sources}
 
-This page is written by `python -m benchmarks.costs`.
+This page is written by `python -m benchmarks.pages`.
 """
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if the page is out of date")
-    options = parser.parse_args(arguments)
-    text = page()
-    if not options.check:
-        PAGE.write_text(text, encoding="utf-8")
-        print(f"wrote {PAGE.relative_to(ROOT)}")
-    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text:
-        raise BenchmarkError("benchmarks/COSTS.md is out of date: python -m benchmarks.costs writes it")
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except BenchmarkError as error:
-        sys.exit(f"benchmarks.costs: error: {error}")

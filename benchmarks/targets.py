@@ -1,6 +1,6 @@
 """The targets of this project, and their status according to benchmarks/results/: reached, missed or not measured.
 
-    python -m benchmarks.targets [FOLDER] [--markdown]
+    python -m benchmarks.targets [FOLDER]
 
 Every *.json in the folder is read, including the collected results of gpu.sh and gpu_fairseq.sh. A result is matched
 with a target by what was measured (program, type, sizes, device), not by its file name. Runs with --quick do not count;
@@ -205,14 +205,14 @@ TARGETS = (
         systems("generation", "sentences_per_s", TRANSFORMER, beam=4, sentences=256, **_BIG),
     ),
     Target(
-        "growth from T = 1024 to 65,536 at as many tokens",
+        "GPU growth from T = 1024 to 65,536 at as many tokens",
         f"time ≤ {_GROWTH} ×",
         _GROWTH,
         growth(lambda case: median(case, OURS, "both"), "time"),
         at_most=True,
     ),
     Target(
-        "growth from T = 1024 to 65,536 at as many tokens",
+        "GPU growth from T = 1024 to 65,536 at as many tokens",
         f"peak memory ≤ {_GROWTH} ×",
         _GROWTH,
         growth(lambda case: case["candidates"].get(OURS, {}).get("peak_bytes"), "memory"),
@@ -248,29 +248,16 @@ def rows(verdicts: Iterable[Verdict]) -> list[list[str]]:
     return found
 
 
-def markdown(verdicts: list[Verdict]) -> str:
-    """The table for the README: without padding, with reached targets in bold."""
-    lines = ["| | target | | worst | at | from |", "|---|---|---|---|---|---|"]
-    for verdict, (name, text, status, figure, of, source) in zip(verdicts, rows(verdicts), strict=True):
-        word = f"**{status}**" if verdict.status == REACHED else status
-        lines.append(f"| {name} | {text} | {word} | {figure} | {of} | {source} |")
-    return "\n".join(lines)
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Print the table; BenchmarkError for a folder that cannot be read."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.targets", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", nargs="?", type=Path, default=RESULTS, help="default: benchmarks/results")
-    parser.add_argument("--markdown", action="store_true", help="as the README has it")
     options = parser.parse_args(arguments)
     results = read(options.folder)
     verdicts = [judge(target, results) for target in TARGETS]
-    if options.markdown:
-        print(markdown(verdicts))
-    else:
-        print(report.table(["", "target", "", "worst", "at", "from"], rows(verdicts)))
+    print(report.table(["", "target", "", "worst", "at", "from"], rows(verdicts)))
     counts = {status: sum(v.status == status for v in verdicts) for status in (REACHED, MISSED, UNKNOWN)}
     print("\n" + ", ".join(f"{count} {status}" for status, count in counts.items()))
 

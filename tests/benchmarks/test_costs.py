@@ -63,7 +63,3 @@ def test_hours_come_from_measurements_of_the_same_size_only(tmp_path):
     hours = f"{30_000 * 3584 * 128 / 1e6 / 3600:,.0f}"
     assert cells(page, "wmt16_en_de/talkconv")[-2:] == ["–", hours]  # machines in alphabetical order
     assert cells(page, "iwslt14_de_en/talkconv")[-1] == "–"
-
-
-def test_the_page_is_what_the_configurations_say():
-    costs.main(["--check"])

@@ -212,15 +212,6 @@ def test_the_table(capsys, tmp_path):
     assert lines[-1] == f"1 reached, 1 missed, {len(targets.TARGETS) - 2} not measured"
 
 
-def test_markdown(capsys, tmp_path):
-    write(tmp_path, cpu=over_floor(1.5))
-    status, out, _ = run(capsys, tmp_path, "--markdown")
-    lines = out.splitlines()
-    assert status == 0 and lines[1].count("|") == 7 and "**reached** | 1.50" in lines[2]
-    assert all(line.count("|") == 7 for line in lines[: 2 + len(targets.TARGETS)])
-    assert sum("not measured" in line for line in lines[2 : 2 + len(targets.TARGETS)]) == len(targets.TARGETS) - 1
-
-
 def test_the_results_of_the_repository_can_be_read(capsys):
     status, out, _ = run(capsys)
     assert status == 0 and "cpu_operators" in out

@@ -45,7 +45,8 @@ the number of averaged checkpoints and the length penalty on the validation set,
 - **seeds**: the number of seeds; {dash} means not run. A score without ± is from one seed, so a difference between two
   such rows may be chance.
 - **valid**: the score on the validation set, with the settings chosen on it. **test**: mean ± sample standard deviation
-  (n − 1) over the seeds. **best seed**: the test score of the seed with the best validation score, as in the papers.
+  (n − 1) over the seeds. **best on valid**: the test score of the seed with the best validation score, as in
+  the papers; it may be the lowest of the test scores.
 - **paper**: the test score that a paper reports for its own training of this system on this task (source below the
   table), not measured here; {dash} if none is known.
 - **average**, **lenpen**: the values chosen for each seed (a single value if all agree).
@@ -154,7 +155,7 @@ def cells(section: Section, system: str) -> dict[str, str]:
         "seeds": str(len(runs)) if runs else DASH,
         "valid": with_sd(summary.get("valid")),
         "test": " / ".join(with_sd(test[name]) for name in names) or DASH,
-        "best seed": " / ".join(number(best[name]) for name in names) or DASH,
+        "best on valid": " / ".join(number(best[name]) for name in names) or DASH,
         "paper": section.paper(system)[0],
         "average": each([run["average"] for run in runs]) if runs else DASH,
     }
@@ -307,15 +308,21 @@ def _section(task: str, rows: Mapping[str, Mapping[str, Any]], configs: Path) ->
     return Section(task, protocol, rows, own, place, protocol is None)
 
 
+def table_text(results: Path, configs: Path, root: Path, not_run: bool = True) -> str:
+    """The text of RESULTS.md: a table for each of the `sections`. root: it names `results` relative to this folder."""
+    shown = os.path.relpath(results, root) if results.is_relative_to(root) else results.name
+    text = HEAD.format(results=shown, dash=DASH)
+    known = sections(results, configs, not_run)
+    text += "".join(f"\n{render_section(section)}" for section in known if section.rows)
+    if rest := [section for section in known if not section.rows]:
+        text += f"\n{render_not_run(rest)}"
+    return text
+
+
 def write_table(results: Path, table: Path, configs: Path, not_run: bool = True) -> str:
-    """Write the table of `sections`; returns its text. Writers take turns, so that the last one has read every row."""
+    """Write `table_text`; returns it. Writers take turns, so that the last one has read every row."""
     results.mkdir(parents=True, exist_ok=True)
     with locked(results):
-        shown = os.path.relpath(results, workspace()) if results.is_relative_to(workspace()) else results.name
-        text = HEAD.format(results=shown, dash=DASH)
-        known = sections(results, configs, not_run)
-        text += "".join(f"\n{render_section(section)}" for section in known if section.rows)
-        if rest := [section for section in known if not section.rows]:
-            text += f"\n{render_not_run(rest)}"
+        text = table_text(results, configs, workspace(), not_run)
         write_text(table, text)
     return text

@@ -83,15 +83,15 @@ tokenised BLEU; test: newstest. Configurations: `configs/task`.
 
 The systems differ in the mixer alone.
 
-| system         |   seeds |        valid |         test |   best seed |   paper |   average \
+| system         |   seeds |        valid |         test |   best on valid |   paper |   average \
 |   lenpen |    sacreBLEU |        chrF2 |   parameters |   updates |
-|:---------------|--------:|-------------:|-------------:|------------:|--------:|----------:\
+|:---------------|--------:|-------------:|-------------:|----------------:|--------:|----------:\
 |---------:|-------------:|-------------:|-------------:|----------:|
-| LightConv*     |       1 |        29.00 |        28.00 |       28.00 |    34.8 |         5 \
+| LightConv*     |       1 |        29.00 |        28.00 |           28.00 |    34.8 |         5 \
 |      0.6 |        30.00 |        50.00 |    1,234,567 |       100 |
-| DynamicConv    |       2 | 30.50 ± 0.71 | 29.00 ± 1.41 |       30.00 |    35.2 |     5, 10 \
+| DynamicConv    |       2 | 30.50 ± 0.71 | 29.00 ± 1.41 |           30.00 |    35.2 |     5, 10 \
 |        1 | 31.00 ± 1.41 | 50.00 ± 0.00 |    1,234,567 |       100 |
-| self-attention |       – |            – |            – |           – |    34.4 |         – \
+| self-attention |       – |            – |            – |               – |    34.4 |         – \
 |        – |            – |            – |            – |         – |
 
 ```sh
