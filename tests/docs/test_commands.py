@@ -5,17 +5,17 @@ A command that is not run here says so in its comment (`# needs: data, an hour`)
 """
 
 import ast
+import pkgutil
 import re
-import shlex
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from lightconv_plugin.cli import main
 from lightconv_plugin.paths import configs_dir
-from tests.docs.pages import Block, blocks
+from lightconv_plugin.recipes.data.tasks import TASKS
+from tests.docs.pages import blocks, commands_of
 from tests.warm_python import warm_python
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -23,45 +23,9 @@ README = REPOSITORY / "README.md"
 TUTORIAL = REPOSITORY / "docs" / "tutorial.md"
 PAGES = [README, REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 # Cheap enough to be run below.
-USER_DIR = shlex.quote(str(REPOSITORY / "lightconv_plugin"))
 RUN = ("lightconv doctor", "lightconv doctor --verbose", "lightconv user-dir")
 # A path of the checkout in a page's text.
 PATH = re.compile(r"`((?:benchmarks|configs|cpu|cuda|docs|lightconv_plugin|scripts|tests)/[\w./*-]+)")
-
-
-@dataclass(frozen=True)
-class Command:
-    """One command of a page: its words without redirections and assignments, and what its comment says it needs."""
-
-    place: str
-    words: tuple[str, ...]
-    needs: str
-
-    def __str__(self) -> str:
-        return f"{self.place}: {' '.join(self.words)}"
-
-
-def commands_of(block: Block) -> list[Command]:
-    """The commands of a block; `&&` separates two, a backslash continues a line, # begins a comment."""
-    lines = block.page.read_text(encoding="utf-8").splitlines()
-    above = next((line for line in reversed(lines[: block.line - 2]) if line.strip()), "")
-    of_block = re.fullmatch(r"<!-- needs: (.*) -->", above.strip())
-    found = []
-    for line in block.text.replace("\\\n", " ").splitlines():
-        code, _, comment = line.partition(" #") if not line.startswith("#") else ("", "", line)
-        needs = re.search(r"needs: ([^.]*)", comment)
-        needs = needs[1] if needs else of_block[1] if of_block else ""
-        for part in code.replace('"$(lightconv user-dir)"', USER_DIR).split("&&"):
-            words = [word for word in shlex.split(part) if word != "…"]
-            for sign in "<", ">":
-                while sign in words:
-                    del words[words.index(sign) : words.index(sign) + 2]
-            while words and re.match(r"[A-Za-z_]+=", words[0]):
-                del words[0]
-            if words:
-                found.append(Command(str(block), tuple(words), needs))
-    return found
-
 
 COMMANDS = [
     command for page in PAGES if page.exists() for block in blocks(page, "sh") for command in commands_of(block)
@@ -207,3 +171,62 @@ def test_links_of_the_readme_exist():
 
 def test_the_readme_is_short():
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 160
+
+
+def words_of(text: str) -> set[str]:
+    return {word for page in PAGES if page.exists() for word in re.findall(text, page.read_text(encoding="utf-8"))}
+
+
+def test_recipes_and_data_that_the_pages_name_exist():
+    """A folder of runs/ has a configuration, and one of data/ a preparation, or a command writes it."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    made = set(re.findall(r"(?:save_dir=|--out )((?:runs|data)/[\w/]+)", text))
+    made |= {f"data/{name}" for name in re.findall(r"--name (\w+)", text)}
+    made |= {f"data/{task}" for task in TASKS} | {"data/TASK", "runs/TASK/SYSTEM/seedN"}
+    made |= set(re.findall(r"^ +data: (data/\w+)", "\n".join(map(Path.read_text, configs_dir().rglob("*.yaml"))), re.M))
+    wrong = []
+    for page in PAGES:
+        for path in re.findall(r"(?<![\w/.-])((?:runs|data)/(?!test_)[\w/*-]+)", page.read_text(encoding="utf-8")):
+            recipe = path.removeprefix("runs/").removesuffix("/*")
+            parents = [recipe, *map(str, Path(recipe).parents)]
+            known = any((configs_dir() / parent).with_suffix(".yaml").is_file() for parent in parents[:-1])
+            known |= (configs_dir() / recipe).is_dir() or any(path == m or path.startswith(f"{m}/") for m in made)
+            if not known:
+                wrong.append(f"{page.name}: {path}")
+    assert not wrong
+
+
+@pytest.fixture(scope="module")
+def sources():
+    """The text in which an option or a variable of the environment is defined: ours, and fairseq's."""
+    fairseq = pytest.importorskip("fairseq")
+    ours = [REPOSITORY / name for name in ("lightconv_plugin", "scripts", "benchmarks", "tests/robustness")]
+    theirs = [Path(fairseq.__file__).parent / name for name in ("options.py", "dataclass", "tasks", "models")]
+    files = [file for place in (*ours, *theirs) for file in (place.rglob("*") if place.is_dir() else [place])]
+    return "\n".join(f.read_text(encoding="utf-8") for f in files if f.suffix in (".py", ".sh", ".h", ".cpp"))
+
+
+def test_options_and_variables_that_the_pages_name_exist(sources):
+    options, variables = words_of(r"`(--[a-z][\w-]+)"), words_of(r"\b(LIGHTCONV_[A-Z_]+)\b")
+    of_others = {"--no-build-isolation", "--only-binary"}  # pip's
+    missing = {
+        name for name in options - of_others
+        if name not in sources and not re.search(rf"\b{name[2:].replace('-', '_')}\b", sources)
+    }  # fmt: skip
+    assert len(options) > 80 and not missing | {name for name in variables if name not in sources}
+    dotted = words_of(r"`(lightconv_plugin(?:\.\w+)+)`")
+    assert not [name for name in dotted if not exists(name)]
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is that of a module, or of something in one."""
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def test_subcommands_that_the_pages_name_exist():
+    named = words_of(r"`lightconv ([a-z][a-z-]*)")
+    assert named and not named - {name for group in main.COMMANDS.values() for name in group}

@@ -1,20 +1,18 @@
 """The package as it is installed: alone, beside a checkout, without fairseq, with and without compiled kernels."""
 
 import json
-import os
 import platform
 import re
-import subprocess
 import sys
 import tarfile
-from pathlib import Path
 
 import pytest
 import torch
 
 from lightconv_plugin.cli import main
 from lightconv_plugin.ops import instructions
-from tests.ops.toy_libraries import BROKEN, TOY
+from tests.ops.toy_libraries import BROKEN
+from tests.packaging.installing import copy_of_the_source, files, install, python, start
 from tests.warm_python import warm_python
 
 TEXTS = {".py", ".md", ".sh", ".yaml", ".jinja", ".toml", ".txt"}
@@ -38,40 +36,6 @@ FIRST_IMPORTS = [
     "import fairseq",
     LOOKS_FIRST,
 ]
-
-
-def start(*arguments, path, cwd, python=None, **environment):
-    """Python with these arguments, torch and nothing else imported; `python`: another interpreter."""
-    environment = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(
-        [python or warm_python("torch"), *map(str, arguments)], env=environment, cwd=cwd, capture_output=True, text=True
-    )
-
-
-def python(*arguments, **options):
-    done = start(*arguments, **options)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout.strip()
-
-
-def copy_of_the_source(folder):
-    """What is packaged, in a folder where setuptools may write; the kernels are a toy's, quick to compile."""
-    repository = Path(__file__).parents[2]
-    for name in ("setup.py", "MANIFEST.in", "pyproject.toml", "README.md", "lightconv_plugin", "configs"):
-        subprocess.run(["cp", "-r", repository / name, folder], check=True)
-    include = '#include "common/toy.h"\n'
-    kernels = {"cpu/toy.cpp": include + TOY, "cpu/common/toy.h": "", "cuda/toy.cu": "", "cuda/common/toy.cuh": ""}
-    kernels["lightconv_plugin/ops/autograd.h"] = ""
-    for file, content in {**kernels, "cpu/README.md": "", "cuda/README.md": ""}.items():
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_text(content)
-    return folder
-
-
-def install(source, target, **environment):
-    """`pip install .`, as it is where torch is there and no network."""
-    command = ["-m", "pip", "install", "--no-deps", "--no-build-isolation", "--target", target, source]
-    return start(*command, path="", cwd=source, **environment)
 
 
 @pytest.fixture(scope="module")
@@ -219,10 +183,6 @@ from lightconv_plugin.ops import backends
 print((ops.lightconv(torch.randn(5, 2, 6), torch.randn(3, 4), 1) == 101).all().item(), backends.decision("cpu").library)
 """
 SOURCES = ["cpu/common/toy.h", "cpu/toy.cpp", "cuda/common/toy.cuh", "cuda/toy.cu"]
-
-
-def files(folder):
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 def test_a_wheel_carries_the_sources_and_compiles_them(installed, elsewhere, cache):
