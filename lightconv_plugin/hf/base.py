@@ -234,9 +234,18 @@ class LightConvPreTrainedModel(PreTrainedModel):
         return output if (self.config.return_dict if asked is None else asked) else output.to_tuple()
 
     def _predict(
-        self, x: Tensor, labels: Tensor | None, shift: int, keep: int | Tensor, items: int | Tensor | None
+        self,
+        x: Tensor,
+        labels: Tensor | None,
+        shift: int,
+        keep: int | Tensor,
+        items: int | Tensor | None,
+        excluded: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """(T,B,d) → logits (B,T or fewer,V) and, with labels (B,T), the loss; logits at t predict label t + `shift`."""
+        """(T,B,d) → logits (B,T or fewer,V) and, with labels (B,T), the loss; logits at t predict label t + `shift`.
+
+        Labels at `excluded` (B,T), pads and −100 are not predicted.
+        """
         if labels is None:
             if isinstance(keep, int):
                 return self.decoder.logits(x[-keep:] if keep else x), None
@@ -246,13 +255,20 @@ class LightConvPreTrainedModel(PreTrainedModel):
         if labels.shape != (x.shape[1], x.shape[0]):
             raise ValueError(f"labels must be of shape {(x.shape[1], x.shape[0])}, got {tuple(labels.shape)}")
         logits = self.decoder.logits(x)
-        wanted = labels.masked_fill(labels.eq(self.config.pad_token_id), -100)[:, shift:]
+        left_out = labels.eq(self.config.pad_token_id)
+        if excluded is not None:
+            left_out = left_out | excluded
+        wanted = labels.masked_fill(left_out, -100)[:, shift:]
         loss = F.cross_entropy(
             logits[:, : logits.shape[1] - shift].flatten(0, 1).float(),
             wanted.flatten(),
             reduction="mean" if items is None else "sum",
         )
-        return logits, loss if items is None else loss / items
+        if items is None:
+            return logits, loss
+        # `items` counts excluded labels and pads too: the mean over the others has the weight of all these labels.
+        counted, predicted = labels[:, shift:].ne(-100).sum(), wanted.ne(-100).sum()
+        return logits, loss * (counted / predicted.clamp(min=1)) / items
 
 
 def refuse_attentions(asked: bool | None) -> None:

@@ -90,7 +90,8 @@ class LightConvForConditionalGeneration(LightConvPreTrainedModel, GenerationMixi
             use_cache: return a cache. Default: as in the configuration, but not in training or with labels.
             output_hidden_states: return the input of each layer and the output of the last.
             logits_to_keep: compute logits only for this many last positions, or for these positions; 0 for all.
-            num_items_in_batch: divide the sum of the losses by this instead of the number of words.
+            num_items_in_batch: the labels but −100 in all batches of an update, as the Trainer counts them: the loss is
+                the mean over the predicted words, times this batch's share of these labels.
             tokenizer, assistant_tokenizer: ignored; `generate` passes on those that stop_strings need.
 
         Raises:
@@ -193,22 +194,19 @@ class LightConvForCausalLM(LightConvPreTrainedModel, GenerationMixin):
             kept,
             ("input_ids", "inputs_embeds", "attention_mask"),
         )
-        if labels is not None:
-            labels = self._without_firsts(labels, input_ids, attention_mask)
-        logits, loss = self._predict(x, labels, 1, logits_to_keep, num_items_in_batch)
+        firsts = None if labels is None else self._firsts(labels, input_ids, attention_mask)
+        logits, loss = self._predict(x, labels, 1, logits_to_keep, num_items_in_batch, firsts)
         output = CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=cache, hidden_states=batch_first(kept, x.transpose(0, 1))
         )
         return self._given(output, return_dict)
 
-    def _without_firsts(self, labels: Tensor, tokens: Tensor | None, mask: Tensor | None) -> Tensor:
-        """labels (B,T) without those after a pad, which pads on the left put before the first word of a sentence."""
+    def _firsts(self, labels: Tensor, tokens: Tensor | None, mask: Tensor | None) -> Tensor | None:
+        """Where labels (B,T) come after a pad, which pads on the left put before the first word of a sentence."""
         pads = tokens.eq(self.config.pad_token_id) if mask is None and tokens is not None else None
         if mask is not None:
             pads = mask[:, -labels.shape[1] :].eq(0)  # the mask begins with the words in the cache
-        if pads is None or pads.shape != labels.shape:
-            return labels
-        return labels.masked_fill(pads.roll(1, dims=1), -100)
+        return None if pads is None or pads.shape != labels.shape else pads.roll(1, dims=1)
 
 
 def _of_tuple(parts: tuple) -> LightConvEncoderOutput:

@@ -179,7 +179,11 @@ def test_the_loss_is_the_cross_entropy_of_the_labels():
     chosen = [(0, 0, 5), (0, 1, 6), (0, 2, 7), (0, 3, EOS), (1, 0, 8), (1, 1, EOS)]
     losses = [-logits.log_softmax(-1)[b, t, word] for b, t, word in chosen]
     close(found.loss, sum(losses) / 6)
-    close(model(source, labels=labels, num_items_in_batch=10).loss, sum(losses) / 10)
+    # The Trainer counts the pad, but not -100.
+    close(model(source, labels=labels, num_items_in_batch=10).loss, sum(losses) / 6 * 7 / 10)
+    close(model(source, labels=labels[:1].expand(2, -1), num_items_in_batch=torch.tensor(10)).loss * 10,
+          model(source, labels=labels[:1].expand(2, -1)).loss * 8)  # fmt: skip
+    assert model(source, labels=torch.full_like(labels, -100), num_items_in_batch=10).loss == 0
     assert found.past_key_values is None
     model, tokens = language_model(), torch.tensor([[EOS, 5, 6], [EOS, 7, PAD]])
     logits = model(tokens).logits.log_softmax(-1)
@@ -195,7 +199,9 @@ def test_the_loss_of_a_left_padded_batch_is_that_of_its_sentences(masked):
     batch, masks = torch.cat([texts[0], short]), torch.cat([torch.ones(1, 7, dtype=mask.dtype), mask])
     given = {"attention_mask": masks} if masked else {}
     close(model(batch, labels=batch, **given).loss, sum(sums) / 9)
-    close(model(batch, labels=batch, num_items_in_batch=1, **given).loss, sum(sums))
+    # The Trainer counts the first label of the shorter sentence, too.
+    labels = batch.masked_fill(batch.eq(PAD), -100)
+    close(model(batch, labels=labels, num_items_in_batch=40, **given).loss, sum(sums) / 9 * 10 / 40)
 
 
 WRONG = {
