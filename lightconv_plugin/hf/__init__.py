@@ -23,6 +23,7 @@ from lightconv_plugin.hf.speech import hide_broken_torchaudio
 hide_broken_torchaudio()
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer  # noqa: E402
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: E402
 
 from lightconv_plugin.hf import pipeline  # noqa: E402
 from lightconv_plugin.hf.cache import LightConvCache  # noqa: E402
@@ -34,6 +35,8 @@ AutoConfig.register(LightConvConfig.model_type, LightConvConfig, exist_ok=True)
 AutoModelForSeq2SeqLM.register(LightConvConfig, LightConvForConditionalGeneration, exist_ok=True)
 AutoModelForCausalLM.register(LightConvConfig, LightConvForCausalLM, exist_ok=True)
 AutoTokenizer.register(LightConvConfig, LightConvTokenizer, exist_ok=True)
+# With label smoothing, the Trainer computes the loss itself, and shifts the labels only for classes named here.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[LightConvConfig.model_type] = LightConvForCausalLM.__name__
 pipeline.register()
 
 __all__ = [
