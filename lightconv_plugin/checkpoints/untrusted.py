@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from string import hexdigits
 from typing import Any, NoReturn
 
 from lightconv_plugin.errors import InputError
@@ -34,8 +35,8 @@ def naming(path: Path) -> Iterator[None]:
 def file_in(directory: Path, name: str, most: int) -> Path:
     """The path of a regular file of at most `most` bytes in a directory.
 
-    `name` is untrusted. A symbolic link may point to a file in the directory, or to the folder where the cache of the
-    Hugging Face hub keeps the files of its snapshots.
+    `name` is untrusted. A symbolic link may point to a file in the directory; in the cache of the Hugging Face hub,
+    also to where it keeps the files of the directory's repository, or those that repositories share.
 
     Raises:
         InputError: there is no such file, it is too large, or `name` leads elsewhere.
@@ -45,10 +46,7 @@ def file_in(directory: Path, name: str, most: int) -> Path:
     path = directory / name
     try:
         place, target = directory.resolve(strict=True), path.resolve(strict=True)
-        inside = [place]
-        if place.parent.name == "snapshots":
-            inside.append(place.parents[1] / "blobs")
-        if target.parent not in inside:
+        if target.parent != place and not _in_cache_of(place, target):
             raise InputError(f"{path} is refused: it is a link to a file outside its directory")
         if not target.is_file():
             raise InputError(f"{path} is not a file")
@@ -60,6 +58,21 @@ def file_in(directory: Path, name: str, most: int) -> Path:
     if size > most:
         raise InputError(f"{path} has {size:,} bytes: at most {most:,} are read")
     return path
+
+
+def _in_cache_of(place: Path, target: Path) -> bool:
+    """Whether `target` holds the content of a file in the hub's snapshot of a repository that has the folder `place`.
+
+    The layout of the cache: models--OWNER--NAME/snapshots/REVISION/FOLDERS/FILE is a link to models--OWNER--NAME/blobs/
+    HASH, which is a file or, from version 2 of huggingface_hub on, a link to blobs/HA/HASH beside the repositories.
+    """
+    for revision in (place, *place.parents):
+        repository = revision.parents[1] if revision.parent.name == "snapshots" else Path()
+        if repository.name.startswith("models--"):
+            shared = repository.parent / "blobs" / target.name[:2]
+            is_hash = len(target.name) == 64 and set(target.name) <= set(hexdigits)
+            return target.parent == repository / "blobs" or (is_hash and target.parent == shared)
+    return False
 
 
 def read_bytes(directory: Path, name: str, most: int) -> bytes:

@@ -141,24 +141,64 @@ def test_what_may_not_be_read(made):
         made.chmod(0o700)
 
 
-def test_links_inside_and_to_the_cache_of_the_hub(made, tmp_path):
-    """A snapshot of Hugging Face's cache has links to the blobs beside it, and only those may leave the directory."""
+def test_links_inside(made):
     (made / "dict.de.txt").rename(made / "words.txt")
     (made / "dict.de.txt").symlink_to("words.txt")
     use(made)
-    snapshot, blobs = tmp_path / "models--a--b/snapshots/123", tmp_path / "models--a--b/blobs"
+
+
+def link(path, target):
+    path.unlink(missing_ok=True)
+    path.symlink_to(os.path.relpath(target, path.parent))
+
+
+@pytest.mark.parametrize("folder", ["", "float32", "a/snapshots/b/c"])
+def test_links_to_the_cache_of_the_hub(folder, made, tmp_path):
+    """A repository's snapshot has links to its blobs, or through them to those of the cache; no others may leave it."""
+    repository = tmp_path / "models--a--b"
+    snapshot, blobs = repository / "snapshots/123" / folder, repository / "blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()
     for number, path in enumerate(sorted(made.iterdir())):
         shutil.copy(path, blobs / str(number))
-        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+        link(snapshot / path.name, blobs / str(number))
     use(snapshot)
-    (blobs / "0").rename(tmp_path / "elsewhere")
-    (blobs / "0").symlink_to(tmp_path / "elsewhere")
-    first = min(path.name for path in made.iterdir())
-    (snapshot / "text.json").unlink()
-    (snapshot / "text.json").symlink_to(f"../../blobs/{0}")
-    assert first == "README.md" and "a link to a file outside its directory" in refused(snapshot)
+    digest = "ab" * 32
+    shared = tmp_path / "blobs" / "ab" / digest
+    shared.parent.mkdir(parents=True)
+    shutil.copy(made / "model.safetensors", shared)
+    link(blobs / "weights", shared)
+    link(snapshot / "model.safetensors", blobs / "weights")
+    use(snapshot)
+    content = (made / "text.json").read_bytes()
+    for elsewhere in (
+        tmp_path / "secret",
+        tmp_path / "blobs" / digest,
+        tmp_path / "blobs" / "ab" / "secret",
+        tmp_path / "blobs" / "cd" / digest,
+        tmp_path / "models--a--c" / "blobs" / "0",
+        blobs / "folder" / "0",
+        repository / "snapshots" / "124" / "text.json",
+        repository / "snapshots" / "blobs" / "0",
+        tmp_path / "b" / "blobs" / "0",
+    ):
+        elsewhere.parent.mkdir(parents=True, exist_ok=True)
+        elsewhere.write_bytes(content)
+        for through in (elsewhere, blobs / "through"):
+            if through != elsewhere:
+                link(through, elsewhere)
+            link(snapshot / "text.json", through)
+            assert "a link to a file outside its directory" in refused(snapshot), elsewhere
+    use(made)
+
+
+def test_links_to_blobs_that_are_not_the_hubs(made, tmp_path):
+    snapshot = tmp_path / "mine" / "snapshots" / "123"
+    shutil.copytree(made, snapshot)
+    (tmp_path / "mine" / "blobs").mkdir()
+    (snapshot / "text.json").rename(tmp_path / "mine" / "blobs" / "0")
+    link(snapshot / "text.json", tmp_path / "mine" / "blobs" / "0")
+    assert "a link to a file outside its directory" in refused(snapshot)
 
 
 def test_a_file_that_is_changed_after_it_was_opened(made):

@@ -2,17 +2,18 @@
 
 import copy
 import json
+import os
 import pickle
 import shutil
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from lightconv_plugin.checkpoints.exported import open_exported
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.hf import LightConvTokenizer
-from tests.hf.models import ENGLISH, GERMAN, export_language_model
+from tests.hf.models import ENGLISH, GERMAN, export_language_model, export_seq2seq
 
 PAD, EOS, UNK = 1, 2, 3
 TEXT = "Ein Hund läuft durch das Gras, zwei Hunde stehen."
@@ -188,17 +189,30 @@ def test_it_outlives_its_directory_and_travels(exported, tmp_path):
     assert LightConvTokenizer.from_pretrained(tmp_path / "saved")(TEXT)["input_ids"] == expected
 
 
-def test_files_come_from_the_cache_of_the_hub(exported, tmp_path):
+@pytest.mark.parametrize("folder", [None, "small/first"])
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_files_come_from_the_cache_of_the_hub(folder, weights, exported, tmp_path):
     """As they lie there after a download; only the names that the files themselves name are asked for."""
-    snapshot = tmp_path / "models--me--demo" / "snapshots" / "0123abcd"
-    shutil.copytree(exported, snapshot)
-    (tmp_path / "models--me--demo" / "refs").mkdir()
-    (tmp_path / "models--me--demo" / "refs" / "main").write_text("0123abcd")
-    tokenizer = AutoTokenizer.from_pretrained("me/demo", cache_dir=tmp_path)
+    if weights == "int8":
+        exported = export_seq2seq(tmp_path / "int8", weights)
+    repository = tmp_path / "models--me--demo"
+    snapshot = repository / "snapshots" / "0123abcd" / (folder or "")
+    snapshot.mkdir(parents=True)
+    shutil.copytree(exported, repository / "blobs")
+    for blob in (repository / "blobs").iterdir():
+        (snapshot / blob.name).symlink_to(os.path.relpath(blob, snapshot))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123abcd")
+    given = {"cache_dir": tmp_path, **({} if folder is None else {"subfolder": folder})}
+    tokenizer = AutoTokenizer.from_pretrained("me/demo", **given)
     assert tokenizer(TEXT)["input_ids"] == [*ids(PIECES, GERMAN), EOS]
+    model = AutoModelForSeq2SeqLM.from_pretrained("me/demo", **given)
+    twin = AutoModelForSeq2SeqLM.from_pretrained(exported)
+    assert all(map(torch.equal, model.state_dict().values(), twin.state_dict().values()))
+    assert model.generation_config.max_length == twin.generation_config.max_length
     (snapshot / "source.bpe").unlink()
     with pytest.raises(OSError, match=r"source\.bpe"):
-        LightConvTokenizer.from_pretrained("me/demo", cache_dir=tmp_path)
+        LightConvTokenizer.from_pretrained("me/demo", **given)
 
 
 def _rewrite(path, change):
