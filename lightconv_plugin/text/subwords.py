@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -12,6 +13,10 @@ MARKS = {"bpe": "@@", "sentencepiece": "\u2581"}
 """The marks that show a dictionary's kind of subwords: at the end of a non-final piece, or at the start of a word."""
 
 NO_MERGES = "#version: 0.2\n"  # what subword-nmt writes where no pair of symbols occurs twice
+
+# Pieces of a sentencepiece model with byte_fallback: the bytes of characters that are not in its vocabulary.
+_BYTES = re.compile(r"(?<!\S)(<0x[0-9A-F]{2}>(?: <0x[0-9A-F]{2}>)*)(?!\S)")
+_NO_BYTES = re.compile("[\udc80-\udcff]")  # what surrogateescape makes of bytes that are not UTF-8
 
 _CACHED_WORDS = 1_000_000  # in each process; subword-nmt itself would cache every different word
 
@@ -88,11 +93,21 @@ def join(pieces: Iterable[str], kind: str) -> str:
     """Join pieces into space-separated words; `kind` is as returned by `kind_of`.
 
     A non-final BPE piece is joined to the next one, whatever that is; at the end of the sentence, only its mark is
-    removed.
+    removed. Bytes of sentencepiece become characters, and U+FFFD where they are not UTF-8, as in sentencepiece, but a
+    byte that would end the line becomes a space.
     """
     line = " ".join(pieces)
     if kind == "sentencepiece":
-        return line.replace(" ", "").replace(MARKS[kind], " ").strip()
+        parts = _BYTES.split(line)  # every second one is of bytes
+        parts[::2] = [part.replace(" ", "").replace(MARKS[kind], " ") for part in parts[::2]]
+        parts[1::2] = map(_characters, parts[1::2])
+        return "".join(parts).strip()
     if kind == "bpe":
         return f"{line} ".replace("@@ ", "").rstrip()
     return line
+
+
+def _characters(pieces: str) -> str:
+    """ "<0xC3> <0xA9>" → "é"."""
+    text = bytes(int(piece[3:5], 16) for piece in pieces.split()).decode("utf-8", "surrogateescape")
+    return _NO_BYTES.sub("\ufffd", text).replace("\n", " ").replace("\r", " ")

@@ -11,9 +11,20 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from lightconv_plugin.checkpoints.exported import open_exported
+from lightconv_plugin.checkpoints.saving import Side, save_exported
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.hf import LightConvTokenizer
-from tests.hf.models import ENGLISH, GERMAN, export_language_model, export_seq2seq
+from lightconv_plugin.text.recipe import Recipe
+from lightconv_plugin.text.sides import TextSide
+from tests.hf.models import (
+    ENGLISH,
+    GERMAN,
+    dictionary,
+    export_language_model,
+    export_seq2seq,
+    language_model,
+    plain,
+)
 
 PAD, EOS, UNK = 1, 2, 3
 TEXT = "Ein Hund läuft durch das Gras, zwei Hunde stehen."
@@ -187,6 +198,17 @@ def test_it_outlives_its_directory_and_travels(exported, tmp_path):
     assert tokenizer(TEXT)["input_ids"] == expected
     tokenizer.save_pretrained(tmp_path / "saved")
     assert LightConvTokenizer.from_pretrained(tmp_path / "saved")(TEXT)["input_ids"] == expected
+
+
+def test_bytes_of_sentencepiece_are_decoded(tmp_path):
+    pieces = ["▁two", "▁", "<0xE6>", "<0x9C>", "<0x88>", "s", "<0xC3>"]
+    model = plain(language_model(vocab_size=4 + len(pieces)))
+    side = Side(None, dictionary(pieces), TextSide(Recipe("none", "en"), "sentencepiece"))
+    save_exported(tmp_path / "model", model, target=side, max_target_positions=50)
+    tokenizer = LightConvTokenizer.from_pretrained(tmp_path / "model")
+    found = tokenizer(" ".join(pieces))["input_ids"]
+    assert tokenizer.decode(found, skip_special_tokens=True) == "two 月s\ufffd"
+    assert tokenizer.decode(found[2:]) == " 月s\ufffd" and tokenizer.decode(found[3:6]) == "月"
 
 
 @pytest.mark.parametrize("folder", [None, "small/first"])

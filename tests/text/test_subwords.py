@@ -1,6 +1,7 @@
 """Subwords: encoders against their libraries' commands, joining against fairseq's own, telling the kinds apart."""
 
 import io
+import random
 import subprocess
 import sys
 
@@ -64,6 +65,40 @@ def test_join_equals_fairseqs_remove_bpe(pieces, kind):
 
     symbol = {"bpe": "@@ ", "sentencepiece": "sentencepiece", "words": None}[kind]
     assert join(pieces.split(), kind) == (post_process(pieces, symbol) if symbol else pieces)
+
+
+@pytest.fixture(scope="module")
+def with_bytes():
+    """A processor of sentencepiece whose model has pieces for the bytes of unknown characters."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([TEXT, "they stand in the low grass"] * 20), model_writer=model, vocab_size=300,
+        byte_fallback=True, hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+
+
+@pytest.mark.parametrize("text", ["the lower 月", "Straße é", "😀 they 😀", "月月 low", "x"])
+def test_bytes_become_characters(text, with_bytes):
+    pieces = with_bytes.encode(text, out_type=str)
+    assert any(piece.startswith("<0x") for piece in pieces)
+    assert join(pieces, "sentencepiece") == join([" ".join(pieces)], "sentencepiece") == text
+
+
+def test_join_equals_sentencepieces_decoding(with_bytes):
+    draw = random.Random(1)
+    known = [with_bytes.id_to_piece(i) for i in range(3, with_bytes.get_piece_size())]
+    starts = [[f"<0x{byte:02X}>" for byte in character.encode()] for character in "é月😀▁\x1f\x7f "]
+    for _ in range(2000):
+        runs = draw.choices([*([piece] for piece in known), *starts * 10], k=draw.randint(1, 8))
+        pieces = [piece for run in runs for piece in run[: draw.randint(1, 4)]]
+        expected = with_bytes.decode(pieces).replace("\n", " ").replace("\r", " ").strip()
+        assert join(pieces, "sentencepiece") == expected, pieces
+    # Nothing else is a byte: a longer piece, lower case, a plain word of a text without subwords.
+    for pieces in (["▁<0x41>b", "c"], ["<0xe6>"], ["<0x4>"]):
+        assert join(pieces, "sentencepiece") == "".join(pieces).strip("▁")
+    assert join(["<0x41>"], "words") == join(["<0x41>"], "bpe") == "<0x41>"
 
 
 def test_the_kind_of_a_dictionary():
