@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizer
+from transformers import BatchEncoding, PreTrainedTokenizer
 from transformers.utils import cached_file
 
 from lightconv_plugin.checkpoints.exported import CONFIG, TEXT, dictionary_name, is_language, read_text
@@ -61,6 +61,8 @@ class LightConvTokenizer(PreTrainedTokenizer):
     Args:
         text_file: text.json; the other files are next to it.
         source_lang, target_lang: as in the names of the dictionaries; default: those in config.json.
+        model_max_target_length: truncate `text_target` to this many ids, as model_max_length does with `text`; default:
+            max_target_positions in config.json.
         The others are those of transformers' tokenisers. The special symbols are fairseq's; no others can be added.
 
     Raises:
@@ -80,11 +82,16 @@ class LightConvTokenizer(PreTrainedTokenizer):
         pad_token: str = PAD,
         eos_token: str = EOS,
         unk_token: str = UNK,
+        model_max_target_length: int | None = None,
         **kwargs: Any,
     ):
         directory = Path(text_file).parent
-        if target_lang is None and (directory / CONFIG).exists():
-            source_lang, target_lang = _languages(read_json(directory, CONFIG), directory / CONFIG)
+        config = read_json(directory, CONFIG) if (directory / CONFIG).exists() else {}
+        if target_lang is None and config:
+            source_lang, target_lang = _languages(config, directory / CONFIG)
+        longest = config.get("max_target_positions") if model_max_target_length is None else model_max_target_length
+        if longest is not None and (not isinstance(longest, int) or longest < 1):
+            raise ValueError(f"model_max_target_length must be a whole number of at least 1, got {ascii(longest)[:80]}")
         langs = (source_lang, target_lang)
         texts = read_text(directory, source_lang is not None)
         self._files = {TEXT: read_bytes(directory, TEXT, _MOST)}
@@ -110,8 +117,10 @@ class LightConvTokenizer(PreTrainedTokenizer):
             pad_token=pad_token,
             eos_token=eos_token,
             unk_token=unk_token,
+            model_max_target_length=longest,
             **kwargs,
         )
+        self.model_max_target_length = longest
         self.source_lang, self.target_lang = langs
 
     @classmethod
@@ -120,6 +129,14 @@ class LightConvTokenizer(PreTrainedTokenizer):
         if not os.path.isdir(pretrained_model_name_or_path):
             _fetch(pretrained_model_name_or_path, where(kwargs))
         return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+
+    def __call__(
+        self, text: Any = None, text_pair: Any = None, text_target: Any = None, *args: Any, **kwargs: Any
+    ) -> BatchEncoding:
+        """As in transformers, but each side has its own maximum length, unless one is given."""
+        if text_target is not None and not args and kwargs.get("max_length") is None:
+            kwargs.setdefault("max_target_length", self.model_max_target_length)
+        return super().__call__(text, text_pair, text_target, *args, **kwargs)
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
         """Write the dictionaries, text.json and the files that it names, byte for byte as they were read."""

@@ -127,6 +127,26 @@ def test_long_texts_are_cut_off_before_the_end(tokenizer):
     assert len(tokenizer("hund " * 60, truncation=True, max_length=7)["input_ids"]) == 7
 
 
+def test_each_side_has_its_own_maximum_length(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(export_seq2seq(tmp_path / "model", max_target_positions=9))
+    tokenizer.save_pretrained(tmp_path / "alone")
+    for known in (tokenizer, AutoTokenizer.from_pretrained(tmp_path / "alone")):
+        for given, source, target in (
+            ({"truncation": True}, 40, 9),
+            ({"padding": "max_length", "truncation": "longest_first"}, 40, 9),
+            ({"truncation": True, "max_length": 12}, 12, 12),
+            ({"truncation": True, "max_target_length": 5}, 40, 5),
+            ({}, 61, 61),
+        ):
+            found = known("hund " * 60, text_target="dog " * 60, **given)
+            assert (len(found["input_ids"]), len(found["labels"])) == (source, target)
+            alone = known(text_target="dog " * 60, **given)["input_ids"]
+            assert alone == found["labels"] and alone[-1] == EOS
+        assert len(known("hund", text_target="dog", padding="max_length")["labels"]) == 9
+    with pytest.raises(ValueError, match="model_max_target_length must be a whole number of at least 1, got 'x'"):
+        AutoTokenizer.from_pretrained(tmp_path / "alone", model_max_target_length="x")
+
+
 def test_wrong_texts(tokenizer):
     for text in ("Hund\0", "Hund \ud800"):
         with pytest.raises(ValueError, match="text has a NUL or a half of a surrogate pair"):
