@@ -112,7 +112,7 @@ class AdaptiveInput(nn.Module):
         self.embeddings = nn.ModuleList()
         for i, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
             width = int(dim // config.factor**i)
-            table = word_embedding(end - begin, width, pad if begin <= pad < end else None)
+            table = word_embedding(end - begin, width, pad - begin if begin <= pad < end else None)
             self.embeddings.append(nn.Sequential(table, Linear(width, output_dim, bias=False)))
 
     def weights(self, band: int) -> tuple[Tensor, Tensor]:
