@@ -138,6 +138,8 @@ class SelfAttention(_Attention):
         if state is not None:
             keys, values = torch.cat([state[0], keys], dim=2), torch.cat([state[1], values], dim=2)
             pads = torch.cat([state[2], pads], dim=1)
+        else:
+            pads = pads.clone()  # the caller may change its own
         out = self._attend(queries, keys, values, self._seen(x.shape[0], pads))
         if self.left is not None:
             kept = slice(max(0, keys.shape[2] - self.left), None)

@@ -58,7 +58,7 @@ class FullConv(nn.Module):
             )
         seen = x if state is None else torch.cat([state, x])
         missing = history - (seen.shape[0] - x.shape[0])
-        return self._convolve(seen, missing, 0), seen[max(0, seen.shape[0] - history) :]
+        return self._convolve(seen, missing, 0), seen[max(0, seen.shape[0] - history) :].clone()
 
     def _convolve(self, x: Tensor, left: int, right: int) -> Tensor:
         y = F.pad(x.permute(1, 2, 0), (left, right))

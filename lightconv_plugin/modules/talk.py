@@ -1,6 +1,9 @@
 """TaLK convolutions as a module, which holds the parameters for `ops.talkconv`."""
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
@@ -48,10 +51,21 @@ class TaLKConv(nn.Module):
         return ops.talkconv(x, *self.relative_offsets(x), self.max_left, self.max_right)
 
     def step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The next n tokens (n,B,C) of a causal sequence; the state is the last min(seen, L) inputs."""
+        """The next n tokens (n,B,C) of a causal sequence; the state is the last min(seen, L) inputs.
+
+        With dropout p on, windows are up to L/(1−p) long, and the state is as long.
+        """
         if self.max_right:
             raise ValueError(f"step needs a causal window, max_right = 0: got max_right={self.max_right}")
-        return ops.talkconv_step(x, state, self.relative_offsets(x)[0], self.max_left)
+        offsets, rate = self.relative_offsets(x)[0], self.weight_dropout_module.rate
+        if not 0 < rate < 1:  # at 1 all offsets are dropped
+            return ops.talkconv_step(x, state, offsets, self.max_left)
+        # The operator's step keeps L rows only, so these windows are those of a full pass over the state and x.
+        seen = x if state is None else torch.cat([state, x])
+        before = seen.shape[0] - x.shape[0]
+        out = ops.talkconv(seen, F.pad(offsets, (0, 0, 0, 0, before, 0)), None, self.max_left, 0)[before:]
+        reach = math.floor(self.max_left / (1 - rate)) + 1  # rounded up, also where the offset's type rounds up
+        return out, seen[max(0, seen.shape[0] - reach) :].clone()
 
     def extra_repr(self) -> str:
         return f"{self.channels}, max_left={self.max_left}, max_right={self.max_right}, num_heads={self.num_heads}"
