@@ -1,10 +1,10 @@
 """Dropout with the native operator on a CPU."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
+from lightconv_plugin.modules.eager import eager
 from lightconv_plugin.ops import backends
 
 
@@ -12,7 +12,7 @@ class Dropout(nn.Module):
     """Dropout that can stay on at inference.
 
     On a CPU with native kernels the mask costs a fraction of torch's, which calls a generator for every element.
-    Elsewhere, while a graph is being traced and in functorch's transforms, torch's own dropout is used.
+    Elsewhere, and where only torch's own operators are known (eager.py), torch's own dropout is used.
 
     Args:
         p: probability of dropping an element.
@@ -43,12 +43,7 @@ class Dropout(nn.Module):
 
     @staticmethod
     def _native(x: Tensor) -> bool:
-        return (
-            x.device.type == "cpu"
-            and not torch.compiler.is_compiling()
-            and backends.backend("cpu") == "cpu"
-            and not torch._C._are_functorch_transforms_active()
-        )
+        return x.device.type == "cpu" and eager(x) and backends.backend("cpu") == "cpu"
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from lightconv_plugin.modules import products
+from lightconv_plugin.modules.eager import eager
 
 # Below these sizes, oneDNN's preparation takes longer than the product.
 _ROWS, _WEIGHTS = 64, 128 * 256
@@ -36,17 +37,16 @@ def replace_linear(module: nn.Module) -> None:
 
 def _suits(x: Tensor, weight: Tensor) -> bool:
     """Whether to compute x @ weightᵀ with oneDNN."""
-    if torch.jit.is_tracing() or torch.jit.is_scripting() or torch.compiler.is_compiling():
-        return False
-    return bool(
-        x.device.type == "cpu"
+    return (
+        eager(x, weight)  # first: while a graph is being traced, the sizes are not to be read
+        and x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and x.numel() >= _ROWS * x.shape[-1]
         and weight.numel() >= _WEIGHTS
-        and products.onednn_is_faster()
-        and torch.backends.mkldnn.enabled
+        and torch._C._len_torch_dispatch_stack() == 0  # FLOP counters and other modes know torch's product only
+        and bool(torch.backends.mkldnn.enabled)
         and not torch.is_autocast_enabled("cpu")
-        and not torch._C._are_functorch_transforms_active()
+        and products.onednn_is_faster()
     )
 
 

@@ -15,7 +15,9 @@ import json
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,10 +74,20 @@ def _machine() -> str:
     return f"{instructions.cpu_name()}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
 
 
-@torch.no_grad()
 def measured() -> float:
-    """The time of torch's product divided by that of oneDNN's: the best of several alternating rounds."""
-    x, weight = torch.full((_SIZE, _SIZE), 0.5), torch.full((_SIZE, _SIZE), 0.25)
+    """The time of torch's product divided by that of oneDNN's: the best of several alternating rounds.
+
+    It does not depend on what is in force where this is called (autocast, fake tensors, a tracer, a default device or
+    dtype): all of these belong to a thread or are given here.
+    """
+    with ThreadPoolExecutor(max_workers=1) as alone:
+        return alone.submit(_measured).result()
+
+
+def _measured() -> float:
+    torch.get_num_threads()  # makes this thread use as many as the others
+    kind: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+    x, weight = torch.full((_SIZE, _SIZE), 0.5, **kind), torch.full((_SIZE, _SIZE), 0.25, **kind)
     calls: list[Callable[[], Tensor]] = [lambda: torch.nn.functional.linear(x, weight), lambda: product(x, weight)]
     best = [float("inf")] * 2
     for _ in range(_ROUNDS):

@@ -243,11 +243,14 @@ def _cu_seqlens(cu_seqlens: Tensor, x: Tensor) -> None:
 
 
 def _readable(tensor: Tensor) -> bool:
-    """Whether the values may be read: not if that would wait for a device, and not while a graph is being traced."""
+    """Whether the values may be read: not if that would wait for a device, not while a graph is being traced, and not
+    where there are none, or several at once (fake tensors, torch.vmap)."""
     return (
         not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
         and get_proxy_mode() is None
+        and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         and type(tensor) is Tensor
         and tensor.device.type == "cpu"
     )

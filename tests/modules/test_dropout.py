@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("fairseq")
 from fairseq.modules.fairseq_dropout import FairseqDropout
 from torch import nn
+from torch.autograd import forward_ad
 
 from lightconv_plugin.models.token_mixers import RetainableDropout as Dropout
 from lightconv_plugin.models.token_mixers import replace_dropout
@@ -50,12 +51,15 @@ def test_torch_s_own_where_the_operator_does_not_serve(monkeypatch):
     assert not by_ours and (out == 0).any()
 
 
-def test_torch_s_own_inside_functorch_s_transforms():
+def test_torch_s_own_inside_functorch_s_transforms_and_dual_levels():
     module, x = Dropout(0.5), torch.ones(1000)
     gradient = torch.func.grad(lambda x: module(x).sum())(x)
     assert set(gradient.tolist()) == {0.0, 2.0}
     out, tangent = torch.func.jvp(module, (x,), (x,))
     assert torch.equal(out, tangent) and set(out.tolist()) == {0.0, 2.0}
+    with forward_ad.dual_level():
+        out, tangent = forward_ad.unpack_dual(module(forward_ad.make_dual(x, x)))
+        assert torch.equal(out, tangent) and set(out.tolist()) == {0.0, 2.0}
 
 
 def test_everything_is_dropped_at_one():

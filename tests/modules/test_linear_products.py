@@ -5,6 +5,8 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
 
 pytest.importorskip("fairseq")
 
@@ -113,6 +115,12 @@ def test_where_torchs_own_product_is_taken(onednn):
     with torch.backends.mkldnn.flags(enabled=False):
         made(x)
     assert torch.func.vmap(made)(x[:, None]).shape == (9, 1, 40)
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(made(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+        torch.testing.assert_close(tangent, made.weight.sum(dim=1).expand(9, 40))
+    with FlopCounterMode(display=False) as counter:
+        made(x)
+    assert counter.get_total_flops() == 2 * 9 * 24 * 40
     exported = torch.export.export(made, (x,)).module()
     assert not onednn
     traced = torch.jit.trace(made, x, check_trace=False)
