@@ -14,8 +14,9 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
+# The module and not its class: it may be the one that imports fairseq, which imports this file before it has the class.
+from lightconv_plugin.generation import generator as fast
 from lightconv_plugin.generation.dtypes import CHOICES
-from lightconv_plugin.generation.generator import FastGenerator
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class TranslationFastTask(TranslationTask):
             if getattr(args, "print_alignment", None):
                 logger.info("falling back to fairseq's generator: --print-alignment is not supported")
             else:
-                seq_gen_cls = FastGenerator
+                seq_gen_cls = fast.FastGenerator
                 dtype = self.cfg.generation_dtype
                 extra_gen_cls_kwargs = {
                     **(extra_gen_cls_kwargs or {}),
@@ -63,5 +64,5 @@ class TranslationFastTask(TranslationTask):
         """--eval-bleu keeps one generator for the whole training, so it must reread the weights."""
         super().begin_valid_epoch(epoch, model)
         generator = getattr(self, "sequence_generator", None)
-        if isinstance(generator, FastGenerator):
+        if isinstance(generator, fast.FastGenerator):
             generator.refresh()

@@ -120,7 +120,7 @@ def _stack(stack: Any) -> StackConfig:
         raise UnsupportedModelError(f"{side} of type {type(stack).__name__}")
     if getattr(stack, "quant_noise", None) is not None:
         raise UnsupportedModelError(f"quant_noise_pq with {side} that has a layer for it")
-    layers = list(stack.layers)
+    layers = [stack.layers[i] for i in range(len(stack.layers))]  # LayerDrop's list skips some in training
     for layer in layers:
         _check_layer(layer, side)
     cfg, first = stack.cfg, layers[0]

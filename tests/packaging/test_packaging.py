@@ -33,6 +33,7 @@ FIRST_IMPORTS = [
     "import lightconv_plugin.ops",
     "import lightconv_plugin.modules.convolutions",
     "import lightconv_plugin.models.config",
+    "from lightconv_plugin.generation import FastGenerator",  # itself part of what is registered
     "import fairseq",
     LOOKS_FIRST,
 ]
