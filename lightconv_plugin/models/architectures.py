@@ -7,10 +7,10 @@ Numbers: Wu et al. 2019, section 5, and fairseq's LightConv (the paper's own cod
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fairseq import models as fairseq_models
-from fairseq.models import register_model
+from fairseq.models import register_model, register_model_architecture
 
 from lightconv_plugin.models.config import ConvTransformerConfig, option
 from lightconv_plugin.models.encoder_decoder import ConvTransformerModel
@@ -97,13 +97,20 @@ def _camel(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-def _forget_upstream(model: str) -> type:
-    """Remove one of fairseq's own models and its architectures from the registries; returns its class."""
+def _forget_upstream(model: str) -> tuple[type, dict[str, Callable]]:
+    """Remove one of fairseq's own models and its architectures from the registries.
+
+    Returns its class, and the architectures that others registered on it earlier.
+    """
     upstream = fairseq_models.MODEL_REGISTRY.pop(model)
+    others = {}
     for architecture in fairseq_models.ARCH_MODEL_INV_REGISTRY.pop(model):
-        for registry in ("ARCH_MODEL_REGISTRY", "ARCH_MODEL_NAME_REGISTRY", "ARCH_CONFIG_REGISTRY"):
-            getattr(fairseq_models, registry).pop(architecture, None)
-    return upstream
+        for registry in ("ARCH_MODEL_REGISTRY", "ARCH_MODEL_NAME_REGISTRY"):
+            getattr(fairseq_models, registry).pop(architecture)
+        function = fairseq_models.ARCH_CONFIG_REGISTRY.pop(architecture)
+        if getattr(function, "__module__", None) != upstream.__module__:
+            others[architecture] = function
+    return upstream, others
 
 
 def _register(
@@ -133,12 +140,17 @@ def _take_over() -> bool:
     return True
 
 
+_theirs: dict[str, dict[str, Callable]] = {}
 if _take_over():
+    _upstream, _theirs["lightconv"] = _forget_upstream("lightconv")
     # Keep the URLs of the released models, for from_pretrained("dynamicconv.glu.wmt16.en-de").
-    _encoder_decoder = {"hub_models": _forget_upstream("lightconv").hub_models}
-    _forget_upstream("lightconv_lm")
+    _encoder_decoder = {"hub_models": _upstream.hub_models}
+    _, _theirs["lightconv_lm"] = _forget_upstream("lightconv_lm")
     _language_model = {}
 else:
     _encoder_decoder = _language_model = None
 _register(ARCHITECTURES, ConvTransformerConfig, ConvTransformerModel, _encoder_decoder)
 _register(LANGUAGE_MODELS, ConvLanguageModelConfig, ConvLanguageModel, _language_model)
+for _model, _functions in _theirs.items():
+    for _name, _function in _functions.items():
+        register_model_architecture(_model, _name)(_function)

@@ -1,6 +1,6 @@
 """The options of the encoder-decoders, under the names of upstream's LightConv, and how they are resolved."""
 
-from argparse import Namespace
+from argparse import SUPPRESS, ArgumentTypeError, Namespace
 from dataclasses import dataclass, field, fields
 from typing import List, Optional
 
@@ -9,8 +9,10 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer.transformer_config import DEFAULT_MIN_PARAMS_TO_WRAP
+from omegaconf import OmegaConf
 
 from lightconv_plugin import ops
+from lightconv_plugin.compat.expressions import evaluate
 from lightconv_plugin.models.checks import SIDES, check, check_heads, check_shared, cutoff, kinds
 from lightconv_plugin.models.pruning import keep_layers
 from lightconv_plugin.modules.attention_convolution import KINDS, PROJECTIONS, AttentionConv
@@ -145,20 +147,36 @@ class ConvTransformerConfig(FairseqDataclass):
 VALUED_BOOLEANS = ("encoder_glu", "decoder_glu", "weight_softmax")
 
 
+def _integers(text: str) -> list[int]:
+    """The integers in an option's text: 3,7 or [3]*7 or 3. Upstream evaluates it as Python; here it cannot be code."""
+    try:
+        value = evaluate(text)
+        found = list(value) if isinstance(value, (list, tuple)) else [value]
+    except (SyntaxError, ValueError, TypeError, ArithmeticError):
+        found = []
+    if not found or any(type(item) is not int for item in found):
+        raise ArgumentTypeError(f"must be integers, as in 3,7,15 or [31]*3: got {text!r}")
+    return found
+
+
 def add_arguments(parser, config: ConvTransformerConfig) -> None:
-    """Add `config`'s options with its defaults; `parser` is an argparse parser or argument group."""
-    for name in VALUED_BOOLEANS:
-        if not hasattr(config, name):
-            continue
-        parser.add_argument(
-            "--" + name.replace("_", "-"),
-            type=utils.eval_bool,
-            default=getattr(config, name),
-            metavar="BOOL",
-            help=type(config).__dataclass_fields__[name].metadata["help"],
-        )
+    """Add `config`'s options without their defaults; `parser` is an argparse parser or argument group.
+
+    An architecture that is registered on top of a model sets only what the command line has left unset. What is unset
+    after it gets the defaults of the model's configuration.
+    """
+    for f in fields(config):
+        is_list = f.type in (List[int], Optional[List[int]])
+        if f.name in VALUED_BOOLEANS or is_list:
+            parser.add_argument(
+                "--" + f.name.replace("_", "-"),
+                type=_integers if is_list else utils.eval_bool,
+                default=SUPPRESS,
+                metavar="LIST" if is_list else "BOOL",
+                help=f.metadata["help"],
+            )
     # This skips the options that have already been added.
-    gen_parser_from_dataclass(parser, config)
+    gen_parser_from_dataclass(parser, config, delete_default=True)
 
 
 def transformer_config(
@@ -172,8 +190,7 @@ def transformer_config(
     The result is the configuration that fairseq's own Transformer classes read, with `encoder.mixers` and
     `decoder.mixers` added: one MixerSpec per layer. Raises ValueError naming the invalid option.
     """
-    defaults = defaults or _DEFAULTS
-    c = Namespace(**{f.name: getattr(config, f.name, getattr(defaults, f.name)) for f in _FIELDS})
+    c = options_of(config, defaults or ConvTransformerConfig())
     _fill(c)
     for side in SIDES:
         keep_layers(c, side)
@@ -188,6 +205,16 @@ def transformer_config(
     resolved.decoder.cross_attention_conv = _cross_attention_conv(c, left_pad_target)
     resolved.compile_blocks = bool(c.compile_blocks)
     return resolved
+
+
+def options_of(config, defaults: FairseqDataclass) -> Namespace:
+    """The options of the dataclass `defaults`, with the values of `config` where it has them.
+
+    Lists are plain lists: a ListConfig in a model would hold fairseq's whole configuration, which cannot be pickled.
+    """
+    names = [f.name for f in fields(defaults) if not f.name.startswith("_")]
+    given = {name: getattr(config, name, getattr(defaults, name)) for name in names}
+    return Namespace(**{name: OmegaConf.to_container(v) if OmegaConf.is_list(v) else v for name, v in given.items()})
 
 
 def _fill(c: Namespace) -> None:
@@ -316,7 +343,3 @@ def mixers(c: Namespace, side: str, *, causal: bool, zero_pads: bool) -> list[Mi
         )
         for kind, kernel_size, rank in zip(types, kernels, _ranks(c, side, types), strict=True)
     ]
-
-
-_FIELDS = [f for f in fields(ConvTransformerConfig) if not f.name.startswith("_")]
-_DEFAULTS = ConvTransformerConfig()

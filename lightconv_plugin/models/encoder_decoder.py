@@ -23,7 +23,7 @@ class ConvTransformerModel(Prunable, TransformerModelBase):
 
     @classmethod
     def add_args(cls, parser):
-        """Add the options, with this architecture's defaults; called by fairseq's command line."""
+        """Add the options; called by fairseq's command line."""
         # fairseq's register_model stores the dataclass under this name.
         add_arguments(parser, getattr(cls, "__dataclass")())
 

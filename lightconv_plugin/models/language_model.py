@@ -24,7 +24,7 @@ class ConvLanguageModel(Prunable, FairseqLanguageModel):
 
     @classmethod
     def add_args(cls, parser):
-        """Add the options, with this architecture's defaults; called by fairseq's command line."""
+        """Add the options; called by fairseq's command line."""
         # fairseq's register_model stores the dataclass under this name.
         add_arguments(parser, getattr(cls, "__dataclass")())
 

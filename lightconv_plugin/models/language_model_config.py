@@ -14,7 +14,7 @@ from fairseq.models.transformer import TransformerConfig
 from omegaconf import II
 
 from lightconv_plugin.models.checks import check, check_bands, check_cutoff, cutoff, flag
-from lightconv_plugin.models.config import ConvTransformerConfig, fill_shared, mixers, option
+from lightconv_plugin.models.config import ConvTransformerConfig, fill_shared, mixers, option, options_of
 from lightconv_plugin.models.pruning import keep_layers
 
 # A language model has all options of an encoder-decoder except these and those of the encoder.
@@ -83,8 +83,7 @@ def language_model_config(config, defaults: ConvLanguageModelConfig | None = Non
     The result is the configuration that MixerDecoder and its base class in fairseq read, with the options of the
     embeddings; character_filters is a list of pairs. Raises ValueError naming the invalid option.
     """
-    defaults = defaults or _DEFAULTS
-    c = Namespace(**{f.name: getattr(config, f.name, getattr(defaults, f.name)) for f in _FIELDS})
+    c = options_of(config, defaults or ConvLanguageModelConfig())
     for name in ("decoder_conv_dim", "decoder_input_dim", "decoder_output_dim"):
         if getattr(c, name) is None:
             setattr(c, name, c.decoder_embed_dim)
@@ -180,10 +179,6 @@ def _check_shared(c: Namespace) -> None:
             "--share-decoder-input-output-embed needs --decoder-input-dim equal to --decoder-output-dim: "
             f"got {c.decoder_input_dim} and {c.decoder_output_dim}"
         )
-
-
-_FIELDS = [f for f in fields(ConvLanguageModelConfig) if not f.name.startswith("_")]
-_DEFAULTS = ConvLanguageModelConfig()
 
 
 def _tied_adaptive(cutoff: str) -> dict:

@@ -2,12 +2,14 @@
 
 import re
 import subprocess
+from argparse import SUPPRESS, ArgumentParser, Namespace
 
 import pytest
 import torch
 import yaml
 from fairseq import models, options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models.lightconv import LightConvModel
 
 from lightconv_plugin import ops
 from lightconv_plugin.models.architectures import ARCHITECTURES, LANGUAGE_MODELS
@@ -155,10 +157,56 @@ def test_upstream_flags_run_unchanged():
     assert resolved.share_decoder_input_output_embed and not resolved.share_all_embeddings
 
 
-@pytest.mark.parametrize("written", ["3,7,15", "[3,7,15]", "[3, 7, 15]"])
-def test_both_forms_of_a_kernel_list(written):
-    cfg = parse("--arch", "dynamicconv", "--encoder-layers", "3", "--encoder-kernel-size-list", written)
-    assert list(cfg.encoder_kernel_size_list) == [3, 7, 15]
+def options_of(model: type, *arguments: str) -> Namespace:
+    """What a model's own parser reads."""
+    parser = ArgumentParser(argument_default=SUPPRESS)
+    model.add_args(parser)
+    return parser.parse_args(arguments)
+
+
+@pytest.mark.parametrize(
+    "written, kernels",
+    [("3,7,15", [3, 7, 15]), ("[3, 7, 15]", [3, 7, 15]), ("[3]+[7]*2", [3, 7, 7]), ("(5,)*3", [5] * 3), ("9", [9])],
+)
+def test_a_kernel_list_may_be_any_expression_of_lists(written, kernels):
+    for model in models.ARCH_MODEL_REGISTRY["dynamicconv"], LightConvModel:
+        assert options_of(model, "--encoder-kernel-size-list", written).encoder_kernel_size_list == kernels
+
+
+@pytest.mark.parametrize("written", ["", "3.5", "a", "[3]*7,", "[3]*10**9", "__import__('os').getcwd()", "[print(3)]"])
+def test_a_kernel_list_is_integers_and_never_code(written, capsys):
+    with pytest.raises(SystemExit):
+        options_of(models.ARCH_MODEL_REGISTRY["dynamicconv_lm"], "--decoder-kernel-size-list", written)
+    said = capsys.readouterr().err
+    assert f"--decoder-kernel-size-list: must be integers, as in 3,7,15 or [31]*3: got {written!r}" in said
+
+
+def parameters(model) -> int:
+    return sum(p.numel() for name, p in model.named_parameters() if not name.endswith("conv_bias"))
+
+
+@pytest.mark.parametrize("arguments", ["", "--encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-glu 1"])
+def test_an_architecture_registered_on_lightconv_is_upstreams_model(registered, arguments):
+    """As many parameters as fairseq's own class has, which also has an unused bias in each dynamic layer."""
+    tiny = registered("lightconv")
+    model = models.build_model(parse("--arch", "a_tiny_model", *arguments.split()), task(dictionary()))
+    assert isinstance(model, models.ARCH_MODEL_REGISTRY["lightconv"])
+    given = options_of(LightConvModel, *arguments.split())
+    tiny(given)
+    assert parameters(model) == parameters(LightConvModel.build_model(given, task(dictionary())))
+
+
+@pytest.mark.parametrize("model", ["dynamicconv", "lightweightconv_iwslt_de_en", "talkconv_wmt_en_de_big"])
+def test_what_a_registered_architecture_leaves_unset_is_the_models(registered, model):
+    registered(model)
+    cfg = transformer_config(
+        parse("--arch", "a_tiny_model", "--decoder-layers", "1", "--decoder-kernel-size-list", "9")
+    )
+    assert (cfg.encoder.embed_dim, cfg.decoder.ffn_embed_dim) == (16, 24)
+    assert [m.kernel_size for m in cfg.encoder.mixers] == [3, 5] and cfg.decoder.mixers[0].kernel_size == 9
+    defaults = transformer_config(parse("--arch", model))
+    assert {m.kind for m in cfg.encoder.mixers} == {m.kind for m in defaults.encoder.mixers}
+    assert (cfg.dropout, cfg.attention_dropout) == (defaults.dropout, defaults.attention_dropout)
 
 
 def test_what_is_not_given_follows_from_what_is():

@@ -1,5 +1,6 @@
 """What must hold of every model: decoding is teacher forcing, pads never leak, all parameters train, nothing waits."""
 
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -175,6 +176,17 @@ def test_upstream_does_wait():
     with _Waits() as waits:
         TransformerEncoderBase.forward_scriptable(model.encoder, source, lengths)
     assert waits.seen
+
+
+@pytest.mark.parametrize("made", [build, build_lm])
+def test_a_model_can_be_pickled(made):
+    """torch.save(model), as with fairseq's own: the model must not hold the configuration it was built from."""
+    model = made(decoder_conv_type="low-rank")
+    again = pickle.loads(pickle.dumps(model))
+    assert type(again) is type(model)
+    source, lengths, previous = batch()
+    inputs = (previous,) if made is build_lm else (source, lengths, previous)
+    assert torch.equal(again(*inputs)[0], model(*inputs)[0])
 
 
 def test_adaptive_softmax_in_translation():

@@ -147,6 +147,39 @@ def test_hydra_train_then_generate(data, tmp_path):
     assert "Generate test with beam=2" in log
 
 
+USERS = """\
+from fairseq.models import register_model_architecture
+
+@register_model_architecture("lightconv", "lightconv_of_a_user")
+def lightconv_of_a_user(args):
+    args.encoder_embed_dim = getattr(args, "encoder_embed_dim", 32)
+    args.decoder_embed_dim = getattr(args, "decoder_embed_dim", 32)
+    args.encoder_layers = getattr(args, "encoder_layers", 7)
+
+import lightconv_plugin
+"""
+
+
+def test_an_architecture_of_a_users_own(data, tmp_path):
+    """Registered on top of a model, and even before the plugin replaces that model; the command line comes first."""
+    user_dir = tmp_path / "users_own"
+    user_dir.mkdir()
+    (user_dir / "__init__.py").write_text(USERS)
+    environment = {"PYTHONPATH": str(REPOSITORY)}
+    size = [word for pair in zip(SIZE[::2], SIZE[1::2], strict=True) if "embed-dim" not in pair[0] for word in pair]
+    run(
+        "train", data, "--user-dir", user_dir, "--arch", "lightconv_of_a_user", *size, *RECIPE, "--save-dir", tmp_path,
+        "--max-update", 2, **environment,
+    )  # fmt: skip
+    checkpoint = tmp_path / "checkpoint_last.pt"
+    state = torch.load(checkpoint, weights_only=False)
+    assert state["cfg"]["model"]["_name"] == "lightconv_of_a_user"
+    assert state["model"]["encoder.embed_tokens.weight"].shape[1] == 32
+    assert state["cfg"]["model"]["encoder_layers"] == 2 and "encoder.layers.2.fc1.weight" not in state["model"]
+    log = run("generate", data, "--user-dir", user_dir, "--path", checkpoint, "--beam", 2, *SEARCH, **environment)
+    assert "Generate test with beam=2" in log
+
+
 def test_a_hydra_checkpoint_holds_nothing_but_plain_values(data, trained):
     """It loads with torch's safe loader and no exceptions for the model's options."""
     state = torch.load(trained / "checkpoint_last.pt", weights_only=False)

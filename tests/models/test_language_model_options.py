@@ -60,6 +60,16 @@ def test_every_architecture_is_registered():
         assert models.ARCH_MODEL_REGISTRY[name].__module__.startswith("lightconv_plugin.")
 
 
+@pytest.mark.parametrize("model", ["lightconv_lm", "dynamicconv_lm_wiki103"])
+def test_an_architecture_registered_on_a_model_sets_what_the_command_line_does_not(registered, model):
+    registered(model)
+    cfg = language_model_config(parse("--arch", "a_tiny_model", "--decoder-ffn-embed-dim", "32"))
+    defaults = language_model_config(configuration(model))
+    assert (cfg.decoder.embed_dim, cfg.decoder.ffn_embed_dim, cfg.decoder.attention_heads) == (16, 32, 4)
+    assert [(m.kernel_size, m.glu) for m in cfg.decoder.mixers] == [(3, False), (5, False)]
+    assert (cfg.dropout, cfg.adaptive_input_cutoff) == (defaults.dropout, defaults.adaptive_input_cutoff)
+
+
 class Entries:
     """A dictionary of which only the size is asked."""
 
