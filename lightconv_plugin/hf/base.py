@@ -94,7 +94,7 @@ class LightConvPreTrainedModel(PreTrainedModel):
 
         Raises:
             ValueError: a weight is missing, unknown or of another shape, or the directory is damaged. Nothing is
-                allocated before this is known.
+                allocated before this is known. Or device_map offloads a part of the decoder.
         """
         with_info = kwargs.pop("output_loading_info", False)
         # Any mismatch raises an error below.
@@ -115,6 +115,7 @@ class LightConvPreTrainedModel(PreTrainedModel):
             raise ValueError(
                 f"{pretrained_model_name_or_path} does not hold this model's weights: {'; '.join(problems)}"
             )
+        _check_places(model)
         return (model, info) if with_info else model
 
     def save_pretrained(
@@ -269,6 +270,19 @@ class LightConvPreTrainedModel(PreTrainedModel):
         # `items` counts excluded labels and pads too: the mean over the others has the weight of all these labels.
         counted, predicted = labels[:, shift:].ne(-100).sum(), wanted.ne(-100).sum()
         return logits, loss * (counted / predicted.clamp(min=1)) / items
+
+
+def _check_places(model: LightConvPreTrainedModel) -> None:
+    """ValueError if weights of the decoder are offloaded: accelerate loads them only for calls of the modules that own
+    them, but the output layer and the steps of convolutions read them outside of such calls.
+    """
+    offloaded = [name for name, weight in model.decoder.named_parameters() if weight.is_meta]
+    places = getattr(model, "hf_device_map", {}).values()
+    if offloaded and any(place != "meta" for place in places):
+        raise ValueError(
+            f"device_map must keep the decoder in memory, got a map that offloads decoder.{offloaded[0]} and "
+            f"{len(offloaded) - 1} other weights of it"
+        )
 
 
 def refuse_attentions(asked: bool | None) -> None:

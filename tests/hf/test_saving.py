@@ -306,3 +306,30 @@ def test_the_auto_classes_know_the_configuration(exported):
     for name in ("config.json", "text.json", "dict.de.txt", "dict.en.txt", "source.bpe"):
         shutil.copy(exported / name, exported_without)
     assert type(AutoTokenizer.from_pretrained(exported_without)) is LightConvTokenizer, "by config.json alone"
+
+
+MIXED = ["attention", "conv", "lightweight", "conv"]  # of the encoder's and the decoder's layers
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["", "shared"])
+def test_only_an_encoder_can_be_offloaded(shared, tmp_path):
+    pytest.importorskip("accelerate")
+    model = seq2seq(mixer=MIXED, share_embeddings=shared)
+    model.save_pretrained(tmp_path / "model")
+    source, target = words(2, 4), words(2, 3)
+
+    def load(**places):
+        return LightConvForConditionalGeneration.from_pretrained(
+            tmp_path / "model", device_map=places, offload_folder=tmp_path / "offloaded"
+        )
+
+    parts = {"encoder.embed_tokens": "cpu", "encoder.layers": "disk", "decoder": "cpu"}
+    offloaded = load(**parts)
+    assert next(offloaded.encoder.layers.parameters()).is_meta
+    close(offloaded(source, decoder_input_ids=target).logits, model(source, decoder_input_ids=target).logits)
+    assert torch.equal(offloaded.generate(source, max_length=6), model.generate(source, max_length=6))
+    layers = {"decoder.embed_tokens": "cpu", "decoder.layers.0": "cpu", "decoder.layers.1": "disk"}
+    for decoder in ({"decoder": "disk"}, layers):
+        with pytest.raises(ValueError, match=r"device_map must keep the decoder in memory, got a map that offloads"):
+            load(encoder="cpu", **decoder)
+    assert load(**{"": "meta"}).device.type == "meta"
