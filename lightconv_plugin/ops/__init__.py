@@ -19,7 +19,8 @@ type. Sums, normalisation and sigmoid run in float32 (float64 for float64). Unde
 float64 are cast to autocast's dtype.
 x, weight and offsets may have any strides in T and B (so `y.transpose(0, 1)` of a (B, T, C) tensor needs no copy), and
 the result has the layout of `torch.empty_like(x)`; a channel stride other than 1 costs a copy. Every floating tensor
-argument has a first-order gradient; forward-mode derivatives raise NotImplementedError. An empty batch is allowed. The
+argument has a first-order gradient, also in torch.func.grad, vjp and jacrev; forward-mode derivatives raise
+NotImplementedError. An empty batch is allowed. The
 result for one sentence does not depend on the batch it is in. Wrong arguments raise TypeError (types) or ValueError
 (shapes, devices, values).
 
@@ -38,6 +39,7 @@ from torch.autograd import forward_ad
 from lightconv_plugin.ops import checks, registration  # noqa: F401  (registration registers the operators)
 
 from .normalize import EPSILON, NORMALIZATIONS
+from .transforms import call
 
 __all__ = [
     "EPSILON",
@@ -90,9 +92,9 @@ def lightconv(
         (T, B, C), in x's dtype and layout.
 
     Raises:
-        TypeError, ValueError: see `checks`. The values of lengths and cu_seqlens are checked only on the CPU and
-            outside tracing; elsewhere the host would have to wait for them. Invalid values that are not checked never
-            cause reads outside x.
+        TypeError, ValueError: see `checks`. The values of lengths and cu_seqlens are checked only on the CPU,
+            outside tracing and torch.vmap; elsewhere the host would have to wait for them. Invalid values that are not
+            checked never cause reads outside x.
     """
     x, weight, bias = _prepare(x=x, weight=weight, bias=bias)
     checks.convolution(
@@ -108,9 +110,7 @@ def lightconv(
         glu=glu,
     )
     x, seed = _contiguous_channels(x), _draw_seed(dropout, x)
-    return torch.ops.lightconv.lightconv.default(
-        x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, float(dropout), glu
-    )
+    return call("lightconv", x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, float(dropout), glu)
 
 
 def dynamicconv(
@@ -158,9 +158,8 @@ def dynamicconv(
         renorm_padding=renorm_padding,
     )
     x, seed = _contiguous_channels(x), _draw_seed(dropout, x)
-    return torch.ops.lightconv.dynamicconv.default(
-        x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, float(dropout), renorm_padding, glu
-    )
+    options = normalize, float(dropout), renorm_padding, glu
+    return call("dynamicconv", x, weight, bias, lengths, cu_seqlens, seed, padding_l, *options)
 
 
 def lightconv_step(
@@ -194,7 +193,7 @@ def lightconv_step(
     x, state, weight, bias = _prepare(x=x, state=state, weight=weight, bias=bias)
     checks.step(x, state, weight, dynamic=False, normalize=normalize, dropout=dropout, bias=bias, glu=glu)
     x, state, seed = _contiguous_channels(x), _begin(state, x, glu), _draw_seed(dropout, x)
-    return torch.ops.lightconv.lightconv_step.default(x, state, weight, bias, seed, normalize, float(dropout), glu)
+    return call("lightconv_step", x, state, weight, bias, seed, normalize, float(dropout), glu)
 
 
 def dynamicconv_step(
@@ -236,9 +235,7 @@ def dynamicconv_step(
         renorm_padding=renorm_padding,
     )
     x, state, seed = _contiguous_channels(x), _begin(state, x, glu), _draw_seed(dropout, x)
-    return torch.ops.lightconv.dynamicconv_step.default(
-        x, state, weight, bias, seed, normalize, float(dropout), renorm_padding, glu
-    )
+    return call("dynamicconv_step", x, state, weight, bias, seed, normalize, float(dropout), renorm_padding, glu)
 
 
 def talkconv(
@@ -281,14 +278,14 @@ def talkconv(
         if that row is outside the sequence.
 
     Raises:
-        TypeError, ValueError: see `checks`. The values of lengths and cu_seqlens are checked only on the CPU and
-            outside tracing; elsewhere the host would have to wait for them. Invalid values that are not checked never
-            cause reads outside x.
+        TypeError, ValueError: see `checks`. The values of lengths and cu_seqlens are checked only on the CPU,
+            outside tracing and torch.vmap; elsewhere the host would have to wait for them. Invalid values that are not
+            checked never cause reads outside x.
     """
     x, offset_left, offset_right = _prepare(x=x, offset_left=offset_left, offset_right=offset_right)
     checks.talk(x, offset_left, offset_right, max_left, max_right, lengths=lengths, cu_seqlens=cu_seqlens)
-    return torch.ops.lightconv.talkconv.default(
-        _contiguous_channels(x), offset_left, offset_right, lengths, cu_seqlens, max_left, max_right
+    return call(
+        "talkconv", _contiguous_channels(x), offset_left, offset_right, lengths, cu_seqlens, max_left, max_right
     )
 
 
@@ -310,13 +307,13 @@ def talkconv_step(x: Tensor, state: Tensor | None, offset_left: Tensor, max_left
         out (n, B, C), and the next state (min(r + n, max_left), B, C), which shares no memory with the arguments.
 
     Raises:
-        TypeError, ValueError: see `checks`. An offset larger than 1 is detected only on the CPU and outside tracing;
-            elsewhere its window ends where the state does.
+        TypeError, ValueError: see `checks`. An offset larger than 1 is detected only on the CPU, outside tracing and
+            torch.func's transforms; elsewhere its window ends where the state does.
     """
     x, state, offset_left = _prepare(x=x, state=state, offset_left=offset_left)
     checks.talk_step(x, state, offset_left, max_left)
     x = _contiguous_channels(x)
-    return torch.ops.lightconv.talkconv_step.default(x, _begin(state, x, glu=False), offset_left, max_left)
+    return call("talkconv_step", x, _begin(state, x, glu=False), offset_left, max_left)
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
@@ -342,7 +339,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
         return x
     if forward_ad._current_level >= 0:
         checks.no_tangents(x)
-    return torch.ops.lightconv.dropout.default(x, _draw_seed(p, x), float(p))
+    return call("dropout", x, _draw_seed(p, x), float(p))
 
 
 # Computed once at import: torch 2.6's compiler cannot trace this call. For other device types torch raises an error.

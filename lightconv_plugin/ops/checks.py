@@ -1,10 +1,12 @@
 """All checks of the operators' arguments. A message names the argument, its value and what is allowed.
 
-TypeError: something is not a tensor, not a number, or has the wrong dtype. ValueError: a wrong shape, device or value.
-NotImplementedError: a forward-mode derivative.
+TypeError: something is not a dense tensor, not a number, or has the wrong dtype. ValueError: a wrong shape, device or
+value. NotImplementedError: a forward-mode derivative.
 """
 
 from __future__ import annotations
+
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -20,7 +22,7 @@ OPTIONAL = ("bias", "state", "offset_right")
 
 
 def floating(**arguments: Tensor | None) -> None:
-    """All are tensors of an allowed floating dtype; the `OPTIONAL` ones may be None."""
+    """All are dense tensors of an allowed floating dtype; the `OPTIONAL` ones may be None."""
     for name, value in arguments.items():
         if value is not None or name not in OPTIONAL:
             _tensor(name, value, DTYPES)
@@ -29,9 +31,15 @@ def floating(**arguments: Tensor | None) -> None:
 def no_tangents(*tensors: Tensor | None) -> None:
     """NotImplementedError for forward-mode derivatives, which torch would silently take to be zero."""
     if any(tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
-        raise NotImplementedError(
-            "the lightconv operators have no forward-mode derivatives (jvp, jacfwd): use those of torch.autograd.grad"
-        )
+        no_forward_mode()
+
+
+def no_forward_mode(*_: object) -> NoReturn:
+    """NotImplementedError for forward-mode derivatives."""
+    raise NotImplementedError(
+        "the lightconv operators have no forward-mode derivatives (jvp, jacfwd, hessian): use those of "
+        "torch.autograd.grad, torch.func.grad, vjp or jacrev"
+    )
 
 
 def convolution(
@@ -261,6 +269,9 @@ def _tensor(name: str, value: object, dtypes: tuple[torch.dtype, ...]) -> None:
         raise TypeError(f"{name} must be a tensor, got {_what(value)}")
     if value.dtype not in dtypes:
         raise TypeError(f"{name} must have one of the dtypes {', '.join(map(str, dtypes))}, got {value.dtype}")
+    if value.layout != torch.strided or value.is_nested:
+        kind = "a nested tensor" if value.is_nested else f"one of layout {value.layout}"
+        raise TypeError(f"{name} must be a dense tensor, got {kind}")
 
 
 def _same_kind(name: str, tensor: Tensor, x: Tensor) -> None:

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightconv_plugin.ops import backends, reference
+from lightconv_plugin.ops import backends, reference, transforms
+from lightconv_plugin.ops.transforms import call
 
 _library = torch.library.Library("lightconv", "DEF")
 
@@ -150,18 +151,16 @@ def _save_dropout(ctx, inputs, output) -> None:
 
 def _dropout_backward(ctx, grad):
     # Dropout is linear and its own transpose: multiply by the same factors again.
-    return torch.ops.lightconv.dropout(grad, *ctx.saved_tensors, ctx.p), None, None
+    return call("dropout", grad, *ctx.saved_tensors, ctx.p), None, None
 
 
 def _backward_of(name: str):
-    operator = getattr(torch.ops.lightconv, name + "_backward")
-
     def backward(ctx, grad):
         need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
         grad = _contiguous_channels(grad)
         dx = dweight = None
         if need_x or need_weight:
-            dx, dweight = operator(grad, *ctx.saved_tensors, *ctx.options, need_x, need_weight)
+            dx, dweight = call(name + "_backward", grad, *ctx.saved_tensors, *ctx.options, need_x, need_weight)
         gradients = (dx if need_x else None, dweight if need_weight else None, _bias_gradient(grad, need_bias))
         return *gradients, *[None] * (len(ctx.needs_input_grad) - len(gradients))
 
@@ -169,13 +168,11 @@ def _backward_of(name: str):
 
 
 def _step_backward_of(name: str):
-    operator = getattr(torch.ops.lightconv, name + "_backward")
-
     def backward(ctx, grad, grad_state):
         need_x, need_state, need_weight, need_bias = ctx.needs_input_grad[:4]
         grad, grad_state = _contiguous_channels(grad), _contiguous_channels(grad_state)
-        dx, dstate, dweight = operator(
-            grad, grad_state, *ctx.saved_tensors, *ctx.options, need_x, need_state, need_weight
+        dx, dstate, dweight = call(
+            name + "_backward", grad, grad_state, *ctx.saved_tensors, *ctx.options, need_x, need_state, need_weight
         )
         gradients = (
             dx if need_x else None,
@@ -192,17 +189,14 @@ def _talk_backward(ctx, grad):
     needs = ctx.needs_input_grad[:3]
     gradients = (None,) * 3
     if any(needs):
-        gradients = torch.ops.lightconv.talkconv_backward(
-            _contiguous_channels(grad), *ctx.saved_tensors, *ctx.options, *needs
-        )
+        gradients = call("talkconv_backward", _contiguous_channels(grad), *ctx.saved_tensors, *ctx.options, *needs)
     return *_needed(gradients, needs), *[None] * (len(ctx.needs_input_grad) - 3)
 
 
 def _talk_step_backward(ctx, grad, grad_state):
     needs = ctx.needs_input_grad[:3]
-    gradients = torch.ops.lightconv.talkconv_step_backward(
-        _contiguous_channels(grad), _contiguous_channels(grad_state), *ctx.saved_tensors, ctx.max_left, *needs
-    )
+    grad, grad_state = _contiguous_channels(grad), _contiguous_channels(grad_state)
+    gradients = call("talkconv_step_backward", grad, grad_state, *ctx.saved_tensors, ctx.max_left, *needs)
     return *_needed(gradients, needs), None
 
 
@@ -265,3 +259,4 @@ for _operator, _kernel, _setup, _backward in OPERATORS:
     _library.impl(_operator, _native_or_reference(_operator), "CompositeExplicitAutograd")
     torch.library.register_fake(f"lightconv::{_operator}", _kernel, lib=_library)
     torch.library.register_autograd(f"lightconv::{_operator}", _backward, setup_context=_setup, lib=_library)
+    transforms.register(_operator, _setup, _backward)

@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 
 import pytest
 import torch
@@ -21,6 +22,12 @@ def valid(operator):
     else:
         arguments["padding_l"] = 2
     return arguments
+
+
+def nested(length, *others, layout=torch.strided):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nested tensors are a prototype
+        return torch.nested.nested_tensor([torch.ones(*others)] * length, layout=layout)
 
 
 ALL = ("lightconv", "dynamicconv", "lightconv_step", "dynamicconv_step")
@@ -56,6 +63,13 @@ WRONG = [
     (FULL, {"lengths": [4, 2, 1]}, TypeError, ["lengths must be a tensor", "[4, 2, 1]"]),
     (FULL, {"lengths": torch.ones(B)}, TypeError, ["lengths must", "torch.int32, torch.int64", "torch.float32"]),
     (FULL, {"cu_seqlens": torch.tensor([0, T])}, TypeError, ["cu_seqlens must", "torch.int32", "torch.int64"]),
+    (ALL, {"x": torch.ones(T, B, C).to_sparse()}, TypeError, ["x must be a dense tensor", "layout torch.sparse_coo"]),
+    (ALL, {"x": nested(T, B, C)}, TypeError, ["x must be a dense tensor, got a nested tensor"]),
+    (ALL, {"x": nested(T, B, C, layout=torch.jagged)}, TypeError, ["x must be a dense tensor, got a nested tensor"]),
+    (ALL, {"weight": torch.ones(H, K).to_sparse()}, TypeError, ["weight must be a dense tensor", "torch.sparse_coo"]),
+    (ALL, {"bias": torch.ones(C).to_sparse()}, TypeError, ["bias must be a dense tensor", "torch.sparse_coo"]),
+    (STEP, {"state": torch.ones(1, B, C).to_sparse()}, TypeError, ["state must be a dense tensor", "sparse_coo"]),
+    (FULL, {"lengths": torch.ones(B).long().to_sparse()}, TypeError, ["lengths must be a dense tensor", "sparse_coo"]),
     # shapes
     (ALL, {"x": torch.randn(T, C)}, ValueError, ["x must have three dimensions (T, B, C)", f"({T}, {C})"]),
     (ALL, {"x": torch.randn(0, B, C)}, ValueError, ["x must have at least one time step", f"(0, {B}, {C})"]),

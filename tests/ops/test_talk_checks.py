@@ -44,6 +44,8 @@ WRONG = [
     (FULL, {"lengths": [4, 2, 1]}, TypeError, ["lengths must be a tensor", "[4, 2, 1]"]),
     (FULL, {"lengths": torch.ones(B)}, TypeError, ["lengths must", "torch.int32, torch.int64", "torch.float32"]),
     (FULL, {"cu_seqlens": torch.tensor([0, T])}, TypeError, ["cu_seqlens must", "torch.int32", "torch.int64"]),
+    (BOTH, {"x": torch.ones(T, B, C).to_sparse()}, TypeError, ["x must be a dense tensor", "torch.sparse_coo"]),
+    (BOTH, {"offset_left": torch.ones(T, B, H).to_sparse()}, TypeError, ["offset_left must be a dense", "sparse_coo"]),
     # shapes
     (BOTH, {"x": torch.randn(T, C)}, ValueError, ["x must have three dimensions (T, B, C)", f"({T}, {C})"]),
     (BOTH, {"x": torch.randn(0, B, C)}, ValueError, ["x must have at least one time step", f"(0, {B}, {C})"]),
