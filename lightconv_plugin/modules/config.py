@@ -29,6 +29,10 @@ class AdaptiveInputConfig:
     def __post_init__(self) -> None:
         _check_bands(self.cutoff, self.factor)
 
+    def widths(self, vocab_size: int, dim: int) -> list[int]:
+        """The dimension of each band's word vectors; `dim` is the input_dim."""
+        return [int(dim // self.factor**i) for i in range(len(bands(self.cutoff, vocab_size)))]
+
 
 @dataclass(frozen=True)
 class AdaptiveSoftmaxConfig:
@@ -49,6 +53,10 @@ class AdaptiveSoftmaxConfig:
         _check_probability("dropout", self.dropout)
         if self.tie_proj and not self.tie_weights:
             raise ValueError("tie_proj needs tie_weights")
+
+    def widths(self, vocab_size: int, dim: int) -> list[int]:
+        """The dimension of each tail; `dim` is the output_dim."""
+        return [int(dim // self.factor**i) for i in range(1, len(bands(self.cutoff, vocab_size)))]
 
 
 @dataclass(frozen=True)
@@ -124,15 +132,37 @@ class StackConfig:
                 raise ValueError(f"mixers[{i}].num_heads must divide embed_dim = {self.embed_dim}, got {heads}")
             if mixer.kind == "conv" and mixer.conv_dim != self.embed_dim:
                 raise ValueError(f"mixers[{i}].conv_dim must be embed_dim = {self.embed_dim}, got {mixer.conv_dim}")
-        for name, bands in (("adaptive_input", self.adaptive_input), ("adaptive_softmax", self.adaptive_softmax)):
-            if bands is not None and bands.cutoff[-1] > self.vocab_size:
-                raise ValueError(f"{name}.cutoff must not exceed vocab_size = {self.vocab_size}, got {bands.cutoff}")
-        if self.adaptive_softmax is not None:
-            tied = self.adaptive_softmax.tie_weights
-            if tied and (self.adaptive_input is None or self.adaptive_input.cutoff != self.adaptive_softmax.cutoff):
-                raise ValueError("adaptive_softmax.tie_weights needs an adaptive_input with the same cutoff")
+        self._check_adaptive()
         if self.share_input_output and (self.adaptive_input or self.adaptive_softmax):
             raise ValueError("share_input_output needs one table of embeddings and one softmax, not adaptive ones")
+        if self.share_input_output and self.word_dim != self.last_dim:
+            raise ValueError(
+                f"share_input_output needs output_dim = input_dim = {self.word_dim}, got output_dim = {self.last_dim}"
+            )
+
+    def _check_adaptive(self) -> None:
+        words, softmax, size = self.adaptive_input, self.adaptive_softmax, self.vocab_size
+        for name, banded in (("adaptive_input", words), ("adaptive_softmax", softmax)):
+            if banded is not None and banded.cutoff[-1] > size:
+                raise ValueError(f"{name}.cutoff must not exceed vocab_size = {size}, got {banded.cutoff}")
+        if words is not None:
+            _check_widths("adaptive_input", words, size, "input_dim", self.word_dim)
+        if softmax is not None:
+            _check_widths("adaptive_softmax", softmax, size, "output_dim", self.last_dim)
+        if softmax is None or not softmax.tie_weights:
+            return
+        if words is None or words.cutoff != softmax.cutoff:
+            raise ValueError("adaptive_softmax.tie_weights needs an adaptive_input with the same cutoff")
+        if self.last_dim != self.embed_dim:
+            raise ValueError(
+                f"adaptive_softmax.tie_weights needs output_dim = embed_dim = {self.embed_dim}, got {self.last_dim}"
+            )
+        mine, theirs = softmax.widths(size, self.last_dim), words.widths(size, self.word_dim)[1:]
+        if mine != theirs and not softmax.tie_proj:
+            raise ValueError(
+                f"adaptive_softmax.tie_weights needs tails as wide as the adaptive_input's bands {theirs}, got {mine}: "
+                "both need the same factor, and input_dim = output_dim"
+            )
 
     @property
     def word_dim(self) -> int:
@@ -241,6 +271,25 @@ def _stack_of_json(known: object, name: str, *, causal: bool) -> StackConfig:
                 raise ValueError(f"unknown key {name}.mixers.{key}")
     stack = read(StackConfig, known, name)
     return replace(stack, mixers=tuple(replace(mixer, causal=causal, zero_pads=True) for mixer in stack.mixers))
+
+
+def bands(cutoff: tuple[int, ...], vocab_size: int) -> list[int]:
+    """Where each band of words ends."""
+    return [*cutoff] if cutoff[-1] == vocab_size else [*cutoff, vocab_size]
+
+
+def _check_widths(
+    name: str, banded: AdaptiveInputConfig | AdaptiveSoftmaxConfig, vocab_size: int, dim_name: str, dim: int
+) -> None:
+    try:
+        possible = all(width >= 1 for width in banded.widths(vocab_size, dim))
+    except ArithmeticError:  # no number is that large, or that small
+        possible = False
+    if not possible:
+        raise ValueError(
+            f"{name}.factor = {banded.factor:g} leaves no dimension of {dim_name} = {dim} for the last band of "
+            f"the cutoff {list(banded.cutoff)}"
+        )
 
 
 def _check_at_least(least: int, name: str, value: int) -> None:

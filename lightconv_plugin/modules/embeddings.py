@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightconv_plugin.modules.config import AdaptiveInputConfig
+from lightconv_plugin.modules.config import AdaptiveInputConfig, bands
 from lightconv_plugin.modules.linear import Linear
 
 
@@ -110,8 +110,7 @@ class AdaptiveInput(nn.Module):
         ends = bands(config.cutoff, vocab_size)
         self.ends = ends
         self.embeddings = nn.ModuleList()
-        for i, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
-            width = int(dim // config.factor**i)
+        for begin, end, width in zip([0, *ends], ends, config.widths(vocab_size, dim), strict=False):
             table = word_embedding(end - begin, width, pad - begin if begin <= pad < end else None)
             self.embeddings.append(nn.Sequential(table, Linear(width, output_dim, bias=False)))
 
@@ -132,8 +131,3 @@ class AdaptiveInput(nn.Module):
             begin = end
         assert out is not None
         return out
-
-
-def bands(cutoff: tuple[int, ...], vocab_size: int) -> list[int]:
-    """Where each band of words ends."""
-    return [*cutoff] if cutoff[-1] == vocab_size else [*cutoff, vocab_size]

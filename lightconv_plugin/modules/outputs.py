@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightconv_plugin.modules.config import AdaptiveSoftmaxConfig
+from lightconv_plugin.modules.config import AdaptiveSoftmaxConfig, bands
 from lightconv_plugin.modules.dropout import Dropout
-from lightconv_plugin.modules.embeddings import AdaptiveInput, bands
+from lightconv_plugin.modules.embeddings import AdaptiveInput
 from lightconv_plugin.modules.linear import Linear
 
 
@@ -41,8 +41,7 @@ class AdaptiveSoftmax(nn.Module):
                 self.head["word_proj"] = nn.Sequential(Linear(dim, word_dim, bias=False))
         # The keys are the indices in fairseq's Sequential; the dropout is between them.
         self.tail = nn.ModuleList()
-        for i, (begin, end) in enumerate(pairwise(ends)):
-            width = int(dim // config.factor ** (i + 1))
+        for (begin, end), width in zip(pairwise(ends), config.widths(vocab_size, dim), strict=True):
             parts = {} if self.tied_proj else {"0": Linear(dim, width, bias=False)}
             if not self.tied:
                 parts["2"] = Linear(width, end - begin, bias=False)
