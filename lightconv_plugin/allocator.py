@@ -64,15 +64,18 @@ def preload() -> dict[str, str]:
 
     Empty if tcmalloc is not installed, or if the environment says otherwise.
     """
-    if not sys.platform.startswith("linux") or "LD_PRELOAD" in os.environ or _chosen() is not None:
+    if not sys.platform.startswith("linux") or "LD_PRELOAD" in os.environ or users_choice() is not None:
         return {}
     library = find_tcmalloc()
     # Otherwise, it prints a message for each block of 1 GB or more, such as the logits of a large batch.
     return {"LD_PRELOAD": library, "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": str(1 << 50)} if library else {}
 
 
-def _chosen() -> Allocator | None:
-    """The user's choice; None if there is none."""
+def users_choice() -> Allocator | None:
+    """What the environment says about malloc; None if it says nothing.
+
+    Raises ValueError for an unknown value of LIGHTCONV_KEEP_MALLOC.
+    """
     value = os.environ.get("LIGHTCONV_KEEP_MALLOC") or "0"
     if value not in ("0", "1"):
         raise ValueError(f"LIGHTCONV_KEEP_MALLOC must be 0, 1 or unset, got {value!r}")
@@ -86,7 +89,7 @@ def _chosen() -> Allocator | None:
 
 
 def _decide() -> Allocator:
-    if (chosen := _chosen()) is not None:
+    if (chosen := users_choice()) is not None:
         return chosen
     process = ctypes.CDLL(None)
     if other := next((name for function, name in _OTHERS.items() if hasattr(process, function)), None):

@@ -68,6 +68,10 @@ def backend(device_type: str) -> str:
 def decision(device_type: str) -> Decision:
     """Like `backend`, with the reason."""
     forced = _forced()
+    if forced in artifacts.KINDS and forced != device_type:
+        raise RuntimeError(
+            f"LIGHTCONV_BACKEND={forced}: these kernels are for {forced} tensors, got tensors on {device_type}"
+        )
     if (decided := _decided.get(device_type)) is None:
         with _lock:
             if (decided := _decided.get(device_type)) is None:
@@ -92,9 +96,6 @@ def _forced() -> str:
 def _decide(device_type: str, forced: str) -> Decision:
     if forced == "reference":
         decided = Decision("reference", reason="LIGHTCONV_BACKEND=reference")
-    elif forced in artifacts.KINDS and forced != device_type:
-        reason = f"these kernels are for {forced} tensors, got tensors on {device_type}"
-        decided = Decision("reference", reason=reason)
     elif device_type not in artifacts.KINDS:
         decided = Decision("reference", reason=f"there are no native kernels for {device_type} tensors")
     else:
@@ -113,6 +114,8 @@ def _decide(device_type: str, forced: str) -> Decision:
 
 def _load(kind: str) -> Path:
     """Register the native kernels with torch's dispatcher; returns the library's path."""
+    if kind == "cpu":
+        allocator.users_choice()  # once the kernels are registered, an unknown value would stop the first call only
     if kind == "cuda" and not torch.cuda.is_available():
         raise NativeError("torch sees no CUDA device")
     library = artifacts.find(kind)

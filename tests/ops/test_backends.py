@@ -281,6 +281,10 @@ def test_a_forced_backend_serves_no_other_device(forced, device, plain, monkeypa
     with pytest.raises(RuntimeError, match=said):
         backends.backend(device)
     assert not plain.cache.exists()
+    # A device whose backend was chosen before.
+    monkeypatch.setattr(backends, "_decided", {device: backends.Decision(device)})
+    with pytest.raises(RuntimeError, match=said):
+        backends.backend(device)
 
 
 def test_cuda_without_a_gpu(plain, monkeypatch):
@@ -291,18 +295,24 @@ def test_cuda_without_a_gpu(plain, monkeypatch):
         backends.backend("cuda")
 
 
-def test_an_operator_under_a_wrong_backend_raises(toy):
+def test_wrong_settings_raise_at_every_call(toy):
     toy.run("""
         import os
-        for value, error in (("cuda", RuntimeError), ("rubbish", ValueError)):
-            os.environ["LIGHTCONV_BACKEND"] = value
-            try:
-                ops.lightconv(x, weight, 1)
-            except error as caught:
-                assert "LIGHTCONV_BACKEND" in str(caught)
-            else:
-                raise AssertionError(value)
-            backends._decided.clear()
+        for name, value, error, said in (
+            ("LIGHTCONV_BACKEND", "cuda", RuntimeError, "LIGHTCONV_BACKEND=cuda: these kernels are for cuda tensors"),
+            ("LIGHTCONV_BACKEND", "rubbish", ValueError, "LIGHTCONV_BACKEND must be"),
+            ("LIGHTCONV_KEEP_MALLOC", "yes", ValueError, "LIGHTCONV_KEEP_MALLOC must be"),
+            ("LIGHTCONV_CPU_ISA", "rubbish", ValueError, "LIGHTCONV_CPU_ISA must be"),
+        ):
+            os.environ[name] = value
+            for _ in range(3):
+                try:
+                    ops.lightconv(x, weight, 1)
+                except error as caught:
+                    assert said in str(caught), caught
+                else:
+                    raise AssertionError((name, value))
+            del os.environ[name]
         os.environ["LIGHTCONV_BACKEND"] = "cpu"
         assert (ops.lightconv(x, weight, 1) > 100).all()
     """)
