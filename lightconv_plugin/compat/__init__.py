@@ -30,6 +30,7 @@ from lightconv_plugin.compat import (
     preprocessing,
     resuming,
     settings,
+    tasks,
 )
 from lightconv_plugin.compat.registry import Patch, patches_of
 
@@ -45,6 +46,7 @@ PATCHES: dict[str, Patch] = patches_of(
     resuming,
     dictionaries,
     preprocessing,
+    tasks,
     settings,
 )
 """All patches by name, whether the installed fairseq needs them or not."""

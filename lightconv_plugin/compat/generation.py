@@ -65,3 +65,55 @@ def repeated_ngrams() -> None:
         return lprobs
 
     NGramRepeatBlock._no_repeat_ngram = _no_repeat_ngram
+
+
+def _groups_are_confused() -> bool:
+    from fairseq.data import Dictionary
+    from fairseq.search import DiverseBeamSearch
+
+    words = Dictionary()
+    search = DiverseBeamSearch(words, 2, 0.5)
+    number = torch.tensor([1])  # one sentence, the data set's second
+    try:
+        search.step(0, torch.zeros(1, 2, len(words)), torch.zeros(1, 2, 0), None, number)
+        search.step(1, torch.zeros(1, 2, len(words)), torch.zeros(1, 2, 1), None, number)
+    except IndexError:
+        return True
+    return False
+
+
+@patch(versions="fairseq's main branch, fairseq-fixed", needed=_groups_are_confused)
+def diverse_groups() -> None:
+    """fairseq's --diverse-beam-groups fails with an IndexError, or takes one sentence's penalties for another's.
+
+    It keeps the overlap of the groups by row of the batch, and reads it by the sentence's number in the data set. Here
+    the numbers of the first step tell the row.
+    """
+    from fairseq.search import DiverseBeamSearch
+
+    original_init, original_step = DiverseBeamSearch.__init__, DiverseBeamSearch.step
+
+    def __init__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        original_init(self, *args, **kwargs)
+        self.numbers = torch.empty(0, dtype=torch.long)
+
+    # torch.jit.script compiles this method with SequenceGenerator, so it uses only what TorchScript supports.
+    @torch.jit.export
+    def step(
+        self: torch.nn.Module,
+        step: int,
+        lprobs: torch.Tensor,
+        scores: torch.Tensor,
+        prev_output_tokens: torch.Tensor | None = None,
+        original_batch_idxs: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        rows = torch.arange(lprobs.size(0), device=lprobs.device)
+        if original_batch_idxs is not None:
+            if step == 0:
+                self.numbers = original_batch_idxs
+            rows = original_batch_idxs.unsqueeze(1).eq(self.numbers).to(torch.uint8).argmax(1)
+        return self.step_of_rows(step, lprobs, scores, prev_output_tokens, rows)
+
+    DiverseBeamSearch.__init__ = __init__
+    DiverseBeamSearch.step_of_rows = original_step
+    DiverseBeamSearch.step = step

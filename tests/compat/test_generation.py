@@ -1,4 +1,4 @@
-"""Blocking of repeated n-grams, and the last batch of a data set."""
+"""Blocking of repeated n-grams, groups of beams, and the last batch of a data set."""
 
 import os
 import subprocess
@@ -11,6 +11,7 @@ pytest.importorskip("fairseq")
 
 from fairseq.data import data_utils
 from fairseq.ngram_repeat_block import NGramRepeatBlock
+from fairseq.search import DiverseBeamSearch
 from fairseq.sequence_generator import SequenceGenerator
 
 import lightconv_plugin.models  # noqa: F401 (the patches)
@@ -85,6 +86,42 @@ def test_a_generator_that_blocks_can_be_scripted():
     assert [hypothesis["tokens"].tolist() for hypothesis in found[0]] == [
         hypothesis["tokens"].tolist() for hypothesis in expected[0]
     ]
+
+
+def grouped(search, lprobs, scores, numbers):
+    """What a search chooses at each step for the sentences of these numbers; the second one is finished after two."""
+    chosen = {}
+    rows = torch.arange(len(numbers))
+    for step in range(4):
+        rows = rows[rows != 1] if step == 2 else rows
+        inputs = lprobs[step, rows].clone(), scores[rows, :, :step], torch.zeros(0)
+        for row, *found in zip(rows.tolist(), *search.step(step, *inputs, numbers[rows]), strict=True):
+            chosen[step, row] = [part.tolist() for part in found]
+    return chosen
+
+
+@pytest.mark.parametrize("scripted", [False, True], ids=["", "scripted"])
+@pytest.mark.parametrize("numbers", [[0, 1, 2], [2, 0, 1], [50, 7, 9]])
+def test_groups_of_beams_are_those_of_each_sentence_alone(numbers, scripted):
+    words = dictionary(12)
+    search = DiverseBeamSearch(words, 3, 0.5)
+    search = torch.jit.script(search) if scripted else search
+    lprobs, scores = torch.randn(4, 3, 6, len(words)).log_softmax(-1), torch.randn(3, 6, 4)
+    together = grouped(search, lprobs, scores, torch.tensor(numbers))
+    for sentence in range(3):
+        alone = grouped(search, lprobs[:, [sentence] * 3], scores[[sentence] * 3], torch.arange(3))
+        for (step, row), choice in together.items():
+            assert row != sentence or choice == alone[step, 0]
+
+
+def test_fairseq_alone_confuses_the_groups():
+    if not is_applied("diverse_groups"):
+        pytest.skip("the groups of this version of fairseq know nothing of numbers")
+    words = dictionary(12)
+    search = DiverseBeamSearch(words, 3, 0.5)
+    search.step = search.step_of_rows
+    with pytest.raises(IndexError):
+        grouped(search, torch.randn(4, 3, 6, len(words)), torch.randn(3, 6, 4), torch.tensor([50, 7, 9]))
 
 
 BLOCK = """
