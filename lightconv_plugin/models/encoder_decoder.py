@@ -54,7 +54,18 @@ def _left_pad_target(task) -> bool:
     return utils.eval_bool(str(getattr(options, "left_pad_target", False)))
 
 
-class MixerEncoder(TransformerEncoderBase):
+class _NotScripted:
+    """Says that TorchScript, which fairseq's own LightConv supports, is not supported here, and what is."""
+
+    def __prepare_scriptable__(self):
+        """Called by torch.jit.script, for a module that contains this one too (fairseq's SequenceGenerator)."""
+        raise NotImplementedError(
+            "TorchScript is not supported by lightconv_plugin's models: lightconv_plugin.deployment compiles exported "
+            "models for libtorch; LIGHTCONV_KEEP_UPSTREAM=1 in the environment gives fairseq's own lightconv models"
+        )
+
+
+class MixerEncoder(_NotScripted, TransformerEncoderBase):
     """fairseq's encoder over MixerEncoderLayers, one for each of cfg.encoder.mixers."""
 
     def __init__(self, cfg, dictionary, embed_tokens):
@@ -102,7 +113,7 @@ class MixerEncoder(TransformerEncoderBase):
         return _fit_position_buffer(self, super().upgrade_state_dict_named(state_dict, name), name)
 
 
-class MixerDecoder(TransformerDecoderBase):
+class MixerDecoder(_NotScripted, TransformerDecoderBase):
     """fairseq's decoder over MixerDecoderLayers, one for each of cfg.decoder.mixers."""
 
     def __init__(self, cfg, dictionary, embed_tokens, no_encoder_attn=False):

@@ -189,6 +189,15 @@ def test_a_model_can_be_pickled(made):
     assert torch.equal(again(*inputs)[0], model(*inputs)[0])
 
 
+@pytest.mark.parametrize("what", ["model", "generator", "language model"])
+def test_torchscript_is_refused_with_what_there_is_instead(what):
+    model = build_lm() if what == "language model" else build("lightconv")
+    if what == "generator":
+        model = SequenceGenerator([model], dictionary(), beam_size=2)
+    with pytest.raises(NotImplementedError, match=r"TorchScript is not supported .* LIGHTCONV_KEEP_UPSTREAM=1"):
+        torch.jit.script(model)
+
+
 def test_adaptive_softmax_in_translation():
     model = build(adaptive_softmax_cutoff=[10, 20], share_decoder_input_output_embed=True)
     source, lengths, previous = batch()
