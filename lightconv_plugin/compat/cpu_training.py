@@ -120,6 +120,27 @@ def ddp_without_gpu() -> None:
 
 
 @patch(versions="all versions of fairseq", needed=lambda: not torch.cuda.is_available())
+def fp16_without_gpu() -> None:
+    """fairseq asks for the current CUDA device in a training with --fp16, and says nothing else without a GPU.
+
+    Its other half precisions do train on a CPU, and so does --fp16 with --fp16-no-flatten-grads.
+    """
+    from fairseq.optim.fp16_optimizer import FP16Optimizer
+
+    original = FP16Optimizer.build_fp32_params.__func__
+
+    def build_fp32_params(cls: type, args: Any, params: Any, flatten: bool = True) -> Any:
+        if flatten:
+            raise ValueError(
+                "common.fp16 (--fp16) needs a GPU, and torch sees none: leave it out, or use common.bf16 (--bf16) if "
+                "the processor computes in bfloat16"
+            )
+        return original(cls, args, params, flatten)
+
+    FP16Optimizer.build_fp32_params = classmethod(build_fp32_params)
+
+
+@patch(versions="all versions of fairseq", needed=lambda: not torch.cuda.is_available())
 def freed_memory_without_gpu() -> None:
     """fairseq's own models train slower than necessary on a CPU: each step returns its memory to the system.
 

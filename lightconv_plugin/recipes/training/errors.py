@@ -9,7 +9,11 @@ from typing import Any
 MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 CLOSED = ("connection closed", "connection reset", "broken pipe", "connection refused")
 LATE = ("timed out waiting", "wait timeout", "timeout after", "timed out after", "timed out.")
-PLAIN = ("could not infer language pair", "cannot load model parameters from checkpoint")
+PLAIN = (
+    "could not infer language pair",
+    "cannot load model parameters from checkpoint",
+    "common.fp16 (--fp16) needs a gpu",
+)
 
 
 class ConfigError(ValueError):

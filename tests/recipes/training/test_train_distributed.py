@@ -195,12 +195,19 @@ def test_two_machines_under_slurm_survive_a_killed_process(config, two, tmp_path
     assert "exitcode: -9" in "".join(killed)
 
 
-def test_an_error_of_the_configuration_ends_it_at_once(config):
-    arguments = ("--processes", "1", "optimization.learning_rate=1")
-    training = Training(config, "wrong", *arguments, python=warm_python())
+@pytest.mark.parametrize(
+    "setting, message",
+    [
+        ("optimization.learning_rate=1", "Key 'learning_rate' not in 'OptimizationConfig'"),
+        ("common.fp16=true", "error: process 0: common.fp16 (--fp16) needs a GPU, and torch sees none"),
+    ],
+)
+def test_an_error_of_the_configuration_ends_it_at_once(config, setting, message):
+    name = "wrong-" + setting.partition("=")[0]
+    training = Training(config, name, "--processes", "1", setting, python=warm_python(), CUDA_VISIBLE_DEVICES="")
     output = training.end()
     assert training.process.returncode == 1
-    assert output.count("Key 'learning_rate' not in 'OptimizationConfig'") == 1  # it was read once
+    assert output.count(message) == 1 and "Traceback" not in output  # it was read once
     last = output.splitlines()[-1]
     assert last.startswith("lightconv train: error: a process died (see above); not restarted, since no checkpoint was")
     assert_nothing_left(training.save_dir)
