@@ -75,6 +75,11 @@ TALK_SUFFIXES = {
 # one of them, dynamic by default.
 FAMILIES = {"lightweightconv": "lightweight", "dynamicconv": "dynamic"}
 UPSTREAM_FAMILY = {"lightconv": "dynamic"}
+# Upstream's parsers set the defaults of these, so an architecture that somebody registers on its models may read them,
+# and cannot change them: it is the same model here.
+_PARSED = ("encoder_conv_type", "decoder_conv_type", "weight_softmax")
+_PARSED_LM = ("dropout", "attention_dropout", "relu_dropout", "decoder_conv_type", "weight_softmax")
+_PARSED_LM += ("character_filters", "character_embedding_dim", "char_embedder_highway_layers")
 
 ARCHITECTURES = {
     family + suffix: {**_sides(conv_type=mixer), **options}
@@ -144,9 +149,9 @@ _theirs: dict[str, dict[str, Callable]] = {}
 if _take_over():
     _upstream, _theirs["lightconv"] = _forget_upstream("lightconv")
     # Keep the URLs of the released models, for from_pretrained("dynamicconv.glu.wmt16.en-de").
-    _encoder_decoder = {"hub_models": _upstream.hub_models}
+    _encoder_decoder = {"hub_models": _upstream.hub_models, "parsed_defaults": _PARSED}
     _, _theirs["lightconv_lm"] = _forget_upstream("lightconv_lm")
-    _language_model = {}
+    _language_model = {"parsed_defaults": _PARSED_LM}
 else:
     _encoder_decoder = _language_model = None
 _register(ARCHITECTURES, ConvTransformerConfig, ConvTransformerModel, _encoder_decoder)

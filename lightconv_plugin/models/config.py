@@ -159,11 +159,11 @@ def _integers(text: str) -> list[int]:
     return found
 
 
-def add_arguments(parser, config: ConvTransformerConfig) -> None:
-    """Add `config`'s options without their defaults; `parser` is an argparse parser or argument group.
+def add_arguments(parser, config: ConvTransformerConfig, with_defaults: tuple[str, ...] = ()) -> None:
+    """Add `config`'s options; `parser` is an argparse parser or argument group.
 
-    An architecture that is registered on top of a model sets only what the command line has left unset. What is unset
-    after it gets the defaults of the model's configuration.
+    Only the options in `with_defaults` get their defaults. An architecture that is registered on top of a model sets
+    what the command line has left unset, and what is unset after it gets the defaults of the model's configuration.
     """
     for f in fields(config):
         is_list = f.type in (List[int], Optional[List[int]])
@@ -177,6 +177,7 @@ def add_arguments(parser, config: ConvTransformerConfig) -> None:
             )
     # This skips the options that have already been added.
     gen_parser_from_dataclass(parser, config, delete_default=True)
+    parser.set_defaults(**{name: getattr(config, name) for name in with_defaults})
 
 
 def transformer_config(

@@ -21,11 +21,13 @@ class ConvTransformerModel(Prunable, TransformerModelBase):
     versions) and of the published TaLK models load into it (FairseqConvBlock.upgrade_state_dict_named).
     """
 
+    parsed_defaults: tuple[str, ...] = ()  # of these options the parser sets the defaults (config.add_arguments)
+
     @classmethod
     def add_args(cls, parser):
         """Add the options; called by fairseq's command line."""
         # fairseq's register_model stores the dataclass under this name.
-        add_arguments(parser, getattr(cls, "__dataclass")())
+        add_arguments(parser, getattr(cls, "__dataclass")(), cls.parsed_defaults)
 
     @classmethod
     def build_model(cls, cfg, task):

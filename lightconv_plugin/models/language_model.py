@@ -22,11 +22,13 @@ class ConvLanguageModel(Prunable, FairseqLanguageModel):
     language_model_config.py. Checkpoints of fairseq's own `lightconv_lm` (all versions) and of TaLK load into it.
     """
 
+    parsed_defaults: tuple[str, ...] = ()  # of these options the parser sets the defaults (config.add_arguments)
+
     @classmethod
     def add_args(cls, parser):
         """Add the options; called by fairseq's command line."""
         # fairseq's register_model stores the dataclass under this name.
-        add_arguments(parser, getattr(cls, "__dataclass")())
+        add_arguments(parser, getattr(cls, "__dataclass")(), cls.parsed_defaults)
 
     @classmethod
     def build_model(cls, cfg, task):

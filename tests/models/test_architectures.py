@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-from argparse import SUPPRESS, ArgumentParser, Namespace
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from lightconv_plugin.modules.attention_convolution import AttentionConv
 from tests import ROOT
 from tests.warm_python import warm_python
 
-from .toys import batch, build, dictionary, task
+from .toys import batch, build, dictionary, options_of, task, tiny
 
 FAMILIES = ("lightweightconv", "dynamicconv", "lightconv")
 E, D = [3, 7, 15, 31, 31, 31, 31], [3, 7, 15, 31, 31, 31]
@@ -157,13 +156,6 @@ def test_upstream_flags_run_unchanged():
     assert resolved.share_decoder_input_output_embed and not resolved.share_all_embeddings
 
 
-def options_of(model: type, *arguments: str) -> Namespace:
-    """What a model's own parser reads."""
-    parser = ArgumentParser(argument_default=SUPPRESS)
-    model.add_args(parser)
-    return parser.parse_args(arguments)
-
-
 @pytest.mark.parametrize(
     "written, kernels",
     [("3,7,15", [3, 7, 15]), ("[3, 7, 15]", [3, 7, 15]), ("[3]+[7]*2", [3, 7, 7]), ("(5,)*3", [5] * 3), ("9", [9])],
@@ -188,7 +180,7 @@ def parameters(model) -> int:
 @pytest.mark.parametrize("arguments", ["", "--encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-glu 1"])
 def test_an_architecture_registered_on_lightconv_is_upstreams_model(registered, arguments):
     """As many parameters as fairseq's own class has, which also has an unused bias in each dynamic layer."""
-    tiny = registered("lightconv")
+    registered("lightconv", tiny)
     model = models.build_model(parse("--arch", "a_tiny_model", *arguments.split()), task(dictionary()))
     assert isinstance(model, models.ARCH_MODEL_REGISTRY["lightconv"])
     given = options_of(LightConvModel, *arguments.split())
@@ -198,7 +190,7 @@ def test_an_architecture_registered_on_lightconv_is_upstreams_model(registered, 
 
 @pytest.mark.parametrize("model", ["dynamicconv", "lightweightconv_iwslt_de_en", "talkconv_wmt_en_de_big"])
 def test_what_a_registered_architecture_leaves_unset_is_the_models(registered, model):
-    registered(model)
+    registered(model, tiny)
     cfg = transformer_config(
         parse("--arch", "a_tiny_model", "--decoder-layers", "1", "--decoder-kernel-size-list", "9")
     )

@@ -1,13 +1,17 @@
 """The language models' architectures and options, as typed on fairseq's command line."""
 
+from argparse import Namespace
+
 import pytest
 import torch
 from fairseq import models, options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models.lightconv_lm import LightConvLanguageModel, base_lm_architecture
 
 from lightconv_plugin.models.language_model_config import language_model_architectures, language_model_config
 
 from .language_model_toys import build_lm, configuration, lm_task
+from .toys import options_of, tiny
 
 D = [3, 7, 15, 31, 31, 31]
 BILLION = [15] * 2 + [31] * 4 + [63] * 11
@@ -60,14 +64,38 @@ def test_every_architecture_is_registered():
         assert models.ARCH_MODEL_REGISTRY[name].__module__.startswith("lightconv_plugin.")
 
 
-@pytest.mark.parametrize("model", ["lightconv_lm", "dynamicconv_lm_wiki103"])
-def test_an_architecture_registered_on_a_model_sets_what_the_command_line_does_not(registered, model):
-    registered(model)
+def users(args):
+    """A user's architecture that calls upstream's, which reads what upstream's parser has set."""
+    tiny(args)
+    args.relu_dropout = getattr(args, "relu_dropout", 0.3)
+    args.input_dropout = getattr(args, "input_dropout", 0.2)
+    base_lm_architecture(args)
+
+
+@pytest.mark.parametrize("arguments", ["", "--attention-dropout 0.4 --decoder-ffn-embed-dim 32 --decoder-glu 1"])
+def test_an_architecture_registered_on_lightconv_lm_is_upstreams_model(registered, arguments):
+    registered("lightconv_lm", users)
+    cfg = parse("--arch", "a_tiny_model", *arguments.split())
+    given = options_of(LightConvLanguageModel, *arguments.split())
+    users(given)
+    upstreams = LightConvLanguageModel.build_model(Namespace(**vars(given), tokens_per_sample=64), lm_task())
+    names = ("dropout", "attention_dropout", "relu_dropout", "input_dropout", "weight_dropout", "decoder_conv_type")
+    assert {name: cfg[name] for name in names} == {name: getattr(given, name) for name in names}
+    sizes = [p.numel() for name, p in upstreams.named_parameters() if not name.endswith("conv_bias")]
+    assert sum(p.numel() for p in models.build_model(cfg, lm_task()).parameters()) == sum(sizes)
+
+
+def test_an_architecture_registered_on_another_model_can_change_everything(registered):
+    def function(args):
+        tiny(args)
+        args.dropout = getattr(args, "dropout", 0.3)
+        args.decoder_conv_type = getattr(args, "decoder_conv_type", "talk")
+
+    registered("dynamicconv_lm_wiki103", function)
     cfg = language_model_config(parse("--arch", "a_tiny_model", "--decoder-ffn-embed-dim", "32"))
-    defaults = language_model_config(configuration(model))
-    assert (cfg.decoder.embed_dim, cfg.decoder.ffn_embed_dim, cfg.decoder.attention_heads) == (16, 32, 4)
-    assert [(m.kernel_size, m.glu) for m in cfg.decoder.mixers] == [(3, False), (5, False)]
-    assert (cfg.dropout, cfg.adaptive_input_cutoff) == (defaults.dropout, defaults.adaptive_input_cutoff)
+    assert (cfg.decoder.embed_dim, cfg.decoder.ffn_embed_dim, cfg.dropout) == (16, 32, 0.3)
+    assert {m.kind for m in cfg.decoder.mixers} == {"talk"}
+    assert (cfg.adaptive_input_cutoff, cfg.adaptive_softmax_dropout) == ([20000, 60000], 0.2)  # the model's defaults
 
 
 class Entries:

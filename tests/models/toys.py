@@ -1,5 +1,6 @@
 """Small dictionaries, tasks and models for the tests of models/."""
 
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from types import SimpleNamespace
 
 import torch
@@ -33,6 +34,23 @@ VARIANTS = {
     ),
     "cross-attention-q": ("lightweight", {"decoder_cross_attention_conv": "q", "attention_conv_type": "lightweight"}),
 }
+
+_USERS = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in (
+    ("embed_dim", 16), ("ffn_embed_dim", 24), ("attention_heads", 4), ("layers", 2), ("kernel_size_list", [3, 5]),
+    ("glu", False))}  # fmt: skip
+
+
+def tiny(args):
+    """A user's architecture, as fairseq's documentation writes one: it sets what the command line left unset."""
+    for name, value in _USERS.items():
+        setattr(args, name, getattr(args, name, value))
+
+
+def options_of(model: type, *arguments: str) -> Namespace:
+    """What a model's own parser reads."""
+    parser = ArgumentParser(argument_default=SUPPRESS)
+    model.add_args(parser)
+    return parser.parse_args(arguments)
 
 
 def dictionary(size: int = 30) -> Dictionary:
