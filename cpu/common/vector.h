@@ -71,14 +71,13 @@ LIGHTCONV_INLINE Vector<S> larger(Vector<S> a, Vector<S> b) {
   return a > b ? a : b;
 }
 
-// e^x to about one unit in the last place for x in −87 … 88. Beyond, the value at the bound: denormal numbers are slow,
-// and no weight needs them. NaN for NaN.
+// e^x to about one unit in the last place for x in −87 … 88. Above, the value at the bound; below, 0: denormal numbers
+// are slow, and no weight needs them. NaN for NaN.
 LIGHTCONV_INLINE Vector<float> exponential(Vector<float> x) {
   using F = Vector<float>;
-  // The order of the operands keeps NaN.
   const F lowest = broadcast(-87.0f), highest = broadcast(88.0f);
-  x = lowest > x ? lowest : x;
-  x = highest < x ? highest : x;
+  const auto nothing = x < lowest;
+  x = highest < x ? highest : x;  // in this order NaN remains
   // x = n·ln 2 + r with |r| ≤ ln 2 / 2. Adding 1.5·2²³ rounds to the nearest integer. Adding 127 more puts
   // n + 127, the exponent of 2ⁿ, into the lowest bits.
   const F shifted = x * 1.44269504088896341f + 12583039.0f;
@@ -96,7 +95,7 @@ LIGHTCONV_INLINE Vector<float> exponential(Vector<float> x) {
   exponent <<= 23;
   F power;
   std::memcpy(&power, &exponent, sizeof(power));
-  return p * power;
+  return nothing ? F{} : p * power;
 }
 
 LIGHTCONV_INLINE Vector<double> exponential(Vector<double> x) {

@@ -119,6 +119,18 @@ def test_a_filter_that_is_nan_is_so_alone(backend, filters):
     assert dweight[touched].isnan().all() and torch.equal(dweight[~touched], clean_dweight[~touched])
 
 
+@pytest.mark.parametrize(("per_head", "size"), [(1, 2), (2, 2), (16, 2), (2, 20), (16, 20)])
+@pytest.mark.parametrize("operator", ["lightconv", "dynamicconv"])
+def test_minus_infinity_weighs_nothing_at_all(backend, operator, per_head, size):
+    """A row that only such taps meet may be as large as floats are."""
+    x = torch.full((2 * size, 1, 2 * per_head), 1.0)
+    x[size:] = 3e38
+    weight = torch.full((2, size), -math.inf)
+    weight[:, 0] = 0.25
+    filters = weight if operator == "lightconv" else weight.expand(2 * size, 1, 2, size)
+    assert torch.equal(getattr(ops, operator)(x, filters, 0), x)
+
+
 @pytest.mark.parametrize("normalize", ops.NORMALIZATIONS)
 def test_renormalised_over_no_tap_is_nothing_whatever_the_weights(backend, normalize):
     """lengths of 0: no tap of any row meets the sentence."""
