@@ -92,11 +92,8 @@ def dynamicconv(
     sequence = Sequence(x, lengths, cu_seqlens)
     inside = sequence.inside(weight.shape[-1], -padding_l) if renorm_padding else None
     taps = Filter(weight, seed, normalize, dropout, inside).taps
-    source = widen(_inputs(x, glu))
-    if sequence.pad is not None:
-        source = source.masked_fill(sequence.pad, 0)
     out = _new_output(x, bias, glu)
-    _gather(out, source, taps, -padding_l, sequence.index)
+    _gather(out, widen(_inputs(x, glu)), taps, -padding_l, sequence)
     return out.to(x.dtype)
 
 
@@ -123,16 +120,13 @@ def dynamicconv_backward(
     dx, dweight = x.new_empty(0), weight.new_empty(0)
     if need_x:
         dsource = _zeros(_channels(x, glu))
-        _scatter(dsource, grad, filters.taps, -padding_l, sequence.index)
+        _scatter(dsource, grad, filters.taps, -padding_l, sequence)
         dx = _inputs_backward(dsource, x, glu)
         if sequence.pad is not None:
             dx.masked_fill_(sequence.pad, 0)
     if need_weight:
-        source = widen(_inputs(x, glu))
-        if sequence.pad is not None:
-            source = source.masked_fill(sequence.pad, 0)
         dtaps = torch.zeros_like(filters.taps)
-        _correlate(dtaps, source, grad, -padding_l, sequence.index)
+        _correlate(dtaps, widen(_inputs(x, glu)), grad, -padding_l, sequence)
         dweight = torch.empty_like(weight).copy_(filters.backward(dtaps))
     return dx, dweight
 
@@ -267,16 +261,15 @@ def _tap(taps: Tensor, k: int, rows: slice) -> Tensor:
     return (taps[k] if taps.dim() == 2 else taps[k, rows]).unsqueeze(-1)
 
 
-def _crossing(index: Tensor | None, out_rows: slice, source_rows: slice) -> Tensor | None:
-    """(rows, 1, 1, 1): True where a packed output row would read another sequence's row; None if not packed."""
-    return None if index is None else (index[out_rows] != index[source_rows]).view(-1, 1, 1, 1)
+def _outside(sequence: Sequence | None, rows: slice, sources: slice) -> Tensor | None:
+    return None if sequence is None else sequence.outside(rows, sources)
 
 
-def _inside(rows: Tensor, tap: Tensor, crossing: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Both factors of a product, each 0 where it crosses into another sequence: either may be NaN or infinite there."""
-    if crossing is None:
+def _inside(rows: Tensor, tap: Tensor, outside: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Both factors of a product, each 0 where it is outside the sequence: either may be NaN or infinite there."""
+    if outside is None:
         return rows, tap
-    return rows.masked_fill(crossing, 0), torch.where(crossing, 0, tap)
+    return rows.masked_fill(outside, 0), torch.where(outside, 0, tap)
 
 
 def _heads(rows: Tensor, taps: Tensor) -> Tensor:
@@ -284,30 +277,30 @@ def _heads(rows: Tensor, taps: Tensor) -> Tensor:
     return rows.unflatten(-1, (taps.shape[-1], rows.shape[-1] // taps.shape[-1]))
 
 
-def _gather(out: Tensor, source: Tensor, taps: Tensor, offset: int, index: Tensor | None = None) -> None:
+def _gather(out: Tensor, source: Tensor, taps: Tensor, offset: int, sequence: Sequence | None = None) -> None:
     """out[t] += Σ_k taps[k, t] · source[t + offset + k]."""
     out, source = _heads(out, taps), _heads(source, taps)
     for k, to, at in _overlaps(out.shape[0], source.shape[0], taps.shape[0], offset):
-        rows, tap = _inside(source[at], _tap(taps, k, to), _crossing(index, to, at))
+        rows, tap = _inside(source[at], _tap(taps, k, to), _outside(sequence, to, at))
         out[to].addcmul_(rows, tap)
 
 
-def _scatter(dsource: Tensor, grad: Tensor, taps: Tensor, offset: int, index: Tensor | None = None) -> None:
+def _scatter(dsource: Tensor, grad: Tensor, taps: Tensor, offset: int, sequence: Sequence | None = None) -> None:
     """The transpose of _gather: dsource[t + offset + k] += taps[k, t] · grad[t]."""
     dsource, grad = _heads(dsource, taps), _heads(grad, taps)
     for k, to, at in _overlaps(grad.shape[0], dsource.shape[0], taps.shape[0], offset):
-        rows, tap = _inside(grad[to], _tap(taps, k, to), _crossing(index, to, at))
+        rows, tap = _inside(grad[to], _tap(taps, k, to), _outside(sequence, to, at))
         dsource[at].addcmul_(rows, tap)
 
 
-def _correlate(dtaps: Tensor, source: Tensor, grad: Tensor, offset: int, index: Tensor | None = None) -> None:
+def _correlate(dtaps: Tensor, source: Tensor, grad: Tensor, offset: int, sequence: Sequence | None = None) -> None:
     """dtaps[k, t] += Σ_r grad[t] · source[t + offset + k]; for (K, H) filters the sum is over t and b too."""
     source, grad = _heads(source, dtaps), _heads(grad, dtaps)
     buffer = torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
     for k, to, at in _overlaps(grad.shape[0], source.shape[0], dtaps.shape[0], offset):
-        product, crossing = torch.mul(grad[to], source[at], out=buffer[to]), _crossing(index, to, at)
-        if crossing is not None:
-            product.masked_fill_(crossing, 0)
+        product, outside = torch.mul(grad[to], source[at], out=buffer[to]), _outside(sequence, to, at)
+        if outside is not None:
+            product.masked_fill_(outside, 0)
         if dtaps.dim() == 2:
             dtaps[k] += product.sum((0, 1, 3))
         else:

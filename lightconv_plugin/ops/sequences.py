@@ -29,6 +29,12 @@ class Sequence:
             self.start = cu_seqlens[self.index].view(-1, 1)
             self.end = cu_seqlens[self.index + 1].view(-1, 1)
 
+    def outside(self, rows: slice, sources: slice) -> Tensor | None:
+        """(rows, B or 1, 1, 1): where a row would read padding or another packed sequence; None if no row can."""
+        if self.index is not None:
+            return (self.index[rows] != self.index[sources]).view(-1, 1, 1, 1)
+        return None if self.pad is None else self.pad[sources].unsqueeze(-1)
+
     def inside(self, kernel_size: int, offset: int) -> Tensor:
         """(K, T, B or 1, 1): whether tap k of row t reads a row of its own sequence."""
         taps = torch.arange(kernel_size, device=self.rows.device)

@@ -61,6 +61,24 @@ def test_filters_of_padding_do_not_reach_valid_outputs(kind):
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+@pytest.mark.parametrize("per_head", [1, 3, 16])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_taps_that_meet_padding_alone_do_not_count(operator, per_head, garbage):
+    x, weight, _ = arguments(operator, 4, 2, 2, per_head, 4)
+    grad = torch.randn(4, 2, 2 * per_head, dtype=torch.float64)
+    grad[1:] = 0  # the only valid row meets the only valid source by tap 0
+    results = []
+    for fill in (0.0, garbage):
+        filled = weight.detach().clone()
+        filled[..., 1:] = fill
+        filled.requires_grad_()
+        out = getattr(ops, operator)(x, filled, 0, normalize="none", lengths=torch.tensor([1, 1]))
+        results.append((out, *gradients(out, (x, filled), grad)))
+    for clean, dirty in zip(*results, strict=True):
+        assert torch.equal(clean, dirty)
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
 @pytest.mark.parametrize("padding_l", [0, 2, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_sequences_do_not_see_each_other(kind, padding_l, garbage):
