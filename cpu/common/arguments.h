@@ -36,11 +36,19 @@ T* writable_elements(const Tensor& tensor) {
   return static_cast<T*>(tensor.mutable_data_ptr());
 }
 
-// Only direct calls pass a channel stride other than 1.
-inline Tensor channels_last(const Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
+// The kernels read and write rows: channels, taps of a filter and offsets of heads are neighbours in memory. Others cost
+// a copy, in which expanded dimensions remain so.
+inline Tensor rows_of(const Tensor& tensor) {
+  if (tensor.stride(-1) == 1 || tensor.size(-1) == 1) return tensor;
+  Tensor once = tensor;
+  for (int64_t d = 0; d + 1 < tensor.dim(); ++d) {
+    if (tensor.stride(d) == 0 && tensor.size(d) > 1) once = once.narrow(d, 0, 1);
+  }
+  return once.contiguous().expand(tensor.sizes());
+}
 
-inline OptionalTensor channels_last(const OptionalTensor& tensor) {
-  return tensor ? OptionalTensor(channels_last(*tensor)) : std::nullopt;
+inline OptionalTensor rows_of(const OptionalTensor& tensor) {
+  return tensor ? OptionalTensor(rows_of(*tensor)) : std::nullopt;
 }
 
 template <class T>
@@ -53,6 +61,13 @@ View<T> writable(const Tensor& tensor) {
   return {writable_elements<T>(tensor), tensor.stride(0), tensor.stride(1)};
 }
 
+// Filters (H, K) or (T, B, H, K), or offsets (T, B, H).
+template <class T>
+FilterView<T> filter_view(T* data, const Tensor& tensor) {
+  const bool offsets = tensor.dim() == 3, shared = tensor.dim() == 2;
+  return {data, shared ? 0 : tensor.stride(0), shared ? 0 : tensor.stride(1), offsets ? 1 : tensor.stride(-2)};
+}
+
 // The same as at::empty_like, whose header takes seconds to compile.
 inline Tensor new_like(const Tensor& tensor) {
   return tensor.new_empty_strided(
@@ -61,7 +76,39 @@ inline Tensor new_like(const Tensor& tensor) {
                           : at::infer_dense_strides(tensor.sizes(), tensor.strides()));
 }
 
-inline Tensor new_gradient(const Tensor& like, bool needed) { return needed ? new_like(like) : like.new_empty({0}); }
+// A result, whose layout is that of at::empty_like(like): the operator's fake kernel promises it. If its last dimension
+// is not contiguous, the kernels write to a temporary tensor, and `finish` copies it. (This may happen although `like`
+// itself is made of rows, if they overlap.)
+class Result {
+ public:
+  // If it is not needed, an empty tensor, and nothing to write.
+  explicit Result(const Tensor& like, bool needed = true)
+      : tensor_(needed ? new_like(like) : like.new_empty({0})), written_(tensor_) {
+    if (tensor_.size(-1) > 1 && tensor_.stride(-1) != 1) written_ = tensor_.new_empty(tensor_.sizes());
+  }
+
+  bool empty() const { return written_.numel() == 0; }
+
+  // What the kernels write: nothing where there is none.
+  template <class T>
+  View<T> rows() const {
+    return empty() ? View<T>() : writable<T>(written_);
+  }
+  template <class T>
+  FilterView<T> filters() const {
+    return empty() ? FilterView<T>() : filter_view(writable_elements<T>(written_), written_);
+  }
+
+  void zero() const { written_.zero_(); }
+
+  Tensor finish() const {
+    if (!written_.is_same(tensor_)) tensor_.copy_(written_);
+    return tensor_;
+  }
+
+ private:
+  Tensor tensor_, written_;
+};
 
 inline Dropout dropout_of(const Tensor& seed, double p) {
   return {uint64_t(seed.item<int64_t>()), uint64_t(std::ceil(p * 4294967296.0)), 1 / (1 - p)};

@@ -25,11 +25,11 @@ struct View {
   T* at(int64_t t, int64_t b) const { return data + t * time + b * batch; }
 };
 
-// Filters (T, B, H, K), or (H, K) with the first two strides 0.
+// Filters (T, B, H, K), or (H, K) with the first two strides 0, whose taps are contiguous; or offsets (T, B, H).
 template <class T>
 struct FilterView {
   T* data = nullptr;
-  int64_t time = 0, batch = 0, head = 0, tap = 0;
+  int64_t time = 0, batch = 0, head = 0;
 
   T* at(int64_t t, int64_t b, int64_t h) const { return data + t * time + b * batch + h * head; }
 };
@@ -110,6 +110,13 @@ class Arena {
     used_ = 0;
   }
 
+  // Frees all memory if it is much.
+  void trim() {
+    if (size_ <= kKept) return;
+    blocks_.clear();
+    size_ = used_ = 0;
+  }
+
   // Frees what was taken since `mark`, unless a new block has been added since (reset() frees it then).
   struct Mark {
     size_t blocks;
@@ -143,7 +150,7 @@ class Arena {
   }
 
  private:
-  static constexpr int64_t kLine = 64;
+  static constexpr int64_t kLine = 64, kKept = int64_t(32) << 20;
   struct Block {
     std::unique_ptr<char[]> memory;
     char* start;
@@ -160,5 +167,16 @@ class Arena {
   std::vector<Block> blocks_;
   int64_t used_ = 0, size_ = 0;
 };
+
+// Calls f(i, arena) for i = from … to − 1, each with all of the calling thread's scratch memory.
+template <class F>
+void with_scratch(int64_t from, int64_t to, F f) {
+  static thread_local Arena arena;
+  for (int64_t i = from; i < to; ++i) {
+    arena.reset();
+    f(i, arena);
+  }
+  arena.trim();
+}
 
 }  // namespace lightconv

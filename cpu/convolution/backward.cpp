@@ -55,7 +55,8 @@ class BackwardUnit {
  private:
   void prepare(bool weights) {
     const int64_t c = p_.channels(), width = unit_.count * c + kWidth<S>;
-    if (!grads_in_place_) grads_.emplace(width, chunk_ + k_ - 1, arena_);
+    const int64_t outputs = unit_.sequences->out_last - unit_.sequences->out_first;
+    if (!grads_in_place_) grads_.emplace(width, chunk_ + k_ - 1, outputs, arena_);
     room_ = {arena_.take<S>(step_ * width), width, 0};
     if (p_.shared) {
       taps_ = {p_.taps, 0, 0};
@@ -66,7 +67,7 @@ class BackwardUnit {
     }
     filters_.emplace(p_, unit_, arena_);
     tap_ = filters_->tap();
-    tables_.emplace(filters_->size(), chunk_ + k_ - 1, arena_);
+    tables_.emplace(filters_->size(), chunk_ + k_ - 1, outputs, arena_);
     if (weights) {
       gradients_ = {arena_.take<S>(kTogether * filters_->size()), filters_->size(), 0};
       logits_ = arena_.take<S>(p_.normalize == Normalize::kSoftmax ? 0 : filters_->size());
@@ -240,7 +241,8 @@ class BackwardUnit {
         transpose_sources(
             unit_.sequences[i], sources_.at(i, channel), begin + p_.offset, end + p_.offset + k_ - 1);
         lightconv::correlate(
-            grad(i, channel), begin, end, columns_, k_, p_.offset, p_.per_head, products_.at(i * p_.heads + h));
+            grad(i, channel), begin, end, columns_, ProductColumns<S>(0, k_), k_, p_.offset, p_.per_head,
+            products_.at(i * p_.heads + h));
       }
     }
     for (int64_t t = begin; t < end; ++t) {

@@ -10,6 +10,8 @@
 // how time is divided into blocks. Terms outside the sequence are skipped, never multiplied by zero.
 #pragma once
 
+#include <algorithm>
+
 #include "common/vector.h"
 
 namespace lightconv {
@@ -150,21 +152,24 @@ struct Columns {
   S* at(int64_t row, int64_t time) const { return data + row * pitch + (time - first); }
 };
 
-// Outputs `begin` … `end` − 1 of `channels` channels; reads and writes up to kWidth<S> − 1 columns beyond.
+// Outputs `begin` … `end` − 1 of `channels` channels; reads and writes up to kWidth<S> − 1 columns beyond. Adds the
+// taps `first` … `last` − 1, which are the rows of `weight`, to `bias`, or with `more` to what the outputs are.
 template <class S, bool kTransposed>
 void convolve_columns(
-    Columns<S> out, int64_t begin, int64_t end, Columns<S> source, Columns<S> weight, int64_t kernel_size,
-    int64_t offset, int64_t channels, const S* bias) {
+    Columns<S> out, int64_t begin, int64_t end, Columns<S> source, Columns<S> weight, int64_t first, int64_t last,
+    int64_t offset, int64_t channels, const S* bias, bool more) {
   const auto block = [&](auto count, int64_t c) {
     constexpr int kChannels = decltype(count)::value;
     for (int64_t t = begin; t < end; t += kWidth<S>) {
       Vector<S> sum[kChannels];
-      for (int i = 0; i < kChannels; ++i) sum[i] = bias ? broadcast(bias[c + i]) : Vector<S>{};
-      for (int64_t step = 0; step < kernel_size; ++step) {
+      for (int i = 0; i < kChannels; ++i) {
+        sum[i] = more ? load(out.at(c + i, t)) : bias ? broadcast(bias[c + i]) : Vector<S>{};
+      }
+      for (int64_t step = 0; step < last - first; ++step) {
         // Ascending time of the source in both directions.
-        const int64_t k = kTransposed ? kernel_size - 1 - step : step;
+        const int64_t k = kTransposed ? last - 1 - step : first + step;
         const int64_t at = kTransposed ? t - offset - k : t + offset + k;
-        const Vector<S> w = load(weight.at(k, kTransposed ? at : t));
+        const Vector<S> w = load(weight.at(k - first, kTransposed ? at : t));
         for (int i = 0; i < kChannels; ++i) sum[i] += w * load(source.at(c + i, at));
       }
       for (int i = 0; i < kChannels; ++i) store(out.at(c + i, t), sum[i]);
@@ -221,12 +226,21 @@ int64_t correlation_at(int64_t row, int64_t kernel_size) {
   return row * correlation_pitch<S>(kernel_size) + row % kDotRows;
 }
 
-// products[correlation_at(t − begin) + k] = dw[t][k] for the rows `begin` … `end` − 1; whole blocks of kDotRows are
-// written. `source` is transposed; its columns are read up to end + offset + correlation_pitch.
+// The columns of a row of products that hold the taps `first` … `last` − 1, in whole vectors.
+template <class S>
+struct ProductColumns {
+  int64_t first, last;
+
+  ProductColumns(int64_t first_tap, int64_t last_tap)
+      : first(first_tap / kWidth<S> * kWidth<S>), last(std::max(first, round_up<S>(last_tap + kDotRows - 1))) {}
+};
+
+// products[correlation_at(t − begin) + k] = dw[t][k] for the rows `begin` … `end` − 1 and some taps k; whole blocks of
+// kDotRows are written. `source` is transposed; its columns are read up to end + offset + columns.last.
 template <class S>
 void correlate(
-    Rows<const S> grad, int64_t begin, int64_t end, Columns<S> source, int64_t kernel_size, int64_t offset, int64_t channels,
-    S* products) {
+    Rows<const S> grad, int64_t begin, int64_t end, Columns<S> source, ProductColumns<S> columns, int64_t kernel_size,
+    int64_t offset, int64_t channels, S* products) {
   constexpr int w = kWidth<S>;
   const int64_t pitch = correlation_pitch<S>(kernel_size);
   for (int64_t t = begin; t < end; t += kDotRows) {
@@ -234,15 +248,15 @@ void correlate(
     // Rows past the end repeat the last.
     for (int i = 0; i < kDotRows; ++i) rows[i] = grad.at(t + i < end ? t + i : end - 1);
     S* out = products + (t - begin) * pitch;
-    for (int64_t at = 0; at < pitch;) {
-      const S* columns = source.at(0, t + offset + at);
-      const int vectors = int((pitch - at) / w < 3 ? (pitch - at) / w : 3);
+    for (int64_t at = columns.first; at < columns.last;) {
+      const S* from = source.at(0, t + offset + at);
+      const int vectors = int(std::min<int64_t>((columns.last - at) / w, 3));
       if (vectors == 3) {
-        detail::dot_block<S, 3>(rows, columns, source.pitch, channels, out + at, pitch);
+        detail::dot_block<S, 3>(rows, from, source.pitch, channels, out + at, pitch);
       } else if (vectors == 2) {
-        detail::dot_block<S, 2>(rows, columns, source.pitch, channels, out + at, pitch);
+        detail::dot_block<S, 2>(rows, from, source.pitch, channels, out + at, pitch);
       } else {
-        detail::dot_block<S, 1>(rows, columns, source.pitch, channels, out + at, pitch);
+        detail::dot_block<S, 1>(rows, from, source.pitch, channels, out + at, pitch);
       }
       at += vectors * w;
     }

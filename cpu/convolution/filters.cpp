@@ -23,7 +23,6 @@ FilterTable<T>::FilterTable(const Problem<T>& p, const Unit& unit, Arena& arena)
   if (p.dropout.active()) {
     factors_ = arena.take<S>(filters_ * p.kernel_size);
   }
-  if (p.weight.tap != 1 || (p.dweight.data && p.dweight.tap != 1)) rows_ = arena.take<T>(kWidth<S> * p.kernel_size);
 }
 
 template <class T>
@@ -33,16 +32,7 @@ void FilterTable<T>::read(int64_t t, S* table) const {
     return each_row(table, [&](int64_t f, S* row, const Sequence&) { read_filter(p_, data + offsets_[f], row); });
   }
   each_vector([&](int64_t f, int64_t count) {
-    if (p_.weight.tap == 1) {
-      load_lanes(data, offsets_ + f, count, p_.kernel_size, table + f, pitch_);
-      return;
-    }
-    for (int64_t i = 0; i < count; ++i) {
-      for (int64_t k = 0; k < p_.kernel_size; ++k) {
-        rows_[i * p_.kernel_size + k] = data[offsets_[f + i] + k * p_.weight.tap];
-      }
-    }
-    load_lanes(rows_, row_offsets_, count, p_.kernel_size, table + f, pitch_);
+    load_lanes(data, offsets_ + f, count, p_.kernel_size, table + f, pitch_);
   });
 }
 
@@ -50,7 +40,7 @@ template <class T>
 void FilterTable<T>::fetch(int64_t t) const {
   if (t >= p_.steps) return;
   for (int64_t i = 0; i < unit_.count; ++i) {
-    fetch_ahead(p_.weight.at(t, unit_.batch() + i, 0), p_.heads * p_.kernel_size);
+    fetch_filters(p_, t, unit_.batch() + i, 0, p_.heads);
   }
 }
 
@@ -58,7 +48,7 @@ template <class T>
 void FilterTable<T>::normalize(int64_t t, S* table) const {
   constexpr int64_t kRowsAhead = 8;
   fetch(t + kRowsAhead);
-  if (long_ && p_.normalize == Normalize::kSoftmax && !p_.renorm && p_.weight.tap == 1) {
+  if (long_ && p_.normalize == Normalize::kSoftmax && !p_.renorm) {
     const T* data = p_.weight.at(t, unit_.batch(), 0);
     return each_row(table, [&](int64_t f, S* row, const Sequence&) {
       const T* logits = data + offsets_[f];
@@ -133,16 +123,7 @@ template <class T>
 void FilterTable<T>::write(int64_t t, const S* table) const {
   T* data = p_.dweight.at(t, unit_.batch(), 0);
   each_vector([&](int64_t f, int64_t count) {
-    if (p_.dweight.tap == 1) {
-      store_lanes(data, gradient_offsets_ + f, count, p_.kernel_size, table + f, pitch_);
-      return;
-    }
-    store_lanes(rows_, row_offsets_, count, p_.kernel_size, table + f, pitch_);
-    for (int64_t i = 0; i < count; ++i) {
-      for (int64_t k = 0; k < p_.kernel_size; ++k) {
-        data[gradient_offsets_[f + i] + k * p_.dweight.tap] = rows_[i * p_.kernel_size + k];
-      }
-    }
+    store_lanes(data, gradient_offsets_ + f, count, p_.kernel_size, table + f, pitch_);
   });
 }
 

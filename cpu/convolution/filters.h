@@ -78,7 +78,6 @@ class FilterTable {
   int64_t *offsets_, *gradient_offsets_, *row_offsets_;  // of filters in the weight, its gradient, and rows of K
   uint32_t* words_ = nullptr;
   S* factors_ = nullptr;
-  T* rows_ = nullptr;
 };
 
 }  // namespace lightconv

@@ -32,7 +32,7 @@ class ForwardUnit {
     const FilterTable<T>& filters = filters_.emplace(p_, unit_, arena_);
     tap_ = filters.tap();
     apart_ = filters.apart();
-    Sliding<S> tables(filters.size(), chunk_, arena_);
+    Sliding<S> tables(filters.size(), chunk_, end_ - begin_, arena_);
     S* factors = p_.dropout.active() ? arena_.take<S>(filters.size()) : nullptr;
     convolve([&](int64_t first, int64_t last) {
       taps_ = constant(tables.hold(first, last, [&](int64_t t, S* table) {
@@ -109,11 +109,7 @@ void forward(const Problem<T>& p) {
   const std::vector<Unit> units = cut_into_units(p);
   const int64_t rows = units.empty() ? 1 : units[0].count * (units[0].end - units[0].begin);
   parallel_for(0, units.size(), grain_of(rows * p.channels() * p.kernel_size), p.threads, [&](int64_t from, int64_t to) {
-    static thread_local Arena arena;
-    for (int64_t i = from; i < to; ++i) {
-      arena.reset();
-      ForwardUnit<T>(p, units[i], arena).run();
-    }
+    with_scratch(from, to, [&](int64_t i, Arena& arena) { ForwardUnit<T>(p, units[i], arena).run(); });
   });
 }
 

@@ -17,8 +17,8 @@ void run_backward(Problem<T>& p);
 template <class T>
 void forward(const Problem<T>& p);
 
-// With a shared filter, the gradient of its taps is added to p.partial: kBundles planes of (H, filter_pitch), zero
-// before the call. The gradient is their sum, in their order.
+// With a shared filter, the gradient of its taps goes to p.partial (unless it is null): up to kBundles planes of
+// (H, filter_pitch). The gradient is their sum, in their order.
 template <class T>
 void backward(const Problem<T>& p);
 

@@ -20,15 +20,8 @@ struct Options {
   bool renorm = false, glu = false;
 };
 
-template <class T>
-FilterView<T> filter_view(T* data, const Tensor& weight) {
-  const bool dynamic = weight.dim() == 4;
-  return {data, dynamic ? weight.stride(0) : 0, dynamic ? weight.stride(1) : 0, weight.stride(-2), weight.stride(-1)};
-}
-
-inline Tensor new_output(const Tensor& x, bool glu) {
-  return new_like(glu ? x.narrow(-1, 0, x.size(-1) / 2) : x);
-}
+// x without its gates, whose layout the output has.
+inline Tensor values(const Tensor& x, bool glu) { return glu ? x.narrow(-1, 0, x.size(-1) / 2) : x; }
 
 template <class T>
 void set_sequences(Problem<T>& p, const Options& options) {
@@ -76,40 +69,41 @@ std::vector<Sum<T>> padded_bias(const Problem<T>& p, const OptionalTensor& bias)
 // ------------------------------------------------------------------------------------------------ passes
 
 inline Tensor convolve(
-    const Tensor& any_x, const Tensor& weight, const OptionalTensor& bias, int64_t padding_l, const Options& options) {
-  const Tensor x = channels_last(any_x), out = new_output(x, options.glu);
-  if (out.numel() == 0) return out;
+    const Tensor& any_x, const Tensor& any_weight, const OptionalTensor& bias, int64_t padding_l, const Options& options) {
+  const Tensor x = rows_of(any_x), weight = rows_of(any_weight);
+  const Result out(values(any_x, options.glu));
+  if (out.empty()) return out.finish();
   dispatch(x, [&](auto zero) {
     using T = decltype(zero);
     Problem<T> p = problem<T>(x, weight, options);
     p.offset = -padding_l;
-    p.out = writable<T>(out);
+    p.out = out.rows<T>();
     set_sequences(p, options);
     const std::vector<Sum<T>> padded = padded_bias(p, bias);
     p.bias = bias ? padded.data() : nullptr;
     run_forward(p);
   });
-  return out;
+  return out.finish();
 }
 
 inline std::tuple<Tensor, Tensor> gradients(
-    const Tensor& any_grad, const Tensor& any_x, const Tensor& weight, int64_t padding_l, const Options& options, bool need_x,
-    bool need_weight) {
-  const Tensor x = channels_last(any_x), grad = channels_last(any_grad);
-  const Tensor dx = new_gradient(x, need_x), dweight = new_gradient(weight, need_weight);
-  if (x.numel() == 0) dweight.zero_();
-  if (x.numel() == 0 || !(need_x || need_weight)) return {dx, dweight};
+    const Tensor& any_grad, const Tensor& any_x, const Tensor& any_weight, int64_t padding_l, const Options& options,
+    bool need_x, bool need_weight) {
+  const Tensor x = rows_of(any_x), grad = rows_of(any_grad), weight = rows_of(any_weight);
+  const Result dx(any_x, need_x), dweight(any_weight, need_weight);
+  if (x.numel() == 0) dweight.zero();
+  if (x.numel() == 0 || !(need_x || need_weight)) return {dx.finish(), dweight.finish()};
   dispatch(x, [&](auto zero) {
     using T = decltype(zero);
     Problem<T> p = problem<T>(x, weight, options);
     p.offset = -padding_l;
     p.grad = view<T>(grad);
-    if (need_x) p.dx = writable<T>(dx);
-    if (need_weight) p.dweight = filter_view(writable_elements<T>(dweight), dweight);
+    p.dx = dx.rows<T>();
+    p.dweight = dweight.filters<T>();
     set_sequences(p, options);
     run_backward(p);
   });
-  return {dx, dweight};
+  return {dx.finish(), dweight.finish()};
 }
 
 template <class T>
@@ -122,39 +116,40 @@ void set_state(Problem<T>& p, const Tensor& state, const Options& options) {
 }
 
 inline std::tuple<Tensor, Tensor> step(
-    const Tensor& any_x, const Tensor& any_state, const Tensor& weight, const OptionalTensor& bias, const Options& options) {
-  const Tensor x = channels_last(any_x), state = channels_last(any_state), out = new_output(x, options.glu);
+    const Tensor& any_x, const Tensor& any_state, const Tensor& any_weight, const OptionalTensor& bias,
+    const Options& options) {
+  const Tensor x = rows_of(any_x), state = rows_of(any_state), weight = rows_of(any_weight);
+  const Result out(values(any_x, options.glu));
   const int64_t rows = std::min(state.size(0) + x.size(0), weight.size(-1) - 1);
   const Tensor next = state.new_empty({rows, state.size(1), state.size(2)});
-  if (out.numel() == 0) return {out, next};
+  if (out.empty()) return {out.finish(), next};
   dispatch(x, [&](auto zero) {
     using T = decltype(zero);
     Problem<T> p = problem<T>(x, weight, options);
-    p.out = writable<T>(out);
+    p.out = out.rows<T>();
     set_state(p, state, options);
     p.next = writable<T>(next);
     const std::vector<Sum<T>> padded = padded_bias(p, bias);
     p.bias = bias ? padded.data() : nullptr;
     run_forward(p);
   });
-  return {out, next};
+  return {out.finish(), next};
 }
 
 inline std::tuple<Tensor, Tensor, Tensor> step_gradients(
     const OptionalTensor& any_grad, const OptionalTensor& any_grad_state, const Tensor& any_x, const Tensor& any_state,
-    const Tensor& weight, const Options& options, bool need_x, bool need_state, bool need_weight) {
-  const Tensor x = channels_last(any_x), state = channels_last(any_state);
-  const OptionalTensor grad = channels_last(any_grad), grad_state = channels_last(any_grad_state);
-  const Tensor dx = new_gradient(x, need_x), dstate = new_gradient(state, need_state);
-  const Tensor dweight = new_gradient(weight, need_weight);
-  if (x.numel() == 0 || !grad) dweight.zero_();
-  if (x.numel() == 0) return {dx, dstate, dweight};
+    const Tensor& any_weight, const Options& options, bool need_x, bool need_state, bool need_weight) {
+  const Tensor x = rows_of(any_x), state = rows_of(any_state), weight = rows_of(any_weight);
+  const OptionalTensor grad = rows_of(any_grad), grad_state = rows_of(any_grad_state);
+  const Result dx(any_x, need_x), dstate(any_state, need_state), dweight(any_weight, need_weight);
+  if (x.numel() == 0 || !grad) dweight.zero();
+  if (x.numel() == 0) return {dx.finish(), dstate.finish(), dweight.finish()};
   dispatch(x, [&](auto zero) {
     using T = decltype(zero);
     Problem<T> p = problem<T>(x, weight, options);
-    if (need_x) p.dx = writable<T>(dx);
-    if (need_state) p.dstate = writable<T>(dstate);
-    if (grad && need_weight) p.dweight = filter_view(writable_elements<T>(dweight), dweight);
+    p.dx = dx.rows<T>();
+    p.dstate = dstate.rows<T>();
+    if (grad) p.dweight = dweight.filters<T>();
     if (grad) p.grad = view<T>(*grad);
     if (grad_state) p.grad_state = view<T>(*grad_state);
     set_state(p, state, options);
@@ -163,7 +158,7 @@ inline std::tuple<Tensor, Tensor, Tensor> step_gradients(
     }
     run_backward(p);
   });
-  return {dx, dstate, dweight};
+  return {dx.finish(), dstate.finish(), dweight.finish()};
 }
 
 inline Tensor lightconv_op(

@@ -71,8 +71,8 @@ void run_backward(Problem<T>& p) {
   if (!p.shared) return backward(p);
   SharedFilter<T> filter(p);
   p.taps = filter.taps.data();
-  std::vector<Sum<T>> partial(p.dweight.data ? kBundles * filter.heads * filter.pitch : 0);
-  p.partial = p.dweight.data ? partial.data() : nullptr;
+  std::vector<Sum<T>> partial;
+  p.partial = p.dweight.data ? &partial : nullptr;
   backward(p);
   if (p.partial) filter.write_gradient(p, partial);
 }

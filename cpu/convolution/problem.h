@@ -28,7 +28,7 @@ struct Problem {
   bool shared = false;         // one filter (H, K) for all positions, with the taps `taps`
   const S* taps = nullptr;     // (H, filter_pitch)
   const S* bias = nullptr;     // (H, channel_pitch) or null
-  S* partial = nullptr;        // shared: sums of the taps' gradients, (bundle, H, filter_pitch)
+  std::vector<S>* partial = nullptr;  // shared: sums of the taps' gradients, (bundle, H, filter_pitch)
   std::vector<Sequence> sequences;
 
   int64_t sources() const { return seen + steps; }
@@ -40,10 +40,14 @@ struct Problem {
   bool each() const { return shared && per_head == 1; }
   int64_t channel_pitch() const { return wide() ? round_up<S>(per_head) : per_head; }
 
+  // Taps with which any of the outputs `begin` … `end` − 1 meets any of the sources `first` … `last` − 1.
+  Inside meeting(int64_t begin, int64_t end, int64_t first, int64_t last) const {
+    const auto clamp = [&](int64_t k) { return std::clamp<int64_t>(k, 0, kernel_size); };
+    return {clamp(first - (end - 1) - offset), clamp(last - begin - offset)};
+  }
   // Taps of output t that meet a source of the sequence.
   Inside meeting(const Sequence& sequence, int64_t t) const {
-    const auto clamp = [&](int64_t k) { return std::clamp<int64_t>(k, 0, kernel_size); };
-    return {clamp(sequence.in_first - t - offset), clamp(sequence.in_last - t - offset)};
+    return meeting(t, t + 1, sequence.in_first, sequence.in_last);
   }
   Inside taking_part(const Sequence& sequence, int64_t t) const {
     return renorm ? meeting(sequence, t) : Inside{0, kernel_size};
@@ -53,7 +57,7 @@ struct Problem {
 template <class T>
 Cut cut(const Problem<T>& p, int planes, int tables) {
   constexpr int64_t kRows = 128;
-  const int64_t longest = std::min(kRows, p.sources()), halo = p.kernel_size - 1;
+  const int64_t longest = std::min(kRows, p.sources()), halo = std::min(p.kernel_size - 1, p.sources());
   const int64_t of_row =
       (planes * p.channel_pitch() + (p.shared ? 0 : tables * p.filter_pitch())) * int64_t(sizeof(Sum<T>));
   return cut_into_tiles(

@@ -75,14 +75,17 @@ inline void read_source(const Problem<T>& p, const Tile& tile, int64_t s, Sum<T>
 template <class T>
 inline void read_filter(const Problem<T>& p, const T* from, Sum<T>* row) {
   using S = Sum<T>;
-  if (p.weight.tap != 1) {
-    for (int64_t i = 0; i < p.kernel_size; ++i) row[i] = static_cast<S>(from[i * p.weight.tap]);
-    std::fill(row + p.kernel_size, row + p.filter_pitch(), S(0));
-    return;
-  }
   for (int64_t i = 0; i < p.kernel_size; i += kWidth<S>) {
     store(row + i, load_some(from + i, std::min<int64_t>(kWidth<S>, p.kernel_size - i)));
   }
+}
+
+// Prefetches the logits of `heads` filters from `head` on. Where each head is somewhere else in memory, nothing between
+// them is fetched.
+template <class T>
+inline void fetch_filters(const Problem<T>& p, int64_t t, int64_t b, int64_t head, int64_t heads) {
+  if (p.weight.head == p.kernel_size) return fetch_ahead(p.weight.at(t, b, head), heads * p.kernel_size);
+  for (int64_t h = head; h < head + heads; ++h) fetch_ahead(p.weight.at(t, b, h), p.kernel_size);
 }
 
 // The softmax over all taps of `count` filters, written to contiguous rows. The taps of a filter are contiguous at
@@ -111,10 +114,6 @@ inline void softmax_filters(Logits logits, int64_t count, int64_t kernel_size, S
 template <class T>
 inline void write_filter(const Problem<T>& p, const Sum<T>* row, T* to) {
   using S = Sum<T>;
-  if (p.dweight.tap != 1) {
-    for (int64_t i = 0; i < p.kernel_size; ++i) to[i * p.dweight.tap] = static_cast<T>(row[i]);
-    return;
-  }
   for (int64_t i = 0; i < p.kernel_size; i += kWidth<S>) {
     store_some(to + i, load(row + i), std::min<int64_t>(kWidth<S>, p.kernel_size - i));
   }
@@ -186,7 +185,7 @@ class Filters {
     for (int64_t t = begin; t < end; t += kAhead) {
       const int64_t last = std::min(t + kAhead, end);
       for (int64_t ahead = last; ahead < std::min(last + kAhead, end); ++ahead) {
-        fetch_ahead(p.weight.at(ahead, tile.sequence->batch, tile.head), tile.heads() * p.weight.head);
+        fetch_filters(p, ahead, tile.sequence->batch, tile.head, tile.heads());
       }
       normalize(t, last);
       for (int64_t row = t; words && row < last; ++row) drop(row, words);
@@ -207,7 +206,7 @@ class Filters {
   void normalize(int64_t begin, int64_t end) {
     const int64_t heads = tile_.heads();
     const auto logits = [&](int64_t t, int64_t h) { return p_.weight.at(t, tile_.sequence->batch, tile_.head + h); };
-    if (p_.normalize == Normalize::kSoftmax && !p_.renorm && p_.weight.tap == 1) {
+    if (p_.normalize == Normalize::kSoftmax && !p_.renorm) {
       return softmax_filters<T>(
           [&](int64_t i) { return logits(begin + i / heads, i % heads); }, (end - begin) * heads, p_.kernel_size,
           normalized_ + index(begin, 0));
@@ -243,22 +242,37 @@ class Filters {
   S *taps_ = nullptr, *normalized_ = nullptr, *scales_ = nullptr, *factors_ = nullptr;
 };
 
-// The taps of one head, transposed for convolve_columns: outputs `begin` … `end` − 1 (those of the sequence among
+// How many taps of a narrow head are computed at a time: their table stays in the cache, however long the filter is.
+constexpr int64_t kTapsTogether = 256;
+
+// Calls f(taps) for all parts of `taps`, in the order of the sources' time, at least once.
+template <bool kTransposed, class F>
+void each_part(Inside taps, F f) {
+  int64_t count = std::max<int64_t>(taps.last - taps.first, 0);
+  do {
+    const int64_t some = std::min(count, kTapsTogether), from = kTransposed ? taps.first + count - some : taps.last - count;
+    f(Inside{from, from + some});
+    count -= some;
+  } while (count > 0);
+}
+
+// Some taps of one head, transposed for convolve_columns: outputs `begin` … `end` − 1 (those of the sequence among
 // them), zero where a tap meets no source.
 template <class T>
 Columns<Sum<T>> filter_columns(
     const Problem<T>& p, const Tile& tile, const Filters<T>& filters, int64_t head, int64_t begin, int64_t end,
-    Arena& arena) {
+    Inside some, Arena& arena) {
   using S = Sum<T>;
-  const int64_t pitch = p.filter_pitch(), rows = round_up<S>(std::max<int64_t>(end - begin, 1));
+  const int64_t pitch = round_up<S>(some.last - some.first), rows = round_up<S>(std::max<int64_t>(end - begin, 1));
   S* masked = arena.take<S>(rows * pitch);
   std::fill(masked, masked + rows * pitch, S(0));
   const Rows<S> taps = filters.taps(head);
   const Sequence& s = *tile.sequence;
   for (int64_t t = std::max(begin, s.out_first); t < std::min(end, s.out_last); ++t) {
     const Inside inside = p.meeting(s, t);
+    const int64_t from = std::max(inside.first, some.first), to = std::min(inside.last, some.last);
     S* row = masked + (t - begin) * pitch;
-    for (int64_t k = inside.first; k < inside.last; ++k) row[k] = taps.at(t)[k];
+    for (int64_t k = from; k < to; ++k) row[k - some.first] = taps.at(t)[k];
   }
   // Two more vectors, for the lanes beyond the last output.
   Columns<S> columns{nullptr, rows + 2 * kWidth<S>, begin};
@@ -283,20 +297,19 @@ Columns<S> transposed(Rows<S> rows, int64_t end, int64_t width, int64_t slack, A
 template <class T, class F>
 void run_in_bundles(const Problem<T>& p, int64_t count, int64_t work, F run) {
   const auto some = [&](int64_t from, int64_t to, Sum<T>* partial) {
-    static thread_local Arena arena;
-    for (int64_t i = from; i < to; ++i) {
-      arena.reset();
-      run(i, partial, arena);
-    }
+    with_scratch(from, to, [&](int64_t i, Arena& arena) { run(i, partial, arena); });
   };
   if (!p.partial) {
     parallel_for(0, count, grain_of(work), p.threads, [&](int64_t from, int64_t to) { some(from, to, nullptr); });
     return;
   }
-  const int64_t bundles = std::min(count, kBundles);
+  // The sums of all bundles take about as much memory as the rows, or as a few filters.
+  const int64_t plane = p.heads * p.filter_pitch(), fit = p.steps * p.batch * p.channels() / plane;
+  const int64_t bundles = std::min({count, kBundles, std::max<int64_t>(fit, 4)});
+  p.partial->resize(bundles * plane);
   parallel_for(0, bundles, 1, p.threads, [&](int64_t from, int64_t to) {
     for (int64_t i = from; i < to; ++i) {
-      some(count * i / bundles, count * (i + 1) / bundles, p.partial + i * p.heads * p.filter_pitch());
+      some(count * i / bundles, count * (i + 1) / bundles, p.partial->data() + i * plane);
     }
   });
 }

@@ -32,9 +32,10 @@ class BackwardTile {
   void run() {
     const bool sources = p_.dx.data || p_.dstate.data;
     const bool weights = begin_ < end_ && (p_.dweight.data || partial_);
-    // The outputs that this tile's sources contribute to; its own outputs are among them.
-    const int64_t first = sources ? tile_.begin - p_.offset - (p_.kernel_size - 1) : begin_;
-    const int64_t last = sources ? tile_.end - p_.offset : end_;
+    // The outputs that this tile's sources contribute to, and the taps with which they do; its own outputs are among them.
+    const Inside taps = p_.meeting(s_.out_first, s_.out_last, tile_.begin, tile_.end);
+    const int64_t first = sources ? tile_.begin - p_.offset - (taps.last - 1) : begin_;
+    const int64_t last = sources ? tile_.end - p_.offset - taps.first : end_;
     const int64_t filter_first = std::max(first, s_.out_first);
     const Filters<T> filters(p_, tile_, filter_first, std::min(last, s_.out_last), weights, arena_);
     const Rows<S> grad = stage(
@@ -44,7 +45,7 @@ class BackwardTile {
           widen_row(grad_row(t), tile_.heads() * p_.per_head, row);
           spread_heads(row, tile_.heads(), p_.per_head, pitch_);
         });
-    if (sources) source_gradients(grad, last, filters);
+    if (sources) source_gradients(grad, taps, last, filters);
     if (weights) weight_gradients(grad, filters);
   }
 
@@ -56,7 +57,7 @@ class BackwardTile {
 
   // ---------------------------------------------------------------------------------------------- sources
 
-  void source_gradients(Rows<S> grad, int64_t last, const Filters<T>& filters) {
+  void source_gradients(Rows<S> grad, Inside taps, int64_t last, const Filters<T>& filters) {
     const int64_t width = tile_.heads() * pitch_;
     const int64_t begin = std::max(tile_.begin, s_.in_first), end = std::min(tile_.end, s_.in_last);
     Rows<S> out{nullptr, round_up<S>(width) + kWidth<S>, tile_.begin};
@@ -79,12 +80,17 @@ class BackwardTile {
       Columns<S> results{nullptr, round_up<S>(count) + kWidth<S>, tile_.begin};
       results.data = arena_.take<S>(round_up<S>(width) * results.pitch);
       for (int64_t h = 0; h < tile_.heads(); ++h) {
-        const auto mark = arena_.mark();
-        convolve_columns<S, true>(
-            shifted(results, h * pitch_), tile_.begin, tile_.end, shifted(grads, h * pitch_),
-            filter_columns(p_, tile_, filters, h, grad.first, last, arena_), p_.kernel_size, p_.offset, pitch_,
-            nullptr);
-        arena_.release(mark);
+        bool more = false;
+        each_part<true>(taps, [&](Inside some) {
+          const auto mark = arena_.mark();
+          const int64_t from = tile_.begin - p_.offset - (some.last - 1), to = tile_.end - p_.offset - some.first;
+          convolve_columns<S, true>(
+              shifted(results, h * pitch_), tile_.begin, tile_.end, shifted(grads, h * pitch_),
+              filter_columns(p_, tile_, filters, h, from, to, some, arena_), some.first, some.last, p_.offset, pitch_,
+              nullptr, more);
+          arena_.release(mark);
+          more = true;
+        });
       }
       transpose(results.data, results.pitch, out.data, out.pitch, width, count);
     }
@@ -123,8 +129,11 @@ class BackwardTile {
   // ---------------------------------------------------------------------------------------------- filters
 
   void weight_gradients(Rows<S> grad, const Filters<T>& filters) {
-    const int64_t k = p_.kernel_size, last = end_ + p_.offset + k - 1;
-    const Rows<S> source = stage_sources(p_, tile_, begin_ + p_.offset, last, arena_);
+    const int64_t k = p_.kernel_size;
+    const Inside taps = p_.meeting(begin_, end_, s_.in_first, s_.in_last);
+    const ProductColumns<S> wanted(taps.first, taps.last);
+    const int64_t last = end_ + p_.offset + taps.last - 1;
+    const Rows<S> source = stage_sources(p_, tile_, begin_ + p_.offset + wanted.first, last, arena_);
     if (p_.each()) {
       correlate_each(
           grad, begin_, end_, source, s_.in_first, s_.in_last, k, p_.offset, tile_.heads(),
@@ -133,22 +142,19 @@ class BackwardTile {
     }
     // Wide heads are transposed one by one, to stay in the first-level cache; narrow ones all at once.
     const int64_t together = p_.wide() ? 1 : tile_.heads();
-    const int64_t pitch = correlation_pitch<S>(k);
-    S* products = arena_.take<S>((end_ - begin_ + kDotRows) * pitch);
+    S* products = arena_.take<S>(kProductRows * correlation_pitch<S>(k));
     S* logits = arena_.take<S>(p_.filter_pitch());
     for (int64_t h = 0; h < tile_.heads(); h += together) {
       const auto mark = arena_.mark();
-      const Columns<S> columns = transposed(shifted(source, h * pitch_), last, together * pitch_, pitch, arena_);
+      const Columns<S> columns =
+          transposed(shifted(source, h * pitch_), last, together * pitch_, kDotRows + kWidth<S>, arena_);
       for (int64_t each = h; each < h + together; ++each) {
-        const Columns<S> sources = shifted(columns, (each - h) * pitch_);
-        correlate(constant(shifted(grad, each * pitch_)), begin_, end_, sources, k, p_.offset, p_.per_head, products);
-        for (int64_t t = begin_; t < end_;) {
-          if (take_together(filters, t, each, products)) {
-            t += kWidth<S>;
-          } else {
-            take_row(filters, t, each, products + correlation_at<S>(t - begin_, k), logits);
-            ++t;
-          }
+        for (int64_t t = begin_; t < end_; t += kProductRows) {
+          const int64_t to = std::min(t + kProductRows, end_);
+          correlate(
+              constant(shifted(grad, each * pitch_)), t, to, shifted(columns, (each - h) * pitch_), wanted, k,
+              p_.offset, p_.per_head, products);
+          take(filters, t, to, each, products, logits);
         }
       }
       arena_.release(mark);
@@ -162,16 +168,29 @@ class BackwardTile {
     }
   }
 
+  // Overwrites the normalised filters of the rows `begin` … `end` − 1, whose products are given, with their gradients.
+  void take(const Filters<T>& filters, int64_t begin, int64_t end, int64_t head, const S* products, S* logits) {
+    for (int64_t t = begin; t < end;) {
+      if (take_together(filters, t, begin, end, head, products)) {
+        t += kWidth<S>;
+      } else {
+        take_row(filters, t, head, products + correlation_at<S>(t - begin, p_.kernel_size), logits);
+        ++t;
+      }
+    }
+  }
+
   // The same as take_row for as many rows from t on as a vector has lanes; returns false if that is not possible.
-  bool take_together(const Filters<T>& filters, int64_t t, int64_t head, const S* products) {
+  bool take_together(
+      const Filters<T>& filters, int64_t t, int64_t begin, int64_t end, int64_t head, const S* products) {
     constexpr int w = kWidth<S>;
     const int64_t k = p_.kernel_size;
     if (partial_ || p_.normalize != Normalize::kSoftmax || p_.dropout.active() || !detail::together<S>(k)) return false;
     const Inside first = p_.meeting(s_, t), last = p_.meeting(s_, t + w - 1);
-    if (t + w > end_ || first.first > 0 || last.last < k) return false;
+    if (t + w > end || first.first > 0 || last.last < k) return false;
     const Lanes<S> there = detail::first_lanes<S>(k - w);
     const S* rows[w];
-    for (int i = 0; i < w; ++i) rows[i] = products + correlation_at<S>(t - begin_ + i, k);
+    for (int i = 0; i < w; ++i) rows[i] = products + correlation_at<S>(t - begin + i, k);
     detail::softmax_backward_together<S>(
         [&](int f, int i) { return i == 0 ? load(rows[f]) : there ? load(rows[f] + i) : Vector<S>{}; },
         filters.normalized(t, head), tile_.heads() * p_.filter_pitch());
@@ -200,6 +219,9 @@ class BackwardTile {
       normalize_backward_row<S>(p_.normalize, dot, logits, row, pitch, inside);
     }
   }
+
+  // Rows whose filters' gradients are computed together: blocks of kDotRows, and of take_together.
+  static constexpr int64_t kProductRows = 32;
 
   const Problem<T>& p_;
   const Tile& tile_;

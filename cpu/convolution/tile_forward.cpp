@@ -41,9 +41,12 @@ void forward_tile(const Problem<T>& p, const Tile& tile, Arena& arena) {
   const Sequence& s = *tile.sequence;
   const int64_t begin = std::max(tile.begin - p.seen, s.out_first), end = std::min(tile.end - p.seen, s.out_last);
   if (begin >= end) return;
-  const int64_t pitch = p.channel_pitch(), width = tile.heads() * pitch, last = end + p.offset + p.kernel_size - 1;
+  const int64_t pitch = p.channel_pitch(), width = tile.heads() * pitch;
   const Filters<T> filters(p, tile, begin, end, false, arena);
-  const Rows<S> source = stage_sources(p, tile, begin + p.offset, last, arena);
+  // Of a filter longer than the sequence, some taps meet no source of any output.
+  const Inside taps = p.meeting(begin, end, s.in_first, s.in_last);
+  const int64_t last = end + p.offset + taps.last - 1;
+  const Rows<S> source = stage_sources(p, tile, begin + p.offset + taps.first, last, arena);
 
   Rows<S> out{nullptr, round_up<S>(width) + kWidth<S>, begin};
   out.data = arena.take<S>(round_up<S>(end - begin) * out.pitch);
@@ -63,12 +66,16 @@ void forward_tile(const Problem<T>& p, const Tile& tile, Arena& arena) {
     Columns<S> results{nullptr, round_up<S>(end - begin) + kWidth<S>, begin};
     results.data = arena.take<S>(round_up<S>(width) * results.pitch);
     for (int64_t h = 0; h < tile.heads(); ++h) {
-      const auto mark = arena.mark();
       const auto head = [&](Columns<S> c) { return Columns<S>{c.data + h * pitch * c.pitch, c.pitch, c.first}; };
-      convolve_columns<S, false>(
-          head(results), begin, end, head(sources), filter_columns(p, tile, filters, h, begin, end, arena),
-          p.kernel_size, p.offset, pitch, bias(h));
-      arena.release(mark);
+      bool more = false;
+      each_part<false>(taps, [&](Inside some) {
+        const auto mark = arena.mark();
+        convolve_columns<S, false>(
+            head(results), begin, end, head(sources), filter_columns(p, tile, filters, h, begin, end, some, arena),
+            some.first, some.last, p.offset, pitch, bias(h), more);
+        arena.release(mark);
+        more = true;
+      });
     }
     transpose(results.data, results.pitch, out.data, out.pitch, width, end - begin);
   }
@@ -83,11 +90,7 @@ template <class T>
 void tile_forward(const Problem<T>& p) {
   const Cut work = cut(p, /*planes=*/2, /*tables=*/1);
   parallel_for(0, int64_t(work.tiles.size()), work.grain(), p.threads, [&](int64_t from, int64_t to) {
-    static thread_local Arena arena;
-    for (int64_t i = from; i < to; ++i) {
-      arena.reset();
-      forward_tile(p, work.tiles[i], arena);
-    }
+    with_scratch(from, to, [&](int64_t i, Arena& arena) { forward_tile(p, work.tiles[i], arena); });
   });
 }
 

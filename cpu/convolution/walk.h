@@ -73,10 +73,11 @@ int64_t chunk_rows(const Problem<T>& p) {
 template <class S>
 class Sliding {
  public:
-  // Up to `most` rows are held at once.
-  Sliding(int64_t pitch, int64_t most, Arena& arena)
-      : rows_{arena.take<S>(pitch * (most + std::max<int64_t>(most, 32))), pitch, 0},
-        capacity_(most + std::max<int64_t>(most, 32)) {}
+  // Up to `most` rows are held at once, of `all` that there are.
+  Sliding(int64_t pitch, int64_t most, int64_t all, Arena& arena)
+      : rows_{nullptr, pitch, 0}, capacity_(std::min(most + std::max<int64_t>(most, 32), all)) {
+    rows_.data = arena.take<S>(pitch * capacity_);
+  }
 
   // Returns rows first … last − 1, after calling make(row, where) for the new ones. Neither bound may decrease.
   template <class F>
@@ -113,7 +114,7 @@ class Sources {
 
   Sources(const Problem<T>& p, const Unit& unit, int64_t most, Arena& arena)
       : p_(p), unit_(unit), in_place_(std::is_same_v<T, S> && !p.glu && p.seen == 0 && !copies_rows(p)) {
-    if (!in_place_) sliding_.emplace(unit.count * p.channels() + kWidth<S>, most, arena);
+    if (!in_place_) sliding_.emplace(unit.count * p.channels() + kWidth<S>, most, p.sources(), arena);
   }
 
   // Makes rows first … last − 1 readable, as far as the sentences have them.

@@ -16,16 +16,6 @@ constexpr int64_t kFew = 4;
 constexpr int64_t kMostReach = (int64_t(1) << 30) - 1;
 
 template <class T>
-FilterView<const T> offsets(const Tensor& tensor) {
-  return {elements<T>(tensor), tensor.stride(0), tensor.stride(1), tensor.stride(2), 0};
-}
-
-template <class T>
-FilterView<T> writable_offsets(const Tensor& tensor) {
-  return {writable_elements<T>(tensor), tensor.stride(0), tensor.stride(1), tensor.stride(2), 0};
-}
-
-template <class T>
 TalkProblem<T> problem(
     const Tensor& x, const Tensor& left, const OptionalTensor& right, int64_t max_left, int64_t max_right) {
   TORCH_CHECK(
@@ -44,45 +34,48 @@ TalkProblem<T> problem(
   p.max_left = max_left;
   p.max_right = max_right;
   p.x = view<T>(x);
-  p.left = offsets<T>(left);
-  if (right) p.right = offsets<T>(*right);
+  p.left = filter_view(elements<T>(left), left);
+  if (right) p.right = filter_view(elements<T>(*right), *right);
   return p;
 }
 
 inline Tensor talkconv_op(
-    const Tensor& any_x, const Tensor& left, const OptionalTensor& right, const OptionalTensor& lengths,
+    const Tensor& any_x, const Tensor& any_left, const OptionalTensor& any_right, const OptionalTensor& lengths,
     const OptionalTensor& cu_seqlens, int64_t max_left, int64_t max_right) {
-  const Tensor x = channels_last(any_x), out = new_like(x);
-  if (out.numel() == 0) return out;
+  const Tensor x = rows_of(any_x), left = rows_of(any_left);
+  const OptionalTensor right = rows_of(any_right);
+  const Result out(any_x);
+  if (out.empty()) return out.finish();
   dispatch(x, [&](auto zero) {
     using T = decltype(zero);
     TalkProblem<T> p = problem<T>(x, left, right, max_left, max_right);
-    p.out = writable<T>(out);
+    p.out = out.rows<T>();
     p.sequences = sequences_of(lengths, cu_seqlens, p.steps, 0, p.batch);
     talk_forward(p);
   });
-  return out;
+  return out.finish();
 }
 
 inline Tensors talkconv_backward_op(
-    const Tensor& any_grad, const Tensor& any_x, const Tensor& left, const OptionalTensor& right,
+    const Tensor& any_grad, const Tensor& any_x, const Tensor& any_left, const OptionalTensor& any_right,
     const OptionalTensor& lengths, const OptionalTensor& cu_seqlens, int64_t max_left, int64_t max_right, bool need_x,
     bool need_left, bool need_right) {
-  const Tensor x = channels_last(any_x), grad = channels_last(any_grad);
-  const Tensor dx = new_gradient(x, need_x), dleft = new_gradient(left, need_left);
-  const Tensor dright = new_gradient(right ? *right : x, right && need_right);
-  if (x.numel() == 0 || !(need_x || need_left || dright.numel())) return {dx, dleft, dright};
+  const Tensor x = rows_of(any_x), grad = rows_of(any_grad), left = rows_of(any_left);
+  const OptionalTensor right = rows_of(any_right);
+  const Result dx(any_x, need_x), dleft(any_left, need_left);
+  const Result dright(right ? *any_right : any_x, right && need_right);
+  if (dx.empty() && dleft.empty() && dright.empty()) return {dx.finish(), dleft.finish(), dright.finish()};
   dispatch(x, [&](auto zero) {
     using T = decltype(zero);
     TalkProblem<T> p = problem<T>(x, left, right, max_left, max_right);
     p.grad = view<T>(grad);
-    if (need_x) p.dx = writable<T>(dx);
-    if (need_left) p.dleft = writable_offsets<T>(dleft);
-    if (dright.numel()) p.dright = writable_offsets<T>(dright);
+    p.dx = dx.rows<T>();
+    p.dleft = dleft.filters<T>();
+    p.dright = dright.filters<T>();
     p.sequences = sequences_of(lengths, cu_seqlens, p.steps, 0, p.batch);
     talk_backward(p);
   });
-  return {dx, dleft, dright};
+  return {dx.finish(), dleft.finish(), dright.finish()};
 }
 
 template <class T>
@@ -97,44 +90,44 @@ TalkProblem<T> step_problem(const Tensor& x, const Tensor& state, const Tensor& 
 }
 
 inline std::tuple<Tensor, Tensor> talkconv_step_op(
-    const Tensor& any_x, const Tensor& any_state, const Tensor& left, int64_t max_left) {
-  const Tensor x = channels_last(any_x), state = channels_last(any_state), out = new_like(x);
+    const Tensor& any_x, const Tensor& any_state, const Tensor& any_left, int64_t max_left) {
+  const Tensor x = rows_of(any_x), state = rows_of(any_state), left = rows_of(any_left);
+  const Result out(any_x);
   const int64_t rows = std::min(state.size(0) + x.size(0), max_left);
   const Tensor next = state.new_empty({rows, state.size(1), state.size(2)});
-  if (out.numel() == 0) return {out, next};
+  if (out.empty()) return {out.finish(), next};
   dispatch(x, [&](auto zero) {
     using T = decltype(zero);
     TalkProblem<T> p = step_problem<T>(x, state, left, max_left);
-    p.out = writable<T>(out);
+    p.out = out.rows<T>();
     p.next = writable<T>(next);
     talk_forward(p);
   });
-  return {out, next};
+  return {out.finish(), next};
 }
 
 inline Tensors talkconv_step_backward_op(
     const OptionalTensor& any_grad, const OptionalTensor& any_grad_state, const Tensor& any_x, const Tensor& any_state,
-    const Tensor& left, int64_t max_left, bool need_x, bool need_state, bool need_left) {
-  const Tensor x = channels_last(any_x), state = channels_last(any_state);
-  const OptionalTensor grad = channels_last(any_grad), grad_state = channels_last(any_grad_state);
-  const Tensor dx = new_gradient(x, need_x), dstate = new_gradient(state, need_state);
-  const Tensor dleft = new_gradient(left, need_left);
-  if (!grad) dleft.zero_();
-  if (x.numel() == 0) return {dx, dstate, dleft};
+    const Tensor& any_left, int64_t max_left, bool need_x, bool need_state, bool need_left) {
+  const Tensor x = rows_of(any_x), state = rows_of(any_state), left = rows_of(any_left);
+  const OptionalTensor grad = rows_of(any_grad), grad_state = rows_of(any_grad_state);
+  const Result dx(any_x, need_x), dstate(any_state, need_state), dleft(any_left, need_left);
+  if (!grad) dleft.zero();
+  if (x.numel() == 0) return {dx.finish(), dstate.finish(), dleft.finish()};
   dispatch(x, [&](auto zero) {
     using T = decltype(zero);
     TalkProblem<T> p = step_problem<T>(x, state, left, max_left);
-    if (need_x) p.dx = writable<T>(dx);
-    if (need_state) p.dstate = writable<T>(dstate);
+    p.dx = dx.rows<T>();
+    p.dstate = dstate.rows<T>();
     if (grad) p.grad = view<T>(*grad);
-    if (grad && need_left) p.dleft = writable_offsets<T>(dleft);
+    if (grad) p.dleft = dleft.filters<T>();
     if (grad_state) p.grad_state = view<T>(*grad_state);
     if (!grad) {
       for (Sequence& s : p.sequences) s.out_last = 0;
     }
     talk_backward(p);
   });
-  return {dx, dstate, dleft};
+  return {dx.finish(), dstate.finish(), dleft.finish()};
 }
 
 }  // namespace lightconv

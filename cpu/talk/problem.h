@@ -21,7 +21,7 @@ struct TalkProblem {
   View<const T> x, state, grad, grad_state;
   View<T> out, next, dx, dstate;
   int64_t next_rows = 0;             // of `next`, the state after this step; grad_state is its gradient
-  FilterView<const T> left, right;   // offsets (T, B, H); `tap` is unused. Without `right`, windows end at their output
+  FilterView<const T> left, right;   // offsets (T, B, H). Without `right`, windows end at their output
   FilterView<T> dleft, dright;
   bool few = false;                  // a step of few tokens: running sums are not worth it
   std::vector<Sequence> sequences;

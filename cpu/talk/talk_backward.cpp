@@ -281,12 +281,10 @@ void talk_backward(const TalkProblem<T>& p) {
   }
   const Cut work = talk_cut(p, /*planes=*/3);
   parallel_for(0, int64_t(work.tiles.size()), work.grain(), p.threads, [&](int64_t from, int64_t to) {
-    static thread_local Arena arena;
-    for (int64_t i = from; i < to; ++i) {
-      arena.reset();
+    with_scratch(from, to, [&](int64_t i, Arena& arena) {
       const Tile& tile = work.tiles[i];
       TalkBackwardTile<T>(p, tile, found[tile.sequence - p.sequences.data()], arena).run();
-    }
+    });
   });
 }
 

@@ -209,11 +209,7 @@ template <class T>
 void talk_forward(const TalkProblem<T>& p) {
   const Cut work = talk_cut(p, /*planes=*/3);
   parallel_for(0, int64_t(work.tiles.size()), work.grain(), p.threads, [&](int64_t from, int64_t to) {
-    static thread_local Arena arena;
-    for (int64_t i = from; i < to; ++i) {
-      arena.reset();
-      TalkForwardTile<T>(p, work.tiles[i], arena).run();
-    }
+    with_scratch(from, to, [&](int64_t i, Arena& arena) { TalkForwardTile<T>(p, work.tiles[i], arena).run(); });
   });
 }
 

@@ -17,11 +17,11 @@ Layout is (T, B, C) throughout; channel c belongs to head h = c div (C/H), whose
 Types: float32, bfloat16, float16 and float64 (not in the CUDA kernels); all floating tensors of a call have the same
 type. Sums, normalisation and sigmoid run in float32 (float64 for float64). Under autocast, floating tensors other than
 float64 are cast to autocast's dtype.
-x, weight and offsets may have any strides in T and B (so `y.transpose(0, 1)` of a (B, T, C) tensor needs no copy), and
-the result has the layout of `torch.empty_like(x)`; a channel stride other than 1 costs a copy. Every floating tensor
-argument has a first-order gradient, also in torch.func.grad, vjp and jacrev; forward-mode derivatives raise
-NotImplementedError. An empty batch is allowed. The
-result for one sentence does not depend on the batch it is in. Wrong arguments raise TypeError (types) or ValueError
+All tensors may have any strides, and may overlap. Strides in T and B cost nothing (`y.transpose(0, 1)` of a (B, T, C)
+tensor needs no copy), those of channels, taps and heads at most a copy. The result has the layout of
+`torch.empty_like(x)`, or is contiguous where x is copied. Every floating tensor argument has a first-order gradient,
+also in torch.func.grad, vjp and jacrev; forward-mode derivatives raise NotImplementedError. An empty batch is allowed.
+The result for one sentence does not depend on the batch it is in. Wrong arguments raise TypeError (types) or ValueError
 (shapes, devices, values).
 
 Sources: Wu, Fan, Baevski, Dauphin and Auli, "Pay Less Attention with Lightweight and Dynamic Convolutions", ICLR 2019;
@@ -257,8 +257,8 @@ def talkconv(
                      clip(offset_right[t, b, h] · max_right − (s − t) + 1, 0, 1) s > t
 
     A window reaches offset · max rows to each side; a fraction of a row remains at each end. Rows outside the sequence
-    read as zero, which is equivalent to clamping the window to the sequence as in the paper. The cost does not depend
-    on the sizes of the windows.
+    read as zero, which is equivalent to clamping the window to the sequence as in the paper. The cost grows little
+    with the sizes of the windows, but a window that an offset above 2 takes beyond 2 · max may be summed row by row.
 
     Args:
         x: (T, B, C), T ≥ 1.

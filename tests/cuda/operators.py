@@ -16,6 +16,7 @@ _INPUTS = (
     *("seed", "lengths", "cu_seqlens", "x", "weight", "bias", "state", "grad", "grad_state"),
     *("offset_left", "offset_right"),
 )
+_ROWS = ("out", "next_state", "dx", "dstate")
 
 
 class Operators:
@@ -191,8 +192,18 @@ class Operators:
         # A tensor without elements has no memory: a state without rows, a gradient nobody wants are null pointers.
         given = {name: inputs[name] for name in _INPUTS if inputs.get(name) is not None}
         given = {name: tensor for name, tensor in given.items() if values(tensor).numel() or name in ("x", "weight")}
+        if "bias" in given:
+            given["bias"] = given["bias"].contiguous()  # as the binding does
         wanted = {name: tensor for name, tensor in outputs.items() if values(tensor).numel()}
-        self.runner.call(numbers, fractions, given, wanted)
+        # As Result in cuda/common/binding.h: channels that are not contiguous are written somewhere else, and copied.
+        apart = {
+            name: unwritten(tensor.contiguous())
+            for name, tensor in wanted.items()
+            if name in _ROWS and isinstance(tensor, Tensor) and tensor.shape[2] > 1 and tensor.stride(2) != 1
+        }
+        self.runner.call(numbers, fractions, given, wanted | apart)
+        for name, tensor in apart.items():
+            wanted[name].copy_(tensor)
 
 
 def values(tensor: Tensor | Sparse) -> Tensor:

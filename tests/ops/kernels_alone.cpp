@@ -63,7 +63,7 @@ void convolution(const Header& h, const std::vector<int64_t>& lengths) {
   p.sequences = sequences(h, lengths);
   const auto strides = [&](auto* data) {
     return FilterView<std::remove_pointer_t<decltype(data)>>{
-        data, shared ? 0 : h.batch * filter, shared ? 0 : filter, h.kernel_size, 1};
+        data, shared ? 0 : h.batch * filter, shared ? 0 : filter, h.kernel_size};
   };
   p.x = rows<const T>(x, h.batch, width);
   p.weight = strides(static_cast<const T*>(weight.data()));
@@ -90,7 +90,7 @@ void talk(const Header& h, const std::vector<int64_t>& lengths) {
   p.threads = int(h.threads);
   p.sequences = sequences(h, lengths);
   const auto strides = [&](auto* data) {
-    return FilterView<std::remove_pointer_t<decltype(data)>>{data, h.batch * h.heads, h.heads, 1, 0};
+    return FilterView<std::remove_pointer_t<decltype(data)>>{data, h.batch * h.heads, h.heads, 1};
   };
   p.x = rows<const T>(x, h.batch, c);
   p.left = strides(static_cast<const T*>(left.data())), p.right = strides(static_cast<const T*>(right.data()));

@@ -6,12 +6,14 @@ A case is a frozen dataclass of plain values: what hypothesis prints of a failur
 from __future__ import annotations
 
 import dataclasses
+import random
 from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 
 from tests.cuda.convolution_calls import lay_out
+from tests.robustness.fuzz.views import random_view
 
 DTYPES = {
     "float32": torch.float32,
@@ -32,6 +34,7 @@ class Case(ABC):
 
     `pieces`: None for a full pass, else how many tokens each call of the step function is given, whose sum is `steps`;
     `seen`: rows of the state before the first of them. `reorder`: the batch is shuffled between calls, with repetition.
+    `views`: the seed of a memory layout for every tensor, instead of those that `rows`, `grads` and `filters` name.
     """
 
     steps: int
@@ -47,6 +50,7 @@ class Case(ABC):
     pieces: tuple[int, ...] | None = None
     seen: int = 0
     reorder: bool = False
+    views: int | None = None
     seed: int = 0
 
     @property
@@ -61,9 +65,10 @@ class Case(ABC):
     def sequences(self) -> dict[str, Tensor]:
         """The arguments `lengths` and `cu_seqlens`, where there are any."""
         if self.lengths is not None:
-            return {"lengths": torch.tensor(self.lengths, dtype=torch.int64 if self.long_lengths else torch.int32)}
+            lengths = torch.tensor(self.lengths, dtype=torch.int64 if self.long_lengths else torch.int32)
+            return {"lengths": self._lay("lengths", lengths, keep=True)}
         if self.edges is not None:
-            return {"cu_seqlens": torch.tensor(self.edges, dtype=torch.int32)}
+            return {"cu_seqlens": self._lay("edges", torch.tensor(self.edges, dtype=torch.int32), keep=True)}
         return {}
 
     def spans(self) -> Tensor:
@@ -87,25 +92,27 @@ class Case(ABC):
         generator = torch.Generator().manual_seed(1000 * self.seed + offset)
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    def _rows(self, dense: Tensor, layout: str) -> Tensor:
-        """A (T, B, C) leaf in the case's type and in a memory layout."""
-        dense = dense.to(DTYPES[self.dtype])
+    def _lay(self, name: str, dense: Tensor, layout: str = "plain", keep: bool = False) -> Tensor:
+        """A tensor in a memory layout, or in a random one; floating tensors in the case's type."""
+        dense = dense.to(DTYPES[self.dtype]) if dense.is_floating_point() else dense
+        if self.views is not None:
+            return random_view(dense, random.Random(f"{self.views} {name}"), keep=keep)
         if layout == "planes":
             return dense.movedim(-1, 0).contiguous().movedim(0, -1)
         return lay_out(dense, layout)
 
     def grad(self) -> Tensor:
         """The gradient of the output, (T, B, C)."""
-        return self._rows(self._normal(self.steps, self.batch, self.channels, offset=3), self.grads)
+        return self._lay("grad", self._normal(self.steps, self.batch, self.channels, offset=3), self.grads)
 
     def grad_state(self) -> Tensor:
         """The gradient of the last state of a case in pieces."""
         rows = min(self.seen + self.steps, self.history)
-        return self._normal(rows, self.batch, self.channels, offset=4).to(DTYPES[self.dtype])
+        return self._lay("grad_state", self._normal(rows, self.batch, self.channels, offset=4))
 
     def state(self) -> Tensor:
         """The rows before the first piece."""
-        return self._normal(self.seen, self.batch, self.channels, offset=5).to(DTYPES[self.dtype])
+        return self._lay("state", self._normal(self.seen, self.batch, self.channels, offset=5))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +145,7 @@ class Convolution(Case):
 
     def x(self) -> Tensor:
         width = self.channels * (2 if self.glu else 1)
-        return self._rows(self._normal(self.steps, self.batch, width), self.rows)
+        return self._lay("x", self._normal(self.steps, self.batch, width), self.rows)
 
     def weight(self) -> Tensor:
         shape = (*(self.steps, self.batch) * self.dynamic, self.heads, self.size)
@@ -151,14 +158,13 @@ class Convolution(Case):
         else:
             scale = {"normal": 1, "small": 1e-2, "large": 6, "zero": 0, "equal": 0, "extreme": 1e4}[self.logits]
             weight = weight * scale + (3 if self.logits == "equal" else 0)
-        weight = weight.to(DTYPES[self.dtype])
         if self.dynamic:
-            return lay_out(weight, self.filters)
+            return self._lay("weight", weight, self.filters)
         # Layouts of a (H, K) tensor: its heads in the place of time.
-        return lay_out(weight[:, None], self.filters)[:, 0]
+        return self._lay("weight", weight[:, None], self.filters)[:, 0]
 
     def bias_tensor(self) -> Tensor | None:
-        return self._normal(self.channels, offset=2).to(DTYPES[self.dtype]) if self.bias else None
+        return self._lay("bias", self._normal(self.channels, offset=2)) if self.bias else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +187,7 @@ class Talk(Case):
         return self.left
 
     def x(self) -> Tensor:
-        return self._rows(self._normal(self.steps, self.batch, self.channels), self.rows)
+        return self._lay("x", self._normal(self.steps, self.batch, self.channels), self.rows)
 
     def offsets(self) -> tuple[Tensor, Tensor | None]:
         """offset_left and offset_right (T, B, H); the second None for right = 0."""
@@ -202,8 +208,6 @@ class Talk(Case):
                 offset = torch.where(kind == 0, -offset, offset)
                 if self.most > 1:
                     offset = torch.where(kind == 1, torch.inf, offset)
-            sides.append(self._offset(offset.to(DTYPES[self.dtype])) if reach or not sides else None)
+            layout = "tbc" if self.filters in ("plain", "taps_first") else self.filters
+            sides.append(self._lay(f"offset {len(sides)}", offset, layout) if reach or not sides else None)
         return sides[0], sides[1]
-
-    def _offset(self, offset: Tensor) -> Tensor:
-        return lay_out(offset, "tbc" if self.filters in ("plain", "taps_first") else self.filters)

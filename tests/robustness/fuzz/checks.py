@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lightconv_plugin.ops import EPSILON
 from tests.ops.talk_oracle import band as talk_band
@@ -29,6 +30,8 @@ def check(case: Case, device: str = "cpu", *, rounds_products: bool = False) -> 
     sizes = _sizes(case, inputs, grad, grad_state)
     for name, result in got.items():
         _compare(case, name, result.cpu(), want[name], sizes[name], rounds_products)
+    if case.views is not None and device == "cpu":
+        _check_layouts(case, inputs, grad, grad_state, got)
 
 
 def _compare(case: Case, name: str, got: Tensor, want: Tensor, size: Tensor, rounds_products: bool) -> None:
@@ -55,6 +58,26 @@ def _compare(case: Case, name: str, got: Tensor, want: Tensor, size: Tensor, rou
             f"{name}: {int(wrong.sum())} of {wrong.numel()} elements differ from float64, first at {first}: "
             f"{got[first].item():.9g}, expected {want[first].item():.9g} ± {allowed.expand_as(want)[first].item():.2g}"
         )
+
+
+def _check_layouts(
+    case: Case, inputs: dict[str, Tensor], grad: Tensor, grad_state: Tensor | None, got: dict[str, Tensor]
+) -> None:
+    """Results lie in memory as torch.compile and torch.export are told, and outputs as torch.empty_like(x)."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = {name: mode.from_tensor(tensor.detach()).requires_grad_() for name, tensor in inputs.items()}
+    grads = [tensor if tensor is None else mode.from_tensor(tensor) for tensor in (grad, grad_state)]
+    with mode:
+        promised = computed(case, fakes, *grads)
+    if case.pieces is None and inputs["x"].stride(-1) == 1:  # others are copied first
+        promised["empty_like"] = torch.empty_like(inputs["x"][..., : case.channels])
+        got = got | {"empty_like": got["out"]}
+    for name, result in got.items():
+        ours, theirs = (
+            [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+            for tensor in (result, promised[name])
+        )
+        assert ours == theirs or not result.numel(), f"{name}: strides {result.stride()}, not {promised[name].stride()}"
 
 
 def _sizes(case: Case, inputs: dict[str, Tensor], grad: Tensor, grad_state: Tensor | None) -> dict[str, Tensor]:
@@ -91,7 +114,7 @@ def _sizes(case: Case, inputs: dict[str, Tensor], grad: Tensor, grad_state: Tens
     dx = copies * (taps * filters * g + handed) * (1 + (rows if case.glu else 0))
     dtaps = case.per_head * g * rows * kept * (1 if case.dynamic else case.steps * case.batch)
     # torch sums rows that lie in one place one after the other, so that the roundings add up.
-    one_by_one = 8 if case.grads == "still" else 1
+    one_by_one = 8 if case.grads == "still" or case.views is not None else 1
     return {
         "out": taps * filters * rows + largest(inputs.get("bias")),
         "state": rows,

@@ -1,4 +1,4 @@
-"""The two properties that the fuzzer looks for violations of, as functions of what hypothesis draws."""
+"""The properties that the fuzzer looks for violations of, as functions of what hypothesis draws."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.robustness.fuzz.case import Case, Convolution
 from tests.robustness.fuzz.checks import check, check_spread
-from tests.robustness.fuzz.strategies import OPERATORS, cases
+from tests.robustness.fuzz.strategies import OPERATORS, VIEWS, cases
 
 INFINITE = (float("inf"), float("-inf"), float("nan"))
 PLACES = ("x", "grad", "filter", "state")
@@ -16,6 +16,11 @@ PLACES = ("x", "grad", "filter", "state")
 def numbers(operators: tuple[str, ...] = OPERATORS, dtypes: tuple[str, ...] | None = None):
     """Strategy of the arguments of `numbers_are_right`."""
     return cases(operators, dtypes) if dtypes else cases(operators)
+
+
+def layouts(operators: tuple[str, ...], dtypes: tuple[str, ...]):
+    """As `numbers`, with a random memory layout of every tensor."""
+    return cases(operators, dtypes, views=VIEWS)
 
 
 def numbers_are_right(case: Case, backend: str, device: str) -> None:

@@ -1,6 +1,6 @@
 """Look for violations for as long as one likes: `scripts/dev/fuzz.sh MINUTES`.
 
-Rounds of random cases, alternating between the backends and the two properties of properties.py. Every round has a
+Rounds of random cases, alternating between the backends and the properties of properties.py. Every round has a
 seed of its own, made of --seed and its number, so that a run can be repeated. A failure is shrunk, printed as a case
 that can be pasted into tests/fuzz/test_fuzz.py, and ends the run with status 1.
 """
@@ -44,14 +44,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def one_round(backend: str, operators: tuple[str, ...], seed: int, cases: int, counts: Counter) -> None:
-    """`cases` of both properties, counted in `counts` by backend and property.
+    """`cases` of all properties, counted in `counts` by backend and property.
 
     Raises:
         AssertionError: a violation, with the shrunk case in its notes.
     """
     dtypes = backends.dtypes_of(backend)
     profile = settings(
-        max_examples=(cases + 1) // 2,
+        max_examples=(cases + 2) // 3,
         deadline=None,
         database=None,
         report_multiple_bugs=False,
@@ -69,12 +69,20 @@ def one_round(backend: str, operators: tuple[str, ...], seed: int, cases: int, c
 
         @seeded(seed)
         @profile
+        @given(properties.layouts(operators, dtypes))
+        def layouts(case):
+            properties.numbers_are_right(case, backend, device)
+            counts[backend, "memory layouts"] += 1
+
+        @seeded(seed)
+        @profile
         @given(properties.spreads(operators, dtypes))
         def spreads(arguments):
             properties.nothing_spreads(*arguments, backend, device)
             counts[backend, "NaN and infinity"] += 1
 
         numbers()
+        layouts()
         spreads()
 
 

@@ -19,22 +19,31 @@ _REACHES = (0, 1, 2, 3, 5, 7, 15, 16, 31, 40, 100)
 _MOST = 4_000_000
 
 
-def cases(operators: tuple[str, ...] = OPERATORS, dtypes: tuple[str, ...] = tuple(DTYPES), empty: bool = True):
+# The seed of a random layout of every tensor.
+VIEWS = st.integers(0, 2**20)
+
+
+def cases(
+    operators: tuple[str, ...] = OPERATORS,
+    dtypes: tuple[str, ...] = tuple(DTYPES),
+    empty: bool = True,
+    views: st.SearchStrategy = st.none(),  # noqa: B008
+):
     """Cases of any of the operators; `empty`: batches of no sentence among them."""
-    kinds = [convolutions(name, dtypes, empty) for name in CONVOLUTIONS if name in operators]
-    kinds += [talks(dtypes, empty)] * ("talkconv" in operators)
+    kinds = [convolutions(name, dtypes, empty, views) for name in CONVOLUTIONS if name in operators]
+    kinds += [talks(dtypes, empty, views)] * ("talkconv" in operators)
     return st.one_of(kinds)
 
 
 @st.composite
-def convolutions(draw, operator: str, dtypes: tuple[str, ...], empty: bool) -> Convolution:
+def convolutions(draw, operator: str, dtypes: tuple[str, ...], empty: bool, views: st.SearchStrategy) -> Convolution:
     size = draw(st.sampled_from(_SIZES))
-    common = draw(_common(dtypes, empty, size - 1))
+    common = draw(_common(dtypes, empty, size - 1, views))
     normalize = draw(st.sampled_from(NORMALIZATIONS))
     logits = draw(st.sampled_from(LOGITS))
     renorm = operator == "dynamicconv" and draw(st.booleans())
-    if logits == "masked" and (normalize != "softmax" or renorm):
-        logits = "normal"  # renormalised, what is left may be −∞ alone, which is NaN (tests/ops/test_extreme_logits.py)
+    if logits == "masked" and (normalize != "softmax" or renorm or common["views"] is not None):
+        logits = "normal"  # where a filter may be −∞ alone, which is NaN (test_extreme_logits.py)
     if logits == "extreme" and (normalize in ("sigmoid", "tanh") or common["dtype"] == "float16"):
         logits = "large"  # float64 itself overflows on the way; float16 has no such results
     if logits in ("zero", "small") and normalize in ("l2", "abs_l2", "l1") and common["dtype"] == "float16":
@@ -55,9 +64,9 @@ def convolutions(draw, operator: str, dtypes: tuple[str, ...], empty: bool) -> C
 
 
 @st.composite
-def talks(draw, dtypes: tuple[str, ...], empty: bool) -> Talk:
+def talks(draw, dtypes: tuple[str, ...], empty: bool, views: st.SearchStrategy) -> Talk:
     left = draw(st.sampled_from(_REACHES))
-    common = draw(_common(dtypes, empty, left))
+    common = draw(_common(dtypes, empty, left, views))
     stepwise = common["pieces"] is not None
     return Talk(
         **common,
@@ -71,7 +80,7 @@ def talks(draw, dtypes: tuple[str, ...], empty: bool) -> Talk:
 
 
 @st.composite
-def _common(draw, dtypes: tuple[str, ...], empty: bool, history: int) -> dict:
+def _common(draw, dtypes: tuple[str, ...], empty: bool, history: int, views: st.SearchStrategy) -> dict:
     """The fields of Case; `history`: rows that a state can hold."""
     mode = draw(st.sampled_from(("whole", "whole", "lengths", "packed", "pieces")))
     steps = draw(st.one_of(st.integers(1, 12), st.integers(1, 40), st.sampled_from(_STEPS)))
@@ -93,6 +102,7 @@ def _common(draw, dtypes: tuple[str, ...], empty: bool, history: int) -> dict:
         "dtype": draw(st.sampled_from(dtypes)),
         "rows": draw(st.sampled_from(ROWS)),
         "grads": draw(st.sampled_from(ROWS)),
+        "views": draw(views),
         "seed": draw(st.integers(0, 2**20)),
         "pieces": None,
     }

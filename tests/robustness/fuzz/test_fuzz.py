@@ -38,6 +38,18 @@ def test_numbers(backend, operator):
 
 
 @pytest.mark.parametrize("operator", run.OPERATORS)
+def test_memory_layouts(backend, operator):
+    """Every tensor is a random view: full passes and steps, and the gradients of both."""
+
+    @(FEW if backend == "cuda-on-host" else FIXED)
+    @given(properties.layouts((operator,), backends.dtypes_of(backend)))
+    def holds(case):
+        properties.numbers_are_right(case, backend, "cpu")
+
+    holds()
+
+
+@pytest.mark.parametrize("operator", run.OPERATORS)
 def test_what_is_not_finite_stays_in_its_windows(backend, operator):
     @(FEW if backend == "cuda-on-host" else FIXED)
     @given(properties.spreads((operator,), backends.dtypes_of(backend)))
