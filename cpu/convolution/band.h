@@ -153,23 +153,23 @@ struct Columns {
 };
 
 // Outputs `begin` … `end` − 1 of `channels` channels; reads and writes up to kWidth<S> − 1 columns beyond. Adds the
-// taps `first` … `last` − 1, which are the rows of `weight`, to `bias`, or with `more` to what the outputs are.
-template <class S, bool kTransposed>
+// taps `first` … `last` − 1, which are the rows of `weight`, to `bias` (null: 0), or with kMore to what the outputs are.
+template <class S, bool kTransposed, bool kMore>
 void convolve_columns(
     Columns<S> out, int64_t begin, int64_t end, Columns<S> source, Columns<S> weight, int64_t first, int64_t last,
-    int64_t offset, int64_t channels, const S* bias, bool more) {
+    int64_t offset, int64_t channels, const S* bias) {
   const auto block = [&](auto count, int64_t c) {
     constexpr int kChannels = decltype(count)::value;
     for (int64_t t = begin; t < end; t += kWidth<S>) {
       Vector<S> sum[kChannels];
       for (int i = 0; i < kChannels; ++i) {
-        sum[i] = more ? load(out.at(c + i, t)) : bias ? broadcast(bias[c + i]) : Vector<S>{};
+        sum[i] = kMore ? load(out.at(c + i, t)) : bias ? broadcast(bias[c + i]) : Vector<S>{};
       }
       for (int64_t step = 0; step < last - first; ++step) {
         // Ascending time of the source in both directions.
-        const int64_t k = kTransposed ? last - 1 - step : first + step;
+        const int64_t row = kTransposed ? last - first - 1 - step : step, k = first + row;
         const int64_t at = kTransposed ? t - offset - k : t + offset + k;
-        const Vector<S> w = load(weight.at(k - first, kTransposed ? at : t));
+        const Vector<S> w = load(weight.at(row, kTransposed ? at : t));
         for (int i = 0; i < kChannels; ++i) sum[i] += w * load(source.at(c + i, at));
       }
       for (int i = 0; i < kChannels; ++i) store(out.at(c + i, t), sum[i]);

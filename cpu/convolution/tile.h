@@ -245,17 +245,6 @@ class Filters {
 // How many taps of a narrow head are computed at a time: their table stays in the cache, however long the filter is.
 constexpr int64_t kTapsTogether = 256;
 
-// Calls f(taps) for all parts of `taps`, in the order of the sources' time, at least once.
-template <bool kTransposed, class F>
-void each_part(Inside taps, F f) {
-  int64_t count = std::max<int64_t>(taps.last - taps.first, 0);
-  do {
-    const int64_t some = std::min(count, kTapsTogether), from = kTransposed ? taps.first + count - some : taps.last - count;
-    f(Inside{from, from + some});
-    count -= some;
-  } while (count > 0);
-}
-
 // Some taps of one head, transposed for convolve_columns: outputs `begin` … `end` − 1 (those of the sequence among
 // them), zero where a tap meets no source.
 template <class T>
@@ -265,14 +254,26 @@ Columns<Sum<T>> filter_columns(
   using S = Sum<T>;
   const int64_t pitch = round_up<S>(some.last - some.first), rows = round_up<S>(std::max<int64_t>(end - begin, 1));
   S* masked = arena.take<S>(rows * pitch);
-  std::fill(masked, masked + rows * pitch, S(0));
   const Rows<S> taps = filters.taps(head);
   const Sequence& s = *tile.sequence;
-  for (int64_t t = std::max(begin, s.out_first); t < std::min(end, s.out_last); ++t) {
+  const auto copy = [&](int64_t t, S* row) {
     const Inside inside = p.meeting(s, t);
     const int64_t from = std::max(inside.first, some.first), to = std::min(inside.last, some.last);
+    const S* filter = taps.at(t);
+    if (from == 0 && to == p.kernel_size) {
+      for (int64_t k = 0; k < pitch; k += kWidth<S>) store(row + k, load(filter + k));
+      return;
+    }
+    std::fill(row, row + pitch, S(0));
+    for (int64_t k = from; k < to; ++k) row[k - some.first] = filter[k];
+  };
+  for (int64_t t = begin; t < begin + rows; ++t) {
     S* row = masked + (t - begin) * pitch;
-    for (int64_t k = from; k < to; ++k) row[k - some.first] = taps.at(t)[k];
+    if (t >= s.out_first && t < std::min(end, s.out_last)) {
+      copy(t, row);
+    } else {
+      std::fill(row, row + pitch, S(0));
+    }
   }
   // Two more vectors, for the lanes beyond the last output.
   Columns<S> columns{nullptr, rows + 2 * kWidth<S>, begin};
@@ -290,6 +291,33 @@ Columns<S> transposed(Rows<S> rows, int64_t end, int64_t width, int64_t slack, A
   columns.data = arena.take<S>(round_up<S>(width) * columns.pitch);
   transpose(rows.data, rows.pitch, columns.data, columns.pitch, count, width);
   return columns;
+}
+
+// The outputs `begin` … `end` − 1 of one narrow head, from the sources (or, transposed, the reverse) that it meets with
+// `taps`, in parts of them, in the order of the sources' time. Without any tap the outputs are `bias`, or 0.
+template <bool kTransposed, class T>
+void convolve_narrow(
+    const Problem<T>& p, const Tile& tile, const Filters<T>& filters, int64_t head, Columns<Sum<T>> out, int64_t begin,
+    int64_t end, Columns<Sum<T>> source, Inside taps, const Sum<T>* bias, Arena& arena) {
+  using S = Sum<T>;
+  const auto add = [&](auto more, Inside some) {
+    const auto mark = arena.mark();
+    const int64_t from = kTransposed ? begin - p.offset - (some.last - 1) : begin;
+    const int64_t to = kTransposed ? end - p.offset - some.first : end;
+    convolve_columns<S, kTransposed, decltype(more)::value>(
+        out, begin, end, source, filter_columns(p, tile, filters, head, from, to, some, arena), some.first, some.last,
+        p.offset, p.channel_pitch(), bias);
+    arena.release(mark);
+  };
+  const auto part = [&](int64_t done) {
+    const int64_t count = std::min(kTapsTogether, taps.last - taps.first - done);
+    const int64_t from = kTransposed ? taps.last - done - count : taps.first + done;
+    return Inside{from, from + count};
+  };
+  add(std::false_type{}, part(0));
+  for (int64_t done = kTapsTogether; done < taps.last - taps.first; done += kTapsTogether) {
+    add(std::true_type{}, part(done));
+  }
 }
 
 // Runs a backward pass, run(i, partial, arena), over `count` tiles or units of about `work` multiply-adds each. If the

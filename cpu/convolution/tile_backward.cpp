@@ -80,17 +80,9 @@ class BackwardTile {
       Columns<S> results{nullptr, round_up<S>(count) + kWidth<S>, tile_.begin};
       results.data = arena_.take<S>(round_up<S>(width) * results.pitch);
       for (int64_t h = 0; h < tile_.heads(); ++h) {
-        bool more = false;
-        each_part<true>(taps, [&](Inside some) {
-          const auto mark = arena_.mark();
-          const int64_t from = tile_.begin - p_.offset - (some.last - 1), to = tile_.end - p_.offset - some.first;
-          convolve_columns<S, true>(
-              shifted(results, h * pitch_), tile_.begin, tile_.end, shifted(grads, h * pitch_),
-              filter_columns(p_, tile_, filters, h, from, to, some, arena_), some.first, some.last, p_.offset, pitch_,
-              nullptr, more);
-          arena_.release(mark);
-          more = true;
-        });
+        convolve_narrow<true>(
+            p_, tile_, filters, h, shifted(results, h * pitch_), tile_.begin, tile_.end, shifted(grads, h * pitch_), taps,
+            nullptr, arena_);
       }
       transpose(results.data, results.pitch, out.data, out.pitch, width, count);
     }

@@ -67,15 +67,7 @@ void forward_tile(const Problem<T>& p, const Tile& tile, Arena& arena) {
     results.data = arena.take<S>(round_up<S>(width) * results.pitch);
     for (int64_t h = 0; h < tile.heads(); ++h) {
       const auto head = [&](Columns<S> c) { return Columns<S>{c.data + h * pitch * c.pitch, c.pitch, c.first}; };
-      bool more = false;
-      each_part<false>(taps, [&](Inside some) {
-        const auto mark = arena.mark();
-        convolve_columns<S, false>(
-            head(results), begin, end, head(sources), filter_columns(p, tile, filters, h, begin, end, some, arena),
-            some.first, some.last, p.offset, pitch, bias(h), more);
-        arena.release(mark);
-        more = true;
-      });
+      convolve_narrow<false>(p, tile, filters, h, head(results), begin, end, head(sources), taps, bias(h), arena);
     }
     transpose(results.data, results.pitch, out.data, out.pitch, width, end - begin);
   }
