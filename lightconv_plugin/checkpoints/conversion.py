@@ -44,7 +44,10 @@ def convert(source: Path, layout: str) -> tuple[dict, list[str]]:
             said = [f"exported model → {state['cfg']['model']['_name']} in the layout plugin", *notes]
             return state, [*said, f"options of fairseq-train for it: {command_line(state['cfg'])}"]
     else:
+        from lightconv_plugin.models.architectures import use_registered_architecture
+
         state = load_model_checkpoint(source)
+        use_registered_architecture(state)
     settings, architecture = _settings(state, source)
     try:
         model = read_model(settings, architecture, state["model"])

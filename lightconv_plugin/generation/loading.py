@@ -57,6 +57,8 @@ def read_any_checkpoint(path: Path) -> dict[str, Any]:
         raise TranslationError(f"no such checkpoint: {path}")
     from fairseq import checkpoint_utils
 
+    from lightconv_plugin.models.architectures import use_registered_architecture
+
     try:
         with without_progress():
             state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
@@ -67,6 +69,7 @@ def read_any_checkpoint(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(state.get("model"), dict) or not (state.get("cfg") or state.get("args")):
         raise TranslationError(f"{path} is not a checkpoint of fairseq: it has no parameters or no settings")
+    use_registered_architecture(state)
     return state
 
 

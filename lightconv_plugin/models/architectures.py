@@ -7,7 +7,8 @@ Numbers: Wu et al. 2019, section 5, and fairseq's LightConv (the paper's own cod
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Mapping
+from argparse import Namespace
+from collections.abc import Callable, Mapping, MutableMapping
 
 from fairseq import models as fairseq_models
 from fairseq.models import register_model, register_model_architecture
@@ -89,6 +90,25 @@ ARCHITECTURES = {
 } | {"talkconv" + suffix: {**_TALK, **options} for suffix, options in TALK_SUFFIXES.items()}
 
 LANGUAGE_MODELS = language_model_architectures()
+
+
+def use_registered_architecture(state: Mapping) -> None:
+    """Rename the architecture in a checkpoint's settings, in place, if nobody has registered it in this process.
+
+    A user's own is registered only where their code is imported. The file has all options of its model, so any
+    architecture with the same options builds it. Settings of other models are left alone.
+    """
+    encoder = any(str(name).startswith("encoder.") for name in state.get("model") or ())
+    for settings in (state.get("cfg") or {}).get("model"), state.get("args"):
+        options = vars(settings) if isinstance(settings, Namespace) else settings
+        if not isinstance(options, MutableMapping):
+            continue
+        name = options.get("_name") or options.get("arch")
+        if not isinstance(name, str) or name in fairseq_models.ARCH_MODEL_REGISTRY:
+            continue
+        if "decoder_kernel_size_list" in options:
+            known = "dynamicconv" if encoder else "dynamicconv_lm"
+            options.update({key: known for key in ("_name", "arch") if key in options})
 
 
 def _config_class(name: str, options: Mapping, base: type) -> type:

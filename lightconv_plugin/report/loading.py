@@ -48,8 +48,11 @@ def open_model(checkpoint: Path, data_bin: Path | None) -> Opened:
     """
     from fairseq import checkpoint_utils
 
+    from lightconv_plugin.models.architectures import use_registered_architecture
+
     with _quiet():
         state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
+        use_registered_architecture(state)
         settings = _task_settings(state, checkpoint)
         if data_bin is not None:
             settings["data"] = str(data_bin)

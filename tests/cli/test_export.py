@@ -188,6 +188,19 @@ def language_model(folder, architecture="dynamicconv_lm", task=None, entries=30,
     return path, data, model
 
 
+@pytest.mark.parametrize("kind", ["encoder-decoder", "language model"])
+def test_an_architecture_that_only_its_user_knows(kind, corpus, tmp_path):
+    """Registered where the training was; the checkpoint has every option of the model."""
+    path = toys.make_checkpoint(tmp_path / "m.pt", corpus) if kind == "encoder-decoder" else language_model(tmp_path)[0]
+    assert lightconv(path, tmp_path / "plugins") == 0
+    content = torch.load(path, weights_only=False)
+    content["cfg"]["model"]["_name"] = "lightconv_of_a_user"
+    torch.save(content, path)
+    assert lightconv(path, tmp_path / "users") == 0
+    assert torch.equal(log_probabilities(tmp_path / "users"), log_probabilities(tmp_path / "plugins"))
+    assert main.main(["convert", str(path), str(tmp_path / "theirs.pt"), "--to", "fairseq"]) == 0
+
+
 KINDS = [name for name in language_model_toys.EMBEDDINGS if not name.startswith("characters")]
 
 
