@@ -26,15 +26,17 @@ def call(name: str, *args: Any) -> Any:
 def register(name: str, setup: Callable[..., Any] | None, backward: Callable[..., Any]) -> None:
     """Make the autograd function of an operator; `setup` and `backward` as for torch.library.register_autograd."""
     operator = getattr(torch.ops.lightconv, name).default
+
+    def setup_context(ctx, inputs, output) -> None:
+        if setup is not None:
+            setup(ctx, inputs, output)
+        ctx.set_materialize_grads(True)  # torch 2.6 cannot batch a gradient that is None
+
     methods = {
         "generate_vmap_rule": True,
         "forward": staticmethod(lambda *args: operator(*args)),
-        "setup_context": staticmethod(setup or _nothing),
+        "setup_context": staticmethod(setup_context),
         "backward": staticmethod(backward),
         "jvp": staticmethod(checks.no_forward_mode),
     }
     _functions[name] = type(name, (torch.autograd.Function,), methods)
-
-
-def _nothing(ctx, inputs, output) -> None:
-    pass
