@@ -17,6 +17,7 @@ from lightconv_plugin.modules.embeddings import AdaptiveInput, SinusoidalPositio
 from lightconv_plugin.modules.linear import Linear
 from lightconv_plugin.modules.mixers import MIXERS, MixerSpec, build_mixer
 from lightconv_plugin.ops import backends
+from tests.modules.plain_models import model_of, words
 
 X, STATE, STATIC, DYNAMIC = torch.randn(6, 2, 8), torch.randn(2, 2, 8), torch.randn(2, 3), torch.randn(6, 2, 2, 3)
 OFFSET, LENGTHS, PACKED = torch.rand(6, 2, 2), torch.tensor([6, 4]), torch.tensor([0, 4, 6], dtype=torch.int32)
@@ -33,6 +34,11 @@ def embeddings(module):
     return lambda x: x + module(WORDS)
 
 
+def model():
+    module = model_of("dynamic").eval().requires_grad_(False)
+    return lambda x: x.sum() + module(WORDS, WORDS).logits
+
+
 CALLS = {
     "lightconv": lambda x: ops.lightconv(x, STATIC, 1, lengths=LENGTHS),
     "lightconv-packed": lambda x: ops.lightconv(x[:, :1], STATIC, 1, cu_seqlens=PACKED),
@@ -45,6 +51,7 @@ CALLS = {
     "SinusoidalPositions": lambda x: x + SinusoidalPositions(8, 1)(WORDS, x.dtype),
     "AdaptiveInput": embeddings(AdaptiveInput(12, 8, 8, 1, AdaptiveInputConfig((4,)))),
     "Linear": Linear(8, 4),
+    "EncoderDecoder": model(),
     **{kind: mixer(kind) for kind in MIXERS},
 }
 
@@ -146,3 +153,20 @@ def test_a_measurement_is_of_ordinary_products(measurements, around, tmp_path):
 
 def test_tracing_the_measurement_records_nothing(measurements):
     assert len(make_fx(lambda x: x * products.measured())(X).graph.nodes) == 3
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("kind", ["lightweight", "dynamic", "talk"])
+def test_gradients_of_each_sentence(kind):
+    model, tokens = model_of(kind, encoder=False).eval(), words("cpu")
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def loss(parameters, tokens):
+        return torch.func.functional_call(model, parameters, (tokens[None],)).logits.log_softmax(dim=-1).square().mean()
+
+    each = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, tokens)
+    for number, sentence in enumerate(tokens):
+        model.zero_grad()
+        loss(dict(model.named_parameters()), sentence).backward()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(each[name][number], parameter.grad, rtol=1e-3, atol=1e-4)
