@@ -53,12 +53,13 @@ class Settings:
         """The token mixer of each layer: {"encoder": […], "decoder": […]}; a language model has no encoder."""
         found = {}
         for side in ("decoder",) if self.language_model else ("encoder", "decoder"):
-            layers = self.model.get(f"{side}_layers")
-            if layers is None:
+            try:
+                layers = int(self.model.get(f"{side}_layers"))
+            except (TypeError, ValueError):  # unknown, or a list of convolutions, as fairseq's fconv has it
                 continue
             names = str(self.model.get(f"{side}_conv_type") or self._family()).split(",")
             names = [name.strip() for name in names]
-            found[side] = names * int(layers) if len(names) == 1 else names
+            found[side] = names * layers if len(names) == 1 else names
         return found
 
     def _family(self) -> str:

@@ -367,3 +367,16 @@ def test_a_picture_of_nothing_but_zeros_or_nan_is_drawn():
     for value in (0.0, np.nan):
         pixels = image_of(plots.kernels([layer_of(np.full((3, 3), value))], "test"))
         assert not pixels[..., 3].any()
+
+
+@pytest.mark.parametrize(
+    "model, expected",
+    [
+        ({"_name": "fconv", "encoder_layers": "[(32, 3)] * 2", "decoder_layers": "[(32, 3)]"}, {}),
+        ({"arch": "lightconv", "encoder_layers": 2}, {"encoder": ["dynamic", "dynamic"]}),
+        ({"arch": "transformer", "decoder_layers": "1"}, {"decoder": ["attention"]}),
+    ],
+)
+def test_mixers_where_the_number_of_layers_is_known(model, expected):
+    """fairseq's fconv has its convolutions as `encoder_layers`, in an expression."""
+    assert runs.Settings(model).mixers == expected
