@@ -74,6 +74,19 @@ def atomic_write(path: Path, binary: bool = False) -> Iterator[IO]:
         raise
 
 
+def check_replaceable(directory: Path) -> None:
+    """Raise InputError for a directory that `atomic_directory` cannot put another one in the place of."""
+    path = Path(os.path.realpath(directory))
+    if os.path.ismount(path):
+        raise InputError(f"{directory} is a mount point, which cannot be replaced: name a new directory in it")
+    with contextlib.suppress(FileNotFoundError):  # a working directory that was removed
+        if path in (here := Path.cwd(), *here.parents):
+            raise InputError(
+                f"{directory} is or contains the working directory, which cannot be replaced: name another one, or run "
+                "the command elsewhere"
+            )
+
+
 @contextlib.contextmanager
 def atomic_directory(path: Path, replace: bool = False) -> Iterator[Path]:
     """Create a temporary directory next to `path` that is renamed to `path` if the block ends without an error.
@@ -84,8 +97,10 @@ def atomic_directory(path: Path, replace: bool = False) -> Iterator[Path]:
     call.
 
     Raises:
+        InputError: the folder of `path` does not exist, or `path` cannot be replaced.
         OSError: `path` cannot be written, or is a non-empty directory and `replace` is not set.
     """
+    check_replaceable(path)
     path = Path(os.path.realpath(path))
     if not path.parent.is_dir():
         raise InputError(f"cannot write {path}: there is no folder {path.parent}")

@@ -75,7 +75,7 @@ class Settings:
 class SearchDefaults:
     """The default search settings in generation_config.json, under the names of transformers.
 
-    max_length, min_length: of the target, including the start symbol and </s>; None if the file has none.
+    max_length, min_length: of the target, with the start symbol; max_length counts </s> too. None if the file has none.
     """
 
     num_beams: int = 5
@@ -85,10 +85,12 @@ class SearchDefaults:
     min_length: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("num_beams", 1), ("no_repeat_ngram_size", 0), ("max_length", 1), ("min_length", 0)):
+        for name, least in (("num_beams", 1), ("no_repeat_ngram_size", 0), ("max_length", 2), ("min_length", 0)):
             number = getattr(self, name)
             if number is not None and not least <= number <= _LARGEST:
                 raise ValueError(f"{name} must be in {least} … {_LARGEST}, got {number}")
+        if self.min_length is not None and self.max_length is not None and self.min_length >= self.max_length:
+            raise ValueError(f"min_length must be below max_length = {self.max_length}, got {self.min_length}")
         if not math.isfinite(self.length_penalty):
             raise ValueError(f"length_penalty must be a number, got {self.length_penalty}")
 

@@ -17,7 +17,7 @@ from lightconv_plugin.checkpoints.model_card import ModelCard
 from lightconv_plugin.checkpoints.untrusted import shown
 from lightconv_plugin.checkpoints.weights import PlainModel, tensors_of, write
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import atomic_directory
+from lightconv_plugin.files import atomic_directory, check_replaceable
 from lightconv_plugin.modules import ModelConfig
 from lightconv_plugin.text.dictionary import BOS, EOS, PAD, UNK, Dictionary
 from lightconv_plugin.text.sides import TextSide
@@ -70,7 +70,8 @@ def save_exported(
 
     Raises:
         InputError: the directory holds something else, or a model and `force` is not set; parameters are not finite or
-            too large for `weights`; a dictionary does not match the model, or its configuration cannot be written.
+            too large for `weights`; a dictionary does not match the model; its configuration or `search` cannot be
+            written.
         OSError: the directory cannot be written.
     """
     directory = Path(directory)
@@ -93,6 +94,11 @@ def save_exported(
     except ValueError as error:
         raise InputError(str(error)) from error
     search = search or SearchDefaults(num_beams=1 if source is None else 5)
+    if search.num_beams == 1 and search.length_penalty != 1:
+        raise InputError(
+            f"length penalty {search.length_penalty:g} needs a beam of at least 2: it chooses between hypotheses, and "
+            "transformers refuses a generation_config.json with it"
+        )
     files = _text_files(source, target, config)
     about = {
         exported.CONFIG: exported.as_json(config, settings),
@@ -115,6 +121,7 @@ def save_exported(
 
 def check_target(directory: Path, force: bool) -> None:
     """InputError unless an exported model can be written to `directory`."""
+    check_replaceable(directory)
     if not os.path.lexists(directory):
         return
     if not directory.is_dir():

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from lightconv_plugin.checkpoints.exported import TEXT, Exported, dictionary_name, load_model, open_exported
 from lightconv_plugin.deployment.graphs import export_start, export_step, state_tensors
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import atomic_directory
+from lightconv_plugin.files import atomic_directory, check_replaceable
 
 FORMATS = ("aoti", "export")
 ABOUT = "deployment.json"
@@ -86,6 +86,7 @@ def deploy(
 
 
 def _check_output(output: Path, force: bool) -> None:
+    check_replaceable(output)
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
     if not (output / ABOUT).is_file():

@@ -15,6 +15,7 @@ from lightconv_plugin.generation.graphs import CapturedSearch, CudaGraphs
 from lightconv_plugin.generation.linear import check_dtype
 from lightconv_plugin.generation.native import NativeSearch, why_not
 from lightconv_plugin.generation.steps import StepModel
+from lightconv_plugin.generation.threads import torch_threads
 from lightconv_plugin.modules.transformer import EncoderDecoder
 
 _logger = logging.getLogger("lightconv_plugin")
@@ -55,7 +56,7 @@ class BatchSearch:
             raise ValueError("models must be at least one model, got none")
         if threads is not None and threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
-        self.options, self.dtype = options, check_dtype(dtype)
+        self.options, self.dtype, self._threads = options, check_dtype(dtype), None
         device = next(models[0].parameters()).device
         if cuda_graphs and device.type != "cuda":
             raise ValueError(f"--cuda-graphs (--generation-cuda-graphs) needs a GPU, got a model on {device}")
@@ -73,6 +74,7 @@ class BatchSearch:
                 f'dtype "int8" needs float32 models and the CPU kernels ({reason}): use "float32" or "bfloat16"'
             )
         _logger.debug("the search runs in torch: %s", reason)
+        self._threads = threads
         if cuda_graphs:
             self._search = CapturedSearch(models, options, dtype=dtype, recorder=CudaGraphs(device))
         else:
@@ -96,7 +98,8 @@ class BatchSearch:
             raise ValueError(f"min_len must be at most max_len = {max_len}, got {self.options.min_len}")
         if not len(source):
             return []
-        return self._search.search(source, lengths, max_len, prefix=prefix, begin=begin)
+        with torch_threads(self._threads):
+            return self._search.search(source, lengths, max_len, prefix=prefix, begin=begin)
 
 
 class TorchSearch:

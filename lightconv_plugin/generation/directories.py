@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightconv_plugin.checkpoints.exported import Exported, load_model, open_exported
+from lightconv_plugin.checkpoints.exported import Exported, SearchDefaults, load_model, open_exported
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.generation.searcher import TranslationError
 from lightconv_plugin.generation.text_pipeline import Pipeline
@@ -44,7 +44,18 @@ def open_directories(paths: Sequence[Path], source_lang: str | None, target_lang
         beam=first.search.num_beams,
         lenpen=first.search.length_penalty,
         no_repeat_ngram_size=first.search.no_repeat_ngram_size,
+        **_lengths(first.search),
     )
+
+
+def _lengths(search: SearchDefaults) -> dict[str, int]:
+    """The lengths as numbers of pieces. Those of transformers count the start symbol, and max_length also </s>."""
+    found = {}
+    if search.min_length is not None:
+        found["min_len"] = max(search.min_length - 1, 0)
+    if search.max_length is not None:
+        found["max_len_b"] = search.max_length - 2
+    return found
 
 
 def _positions(exported: Exported) -> int:
@@ -65,6 +76,11 @@ def _check(exported: Exported, first: Exported, source_lang: str | None, target_
     ):
         if asked is not None and asked != has:
             raise TranslationError(f"`{name}` is {asked}, but {exported.directory} translates with {name} {has}")
+        if (other := getattr(first.settings, name)) != has:
+            raise TranslationError(
+                f"{first.directory} translates with {name} {other}, {exported.directory} with {has}: they cannot "
+                "form an ensemble"
+            )
     if (exported.source, exported.target) != (first.source, first.target):
         raise TranslationError(
             f"{exported.directory} and {first.directory} have different dictionaries: they cannot form an ensemble"

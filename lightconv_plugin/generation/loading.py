@@ -165,13 +165,17 @@ def check_sizes(state: dict[str, Any], checkpoint: Path, task, data: Path) -> No
 
 @dataclass
 class Opened:
-    """The first checkpoint of an ensemble with its task. `state` may be handed over to a model."""
+    """The first checkpoint of an ensemble with its task. `state` may be handed over to a model.
+
+    trained: the languages in the training's settings, None if it is not named there.
+    """
 
     state: dict[str, Any]
     task: Any
     data: Path
     source: str
     target: str
+    trained: tuple[str | None, str | None]
 
 
 def open_first(
@@ -183,11 +187,21 @@ def open_first(
     """
     state = read_checkpoint(path) if state is None else state
     settings = task_settings(state)
+    trained = settings.get("source_lang"), settings.get("target_lang")
     data = find_data(settings, path, data)
     source, target = languages(settings, data, source, target)
     task = build_task(settings, data, source, target)
     check_sizes(state, path, task, data)
-    return Opened(state, task, data, source, target)
+    return Opened(state, task, data, source, target, trained)
+
+
+def check_direction(settings, checkpoint: Path, first: Path, trained: tuple[str | None, str | None]) -> None:
+    """Raise TranslationError if a training's settings name other languages than those of the ensemble's first model."""
+    for name, expected in zip(("source_lang", "target_lang"), trained, strict=True):
+        if None not in (expected, found := settings.get(name)) and found != expected:
+            raise TranslationError(
+                f"{first} was trained with {name} {expected}, {checkpoint} with {found}: they cannot form an ensemble"
+            )
 
 
 def build_model(state: dict[str, Any], checkpoint: Path, task):
@@ -223,6 +237,7 @@ def open_checkpoints(
     for number, path in enumerate(paths):
         state = read_checkpoint(path) if number else opened.state
         if number:
+            check_direction(task_settings(state), path, paths[0], opened.trained)
             check_sizes(state, path, task, opened.data)
         model = build_model(state, path, task)
         sizes.append(model.max_positions())

@@ -37,8 +37,7 @@ class SearchSettings:
     """Everything that a search needs besides the models.
 
     options: options of the search. max_len_a, max_len_b: a translation has at most max_len_a·T + max_len_b words,
-        where T is the longest source of the batch. threads: torch's number of threads, None to leave it unchanged.
-    cuda_graphs: see BatchSearch.
+        where T is the longest source of the batch. threads, cuda_graphs: see BatchSearch.
     """
 
     options: SearchOptions
@@ -57,13 +56,17 @@ class Searcher:
     """
 
     def __init__(self, models: Sequence[EncoderDecoder], settings: SearchSettings) -> None:
-        if settings.threads is not None:
-            torch.set_num_threads(settings.threads)
         self._settings, self._device = settings, torch.device(settings.device)
         models = [model.eval().to(self._device) for model in models]
         self._longest = min(model.config.decoder.max_positions for model in models)
         try:
-            self._search = BatchSearch(models, settings.options, dtype=settings.dtype, cuda_graphs=settings.cuda_graphs)
+            self._search = BatchSearch(
+                models,
+                settings.options,
+                dtype=settings.dtype,
+                threads=settings.threads,
+                cuda_graphs=settings.cuda_graphs,
+            )
         except ValueError as error:
             raise TranslationError(str(error)) from error
 

@@ -15,7 +15,7 @@ class TranslationModels:
 
     source, target: dictionaries with fairseq's methods (index, pad, eos …).
     positions: maximum length of a sentence with its end symbol. truncates: whether the models were trained on truncated
-    sentences. dtype, beam, lenpen, no_repeat_ngram_size: the search's defaults.
+    sentences. dtype and the fields after it: the search's defaults.
     """
 
     models: list[EncoderDecoder]
@@ -29,4 +29,6 @@ class TranslationModels:
     dtype: str = "float32"
     beam: int = 5
     lenpen: float = 1.0
+    min_len: int = 1
+    max_len_b: int = 200
     no_repeat_ngram_size: int = 0

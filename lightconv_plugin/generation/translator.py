@@ -23,6 +23,7 @@ from lightconv_plugin.generation.dtypes import AUTO, fastest_type, slow_type
 from lightconv_plugin.generation.given import GivenScorer, score_given
 from lightconv_plugin.generation.native import not_covered, why_not
 from lightconv_plugin.generation.searcher import Found, Searcher, SearchSettings, TranslationError, check_device
+from lightconv_plugin.generation.threads import torch_threads
 from lightconv_plugin.generation.translation_models import TranslationModels
 from lightconv_plugin.generation.translations import Hypothesis, Translation, read_line
 
@@ -48,12 +49,13 @@ class Translator:
         lowercase: lower-case the source text even if nothing says that the training text was
         beam, lenpen, unkpen, min_len, max_len_a, max_len_b, temperature, no_repeat_ngram_size: options of the search,
             as in fairseq-generate. A translation has at most max_len_a·T + max_len_b pieces, where T is the length of
-            the longest sentence in its batch. For beam, lenpen and no_repeat_ngram_size, None means the value in the
-            exported directory, or 5, 1 and 0 for checkpoints
+            the longest sentence in its batch. For beam, lenpen, min_len, max_len_b and no_repeat_ngram_size, None means
+            the value in the exported directory, or 5, 1, 1, 200 and 0 for checkpoints
         batch_tokens: maximum tokens of a batch, counting each sentence as the longest; a longer sentence is a batch of
             its own
         batch_size: maximum number of sentences in a batch
-        threads: cores to use; None for as many as torch has threads
+        threads: cores to use; None for as many as torch has threads. Torch's own number is the same again after a
+            call
         dtype: "float32", "bfloat16", "int8", or "auto" (also None): int8 for a directory with 8-bit weights, otherwise
             the fastest on this CPU for models of this size, see generation/dtypes.py
         device: "cpu", "cuda", "cuda:1" …
@@ -78,9 +80,9 @@ class Translator:
         beam: int | None = None,
         lenpen: float | None = None,
         unkpen: float = 0.0,
-        min_len: int = 1,
+        min_len: int | None = None,
         max_len_a: float = 0.0,
-        max_len_b: int = 200,
+        max_len_b: int | None = None,
         temperature: float = 1.0,
         no_repeat_ngram_size: int | None = None,
         batch_tokens: int = 4096,
@@ -98,15 +100,14 @@ class Translator:
         for missing in (p for p in paths if not p.exists()):  # check all of them before loading any
             raise TranslationError(f"no such checkpoint or exported directory: {missing}")
         _at_least(1, batch_tokens=batch_tokens, **_given(beam=beam, batch_size=batch_size, threads=threads))
-        _at_least(0, min_len=min_len, max_len_b=max_len_b, **_given(no_repeat_ngram_size=no_repeat_ngram_size))
+        lengths = _given(min_len=min_len, max_len_b=max_len_b)
+        _at_least(0, **lengths, **_given(no_repeat_ngram_size=no_repeat_ngram_size))
         for name, number in _given(lenpen=lenpen, unkpen=unkpen, max_len_a=max_len_a).items():
             if not math.isfinite(number) or (name == "max_len_a" and number < 0):
                 least = " of at least 0" if name == "max_len_a" else ""
                 raise TranslationError(f"`{name}` must be a number{least}, got {number}")
         if not (math.isfinite(temperature) and temperature > 0):
             raise TranslationError(f"`temperature` must be positive, got {temperature}")
-        if max_len_a == 0 and min_len > max_len_b:
-            raise TranslationError(f"`min_len` must be at most `max_len_b` = {max_len_b}, got {min_len}")
         named = None if dtype == AUTO else dtype
         check_device(device, named or "float32", cuda_graphs)
 
@@ -114,6 +115,9 @@ class Translator:
         if lowercase:
             about_checkpoints["lowercase"] = True
         opened = _open(paths, source_lang, target_lang, about_checkpoints)
+        min_len, max_len_b = lengths.get("min_len", opened.min_len), lengths.get("max_len_b", opened.max_len_b)
+        if max_len_a == 0 and min_len > max_len_b:
+            raise TranslationError(f"`min_len` must be at most `max_len_b` = {max_len_b}, got {min_len}")
         self.source_lang, self.target_lang = opened.source_lang, opened.target_lang
         self.beam = opened.beam if beam is None else beam
         self._opened, self.notes, self._unk = opened, opened.pipeline.notes, unk
@@ -130,7 +134,7 @@ class Translator:
             temperature=temperature,
             no_repeat_ngram_size=opened.no_repeat_ngram_size if no_repeat_ngram_size is None else no_repeat_ngram_size,
         )
-        self._options, self._device = options, device
+        self._options, self._device, self._threads = options, device, threads
         self.dtype, self.dtype_reason = named or "", "as requested"
         if named is None:
             self.dtype, self.dtype_reason = _automatic(opened, device)
@@ -238,7 +242,8 @@ class Translator:
             self._check_lines(some, 1)
         batches = functools.partial(make_batches, tokens=self._batch_tokens, size=self._batch_size)
         scorer = GivenScorer(self._opened, self._options, self._device)
-        return score_given(scorer, self._indices, batches, list(lines), list(references), progress)
+        with torch_threads(self._threads):
+            return score_given(scorer, self._indices, batches, list(lines), list(references), progress)
 
     def _check_lines(self, lines: Iterable[str | bytes], nbest: int) -> None:
         if isinstance(lines, (str, bytes)):

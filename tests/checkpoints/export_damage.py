@@ -219,6 +219,10 @@ DAMAGE = {
     "a beam of 0": (
         lambda d: exports.change(d / "generation_config.json", num_beams=0), "num_beams must be in 1 … 2147483647",
     ),
+    "a minimum above the maximum": (
+        lambda d: exports.change(d / "generation_config.json", min_length=9, max_length=9),
+        "min_length must be below max_length = 9, got 9",
+    ),
     "an infinite length penalty": (
         write("generation_config.json", b'{"length_penalty": 1e999}'), "length_penalty must be a number, got inf",
     ),

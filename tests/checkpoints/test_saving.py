@@ -8,6 +8,7 @@ import random
 import resource
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import torch
 pytest.importorskip("safetensors")
 
 from lightconv_plugin import files
-from lightconv_plugin.checkpoints.exported import load_model, open_exported
+from lightconv_plugin.checkpoints.exported import SearchDefaults, load_model, open_exported
 from lightconv_plugin.checkpoints.saving import Side
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_directory
@@ -73,6 +74,27 @@ def test_a_link_to_a_directory_stays_one(tmp_path):
     exports.export(tmp_path / "link", force=True)
     assert (tmp_path / "link").is_symlink()
     open_exported(tmp_path / "real")
+
+
+def test_what_cannot_be_replaced_is_said(tmp_path, monkeypatch):
+    """The shell would stay in a directory that is no more; and a file system stays where it is mounted."""
+    (tmp_path / "m/in").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "m/in")
+    for directory in (Path("."), tmp_path / "m/in", tmp_path / "m"):
+        refused(f"{directory} is or contains the working directory", directory)
+    monkeypatch.setattr(os.path, "ismount", lambda path: str(path) == str(tmp_path / "disk"))
+    refused("disk is a mount point, which cannot be replaced: name a new directory in it", tmp_path / "disk")
+    monkeypatch.undo()
+    with pytest.raises(InputError, match=r"/ is a mount point"), atomic_directory(Path("/"), replace=True):
+        pass
+
+
+def test_a_length_penalty_that_transformers_refuses(tmp_path):
+    """Kept or refused: the card must not claim what is lost."""
+    exports.export(tmp_path / "m", search=SearchDefaults(num_beams=1))
+    refused(
+        "length penalty 0.3 needs a beam of at least 2", tmp_path / "n", search=SearchDefaults(1, length_penalty=0.3)
+    )
 
 
 def test_there_is_no_folder_for_it(tmp_path):

@@ -105,6 +105,16 @@ def test_what_does_not_go_together_is_said(made, tmp_path):
         Translator(tmp_path / "nothing")
     with pytest.raises(InputError, match=r"config\.json"):
         Translator(tmp_path)
+    one = toys.make_corpus(tmp_path / "shared")  # one dictionary for both languages
+    (one / "dict.en.txt").write_bytes((one / "dict.de.txt").read_bytes())
+    back = {"source_lang": "en", "target_lang": "de"}
+    ways = [toys.make_checkpoint(tmp_path / f"{n}.pt", one, task=task) for n, task in enumerate(({}, back))]
+    for n, path in enumerate(ways):
+        assert main.main(["export", str(path), str(tmp_path / f"{n}")]) == 0
+    with pytest.raises(TranslationError, match=r"0 translates with source_lang de, .*1 with en: they cannot form an"):
+        Translator([tmp_path / "0", tmp_path / "1"])
+    with pytest.raises(TranslationError, match=r"0\.pt was trained with source_lang de, .*1\.pt with en: they cannot"):
+        Translator(ways)
     other = toys.make_corpus(tmp_path / "other")
     dictionary = other / "dict.en.txt"
     dictionary.write_text("one 1\n" + dictionary.read_text(encoding="utf-8"), encoding="utf-8")

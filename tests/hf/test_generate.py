@@ -4,16 +4,20 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
+from lightconv_plugin.checkpoints.exported import open_exported
 from lightconv_plugin.generation.beam_search import SearchOptions, beam_search
 from lightconv_plugin.generation.steps import StepModel
+from lightconv_plugin.generation.translator import Translator
 from lightconv_plugin.hf import LightConvCache
 from lightconv_plugin.modules import MIXERS
+from tests.checkpoints import exports
 from tests.hf.models import (
     EOS,
     ONE_OF_EACH,
     PAD,
     close,
     export_language_model,
+    export_seq2seq,
     language_model,
     padded,
     plain,
@@ -121,6 +125,25 @@ def test_beams_are_those_of_the_search_of_this_package(mixer):
     # Short kernels make exact ties, of words in another order, and what they decide about may be another translation.
     assert ties <= 1, f"{ties} of 24 translations differ"
     assert longest + 1 in lengths and len(lengths) > 2, "not enough kinds of translations"
+
+
+@pytest.mark.parametrize("lengths", [{"max_length": 5}, {"min_length": 9}, {"min_length": 6, "max_length": 7}], ids=str)
+def test_lengths_of_generation_config_are_those_of_the_search_of_this_package(lengths, tmp_path):
+    torch.manual_seed(6)  # without limits, one translation has 4 pieces, and the other 39, as many as may be
+    directory = export_seq2seq(tmp_path / "model")
+    exports.change(directory / "generation_config.json", **{"min_length": 0, **lengths})
+    lines, known = ["Ein Hund läuft durch das Gras .", "zwei Hunde"], open_exported(directory).target
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
+    unlimited, expected = (
+        [model.generate(**tokenizer(line, return_tensors="pt"), **options)[0, 1:-1].tolist() for line in lines]
+        for options in ({"min_length": 0, "max_length": 41}, {})
+    )
+    assert expected != unlimited
+    with Translator(directory) as translator:
+        found = translator.translate(lines)
+    assert [[known.index(piece) for piece in line.tokens] for line in found] == expected
+    with Translator(directory, min_len=3, max_len_b=3) as translator:  # what is given counts
+        assert [len(line.tokens) for line in translator.translate(lines)] == [3, 3]
 
 
 def test_samples_are_reproducible_and_follow_the_distribution():
