@@ -134,7 +134,7 @@ class BackwardTile {
     }
     // Wide heads are transposed one by one, to stay in the first-level cache; narrow ones all at once.
     const int64_t together = p_.wide() ? 1 : tile_.heads();
-    S* products = arena_.take<S>(kProductRows * correlation_pitch<S>(k));
+    S* products = arena_.take<S>(kProductRows * correlation_pitch<S>(k) + kWidth<S>);  // the last row is read to its pitch
     S* logits = arena_.take<S>(p_.filter_pitch());
     for (int64_t h = 0; h < tile_.heads(); h += together) {
       const auto mark = arena_.mark();
