@@ -71,6 +71,18 @@ def preload() -> dict[str, str]:
     return {"LD_PRELOAD": library, "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": str(1 << 50)} if library else {}
 
 
+def advice() -> str:
+    """What to install for trainings on a CPU, and what it brings; "" if the environment has or names an allocator."""
+    if not sys.platform.startswith("linux") or "LD_PRELOAD" in os.environ or users_choice() is not None:
+        return ""
+    if find_tcmalloc():
+        return ""
+    return (
+        "tcmalloc is not installed: with it, training on a CPU is about 15 % faster and takes half the memory "
+        "(Debian, Ubuntu: apt install libtcmalloc-minimal4)"
+    )
+
+
 def users_choice() -> Allocator | None:
     """What the environment says about malloc; None if it says nothing.
 

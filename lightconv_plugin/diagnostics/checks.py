@@ -361,9 +361,8 @@ def _allocator() -> str:
     here = allocator.keep_freed_memory().why
     if allocator.preload():
         return f"{here}; `lightconv train` on a CPU preloads tcmalloc"
-    if allocator.find_tcmalloc() is None:
-        return f"{here}; tcmalloc, with which training on a CPU is faster, is not installed (apt: libtcmalloc-minimal4)"
-    return here
+    advice = allocator.advice()
+    return f"{here}; {advice}" if advice else here
 
 
 def _operator(report: Report, where: str, name: str, device: str, dtype) -> None:

@@ -119,11 +119,12 @@ def prefix(tmp_path, monkeypatch):
 
 def test_tcmalloc_of_the_environment_comes_before_that_of_the_system(prefix, monkeypatch):
     assert allocator.find_tcmalloc() is None and allocator.preload() == {}
+    assert "apt install libtcmalloc-minimal4" in allocator.advice()
     monkeypatch.setattr(allocator.ctypes.util, "find_library", lambda name: f"lib{name}.so.4")
     assert allocator.find_tcmalloc() == "libtcmalloc_minimal.so.4"
     (prefix / "lib" / "libtcmalloc_minimal.so.4").touch()
     assert allocator.find_tcmalloc() == str(prefix / "lib" / "libtcmalloc_minimal.so.4")
-    assert allocator.preload()["LD_PRELOAD"] == allocator.find_tcmalloc()
+    assert allocator.preload()["LD_PRELOAD"] == allocator.find_tcmalloc() and not allocator.advice()
 
 
 @pytest.mark.parametrize(
@@ -136,6 +137,9 @@ def test_tcmalloc_of_the_environment_comes_before_that_of_the_system(prefix, mon
     ],
 )
 def test_nothing_is_preloaded_against_the_environment(variable, value, prefix, monkeypatch):
+    with monkeypatch.context() as without:
+        without.setenv(variable, value)
+        assert not allocator.advice()
     (prefix / "lib" / "libtcmalloc.so").touch()
     assert "LD_PRELOAD" in settings(1, trains_on_cpu=True) and "LD_PRELOAD" not in settings(1)
     monkeypatch.setenv(variable, value)

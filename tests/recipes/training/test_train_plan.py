@@ -390,7 +390,7 @@ def test_hydra_gets_a_configuration_under_a_name_that_fairseq_does_not_have(tmp_
 
 
 @pytest.mark.parametrize("on_cpu", [True, False], ids=["cpu", "gpu"])
-def test_only_what_trains_on_a_cpu_gets_another_allocator(on_cpu, tmp_path, monkeypatch):
+def test_only_what_trains_on_a_cpu_gets_another_allocator(on_cpu, tmp_path, monkeypatch, capsys):
     started = []
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     monkeypatch.setattr(allocator, "preload", lambda: {"LD_PRELOAD": "libtcmalloc.so"})
@@ -398,3 +398,6 @@ def test_only_what_trains_on_a_cpu_gets_another_allocator(on_cpu, tmp_path, monk
     monkeypatch.setattr(run, "launch", lambda job: started.append(os.environ.get("LD_PRELOAD")) or 0)
     assert run.train("demo/dynamicconv") == 0
     assert started == ["libtcmalloc.so" if on_cpu else None] and "LD_PRELOAD" not in os.environ
+    monkeypatch.setattr(allocator, "advice", lambda: "install it")
+    assert run.train("demo/dynamicconv") == 0
+    assert ("install it" in capsys.readouterr().err) == on_cpu
