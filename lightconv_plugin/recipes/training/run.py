@@ -53,12 +53,11 @@ def train(
     threads = max(1, cores() // plan.processes)
     lock = locked(plan.save_dir / "lock", f"another training is writing to {plan.save_dir}")
     computing = environment(threads, trains_on_cpu=plan.on_cpu)
-    advice = allocator.advice() if plan.on_cpu else ""
     with lock if node_rank == 0 else contextlib.nullcontext(), computing:
         each = settings(threads)["OMP_NUM_THREADS"]
         started = f"checkpoints and log: {plan.save_dir} ({plan.processes} × {each} threads)"
         say(started)
-        if advice:
+        if plan.on_cpu and (advice := allocator.advice()):
             say(advice)
         with log.open("a", encoding="utf-8") as file:  # for the report
             file.write(f"{started}\n")
