@@ -47,13 +47,13 @@ def run(args: argparse.Namespace) -> int:
     _check_options(args)
     if args.output:
         check_writable(args.output)
-    facts: dict[str, float | None] = {"parameters": count_parameters(args.checkpoint)} if args.checkpoint else {}
+    facts: dict[str, float | str | None] = {"parameters": count_parameters(args.checkpoint)} if args.checkpoint else {}
     if args.metric == "perplexity":
         found = parse_eval_lm_log(read_lines(args.log), args.log)
         scored = Scored(asdict(found), found.lines())
     else:
-        scored, speed = _score_text(args)
-        facts |= {"sentences_per_second": speed} if args.speed else {}
+        scored, search = _score_text(args)
+        facts |= search if args.speed else {}
     text = with_facts(scored, facts).text(args.json)
     sys.stdout.write(text)
     if args.output:
@@ -62,14 +62,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _score_text(args: argparse.Namespace) -> tuple[Scored, float | None]:
-    """(the scores, the sentences per second stated in the log)."""
-    how, warn, speed = measuring(args, args.metric), warner("score"), None
+def _score_text(args: argparse.Namespace) -> tuple[Scored, dict[str, float | str | None]]:
+    """(the scores, what the log says of the search)."""
+    how, warn = measuring(args, args.metric), warner("score")
+    search: dict[str, float | str | None] = {}
     if args.gen:
         log = parse_gen_log(read_lines(args.gen), args.gen)
-        hypotheses, references, speed = log.hypotheses, log.references, log.sentences_per_second
+        hypotheses, references = log.hypotheses, log.references
+        search = log.facts()
         how.check_decoded(log, args.gen)
-        if args.speed and speed is None:
+        if args.speed and "sentences_per_second" not in search:
             raise InputError(
                 f"--speed: {args.gen} has no line 'Translated … sentences (…) in …s (… sentences/s, …': "
                 "fairseq-generate may write it to standard error; append that to the log (2> messages)"
@@ -80,7 +82,7 @@ def _score_text(args: argparse.Namespace) -> tuple[Scored, float | None]:
         warn("the text looks like subwords: was --remove-bpe forgotten?")
     if args.data:
         how = how.with_data(args.data, args.subset)
-    return score(how, hypotheses, references, warn=warn, against=args.against, samples=args.samples), speed
+    return score(how, hypotheses, references, warn=warn, against=args.against, samples=args.samples), search
 
 
 def _check_options(args: argparse.Namespace) -> None:

@@ -69,7 +69,8 @@ def _for_people(result: dict[str, Any]) -> str:
         lenpen = "" if setting["lenpen"] is None else f"  lenpen {setting['lenpen']:g}"
         return f"{result['metric']} {setting['score']:.2f}  average {setting['average']}{lenpen}\n"
 
-    return "".join(map(line, result["tried"])) + f"best: {line(result).rstrip()}  {result['checkpoint']}\n"
+    search = f"search: {result['search']}\n" if "search" in result else ""
+    return "".join(map(line, result["tried"])) + f"best: {line(result).rstrip()}  {result['checkpoint']}\n{search}"
 
 
 def _finite(text: str) -> float:

@@ -14,8 +14,9 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import package_dir
 from lightconv_plugin.scoring.generate_log import Generated, parse_gen_log
 
-# Always passed to fairseq-generate, before the caller's options.
-DEFAULTS = ("--beam", "5", "--lenpen", "1", "--remove-bpe", "--max-tokens", "8000")
+# Always passed to fairseq-generate, before the caller's options. The task searches with FastGenerator, which gives the
+# results of fairseq's generator; the log says which of the two searched.
+DEFAULTS = ("--task", "translation_fast", "--beam", "5", "--lenpen", "1", "--remove-bpe", "--max-tokens", "8000")
 
 
 def generate(data: Path, checkpoint: Path, subset: str, options: Sequence[str]) -> Generated:

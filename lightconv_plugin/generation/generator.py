@@ -77,7 +77,7 @@ class FastGenerator(SequenceGenerator):
             suppress=tuple(suppress),
         )
         self._search: BatchSearch | None = None
-        self._reasons: set[str] = set()
+        self._said: set[str] = set()
 
     def refresh(self) -> None:
         """Make the next batch reread the weights."""
@@ -97,7 +97,8 @@ class FastGenerator(SequenceGenerator):
         net_input = sample["net_input"]
         reason = self._why_not(net_input, constraints)
         if reason is not None:
-            self._say(reason)
+            asked = "" if self.dtype in ("float32", AUTO) else f", not in {self.dtype}"
+            self._say(f"falling back to fairseq's generator{asked}: {reason} is not supported")
             return super()._generate(sample, prefix_tokens, constraints, bos_token)
         source = net_input["src_tokens"]
         lengths = net_input.get("src_lengths")
@@ -135,14 +136,14 @@ class FastGenerator(SequenceGenerator):
                 )
             except UnsupportedModelError as error:
                 return str(error)
+            self._say("the plugin's own search translates")
         return None
 
-    def _say(self, reason: str) -> None:
-        """Log each reason once."""
-        if reason not in self._reasons:
-            self._reasons.add(reason)
-            asked = "" if self.dtype in ("float32", AUTO) else f", not in {self.dtype}"
-            logger.info("falling back to fairseq's generator%s: %s is not supported", asked, reason)
+    def _say(self, message: str) -> None:
+        """Log each message once. scoring/generate_log.py reads them: they say which search made the output."""
+        if message not in self._said:
+            self._said.add(message)
+            logger.info("%s", message)
 
 
 def _check(

@@ -59,7 +59,7 @@ def evaluate(
     as_json: bool = True,
     warn: Callable[[str], None] = say,
 ) -> Scored:
-    """Scores of a checkpoint on a subset of binarised data, with its number of parameters and sentences per second.
+    """Scores of a checkpoint on a subset of binarised data, with its parameters, sentences per second and search.
 
     options: for fairseq-generate, added after `fairseq_generate.DEFAULTS`; if one is repeated, the last one counts.
     how: what to measure and how (default: BLEU); missing settings are read from the data folder.
@@ -90,9 +90,8 @@ def evaluate(
     generated = parse_gen_log(read_lines(log), log)
     how.check_decoded(generated, log)
     scored = score(how, generated.hypotheses, generated.references, warn=warn, against=against, samples=samples)
-    facts = {"parameters": count_parameters(checkpoint)}
-    if generated.sentences_per_second is not None:
-        facts["sentences_per_second"] = generated.sentences_per_second
+    facts: dict[str, float | str | None] = {"parameters": count_parameters(checkpoint)}
+    facts |= {"search": "fairseq's generator", **generated.facts()}
     scored = with_facts(scored, facts)
     with atomic_write(result) as file:
         file.write(scored.text(as_json))

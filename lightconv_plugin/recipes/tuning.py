@@ -106,8 +106,9 @@ def tune(
     skip_missing: skip numbers for which there are too few checkpoints. allow_test: allow tuning on a test set.
     warn: called with one-line warnings.
 
-    Returns {"average", "lenpen", "score", "checkpoint", "metric", "subset", "options", "tried"}, and for BLEU "lang",
-    "lowercase" and "compound_split". "tried" has all settings, best first.
+    Returns {"average", "lenpen", "score", "checkpoint", "metric", "subset", "options", "tried"}, for translations
+    "search", see `Generated`, and for BLEU "lang", "lowercase" and "compound_split". "tried" has all settings, best
+    first.
 
     Raises:
         InputError: an argument is wrong (checked before any work), or averaging, generating or scoring failed.
@@ -129,6 +130,7 @@ def tune(
         fairseq_generate.parse_options([str(data), *options])
     checkpoints, average = _checkpoints(save_dir, average, skip_missing, warn)
     paths: dict[int, Path] = {}
+    searches: set[str] = set()
 
     def score(number: int, penalty: float | None) -> float:
         if number not in paths:
@@ -138,6 +140,7 @@ def tune(
             return measure_perplexity(data, paths[number], subset, context_window, options)["perplexity"]
         log = fairseq_generate.generate(data, paths[number], subset, [*options, "--lenpen", repr(penalty)])
         how.check_decoded(log, "the text")
+        searches.add(log.search or "fairseq's generator")
         return getattr(how.report(log.hypotheses, log.references, warn), by)
 
     tried = search(average, penalties, score, grid, lower=metric == "perplexity")
@@ -149,6 +152,8 @@ def tune(
         "options": list(options),
         "tried": [asdict(setting) for setting in tried],
     }
+    if searches:
+        result["search"] = ", ".join(sorted(searches))
     if how is not None and metric == "bleu":
         result |= {"lang": how.lang, "lowercase": how.lowercase, "compound_split": how.compound_split}
     return result

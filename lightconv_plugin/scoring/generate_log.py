@@ -17,6 +17,9 @@ WHOLE = re.compile(r".*: (?:BLEU.*\)|(?!BLEU).*\d)")
 TRANSLATED = re.compile(r"Translated ([\d,]+) sentences \((?:[^)]*\) in [\d.]+s \(([\d.]+) sentences/s)?")
 EXAMPLES = re.compile(r" \S+-\S+ (\d+) examples$")
 MESSAGE = re.compile(r"\r|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \| [A-Z]+ \| |(?:DEBUG|INFO|WARNING|ERROR):[\w.]+:")
+# What generation/generator.py and task.py log.
+FALLING_BACK = re.compile(r"falling back to (fairseq's generator)[^:]*: (.*)")
+OUR_SEARCH = re.compile(r"(the plugin's own search) translates")
 SKIPPED = re.compile(r"([\d,]+) samples have invalid sizes and will be skipped")
 # Since data2vec 2 (December 2022), fairseq drops the last batch if its size is not a multiple of the default 8.
 LAST_BATCH = "(fairseq-generate may drop the last batch: give it --required-batch-size-multiple 1)"
@@ -30,12 +33,20 @@ class Generated:
     references: the text of the T- lines.
     decoded: whether --bpe or --tokenizer changed a hypothesis, so that its text may already be plain text.
     sentences_per_second: of the search itself, without loading and printing; None if the log does not have it.
+    search: "the plugin's own search", or "fairseq's generator", with the reason in parentheses if it stood in for the
+        other in some batch; None if the log does not say it.
     """
 
     hypotheses: list[str]
     references: list[str]
     decoded: bool
     sentences_per_second: float | None
+    search: str | None
+
+    def facts(self) -> dict[str, float | str | None]:
+        """`sentences_per_second` and `search`, where the log has them."""
+        known = {"sentences_per_second": self.sentences_per_second, "search": self.search}
+        return {name: value for name, value in known.items() if value is not None}
 
 
 def is_gen_log(lines: Sequence[str]) -> bool:
@@ -46,7 +57,7 @@ def is_gen_log(lines: Sequence[str]) -> bool:
 def parse_gen_log(lines: Sequence[str], name: Path) -> Generated:
     """Parse the lines of a fairseq-generate log; `name` identifies it in errors."""
     texts: dict[str, dict[int, str]] = {"T": {}, "H": {}, "D": {}}
-    finished, counts, speed = False, {}, None
+    finished, counts, speed, search = False, {}, None, None
     for line in lines:
         if match := SENTENCE.fullmatch(line):
             kind, number, text = match[1], int(match[2]), match[3]
@@ -72,6 +83,10 @@ def parse_gen_log(lines: Sequence[str], name: Path) -> Generated:
             texts[kind][number] = text
         elif LAST_LINE.match(line):
             finished = WHOLE.fullmatch(line) is not None
+        elif match := FALLING_BACK.search(line):
+            search = f"{match[1]} ({match[2]})"
+        elif match := OUR_SEARCH.search(line):
+            search = search or match[1]
         elif match := SKIPPED.search(line):
             raise InputError(f"{name}: fairseq-generate skipped {match[1]} sentences that were too long for the model")
         elif match := TRANSLATED.search(line):
@@ -80,7 +95,7 @@ def parse_gen_log(lines: Sequence[str], name: Path) -> Generated:
         elif match := EXAMPLES.search(line):
             counts["the data has"] = int(match[1])
     hypotheses, references, decoded = _checked(texts, finished, counts, name)
-    return Generated(hypotheses, references, decoded, speed)
+    return Generated(hypotheses, references, decoded, speed, search)
 
 
 def _checked(

@@ -15,7 +15,11 @@ from lightconv_plugin.scoring.rouge import RougeReport, rouge
 from lightconv_plugin.scoring.significance import SAMPLES, compare, read_other
 
 Languages = tuple[str | None, str | None]
-_FACTS = {"parameters": "parameters = {:,}", "sentences_per_second": "speed = {:.2f} sentences/s"}
+_FACTS = {
+    "parameters": "parameters = {:,}",
+    "sentences_per_second": "speed = {:.2f} sentences/s",
+    "search": "search = {}",
+}
 
 
 @dataclass(frozen=True)
@@ -158,8 +162,8 @@ def score(
     return Scored(values, lines)
 
 
-def with_facts(scored: Scored, facts: Mapping[str, float | None]) -> Scored:
-    """The scores, with `parameters` and `sentences_per_second` of the model if they are given."""
+def with_facts(scored: Scored, facts: Mapping[str, float | str | None]) -> Scored:
+    """The scores, with the model's `parameters`, `sentences_per_second` and `search` if they are given."""
     known = {name: facts[name] for name in _FACTS if name in facts}
     return Scored(
         scored.values | known, scored.lines + "".join(f"{_FACTS[name].format(known[name])}\n" for name in known)

@@ -89,6 +89,7 @@ def test_the_score_is_that_of_fairseq_generate_and_lightconv_score(data, save_di
     )  # fmt: skip
     assert json.loads((tmp_path / "result").read_text()) == got
     assert (got["metric"], got["subset"], got["lang"]) == ("chrf", "valid", "en")
+    assert got["search"] == "the plugin's own search"
     assert [name for name in ("average1.pt", "average3.pt") if (save_dir / name).is_file()] == [
         "average1.pt",
         "average3.pt",

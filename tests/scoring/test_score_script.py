@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from lightconv_plugin.cli import main
+from lightconv_plugin.files import read_lines
+from lightconv_plugin.scoring.generate_log import parse_gen_log
 
 pytest.importorskip("fairseq")
 
@@ -78,6 +80,29 @@ def test_options_in_a_file_and_a_name_that_begins_with_a_dash(evaluate, checkpoi
     assert "beam=4" in log and "'max_len_b': 5.0" in log.replace("'max_len_b': 5,", "'max_len_b': 5.0,")
     assert (tmp_path / "-x.test.score").read_text() == out
     assert out.startswith("BLEU4 = ") and "parameters = " in out and "speed = " in out
+    assert out.endswith("search = the plugin's own search\n")
+
+
+@pytest.mark.parametrize(
+    "options, search",
+    [
+        ((), "the plugin's own search"),
+        (("--task", "translation"), "fairseq's generator"),
+        (("--diverse-beam-groups", "1"), "fairseq's generator (search by DiverseBeamSearch is not supported)"),
+        (("--print-alignment",), "fairseq's generator (--print-alignment is not supported)"),
+    ],
+)
+def test_the_search_is_named_and_gives_the_translations_of_fairseqs(options, search, evaluate, checkpoint, tmp_path):
+    """The plugin's own where it supports the options, fairseq's otherwise."""
+    texts = []
+    for some in ((), ("--task", "translation")):
+        status, out, err = evaluate(checkpoint, *SEARCH, "--json", *options, *some)
+        assert status == 0, err[-2000:]
+        generated = parse_gen_log(read_lines(log := tmp_path / "model.test.gen"), log)
+        texts.append(generated.hypotheses)
+        if not some:
+            assert json.loads(out)["search"] == search
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,7 @@ class Reproduction:
                 "lenpen": chosen["lenpen"],
                 "test": {name: score[name] for name in dict.fromkeys(names) if name in score},
                 "parameters": score["parameters"],
+                **({"search": score["search"]} if "search" in score else {}),
                 **facts,
             }
             runs.append(run)

@@ -36,6 +36,7 @@ def test_a_row_from_nothing_and_again(world, capfd):
     assert row["summary"]["test"]["bleu_tok"] == {"mean": 30.5, "sd": 0.0}
     assert [run["updates"] for run in row["runs"]] == [100, 100]
     assert row["signatures"] == ["s", "c"] and row["runs"][0]["parameters"] == 7
+    assert row["runs"][0]["search"] == "the plugin's own search"
     path = write_row(world.path / "results", row)
     before = path.read_bytes()
     capfd.readouterr()
