@@ -89,6 +89,14 @@ def test_compounds_are_split_once(path):
     assert ("compounds split by the tokeniser" in protocol.measure) == (pair is not None)
 
 
+@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
+def test_the_last_update_is_saved_where_updates_are(config):
+    """Tuning averages what is saved every so many updates: the end of the training must be among it."""
+    settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+    if every := settings["checkpoint"].get("save_interval_updates"):
+        assert settings["optimization"]["max_update"] % every == 0
+
+
 def dictionary(entries: int) -> Dictionary:
     made = Dictionary()
     for number in range(entries - len(made)):
