@@ -24,8 +24,8 @@ from lightconv_plugin.paths import find_config
 
 DESCRIPTION = """\
 Runs fairseq-generate on a subset and scores the result: BLEU and chrF, or ROUGE for summaries, with the number of
-parameters and the sentences per second. All other options are passed to fairseq-generate; the defaults are --beam 5
---lenpen 1 --remove-bpe --max-tokens 8000.
+parameters, the sentences per second and which search it was. All other options are passed to fairseq-generate; the
+defaults are --task translation_fast --beam 5 --lenpen 1 --remove-bpe --max-tokens 8000.
 
 The language, the raw references and the case come from the folder that `lightconv prepare` made around DATA_BIN,
 unless options say otherwise. The log of fairseq-generate and the scores are written next to the checkpoint, as

@@ -94,8 +94,8 @@ all pairs. Ties go to fewer checkpoints, then to the penalty closest to 1.
 --by perplexity is for language models: it runs fairseq-eval-lm and has no length penalty.
 
 Options after -- go to fairseq-generate (or fairseq-eval-lm), after the defaults
---beam 5 --lenpen 1 --remove-bpe --max-tokens 8000. Target language and case are read from a prepared data
-folder; --lang and --lowercase override them."""
+--task translation_fast --beam 5 --lenpen 1 --remove-bpe --max-tokens 8000. Target language and case are read from a
+prepared data folder; --lang and --lowercase override them."""
 EXAMPLE = """\
 example:
   lightconv tune data/iwslt14_de_en/data-bin runs/iwslt14_de_en/dynamicconv --average 1 5 10 --lenpen 0.6 0.8 1.0 1.2
