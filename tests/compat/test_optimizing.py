@@ -94,7 +94,7 @@ def test_adam_calls_the_closure():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("limit", [0.0, 0.5])
 def test_the_gradients_norm(limit, dtype, monkeypatch):
-    """Without gradient_norm_launches: a launch for each parameter."""
+    """Without gradient_norm_launches (fairseq 0.12.2: and gradient_clipping_launches): a launch for each parameter."""
     results = []
     for together in (True, False):
         monkeypatch.setattr(utils, "multi_tensor_l2norm_available", together)
