@@ -6,7 +6,7 @@ import heapq
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
@@ -83,11 +83,13 @@ def split_every(
 class _Sentences:
     """Sentences by their tokens. Only lines with the same letters and digits are tokenised, since that takes time."""
 
-    def __init__(self, lines: Iterable[str], tokens: Callable[[str], str]) -> None:
+    def __init__(self, tokens: Callable[[str], str]) -> None:
         self._tokens = tokens
         self._known: dict[str, set[str]] = {}
+
+    def add(self, lines: Iterable[str]) -> None:
         for line in lines:
-            self._known.setdefault(_letters(line), set()).add(tokens(line))
+            self._known.setdefault(_letters(line), set()).add(self._tokens(line))
 
     def __contains__(self, line: str) -> bool:
         return (similar := self._known.get(_letters(line))) is not None and self._tokens(line) in similar
@@ -108,8 +110,8 @@ def hold_out(
 
     The pairs with the smallest hashes of seed and source are chosen, so that the choice of sources depends neither on
     the order of the text nor on the version of Python. They have different sources and text on both sides: of several
-    pairs with the same source, the first one. Training pairs that share a side with one of them are removed too.
-    Sentences with the same tokens count as the same.
+    pairs with the same source, the first one. A pair that shares a side with one of an earlier part is passed over, and
+    training pairs that share a side with a part are removed too. Sentences with the same tokens count as the same.
 
     Args:
         train: both sides of the training text, which are rewritten
@@ -123,7 +125,8 @@ def hold_out(
     Raises:
         CorpusError: the training text has too few pairs.
     """
-    wanted = sum(sizes.values())
+    # Twice as many as needed if there are several parts, since some may be passed over.
+    wanted = sum(sizes.values()) * min(2, len(sizes))
     heap: list[tuple[int, str, str]] = []  # (-hash, source, target): the largest hash comes first
     chosen: set[str] = set()
     for source, target in iter_pairs(*train):
@@ -138,8 +141,7 @@ def hold_out(
         else:
             continue
         chosen.add(source)
-    ordered = [(source, target) for _, source, target in sorted(heap, reverse=True)]
-    known = [_Sentences(side, function) for side, function in zip(zip(*ordered, strict=True), tokens, strict=True)]
+    parts, known = _divide([pair for _, *pair in sorted(heap, reverse=True)], sizes, tokens)
     rest = [path.with_name(path.name + ".rest") for path in train]
     of = kept = 0
     with (
@@ -148,17 +150,33 @@ def hold_out(
     ):
         for source, target in iter_pairs(*train):
             of += 1
-            if not known or (source not in known[0] and target not in known[1]):
+            if source not in known[0] and target not in known[1]:
                 kept += 1
                 source_out.write(source + "\n")
                 target_out.write(target + "\n")
+    if any(len(parts[part]) < size for part, size in sizes.items()) or not kept:
+        for path in rest:
+            path.unlink()
+        total = sum(sizes.values())
+        raise CorpusError(f"cannot hold out {total} pairs: the training text has {of}, and {kept} would be left")
     for path, new in zip(train, rest, strict=True):
         new.replace(path)
-    if len(ordered) < wanted or not kept:
-        raise CorpusError(f"cannot hold out {wanted} pairs: the training text has {of}, and {kept} would be left")
-    begin = 0
-    for part, size in sizes.items():
+    for part, pairs in parts.items():
         for side, path in enumerate(outputs[part]):
-            write_lines(path, (pair[side] for pair in ordered[begin : begin + size]))
-        begin += size
+            write_lines(path, (pair[side] for pair in pairs))
     return kept, of
+
+
+def _divide(
+    pairs: Sequence[Sequence[str]], sizes: Mapping[str, int], tokens: Sequence[Callable[[str], str]]
+) -> tuple[dict[str, list[Sequence[str]]], list[_Sentences]]:
+    """The pairs of each part, in order, and the sentences of all parts by side."""
+    parts: dict[str, list[Sequence[str]]] = {}
+    known = [_Sentences(function) for function in tokens]
+    rest = iter(pairs)
+    for part, size in sizes.items():
+        new = (pair for pair in rest if pair[0] not in known[0] and pair[1] not in known[1])
+        parts[part] = list(islice(new, size))
+        for side, sentences in enumerate(known):
+            sentences.add(pair[side] for pair in parts[part])
+    return parts, known

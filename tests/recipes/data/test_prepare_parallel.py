@@ -177,7 +177,7 @@ def test_held_out_pairs_are_not_trained_on(text, tmp_path):
 
 
 @pytest.mark.parametrize("options", [(), ("--lowercase",)], ids=["case-kept", "lower-case"])
-def test_no_test_sentence_is_in_the_training_text_after_tokenising(options, tmp_path):
+def test_no_sentence_is_in_two_parts_after_tokenising(options, tmp_path):
     folder = tmp_path / "text"
     folder.mkdir()
     twins = {"en": [], "de": []}
@@ -190,8 +190,9 @@ def test_no_test_sentence_is_in_the_training_text_after_tokenising(options, tmp_
     done = prepare(tmp_path, "parallel", "--data", folder, "--out", tmp_path / "out", *options)
     assert done.returncode == 0, done.stderr
     for lang in ("en", "de"):
-        train, test = (set(lines(tmp_path / f"out/tok/{part}.{lang}")) for part in ("train", "test"))
-        assert len(test) >= 18 and not train & test
+        train, valid, test = (set(lines(tmp_path / f"out/tok/{part}.{lang}")) for part in ("train", "valid", "test"))
+        assert len(test) >= 18 and len(valid) >= 18
+        assert not train & test and not train & valid and not valid & test
 
 
 @pytest.mark.parametrize(
@@ -235,12 +236,28 @@ def test_the_seed_and_not_the_order_of_the_text_decides_what_is_held_out(tmp_pat
     assert found[0] == found[1] != found[2]
 
 
+def test_two_parts_share_no_sentence_even_in_other_letters(tmp_path):
+    pairs = [pair for i in range(40) for pair in ((f"source {i}", f"a {i}"), (f"Source {i}", f"b {i}"))]
+    pairs += [(f"x {i}", "One Target" if i % 2 else "one target") for i in range(10)]
+    outputs = {split: [tmp_path / f"{split}.{side}" for side in "ab"] for split in ("valid", "test")}
+    for seed in range(5):
+        train = write_pairs(tmp_path, pairs)
+        hold_out(train, outputs, {"valid": 15, "test": 15}, seed, (str.lower, str.lower))
+        for side in (0, 1):
+            valid, test, rest = (
+                {line.lower() for line in lines(path)} for path in (outputs["valid"][side], outputs["test"][side], train[side])
+            )
+            assert not valid & test and not rest & (valid | test)
+        assert len(lines(outputs["test"][0])) == len(lines(outputs["valid"][0])) == 15
+
+
 @pytest.mark.parametrize("size", [40, 41], ids=["nothing-left", "too-few"])
 def test_more_held_out_than_there_is(tmp_path, size):
     train = write_pairs(tmp_path, [(f"s{i}", f"t{i}") for i in range(40)])
     outputs = {"test": [tmp_path / "test.a", tmp_path / "test.b"]}
     with pytest.raises(CorpusError, match=f"cannot hold out {size} pairs: the training text has 40"):
         hold_out(train, outputs, {"test": size}, seed=1)
+    assert len(lines(train[0])) == 40 and len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize(
