@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,7 @@ def open_model(checkpoint: Path, data_bin: Path | None) -> Opened:
         state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
         use_registered_architecture(state)
         settings = _task_settings(state, checkpoint)
+        _choose_direction(settings)
         if data_bin is not None:
             settings["data"] = str(data_bin)
         # A single sentence needs no padding.
@@ -79,8 +81,19 @@ def _task_settings(state: dict, checkpoint: Path):
         return vars(state["args"])
     if not state.get("cfg"):
         raise InputError(f"{checkpoint.name} has no settings of its model: neither 'cfg' nor 'args'")
-    OmegaConf.set_struct(state["cfg"].task, False)
-    return state["cfg"].task
+    task = state["cfg"].task
+    if isinstance(task, Namespace):  # of a task without a dataclass
+        return vars(task)
+    OmegaConf.set_struct(task, False)
+    return task
+
+
+def _choose_direction(settings) -> None:
+    """Of a multilingual model, the report shows the first direction. With a direction, fairseq's task is one to translate."""
+    pairs = settings.get("lang_pairs")
+    if pairs and not (settings.get("source_lang") or settings.get("target_lang")):
+        first = pairs.split(",")[0] if isinstance(pairs, str) else pairs[0]
+        settings["source_lang"], settings["target_lang"] = first.split("-")
 
 
 def _folder(settings) -> Path:
@@ -101,8 +114,6 @@ def find_missing(settings) -> str:
 
 
 def _task_without_data(settings, parameters: dict[str, torch.Tensor]):
-    from argparse import Namespace
-
     from fairseq.tasks.language_modeling import LanguageModelingTask
     from fairseq.tasks.translation import TranslationTask
 
@@ -134,8 +145,9 @@ def split_of(folder: Path) -> str:
 
 
 def load_dataset(task, split: str):
-    with _quiet():
-        task.load_dataset(split)
+    if split not in task.datasets:
+        with _quiet():
+            task.load_dataset(split)
     return task.dataset(split)
 
 

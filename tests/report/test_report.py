@@ -166,6 +166,26 @@ def test_without_data_the_kernels_that_need_none_are_shown_and_the_rest_is_said(
     assert "Layer 1, talk, L = 3, R = 3: not known without data" in labels
 
 
+def test_a_multilingual_model_is_shown_in_its_first_direction(trained, tmp_path):
+    data, run = tmp_path / "data", tmp_path / "run"
+    data.mkdir()
+    for path in trained.data.iterdir():
+        shutil.copy(path, data)
+    for path in sorted(data.glob("*.de-en.*")):  # the other direction, of the same text
+        shutil.copy(path, data / path.name.replace(".de-en.", ".en-de."))
+    words = sorted({line.split()[0] for lang in ("de", "en") for line in (data / f"dict.{lang}.txt").read_text().splitlines()})
+    for lang in ("de", "en"):
+        (data / f"dict.{lang}.txt").write_text("".join(f"{word} 1\n" for word in words))
+    task = ["--task=translation_multi_simple_epoch", "--lang-pairs=de-en,en-de", "--decoder-langtok", "--max-update=2"]
+    options = [*fairseq_cli.SIZE, *fairseq_cli.RECIPE, *task, "--save-dir", run]
+    log = fairseq_cli.run("train", data, "--user-dir", fairseq_cli.USER_DIR, "--arch=dynamicconv", *options)
+    run.joinpath("train.log").write_text(log)
+    assert report(run, "-o", tmp_path / "report.html") == 0
+    text = Tags((tmp_path / "report.html").read_text(encoding="utf-8")).text
+    assert "missing or noteworthy" not in text
+    assert "__en__" in text and "beam search, beam 5" in text
+
+
 def test_data_bin_takes_the_place_of_what_the_checkpoint_names(trained, tmp_path):
     run = moved(trained.language, tmp_path / "run", tmp_path / "gone")
     for data, missing in ((trained.plain, False), (tmp_path, True)):
