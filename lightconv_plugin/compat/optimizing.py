@@ -156,8 +156,7 @@ def half_precision_launches() -> None:
         self._needs_sync = False
 
     def parameters_to_half(self: Any) -> None:
-        full = _as_parameters(self, lambda tensor: tensor.data)
-        pairs = [pair for pair in zip(self.fp16_params, full, strict=True) if pair[0].requires_grad]
+        pairs = [pair for pair in zip(self.fp16_params, as_parameters(self), strict=True) if pair[0].requires_grad]
         _copy([half.data for half, _ in pairs], [full for _, full in pairs])
 
     def zero_grad(self: Any) -> None:
@@ -180,10 +179,10 @@ def _gradients(optimizer: Any) -> list[Tensor]:
         for full in optimizer.fp32_params:
             if full.grad is None:
                 full.grad = torch.zeros_like(full)
-    return _as_parameters(optimizer, lambda tensor: tensor.grad)
+    return as_parameters(optimizer, lambda tensor: tensor.grad)
 
 
-def _as_parameters(optimizer: Any, of: Callable[[Tensor], Tensor]) -> list[Tensor]:
+def as_parameters(optimizer: Any, of: Callable[[Tensor], Tensor] = lambda tensor: tensor.data) -> list[Tensor]:
     """`of` applied to the float32 copies, one tensor per parameter, whether or not fairseq stores them flat."""
     if not optimizer.has_flat_params:
         return [of(full) for full in optimizer.fp32_params]

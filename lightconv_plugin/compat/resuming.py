@@ -122,6 +122,39 @@ def optimizer_state() -> None:
 
 
 @patch(versions="all versions of fairseq")
+def float32_parameters() -> None:
+    """With --fp16 or --bf16 fairseq saves the parameters in half precision only, and resumes with the rounded ones.
+
+    Updates are made to float32 copies of the parameters. They are not in the checkpoint, so a training that is resumed
+    differs from one without interruption, at first by less than a rounding of each parameter. With this patch they are
+    saved with the state of the optimizer, 4 bytes for each parameter, and used where their rounded values are those of
+    the model.
+    """
+    from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin as Mixin
+
+    from lightconv_plugin.compat.optimizing import as_parameters
+
+    key = "fp32_params"
+    save, load = Mixin.state_dict, Mixin.load_state_dict
+
+    def state_dict(self: Any) -> dict:
+        return save(self) | {key: [full.detach() for full in as_parameters(self)]}
+
+    def load_state_dict(self: Any, state: dict, *args: Any, **kwargs: Any) -> None:
+        saved = state.get(key, [])
+        load(self, {name: value for name, value in state.items() if name != key}, *args, **kwargs)
+        ours = as_parameters(self)
+        if [full.shape for full in ours] != [full.shape for full in saved]:
+            return  # the checkpoint is older, or saved in parts
+        with torch.no_grad():
+            for half, full, exact in zip(self.fp16_params, ours, saved, strict=True):
+                exact = exact.to(full.device)
+                full.copy_(torch.where(exact.to(half.dtype) == half, exact, full))
+
+    Mixin.state_dict, Mixin.load_state_dict = state_dict, load_state_dict
+
+
+@patch(versions="all versions of fairseq")
 def resumed_clock() -> None:
     """fairseq's `wall`, the time since the start, is 0 in every line of a training that has been resumed.
 

@@ -16,9 +16,11 @@ from fairseq import checkpoint_utils, optim
 from fairseq.data import Dictionary, LanguagePairDataset
 from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.logging.meters import MetersDict, StopwatchMeter
+from fairseq.optim.fp16_optimizer import FP16Optimizer
 from fairseq.tasks.fairseq_task import FairseqTask, LegacyFairseqTask
 
 import lightconv_plugin.models  # noqa: F401 (the patches)
+from lightconv_plugin.compat.optimizing import as_parameters
 from tests.compat.fairseq_runs import losses, train, unpatched
 
 
@@ -163,3 +165,61 @@ def test_without_optimizer_state_another_order_fails_in_the_first_update(monkeyp
     other.load_state_dict(optimizer("adam", (4, 3), (3, 3)).state_dict())
     with pytest.raises(RuntimeError, match="must match the size"):
         other.step()
+
+
+# ------------------------------------------------------------------------------------------------ half precision
+
+
+def trained(data, folder, *updates, **environment):
+    """The checkpoint of a training with bfloat16 that is stopped and resumed after these numbers of updates."""
+    for update in updates:
+        train(data, folder, "--bf16", "--cpu", "--max-update", update, "--seed", 3, **environment)
+    return torch.load(folder / "checkpoint_last.pt", weights_only=False)
+
+
+def test_a_resumed_training_in_half_precision_continues_from_the_float32_parameters(data, tmp_path):
+    whole = trained(data, tmp_path / "whole", 6)
+    parts = trained(data, tmp_path / "parts", 3, 6)
+    for name, value in whole["model"].items():
+        assert torch.equal(value, parts["model"][name]), name
+    saved, again = (state["last_optimizer_state"]["fp32_params"] for state in (whole, parts))
+    assert all(map(torch.equal, saved, again))
+    assert any((full.bfloat16() != full).any() for full in saved)  # more than the model holds
+
+    rounded = trained(data, tmp_path / "rounded", 3, 6, LIGHTCONV_SKIP_PATCHES="float32_parameters")
+    assert "fp32_params" not in rounded["last_optimizer_state"]
+    assert any(not torch.equal(value, rounded["model"][name]) for name, value in whole["model"].items())
+    # A checkpoint without them can be resumed, and one with them by fairseq without the patch.
+    trained(data, tmp_path / "rounded", 7)
+    trained(data, tmp_path / "parts", 7, LIGHTCONV_SKIP_PATCHES="float32_parameters")
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_the_models_own_parameters_win_where_the_saved_ones_are_not_theirs(flat):
+    """A model may be changed, averaged for example, while the state of its optimizer stays."""
+    torch.manual_seed(1)
+    half = [torch.nn.Parameter(torch.randn(shape).bfloat16()) for shape in ((5, 3), (4,))]
+
+    def made():
+        if flat:
+            kept = {None: torch.nn.Parameter(torch.cat([p.data.float().flatten() for p in half]))}
+        else:
+            kept = [torch.nn.Parameter(p.data.float()) for p in half]
+        mixin = type("Optimizer", (FP16Optimizer,), {"has_flat_params": flat, "__init__": lambda self: None})()
+        mixin.fp16_params, mixin.fp32_params, mixin.scaler = half, kept, None
+        mixin.fp32_optimizer = MagicMock(state_dict=lambda: {"state": {}, "param_groups": []})
+        return mixin
+
+    first = made()
+    for full in first.fp32_params.values() if flat else first.fp32_params:
+        full.data.mul_(1 + 2**-12)  # rounds to the same
+    state = first.state_dict()
+    half[1].data[2] = 7.0
+    second = made()
+    second.load_state_dict(state)
+    read = as_parameters(second)
+    assert torch.equal(read[0], as_parameters(first)[0]) and not torch.equal(read[0], half[0].float())
+    assert read[1][2] == 7.0 and torch.equal(read[1][:2], as_parameters(first)[1][:2])
+    assert "fp32_params" in state and "fp32_params" not in second.fp32_optimizer.load_state_dict.call_args.args[0]
+    second.load_state_dict({"state": {}, "param_groups": [], "fp32_params": [torch.zeros(2)]})  # of another model
+    assert torch.equal(as_parameters(second)[0], read[0])

@@ -245,7 +245,8 @@ def test_two_parts_share_no_sentence_even_in_other_letters(tmp_path):
         hold_out(train, outputs, {"valid": 15, "test": 15}, seed, (str.lower, str.lower))
         for side in (0, 1):
             valid, test, rest = (
-                {line.lower() for line in lines(path)} for path in (outputs["valid"][side], outputs["test"][side], train[side])
+                {line.lower() for line in lines(path)}
+                for path in (outputs["valid"][side], outputs["test"][side], train[side])
             )
             assert not valid & test and not rest & (valid | test)
         assert len(lines(outputs["test"][0])) == len(lines(outputs["valid"][0])) == 15
