@@ -186,9 +186,11 @@ class RetainableDropout(Dropout, FairseqDropout):
         FairseqDropout.__init__(self, p, module_name)
 
     def make_generation_fast_(  # type: ignore[override]
-        self, name: str, retain_dropout: bool = False, retain_dropout_modules: list[str] | None = None, **kwargs
+        self, name: str, retain_dropout: bool = False, retain_dropout_modules: list[str] | str | None = None, **kwargs
     ) -> None:
         """Called by fairseq for the module `name` of a model; the classes to retain may have upstream's names."""
+        if isinstance(retain_dropout_modules, str):  # as on the command line, whose option fairseq does not split
+            retain_dropout_modules = [kind.strip() for kind in retain_dropout_modules.split(",")]
         if retain_dropout_modules is not None:
             side = "Encoder" if "encoder" in name.split(".") else "Decoder"
             ours = {f"LightConv{side}": f"Mixer{side}", **_UPSTREAM_CONVOLUTIONS}

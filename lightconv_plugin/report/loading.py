@@ -89,7 +89,7 @@ def _task_settings(state: dict, checkpoint: Path):
 
 
 def _choose_direction(settings) -> None:
-    """Of a multilingual model, the report shows the first direction. With a direction, fairseq's task is one to translate."""
+    """Choose the first direction of a multilingual model. With one, fairseq's task is that of a translation."""
     pairs = settings.get("lang_pairs")
     if pairs and not (settings.get("source_lang") or settings.get("target_lang")):
         first = pairs.split(",")[0] if isinstance(pairs, str) else pairs[0]

@@ -120,7 +120,9 @@ def test_pads_within_a_sentence(kind):
     for threads in (1, 2, 5):
         models.assert_same(expected, search(model, source, threads=threads))
     models.assert_equal(search(model, source)[:1], search(model, source[:1]))
-    assert not torch.equal(expected[0][0]["score"], search(model, torch.tensor([[5, 7, 8, 2]]))[0][0]["score"])
+    without = search(model, torch.tensor([[5, 7, 8, 2]]))[0][0]["score"]
+    # A convolution sees that something is between the words; attention and its positions pass over pads.
+    assert torch.isclose(expected[0][0]["score"], without, rtol=1e-5) == (kind == "attention")
 
 
 def test_a_beam_of_all_words(model):

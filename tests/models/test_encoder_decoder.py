@@ -294,6 +294,7 @@ def test_every_dropout_module_is_the_plugin_s_own():
         (["DynamicConv1dTBC"], {"decoder.layers.0.self_attn.conv"}),
         (["MixerEncoderLayer"], {"encoder.layers.0"}),
         (["ConvBlock"], {"encoder.layers.0.self_attn", "decoder.layers.0.self_attn"}),
+        ("LightConvEncoder, DynamicConv1dTBC", {"encoder", "decoder.layers.0.self_attn.conv"}),  # a command's text
     ],
 )
 def test_dropout_is_retained_by_upstreams_names(names, kept):

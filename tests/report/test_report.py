@@ -173,7 +173,9 @@ def test_a_multilingual_model_is_shown_in_its_first_direction(trained, tmp_path)
         shutil.copy(path, data)
     for path in sorted(data.glob("*.de-en.*")):  # the other direction, of the same text
         shutil.copy(path, data / path.name.replace(".de-en.", ".en-de."))
-    words = sorted({line.split()[0] for lang in ("de", "en") for line in (data / f"dict.{lang}.txt").read_text().splitlines()})
+    words = sorted(
+        {line.split()[0] for lang in ("de", "en") for line in (data / f"dict.{lang}.txt").read_text().splitlines()}
+    )
     for lang in ("de", "en"):
         (data / f"dict.{lang}.txt").write_text("".join(f"{word} 1\n" for word in words))
     task = ["--task=translation_multi_simple_epoch", "--lang-pairs=de-en,en-de", "--decoder-langtok", "--max-update=2"]

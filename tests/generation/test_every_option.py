@@ -1,0 +1,174 @@
+"""Every search option of fairseq-generate, with fairseq's task and with translation_fast.
+
+The options are the fields of fairseq's GenerationConfig: one that a new fairseq adds fails here until OPTIONS says what
+becomes of it. In every case both tasks must write the same lines, or fail with the same error.
+"""
+
+import dataclasses
+import io
+import logging
+import re
+import shutil
+from dataclasses import dataclass
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+from fairseq import options
+from fairseq.dataclass.configs import GenerationConfig
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq_cli import generate
+
+from tests import fairseq_cli
+
+FIELDS = {field.name for field in dataclasses.fields(GenerationConfig)} - {"_name"}
+FAST, BACK = "the plugin's own search translates", "falling back to fairseq's generator"
+NUMBER = re.compile(r"-?\d+\.\d+")
+
+
+@dataclass(frozen=True)
+class With:
+    """Options of a command. said: what translation_fast says of its search. fails: what fairseq fails with."""
+
+    options: str
+    said: str | None = FAST
+    fails: str = ""
+
+    def __str__(self) -> str:
+        return self.options
+
+
+def _same(*commands: str) -> tuple[With, ...]:
+    return tuple(map(With, commands))
+
+
+def _back(reason: str, *commands: str, fails: str = "") -> tuple[With, ...]:
+    return tuple(With(command, f"{BACK}: {reason} is not supported", fails) for command in commands)
+
+
+# Of iterative refinement, of speech and of fairseq's past: translation ignores them.
+WITHOUT_EFFECT = {
+    "no_early_stop": "", "no_beamable_mm": "", "decoding_format": "ensemble", "iter_decode_eos_penalty": 3,
+    "iter_decode_max_iter": 3, "iter_decode_force_max_iter": "", "iter_decode_with_beam": 3,
+    "iter_decode_with_external_reranker": "", "beam_mt": 2, "max_len_a_mt": 2, "max_len_b_mt": 2, "lenpen_mt": 3,
+    "eos_token": "HUND", "no_seed_provided": None,
+}  # fmt: skip
+IGNORED = " ".join(
+    f"--{name.replace('_', '-')} {value}"
+    for name, value in WITHOUT_EFFECT.items()
+    if name in FIELDS and value is not None
+)
+OPTIONS: dict[str, tuple[With, ...]] = {
+    "beam": _same("--beam 1", "--beam 7 --nbest 7", "--beam 40"),
+    "nbest": _same("--nbest 3"),
+    "max_len_a": _same("--max-len-a 0.5 --max-len-b 1"),
+    "max_len_b": _same("--max-len-b 2"),
+    "min_len": _same("--min-len 6", "--min-len 12 --max-len-b 12"),
+    "match_source_len": _back("search by LengthConstrainedBeamSearch", "--match-source-len"),
+    "unnormalized": _same("--unnormalized"),
+    "lenpen": _same("--lenpen 0", "--lenpen 2.5 --nbest 5", "--lenpen -1"),
+    "unkpen": _same("--unkpen 3", "--unkpen -5 --nbest 5"),
+    # Without --print-alignment fairseq has no alignment by which to replace a word, and fails where there is an <unk>.
+    "replace_unk": (
+        With("--replace-unk DICT --dataset-impl raw"),
+        With("--replace-unk DICT --dataset-impl raw --unkpen -90", fails="IndexError"),
+    ),
+    "sacrebleu": _same("--sacrebleu"),
+    "score_reference": (With("--score-reference", said=None),),
+    "prefix_size": _same("--prefix-size 2", "--prefix-size 1 --beam 2 --min-len 4"),
+    "no_repeat_ngram_size": _same("--no-repeat-ngram-size 1", "--no-repeat-ngram-size 2 --prefix-size 2"),
+    "sampling": _back("search by Sampling", "--sampling --beam 3 --seed 4"),
+    "sampling_topk": _back("search by Sampling", "--sampling --sampling-topk 3 --seed 4"),
+    "sampling_topp": _back("search by Sampling", "--sampling --sampling-topp 0.7 --seed 4"),
+    # fairseq-generate reads no constraints; fairseq-interactive does.
+    "constraints": _back("search by LexicallyConstrainedBeamSearch", "--constraints", fails="TypeError"),
+    "temperature": _same("--temperature 0.5", "--temperature 3 --nbest 5"),
+    "diverse_beam_groups": _back("search by DiverseBeamSearch", "--diverse-beam-groups 2 --beam 4 --nbest 4"),
+    "diverse_beam_strength": _back(
+        "search by DiverseBeamSearch", "--diverse-beam-groups 2 --beam 4 --diverse-beam-strength 0.1"
+    ),
+    "diversity_rate": _back("search by DiverseSiblingsSearch", "--diversity-rate 0.5 --nbest 5"),
+    "print_alignment": _back("--print-alignment", "--print-alignment", "--print-alignment soft"),
+    "lm_path": _back("fusion with a language model", "--lm-path LM --lm-weight 0.3"),
+    "lm_weight": _back("fusion with a language model", "--lm-path LM --lm-weight 0.9 --nbest 5"),
+    "retain_dropout": _back(
+        "dropout at inference (retain_dropout) in encoder.dropout_module", "--retain-dropout --seed 4"
+    ),
+    "retain_dropout_modules": (
+        *_same("--retain-dropout --retain-dropout-modules NoSuchModule"),
+        *_back(
+            "dropout at inference (retain_dropout) in decoder.dropout_module",
+            "--retain-dropout --retain-dropout-modules LightConvDecoder --seed 4",
+        ),
+    ),
+    "print_step": (With("--print-step", fails="KeyError: 'steps'"),),
+    "retain_iter_history": (With("--retain-iter-history", fails="KeyError: 'history'"),),
+    **{name: _same(IGNORED) for name in WITHOUT_EFFECT if name in FIELDS},
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Paths by the words that stand for them: data-bin with its text, checkpoints, a dictionary of words."""
+    folder = tmp_path_factory.mktemp("every option")
+    data = fairseq_cli.binarise(folder)
+    for lang in ("de", "en"):
+        shutil.copy(folder / f"test.{lang}", data / f"test.de-en.{lang}")
+    shutil.copy(data / "dict.en.txt", data / "dict.txt")
+    plain = folder / "plain"
+    plain.mkdir()
+    shutil.copy(data / "dict.txt", plain)
+    for split in ("train", "valid"):
+        for end in ("bin", "idx"):
+            shutil.copy(data / f"{split}.de-en.en.{end}", plain / f"{split}.{end}")
+    recipe = [*fairseq_cli.RECIPE, "--lr", "1e-2", "--no-epoch-checkpoints", "--user-dir", fairseq_cli.USER_DIR]
+    fairseq_cli.run(
+        *["train", data, "--arch", "dynamicconv", *fairseq_cli.SIZE, "--decoder-conv-type", "dynamic,attention"],
+        *[*recipe, "--max-update", "40", "--save-dir", folder / "translation"],
+    )
+    size = "--decoder-embed-dim 16 --decoder-ffn-embed-dim 16 --decoder-layers 1 --decoder-attention-heads 2".split()
+    fairseq_cli.run(
+        *["train", plain, "--task", "language_modeling", "--sample-break-mode", "eos", "--arch", "transformer_lm"],
+        *[*size, *recipe, "--max-update", "10", "--save-dir", folder / "language"],
+    )
+    (folder / "words.txt").write_text("Hund DOG\n")
+    checkpoints = {
+        name: folder / kind / "checkpoint_last.pt" for name, kind in (("MODEL", "translation"), ("LM", "language"))
+    }
+    return {"DATA": data, "DICT": folder / "words.txt", **checkpoints}
+
+
+def translate(trained, caplog, *arguments: str) -> tuple[list[str], str | None, str]:
+    """What `fairseq-generate` writes of the test set, what the plugin says of the search, and the error."""
+    common = f"DATA --path MODEL --user-dir {fairseq_cli.USER_DIR} --cpu --batch-size 5 --num-workers 0 --max-len-b 20"
+    given = [str(trained.get(word, word)) for word in (*common.split(), *arguments)]
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_generation_parser(), given))
+    written, error = io.StringIO(), ""
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        try:
+            generate._main(cfg, written)
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure}"
+    said = [message for message in caplog.messages if message.startswith((FAST, BACK))]
+    assert len(said) <= 1, said
+    return written.getvalue().splitlines(), said[0] if said else None, error
+
+
+def test_no_option_is_left_out():
+    assert set(OPTIONS) == FIELDS
+
+
+@pytest.mark.parametrize("command", dict.fromkeys(c for commands in OPTIONS.values() for c in commands), ids=str)
+def test_both_do_the_same(command, trained, caplog):
+    arguments = command.options.split()
+    expected, nothing, their_error = translate(trained, caplog, *arguments)
+    found, said, error = translate(trained, caplog, *arguments, "--task", "translation_fast")
+    assert nothing is None and said == command.said
+    assert error == their_error and command.fails in error and bool(command.fails) == bool(error)
+    assert len(found) == len(expected) and (command.fails or len(found) > 12 * 5)
+    for ours, theirs in zip(found, expected, strict=True):
+        numbers = [[float(number) for number in NUMBER.findall(line)] for line in (ours, theirs)]
+        assert numbers[0] == pytest.approx(numbers[1], abs=3e-4)
+        assert NUMBER.sub("#", ours) == NUMBER.sub("#", theirs)
