@@ -16,8 +16,8 @@ from lightconv_plugin.cli import main
 from tests.checkpoints.fairseq_files import state
 from tests.generation import translation_toys as toys
 from tests.models import language_model_toys
-from tests.robustness.make_golden import LANGUAGE_MODEL, MIXERS, PREVIOUS, SOURCE, unpack
-from tests.robustness.test_golden import EXPECTED, GOLDEN
+from tests.robustness.golden_files import LANGUAGE_MODEL, MIXERS, PREVIOUS, SOURCE, unpack
+from tests.robustness.test_golden import EXPECTED, FOLDERS
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def log_probabilities(directory) -> torch.Tensor:
     return out.logits.log_softmax(dim=-1)
 
 
-@pytest.mark.parametrize("folder", GOLDEN, ids=[folder.name for folder in GOLDEN])
+@pytest.mark.parametrize("folder", FOLDERS, ids=[folder.name for folder in FOLDERS])
 @pytest.mark.parametrize("mixer", [*MIXERS, LANGUAGE_MODEL])
 def test_trained_checkpoints_compute_the_same(mixer, folder, tmp_path):
     """Of every mixer, trained by both distributions of fairseq, and with the numbers that fairseq's model gave then."""

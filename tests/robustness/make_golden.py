@@ -1,6 +1,6 @@
 """Makes the golden files: checkpoints of today's code, with what they compute, which every later version has to load.
 
-    python -m tests.robustness.make_golden tests/trust/golden/NAME
+    python -m tests.robustness.make_golden tests/robustness/golden/NAME
 
 Run once for a version worth remembering; a folder that is complete it leaves alone. Each mixer is trained for a few
 updates by `fairseq-train`; its checkpoint, without the optimiser, is kept packed (some KB), with the logits of a
@@ -21,14 +21,8 @@ from fairseq import checkpoint_utils
 import lightconv_plugin
 from lightconv_plugin.generation.translator import Translator
 from tests.fairseq_cli import USER_DIR, binarise, run
+from tests.robustness.golden_files import LANGUAGE_MODEL, MIXERS, PREVIOUS, SENTENCES, SOURCE, unpack
 
-MIXERS = ("lightweight", "dynamic", "talk", "depthwise", "conv", "window_attention", "attention")
-LANGUAGE_MODEL = "language_model"
-SENTENCES = ("ich sieht den Hund", "du hört nicht die Katze oft", "er", "das Haus das Haus das Haus sieht er nicht")
-SOURCE = [[1, 1, 5, 9, 4, 2], [7, 8, 10, 6, 11, 2]]
-"""(B,S) tokens with pads to the left, as fairseq's translation task has them."""
-PREVIOUS = [[2, 6, 4, 12, 9], [2, 5, 13, 7, 7]]
-"""(B,T) tokens that the decoder has written so far."""
 SIZES = {"embed-dim": 8, "ffn-embed-dim": 8, "attention-heads": 2, "layers": 2}
 RECIPE = (
     "--optimizer adam --lr 0.03 --lr-scheduler inverse_sqrt --warmup-updates 4 --max-tokens 200 --cpu --seed 1"
@@ -58,13 +52,6 @@ def train(folder: Path, data: Path, mixer: str) -> Path:
             "--criterion=cross_entropy", "--share-decoder-input-output-embed",
         )  # fmt: skip
     return save_dir / "checkpoint_last.pt"
-
-
-def unpack(golden: Path, mixer: str, folder: Path) -> Path:
-    """A golden checkpoint as the file that fairseq reads."""
-    path = folder / f"{mixer}.pt"
-    path.write_bytes(gzip.decompress((golden / f"{mixer}.pt.gz").read_bytes()))
-    return path
 
 
 def load(path: Path, data: Path) -> torch.nn.Module:

@@ -1,7 +1,6 @@
 """Checkpoints of older versions compute what they did when they were made (make_golden.py), whatever is installed."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,13 +8,14 @@ import torch
 pytest.importorskip("fairseq", reason="fairseq is not installed")
 
 import lightconv_plugin.models  # noqa: F401 (registers the architectures)
-from tests.robustness.make_golden import LANGUAGE_MODEL, MIXERS, load, logits, translations, unpack
+from tests.robustness.golden_files import GOLDEN, LANGUAGE_MODEL, MIXERS, unpack
+from tests.robustness.make_golden import load, logits, translations
 
-GOLDEN = sorted(path.parent for path in Path(__file__).with_name("golden").glob("*/expected.json"))
-EXPECTED = {folder.name: json.loads((folder / "expected.json").read_text(encoding="utf-8")) for folder in GOLDEN}
+FOLDERS = sorted(path.parent for path in GOLDEN.glob("*/dynamic.pt.gz"))
+EXPECTED = {folder.name: json.loads((folder / "expected.json").read_text(encoding="utf-8")) for folder in FOLDERS}
 
 
-@pytest.fixture(params=GOLDEN, ids=[folder.name for folder in GOLDEN])
+@pytest.fixture(params=FOLDERS, ids=[folder.name for folder in FOLDERS])
 def folder(request):
     return request.param
 

@@ -1,0 +1,95 @@
+"""Makes golden files that need no fairseq: exported models, their graphs, and a saved graph of the operators.
+
+    python -m tests.robustness.make_golden_exported tests/robustness/golden/NAME
+
+The models are those of the golden checkpoints (make_golden.py), so they must translate as these did. Like those, they
+are made once for a version worth remembering, and every later version has to load them.
+"""
+
+import gzip
+import io
+import json
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+import torch
+
+from lightconv_plugin import ops
+from lightconv_plugin.cli import main as command
+from tests.robustness.golden_files import GOLDEN, LANGUAGE_MODEL, MIXERS, unpack
+
+CHECKPOINTS = GOLDEN / "0.1.0-fairseq-fixed"
+DEPLOYED = ("dynamic", "talk")
+
+
+class Operators(torch.nn.Module):
+    """Every operator in one module."""
+
+    def forward(self, x, light, dynamic, left, right, lengths):
+        y = ops.lightconv(x, light, 3, lengths=lengths)
+        y = ops.dynamicconv(y, dynamic, 2, lengths=lengths, renorm_padding=True, normalize="l2")
+        y = ops.talkconv(y, left, right, 3, 2, lengths=lengths)
+        y, _ = ops.lightconv_step(y, None, light)
+        y, _ = ops.dynamicconv_step(y, None, dynamic)
+        return ops.talkconv_step(y, None, left, 3)[0]
+
+
+def arguments(steps: int, batch: int) -> tuple[torch.Tensor, ...]:
+    """Of Operators: 2 heads of 3 channels, K = 4."""
+    generator = torch.Generator().manual_seed(steps)
+    x, dynamic = (torch.randn(steps, batch, *size, generator=generator) for size in ((6,), (2, 4)))
+    light = torch.randn(2, 4, generator=generator)
+    left, right = (torch.rand(steps, batch, 2, generator=generator) for _ in range(2))
+    return x, light, dynamic, left, right, torch.arange(1, batch + 1)
+
+
+def pack(folder: Path, to: Path) -> None:
+    """A folder's files as a .tar.gz with the same bytes each time."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for path in sorted(folder.iterdir()):
+            info = tarfile.TarInfo(path.name)
+            info.size = path.stat().st_size
+            archive.addfile(info, io.BytesIO(path.read_bytes()))
+    to.write_bytes(gzip.compress(content.getvalue(), mtime=0))
+
+
+def run(*arguments: object) -> None:
+    if command.main(list(map(str, arguments))) != 0:
+        raise SystemExit(f"make_golden_exported: failed: lightconv {' '.join(map(str, arguments))}")
+
+
+def main() -> int:
+    out = Path(sys.argv[1])
+    out.mkdir()  # golden files stay as they are
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for mixer in (*MIXERS, LANGUAGE_MODEL):
+            data = folder / f"data-{mixer}"
+            data.mkdir()
+            for path in CHECKPOINTS.glob("dict.txt" if mixer == LANGUAGE_MODEL else "dict.*.txt"):
+                (data / path.name).write_bytes(path.read_bytes())
+            text = ("-s", "de", "-t", "en", "--tokenizer", "none", "--bpe-codes", "none")
+            text = () if mixer == LANGUAGE_MODEL else text
+            for dtype in ("float32", "int8") if mixer == "dynamic" else ("float32",):
+                model = folder / f"{mixer}-{dtype}"
+                run("export", unpack(CHECKPOINTS, mixer, folder), model, "--data", data, "--dtype", dtype, *text)
+                pack(model, out / f"{model.name}.tar.gz")
+            if mixer in DEPLOYED:
+                run("deploy", folder / f"{mixer}-float32", folder / f"{mixer}-graphs", "--format", "export")
+                pack(folder / f"{mixer}-graphs", out / f"{mixer}-graphs.tar.gz")
+    steps, batch = torch.export.Dim("steps", min=4), torch.export.Dim("batch", min=2)
+    shape = {0: steps, 1: batch}
+    program = torch.export.export(
+        Operators(), arguments(7, 3), dynamic_shapes=(shape, None, shape, shape, shape, {0: batch})
+    )
+    torch.export.save(program, out / "operators.pt2")
+    expected = {"torch": torch.__version__, "operators": Operators()(*arguments(9, 2)).tolist()}
+    (out / "expected.json").write_text(json.dumps(expected) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
