@@ -19,7 +19,7 @@ LAYOUTS = ("plugin", "fairseq", "fairseq-0.12.2", "talk")
 # Options that name files to read when a model is built.
 EMBEDDING_FILES = ("encoder_embed_path", "decoder_embed_path")
 # The mixers and the activation of each layout's own code.
-MIXERS = {
+_OWN = {
     "fairseq": ({"lightweight", "dynamic"}, "relu"),
     "fairseq-0.12.2": ({"lightweight", "dynamic"}, "relu"),
     "talk": ({"talk"}, "swish"),
@@ -378,7 +378,7 @@ def options_in(layout: str, model: Model) -> tuple[dict[str, Any], list[str]]:
 
 
 def _check_expressible(layout: str, model: Model) -> None:
-    kinds, activation = MIXERS[layout]
+    kinds, activation = _OWN[layout]
 
     def fail(option: str, value, allowed: str):
         raise InputError(f"the layout {layout} cannot express {option}={value}: it has {allowed}")

@@ -8,18 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import lightconv_plugin
+from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules import ModelConfig, StackConfig
 
 if TYPE_CHECKING:
     from lightconv_plugin.checkpoints.exported import SearchDefaults, Settings
 
 _LIBRARY = "lightconv-plugin"
-_PAPERS = {
-    "lightweight": "LightConv: Wu et al. 2019, [Pay Less Attention with Lightweight and Dynamic Convolutions]"
-    "(https://arxiv.org/abs/1901.10430)",
-    "talk": "TaLK: Lioutas & Guo 2020, [Time-aware Large Kernel Convolutions](https://arxiv.org/abs/2002.03184)",
-}
-_PAPER_OF = {"lightweight": "lightweight", "dynamic": "lightweight", "talk": "talk"}
 
 
 @dataclass(frozen=True)
@@ -165,7 +160,9 @@ def _kinds(config: ModelConfig) -> list[str]:
 
 
 def _papers(config: ModelConfig) -> list[str]:
-    return [_PAPERS[key] for key in dict.fromkeys(_PAPER_OF[kind] for kind in _kinds(config) if kind in _PAPER_OF)]
+    kinds = (MIXERS[name] for name in _kinds(config))
+    papers = dict.fromkeys((*kind.paper.split(", ", 1), kind.url) for kind in kinds if kind.paper)
+    return [f"{authors}, [{title}]({url})" for authors, title, url in papers]
 
 
 def _code(lang: str) -> str:

@@ -20,19 +20,9 @@ from torch import Tensor
 from lightconv_plugin.checkpoints.exported import CONFIG, Exported, load_model, open_exported
 from lightconv_plugin.checkpoints.layouts import Model, our_state, read_model
 from lightconv_plugin.errors import InputError, UnsupportedModelError
+from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules import MixerSpec, ModelConfig, StackConfig
 
-_OF_CONVOLUTIONS = ("kernel_size", "conv_dim", "glu", "input_dropout", "weight_dropout")
-# The fields of MixerSpec that each kind of mixer uses.
-_READ = {
-    "lightweight": (*_OF_CONVOLUTIONS, "num_heads", "normalize"),
-    "dynamic": (*_OF_CONVOLUTIONS, "num_heads", "normalize", "dynamic_rank", "dynamic_residual"),
-    "talk": (*_OF_CONVOLUTIONS, "num_heads"),
-    "depthwise": _OF_CONVOLUTIONS,
-    "conv": _OF_CONVOLUTIONS,
-    "attention": ("num_heads", "attention_dropout", "attention_conv"),
-    "window_attention": ("kernel_size", "num_heads", "attention_dropout", "attention_conv"),
-}
 _OF_OUTPUTS = ("output_dim", "share_input_output", "output_bias", "adaptive_input", "adaptive_softmax")
 _OF_ENCODER_ATTENTION = ("num_heads", "attention_dropout", "cross_attention_conv")
 
@@ -142,7 +132,7 @@ def _family(config: ModelConfig) -> str:
 
 def _first(mixers: Iterable[MixerSpec], name: str, otherwise: Any) -> Any:
     """The value in the first mixer that uses it."""
-    return next((getattr(mixer, name) for mixer in mixers if name in _READ[mixer.kind]), otherwise)
+    return next((getattr(mixer, name) for mixer in mixers if name in MIXERS[mixer.kind].reads), otherwise)
 
 
 def _options(config: ModelConfig) -> dict[str, Any]:
@@ -237,7 +227,9 @@ def _essence(config: ModelConfig) -> dict[str, Any]:
                 del values[name]
         known |= {f"{side}.{name}": value for name, value in values.items()}
         for i, mixer in enumerate(stack.mixers):
-            known |= {f"{side}.mixers[{i}].{name}": getattr(mixer, name) for name in ("kind", *_READ[mixer.kind])}
+            known |= {
+                f"{side}.mixers[{i}].{name}": getattr(mixer, name) for name in ("kind", *MIXERS[mixer.kind].reads)
+            }
     known["share_embeddings"] = config.share_embeddings
     return known
 

@@ -61,7 +61,7 @@ def state_tensors(model: PlainModel) -> tuple[StateTensor, ...]:
     found = [StateTensor("seen", ("batch",), "int64")]
     for i, mixer in enumerate(stack.mixers):
         name = f"mixers.{i}"
-        if "attention" in mixer.kind:
+        if mixer.attends:
             rows = _rows(mixer)
             keys = ("batch", mixer.num_heads, rows, stack.embed_dim // mixer.num_heads)
             parts = [StateTensor(f"{name}.{part}", keys, dtype) for part in ("keys", "values")]
@@ -115,7 +115,7 @@ class _Graph(nn.Module):
         for i, mixer in enumerate(stack.mixers):
             if not _keeps(mixer):
                 mixers.append(None)
-            elif "attention" in mixer.kind:
+            elif mixer.attends:
                 convolved = mixer.attention_conv.projections if mixer.attention_conv is not None else ()
                 inputs = (known[f"mixers.{i}.{part}_inputs"].transpose(0, 1) for part in convolved)
                 mixers.append((*(known[f"mixers.{i}.{part}"] for part in ("keys", "values", "pads")), *inputs))
@@ -136,7 +136,7 @@ class _Graph(nn.Module):
         """The changing part of the state as a list."""
         found = [state.seen]
         for mixer, part in zip(self.model.config.decoder.mixers, state.mixers, strict=True):
-            if "attention" in mixer.kind:
+            if mixer.attends:
                 found += [*part[:3], *(inputs.transpose(0, 1) for inputs in part[3:])] if _keeps(mixer) else []
             elif _keeps(mixer):
                 found.append(part.transpose(0, 1))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from fairseq import models as fairseq_models
 from fairseq.models import register_model, register_model_architecture
 
+from lightconv_plugin.mixers import UPSTREAM_FAMILY
 from lightconv_plugin.models.config import ConvTransformerConfig, option
 from lightconv_plugin.models.encoder_decoder import ConvTransformerModel
 from lightconv_plugin.models.language_model import ConvLanguageModel
@@ -72,10 +73,8 @@ TALK_SUFFIXES = {
     },
 }
 
-# Name of the family → its token mixer. `lightconv` is upstream's name for both; --{encoder,decoder}-conv-type selects
-# one of them, dynamic by default.
-FAMILIES = {"lightweightconv": "lightweight", "dynamicconv": "dynamic"}
-UPSTREAM_FAMILY = {"lightconv": "dynamic"}
+# Those of the first paper: the family's name → its token mixer.
+_FAMILIES = {"lightweightconv": "lightweight", "dynamicconv": "dynamic", **UPSTREAM_FAMILY}
 # Upstream's parsers set the defaults of these, so an architecture that somebody registers on its models may read them,
 # and cannot change them: it is the same model here.
 _PARSED = ("encoder_conv_type", "decoder_conv_type", "weight_softmax")
@@ -84,7 +83,7 @@ _PARSED_LM += ("character_filters", "character_embedding_dim", "char_embedder_hi
 
 ARCHITECTURES = {
     family + suffix: {**_sides(conv_type=mixer), **options}
-    for family, mixer in {**FAMILIES, **UPSTREAM_FAMILY}.items()
+    for family, mixer in _FAMILIES.items()
     for suffix, options in SUFFIXES.items()
     if not (family in UPSTREAM_FAMILY and suffix == "_cnndm")
 } | {"talkconv" + suffix: {**_TALK, **options} for suffix, options in TALK_SUFFIXES.items()}

@@ -13,10 +13,11 @@ from omegaconf import OmegaConf
 
 from lightconv_plugin import ops
 from lightconv_plugin.compat.expressions import evaluate
+from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.models.checks import SIDES, check, check_heads, check_shared, cutoff, kinds
 from lightconv_plugin.models.pruning import keep_layers
 from lightconv_plugin.modules.attention_convolution import KINDS, PROJECTIONS, AttentionConv
-from lightconv_plugin.modules.mixers import HEADED, MIXERS, MixerSpec
+from lightconv_plugin.modules.mixers import MixerSpec
 
 ENCODER_KERNELS = [3, 7, 15, 31, 31, 31, 31]
 DECODER_KERNELS = [3, 7, 15, 31, 31, 31]
@@ -312,15 +313,15 @@ def mixers(c: Namespace, side: str, *, causal: bool, zero_pads: bool) -> list[Mi
             f"--{side}-conv-dim must be --{side}-embed-dim = {embed_dim} with --{side}-conv-type conv, which has no "
             f"Linears around it: got {conv_dim}"
         )
-    if any("attention" in kind for kind in types):
+    if any(MIXERS[kind].attends for kind in types):
         check_heads(c, side, "self-attention")
     convolved = _attention_conv(c, f"{side}_attention_conv", PROJECTIONS)
-    if convolved is not None and not any("attention" in kind for kind in types):
+    if convolved is not None and not any(MIXERS[kind].attends for kind in types):
         raise ValueError(
             f"--{side}-attention-conv needs a layer of type attention or window_attention: got --{side}-conv-type "
             + ",".join(types)
         )
-    if conv_dim % heads and set(types) & set(HEADED):
+    if conv_dim % heads and any(MIXERS[kind].headed for kind in types):
         raise ValueError(
             f"--{side}-attention-heads must divide --{side}-conv-dim (the channels): "
             f"got {heads} heads, {conv_dim} channels"
@@ -340,7 +341,7 @@ def mixers(c: Namespace, side: str, *, causal: bool, zero_pads: bool) -> list[Mi
             zero_pads=zero_pads,
             dynamic_rank=rank,
             dynamic_residual=bool(c.dynamic_residual) and kind == "dynamic",
-            attention_conv=convolved if "attention" in kind else None,
+            attention_conv=convolved if MIXERS[kind].attends else None,
         )
         for kind, kernel_size, rank in zip(types, kernels, _ranks(c, side, types), strict=True)
     ]

@@ -3,6 +3,7 @@
 from lightconv_plugin.modules import EncoderDecoder, ModelConfig
 """
 
+from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules.attention import EncoderAttention, SelfAttention
 from lightconv_plugin.modules.attention_convolution import AttentionConv
 from lightconv_plugin.modules.block import ConvBlock
@@ -12,7 +13,7 @@ from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.full_convolution import FullConv
 from lightconv_plugin.modules.layer import Layer
 from lightconv_plugin.modules.linear import Linear
-from lightconv_plugin.modules.mixers import MIXERS, MixerSpec, build_mixer
+from lightconv_plugin.modules.mixers import MixerSpec, build_mixer
 from lightconv_plugin.modules.talk import TaLKConv
 from lightconv_plugin.modules.transformer import (
     Decoder,

@@ -128,7 +128,7 @@ class StackConfig:
                 raise ValueError("cross_attention_conv needs an encoder_dim: there is no attention over an encoder")
         for i, mixer in enumerate(self.mixers):
             heads = mixer.num_heads
-            if "attention" in mixer.kind and self.embed_dim % heads:
+            if mixer.attends and self.embed_dim % heads:
                 raise ValueError(f"mixers[{i}].num_heads must divide embed_dim = {self.embed_dim}, got {heads}")
             if mixer.kind == "conv" and mixer.conv_dim != self.embed_dim:
                 raise ValueError(f"mixers[{i}].conv_dim must be embed_dim = {self.embed_dim}, got {mixer.conv_dim}")

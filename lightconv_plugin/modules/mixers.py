@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules.attention import SelfAttention
 from lightconv_plugin.modules.attention_convolution import AttentionConv
 from lightconv_plugin.modules.block import ConvBlock
@@ -57,13 +58,18 @@ class MixerSpec:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.dynamic_rank < 0:
             raise ValueError(f"dynamic_rank must be at least 1, or 0 for one matrix, got {self.dynamic_rank}")
-        if self.attention_conv is not None and "attention" not in self.kind:
+        if self.attention_conv is not None and not self.attends:
             raise ValueError(f"attention_conv must be null for a layer of {self.kind}")
         for name in ("input_dropout", "weight_dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
-        if self.kind in HEADED and self.conv_dim % self.num_heads:
+        if MIXERS[self.kind].headed and self.conv_dim % self.num_heads:
             raise ValueError(f"num_heads must divide conv_dim = {self.conv_dim}, got {self.num_heads}")
+
+    @property
+    def attends(self) -> bool:
+        """Whether it is attention; otherwise it is a convolution in a ConvBlock."""
+        return MIXERS[self.kind].attends
 
     @property
     def padding_l(self) -> int:
@@ -105,9 +111,6 @@ _CONVOLUTIONS = {
     "depthwise": _depthwise,
     "conv": _conv,
 }
-MIXERS = (*_CONVOLUTIONS, "attention", "window_attention")
-# Mixers in which the heads divide the convolution's channels.
-HEADED = ("lightweight", "dynamic", "talk")
 
 
 def build_mixer(
@@ -121,7 +124,7 @@ def build_mixer(
 
     `block` and `attention` are the classes to make: those of this package, or fairseq's side's that answer its calls.
     """
-    if spec.kind in ("attention", "window_attention"):
+    if spec.attends:
         windowed = spec.kind == "window_attention"
         return attention(
             embed_dim,

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.ops.filters import Filter
 from lightconv_plugin.ops.normalize import normalize
 
@@ -20,7 +21,7 @@ ATTENTION_REACH = (20, 20)
 # How many positions of a sentence can be drawn with their tokens.
 LONGEST_SHOWN = 26
 # Mixers whose kernels are parameters; the kernels of all others depend on the text.
-FIXED = ("lightweight", "depthwise", "conv")
+FIXED = [name for name, kind in MIXERS.items() if kind.fixed]
 
 
 @dataclass

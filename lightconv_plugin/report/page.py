@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from lightconv_plugin.mixers import system_of
 from lightconv_plugin.report import plots
 from lightconv_plugin.report.kernels import Layer
 from lightconv_plugin.report.loading import Sentence
@@ -132,7 +133,7 @@ def _published(run: Run) -> list[tuple[str, str, str, Mapping[str, str], str]]:
     settings = run.settings
     mixers = [kind for kinds in settings.mixers.values() for kind in kinds]
     task = paper.find_task(str(settings.task.get("data") or ""), settings.pair)
-    fact = paper.find_fact(task, paper.system_of(mixers))
+    fact = paper.find_fact(task, system_of(mixers))
     found = []
     subsets = {score.subset for score in run.scores}
     if fact and "test" in subsets:

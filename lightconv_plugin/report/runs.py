@@ -9,6 +9,7 @@ from lightconv_plugin.checkpoints.averaging import EPOCH_NAME, UPDATE_NAME, load
 from lightconv_plugin.checkpoints.layouts import as_mapping
 from lightconv_plugin.checkpoints.parameters import count_parameters
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.mixers import mixer_of
 from lightconv_plugin.report.logs import Training, parse_log
 from lightconv_plugin.report.scores import (
     Score,
@@ -63,9 +64,7 @@ class Settings:
         return found
 
     def _family(self) -> str:
-        families = {"lightweightconv": "lightweight", "dynamicconv": "dynamic", "lightconv": "dynamic"}
-        families |= {"talkconv": "talk", "transformer": "attention"}
-        return families.get((self.architecture or "").split("_")[0], "unknown")
+        return mixer_of(self.architecture or "") or "unknown"
 
     @staticmethod
     def read(content: Mapping) -> "Settings":

@@ -8,18 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-WU = "Wu et al. 2019, Pay Less Attention with Lightweight and Dynamic Convolutions"
-TALK = "Lioutas & Guo 2020, Time-aware Large Kernel Convolutions"
+from lightconv_plugin.mixers import TALK, WU
+
 OTT = "Ott et al. 2018, Scaling Neural Machine Translation"
 BAEVSKI = "Baevski & Auli 2019, Adaptive Input Representations for Neural Language Modeling"
-
-# The mixer of all layers → the system's name in the papers.
-SYSTEMS = {
-    "lightweight": "LightConv",
-    "dynamic": "DynamicConv",
-    "talk": "TaLK",
-    "attention": "self-attention",
-}
 
 
 @dataclass(frozen=True)
@@ -113,12 +105,6 @@ def find_task(data: str, pair: tuple[str, str] | None) -> Task | None:
         if re.search(task.data, text) and (task.pair is None or task.pair == pair):
             return task
     return None
-
-
-def system_of(mixers: Sequence[str]) -> str | None:
-    """The papers' name for a model whose layers have these mixers; None for mixtures and other mixers."""
-    kinds = set(mixers)
-    return SYSTEMS.get(kinds.pop()) if len(kinds) == 1 else None
 
 
 def find_fact(task: Task | None, system: str | None) -> Fact | None:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.generation import SearchOptions
+from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules import MixerSpec, ModelConfig, StackConfig, build_model
 from lightconv_plugin.modules.attention_convolution import KINDS, AttentionConv
 from lightconv_plugin.modules.config import Activation
-from lightconv_plugin.modules.mixers import HEADED, MIXERS
 from lightconv_plugin.ops import NORMALIZATIONS
 
 PAD, EOS, UNK = 1, 2, 3
@@ -136,13 +136,13 @@ def _stack(rng: random.Random, dim: int, words: int, *, causal: bool, **options)
 
 
 def random_mixer(rng: random.Random, dim: int, *, causal: bool, kind: str | None = None) -> MixerSpec:
-    kind = kind or rng.choice(MIXERS)
+    kind = kind or rng.choice([*MIXERS])
     channels = dim if kind == "conv" else rng.choice((dim, 2 * dim, 15, 40, 72))
     return MixerSpec(
         kind,
         kernel_size=rng.choice((1, 2, 3, 4, 7)),
         conv_dim=channels,
-        num_heads=_divisor(rng, channels if kind in HEADED else dim),
+        num_heads=_divisor(rng, channels if MIXERS[kind].headed else dim),
         glu=rng.random() < 0.5,
         input_dropout=0.0,
         weight_dropout=0.0,

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import yaml
 
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.paths import configs_dir
 from lightconv_plugin.scoring.measuring import Measuring
 from lightconv_plugin.scoring.paper import TASKS, find_fact
@@ -45,12 +46,7 @@ MACHINE = (
     "task.data",  # data are identified by their content
 )
 # What the papers call the systems of every task, by the names of their configurations.
-PAPER_NAMES = {
-    "lightweightconv": "LightConv",
-    "dynamicconv": "DynamicConv",
-    "talkconv": "TaLK",
-    "transformer": "self-attention",
-}
+PAPER_NAMES = {kind.family: kind.system for kind in MIXERS.values() if kind.family}
 OVERRIDE = re.compile(r"(?:\+{1,2}|~)?[A-Za-z_][\w./@-]*=.*|~[A-Za-z_][\w./@-]*", re.DOTALL)
 
 

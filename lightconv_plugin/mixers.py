@@ -1,0 +1,84 @@
+"""The token mixers by name, and what can be said of each without building one. modules/mixers.py builds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+WU = "Wu et al. 2019, Pay Less Attention with Lightweight and Dynamic Convolutions"
+TALK = "Lioutas & Guo 2020, Time-aware Large Kernel Convolutions"
+
+_CONVOLUTION = ("kernel_size", "conv_dim", "glu", "input_dropout", "weight_dropout")
+_ATTENTION = ("num_heads", "attention_dropout", "attention_conv")
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """What the layers with one kind of mixer have in common.
+
+    reads: the fields of MixerSpec that they use.
+    fixed: their kernels do not depend on the text.
+    family: the first word of the architectures whose layers are all of this kind; "" if there are none.
+    system: what the papers' tables call such a model; "" if they have none. paper: where it was published; url: there.
+    """
+
+    reads: tuple[str, ...]
+    fixed: bool = False
+    family: str = ""
+    system: str = ""
+    paper: str = ""
+    url: str = ""
+
+    @property
+    def attends(self) -> bool:
+        """Whether it is attention; otherwise it is a convolution in a ConvBlock."""
+        return "attention_dropout" in self.reads
+
+    @property
+    def headed(self) -> bool:
+        """Whether heads divide the channels of the convolution, not those of the layer."""
+        return not self.attends and "num_heads" in self.reads
+
+
+MIXERS = {
+    "lightweight": Mixer(
+        (*_CONVOLUTION, "num_heads", "normalize"),
+        fixed=True,
+        family="lightweightconv",
+        system="LightConv",
+        paper=WU,
+        url="https://arxiv.org/abs/1901.10430",
+    ),
+    "dynamic": Mixer(
+        (*_CONVOLUTION, "num_heads", "normalize", "dynamic_rank", "dynamic_residual"),
+        family="dynamicconv",
+        system="DynamicConv",
+        paper=WU,
+        url="https://arxiv.org/abs/1901.10430",
+    ),
+    "talk": Mixer(
+        (*_CONVOLUTION, "num_heads"),
+        family="talkconv",
+        system="TaLK",
+        paper=TALK,
+        url="https://arxiv.org/abs/2002.03184",
+    ),
+    "depthwise": Mixer(_CONVOLUTION, fixed=True),
+    "conv": Mixer(_CONVOLUTION, fixed=True),
+    "attention": Mixer(_ATTENTION, family="transformer", system="self-attention"),
+    "window_attention": Mixer(("kernel_size", *_ATTENTION)),
+}
+# Upstream's architectures, which the plugin takes over: their default is DynamicConv.
+UPSTREAM_FAMILY = {"lightconv": "dynamic"}
+FAMILIES = {mixer.family: name for name, mixer in MIXERS.items() if mixer.family} | UPSTREAM_FAMILY
+
+
+def system_of(names: Iterable[str]) -> str | None:
+    """The papers' name for a model whose layers have these mixers; None for mixtures and other mixers."""
+    kinds = set(names)
+    return MIXERS[kinds.pop()].system or None if len(kinds) == 1 and kinds <= MIXERS.keys() else None
+
+
+def mixer_of(architecture: str) -> str | None:
+    """The mixer of an architecture's layers, judging by its name; None for other architectures."""
+    return FAMILIES.get(architecture.split("_")[0])
