@@ -83,6 +83,14 @@ def plain_model(model: nn.Module) -> EncoderDecoder | LanguageModel:
     return plain.train(model.training)
 
 
+def plain_encoder_decoder(model: nn.Module) -> EncoderDecoder:
+    """`plain_model` for what needs an encoder; it raises UnsupportedModelError for a language model too."""
+    plain = plain_model(model)
+    if not isinstance(plain, EncoderDecoder):
+        raise UnsupportedModelError("a language model")
+    return plain
+
+
 def plain_config(model: nn.Module) -> ModelConfig:
     """The architecture of a fairseq model as data; raises the same errors as `plain_model`."""
     if isinstance(model, TransformerModelBase):
