@@ -10,6 +10,7 @@ import logging
 import re
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -67,7 +68,7 @@ def _svg(figure: Figure, alt: str, minimum: int = 0) -> Markup:
     prefix = f"p{next(_numbers)}-"  # makes ids unique within the page
     own = re.compile(r"(\bid=\"|url\(#|href=\"#)")
     text = re.sub("<[^>]*>", lambda tag: own.sub(rf"\1{prefix}", tag[0]), text)  # and not in the words that are shown
-    view, inner = re.search(r'<svg[^>]*?(viewBox="[^"]+")[^>]*>(.*)', text, re.DOTALL).groups()
+    view, inner = re.findall(r'<svg[^>]*?(viewBox="[^"]+")[^>]*>(.*)', text, re.DOTALL)[0]
     width, height = (round(96 * inches) for inches in figure.get_size_inches())
     head = Markup(
         '<svg class="plot" role="img" aria-label="{}" style="max-width: {}px; min-width: {}px" width="{}" height="{}" '
@@ -125,7 +126,7 @@ def _curve(heading: str, key: str, label: str, logarithmic: bool, lines) -> Mark
         for place, (_, number, subset, updates, values) in enumerate(lines):
             colour, dashes = run_style(number)
             thin = subset == "train" and len({line[2] for line in lines}) > 1
-            style = {"linewidth": 1.0, "alpha": 0.65} if thin else {"linewidth": 1.8}
+            style: dict[str, Any] = {"linewidth": 1.0, "alpha": 0.65} if thin else {"linewidth": 1.8}
             if key == "lr":
                 # Schedules are often identical: earlier lines must show through the gaps of later ones.
                 here = set(zip(updates, values, strict=True))
@@ -190,7 +191,7 @@ def kernel_figure(columns: Sequence[tuple[str, Sequence[Layer], Sequence[str]]],
     mapped = [[layer for layer in layers if layer.maps] for _, layers, _ in columns]
     height = max(3.2, *(_height(layers) for _, layers, _ in columns))
     widths = [height + 0.75 if over_time else 4.2 for over_time in mapped]
-    style = {name: _BOTH if value in (_INK, _GRID) else value for name, value in _STYLE.items()}
+    style: dict[Any, Any] = {name: _BOTH if value in (_INK, _GRID) else value for name, value in _STYLE.items()}
     with _context(), matplotlib.rc_context(style):
         figure = Figure((sum(widths), height + 0.75))
         wide, high = figure.get_size_inches()
@@ -291,6 +292,7 @@ def reach_density(layer: Layer, bins: int = 4) -> tuple[np.ndarray, np.ndarray]:
 
     bins: per token of the longest reach. Left of 0 are the left ends of the windows, right of 0 the right ends.
     """
+    assert layer.reach is not None  # as in every layer that has read text
     edges, shares = [], []
     for sign, reach, limit in zip((-1, 1), layer.reach, layer.limits, strict=True):
         if not limit:
