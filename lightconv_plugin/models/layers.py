@@ -31,7 +31,7 @@ def _compiled(forward: Callable) -> Callable:
     return torch.compile(forward, dynamic=True)
 
 
-class _MixerLayer:
+class _MixerLayer(nn.Module):
     """What the layers of both sides override: self-attention, and the initialisation of the FFN (the paper's).
 
     With cfg.compile_blocks the forward pass is compiled in training. The module itself is not wrapped, so parameter

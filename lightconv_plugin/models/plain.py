@@ -31,6 +31,7 @@ from lightconv_plugin.modules.config import (
     AdaptiveInputConfig,
     AdaptiveSoftmaxConfig,
     ModelConfig,
+    Positions,
     StackConfig,
 )
 from lightconv_plugin.modules.convolutions import DynamicConv
@@ -135,6 +136,7 @@ def _stack(stack: Any) -> StackConfig:
     dim = first.fc1.in_features
     positions = stack.embed_positions
     longest = stack.max_source_positions if side == "an encoder" else stack.max_target_positions
+    kind: Positions
     if positions is None:
         kind = "none"
     elif type(positions) is SinusoidalPositionalEmbedding:
@@ -142,7 +144,7 @@ def _stack(stack: Any) -> StackConfig:
     else:
         kind, longest = "learned", positions.num_embeddings - stack.padding_idx - 1
     # The layers hold only the function; its name is in the training's configuration.
-    activation = str(getattr(cfg.activation_fn, "value", cfg.activation_fn))
+    activation: Any = str(getattr(cfg.activation_fn, "value", cfg.activation_fn))
     if activation not in ACTIVATIONS:
         raise UnsupportedModelError(f"activation_fn {activation}")
     return StackConfig(
