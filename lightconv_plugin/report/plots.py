@@ -31,7 +31,7 @@ _POSITIVE, _NEGATIVE = (0.16, 0.49, 0.88), (0.87, 0.42, 0.10)
 _BOTH = "#808890"  # for a picture that may be shown on white or on black
 _WIDTH = 5.2  # inches of 96 CSS pixels
 _TITLE = 0.36  # inches above a panel
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 9,
     "text.parse_math": False,  # a token may be "$"
@@ -191,7 +191,7 @@ def kernel_figure(columns: Sequence[tuple[str, Sequence[Layer], Sequence[str]]],
     mapped = [[layer for layer in layers if layer.maps] for _, layers, _ in columns]
     height = max(3.2, *(_height(layers) for _, layers, _ in columns))
     widths = [height + 0.75 if over_time else 4.2 for over_time in mapped]
-    style: dict[Any, Any] = {name: _BOTH if value in (_INK, _GRID) else value for name, value in _STYLE.items()}
+    style = {name: _BOTH if value in (_INK, _GRID) else value for name, value in _STYLE.items()}
     with _context(), matplotlib.rc_context(style):
         figure = Figure((sum(widths), height + 0.75))
         wide, high = figure.get_size_inches()
