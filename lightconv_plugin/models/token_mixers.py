@@ -193,7 +193,7 @@ class RetainableDropout(Dropout, FairseqDropout):
     def __init__(self, p: float, module_name: str | None = None):
         FairseqDropout.__init__(self, p, module_name)
 
-    def make_generation_fast_(  # type: ignore[override]
+    def make_generation_fast_(
         self, name: str, retain_dropout: bool = False, retain_dropout_modules: list[str] | str | None = None, **kwargs
     ) -> None:
         """Called by fairseq for the module `name` of a model; the classes to retain may have upstream's names."""
