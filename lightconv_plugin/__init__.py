@@ -46,7 +46,7 @@ class _WhenFairseqArrives(MetaPathFinder):
                 run(module)
                 _register()
 
-            spec.loader.exec_module = run_then_register
+            spec.loader.exec_module = run_then_register  # type: ignore[method-assign]
         return spec
 
 

@@ -15,7 +15,7 @@ from lightconv_plugin.checkpoints.model_card import ModelCard, Score
 from lightconv_plugin.checkpoints.saving import Side, check_target, save_exported
 from lightconv_plugin.checkpoints.weights import WEIGHTS, PlainModel
 from lightconv_plugin.errors import InputError, UnsupportedModelError
-from lightconv_plugin.text.recipe import Recipe
+from lightconv_plugin.text.recipe import Recipe, Tokeniser
 from lightconv_plugin.text.sides import TextSide, TokeniserError
 from lightconv_plugin.text.subwords import kind_of
 
@@ -37,7 +37,7 @@ class Export:
     target_lang: str | None = None
     bpe_codes: str | None = None
     sentencepiece: Path | None = None
-    tokenizer: str | None = None
+    tokenizer: Tokeniser | None = None
     lowercase: bool = False
     beam: int | None = None
     lenpen: float | None = None

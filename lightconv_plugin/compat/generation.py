@@ -53,7 +53,7 @@ def repeated_ngrams() -> None:
 
     # torch.jit.script compiles this method with SequenceGenerator, so it uses only what TorchScript supports.
     def _no_repeat_ngram(
-        self: torch.nn.Module, tokens: torch.Tensor, lprobs: torch.Tensor, bsz: int, beam_size: int, step: int
+        self, tokens: torch.Tensor, lprobs: torch.Tensor, bsz: int, beam_size: int, step: int
     ) -> torch.Tensor:
         # tokens (hypotheses, length): words 1 … step are chosen; lprobs (hypotheses, vocabulary) are for the next one.
         n = self.no_repeat_ngram_size
@@ -100,7 +100,7 @@ def diverse_groups() -> None:
     # torch.jit.script compiles this method with SequenceGenerator, so it uses only what TorchScript supports.
     @torch.jit.export
     def step(
-        self: torch.nn.Module,
+        self,
         step: int,
         lprobs: torch.Tensor,
         scores: torch.Tensor,

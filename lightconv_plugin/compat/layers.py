@@ -33,7 +33,7 @@ def encoder_layer_copies() -> None:
     empty = torch.empty(0)
     original = Layer.__init__
 
-    def __init__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         build = self.build_self_attention
         lent = []
 

@@ -14,7 +14,7 @@ from lightconv_plugin.compat.registry import patch
 @patch(versions="numpy 2 and later", needed=lambda: not hasattr(np, "compat"))
 def numpy_compat() -> None:
     """numpy 2 has no `numpy.compat`, whose `long` fairseq uses (language models by sentence, batch buckets)."""
-    np.compat = types.SimpleNamespace(long=int)
+    np.compat = types.SimpleNamespace(long=int)  # type: ignore[attr-defined]
 
 
 @patch(
@@ -35,7 +35,7 @@ def batch_buckets() -> None:
         module.get_buckets = get_buckets
 
 
-def _modules_binding(name: str, value: Any) -> Iterator[types.ModuleType]:
+def _modules_binding(name: str, value: Any) -> Iterator[Any]:
     """fairseq's loaded modules in which `name` is `value`: `from … import …` copies a function's binding."""
     for module_name, module in list(sys.modules.items()):
         if module_name.split(".")[0] in {"fairseq", "fairseq_cli"} and vars(module).get(name) is value:

@@ -44,13 +44,14 @@ def adam_launches() -> None:
 
 def _plain(group: dict, parameters: list[Tensor]) -> bool:
     return not group.get("amsgrad") and all(
-        p.dtype == p.grad.dtype == torch.float32 and not p.grad.is_sparse for p in parameters
+        p.dtype == p.grad.dtype == torch.float32 and not p.grad.is_sparse for p in parameters if p.grad is not None
     )
 
 
 def _portions(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """The parameters in order, in groups of at most _TOGETHER elements and at least one parameter."""
-    portion, size = [], 0
+    portion: list[Tensor] = []
+    size = 0
     for parameter in parameters:
         if portion and size + parameter.numel() > _TOGETHER:
             yield portion
@@ -74,7 +75,7 @@ def _state(state: dict, parameter: Tensor) -> dict:
 @torch.no_grad()
 def _update(group: dict, parameters: list[Tensor], states: list[dict]) -> None:
     (beta1, beta2), rate = group["betas"], group["lr"]
-    gradients = [p.grad for p in parameters]
+    gradients = [p.grad for p in parameters if p.grad is not None]
     averages, squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
     sizes = []
     for state in states:
@@ -103,7 +104,7 @@ def gradient_norm_launches() -> None:
     from fairseq import utils
 
     def multi_tensor_total_norm(grads: list[Tensor], chunk_size: int = 0) -> Tensor:
-        norms = []
+        norms: list[Tensor] = []
         for _, some in itertools.groupby(grads, lambda grad: grad.device):
             norms += torch._foreach_norm(list(some), 2, dtype=torch.float32)
         return torch.norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
@@ -182,7 +183,7 @@ def _gradients(optimizer: Any) -> list[Tensor]:
     return as_parameters(optimizer, lambda tensor: tensor.grad)
 
 
-def as_parameters(optimizer: Any, of: Callable[[Tensor], Tensor] = lambda tensor: tensor.data) -> list[Tensor]:
+def as_parameters(optimizer: Any, of: Callable[[Tensor], Any] = lambda tensor: tensor.data) -> list[Tensor]:
     """`of` applied to the float32 copies, one tensor per parameter, whether or not fairseq stores them flat."""
     if not optimizer.has_flat_params:
         return [of(full) for full in optimizer.fp32_params]

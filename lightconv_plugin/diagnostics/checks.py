@@ -154,7 +154,7 @@ def _torch(report: Report) -> None:
 
 def _compilers(report: Report) -> None:
     """The compilers, which are only needed for kernels that are not compiled yet."""
-    found = {}
+    found: dict[str, str | None] = {}
     for name in ("g++", "nvcc", "ninja"):
         path = shutil.which(name)
         found[name] = None
@@ -371,12 +371,12 @@ def _operator(report: Report, where: str, name: str, device: str, dtype) -> None
     from lightconv_plugin.diagnostics import selfcheck
     from lightconv_plugin.ops import backends
 
-    device, tolerance = torch.device(device), selfcheck.TOLERANCE[dtype]
-    error = report.values["self_check"][where] = selfcheck.operator_error(name, device, dtype)
+    place, tolerance = torch.device(device), selfcheck.TOLERANCE[dtype]
+    error = report.values["self_check"][where] = selfcheck.operator_error(name, place, dtype)
     detail = f"forward, backward and step differ from float64 by up to {error:.1e}"
     good = error <= tolerance
-    if backends.backend(device.type) != "reference":
-        error = report.values["against_reference"][where] = selfcheck.reference_error(name, device, dtype)
+    if backends.backend(place.type) != "reference":
+        error = report.values["against_reference"][where] = selfcheck.reference_error(name, place, dtype)
         detail += f", with all options from the reference by up to {error:.1e}"
         good = good and error <= tolerance
     detail += f" (allowed: {tolerance:.0e})"

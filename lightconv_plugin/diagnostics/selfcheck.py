@@ -54,22 +54,21 @@ def expected_talk(
     scale = 1 / (REACH + 1 if right is None else 2 * REACH + 1)
     by_head, grad_by_head = x.reshape(length, batch, heads, -1), grad.reshape(length, batch, heads, -1)
     out, grad_x = torch.zeros_like(by_head), torch.zeros_like(by_head)
-    grad_offset = {-1: torch.zeros_like(left), 1: None if right is None else torch.zeros_like(right)}
+    grad_left, grad_right = torch.zeros_like(left), None if right is None else torch.zeros_like(right)
     for t in range(length):
         for source in range(length):
-            side = (source > t) - (source < t)
-            offset = {-1: left, 0: left, 1: right}[side]
-            if offset is None:
+            offset, grad_offset = (right, grad_right) if source > t else (left, grad_left)
+            if offset is None or grad_offset is None:
                 continue
             # 1 for a row inside the window, 0 for one outside, a fraction for the row at its edge.
             part = offset[t] * REACH - abs(source - t) + 1
-            share = (part.clamp(0, 1) if side else torch.ones_like(part)).unsqueeze(-1) * scale
+            share = (part.clamp(0, 1) if source != t else torch.ones_like(part)).unsqueeze(-1) * scale
             out[t] += share * by_head[source]
             grad_x[source] += share * grad_by_head[t]
-            if side:
+            if source != t:
                 slope = (grad_by_head[t] * by_head[source]).sum(dim=-1) * REACH * scale
-                grad_offset[side][t] += slope * ((part > 0) & (part < 1))
-    return out.reshape_as(x), grad_x.reshape_as(x), grad_offset[-1], grad_offset[1]
+                grad_offset[t] += slope * ((part > 0) & (part < 1))
+    return out.reshape_as(x), grad_x.reshape_as(x), grad_left, grad_right
 
 
 def operator_error(name: str, device: torch.device, dtype: torch.dtype) -> float:
@@ -79,7 +78,9 @@ def operator_error(name: str, device: torch.device, dtype: torch.dtype) -> float
     """
     errors = []
 
-    def compare(got: Tensor, want: Tensor) -> None:
+    def compare(got: Tensor | None, want: Tensor) -> None:
+        if got is None:
+            raise ValueError(f"{name} gave no gradient")
         if got.shape != want.shape:
             raise ValueError(f"{name} gave shape {tuple(got.shape)}, expected {tuple(want.shape)}")
         # NaN counts as an infinite error; max() would skip it.
@@ -92,20 +93,24 @@ def operator_error(name: str, device: torch.device, dtype: torch.dtype) -> float
     return max(errors)
 
 
-def _compare_talk(compare: Callable[[Tensor, Tensor], None], device: torch.device, dtype: torch.dtype) -> None:
+def _compare_talk(compare: Callable[[Tensor | None, Tensor], None], device: torch.device, dtype: torch.dtype) -> None:
     from lightconv_plugin import ops
 
     generator = torch.Generator().manual_seed(30)
     x, grad = (torch.randn(LENGTH, BATCH, CHANNELS, generator=generator).to(dtype).double() for _ in range(2))
     left, right = ((1.5 * torch.rand(LENGTH, BATCH, HEADS, generator=generator)).to(dtype).double() for _ in range(2))
-    for offsets in ((left, right), (left.clamp(max=1), None)):
-        on_device = [None if tensor is None else tensor.to(device, dtype).requires_grad_() for tensor in (x, *offsets)]
-        got = ops.talkconv(*on_device, REACH, REACH if offsets[1] is not None else 0)
+
+    def on_device(tensor: Tensor) -> Tensor:
+        return tensor.to(device, dtype).requires_grad_()
+
+    for to_left, to_right in ((left, right), (left.clamp(max=1), None)):
+        leaves = on_device(x), on_device(to_left), None if to_right is None else on_device(to_right)
+        got = ops.talkconv(*leaves, REACH, 0 if to_right is None else REACH)
         got.backward(grad.to(device, dtype))
-        out, *gradients = expected_talk(x, *offsets, grad)
+        out, *gradients = expected_talk(x, to_left, to_right, grad)
         compare(got, out)
-        for leaf, want in zip(on_device, gradients, strict=True):
-            if leaf is not None:
+        for leaf, want in zip(leaves, gradients, strict=True):
+            if leaf is not None and want is not None:
                 compare(leaf.grad, want)
 
     causal, state, start = [], None, 0
@@ -120,7 +125,7 @@ def _compare_talk(compare: Callable[[Tensor, Tensor], None], device: torch.devic
 
 
 def _compare_convolution(
-    name: str, compare: Callable[[Tensor, Tensor], None], device: torch.device, dtype: torch.dtype
+    name: str, compare: Callable[[Tensor | None, Tensor], None], device: torch.device, dtype: torch.dtype
 ) -> None:
     from lightconv_plugin import ops
 

@@ -180,17 +180,20 @@ class Search:
 
     def _predict(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """(N,V) logits in float32 and their (N,) normalisers; for an ensemble, those of the mean probabilities."""
-        total = None
-        for model, state in zip(self._models, self._states, strict=True):
-            logits = model.logits(state, tokens).float()
-            if self._options.temperature != 1:
-                logits.div_(self._options.temperature)
-            normalisers = log_normalisers(logits)
-            if len(self._models) == 1:
-                return logits, normalisers
-            logits = without_nan(logits.sub_(normalisers.unsqueeze(1)))
-            total = logits if total is None else torch.logaddexp(total, logits, out=total)
+        logits, normalisers = self._logits(0, tokens)
+        if len(self._models) == 1:
+            return logits, normalisers
+        total = _log_probabilities(logits, normalisers)
+        for i in range(1, len(self._models)):
+            torch.logaddexp(total, _log_probabilities(*self._logits(i, tokens)), out=total)
         return total, torch.full_like(normalisers, math.log(len(self._models)))
+
+    def _logits(self, i: int, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The (N,V) logits of model i, divided by the temperature, and their (N,) normalisers."""
+        logits = self._models[i].logits(self._states[i], tokens).float()
+        if self._options.temperature != 1:
+            logits.div_(self._options.temperature)
+        return logits, log_normalisers(logits)
 
     def _constrain(self, logits: Tensor, normalisers: Tensor, kind: Kind) -> None:
         """Set the logits of forbidden words to −∞, in place, and force the words of a prefix."""
@@ -211,6 +214,11 @@ class Search:
         if options.no_repeat_ngram_size > 0 and not kind.first:
             tokens = live.tokens[: len(live), :, : kind.steps].flatten(0, 1)
             block_repeated(tokens, logits, self._beams.now, options.no_repeat_ngram_size, options.pad)
+
+
+def _log_probabilities(logits: Tensor, normalisers: Tensor) -> Tensor:
+    """Overwrites the logits."""
+    return without_nan(logits.sub_(normalisers.unsqueeze(1)))
 
 
 def _force_prefix(logits: Tensor, normalisers: Tensor, live: Live, step: int, options: SearchOptions) -> None:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
+from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.linear import PackedLinear
 from lightconv_plugin.generation.sublayers import FeedForward, Residual, optional_norm, pack
 from lightconv_plugin.modules.attention import SelfAttention
@@ -69,7 +70,7 @@ class _Batch:
         key = (left, right)
         if key not in self._masks:
             seen = None if self.pads is None else ~self.pads[:, None, None]
-            if left is not None:
+            if left is not None and right is not None:
                 times = torch.arange(self.steps, device=self.device)
                 distance = times - times.unsqueeze(1)
                 window = (distance >= -left) & (distance <= right)
@@ -144,10 +145,14 @@ class _Attention:
         parts = batch.grid(self.project(x)).unflatten(2, (3, -1))
         for i, conv in self.convs:
             parts[:, :, i] = conv(batch.without_pads(parts[:, :, i].contiguous()))
-        projected = parts.unflatten(3, (self.heads, self.head_dim)).permute(2, 1, 3, 0, 4)
-        y = F.scaled_dot_product_attention(*projected, attn_mask=batch.seen(self.left, self.right))
+        query, keys, values = parts.unflatten(3, (self.heads, self.head_dim)).permute(2, 1, 3, 0, 4).unbind()
+        y = F.scaled_dot_product_attention(query, keys, values, attn_mask=batch.seen(self.left, self.right))
         return self.out_proj(y.permute(2, 0, 1, 3).reshape(-1, self.heads * self.head_dim))
 
 
 def _build_mixer(module: nn.Module, dtype: str) -> _ConvMixer | _Attention:
-    return _ConvMixer(module, dtype) if isinstance(module, ConvBlock) else _Attention(module, dtype)
+    if isinstance(module, ConvBlock):
+        return _ConvMixer(module, dtype)
+    if isinstance(module, SelfAttention):
+        return _Attention(module, dtype)
+    raise UnsupportedModelError(f"an encoder layer with {type(module).__name__}")

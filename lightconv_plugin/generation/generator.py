@@ -15,7 +15,7 @@ from lightconv_plugin.generation.batch_search import BatchSearch
 from lightconv_plugin.generation.beam_search import Hypotheses, SearchOptions
 from lightconv_plugin.generation.dtypes import AUTO, fastest_type, slow_type
 from lightconv_plugin.generation.linear import check_dtype
-from lightconv_plugin.models.plain import plain_model
+from lightconv_plugin.models.plain import plain_encoder_decoder
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +26,9 @@ _INPUTS = {"src_tokens", "src_lengths", "prev_output_tokens"}
 class FastGenerator(SequenceGenerator):
     """A faster SequenceGenerator with the same results as fairseq's.
 
-    It falls back to fairseq's, with one line in the log that says why, for everything it does not support: models that
-    plain_model does not support, search strategies other than beam search, constraints, language model fusion.
+    It falls back to fairseq's, with one line in the log that says why, for everything it does not support: language
+    models and others that plain_model does not support, search strategies other than beam search, constraints, language
+    model fusion.
 
     Weights are read at the first batch; call `refresh` if they have changed since. The attention of a hypothesis is not
     stored: it is an empty tensor.
@@ -125,7 +126,7 @@ class FastGenerator(SequenceGenerator):
             return f"a batch with {', '.join(sorted(others))}"
         if self._search is None:
             try:
-                models = [plain_model(model) for model in self.models]
+                models = [plain_encoder_decoder(model) for model in self.models]
                 if self.dtype == AUTO:
                     self.dtype, why = fastest_type(models, str(net_input["src_tokens"].device))
                     logger.info("generation in %s: %s", self.dtype, why)

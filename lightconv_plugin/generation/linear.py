@@ -24,16 +24,21 @@ def side_by_side(*linears: nn.Module) -> tuple[Tensor, Tensor | None]:
 
     Raises UnsupportedModelError for anything but plain linear layers (quantised, adapted …).
     """
-    for linear in linears:
-        if type(linear) not in (nn.Linear, Linear):
-            raise UnsupportedModelError(f"a linear layer of type {type(linear).__name__}")
-    weights, biases = [linear.weight for linear in linears], [linear.bias for linear in linears]
+    plain = [_plain(linear) for linear in linears]
+    weights: list[Tensor] = [linear.weight for linear in plain]
+    biases: list[Tensor | None] = [linear.bias for linear in plain]
     if len(linears) == 1:
         return weights[0], biases[0]
     if all(bias is None for bias in biases):
         return torch.cat(weights), None
     parts = zip(weights, biases, strict=True)
     return torch.cat(weights), torch.cat([weight.new_zeros(len(weight)) if b is None else b for weight, b in parts])
+
+
+def _plain(linear: nn.Module) -> nn.Linear:
+    if type(linear) is nn.Linear or type(linear) is Linear:
+        return linear
+    raise UnsupportedModelError(f"a linear layer of type {type(linear).__name__}")
 
 
 class PackedLinear:

@@ -231,7 +231,7 @@ def open_checkpoints(
     opened = open_first(paths[0], data, source, target)
     # Before the models are built, because most mistakes are found here.
     pipeline = build_pipeline(opened.task, opened.data, **text)
-    from lightconv_plugin.models.plain import plain_model
+    from lightconv_plugin.models.plain import plain_encoder_decoder
 
     task, models, sizes = opened.task, [], [opened.task.max_positions()]
     for number, path in enumerate(paths):
@@ -242,7 +242,7 @@ def open_checkpoints(
         model = build_model(state, path, task)
         sizes.append(model.max_positions())
         try:
-            models.append(plain_model(model))
+            models.append(plain_encoder_decoder(model))
         except UnsupportedModelError as error:
             raise TranslationError(f"{path} can only be run by fairseq-generate: {error} is not supported") from error
     return TranslationModels(

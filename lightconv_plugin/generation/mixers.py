@@ -15,6 +15,7 @@ says why).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -109,14 +110,13 @@ class _Dynamic(_Filtered):
             raise UnsupportedModelError("a dynamic convolution whose filters are predicted from another tensor")
         self.renorm_padding = conv.renorm_padding
 
-        def current_first(parameter: Tensor | None) -> Tensor | None:
-            if parameter is None:
-                return None
+        def current_first(parameter: Tensor) -> Tensor:
             return parameter.detach().unflatten(0, (self.heads, self.slots)).flip(1).flatten(0, 1)
 
         self.reduce = None if conv.rank_linear is None else pack(conv.rank_linear, dtype=dtype)
         linear = conv.weight_linear
-        self.predict = PackedLinear(current_first(linear.weight), current_first(linear.bias), dtype)
+        bias = None if linear.bias is None else current_first(linear.bias)
+        self.predict = PackedLinear(current_first(linear.weight), bias, dtype)
 
     def _filters(self, x: Tensor, taps: int, beams: Beams) -> Tensor:
         if self.reduce is not None:
@@ -315,10 +315,10 @@ class SelfAttention:
         return Cache(beams, self.window, self.heads, self.head_dim, like, self.convolve.rings(beams, like))
 
     def __call__(self, x: Tensor, memory: Cache, beams: Beams) -> Tensor:
-        parts = self.project(x).view(beams.live, beams.active, 3, -1).unbind(2)
-        parts = [self.convolve(name, part, memory.rings, beams) for name, part in zip(PROJECTIONS, parts, strict=True)]
-        query, *new = parts
-        memory.append(*(part.unflatten(2, (self.heads, self.head_dim)).transpose(1, 2) for part in new), beams)
+        projected = zip(PROJECTIONS, self.project(x).view(beams.live, beams.active, 3, -1).unbind(2), strict=True)
+        query, *new = (self.convolve(name, part, memory.rings, beams) for name, part in projected)
+        keys, values = (part.unflatten(2, (self.heads, self.head_dim)).transpose(1, 2) for part in new)
+        memory.append(keys, values, beams)
         return self.out_proj(_attend(query, *memory.read(beams)).flatten(0, 1))
 
 
@@ -359,8 +359,8 @@ class EncoderAttention:
         """encoded (T,S,d) → keys and values of its S sentences."""
         steps, sentences, _ = encoded.shape
         projected = self.keys_values(encoded.flatten(0, 1)).view(steps, sentences, 2, self.heads, self.head_dim)
-        rings = self.convolve.rings(beams, encoded)
-        return Source(*projected.permute(2, 1, 3, 0, 4).contiguous(), mask, rings)
+        keys, values = projected.permute(2, 1, 3, 0, 4).contiguous().unbind()
+        return Source(keys, values, mask, self.convolve.rings(beams, encoded))
 
     def __call__(self, x: Tensor, memory: Source, beams: Beams) -> Tensor:
         live = beams.live
@@ -369,7 +369,15 @@ class EncoderAttention:
         return self.out_proj(_attend(query, memory.keys[:live], memory.values[:live], mask).flatten(0, 1))
 
 
-def build_mixer(module: nn.Module, dtype: str) -> ConvMixer | SelfAttention:
+class StepMixer(Protocol):
+    """A layer's mixer, one token at a time. `memory` is what its method of this name returned."""
+
+    def memory(self, beams: Beams, like: Tensor) -> Ring | Cache: ...
+
+    def __call__(self, x: Tensor, memory: Any, beams: Beams) -> Tensor: ...
+
+
+def build_mixer(module: nn.Module, dtype: str) -> StepMixer:
     """The step mixer for a decoder layer's `self_attn`; UnsupportedModelError if there is none."""
     if isinstance(module, ConvBlock):
         return ConvMixer(module, dtype)

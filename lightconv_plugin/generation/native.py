@@ -6,6 +6,7 @@ The rules and results are those of beam_search.py, which is still used for model
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +17,11 @@ from lightconv_plugin.generation.linear import check_dtype, side_by_side
 from lightconv_plugin.modules.attention import SelfAttention
 from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.convolutions import DepthwiseConv, DynamicConv, LightweightConv
+from lightconv_plugin.modules.embeddings import LearnedPositions
 from lightconv_plugin.modules.full_convolution import FullConv
 from lightconv_plugin.modules.layer import Layer
 from lightconv_plugin.modules.talk import TaLKConv
-from lightconv_plugin.modules.transformer import EncoderDecoder
+from lightconv_plugin.modules.transformer import Decoder, Encoder, EncoderDecoder
 from lightconv_plugin.ops import NORMALIZATIONS, backends
 from lightconv_plugin.ops.instructions import instruction_set
 from lightconv_plugin.ops.normalize import normalize
@@ -176,18 +178,18 @@ class _Description:
         self._tensor(f"{name}.weight", weight)
         self._tensor(f"{name}.bias", bias)
 
-    def _norm(self, name: str, norm: nn.Module | None) -> None:
+    def _norm(self, name: str, norm: nn.LayerNorm | None) -> None:
         if norm is not None:
             self._tensor(f"{name}.weight", norm.weight)
             self._tensor(f"{name}.bias", norm.bias)
             self.numbers[f"{name}.eps"] = norm.eps
 
-    def _stack(self, name: str, stack: nn.Module) -> None:
+    def _stack(self, name: str, stack: Encoder | Decoder) -> None:
         config = stack.config
         if config.adaptive_input is not None:
             raise UnsupportedModelError("embeddings that are not a plain table (adaptive_input)")
         self._tensor(f"{name}.embed_tokens", stack.embed_tokens.weight)
-        if config.positions == "learned":
+        if isinstance(stack.embed_positions, LearnedPositions):
             self._tensor(f"{name}.embed_positions", stack.embed_positions.weight)
         if stack.project_in_dim is not None:
             self._linear(f"{name}.project_in", stack.project_in_dim)
@@ -250,7 +252,7 @@ class _Description:
         self._convolution(name, block.conv)
         self.numbers[f"{name}.gated"] = float(block.glu)
 
-    def _convolution(self, name: str, conv: nn.Module) -> None:
+    def _convolution(self, name: str, conv: Any) -> None:
         self.numbers |= {
             f"{name}.channels": conv.channels,
             f"{name}.heads": conv.num_heads,

@@ -50,6 +50,7 @@ class State:
         for mine, theirs in zip(self.memories(), other.memories(), strict=True):
             mine.copy_(theirs)  # type: ignore[arg-type]
         if self.source_mask is not None:
+            assert other.source_mask is not None  # there is one in every search with a given room
             self.source_mask.copy_(other.source_mask)
 
 
@@ -109,7 +110,7 @@ class StepModel:
             mask = output.new_zeros(beams.capacity, 1, 1, output.shape[0])
             mask[:, 0, 0].masked_fill_(pads, -torch.inf)
         mixers = [layer.mixer.memory(beams, output.new_empty(0)) for layer in self.layers]
-        sources = [layer.attention and layer.attention.memory(output, mask, beams) for layer in self.layers]
+        sources = [layer.source(output, mask, beams) for layer in self.layers]
         return State(beams, output.shape[0], mixers, sources, mask, self._position_table(beams.room))
 
     def _position_table(self, longest: int) -> Tensor | None:
@@ -188,21 +189,24 @@ class _Layer:
 
     def __init__(self, layer: Layer, dtype: str):
         before = layer.normalize_before
-        self.mixer, self.mixer_residual = (
-            build_mixer(layer.self_attn, dtype),
-            Residual(layer.self_attn_layer_norm, before),
-        )
-        self.attention, self.attention_residual = None, None
+        self.mixer = build_mixer(layer.self_attn, dtype)
+        self.mixer_residual = Residual(layer.self_attn_layer_norm, before)
+        self.attention: EncoderAttention | None = None
         if layer.encoder_attn is not None:
             self.attention = EncoderAttention(layer.encoder_attn, dtype)
             self.attention_residual = Residual(layer.encoder_attn_layer_norm, before)
         self.feed_forward = FeedForward(layer, dtype)
+
+    def source(self, encoded: Tensor, mask: Tensor | None, beams: Beams) -> Source | None:
+        """What the attention reads of the encoder's output; None without this attention."""
+        return None if self.attention is None else self.attention.memory(encoded, mask, beams)
 
     def __call__(self, x: Tensor, memory: Ring | Cache, source: Source | None, beams: Beams) -> Tensor:
         """(N,d) → (N,d)."""
         residual = self.mixer_residual
         x = residual.leave(self.mixer(residual.enter(x), memory, beams), x)
         if self.attention is not None:
+            assert source is not None  # `source` made it
             residual = self.attention_residual
             x = residual.leave(self.attention(residual.enter(x), source, beams), x)
         return self.feed_forward(x)

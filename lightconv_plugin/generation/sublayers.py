@@ -21,22 +21,22 @@ def pack(*linears: nn.Module, dtype: str) -> PackedLinear:
 class Norm:
     """Layer normalisation (N,d) → (N,d), a new tensor."""
 
-    def __init__(self, norm: nn.Module):
-        self.shape, self.eps = tuple(norm.normalized_shape), norm.eps
+    def __init__(self, norm: nn.LayerNorm):
+        self.shape, self.eps = norm.normalized_shape, norm.eps
         self.weight, self.bias = norm.weight.detach(), norm.bias.detach()
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
 
 
-def optional_norm(norm: nn.Module | None) -> Norm | None:
+def optional_norm(norm: nn.LayerNorm | None) -> Norm | None:
     return None if norm is None else Norm(norm)
 
 
 class Residual:
     """y = f(norm(x)) + x, or norm(f(x) + x)."""
 
-    def __init__(self, norm: nn.Module, before: bool):
+    def __init__(self, norm: nn.LayerNorm, before: bool):
         self.norm, self.before = Norm(norm), before
 
     def enter(self, x: Tensor) -> Tensor:

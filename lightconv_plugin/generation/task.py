@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 class TranslationFastConfig(TranslationConfig):
     """fairseq's translation options, and those of the fast search."""
 
-    generation_dtype: ChoiceEnum(CHOICES) = field(
+    generation_dtype: ChoiceEnum(CHOICES) = field(  # type: ignore[valid-type]  # where fairseq looks for the choices
         default="float32",
         metadata={
             "help": "arithmetic of the linear layers: float32 is the model's own and gives the results of "

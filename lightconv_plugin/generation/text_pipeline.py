@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from lightconv_plugin.checkpoints.exported import is_exported, open_exported
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.generation.searcher import TranslationError
-from lightconv_plugin.text.recipe import Recipe
+from lightconv_plugin.text.recipe import Lowercase, Recipe, Tokeniser
 from lightconv_plugin.text.sides import Subwords, TextSide, TokeniserError
 from lightconv_plugin.text.subwords import kind_of
 
@@ -55,7 +55,7 @@ def find_text(
     *,
     bpe_codes: Path | str | None = None,
     sentencepiece: Path | None = None,
-    tokenizer: str | None = None,
+    tokenizer: Tokeniser | None = None,
     lowercase: bool = False,
 ) -> FoundText:
     """Find out how the text of a training was prepared; arguments take precedence over what is found.
@@ -175,9 +175,9 @@ def read_corpus(data: Path) -> dict[str, Any]:
 
 
 def _recipe(
-    corpus: dict[str, Any], data: Path, lang: str, tokenizer: str | None, kinds: list[str], notes: list[str]
+    corpus: dict[str, Any], data: Path, lang: str, tokenizer: Tokeniser | None, kinds: Sequence[str], notes: list[str]
 ) -> Recipe:
-    lowercase = "last" if corpus.get("lowercase") is True else ""
+    lowercase: Lowercase = "last" if corpus.get("lowercase") is True else ""
     recipes = corpus.get("text")
     if isinstance(recipes, dict) and lang in recipes:
         try:

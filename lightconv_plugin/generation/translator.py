@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -351,7 +351,7 @@ def _automatic(opened: TranslationModels, device: str) -> tuple[str, str]:
     return fastest_type(opened.models, device)
 
 
-def make_batches(sentences: dict[int, Sequence[int]], tokens: int, size: int | None) -> list[list[int]]:
+def make_batches(sentences: Mapping[int, Sequence[int]], tokens: int, size: int | None) -> list[list[int]]:
     """The keys of sentences in batches of similar lengths, the longest first.
 
     A batch has at most `tokens` tokens, counting each sentence as its longest, and `size` sentences, but at least one.

@@ -9,6 +9,7 @@ import logging
 import os
 from argparse import Namespace
 from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
 
 from fairseq import models as fairseq_models
 from fairseq.models import register_model, register_model_architecture
@@ -78,8 +79,10 @@ _FAMILIES = {"lightweightconv": "lightweight", "dynamicconv": "dynamic", **UPSTR
 # Upstream's parsers set the defaults of these, so an architecture that somebody registers on its models may read them,
 # and cannot change them: it is the same model here.
 _PARSED = ("encoder_conv_type", "decoder_conv_type", "weight_softmax")
-_PARSED_LM = ("dropout", "attention_dropout", "relu_dropout", "decoder_conv_type", "weight_softmax")
-_PARSED_LM += ("character_filters", "character_embedding_dim", "char_embedder_highway_layers")
+_PARSED_LM = (
+    *("dropout", "attention_dropout", "relu_dropout", "decoder_conv_type", "weight_softmax"),
+    *("character_filters", "character_embedding_dim", "char_embedder_highway_layers"),
+)
 
 ARCHITECTURES = {
     family + suffix: {**_sides(conv_type=mixer), **options}
@@ -121,7 +124,7 @@ def _camel(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-def _forget_upstream(model: str) -> tuple[type, dict[str, Callable]]:
+def _forget_upstream(model: str) -> tuple[Any, dict[str, Callable]]:
     """Remove one of fairseq's own models and its architectures from the registries.
 
     Returns its class, and the architectures that others registered on it earlier.
@@ -145,11 +148,10 @@ def _register(
     `upstream_members` are added to the classes with upstream's names; None: those names are not registered.
     """
     for name, options in architectures.items():
-        upstreams = name.split("_")[0] in UPSTREAM_FAMILY
-        if upstreams and upstream_members is None:
+        members = upstream_members if name.split("_")[0] in UPSTREAM_FAMILY else {}
+        if members is None:
             continue
         config = _config_class(_camel(name) + "Config", options, config_base)
-        members = upstream_members if upstreams else {}
         model = type(_camel(name) + "Model", (model_base,), {"__module__": __name__, **members})
         # As module attributes they can be imported (architectures.DynamicconvModel) and therefore pickled for workers.
         globals().update({config.__name__: config, model.__name__: model})
@@ -165,14 +167,14 @@ def _take_over() -> bool:
 
 
 _theirs: dict[str, dict[str, Callable]] = {}
+_encoder_decoder: dict[str, Any] | None = None
+_language_model: dict[str, Any] | None = None
 if _take_over():
     _upstream, _theirs["lightconv"] = _forget_upstream("lightconv")
     # Keep the URLs of the released models, for from_pretrained("dynamicconv.glu.wmt16.en-de").
     _encoder_decoder = {"hub_models": _upstream.hub_models, "parsed_defaults": _PARSED}
     _, _theirs["lightconv_lm"] = _forget_upstream("lightconv_lm")
     _language_model = {"parsed_defaults": _PARSED_LM}
-else:
-    _encoder_decoder = _language_model = None
 _register(ARCHITECTURES, ConvTransformerConfig, ConvTransformerModel, _encoder_decoder)
 _register(LANGUAGE_MODELS, ConvLanguageModelConfig, ConvLanguageModel, _language_model)
 for _model, _functions in _theirs.items():

@@ -58,7 +58,10 @@ class ConvTransformerConfig(FairseqDataclass):
     weight_dropout: Optional[float] = option(
         None, "DropConnect: dropout probability of normalised convolution weights (default: --attention-dropout)"
     )
-    activation_fn: ChoiceEnum(ACTIVATIONS) = option("relu", "activation function of the FFN")
+    # fairseq reads the choices from the annotation.
+    activation_fn: ChoiceEnum(ACTIVATIONS) = option(  # type: ignore[valid-type]
+        "relu", "activation function of the FFN"
+    )
 
     encoder_embed_path: Optional[str] = option(None, "path to pre-trained encoder embedding")
     encoder_embed_dim: int = option(512, "encoder embedding dimension")
@@ -103,7 +106,7 @@ class ConvTransformerConfig(FairseqDataclass):
     decoder_layers_to_keep: Optional[str] = option(None, _KEEP_HELP)
 
     weight_softmax: bool = option(True, "normalise the convolution weights by softmax")
-    weight_normalization: Optional[ChoiceEnum(ops.NORMALIZATIONS)] = option(
+    weight_normalization: Optional[ChoiceEnum(ops.NORMALIZATIONS)] = option(  # type: ignore[valid-type]
         None,
         "normalisation of the filters of lightweight and dynamic layers (default: softmax, or none with "
         "--weight-softmax 0). BLEU in the paper's appendix, dynamic filters, newstest2013: softmax 26.9, l2 26.8, "
@@ -113,7 +116,7 @@ class ConvTransformerConfig(FairseqDataclass):
         False, "add a static filter for each head to the predicted one of dynamic layers, before the normalisation"
     )
     attention_conv_kernel_size: int = option(4, "kernel size of the convolutions in attention")
-    attention_conv_type: ChoiceEnum(KINDS) = option(
+    attention_conv_type: ChoiceEnum(KINDS) = option(  # type: ignore[valid-type]
         "depthwise",
         "type of the convolutions in attention: depthwise (one filter per channel, not normalised, initialised to the "
         "identity), or lightweight or dynamic (one softmax-normalised filter per attention head)",

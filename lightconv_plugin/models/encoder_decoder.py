@@ -118,6 +118,8 @@ class MixerEncoder(_NotScripted, TransformerEncoderBase):
 class MixerDecoder(_NotScripted, TransformerDecoderBase):
     """fairseq's decoder over MixerDecoderLayers, one for each of cfg.decoder.mixers."""
 
+    _future_mask: Tensor  # the base class makes it
+
     def __init__(self, cfg, dictionary, embed_tokens, no_encoder_attn=False):
         self._specs = iter(cfg.decoder.mixers)
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn=no_encoder_attn)

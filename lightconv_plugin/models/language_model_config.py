@@ -35,7 +35,7 @@ _SharedConfig = make_dataclass("_SharedConfig", _SHARED, bases=(FairseqDataclass
 
 
 @dataclass
-class ConvLanguageModelConfig(_SharedConfig):
+class ConvLanguageModelConfig(_SharedConfig):  # type: ignore[misc, valid-type]  # made above
     """Options of a `ConvLanguageModel`; the defaults are upstream's base model (architecture `dynamicconv_lm`).
 
     Only the differences from the decoder of ConvTransformerConfig are listed here; the other options come from there.

@@ -31,12 +31,15 @@ def _compiled(forward: Callable) -> Callable:
     return torch.compile(forward, dynamic=True)
 
 
-class _MixerLayer:
+class _MixerLayer(nn.Module):
     """What the layers of both sides override: self-attention, and the initialisation of the FFN (the paper's).
 
     With cfg.compile_blocks the forward pass is compiled in training. The module itself is not wrapped, so parameter
     names, copies and checkpoints stay the same.
     """
+
+    quant_noise: float  # fairseq's layers have both
+    quant_noise_block_size: int
 
     def __init__(self, cfg, mixer: MixerSpec, **kwargs):
         self.mixer = mixer  # before the base class, which builds the self-attention
@@ -44,7 +47,7 @@ class _MixerLayer:
         self.compile_block = getattr(cfg, "compile_blocks", False)
 
     def build_self_attention(self, embed_dim, cfg, **kwargs):
-        attention = super().build_self_attention
+        attention = super().build_self_attention  # type: ignore[misc]  # fairseq's
         return build_mixer(
             self.mixer,
             embed_dim,
@@ -80,8 +83,9 @@ class MixerDecoderLayer(_MixerLayer, TransformerDecoderLayerBase):
     def build_encoder_attention(self, embed_dim, cfg):
         if (convolved := getattr(cfg.decoder, "cross_attention_conv", None)) is None:
             return super().build_encoder_attention(embed_dim, cfg)
-        noise = {"q_noise": self.quant_noise, "qn_block_size": self.quant_noise_block_size}
-        return build_encoder_attention(cfg, embed_dim, convolved, **noise)
+        return build_encoder_attention(
+            cfg, embed_dim, convolved, q_noise=self.quant_noise, qn_block_size=self.quant_noise_block_size
+        )
 
     def forward(self, x, encoder_out=None, encoder_padding_mask=None, incremental_state=None, *args, **kwargs):
         """As fairseq's layer: x (T,B,d), the encoder's output (S,B,d) and pads (B,S) → ((T,B,d), weights, None).

@@ -31,6 +31,7 @@ from lightconv_plugin.modules.config import (
     AdaptiveInputConfig,
     AdaptiveSoftmaxConfig,
     ModelConfig,
+    Positions,
     StackConfig,
 )
 from lightconv_plugin.modules.convolutions import DynamicConv
@@ -83,6 +84,14 @@ def plain_model(model: nn.Module) -> EncoderDecoder | LanguageModel:
     return plain.train(model.training)
 
 
+def plain_encoder_decoder(model: nn.Module) -> EncoderDecoder:
+    """`plain_model` for what needs an encoder; it raises UnsupportedModelError for a language model too."""
+    plain = plain_model(model)
+    if not isinstance(plain, EncoderDecoder):
+        raise UnsupportedModelError("a language model")
+    return plain
+
+
 def plain_config(model: nn.Module) -> ModelConfig:
     """The architecture of a fairseq model as data; raises the same errors as `plain_model`."""
     if isinstance(model, TransformerModelBase):
@@ -127,6 +136,7 @@ def _stack(stack: Any) -> StackConfig:
     dim = first.fc1.in_features
     positions = stack.embed_positions
     longest = stack.max_source_positions if side == "an encoder" else stack.max_target_positions
+    kind: Positions
     if positions is None:
         kind = "none"
     elif type(positions) is SinusoidalPositionalEmbedding:
@@ -134,7 +144,7 @@ def _stack(stack: Any) -> StackConfig:
     else:
         kind, longest = "learned", positions.num_embeddings - stack.padding_idx - 1
     # The layers hold only the function; its name is in the training's configuration.
-    activation = str(getattr(cfg.activation_fn, "value", cfg.activation_fn))
+    activation: Any = str(getattr(cfg.activation_fn, "value", cfg.activation_fn))
     if activation not in ACTIVATIONS:
         raise UnsupportedModelError(f"activation_fn {activation}")
     return StackConfig(

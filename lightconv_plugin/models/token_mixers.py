@@ -3,6 +3,7 @@ MultiheadAttention and support fairseq's incremental state, dropout at inference
 noise."""
 
 from collections.abc import Callable
+from typing import Any
 
 from fairseq.incremental_decoding_utils import with_incremental_state
 from fairseq.modules.fairseq_dropout import FairseqDropout
@@ -29,10 +30,15 @@ _UPSTREAM_CONVOLUTIONS = {"LightweightConv1dTBC": "LightweightConv", "DynamicCon
 _PROJECTIONS = ("linear1", "linear2", "q_proj", "k_proj", "v_proj", "out_proj")
 
 
-class _FairseqCall:
+class _FairseqCall(nn.Module):
     """MultiheadAttention's interface, implemented by a mixer's `forward` and `step`."""
 
     _STATE = "mixer_state"
+    # The mixer has the first two, with_incremental_state adds the others.
+    step: Any
+    reorder: Any
+    get_incremental_state: Any
+    set_incremental_state: Any
 
     def forward(
         self,
@@ -55,9 +61,9 @@ class _FairseqCall:
             incremental_state: fairseq's dictionary of one generation; it holds the mixer's state.
         """
         if incremental_state is None:
-            return super().forward(query, key_padding_mask), None  # type: ignore[misc]
+            return super().forward(query, key_padding_mask), None
         state = self._get_input_buffer(incremental_state).get(self._STATE)
-        x, state = self.step(query, state, key_padding_mask)  # type: ignore[attr-defined]
+        x, state = self.step(query, state, key_padding_mask)
         self._set_input_buffer(incremental_state, {self._STATE: state})
         return x, None
 
@@ -65,19 +71,19 @@ class _FairseqCall:
         """For beam search: batch row n becomes the former row new_order[n]; new_order (B',) int64."""
         state = self._get_input_buffer(incremental_state).get(self._STATE)
         if state is not None:
-            self._set_input_buffer(incremental_state, {self._STATE: self.reorder(state, new_order)})  # type: ignore[attr-defined]
+            self._set_input_buffer(incremental_state, {self._STATE: self.reorder(state, new_order)})
         return incremental_state
 
     def _get_input_buffer(self, incremental_state: dict | None) -> dict:
         # fairseq's decoder layer calls this method by name, with and without an incremental state.
-        return self.get_incremental_state(incremental_state, self._STATE) or {}  # type: ignore[attr-defined]
+        return self.get_incremental_state(incremental_state, self._STATE) or {}
 
     def _set_input_buffer(self, incremental_state: dict, buffer: dict) -> None:
-        self.set_incremental_state(incremental_state, self._STATE, buffer)  # type: ignore[attr-defined]
+        self.set_incremental_state(incremental_state, self._STATE, buffer)
 
 
 @with_incremental_state
-class FairseqConvBlock(_FairseqCall, ConvBlock):
+class FairseqConvBlock(_FairseqCall, ConvBlock):  # type: ignore[misc]  # forward takes fairseq's arguments
     """ConvBlock in place of fairseq's self-attention."""
 
     def upgrade_state_dict_named(self, state_dict: dict, name: str) -> dict:
@@ -101,7 +107,7 @@ class FairseqConvBlock(_FairseqCall, ConvBlock):
 
 
 @with_incremental_state
-class WindowAttention(_FairseqCall, SelfAttention):
+class WindowAttention(_FairseqCall, SelfAttention):  # type: ignore[misc]  # forward takes fairseq's arguments
     """Self-attention that fairseq does not implement: in a window of tokens (row 2 of the paper's ablation), or with
     convolutions of queries, keys and values."""
 
@@ -111,11 +117,13 @@ class ConvolvedEncoderAttention(EncoderAttention):
     """EncoderAttention with a convolution of its queries, in place of fairseq's; it returns no attention weights."""
 
     _STATE = "attention_state"
+    get_incremental_state: Any  # with_incremental_state adds both
+    set_incremental_state: Any
 
     def forward(  # type: ignore[override]
         self,
         query: Tensor,
-        key: Tensor | None = None,
+        key: Tensor,
         value: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
         incremental_state: dict | None = None,
@@ -130,19 +138,19 @@ class ConvolvedEncoderAttention(EncoderAttention):
         """
         if incremental_state is None:
             return super().forward(query, *self.project(key), key_padding_mask), None
-        known = self.get_incremental_state(incremental_state, self._STATE) or {}  # type: ignore[attr-defined]
+        known = self.get_incremental_state(incremental_state, self._STATE) or {}
         if not known:
             known = dict(zip(("keys", "values"), self.project(key), strict=True))
         x, queries = self.step(query, known.get("queries"), known["keys"], known["values"], key_padding_mask)
-        self.set_incremental_state(incremental_state, self._STATE, {**known, "queries": queries})  # type: ignore[attr-defined]
+        self.set_incremental_state(incremental_state, self._STATE, {**known, "queries": queries})
         return x, None
 
     def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
         """For beam search: batch row n becomes the former row new_order[n]; new_order (B',) int64."""
-        known = self.get_incremental_state(incremental_state, self._STATE)  # type: ignore[attr-defined]
+        known = self.get_incremental_state(incremental_state, self._STATE)
         if known is not None:
             known = {name: x.index_select(1 if name == "queries" else 0, new_order) for name, x in known.items()}
-            self.set_incremental_state(incremental_state, self._STATE, known)  # type: ignore[attr-defined]
+            self.set_incremental_state(incremental_state, self._STATE, known)
         return incremental_state
 
 
@@ -185,7 +193,7 @@ class RetainableDropout(Dropout, FairseqDropout):
     def __init__(self, p: float, module_name: str | None = None):
         FairseqDropout.__init__(self, p, module_name)
 
-    def make_generation_fast_(  # type: ignore[override]
+    def make_generation_fast_(
         self, name: str, retain_dropout: bool = False, retain_dropout_modules: list[str] | str | None = None, **kwargs
     ) -> None:
         """Called by fairseq for the module `name` of a model; the classes to retain may have upstream's names."""
@@ -203,6 +211,7 @@ class RetainableDropout(Dropout, FairseqDropout):
 def replace_dropout(module: nn.Module) -> None:
     """Replace every dropout in `module` with a RetainableDropout of the same probability and name, in place."""
     for parent in list(module.modules()):
-        for name, child in parent.named_children():
+        children: dict[str, Any] = dict(parent.named_children())
+        for name, child in children.items():
             if type(child) in (FairseqDropout, Dropout):
                 setattr(parent, name, RetainableDropout(child.p, child.module_name))

@@ -154,7 +154,7 @@ class Steps:
         self,
         name: str,
         title: str,
-        make: Callable[..., None],
+        make: Callable[..., object],
         *,
         inputs: Sequence[Path],
         outputs: Sequence[Path],

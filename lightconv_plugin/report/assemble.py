@@ -13,6 +13,7 @@ import torch
 import lightconv_plugin
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.report import kernels, loading, page, plots, translate
+from lightconv_plugin.report.page import Shown
 from lightconv_plugin.report.runs import Run, check_folder, names_of, read_run
 
 
@@ -22,7 +23,7 @@ class Report:
 
     page: str
     problems: int
-    kernels: dict[str, page.Shown]
+    kernels: dict[str, Shown]
 
 
 def make_report(
@@ -48,18 +49,23 @@ def make_report(
         raise InputError(f"`data_bin`: there is no folder {data_bin}")
     runs = [read_run(folder, name, checkpoint) for folder, name in zip(run_dirs, names_of(run_dirs), strict=True)]
     groups = translate.group_logs(runs, number)
-    shown: dict[str, page.Shown] = {}
+    shown: dict[str, Shown] = {}
     for run in tqdm(runs, desc="reading checkpoints", unit="run"):
         if run.checkpoint is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch and fairseq warn about each other
-                _read_model(run, data_bin, number, shown, groups)
+                _read_model(run, run.checkpoint, data_bin, number, shown, groups)
     made = f"lightconv report {lightconv_plugin.__version__}, {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
     return Report(page.build(runs, shown, groups, made), sum(len(run.problems) for run in runs), shown)
 
 
 def _read_model(
-    run: Run, data_bin: Path | None, number: int, shown: dict[str, page.Shown], groups: list[translate.Group]
+    run: Run,
+    checkpoint: Path,
+    data_bin: Path | None,
+    number: int,
+    shown: dict[str, Shown],
+    groups: list[translate.Group],
 ) -> None:
     """Add the run's kernels to `shown` and, if no log has its translations, translations to `groups`.
 
@@ -67,7 +73,7 @@ def _read_model(
     """
     opened = dataset = None
     with _noting(run.problems, "The model cannot be built, so there are no kernels"):
-        opened = loading.open_model(run.checkpoint, data_bin)
+        opened = loading.open_model(checkpoint, data_bin)
     if opened is None:
         return
     _add_languages(run, opened.task)
@@ -105,7 +111,7 @@ def _add_languages(run: Run, task) -> None:
         run.settings = replace(run.settings, task={**run.settings.task, **languages})
 
 
-def _kernels(run: Run, opened: loading.Opened, dataset, subset: str, missing: Sequence[str]) -> page.Shown:
+def _kernels(run: Run, opened: loading.Opened, dataset, subset: str, missing: Sequence[str]) -> Shown:
     found = loading.sentences(opened.task, dataset) if dataset is not None else []
     chosen = loading.choose_shown(found)
     layers = kernels.gather(opened.model, [sentence.inputs for sentence in found], chosen)
@@ -113,11 +119,11 @@ def _kernels(run: Run, opened: loading.Opened, dataset, subset: str, missing: Se
         run.problems.append("The model has no layers with known token mixers.")
     if lacking := sorted({layer.kind for layer in layers if layer.mean is None}):
         run.problems.append(f"No kernels of {', '.join(lacking)}, which depend on the text: {missing[0]}.")
-    origin = run.checkpoint.name
+    origin = opened.checkpoint
     if found and any(layer.kind not in kernels.FIXED for layer in layers):
         pieces = "blocks" if run.settings.language_model else "sentences"
         origin += f"; what depends on the text is measured on {len(found)} {pieces} of {subset}"
-    return page.Shown(layers, [found[i] for i in chosen], origin)
+    return Shown(layers, [found[i] for i in chosen], origin)
 
 
 def _translate(run: Run, opened: loading.Opened, subset: str, number: int, groups: list[translate.Group]) -> None:
@@ -125,7 +131,7 @@ def _translate(run: Run, opened: loading.Opened, subset: str, number: int, group
     options = Namespace(beam=translate.BEAM, lenpen=1.0, max_len_a=2, max_len_b=20)
     torch.manual_seed(1)
     found = translate.search(opened.model, opened.task, options, subset, number)
-    origin = f"beam search, beam {translate.BEAM}, with {run.checkpoint.name}"
+    origin = f"beam search, beam {translate.BEAM}, with {opened.checkpoint}"
     for group in groups:
         same = [sample.reference for sample in group.samples] == [reference for _, reference, _ in found]
         if group.subset == subset and same:

@@ -7,6 +7,7 @@ the model reads sentences, one at a time and in evaluation mode; the model itsel
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,9 +52,9 @@ class Layer:
 
 
 class _Probe:
-    """A forward hook on one mixer: a subclass's see(query) turns each call of `module` into rows of `layer`."""
+    """A forward hook on one mixer: `see` turns each call of `module` into rows of `layer`."""
 
-    def __init__(self, layer: Layer, module: nn.Module):
+    def __init__(self, layer: Layer, module: Any):
         self.layer, self.module, self.show, self.read = layer, module, False, 0
 
     def __call__(self, module, args, kwargs, output) -> None:
@@ -61,6 +62,9 @@ class _Probe:
         if query.shape[1] != 1:
             raise ValueError(f"kernels are gathered from one sentence at a time, got a batch of {query.shape[1]}")
         self.see(query)
+
+    def see(self, query: Tensor) -> None:
+        """Read what depends on the call's input (T,1,d); a filter that is a parameter does not."""
 
     def finish(self) -> None:
         if self.layer.mean is not None and self.read:
@@ -106,7 +110,7 @@ class _Dynamic(_Probe):
             self.keep(time_map(filters, self.module.padding_l))
 
 
-def predicted_filters(raw: Tensor, conv: nn.Module) -> Tensor:
+def predicted_filters(raw: Tensor, conv: Any) -> Tensor:
     """The filters that a DynamicConv applies: raw (T,B,H,K) as predicted → (T,B,H,K) normalised, without dropout."""
     inside = None
     if conv.renorm_padding:
@@ -131,7 +135,7 @@ def time_map(filters: Tensor, padding_l: int) -> Tensor:
 class _Talk(_Probe):
     """Windows whose two ends are predicted."""
 
-    def __init__(self, layer: Layer, module: nn.Module):
+    def __init__(self, layer: Layer, module: Any):
         super().__init__(layer, module)
         self._reach: list[tuple[Tensor, Tensor]] = []
 
@@ -150,7 +154,8 @@ class _Talk(_Probe):
     def finish(self) -> None:
         super().finish()
         if self._reach:
-            self.layer.reach = tuple(torch.cat(side).t().numpy() for side in zip(*self._reach, strict=True))
+            left, right = (torch.cat(side).t().numpy() for side in zip(*self._reach, strict=True))
+            self.layer.reach = left, right
 
 
 def coverage(left: Tensor, right: Tensor, positions: Tensor) -> Tensor:
@@ -180,7 +185,7 @@ class _Attention(_Probe):
             self.layer.outside = np.clip(1 - self.layer.mean.sum(1), 0, 1)
 
 
-def attention_weights(attention: nn.Module, query: Tensor, causal: bool) -> Tensor:
+def attention_weights(attention: Any, query: Tensor, causal: bool) -> Tensor:
     """query (T,1,d) → (H,T,T): the softmax of fairseq's MultiheadAttention, restricted as in WindowAttention."""
     q, k = (
         _projected(attention, name, query)[:, 0].unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)
@@ -213,7 +218,7 @@ def find_probes(model: nn.Module) -> list[_Probe]:
     return probes
 
 
-def _probe(side: str, number: int, mixer: nn.Module) -> _Probe:
+def _probe(side: str, number: int, mixer: Any) -> _Probe:
     def layer(kind: str, rows: Sequence[str], before: int, after: int, **more) -> Layer:
         return Layer(side, number, kind, list(rows), np.arange(-before, after + 1), **more)
 

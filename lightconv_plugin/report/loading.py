@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,10 +31,14 @@ class Sentence:
 
 @dataclass
 class Opened:
-    """A model in evaluation mode. task: with the dictionaries from `folder`; if it is None, `missing` says why."""
+    """A model in evaluation mode. task: with the dictionaries from `folder`; if it is None, `missing` says why.
+
+    checkpoint: the name of its file.
+    """
 
     model: nn.Module
-    task: object | None
+    checkpoint: str
+    task: Any
     folder: Path
     missing: str = ""
 
@@ -70,7 +75,7 @@ def open_model(checkpoint: Path, data_bin: Path | None) -> Opened:
             where = "" if missing else f" with the dictionaries of {settings['data']}"
             why = " ".join(str(error).split())[:300]
             raise InputError(f"{checkpoint.name} cannot be loaded{where}: {why}") from error
-    return Opened(models[0].float().eval(), None if missing else task, _folder(settings), missing)
+    return Opened(models[0].float().eval(), checkpoint.name, None if missing else task, _folder(settings), missing)
 
 
 def _task_settings(state: dict, checkpoint: Path):

@@ -120,8 +120,8 @@ def _scores(runs: Sequence[Run]) -> Table:
                 label += f" [{table.notes.index(note) + 1}]"
             values = [f"{score.values[key]:.2f}" if key in score.values else "" for key in measures]
             table.rows.append(("", [label, score.checkpoint or "–", score.subset or "–", *values]))
-        for label, task, subset, values, source in _published(run):
-            cells = [f"paper: {label}", task, subset, *(values.get(key, "") for key in measures)]
+        for label, task, subset, published, source in _published(run):
+            cells = [f"paper: {label}", task, subset, *(published.get(key, "") for key in measures)]
             table.rows.append(("paper", cells))
             if source not in table.sources:
                 table.sources.append(source)
@@ -133,6 +133,8 @@ def _published(run: Run) -> list[tuple[str, str, str, Mapping[str, str], str]]:
     settings = run.settings
     mixers = [kind for kinds in settings.mixers.values() for kind in kinds]
     task = paper.find_task(str(settings.task.get("data") or ""), settings.pair)
+    if task is None:
+        return []
     fact = paper.find_fact(task, system_of(mixers))
     found = []
     subsets = {score.subset for score in run.scores}
@@ -140,7 +142,7 @@ def _published(run: Run) -> list[tuple[str, str, str, Mapping[str, str], str]]:
         note = f" ({fact.note})" if fact.note else ""
         source = f"{fact.system} on {task.name}: {task.how}{note}. {fact.source}."
         found.append((fact.system, task.name, "test", fact.values, source))
-    row = paper.ablation_row(mixers, settings.model) if task and task.name == "WMT16 En-De" else None
+    row = paper.ablation_row(mixers, settings.model) if task.name == "WMT16 En-De" else None
     if row and "valid" in subsets:
         source = f"Ablation, newstest2013, mean and standard deviation of three seeds: {paper.ABLATION_SOURCE}."
         found.append((f"ablation, {row}", task.name, "valid", {"bleu": paper.ABLATION[row]}, source))

@@ -10,6 +10,7 @@ import logging
 import re
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -30,7 +31,7 @@ _POSITIVE, _NEGATIVE = (0.16, 0.49, 0.88), (0.87, 0.42, 0.10)
 _BOTH = "#808890"  # for a picture that may be shown on white or on black
 _WIDTH = 5.2  # inches of 96 CSS pixels
 _TITLE = 0.36  # inches above a panel
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 9,
     "text.parse_math": False,  # a token may be "$"
@@ -67,7 +68,7 @@ def _svg(figure: Figure, alt: str, minimum: int = 0) -> Markup:
     prefix = f"p{next(_numbers)}-"  # makes ids unique within the page
     own = re.compile(r"(\bid=\"|url\(#|href=\"#)")
     text = re.sub("<[^>]*>", lambda tag: own.sub(rf"\1{prefix}", tag[0]), text)  # and not in the words that are shown
-    view, inner = re.search(r'<svg[^>]*?(viewBox="[^"]+")[^>]*>(.*)', text, re.DOTALL).groups()
+    view, inner = re.findall(r'<svg[^>]*?(viewBox="[^"]+")[^>]*>(.*)', text, re.DOTALL)[0]
     width, height = (round(96 * inches) for inches in figure.get_size_inches())
     head = Markup(
         '<svg class="plot" role="img" aria-label="{}" style="max-width: {}px; min-width: {}px" width="{}" height="{}" '
@@ -125,7 +126,7 @@ def _curve(heading: str, key: str, label: str, logarithmic: bool, lines) -> Mark
         for place, (_, number, subset, updates, values) in enumerate(lines):
             colour, dashes = run_style(number)
             thin = subset == "train" and len({line[2] for line in lines}) > 1
-            style = {"linewidth": 1.0, "alpha": 0.65} if thin else {"linewidth": 1.8}
+            style: dict[str, Any] = {"linewidth": 1.0, "alpha": 0.65} if thin else {"linewidth": 1.8}
             if key == "lr":
                 # Schedules are often identical: earlier lines must show through the gaps of later ones.
                 here = set(zip(updates, values, strict=True))
@@ -291,6 +292,7 @@ def reach_density(layer: Layer, bins: int = 4) -> tuple[np.ndarray, np.ndarray]:
 
     bins: per token of the longest reach. Left of 0 are the left ends of the windows, right of 0 the right ends.
     """
+    assert layer.reach is not None  # as in every layer that has read text
     edges, shares = [], []
     for sign, reach, limit in zip((-1, 1), layer.reach, layer.limits, strict=True):
         if not limit:

@@ -55,8 +55,8 @@ class Settings:
         found = {}
         for side in ("decoder",) if self.language_model else ("encoder", "decoder"):
             try:
-                layers = int(self.model.get(f"{side}_layers"))
-            except (TypeError, ValueError):  # unknown, or a list of convolutions, as fairseq's fconv has it
+                layers = int(self.model[f"{side}_layers"])
+            except (KeyError, TypeError, ValueError):  # unknown, or a list of convolutions, as fairseq's fconv has it
                 continue
             names = str(self.model.get(f"{side}_conv_type") or self._family()).split(",")
             names = [name.strip() for name in names]

@@ -67,11 +67,11 @@ def search(model, task, cfg_generation, subset: str, number: int) -> list[tuple[
         pad = task.target_dictionary.pad()
         source, reference = sample["net_input"]["src_tokens"][0], sample["target"][0]
         texts = (
-            task.source_dictionary.string(source[source != task.source_dictionary.pad()]),
-            task.target_dictionary.string(reference[reference != pad]),
-            task.target_dictionary.string(best[best != pad]),
+            join_subwords(task.source_dictionary.string(source[source != task.source_dictionary.pad()])),
+            join_subwords(task.target_dictionary.string(reference[reference != pad])),
+            join_subwords(task.target_dictionary.string(best[best != pad])),
         )
-        found.append(tuple(join_subwords(text) for text in texts))
+        found.append(texts)
     return found
 
 

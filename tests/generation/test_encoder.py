@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("fairseq")
 
+from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.encoder import PackedEncoder
 from lightconv_plugin.models.plain import plain_model
 from lightconv_plugin.modules.mixers import MIXERS
@@ -53,6 +54,13 @@ def test_normalisations(kind):
 @pytest.mark.parametrize("before", [False, True])
 def test_fairseqs_encoder(before):
     check(toys.fairseqs(encoder_normalize_before=before), toys.batch(7)["net_input"])
+
+
+def test_refuses_other_mixers():
+    encoder = plain_model(toys.ours()).encoder
+    encoder.layers[1].self_attn = torch.nn.Identity()
+    with pytest.raises(UnsupportedModelError, match="an encoder layer with Identity"):
+        PackedEncoder(encoder)
 
 
 def test_bfloat16_is_close():

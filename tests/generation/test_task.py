@@ -15,6 +15,7 @@ from lightconv_plugin.generation import generator as generator_module
 from lightconv_plugin.generation.task import TranslationFastConfig, TranslationFastTask
 from tests import fairseq_cli
 from tests.generation import toys
+from tests.models.language_model_toys import build_lm, scramble
 from tests.models.toys import dictionary
 
 
@@ -92,6 +93,16 @@ def test_builds_the_generator_that_was_asked_for():
     aligned = task.build_generator(models, Namespace(print_alignment="hard"))
     assert type(aligned) is SequenceGeneratorWithAlignment
     assert type(task.build_generator(models, Namespace(), seq_gen_cls=SequenceGenerator)) is SequenceGenerator
+
+
+def test_fairseq_continues_texts_with_language_models(caplog):
+    model, batch = scramble(build_lm()), {"net_input": {"src_tokens": torch.tensor([[4, 5, 6], [7, 8, 9]])}}
+    words = model.decoder.dictionary
+    with caplog.at_level("INFO", logger=generator_module.__name__):
+        found = FastGenerator([model], words, beam_size=2, max_len_b=5).generate([], batch)
+    expected = SequenceGenerator([model], words, beam_size=2, max_len_b=5).generate([], batch)
+    assert [ranked[0]["tokens"].tolist() for ranked in found] == [ranked[0]["tokens"].tolist() for ranked in expected]
+    assert "falling back to fairseq's generator: a language model is not supported" in caplog.text
 
 
 def test_cuda_graphs_need_a_gpu():

@@ -12,13 +12,14 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 
 _BLOCK = 1 << 20
-_OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _SHORT = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".tbz": ".tar.bz2", ".txz": ".tar.xz"}
 # What the standard library raises for truncated or damaged data.
 _DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
@@ -35,7 +36,7 @@ class Member(NamedTuple):
 
     name: str
     plain: bool
-    open: Callable[[], IO[bytes]]
+    open: Callable[[], Any]
     tar: tarfile.TarInfo | None = None
 
 
@@ -100,12 +101,12 @@ def _damage(archive: Path) -> Iterator[None]:
 
 def _tar_members(archive: Path, packing: str) -> Iterator[Member]:
     with _OPENERS[packing](archive) if packing else archive.open("rb") as file:
-        stream = _Counted(file)
+        stream: Any = _Counted(file)
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             while (member := tar.next()) is not None:
                 if not member.isdir():
-                    yield Member(member.name, member.isreg(), lambda member=member: tar.extractfile(member), member)
-                tar.members.clear()  # tarfile would keep all of them, perhaps millions
+                    yield Member(member.name, member.isreg(), partial(tar.extractfile, member), member)
+                tar.members.clear()  # type: ignore[attr-defined]  # tarfile would keep all of them, perhaps millions
             end = tar.offset
         while stream.read(_BLOCK):
             pass  # read to the last byte: the compression's checksum follows the end of the archive
@@ -120,7 +121,7 @@ def _zip_members(archive: Path) -> Iterator[Member]:
                 raise CorpusError(f"{archive} is encrypted: unpack it yourself")
             if not info.is_dir():
                 form = stat.S_IFMT(info.external_attr >> 16)  # 0 if the system that packed it has no file types
-                yield Member(info.filename, form in (0, stat.S_IFREG), lambda info=info: file.open(info))
+                yield Member(info.filename, form in (0, stat.S_IFREG), partial(file.open, info))
 
 
 def _members(archive: Path, name: str) -> Iterator[Member]:
@@ -138,6 +139,10 @@ def _members(archive: Path, name: str) -> Iterator[Member]:
             yield Member(inner, True, lambda: file)
 
 
+def _open(archive: Path, member: Member) -> _Guarded:
+    return _Guarded(archive, member.open())
+
+
 def read_members(archive: Path) -> Iterator[tuple[str, Callable[[], _Guarded]]]:
     """(name, open) of every file of an archive in one pass, without unpacking; read each before advancing.
 
@@ -147,7 +152,7 @@ def read_members(archive: Path) -> Iterator[tuple[str, Callable[[], _Guarded]]]:
     with _damage(archive):
         for member in _members(archive, archive.name):
             _refuse_special(archive, member)
-            yield member.name, lambda member=member: _Guarded(archive, member.open())
+            yield member.name, partial(_open, archive, member)
 
 
 def verify(archive: Path, name: str | None = None) -> None:

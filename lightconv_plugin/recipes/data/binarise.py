@@ -31,6 +31,7 @@ def _preprocess(root: Path, options: Sequence[str], workers: int, output: Path) 
             close_fds=False,  # it inherits the steps' lock: if this process is killed, the next one waits for it
         )
         last = ""
+        assert process.stdout is not None  # a pipe
         with process:
             try:
                 for line in process.stdout:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from lightconv_plugin.arguments import positive
 from lightconv_plugin.recipes.data import bpe, moses
@@ -119,13 +120,13 @@ class Preparation:
             )
             map_file(segment_tokeniser, (lang,), raw / f"test.{lang}", test, f"test.{lang}", self.workers)
         kept, of = clean_pairs(whole, clean, RATIO, MIN_LEN, MAX_LEN)
-        train, valid = split_every(clean, EVERY, outputs[:2], outputs[2:4])
+        left, valid = split_every(clean, EVERY, outputs[:2], outputs[2:4])
         say(f"  train: {kept} of {of} pairs kept, {valid} of them for validation")
-        lines = {"train": train, "valid": valid, "test": count_lines(outputs[4])}
+        lines = {"train": left, "valid": valid, "test": count_lines(outputs[4])}
         if not self.any_size:
             expect("pairs of lines", lines, LINES)
-        if not (train and valid):
-            raise CorpusError(f"{self.archive} has too few pairs: {train} for training, {valid} for validation")
+        if not (left and valid):
+            raise CorpusError(f"{self.archive} has too few pairs: {left} for training, {valid} for validation")
 
     def codes(self, output: Path) -> None:
         bpe.learn_codes(self.files("tok", ["train"]), self.merges, output)
@@ -166,7 +167,7 @@ class Preparation:
                 outputs=[self.out / "data-bin"],
                 params={"any_size": self.any_size},
             )
-            about = {"src": "de", "tgt": "en", "splits": {split: split for split in SPLITS}}
+            about: dict[str, Any] = {"src": "de", "tgt": "en", "splits": {split: split for split in SPLITS}}
             about |= {"lowercase": True, "bpe": self.merges}
             recipes = {lang: Recipe("moses", lang, lowercase="last", plain_apostrophe=True) for lang in LANGS}
             about["text"] = {lang: recipe.as_json() for lang, recipe in recipes.items()}

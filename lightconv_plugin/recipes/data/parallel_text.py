@@ -126,9 +126,9 @@ def prepare(corpus: Corpus, out: Path, settings: Settings) -> None:
             sides = [locate(corpus.folder, prefix, lang) for lang in langs]
             say(f"  {split}: {copy_pair(sides, [target[split, lang] for lang in langs])} pairs of lines")
         if settings.held_out:
-            sides = {split: [target[split, lang] for lang in langs] for split in ("train", *settings.held_out)}
+            parts = {split: [target[split, lang] for lang in langs] for split in ("train", *settings.held_out)}
             tokens = [recipes[lang].tokenise() for lang in langs]
-            left, of = hold_out(sides.pop("train"), sides, settings.held_out, settings.seed, tokens)
+            left, of = hold_out(parts.pop("train"), parts, settings.held_out, settings.seed, tokens)
             alike = of - left - sum(settings.held_out.values())
             held_out = ", ".join(f"{pairs} for {split}" for split, pairs in settings.held_out.items())
             say(f"  held out: {held_out}; {alike} pairs that share a side with them removed; {left} left for training")
@@ -167,8 +167,8 @@ def prepare(corpus: Corpus, out: Path, settings: Settings) -> None:
 
     with Steps(out) as steps:
         sources = [locate(corpus.folder, prefix, lang) for prefix in corpus.splits().values() for lang in langs]
-        split = {"held_out": dict(settings.held_out), "seed": settings.seed} if settings.held_out else {}
-        steps.run("raw", "raw text", raw, inputs=sources, outputs=files("raw"), params=split)
+        held_out = {"held_out": dict(settings.held_out), "seed": settings.seed} if settings.held_out else {}
+        steps.run("raw", "raw text", raw, inputs=sources, outputs=files("raw"), params=held_out)
         how = {**moses.versions(), "text": {lang: recipe.as_json() for lang, recipe in recipes.items()}}
         steps.run("tok", "tokenise", tok, inputs=files("raw"), outputs=files("tok"), params=how)
         for stale in set((out / "bpe").glob("codes*")) - {out / "bpe" / name for name in codes_of}:

@@ -6,6 +6,7 @@ Nothing here holds a whole text in memory: each process holds a few blocks of a 
 from __future__ import annotations
 
 import gzip
+import io
 import multiprocessing
 import os
 import signal
@@ -18,7 +19,6 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, BinaryIO
 
 from tqdm import tqdm
 
@@ -34,7 +34,7 @@ class _NotUtf8(Exception):
     """Its arguments (exceptions are pickled): the number of preceding lines in the block, and what is wrong."""
 
 
-def open_text(path: Path) -> IO[bytes]:
+def open_text(path: Path) -> io.BufferedIOBase:
     """The bytes of a text, decompressed if its name ends with .gz."""
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
@@ -64,7 +64,7 @@ def iter_lines(path: Path) -> Iterator[str]:
         raise _unreadable(path, error) from None
 
 
-def _blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
+def _blocks(file: io.BufferedIOBase, size: int) -> Iterator[bytes]:
     """Blocks of whole lines, about `size` bytes each."""
     rest = b""
     while data := file.read(size):
@@ -103,7 +103,9 @@ def write_lines(path: Path, lines: Iterable[str]) -> int:
 
 def _end_with_parent() -> None:
     """For a thread in a pool's process: exit when the parent is gone, even if it was killed."""
-    multiprocessing.parent_process().join()
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # the thread runs in a child
+    parent.join()
     os._exit(1)
 
 
@@ -165,10 +167,10 @@ def _map_block(block: bytes, first: bool, work: Callable[[str], str] | None = No
     except UnicodeDecodeError as error:
         raise _NotUtf8(block.count(b"\n", 0, error.start), error.reason) from None
     lines = text.removesuffix("\n").replace("\r\n", "\n").split("\n")
-    work = work or _work
-    if isinstance(work, Exception):
-        raise work
-    mapped = [work(line.rstrip("\r")) for line in lines]
+    mapping = work or _work
+    if isinstance(mapping, Exception):
+        raise mapping
+    mapped = [mapping(line.rstrip("\r")) for line in lines]
     result = "\n".join(mapped)
     if result.count("\n") != len(lines) - 1:
         raise ValueError("one line became several")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -88,18 +89,19 @@ class Preparation:
     def texts(self) -> None:
         """text/: the concatenated sources of the training text, split into train and valid, and the test sets."""
         data, scratch = self.request.data, self.out / ".unpacked"
-        splits = ["train", "valid"] if isinstance(self.task.valid, int) else ["train"]
+        every = self.task.valid if isinstance(self.task.valid, int) else None
+        splits = ["train"] if every is None else ["train", "valid"]
 
         def train(*outputs: Path) -> None:
-            whole = [self.out / f".whole.{lang}" for lang in self.langs] if len(splits) == 2 else outputs
+            whole = outputs if every is None else [self.out / f".whole.{lang}" for lang in self.langs]
             for path in whole:
                 remove(path)
             counts = {}
             for source in self.task.train:
                 counts[source.name] = append_source(source, data, scratch, whole, self.request.any_size)
                 say(f"  {source.name}: {counts[source.name]:,} pairs")
-            if len(splits) == 2:
-                split_every(whole, self.task.valid, outputs[:2], outputs[2:])
+            if every is not None:
+                split_every(whole, every, outputs[:2], outputs[2:])
                 for path in whole:
                     remove(path)
 
@@ -111,7 +113,7 @@ class Preparation:
             outputs=[path for split in splits for path in self.files("text", split)],
             params={
                 "members": [source.members for source in self.task.train],
-                "every": self.task.valid if len(splits) == 2 else None,
+                "every": every,
             },
         )
         sets = {"test": self.task.test}
@@ -148,7 +150,7 @@ class Preparation:
         self.texts()
         for split in ("train", "valid", "test"):
             training = split == "train" or (split == "valid" and not own_valid)
-            self.map("tok", split, "text", lambda lang, t=training: _tokenising(lang, t), lambda lang: [])
+            self.map("tok", split, "text", partial(_tokenising, training=training), lambda lang: [])
         params = {**bpe.versions(), "merges": self.merges}
         tok = dict(zip(self.langs, self.files("tok", "train"), strict=True))
         for lang in self.langs[:1] if task.joint else self.langs:
@@ -156,7 +158,7 @@ class Preparation:
             self.steps.run(
                 self.codes(lang).name,
                 f"learn {self.merges} BPE merges" + ("" if task.joint else f", {lang}"),
-                lambda output, texts=texts: bpe.learn_codes(texts, self.merges, output),
+                partial(bpe.learn_codes, texts, self.merges),
                 inputs=texts,
                 outputs=[self.codes(lang)],
                 params=params,

@@ -72,9 +72,9 @@ def extract(archive: Path, bpe: Path, raw: Path, any_size: bool) -> None:
     members = [f"{stem}.{lang}" for stem in ENCODED.values() for lang in LANGS]
     unpack(archive, scratch, [*members, "newstest201[34].*", "*bpe.32000*"], LIMIT)
     for split, stem in ENCODED.items():
-        pair = [scratch / f"{stem}.{lang}" for lang in LANGS]
-        expect(same_length(*pair, f"{split} in {ARCHIVE}"), PAIRS[split], f"{split} in {ARCHIVE}", any_size)
-        for path, lang in zip(pair, LANGS, strict=True):
+        source, target = (scratch / f"{stem}.{lang}" for lang in LANGS)
+        expect(same_length(source, target, f"{split} in {ARCHIVE}"), PAIRS[split], f"{split} in {ARCHIVE}", any_size)
+        for path, lang in zip((source, target), LANGS, strict=True):
             os.replace(path, bpe / f"{split}.{lang}")
     if (scratch / "bpe.32000").is_file():
         os.replace(scratch / "bpe.32000", bpe / "codes")
@@ -106,7 +106,7 @@ def run(request: Request) -> None:
         steps.run(
             "text",
             "text of the archive",
-            lambda *folders: extract(archive, *folders, request.any_size),
+            lambda to_bpe, to_raw: extract(archive, to_bpe, to_raw, request.any_size),
             inputs=[archive],
             outputs=[bpe, raw],
             params={},

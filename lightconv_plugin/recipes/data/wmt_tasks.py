@@ -90,7 +90,8 @@ class Task:
 
 def _pair(archive: str, name: str, stem: str, langs: str, gib: int, pairs: int | None = None) -> Source:
     """A source whose two files differ only in their suffix."""
-    return Source(name, archive, tuple(f"{stem}.{lang}" for lang in langs.split()), gib, pairs)
+    src, tgt = langs.split()
+    return Source(name, archive, (f"{stem}.{src}", f"{stem}.{tgt}"), gib, pairs)
 
 
 def _sgm(archive: str, name: str, stem: str, src: str, tgt: str, pairs: int | None) -> Source:

@@ -97,7 +97,7 @@ class Grammar:
         verb = self.zipf(fitting)
         clause = self.clause(verb=verb, simple=True)
         gap = verb.takes if verb.takes in ("acc", "dat") else "prep"
-        return Relative(replace(clause, **{gap: None}), gap, living)
+        return Relative(clause.with_object(verb.takes, None), gap, living)
 
     def place(self, verb: Verb) -> Place:
         inside, on = ("place",), ("surface",)
@@ -129,13 +129,13 @@ class Grammar:
                 clause, acc=self.np(verb.objects, relative), dat=self.object(("person",), relative, subject)
             )
         elif verb.takes not in ("-", "into"):
-            complement = verb.takes if verb.takes in ("acc", "dat") else "prep"
-            clause = replace(clause, **{complement: self.object(verb.objects, relative, subject)})
+            clause = clause.with_object(verb.takes, self.object(verb.objects, relative, subject))
         if verb.takes == "into" or self.chance(0.1 if simple else 0.3):
             clause = replace(clause, place=self.place(verb))
         if self.chance(0.1 if simple else 0.35):
             clause = replace(clause, time=self.zipf(lexicon.FUTURE_TIMES if tense == "will" else lexicon.TIMES))
-        if verb.takes == "acc" and tense == "present" and not clause.acc.pronoun and self.chance(0.12) and not simple:
+        acc = clause.acc if verb.takes == "acc" and tense == "present" else None
+        if acc and not acc.pronoun and self.chance(0.12) and not simple:
             clause = replace(clause, tense="passive")
         return clause
 
@@ -188,15 +188,15 @@ class Grammar:
                 sentence([*first.en(), ",", "but", *second.en()], "."),
                 sentence([*first.de_main(), ",", "aber", *second.de_main()], "."),
             )
-        en, de = self.zipf(lexicon.SUBORDINATORS)
+        link_en, link_de = self.zipf(lexicon.SUBORDINATORS)
         if kind == "sub last":
             return (
-                sentence([*first.en(), en, *second.en()], "."),
-                sentence([*first.de_main(), ",", de, *second.de_final()], "."),
+                sentence([*first.en(), link_en, *second.en()], "."),
+                sentence([*first.de_main(), ",", link_de, *second.de_final()], "."),
             )
         return (
-            sentence([en, *second.en(), ",", *first.en()], "."),
-            sentence([de, *second.de_final(), ",", *first.de_main("clause")], "."),
+            sentence([link_en, *second.en(), ",", *first.en()], "."),
+            sentence([link_de, *second.de_final(), ",", *first.de_main("clause")], "."),
         )
 
     def main(self, clause: Clause) -> tuple[list[str], list[str]]:

@@ -93,7 +93,7 @@ _IRREGULAR = {
     "sollen": ("soll", "soll", "sollen"),
     "wissen": ("weiß", "weiß", "wissen"),
 }
-_CONTRACTIONS = {
+_CONTRACTIONS: dict[tuple[str, ...], str] = {
     ("in", "dem"): "im",
     ("in", "das"): "ins",
     ("an", "dem"): "am",

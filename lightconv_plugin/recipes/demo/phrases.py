@@ -35,7 +35,7 @@ ENGLISH_PRONOUNS = {
 # English positive, negative; German infinitive. "must not" is not "muss nicht".
 MODALS = {
     "can": ("can", "cannot", "können"),
-    "must": ("must", "must not", None),
+    "must": ("must", "must not", ""),
     "may": ("may", "may not", "dürfen"),
     "should": ("should", "should not", "sollen"),
     "will": ("will", "will not", "werden"),
@@ -59,8 +59,14 @@ class NP:
     other: NP | None = None
 
     @property
+    def head(self) -> Noun:
+        if self.noun is None:
+            raise ValueError("a name or a pronoun has no noun")
+        return self.noun
+
+    @property
     def gender(self) -> str:
-        return "pl" if self.plural else self.noun.gender
+        return "pl" if self.plural else self.head.gender
 
     @property
     def person(self) -> str:
@@ -82,7 +88,7 @@ class NP:
         det = DETERMINERS[self.det][self.plural] if self.det else ""
         words = [number(self.count)[0]] if self.count else []
         words += [adjective.en for adjective in self.adjectives]
-        words.append(self.noun.en_plural if self.plural else self.noun.en)
+        words.append(self.head.en_plural if self.plural else self.head.en)
         if det == "a" and words[0][0] in ENGLISH_VOWELS:
             det = "an"
         words = [det, *words] if det else words
@@ -102,7 +108,7 @@ class NP:
         stem = DETERMINERS[self.det][2] if self.det else ""
         words = [number(self.count)[1]] if self.count else []
         words += [german.adjective(adjective, stem, case, self.gender) for adjective in self.adjectives]
-        words.append(german.noun(self.noun, case, self.plural))
+        words.append(german.noun(self.head, case, self.plural))
         if stem:
             words.insert(0, german.determiner(stem, case, self.gender))
         if self.owner:
@@ -122,8 +128,9 @@ class Relative:
 
     def en(self, head: NP) -> list[str]:
         if self.gap == "subj":
-            clause = replace(self.clause, subject=replace(head, relative=None))
-            return ["who" if self.living else "that", *clause.en()[len(clause.subject.en()) :]]
+            subject = replace(head, relative=None)
+            clause = replace(self.clause, subject=subject)
+            return ["who" if self.living else "that", *clause.en()[len(subject.en()) :]]
         return ["whom" if self.living else "that", *self.clause.en()]
 
     def de(self, gender: str) -> list[str]:
@@ -161,7 +168,7 @@ class Clause:
     comma. In the passive, the subject is the agent: The ball is seen *by the man*.
     """
 
-    subject: NP | None
+    subject: NP
     verb: Verb
     tense: str = "present"
     negated: bool = False
@@ -172,6 +179,12 @@ class Clause:
     place: Place | None = None
     predicate: Adjective | None = None
     extra: tuple[list[str], list[str]] | None = field(default=None)
+
+    def with_object(self, takes: str, np: NP | None) -> Clause:
+        """With this object of a verb that takes "acc", "dat", or a preposition with a case."""
+        if takes == "acc":
+            return replace(self, acc=np)
+        return replace(self, dat=np) if takes == "dat" else replace(self, prep=np)
 
     # English ------------------------------------------------------------------------------------------------------
 
@@ -209,7 +222,7 @@ class Clause:
         return words + (self.extra[0] if self.extra else [])
 
     def _en_subject(self) -> NP:
-        return self.acc if self.tense == "passive" else self.subject
+        return self.acc if self.acc and self.tense == "passive" else self.subject
 
     def en(self, time: bool = True) -> list[str]:
         """The clause in English; `time=False` leaves out the time, because it was put in front."""

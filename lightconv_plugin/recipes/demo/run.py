@@ -160,7 +160,7 @@ def train_and_score(task: Task, seed: int, work: Path, data: Path, langs: tuple[
         trainings.append(Training(system, command, task.updates, folder, key))
     if trainings:
         run_trainings(trainings, task, data)
-    return [Result.read(work / system / "result.json") for system in SYSTEMS]
+    return [result for system in SYSTEMS if (result := Result.read(work / system / "result.json"))]
 
 
 def run_trainings(trainings: list[Training], task: Task, data: Path) -> None:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,14 +48,18 @@ class Training:
             errors="replace",
             start_new_session=True,
         )
-        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True).start()
 
-    def _read(self) -> None:
-        for line in self.process.stdout:
+    def _read(self, output: Iterable[str]) -> None:
+        for line in output:
             self.tail.append(line.rstrip())
             if match := _PROGRESS.search(line):
                 loss, speed, done = match.groups()
                 self.state = f"update {done}/{self.updates} loss {float(loss):.2f} {float(speed):,.0f} tokens/s"
+
+    def status(self) -> int | None:
+        """The exit status; None until it has ended."""
+        return None if self.process is None else self.process.poll()
 
     def stop(self) -> None:
         """End the training and everything it started."""
@@ -75,16 +79,16 @@ def run_together(trainings: Sequence[Training], environment: Mapping[str, str]) 
         for training in trainings:
             training.start(environment)
         shown = start
-        while any(training.process.poll() is None for training in trainings):
+        while any(training.status() is None for training in trainings):
             time.sleep(0.2)
             for training in trainings:
-                if training.process.poll():
+                if training.status():
                     raise TrainingFailed(_failure(training))
             if time.monotonic() - shown >= interval:
                 shown = time.monotonic()
                 _show(trainings, shown - start)
         for training in trainings:
-            if training.process.returncode:
+            if training.status():
                 raise TrainingFailed(_failure(training))
             training.state = "done"
         _show(trainings, time.monotonic() - start, last=True)
@@ -101,15 +105,13 @@ def _interrupt(signum: int, frame: object) -> None:
 
 
 def _failure(training: Training) -> str:
-    status, lines = training.process.returncode, "\n".join(training.tail)
+    status, lines = training.status(), "\n".join(training.tail)
     return f"{training.name} ended with status {status}:\n{lines}\n(all of it: {training.folder / 'train.log'})"
 
 
 def _show(trainings: Sequence[Training], seconds: float, last: bool = False) -> None:
     minutes = f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
-    line = f"  {minutes}  " + "  |  ".join(
-        f"{t.name}: {'done' if t.process.poll() == 0 else t.state}" for t in trainings
-    )
+    line = f"  {minutes}  " + "  |  ".join(f"{t.name}: {'done' if t.status() == 0 else t.state}" for t in trainings)
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns - 1
         sys.stderr.write(f"\r{line[:width]:<{width}}" + ("\n" if last else ""))

@@ -76,7 +76,7 @@ class Scoring:
     compound_split: bool = False
     stem: bool = True
 
-    def settings(self) -> dict[str, bool]:
+    def settings(self) -> dict[str, Any]:
         """The settings that differ from the defaults."""
         return {name: value for name, value in asdict(self).items() if value != getattr(Scoring(), name)}
 
@@ -231,7 +231,7 @@ def canonical(value: Any) -> str:
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"a": {"b": c}} as {"a.b": c}."""
-    flat = {}
+    flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{key}.")

@@ -159,7 +159,8 @@ class Reproduction:
         """Choose averaging and length penalty on valid: {"average", "lenpen", "score", "checkpoint", …}."""
         folder, tuning = self.job.folder / f"seed{seed}", self.job.protocol.tune
         generate, by = self.job.protocol.generate_of(self.job.system), self.job.protocol.by
-        choices = {"average": list(tuning.average), "lenpen": list(tuning.lenpen), "by": by, "grid": tuning.grid}
+        choices: dict[str, Any] = {"average": list(tuning.average), "lenpen": list(tuning.lenpen)}
+        choices |= {"by": by, "grid": tuning.grid}
         depends = {
             "checkpoints": training.numbered(folder),
             **choices,

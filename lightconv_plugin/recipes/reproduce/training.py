@@ -57,7 +57,7 @@ def identity(path: Path) -> list[int] | None:
     return [about.st_size, about.st_mtime_ns]
 
 
-def numbered(folder: Path) -> dict[str, list[int]]:
+def numbered(folder: Path) -> dict[str, list[int] | None]:
     """{name: [size, modification time]} of the numbered checkpoints."""
     return {
         path.name: identity(path) for path in sorted(folder.glob("checkpoint*.pt")) if NUMBERED.fullmatch(path.name)
@@ -174,11 +174,10 @@ def validation_curve(folder: Path) -> list[list[float]]:
 
 def facts(folder: Path, updates: int, messages: Path) -> dict[str, Any]:
     """Facts about a finished training from its log and its output, such as time and speed; None where unknown."""
-    try:
+    speed = seconds = None
+    with contextlib.suppress(OSError, ValueError):
         known = read_log(folder / "train.log")
         speed, seconds = round(known.tokens_per_second, 1), round(known.seconds, 1)
-    except (OSError, ValueError):
-        speed = seconds = None
     gpus = [name for _, name in sorted(set(_GPU.findall(last_run(folder))))]
     said = _THREADS.search(messages.read_text(encoding="utf-8", errors="replace")) if messages.is_file() else None
     threads = int(said[1]) * int(said[2]) if said else None
@@ -266,6 +265,7 @@ def _copy(source: Any, file: Any) -> None:
 
 def _end(process: subprocess.Popen, messages: threading.Thread) -> None:
     """Terminate a command and everything it started; whatever remains after twenty seconds is killed."""
+    assert process.stdout is not None  # a pipe
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     threading.Thread(target=process.stdout.read, daemon=True).start()  # so that no writer blocks on a full pipe

@@ -39,6 +39,7 @@ def log_to(path: Path) -> subprocess.Popen:
     """Send stdout and stderr, also of processes started later, to stdout and the end of a file. Returns the tee."""
     # In its own session, so that Ctrl-C does not end it before the last line is written.
     tee = subprocess.Popen(["tee", "-a", str(path)], stdin=subprocess.PIPE, start_new_session=True)
+    assert tee.stdin is not None  # a pipe
     for stream in (1, 2):
         os.dup2(tee.stdin.fileno(), stream)
     tee.stdin.close()
