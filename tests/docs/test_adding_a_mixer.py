@@ -51,6 +51,6 @@ def test_the_pages_test_passes(checkout):
 
 def test_the_pages_files_are_in_style(checkout, repository):
     titles = [block.title for block in blocks(repository / "docs" / "adding_a_mixer.md", "python")]
-    changed = ["lightconv_plugin/mixers.py", "lightconv_plugin/modules/mixers.py", "lightconv_plugin/generation/mixers.py"]
+    changed = [f"lightconv_plugin/{folder}mixers.py" for folder in ("", "modules/", "generation/")]
     done = run(checkout, "ruff", "check", "--no-cache", *titles, *changed)
     assert done.returncode == 0, done.stdout + done.stderr
