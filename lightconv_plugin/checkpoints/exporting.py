@@ -15,6 +15,7 @@ from lightconv_plugin.checkpoints.model_card import ModelCard, Score
 from lightconv_plugin.checkpoints.saving import Side, check_target, save_exported
 from lightconv_plugin.checkpoints.weights import WEIGHTS, PlainModel
 from lightconv_plugin.errors import InputError, UnsupportedModelError
+from lightconv_plugin.quiet import quietly
 from lightconv_plugin.text.recipe import Recipe
 from lightconv_plugin.text.sides import TextSide, TokeniserError
 from lightconv_plugin.text.subwords import kind_of
@@ -178,8 +179,6 @@ def _language_task(settings, data: Path):
     from fairseq import tasks
     from fairseq.tasks.language_modeling import LanguageModelingTask
 
-    from lightconv_plugin.generation.loading import without_progress
-
     name = settings.get("_name") or settings.get("task")
     kind = tasks.TASK_REGISTRY.get(name, object)
     if not issubclass(kind, LanguageModelingTask):
@@ -192,7 +191,7 @@ def _language_task(settings, data: Path):
         raise InputError(f"the training's output_dictionary_size {size} cannot be exported")
     settings.data = str(data)
     try:
-        with without_progress():
+        with quietly(user_warnings=False):
             return tasks.setup_task(settings, from_checkpoint=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"the dictionary of {data} cannot be read: {error}") from error

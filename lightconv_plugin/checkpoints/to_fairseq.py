@@ -21,6 +21,7 @@ from lightconv_plugin.checkpoints.exported import CONFIG, Exported, load_model, 
 from lightconv_plugin.checkpoints.layouts import Model, our_state, read_model
 from lightconv_plugin.errors import InputError, UnsupportedModelError
 from lightconv_plugin.modules import MixerSpec, ModelConfig, StackConfig
+from lightconv_plugin.quiet import quietly
 
 _OF_CONVOLUTIONS = ("kernel_size", "conv_dim", "glu", "input_dropout", "weight_dropout")
 # The fields of MixerSpec that each kind of mixer uses.
@@ -266,8 +267,6 @@ def _settings(exported: Exported, model: Model) -> dict[str, Any]:
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from omegaconf import OmegaConf
 
-    from lightconv_plugin.generation.loading import without_progress
-
     settings = exported.settings
     task: dict[str, Any] = {"task": "language_modeling", "criterion": "cross_entropy"}
     if exported.config.encoder is not None:
@@ -282,7 +281,7 @@ def _settings(exported: Exported, model: Model) -> dict[str, Any]:
     if exported.config.decoder.adaptive_softmax is not None:
         task["criterion"] = "adaptive_loss"
     training = {"optimizer": "adam", "lr_scheduler": "inverse_sqrt"}
-    with without_progress():
+    with quietly(user_warnings=False):
         cfg = convert_namespace_to_omegaconf(Namespace(arch=model.architecture, **model.options, **task, **training))
     known = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
     assert isinstance(known, dict)

@@ -21,6 +21,7 @@ from lightconv_plugin.cli.score_options import (
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import read_lines
 from lightconv_plugin.paths import find_config
+from lightconv_plugin.quiet import quietly
 
 DESCRIPTION = """\
 Runs fairseq-generate on a subset and scores the result: BLEU and chrF, or ROUGE for summaries, with the number of
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     refuse(args, refused[args.metric], f"--metric {args.metric}")
     if args.samples and not args.against:
         raise InputError("--samples needs --against FILE")
-    from lightconv_plugin.recipes.environment import compute_here, quietly
+    from lightconv_plugin.recipes.environment import compute_here
 
     compute_here()
     with quietly():

@@ -10,6 +10,7 @@ import sys
 from lightconv_plugin.arguments import natural, places_first
 from lightconv_plugin.cli.score_options import add_evaluation
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.quiet import quietly
 
 DESCRIPTION = """\
 Runs fairseq-eval-lm with the sample length and the break mode of the training, and prints one line. All other options
@@ -26,7 +27,7 @@ example:
 def run(args: argparse.Namespace) -> int:
     if not args.data.is_dir():
         raise InputError(f"no folder {args.data} with binarised data")
-    from lightconv_plugin.recipes.environment import compute_here, quietly
+    from lightconv_plugin.recipes.environment import compute_here
 
     compute_here()
     with quietly():

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,21 +12,9 @@ from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.searcher import TranslationError
 from lightconv_plugin.generation.text_pipeline import build_pipeline
 from lightconv_plugin.generation.translation_models import TranslationModels
+from lightconv_plugin.quiet import quietly
 
 _TABLE = "{}.embed_tokens.weight"
-
-
-@contextlib.contextmanager
-def without_progress() -> Iterator[None]:
-    """Suppress fairseq's messages about what it loads, and hydra's about fairseq; logged warnings are kept."""
-    before = logging.root.manager.disable
-    logging.disable(max(before, logging.INFO))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            yield
-    finally:
-        logging.disable(before)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -60,7 +45,7 @@ def read_any_checkpoint(path: Path) -> dict[str, Any]:
     from lightconv_plugin.models.architectures import use_registered_architecture
 
     try:
-        with without_progress():
+        with quietly(user_warnings=False):
             state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
     except Exception as error:
         safe_torch_load(path)  # raises a precise error if the file is the problem
@@ -140,7 +125,7 @@ def build_task(settings, data: Path, source: str, target: str):
     settings.data, settings.source_lang, settings.target_lang = str(data), source, target
     settings.eval_bleu = False  # it would build a generator that only validation needs
     try:
-        with without_progress():
+        with quietly(user_warnings=False):
             return tasks.setup_task(settings, from_checkpoint=True)
     except (OSError, ValueError) as error:
         raise TranslationError(f"the dictionaries of {data} cannot be read: {error}") from error
@@ -210,7 +195,7 @@ def build_model(state: dict[str, Any], checkpoint: Path, task):
 
     task_settings(state).eval_bleu = False
     try:
-        with without_progress():
+        with quietly(user_warnings=False):
             models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], task=task, state=state)
     except Exception as error:
         # The configuration may ask for anything that is missing: an architecture, a module, parameters of other shapes.

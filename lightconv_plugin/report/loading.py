@@ -1,9 +1,7 @@
 """Builds a run's model from its checkpoint, by safe loading, and reads sentences for it with fairseq."""
 
-import contextlib
-import logging
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from torch import nn
 
 import lightconv_plugin  # noqa: F401  (registers the models with fairseq)
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.quiet import quietly
 from lightconv_plugin.report.kernels import LONGEST_SHOWN
 
 # How many positions kernels are gathered from: enough for a stable mean; takes seconds for a small model on a CPU.
@@ -51,7 +50,7 @@ def open_model(checkpoint: Path, data_bin: Path | None) -> Opened:
 
     from lightconv_plugin.models.architectures import use_registered_architecture
 
-    with _quiet():
+    with quietly():
         state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
         use_registered_architecture(state)
         settings = _task_settings(state, checkpoint)
@@ -146,7 +145,7 @@ def split_of(folder: Path) -> str:
 
 def load_dataset(task, split: str):
     if split not in task.datasets:
-        with _quiet():
+        with quietly():
             task.load_dataset(split)
     return task.dataset(split)
 
@@ -192,14 +191,3 @@ def choose_shown(found: Sequence[Sentence]) -> list[int]:
         return lengths[i] > LONGEST_SHOWN, -min(lengths[i], 18), i
 
     return sorted(sorted(range(len(found)), key=rank)[:SHOWN])
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress fairseq's progress messages."""
-    before = logging.root.manager.disable
-    logging.disable(logging.INFO)
-    try:
-        yield
-    finally:
-        logging.disable(before)

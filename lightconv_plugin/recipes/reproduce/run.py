@@ -17,8 +17,9 @@ from typing import Any
 from lightconv_plugin.diagnostics.checks import fairseqs
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import configs_dir, package_dir
+from lightconv_plugin.quiet import quietly
 from lightconv_plugin.recipes.data import prepare
-from lightconv_plugin.recipes.environment import compute_here, quietly
+from lightconv_plugin.recipes.environment import compute_here
 from lightconv_plugin.recipes.reproduce import training
 from lightconv_plugin.recipes.reproduce.job import Job
 from lightconv_plugin.recipes.reproduce.protocol import row_digest
