@@ -8,9 +8,11 @@ import importlib
 
 from lightconv_plugin.errors import UnsupportedModelError
 
+DTYPES = ("float32", "bfloat16", "int8")  # of the linear layers in a search
+AUTO = "auto"  # the fastest of them on this CPU, see dtypes.py
+
 _HOMES = {
     "BatchSearch": "batch_search",
-    "DTYPES": "linear",
     "FastGenerator": "generator",
     "SearchOptions": "beam_search",
     "StepModel": "steps",
@@ -19,7 +21,7 @@ _HOMES = {
     "Translator": "translator",
 }
 
-__all__ = ["UnsupportedModelError", *_HOMES]
+__all__ = ["AUTO", "DTYPES", "UnsupportedModelError", *_HOMES]
 
 
 def __getattr__(name: str):

@@ -17,9 +17,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from lightconv_plugin.generation import AUTO
 from lightconv_plugin.generation.beam_search import SearchOptions
 from lightconv_plugin.generation.documents import TranslatedPart, fit, translate_document
-from lightconv_plugin.generation.dtypes import AUTO, fastest_type, slow_type
+from lightconv_plugin.generation.dtypes import fastest_type, slow_type
 from lightconv_plugin.generation.given import GivenScorer, score_given
 from lightconv_plugin.generation.native import not_covered, why_not
 from lightconv_plugin.generation.searcher import Found, Searcher, SearchSettings, TranslationError, check_device

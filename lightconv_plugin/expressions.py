@@ -6,6 +6,7 @@ still run a command through a setting.
 
 import ast
 import operator
+from collections.abc import Callable
 from typing import Any
 
 LONGEST = 10_000  # items of a list; fairseq's own settings have a few dozen at most
@@ -17,7 +18,11 @@ _BINARY = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
 }
-_UNARY = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_}
+_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Not: operator.not_,
+}
 
 
 def evaluate(text: str, *scopes: object) -> Any:
@@ -46,7 +51,7 @@ def _value(node: ast.expr, text: str) -> Any:
     if isinstance(node, ast.Set):
         return {_value(item, text) for item in node.elts}
     if isinstance(node, ast.Dict) and None not in node.keys:
-        return {_value(k, text): _value(v, text) for k, v in zip(node.keys, node.values, strict=True)}
+        return {_value(k, text): _value(v, text) for k, v in zip(filter(None, node.keys), node.values, strict=True)}
     if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
         return _UNARY[type(node.op)](_value(node.operand, text))
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
