@@ -25,8 +25,8 @@ if import_fairseq() is None:
 from fairseq.data.data_utils import load_indexed_dataset
 from fairseq.models.transformer import TransformerEncoder, TransformerEncoderBase
 
-from lightconv_plugin.generation.loading import Opened, build_model, open_first
-from lightconv_plugin.generation.searcher import TranslationError
+from lightconv_plugin.checkpoints.opening import Opened, build_model, open_first
+from lightconv_plugin.errors import TranslationError
 from lightconv_plugin.scoring.bleu import measures
 from lightconv_plugin.text.subwords import join, kind_of
 

@@ -6,7 +6,7 @@ Without fairseq: `Translator` on exported models, `BatchSearch` and `StepModel` 
 
 import importlib
 
-from lightconv_plugin.errors import UnsupportedModelError
+from lightconv_plugin.errors import TranslationError, UnsupportedModelError
 
 DTYPES = ("float32", "bfloat16", "int8")  # of the linear layers in a search
 AUTO = "auto"  # the fastest of them on this CPU, see dtypes.py
@@ -17,11 +17,10 @@ _HOMES = {
     "SearchOptions": "beam_search",
     "StepModel": "steps",
     "Translation": "translator",
-    "TranslationError": "searcher",
     "Translator": "translator",
 }
 
-__all__ = ["AUTO", "DTYPES", "UnsupportedModelError", *_HOMES]
+__all__ = ["AUTO", "DTYPES", "TranslationError", "UnsupportedModelError", *_HOMES]
 
 
 def __getattr__(name: str):

@@ -17,13 +17,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from lightconv_plugin.errors import TranslationError
 from lightconv_plugin.generation import AUTO
 from lightconv_plugin.generation.beam_search import SearchOptions
 from lightconv_plugin.generation.documents import TranslatedPart, fit, translate_document
 from lightconv_plugin.generation.dtypes import fastest_type, slow_type
 from lightconv_plugin.generation.given import GivenScorer, score_given
 from lightconv_plugin.generation.native import not_covered, why_not
-from lightconv_plugin.generation.searcher import Found, Searcher, SearchSettings, TranslationError, check_device
+from lightconv_plugin.generation.searcher import Found, Searcher, SearchSettings, check_device
 from lightconv_plugin.generation.threads import torch_threads
 from lightconv_plugin.generation.translation_models import TranslationModels
 from lightconv_plugin.generation.translations import Hypothesis, Translation, read_line

@@ -46,45 +46,26 @@ def open_model(checkpoint: Path, data_bin: Path | None) -> Opened:
     Raises:
         InputError: the model does not match the data, or the checkpoint has no model.
     """
-    from fairseq import checkpoint_utils
+    from lightconv_plugin.checkpoints import opening  # which imports fairseq
 
-    from lightconv_plugin.models.architectures import use_registered_architecture
-
-    with quietly():
-        state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
-        use_registered_architecture(state)
-        settings = _task_settings(state, checkpoint)
-        _choose_direction(settings)
-        if data_bin is not None:
-            settings["data"] = str(data_bin)
-        # A single sentence needs no padding.
-        for name, value in (("num_batch_buckets", 0), ("required_seq_len_multiple", 1)):
-            if name in settings:
-                settings[name] = value
-        missing = find_missing(settings)
-        task = _task_without_data(settings, state["model"]) if missing else None
-        try:
-            models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], task=task, state=state)
-        except RuntimeError as error:
-            where = "" if missing else f" with the dictionaries of {settings['data']}"
-            why = " ".join(str(error).split())[:300]
-            raise InputError(f"{checkpoint.name} cannot be loaded{where}: {why}") from error
-    return Opened(models[0].float().eval(), None if missing else task, _folder(settings), missing)
-
-
-def _task_settings(state: dict, checkpoint: Path):
-    """The task's part of a checkpoint's configuration, usable like a dictionary."""
-    from omegaconf import OmegaConf
-
-    if state.get("args"):
-        return vars(state["args"])
-    if not state.get("cfg"):
-        raise InputError(f"{checkpoint.name} has no settings of its model: neither 'cfg' nor 'args'")
-    task = state["cfg"].task
-    if isinstance(task, Namespace):  # of a task without a dataclass
-        return vars(task)
-    OmegaConf.set_struct(task, False)
-    return task
+    state = opening.read_any_checkpoint(checkpoint)
+    settings = opening.task_settings(state)
+    _choose_direction(settings)
+    if data_bin is not None:
+        settings["data"] = str(data_bin)
+    # A single sentence needs no padding.
+    for name, value in (("num_batch_buckets", 0), ("required_seq_len_multiple", 1)):
+        if name in settings:
+            settings[name] = value
+    missing = find_missing(settings)
+    task = _task_without_data(settings, state["model"]) if missing else opening.set_up_task(settings)
+    try:
+        model = opening.build_model(state, checkpoint, task)
+    except InputError as error:
+        where = "" if missing else f" with the dictionaries of {settings['data']}"
+        why = " ".join(str(error.__cause__).split())[:300]
+        raise InputError(f"{checkpoint.name} cannot be loaded{where}: {why}") from error
+    return Opened(model, None if missing else task, _folder(settings), missing)
 
 
 def _choose_direction(settings) -> None:

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 from lightconv_plugin.validation import read
 
 Tokeniser = Literal["moses", "sacremoses", "jieba", "none"]
+Lowercase = Literal["", "first", "last"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Recipe:
 
     tokeniser: Tokeniser
     lang: str
-    lowercase: Literal["", "first", "last"] = ""
+    lowercase: Lowercase = ""
     normalise: bool = False
     aggressive: bool = False
     keep_last: bool = False

@@ -11,9 +11,8 @@ import torch
 
 pytest.importorskip("fairseq")
 
-from lightconv_plugin.errors import InputError
+from lightconv_plugin.errors import InputError, TranslationError
 from lightconv_plugin.generation import Translator
-from lightconv_plugin.generation.loading import TranslationError
 from tests.checkpoints.fairseq_files import state
 from tests.generation import translation_toys as toys
 
