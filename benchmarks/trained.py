@@ -15,9 +15,8 @@ from torch import nn
 
 from benchmarks import isolated, machine, report, timing
 from benchmarks.candidates import import_fairseq
-from benchmarks.generation import Candidate, choose, engines, ours
 from benchmarks.report import BenchmarkError
-from benchmarks.searches import CTRANSLATE2, FAIRSEQ, Settings, TorchSearch
+from benchmarks.searches import CTRANSLATE2, FAIRSEQ, Candidate, Settings, TorchSearch, choose, engines, ours
 
 if import_fairseq() is None:
     raise BenchmarkError("fairseq is not installed: pip install '.[fairseq]', or scripts/setup.sh")
