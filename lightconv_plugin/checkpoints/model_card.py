@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import lightconv_plugin
+from lightconv_plugin.checkpoints.exported import SearchDefaults, Settings
 from lightconv_plugin.modules import ModelConfig, StackConfig
-
-if TYPE_CHECKING:
-    from lightconv_plugin.checkpoints.exported import SearchDefaults, Settings
 
 _LIBRARY = "lightconv-plugin"
 _PAPERS = {

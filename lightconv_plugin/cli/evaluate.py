@@ -21,7 +21,6 @@ from lightconv_plugin.cli.score_options import (
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import read_lines
 from lightconv_plugin.paths import find_config
-from lightconv_plugin.quiet import quietly
 
 DESCRIPTION = """\
 Runs fairseq-generate on a subset and scores the result: BLEU and chrF, or ROUGE for summaries, with the number of
@@ -46,10 +45,9 @@ def run(args: argparse.Namespace) -> int:
     if args.samples and not args.against:
         raise InputError("--samples needs --against FILE")
     from lightconv_plugin.recipes.environment import compute_here
+    from lightconv_plugin.recipes.evaluation import evaluate
 
     compute_here()
-    with quietly():
-        from lightconv_plugin.recipes.evaluation import evaluate
 
     scored = evaluate(
         args.data,

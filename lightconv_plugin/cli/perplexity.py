@@ -10,7 +10,6 @@ import sys
 from lightconv_plugin.arguments import natural, places_first
 from lightconv_plugin.cli.score_options import add_evaluation
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.quiet import quietly
 
 DESCRIPTION = """\
 Runs fairseq-eval-lm with the sample length and the break mode of the training, and prints one line. All other options
@@ -28,10 +27,9 @@ def run(args: argparse.Namespace) -> int:
     if not args.data.is_dir():
         raise InputError(f"no folder {args.data} with binarised data")
     from lightconv_plugin.recipes.environment import compute_here
+    from lightconv_plugin.recipes.evaluation import measure_perplexity
 
     compute_here()
-    with quietly():
-        from lightconv_plugin.recipes.evaluation import measure_perplexity
     result = measure_perplexity(args.data, args.checkpoint, args.subset, args.context_window, args.unknown)
     line = (
         "{subset}: perplexity {perplexity:.2f} over {tokens:,} tokens, each with at least {context_window} before it "

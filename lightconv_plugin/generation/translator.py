@@ -20,6 +20,7 @@ from typing import Any
 from lightconv_plugin.errors import TranslationError
 from lightconv_plugin.generation import AUTO
 from lightconv_plugin.generation.beam_search import SearchOptions
+from lightconv_plugin.generation.directories import open_directories
 from lightconv_plugin.generation.documents import TranslatedPart, fit, parts, translate_document
 from lightconv_plugin.generation.dtypes import fastest_type, slow_type
 from lightconv_plugin.generation.given import GivenScorer, score_given
@@ -343,8 +344,6 @@ def _open(
         raise TranslationError(f"`path` must be directories or checkpoints, not both: got {' and '.join(names)}")
     for name in about_checkpoints:
         raise TranslationError(f"`{name}` is for checkpoints only: {paths[0]} is exported and defines its text itself")
-    from lightconv_plugin.generation.directories import open_directories
-
     return open_directories(paths, source_lang, target_lang)
 
 

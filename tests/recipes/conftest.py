@@ -65,7 +65,7 @@ def write_parts(folder, names, sizes, seed=5):
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory):
     """(raw, prepared): a miniature corpus, prepared in a path with a space and a comma."""
-    from lightconv_plugin.recipes.data import prepare
+    from lightconv_plugin.recipes.data.tasks import prepare
 
     base = tmp_path_factory.mktemp("mini, corpus")
     raw = write_parts(base / "raw text", ("train", "val", "test_2016_flickr"), (300, 20, 20))

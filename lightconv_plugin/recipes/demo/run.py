@@ -14,7 +14,6 @@ from lightconv_plugin.checkpoints.averaging import average_once, candidates, las
 from lightconv_plugin.errors import InputError, how_to_get
 from lightconv_plugin.files import atomic_write, locked
 from lightconv_plugin.paths import find_config, workspace
-from lightconv_plugin.quiet import quietly
 from lightconv_plugin.recipes.data import parallel_text
 from lightconv_plugin.recipes.data.parallel_folder import Corpus, CorpusError, find_corpus, locate
 from lightconv_plugin.recipes.data.parallel_text import Settings
@@ -23,6 +22,7 @@ from lightconv_plugin.recipes.demo.corpus import write_corpus
 from lightconv_plugin.recipes.demo.results import Result, read_log, write_report
 from lightconv_plugin.recipes.demo.training import Training, run_together
 from lightconv_plugin.recipes.environment import environment
+from lightconv_plugin.recipes.evaluation import evaluate, results_of
 from lightconv_plugin.recipes.steps import cores, digest, say, write_text
 
 SYSTEMS = ("dynamicconv", "transformer")
@@ -172,9 +172,6 @@ def run_trainings(trainings: list[Training], task: Task, data: Path) -> None:
         say(f"training {' and '.join(t.name for t in group)}, {task.updates} updates ({how})")
         with environment(threads):
             run_together(group, os.environ)
-    with quietly():
-        from lightconv_plugin.recipes.evaluation import evaluate, results_of
-
     for training in trainings:
         folder = training.folder
         say(f"{training.name}: averaging the last {AVERAGED} checkpoints, beam search on the test set")
