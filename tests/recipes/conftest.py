@@ -51,7 +51,7 @@ def run_script():
 
 def write_parts(folder, names, sizes, seed=5):
     """Parallel text of the grammar in parts of these names and numbers of lines."""
-    from lightconv_plugin.recipes.demo.corpus import pairs
+    from lightconv_plugin.recipes.grammar.corpus import pairs
 
     folder.mkdir(parents=True, exist_ok=True)
     stream = pairs(seed)

@@ -18,11 +18,11 @@ from lightconv_plugin.recipes.data import parallel_text
 from lightconv_plugin.recipes.data.parallel_folder import Corpus, CorpusError, find_corpus, locate
 from lightconv_plugin.recipes.data.parallel_text import Settings
 from lightconv_plugin.recipes.data.text_pool import count_lines
-from lightconv_plugin.recipes.demo.corpus import write_corpus
 from lightconv_plugin.recipes.demo.results import Result, read_log, write_report
 from lightconv_plugin.recipes.demo.training import Training, run_together
 from lightconv_plugin.recipes.environment import environment
 from lightconv_plugin.recipes.evaluation import evaluate, results_of
+from lightconv_plugin.recipes.grammar.corpus import write_corpus
 from lightconv_plugin.recipes.steps import cores, digest, say, write_text
 
 SYSTEMS = ("dynamicconv", "transformer")
