@@ -86,3 +86,14 @@ def load_model_checkpoint(path: Path) -> dict:
     state = safe_torch_load(path)
     check_contents(path, state)
     return state
+
+
+def load_checkpoint(path: Path) -> dict:
+    """A fairseq checkpoint without its optimizer state; its parameters are under "model"."""
+    state = load_model_checkpoint(path)
+    state.pop("last_optimizer_state", None)
+    for entry in state.get("optimizer_history") or []:
+        entry.pop("optimizer", None)  # its place in files from 2018 and before
+    for key in ("ema", "ema_fp32_params", "train_meters"):
+        (state.get("extra_state") or {}).pop(key, None)
+    return state

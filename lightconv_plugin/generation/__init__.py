@@ -20,7 +20,7 @@ _HOMES = {
     "Translator": "translator",
 }
 
-__all__ = ["AUTO", "DTYPES", "TranslationError", "UnsupportedModelError", *_HOMES]
+__all__ = ["DTYPES", "TranslationError", "UnsupportedModelError", *_HOMES]
 
 
 def __getattr__(name: str):

@@ -26,8 +26,8 @@ def open_checkpoints(
 ) -> TranslationModels:
     """An ensemble of checkpoints, with the files of the text pipeline that are found beside their training data.
 
-    text: the arguments of `build_pipeline` except task and data. Raises the TranslationErrors of the functions above,
-    and one if a model has a part that only fairseq can run.
+    text: the arguments of `build_pipeline` except task and data. Raises the TranslationErrors of opening.py, and one if
+    a model has a part that only fairseq can run.
     """
     opened = open_first(paths[0], data, source, target)
     # Before the models are built, because most mistakes are found here.
