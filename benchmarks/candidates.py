@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks import report
 from benchmarks.report import BenchmarkError
 from benchmarks.shapes import Case
 from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
+from lightconv_plugin.quiet import quietly
 
 OURS, REFERENCE = "ours", "our reference"
 _ATTENTION_HEAD = 64
@@ -250,7 +250,7 @@ def attention(a: Arguments) -> Iterator[Candidate]:
 
 def import_fairseq() -> ModuleType | None:
     """fairseq; None if it is not installed."""
-    with report.quiet():
+    with quietly():
         try:
             return importlib.import_module("fairseq")
         except ModuleNotFoundError as error:

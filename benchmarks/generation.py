@@ -19,7 +19,6 @@ take turns, one call each; medians.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import sys
 import tempfile
@@ -32,22 +31,19 @@ import torch
 
 from benchmarks import isolated, machine, report, timing
 from benchmarks.report import BenchmarkError
-from benchmarks.searches import CTRANSLATE2, FAIRSEQ, FAST, Batch, Settings, TorchSearch
+from benchmarks.searches import (
+    CTRANSLATE2,
+    ENGINE,
+    FAIRSEQ,
+    Batch,
+    Candidate,
+    Settings,
+    TorchSearch,
+    choose,
+    engines,
+    ours,
+)
 from lightconv_plugin.ops import instructions
-
-ENGINE = "CTranslate2 Transformer"
-_KINDS = ("float32", "int8")  # CTranslate2's
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """model: a name of systems.SYSTEMS, or of --path. search: see searches.py. dtype: of the linear layers. graphs:
-    CUDA graphs of our search."""
-
-    model: str
-    search: str
-    dtype: str = "float32"
-    graphs: bool = False
 
 
 def parser() -> argparse.ArgumentParser:
@@ -94,40 +90,6 @@ def main(arguments: list[str] | None = None) -> None:
         content = _random(options, device)
     if options.json:
         report.write_json(options.json, content | {"busy_cores_at_end": round(machine.busy_cores(), 2)})
-
-
-def with_ctranslate2(dtype: str) -> bool:
-    """Whether CTranslate2 takes part: it is installed, and the others compute in float32."""
-    return dtype == "float32" and importlib.util.find_spec("ctranslate2") is not None
-
-
-def ours(
-    model: str, name: str, options: argparse.Namespace, device: torch.device, dtypes: tuple[str, ...]
-) -> dict[str, Candidate]:
-    """Our search with a model in its own type and, for float32 on a CPU, also in `dtypes`; on a GPU also with CUDA
-    graphs."""
-    found = {name: Candidate(model, FAST)}
-    if device.type == "cuda":
-        found[f"{name}, CUDA graphs"] = Candidate(model, FAST, graphs=True)
-    if options.dtype == "float32" and device.type == "cpu":
-        found |= {f"{name}, {dtype}": Candidate(model, FAST, dtype) for dtype in dtypes}
-    return found
-
-
-def engines(model: str, options: argparse.Namespace) -> dict[str, Candidate]:
-    if not with_ctranslate2(options.dtype):
-        return {}
-    return {f"{ENGINE}, {kind}": Candidate(model, CTRANSLATE2, kind) for kind in _KINDS}
-
-
-def choose(candidates: dict[str, Candidate], names: list[str] | None) -> dict[str, Candidate]:
-    """All candidates, or only those with these names; BenchmarkError for unknown names."""
-    if names is None:
-        return candidates
-    if unknown := set(names) - set(candidates):
-        allowed = ", ".join(map(repr, candidates))
-        raise BenchmarkError(f"--systems: allowed are {allowed}, got {', '.join(map(repr, sorted(unknown)))}")
-    return {name: candidate for name, candidate in candidates.items() if name in names}
 
 
 def _candidates(options: argparse.Namespace, device: torch.device, systems) -> dict[str, Candidate]:

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.report import BenchmarkError, quiet
+from benchmarks.report import BenchmarkError
+from lightconv_plugin.quiet import quietly
 
 _STATUS = Path("/proc/self/status")
 _REST = 0.25  # seconds for the previous process's threads to go to sleep
@@ -108,7 +109,7 @@ def _translate(search: Any, batches: list) -> tuple[list[float], list[list[list[
 
 
 def _serve(connection, build: Callable[[], Any], threads: int) -> None:
-    with quiet(), contextlib.suppress(EOFError, OSError):
+    with quietly(), contextlib.suppress(EOFError, OSError):
         torch.set_num_threads(threads)
         try:
             before = _libraries()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from lightconv_plugin.quiet import quietly
 
 
 class BenchmarkError(Exception):
@@ -61,7 +61,7 @@ def write_json(path: Path, content: dict) -> None:
 def run(main: Callable[[], None]) -> int:
     """Run a benchmark's main, with errors as one line on stderr. Returns the exit status."""
     try:
-        with quiet():
+        with quietly():
             main()
     except BenchmarkError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -70,14 +70,3 @@ def run(main: Callable[[], None]) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     return 0
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress log messages below warnings: fairseq sets the root logger to DEBUG when it is imported."""
-    before = logging.root.manager.disable
-    logging.disable(logging.INFO)
-    try:
-        yield
-    finally:
-        logging.disable(before)

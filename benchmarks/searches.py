@@ -7,6 +7,7 @@ sentence. It returns the indices of the best translations, without the ends.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,21 @@ from benchmarks.report import BenchmarkError
 
 Batch = Sequence[Sequence[int]]
 FAST, FAIRSEQ, CTRANSLATE2 = "ours", "fairseq", "CTranslate2"
+ENGINE = "CTranslate2 Transformer"
+_KINDS = ("float32", "int8")  # CTranslate2's
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """model: a name of systems.SYSTEMS, or of --path. search: FAST, FAIRSEQ or CTRANSLATE2.
+
+    dtype: of the linear layers. graphs: CUDA graphs of our search.
+    """
+
+    model: str
+    search: str
+    dtype: str = "float32"
+    graphs: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,3 +114,37 @@ def collate(batch: Batch, pad: int, device: torch.device) -> dict[str, Tensor]:
     for row, sentence in zip(tokens, batch, strict=True):
         row[len(row) - len(sentence) :] = torch.as_tensor(sentence)
     return {"src_tokens": tokens.to(device), "src_lengths": lengths.to(device)}
+
+
+def with_ctranslate2(dtype: str) -> bool:
+    """Whether CTranslate2 takes part: it is installed, and the others compute in float32."""
+    return dtype == "float32" and importlib.util.find_spec("ctranslate2") is not None
+
+
+def ours(
+    model: str, name: str, options: argparse.Namespace, device: torch.device, dtypes: tuple[str, ...]
+) -> dict[str, Candidate]:
+    """Our search with a model in its own type and, for float32 on a CPU, also in `dtypes`; on a GPU also with CUDA
+    graphs."""
+    found = {name: Candidate(model, FAST)}
+    if device.type == "cuda":
+        found[f"{name}, CUDA graphs"] = Candidate(model, FAST, graphs=True)
+    if options.dtype == "float32" and device.type == "cpu":
+        found |= {f"{name}, {dtype}": Candidate(model, FAST, dtype) for dtype in dtypes}
+    return found
+
+
+def engines(model: str, options: argparse.Namespace) -> dict[str, Candidate]:
+    if not with_ctranslate2(options.dtype):
+        return {}
+    return {f"{ENGINE}, {kind}": Candidate(model, CTRANSLATE2, kind) for kind in _KINDS}
+
+
+def choose(candidates: dict[str, Candidate], names: list[str] | None) -> dict[str, Candidate]:
+    """All candidates, or only those with these names; BenchmarkError for unknown names."""
+    if names is None:
+        return candidates
+    if unknown := set(names) - set(candidates):
+        allowed = ", ".join(map(repr, candidates))
+        raise BenchmarkError(f"--systems: allowed are {allowed}, got {', '.join(map(repr, sorted(unknown)))}")
+    return {name: candidate for name, candidate in candidates.items() if name in names}

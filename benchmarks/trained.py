@@ -15,9 +15,8 @@ from torch import nn
 
 from benchmarks import isolated, machine, report, timing
 from benchmarks.candidates import import_fairseq
-from benchmarks.generation import Candidate, choose, engines, ours
 from benchmarks.report import BenchmarkError
-from benchmarks.searches import CTRANSLATE2, FAIRSEQ, Settings, TorchSearch
+from benchmarks.searches import CTRANSLATE2, FAIRSEQ, Candidate, Settings, TorchSearch, choose, engines, ours
 
 if import_fairseq() is None:
     raise BenchmarkError("fairseq is not installed: pip install '.[fairseq]', or scripts/setup.sh")
@@ -25,8 +24,8 @@ if import_fairseq() is None:
 from fairseq.data.data_utils import load_indexed_dataset
 from fairseq.models.transformer import TransformerEncoder, TransformerEncoderBase
 
-from lightconv_plugin.generation.loading import Opened, build_model, open_first
-from lightconv_plugin.generation.searcher import TranslationError
+from lightconv_plugin.checkpoints.opening import Opened, build_model, open_first
+from lightconv_plugin.errors import TranslationError
 from lightconv_plugin.scoring.bleu import measures
 from lightconv_plugin.text.subwords import join, kind_of
 

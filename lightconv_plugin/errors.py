@@ -15,3 +15,7 @@ class InputError(Exception):
 
 class UnsupportedModelError(InputError, ValueError):
     """A model, or a part of it, that cannot be run without fairseq; the message says which."""
+
+
+class TranslationError(InputError, ValueError):
+    """Bad input of a `Translator`; the message says what to change."""

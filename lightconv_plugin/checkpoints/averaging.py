@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightconv_plugin.checkpoints.layouts import as_mapping
-from lightconv_plugin.checkpoints.loading import is_cut_short, load_model_checkpoint, safe_torch_load, torch_save
+from lightconv_plugin.checkpoints.loading import is_cut_short, load_checkpoint, safe_torch_load, torch_save
 from lightconv_plugin.errors import InputError
 
 EPOCH_NAME = re.compile(r"checkpoint(\d+)\.pt")
@@ -116,17 +116,6 @@ def _maximize(metric: str, checkpoint: Path) -> bool:
     if metric in LOWER_IS_BETTER:
         return False
     raise InputError(f"{checkpoint} does not say whether a higher {metric} is better: `maximize` must be given")
-
-
-def load_checkpoint(path: Path) -> dict:
-    """A fairseq checkpoint without its optimizer state; its parameters are under "model"."""
-    state = load_model_checkpoint(path)
-    state.pop("last_optimizer_state", None)
-    for entry in state.get("optimizer_history") or []:
-        entry.pop("optimizer", None)  # its place in files from 2018 and before
-    for key in ("ema", "ema_fp32_params", "train_meters"):
-        (state.get("extra_state") or {}).pop(key, None)
-    return state
 
 
 class Mean:

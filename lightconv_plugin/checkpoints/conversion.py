@@ -4,10 +4,13 @@ The plugin also loads upstream's files directly; converting them just gives all 
 layout cannot express is an error, and so is a parameter that the model does not have.
 """
 
+import math
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from lightconv_plugin.checkpoints.layouts import (
     architecture_in,
@@ -20,8 +23,10 @@ from lightconv_plugin.checkpoints.layouts import (
     state_in,
 )
 from lightconv_plugin.checkpoints.loading import load_model_checkpoint
+from lightconv_plugin.checkpoints.to_fairseq import command_line, fairseq_checkpoint
 from lightconv_plugin.checkpoints.untrusted import shown
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.models.architectures import use_registered_architecture
 
 Order = Sequence[tuple[str | None, tuple[int, ...]]]
 
@@ -37,15 +42,11 @@ def convert(source: Path, layout: str) -> tuple[dict, list[str]]:
     """
     notes: list[str] = []
     if source.is_dir():
-        from lightconv_plugin.checkpoints.to_fairseq import command_line, fairseq_checkpoint
-
         state, notes = fairseq_checkpoint(source)
         if layout == "plugin":
             said = [f"exported model → {state['cfg']['model']['_name']} in the layout plugin", *notes]
             return state, [*said, f"options of fairseq-train for it: {command_line(state['cfg'])}"]
     else:
-        from lightconv_plugin.models.architectures import use_registered_architecture
-
         state = load_model_checkpoint(source)
         use_registered_architecture(state)
     settings, architecture = _settings(state, source)
@@ -170,10 +171,6 @@ def _by_entry(entries: dict, source: Order, target: Order) -> dict:
 
 
 def _in_a_row(entries: dict, source: Order, target: Order) -> dict:
-    import math
-
-    import torch
-
     sizes = [math.prod(shape) for _, shape in source]
     out = {}
     for index, entry in entries.items():

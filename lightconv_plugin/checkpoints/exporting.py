@@ -10,11 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fairseq import tasks
+from fairseq.tasks.language_modeling import LanguageModelingTask
+
 from lightconv_plugin.checkpoints.exported import SearchDefaults, dictionary_name, is_language
 from lightconv_plugin.checkpoints.model_card import ModelCard, Score
+from lightconv_plugin.checkpoints.opening import (
+    build_model,
+    find_data,
+    has_encoder,
+    open_first,
+    read_any_checkpoint,
+    set_up_task,
+    task_settings,
+)
 from lightconv_plugin.checkpoints.saving import Side, check_target, save_exported
+from lightconv_plugin.checkpoints.training_text import entries, find_subwords, find_text, read_corpus
 from lightconv_plugin.checkpoints.weights import WEIGHTS, PlainModel
 from lightconv_plugin.errors import InputError, UnsupportedModelError
+from lightconv_plugin.models.plain import plain_model
 from lightconv_plugin.text.recipe import Recipe, Tokeniser
 from lightconv_plugin.text.sides import TextSide, TokeniserError
 from lightconv_plugin.text.subwords import kind_of
@@ -116,8 +130,6 @@ def export_checkpoint(
 
 
 def _open(checkpoint: Path, data: Path | None, wanted: Export) -> _Found:
-    from lightconv_plugin.generation.loading import has_encoder, read_any_checkpoint
-
     state = read_any_checkpoint(checkpoint)
     opened = (_open_translation if has_encoder(state) else _open_language_model)(state, checkpoint, data, wanted)
     for which, side in (("source", opened.source), ("target", opened.target)):
@@ -127,9 +139,6 @@ def _open(checkpoint: Path, data: Path | None, wanted: Export) -> _Found:
 
 
 def _open_translation(state: dict[str, Any], checkpoint: Path, data: Path | None, wanted: Export) -> _Found:
-    from lightconv_plugin.generation.loading import open_first
-    from lightconv_plugin.generation.text_pipeline import find_text, read_corpus
-
     opened = open_first(checkpoint, data, wanted.source_lang, wanted.target_lang, state)
     task, data = opened.task, opened.data
     text = find_text(
@@ -155,9 +164,6 @@ def _open_translation(state: dict[str, Any], checkpoint: Path, data: Path | None
 
 
 def _open_language_model(state: dict[str, Any], checkpoint: Path, data: Path | None, wanted: Export) -> _Found:
-    from lightconv_plugin.generation.loading import find_data, task_settings
-    from lightconv_plugin.generation.text_pipeline import entries, find_subwords, read_corpus
-
     for name in ("source_lang", "target_lang", "tokenizer", "lowercase"):
         if getattr(wanted, name):
             raise InputError(f"`{name}` is not valid for a language model: its text is used as it is")
@@ -175,11 +181,6 @@ def _open_language_model(state: dict[str, Any], checkpoint: Path, data: Path | N
 
 def _language_task(settings, data: Path):
     """fairseq's task of a language model's training. InputError if its models are not plain language models."""
-    from fairseq import tasks
-    from fairseq.tasks.language_modeling import LanguageModelingTask
-
-    from lightconv_plugin.generation.loading import without_progress
-
     name = settings.get("_name") or settings.get("task")
     kind = tasks.TASK_REGISTRY.get(name, object)
     if not issubclass(kind, LanguageModelingTask):
@@ -190,10 +191,9 @@ def _language_task(settings, data: Path):
     size = settings.get("output_dictionary_size")
     if size is not None and size >= 0:
         raise InputError(f"the training's output_dictionary_size {size} cannot be exported")
-    settings.data = str(data)
+    settings["data"] = str(data)
     try:
-        with without_progress():
-            return tasks.setup_task(settings, from_checkpoint=True)
+        return set_up_task(settings)
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"the dictionary of {data} cannot be read: {error}") from error
 
@@ -211,9 +211,6 @@ def _check_size(state: dict[str, Any], checkpoint: Path, entries: int, dictionar
 
 def _plain(state: dict[str, Any], checkpoint: Path, task) -> tuple[PlainModel, Any]:
     """(the plain model of a checkpoint, the maximum sequence lengths of fairseq's model)."""
-    from lightconv_plugin.generation.loading import build_model
-    from lightconv_plugin.models.plain import plain_model
-
     model = build_model(state, checkpoint, task)
     try:
         return plain_model(model), model.max_positions()

@@ -1,11 +1,13 @@
 """Reads and writes checkpoints safely: nothing in a file is executed, and files are written atomically."""
 
+import pickle
 import re
 import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
 
+from lightconv_plugin.checkpoints import safe_globals
 from lightconv_plugin.checkpoints.contents import check_contents
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write
@@ -45,11 +47,8 @@ def safe_torch_load(path: Path) -> Any:
     that no command here needs: they become empty objects, so that fairseq need not be imported. Threads load one after
     another.
     """
-    import pickle
-
     import torch
 
-    from lightconv_plugin.checkpoints import safe_globals
     from lightconv_plugin.checkpoints.numpy_data import NotPlainData
 
     meters = safe_globals.meters({name: type(name, (), {}) for name in safe_globals.METERS})
@@ -86,4 +85,15 @@ def load_model_checkpoint(path: Path) -> dict:
     """
     state = safe_torch_load(path)
     check_contents(path, state)
+    return state
+
+
+def load_checkpoint(path: Path) -> dict:
+    """A fairseq checkpoint without its optimizer state; its parameters are under "model"."""
+    state = load_model_checkpoint(path)
+    state.pop("last_optimizer_state", None)
+    for entry in state.get("optimizer_history") or []:
+        entry.pop("optimizer", None)  # its place in files from 2018 and before
+    for key in ("ema", "ema_fp32_params", "train_meters"):
+        (state.get("extra_state") or {}).pop(key, None)
     return state

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import lightconv_plugin
+from lightconv_plugin.checkpoints.exported import SearchDefaults, Settings
 from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules import ModelConfig, StackConfig
-
-if TYPE_CHECKING:
-    from lightconv_plugin.checkpoints.exported import SearchDefaults, Settings
 
 _LIBRARY = "lightconv-plugin"
 

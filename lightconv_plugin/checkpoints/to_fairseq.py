@@ -15,13 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fairseq import models
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from lightconv_plugin.checkpoints.exported import CONFIG, Exported, load_model, open_exported
 from lightconv_plugin.checkpoints.layouts import Model, our_state, read_model
 from lightconv_plugin.errors import InputError, UnsupportedModelError
 from lightconv_plugin.mixers import MIXERS
+from lightconv_plugin.models.config import VALUED_BOOLEANS
+from lightconv_plugin.models.plain import plain_config
 from lightconv_plugin.modules import MixerSpec, ModelConfig, StackConfig
+from lightconv_plugin.quiet import quietly
 
 _OF_OUTPUTS = ("output_dim", "share_input_output", "output_bias", "adaptive_input", "adaptive_softmax")
 _OF_ENCODER_ATTENTION = ("num_heads", "attention_dropout", "cross_attention_conv")
@@ -58,10 +64,6 @@ def fairseq_checkpoint(directory: Path) -> tuple[dict[str, Any], list[str]]:
 
 def command_line(cfg: Mapping[str, Any]) -> str:
     """The options of fairseq-train for the model in `fairseq_checkpoint`'s cfg that differ from the defaults."""
-    from fairseq import models
-
-    from lightconv_plugin.models.config import VALUED_BOOLEANS
-
     options, task = cfg["model"], cfg["task"]
     defaults = models.MODEL_DATACLASS_REGISTRY[options["_name"]]()
     words = ["--task", task["_name"], "--arch", options["_name"]]
@@ -92,8 +94,6 @@ def fairseq_model(exported: Exported) -> tuple[Model, dict[str, Tensor]]:
 
 
 def _same_model(exported: Exported) -> Model:
-    from lightconv_plugin.models.plain import plain_config
-
     config, path = exported.config, exported.directory / CONFIG
     if config.share_embeddings and exported.source != exported.target:
         raise InputError(
@@ -255,11 +255,6 @@ def _parameters(plain: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
 
 def _settings(exported: Exported, model: Model) -> dict[str, Any]:
     """The cfg that fairseq's trainer would save."""
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-    from omegaconf import OmegaConf
-
-    from lightconv_plugin.generation.loading import without_progress
-
     settings = exported.settings
     task: dict[str, Any] = {"task": "language_modeling", "criterion": "cross_entropy"}
     if exported.config.encoder is not None:
@@ -274,7 +269,7 @@ def _settings(exported: Exported, model: Model) -> dict[str, Any]:
     if exported.config.decoder.adaptive_softmax is not None:
         task["criterion"] = "adaptive_loss"
     training = {"optimizer": "adam", "lr_scheduler": "inverse_sqrt"}
-    with without_progress():
+    with quietly(user_warnings=False):
         cfg = convert_namespace_to_omegaconf(Namespace(arch=model.architecture, **model.options, **task, **training))
     known = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
     assert isinstance(known, dict)

@@ -8,25 +8,22 @@ lightconv convert runs/wikitext103/talkconv/checkpoint_best.pt talk.pt --to talk
 """
 
 import argparse
-import logging
 from pathlib import Path
 
 from lightconv_plugin.checkpoints.layouts import LAYOUTS
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.quiet import quietly
 
 
 def run(args: argparse.Namespace) -> int:
     from lightconv_plugin.checkpoints.conversion import convert
     from lightconv_plugin.checkpoints.loading import torch_save
 
-    logging.disable(logging.INFO)  # fairseq's messages while it is imported
-    try:
+    with quietly():
         if args.output.exists() and args.output.samefile(args.input):
             raise InputError(f"{args.output} is also the file to convert: choose another name")
         converted, said = convert(args.input, args.to)
         torch_save(converted, args.output)
-    finally:
-        logging.disable(logging.NOTSET)
     for line in said:
         print(line)
     print(f"written to {args.output}")

@@ -4,8 +4,9 @@ lightconv deploy dynamicconv-de-en dynamicconv-de-en-aoti
 """
 
 import argparse
-import logging
 from pathlib import Path
+
+from lightconv_plugin.quiet import quietly
 
 _FORMATS = ("aoti", "export")
 
@@ -13,11 +14,8 @@ _FORMATS = ("aoti", "export")
 def run(args: argparse.Namespace) -> int:
     from lightconv_plugin.deployment import deploy
 
-    logging.disable(logging.INFO)
-    try:
+    with quietly():
         deploy(args.directory, args.output, format=args.format, force=args.force, said=_say)
-    finally:
-        logging.disable(logging.NOTSET)
     size = sum(path.stat().st_size for path in args.output.iterdir() if path.is_file())
     print(f"written to {args.output}: {size / 1e6:,.1f} MB")
     return 0

@@ -3,16 +3,15 @@
 import argparse
 import logging
 
+from lightconv_plugin.quiet import quietly
+
 
 def run(args: argparse.Namespace) -> int:
     from lightconv_plugin.diagnostics.checks import examine
 
     # fairseq and its dependencies log a lot during import; the findings have everything that matters.
-    logging.disable(logging.WARNING)
-    try:
+    with quietly(logging.WARNING):
         report = examine()
-    finally:
-        logging.disable(logging.NOTSET)
     print(report.json() if args.json else report.lines(args.verbose))
     return 0 if report.ok else 1
 

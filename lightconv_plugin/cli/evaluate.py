@@ -44,11 +44,10 @@ def run(args: argparse.Namespace) -> int:
     refuse(args, refused[args.metric], f"--metric {args.metric}")
     if args.samples and not args.against:
         raise InputError("--samples needs --against FILE")
-    from lightconv_plugin.recipes.environment import compute_here, quietly
+    from lightconv_plugin.recipes.environment import compute_here
+    from lightconv_plugin.recipes.evaluation import evaluate
 
     compute_here()
-    with quietly():
-        from lightconv_plugin.recipes.evaluation import evaluate
 
     scored = evaluate(
         args.data,

@@ -5,10 +5,10 @@ lightconv export average10.pt dynamicconv-de-en-int8 --dtype int8
 """
 
 import argparse
-import logging
 from pathlib import Path
 
 from lightconv_plugin.arguments import add_text_options, positive
+from lightconv_plugin.quiet import quietly
 
 _DTYPES = ("float32", "bfloat16", "float16", "int8")
 _FORWARDED = (
@@ -18,14 +18,11 @@ _FORWARDED = (
 
 
 def run(args: argparse.Namespace) -> int:
-    logging.disable(logging.INFO)  # fairseq's messages while it is imported
-    try:
+    with quietly():
         from lightconv_plugin.checkpoints.exporting import Export, export_checkpoint
 
         wanted = Export(**{name: getattr(args, name) for name in _FORWARDED})
         notes = export_checkpoint(args.checkpoint, args.directory, args.data, wanted, force=args.force)
-    finally:
-        logging.disable(logging.NOTSET)
     for note in notes:
         print("note: " + note.replace("`tokenizer`", "--tokenizer"))
     size = sum(path.stat().st_size for path in args.directory.iterdir() if path.is_file())

@@ -26,11 +26,10 @@ example:
 def run(args: argparse.Namespace) -> int:
     if not args.data.is_dir():
         raise InputError(f"no folder {args.data} with binarised data")
-    from lightconv_plugin.recipes.environment import compute_here, quietly
+    from lightconv_plugin.recipes.environment import compute_here
+    from lightconv_plugin.recipes.evaluation import measure_perplexity
 
     compute_here()
-    with quietly():
-        from lightconv_plugin.recipes.evaluation import measure_perplexity
     result = measure_perplexity(args.data, args.checkpoint, args.subset, args.context_window, args.unknown)
     line = (
         "{subset}: perplexity {perplexity:.2f} over {tokens:,} tokens, each with at least {context_window} before it "

@@ -3,10 +3,10 @@
 import argparse
 import sys
 
+from lightconv_plugin.recipes.data.tasks import TASKS, prepare
+
 
 def run(args: argparse.Namespace) -> int:
-    from lightconv_plugin.recipes.data import prepare
-
     try:
         prepare(args.task, args.arguments)
     except KeyboardInterrupt:
@@ -16,8 +16,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def add_parser(commands) -> None:
-    from lightconv_plugin.recipes.data.tasks import TASKS
-
     width = max(map(len, TASKS)) + 2
     listing = "\n".join(f"  {name:<{width}}{task.about.splitlines()[0]}" for name, task in TASKS.items())
     parser = commands.add_parser(

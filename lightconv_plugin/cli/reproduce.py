@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.paths import configs_dir
 
 DESCRIPTION = """\
 Prepares the data, trains the configuration with each seed, chooses the number of averaged checkpoints and the length
@@ -67,7 +68,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_table(results: Path | None) -> int:
-    from lightconv_plugin.paths import configs_dir
     from lightconv_plugin.recipes.reproduce.table import default_results, default_table, write_table
     from lightconv_plugin.recipes.steps import say
 

@@ -6,6 +6,7 @@ Exit status: 0 every line was translated; 1 some lines could not be (listed on s
 
 import argparse
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ from typing import IO, TYPE_CHECKING
 from lightconv_plugin.arguments import add_text_options, positive
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write
+from lightconv_plugin.quiet import quietly
 
 if TYPE_CHECKING:
     from lightconv_plugin.generation.translations import Translation
@@ -227,13 +229,8 @@ def _standard_output() -> IO[str]:
 
 def _load(args: argparse.Namespace):
     """The Translator for these options. Warnings and the generator's messages go to standard error."""
-    import logging
-
-    logging.disable(logging.INFO)  # fairseq's messages while it is imported
-    try:
+    with quietly():
         from lightconv_plugin.generation.translator import Translator
-    finally:
-        logging.disable(logging.NOTSET)
     logging.basicConfig(format=f"lightconv {args.command}: %(message)s", stream=sys.stderr)
     logging.getLogger("lightconv_plugin.generation").setLevel(logging.INFO)
     options = {name: getattr(args, name) for name in _FORWARDED}

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lightconv_plugin.compat.optimizing import as_parameters
 from lightconv_plugin.compat.registry import patch
 
 logger = logging.getLogger(__name__)
@@ -131,8 +132,6 @@ def float32_parameters() -> None:
     the model.
     """
     from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin as Mixin
-
-    from lightconv_plugin.compat.optimizing import as_parameters
 
     key = "fp32_params"
     save, load = Mixin.state_dict, Mixin.load_state_dict

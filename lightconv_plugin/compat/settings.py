@@ -2,8 +2,8 @@
 
 import sys
 
-from lightconv_plugin.compat.expressions import evaluate
 from lightconv_plugin.compat.registry import patch
+from lightconv_plugin.expressions import evaluate
 
 
 @patch(versions="all versions of fairseq")

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 
+from lightconv_plugin import allocator
+from lightconv_plugin.diagnostics import machine
 from lightconv_plugin.errors import how_to_get
 from lightconv_plugin.paths import package_dir
 
@@ -180,8 +182,6 @@ def _release(path: str) -> str:
 
 def _machine(report: Report) -> None:
     """GPUs that torch cannot use; too little memory or disk space for kernels that are not compiled yet."""
-    from lightconv_plugin.diagnostics import machine
-
     memory = machine.available_memory()
     if memory is not None:
         report.add(INFO, "memory", f"{memory / (1 << 30):.1f} GiB available")
@@ -356,8 +356,6 @@ def _backend(report: Report, kind: str) -> bool:
 
 def _allocator() -> str:
     """The allocator of this process, and the one that a training on the CPU would use."""
-    from lightconv_plugin import allocator
-
     here = allocator.keep_freed_memory().why
     if allocator.preload():
         return f"{here}; `lightconv train` on a CPU preloads tcmalloc"

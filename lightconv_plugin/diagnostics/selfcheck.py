@@ -6,9 +6,13 @@ operators. Native kernels are also compared with the package's reference, with e
 """
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
+
+from lightconv_plugin import ops
+from lightconv_plugin.ops import reference
 
 OPERATORS = ("lightconv", "dynamicconv", "talkconv")
 
@@ -94,8 +98,6 @@ def operator_error(name: str, device: torch.device, dtype: torch.dtype) -> float
 
 
 def _compare_talk(compare: Callable[[Tensor | None, Tensor], None], device: torch.device, dtype: torch.dtype) -> None:
-    from lightconv_plugin import ops
-
     generator = torch.Generator().manual_seed(30)
     x, grad = (torch.randn(LENGTH, BATCH, CHANNELS, generator=generator).to(dtype).double() for _ in range(2))
     left, right = ((1.5 * torch.rand(LENGTH, BATCH, HEADS, generator=generator)).to(dtype).double() for _ in range(2))
@@ -127,8 +129,6 @@ def _compare_talk(compare: Callable[[Tensor | None, Tensor], None], device: torc
 def _compare_convolution(
     name: str, compare: Callable[[Tensor | None, Tensor], None], device: torch.device, dtype: torch.dtype
 ) -> None:
-    from lightconv_plugin import ops
-
     static = name == "lightconv"
     operator, step = getattr(ops, name), getattr(ops, f"{name}_step")
     generator = torch.Generator().manual_seed(29)
@@ -161,8 +161,6 @@ def _compare_convolution(
 
 def reference_error(name: str, device: torch.device, dtype: torch.dtype) -> float:
     """The largest absolute difference between the backend in use and the reference, with every option on."""
-    from lightconv_plugin.ops import reference
-
     generator = torch.Generator().manual_seed(31)
 
     def normal(*shape: int) -> Tensor:
@@ -210,8 +208,6 @@ def _talk_calls(normal: Callable[..., Tensor], device: torch.device) -> dict[str
 
 def decoding_error(architecture: str = "dynamicconv", device: str = "cpu") -> float:
     """Build a tiny model; returns the largest difference between decoding step by step and all at once."""
-    from types import SimpleNamespace
-
     from fairseq import models
     from fairseq.data import Dictionary
     from omegaconf import OmegaConf

@@ -6,20 +6,21 @@ Without fairseq: `Translator` on exported models, `BatchSearch` and `StepModel` 
 
 import importlib
 
-from lightconv_plugin.errors import UnsupportedModelError
+from lightconv_plugin.errors import TranslationError, UnsupportedModelError
+
+DTYPES = ("float32", "bfloat16", "int8")  # of the linear layers in a search
+AUTO = "auto"  # the fastest of them on this CPU, see dtypes.py
 
 _HOMES = {
     "BatchSearch": "batch_search",
-    "DTYPES": "linear",
     "FastGenerator": "generator",
     "SearchOptions": "beam_search",
     "StepModel": "steps",
     "Translation": "translator",
-    "TranslationError": "searcher",
     "Translator": "translator",
 }
 
-__all__ = ["UnsupportedModelError", *_HOMES]
+__all__ = ["DTYPES", "TranslationError", "UnsupportedModelError", *_HOMES]
 
 
 def __getattr__(name: str):

@@ -33,7 +33,7 @@ class BatchSearch:
     Args:
         models: an ensemble of encoder-decoders, in evaluation mode.
         options: options of the search.
-        dtype: arithmetic of the linear layers, one of linear.DTYPES.
+        dtype: arithmetic of the linear layers, one of DTYPES.
         threads: number of threads that share the work on a CPU; None for as many as torch has.
         cuda_graphs: capture the steps of the search in CUDA graphs.
 

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightconv_plugin.checkpoints.exported import Exported, SearchDefaults, load_model, open_exported
-from lightconv_plugin.errors import InputError
-from lightconv_plugin.generation.searcher import TranslationError
-from lightconv_plugin.generation.text_pipeline import Pipeline
-from lightconv_plugin.generation.translation_models import TranslationModels
+from lightconv_plugin.errors import InputError, TranslationError
+from lightconv_plugin.generation.translation_models import Pipeline, TranslationModels
 from lightconv_plugin.modules.transformer import EncoderDecoder
 
 

@@ -7,13 +7,9 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from lightconv_plugin.generation.translations import Translation
-from lightconv_plugin.text.sentences import LONGEST, SentenceStream, halves, segmenter, separator
-
-if TYPE_CHECKING:
-    from lightconv_plugin.generation.translator import Translator
+from lightconv_plugin.text.sentences import LONGEST, SentenceStream, halves
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -83,11 +79,10 @@ def parts(
 
 
 def translate_document(
-    translator: Translator, chunks: Iterable[str | bytes], window: int, longest: int = LONGEST
+    found: Iterable[Part], translate: Callable[[Iterator[str | bytes]], Iterable[Translation]], space: str
 ) -> Iterator[TranslatedPart]:
-    """See Translator.translate_document."""
-    space, waiting = separator(translator.target_lang), deque[Part]()
-    found = parts(chunks, segmenter(translator.source_lang), translator.fit, longest)
+    """The parts with their translations. translate: as Translator.translate_stream. space: between two sentences."""
+    waiting = deque[Part]()
 
     def sources() -> Iterator[str | bytes]:
         for part in found:
@@ -95,7 +90,7 @@ def translate_document(
             yield part.source
 
     empty = True  # nothing of this line has been written yet
-    for translation in translator.translate_stream(sources(), window=window):
+    for translation in translate(sources()):
         part = waiting.popleft()
         text = translation.text
         written = ("" if empty or not text else space) + text + ("\n" if part.last else "")

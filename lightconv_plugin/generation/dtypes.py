@@ -15,13 +15,9 @@ from collections.abc import Sequence
 
 import torch
 
-from lightconv_plugin.generation.linear import DTYPES
 from lightconv_plugin.generation.native import not_covered, why_not
 from lightconv_plugin.modules.transformer import EncoderDecoder
 from lightconv_plugin.ops.instructions import instruction_set
-
-AUTO = "auto"
-CHOICES = (AUTO, *DTYPES)
 
 # Instruction set → d (channels between the layers) → type → (one sentence, 32 sentences), × float32's speed.
 TABLE: dict[str, dict[int, dict[str, tuple[float, float]]]] = {

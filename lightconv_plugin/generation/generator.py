@@ -11,9 +11,10 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
 from lightconv_plugin.errors import UnsupportedModelError
+from lightconv_plugin.generation import AUTO
 from lightconv_plugin.generation.batch_search import BatchSearch
 from lightconv_plugin.generation.beam_search import Hypotheses, SearchOptions
-from lightconv_plugin.generation.dtypes import AUTO, fastest_type, slow_type
+from lightconv_plugin.generation.dtypes import fastest_type, slow_type
 from lightconv_plugin.generation.linear import check_dtype
 from lightconv_plugin.models.plain import plain_encoder_decoder
 
@@ -36,7 +37,7 @@ class FastGenerator(SequenceGenerator):
     Args:
         models: an ensemble of encoder-decoders.
         tgt_dict: their target dictionary.
-        dtype: arithmetic of the linear layers, one of linear.DTYPES, or "auto" for the fastest on this CPU, which is
+        dtype: arithmetic of the linear layers, one of DTYPES, or "auto" for the fastest on this CPU, which is
             chosen at the first batch. If it falls back to fairseq's generator, the models run in their own type.
         threads: number of threads that share the work on a CPU, see BatchSearch.
         cuda_graphs: capture the steps of the search in CUDA graphs; fairseq's generator does not use them.

@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightconv_plugin.errors import UnsupportedModelError
+from lightconv_plugin.generation import DTYPES
 from lightconv_plugin.modules.linear import Linear
-
-DTYPES = ("float32", "bfloat16", "int8")
 
 
 def check_dtype(dtype: str) -> str:

@@ -1,223 +1,24 @@
-"""Loads fairseq checkpoints of translation models for the search: safely, and with errors that say what to do."""
+"""Opens fairseq checkpoints (checkpoints/opening.py) for translation. Importing this imports fairseq."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightconv_plugin.checkpoints.loading import safe_torch_load
-from lightconv_plugin.errors import UnsupportedModelError
-from lightconv_plugin.generation.searcher import TranslationError
-from lightconv_plugin.generation.text_pipeline import build_pipeline
-from lightconv_plugin.generation.translation_models import TranslationModels
-
-_TABLE = "{}.embed_tokens.weight"
-
-
-@contextlib.contextmanager
-def without_progress() -> Iterator[None]:
-    """Suppress fairseq's messages about what it loads, and hydra's about fairseq; logged warnings are kept."""
-    before = logging.root.manager.disable
-    logging.disable(max(before, logging.INFO))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            yield
-    finally:
-        logging.disable(before)
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint of an encoder-decoder; see `read_any_checkpoint`.
-
-    Also raises TranslationError if it is the checkpoint of a language model.
-    """
-    state = read_any_checkpoint(path)
-    if not has_encoder(state):
-        raise TranslationError(f"{path} has no encoder: it is a checkpoint of a language model, which cannot translate")
-    return state
-
-
-def has_encoder(state: dict[str, Any]) -> bool:
-    """Whether a checkpoint is of an encoder-decoder, judging by its parameters."""
-    return any(name.startswith("encoder.") for name in state["model"])
-
-
-def read_any_checkpoint(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint, converted to the current layout by fairseq; only tensors and settings are loaded.
-
-    Raises TranslationError (or its base, InputError) if there is no such file, or if it is not a checkpoint.
-    """
-    if not path.is_file():
-        raise TranslationError(f"no such checkpoint: {path}")
-    from fairseq import checkpoint_utils
-
-    from lightconv_plugin.models.architectures import use_registered_architecture
-
-    try:
-        with without_progress():
-            state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-    except Exception as error:
-        safe_torch_load(path)  # raises a precise error if the file is the problem
-        raise TranslationError(
-            f"{path} is not a checkpoint of fairseq: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        ) from error
-    if not isinstance(state.get("model"), dict) or not (state.get("cfg") or state.get("args")):
-        raise TranslationError(f"{path} is not a checkpoint of fairseq: it has no parameters or no settings")
-    use_registered_architecture(state)
-    return state
-
-
-def task_settings(state: dict[str, Any]):
-    """The task's part of a checkpoint's configuration; its fields can be read and changed."""
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-    from omegaconf import OmegaConf
-
-    if state.get("args"):  # a checkpoint from before 2021
-        state["cfg"], state["args"] = state.get("cfg") or convert_namespace_to_omegaconf(state["args"]), None
-    OmegaConf.set_struct(state["cfg"].task, False)
-    return state["cfg"].task
-
-
-def find_data(settings, checkpoint: Path, data: Path | None, dictionaries: str = "dict.*.txt") -> Path:
-    """The folder with the dictionaries: `data`, or the one in the training's settings, or the checkpoint's own.
-
-    dictionaries: the pattern of their names. Raises TranslationError if none of these folders has dictionaries.
-    """
-    named = [Path(part) for part in str(settings.get("data") or "").split(":")[:1] if part]
-    tried = [data] if data is not None else [*named, checkpoint.absolute().parent]
-    for folder in tried:
-        if any(folder.glob(dictionaries)):
-            return folder
-    places, names = " nor in ".join(map(str, tried)), dictionaries.replace("*", "XX")
-    raise TranslationError(f"no dictionaries ({names}) in {places}: give their folder as `data`")
-
-
-def languages(settings, data: Path, source: str | None, target: str | None) -> tuple[str, str]:
-    """(source, target): as given, or as in the training's settings, or from the names of the files in `data`.
-
-    Raises TranslationError if they cannot be determined, or have no dictionary.
-    """
-    there = sorted(path.name.removeprefix("dict.").removesuffix(".txt") for path in data.glob("dict.*.txt"))
-    source, target = source or settings.get("source_lang"), target or settings.get("target_lang")
-    if source is None or target is None:
-        from fairseq.data.data_utils import infer_language_pair
-
-        inferred = infer_language_pair(str(data))  # from the names of the binarised texts, if there are any
-        source, target = source or inferred[0], target or inferred[1]
-    if source is None or target is None:
-        raise TranslationError(
-            f"neither the checkpoint nor {data} names the languages: give `source_lang` and `target_lang`, "
-            f"each one of {', '.join(there)}"
-        )
-    for option, lang in (("source_lang", source), ("target_lang", target)):
-        if lang not in there:
-            raise TranslationError(f"`{option}` {lang}: {data} has no dict.{lang}.txt; it has {', '.join(there)}")
-    return source, target
-
-
-def build_task(settings, data: Path, source: str, target: str):
-    """The training's fairseq task, with the dictionaries in `data`.
-
-    Raises TranslationError unless the task is translation from one language to another with beam search.
-    """
-    from fairseq import tasks
-    from fairseq.tasks.translation import TranslationTask
-
-    from lightconv_plugin.generation.task import TranslationFastTask
-
-    name = settings.get("_name") or settings.get("task")
-    kind = tasks.TASK_REGISTRY.get(name, object)
-    if not issubclass(kind, TranslationTask):
-        raise TranslationError(f"the checkpoint's task is {name!r}: only tasks derived from translation are supported")
-    if kind.build_generator not in (TranslationTask.build_generator, TranslationFastTask.build_generator):
-        raise TranslationError(f"the checkpoint's task {name!r} uses its own search instead of beam search")
-    settings.data, settings.source_lang, settings.target_lang = str(data), source, target
-    settings.eval_bleu = False  # it would build a generator that only validation needs
-    try:
-        with without_progress():
-            return tasks.setup_task(settings, from_checkpoint=True)
-    except (OSError, ValueError) as error:
-        raise TranslationError(f"the dictionaries of {data} cannot be read: {error}") from error
-
-
-def check_sizes(state: dict[str, Any], checkpoint: Path, task, data: Path) -> None:
-    """Raise TranslationError if the sizes of a dictionary and of the embeddings differ.
-
-    Embeddings that are not a single table, such as adaptive ones, are left to `build_model`.
-    """
-    cfg = task.cfg
-    sides = (("encoder", cfg.source_lang, task.source_dictionary), ("decoder", cfg.target_lang, task.target_dictionary))
-    for side, lang, dictionary in sides:
-        table = state["model"].get(_TABLE.format(side))
-        if table is not None and len(table) != len(dictionary):
-            raise TranslationError(
-                f"{checkpoint} has {len(table):,} embeddings in its {side}, but {data / f'dict.{lang}.txt'} has "
-                f"{len(dictionary):,} entries: the dictionary does not match the checkpoint; check `data`, "
-                "`source_lang` and `target_lang`"
-            )
-
-
-@dataclass
-class Opened:
-    """The first checkpoint of an ensemble with its task. `state` may be handed over to a model.
-
-    trained: the languages in the training's settings, None if it is not named there.
-    """
-
-    state: dict[str, Any]
-    task: Any
-    data: Path
-    source: str
-    target: str
-    trained: tuple[str | None, str | None]
-
-
-def open_first(
-    path: Path, data: Path | None, source: str | None, target: str | None, state: dict[str, Any] | None = None
-) -> Opened:
-    """Read a checkpoint and its dictionaries, and check that they match.
-
-    state: the result of `read_checkpoint`, if it was already read. Raises the TranslationErrors of the functions above.
-    """
-    state = read_checkpoint(path) if state is None else state
-    settings = task_settings(state)
-    trained = settings.get("source_lang"), settings.get("target_lang")
-    data = find_data(settings, path, data)
-    source, target = languages(settings, data, source, target)
-    task = build_task(settings, data, source, target)
-    check_sizes(state, path, task, data)
-    return Opened(state, task, data, source, target, trained)
-
-
-def check_direction(settings, checkpoint: Path, first: Path, trained: tuple[str | None, str | None]) -> None:
-    """Raise TranslationError if a training's settings name other languages than those of the ensemble's first model."""
-    for name, expected in zip(("source_lang", "target_lang"), trained, strict=True):
-        if None not in (expected, found := settings.get(name)) and found != expected:
-            raise TranslationError(
-                f"{first} was trained with {name} {expected}, {checkpoint} with {found}: they cannot form an ensemble"
-            )
-
-
-def build_model(state: dict[str, Any], checkpoint: Path, task):
-    """The model of a checkpoint in evaluation mode, on the CPU, float32; raises TranslationError if that fails."""
-    from fairseq import checkpoint_utils
-
-    task_settings(state).eval_bleu = False
-    try:
-        with without_progress():
-            models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], task=task, state=state)
-    except Exception as error:
-        # The configuration may ask for anything that is missing: an architecture, a module, parameters of other shapes.
-        raise TranslationError(
-            f"{checkpoint} cannot be built: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        ) from error
-    return models[0].float().eval()
+from lightconv_plugin.checkpoints.opening import (
+    build_model,
+    check_direction,
+    check_sizes,
+    open_first,
+    read_checkpoint,
+    task_settings,
+)
+from lightconv_plugin.checkpoints.training_text import find_text
+from lightconv_plugin.errors import InputError, TranslationError, UnsupportedModelError
+from lightconv_plugin.generation.translation_models import Pipeline, TranslationModels
+from lightconv_plugin.models.plain import plain_encoder_decoder
+from lightconv_plugin.text.sides import TokeniserError
 
 
 def open_checkpoints(
@@ -225,14 +26,12 @@ def open_checkpoints(
 ) -> TranslationModels:
     """An ensemble of checkpoints, with the files of the text pipeline that are found beside their training data.
 
-    text: the arguments of `build_pipeline` except task and data. Raises the TranslationErrors of the functions above,
-    and one if a model has a part that only fairseq can run.
+    text: the arguments of `build_pipeline` except task and data. Raises the TranslationErrors of opening.py, and one if
+    a model has a part that only fairseq can run.
     """
     opened = open_first(paths[0], data, source, target)
     # Before the models are built, because most mistakes are found here.
     pipeline = build_pipeline(opened.task, opened.data, **text)
-    from lightconv_plugin.models.plain import plain_encoder_decoder
-
     task, models, sizes = opened.task, [], [opened.task.max_positions()]
     for number, path in enumerate(paths):
         state = read_checkpoint(path) if number else opened.state
@@ -255,3 +54,15 @@ def open_checkpoints(
         bool(getattr(task.cfg, "truncate_source", False)),
         pipeline,
     )
+
+
+def build_pipeline(task, data: Path, **options: Any) -> Pipeline:
+    """The Pipeline for what `find_text` finds; see there for the arguments and errors."""
+    found = find_text(task, data, **options)
+    try:
+        unsplit = found.target.file is None and found.target.subwords != "words" and found.source.file is not None
+        return Pipeline(found.source.encode(), found.target.decode(), found.notes, None if unsplit else found.target)
+    except TokeniserError as error:
+        raise TranslationError(f"{error}; or set `tokenizer` to none, for tokenised text") from error
+    except InputError as error:
+        raise TranslationError(str(error)) from error

@@ -8,15 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from lightconv_plugin.errors import InputError
+from lightconv_plugin.errors import TranslationError
+from lightconv_plugin.generation import DTYPES
 from lightconv_plugin.generation.batch_search import BatchSearch
 from lightconv_plugin.generation.beam_search import SearchOptions
-from lightconv_plugin.generation.linear import DTYPES
 from lightconv_plugin.modules.transformer import EncoderDecoder
-
-
-class TranslationError(InputError, ValueError):
-    """Bad input of a `Translator`; the message says what to change."""
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,7 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-# The module and not its class: it may be the one that imports fairseq, which imports this file before it has the class.
-from lightconv_plugin.generation import generator as fast
-from lightconv_plugin.generation.dtypes import CHOICES
+from lightconv_plugin.generation import AUTO, DTYPES
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +23,7 @@ logger = logging.getLogger(__name__)
 class TranslationFastConfig(TranslationConfig):
     """fairseq's translation options, and those of the fast search."""
 
-    generation_dtype: ChoiceEnum(CHOICES) = field(  # type: ignore[valid-type]  # where fairseq looks for the choices
+    generation_dtype: ChoiceEnum((AUTO, *DTYPES)) = field(  # type: ignore[valid-type]  # where fairseq looks for them
         default="float32",
         metadata={
             "help": "arithmetic of the linear layers: float32 is the model's own and gives the results of "
@@ -49,7 +47,9 @@ class TranslationFastTask(TranslationTask):
             if getattr(args, "print_alignment", None):
                 logger.info("falling back to fairseq's generator: --print-alignment is not supported")
             else:
-                seq_gen_cls = fast.FastGenerator
+                from lightconv_plugin.generation.generator import FastGenerator  # most trainings never search
+
+                seq_gen_cls = FastGenerator
                 dtype = self.cfg.generation_dtype
                 extra_gen_cls_kwargs = {
                     **(extra_gen_cls_kwargs or {}),
@@ -64,5 +64,5 @@ class TranslationFastTask(TranslationTask):
         """--eval-bleu keeps one generator for the whole training, so it must reread the weights."""
         super().begin_valid_epoch(epoch, model)
         generator = getattr(self, "sequence_generator", None)
-        if isinstance(generator, fast.FastGenerator):
+        if generator is not None and hasattr(generator, "refresh"):  # a FastGenerator
             generator.refresh()

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lightconv_plugin.generation.text_pipeline import Pipeline
 from lightconv_plugin.modules.transformer import EncoderDecoder
+from lightconv_plugin.text.sides import TextSide
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """encode: raw line → pieces of the source dictionary. decode: pieces of the target dictionary → text.
+
+    notes: assumptions that the user should know about.
+    target: how given translations are split into pieces; None if that is unknown.
+    """
+
+    encode: Callable[[str], list[str]]
+    decode: Callable[[list[str]], str]
+    notes: tuple[str, ...]
+    target: TextSide | None = None
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from lightconv_plugin.errors import TranslationError
+from lightconv_plugin.generation import AUTO
 from lightconv_plugin.generation.beam_search import SearchOptions
-from lightconv_plugin.generation.documents import TranslatedPart, fit, translate_document
-from lightconv_plugin.generation.dtypes import AUTO, fastest_type, slow_type
+from lightconv_plugin.generation.directories import open_directories
+from lightconv_plugin.generation.documents import TranslatedPart, fit, parts, translate_document
+from lightconv_plugin.generation.dtypes import fastest_type, slow_type
 from lightconv_plugin.generation.given import GivenScorer, score_given
 from lightconv_plugin.generation.native import not_covered, why_not
-from lightconv_plugin.generation.searcher import Found, Searcher, SearchSettings, TranslationError, check_device
+from lightconv_plugin.generation.searcher import Found, Searcher, SearchSettings, check_device
 from lightconv_plugin.generation.threads import torch_threads
 from lightconv_plugin.generation.translation_models import TranslationModels
 from lightconv_plugin.generation.translations import Hypothesis, Translation, read_line
+from lightconv_plugin.text.sentences import segmenter, separator
 
 WINDOW = 2000  # lines of a stream that are read before any is translated: enough for batches of similar lengths
 _TOO_LONG = "too long"
@@ -210,7 +214,9 @@ class Translator:
         `problem`.
         """
         _at_least(1, window=window)
-        return translate_document(self, chunks, window)
+        found = parts(chunks, segmenter(self.source_lang), self.fit)
+        stream = functools.partial(self.translate_stream, window=window)
+        return translate_document(found, stream, separator(self.target_lang))
 
     def fit(self, sentence: str) -> list[str]:
         """Split a sentence into parts that the model accepts: itself, or halves, cut at white space, of any depth."""
@@ -338,8 +344,6 @@ def _open(
         raise TranslationError(f"`path` must be directories or checkpoints, not both: got {' and '.join(names)}")
     for name in about_checkpoints:
         raise TranslationError(f"`{name}` is for checkpoints only: {paths[0]} is exported and defines its text itself")
-    from lightconv_plugin.generation.directories import open_directories
-
     return open_directories(paths, source_lang, target_lang)
 
 

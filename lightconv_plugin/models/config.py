@@ -12,7 +12,7 @@ from fairseq.models.transformer.transformer_config import DEFAULT_MIN_PARAMS_TO_
 from omegaconf import OmegaConf
 
 from lightconv_plugin import ops
-from lightconv_plugin.compat.expressions import evaluate
+from lightconv_plugin.expressions import evaluate
 from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.models.checks import SIDES, check, check_heads, check_shared, cutoff, kinds
 from lightconv_plugin.models.pruning import keep_layers

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 from lightconv_plugin import allocator
-from lightconv_plugin.ops import artifacts
+from lightconv_plugin.ops import artifacts, compilation
 from lightconv_plugin.ops.artifacts import NativeError
 
 CHOICES = ("auto", "cpu", "cuda", "reference")
@@ -153,8 +153,6 @@ def _build_or_lesser(kind: str) -> Path:
 
 
 def _build(kind: str) -> Path:
-    from lightconv_plugin.ops import compilation
-
     try:
         architectures = artifacts.chosen_architectures() if kind == "cuda" else ()
     except ValueError as error:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Iterator
 
@@ -54,16 +53,6 @@ def environment(threads: int | None = None, *, trains_on_cpu: bool = False) -> I
 def compute_here() -> None:
     """Apply the settings to this process and those it starts. Call it before importing torch, which loads OpenMP."""
     os.environ.update(settings())
-
-
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Log only warnings and errors within the block: fairseq logs a lot while it is imported."""
-    logging.disable(logging.INFO)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 if __name__ == "__main__":

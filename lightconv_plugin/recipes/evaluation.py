@@ -15,6 +15,7 @@ from lightconv_plugin.checkpoints.loading import safe_torch_load
 from lightconv_plugin.checkpoints.parameters import count_parameters
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write, read_lines
+from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.recipes.steps import say
 from lightconv_plugin.scoring.bleu import check_language
 from lightconv_plugin.scoring.generate_log import parse_gen_log
@@ -70,8 +71,6 @@ def evaluate(
     Raises:
         InputError: an argument is wrong (checked before any work), or generating or scoring failed.
     """
-    from lightconv_plugin.generation import fairseq_generate  # imports fairseq, which takes seconds
-
     how = (how or Measuring()).with_data(data, subset, languages_in(options))
     for path, what in (checkpoint, "checkpoint"), (against, "file"):
         if path is not None and not path.is_file():
@@ -124,8 +123,6 @@ def measure_perplexity(
     Raises:
         InputError: an argument is wrong, fairseq-eval-lm failed, or it left tokens out.
     """
-    from lightconv_plugin.generation import fairseq_generate
-
     check_data(data, subset)
     if not checkpoint.is_file():
         raise InputError(f"no checkpoint {checkpoint}")

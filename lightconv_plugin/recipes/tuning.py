@@ -11,6 +11,7 @@ from typing import Any
 
 from lightconv_plugin.checkpoints.averaging import average_once, checkpoints_in_order
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.recipes.evaluation import OWN, check_data, check_options, languages_in, measure_perplexity
 from lightconv_plugin.scoring.bleu import check_language
 from lightconv_plugin.scoring.measuring import Measuring
@@ -113,8 +114,6 @@ def tune(
     Raises:
         InputError: an argument is wrong (checked before any work), or averaging, generating or scoring failed.
     """
-    from lightconv_plugin.generation import fairseq_generate
-
     metric = metric_of(by)
     _check_arguments(by, average, lenpen, subset, options, allow_test)
     if metric == "perplexity":

@@ -1,9 +1,7 @@
 """Builds a run's model from its checkpoint, by safe loading, and reads sentences for it with fairseq."""
 
-import contextlib
-import logging
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from torch import nn
 
 import lightconv_plugin  # noqa: F401  (registers the models with fairseq)
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.quiet import quietly
 from lightconv_plugin.report.kernels import LONGEST_SHOWN
 
 # How many positions kernels are gathered from: enough for a stable mean; takes seconds for a small model on a CPU.
@@ -52,45 +51,26 @@ def open_model(checkpoint: Path, data_bin: Path | None) -> Opened:
     Raises:
         InputError: the model does not match the data, or the checkpoint has no model.
     """
-    from fairseq import checkpoint_utils
+    from lightconv_plugin.checkpoints import opening  # which imports fairseq
 
-    from lightconv_plugin.models.architectures import use_registered_architecture
-
-    with _quiet():
-        state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
-        use_registered_architecture(state)
-        settings = _task_settings(state, checkpoint)
-        _choose_direction(settings)
-        if data_bin is not None:
-            settings["data"] = str(data_bin)
-        # A single sentence needs no padding.
-        for name, value in (("num_batch_buckets", 0), ("required_seq_len_multiple", 1)):
-            if name in settings:
-                settings[name] = value
-        missing = find_missing(settings)
-        task = _task_without_data(settings, state["model"]) if missing else None
-        try:
-            models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], task=task, state=state)
-        except RuntimeError as error:
-            where = "" if missing else f" with the dictionaries of {settings['data']}"
-            why = " ".join(str(error).split())[:300]
-            raise InputError(f"{checkpoint.name} cannot be loaded{where}: {why}") from error
-    return Opened(models[0].float().eval(), checkpoint.name, None if missing else task, _folder(settings), missing)
-
-
-def _task_settings(state: dict, checkpoint: Path):
-    """The task's part of a checkpoint's configuration, usable like a dictionary."""
-    from omegaconf import OmegaConf
-
-    if state.get("args"):
-        return vars(state["args"])
-    if not state.get("cfg"):
-        raise InputError(f"{checkpoint.name} has no settings of its model: neither 'cfg' nor 'args'")
-    task = state["cfg"].task
-    if isinstance(task, Namespace):  # of a task without a dataclass
-        return vars(task)
-    OmegaConf.set_struct(task, False)
-    return task
+    state = opening.read_any_checkpoint(checkpoint)
+    settings = opening.task_settings(state)
+    _choose_direction(settings)
+    if data_bin is not None:
+        settings["data"] = str(data_bin)
+    # A single sentence needs no padding.
+    for name, value in (("num_batch_buckets", 0), ("required_seq_len_multiple", 1)):
+        if name in settings:
+            settings[name] = value
+    missing = find_missing(settings)
+    task = _task_without_data(settings, state["model"]) if missing else opening.set_up_task(settings)
+    try:
+        model = opening.build_model(state, checkpoint, task)
+    except InputError as error:
+        where = "" if missing else f" with the dictionaries of {settings['data']}"
+        why = " ".join(str(error.__cause__).split())[:300]
+        raise InputError(f"{checkpoint.name} cannot be loaded{where}: {why}") from error
+    return Opened(model, checkpoint.name, None if missing else task, _folder(settings), missing)
 
 
 def _choose_direction(settings) -> None:
@@ -151,7 +131,7 @@ def split_of(folder: Path) -> str:
 
 def load_dataset(task, split: str):
     if split not in task.datasets:
-        with _quiet():
+        with quietly():
             task.load_dataset(split)
     return task.dataset(split)
 
@@ -197,14 +177,3 @@ def choose_shown(found: Sequence[Sentence]) -> list[int]:
         return lengths[i] > LONGEST_SHOWN, -min(lengths[i], 18), i
 
     return sorted(sorted(range(len(found)), key=rank)[:SHOWN])
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress fairseq's progress messages."""
-    before = logging.root.manager.disable
-    logging.disable(logging.INFO)
-    try:
-        yield
-    finally:
-        logging.disable(before)

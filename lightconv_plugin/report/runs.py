@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from lightconv_plugin.checkpoints.averaging import EPOCH_NAME, UPDATE_NAME, load_checkpoint
+from lightconv_plugin.checkpoints.averaging import EPOCH_NAME, UPDATE_NAME
 from lightconv_plugin.checkpoints.layouts import as_mapping
+from lightconv_plugin.checkpoints.loading import load_checkpoint
 from lightconv_plugin.checkpoints.parameters import count_parameters
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.mixers import mixer_of

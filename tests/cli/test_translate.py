@@ -249,7 +249,8 @@ def test_a_terminal_is_answered_line_by_line(made, monkeypatch, capfd):
 
 
 def test_without_fairseq_the_command_says_what_is_missing(monkeypatch, run):
-    for name in [name for name in sys.modules if name.startswith("lightconv_plugin.generation")]:
+    imported = "lightconv_plugin.generation", "lightconv_plugin.checkpoints.opening"
+    for name in [name for name in sys.modules if name.startswith(imported)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "fairseq", None)
     status, _, err = run(b"")

@@ -10,9 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lightconv_plugin.generation import BatchSearch, SearchOptions, native
+from lightconv_plugin.generation import DTYPES, BatchSearch, SearchOptions, native
 from lightconv_plugin.generation.batch_search import TorchSearch
-from lightconv_plugin.generation.linear import DTYPES
 from lightconv_plugin.generation.native import NativeSearch
 from lightconv_plugin.modules import ModelConfig, StackConfig, build_model
 from lightconv_plugin.modules.attention_convolution import AttentionConv

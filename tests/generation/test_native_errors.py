@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from lightconv_plugin.errors import UnsupportedModelError
-from lightconv_plugin.generation import BatchSearch, SearchOptions
+from lightconv_plugin.generation import DTYPES, BatchSearch, SearchOptions
 from lightconv_plugin.generation.batch_search import TorchSearch
-from lightconv_plugin.generation.linear import DTYPES
 from lightconv_plugin.generation.native import NativeSearch
 from lightconv_plugin.modules import AdaptiveInputConfig, AdaptiveSoftmaxConfig, ModelConfig
 from lightconv_plugin.modules.mixers import MIXERS

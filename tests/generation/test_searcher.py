@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lightconv_plugin.errors import TranslationError
 from lightconv_plugin.generation import SearchOptions
-from lightconv_plugin.generation.searcher import Searcher, SearchSettings, TranslationError
+from lightconv_plugin.generation.searcher import Searcher, SearchSettings
 from lightconv_plugin.generation.steps import StepModel
 from tests.checkpoints.exports import build_model, pair
 

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("fairseq")
 
-from lightconv_plugin.generation.searcher import TranslationError
+from lightconv_plugin.errors import TranslationError
 from lightconv_plugin.generation.translator import Translator
 from tests.generation import translation_toys as toys
 

@@ -1,6 +1,8 @@
 """--task translation_fast in fairseq's own commands."""
 
 import re
+import subprocess
+import sys
 from argparse import Namespace
 
 import pytest
@@ -13,7 +15,7 @@ from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithA
 from lightconv_plugin.generation import FastGenerator
 from lightconv_plugin.generation import generator as generator_module
 from lightconv_plugin.generation.task import TranslationFastConfig, TranslationFastTask
-from tests import fairseq_cli
+from tests import ROOT, fairseq_cli
 from tests.generation import toys
 from tests.models.language_model_toys import build_lm, scramble
 from tests.models.toys import dictionary
@@ -121,3 +123,15 @@ def test_auto_is_resolved_at_the_first_batch(monkeypatch, caplog):
         found = generator.generate([], toys.batch())
     assert generator.dtype == generator._search.dtype == "int8" and len(found) == 5
     assert "generation in int8: a test on cpu" in caplog.text
+
+
+def test_registering_the_task_imports_no_search():
+    """A training needs none, unless its validation translates."""
+    code = (
+        "import sys, fairseq, lightconv_plugin\n"
+        "from fairseq.tasks import TASK_REGISTRY\n"
+        "assert 'translation_fast' in TASK_REGISTRY\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('lightconv_plugin.generation')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.split() == ["lightconv_plugin.generation", "lightconv_plugin.generation.task"]

@@ -11,8 +11,8 @@ from fairseq import checkpoint_utils
 from fairseq.sequence_generator import SequenceGenerator
 from sacremoses import MosesDetokenizer
 
+from lightconv_plugin.errors import TranslationError
 from lightconv_plugin.generation import Translator
-from lightconv_plugin.generation.loading import TranslationError
 from lightconv_plugin.generation.translator import make_batches
 from tests import fairseq_cli
 from tests.generation import translation_toys as toys

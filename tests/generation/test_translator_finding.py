@@ -5,15 +5,15 @@ import json
 import shutil
 import sys
 import weakref
+from argparse import Namespace
 
 import pytest
 import torch
 
 pytest.importorskip("fairseq")
 
-from lightconv_plugin.errors import InputError
+from lightconv_plugin.errors import InputError, TranslationError
 from lightconv_plugin.generation import Translator
-from lightconv_plugin.generation.loading import TranslationError
 from tests.checkpoints.fairseq_files import state
 from tests.generation import translation_toys as toys
 
@@ -175,6 +175,10 @@ def test_what_is_no_checkpoint_of_a_translation_model(made, tmp_path):
     assert Translator(path).beam == 5
     path = toys.make_checkpoint(tmp_path / "other.pt", data, task={"_name": "translation_lev"})
     refused("'translation_lev' uses its own search", path)
+    content = torch.load(path, weights_only=False)
+    without_dataclass = {**content["cfg"]["task"], "_name": None, "task": "translation_from_pretrained_bart"}
+    torch.save({**content, "cfg": {**content["cfg"], "task": Namespace(**without_dataclass)}}, path)
+    refused("'translation_from_pretrained_bart' uses its own search", path)
     path = toys.make_checkpoint(tmp_path / "other.pt", data, task={"_name": "denoising"})
     refused("task is 'denoising'", path)
 

@@ -51,7 +51,7 @@ def run_script():
 
 def write_parts(folder, names, sizes, seed=5):
     """Parallel text of the grammar in parts of these names and numbers of lines."""
-    from lightconv_plugin.recipes.demo.corpus import pairs
+    from lightconv_plugin.recipes.grammar.corpus import pairs
 
     folder.mkdir(parents=True, exist_ok=True)
     stream = pairs(seed)
@@ -65,7 +65,7 @@ def write_parts(folder, names, sizes, seed=5):
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory):
     """(raw, prepared): a miniature corpus, prepared in a path with a space and a comma."""
-    from lightconv_plugin.recipes.data import prepare
+    from lightconv_plugin.recipes.data.tasks import prepare
 
     base = tmp_path_factory.mktemp("mini, corpus")
     raw = write_parts(base / "raw text", ("train", "val", "test_2016_flickr"), (300, 20, 20))

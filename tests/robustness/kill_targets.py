@@ -210,7 +210,7 @@ def _cnndm(mirror: Path) -> None:
 def _iwslt(mirror: Path) -> None:
     import itertools
 
-    from lightconv_plugin.recipes.demo.corpus import pairs
+    from lightconv_plugin.recipes.grammar.corpus import pairs
 
     (mirror / "de-en.tgz").write_bytes(archive_server.iwslt_archive(itertools.islice(pairs(3), 140)))
 

@@ -9,7 +9,7 @@ pytest.importorskip("fairseq")
 
 from lightconv_plugin.cli import main
 from lightconv_plugin.recipes.data.text_pool import iter_lines
-from lightconv_plugin.recipes.demo.corpus import pairs
+from lightconv_plugin.recipes.grammar.corpus import pairs
 from lightconv_plugin.recipes.steps import Steps
 from lightconv_plugin.text import moses
 from lightconv_plugin.text.recipe import Recipe

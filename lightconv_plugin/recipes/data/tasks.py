@@ -111,7 +111,18 @@ def parser_of(name: str) -> Parser:
 
 
 def prepare(name: str, arguments: Sequence[str] = ()) -> None:
-    """See `lightconv_plugin.recipes.data.prepare`."""
+    """Prepare the corpus of a task: download what is missing, check it, tokenise, encode and binarise it.
+
+    Finished steps are not repeated; after an interruption, the same call resumes.
+
+    Args:
+        name: one of TASKS, such as multi30k_en_de
+        arguments: command-line options: --data, --out, --mirror, --workers, --any-size and the task's own options
+
+    Raises:
+        InputError: an unknown task, a wrong argument, damaged or unexpected data, a failed download, a full disk.
+        OSError: a folder that cannot be written.
+    """
     task = find(name)
     args = parser_of(name).parse_args(list(arguments))
     request = make_request(args, task.data, task.out.format(variant=args.variant))

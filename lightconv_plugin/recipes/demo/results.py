@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lightconv_plugin.recipes.data.text_pool import iter_lines
 from lightconv_plugin.recipes.steps import write_text
+from lightconv_plugin.scoring.generate_log import parse_gen_log
 
 _PARAMETERS = re.compile(r"num\. (?:shared )?model params: ([\d,]+)")
 _EPOCH = re.compile(r"\[train\]\[INFO\] - epoch (\d+) \|.*\| wps ([\d.]+) \|.*\| train_wall ([\d.]+)")
@@ -76,8 +77,6 @@ def _translations(data: Path, src: str, tgt: str, results: Sequence[Result], num
     Source and reference are lower-cased if the training text was: the systems then know no case.
     """
     from sacremoses import MosesDetokenizer
-
-    from lightconv_plugin.scoring.generate_log import parse_gen_log
 
     about = json.loads((data / "corpus.json").read_text(encoding="utf-8"))
     cased = str.lower if about["lowercase"] else str

@@ -18,10 +18,11 @@ from lightconv_plugin.recipes.data import parallel_text
 from lightconv_plugin.recipes.data.parallel_folder import Corpus, CorpusError, find_corpus, locate
 from lightconv_plugin.recipes.data.parallel_text import Settings
 from lightconv_plugin.recipes.data.text_pool import count_lines
-from lightconv_plugin.recipes.demo.corpus import write_corpus
 from lightconv_plugin.recipes.demo.results import Result, read_log, write_report
 from lightconv_plugin.recipes.demo.training import Training, run_together
-from lightconv_plugin.recipes.environment import environment, quietly
+from lightconv_plugin.recipes.environment import environment
+from lightconv_plugin.recipes.evaluation import evaluate, results_of
+from lightconv_plugin.recipes.grammar.corpus import write_corpus
 from lightconv_plugin.recipes.steps import cores, digest, say, write_text
 
 SYSTEMS = ("dynamicconv", "transformer")
@@ -171,9 +172,6 @@ def run_trainings(trainings: list[Training], task: Task, data: Path) -> None:
         say(f"training {' and '.join(t.name for t in group)}, {task.updates} updates ({how})")
         with environment(threads):
             run_together(group, os.environ)
-    with quietly():
-        from lightconv_plugin.recipes.evaluation import evaluate, results_of
-
     for training in trainings:
         folder = training.folder
         say(f"{training.name}: averaging the last {AVERAGED} checkpoints, beam search on the test set")

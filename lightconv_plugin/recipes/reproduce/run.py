@@ -17,8 +17,9 @@ from typing import Any
 from lightconv_plugin.diagnostics.checks import fairseqs
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import configs_dir, package_dir
-from lightconv_plugin.recipes.data import prepare
-from lightconv_plugin.recipes.environment import compute_here, quietly
+from lightconv_plugin.recipes.data.tasks import prepare
+from lightconv_plugin.recipes.environment import compute_here
+from lightconv_plugin.recipes.evaluation import evaluate, measure_perplexity
 from lightconv_plugin.recipes.reproduce import training
 from lightconv_plugin.recipes.reproduce.job import Job
 from lightconv_plugin.recipes.reproduce.protocol import row_digest
@@ -26,6 +27,8 @@ from lightconv_plugin.recipes.reproduce.rows import add_row, main_scores, summar
 from lightconv_plugin.recipes.reproduce.table import config_name, default_table, render_section, sections, write_table
 from lightconv_plugin.recipes.reproduce.training import identity
 from lightconv_plugin.recipes.steps import Steps, say, shorten
+from lightconv_plugin.recipes.tuning import tune
+from lightconv_plugin.scoring.perplexity import split_context_window
 
 
 @dataclass(frozen=True)
@@ -169,8 +172,6 @@ class Reproduction:
         }
 
         def make() -> dict[str, Any]:
-            with quietly():
-                from lightconv_plugin.recipes.tuning import tune
             window, options = self.window(generate)
             found = tune(
                 self.job.data, folder, **choices, options=options, context_window=window, skip_missing=True, warn=say
@@ -197,8 +198,6 @@ class Reproduction:
         }
 
         def make() -> dict[str, Any]:
-            with quietly():
-                from lightconv_plugin.recipes.evaluation import evaluate, measure_perplexity
             if protocol.metric == "perplexity":
                 window, options = self.window(generate)
                 found = measure_perplexity(self.job.data, checkpoint, "test", window, options)
@@ -211,8 +210,6 @@ class Reproduction:
 
     def window(self, generate: Sequence[str]) -> tuple[int, list[str]]:
         """(the context window given in the options, for language models, the other options)."""
-        from lightconv_plugin.scoring.perplexity import split_context_window
-
         return split_context_window(generate) if self.job.protocol.metric == "perplexity" else (0, list(generate))
 
     def row(self) -> dict[str, Any]:

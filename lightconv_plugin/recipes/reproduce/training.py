@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightconv_plugin.checkpoints.loading import is_cut_short, safe_torch_load
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.data.data_bin import count_sentences
 from lightconv_plugin.recipes.data.text_pool import count_lines
@@ -74,8 +75,6 @@ def last_run(folder: Path) -> str:
 
 def head(checkpoint: Path) -> tuple[dict[str, Any], int]:
     """(settings by full key, updates) of a checkpoint of fairseq-hydra-train."""
-    from lightconv_plugin.checkpoints.loading import safe_torch_load
-
     state = safe_torch_load(checkpoint)
     history = state.get("optimizer_history") or [{}]
     cfg = {key: vars(value) if hasattr(value, "__dict__") else value for key, value in (state.get("cfg") or {}).items()}
@@ -84,8 +83,6 @@ def head(checkpoint: Path) -> tuple[dict[str, Any], int]:
 
 def progress(folder: Path, settings: Mapping[str, str]) -> tuple[bool, int, dict[str, Any]]:
     """(whether the training is finished, its updates, its settings), read from its last checkpoint."""
-    from lightconv_plugin.checkpoints.loading import is_cut_short
-
     last = folder / "checkpoint_last.pt"
     if not last.is_file() or is_cut_short(last):
         return False, 0, {}

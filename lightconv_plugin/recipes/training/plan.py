@@ -18,6 +18,8 @@ from typing import Any
 
 import yaml
 
+from lightconv_plugin.checkpoints.loading import is_cut_short
+from lightconv_plugin.diagnostics import machine
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import package_dir, workspace
 from lightconv_plugin.recipes.data.data_bin import check_data
@@ -230,8 +232,6 @@ def repair_last_checkpoint(save_dir: Path) -> None:
     fairseq copies the checkpoint to this name, so a kill can truncate it. A checkpoint is a zip archive with its index
     at the end.
     """
-    from lightconv_plugin.checkpoints.loading import is_cut_short
-
     last = save_dir / "checkpoint_last.pt"
     if not last.is_file() or not is_cut_short(last):
         return
@@ -254,8 +254,6 @@ def count_gpus() -> int:
             not what the user wants.
     """
     import torch
-
-    from lightconv_plugin.diagnostics import machine
 
     if (problem := machine.gpu_problem()) is not None:
         raise ValueError(f"{problem[0]}: {problem[1]}, or train on the CPU: common.cpu=true")

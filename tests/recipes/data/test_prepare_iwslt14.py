@@ -29,7 +29,7 @@ PAIRS = 120
 @pytest.fixture(scope="module")
 def sentences():
     """20 sentences for the test sets and PAIRS for training, some of them hard."""
-    from lightconv_plugin.recipes.demo.corpus import pairs
+    from lightconv_plugin.recipes.grammar.corpus import pairs
 
     rows = list(itertools.islice(pairs(3), 20 + PAIRS))
     rows[1] = ("It’s the U.S.", "Er sagt’s, z.B. <i>so</i>.")

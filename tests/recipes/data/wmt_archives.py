@@ -32,7 +32,7 @@ def sides(langs, lines, seed):
     """Two texts of equal length; the line's number in both, so that no two lines are alike and any shift is seen."""
     words = {"en": ENGLISH, "de": ENGLISH, "fr": FRENCH, "zh": CHINESE}
     if set(langs) == {"en", "de"}:
-        from lightconv_plugin.recipes.demo.corpus import pairs
+        from lightconv_plugin.recipes.grammar.corpus import pairs
 
         english, german = zip(*itertools.islice(pairs(seed), lines), strict=True)
         texts = {"en": list(english), "de": list(german)}

@@ -7,8 +7,8 @@ import argparse
 import sys
 import time
 
+from lightconv_plugin.generation import DTYPES
 from lightconv_plugin.generation.batch_search import TorchSearch
-from lightconv_plugin.generation.linear import DTYPES
 from lightconv_plugin.generation.native import NativeSearch
 from lightconv_plugin.ops import backends
 from tests.generation import random_models

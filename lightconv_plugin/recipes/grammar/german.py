@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from lightconv_plugin.recipes.demo.lexicon import Adjective, Noun, Verb
+from lightconv_plugin.recipes.grammar.lexicon import Adjective, Noun, Verb
 
 CASES = ("nom", "acc", "dat", "gen")
 GENDERS = ("m", "f", "n", "pl")

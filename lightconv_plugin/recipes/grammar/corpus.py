@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from lightconv_plugin.recipes.demo import lexicon as lexicon
-from lightconv_plugin.recipes.demo.lexicon import Noun, Verb
-from lightconv_plugin.recipes.demo.phrases import MODALS, NP, SINGULAR_ONLY, Clause, Place, Relative, sentence
+from lightconv_plugin.recipes.grammar import lexicon as lexicon
+from lightconv_plugin.recipes.grammar.lexicon import Noun, Verb
+from lightconv_plugin.recipes.grammar.phrases import MODALS, NP, SINGULAR_ONLY, Clause, Place, Relative, sentence
 from lightconv_plugin.recipes.steps import Steps
 
 T = TypeVar("T")

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from lightconv_plugin.recipes.demo import german as german
-from lightconv_plugin.recipes.demo import lexicon as lexicon
-from lightconv_plugin.recipes.demo.corpus import Grammar, pairs, write_corpus
-from lightconv_plugin.recipes.demo.phrases import NP, Clause, Place, Relative, english_third, sentence
+from lightconv_plugin.recipes.grammar import german as german
+from lightconv_plugin.recipes.grammar import lexicon as lexicon
+from lightconv_plugin.recipes.grammar.corpus import Grammar, pairs, write_corpus
+from lightconv_plugin.recipes.grammar.phrases import NP, Clause, Place, Relative, english_third, sentence
 
 NOUNS = {noun.de: noun for nouns in lexicon.NOUNS.values() for noun in nouns}
 VERBS = {verb.prefix + verb.de: verb for verb in lexicon.VERBS}

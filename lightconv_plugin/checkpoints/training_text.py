@@ -1,40 +1,25 @@
-"""Converts between raw text and the pieces of a model's dictionaries, with the files beside its training data."""
+"""Finds out how the text of a training was prepared, from the files beside its data."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lightconv_plugin.checkpoints.exported import is_exported, open_exported
-from lightconv_plugin.errors import InputError
-from lightconv_plugin.generation.searcher import TranslationError
+from lightconv_plugin.errors import TranslationError
 from lightconv_plugin.text.recipe import Lowercase, Recipe, Tokeniser
-from lightconv_plugin.text.sides import Subwords, TextSide, TokeniserError
+from lightconv_plugin.text.sides import Subwords, TextSide
 from lightconv_plugin.text.subwords import kind_of
 
-TOKENIZERS = ("moses", "none")
+TOKENIZERS: tuple[Tokeniser, ...] = ("moses", "none")
 NO_CODES = "none"  # instead of a file of merges: the text is already split into pieces
 # Where scripts/prepare_*.sh put the merges, beside data-bin, and how archives of fairseq's released models name them.
 _CODES = ("bpe/codes", "bpe/codes.{}")
 _RELEASED = ("bpecodes", "codes", "code", "bpe.codes")
 _MODELS = ("bpe/sentencepiece.model", "sentencepiece.bpe.model", "sentencepiece.model", "spm.model")
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """encode: raw line → pieces of the source dictionary. decode: pieces of the target dictionary → text.
-
-    notes: assumptions that the user should know about.
-    target: how given translations are split into pieces; None if that is unknown.
-    """
-
-    encode: Callable[[str], list[str]]
-    decode: Callable[[list[str]], str]
-    notes: tuple[str, ...]
-    target: TextSide | None = None
 
 
 @dataclass(frozen=True)
@@ -86,18 +71,6 @@ def find_text(
         TextSide(recipes[1], kinds[1], target_file),
         tuple(dict.fromkeys(notes)),
     )
-
-
-def build_pipeline(task, data: Path, **options: Any) -> Pipeline:
-    """The Pipeline for what `find_text` finds; see there for the arguments and errors."""
-    found = find_text(task, data, **options)
-    try:
-        unsplit = found.target.file is None and found.target.subwords != "words" and found.source.file is not None
-        return Pipeline(found.source.encode(), found.target.decode(), found.notes, None if unsplit else found.target)
-    except TokeniserError as error:
-        raise TranslationError(f"{error}; or set `tokenizer` to none, for tokenised text") from error
-    except InputError as error:
-        raise TranslationError(str(error)) from error
 
 
 def entries(dictionary) -> list[str]:

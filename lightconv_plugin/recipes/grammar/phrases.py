@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from lightconv_plugin.recipes.demo import german as german
-from lightconv_plugin.recipes.demo.lexicon import ENGLISH_VOWELS, Adjective, Noun, Verb, number
+from lightconv_plugin.recipes.grammar import german as german
+from lightconv_plugin.recipes.grammar.lexicon import ENGLISH_VOWELS, Adjective, Noun, Verb, number
 
 # Determiners: English singular and plural, German stem.
 DETERMINERS = {
