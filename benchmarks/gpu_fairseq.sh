@@ -9,7 +9,7 @@
 #   --wheels DIR     fairseq and what it needs, as benchmarks/wheels.sh collects them on a machine with a network. They go
 #                    into an environment that is thrown away afterwards and sees torch and all else of python3's
 #                    (or PYTHON's). Default: $WHEELS; without either, fairseq has to be installed there already
-#   --data DATA_BIN  the folder that scripts/prepare_multi30k.sh makes (data/multi30k_en_de/data-bin); the two folders above
+#   --data DATA_BIN  the folder that scripts/prepare.sh multi30k_en_de makes (data/multi30k_en_de/data-bin); the two folders above
 #                    it, when they are there, have the references. Without it nothing is trained
 #   --updates N      of each of those trainings (default 1500)
 #   --device cpu     everything at tiny sizes and without a GPU, to see that it runs; the figures mean nothing

@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.recipes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     result.add_argument(
-        "--data", type=Path, required=True, metavar="DIR", help="data-bin of scripts/prepare_multi30k.sh"
+        "--data", type=Path, required=True, metavar="DIR", help="data-bin of scripts/prepare.sh multi30k_en_de"
     )
     result.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     result.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")

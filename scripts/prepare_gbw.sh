@@ -1,11 +1,3 @@
 #!/usr/bin/env bash
-# The One Billion Word benchmark: the archive to fairseq's binary data for language models.
-#
-#   scripts/prepare_gbw.sh [--data DIR] [--out DIR] [--mirror URL|DIR] [--any-size] [--workers N]
-#       [--threshold N]
-#
-# --help has the options, the steps and the disk space. Run the same command again to resume.
-
-# shellcheck source=scripts/lib.sh
-source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-be_lightconv prepare gbw "$@"
+# The name in 0.1.0 of: scripts/prepare.sh gbw [options]
+exec "$(dirname "${BASH_SOURCE[0]}")/prepare.sh" gbw "$@"

@@ -1,11 +1,3 @@
 #!/usr/bin/env bash
-# WikiText-2, a small corpus for language models: text to fairseq's binary data.
-#
-#   scripts/prepare_wikitext2.sh [--data DIR] [--out DIR] [--mirror URL|DIR] [--any-size] [--workers N]
-#       [--threshold N] [options]
-#
-# --help has the options, the steps and the disk space. Run the same command again to resume.
-
-# shellcheck source=scripts/lib.sh
-source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-be_lightconv prepare wikitext2 "$@"
+# The name in 0.1.0 of: scripts/prepare.sh wikitext2 [options]
+exec "$(dirname "${BASH_SOURCE[0]}")/prepare.sh" wikitext2 "$@"

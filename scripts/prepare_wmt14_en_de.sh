@@ -1,11 +1,3 @@
 #!/usr/bin/env bash
-# WMT En-De from the raw corpora, by the steps of fairseq's prepare-wmt14en2de.sh.
-#
-#   scripts/prepare_wmt14_en_de.sh [--data DIR] [--out DIR] [--mirror URL|DIR] [--any-size] [--workers N]
-#       [--icml17] [--bpe N] [--separate-dictionaries]
-#
-# --help has the options, the steps and the disk space. Run the same command again to resume.
-
-# shellcheck source=scripts/lib.sh
-source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-be_lightconv prepare wmt14_en_de "$@"
+# The name in 0.1.0 of: scripts/prepare.sh wmt14_en_de [options]
+exec "$(dirname "${BASH_SOURCE[0]}")/prepare.sh" wmt14_en_de "$@"

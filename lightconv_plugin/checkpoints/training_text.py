@@ -16,7 +16,7 @@ from lightconv_plugin.text.subwords import kind_of
 
 TOKENIZERS: tuple[Tokeniser, ...] = ("moses", "none")
 NO_CODES = "none"  # instead of a file of merges: the text is already split into pieces
-# Where scripts/prepare_*.sh put the merges, beside data-bin, and how archives of fairseq's released models name them.
+# Where scripts/prepare.sh puts the merges, beside data-bin, and how archives of fairseq's released models name them.
 _CODES = ("bpe/codes", "bpe/codes.{}")
 _RELEASED = ("bpecodes", "codes", "code", "bpe.codes")
 _MODELS = ("bpe/sentencepiece.model", "sentencepiece.bpe.model", "sentencepiece.model", "spm.model")
@@ -143,7 +143,7 @@ def read_corpus(data: Path) -> dict[str, Any]:
     try:
         known = json.loads(about.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise TranslationError(f"{about} is not the JSON that scripts/prepare_*.sh write: {error}") from error
+        raise TranslationError(f"{about} is not the JSON that lightconv prepare writes: {error}") from error
     return known if isinstance(known, dict) else {}
 
 

@@ -17,7 +17,8 @@ class TranslationPipeline(Pipeline):
         translate(["Ein Hund läuft .", "Zwei Hunde ."], batch_size=2, num_beams=5)
 
     Unknown arguments are passed to `generate`, which refuses those that it does not know, such as version 4's src_lang,
-    tgt_lang and clean_up_tokenization_spaces. With truncation=True, a text longer than the model allows is truncated.
+    tgt_lang, clean_up_tokenization_spaces and return_tensors. With truncation=True, a text longer than the model allows
+    is truncated.
     """
 
     _load_tokenizer = True
@@ -32,11 +33,8 @@ class TranslationPipeline(Pipeline):
             return [each[0] for each in found]
         return found
 
-    def _sanitize_parameters(
-        self, truncation: bool | str | None = None, return_tensors: bool = False, **generate: Any
-    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        before = {} if truncation is None else {"truncation": truncation}
-        return before, generate, {"return_tensors": True} if return_tensors else {}
+    def _sanitize_parameters(self, truncation: bool | str | None = None, **generate: Any) -> tuple[dict[str, Any], ...]:
+        return {} if truncation is None else {"truncation": truncation}, generate, {}
 
     def preprocess(self, text: str, truncation: bool | str = False) -> Any:  # type: ignore[override]
         if not isinstance(text, str):
@@ -48,11 +46,8 @@ class TranslationPipeline(Pipeline):
         # (texts, translations of each, length): the pipeline divides a batch along the first dimension.
         return {"output_ids": found.unflatten(0, (len(inputs["input_ids"]), -1))}
 
-    def postprocess(self, outputs: dict[str, Tensor], return_tensors: bool = False) -> list[dict[str, Any]]:  # type: ignore[override]
-        found = outputs["output_ids"][0]
-        if return_tensors:
-            return [{"translation_token_ids": ids} for ids in found]
-        texts = self.tokenizer.batch_decode(found, skip_special_tokens=True)
+    def postprocess(self, outputs: dict[str, Tensor]) -> list[dict[str, str]]:  # type: ignore[override]
+        texts = self.tokenizer.batch_decode(outputs["output_ids"][0], skip_special_tokens=True)
         return [{"translation_text": text} for text in texts]
 
 

@@ -22,7 +22,7 @@ from tests.robustness.test_golden import EXPECTED, FOLDERS
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """A folder as scripts/prepare_*.sh make it; its data-bin."""
+    """A folder as scripts/prepare.sh makes it; its data-bin."""
     return toys.make_corpus(tmp_path_factory.mktemp("a corpus") / "corpus")
 
 

@@ -11,7 +11,10 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pytest
+
 from . import host
+from .calls import check
 from .convolution_calls import Case
 from .operators import Operators
 from .talk_calls import TalkCase
@@ -49,3 +52,12 @@ def mistaken(folder: Path, mistakes: Sequence[Mistake], units: Sequence[str]) ->
     runner = host.Runner(host.build_runner(folder, units))
     yield Operators(runner)
     runner.close()
+
+
+def assert_noticed(
+    mistake: Mistake, mistakes: Sequence[Mistake], operators: Operators, made: dict | None = None
+) -> None:
+    """The mistake's case passes without it, and fails with it."""
+    check(mistake.case, mistake.what, operators, made)
+    with pytest.raises(AssertionError):
+        check(mistake.case, mistake.what, operators.on(mistake=mistakes.index(mistake) + 1), made)

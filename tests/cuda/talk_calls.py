@@ -9,16 +9,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from .convolution_calls import SHORT, compare, hash_of, lay_out
+from .calls import SHORT, hash_of, lay_out, surroundings
 
 
 @dataclasses.dataclass(frozen=True)
 class TalkCase:
-    """One call. `top`: offsets are drawn from 0 … top; `rows`, `offsets`: layouts (see cases.lay_out)."""
+    """One call. `top`: offsets are drawn from 0 … top; `rows`, `offsets`: layouts (see `calls.lay_out`)."""
 
     steps: int
     batch: int
@@ -35,6 +36,13 @@ class TalkCase:
     compute_capability: int = 80
     seen: int | None = None
 
+    RESULTS: ClassVar = {
+        "forward": ("out",),
+        "backward": ("dx", "dleft", "dright"),
+        "step": ("out", "next_state"),
+        "step_backward": ("dx", "dstate", "dleft"),
+    }
+
     def __str__(self) -> str:
         size = f"T{self.steps}-B{self.batch}-H{self.heads}x{self.per_head}-L{self.left}-R{self.right}"
         parts = [size, SHORT[self.dtype]]
@@ -45,10 +53,19 @@ class TalkCase:
         parts += [f"seen{self.seen}"] * (self.seen is not None)
         return "-".join(parts)
 
+    @property
+    def channels(self) -> int:
+        return self.heads * self.per_head
+
+    @property
+    def by_row(self) -> tuple[str, ...]:
+        """The tensors of the shape (T, B, …)."""
+        return ("x", "grad", "offset_left", *["offset_right"] * bool(self.right))
+
     def tensors(self) -> dict[str, Tensor | None]:
         """All tensors of the call, random. x is NaN where a sequence has ended, and memory between rows is NaN."""
         generator = torch.Generator().manual_seed(hash_of(str(self)))
-        steps, batch, channels = self.steps, self.batch, self.heads * self.per_head
+        steps, batch, channels = self.steps, self.batch, self.channels
 
         def normal(*shape):
             return torch.randn(shape, generator=generator).to(self.dtype)
@@ -65,25 +82,12 @@ class TalkCase:
             "grad": lay_out(normal(steps, batch, channels), self.rows),
             "offset_left": offset(),
             "offset_right": offset() if self.right else None,
-            "lengths": None,
-            "cu_seqlens": None,
         }
-        if self.seen is not None:
-            made["state"] = lay_out(normal(self.seen, batch, channels), self.rows)
-            kept = min(self.seen + steps, self.left)
-            made["grad_state"] = lay_out(normal(kept, batch, channels), self.rows)
-        if self.lengths is not None:
-            every = torch.randint(0, steps + 1, (batch,), generator=generator)
-            every[0] = steps
-            if batch > 2:
-                every[1] = 0
-            made["lengths"] = torch.stack([every, torch.full_like(every, 10**6)], 1).to(self.lengths)[:, 0]
-            x[torch.arange(steps).view(-1, 1) >= every] = math.nan
-        if self.packed:
-            edges = torch.randint(0, steps + 1, (3,), generator=generator).sort().values
-            edges = torch.cat([torch.tensor([0]), edges, edges[1:2], torch.tensor([steps])]).sort().values
-            made["cu_seqlens"] = torch.stack([edges, torch.full_like(edges, -(10**6))], 1).int()[:, 0]
+        made |= surroundings(self, x, self.left, normal, generator)
         return made | {"x": lay_out(x, self.rows)}
+
+    def expected(self, what: str, made: dict[str, Tensor | None]) -> Tensor | tuple[Tensor, ...]:
+        return getattr(self, what)(Oracle(), made)
 
     def forward(self, operators, made: dict[str, Tensor | None]) -> Tensor:
         tensors = [made[name] for name in ("x", "offset_left", "offset_right", "lengths", "cu_seqlens")]
@@ -101,31 +105,6 @@ class TalkCase:
         """dx, dstate and dleft."""
         tensors = [made[name] for name in ("grad", "grad_state", "x", "state", "offset_left")]
         return operators.talkconv_step_backward(*tensors, self.left, *needs)
-
-
-RESULTS = {
-    "forward": ("out",),
-    "backward": ("dx", "dleft", "dright"),
-    "step": ("out", "next_state"),
-    "step_backward": ("dx", "dstate", "dleft"),
-}
-
-
-def check(case: TalkCase, what: str, operators, made: dict[str, Tensor | None] | None = None) -> None:
-    """Hold what the kernels answer against the oracle."""
-    made = case.tensors() if made is None else made
-    got = getattr(case, what)(operators.on(compute_capability=case.compute_capability), made)
-    want = getattr(case, what)(Oracle(), made)
-    got, want = ((result,) if isinstance(result, Tensor) else result for result in (got, want))
-    for name, ours, theirs in zip(RESULTS[what], got, want, strict=True):
-        same(name, ours, theirs)
-
-
-def same(name: str, got: Tensor, want: Tensor) -> None:
-    """As compare, and infinities are the same."""
-    infinite = want.isinf()
-    assert torch.equal(got.double()[infinite], want[infinite]), f"{name}: other infinities"
-    compare(name, got.masked_fill(infinite, 0), want.masked_fill(infinite, 0))
 
 
 class Oracle:

@@ -5,6 +5,8 @@ import pytest
 from .speed.listing import Instruction, UnknownInstruction
 from .speed.operations import compiled
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize(
     "opcode, modifiers, operands",

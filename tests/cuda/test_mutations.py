@@ -5,14 +5,12 @@ import dataclasses
 import pytest
 import torch
 
-from lightconv_plugin.ops import reference
-
 from . import mutations
-from .convolution_calls import Case, check, compare, doubled
+from .calls import compare
+from .convolution_calls import Case
 from .host import Sparse
 from .mutations import Mistake
 
-RESULTS = {"forward": ("out",), "backward": ("dx", "dweight"), "step": ("out", "next_state")}
 # What is compiled anew.
 UNITS = tuple(
     f"convolution/{name}.cu"
@@ -336,17 +334,14 @@ def mistaken(tmp_path_factory):
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)
 def test_is_noticed(mistaken, mistake):
-    check(mistake.case, mistake.what, mistaken, RESULTS[mistake.what])
-    with pytest.raises(AssertionError):
-        made = mistaken.on(mistake=ALL.index(mistake) + 1)
-        check(mistake.case, mistake.what, made, RESULTS[mistake.what])
+    mutations.assert_noticed(mistake, ALL, mistaken)
 
 
 def test_an_offset_of_32_bits_is_noticed(mistaken):
     made = OFFSET.case.tensors()
     far = made | {"x": Sparse(made["x"], (2**31 + 64, 256, 1))}
-    compare("out", OFFSET.case.forward(mistaken, far).values, OFFSET.case.forward(reference, doubled(made)))
+    compare("out", OFFSET.case.forward(mistaken, far).values, OFFSET.case.expected("forward", made))
     # Wherever that leads: out of the tensor, or out of all memory.
     with pytest.raises(AssertionError):
         mistaken = mistaken.on(mistake=ALL.index(OFFSET) + 1)
-        compare("out", OFFSET.case.forward(mistaken, far).values, OFFSET.case.forward(reference, doubled(made)))
+        compare("out", OFFSET.case.forward(mistaken, far).values, OFFSET.case.expected("forward", made))

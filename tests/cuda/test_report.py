@@ -1,5 +1,6 @@
 """The .cu sources compiled by nvcc: for real devices, without one."""
 
+import json
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import pytest
 from lightconv_plugin.files import atomic_write
 
 from . import host
+from .speed import report as speed
 
 # One architecture takes about 40 s on two cores. LIGHTCONV_TEST_CUDA_ARCHS="75 80 86 90 100 120" takes all.
 ARCHITECTURES = os.environ.get("LIGHTCONV_TEST_CUDA_ARCHS", "90").split()
@@ -83,3 +85,12 @@ def test_reports_wrong_arguments(repository, tmp_path):
     assert re.search(r'--arch must be numbers such as "80 90", got "x"', report(repository, "--arch", "x").stderr)
     empty = report(repository, "--sources", str(tmp_path))
     assert empty.returncode == 1 and "no .cu files in" in empty.stderr
+
+
+def test_the_readme_has_what_was_counted(repository):
+    counts = json.loads(speed.COUNTS.read_text(encoding="utf-8"))
+    assert list(counts) == list(speed.CALLS)
+    page = (repository / "cuda" / "README.md").read_text(encoding="utf-8")
+    for name, counted in counts.items():
+        shown = " | ".join(speed.row(name, counted))
+        assert f"| {shown} |" in page, f"not in cuda/README.md: {shown}"

@@ -9,9 +9,9 @@ from .speed import execution, launches, report
 from .speed.launches import Call
 from .speed.listing import NoTool, nvdisasm
 
+# Part of a release and of work on the kernels: `scripts/test.sh -m long tests/cuda`.
+pytestmark = pytest.mark.long
 MOST = 1.1  # times as many instructions as counts.json has
-# The others take minutes together.
-ALWAYS = ("dynamicconv K 3 forward", "lightconv K 31 forward", "dynamicconv K 31 forward", "dynamicconv K 31 backward")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,16 +62,7 @@ CASES += [
 ]
 
 
-def _marks(call):
-    """The backward passes of short shared filters take nvcc a minute and more."""
-    return [pytest.mark.long] if call.backward and not call.dynamic and call.size in (3, 7) else []
-
-
-@pytest.mark.parametrize(
-    "call",
-    [pytest.param(call, marks=_marks(call)) for call in CASES],
-    ids=lambda c: f"{c.dynamic}-{c.backward}-K{c.size}-{launches.TYPES[c.type]}",
-)
+@pytest.mark.parametrize("call", CASES, ids=lambda c: f"{c.dynamic}-{c.backward}-K{c.size}-{launches.TYPES[c.type]}")
 def test_the_code_for_a_device_computes_what_the_reference_does(call):
     done, wide = Tensors(call), (call.steps, call.batch, call.heads, call.channels // call.heads)
     x, grad = done(execution.X, *wide), done(execution.GRAD, *wide)
@@ -170,21 +161,10 @@ def test_bank_conflicts_are_counted():
     assert wavefronts(128 * lanes, 4, lanes < 3) == 3
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.long) for name in report.CALLS]
-)
+@pytest.mark.parametrize("name", report.CALLS)
 def test_no_kernel_needs_a_tenth_more_instructions_than_before(name):
     """Slower on purpose: `scripts/dev/cuda_report.sh --speed --update`, and the table of cuda/README.md."""
     counted = report.count(report.CALLS[name])
     before = json.loads(report.COUNTS.read_text(encoding="utf-8"))[name]
     for what in ("instructions", "wavefronts"):
         assert counted[what] <= before[what] * MOST, what
-
-
-def test_the_readme_has_what_was_counted(repository):
-    counts = json.loads(report.COUNTS.read_text(encoding="utf-8"))
-    assert list(counts) == list(report.CALLS)
-    page = (repository / "cuda" / "README.md").read_text(encoding="utf-8")
-    for name, counted in counts.items():
-        shown = " | ".join(report.row(name, counted))
-        assert f"| {shown} |" in page, f"not in cuda/README.md: {shown}"

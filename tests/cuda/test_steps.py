@@ -1,14 +1,15 @@
-"""The streaming operators on the host against the reference in float64."""
+"""The streaming operators on the host against float64."""
 
 import itertools
 
 import pytest
 import torch
 
-from lightconv_plugin.ops import reference
 from lightconv_plugin.ops.normalize import NORMALIZATIONS
 
-from .convolution_calls import Case, check, compare, doubled
+from .calls import check, compare
+from .convolution_calls import Case
+from .talk_calls import TalkCase
 
 OPERATORS = ("lightconv", "dynamicconv")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -44,57 +45,76 @@ def cases():
             )
 
 
-CASES = list(cases())
+def talk_cases():
+    """New tokens and rows seen, from the first step to a whole prefix."""
+    for count, (left, new, share) in enumerate(itertools.product((0, 1, 3, 7, 31, 63), (1, 3, 20), (0.0, 0.5, 1.0))):
+        heads, per_head = ((2, 8), (4, 3), (2, 64), (8, 1), (3, 16))[count % 5]
+        yield TalkCase(
+            new,
+            (5, 1, 2)[count % 3],
+            heads,
+            per_head,
+            left,
+            0,
+            DTYPES[count // 2 % 3],
+            top=1 if count % 4 else 2,
+            rows=("tbc", "btc", "sliced", "odd")[count % 4],
+            seen=int(share * left),
+        )
+
+
+CASES = [*cases(), *talk_cases()]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_step(on_host, case):
-    check(case, "step", on_host, ("out", "next_state"))
+    check(case, "step", on_host)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_step_backward(on_host, case):
-    check(case, "step_backward", on_host, ("dx", "dstate", "dweight"))
+    check(case, "step_backward", on_host)
 
 
 @pytest.mark.parametrize("unused", ["grad", "grad_state"])
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_a_result_that_was_not_used_has_no_gradient(on_host, operator, unused):
-    case = Case(operator, 4, 3, 2, 8, 5, 4, seen=2, glu=True)
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(Case(operator, 4, 3, 2, 8, 5, 4, seen=2, glu=True) for operator in OPERATORS),
+        TalkCase(4, 3, 2, 8, 5, 0, seen=2),
+    ],
+    ids=str,
+)
+def test_a_result_that_was_not_used_has_no_gradient(on_host, case, unused):
     made = case.tensors() | {unused: None}
-    names = ("dx", "dstate", "dweight")
-    for name, ours, theirs in zip(
-        names, case.step_backward(on_host, made), case.step_backward(reference, doubled(made)), strict=True
-    ):
+    got, want = case.step_backward(on_host, made), case.expected("step_backward", made)
+    for name, ours, theirs in zip(case.RESULTS["step_backward"], got, want, strict=True):
         if theirs.any():
             compare(name, ours, theirs)
         else:
-            assert torch.equal(ours.double(), theirs)
+            assert torch.equal(ours.double(), theirs), name
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, False, True)], ids=str)
-def test_gradients_can_be_asked_for_alone(on_host, operator, needs):
-    case = Case(operator, 4, 3, 2, 8, 5, 4, torch.bfloat16, seen=3, dropout=0.2)
-    made = case.tensors()
-    together = case.step_backward(on_host, made)
-    alone = case.step_backward(on_host, made, needs)
-    for needed, ours, all_of_them in zip(needs, alone, together, strict=True):
-        assert torch.equal(ours, all_of_them) if needed else ours.numel() == 0
+def chunked():
+    for dtype in DTYPES:
+        for operator in OPERATORS:
+            yield Case(operator, 11, 2, 2, 8, 5, 4, dtype, glu=True, bias=True), ([1] * 11, [4, 7], [2, 1, 8])
+        yield TalkCase(23, 2, 2, 64, 6, 0, dtype), ([1] * 23, [4, 19], [2, 1, 20])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_steps_in_any_chunks_are_a_full_pass(on_host, operator, dtype):
-    case = Case(operator, 11, 2, 2, 8, 5, 4, dtype, glu=True, bias=True)
+@pytest.mark.parametrize("case, ways", list(chunked()), ids=str)
+def test_steps_in_any_chunks_are_a_full_pass(on_host, case, ways):
     made = case.tensors()
     whole = case.forward(on_host, made)
-    for chunks in ([1] * 11, [4, 7], [2, 1, 8]):
-        state, outs, done = made["x"].new_empty(0, 2, 16), [], 0
+    made["state"] = made["x"].new_empty(0, 2, case.channels)
+    _, last = case.step(on_host, made)
+    for chunks in ways:
+        state, outs, done = made["state"], [], 0
         for new in chunks:
-            weight = made["weight"][done : done + new] if case.dynamic else made["weight"]
-            part = made | {"x": made["x"][done : done + new], "weight": weight, "state": state}
+            rows = slice(done, done + new)
+            part = made | {name: made[name][rows] for name in case.by_row} | {"state": state}
             out, state = case.step(on_host, part)
             outs.append(out)
             done += new
         compare("out", torch.cat(outs), whole.double())
+        assert torch.equal(state, last)

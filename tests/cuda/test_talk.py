@@ -1,4 +1,4 @@
-"""talkconv on the host: forward and backward pass, steps, against float64."""
+"""talkconv on the host: forward and backward pass against float64."""
 
 import itertools
 import math
@@ -8,8 +8,8 @@ import torch
 
 from lightconv_plugin.ops import reference
 
-from .convolution_calls import compare, doubled
-from .talk_calls import RESULTS, Oracle, TalkCase, check
+from .calls import check, doubled, results
+from .talk_calls import TalkCase
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 REACHES = ((0, 0), (1, 1), (2, 0), (3, 3), (0, 5), (7, 7), (15, 15), (20, 3), (31, 31), (63, 0), (63, 63))
@@ -103,71 +103,6 @@ def test_the_oracle_is_the_reference(case):
     made = doubled(case.tensors())
     made["offset_left"][11, -1, 0] = math.nan
     for what in ("forward", "backward"):
-        ours, theirs = getattr(case, what)(Oracle(), made), getattr(case, what)(reference, made)
-        ours, theirs = ((result,) if isinstance(result, torch.Tensor) else result for result in (ours, theirs))
-        for one, other in zip(ours, theirs, strict=True):
+        ours, theirs = case.expected(what, made), getattr(case, what)(reference, made)
+        for one, other in zip(results(ours), results(theirs), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9, equal_nan=True)
-
-
-# ------------------------------------------------------------------------------------------------ steps
-
-
-def steps():
-    """New tokens and rows seen, from the first step to a whole prefix."""
-    for count, (left, new, share) in enumerate(itertools.product((0, 1, 3, 7, 31, 63), (1, 3, 20), (0.0, 0.5, 1.0))):
-        heads, per_head = ((2, 8), (4, 3), (2, 64), (8, 1), (3, 16))[count % 5]
-        yield TalkCase(
-            new,
-            (5, 1, 2)[count % 3],
-            heads,
-            per_head,
-            left,
-            0,
-            DTYPES[count // 2 % 3],
-            top=1 if count % 4 else 2,
-            rows=("tbc", "btc", "sliced", "odd")[count % 4],
-            seen=int(share * left),
-        )
-
-
-STEPS = list(steps())
-
-
-@pytest.mark.parametrize("case", STEPS, ids=str)
-def test_step(on_host, case):
-    check(case, "step", on_host)
-
-
-@pytest.mark.parametrize("case", STEPS, ids=str)
-def test_step_backward(on_host, case):
-    check(case, "step_backward", on_host)
-
-
-@pytest.mark.parametrize("unused", ["grad", "grad_state"])
-def test_a_result_that_was_not_used_has_no_gradient(on_host, unused):
-    case = TalkCase(4, 3, 2, 8, 5, 0, seen=2)
-    made = case.tensors() | {unused: None}
-    got, want = case.step_backward(on_host, made), case.step_backward(Oracle(), made)
-    for name, ours, theirs in zip(RESULTS["step_backward"], got, want, strict=True):
-        if theirs.any():
-            compare(name, ours, theirs)
-        else:
-            assert torch.equal(ours.double(), theirs), name
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_steps_in_any_chunks_are_a_full_pass(on_host, dtype):
-    case = TalkCase(23, 2, 2, 64, 6, 0, dtype)
-    made = case.tensors()
-    made["offset_left"].clamp_(max=1)
-    whole = case.forward(on_host, made)
-    for chunks in ([1] * 23, [4, 19], [2, 1, 20]):
-        state, outs, done = made["x"].new_empty(0, 2, 128), [], 0
-        for new in chunks:
-            rows = slice(done, done + new)
-            part = made | {"x": made["x"][rows], "offset_left": made["offset_left"][rows], "state": state}
-            out, state = case.step(on_host, part)
-            outs.append(out)
-            done += new
-        compare("out", torch.cat(outs), whole.double())
-        assert torch.equal(state, made["x"][-6:])

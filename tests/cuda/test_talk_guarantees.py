@@ -1,14 +1,16 @@
-"""What talkconv's kernels promise besides numbers: far windows, NaN, the same bits, offsets of any size."""
+"""What talkconv's kernels promise besides numbers: far windows, NaN, large rows.
+
+test_guarantees.py has what all operators promise.
+"""
 
 import math
 
 import pytest
 import torch
 
-from .convolution_calls import compare
-from .host import HostError, Sparse
-from .talk_calls import Oracle, TalkCase, check
-from .test_guarantees import STRIDES, bits
+from .calls import check
+from .host import HostError
+from .talk_calls import TalkCase
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # One channel a head, vectors of four, the matrix units' in half types.
@@ -81,28 +83,6 @@ def test_a_large_row_takes_nothing_from_its_neighbours(on_host, dtype):
 
 @pytest.mark.parametrize("heads, per_head", WIDTHS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_sentence_does_not_depend_on_its_batch(on_host, dtype, heads, per_head):
-    case = TalkCase(100, 3, heads, per_head, 15, 7, dtype, top=1.5, lengths=torch.int64)
-    made = case.tensors()
-    made["lengths"] = torch.tensor([100, 20, 83])
-    for b, length in enumerate(made["lengths"].tolist()):
-        made["x"][length:, b] = math.nan
-        made["x"][:length, b].nan_to_num_()
-        # Outputs beyond the end reach rows before it, so their gradient belongs to the sentence as a batch sees it.
-        made["grad"][length:, b] = 0
-    out, (dx, dleft, dright) = case.forward(on_host, made), case.backward(on_host, made)
-    for b, length in enumerate(made["lengths"].tolist()):
-        rows = (slice(length), slice(b, b + 1))
-        alone = {name: made[name][rows].clone() for name in ("x", "grad", "offset_left", "offset_right")}
-        alone = made | alone | {"lengths": None}
-        assert torch.equal(bits(case.forward(on_host, alone)), bits(out[rows]))
-        for ours, theirs in zip(case.backward(on_host, alone), (dx, dleft, dright), strict=True):
-            assert torch.equal(ours, theirs[rows])
-        assert not dx[length:, b].any()
-
-
-@pytest.mark.parametrize("heads, per_head", WIDTHS, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_many_packed_sentences(on_host, dtype, heads, per_head):
     """More sequences than a warp has lanes, empty ones among them, and windows that would reach across several."""
     case = TalkCase(120, 1, heads, per_head, 9, 9, dtype, top=3, packed=True)
@@ -128,41 +108,6 @@ def test_lengths_and_boundaries_out_of_range_do_no_harm(on_host):
             case.backward(on_host, made)
 
 
-@pytest.mark.parametrize("per_head", [3, 64])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_gradients_can_be_asked_for_alone(on_host, dtype, per_head):
-    for case in (TalkCase(40, 2, 2, per_head, 7, 4, dtype), TalkCase(5, 2, 2, per_head, 7, 0, dtype, seen=4)):
-        made = case.tensors()
-        call = case.backward if case.seen is None else case.step_backward
-        together = call(on_host, made)
-        for needs in ((True, False, False), (False, True, False), (False, False, True)):
-            for needed, ours, all_of_them in zip(needs, call(on_host, made, needs), together, strict=True):
-                assert torch.equal(ours, all_of_them) if needed else ours.numel() == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("strides", STRIDES.values(), ids=STRIDES)
-def test_offsets_have_64_bits(on_host, strides, dtype):
-    case = TalkCase(3, 2, 2, 64, 3, 1, dtype)
-    made = case.tensors()
-    far = {name: Sparse(made[name], (*strides, 1)) for name in ("x", "grad", "offset_left", "offset_right")}
-    compare("out", case.forward(on_host, made | far).values, case.forward(Oracle(), made))
-    wanted = case.backward(Oracle(), made)
-    for name, got, want in zip(("dx", "dleft", "dright"), case.backward(on_host, made | far), wanted, strict=True):
-        compare(name, got.values, want)
-
-
-@pytest.mark.parametrize("per_head, rows", [(1, 1500), (64, 200)], ids=str)
-def test_no_size_is_limited_by_the_height_of_a_grid(on_host, per_head, rows):
-    """A grid has 2^31 blocks along x, but 65,535 along y and z: here 8, less than there are of anything."""
-    low = on_host.on(grid_height=8)
-    for steps, batch, heads in ((rows, 1, 1), (3, 20, 1), (3, 1, 20)):
-        case = TalkCase(steps, batch, heads, per_head, 3, 3, torch.bfloat16)
-        made = case.tensors()
-        case.forward(low, made)
-        case.backward(low, made)
-
-
 def test_grids_beyond_all_limits_are_errors(on_host):
     case = TalkCase(3, 2, 1, 4, 3, 1)
     made = case.tensors()
@@ -172,25 +117,3 @@ def test_grids_beyond_all_limits_are_errors(on_host):
     numbers |= {"channels": 4, "heads": 1, "state_rows": 0, "lengths_int64": 0, "sequences": 0}
     with pytest.raises(HostError, match="cudaError_t 9"):
         on_host.runner.call(numbers | on_host.device, {}, given, {"out": made["x"].clone()})
-
-
-@pytest.mark.parametrize("left", [7, 63, 255, 600])
-def test_a_device_with_little_shared_memory(on_host, left):
-    """Compute capability 7.5: no bfloat16 matrix products, no asynchronous copies, 64 KB of shared memory."""
-    case = TalkCase(20, 1, 2, 128, left, left, torch.float16)
-    small = on_host.on(compute_capability=75, shared_at_most=64 * 1024)
-    made = case.tensors()
-    for what in ("forward", "backward"):
-        got, want = getattr(case, what)(small, made), getattr(case, what)(Oracle(), made)
-        got, want = ((result,) if isinstance(result, torch.Tensor) else result for result in (got, want))
-        for ours, theirs in zip(got, want, strict=True):
-            compare(what, ours, theirs)
-
-
-def test_the_sanitizer_watches_the_offsets(on_host):
-    """The guard itself: offsets with one row less than the launcher is told end the call."""
-    case = TalkCase(4, 1, 2, 8, 3, 1)
-    made = case.tensors()
-    with pytest.raises(HostError, match="heap-buffer-overflow"):
-        case.forward(on_host, made | {"offset_left": made["offset_left"][:-1].clone()})
-    compare("out", case.forward(on_host, made), case.forward(Oracle(), made))

@@ -7,7 +7,7 @@ import torch
 
 from . import mutations
 from .mutations import Mistake
-from .talk_calls import TalkCase, check
+from .talk_calls import TalkCase
 
 UNITS = ("talk/talk_float32.cu", "talk/talk_band.cu")
 PLAIN = TalkCase(70, 2, 2, 8, 9, 5, top=1.6)
@@ -305,14 +305,10 @@ def mistaken(tmp_path_factory):
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)
 def test_is_noticed(mistaken, mistake):
-    check(mistake.case, mistake.what, mistaken)
-    with pytest.raises(AssertionError):
-        check(mistake.case, mistake.what, mistaken.on(mistake=ALL.index(mistake) + 1))
+    mutations.assert_noticed(mistake, ALL, mistaken)
 
 
 def test_a_spread_nan_is_noticed(mistaken):
     made = SPREAD.case.tensors()
     made["grad"][40, 0, 7] = math.nan
-    check(SPREAD.case, SPREAD.what, mistaken, made)
-    with pytest.raises(AssertionError):
-        check(SPREAD.case, SPREAD.what, mistaken.on(mistake=ALL.index(SPREAD) + 1), made)
+    mutations.assert_noticed(SPREAD, ALL, mistaken, made)

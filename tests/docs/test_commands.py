@@ -56,9 +56,9 @@ def check_script(name: str, words) -> None:
     path = REPOSITORY / name
     assert path.is_file(), f"there is no {name}"
     text = path.read_text(encoding="utf-8")
-    wrapped = re.search(r'-m lightconv_plugin ([\w-]+(?: [\w-]+)?) "\$@"', text)
+    wrapped = re.search(r'be_lightconv ([\w-]+) "\$@"', text)
     if wrapped:
-        check_lightconv([*wrapped[1].split(), *words])
+        check_lightconv([wrapped[1], *words])
         return
     unknown = [option for option in options_of(words) if option not in text]
     assert not unknown, f"{name} does not know {unknown}"

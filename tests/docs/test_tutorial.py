@@ -37,9 +37,8 @@ def steps(way, page=TUTORIAL):
 def outputs(words):
     """What a command writes, as patterns."""
     program, *rest = words
-    for script, command in (("scripts/prepare_multi30k.sh", "prepare multi30k_en_de"), ("scripts/train.sh", "train")):
-        if program == script:
-            program, rest = "lightconv", [*command.split(), *rest]
+    if program in ("scripts/prepare.sh", "scripts/train.sh"):
+        program, rest = "lightconv", [PurePosixPath(program).stem, *rest]
     following = dict(itertools.pairwise(rest))
     if program == "scripts/average.sh":
         return {f"{rest[0]}/average{rest[1]}.pt"}

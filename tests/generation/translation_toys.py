@@ -1,4 +1,4 @@
-"""A corpus as scripts/prepare_*.sh leave it, and checkpoints with random weights for its dictionaries."""
+"""A corpus as scripts/prepare.sh leaves it, and checkpoints with random weights for its dictionaries."""
 
 import io
 import json

@@ -1,7 +1,6 @@
 """Raw text to raw text: pipelines, and `generate` with the tokeniser."""
 
 import pytest
-import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 from lightconv_plugin.checkpoints.exported import open_exported
@@ -33,8 +32,6 @@ def test_translation(exported):
     assert [found["translation_text"] for found in always(LINES)] == expected
     found = translate(LINES[0], num_return_sequences=3)
     assert len(found) == 3 and found[0]["translation_text"] == by_hand(exported)[0]
-    found = translate(LINES[0], return_tensors=True)
-    assert isinstance(found[0]["translation_token_ids"], torch.Tensor)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
@@ -51,6 +48,12 @@ def test_long_texts_are_cut_off_where_that_is_asked_for(exported):
     assert translate(long, truncation=True) == translate(cut)
     with pytest.raises(ValueError, match="a text must be a str, got int"):
         translate(3)
+
+
+@pytest.mark.parametrize("option", ["src_lang", "tgt_lang", "clean_up_tokenization_spaces", "return_tensors"])
+def test_options_of_version_4_are_refused(exported, option):
+    with pytest.raises(ValueError, match=option):
+        pipeline("translation", model=str(exported))(LINES[0], **{option: True})
 
 
 def test_text_generation(tmp_path):

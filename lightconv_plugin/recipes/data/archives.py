@@ -31,13 +31,11 @@ class Member(NamedTuple):
     name   in the archive
     plain  whether it is a plain file
     open   opens it; must be read before the next member
-    tar    its header in a tar
     """
 
     name: str
     plain: bool
-    open: Callable[[], Any]
-    tar: tarfile.TarInfo | None = None
+    open: Callable[[], Any]  # a stream of bytes
 
 
 class _Counted:
@@ -51,27 +49,6 @@ class _Counted:
         data = self._stream.read(size)
         self.position += len(data)
         return data
-
-
-class _Guarded:
-    """A member's stream; reading it from a damaged archive raises CorpusError."""
-
-    def __init__(self, archive: Path, stream: IO[bytes]) -> None:
-        self._archive = archive
-        self._stream = stream
-
-    def read(self, size: int = -1) -> bytes:
-        with _damage(self._archive):
-            return self._stream.read(size)
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def __enter__(self) -> _Guarded:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def kind(name: str) -> tuple[str, str]:
@@ -105,7 +82,7 @@ def _tar_members(archive: Path, packing: str) -> Iterator[Member]:
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             while (member := tar.next()) is not None:
                 if not member.isdir():
-                    yield Member(member.name, member.isreg(), partial(tar.extractfile, member), member)
+                    yield Member(member.name, member.isreg(), partial(tar.extractfile, member))
                 tar.members.clear()  # type: ignore[attr-defined]  # tarfile would keep all of them, perhaps millions
             end = tar.offset
         while stream.read(_BLOCK):
@@ -139,12 +116,16 @@ def _members(archive: Path, name: str) -> Iterator[Member]:
             yield Member(inner, True, lambda: file)
 
 
-def _open(archive: Path, member: Member) -> _Guarded:
-    return _Guarded(archive, member.open())
+@contextlib.contextmanager
+def _reading(archive: Path, member: Member) -> Iterator[IO[bytes]]:
+    with _damage(archive), member.open() as stream:
+        yield stream
 
 
-def read_members(archive: Path) -> Iterator[tuple[str, Callable[[], _Guarded]]]:
-    """(name, open) of every file of an archive in one pass, without unpacking; read each before advancing.
+def read_members(archive: Path) -> Iterator[tuple[str, Callable[[], contextlib.AbstractContextManager[IO[bytes]]]]]:
+    """(name, open) of every file of an archive in one pass, without unpacking.
+
+    `with open() as stream` reads a file; do so before advancing.
 
     Raises:
         CorpusError: the archive is truncated or damaged (also when a file is read), or holds a link or a device.
@@ -152,7 +133,7 @@ def read_members(archive: Path) -> Iterator[tuple[str, Callable[[], _Guarded]]]:
     with _damage(archive):
         for member in _members(archive, archive.name):
             _refuse_special(archive, member)
-            yield member.name, partial(_open, archive, member)
+            yield member.name, partial(_reading, archive, member)
 
 
 def verify(archive: Path, name: str | None = None) -> None:
@@ -182,21 +163,17 @@ def _refuse_special(archive: Path, member: Member) -> None:
 
 
 def _place(archive: Path, member: Member, into: Path) -> Path:
-    """A member's path below `into`. CorpusError for a link, a device, or a name that leads outside."""
+    """A member's path below `into`. CorpusError for a link, a device, or a name that leads outside.
+
+    Stricter than tarfile's data filter, which allows links within the folder and renames absolute names, and the same
+    for a zip.
+    """
     _refuse_special(archive, member)
     name = PurePosixPath(member.name)
     if name.is_absolute() or ".." in name.parts or "\\" in member.name or not name.parts:
         raise CorpusError(f"{archive}: the name {member.name!r} leads out of the folder to unpack into")
     output = into.joinpath(*name.parts)
-    outside = not output.parent.resolve().is_relative_to(into.resolve())  # by a link already in the folder
-    # tarfile's filter is only for tars, renames absolute names and allows links, hence the checks above. The first
-    # releases of Python 3.10 and 3.11 lack it.
-    if member.tar is not None and hasattr(tarfile, "data_filter"):
-        try:
-            tarfile.data_filter(member.tar, str(into))
-        except tarfile.FilterError:
-            outside = True
-    if outside:
+    if not output.parent.resolve().is_relative_to(into.resolve()):  # by a link already in the folder
         raise CorpusError(f"{archive}: {member.name} would be written outside {into}")
     return output
 

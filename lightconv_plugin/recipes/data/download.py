@@ -85,10 +85,6 @@ def wrong(file: Path, checksum: str, name: str) -> str:
     return "" if found == expected else f"its checksum is {found}, expected {expected}"
 
 
-class _Refused(Exception):
-    """The server does not have the file or the requested part of it. Its argument: the reason."""
-
-
 class _CannotResume(Exception):
     """The server does not send the rest of the file that `part` is the beginning of."""
 
@@ -116,7 +112,8 @@ def _opener() -> urllib.request.OpenerDirector:
 def _open(address: str, start: int) -> http.client.HTTPResponse:
     """The response with the file from byte `start` on.
 
-    _Refused: it is not available; _CannotResume: it has no such bytes; _Interrupted: try again later.
+    Raises:
+        InputError: it is not available. _CannotResume: it has no such bytes. _Interrupted: try again later.
     """
     headers = {"User-Agent": "lightconv-plugin", "Accept-Encoding": "identity"}
     if start:
@@ -127,8 +124,9 @@ def _open(address: str, start: int) -> http.client.HTTPResponse:
         error.close()
         if error.code == 416 and start:
             raise _CannotResume from None
+        reason = f"HTTP {error.code} {error.reason}"
         temporary = error.code in _TEMPORARY or error.code >= 500
-        raise (_Interrupted if temporary else _Refused)(f"HTTP {error.code} {error.reason}") from None
+        raise (_Interrupted(reason) if temporary else _failed(address, reason)) from None
     except (OSError, http.client.HTTPException) as error:
         raise _Interrupted(str(getattr(error, "reason", error))) from None
 
@@ -144,7 +142,7 @@ def _receive(address: str, part: Path) -> None:
     """Append the missing rest to `part`, in one request.
 
     Raises:
-        _Refused, _CannotResume, _Interrupted, and OSError if `part` cannot be written.
+        InputError, _CannotResume, _Interrupted, and OSError if `part` cannot be written.
     """
     start = part.stat().st_size if part.exists() else 0
     with _open(address, start) as response:
@@ -152,7 +150,7 @@ def _receive(address: str, part: Path) -> None:
             start = 0  # the server does not support ranges and sends the whole file
         elif not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
             error = "the server sent a different part of the file than requested"
-            raise _CannotResume if start else _Refused(error)
+            raise _CannotResume if start else _failed(address, error)
         length = response.headers.get("Content-Length")
         end = start + int(length) if length else None
         often = 0.2 if sys.stderr.isatty() else 10
@@ -176,14 +174,12 @@ def transfer(address: str, part: Path) -> None:
     """Download into `part`, resuming at its end for as long as new data arrive. What has arrived is kept.
 
     Raises:
-        InputError: no new data arrive. OSError: `part` cannot be written.
+        InputError: the server does not have the file, or no new data arrive. OSError: `part` cannot be written.
     """
     before, idle = -1, 0
     while True:
         try:
             return _receive(address, part)
-        except _Refused as error:
-            raise InputError(_failed(address, str(error))) from None
         except _CannotResume:
             part.unlink()
             continue
@@ -193,12 +189,13 @@ def transfer(address: str, part: Path) -> None:
         idle = 1 if size > before else idle + 1
         before = size
         if idle > FAILURES:
-            raise InputError(_failed(address, reason)) from None
+            raise _failed(address, reason)
         time.sleep(idle)
 
 
-def _failed(address: str, reason: str) -> str:
-    return f"cannot download {address} ({reason}): without a network, put the files into a folder and give --data DIR"
+def _failed(address: str, reason: str) -> InputError:
+    hint = "without a network, put the files into a folder and give --data DIR"
+    return InputError(f"cannot download {address} ({reason}): {hint}")
 
 
 def download(address: str, file: Path, checksum: str) -> None:

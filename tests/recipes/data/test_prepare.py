@@ -211,8 +211,8 @@ def test_from_the_web_interrupted_and_taken_up(tmp_path):
     (tmp_path / "checkout/lightconv_plugin").symlink_to(ROOT / "lightconv_plugin")
     down = tmp_path / "checkout/data/multi30k"
     with serve(files) as server:
-        command = [copy / "prepare_multi30k.sh", "--mirror", server.address, "--out", tmp_path / "out", "--any-size"]
-        command += ["--bpe", "100", "--workers", "2"]
+        command = [copy / "prepare.sh", "multi30k_en_de", "--mirror", server.address, "--out", tmp_path / "out"]
+        command += ["--any-size", "--bpe", "100", "--workers", "2"]
         environment = script_environment(sys.executable, **LOCAL)
         server.slow["train.de.gz"] = 2000
         with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True) as process:
@@ -264,19 +264,24 @@ def test_the_smoke_task_needs_no_files(tmp_path):
     assert "unrecognized arguments: --mirror" in prepare(tmp_path, "smoke", "--mirror", "x").stderr
 
 
-SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("prepare_*.sh"))
+# The scripts of 0.1.0; each calls prepare.sh with its task.
+CALLS = {f"prepare_{task}.sh": task for task in TASKS if task not in ("multi30k_en_de", "parallel")}
+CALLS |= {"prepare_multi30k.sh": "multi30k_en_de", "prepare.sh parallel": "parallel"}
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_scripts_show_the_help_of_their_task(name, run_script):
-    done = run_script(name, "--help")
+@pytest.mark.parametrize("call", CALLS)
+def test_scripts_show_the_help_of_their_task(call, run_script):
+    done = run_script(*call.split(), "--help")
     assert done.returncode == 0, done.stderr
-    task = {"multi30k": "multi30k_en_de"}.get(name[8:-3], name[8:-3])
-    assert done.stdout.startswith(f"usage: lightconv prepare {task} ") and "--data DIR" in done.stdout
+    assert done.stdout.startswith(f"usage: lightconv prepare {CALLS[call]} ") and "--data DIR" in done.stdout
 
 
-def test_every_task_has_its_script():
-    assert len(SCRIPTS) == len(TASKS) == 12
+def test_the_script_lists_the_tasks(run_script):
+    done = run_script("prepare.sh", "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: lightconv prepare TASK ") and len(TASKS) == 12
+    for task in TASKS:
+        assert f"\n  {task} " in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from tests.cuda.convolution_calls import lay_out
+from tests.cuda.calls import lay_out
 from tests.robustness.fuzz.views import random_view
 
 DTYPES = {
