@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 # What the search supports in a batch's net_input.
 _INPUTS = {"src_tokens", "src_lengths", "prev_output_tokens"}
+# Whether fairseq takes the lengths of the sources from the batch; fairseq 0.12.2 counts their words, without the ends.
+_LENGTHS_ARE_GIVEN = '"src_lengths" in net_input' in inspect.getsource(SequenceGenerator._generate)
 
 
 class FastGenerator(SequenceGenerator):
@@ -103,7 +106,7 @@ class FastGenerator(SequenceGenerator):
             self._say(f"falling back to fairseq's generator{asked}: {reason} is not supported")
             return super()._generate(sample, prefix_tokens, constraints, bos_token)
         source = net_input["src_tokens"]
-        lengths = net_input.get("src_lengths")
+        lengths = net_input.get("src_lengths") if _LENGTHS_ARE_GIVEN else None
         if lengths is None:
             lengths = (source.ne(self.eos) & source.ne(self.pad)).long().sum(dim=1)
         if self.options.match_source_len:

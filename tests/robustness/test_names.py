@@ -4,7 +4,9 @@ Whole runs in folders with such names: `scripts/dev/torture.sh --names`, of whic
 of the scripts themselves work in folders with spaces, commas and quotes.
 """
 
+import re
 import subprocess
+from importlib.metadata import version
 
 import pytest
 
@@ -61,6 +63,10 @@ def test_hydra_reads_every_name_as_it_is(name):
     from omegaconf import OmegaConf
 
     for path in (f"/{name}/x", f"/x/{name}"):
+        if re.search(r"\\('|\Z)", path) and version("hydra-core").startswith("1.0."):
+            with pytest.raises(ValueError, match=r"hydra 1.0 cannot read a name with a backslash"):
+                quote(path)
+            continue
         read = OverridesParser.create().parse_override(f"task.data={quote(path)}").value()
         assert OmegaConf.create({"path": read}).path == path
 

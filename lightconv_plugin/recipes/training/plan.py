@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,17 @@ def get(config: dict[str, Any], key: str) -> Any:
 
 
 def quote(value: str | Path) -> str:
-    """A string quoted for a hydra override. ValueError if it contains ${, which hydra would interpolate."""
+    r"""A string quoted for a hydra override.
+
+    Raises:
+        ValueError: hydra cannot read it: it contains ${, which would be interpolated, or, with hydra 1.0 (fairseq
+            0.12.2), a backslash before a quotation mark or at the end.
+    """
     text = str(value)
     if "${" in text:
         raise ValueError(f"{text}: a name with ${{ cannot be passed to hydra, which reads it as a variable")
+    if re.search(r"\\('|\Z)", text) and version("hydra-core").startswith("1.0."):
+        raise ValueError(f"{text}: hydra 1.0 cannot read a name with a backslash before a quotation mark or at the end")
     # A backslash is literal except before a quotation mark or at the end.
     return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), text) + "'"
 

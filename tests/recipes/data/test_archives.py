@@ -115,7 +115,7 @@ def test_an_empty_file_is_no_archive(archive):
     for name in ("x.tgz", "x.gz", "x.txt"):
         with pytest.raises(CorpusError, match="is empty"):
             verify(archive(name, b""))
-    with pytest.raises(CorpusError, match="holds no files"):
+    with pytest.raises(CorpusError, match=r"holds no files|seeking backwards"):  # the latter by Python 3.10's tarfile
         verify(archive("x.tgz", tar_gz({})))
 
 
