@@ -29,7 +29,7 @@ def trained(tmp_path_factory):
     types = ["--decoder-conv-type", "dynamic,attention"]
     log = fairseq_cli.run(
         *["train", data, "--user-dir", fairseq_cli.USER_DIR, "--arch", "dynamicconv", *fairseq_cli.SIZE, *types],
-        *[*fairseq_cli.RECIPE, "--lr", "1e-2", "--max-update", "60", "--save-dir", folder, "--no-epoch-checkpoints"],
+        *[*fairseq_cli.RECIPE, "--lr", "1e-2", "--max-update", "100", "--save-dir", folder, "--no-epoch-checkpoints"],
         *["--task", "translation_fast", "--eval-bleu", "--eval-bleu-args", '{"beam": 2, "max_len_b": 12}'],
     )
     return data, folder / "checkpoint_last.pt", log
