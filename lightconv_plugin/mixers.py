@@ -70,7 +70,14 @@ MIXERS = {
 }
 # Upstream's architectures, which the plugin takes over: their default is DynamicConv.
 UPSTREAM_FAMILY = {"lightconv": "dynamic"}
-FAMILIES = {mixer.family: name for name, mixer in MIXERS.items() if mixer.family} | UPSTREAM_FAMILY
+FAMILIES = {each.family: name for name, each in MIXERS.items() if each.family} | UPSTREAM_FAMILY
+
+
+def mixer(kind: str) -> Mixer:
+    """The mixer of this name; ValueError if there is none."""
+    if kind not in MIXERS:
+        raise ValueError(f"kind must be one of {', '.join(MIXERS)}, got {kind!r}")
+    return MIXERS[kind]
 
 
 def system_of(names: Iterable[str]) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from lightconv_plugin.checkpoints.exported import FORMAT_VERSION, MODEL_TYPE
-from lightconv_plugin.mixers import MIXERS
+from lightconv_plugin.mixers import mixer
 from lightconv_plugin.modules.attention_convolution import AttentionConv
 from lightconv_plugin.modules.config import ModelConfig, StackConfig
 from lightconv_plugin.modules.mixers import MixerSpec
@@ -267,7 +267,7 @@ def _stack(
             kind=kind,
             kernel_size=size,
             conv_dim=dim,
-            num_heads=heads if "num_heads" in MIXERS[kind].reads else 1,
+            num_heads=heads if "num_heads" in mixer(kind).reads else 1,
             glu=options["glu"],
             input_dropout=0.0,
             weight_dropout=options["weight_dropout"],
@@ -275,7 +275,7 @@ def _stack(
             attention_dropout=options["attention_dropout"],
             dynamic_rank=options["dynamic_rank"],
             dynamic_residual=options["dynamic_residual"],
-            attention_conv=_convolution("attention_conv", options) if MIXERS[kind].attends else None,
+            attention_conv=_convolution("attention_conv", options) if mixer(kind).attends else None,
         )
         for kind, size in zip(kinds, sizes, strict=True)
     )

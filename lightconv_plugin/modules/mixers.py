@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from lightconv_plugin.mixers import MIXERS
+from lightconv_plugin.mixers import mixer
 from lightconv_plugin.modules.attention import SelfAttention
 from lightconv_plugin.modules.attention_convolution import AttentionConv
 from lightconv_plugin.modules.block import ConvBlock
@@ -49,8 +49,7 @@ class MixerSpec:
     attention_conv: AttentionConv | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in MIXERS:
-            raise ValueError(f"kind must be one of {', '.join(MIXERS)}, got {self.kind!r}")
+        known = mixer(self.kind)
         if self.normalize not in NORMALIZATIONS:
             raise ValueError(f"normalize must be one of {', '.join(NORMALIZATIONS)}, got {self.normalize!r}")
         for name in ("kernel_size", "conv_dim", "num_heads"):
@@ -63,13 +62,13 @@ class MixerSpec:
         for name in ("input_dropout", "weight_dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
-        if MIXERS[self.kind].headed and self.conv_dim % self.num_heads:
+        if known.headed and self.conv_dim % self.num_heads:
             raise ValueError(f"num_heads must divide conv_dim = {self.conv_dim}, got {self.num_heads}")
 
     @property
     def attends(self) -> bool:
         """Whether it is attention; otherwise it is a convolution in a ConvBlock."""
-        return MIXERS[self.kind].attends
+        return mixer(self.kind).attends
 
     @property
     def padding_l(self) -> int:

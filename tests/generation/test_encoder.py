@@ -7,8 +7,8 @@ pytest.importorskip("fairseq")
 
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.encoder import PackedEncoder
+from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.models.plain import plain_model
-from lightconv_plugin.modules.mixers import MIXERS
 from lightconv_plugin.ops import NORMALIZATIONS
 from tests.generation import toys
 from tests.models.toys import VARIANTS

@@ -15,7 +15,7 @@ from lightconv_plugin.generation.batch_search import TorchSearch
 from lightconv_plugin.generation.beam_search import Search
 from lightconv_plugin.generation.graphs import CapturedSearch
 from lightconv_plugin.generation.steps import StepModel
-from lightconv_plugin.modules.mixers import MIXERS
+from lightconv_plugin.mixers import MIXERS
 from tests.checkpoints.exports import build_model, pair
 from tests.generation import random_models
 from tests.generation.random_models import EOS, PAD, Case, model_of, random_batch

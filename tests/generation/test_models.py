@@ -11,8 +11,8 @@ from fairseq.models.transformer import TransformerModel, transformer_legacy
 from fairseq.modules.fairseq_dropout import FairseqDropout
 
 from lightconv_plugin.generation import StepModel, UnsupportedModelError
+from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.models.plain import plain_model
-from lightconv_plugin.modules.mixers import MIXERS
 from lightconv_plugin.ops import NORMALIZATIONS
 from tests.generation import toys
 from tests.models.toys import VARIANTS, dictionary, task

@@ -11,8 +11,8 @@ from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation import DTYPES, BatchSearch, SearchOptions
 from lightconv_plugin.generation.batch_search import TorchSearch
 from lightconv_plugin.generation.native import NativeSearch
+from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules import AdaptiveInputConfig, AdaptiveSoftmaxConfig, ModelConfig
-from lightconv_plugin.modules.mixers import MIXERS
 from lightconv_plugin.ops import backends
 from tests import ROOT
 from tests.checkpoints.exports import DIM, WORDS, build_model, mixer, pair, stack

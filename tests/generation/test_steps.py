@@ -7,8 +7,8 @@ pytest.importorskip("fairseq")
 
 from lightconv_plugin.generation import StepModel
 from lightconv_plugin.generation.beams import Beams
+from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.models.plain import plain_model
-from lightconv_plugin.modules.mixers import MIXERS
 from tests.generation import toys
 from tests.models.toys import VARIANTS
 

@@ -9,7 +9,7 @@ from lightconv_plugin.checkpoints.exported import load_model, open_exported
 from lightconv_plugin.cli import main
 from lightconv_plugin.generation import BatchSearch, SearchOptions
 from lightconv_plugin.generation.translator import Translator
-from lightconv_plugin.modules.mixers import MIXERS
+from lightconv_plugin.mixers import MIXERS
 from tests.checkpoints.exports import build_model, export, pair
 
 LINES = ["w1 w2 w3 dog", "w7", "w9 w8 w7 w6 w5 w1 w1", "", "The dog"]

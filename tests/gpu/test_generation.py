@@ -6,7 +6,7 @@ import pytest
 
 from lightconv_plugin.generation import BatchSearch, SearchOptions
 from lightconv_plugin.generation.batch_search import TorchSearch
-from lightconv_plugin.modules.mixers import MIXERS
+from lightconv_plugin.mixers import MIXERS
 from tests.generation.random_models import EOS, PAD, UNK, assert_same, model_of, random_batch
 
 LONGEST = 28

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
+from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules.dropout import Dropout
-from lightconv_plugin.modules.mixers import MIXERS
 from tests.modules.plain_models import TrainingStep, model_of
 
 

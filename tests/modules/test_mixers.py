@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules.attention_convolution import AttentionConv
 from lightconv_plugin.modules.dropout import Dropout
-from lightconv_plugin.modules.mixers import MIXERS, MixerSpec, build_mixer
+from lightconv_plugin.modules.mixers import MixerSpec, build_mixer
 
 DIM, KERNEL = 8, 3
 CONVOLVED = {f"{kind}-convolved": AttentionConv(("q", "k", "v")) for kind in ("attention", "window_attention")}

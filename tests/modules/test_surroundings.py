@@ -11,11 +11,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightconv_plugin import ops
+from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules import linear, products
 from lightconv_plugin.modules.config import AdaptiveInputConfig
 from lightconv_plugin.modules.embeddings import AdaptiveInput, SinusoidalPositions
 from lightconv_plugin.modules.linear import Linear
-from lightconv_plugin.modules.mixers import MIXERS, MixerSpec, build_mixer
+from lightconv_plugin.modules.mixers import MixerSpec, build_mixer
 from lightconv_plugin.ops import backends
 from tests.modules.plain_models import model_of, words
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
+from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules.config import AdaptiveInputConfig, AdaptiveSoftmaxConfig
-from lightconv_plugin.modules.mixers import MIXERS
 from tests.generation.recordings import Recordings
 from tests.modules.plain_models import TrainingStep, model_of, words
 from tests.waiting import RefuseToWait

@@ -153,7 +153,13 @@ def place(folder):
     """What a script wants to be there before it looks at its options."""
     (folder / "config.yaml").touch()
     (folder / "data").mkdir()
-    return {"average.sh": [folder / "data"], "train.sh": [folder / "config.yaml"], "fuzz.sh": ["1"]}
+    first = {
+        "average.sh": folder / "data",
+        "train.sh": folder / "config.yaml",
+        "fuzz.sh": "1",
+        "prepare.sh": "parallel",
+    }
+    return {script: [argument] for script, argument in first.items()}
 
 
 def made(folder):

@@ -7,7 +7,7 @@ pytest.importorskip("fairseq")
 
 from fairseq.sequence_generator import SequenceGenerator
 
-from lightconv_plugin.modules.mixers import MIXERS
+from lightconv_plugin.mixers import MIXERS
 from tests.models.toys import batch, build, dictionary, task
 
 SHORTEST, LONGEST, BEAM = 12, 20, 4

@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.recipes import evaluation, tuning
 from lightconv_plugin.recipes.reproduce import run as reproduce
 from lightconv_plugin.recipes.reproduce import training
 from lightconv_plugin.recipes.reproduce.job import plan
@@ -109,9 +108,9 @@ def stand_ins(train):
     return [
         (reproduce, "prepare", prepare),
         (training, "COMMAND", (str(train),)),
-        (tuning, "tune", tune),
-        (evaluation, "evaluate", evaluate),
-        (evaluation, "measure_perplexity", measure),
+        (reproduce, "tune", tune),
+        (reproduce, "evaluate", evaluate),
+        (reproduce, "measure_perplexity", measure),
     ]
 
 
