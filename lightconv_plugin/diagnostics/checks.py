@@ -17,6 +17,7 @@ from importlib import metadata
 from lightconv_plugin import allocator
 from lightconv_plugin.diagnostics import machine
 from lightconv_plugin.errors import how_to_get
+from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.paths import package_dir
 
 OLDEST_TORCH = (2, 6)
@@ -31,7 +32,7 @@ OPTIONAL = {
     "subword-nmt": "data preparation with BPE needs it",
 }
 TESTED_FAIRSEQS = ("fairseq", "fairseq-fixed")
-FAMILIES = ("dynamicconv", "lightweightconv")
+FAMILIES = [mixer.family for mixer in MIXERS.values() if mixer.paper]
 REPORT_IT = "please report this with the output of lightconv doctor --json"
 OK, INFO, WARNING, FAILURE = "ok", "info", "warning", "failure"
 

@@ -14,7 +14,7 @@ from typing import Any
 from fairseq import models as fairseq_models
 from fairseq.models import register_model, register_model_architecture
 
-from lightconv_plugin.mixers import UPSTREAM_FAMILY
+from lightconv_plugin.mixers import FAMILIES, MIXERS, UPSTREAM_FAMILY, WU
 from lightconv_plugin.models.config import ConvTransformerConfig, option
 from lightconv_plugin.models.encoder_decoder import ConvTransformerModel
 from lightconv_plugin.models.language_model import ConvLanguageModel
@@ -75,7 +75,7 @@ TALK_SUFFIXES = {
 }
 
 # Those of the first paper: the family's name → its token mixer.
-_FAMILIES = {"lightweightconv": "lightweight", "dynamicconv": "dynamic", **UPSTREAM_FAMILY}
+_FAMILIES = {family: kind for family, kind in FAMILIES.items() if MIXERS[kind].paper == WU}
 # Upstream's parsers set the defaults of these, so an architecture that somebody registers on its models may read them,
 # and cannot change them: it is the same model here.
 _PARSED = ("encoder_conv_type", "decoder_conv_type", "weight_softmax")

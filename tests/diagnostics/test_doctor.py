@@ -362,7 +362,7 @@ def test_models_that_are_not_registered_are_a_failure(monkeypatch):
     others = {name: model for name, model in models.ARCH_MODEL_REGISTRY.items() if "conv" not in name}
     monkeypatch.setattr(models, "ARCH_MODEL_REGISTRY", others)
     finding = statuses(checks.examine(), checks.FAILURE)["models"]
-    assert "not registered by this plugin: dynamicconv, lightweightconv" in finding.detail
+    assert "not registered by this plugin: lightweightconv, dynamicconv, talkconv" in finding.detail
 
 
 @pytest.mark.parametrize("error", [0.5, float("nan"), float("inf")], ids=str)

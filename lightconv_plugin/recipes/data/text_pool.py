@@ -5,6 +5,7 @@ Nothing here holds a whole text in memory: each process holds a few blocks of a 
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import multiprocessing
@@ -26,6 +27,7 @@ from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 
 BLOCK = 1 << 20  # bytes of text sent to a process at a time, enough to make the cost of sending small
 _BOM = b"\xef\xbb\xbf"
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 _work: Callable[[str], str] | Exception  # what a process of the pool applies to a line; set when it starts
 
@@ -109,8 +111,29 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
+@contextlib.contextmanager
+def _forking() -> Iterator[None]:
+    """Keep Ctrl-C and SIGTERM until a process has been forked.
+
+    What they raise in a hook of the fork, such as logging's, Python prints and forgets.
+    """
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # which signals do not reach
+        yield
+        return
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for signal_number in came:
+            signal.raise_signal(signal_number)
+
+
 def _begin() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -133,17 +156,17 @@ def in_a_process(function: Callable[..., None], *arguments: object) -> None:
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(sender, function, arguments))
-    process.start()
-    sender.close()
     try:
+        with _forking():
+            process.start()
+        sender.close()
         error = receiver.recv()
     except EOFError:
         raise CorpusError("a process of this step was killed, perhaps for lack of memory") from None
-    except BaseException:
-        process.kill()
-        raise
     finally:
-        process.join()
+        if process.pid is not None:
+            process.kill()  # it has done its work, or nobody wants that any more
+            process.join()
         receiver.close()
     if error is not None:
         raise error
@@ -226,7 +249,8 @@ def map_file(
                     write(_map_block(block, number == 0, work))
             else:
                 for number, block in enumerate(_blocks(file, BLOCK)):
-                    waiting.append(pool.submit(_map_block, block, number == 0))
+                    with _forking():  # at the first blocks
+                        waiting.append(pool.submit(_map_block, block, number == 0))
                     if len(waiting) > 2 * workers:  # just enough text in memory to keep every process busy
                         write(waiting.popleft().result())
                 while waiting:

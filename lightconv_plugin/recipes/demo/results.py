@@ -55,9 +55,9 @@ class Result:
     generated: str
 
     @staticmethod
-    def read(path: Path) -> Result | None:
-        """The result at `path`, None if there is none."""
-        return Result(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+    def read(path: Path) -> Result:
+        """The result at `path`. OSError if there is none."""
+        return Result(**json.loads(path.read_text(encoding="utf-8")))
 
     def write(self, path: Path) -> None:
         write_text(path, json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n")

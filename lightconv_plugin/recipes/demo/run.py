@@ -142,8 +142,7 @@ def train_and_score(task: Task, seed: int, work: Path, data: Path, langs: tuple[
         config = find_config(f"{task.configs}/{system}")
         known = f"{digest(config)} {task.updates} {text} {langs} {seed}"
         folder, key = work / system, hashlib.sha256(known.encode()).hexdigest()
-        result = Result.read(folder / "result.json")
-        if result and result.key == key:
+        if (folder / "result.json").is_file() and Result.read(folder / "result.json").key == key:
             say(f"{system}: trained and scored before")
             continue
         claim(folder, key)
@@ -161,7 +160,7 @@ def train_and_score(task: Task, seed: int, work: Path, data: Path, langs: tuple[
         trainings.append(Training(system, command, task.updates, folder, key))
     if trainings:
         run_trainings(trainings, task, data)
-    return [result for system in SYSTEMS if (result := Result.read(work / system / "result.json"))]
+    return [Result.read(work / system / "result.json") for system in SYSTEMS]
 
 
 def run_trainings(trainings: list[Training], task: Task, data: Path) -> None:

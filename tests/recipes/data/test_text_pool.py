@@ -129,6 +129,39 @@ SLOW = """
 """
 
 
+FORKS = {
+    "in_a_process": "text_pool.in_a_process(print)",
+    "map_file": "text_pool.map_file(lambda: str, (), Path({source!r}), Path({source!r} + '.out'), 't', 2)",
+}
+INTERRUPTED = """
+    import os, signal, sys
+    sys.path.insert(0, {root!r})
+    from lightconv_plugin.recipes.data import text_pool
+    from pathlib import Path
+    text_pool.BLOCK = 100
+    def ended(*_):
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGTERM, ended)
+    os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), {signal}))
+    try:
+        {call}
+    except KeyboardInterrupt:
+        sys.exit(77)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", FORKS)
+def test_ctrl_c_while_a_process_is_forked_is_not_lost(name, number, tmp_path):
+    """What a hook of the fork raises, Python only prints; logging has such a hook."""
+    source = tmp_path / "x"
+    source.write_text("a line\n" * 1000)
+    call = FORKS[name].format(source=str(source))
+    code = textwrap.dedent(INTERRUPTED).format(root=str(ROOT), signal=int(number), call=call)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 77 and "ignored" not in done.stderr, done.stderr
+
+
 def _runs(pid):
     try:
         return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "Z"

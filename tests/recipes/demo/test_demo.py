@@ -204,7 +204,8 @@ def test_the_report_is_a_table_with_translations(tmp_path):
     assert len(widths) == 1
     results[0].write(tmp_path / "result.json")
     assert Result.read(tmp_path / "result.json") == results[0]
-    assert Result.read(tmp_path / "none.json") is None
+    with pytest.raises(FileNotFoundError):
+        Result.read(tmp_path / "none.json")
 
 
 def training(name, code, tmp_path):
