@@ -72,6 +72,16 @@ MIXERS = {
 UPSTREAM_FAMILY = {"lightconv": "dynamic"}
 FAMILIES = {each.family: name for name, each in MIXERS.items() if each.family} | UPSTREAM_FAMILY
 
+# Options of the layers that neither upstream nor the papers have, each with the value that leaves it out.
+OUR_OPTIONS = {
+    "encoder_dynamic_rank": [0],
+    "decoder_dynamic_rank": [0],
+    "dynamic_residual": False,
+    "encoder_attention_conv": None,
+    "decoder_attention_conv": None,
+    "decoder_cross_attention_conv": None,
+}
+
 
 def mixer(kind: str) -> Mixer:
     """The mixer of this name; ValueError if there is none."""

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.mixers import OUR_OPTIONS
 
 LAYOUTS = ("plugin", "fairseq", "fairseq-0.12.2", "talk")
 # Options that name files to read when a model is built.
@@ -35,12 +36,7 @@ FIXED = {
     "layernorm_embedding": False,
     "no_scale_embedding": False,
     "no_cross_attention": False,
-    "encoder_dynamic_rank": [0],
-    "decoder_dynamic_rank": [0],
-    "dynamic_residual": False,
-    "encoder_attention_conv": None,
-    "decoder_attention_conv": None,
-    "decoder_cross_attention_conv": None,
+    **OUR_OPTIONS,
 }
 # These only matter in training, and upstream works without them.
 TRAINING_ONLY = {

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lightconv_plugin.mixers import TALK, WU
+from lightconv_plugin.mixers import OUR_OPTIONS, TALK, WU
 
 OTT = "Ott et al. 2018, Scaling Neural Machine Translation"
 BAEVSKI = "Baevski & Auli 2019, Adaptive Input Representations for Neural Language Modeling"
@@ -112,17 +112,6 @@ def find_fact(task: Task | None, system: str | None) -> Fact | None:
     return next((fact for fact in FACTS if task and (fact.task, fact.system) == (task.name, system)), None)
 
 
-# Layer options that the paper's models do not have, and their defaults.
-_NOT_THE_PAPERS = {
-    "dynamic_residual": False,
-    "encoder_dynamic_rank": [0],
-    "decoder_dynamic_rank": [0],
-    "encoder_attention_conv": None,
-    "decoder_attention_conv": None,
-    "decoder_cross_attention_conv": None,
-}
-
-
 def ablation_row(mixers: Sequence[str], options: Mapping) -> str | None:
     """The row of the paper's ablation for a model; None unless it has the size for WMT16 En-De and no GLU.
 
@@ -132,7 +121,7 @@ def ablation_row(mixers: Sequence[str], options: Mapping) -> str | None:
     glu = options.get("encoder_glu") or options.get("decoder_glu")
     if len(kinds) != 1 or options.get("encoder_embed_dim") != 1024:
         return None
-    if any(options.get(name, usual) not in (None, usual) for name, usual in _NOT_THE_PAPERS.items()):
+    if any(options.get(name, usual) not in (None, usual) for name, usual in OUR_OPTIONS.items()):
         return None
     kind = kinds.pop()
     if kind == "attention":
