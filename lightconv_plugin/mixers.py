@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 WU = "Wu et al. 2019, Pay Less Attention with Lightweight and Dynamic Convolutions"
 TALK = "Lioutas & Guo 2020, Time-aware Large Kernel Convolutions"
@@ -72,11 +73,63 @@ MIXERS = {
 UPSTREAM_FAMILY = {"lightconv": "dynamic"}
 FAMILIES = {each.family: name for name, each in MIXERS.items() if each.family} | UPSTREAM_FAMILY
 
-# Options of the layers that neither upstream nor the papers have, each with the value that leaves it out.
+
+@dataclass(frozen=True)
+class LayerOption:
+    """An option of some mixers that neither upstream nor the papers have: a field of MixerSpec, and of the models'.
+
+    field: its name in MixerSpec. The models call it FIELD; if it is `per_layer`, they have encoder_FIELD and
+        decoder_FIELD, each with an entry for each layer.
+    usual: the value that leaves it out.
+    help: for the command line.
+    least, allowed: the smallest value, and what values may be, for errors.
+    """
+
+    field: str
+    usual: Any
+    help: str
+    per_layer: bool = False
+    least: int | None = None
+    allowed: str = ""
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The models' options and their defaults."""
+        if not self.per_layer:
+            return {self.field: self.usual}
+        return {f"{side}_{self.field}": [self.usual] for side in ("encoder", "decoder")}
+
+    @property
+    def kinds(self) -> list[str]:
+        """The mixers that have it."""
+        return [kind for kind, known in MIXERS.items() if self.field in known.reads]
+
+    def check(self, value: Any, name: str) -> None:
+        """Raise ValueError, which calls the option `name`, if this is no value of it."""
+        if self.least is not None and value < self.least:
+            raise ValueError(f"{name} must be {self.allowed}, got {value}")
+
+
+LAYER_OPTIONS = (
+    LayerOption(
+        "dynamic_rank",
+        0,
+        "rank at which dynamic layers predict their filters, with two matrices instead of one; 0 for a single matrix; "
+        "one entry is repeated for all layers",
+        per_layer=True,
+        least=0,
+        allowed="at least 1, or 0 for one matrix",
+    ),
+    LayerOption(
+        "dynamic_residual",
+        False,
+        "add a static filter for each head to the predicted one of dynamic layers, before the normalisation",
+    ),
+)
+
+# The models' options that neither upstream nor the papers have, each with the value that leaves it out.
 OUR_OPTIONS = {
-    "encoder_dynamic_rank": [0],
-    "decoder_dynamic_rank": [0],
-    "dynamic_residual": False,
+    **{name: value for option in LAYER_OPTIONS for name, value in option.defaults.items()},
     "encoder_attention_conv": None,
     "decoder_attention_conv": None,
     "decoder_cross_attention_conv": None,

@@ -23,7 +23,8 @@ from torch import Tensor
 from lightconv_plugin.checkpoints.exported import CONFIG, Exported, load_model, open_exported
 from lightconv_plugin.checkpoints.layouts import Model, our_state, read_model
 from lightconv_plugin.errors import InputError, UnsupportedModelError
-from lightconv_plugin.mixers import MIXERS
+from lightconv_plugin.mixers import LAYER_OPTIONS, MIXERS, LayerOption
+from lightconv_plugin.models.attention_convolution import attention_conv_options
 from lightconv_plugin.models.config import VALUED_BOOLEANS
 from lightconv_plugin.models.plain import plain_config
 from lightconv_plugin.modules import MixerSpec, ModelConfig, StackConfig
@@ -135,6 +136,12 @@ def _first(mixers: Iterable[MixerSpec], name: str, otherwise: Any) -> Any:
     return next((getattr(mixer, name) for mixer in mixers if name in MIXERS[mixer.kind].reads), otherwise)
 
 
+def _of_each(mixers: Iterable[MixerSpec], option: LayerOption) -> list[Any]:
+    """An option's entry for each layer, or one if they are all the usual one."""
+    values = [getattr(mixer, option.field) if mixer.kind in option.kinds else option.usual for mixer in mixers]
+    return values if any(value != option.usual for value in values) else [option.usual]
+
+
 def _options(config: ModelConfig) -> dict[str, Any]:
     """The options of the plugin's architecture, without those whose default has no effect."""
     decoder, mixers = config.decoder, _mixers(config)
@@ -151,7 +158,7 @@ def _options(config: ModelConfig) -> dict[str, Any]:
         "activation_fn": decoder.activation,
         "weight_normalization": normalize,
         "weight_softmax": normalize == "softmax",
-        "dynamic_residual": _first(mixers, "dynamic_residual", False),
+        **{each.field: _first(mixers, each.field, each.usual) for each in LAYER_OPTIONS if not each.per_layer},
         "layernorm_embedding": decoder.embedding_norm,
         "no_scale_embedding": decoder.embed_scale == 1.0,
         "no_token_positional_embeddings": decoder.positions == "none",
@@ -159,10 +166,8 @@ def _options(config: ModelConfig) -> dict[str, Any]:
         "share_decoder_input_output_embed": decoder.share_input_output and not config.share_embeddings,
         "max_target_positions": decoder.max_positions,
         **_side_options("decoder", decoder),
+        **attention_conv_options(config),
     }
-    convolutions = [mixer.attention_conv for mixer in mixers] + [decoder.cross_attention_conv]
-    if (conv := next((conv for conv in convolutions if conv is not None), None)) is not None:
-        options |= {"attention_conv_kernel_size": conv.kernel_size, "attention_conv_type": conv.kind}
     if (softmax := decoder.adaptive_softmax) is not None:
         options |= {
             "adaptive_softmax_cutoff": list(softmax.cutoff),
@@ -174,7 +179,6 @@ def _options(config: ModelConfig) -> dict[str, Any]:
             **_side_options("encoder", config.encoder),
             "share_all_embeddings": config.share_embeddings,
             "no_cross_attention": not attends,
-            "decoder_cross_attention_conv": "q" if decoder.cross_attention_conv is not None else None,
             "max_source_positions": config.encoder.max_positions,
         }
         return options
@@ -193,8 +197,6 @@ def _options(config: ModelConfig) -> dict[str, Any]:
 def _side_options(side: str, stack: StackConfig) -> dict[str, Any]:
     mixers = stack.mixers
     kinds = [mixer.kind for mixer in mixers]
-    ranks = [mixer.dynamic_rank if mixer.kind == "dynamic" else 0 for mixer in mixers]
-    convolved = _first(mixers, "attention_conv", None)
     heads = stack.num_heads if stack.encoder_dim is not None else _first(mixers, "num_heads", stack.num_heads)
     options = {
         "embed_dim": stack.embed_dim,
@@ -207,8 +209,7 @@ def _side_options(side: str, stack: StackConfig) -> dict[str, Any]:
         "kernel_size_list": [mixer.kernel_size for mixer in mixers],
         "glu": _first(mixers, "glu", False),
         "conv_type": kinds[0] if len(set(kinds)) == 1 else ",".join(kinds),
-        "dynamic_rank": ranks if any(ranks) else [0],
-        "attention_conv": None if convolved is None else ",".join(convolved.projections),
+        **{each.field: _of_each(mixers, each) for each in LAYER_OPTIONS if each.per_layer},
         "layerdrop": stack.layerdrop,
     }
     return {f"{side}_{name}": value for name, value in options.items()}

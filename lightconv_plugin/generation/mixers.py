@@ -29,7 +29,7 @@ from lightconv_plugin.modules.attention import EncoderAttention as PlainEncoderA
 from lightconv_plugin.modules.attention import SelfAttention as PlainSelfAttention
 from lightconv_plugin.modules.attention_convolution import PROJECTIONS
 from lightconv_plugin.modules.block import ConvBlock
-from lightconv_plugin.modules.convolutions import DepthwiseConv, DynamicConv, LightweightConv
+from lightconv_plugin.modules.convolutions import DynamicConv, StaticConv, is_static
 from lightconv_plugin.modules.full_convolution import FullConv
 from lightconv_plugin.modules.talk import TaLKConv
 from lightconv_plugin.ops.normalize import normalize
@@ -74,7 +74,7 @@ class Ring:
 class _Filtered(ABC):
     """Lightweight and dynamic convolutions: Σ over the taps, one filter for the channels of a head."""
 
-    def __init__(self, conv: LightweightConv | DynamicConv):
+    def __init__(self, conv: StaticConv | DynamicConv):
         self.slots = conv.kernel_size
         self.channels = conv.channels
         self.heads = conv.num_heads
@@ -92,12 +92,10 @@ class _Filtered(ABC):
         """(N·H, taps), normalised, the current step's first."""
 
 
-class _Lightweight(_Filtered):
-    def __init__(self, conv: LightweightConv, dtype: str):
+class _Static(_Filtered):
+    def __init__(self, conv: StaticConv, dtype: str):
         super().__init__(conv)
-        weight = conv.weight.detach().squeeze(1)
-        weight = normalize(weight.to(torch.promote_types(weight.dtype, torch.float32)).t(), conv.normalize).t()
-        self.filters = weight.flip(1).contiguous()  # (H, K), the current token's tap first
+        self.filters = conv.filters().flip(1).contiguous()  # (H, K), the current token's tap first
 
     def _filters(self, x: Tensor, taps: int, beams: Beams) -> Tensor:
         return self.filters[:, :taps].repeat(beams.rows, 1)
@@ -134,10 +132,10 @@ class _Dynamic(_Filtered):
         return weights[:, :taps].contiguous()
 
 
-class _Depthwise(_Lightweight):
+class _Depthwise(_Static):
     """A filter per channel. With heads of one channel each, gathering whole rows is faster."""
 
-    def __init__(self, conv: DepthwiseConv, dtype: str):
+    def __init__(self, conv: StaticConv, dtype: str):
         super().__init__(conv, dtype)
         self.filters = self.filters.t().contiguous()  # (K, C)
 
@@ -183,13 +181,16 @@ class _Full:
         return F.glu(y, dim=1) if self.glu else y
 
 
-_CONVOLUTIONS = {
-    LightweightConv: _Lightweight,
-    DepthwiseConv: _Depthwise,
-    DynamicConv: _Dynamic,
-    TaLKConv: _TaLK,
-    FullConv: _Full,
-}
+_CONVOLUTIONS = {DynamicConv: _Dynamic, TaLKConv: _TaLK, FullConv: _Full}
+
+
+def _step_of(conv: Any, dtype: str) -> Any:
+    """A convolution's step; UnsupportedModelError if there is none."""
+    if is_static(conv):
+        return (_Depthwise if conv.num_heads == conv.channels else _Static)(conv, dtype)
+    if type(conv) not in _CONVOLUTIONS:
+        raise UnsupportedModelError(f"a convolution of type {type(conv).__name__}")
+    return _CONVOLUTIONS[type(conv)](conv, dtype)
 
 
 class ConvMixer:
@@ -197,11 +198,9 @@ class ConvMixer:
 
     def __init__(self, block: ConvBlock, dtype: str):
         conv = block.conv
-        if type(conv) not in _CONVOLUTIONS:
-            raise UnsupportedModelError(f"a convolution of type {type(conv).__name__}")
+        self.conv = _step_of(conv, dtype)
         if getattr(conv, "padding_l", 0) != getattr(conv, "kernel_size", 1) - 1 and not isinstance(conv, TaLKConv):
             raise UnsupportedModelError("a convolution in the decoder that looks ahead")
-        self.conv = _CONVOLUTIONS[type(conv)](conv, dtype)
         self.glu = block.glu
         project = isinstance(block.linear1, nn.Linear)
         self.linear1 = pack(block.linear1, dtype=dtype) if project else None
@@ -224,7 +223,7 @@ class _Projections:
     """The short convolutions that follow attention's projections, each with its own Ring."""
 
     def __init__(self, attention: PlainSelfAttention | PlainEncoderAttention, dtype: str):
-        self.convs = {name: _CONVOLUTIONS[type(conv)](conv, dtype) for name, conv in attention.convolutions().items()}
+        self.convs = {name: _step_of(conv, dtype) for name, conv in attention.convolutions().items()}
 
     def rings(self, beams: Beams, like: Tensor) -> dict[str, Ring]:
         return {name: Ring(beams, conv.slots, conv.channels, like) for name, conv in self.convs.items()}

@@ -16,7 +16,7 @@ from lightconv_plugin.generation.beam_search import Hypotheses, SearchOptions
 from lightconv_plugin.generation.linear import check_dtype, side_by_side
 from lightconv_plugin.modules.attention import SelfAttention
 from lightconv_plugin.modules.block import ConvBlock
-from lightconv_plugin.modules.convolutions import DepthwiseConv, DynamicConv, LightweightConv
+from lightconv_plugin.modules.convolutions import DynamicConv, is_static
 from lightconv_plugin.modules.embeddings import LearnedPositions
 from lightconv_plugin.modules.full_convolution import FullConv
 from lightconv_plugin.modules.layer import Layer
@@ -24,7 +24,6 @@ from lightconv_plugin.modules.talk import TaLKConv
 from lightconv_plugin.modules.transformer import Decoder, Encoder, EncoderDecoder
 from lightconv_plugin.ops import NORMALIZATIONS, backends
 from lightconv_plugin.ops.instructions import instruction_set
-from lightconv_plugin.ops.normalize import normalize
 
 # The numbers of these names in cpu/search/model.h and cpu/common/normalize.h.
 _ACTIVATIONS = {
@@ -279,10 +278,9 @@ class _Description:
                 self._linear(f"{name}.reduce", conv.rank_linear)
             self._linear(f"{name}.product", conv.weight_linear)
             self._tensor(f"{name}.conv_bias", conv.conv_bias)
-        elif type(conv) in (LightweightConv, DepthwiseConv):
+        elif is_static(conv):
             self.numbers[f"{name}.kind"] = _SHARED
-            filters = normalize(conv.weight.detach().squeeze(1).t(), conv.normalize)  # (K, H)
-            self._tensor(f"{name}.filters", filters.t())
+            self._tensor(f"{name}.filters", conv.filters())
             self._tensor(f"{name}.conv_bias", conv.conv_bias)
         else:
             raise UnsupportedModelError(f"a convolution of type {type(conv).__name__}")

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from lightconv_plugin.checkpoints.exported import FORMAT_VERSION, MODEL_TYPE
-from lightconv_plugin.mixers import mixer
+from lightconv_plugin.mixers import LAYER_OPTIONS, mixer
 from lightconv_plugin.modules.attention_convolution import AttentionConv
 from lightconv_plugin.modules.config import ModelConfig, StackConfig
 from lightconv_plugin.modules.mixers import MixerSpec
@@ -30,8 +30,7 @@ _OPTIONS = {
     "decoder_kernel_sizes": KERNEL_SIZES,
     "glu": True,
     "normalize": "softmax",
-    "dynamic_rank": 0,
-    "dynamic_residual": False,
+    **{option.field: option.usual for option in LAYER_OPTIONS},
     "attention_conv": None,
     "cross_attention_conv": None,
     "normalize_before": False,
@@ -273,9 +272,8 @@ def _stack(
             weight_dropout=options["weight_dropout"],
             normalize=options["normalize"],
             attention_dropout=options["attention_dropout"],
-            dynamic_rank=options["dynamic_rank"],
-            dynamic_residual=options["dynamic_residual"],
             attention_conv=_convolution("attention_conv", options) if mixer(kind).attends else None,
+            **{option.field: options[option.field] for option in LAYER_OPTIONS},
         )
         for kind, size in zip(kinds, sizes, strict=True)
     )

@@ -15,10 +15,11 @@ from fairseq import models as fairseq_models
 from fairseq.models import register_model, register_model_architecture
 
 from lightconv_plugin.mixers import FAMILIES, MIXERS, UPSTREAM_FAMILY, WU
-from lightconv_plugin.models.config import ConvTransformerConfig, option
+from lightconv_plugin.models.config import ConvTransformerConfig
 from lightconv_plugin.models.encoder_decoder import ConvTransformerModel
 from lightconv_plugin.models.language_model import ConvLanguageModel
 from lightconv_plugin.models.language_model_config import ConvLanguageModelConfig, language_model_architectures
+from lightconv_plugin.models.options import option
 
 logger = logging.getLogger(__name__)
 

@@ -5,14 +5,11 @@ from ast import literal_eval
 from collections.abc import Iterable
 
 from lightconv_plugin import ops
-from lightconv_plugin.modules.attention_convolution import KINDS
+from lightconv_plugin.mixers import LAYER_OPTIONS
+from lightconv_plugin.models.attention_convolution import check_attention_conv
+from lightconv_plugin.models.options import flag
 
 SIDES = ("encoder", "decoder")
-
-
-def flag(name: str) -> str:
-    """The command line's name of an option."""
-    return "--" + name.replace("_", "-")
 
 
 def kinds(c: Namespace, side: str) -> list[str]:
@@ -32,13 +29,8 @@ def check(c: Namespace, sides: tuple[str, ...] = SIDES) -> None:
         )
     if not c.weight_softmax and c.weight_normalization == "softmax":
         raise ValueError("--weight-softmax 0 contradicts --weight-normalization softmax: leave one of them out")
-    if c.attention_conv_type not in KINDS:
-        raise ValueError(f"--attention-conv-type: got {c.attention_conv_type!r}, allowed are {', '.join(KINDS)}")
-    if c.attention_conv_kernel_size < 2:
-        raise ValueError(f"--attention-conv-kernel-size must be at least 2, got {c.attention_conv_kernel_size}")
-    if c.dynamic_residual and not any("dynamic" in kinds(c, side) for side in sides):
-        types = ", ".join(f"--{side}-conv-type {getattr(c, f'{side}_conv_type')}" for side in sides)
-        raise ValueError(f"--dynamic-residual needs a layer of type dynamic: got {types}")
+    check_attention_conv(c, sides)
+    _check_layer_options(c, sides)
     sizes = [f"{side}_{n}" for side in sides for n in ("embed_dim", "conv_dim", "ffn_embed_dim", "layers")]
     for name in (*sizes, *(f"{side}_attention_heads" for side in sides), "decoder_input_dim", "decoder_output_dim"):
         if getattr(c, name) < 1:
@@ -47,6 +39,19 @@ def check(c: Namespace, sides: tuple[str, ...] = SIDES) -> None:
         check_bands(c, "softmax", c.decoder_output_dim)
     if c.quant_noise_scalar:
         _check_scalar_noise(c, sides)
+
+
+def _check_layer_options(c: Namespace, sides: tuple[str, ...]) -> None:
+    for option in LAYER_OPTIONS:
+        groups = {f"{side}_{option.field}": (side,) for side in sides} if option.per_layer else {option.field: sides}
+        for name, of in groups.items():
+            values = getattr(c, name) if option.per_layer else [getattr(c, name)]
+            for value in values:
+                option.check(value, flag(name))
+            has_one = any(kind in option.kinds for side in of for kind in kinds(c, side))
+            if any(value != option.usual for value in values) and not has_one:
+                types = ", ".join(f"--{side}-conv-type {getattr(c, f'{side}_conv_type')}" for side in of)
+                raise ValueError(f"{flag(name)} needs a layer of type {' or '.join(option.kinds)}: got {types}")
 
 
 def _check_scalar_noise(c: Namespace, sides: tuple[str, ...]) -> None:
@@ -60,9 +65,6 @@ def _check_scalar_noise(c: Namespace, sides: tuple[str, ...]) -> None:
             )
         if getattr(c, f"{side}_learned_pos") and not c.no_token_positional_embeddings:
             raise ValueError(f"--quant-noise-scalar cannot be used with --{side}-learned-pos")
-    convolved = [f"{side}_attention_conv" for side in sides] + ["decoder_cross_attention_conv"]
-    if c.attention_conv_type == "dynamic" and any(getattr(c, name, None) is not None for name in convolved):
-        raise ValueError("--quant-noise-scalar cannot be used with --attention-conv-type dynamic")
 
 
 def cutoff(c: Namespace, name: str) -> list[int] | None:

@@ -1,8 +1,8 @@
 """The options of the encoder-decoders, under the names of upstream's LightConv, and how they are resolved."""
 
 from argparse import SUPPRESS, ArgumentTypeError, Namespace
-from dataclasses import dataclass, field, fields
-from typing import List, Optional
+from dataclasses import dataclass, fields, make_dataclass
+from typing import Any, List, Optional
 
 from fairseq import utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
@@ -13,10 +13,15 @@ from omegaconf import OmegaConf
 
 from lightconv_plugin import ops
 from lightconv_plugin.expressions import evaluate
-from lightconv_plugin.mixers import MIXERS
+from lightconv_plugin.mixers import LAYER_OPTIONS, MIXERS
+from lightconv_plugin.models.attention_convolution import (
+    AttentionConvOptions,
+    cross_attention_conv,
+    self_attention_conv,
+)
 from lightconv_plugin.models.checks import SIDES, check, check_heads, check_shared, cutoff, kinds
+from lightconv_plugin.models.options import flag, option
 from lightconv_plugin.models.pruning import keep_layers
-from lightconv_plugin.modules.attention_convolution import KINDS, PROJECTIONS, AttentionConv
 from lightconv_plugin.modules.mixers import MixerSpec
 
 ENCODER_KERNELS = [3, 7, 15, 31, 31, 31, 31]
@@ -24,25 +29,22 @@ DECODER_KERNELS = [3, 7, 15, 31, 31, 31]
 # "swish" is the FFN's activation in the TaLK models; fairseq supports it but does not list it.
 ACTIVATIONS = [*utils.get_available_activation_fns(), "swish"]
 _CONV_TYPE_HELP = f"token mixer: one of {', '.join(MIXERS)} for all layers, or a comma separated list, one per layer"
-_RANK_HELP = (
-    "rank at which dynamic layers predict their filters, with two matrices instead of one; 0 for a single "
-    "matrix; one entry is repeated for all layers"
-)
 _KEEP_HELP = "comma separated list of the layers to keep of a model trained with LayerDrop, from 0 (default: all)"
-_CONVOLVED_HELP = (
-    "comma separated list of the projections (q, k, v) in the {side}'s self-attention that are followed by a short "
-    "convolution; {how} (default: none)"
+
+_LayerOptions = make_dataclass(
+    "_LayerOptions",
+    [
+        (name, List[type(each.usual)] if each.per_layer else type(each.usual), option(default, each.help))  # type: ignore[misc]
+        for each in LAYER_OPTIONS
+        for name, default in each.defaults.items()
+    ],
+    bases=(FairseqDataclass,),
+    namespace={"__module__": __name__},
 )
-
-
-def option(default, help: str, **metadata):
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata={"help": help, **metadata})
-    return field(default=default, metadata={"help": help, **metadata})
 
 
 @dataclass
-class ConvTransformerConfig(FairseqDataclass):
+class ConvTransformerConfig(_LayerOptions, AttentionConvOptions):  # type: ignore[misc, valid-type]  # made above
     """Options of a `ConvTransformerModel`; the defaults are the paper's base model (architecture `dynamicconv`).
 
     `None` stands for the default in its help text, so that changing one option (say --encoder-embed-dim) also changes
@@ -76,10 +78,6 @@ class ConvTransformerConfig(FairseqDataclass):
     )
     encoder_glu: bool = option(True, "gated linear unit before the encoder's convolutions")
     encoder_conv_type: str = option("dynamic", _CONV_TYPE_HELP)
-    encoder_dynamic_rank: List[int] = option([0], _RANK_HELP)
-    encoder_attention_conv: Optional[str] = option(
-        None, _CONVOLVED_HELP.format(side="encoder", how="centred, with one more tap to the right if the size is even")
-    )
     encoder_layerdrop: float = option(0.0, "LayerDrop probability in the encoder")
     encoder_layers_to_keep: Optional[str] = option(None, _KEEP_HELP)
 
@@ -97,11 +95,6 @@ class ConvTransformerConfig(FairseqDataclass):
     )
     decoder_glu: bool = option(True, "gated linear unit before the decoder's convolutions")
     decoder_conv_type: str = option("dynamic", _CONV_TYPE_HELP)
-    decoder_dynamic_rank: List[int] = option([0], _RANK_HELP)
-    decoder_attention_conv: Optional[str] = option(None, _CONVOLVED_HELP.format(side="decoder", how="causal"))
-    decoder_cross_attention_conv: Optional[str] = option(
-        None, "q for a short causal convolution of the queries in the attention over the encoder (default: none)"
-    )
     decoder_layerdrop: float = option(0.0, "LayerDrop probability in the decoder")
     decoder_layers_to_keep: Optional[str] = option(None, _KEEP_HELP)
 
@@ -111,15 +104,6 @@ class ConvTransformerConfig(FairseqDataclass):
         "normalisation of the filters of lightweight and dynamic layers (default: softmax, or none with "
         "--weight-softmax 0). BLEU in the paper's appendix, dynamic filters, newstest2013: softmax 26.9, l2 26.8, "
         "abs_l2 26.7, sigmoid 26.6, tanh 25.6; with none, l1, square and abs training diverged",
-    )
-    dynamic_residual: bool = option(
-        False, "add a static filter for each head to the predicted one of dynamic layers, before the normalisation"
-    )
-    attention_conv_kernel_size: int = option(4, "kernel size of the convolutions in attention")
-    attention_conv_type: ChoiceEnum(KINDS) = option(  # type: ignore[valid-type]
-        "depthwise",
-        "type of the convolutions in attention: depthwise (one filter per channel, not normalised, initialised to the "
-        "identity), or lightweight or dynamic (one softmax-normalised filter per attention head)",
     )
     share_decoder_input_output_embed: bool = option(False, "share decoder input and output embeddings")
     share_all_embeddings: bool = option(
@@ -207,7 +191,7 @@ def transformer_config(
     decoder_mixers = mixers(c, "decoder", causal=True, zero_pads=left_pad_target)
     resolved = TransformerConfig.from_namespace(c)
     resolved.encoder.mixers, resolved.decoder.mixers = encoder_mixers, decoder_mixers
-    resolved.decoder.cross_attention_conv = _cross_attention_conv(c, left_pad_target)
+    resolved.decoder.cross_attention_conv = cross_attention_conv(c, left_pad_target)
     resolved.compile_blocks = bool(c.compile_blocks)
     return resolved
 
@@ -263,38 +247,17 @@ def _per_layer(values: list, layers: int, option: str, layers_option: str) -> li
     return values
 
 
-def _ranks(c: Namespace, side: str, types: list[str]) -> list[int]:
-    """The rank of each layer, 0 if it is not dynamic."""
-    option = f"--{side}-dynamic-rank"
-    ranks = _per_layer([int(r) for r in getattr(c, f"{side}_dynamic_rank")], len(types), option, f"--{side}-layers")
-    if min(ranks) < 0:
-        raise ValueError(f"{option}: ranks must be at least 1, or 0 for one matrix, got {ranks}")
-    if any(ranks) and "dynamic" not in types:
-        raise ValueError(f"{option} needs a layer of type dynamic: got --{side}-conv-type {','.join(types)}")
-    return [rank if kind == "dynamic" else 0 for kind, rank in zip(types, ranks, strict=True)]
-
-
-def _attention_conv(c: Namespace, name: str, allowed: tuple[str, ...]) -> AttentionConv | None:
-    """The convolution that the option of this name selects; None if it is not set."""
-    if getattr(c, name) is None:
-        return None
-    given = [part.strip() for part in str(getattr(c, name)).split(",")]
-    if not set(given) <= set(allowed) or len(set(given)) < len(given):
-        raise ValueError(
-            f"--{name.replace('_', '-')}: got {getattr(c, name)!r}, allowed {'are some of' if allowed[1:] else 'is'} "
-            f"{', '.join(allowed)}, each once"
-        )
-    projections = tuple(part for part in allowed if part in given)
-    return AttentionConv(projections, c.attention_conv_kernel_size, c.attention_conv_type)
-
-
-def _cross_attention_conv(c: Namespace, left_pad_target: bool) -> AttentionConv | None:
-    convolved = _attention_conv(c, "decoder_cross_attention_conv", ("q",))
-    if convolved is not None and c.no_cross_attention:
-        raise ValueError("--decoder-cross-attention-conv cannot be used with --no-cross-attention")
-    if convolved is not None and left_pad_target:
-        raise ValueError("--decoder-cross-attention-conv cannot be used with --left-pad-target")
-    return convolved
+def _layer_options(c: Namespace, side: str, types: list[str]) -> list[dict[str, Any]]:
+    """The options in LAYER_OPTIONS of each layer that its mixer has."""
+    layers: list[dict[str, Any]] = [{} for _ in types]
+    for ours in LAYER_OPTIONS:
+        name = f"{side}_{ours.field}" if ours.per_layer else ours.field
+        given = getattr(c, name) if ours.per_layer else [getattr(c, name)]
+        values = _per_layer(list(given), len(types), flag(name), f"--{side}-layers")
+        for layer, kind, value in zip(layers, types, values, strict=True):
+            if kind in ours.kinds:
+                layer[ours.field] = type(ours.usual)(value)
+    return layers
 
 
 def mixers(c: Namespace, side: str, *, causal: bool, zero_pads: bool) -> list[MixerSpec]:
@@ -318,12 +281,7 @@ def mixers(c: Namespace, side: str, *, causal: bool, zero_pads: bool) -> list[Mi
         )
     if any(MIXERS[kind].attends for kind in types):
         check_heads(c, side, "self-attention")
-    convolved = _attention_conv(c, f"{side}_attention_conv", PROJECTIONS)
-    if convolved is not None and not any(MIXERS[kind].attends for kind in types):
-        raise ValueError(
-            f"--{side}-attention-conv needs a layer of type attention or window_attention: got --{side}-conv-type "
-            + ",".join(types)
-        )
+    convolved = self_attention_conv(c, side, types)
     if conv_dim % heads and any(MIXERS[kind].headed for kind in types):
         raise ValueError(
             f"--{side}-attention-heads must divide --{side}-conv-dim (the channels): "
@@ -342,9 +300,8 @@ def mixers(c: Namespace, side: str, *, causal: bool, zero_pads: bool) -> list[Mi
             attention_dropout=c.attention_dropout,
             causal=causal,
             zero_pads=zero_pads,
-            dynamic_rank=rank,
-            dynamic_residual=bool(c.dynamic_residual) and kind == "dynamic",
             attention_conv=convolved if MIXERS[kind].attends else None,
+            **ours,
         )
-        for kind, kernel_size, rank in zip(types, kernels, _ranks(c, side, types), strict=True)
+        for kind, kernel_size, ours in zip(types, kernels, _layer_options(c, side, types), strict=True)
     ]

@@ -13,8 +13,9 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import II
 
-from lightconv_plugin.models.checks import check, check_bands, check_cutoff, cutoff, flag
-from lightconv_plugin.models.config import ConvTransformerConfig, fill_shared, mixers, option, options_of
+from lightconv_plugin.models.checks import check, check_bands, check_cutoff, cutoff
+from lightconv_plugin.models.config import ConvTransformerConfig, fill_shared, mixers, options_of
+from lightconv_plugin.models.options import flag, option
 from lightconv_plugin.models.pruning import keep_layers
 
 # A language model has all options of an encoder-decoder except these and those of the encoder.

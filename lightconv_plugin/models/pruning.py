@@ -8,10 +8,11 @@ from typing import Any
 from omegaconf import DictConfig, open_dict
 from torch import Tensor
 
+from lightconv_plugin.mixers import LAYER_OPTIONS
 from lightconv_plugin.models.checks import SIDES
 
 # The options that may have an entry for each layer.
-_PER_LAYER = ("conv_type", "kernel_size_list", "dynamic_rank")
+_PER_LAYER = ("conv_type", "kernel_size_list", *(option.field for option in LAYER_OPTIONS if option.per_layer))
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.*)")
 
 

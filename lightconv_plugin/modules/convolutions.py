@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lightconv_plugin import ops
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import Linear
+from lightconv_plugin.ops.normalize import normalize
 
 
 class _Convolution(nn.Module):
@@ -62,7 +63,35 @@ class _Convolution(nn.Module):
         )
 
 
-class LightweightConv(_Convolution):
+class StaticConv(_Convolution):
+    """A convolution whose filters do not depend on the text; a subclass has them as `weight`.
+
+    weight: (H,1,K) before the normalisation, a parameter or computed from parameters.
+    """
+
+    weight: Tensor
+
+    def filters(self) -> Tensor:
+        """The normalised filters (H,K), in float32 if the weight is narrower; without dropout."""
+        weight = self.weight.detach().squeeze(1)
+        return normalize(weight.to(torch.promote_types(weight.dtype, torch.float32)).t(), self.normalize).t()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.lightconv(x, self.weight.squeeze(1), self.padding_l, **self._options())
+
+    def step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        self._check_causal()
+        return ops.lightconv_step(x, state, self.weight.squeeze(1), **self._options())
+
+
+def is_static(conv: nn.Module) -> bool:
+    """Whether `filters` describes all that a convolution computes: a subclass may compute something else."""
+    return isinstance(conv, StaticConv) and all(
+        getattr(type(conv), name) is getattr(StaticConv, name) for name in ("forward", "step", "filters")
+    )
+
+
+class LightweightConv(StaticConv):
     """Lightweight convolution: one softmax-normalised filter per head, shared by its channels (Wu et al. 2019, sec. 3).
 
     Args:
@@ -81,13 +110,6 @@ class LightweightConv(_Convolution):
         super().__init__(*args, **kwargs)
         self.weight = nn.Parameter(torch.empty(self.num_heads, 1, self.kernel_size))
         nn.init.xavier_uniform_(self.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.lightconv(x, self.weight.squeeze(1), self.padding_l, **self._options())
-
-    def step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        self._check_causal()
-        return ops.lightconv_step(x, state, self.weight.squeeze(1), **self._options())
 
 
 class DepthwiseConv(LightweightConv):

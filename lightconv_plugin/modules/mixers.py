@@ -1,10 +1,12 @@
 """Token mixers by name, and the options of one layer's mixer."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
-from lightconv_plugin.mixers import mixer
+from lightconv_plugin.mixers import LAYER_OPTIONS, mixer
 from lightconv_plugin.modules.attention import SelfAttention
 from lightconv_plugin.modules.attention_convolution import AttentionConv
 from lightconv_plugin.modules.block import ConvBlock
@@ -55,8 +57,8 @@ class MixerSpec:
         for name in ("kernel_size", "conv_dim", "num_heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.dynamic_rank < 0:
-            raise ValueError(f"dynamic_rank must be at least 1, or 0 for one matrix, got {self.dynamic_rank}")
+        for option in LAYER_OPTIONS:
+            option.check(getattr(self, option.field), option.field)
         if self.attention_conv is not None and not self.attends:
             raise ValueError(f"attention_conv must be null for a layer of {self.kind}")
         for name in ("input_dropout", "weight_dropout", "attention_dropout"):
@@ -80,10 +82,6 @@ def _with_heads(kind: type[nn.Module], spec: MixerSpec, **more) -> nn.Module:
     return kind(*sizes, weight_dropout=spec.weight_dropout, normalize=spec.normalize, **more)
 
 
-def _lightweight(spec: MixerSpec) -> nn.Module:
-    return _with_heads(LightweightConv, spec)
-
-
 def _dynamic(spec: MixerSpec) -> nn.Module:
     return _with_heads(DynamicConv, spec, rank=spec.dynamic_rank, bias=spec.dynamic_residual)
 
@@ -103,8 +101,8 @@ def _conv(spec: MixerSpec) -> nn.Module:
     return FullConv(spec.conv_dim, spec.kernel_size, spec.padding_l, glu=spec.glu, weight_dropout=spec.weight_dropout)
 
 
-_CONVOLUTIONS = {
-    "lightweight": _lightweight,
+_CONVOLUTIONS: dict[str, Callable[[MixerSpec], nn.Module]] = {
+    "lightweight": partial(_with_heads, LightweightConv),
     "dynamic": _dynamic,
     "talk": _talk,
     "depthwise": _depthwise,

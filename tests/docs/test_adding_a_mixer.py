@@ -1,4 +1,4 @@
-"""docs/adding_a_mixer.md: its steps are applied to a copy of the package, and its test must pass there."""
+"""docs/adding_a_mixer.md and adding_an_option.md: copies of the package with their steps applied pass their tests."""
 
 import os
 import shutil
@@ -9,9 +9,23 @@ import pytest
 from tests.docs.pages import blocks
 from tests.warm_python import warm_python
 
+# The tests to run in each copy: the page's own, and those that run over all mixers, for the new one.
+TESTS = {
+    "adding_a_mixer": (
+        "-k", "decay", "tests/modules/test_decay.py", "tests/modules/test_mixers.py", "tests/generation/test_steps.py",
+        "tests/generation/test_models.py", "tests/generation/test_native.py",
+    ),
+    "adding_an_option": ("tests/modules/test_dynamic_gain.py",),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=TESTS)
+def page(request, repository):
+    return repository / "docs" / f"{request.param}.md"
+
 
 @pytest.fixture(scope="module")
-def checkout(repository, tmp_path_factory):
+def checkout(repository, page, tmp_path_factory):
     """A copy of what the page changes, with its files written and its diffs applied."""
     root = tmp_path_factory.mktemp("mixer")
     for folder in ("lightconv_plugin", "tests"):
@@ -19,7 +33,6 @@ def checkout(repository, tmp_path_factory):
     for folder in ("cpu", "cuda"):
         (root / folder).symlink_to(repository / folder)
     shutil.copy(repository / "pyproject.toml", root)
-    page = repository / "docs" / "adding_a_mixer.md"
     for block in blocks(page, "python"):
         assert block.title, f"{block}: a Python block of this page is a file and needs a title"
         assert not (root / block.title).exists()
@@ -39,18 +52,21 @@ def run(checkout, *arguments):
     )
 
 
-def test_the_pages_test_passes(checkout):
-    """And those that run over all mixers, for the new one."""
-    done = run(
-        checkout, "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-k", "decay",
-        "tests/modules/test_decay.py", "tests/generation/test_steps.py", "tests/generation/test_models.py",
-    )  # fmt: skip
+def test_the_pages_test_passes(checkout, page):
+    done = run(checkout, "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", *TESTS[page.stem])
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "passed" in done.stdout
 
 
-def test_the_pages_files_are_in_style(checkout, repository):
-    titles = [block.title for block in blocks(repository / "docs" / "adding_a_mixer.md", "python")]
-    changed = [f"lightconv_plugin/{folder}mixers.py" for folder in ("", "modules/", "generation/")]
-    done = run(checkout, "ruff", "check", "--no-cache", *titles, *changed)
+def test_the_pages_files_are_in_style(checkout, page):
+    titles = [block.title for block in blocks(page, "python")]
+    changed = ("mixers.py", "modules/mixers.py", "modules/convolutions.py")
+    done = run(checkout, "ruff", "check", "--no-cache", *titles, *(f"lightconv_plugin/{name}" for name in changed))
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_few_lines_and_few_files(page):
+    """What these pages are for: a mixer, and an option, are quick to add."""
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= 120
+    files = [line for block in blocks(page, "diff") for line in block.text.splitlines() if line.startswith("+++ ")]
+    assert len(files) <= 3

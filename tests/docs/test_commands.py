@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lightconv_plugin.cli import main
+from lightconv_plugin.mixers import OUR_OPTIONS
 from lightconv_plugin.paths import configs_dir
 from lightconv_plugin.recipes.data.tasks import TASKS
 from tests.docs.pages import blocks, commands_of
@@ -209,6 +210,8 @@ def sources():
 def test_options_and_variables_that_the_pages_name_exist(sources):
     options, variables = words_of(r"`(--[a-z][\w-]+)"), words_of(r"\b(LIGHTCONV_[A-Z_]+)\b")
     of_others = {"--no-build-isolation", "--only-binary"}  # pip's
+    of_others |= {"--dynamic-gain", "--encoder-dynamic-gain", "--decoder-dynamic-gain"}  # adding_an_option.md adds it
+    sources += " ".join(OUR_OPTIONS)  # made from a table
     missing = {
         name for name in options - of_others
         if name not in sources and not re.search(rf"\b{name[2:].replace('-', '_')}\b", sources)

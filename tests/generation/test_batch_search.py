@@ -42,9 +42,10 @@ def own_mixer(model, monkeypatch):
     """A convolution that only the search in torch knows."""
 
     class Own(LightweightConv):
-        pass
+        def forward(self, x):
+            return super().forward(x)
 
-    monkeypatch.setitem(mixers._CONVOLUTIONS, Own, mixers._CONVOLUTIONS[LightweightConv])
+    monkeypatch.setitem(mixers._CONVOLUTIONS, Own, mixers._Static)
     for layer in model.decoder.layers:
         conv = layer.self_attn.conv
         layer.self_attn.conv = Own(conv.channels, 3, 2, num_heads=conv.num_heads)

@@ -97,7 +97,7 @@ def watch(rendezvous: str, seconds: float, give_up: Callable[[], None], over: th
         try:
             store = TCPStore(host.strip("[]"), int(port), is_master=False, timeout=timedelta(seconds=seconds))
             while not over.is_set():
-                store.check(["lightconv"])
+                store.check(["lightconv"])  # type: ignore[attr-defined, unused-ignore]  # torch < 2.7 has no stub
                 answered = time.monotonic()
                 over.wait(pause)
         except Exception:

@@ -141,7 +141,8 @@ INTERRUPTED = """
     text_pool.BLOCK = 100
     def ended(*_):
         raise KeyboardInterrupt
-    signal.signal(signal.SIGTERM, ended)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job begins with SIGINT ignored
+        signal.signal(number, ended)
     os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), {signal}))
     try:
         {call}

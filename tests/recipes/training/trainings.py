@@ -80,9 +80,13 @@ class Training:
         )
 
     def checkpoint(self, update):
-        """The checkpoint of an update, when it is there; fairseq writes it whole before it has this name."""
-        end = time.monotonic() + 200
-        while not (found := list(self.save_dir.glob(f"checkpoint_[0-9]*_{update}.pt"))):
+        """The checkpoint of an update, when it is there, whole, and has been copied to checkpoint_last.pt."""
+        end, last = time.monotonic() + 200, self.save_dir / "checkpoint_last.pt"
+        while not (
+            (found := list(self.save_dir.glob(f"checkpoint_[0-9]*_{update}.pt")))
+            and last.exists()
+            and last.stat().st_mtime_ns >= found[0].stat().st_mtime_ns
+        ):
             if self.process.poll() is not None or time.monotonic() > end:
                 raise AssertionError(f"no checkpoint of update {update}:\n{self.end(seconds=0)[-5000:]}")
             time.sleep(0.02)
