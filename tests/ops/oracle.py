@@ -1,11 +1,12 @@
-"""The operators once more, written independently of the package: two ways, in float64.
+"""The operators once more, written independently of the package, in float64.
 
-`band` is differentiable: it lays each filter out as a row of a T×T matrix and multiplies. `loops` is the sum of the
-docstring in plain Python, number by number; it watches over `band`. Both take already drawn dropout factors, which
-`dropout_factors` computes from the published definition of Philox-4x32-10 with Python's integers.
+`convolution` and `talk` are differentiable: the definitions as T×T matrices. Others watch over them: `loops` is the
+convolutions' sum in plain Python, number by number; `published` is the TaLK paper's own formula, global prefix sums
+read at clamped positions; `shifts` adds one shifted copy of x for every distance, for long sequences. The convolutions
+take already drawn dropout factors, which `dropout_factors` computes from the published definition of Philox-4x32-10
+with Python's integers.
 """
 
-import itertools
 import math
 
 import torch
@@ -35,21 +36,17 @@ def dropout_factors(seed, shape, p):
 
 
 def segments(steps, batch, lengths=None, cu_seqlens=None):
-    """The first row and the row after the last of the sequence that row t of sentence b belongs to."""
-    table = {}
-    for t in range(steps):
-        for b in range(batch):
-            first, last = 0, steps
-            if lengths is not None:
-                last = int(lengths[b])
-            if cu_seqlens is not None:
-                edges = [int(edge) for edge in cu_seqlens]
-                first, last = next((i, j) for i, j in itertools.pairwise(edges) if i <= t < j)
-            table[t, b] = first, last
-    return table
+    """(T, B): the first row and the row after the last of the sequence that each row belongs to."""
+    first, last = torch.zeros(steps, batch, dtype=torch.long), torch.full((steps, batch), steps)
+    if lengths is not None:
+        last = lengths.long().expand(steps, batch)
+    if cu_seqlens is not None:
+        for begin, end in zip(cu_seqlens.tolist()[:-1], cu_seqlens.tolist()[1:], strict=True):
+            first[begin:end], last[begin:end] = begin, end
+    return first, last
 
 
-def band(
+def convolution(
     x,
     weight,
     padding_l,
@@ -72,15 +69,12 @@ def band(
     if factors is not None:
         factors = factors.expand(steps, batch, heads, size)
 
-    where = segments(steps, batch, lengths, cu_seqlens)
-    spans = torch.tensor([[where[t, b] for b in range(batch)] for t in range(steps)]).view(steps, batch, 2)
-    first, last = spans.split(1, -1)
+    first, last = (edge.unsqueeze(-1) for edge in segments(steps, batch, lengths, cu_seqlens))
     # reads[t, b, k, s]: tap k of row t reads row s
     rows = torch.arange(steps)
     sources = (rows.view(-1, 1) - padding_l + torch.arange(size)).view(steps, 1, size)
     reads = (((first <= sources) & (sources < last)).unsqueeze(-1) & (sources.unsqueeze(-1) == rows)).double()
-    readable = (first <= rows.view(-1, 1, 1)) & (rows.view(-1, 1, 1) < last)
-    x = torch.where(readable, x, 0.0)
+    x = torch.where(rows.view(-1, 1, 1) < last, x, 0.0)
 
     inside = reads.sum(-1)[:, :, None, :] > 0 if renorm_padding else torch.ones(1, 1, 1, size, dtype=torch.bool)
     filters = _normalized(weight, normalize, inside.expand(steps, batch, heads, size))
@@ -123,11 +117,11 @@ def loops(x, weight, padding_l, *, factors=None, bias=None, lengths=None, cu_seq
     bias = None if bias is None else bias.detach()
     steps, batch, channels = x.shape
     heads, size = weight.shape[-2:]
-    where = segments(steps, batch, lengths, cu_seqlens)
+    first_rows, last_rows = segments(steps, batch, lengths, cu_seqlens)
     out = torch.zeros(steps, batch, channels, dtype=torch.float64)
     for t in range(steps):
         for b in range(batch):
-            first, last = where[t, b]
+            first, last = int(first_rows[t, b]), int(last_rows[t, b])
             sources = [t - padding_l + k for k in range(size)]
             allowed = [first <= s < last for s in sources]
             for c in range(channels):
@@ -148,3 +142,63 @@ def loops(x, weight, padding_l, *, factors=None, bias=None, lengths=None, cu_seq
                         value += powers[k] / total * factor * float(x[sources[k], b, c])
                 out[t, b, c] = value
     return out
+
+
+def _part(reach, distance):
+    """How much of the row at a distance ≥ 1 is in the window; no gradient where it is all or nothing."""
+    part = reach - distance + 1
+    return torch.where((part > 0) & (part < 1), part, (part.detach() > 0).double())
+
+
+def talk(x, offset_left, offset_right, max_left, max_right, *, lengths=None, cu_seqlens=None):
+    steps, batch, _ = x.shape
+    t, s = torch.arange(steps).view(-1, 1, 1, 1), torch.arange(steps)
+    reach_left = (offset_left.clamp(min=0) * max_left).unsqueeze(-1)
+    reach_right = 0 if offset_right is None else (offset_right.clamp(min=0) * max_right).unsqueeze(-1)
+    matrix = torch.where(s < t, _part(reach_left, t - s), 0) + (s == t)
+    if max_right:
+        matrix = matrix + torch.where(s > t, _part(reach_right, s - t), 0)
+    first, last = (edge.view(steps, batch, 1, 1) for edge in segments(steps, batch, lengths, cu_seqlens))
+    inside = (s >= first) & (s < last)
+    matrix = torch.where(inside, matrix, 0) / (max_left + max_right + 1)
+    x = torch.where(t.view(-1, 1, 1) < last.view(steps, batch, 1), x, 0)
+    return torch.einsum("tbhs,sbhr->tbhr", matrix, x.unflatten(-1, (offset_left.shape[-1], -1))).flatten(-2)
+
+
+def published(x, offset_left, offset_right, left, right, dtype=torch.float64):
+    """The formula of the paper for whole sequences: differences of prefix sums at clamped, fractional positions."""
+    steps, _, channels = x.shape
+    x = x.to(dtype) / (left + right + 1)
+    sums = torch.cat([torch.zeros_like(x[:1]), x.cumsum(0, dtype=dtype)])  # sums[i] = S[i − 1]
+    t = torch.arange(steps, dtype=dtype).view(-1, 1, 1)
+    low = (t - offset_left.to(dtype) * left).clamp(0, steps - 1)
+    high = t.expand_as(low) if offset_right is None else (t + offset_right.to(dtype) * right).clamp(0, steps - 1)
+
+    def at(position):
+        index = position.long().repeat_interleave(channels // position.shape[-1], -1)
+        return sums.gather(0, index)
+
+    def wide(part):
+        return part.repeat_interleave(channels // part.shape[-1], -1)
+
+    from_low, from_high = wide(low.ceil() - low), wide(high - high.floor())
+    end = (1 - from_high) * at(high.floor() + 1) + from_high * at(high.ceil() + 1)
+    begin = from_low * at(low.floor()) + (1 - from_low) * at(low.ceil())
+    return end - begin
+
+
+def shifts(x, offset_left, offset_right, left, right, furthest):
+    """By distances 0 … furthest to both sides."""
+    x = x.double()
+    out = x.clone()
+    for offset, limit, side in ((offset_left, left, 1), (offset_right, right, -1)):
+        if offset is None:
+            continue
+        for distance in range(1, min(furthest, x.shape[0] - 1) + 1):
+            part = (offset.double().clamp(min=0) * limit - distance + 1).clamp(0, 1)
+            part = part.repeat_interleave(x.shape[-1] // offset.shape[-1], -1)
+            if side == 1:
+                out[distance:] += part[distance:] * x[:-distance]
+            else:
+                out[:-distance] += part[:-distance] * x[distance:]
+    return out / (left + right + 1)

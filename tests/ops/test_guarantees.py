@@ -1,6 +1,10 @@
 """What the contract promises beside the numbers: leaks, determinism, batches, memory, empty batches, gradcheck."""
 
+import os
 import random
+import subprocess
+import sys
+import textwrap
 
 import pytest
 import torch
@@ -9,153 +13,169 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
 
-from .convolution_arguments import OPERATORS, arguments, gradients
+from . import oracle
+from .operators import CONVOLUTIONS, GARBAGE, KINDS, OPERATORS, assert_same_bits, random_call, smooth
 
 pytestmark = pytest.mark.usefixtures("backend")
 # For what can be seen in the reference only: operations of torch inside an operator.
 REFERENCE_ALONE = pytest.mark.parametrize("backend", ["reference"], indirect=True)
 
-KINDS = ("lightconv", "dynamicconv", "dynamicconv-renorm")
-GARBAGE = {"nan": float("nan"), "inf": float("inf"), "large": 1e30}
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+every_kind = pytest.mark.parametrize("kind", KINDS)
+every_operator = pytest.mark.parametrize("operator", OPERATORS)
+every_reach = pytest.mark.parametrize(("left", "right"), [(0, 4), (2, 2), (4, 0), (20, 20)])
+every_garbage = pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+# The filters and windows of positions, not those of the whole call.
+PREDICTED = [kind for kind in KINDS if not kind.startswith("lightconv")]
+
+EDGES = torch.tensor([0, 9, 9, 12, 23], dtype=torch.int32)
+OTHERS = [*range(9), *range(12, 23)]
 
 
-def options_of(kind):
-    operator, _, renorm = kind.partition("-")
-    return operator, {"renorm_padding": True} if renorm else {}
+def sequences_of(name, lengths, edges):
+    """The option for padded or packed sequences, and the batch that it needs."""
+    if name == "lengths":
+        return {"lengths": torch.tensor(lengths)}, len(lengths)
+    if name == "packed":
+        return {"cu_seqlens": torch.tensor(edges, dtype=torch.int32)}, 1
+    return {}, len(lengths)
 
 
 # ------------------------------------------------------------------------------------------------ leaks
 
 
-@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
-@pytest.mark.parametrize("glu", [False, True], ids=["plain", "glu"])
-@pytest.mark.parametrize("padding_l", [0, 2, 4])
-@pytest.mark.parametrize("kind", KINDS)
-def test_right_padding_reaches_neither_outputs_nor_gradients(kind, padding_l, glu, garbage):
-    operator, options = options_of(kind)
-    lengths = torch.tensor([7, 3, 0, 5])
-    x, weight, bias = arguments(operator, 7, 4, 2, 2, 5, glu=glu, bias=True)
-    pad = torch.arange(7)[:, None] >= lengths
-    grad = torch.randn(7, 4, 4, dtype=torch.float64).masked_fill(pad[..., None], 0)
-    results = []
-    for fill in (0.0, garbage):
-        filled = x.detach().masked_fill(pad[..., None], fill).requires_grad_()
-        out = getattr(ops, operator)(filled, weight, padding_l, bias=bias, lengths=lengths, glu=glu, **options)
-        dx, dweight, dbias = gradients(out, (filled, weight, bias), grad)
-        assert not dx[pad].any()
-        results.append((out, dx, dweight, dbias))
-    for clean, dirty in zip(*results, strict=True):
-        assert torch.equal(clean, dirty)
+@every_garbage
+@every_reach
+@every_kind
+def test_right_padding_reaches_neither_outputs_nor_gradients(kind, left, right, garbage):
+    lengths = torch.tensor([19, 3, 0, 12])
+    call = random_call(kind, 19, 4, 2, 2, left, right, lengths=lengths)
+    pad = torch.arange(19)[:, None] >= lengths
+    grad = call.randn_like_out().masked_fill(pad[..., None], 0)
+    clean, dirty = (call.filled(pad, fill).everything(grad) for fill in (0.0, garbage))
+    assert not clean["x"][pad].any()
+    assert_same_bits(dirty, clean)
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_filters_of_padding_do_not_reach_valid_outputs(kind):
-    operator, options = options_of(kind)
-    lengths = torch.tensor([7, 3])
-    x, weight, _ = arguments(operator, 7, 2, 2, 2, 5)
-    pad = torch.arange(7)[:, None] >= lengths
-    clean = getattr(ops, operator)(x, weight, 2, lengths=lengths, **options)
-    dirty = weight.detach().masked_fill(pad[..., None, None], float("nan"))
-    out = getattr(ops, operator)(x, dirty, 2, lengths=lengths, **options)
-    assert torch.equal(out[~pad], clean[~pad])
+@pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 1e30, -5.0])
+@pytest.mark.parametrize("kind", PREDICTED)
+def test_the_filters_and_windows_of_padding_do_not_reach_the_sentence(kind, garbage):
+    lengths = torch.tensor([9, 3])
+    call = random_call(kind, 9, 2, 2, 2, 3, 3, lengths=lengths)
+    pad = torch.arange(9)[:, None] >= lengths
+    names = [name for name in call.by_row if name not in ("out", "x")]
+    clean, dirty = call(), call.filled(pad, garbage, *names)()
+    assert torch.equal(dirty[~pad], clean[~pad])
+    if call.operator == "talkconv":  # a filter that is NaN makes the gradients of its rows NaN
+        grad = call.randn_like_out().masked_fill(pad[..., None], 0)
+        assert_same_bits(call.filled(pad, garbage, *names).everything(grad), call.everything(grad), ~pad)
 
 
-@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+@every_garbage
 @pytest.mark.parametrize("per_head", [1, 3, 16])
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", CONVOLUTIONS)
 def test_taps_that_meet_padding_alone_do_not_count(operator, per_head, garbage):
-    x, weight, _ = arguments(operator, 4, 2, 2, per_head, 4)
-    grad = torch.randn(4, 2, 2 * per_head, dtype=torch.float64)
+    options = {"normalize": "none", "bias": False, "lengths": torch.tensor([1, 1])}
+    call = random_call(operator, 4, 2, 2, per_head, 0, 3, **options)
+    grad = call.randn_like_out()
     grad[1:] = 0  # the only valid row meets the only valid source by tap 0
-    results = []
-    for fill in (0.0, garbage):
-        filled = weight.detach().clone()
-        filled[..., 1:] = fill
-        filled.requires_grad_()
-        out = getattr(ops, operator)(x, filled, 0, normalize="none", lengths=torch.tensor([1, 1]))
-        results.append((out, *gradients(out, (x, filled), grad)))
-    for clean, dirty in zip(*results, strict=True):
-        assert torch.equal(clean, dirty)
+    clean, dirty = (call.filled((..., slice(1, None)), fill, "weight").everything(grad) for fill in (0.0, garbage))
+    assert_same_bits(dirty, clean)
 
 
-@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
-@pytest.mark.parametrize("padding_l", [0, 2, 4])
-@pytest.mark.parametrize("kind", KINDS)
-def test_packed_sequences_do_not_see_each_other(kind, padding_l, garbage):
-    operator, options = options_of(kind)
-    edges = torch.tensor([0, 4, 4, 6, 11], dtype=torch.int32)
-    x, weight, _ = arguments(operator, 11, 1, 2, 2, 5)
-    dirty = x.detach().clone()
-    dirty[4:6] = garbage
-    dirty.requires_grad_()
-    clean = getattr(ops, operator)(x, weight, padding_l, cu_seqlens=edges, **options)
-    out = getattr(ops, operator)(dirty, weight, padding_l, cu_seqlens=edges, **options)
-    others = [0, 1, 2, 3, 6, 7, 8, 9, 10]
-    assert torch.equal(out[others], clean[others])
-    # A sequence whose gradient is not finite leaves the others' alone, too.
-    grad = torch.randn(11, 1, 4, dtype=torch.float64)
-    (want,) = torch.autograd.grad(clean, x, grad)
-    grad[4:6] = garbage
-    (dx,) = torch.autograd.grad(out, dirty, grad)
-    assert torch.equal(dx[others], want[others])
+@every_garbage
+@every_reach
+@every_kind
+def test_packed_sequences_do_not_see_each_other(kind, left, right, garbage):
+    call = random_call(kind, 23, 1, 2, 2, left, right, bias=False, cu_seqlens=EDGES)
+    grad = call.randn_like_out()
+    clean = call.everything(grad)
+    grad[9:12] = garbage  # a sequence whose gradient is not finite leaves the others' alone, too
+    dirty = call.filled(slice(9, 12), garbage).everything(grad)
+    clean, dirty = ({name: result[name] for name in call.by_row} for result in (clean, dirty))
+    assert_same_bits(dirty, clean, OTHERS)
 
 
 @pytest.mark.parametrize("normalize", ["softmax", "none"])
-@pytest.mark.parametrize("padding_l", [0, 2, 4])
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_filters_of_a_packed_sequence_do_not_reach_the_others(kind, padding_l, normalize):
-    operator, options = options_of(kind)
-    edges = torch.tensor([0, 4, 4, 6, 11], dtype=torch.int32)
-    x, weight, _ = arguments(operator, 11, 1, 2, 2, 5)
-    grad = torch.randn(11, 1, 4, dtype=torch.float64)
-    others = [0, 1, 2, 3, 6, 7, 8, 9, 10]
-    results = []
-    for dirty in (weight, weight.detach().clone().index_fill_(0, torch.tensor([4, 5]), torch.nan).requires_grad_()):
-        out = getattr(ops, operator)(x, dirty, padding_l, normalize=normalize, cu_seqlens=edges, **options)
-        results.append((out, *gradients(out, (x, dirty), grad)))
-    for clean, got in zip(*results, strict=True):
-        assert torch.equal(got[others], clean[others])
+@every_reach
+@pytest.mark.parametrize("kind", [kind for kind in PREDICTED if kind.startswith("dynamicconv")])
+def test_filters_of_a_packed_sequence_do_not_reach_the_others(kind, left, right, normalize):
+    call = random_call(kind, 23, 1, 2, 2, left, right, bias=False, normalize=normalize, cu_seqlens=EDGES)
+    grad = call.randn_like_out()
+    dirty = call.filled(slice(9, 12), torch.nan, "weight")
+    assert_same_bits(dirty.everything(grad), call.everything(grad), OTHERS)
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_packed_sequences_equal_each_alone(operator):
-    x, weight, bias = arguments(operator, 11, 1, 2, 2, 5, bias=True)
-    edges = torch.tensor([0, 4, 4, 6, 11], dtype=torch.int32)
-    out = getattr(ops, operator)(x, weight, 2, bias=bias, cu_seqlens=edges)
-    for rows in (slice(0, 4), slice(4, 6), slice(6, 11)):
-        part = weight if operator == "lightconv" else weight[rows]
-        assert torch.equal(out[rows], getattr(ops, operator)(x[rows], part, 2, bias=bias))
+@every_kind
+def test_packed_sequences_equal_each_alone(kind, backend):
+    edges = torch.tensor([0, 13, 13, 20, 60], dtype=torch.int32)
+    call = random_call(kind, 60, 1, 2, 5, 7, 7, dtype=torch.float32)
+    grad = call.randn_like_out()
+    together = call.everything(grad, cu_seqlens=edges)
+    for rows in (slice(0, 13), slice(13, 20), slice(20, 60)):
+        alone = call.part(rows).everything(grad[rows])
+        for name in call.by_row:
+            if call.operator == "talkconv" and backend == "reference":  # its blocks are counted from the first row
+                torch.testing.assert_close(together[name][rows], alone[name])
+            else:
+                assert torch.equal(together[name][rows], alone[name])
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_the_future_does_not_reach_a_causal_past(operator):
-    x, weight, _ = arguments(operator, 9, 2, 2, 2, 4)
-    clean = getattr(ops, operator)(x, weight, 3)
-    dirty = x.detach().clone()
-    dirty[5:] = float("nan")
-    assert torch.equal(getattr(ops, operator)(dirty, weight, 3)[:5], clean[:5])
+@every_kind
+def test_the_future_does_not_reach_a_causal_past(kind):
+    call = random_call(kind, 30, 2, 2, 2, 7)
+    assert torch.equal(call.filled(slice(17, None), torch.nan)()[:17], call()[:17])
+
+
+@pytest.mark.parametrize("wrong", ["inf", "-inf", "nan", "both"])
+@pytest.mark.parametrize(("max_left", "max_right", "most"), [(3, 3, 1.0), (15, 0, 1.0), (2, 7, 3.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_what_is_not_finite_stays_in_talkconvs_windows(dtype, max_left, max_right, most, wrong):
+    call = random_call("talkconv", 80, 2, 2, 3, max_left, max_right, top=most, dtype=dtype)
+    clean = call()
+    bad = {40: float("inf" if wrong == "both" else wrong)} | ({44: float("-inf")} if wrong == "both" else {})
+    dirty = call.x.detach().clone()
+    for t, value in bad.items():
+        dirty[t, 0] = value
+    out = call.replace(x=dirty)()
+    eye = torch.eye(80, dtype=torch.float64).view(80, 1, 80).expand(80, 2, 80).repeat(1, 1, 2)
+    offsets = [None if t is None else t.detach().double() for t in (call.offset_left, call.offset_right)]
+    part = oracle.talk(eye, *offsets, max_left, max_right).unflatten(-1, (2, 80))  # (t, b, h, s)
+    held = {t: (part[:, 0, :, t] > 0).repeat_interleave(3, -1) for t in bad}
+    meets = torch.stack(list(held.values())).any(0)
+    assert torch.equal(out[:, 1], clean[:, 1]) and torch.equal(out[:, 0][~meets], clean[:, 0][~meets])
+    if wrong == "both":
+        assert torch.equal(out[:, 0].isnan(), held[40] & held[44])
+        assert (out[:, 0][held[40] & ~held[44]] == float("inf")).all()
+    else:
+        want = torch.full_like(out[:, 0][meets], bad[40])
+        assert torch.equal(out[:, 0][meets].nan_to_num(nan=7), want.nan_to_num(nan=7))
+
+    # The same of gradients: rows in the window of an output whose gradient is not finite, and no others.
+    grad = call.randn_like_out()
+    want = call.everything(grad)["x"]
+    grad[40, 0] = bad[40]
+    got = call.everything(grad)["x"]
+    meets = (part[40, 0] > 0).T.repeat_interleave(3, -1)
+    assert not got[:, 0][meets].isfinite().any()
+    assert torch.equal(got[:, 1], want[:, 1]) and torch.equal(got[:, 0][~meets], want[:, 0][~meets])
 
 
 # ------------------------------------------------------------------------------------------------ same bits
 
 
-def _everything(operator, x, weight, bias, grad, seed=5, **options):
-    torch.manual_seed(seed)
-    out = getattr(ops, operator)(x, weight, weight.shape[-1] // 2, bias=bias, **options)
-    return out, *gradients(out, (x, weight, bias), grad)
-
-
-@pytest.mark.parametrize("operator", OPERATORS)
+@every_operator
 def test_the_same_bits_on_every_run_and_for_any_number_of_threads(operator):
-    x, weight, bias = arguments(operator, 64, 16, 4, 32, 7, bias=True, dtype=torch.float32)
-    grad = torch.randn(64, 16, 128)
-    threads = torch.get_num_threads()
-    first = _everything(operator, x, weight, bias, grad, dropout=0.1)
+    dropout = {} if operator == "talkconv" else {"dropout": 0.1}
+    call = random_call(operator, 300, 8, 4, 32, 3, 3, dtype=torch.float32, **dropout)
+    if operator == "talkconv":
+        call.offset_left.data[200, 3, 1] = 450.0
+    grad, threads = call.randn_like_out(), torch.get_num_threads()
+    first = call.everything(grad)
     try:
         for number in (threads, 2, 1):
             torch.set_num_threads(number)
-            again = _everything(operator, x, weight, bias, grad, dropout=0.1)
-            assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+            assert_same_bits(call.everything(grad), first)
     finally:
         torch.set_num_threads(threads)
 
@@ -163,61 +183,68 @@ def test_the_same_bits_on_every_run_and_for_any_number_of_threads(operator):
 @pytest.mark.parametrize("seed", range(24))
 def test_a_sentence_does_not_depend_on_its_batch(seed):
     rng = random.Random(seed)
-    steps, batch, heads, per_head = (
-        rng.randint(1, 40),
-        rng.randint(2, 6),
-        rng.choice((1, 2, 3, 16)),
-        rng.choice((1, 3, 8, 17)),
-    )
-    size, glu = rng.choice((1, 3, 4, 7, 15, 31)), rng.random() < 0.5
+    steps, batch, heads = rng.randint(1, 150 if seed % 3 == 0 else 40), rng.randint(2, 6), rng.choice((1, 2, 3, 16))
+    per_head, size = rng.choice((1, 3, 8, 17)), rng.choice((1, 3, 4, 7, 15, 31))
     dtype = rng.choice((torch.float32, torch.bfloat16))
-    options = {"normalize": ops.NORMALIZATIONS[seed % len(ops.NORMALIZATIONS)], "glu": glu}
+    lengths = torch.tensor([rng.randint(0, steps) for _ in range(batch)]) if rng.random() < 0.5 else None
     for kind in KINDS:
-        operator, extra = options_of(kind)
-        x, weight, _ = arguments(operator, steps, batch, heads, per_head, size, glu=glu, dtype=dtype, seed=seed)
-        grad = torch.randn(steps, batch, heads * per_head).to(dtype)
-        together = _everything(operator, x, weight, None, grad, **options, **extra)
+        right = (size - 1) // 2
+        options = {"bias": False, "normalize": ops.NORMALIZATIONS[seed % len(ops.NORMALIZATIONS)]}
+        options = {} if kind.startswith("talkconv") else options
+        call = random_call(
+            kind, steps, batch, heads, per_head, size - 1 - right, right, dtype=dtype, seed=seed, **options
+        )
+        grad = call.randn_like_out()
+        together = call.everything(grad, lengths=lengths)
         for b in range(batch):
-            column = slice(b, b + 1)
-            part = weight if operator == "lightconv" else weight[:, column]
-            alone = _everything(operator, x[:, column], part, None, grad[:, column], **options, **extra)
-            per_sentence = 2 if operator == "lightconv" else 3  # lightconv's weight gradient sums over the batch
-            for one, other in zip(together[:per_sentence], alone[:per_sentence], strict=True):
-                assert torch.equal(one[:, column], other)
+            column = (slice(None), slice(b, b + 1))
+            alone = call.part(*column).everything(grad[column], lengths=None if lengths is None else lengths[b : b + 1])
+            for name in call.by_row:  # lightconv's weight gradient sums over the batch
+                assert torch.equal(together[name][column], alone[name]), (kind, name)
 
 
 @pytest.mark.parametrize("backend", ["cpu"], indirect=True)
 @pytest.mark.parametrize("kernel_size", [3, 7, 15, 17, 31, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", CONVOLUTIONS)
 def test_a_row_does_not_depend_on_its_place_in_the_sequence(operator, dtype, kernel_size):
     """Rows go through the kernels in blocks, and not all of a block's rows in the same way."""
-    x, weight, _ = arguments(operator, 150, 2, 4, 32, kernel_size, dtype=dtype)
-    grad = torch.randn(150, 2, 128, dtype=dtype)
-    results = []
-    for first in (0, 5):  # without the rows before
-        tensors = [x.detach()[first:].requires_grad_(), weight.detach()]
-        if operator == "dynamicconv":
-            tensors[1] = tensors[1][first:]
-        tensors[1].requires_grad_()
-        out = getattr(ops, operator)(*tensors, kernel_size // 2)
-        dx, dweight = gradients(out, tensors, grad[first:])
-        rows = [out, dx, dweight] if operator == "dynamicconv" else [out, dx]
-        results.append([row[5 + kernel_size - first : 150 - kernel_size - first] for row in rows])
-    for whole, later in zip(*results, strict=True):
-        assert len(whole) and torch.equal(whole, later)
+    right = (kernel_size - 1) // 2
+    call = random_call(operator, 150, 2, 4, 32, kernel_size - 1 - right, right, bias=False, dtype=dtype)
+    grad = call.randn_like_out()
+    whole, later = call.everything(grad), call.part(slice(5, None)).everything(grad[5:])  # without the rows before
+    for name in call.by_row:
+        there = whole[name][5 + kernel_size : 150 - kernel_size]
+        assert len(there) and torch.equal(there, later[name][kernel_size : 145 - kernel_size])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every_kind
 def test_a_padded_batch_equals_each_sentence_alone(kind):
-    operator, options = options_of(kind)
     lengths = torch.tensor([9, 4, 1, 6])
-    x, weight, _ = arguments(operator, 9, 4, 2, 3, 5, dtype=torch.float32)
-    out = getattr(ops, operator)(x, weight, 2, lengths=lengths, **options)
+    call = random_call(kind, 9, 4, 2, 3, 2, 2, dtype=torch.float32)
+    out = call(lengths=lengths)
     for b, length in enumerate(lengths.tolist()):
-        part = weight if operator == "lightconv" else weight[:length, b : b + 1]
-        alone = getattr(ops, operator)(x[:length, b : b + 1], part, 2, **options)
-        assert torch.equal(out[:length, b : b + 1], alone)
+        rows = (slice(length), slice(b, b + 1))
+        assert torch.equal(out[rows], call.part(*rows)())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_right_padding_changes_no_bit_of_talkconv(seed, backend):
+    rng = random.Random(seed)
+    steps, more, per_head = rng.randint(1, 40), rng.choice((1, 3, 30, 150)), rng.choice((1, 8, 17))
+    reach = rng.choice((0, 1, 7, 15)), rng.choice((1, 7, 15, 31))
+    kind, dtype = rng.choice(("talkconv", "talkconv-far")), rng.choice((torch.float32, torch.bfloat16))
+    padded = random_call(kind, steps + more, 2, 2, per_head, *reach, dtype=dtype, seed=seed)
+    grad = padded.randn_like_out()
+    grad[steps:] = 0
+    padded = padded.filled(slice(steps, None), 0)
+    want = padded.part(slice(steps)).everything(grad[:steps])
+    for options in ({}, {"lengths": torch.full((2,), steps)}):
+        got = padded.everything(grad, **options)
+        if backend == "reference":  # whose order of additions is that of the blocks there are
+            torch.testing.assert_close(got.pop("x")[:steps], want["x"])
+        for name, ours in got.items():
+            assert torch.equal(ours[:steps], want[name]), name
 
 
 # ------------------------------------------------------------------------------------------------ memory
@@ -243,34 +270,68 @@ class Largest(TorchDispatchMode):
 @REFERENCE_ALONE
 @pytest.mark.parametrize("dropout", [0.0, 0.1], ids=["whole", "dropped"])
 @pytest.mark.parametrize("sequences", ["whole", "lengths", "packed"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.endswith("-glu")])
 def test_nothing_larger_than_the_arguments_is_allocated(kind, sequences, dropout):
-    operator, options = options_of(kind)
-    steps, batch, heads, per_head, size = 300, 1, 2, 40, 31
-    if sequences == "lengths":
-        options["lengths"] = torch.tensor([200])
-    elif sequences == "packed":
-        options["cu_seqlens"] = torch.tensor([0, 100, 300], dtype=torch.int32)
-    x, weight, bias = arguments(operator, steps, batch, heads, per_head, size, glu=True, bias=True, dtype=torch.float32)
+    options, _ = sequences_of(sequences, [200], [0, 100, 300])
+    call = random_call(kind, 300, 1, 2, 40, 15, 15, dtype=torch.float32, dropout=dropout, **options)
     with Largest() as largest:
-        out = getattr(ops, operator)(x, weight, 15, bias=bias, dropout=dropout, glu=True, **options)
-        gradients(out, (x, weight, bias), torch.ones_like(out))
+        call.everything(call.randn_like_out())
     # x is 300·1·160 = 48,000 elements; T×T would be 90,000, T×B×C×K 744,000.
-    assert largest.elements <= x.numel() < min(steps * steps, steps * batch * heads * per_head * size)
-
-
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_only_arguments_are_kept_for_the_backward_pass(operator):
-    x, weight, bias = arguments(operator, 20, 2, 2, 8, 5, bias=True, dtype=torch.float32)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
-        getattr(ops, operator)(x, weight, 2, bias=bias, dropout=0.1)
-    assert {tensor.data_ptr() for tensor in kept if tensor.is_floating_point()} == {x.data_ptr(), weight.data_ptr()}
-    assert [tensor.shape for tensor in kept if not tensor.is_floating_point()] == [(1,)]  # the seed
+    assert largest.elements <= call.x.numel() == 48_000
 
 
 @REFERENCE_ALONE
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("most", [1.0, 50.0])
+@pytest.mark.parametrize("sequences", ["whole", "lengths", "packed"])
+def test_nothing_much_larger_than_x_is_allocated_by_talkconv(sequences, most):
+    options, _ = sequences_of(sequences, [200], [0, 100, 300])
+    call = random_call("talkconv", 300, 1, 2, 40, 31, 31, top=most, dtype=torch.float32, **options)
+    with Largest() as largest:
+        call.everything(call.randn_like_out())
+    # Rows are filled up to 512, the next power of two: 40,960 elements. T×T would be 90,000, T×B×C×(L+R+1) 1,512,000.
+    assert largest.elements <= 512 * 80
+
+
+def test_long_sequences_take_little_memory(backend):
+    # In a process of its own, whose highest memory ever is looked at. A float32 T×T matrix would be 3.6 GB.
+    program = """
+        import resource
+        import torch
+        from lightconv_plugin import ops
+
+        x, offset = torch.randn(30_000, 1, 8, requires_grad=True), torch.rand(30_000, 1, 2, requires_grad=True)
+        offset.data[7] = offset.data[20_000] = float("inf")
+        ops.talkconv(x[:100], offset[:100], offset[:100], 15, 15).sum().backward()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        ops.talkconv(x, offset, offset, 15, 15).sum().backward()
+        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=os.environ | {"PYTHONPATH": ROOT, "LIGHTCONV_BACKEND": "cpu" if backend == "native" else backend},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 100  # MiB; x has one
+
+
+@every_operator
+def test_only_arguments_are_kept_for_the_backward_pass(operator):
+    call = random_call(operator, 20, 2, 2, 8, 2, 2, dtype=torch.float32)
+    dropout = {} if operator == "talkconv" else {"dropout": 0.1}
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        call(**dropout)
+    floating = [tensor.data_ptr() for name, tensor in call.given.items() if name != "bias"]
+    assert {tensor.data_ptr() for tensor in kept if tensor.is_floating_point()} == set(floating)
+    seeds = [tensor.shape for tensor in kept if not tensor.is_floating_point()]
+    assert seeds == [(1,)] * len(dropout)
+
+
+@REFERENCE_ALONE
+@pytest.mark.parametrize("operator", CONVOLUTIONS)
 def test_a_kernel_much_longer_than_the_sequence_costs_its_weights_only(operator):
     # 50,000 taps of which three meet the sequence: the loop must not visit the others.
     class Count(TorchDispatchMode):
@@ -280,44 +341,57 @@ def test_a_kernel_much_longer_than_the_sequence_costs_its_weights_only(operator)
             self.products += func._opname == "addcmul_"
             return func(*args, **kwargs or {})
 
-    weight = torch.zeros((1, 50_000) if operator == "lightconv" else (3, 1, 1, 50_000))
-    extra = (False,) if operator == "dynamicconv" else ()
+    call = random_call(operator, 3, 1, 1, 2, 49_999, normalize="none", bias=False)
     with Count() as count:
-        out = getattr(reference, operator)(
-            torch.ones(3, 1, 2), weight, None, None, None, None, 49_999, "none", 0.0, *extra, False
-        )
-    assert count.products == 3 and not out.any()
+        getattr(reference, operator)(*call.registered()[1])
+    assert count.products == 3
 
 
 # ------------------------------------------------------------------------------------------------ the rest
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"lengths": torch.empty(0, dtype=torch.int64)}, {"dropout": 0.5}, {"glu": True}]
-)
-@pytest.mark.parametrize("kind", KINDS)
-def test_empty_batch(kind, options):
-    operator, extra = options_of(kind)
-    x, weight, bias = arguments(operator, 5, 0, 2, 3, 4, glu="glu" in options, bias=True)
-    out = getattr(ops, operator)(x, weight, 2, bias=bias, **options, **extra)
-    dx, dweight, dbias = gradients(out, (x, weight, bias), torch.ones_like(out))
-    assert out.shape == (5, 0, 6) and dx.shape == x.shape and dweight.shape == weight.shape
-    assert not dweight.any() and not dbias.any()
+@pytest.mark.parametrize("options", [{}, {"lengths": torch.empty(0, dtype=torch.int64)}, {"dropout": 0.5}], ids=str)
+@pytest.mark.parametrize(("left", "right"), [(0, 0), (3, 0), (3, 4)])
+@every_kind
+def test_empty_batch(kind, left, right, options):
+    if kind.startswith("talkconv"):
+        options = {name: value for name, value in options.items() if name != "dropout"}
+    call = random_call(kind, 5, 0, 2, 3, left, right, **options)
+    results = call.everything(call.randn_like_out())
+    assert results.pop("out").shape == (5, 0, 6)
+    for name, tensor in results.items():
+        assert tensor.shape == call.tensors[name].shape and not tensor.any()
 
 
-@pytest.mark.parametrize("glu", [False, True], ids=["plain", "glu"])
 @pytest.mark.parametrize("sequences", ["whole", "lengths", "packed"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradcheck(kind, sequences, glu):
-    operator, options = options_of(kind)
-    if sequences == "lengths":
-        options["lengths"] = torch.tensor([5, 2])
-    elif sequences == "packed":
-        options["cu_seqlens"] = torch.tensor([0, 2, 5], dtype=torch.int32)
-    x, weight, bias = arguments(operator, 5, 1 if sequences == "packed" else 2, 2, 1, 3, glu=glu, bias=True)
+@pytest.mark.parametrize(("left", "right"), [(2, 0), (1, 2)])
+@every_kind
+def test_gradcheck(kind, left, right, sequences):
+    options, batch = sequences_of(sequences, [5, 2], [0, 2, 5])
+    if not kind.startswith("talkconv"):
+        options["dropout"] = 0.3
+    call = smooth(random_call(kind, 5, batch, 2, 1, left, right, **options))
 
-    def run(x, weight, bias):
+    def run(*tensors):
         torch.manual_seed(2)
-        return getattr(ops, operator)(x, weight, 1, bias=bias, dropout=0.3, glu=glu, **options)
+        return type(call)(call.operator, call.tensors | dict(zip(call.given, tensors, strict=True)), call.options)()
 
-    assert torch.autograd.gradcheck(run, (x, weight, bias))
+    assert torch.autograd.gradcheck(run, [*call.given.values()])
+
+
+@pytest.mark.parametrize("edges", [[0, 100, -7, 9], [5, 3, 2, 4], [-3, 50]], ids=str)
+def test_boundaries_that_were_not_checked_read_nothing_outside(edges):
+    # As from a traced program: the values are wrong, and only that no memory outside is read can be expected.
+    packed = torch.tensor(edges, dtype=torch.int32)
+    call = random_call("talkconv", 9, 1, 2, 3, 4, 4, top=3.0, cu_seqlens=packed)
+
+    def run(suffix="", **options):
+        operator, arguments = call.registered(suffix, grad=call.x, **options)
+        return operator(*(t.detach() if isinstance(t, torch.Tensor) else t for t in arguments))
+
+    assert run().abs().max() < 100
+    assert run("_backward")[0].abs().max() < 100
+    for length in (-4, 40):
+        lengths = torch.tensor([length])
+        want = run(cu_seqlens=None, lengths=lengths.clamp(0, 9))
+        assert torch.equal(run(cu_seqlens=None, lengths=lengths), want)

@@ -12,13 +12,12 @@ import subprocess
 import pytest
 import torch
 
-from lightconv_plugin import ops
 from lightconv_plugin.ops import artifacts, philox
 from tests.robustness.fuzz.running import drawn
 
 from ..cuda import host
 from ..cuda.test_guarantees import STRIDES
-from . import convolution_arguments, talk_oracle
+from .operators import assert_same_bits, random_call
 
 # Indices of weights: beyond 2³¹, 2³², and beyond 2³⁴, where Philox' counter has an upper half.
 FIRST = [0, 2**31 - 3, 2**32 + 2, 2**34 - 5, 2**34 + 1, 2**40 + 7, 2**61 + 2]
@@ -40,37 +39,17 @@ def far(values, strides):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("strides", STRIDES.values(), ids=STRIDES)
 @pytest.mark.parametrize("per_head", [1, 3, 32])
-@pytest.mark.parametrize("operator", convolution_arguments.OPERATORS)
-def test_convolutions(operator, per_head, strides, dtype):
-    x, weight, bias = convolution_arguments.arguments(operator, 3, 2, 2, per_head, 3, glu=True, bias=True, dtype=dtype)
-    grad = torch.randn(3, 2, 2 * per_head).to(dtype)
-    x_far, grad_far = far(x, strides), far(grad, strides).detach()
-    weight_far = far(weight, strides) if operator == "dynamicconv" else weight
-    want = getattr(ops, operator)(x, weight, 1, bias=bias, glu=True)
-    got = getattr(ops, operator)(x_far, weight_far, 1, bias=bias, glu=True)
-    assert torch.equal(got, want)
-    wanted = convolution_arguments.gradients(want, (x, weight), grad)
-    assert all(map(torch.equal, convolution_arguments.gradients(got, (x_far, weight_far), grad_far), wanted))
-
+@pytest.mark.parametrize("kind", ["lightconv-glu", "dynamicconv-glu", "talkconv"])
+def test_rows_far_apart(kind, per_head, strides, dtype):
+    call = random_call(kind, 3, 2, 2, per_head, 2, 1 if kind == "talkconv" else 0, dtype=dtype)
+    there = call.replace(**{name: far(call.tensors[name], strides) for name in call.by_row if name != "out"})
+    grad = call.randn_like_out()
+    want = call.everything(grad)
+    want.pop("bias", None)  # its gradient is torch's sum of `grad`, in an order that depends on the strides
+    assert_same_bits(there.everything(far(grad, strides).detach()), want)
     state = torch.randn(2, 2, 2 * per_head).to(dtype)
-    step = getattr(ops, operator + "_step")
-    got = step(x_far, far(state, strides), weight_far, glu=True)
-    for ours, theirs in zip(got, step(x, state, weight, glu=True), strict=True):
+    for ours, theirs in zip(there.step(far(state, strides)), call.step(state), strict=True):
         assert torch.equal(ours, theirs)
-
-
-@pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("strides", STRIDES.values(), ids=STRIDES)
-@pytest.mark.parametrize("per_head", [3, 32])
-def test_talkconv(per_head, strides, dtype):
-    inputs = talk_oracle.arguments(3, 2, 2, per_head, 2, 1, dtype=dtype)
-    grad = torch.randn(3, 2, 2 * per_head).to(dtype)
-    there = [far(tensor, strides) for tensor in inputs]
-    want, got = ops.talkconv(*inputs, 2, 1), ops.talkconv(*there, 2, 1)
-    assert torch.equal(got, want)
-    wanted = talk_oracle.gradients(want, inputs, grad)
-    assert all(map(torch.equal, talk_oracle.gradients(got, there, far(grad, strides).detach()), wanted))
 
 
 @pytest.mark.parametrize("seed", SEEDS, ids=hex)

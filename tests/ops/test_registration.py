@@ -13,13 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lightconv_plugin import ops
 from tests.warm_python import warm_python
 
-from .convolution_arguments import OPERATORS, arguments, gradients
+from .operators import CONVOLUTIONS, KINDS, OPERATORS, STEP_KINDS, random_call
 
 pytestmark = pytest.mark.usefixtures("backend")
 # Processes of their own, to which it is all one which backend is in use here.
 ONCE = pytest.mark.parametrize("backend", ["reference"], indirect=True)
 
-STEPS = tuple(operator + "_step" for operator in OPERATORS)
+every_operator = pytest.mark.parametrize("operator", OPERATORS)
 
 
 @pytest.fixture(autouse=True)
@@ -32,62 +32,51 @@ def _fresh_dynamo():
 # ------------------------------------------------------------------------------------------------ opcheck
 
 
-def _full(operator, x, weight, bias, *, lengths=None, cu_seqlens=None, dropout=0.0, glu=False):
-    seed = torch.tensor([5]) if dropout else None
-    renorm = (True,) if operator == "dynamicconv" else ()
-    return x, weight, bias, lengths, cu_seqlens, seed, 2, "softmax", dropout, *renorm, glu
-
-
-def _plain(tensors):
-    return [tensor if tensor is None else tensor.detach() for tensor in tensors]
+def detached(values):
+    return tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in values)
 
 
 OPCHECK = {
     "plain": {},
-    "glu-dropped": {"glu": True, "dropout": 0.3},
+    "causal": {"right": 0},
     "lengths": {"lengths": torch.tensor([6, 2])},
     "packed": {"cu_seqlens": torch.tensor([0, 2, 6], dtype=torch.int32)},
 }
 
 
 @pytest.mark.parametrize("options", OPCHECK.values(), ids=OPCHECK)
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_opcheck(operator, options):
-    batch = 1 if "cu_seqlens" in options else 2
-    x, weight, bias = arguments(operator, 6, batch, 2, 3, 4, glu="glu" in options, bias=True, dtype=torch.float32)
-    x = x.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_()
-    torch.library.opcheck(getattr(torch.ops.lightconv, operator), _full(operator, x, weight, bias, **options))
-    x, weight, _ = _plain((x, weight, bias))
-    x, weight, _, *rest = _full(operator, x, weight, None, **options)
-    for needs in ((True, True), (True, False), (False, True)):
-        torch.library.opcheck(
-            getattr(torch.ops.lightconv, operator + "_backward"),
-            (torch.randn(6, batch, 6), x, weight, *rest, *needs),
-            test_utils=("test_schema", "test_faketensor"),
-        )
+@pytest.mark.parametrize("kind", ["lightconv", "lightconv-glu", "dynamicconv", "dynamicconv-renorm-glu", "talkconv"])
+def test_opcheck(kind, options):
+    call = random_call(
+        kind, 6, 1 if "cu_seqlens" in options else 2, 2, 3, 2, **{"right": 1} | options, dtype=torch.float32
+    )
+    call = call.replace(x=call.x.transpose(0, 1).contiguous().transpose(0, 1))
+    dropped = {"dropout": 0.3, "seed": torch.tensor([5])} if kind.endswith("-glu") else {}
+    torch.library.opcheck(*call.registered(**dropped))
+    names = [f"need_{name}" for name in (("x", "left", "right") if kind == "talkconv" else ("x", "weight"))]
+    for needed in (names, *([name] for name in names)):
+        needs = {name: name in needed for name in names}
+        operator, arguments = call.registered("_backward", grad=call.randn_like_out(), **dropped, **needs)
+        torch.library.opcheck(operator, detached(arguments), test_utils=("test_schema", "test_faketensor"))
 
 
-@pytest.mark.parametrize("glu", [False, True], ids=["plain", "glu"])
+@pytest.mark.parametrize("tokens", [2, 6])
 @pytest.mark.parametrize("rows", [0, 1, 3])
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_opcheck_of_steps(operator, rows, glu):
-    x, weight, bias = arguments(operator, 2, 2, 2, 3, 4, glu=glu, bias=True, dtype=torch.float32)
-    state = torch.randn(rows, 2, 6, requires_grad=True)
-    options = ("softmax", 0.3, *((True,) if operator == "dynamicconv" else ()), glu)
-    seed = torch.tensor([5])
-    torch.library.opcheck(getattr(torch.ops.lightconv, operator + "_step"), (x, state, weight, bias, seed, *options))
-    x, state, weight = _plain((x, state, weight))
-    for grad, grad_state in ((torch.randn(2, 2, 6), None), (None, torch.randn(min(rows + 2, 3), 2, 6))):
-        torch.library.opcheck(
-            getattr(torch.ops.lightconv, operator + "_step_backward"),
-            (grad, grad_state, x, state, weight, seed, *options, True, True, True),
-            test_utils=("test_schema", "test_faketensor"),
-        )
+@pytest.mark.parametrize("kind", ["lightconv", "lightconv-glu", "dynamicconv", "dynamicconv-renorm-glu", "talkconv"])
+def test_opcheck_of_steps(kind, rows, tokens):
+    call = random_call(kind, tokens, 2, 2, 3, 3, dtype=torch.float32)
+    others = {"state": torch.randn(rows, 2, 6, requires_grad=True)}
+    if kind != "talkconv":
+        others |= {"dropout": 0.3, "seed": torch.tensor([5])}
+    torch.library.opcheck(*call.registered("_step", **others))
+    for grad, grad_state in ((torch.randn(tokens, 2, 6), None), (None, torch.randn(min(rows + tokens, 3), 2, 6))):
+        operator, arguments = call.registered("_step_backward", grad=grad, grad_state=grad_state, **others)
+        torch.library.opcheck(operator, detached(arguments), test_utils=("test_schema", "test_faketensor"))
 
 
 def test_registered_below_autograd_for_every_device():
-    for operator in (*OPERATORS, *STEPS):
-        for name in (operator, operator + "_backward"):
+    for operator in OPERATORS:
+        for name in (operator, operator + "_backward", operator + "_step", operator + "_step_backward"):
             assert torch._C._dispatch_has_kernel_for_dispatch_key(f"lightconv::{name}", "CompositeExplicitAutograd")
             assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"lightconv::{name}", "CompositeImplicitAutograd")
 
@@ -103,7 +92,7 @@ def test_tensors_that_are_not_dense_are_refused(layout):
         torch.ops.lightconv.lightconv(given, weight, None, None, None, None, 1, "softmax", 0.0, False)
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", CONVOLUTIONS)
 def test_a_kernel_for_a_device_takes_precedence(operator):
     # What a native backend does. In a process of its own: the registration cannot be undone for other tests' graphs.
     program = f"""
@@ -145,179 +134,204 @@ class Record(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("wanted", ["x", "weight", "bias", "x-weight"])
+@every_operator
+@pytest.mark.parametrize("wanted", [{0}, {1}, {2}, {0, 1}, {0, 2}, set()], ids=str)
 def test_only_the_gradients_that_are_needed_are_computed(operator, wanted):
-    names = ("x", "weight", "bias")
-    inputs = dict(zip(names, arguments(operator, 5, 2, 2, 3, 4, bias=True), strict=True))
-    for name in names:
-        inputs[name].requires_grad_(name in wanted.split("-"))
-    out = getattr(ops, operator)(inputs["x"], inputs["weight"], 2, bias=inputs["bias"])
+    call = random_call(operator, 5, 2, 2, 3, 2, 2)
+    needs = tuple(number in wanted for number in range(3))
+    for need, tensor in zip(needs, call.tensors.values(), strict=True):
+        tensor.requires_grad_(need)
+    out = call()
+    assert out.requires_grad == any(needs)
     with Record() as record:
-        out.sum().backward()
-    needs = ("x" in wanted.split("-"), "weight" in wanted)
-    assert [(name, args[-2:]) for name, args in record.calls] == (
-        [(operator + "_backward", needs)] if any(needs) else []
+        if wanted:
+            out.sum().backward()
+    asked = needs if operator == "talkconv" else needs[:2]  # the gradient of the bias is a sum in Python
+    assert [(name, args[-len(asked) :]) for name, args in record.calls] == (
+        [(operator + "_backward", asked)] if any(asked) else []
     )
-    for name in names:
-        assert (inputs[name].grad is not None) == (name in wanted.split("-"))
+    for need, tensor in zip(needs, call.tensors.values(), strict=True):
+        assert (tensor.grad is not None) == need
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@every_operator
 def test_kernels_are_given_unit_channel_strides_and_no_gradient_of_an_unused_result(operator):
-    x, weight, _ = arguments(operator, 5, 2, 2, 3, 4)
+    call = random_call(operator, 5, 2, 2, 3, 3)
     state = torch.randn(3, 2, 6, dtype=torch.float64).transpose(0, 2).contiguous().transpose(0, 2)
     with Record() as record:
-        apart = x.transpose(0, 2).contiguous().transpose(0, 2)
-        getattr(ops, operator)(apart, weight, 2).sum().backward()  # the gradient is one number, expanded
-        out, new_state = getattr(ops, operator + "_step")(apart, state, weight)
+        apart = call.replace(x=call.x.transpose(0, 2).contiguous().transpose(0, 2))
+        apart().sum().backward()  # the gradient is one number, expanded
+        out, new_state = apart.step(state)
         out.sum().backward(retain_graph=True)
         new_state.sum().backward()
     backward = [args for name, args in record.calls if name == operator + "_step_backward"]
     assert [(grad is None, grad_state is None) for grad, grad_state, *_ in backward] == [(False, True), (True, False)]
     assert len(record.calls) == 5
     for _, args in record.calls:
-        assert all(t.stride(-1) == 1 for t in args if isinstance(t, torch.Tensor) and t.dim() == 3)
+        rows = [t for t in args if isinstance(t, torch.Tensor) and t.dim() == 3 and t.shape[-1] == 6]
+        assert rows and all(t.stride(-1) == 1 for t in rows)
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@every_operator
 def test_second_order_gradients_are_refused(operator):
-    x, weight, _ = arguments(operator, 5, 2, 2, 3, 4)
-    out = getattr(ops, operator)(x, weight, 2)
-    (dx,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    call = random_call(operator, 5, 2, 2, 3, 2, 2)
+    (dx,) = torch.autograd.grad(call().square().sum(), call.x, create_graph=True)
     with pytest.raises(RuntimeError, match="first-order gradients only"):
-        torch.autograd.grad(dx.sum(), weight)
+        torch.autograd.grad(dx.sum(), [*call.given.values()][1])
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@every_operator
 def test_no_graph_without_gradients(operator):
-    x, weight, _ = arguments(operator, 5, 2, 2, 3, 4)
+    call = random_call(operator, 5, 2, 2, 3, 2)
     with torch.no_grad():
-        assert not getattr(ops, operator)(x, weight, 2).requires_grad
-    assert not getattr(ops, operator)(x.detach(), weight.detach(), 2).requires_grad
+        assert not call().requires_grad
+    for tensor in call.given.values():
+        tensor.requires_grad_(False)
+    assert not call().requires_grad
     with torch.inference_mode():
-        getattr(ops, operator + "_step")(x, None, weight)
+        call.step()
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", CONVOLUTIONS)
 def test_activation_checkpointing_draws_the_same_mask_again(operator):
-    x, weight, _ = arguments(operator, 5, 2, 2, 3, 4)
+    call = random_call(operator, 5, 2, 2, 3, 2, 1, bias=False)
 
     def run(x, weight):
         return getattr(ops, operator)(x, weight, 2, dropout=0.5).square()
 
     torch.manual_seed(1)
-    want = gradients(run(x, weight).sum(), (x, weight), None)
+    want = call.gradients(run(call.x, call.weight).sum(), None)
     torch.manual_seed(1)
-    out = torch.utils.checkpoint.checkpoint(run, x, weight, use_reentrant=False)
-    for ours, theirs in zip(gradients(out.sum(), (x, weight), None), want, strict=True):
-        assert torch.equal(ours, theirs)
+    out = torch.utils.checkpoint.checkpoint(run, call.x, call.weight, use_reentrant=False)
+    for name, ours in call.gradients(out.sum(), None).items():
+        assert torch.equal(ours, want[name])
 
 
 # ------------------------------------------------------------------------------------------------ compile, export
 
 
-def _full_calls(operator):
-    """Programs to compile, with arguments of three different sizes."""
-    cases = {"plain": {}, "glu-dropped": {"glu": True, "dropout": 0.2}, "lengths": {"lengths": True}}
-    for name, options in cases.items():
-        sizes = []
-        for steps, batch in ((7, 3), (9, 5), (11, 8)):  # unlike every other size, which dynamo would tie them to
-            x, weight, bias = arguments(operator, steps, batch, 2, 3, 4, glu="glu" in options, bias=True)
-            lengths = torch.arange(1, batch + 1) if "lengths" in options else None
-            sizes.append((x, weight, bias, lengths))
-        yield name, {k: v for k, v in options.items() if k != "lengths"}, sizes
+def compiled(function, **options):
+    return torch.compile(function, fullgraph=True, backend="aot_eager", **options)
+
+
+def assert_same_gradients(call, got, want, atol=1e-12):
+    grad = torch.randn_like(want)
+    wanted = call.gradients(want, grad)
+    for name, ours in call.gradients(got, grad).items():
+        torch.testing.assert_close(ours, wanted[name], rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_compile_fullgraph(operator, dynamic):
-    for name, options, sizes in _full_calls(operator):
+@pytest.mark.parametrize("sequences", ["whole", "lengths", "causal"])
+@pytest.mark.parametrize("kind", ["lightconv", "lightconv-glu", "dynamicconv", "dynamicconv-glu", "talkconv"])
+def test_compile_fullgraph(kind, sequences, dynamic):
+    operator, _ = KINDS[kind]
+    reach = (3, 0) if sequences == "causal" else (2, 1)
+    options = random_call(kind, 1, 1, 1, 1, *reach).options | ({"dropout": 0.2} if kind.endswith("-glu") else {})
 
-        def run(x, weight, bias, lengths, options=options):
-            return getattr(ops, operator)(x * 2, weight, 2, bias=bias, lengths=lengths, **options).sin()
+    def run(x, others, lengths):
+        return getattr(ops, operator)(x * 2, **others, lengths=lengths, **options).sin()
 
-        torch._dynamo.reset()
-        compiled = torch.compile(run, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-        for number, inputs in enumerate(sizes if dynamic else sizes[:1]):
-            torch.manual_seed(3)
-            with torch.compiler.set_stance("fail_on_recompile" if number else "default"):
-                got = compiled(*inputs)
-            torch.manual_seed(3)
-            want = run(*inputs)
-            assert torch.equal(got, want), name
-            grad = torch.randn_like(want)
-            for ours, theirs in zip(gradients(got, inputs[:3], grad), gradients(want, inputs[:3], grad), strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    faster = compiled(run, dynamic=dynamic)
+    # Sizes unlike every other, which dynamo would tie them to.
+    for number, (steps, batch) in enumerate(((7, 3), (9, 5), (11, 8)) if dynamic else ((7, 3),)):
+        call = random_call(kind, steps, batch, 2, 3, *reach)
+        others = {name: tensor for name, tensor in call.tensors.items() if name != "x"}
+        lengths = torch.arange(1, batch + 1) if sequences == "lengths" else None
+        torch.manual_seed(3)
+        with torch.compiler.set_stance("fail_on_recompile" if number else "default"):
+            got = faster(call.x, others, lengths)
+        torch.manual_seed(3)
+        want = run(call.x, others, lengths)
+        assert torch.equal(got, want)
+        assert_same_gradients(call, got, want)
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@every_operator
 def test_compile_packed(operator):
-    x, weight, _ = arguments(operator, 9, 1, 2, 3, 4)
-    edges = torch.tensor([0, 4, 9], dtype=torch.int32)
+    call, edges = random_call(operator, 9, 1, 2, 3, 2, 1), torch.tensor([0, 4, 9], dtype=torch.int32)
+    call.options["cu_seqlens"] = edges
 
-    def run(x, weight, edges):
-        return getattr(ops, operator)(x, weight, 2, cu_seqlens=edges)
+    def run(tensors, options):
+        return getattr(ops, operator)(**tensors, **options)
 
-    assert torch.equal(torch.compile(run, fullgraph=True, backend="aot_eager")(x, weight, edges), run(x, weight, edges))
+    assert torch.equal(compiled(run)(call.tensors, call.options), call())
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3], ids=["whole", "dropped"])
-@pytest.mark.parametrize("operator", OPERATORS)
+@every_operator
 def test_compile_steps_of_a_growing_state(operator, dropout):
-    x, weight, bias = arguments(operator, 8, 2, 2, 3, 4, bias=True)
+    if operator == "talkconv" and dropout:
+        pytest.skip("talkconv has no dropout")
+    call = random_call(operator, 8, 2, 2, 3, 3)
+    options = {"max_left": 3} if operator == "talkconv" else {"dropout": dropout}
 
-    def step(x, state, weight, bias):
-        return getattr(ops, operator + "_step")(x, state, weight, bias=bias, dropout=dropout)
+    def step(x, state, others):
+        return getattr(ops, operator + "_step")(x, state, **others, **options)
 
-    compiled = torch.compile(step, fullgraph=True, dynamic=True, backend="aot_eager")
+    faster = compiled(step, dynamic=True)
     state = want_state = None
     for rows in (slice(0, 1), slice(1, 3), slice(3, 6), slice(6, 8)):
-        part = weight if operator == "lightconv" else weight[rows]
+        others = {name: t[rows] if t.dim() > 2 else t for name, t in call.given.items() if name != "x"}
         torch.manual_seed(6)
-        out, state = compiled(x[rows], state, part, bias)
+        out, state = faster(call.x[rows], state, others)
         torch.manual_seed(6)
-        want, want_state = step(x[rows], want_state, part, bias)
+        want, want_state = step(call.x[rows], want_state, others)
         assert torch.equal(out, want) and torch.equal(state, want_state)
-    torch.autograd.grad(out.sum() + state.sum(), x)
+    torch.autograd.grad(out.sum() + state.sum(), call.x)
 
 
-def test_a_compiled_call_refuses_wrong_arguments():
-    x, weight, _ = arguments("lightconv", 6, 2, 2, 3, 4)
-    compiled = torch.compile(lambda x, weight: ops.lightconv(x, weight, 9), backend="aot_eager")
-    with pytest.raises(Exception, match="padding_l must satisfy 0 <= padding_l < K = 4"):
-        compiled(x, weight)
+@pytest.mark.parametrize(
+    "operator, wrong, message",
+    [
+        ("lightconv", {"padding_l": 9}, "padding_l must satisfy 0 <= padding_l < K = 4"),
+        ("talkconv", {"max_right": 0}, "offset_right must be None with max_right = 0"),
+    ],
+)
+def test_a_compiled_call_refuses_wrong_arguments(operator, wrong, message):
+    call = random_call(operator, 6, 2, 2, 3, 2, 1)
+    with pytest.raises(Exception, match=message):
+        torch.compile(lambda: call(**wrong), backend="aot_eager")()
+
+
+def mixed_program(x, light, dynamic, bias, left, right):
+    """All full passes, and a step of two."""
+    y = ops.lightconv(x.transpose(0, 1), light, 1, bias=bias, glu=True)
+    y = ops.dynamicconv(y.relu(), dynamic, 3, dropout=0.2)
+    y = ops.talkconv(y, left.sigmoid(), right.sigmoid(), 3, 3)
+    y = ops.talkconv_step(y.relu(), None, left.sigmoid(), 3)[0]
+    return ops.lightconv_step(y, None, light)[0]
 
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="inductor needs a C++ compiler")
 @pytest.mark.skipif(" " in torch.__file__, reason="inductor does not compile where torch's path has a space")
 def test_compile_with_inductor():
-    def run(x, light, dynamic, bias):
-        y = ops.lightconv(x.transpose(0, 1), light, 1, bias=bias, glu=True)
-        y = ops.dynamicconv(y.relu(), dynamic, 3, dropout=0.2)
-        return ops.lightconv_step(y, None, light)[0]
-
-    x, light, _ = arguments("lightconv", 3, 6, 2, 3, 4, glu=True, dtype=torch.float32)
-    _, dynamic, bias = arguments("dynamicconv", 6, 3, 2, 3, 4, bias=True, dtype=torch.float32)
+    light = random_call("lightconv-glu", 3, 6, 2, 3, 2, 1, dtype=torch.float32)
+    dynamic = random_call("dynamicconv", 6, 3, 2, 3, 2, 1, dtype=torch.float32)
+    talk = random_call("talkconv", 6, 3, 2, 3, 3, 3, dtype=torch.float32)
+    inputs = (light.x, light.weight, dynamic.weight, dynamic.bias, talk.offset_left, talk.offset_right)
     with torch._inductor.config.patch(fallback_random=True):
-        compiled = torch.compile(run, fullgraph=True)
+        faster = torch.compile(mixed_program, fullgraph=True)
         torch.manual_seed(1)
-        got = compiled(x, light, dynamic, bias)
+        got = faster(*inputs)
     torch.manual_seed(1)
-    want = run(x, light, dynamic, bias)
+    want = mixed_program(*inputs)
     torch.testing.assert_close(got, want)
     grad = torch.randn_like(want)
-    inputs = (x, light, dynamic, bias)
-    for ours, theirs in zip(gradients(got, inputs, grad), gradients(want, inputs, grad), strict=True):
+    for ours, theirs in zip(*(torch.autograd.grad(out, inputs, grad) for out in (got, want)), strict=True):
         torch.testing.assert_close(ours, theirs)
 
 
-class Convolution(torch.nn.Module):
+class Everything(torch.nn.Module):
     """Every operator in one module, to be exported."""
 
-    def forward(self, x, light, dynamic, lengths):
+    def forward(self, x, light, dynamic, left, right, lengths):
         y = ops.lightconv(x, light, 3, lengths=lengths)
         y = ops.dynamicconv(y, dynamic, 2, lengths=lengths, renorm_padding=True, normalize="l2")
+        y = ops.talkconv(y, left, right, 3, 2, lengths=lengths)
+        y = ops.talkconv(y, left, None, 5, 0)
+        y, state = ops.talkconv_step(y, None, left, 3)
+        y, _ = ops.talkconv_step(y, state, left, 3)
         y, state = ops.lightconv_step(y, None, light)
         return ops.dynamicconv_step(y, state, dynamic)
 
@@ -325,83 +339,87 @@ class Convolution(torch.nn.Module):
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "non-strict"])
 def test_export(strict):
     def inputs(steps, batch):
-        x, light, _ = arguments("lightconv", steps, batch, 2, 3, 4)
-        _, dynamic, _ = arguments("dynamicconv", steps, batch, 2, 3, 4)
-        return x.detach(), light.detach(), dynamic.detach(), torch.arange(1, batch + 1)
+        light, dynamic = (random_call(name, steps, batch, 2, 3, 2, 1) for name in CONVOLUTIONS)
+        talk = random_call("talkconv", steps, batch, 2, 3, 3, 2)
+        tensors = (light.x, light.weight, dynamic.weight, talk.offset_left, talk.offset_right)
+        return *detached(tensors), torch.arange(1, batch + 1)
 
     steps, batch = torch.export.Dim("steps", min=4), torch.export.Dim("batch", min=2)
+    rows = {0: steps, 1: batch}
     program = torch.export.export(
-        Convolution(),
-        inputs(7, 3),
-        dynamic_shapes=({0: steps, 1: batch}, None, {0: steps, 1: batch}, {0: batch}),
-        strict=strict,
+        Everything(), inputs(7, 3), dynamic_shapes=(rows, None, rows, rows, rows, {0: batch}), strict=strict
     )
     names = {str(node.target) for node in program.graph.nodes if "lightconv" in str(node.target)}
-    assert names == {f"lightconv.{operator}.default" for operator in (*OPERATORS, *STEPS)}
+    assert names == {f"lightconv.{operator}{suffix}.default" for operator in OPERATORS for suffix in ("", "_step")}
     for sizes in ((7, 3), (12, 2)):
-        for got, want in zip(program.module()(*inputs(*sizes)), Convolution()(*inputs(*sizes)), strict=True):
+        for got, want in zip(program.module()(*inputs(*sizes)), Everything()(*inputs(*sizes)), strict=True):
             assert torch.equal(got, want)
 
 
-def test_tracing_does_not_look_at_values():
+@every_operator
+def test_tracing_does_not_look_at_values(operator):
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    x, weight, _ = arguments("lightconv", 6, 2, 2, 3, 4)
-    lengths = torch.tensor([6, 2])
-    graph = make_fx(lambda x, lengths: ops.lightconv(x, weight.detach(), 2, lengths=lengths))(x.detach(), lengths)
-    assert torch.equal(graph(x.detach(), lengths), ops.lightconv(x, weight, 2, lengths=lengths))
+    call, lengths = random_call(operator, 6, 2, 2, 3, 3), torch.tensor([6, 2])
+    tensors = (*detached(call.given.values()), lengths)
+
+    def run(*tensors):
+        *tensors, lengths = tensors
+        given = type(call)(operator, call.tensors | dict(zip(call.given, tensors, strict=True)), call.options)
+        return given(lengths=lengths), given.step()[0]
+
+    want = run(*tensors)
+    assert all(map(torch.equal, make_fx(run)(*tensors)(*tensors), want))
     mode = FakeTensorMode()
-    fake = [mode.from_tensor(tensor) for tensor in (x, weight, lengths)]
+    fake = [mode.from_tensor(tensor) for tensor in tensors]
     with mode:
-        assert ops.lightconv(fake[0], fake[1], 2, lengths=fake[2]).shape == x.shape
+        assert [out.shape for out in run(*fake)] == [out.shape for out in want]
 
 
-@pytest.mark.parametrize("operator", (*OPERATORS, *STEPS))
-def test_meta_tensors_have_the_shapes_of_real_ones(operator):
-    x, weight, _ = arguments(operator, 6, 2, 2, 3, 4, glu=True)
-    last = (None, weight) if operator in STEPS else (weight, 2)
-    real = getattr(ops, operator)(x, *last, glu=True)
-    meta = getattr(ops, operator)(x.to("meta"), *(v.to("meta") if v is weight else v for v in last), glu=True)
-    pairs = zip(real, meta, strict=True) if operator in STEPS else [(real, meta)]
-    assert all(one.shape == other.shape and one.dtype == other.dtype for one, other in pairs)
+@pytest.mark.parametrize("kind", STEP_KINDS)
+def test_meta_tensors_have_the_shapes_of_real_ones(kind):
+    real = random_call(kind, 6, 2, 2, 3, 3)
+    meta = real.replace(**{name: tensor.to("meta") for name, tensor in real.given.items()})
+    for one, other in zip((real(), *real.step()), (meta(), *meta.step()), strict=True):
+        assert one.shape == other.shape and one.dtype == other.dtype and other.is_meta
 
 
 # ------------------------------------------------------------------------------------------------ autocast
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("operator", OPERATORS)
+@every_operator
 def test_autocast(operator, dtype):
-    x, weight, bias = arguments(operator, 6, 2, 2, 3, 4, bias=True, dtype=torch.float32)
-    mixed = weight.detach().to(dtype).requires_grad_()
+    call = random_call(operator, 6, 2, 2, 3, 2, 1, dtype=torch.float32)
+    mixed = next(name for name in call.given if name != "x")
+    call = call.replace(**{mixed: call.tensors[mixed].to(dtype)})
     with torch.autocast("cpu", dtype=dtype):
-        out = getattr(ops, operator)(x, mixed, 2, bias=bias)
-        step, state = getattr(ops, operator + "_step")(x, None, mixed, bias=bias)
-        step, state = getattr(ops, operator + "_step")(x, state.float(), mixed, bias=bias)
+        out = call()
+        step, state = call.step()
+        step, state = call.step(state.float())
     assert out.dtype == step.dtype == state.dtype == dtype
-    assert torch.equal(out, getattr(ops, operator)(x.to(dtype), mixed, 2, bias=bias.to(dtype)))
-    grads = gradients(out, (x, mixed, bias), torch.ones_like(out))
-    assert [grad.dtype for grad in grads] == [torch.float32, dtype, torch.float32]
+    assert torch.equal(out, call.replace(**{name: tensor.to(dtype) for name, tensor in call.given.items()})())
+    grads = call.gradients(out, torch.ones_like(out))
+    assert {name: grad.dtype for name, grad in grads.items()} == {name: t.dtype for name, t in call.given.items()}
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@every_operator
 def test_autocast_leaves_float64_alone(operator):
-    x, weight, _ = arguments(operator, 6, 2, 2, 3, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert getattr(ops, operator)(x, weight, 2).dtype == torch.float64
+        assert random_call(operator, 6, 2, 2, 3, 2, 1)().dtype == torch.float64
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@every_operator
 def test_compile_under_autocast(operator):
-    x, weight, _ = arguments(operator, 6, 2, 2, 3, 4, dtype=torch.float32)
+    call = random_call(operator, 6, 2, 2, 3, 2, 1, dtype=torch.float32)
 
-    def run(x, weight):
+    def run(tensors):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            return getattr(ops, operator)(x, weight, 2)
+            return getattr(ops, operator)(**tensors, **call.options)
 
-    got = torch.compile(run, fullgraph=True, backend="aot_eager")(x, weight)
-    assert got.dtype == torch.bfloat16 and torch.equal(got, run(x, weight))
+    got = compiled(run)(call.tensors)
+    assert got.dtype == torch.bfloat16 and torch.equal(got, run(call.tensors))
 
 
 # ------------------------------------------------------------------------------------------------ imports

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lightconv_plugin.ops import EPSILON
-from tests.ops.talk_oracle import band as talk_band
+from tests.ops import oracle
 from tests.robustness.fuzz.case import DTYPES, Case, Convolution, Talk
 from tests.robustness.fuzz.running import answer, computed, counted, inputs_of, on_device
 
@@ -194,7 +194,7 @@ def holds(case: Case) -> Tensor:
     eye = eye.view(total, 1, total).expand(total, case.batch, total).repeat(1, 1, case.heads)
     offsets = [None if o is None else o.double() for o in case.offsets()]
     offsets = [None if o is None else torch.cat([o.new_zeros(case.seen, *o.shape[1:]), o]) for o in offsets]
-    part = talk_band(eye, *offsets, case.left, case.right, **case.sequences())
+    part = oracle.talk(eye, *offsets, case.left, case.right, **case.sequences())
     return part.unflatten(-1, (case.heads, total))[case.seen :] > 0
 
 

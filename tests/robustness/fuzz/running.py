@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lightconv_plugin import ops
 from tests.ops import oracle
-from tests.ops.talk_oracle import band as talk_band
 from tests.robustness.fuzz.case import Case, Convolution, Talk
 
 DRAW = 7  # torch's seed before each case, from which the operators draw their dropout's
@@ -144,7 +143,7 @@ def _oracle_of_talk(case: Talk, left: Tensor, right: Tensor | None):
     def called(rows, begin):
         past = rows.shape[0] - (case.steps if case.pieces is None else _piece(case, begin))
         offsets = torch.cat([left.new_zeros(past, *left.shape[1:]), left[begin : begin + rows.shape[0] - past]])
-        return talk_band(rows, offsets, right, case.left, case.right, **case.sequences())
+        return oracle.talk(rows, offsets, right, case.left, case.right, **case.sequences())
 
     return called
 
@@ -158,7 +157,7 @@ def _oracle_of_convolution(case: Convolution, weight: Tensor, bias: Tensor | Non
         if case.dynamic:
             filters = _after(past, weight[begin : begin + count])
             drawn = None if drawn is None else _after(past, drawn)
-        return oracle.band(
+        return oracle.convolution(
             rows,
             filters,
             case.padding_l,

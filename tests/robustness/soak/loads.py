@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from lightconv_plugin import ops
-from tests.ops import convolution_arguments, talk_oracle
+from tests.ops.operators import random_call
 from tests.robustness.soak.memory import Memory
 
 # How often a run is sampled.
@@ -29,7 +29,7 @@ def operators(calls: int, seed: int = 0) -> Memory:
 
 
 def _call(rng: random.Random) -> None:
-    operator = rng.choice((*convolution_arguments.OPERATORS, "talkconv"))
+    kind = rng.choice(("lightconv-glu", "dynamicconv-glu", "talkconv"))
     steps, batch, heads, per_head = (
         rng.randint(1, 200),
         rng.randint(1, 6),
@@ -37,26 +37,13 @@ def _call(rng: random.Random) -> None:
         rng.choice((1, 3, 16, 40)),
     )
     dtype, seed = rng.choice((torch.float32, torch.bfloat16, torch.float16)), rng.randrange(1000)
-    if operator == "talkconv":
-        left, right = rng.choice((0, 3, 31)), rng.choice((0, 3, 31))
-        inputs = talk_oracle.arguments(steps, batch, heads, per_head, left, right, most=1, dtype=dtype, seed=seed)
-        out = ops.talkconv(*inputs, left, right)
-        inputs = [tensor for tensor in inputs if tensor is not None]
-        step = ops.talkconv_step(inputs[0], None, inputs[1], left)
-    else:
-        size = rng.choice((1, 3, 7, 31))
-        inputs = convolution_arguments.arguments(
-            operator, steps, batch, heads, per_head, size, glu=True, bias=True, dtype=dtype, seed=seed
-        )
-        x, weight, bias = inputs
-        options = {
-            "bias": bias,
-            "glu": True,
-            "dropout": rng.choice((0.0, 0.1)),
-            "normalize": rng.choice(ops.NORMALIZATIONS),
-        }
-        out = getattr(ops, operator)(x, weight, size // 2, lengths=torch.full((batch,), steps // 2), **options)
-        step = getattr(ops, operator + "_step")(x, None, weight, **options)
+    left, right = rng.choice((0, 3, 31)), rng.choice((0, 3, 31))
+    call = random_call(kind, steps, batch, heads, per_head, left, right, dtype=dtype, seed=seed)
+    options = {}
+    if kind != "talkconv":
+        options = {"dropout": rng.choice((0.0, 0.1)), "normalize": rng.choice(ops.NORMALIZATIONS)}
+    out, step = call(lengths=torch.full((batch,), steps // 2), **options), call.step(**options)
+    inputs = [*call.given.values()]
     torch.autograd.grad([out, *step], inputs, [torch.ones_like(tensor) for tensor in (out, *step)])
 
 
