@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import locked
@@ -85,6 +86,13 @@ class _Interrupted(Exception):
     """The transfer ended before the end of the file. Its argument: the reason."""
 
 
+class _NoFtp(urllib.request.FTPHandler):
+    """Refuses ftp, to which urllib would follow a redirect."""
+
+    def ftp_open(self, request: urllib.request.Request) -> NoReturn:
+        raise urllib.error.URLError(f"unknown protocol: {request.type}")
+
+
 def _open(address: str, part: Path, start: int) -> http.client.HTTPResponse:
     """The response with the file from byte `start` on, where `part` ends; `part` is removed if there is no such byte.
 
@@ -95,7 +103,8 @@ def _open(address: str, part: Path, start: int) -> http.client.HTTPResponse:
     if start:
         headers["Range"] = f"bytes={start}-"
     try:
-        return urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=SILENCE)
+        opener = urllib.request.build_opener(_NoFtp)
+        return opener.open(urllib.request.Request(address, headers=headers), timeout=SILENCE)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 416 and start:

@@ -173,6 +173,14 @@ def test_other_protocols_are_refused(tmp_path):
     assert names(tmp_path / "down") == []
 
 
+def test_a_redirect_to_another_protocol_is_refused(server, tmp_path):
+    server.redirects = {"away.gz": "ftp://127.0.0.1:1/file.gz", "moved.gz": f"{server.address}/file.gz"}
+    with pytest.raises(InputError, match=r"cannot download .*/away.gz \(.*: ftp"):
+        fetch(f"{server.address}/away.gz", "record", tmp_path)
+    fetch(f"{server.address}/moved.gz", "record", tmp_path)
+    assert names(tmp_path / "down") == ["SHA256SUMS", "moved.gz"]
+
+
 KILLED = """
 import argparse, pathlib, sys
 from lightconv_plugin.recipes.data import download
