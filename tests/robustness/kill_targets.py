@@ -17,7 +17,7 @@ from tests import ROOT
 from tests.ops.toy_libraries import PLAIN
 from tests.recipes import conftest
 from tests.recipes.conftest import script_environment
-from tests.recipes.data import archive_server, language_archives, wmt_archives
+from tests.recipes.data.miniatures import PUBLISHED
 from tests.recipes.reproduce import reproduction_world
 from tests.robustness.torture import Fork, Process, Work, popen
 
@@ -170,64 +170,20 @@ class Prepare(Work):
         }
 
 
-def _multi30k(mirror: Path) -> None:
-    import gzip
-
-    parts = ("train", "val", "test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
-    conftest.write_parts(mirror, parts, (120, 10, 10, 5, 5))
-    for path in list(mirror.iterdir()):
-        (mirror / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))
-        path.unlink()
-
-
 def _parallel(folder: Path) -> None:
     conftest.write_parts(folder, ("train",), (160,))
 
 
-def _wikitext2(mirror: Path) -> None:
-    for seed, part in enumerate(("train", "valid", "test")):
-        (mirror / f"{part}.txt").write_bytes(language_archives.sentences(seed, 40))
-
-
-def _wikitext103(mirror: Path) -> None:
-    from tests.recipes.data.test_prepare_wikitext103 import NAME, content
-
-    language_archives.write_zip(mirror / NAME, content())
-
-
-def _gbw(mirror: Path) -> None:
-    from tests.recipes.data.test_prepare_gbw import archive, content
-
-    archive(mirror, content())
-
-
-def _cnndm(mirror: Path) -> None:
-    from tests.recipes.data.test_prepare_cnndm import write_all
-
-    write_all(mirror)
-
-
-def _iwslt(mirror: Path) -> None:
-    import itertools
-
-    from lightconv_plugin.recipes.grammar.corpus import pairs
-
-    (mirror / "de-en.tgz").write_bytes(archive_server.iwslt_archive(itertools.islice(pairs(3), 140)))
-
-
 PREPARATIONS = (
     Prepare("smoke", lambda mirror: None),
-    Prepare("multi30k_en_de", _multi30k, "--bpe", "100"),
+    Prepare("multi30k_en_de", PUBLISHED["multi30k_en_de"], "--bpe", "100"),
     Prepare("parallel", _parallel, "--bpe", "100", "--valid-lines", "10", "--test-lines", "10"),
-    Prepare("wikitext2", _wikitext2),
-    Prepare("wikitext103", _wikitext103),
-    Prepare("gbw", _gbw),
-    Prepare("cnndm", _cnndm, "--bpe", "150"),
-    Prepare("iwslt14_de_en", _iwslt, "--bpe", "120"),
-    Prepare("wmt16_en_de", wmt_archives.google_en_de),
-    Prepare("wmt14_en_de", wmt_archives.en_de, "--bpe", "300"),
-    Prepare("wmt14_en_fr", wmt_archives.en_fr, "--bpe", "400"),
-    Prepare("wmt17_zh_en", wmt_archives.zh_en, "--bpe", "100"),
+    *(Prepare(task, PUBLISHED[task]) for task in ("wikitext2", "wikitext103", "gbw", "wmt16_en_de")),
+    Prepare("cnndm", PUBLISHED["cnndm"], "--bpe", "150"),
+    Prepare("iwslt14_de_en", PUBLISHED["iwslt14_de_en"], "--bpe", "120"),
+    Prepare("wmt14_en_de", PUBLISHED["wmt14_en_de"], "--bpe", "300"),
+    Prepare("wmt14_en_fr", PUBLISHED["wmt14_en_fr"], "--bpe", "400"),
+    Prepare("wmt17_zh_en", PUBLISHED["wmt17_zh_en"], "--bpe", "100"),
 )
 
 

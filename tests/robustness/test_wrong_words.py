@@ -30,6 +30,7 @@ WRONG = {
     "_finite": ("", "nonsense", "nan", "inf", "1,5"),
     "_number": ("", "nonsense", "-1", "1.5"),
     "_name": ("", "a/b", "../x"),
+    "plain_name": ("", "a/b", "../x"),
     "_figure": ("", "nonsense", "page.html"),
     "bpe_mark": ("nonsense",),
     "natural": ("", "nonsense", "-1", "1.5", "1e3", "nan"),

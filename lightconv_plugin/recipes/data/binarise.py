@@ -14,9 +14,23 @@ from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.steps import say
 
 
-def _preprocess(root: Path, options: Sequence[str], workers: int, output: Path) -> None:
+def binarise(
+    root: Path, splits: Sequence[str], prefix: str, options: Sequence[str], workers: int, output: Path
+) -> None:
+    """Binarise the texts of `splits` into `output`, a folder below `root`.
+
+    Args:
+        splits: train, valid, test, test1, …
+        prefix: the text of a split, relative to `root`, such as raw/{}.txt; without the suffix of the language if there
+            are two
+        options: more options for fairseq-preprocess
+
+    Raises:
+        CorpusError: fairseq-preprocess failed; the message has the last line of its output.
+    """
     # The plugin's patches of fairseq make this several times as fast.
-    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--user-dir", str(package_dir()), *options]
+    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--user-dir", str(package_dir())]
+    command += [*_texts(splits, prefix), *options]
     command += ["--destdir", str(output.relative_to(root)), "--workers", str(workers)]
     environment = {"OMP_NUM_THREADS": "1"} | os.environ  # the work is divided among processes
     # Run in the folder with relative names: fairseq splits --testpref at commas, and the folder's path may have one.
@@ -54,51 +68,3 @@ def _texts(splits: Sequence[str], prefix: str) -> list[str]:
         if names and (part == "test" or part in splits):
             options += [f"--{part}pref", ",".join(names)]
     return options
-
-
-def binarise_pairs(
-    root: Path,
-    src: str,
-    tgt: str,
-    splits: Sequence[str],
-    joined: bool,
-    workers: int,
-    output: Path,
-    extra: Sequence[str] = (),
-    prefix: str = "bpe/{}",
-) -> None:
-    """Binarise root/bpe/SPLIT.LANG of two languages into `output`, a folder below `root`.
-
-    Args:
-        splits: train, valid, test, test1, …
-        joined: one dictionary for both languages
-        extra: more options for fairseq-preprocess, such as --nwordssrc 32768
-        prefix: prefix of a split's files, relative to `root`
-
-    Raises:
-        CorpusError: fairseq-preprocess failed; the message has the last line of its output.
-    """
-    options = ["--source-lang", src, "--target-lang", tgt, *_texts(splits, prefix)]
-    _preprocess(root, [*options, *(["--joined-dictionary"] if joined else []), *extra], workers, output)
-
-
-def binarise_text(
-    root: Path,
-    splits: Sequence[str],
-    prefix: str,
-    threshold: int,
-    workers: int,
-    output: Path,
-    extra: Sequence[str] = (),
-) -> None:
-    """Binarise running text, one file per split, for language models.
-
-    Args:
-        prefix: the file of a split, relative to `root`, such as raw/{}.txt
-        threshold: words seen less often than this become <unk>
-
-    Raises:
-        CorpusError: fairseq-preprocess failed; the message has the last line of its output.
-    """
-    options = ["--only-source", "--thresholdsrc", str(threshold), *_texts(splits, prefix)]
-    _preprocess(root, [*options, *extra], workers, output)

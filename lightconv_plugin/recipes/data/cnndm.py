@@ -1,4 +1,4 @@
-"""From CNN/Daily Mail's stories to fairseq's binary data for summarisation, in resumable steps; not anonymised.
+"""From CNN/Daily Mail's stories to fairseq's binary data for summarisation; not anonymised.
 
     raw/       train, valid, test .article and .summary: one story per line, paragraphs or highlights separated by tabs
     tok/       Moses-tokenised, then lower-cased; the paragraphs joined
@@ -14,26 +14,19 @@ SHA-1 of its address.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
-import json
-import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 
-from tqdm import tqdm
-
-from lightconv_plugin.arguments import positive
 from lightconv_plugin.recipes.data.archives import read_members
-from lightconv_plugin.recipes.data.binarise import binarise_pairs
-from lightconv_plugin.recipes.data.bpe import encoder, learn_codes
+from lightconv_plugin.recipes.data.options import Request
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
-from lightconv_plugin.recipes.data.request import Request
-from lightconv_plugin.recipes.data.text_pool import iter_lines, map_file
-from lightconv_plugin.recipes.steps import Steps, say, write_text
+from lightconv_plugin.recipes.data.stages import Plan, Sides, Stage
+from lightconv_plugin.recipes.data.text_pool import iter_lines, progress
+from lightconv_plugin.recipes.steps import say
 from lightconv_plugin.text.recipe import Recipe
 
 ABOUT = """CNN/Daily Mail, summarisation (Hermann et al. 2015; not anonymised, as in See, Liu & Manning 2017)
@@ -115,9 +108,7 @@ def spool_stories(archives: list[Path], numbers: Mapping[str, int], spool: Path)
         CorpusError: a story is missing, occurs twice, is too long or is not UTF-8.
     """
     offsets = array("q", [-1]) * len(numbers)
-    often = 0.2 if sys.stderr.isatty() else 10
-    bar = tqdm(total=len(numbers), desc="  stories", unit=" stories", mininterval=often, leave=False)
-    with spool.open("wb") as file, bar:
+    with spool.open("wb") as file, progress(total=len(numbers), desc="  stories", unit=" stories") as bar:
         for archive in archives:
             for member, open_member in read_members(archive):
                 number = numbers.get(PurePosixPath(member).stem) if member.endswith(".story") else None
@@ -175,7 +166,7 @@ def write_parts(
                 if kept != expected.get(part, kept):
                     raise CorpusError(
                         f"{lists[part]}: {part} has {kept:,} stories with text, expected {expected[part]:,}; "
-                        "--any-size accepts others"
+                        "`any_size` accepts others"
                     )
                 if not kept:
                     raise CorpusError(f"{lists[part]}: no story of {part} has text")
@@ -198,60 +189,29 @@ def tokeniser() -> Callable[[str], str]:
     return lambda line: " ".join(" ".join(tokens(line)).lower().split())
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--bpe",
-        type=positive,
-        default=30000,
-        metavar="N",
-        help="merges, learned on articles and summaries together (default: %(default)s)",
-    )
-
-
-def run(request: Request) -> None:
-    """Run all steps."""
+def plan(request: Request) -> Plan:
+    """The stages from the stories to binary data."""
     out, merges = request.out, request.options.bpe
     archives = [request.data / name for name in ARCHIVES]
     lists = {part: request.data / name for part, name in LISTS.items()}
-    names = [(part, side) for part in LISTS for side in SIDES]
-    expected = {} if request.any_size else EXPECTED
+    expected = {} if request.options.any_size else EXPECTED
+    sides = Sides(out, SIDES, request.options.workers)
+    raw, tok = sides.files("raw"), sides.files("tok")
 
-    def files(kind: str) -> list[Path]:
-        return [out / kind / f"{part}.{side}" for part, side in names]
-
-    def raw(*outputs: Path) -> None:
+    def stories(*outputs: Path) -> None:
+        names = [(part, side) for part in LISTS for side in SIDES]
         write_parts(archives, lists, expected, dict(zip(names, outputs, strict=True)))
 
-    def tok(*outputs: Path) -> None:
-        for source, output in zip(files("raw"), outputs, strict=True):
-            map_file(tokeniser, (), source, output, source.name, request.workers)
+    def tokenise(*outputs: Path) -> None:
+        sides.map(lambda side: (tokeniser, ()), raw, outputs)
 
-    def codes(output: Path) -> None:
-        learn_codes([out / "tok" / f"train.{side}" for side in SIDES], merges, output)
-
-    def bpe(*outputs: Path) -> None:
-        for source, output in zip(files("tok"), outputs, strict=True):
-            map_file(encoder, (code_file,), source, output, source.name, request.workers)
-
-    code_file = out / "bpe" / "codes"
-    with Steps(out) as steps:
-        sources = [*archives, *lists.values()]
-        # The step depends on the sizes, so that stories accepted with --any-size are checked again without it.
-        steps.run("raw", "stories", raw, inputs=sources, outputs=files("raw"), params={"expected": expected})
-        moses = {"sacremoses": version("sacremoses")}
-        steps.run("tok", "tokenise", tok, inputs=files("raw"), outputs=files("tok"), params=moses)
-        learning = {"subword-nmt": version("subword-nmt"), "merges": merges}
-        train = [out / "tok" / f"train.{side}" for side in SIDES]
-        steps.run("codes", f"learn {merges} BPE merges", codes, inputs=train, outputs=[code_file], params=learning)
-        steps.run("bpe", "apply BPE", bpe, inputs=[*files("tok"), code_file], outputs=files("bpe"), params={})
-        steps.run(
-            "data-bin",
-            "binarise",
-            lambda output: binarise_pairs(out, *SIDES, list(LISTS), True, request.workers, output),
-            inputs=files("bpe"),
-            outputs=[out / "data-bin"],
-            params={},
-        )
-        about = {"src": SIDES[0], "tgt": SIDES[1], "splits": LISTS, "lowercase": True, "bpe": merges}
-        about["text"] = dict.fromkeys(SIDES, Recipe("sacremoses", "en", lowercase="last").as_json())
-        write_text(out / "corpus.json", json.dumps(about, indent=1) + "\n")
+    stages = [
+        # The step depends on the sizes, so that stories accepted with `any_size` are checked again without it.
+        Stage("raw", "stories", stories, [*archives, *lists.values()], raw, {"expected": expected}),
+        Stage("tok", "tokenise", tokenise, raw, tok, {"sacremoses": version("sacremoses")}),
+        *sides.learned(merges),
+        sides.encoded(sides.encode, {}),
+        sides.binarised(True, {}),
+    ]
+    recipes = dict.fromkeys(SIDES, Recipe("sacremoses", "en", lowercase="last"))
+    return Plan(out, stages, lambda: sides.about(LISTS, True, merges, recipes))

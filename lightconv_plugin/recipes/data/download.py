@@ -9,7 +9,6 @@ import http.client
 import os
 import re
 import shutil
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -17,14 +16,14 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from tqdm import tqdm
+from typing import NoReturn
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import locked
 from lightconv_plugin.recipes.data.archives import kind, verify
+from lightconv_plugin.recipes.data.options import Request
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
-from lightconv_plugin.recipes.data.request import Request
+from lightconv_plugin.recipes.data.text_pool import progress
 from lightconv_plugin.recipes.steps import say
 
 SILENCE = 60  # seconds without a byte after which a connection counts as dead
@@ -57,11 +56,9 @@ def digest(kind: str, file: Path) -> str:
             git's object name of the content, for files in a repository
 
     Raises:
-        ValueError: unknown kind. OSError, EOFError, zlib.error: the .gz is damaged.
+        OSError, EOFError, zlib.error: the .gz is damaged.
     """
-    if kind not in ("sha256", "md5", "text", "blob"):
-        raise ValueError(f"no such kind of checksum: {kind!r}")
-    sums = {"md5": hashlib.md5, "blob": hashlib.sha1}.get(kind, hashlib.sha256)()
+    sums = {"sha256": hashlib.sha256, "md5": hashlib.md5, "text": hashlib.sha256, "blob": hashlib.sha1}[kind]()
     if kind == "blob":
         sums.update(b"blob %d\0" % file.stat().st_size)
     with gzip.open(file) if kind == "text" else file.open("rb") as stream:
@@ -77,58 +74,51 @@ def wrong(file: Path, checksum: str, name: str) -> str:
             verify(file, name)
             return ""
         kind, _, expected = checksum.partition(":")
-        found = digest(kind, file)
+        actual = digest(kind, file)
     except CorpusError as error:
         return str(error)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         return f"it cannot be decompressed: {error}"
-    return "" if found == expected else f"its checksum is {found}, expected {expected}"
-
-
-class _CannotResume(Exception):
-    """The server does not send the rest of the file that `part` is the beginning of."""
+    return "" if actual == expected else f"its checksum is {actual}, expected {expected}"
 
 
 class _Interrupted(Exception):
     """The transfer ended before the end of the file. Its argument: the reason."""
 
 
-def _opener() -> urllib.request.OpenerDirector:
-    """Opens http and https addresses, using the environment's proxy; redirects to other protocols are refused."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler,
-        urllib.request.UnknownHandler,
-        urllib.request.HTTPHandler,
-        urllib.request.HTTPSHandler,
-        urllib.request.HTTPDefaultErrorHandler,
-        urllib.request.HTTPRedirectHandler,
-        urllib.request.HTTPErrorProcessor,
-    ):
-        opener.add_handler(handler())
-    return opener
+class _NoFtp(urllib.request.FTPHandler):
+    """Refuses ftp, to which urllib would follow a redirect."""
+
+    def ftp_open(self, request: urllib.request.Request) -> NoReturn:
+        raise urllib.error.URLError(f"unknown protocol: {request.type}")
 
 
-def _open(address: str, start: int) -> http.client.HTTPResponse:
-    """The response with the file from byte `start` on.
+def _open(address: str, part: Path, start: int) -> http.client.HTTPResponse:
+    """The response with the file from byte `start` on, where `part` ends; `part` is removed if there is no such byte.
 
     Raises:
-        InputError: it is not available. _CannotResume: it has no such bytes. _Interrupted: try again later.
+        InputError: it is not available. _Interrupted: try again.
     """
     headers = {"User-Agent": "lightconv-plugin", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
     try:
-        return _opener().open(urllib.request.Request(address, headers=headers), timeout=SILENCE)
+        opener = urllib.request.build_opener(_NoFtp)
+        return opener.open(urllib.request.Request(address, headers=headers), timeout=SILENCE)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 416 and start:
-            raise _CannotResume from None
+            raise _started_over(part) from None
         reason = f"HTTP {error.code} {error.reason}"
         temporary = error.code in _TEMPORARY or error.code >= 500
         raise (_Interrupted(reason) if temporary else _failed(address, reason)) from None
     except (OSError, http.client.HTTPException) as error:
         raise _Interrupted(str(getattr(error, "reason", error))) from None
+
+
+def _started_over(part: Path) -> _Interrupted:
+    part.unlink(missing_ok=True)
+    return _Interrupted("the server does not send the requested part of the file")
 
 
 def _read(response: http.client.HTTPResponse) -> bytes:
@@ -142,20 +132,17 @@ def _receive(address: str, part: Path) -> None:
     """Append the missing rest to `part`, in one request.
 
     Raises:
-        InputError, _CannotResume, _Interrupted, and OSError if `part` cannot be written.
+        InputError, _Interrupted, and OSError if `part` cannot be written.
     """
     start = part.stat().st_size if part.exists() else 0
-    with _open(address, start) as response:
+    with _open(address, part, start) as response:
         if response.status != 206:
             start = 0  # the server does not support ranges and sends the whole file
         elif not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-            error = "the server sent a different part of the file than requested"
-            raise _CannotResume if start else _failed(address, error)
+            raise _started_over(part)
         length = response.headers.get("Content-Length")
         end = start + int(length) if length else None
-        often = 0.2 if sys.stderr.isatty() else 10
-        bar = tqdm(total=end, initial=start, desc=f"  {part.stem}", unit="B", unit_scale=True, mininterval=often)
-        bar.leave = False
+        bar = progress(total=end, initial=start, desc=f"  {part.stem}", unit="B", unit_scale=True)
         try:
             with part.open("ab" if start else "wb") as file, bar:
                 while block := _read(response):
@@ -180,9 +167,6 @@ def transfer(address: str, part: Path) -> None:
     while True:
         try:
             return _receive(address, part)
-        except _CannotResume:
-            part.unlink()
-            continue
         except _Interrupted as error:
             reason = str(error)
         size = part.stat().st_size if part.exists() else 0
@@ -194,7 +178,7 @@ def transfer(address: str, part: Path) -> None:
 
 
 def _failed(address: str, reason: str) -> InputError:
-    hint = "without a network, put the files into a folder and give --data DIR"
+    hint = "without a network, put the files into a folder and give `data` DIR"
     return InputError(f"cannot download {address} ({reason}): {hint}")
 
 
@@ -252,20 +236,21 @@ def fetch(published: Published, request: Request) -> None:
     Raises:
         InputError: it is missing, cannot be downloaded, or is not the expected file.
     """
+    mirror = request.options.mirror
     file, sums = request.data / published.name, request.data / "SHA256SUMS"
-    checksum = "record" if request.any_size else published.checksum
+    checksum = "record" if request.options.any_size else published.checksum
     recording = checksum == "record"
     if recording and sums.is_file():
         lines = (line.partition("  ") for line in sums.read_text(encoding="utf-8").splitlines())
-        known = next((value for value, _, name in lines if name == published.name), "")
-        checksum, recording = (f"sha256:{known}", False) if known else (checksum, True)
-    if request.data_given:
+        recorded = next((value for value, _, name in lines if name == published.name), "")
+        checksum, recording = (f"sha256:{recorded}", False) if recorded else (checksum, True)
+    if request.options.data:
         if not file.is_file():
-            raise InputError(f"no file {file}: --data must be the folder of the published files")
+            raise InputError(f"no file {file}: `data` must be the folder of the published files")
         if reason := wrong(file, checksum, file.name):
             raise InputError(f"{file} is not the expected file: {reason}")
         return
-    address = f"{request.mirror}/{published.name}" if request.mirror else published.address
+    address = f"{mirror}/{published.name}" if mirror else published.address
     if not address:
         if not file.is_file():
             raise InputError(f"no file {file}: {published.absent}")

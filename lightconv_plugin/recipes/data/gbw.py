@@ -1,4 +1,4 @@
-"""From the One Billion Word benchmark's archive to fairseq's binary data, in resumable steps.
+"""From the One Billion Word benchmark's archive to fairseq's binary data.
 
 raw/       train.txt: the 99 files of training text concatenated; valid.txt, test.txt: one held-out file each
 data-bin/  what fairseq-train --task language_modeling reads; every line, a sentence, ends with </s>
@@ -6,18 +6,17 @@ data-bin/  what fairseq-train --task language_modeling reads; every line, a sent
 
 from __future__ import annotations
 
-import argparse
-import sys
+from functools import partial
 from pathlib import Path
-
-from tqdm import tqdm
 
 from lightconv_plugin.recipes.data import language_model
 from lightconv_plugin.recipes.data.archives import unpack
 from lightconv_plugin.recipes.data.language_model import UNPACKED_LIMIT, Size
+from lightconv_plugin.recipes.data.options import Request
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
-from lightconv_plugin.recipes.data.request import Request
-from lightconv_plugin.recipes.steps import remove, say
+from lightconv_plugin.recipes.data.stages import Plan, scratch
+from lightconv_plugin.recipes.data.text_pool import BLOCK, progress
+from lightconv_plugin.recipes.steps import say
 
 ABOUT = """The One Billion Word benchmark (Chelba et al. 2013) for language models
 
@@ -51,25 +50,24 @@ EXPECTED = {"train": Size(30_301_028, None), "test": Size(6_075, 159_658)}
 
 def shards(files: list[Path], names: list[str], archive: Path) -> list[Path]:
     """The files with these names, in the same order. CorpusError if one is missing or exists twice."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for path in files:
         name = "/".join(path.parts[-2:])
-        if name in found:
+        if name in paths:
             raise CorpusError(f"{archive} has {name} twice")
-        found[name] = path
-    missing = [name for name in names if name not in found]
+        paths[name] = path
+    missing = [name for name in names if name not in paths]
     if missing:
         raise CorpusError(f"{archive} lacks {len(missing)} of the {len(names)} files of text, the first: {missing[0]}")
-    return [found[name] for name in names]
+    return [paths[name] for name in names]
 
 
 def join(paths: list[Path], output: Path) -> None:
     """Concatenate files, removing each one as soon as it is copied: the text is never on disk twice."""
-    often = 0.2 if sys.stderr.isatty() else 10
     with output.open("wb") as file:
-        for path in tqdm(paths, desc=f"  {output.stem}", unit=" files", mininterval=often, leave=False):
+        for path in progress(paths, desc=f"  {output.stem}", unit=" files"):
             with path.open("rb") as part:
-                while block := part.read(1 << 20):
+                while block := part.read(BLOCK):
                     # Only fairseq treats a carriage return as the end of a line.
                     file.write(block.replace(b"\r", b" "))
             path.unlink()
@@ -77,33 +75,18 @@ def join(paths: list[Path], output: Path) -> None:
         raise CorpusError(f"{paths[0].name} is empty")
 
 
-def from_archive(archive: Path, folder: Path, *outputs: Path) -> None:
-    """Write the text of the three parts; `folder` is for temporary unpacked files."""
-    names = [TRAIN, [VALID], [TEST]]
+def from_archive(archive: Path, out: Path, *outputs: Path) -> None:
+    """Write the text of the three parts; temporary files go below `out`."""
     patterns = ["*/training-monolingual.tokenized.shuffled/news.en-*-of-00100", f"*/{VALID}", f"*/{TEST}"]
-    remove(folder)
-    try:
+    with scratch(out / "unpacked.tmp") as folder:
         say(f"  unpacking {archive.name}")
         files = unpack(archive, folder, patterns, UNPACKED_LIMIT)
-        parts = [shards(files, part, archive) for part in names]
+        parts = [shards(files, names, archive) for names in (TRAIN, [VALID], [TEST])]
         for paths, output in zip(parts, outputs, strict=True):
             join(paths, output)
-    finally:
-        remove(folder)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    language_model.add_options(parser, threshold=3)  # the benchmark's own
-
-
-def run(request: Request) -> None:
-    """Run all steps."""
-    archive, out = request.data / ARCHIVE, request.out
-    language_model.prepare(
-        lambda *outputs: from_archive(archive, out / "unpacked.tmp", *outputs),
-        [archive],
-        out,
-        threshold=request.options.threshold,
-        workers=request.workers,
-        expected={} if request.any_size else EXPECTED,
-    )
+def plan(request: Request) -> Plan:
+    """The stages from the archive to binary data."""
+    archive = request.data / ARCHIVE
+    return language_model.plan(request, partial(from_archive, archive, request.out), [archive], EXPECTED)

@@ -1,4 +1,4 @@
-"""From running text, already tokenised, to fairseq's binary data for language models, in resumable steps.
+"""From running text, already tokenised, to fairseq's binary data for language models.
 
     raw/       train.txt, valid.txt, test.txt, unpacked and otherwise unchanged: one sentence or paragraph per line
     data-bin/  what fairseq-train --task language_modeling reads; every line ends with </s>, even an empty one
@@ -8,23 +8,23 @@ The vocabulary is that of the training text; <unk> in the text is fairseq's own 
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import re
 import shutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from lightconv_plugin.arguments import natural, positive
 from lightconv_plugin.recipes.data.archives import kind, unpack
-from lightconv_plugin.recipes.data.binarise import binarise_text
+from lightconv_plugin.recipes.data.binarise import binarise
+from lightconv_plugin.recipes.data.options import SPLITS, Request
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
-from lightconv_plugin.recipes.data.request import Request
-from lightconv_plugin.recipes.steps import Steps, remove, say
+from lightconv_plugin.recipes.data.stages import Plan, Stage, scratch
+from lightconv_plugin.recipes.data.text_pool import count_lines
+from lightconv_plugin.recipes.steps import say
 
-PARTS = ("train", "valid", "test")
 # Upper bound for text unpacked from an archive: a larger one is not the corpus.
 UNPACKED_LIMIT = 8 << 30
 
@@ -41,9 +41,9 @@ class Size(NamedTuple):
     def __str__(self) -> str:
         return f"{self.lines:,} lines" + ("" if self.tokens is None else f", {self.tokens:,} tokens")
 
-    def fits(self, found: Size) -> bool:
-        """Whether the size `found` matches this expected size."""
-        return self.lines == found.lines and self.tokens in (None, found.tokens)
+    def fits(self, other: Size) -> bool:
+        """Whether the size `other` matches this expected size."""
+        return self.lines == other.lines and self.tokens in (None, other.tokens)
 
 
 def find_part(paths: Sequence[Path], part: str, place: Path) -> Path:
@@ -53,12 +53,12 @@ def find_part(paths: Sequence[Path], part: str, place: Path) -> Path:
         CorpusError: `place` has none or several.
     """
     pattern = re.compile(rf"(.*[._-])?{part}(\.[a-z]+)?(\.gz)?")
-    found = sorted(path for path in paths if pattern.fullmatch(path.name))
-    found = [path for path in found if path.suffix != ".gz" or path.with_suffix("") not in found]
-    if len(found) != 1:
-        wanted = f"one file {part}.txt (or wiki.{part}.tokens, …), plain or .gz"
-        raise CorpusError(f"{place}: expected {wanted}, found {', '.join(p.name for p in found) or 'none'}")
-    return found[0]
+    files = sorted(path for path in paths if pattern.fullmatch(path.name))
+    files = [path for path in files if path.suffix != ".gz" or path.with_suffix("") not in files]
+    if len(files) != 1:
+        one = f"one file {part}.txt (or wiki.{part}.tokens, …), plain or .gz"
+        raise CorpusError(f"{place}: expected {one}, found {', '.join(path.name for path in files) or 'none'}")
+    return files[0]
 
 
 def is_archive(place: Path) -> bool:
@@ -91,127 +91,81 @@ def size(text: Path) -> Size:
 def check_sizes(texts: Mapping[str, Path], expected: Mapping[str, Size], source: Path) -> None:
     """Print the sizes of the parts. CorpusError if one differs from its expected size."""
     for part, text in texts.items():
-        found = size(text)
-        say(f"  {part}: {found}")
-        if part in expected and not expected[part].fits(found):
-            raise CorpusError(f"{source}: {part} has {found}, expected {expected[part]}; --any-size accepts other text")
+        counted = size(text)
+        say(f"  {part}: {counted}")
+        if part in expected and not expected[part].fits(counted):
+            message = f"{source}: {part} has {counted}, expected {expected[part]}; `any_size` accepts other text"
+            raise CorpusError(message)
 
 
 def entries(data: Path) -> int:
     """The number of dictionary entries, including fairseq's four special ones and its padding to a multiple of 8."""
-    with (data / "dict.txt").open("rb") as file:
-        return 4 + sum(1 for _ in file)
+    return 4 + count_lines(data / "dict.txt")
 
 
-def prepare(
+def plan(
+    request: Request,
     make_raw: Callable[..., None],
     inputs: Sequence[Path],
-    out: Path,
-    *,
-    threshold: int,
-    workers: int,
     expected: Mapping[str, Size],
     expected_entries: int | None = None,
-) -> None:
-    """Run all steps and write to `out`.
+) -> Plan:
+    """The stages from running text to binary data.
 
     Args:
-        make_raw: writes the text of each of PARTS to the given paths.
-        inputs: the files that `make_raw` reads.
-        threshold: words seen less often become <unk>.
-        expected: required sizes of the parts. expected_entries: required number of dictionary entries.
+        make_raw: writes the text of each of SPLITS to the given paths
+        inputs: the files that `make_raw` reads
+        expected: published sizes of the parts. expected_entries: published number of dictionary entries. The options
+            replace both, or allow any.
     """
-    texts = [out / "raw" / f"{part}.txt" for part in PARTS]
+    out, options = request.out, request.options
+    sizes = {} if options.any_size else {**expected, **{part: Size(*size) for part, *size in options.expect}}
+    size_of_dictionary = None if options.any_size else options.expect_entries or expected_entries
+    texts = [out / "raw" / f"{part}.txt" for part in SPLITS]
 
     def raw(*outputs: Path) -> None:
         make_raw(*outputs)
-        check_sizes(dict(zip(PARTS, outputs, strict=True)), expected, inputs[0])
+        check_sizes(dict(zip(SPLITS, outputs, strict=True)), sizes, inputs[0])
 
     def data_bin(output: Path) -> None:
-        binarise_text(out, PARTS, "raw/{}.txt", threshold, workers, output)
-        found = entries(output)
-        if expected_entries not in (None, found):
-            raise CorpusError(f"{inputs[0]}: the dictionary has {found:,} entries, expected {expected_entries:,}")
+        words = ["--only-source", "--thresholdsrc", str(options.threshold)]
+        binarise(out, SPLITS, "raw/{}.txt", words, options.workers, output)
+        count = entries(output)
+        if size_of_dictionary not in (None, count):
+            raise CorpusError(f"{inputs[0]}: the dictionary has {count:,} entries, expected {size_of_dictionary:,}")
 
-    with Steps(out) as steps:
-        # The step depends on the sizes, so that text accepted with --any-size is checked again without it.
-        steps.run("raw", "raw text", raw, inputs=inputs, outputs=texts, params={"expected": dict(expected)})
-        params = {"threshold": threshold, "entries": expected_entries}
-        steps.run("data-bin", "binarise", data_bin, inputs=texts, outputs=[out / "data-bin"], params=params)
-
-
-def from_place(place: Path, out: Path) -> tuple[Callable[..., None], list[Path]]:
-    """(function that writes the parts' text, files that it reads) for a folder or an archive; otherwise CorpusError."""
-    if is_archive(place):
-        folder = out / "unpacked.tmp"
-
-        def unpacked(*outputs: Path) -> None:
-            remove(folder)
-            try:
-                files = unpack(place, folder, [f"*{part}*" for part in PARTS], UNPACKED_LIMIT)
-                for part, output in zip(PARTS, outputs, strict=True):
-                    copy_text(find_part(files, part, place), output)
-            finally:
-                remove(folder)
-
-        return unpacked, [place]
-    if not place.is_dir():
-        raise CorpusError(f"{place} is neither a folder nor a tar or zip" if place.exists() else f"no folder {place}")
-    files = [find_part([path for path in place.iterdir() if path.is_file()], part, place) for part in PARTS]
-
-    def copied(*outputs: Path) -> None:
-        for path, output in zip(files, outputs, strict=True):
-            copy_text(path, output)
-
-    return copied, files
+    params = {"threshold": options.threshold, "entries": size_of_dictionary}
+    stages = [
+        # The step depends on the sizes, so that text accepted with `any_size` is checked again without it.
+        Stage("raw", "raw text", raw, inputs, texts, {"expected": sizes}),
+        Stage("data-bin", "binarise", data_bin, texts, [out / "data-bin"], params),
+    ]
+    return Plan(out, stages)
 
 
-def expected_size(text: str) -> tuple[str, Size]:
-    """("train", Size(36718, 2088628)) of "train:36718:2088628"."""
-    match = re.fullmatch(rf"({'|'.join(PARTS)}):(\d+):(\d+)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"expected PART:LINES:TOKENS with one of {', '.join(PARTS)}, got {text!r}")
-    return match[1], Size(int(match[2]), int(match[3]))
+def plan_files(request: Request, name: str, expected: Mapping[str, Size], expected_entries: int | None = None) -> Plan:
+    """The stages for the folder or archive `name` in `request.data`; the sizes are as for `plan`.
 
-
-def add_options(parser: argparse.ArgumentParser, threshold: int) -> None:
-    """The options of the steps; `threshold` is the default of --threshold."""
-    parser.add_argument(
-        "--threshold",
-        type=natural,
-        default=threshold,
-        metavar="N",
-        help="words seen less often than N times in the training text become <unk> (default: %(default)s)",
-    )
-
-
-def add_sizes(parser: argparse.ArgumentParser) -> None:
-    """The options for text of a different known size."""
-    parser.add_argument(
-        "--expect",
-        type=expected_size,
-        action="append",
-        default=[],
-        metavar="PART:LINES:TOKENS",
-        help="the known size of a part, with one </s> per line (default: the published one)",
-    )
-    parser.add_argument(
-        "--expect-entries", type=positive, metavar="N", help="the known size of the dictionary (default: the published)"
-    )
-
-
-def run(request: Request, name: str, expected: Mapping[str, Size], expected_entries: int) -> None:
-    """Run all steps for the folder or archive `name` in `request.data`.
-
-    Args:
-        expected, expected_entries: the published sizes; --expect and --expect-entries replace them
+    Raises:
+        CorpusError: it is neither, or the folder lacks a part or has it twice.
     """
-    options = request.options
-    prepare(
-        *from_place(request.data / name, request.out),
-        request.out,
-        threshold=options.threshold,
-        workers=request.workers,
-        expected={} if request.any_size else {**expected, **dict(options.expect)},
-        expected_entries=None if request.any_size else options.expect_entries or expected_entries,
-    )
+    source = request.data / name
+    if is_archive(source):
+        return plan(request, partial(copy_from_archive, source, request.out), [source], expected, expected_entries)
+    if not source.is_dir():
+        raise CorpusError(f"{source} is neither a folder nor a tar or zip")
+    files = [find_part([path for path in source.iterdir() if path.is_file()], part, source) for part in SPLITS]
+    return plan(request, partial(copy_texts, files), files, expected, expected_entries)
+
+
+def copy_texts(texts: Sequence[Path], *outputs: Path) -> None:
+    """Copy texts, decompressed if they are .gz."""
+    for text, output in zip(texts, outputs, strict=True):
+        copy_text(text, output)
+
+
+def copy_from_archive(archive: Path, out: Path, *outputs: Path) -> None:
+    """Copy each part's text out of an archive that has one file of it; temporary files go below `out`."""
+    with scratch(out / "unpacked.tmp") as folder:
+        files = unpack(archive, folder, [f"*{part}*" for part in SPLITS], UNPACKED_LIMIT)
+        copy_texts([find_part(files, part, archive) for part in SPLITS], *outputs)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-
 from lightconv_plugin.recipes.data import parallel_text
-from lightconv_plugin.recipes.data.request import Request
+from lightconv_plugin.recipes.data.options import Request
+from lightconv_plugin.recipes.data.stages import Plan
 
 ABOUT = """Multi30k (task 1), English → German: 29,000 training pairs
 
@@ -19,20 +18,13 @@ Punctuation is normalised, text tokenised by Moses' rules and lower-cased; 4,000
 TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parallel_text.add_options(parser, bpe=4000)
-    parser.set_defaults(train_prefix="train", valid_prefix="val")
-
-
-def run(request: Request) -> None:
-    """Run all steps; the test sets are those of TESTS that are in the folder, unless the options name others."""
-    there = [name for name in TESTS[1:] if _is_pair(request, name)]
-    settings = parallel_text.settings_of(request, keep_last=True)
-    parallel_text.run(request, settings, (TESTS[0], *there))
+def plan(request: Request) -> Plan:
+    """The stages; the test sets are those of TESTS that are in the folder, unless the options name others."""
+    tests = [name for name in TESTS[1:] if _is_pair(request, name)]
+    return parallel_text.plan(request, (TESTS[0], *tests), keep_last=True)
 
 
 def _is_pair(request: Request, name: str) -> bool:
-    """Whether a test set is there in both languages: not all have been published in all of them."""
+    """Whether the folder has a test set in both languages: not all have been published in all of them."""
     langs = {path.name.removesuffix(".gz").rpartition(".")[2] for path in request.data.glob(f"{name}.*")}
-    wanted = {request.options.src, request.options.tgt} - {None}
-    return len(langs) >= 2 and wanted <= langs
+    return len(langs) >= 2 and {request.options.src, request.options.tgt} - {None} <= langs

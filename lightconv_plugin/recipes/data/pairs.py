@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,49 +36,46 @@ def keep_pair(source: str, target: str, max_len: int, max_ratio: float, min_len:
     return not any(len(side) > 1000 and _LONG_WORD.search(side) for side in (source, target))
 
 
+class PairWriter(contextlib.ExitStack):
+    """Writes two texts, pair by pair; `count` is the number of pairs so far."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        super().__init__()
+        self.count = 0
+        self._files = [
+            self.enter_context(path.open("w", encoding="utf-8", newline="\n", buffering=BLOCK)) for path in paths
+        ]
+
+    def write(self, pair: Iterable[str]) -> None:
+        for file, line in zip(self._files, pair, strict=True):
+            file.write(line + "\n")
+        self.count += 1
+
+
 def clean_pairs(
     sources: Sequence[Path], outputs: Sequence[Path], ratio: float, min_len: int, max_len: int
 ) -> tuple[int, int]:
     """Copy the pairs that `keep_pair` keeps, with white space collapsed; returns (pairs kept, all pairs)."""
-    kept = of = 0
-    with (
-        outputs[0].open("w", encoding="utf-8", newline="\n", buffering=BLOCK) as source_out,
-        outputs[1].open("w", encoding="utf-8", newline="\n", buffering=BLOCK) as target_out,
-    ):
-        for source, target in iter_pairs(*sources):
+    of = 0
+    with PairWriter(outputs) as kept:
+        for pair in iter_pairs(*sources):
             of += 1
-            if keep_pair(source, target, max_len, ratio, min_len):
-                kept += 1
-                source_out.write(" ".join(source.split()) + "\n")
-                target_out.write(" ".join(target.split()) + "\n")
-    return kept, of
+            if keep_pair(*pair, max_len, ratio, min_len):
+                kept.write(" ".join(side.split()) for side in pair)
+    return kept.count, of
 
 
 def split_every(
-    pair: Sequence[Path], every: int, train_out: Sequence[Path], valid_out: Sequence[Path]
+    texts: Sequence[Path], every: int, train_out: Sequence[Path], valid_out: Sequence[Path]
 ) -> tuple[int, int]:
-    """Move every `every`-th line of both texts to the validation text; returns (training lines, validation lines).
+    """Move every `every`-th pair of both texts to the validation text; returns (training pairs, validation pairs).
 
-    Lines count from 1: with 23, the 23rd, 46th, … line is for validation, as in fairseq's preparation scripts.
+    Pairs count from 1: with 23, the 23rd, 46th, … pair is for validation, as in fairseq's preparation scripts.
     """
-    counts = []
-    for path, train_path, valid_path in zip(pair, train_out, valid_out, strict=True):
-        train = valid = 0
-        with (
-            train_path.open("w", encoding="utf-8", newline="\n", buffering=BLOCK) as train_file,
-            valid_path.open("w", encoding="utf-8", newline="\n", buffering=BLOCK) as valid_file,
-        ):
-            for number, line in enumerate(iter_lines(path), 1):
-                if number % every == 0:
-                    valid += 1
-                    valid_file.write(line + "\n")
-                else:
-                    train += 1
-                    train_file.write(line + "\n")
-        counts.append((train, valid))
-    if counts[0] != counts[1]:
-        raise CorpusError(f"{pair[0]} has {sum(counts[0])} lines but {pair[1]} has {sum(counts[1])}")
-    return counts[0]
+    with PairWriter(train_out) as train, PairWriter(valid_out) as valid:
+        for number, pair in enumerate(iter_pairs(*texts), 1):
+            (train if number % every else valid).write(pair)
+    return train.count, valid.count
 
 
 class _Sentences:
@@ -85,14 +83,14 @@ class _Sentences:
 
     def __init__(self, tokens: Callable[[str], str]) -> None:
         self._tokens = tokens
-        self._known: dict[str, set[str]] = {}
+        self._by_letters: dict[str, set[str]] = {}
 
     def add(self, lines: Iterable[str]) -> None:
         for line in lines:
-            self._known.setdefault(_letters(line), set()).add(self._tokens(line))
+            self._by_letters.setdefault(_letters(line), set()).add(self._tokens(line))
 
     def __contains__(self, line: str) -> bool:
-        return (similar := self._known.get(_letters(line))) is not None and self._tokens(line) in similar
+        return (similar := self._by_letters.get(_letters(line))) is not None and self._tokens(line) in similar
 
 
 def _letters(line: str) -> str:
@@ -126,7 +124,7 @@ def hold_out(
         CorpusError: the training text has too few pairs.
     """
     # Twice as many as needed if there are several parts, since some may be passed over.
-    wanted = sum(sizes.values()) * min(2, len(sizes))
+    most = sum(sizes.values()) * min(2, len(sizes))
     heap: list[tuple[int, str, str]] = []  # (-hash, source, target): the largest hash comes first
     chosen: set[str] = set()
     for source, target in iter_pairs(*train):
@@ -134,37 +132,32 @@ def hold_out(
         if not (source and target) or source in chosen:
             continue
         rank = -int.from_bytes(blake2b(f"{seed} {source}".encode(), digest_size=8).digest(), "big")
-        if len(heap) < wanted:
+        if len(heap) < most:
             heapq.heappush(heap, (rank, source, target))
         elif rank > heap[0][0]:
             chosen.remove(heapq.heapreplace(heap, (rank, source, target))[1])
         else:
             continue
         chosen.add(source)
-    parts, known = _divide([pair for _, *pair in sorted(heap, reverse=True)], sizes, tokens)
+    parts, taken = _divide([pair for _, *pair in sorted(heap, reverse=True)], sizes, tokens)
     rest = [path.with_name(path.name + ".rest") for path in train]
-    of = kept = 0
-    with (
-        rest[0].open("w", encoding="utf-8", newline="\n", buffering=BLOCK) as source_out,
-        rest[1].open("w", encoding="utf-8", newline="\n", buffering=BLOCK) as target_out,
-    ):
+    of = 0
+    with PairWriter(rest) as left:
         for source, target in iter_pairs(*train):
             of += 1
-            if source not in known[0] and target not in known[1]:
-                kept += 1
-                source_out.write(source + "\n")
-                target_out.write(target + "\n")
-    if any(len(parts[part]) < size for part, size in sizes.items()) or not kept:
+            if source not in taken[0] and target not in taken[1]:
+                left.write((source, target))
+    if any(len(parts[part]) < size for part, size in sizes.items()) or not left.count:
         for path in rest:
             path.unlink()
         total = sum(sizes.values())
-        raise CorpusError(f"cannot hold out {total} pairs: the training text has {of}, and {kept} would be left")
+        raise CorpusError(f"cannot hold out {total} pairs: the training text has {of}, and {left.count} would be left")
     for path, new in zip(train, rest, strict=True):
         new.replace(path)
     for part, pairs in parts.items():
         for side, path in enumerate(outputs[part]):
             write_lines(path, (pair[side] for pair in pairs))
-    return kept, of
+    return left.count, of
 
 
 def _divide(
@@ -172,11 +165,11 @@ def _divide(
 ) -> tuple[dict[str, list[Sequence[str]]], list[_Sentences]]:
     """The pairs of each part, in order, and the sentences of all parts by side."""
     parts: dict[str, list[Sequence[str]]] = {}
-    known = [_Sentences(function) for function in tokens]
+    taken = [_Sentences(function) for function in tokens]
     rest = iter(pairs)
     for part, size in sizes.items():
-        new = (pair for pair in rest if pair[0] not in known[0] and pair[1] not in known[1])
+        new = (pair for pair in rest if pair[0] not in taken[0] and pair[1] not in taken[1])
         parts[part] = list(islice(new, size))
-        for side, sentences in enumerate(known):
+        for side, sentences in enumerate(taken):
             sentences.add(pair[side] for pair in parts[part])
-    return parts, known
+    return parts, taken

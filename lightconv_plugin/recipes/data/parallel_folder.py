@@ -68,7 +68,7 @@ def find_corpus(
     if not folder.is_dir():
         raise CorpusError(f"no folder {folder}")
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    found = f"found: {', '.join(names[:20])}{' …' if len(names) > 20 else ''}" if names else "it is empty"
+    listing = f"found: {', '.join(names[:20])}{' …' if len(names) > 20 else ''}" if names else "it is empty"
     langs_of: dict[str, set[str]] = {}
     for name in names:
         if match := _NAME.match(name):
@@ -76,16 +76,13 @@ def find_corpus(
 
     if src is None or tgt is None:
         trains = [p for p in langs_of if (p == train if train else _belongs(p, "train"))]
-        known = set().union(*(langs_of[p] for p in trains)) - {src, tgt}
+        candidates = set().union(*(langs_of[p] for p in trains)) - {src, tgt}
         missing = 2 - sum(lang is not None for lang in (src, tgt))
-        if len(known) != missing:
-            what = (
-                f"the languages of its training text are {sorted(known)}: choose with --src and --tgt"
-                if known
-                else EXPECTED
-            )
-            raise CorpusError(f"cannot tell the language pair of {folder}: {what}; {found}")
-        rest = sorted(known, key=lambda lang: (lang != "en", lang))
+        if len(candidates) != missing:
+            languages = f"the languages of its training text are {sorted(candidates)}: choose with `src` and `tgt`"
+            what = languages if candidates else EXPECTED
+            raise CorpusError(f"cannot tell the language pair of {folder}: {what}; {listing}")
+        rest = sorted(candidates, key=lambda lang: (lang != "en", lang))
         src = src or rest.pop(0)
         tgt = tgt or rest.pop(0)
     if src == tgt:
@@ -94,9 +91,9 @@ def find_corpus(
     def choose(part: str) -> list[str]:
         prefixes = [p for p in sorted(langs_of) if _belongs(p, part) and {src, tgt} <= langs_of[p]]
         if not prefixes:
-            raise CorpusError(f"{folder} has no {part} text for {src}-{tgt}: {EXPECTED}; {found}")
+            raise CorpusError(f"{folder} has no {part} text for {src}-{tgt}: {EXPECTED}; {listing}")
         if len(prefixes) > 1 and part != "test":
-            raise CorpusError(f"{folder} has several {part} texts, {prefixes}: choose with --{part}-prefix")
+            raise CorpusError(f"{folder} has several {part} texts, {prefixes}: choose with `{part}_prefix`")
         return prefixes
 
     return Corpus(

@@ -1,4 +1,4 @@
-"""From a folder of parallel raw text to fairseq's binary data, in resumable steps.
+"""From a folder of parallel raw text to fairseq's binary data.
 
     raw/       the text as it came, decompressed: train.en train.de valid.en … test.de (then test1.en, …)
     tok/       lower-cased if requested, punctuation normalised, Moses-tokenised
@@ -13,77 +13,38 @@ this reproduces (with `keep_last`). Validation and test sets without files are h
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
-import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from lightconv_plugin.arguments import positive
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.recipes.data import bpe, moses
-from lightconv_plugin.recipes.data.binarise import binarise_pairs
+from lightconv_plugin.recipes.data import bpe
+from lightconv_plugin.recipes.data.options import Options, Request
 from lightconv_plugin.recipes.data.pairs import clean_pairs, hold_out
 from lightconv_plugin.recipes.data.parallel_folder import Corpus, CorpusError, find_corpus, locate
-from lightconv_plugin.recipes.data.request import Request
+from lightconv_plugin.recipes.data.stages import Plan, Sides, Stage
 from lightconv_plugin.recipes.data.text_pool import BLOCK, iter_lines, map_file, write_lines
-from lightconv_plugin.recipes.steps import Steps, remove, say, write_text
+from lightconv_plugin.recipes.steps import remove, say
+from lightconv_plugin.text import moses
 from lightconv_plugin.text.recipe import Recipe, moses_rules
 
-COPIES = 8  # copies of the training text with --bpe-dropout
+COPIES = 8  # copies of the training text with BPE-dropout
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How parallel text is prepared.
+def recipe(options: Options, lang: str, keep_last: bool) -> Recipe:
+    """The steps from a language's raw text to tokens. CorpusError if the tokeniser has no rules for it.
 
-    bpe        number of merges, per language if not joint_bpe
-    lowercase  lower-case the text
-    joined     one dictionary for both languages
-    max_len    longest side of a training pair, in tokens
-    max_ratio  largest ratio of the lengths of a training pair
-    workers    number of processes
-    joint_bpe  learn the merges on both languages together
-    tokenizer  "moses", or "none" for text that is already tokenised
-    keep_last  see `moses.tokeniser`
-    bpe_dropout, bpe_copies  encode the training text bpe_copies times: once by plain BPE, the others by BPE-dropout
-               with probability bpe_dropout; 0, 1 without it
-    held_out   {"valid": pairs, "test": pairs}: how many pairs are taken from the training text
-    seed       determines which pairs are held out
+    A region, as in pt_BR, has the rules of its language.
     """
-
-    bpe: int = 10_000
-    lowercase: bool = True
-    joined: bool = True
-    max_len: int = 250
-    max_ratio: float = 9.0
-    workers: int = 1
-    joint_bpe: bool = True
-    tokenizer: Literal["moses", "none"] = "moses"
-    keep_last: bool = False
-    bpe_dropout: float = 0.0
-    bpe_copies: int = 1
-    held_out: Mapping[str, int] = field(default_factory=dict)
-    seed: int = 1
-
-    def recipe(self, lang: str) -> Recipe:
-        """The steps from a language's raw text to tokens. CorpusError if the tokeniser has no rules for it.
-
-        A region, as in pt_BR, has the rules of its language.
-        """
-        case: Literal["", "first"] = "first" if self.lowercase else ""
-        if self.tokenizer == "none":
-            return Recipe("none", lang, lowercase=case)
-        try:
-            rules = moses_rules(lang)
-        except ValueError as error:
-            raise CorpusError(str(error)) from None
-        return Recipe("moses", rules, lowercase=case, normalise=True, keep_last=self.keep_last)
+    case: Literal["", "first"] = "first" if options.lowercase else ""
+    if options.tokenizer == "none":
+        return Recipe("none", lang, lowercase=case)
+    try:
+        rules = moses_rules(lang)
+    except ValueError as error:
+        raise CorpusError(str(error)) from None
+    return Recipe("moses", rules, lowercase=case, normalise=True, keep_last=keep_last)
 
 
 def copy_pair(sources: list[Path], outputs: list[Path]) -> int:
@@ -104,213 +65,125 @@ def append(source: Path, target: Path) -> None:
         shutil.copyfileobj(file, end, BLOCK)
 
 
-def prepare(corpus: Corpus, out: Path, settings: Settings) -> None:
-    """Run all steps for one corpus; `out` is an absolute folder."""
-    langs = corpus.src, corpus.tgt
-    splits = corpus.splits()
-    for split, pairs in settings.held_out.items():
-        splits[split] = f"{pairs} pairs of {corpus.train}, seed {settings.seed}"
-    recipes = {lang: settings.recipe(lang) for lang in langs}
-    # {file of merges: the languages whose training text they are learned on}
-    codes_of = {"codes": langs} if settings.joint_bpe else {f"codes.{lang}": (lang,) for lang in langs}
+class Preparation:
+    """The stages for one corpus, in the folder `out`.
 
-    def files(kind: str) -> list[Path]:
-        return [out / kind / f"{split}.{lang}" for split in splits for lang in langs]
+    keep_last: see `moses.tokeniser`
 
-    def by_name(outputs: Iterable[Path]) -> dict[tuple[str, str], Path]:
-        return dict(zip([(split, lang) for split in splits for lang in langs], outputs, strict=True))
+    Raises:
+        InputError: copies without dropout, or a single copy with it; the tokeniser has no rules for a language.
+    """
 
-    def raw(*outputs: Path) -> None:
-        target = by_name(outputs)
-        for split, prefix in corpus.splits().items():
-            sides = [locate(corpus.folder, prefix, lang) for lang in langs]
-            say(f"  {split}: {copy_pair(sides, [target[split, lang] for lang in langs])} pairs of lines")
-        if settings.held_out:
-            parts = {split: [target[split, lang] for lang in langs] for split in ("train", *settings.held_out)}
-            tokens = [recipes[lang].tokenise() for lang in langs]
-            left, of = hold_out(parts.pop("train"), parts, settings.held_out, settings.seed, tokens)
-            alike = of - left - sum(settings.held_out.values())
-            held_out = ", ".join(f"{pairs} for {split}" for split, pairs in settings.held_out.items())
-            say(f"  held out: {held_out}; {alike} pairs that share a side with them removed; {left} left for training")
+    def __init__(self, corpus: Corpus, out: Path, options: Options, keep_last: bool = False) -> None:
+        if options.bpe_copies and not options.bpe_dropout:
+            raise InputError(f"`bpe_copies` {options.bpe_copies} needs `bpe_dropout`: the copies would all be the same")
+        if options.bpe_copies == 1:
+            raise InputError("`bpe_copies` must be at least 2 with `bpe_dropout`, got 1: the first copy has all merges")
+        self.corpus, self.options, self.langs = corpus, options, (corpus.src, corpus.tgt)
+        self.copies = (options.bpe_copies or COPIES) if options.bpe_dropout else 1
+        self.held_out = held_out(options)
+        self.recipes = {lang: recipe(options, lang, keep_last) for lang in self.langs}
+        self.splits = corpus.splits()
+        for split, pairs in self.held_out.items():
+            self.splits[split] = f"{pairs} pairs of {corpus.train}, seed {options.split_seed}"
+        self.sides = Sides(out, self.langs, options.workers, tuple(self.splits), not options.separate_bpe)
 
-    def tok(*outputs: Path) -> None:
-        for (split, lang), path in by_name(outputs).items():
-            name = f"{split}.{lang}"
-            map_file(Recipe.tokenise, (recipes[lang],), out / "raw" / name, path, name, settings.workers)
+    def raw(self, *outputs: Path) -> None:
+        pairs = iter(zip(outputs[::2], outputs[1::2], strict=True))
+        parts: dict[str, Sequence[Path]] = dict(zip(self.splits, pairs, strict=True))
+        for split, prefix in self.corpus.splits().items():
+            texts = [locate(self.corpus.folder, prefix, lang) for lang in self.langs]
+            say(f"  {split}: {copy_pair(texts, list(parts[split]))} pairs of lines")
+        if self.held_out:
+            tokens = [self.recipes[lang].tokenise() for lang in self.langs]
+            new = {split: parts[split] for split in self.held_out}
+            left, of = hold_out(parts["train"], new, self.held_out, self.options.split_seed, tokens)
+            alike = of - left - sum(self.held_out.values())
+            sizes = ", ".join(f"{pairs} for {split}" for split, pairs in self.held_out.items())
+            say(f"  held out: {sizes}; {alike} pairs that share a side with them removed; {left} left for training")
 
-    def encode(*outputs: Path) -> None:
-        target = by_name(outputs)
-        for (split, lang), path in target.items():
-            name = f"{split}.{lang}"
-            file = next(file for file, of in codes_of.items() if lang in of)
-            map_file(bpe.encoder, (out / "bpe" / file,), out / "tok" / name, path, name, settings.workers)
-            for copy in range(1, settings.bpe_copies if split == "train" else 1):
-                how = (out / "bpe" / file, settings.bpe_dropout, copy)
-                again = path.with_suffix(f"{path.suffix}.{copy}")
-                try:
-                    map_file(bpe.dropout_encoder, how, out / "tok" / name, again, f"{name}, {copy}", settings.workers)
-                    append(again, path)
-                finally:
-                    again.unlink(missing_ok=True)
-        encoded = [target["train", lang] for lang in langs]
-        cleaned = [path.with_suffix(".clean") for path in encoded]
-        kept, of = clean_pairs(encoded, cleaned, settings.max_ratio, 1, settings.max_len)
+    def tokenise(self, *outputs: Path) -> None:
+        self.sides.map(lambda lang: (Recipe.tokenise, (self.recipes[lang],)), self.sides.files("raw"), outputs)
+
+    def encode(self, *outputs: Path) -> None:
+        codes = {self.sides.codes(lang) for lang in self.langs}
+        for stale in set((self.sides.out / "bpe").glob("codes*")) - codes:
+            remove(stale)  # from a run with the other kind of merges; `lightconv translate` would use it
+        self.sides.encode(*outputs)
+        for lang, path in zip(self.langs, outputs[:2], strict=True):
+            for copy in range(1, self.copies):
+                self.append_copy(copy, lang, path)
+        self.clean(outputs[:2])
+
+    def append_copy(self, copy: int, lang: str, output: Path) -> None:
+        """Append another encoding of the training text, by BPE-dropout."""
+        source, temporary = self.sides.out / f"tok/train.{lang}", output.with_suffix(f".{copy}")
+        how = (self.sides.codes(lang), self.options.bpe_dropout, copy)
+        try:
+            map_file(bpe.dropout_encoder, how, source, temporary, f"{source.name}, {copy}", self.options.workers)
+            append(temporary, output)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def clean(self, train: Sequence[Path]) -> None:
+        """Remove the training pairs that are too long or too different in length."""
+        cleaned = [path.with_suffix(".clean") for path in train]
+        max_len, max_ratio = self.options.max_len, self.options.max_ratio
+        kept, of = clean_pairs(train, cleaned, max_ratio, 1, max_len)
         if not kept:
-            bounds = f"--max-len {settings.max_len} and --max-ratio {settings.max_ratio}"
-            raise CorpusError(f"no training pair is left with {bounds}")
-        for source, output in zip(cleaned, encoded, strict=True):
+            raise CorpusError(f"no training pair is left with `max_len` {max_len} and `max_ratio` {max_ratio}")
+        for source, output in zip(cleaned, train, strict=True):
             source.replace(output)
         say(f"  train: {kept} of {of} pairs kept")
 
-    def data_bin(output: Path) -> None:
-        binarise_pairs(out, *langs, list(splits), settings.joined, settings.workers, output)
-
-    with Steps(out) as steps:
-        sources = [locate(corpus.folder, prefix, lang) for prefix in corpus.splits().values() for lang in langs]
-        held_out = {"held_out": dict(settings.held_out), "seed": settings.seed} if settings.held_out else {}
-        steps.run("raw", "raw text", raw, inputs=sources, outputs=files("raw"), params=held_out)
-        how = {**moses.versions(), "text": {lang: recipe.as_json() for lang, recipe in recipes.items()}}
-        steps.run("tok", "tokenise", tok, inputs=files("raw"), outputs=files("tok"), params=how)
-        for stale in set((out / "bpe").glob("codes*")) - {out / "bpe" / name for name in codes_of}:
-            remove(stale)  # from a run with the other kind of merges; `lightconv translate` would use it
-        for name, of in codes_of.items():
-            train = [out / "tok" / f"train.{lang}" for lang in of]
-            steps.run(
-                name,
-                f"learn {settings.bpe} BPE merges" + ("" if settings.joint_bpe else f", {of[0]}"),
-                partial(bpe.learn_codes, train, settings.bpe),
-                inputs=train,
-                outputs=[out / "bpe" / name],
-                params={**bpe.versions(), "merges": settings.bpe},
-            )
-        merges = [out / "bpe" / name for name in codes_of]
-        clean = {"max_len": settings.max_len, "max_ratio": settings.max_ratio}
-        if settings.bpe_dropout:
-            clean |= {"bpe_dropout": settings.bpe_dropout, "bpe_copies": settings.bpe_copies}
-        steps.run("bpe", "apply BPE", encode, inputs=[*files("tok"), *merges], outputs=files("bpe"), params=clean)
-        steps.run(
-            "data-bin",
-            "binarise",
-            data_bin,
-            inputs=files("bpe"),
-            outputs=[out / "data-bin"],
-            params={"joined": settings.joined, "langs": langs},
-        )
-        about = {
-            "src": corpus.src,
-            "tgt": corpus.tgt,
-            "splits": splits,
-            "lowercase": settings.lowercase,
-            "bpe": settings.bpe,
-            "text": {lang: recipe.as_json() for lang, recipe in recipes.items()},
-        }
-        write_text(out / "corpus.json", json.dumps(about, indent=1) + "\n")
+    def plan(self) -> Plan:
+        sides, options, corpus = self.sides, self.options, self.corpus
+        texts = [locate(corpus.folder, prefix, lang) for prefix in corpus.splits().values() for lang in self.langs]
+        chosen = {"held_out": self.held_out, "seed": options.split_seed} if self.held_out else {}
+        how = {**moses.versions(), "text": {lang: recipe.as_json() for lang, recipe in self.recipes.items()}}
+        bounds: dict[str, object] = {"max_len": options.max_len, "max_ratio": options.max_ratio}
+        if options.bpe_dropout:
+            bounds |= {"bpe_dropout": options.bpe_dropout, "bpe_copies": self.copies}
+        joined = not (options.separate_dictionaries or options.separate_bpe)
+        stages = [
+            Stage("raw", "raw text", self.raw, texts, sides.files("raw"), chosen),
+            Stage("tok", "tokenise", self.tokenise, sides.files("raw"), sides.files("tok"), how),
+            *sides.learned(options.bpe),
+            sides.encoded(self.encode, bounds),
+            sides.binarised(joined, {"joined": joined, "langs": self.langs}),
+        ]
+        about = sides.about(self.splits, options.lowercase, options.bpe, self.recipes)
+        return Plan(sides.out, stages, lambda: about)
 
 
-def number(text: str) -> float:
-    """The text as a number, nan if it is not one."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def ratio(text: str) -> float:
-    """A number of at least 1, for argparse."""
-    if not 1 <= number(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of at least 1, got {text!r}")
-    return number(text)
-
-
-def probability(text: str) -> float:
-    """A number above 0 and below 1, for argparse."""
-    if not 0 < number(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a number above 0 and below 1, got {text!r}")
-    return number(text)
-
-
-def language(text: str) -> str:
-    """The code of a language, for argparse. fairseq splits the names of binarised data at "." and "-"."""
-    if not re.fullmatch(r"\w+", text):
-        raise argparse.ArgumentTypeError(f"must be a language code such as de or pt_BR, without -, got {text!r}")
-    return text
-
-
-def add_options(
-    parser: argparse.ArgumentParser,
-    bpe: int,
-    langs: tuple[str | None, str | None] = ("en", "de"),
-    lowercase: bool = True,
-) -> None:
-    """The options of the steps.
-
-    bpe, langs, lowercase: the defaults of --bpe, --src and --tgt (None: by file name), and --lowercase.
-    """
-    for option, side, lang in zip(("--src", "--tgt"), ("source", "target"), langs, strict=True):
-        parser.add_argument(
-            option,
-            type=language,
-            default=lang,
-            metavar="XX",
-            help=f"{side} language (default: {lang or 'by file name'})",
-        )
-    parser.add_argument("--train-prefix", metavar="P", help="training text: P.SRC and P.TGT (default: by file name)")
-    parser.add_argument("--valid-prefix", metavar="P", help="validation text (default: by file name)")
-    parser.add_argument("--test-prefix", metavar="P[,P…]", default="", help="test sets (default: by file name)")
-    parser.add_argument("--bpe", type=positive, default=bpe, metavar="N", help="merges (default: %(default)s)")
-    parser.add_argument(
-        "--bpe-dropout",
-        type=probability,
-        metavar="P",
-        help="encode the training text several times, leaving out merges with this probability in all but the first; "
-        "0.1 is usual",
-    )
-    parser.add_argument(
-        "--bpe-copies", type=positive, metavar="N", help=f"how many times, with --bpe-dropout (default: {COPIES})"
-    )
-    parser.add_argument(
-        "--lowercase",
-        action=argparse.BooleanOptionalAction,
-        default=lowercase,
-        help=f"lower-case the text, or keep the case (default: {'lower-case' if lowercase else 'keep'})",
-    )
-    parser.add_argument(
-        "--separate-dictionaries", dest="joined", action="store_false", help="one dictionary for each language"
-    )
-    parser.add_argument(
-        "--max-len", type=positive, default=250, metavar="N", help="longest training side in tokens (default: 250)"
-    )
-    parser.add_argument(
-        "--max-ratio", type=ratio, default=9.0, metavar="R", help="largest ratio of the two lengths (default: 9)"
-    )
-
-
-def settings_of(request: Request, **more: Any) -> Settings:
-    """The settings from the options of `add_options` and from `more`.
+def held_out(options: Options) -> Mapping[str, int]:
+    """{"valid": pairs, "test": pairs}: how many pairs are taken from the training text.
 
     Raises:
-        InputError: copies without dropout, or a single copy with it.
+        InputError: both a number and files are given for a part.
     """
-    args = request.options
-    if args.bpe_copies and not args.bpe_dropout:
-        raise InputError(f"--bpe-copies {args.bpe_copies} needs --bpe-dropout: the copies would all be the same")
-    if args.bpe_copies == 1:
-        raise InputError("--bpe-copies must be at least 2 with --bpe-dropout, got 1: the first copy has all merges")
-    common = {"bpe": args.bpe, "lowercase": args.lowercase, "joined": args.joined}
-    common |= {"max_len": args.max_len, "max_ratio": args.max_ratio, "workers": request.workers}
-    if args.bpe_dropout:
-        common |= {"bpe_dropout": args.bpe_dropout, "bpe_copies": args.bpe_copies or COPIES}
-    return Settings(**common | more)
+    sizes = {}
+    for split, lines, prefix in (
+        ("valid", options.valid_lines, options.valid_prefix),
+        ("test", options.test_lines, options.test_prefix),
+    ):
+        if lines and prefix:
+            raise InputError(f"`{split}_prefix` {prefix} is not valid with `{split}_lines` {lines}: give one of them")
+        if lines:
+            sizes[split] = lines
+    return sizes
 
 
-def run(request: Request, settings: Settings, tests: Sequence[str] = ()) -> None:
-    """Run all steps for the corpus in `request.data`; `tests` are its test sets, unless the options name others."""
-    args = request.options
-    named = tuple(filter(None, args.test_prefix.split(",")))
-    corpus = find_corpus(
-        *(request.data, args.src, args.tgt, args.train_prefix, args.valid_prefix, named or tests),
-        without=tuple(settings.held_out),
-    )
-    found = (corpus.train, corpus.valid, *corpus.tests)
-    say(f"{corpus.src} → {corpus.tgt}: {', '.join(filter(None, found))} in {request.data}")
-    prepare(corpus, request.out, settings)
+def plan(request: Request, tests: Sequence[str] = (), keep_last: bool = False) -> Plan:
+    """The stages for the corpus in `request.data`; `tests` are its test sets, unless the options name others.
+
+    Raises:
+        InputError: options contradict each other, or the files do not form a corpus.
+    """
+    options = request.options
+    named = tuple(filter(None, options.test_prefix.split(","))) or tests
+    prefixes = options.train_prefix, options.valid_prefix, named
+    corpus = find_corpus(request.data, options.src, options.tgt, *prefixes, without=tuple(held_out(options)))
+    parts = ", ".join(filter(None, (corpus.train, corpus.valid, *corpus.tests)))
+    say(f"{corpus.src} → {corpus.tgt}: {parts} in {request.data}")
+    return Preparation(corpus, request.out, options, keep_last).plan()

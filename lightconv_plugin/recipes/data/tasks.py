@@ -1,12 +1,11 @@
-"""The corpora that can be prepared, and what all preparations share: options, disk space check, downloads, steps."""
+"""The corpora that can be prepared, and what all preparations share: options, disk space check, downloads, stages."""
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,9 @@ from lightconv_plugin.recipes.data import (
     gbw,
     iwslt14,
     multi30k,
+    options,
     parallel,
+    parallel_text,
     smoke,
     wikitext2,
     wikitext103,
@@ -30,26 +31,29 @@ from lightconv_plugin.recipes.data import (
     wmt_tasks,
 )
 from lightconv_plugin.recipes.data.download import Published, fetch, need_disk, no_space
-from lightconv_plugin.recipes.data.request import Parser, Request, make_parser, make_request
+from lightconv_plugin.recipes.data.options import Options, Parser, Request, as_typed, make_parser, make_request
+from lightconv_plugin.recipes.data.stages import Plan
 
 
 @dataclass(frozen=True)
 class Task:
     """A corpus.
 
-    about        for --help; its first line is the title
-    run          runs the steps once the published files are in `request.data`
-    add_options  the task's own options
-    data, out    default folders, relative to the workspace; {out} is the output folder, {variant} as in `Request`;
-                 data is "" if only the user can provide the text
-    published    the text is downloaded; if False, it is generated or the user's own
-    own_files    a folder given by --data may hold files with other names and contents: they are not checked
-    modules      optional packages that the steps need
+    about      for --help; its first line is the title
+    plan       the stages, once the published files are in `request.data`
+    names      the task's own options, besides those that all tasks have
+    defaults   of all options
+    data, out  default folders, relative to the workspace; {out} is the output folder, {variant} as in `Request`;
+               data is "" if only the user can provide the text
+    published  the text is downloaded; if False, it is generated or the user's own
+    own_files  a folder given by the user may hold files with other names and contents: they are not checked
+    modules    optional packages that the stages need
     """
 
     about: str
-    run: Callable[[Request], None]
-    add_options: Callable[[argparse.ArgumentParser], None]
+    plan: Callable[[Request], Plan]
+    names: tuple[str, ...] = ()
+    defaults: Options = field(default_factory=Options)
     data: str = "{out}/download"
     out: str = "data/{variant}"
     published: bool = True
@@ -57,19 +61,41 @@ class Task:
     modules: tuple[str, ...] = ()
 
 
+_MULTI30K = Options(bpe=4000, src="en", tgt="de", train_prefix="train", valid_prefix="val")
 TASKS = {
-    "multi30k_en_de": Task(multi30k.ABOUT, multi30k.run, multi30k.add_options, data="data/multi30k", own_files=True),
-    "iwslt14_de_en": Task(iwslt14.ABOUT, iwslt14.run, iwslt14.add_options),
-    "wmt16_en_de": Task(wmt16.ABOUT, wmt16.run, wmt16.add_options),
-    "wmt14_en_de": Task(wmt_tasks.ABOUT_EN_DE, wmt.run, wmt_tasks.add_options_en_de),
-    "wmt14_en_fr": Task(wmt_tasks.ABOUT_EN_FR, wmt.run, wmt_tasks.add_options_en_fr),
-    "wmt17_zh_en": Task(wmt_tasks.ABOUT_ZH_EN, wmt.run, wmt_tasks.add_options_zh_en, modules=("jieba",)),
-    "cnndm": Task(cnndm.ABOUT, cnndm.run, cnndm.add_options),
-    "gbw": Task(gbw.ABOUT, gbw.run, gbw.add_options),
-    "wikitext103": Task(wikitext103.ABOUT, wikitext103.run, wikitext103.add_options),
-    "wikitext2": Task(wikitext2.ABOUT, wikitext2.run, wikitext2.add_options, data="data/wikitext-2", own_files=True),
-    "parallel": Task(parallel.ABOUT, parallel.run, parallel.add_options, data="", published=False),
-    "smoke": Task(smoke.ABOUT, smoke.run, smoke.add_options, data="{out}/text", out="runs/smoke/data", published=False),
+    "multi30k_en_de": Task(
+        multi30k.ABOUT, multi30k.plan, options.PARALLEL, _MULTI30K, data="data/multi30k", own_files=True
+    ),
+    "iwslt14_de_en": Task(iwslt14.ABOUT, iwslt14.plan, ("bpe",), Options(bpe=iwslt14.MERGES)),
+    "wmt16_en_de": Task(wmt16.ABOUT, wmt16.plan),
+    "wmt14_en_de": Task(
+        wmt_tasks.ABOUT_EN_DE, wmt.plan, ("bpe", "separate_dictionaries", "icml17"), Options(bpe=40_000)
+    ),
+    "wmt14_en_fr": Task(wmt_tasks.ABOUT_EN_FR, wmt.plan, ("bpe", "separate_dictionaries"), Options(bpe=40_000)),
+    "wmt17_zh_en": Task(
+        wmt_tasks.ABOUT_ZH_EN, wmt.plan, ("bpe", "without_cwmt"), Options(bpe=32_000), modules=("jieba",)
+    ),
+    "cnndm": Task(cnndm.ABOUT, cnndm.plan, ("bpe",), Options(bpe=30_000)),
+    "gbw": Task(gbw.ABOUT, gbw.plan, ("threshold",), Options(threshold=3)),  # the benchmark's own threshold
+    "wikitext103": Task(wikitext103.ABOUT, wikitext103.plan, options.SIZES),
+    "wikitext2": Task(wikitext2.ABOUT, wikitext2.plan, options.SIZES, data="data/wikitext-2", own_files=True),
+    "parallel": Task(
+        parallel.ABOUT,
+        parallel_text.plan,
+        options.PARALLEL + options.OWN_TEXT,
+        Options(lowercase=False),
+        data="",
+        published=False,
+    ),
+    "smoke": Task(
+        smoke.ABOUT,
+        smoke.plan,
+        options.PARALLEL,
+        Options(bpe=300, src="en", tgt="de"),
+        data="{out}/text",
+        out="runs/smoke/data",
+        published=False,
+    ),
 }
 
 
@@ -80,14 +106,14 @@ def sources() -> dict[str, Any]:
 
 def published_files(variant: str) -> list[Published]:
     """The published files of a variant of a task, in download order."""
-    found = []
+    files = []
     for group in sources()["files"]:
         if variant in group["tasks"]:
             for name, checksum in group["checksums"].items():
                 address = group.get("address", "")
                 address += name if address.endswith("/") else ""
-                found.append(Published(name, address, checksum, group.get("absent", "")))
-    return found
+                files.append(Published(name, address, checksum, group.get("absent", "")))
+    return files
 
 
 def find(name: str) -> Task:
@@ -99,40 +125,60 @@ def find(name: str) -> Task:
     return TASKS[name]
 
 
+def variant_of(name: str, chosen: Options) -> str:
+    """The variant of a task that these options choose: wmt14_en_de_icml17, or the user's own name."""
+    changes = [flag for flag in ("icml17", "without_cwmt") if getattr(chosen, flag)]
+    return chosen.name or "_".join([name, *changes])
+
+
 def parser_of(name: str) -> Parser:
     """The parser of a task's options. InputError if there is no such task."""
     task = find(name)
-    default_data = task.data.format(out="OUT")
-    default_out = task.out.format(variant=name)
-    parser = make_parser(f"lightconv prepare {name}", task.about, default_data, default_out, task.published)
-    parser.set_defaults(variant=name)
-    task.add_options(parser)
-    return parser
+    place = task.data.format(out="OUT")
+    made = "downloaded" if task.published else "written"
+    names = (*options.BASIC, *(options.DOWNLOAD if task.published else ()), *task.names)
+    shown = {
+        "data": f"without it, it is {made} to {place}" if place else "needed",
+        "out": task.out.format(variant=name),
+    }
+    return make_parser(f"lightconv prepare {name}", task.about, task.defaults, names, **shown)
 
 
-def prepare(name: str, arguments: Sequence[str] = ()) -> None:
+def parse(name: str, words: Sequence[str]) -> Options:
+    """The options of a task as typed on the command line, such as ["--bpe", "2000"]. InputError if they are wrong."""
+    return replace(find(name).defaults, **vars(parser_of(name).parse_args(list(words))))
+
+
+def prepare(name: str, words: Sequence[str] = ()) -> None:
+    """`run` with options as typed on the command line; its errors name them so, too."""
+    try:
+        run(name, parse(name, words))
+    except InputError as error:
+        raise InputError(as_typed(str(error))) from error
+
+
+def run(name: str, chosen: Options) -> None:
     """Prepare the corpus of a task: download what is missing, check it, tokenise, encode and binarise it.
 
-    Finished steps are not repeated; after an interruption, the same call resumes.
+    Finished stages are not repeated; after an interruption, the same call resumes.
 
     Args:
         name: one of TASKS, such as multi30k_en_de
-        arguments: command-line options: --data, --out, --mirror, --workers, --any-size and the task's own options
+        chosen: such as replace(TASKS[name].defaults, bpe=2000)
 
     Raises:
-        InputError: an unknown task, a wrong argument, damaged or unexpected data, a failed download, a full disk.
+        InputError: an unknown task, a wrong option, damaged or unexpected data, a failed download, a full disk.
         OSError: a folder that cannot be written.
     """
-    task = find(name)
-    args = parser_of(name).parse_args(list(arguments))
-    request = make_request(args, task.data, task.out.format(variant=args.variant))
+    task, variant = find(name), variant_of(name, chosen)
+    request = make_request(chosen, variant, task.data, task.out.format(variant=variant))
     for module in task.modules:
         if importlib.util.find_spec(module) is None:
             raise InputError(f"{name} needs the package {module}, which is not installed: pip install {module}")
     try:
-        if task.published and not (task.own_files and request.data_given):
+        if task.published and not (task.own_files and chosen.data):
             obtain(request)
-        task.run(request)
+        task.plan(request).run()
     except OSError as error:
         if not no_space(error):
             raise
@@ -145,8 +191,8 @@ def prepare(name: str, arguments: Sequence[str] = ()) -> None:
 def obtain(request: Request) -> None:
     """Check the free disk space and fetch a task's published files."""
     disk = sources()["disk"].get(request.variant, {})
-    if not request.any_size:  # the requirements apply to the published data
-        if "download" in disk and not request.data_given:
+    if not request.options.any_size:  # the requirements apply to the published data
+        if "download" in disk and not request.options.data:
             need_disk(disk["download"], [request.data])
         if "out" in disk:
             need_disk(disk["out"], [request.out])

@@ -20,6 +20,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -34,6 +35,11 @@ _work: Callable[[str], str] | Exception  # what a process of the pool applies to
 
 class _NotUtf8(Exception):
     """Its arguments (exceptions are pickled): the number of preceding lines in the block, and what is wrong."""
+
+
+def progress(iterable: Iterable[Any] | None = None, **settings: Any) -> tqdm:
+    """A progress bar, which is removed at the end; a log file gets few lines of it."""
+    return tqdm(iterable, mininterval=0.2 if sys.stderr.isatty() else 10, leave=False, **settings)
 
 
 def open_text(path: Path) -> io.BufferedIOBase:
@@ -223,14 +229,13 @@ def map_file(
         CorpusError: as `iter_lines`, or a process of the pool was killed.
     """
     done = 0
-    often = 0.2 if sys.stderr.isatty() else 10
     tqdm.monitor_interval = 0  # no monitor thread: it would still run when the next pool forks
     size = source.stat().st_size
     if source.suffix != ".gz":
         workers = min(workers, size // BLOCK + 1)
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _start, (factory, arguments))
     waiting: deque[Future[tuple[bytes, int]]] = deque()
-    bar = tqdm(total=size, desc=f"  {title}", unit="B", unit_scale=True, mininterval=often, leave=False)
+    bar = progress(total=size, desc=f"  {title}", unit="B", unit_scale=True)
 
     with source.open("rb") as raw, output.open("wb", buffering=BLOCK) as out, bar:
 
@@ -261,7 +266,7 @@ def map_file(
             raise _unreadable(source, error) from None
         except BrokenProcessPool:
             raise CorpusError(
-                f"a process that worked on {source} was killed, perhaps for lack of memory: try fewer --workers"
+                f"a process that worked on {source} was killed, perhaps for lack of memory: try fewer `workers`"
             ) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)

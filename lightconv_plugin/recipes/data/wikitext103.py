@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-
 from lightconv_plugin.recipes.data import language_model
 from lightconv_plugin.recipes.data.language_model import Size
-from lightconv_plugin.recipes.data.request import Request
+from lightconv_plugin.recipes.data.options import Request
+from lightconv_plugin.recipes.data.stages import Plan
 
 ABOUT = """WikiText-103 (Merity et al. 2017), a word-level corpus for language models
 
@@ -25,11 +24,6 @@ EXPECTED = {"train": Size(1_801_350, 103_227_021), "valid": Size(3_760, 217_646)
 ENTRIES = 267_744
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    language_model.add_options(parser, threshold=0)
-    language_model.add_sizes(parser)
-
-
-def run(request: Request) -> None:
-    """Run all steps."""
-    language_model.run(request, ARCHIVE, EXPECTED, ENTRIES)
+def plan(request: Request) -> Plan:
+    """The stages from the text to binary data."""
+    return language_model.plan_files(request, ARCHIVE, EXPECTED, ENTRIES)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-
 from lightconv_plugin.recipes.data import language_model
 from lightconv_plugin.recipes.data.language_model import Size
-from lightconv_plugin.recipes.data.request import Request
+from lightconv_plugin.recipes.data.options import Request
+from lightconv_plugin.recipes.data.stages import Plan
 
 ABOUT = """WikiText-2 (Merity et al. 2017), a small corpus for language models
 
@@ -19,11 +18,6 @@ EXPECTED = {"train": Size(36_718, 2_088_628), "valid": Size(3_760, 217_646), "te
 ENTRIES = 33_280
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    language_model.add_options(parser, threshold=0)
-    language_model.add_sizes(parser)
-
-
-def run(request: Request) -> None:
-    """Run all steps."""
-    language_model.run(request, ".", EXPECTED, ENTRIES)
+def plan(request: Request) -> Plan:
+    """The stages from the text to binary data."""
+    return language_model.plan_files(request, ".", EXPECTED, ENTRIES)

@@ -1,4 +1,4 @@
-"""WMT's parallel corpora from their archives to fairseq's binary data, in resumable steps.
+"""WMT's parallel corpora from their archives to fairseq's binary data.
 
     text/      train, valid and test from the archives, one sentence per line: train.en train.fr valid.en …
     tok/       tokenised: English, German, French by Moses' rules, Chinese segmented by jieba
@@ -14,26 +14,27 @@ task. Every step streams: memory does not grow with the text.
 
 from __future__ import annotations
 
-import json
+import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from lightconv_plugin.recipes.data import bpe, moses
-from lightconv_plugin.recipes.data.binarise import binarise_pairs
-from lightconv_plugin.recipes.data.pairs import clean_pairs, iter_pairs, keep_pair, split_every
+from lightconv_plugin.recipes.data import bpe
+from lightconv_plugin.recipes.data.options import SPLITS, Request
+from lightconv_plugin.recipes.data.pairs import PairWriter, clean_pairs, iter_pairs, keep_pair, split_every
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
-from lightconv_plugin.recipes.data.request import Request
-from lightconv_plugin.recipes.data.text_pool import map_file, write_lines
+from lightconv_plugin.recipes.data.stages import LineMap, Plan, Sides, Stage, scratch
+from lightconv_plugin.recipes.data.text_pool import map_file
 from lightconv_plugin.recipes.data.wmt_sources import Source, append_source, extract_sgm
 from lightconv_plugin.recipes.data.wmt_tasks import TASKS, Task
-from lightconv_plugin.recipes.steps import Steps, remove, say, write_text
+from lightconv_plugin.recipes.steps import say
+from lightconv_plugin.text import moses
 from lightconv_plugin.text.chinese import segmenter
 from lightconv_plugin.text.recipe import Recipe
 
-_VERBS = {"tok": "tokenise", "encoded": "apply BPE to", "bpe": "apply BPE to"}
 RATIO, MIN_LEN, MAX_LEN = 1.5, 1, 250  # limits of the pairs kept; lengths in pieces
+BOUNDS = {"ratio": RATIO, "min_len": MIN_LEN, "max_len": MAX_LEN}
 
 
 def training_tokeniser(lang: str) -> Callable[[str], str]:
@@ -52,184 +53,155 @@ def _recipe(lang: str) -> Recipe:
     return Recipe("jieba", lang) if lang == "zh" else Recipe("moses", lang, aggressive=True, plain_apostrophe=True)
 
 
-def _tokenising(lang: str, training: bool) -> tuple[Callable[..., Callable[[str], str]], tuple, dict[str, object]]:
-    """(the tokeniser's factory, its arguments, what its results depend on)."""
+def tokenising(lang: str, training: bool) -> tuple[LineMap, dict[str, object]]:
+    """(the tokeniser, what its results depend on)."""
     if lang == "zh":
         try:
-            return segmenter, (), {"jieba": version("jieba")}
+            return (segmenter, ()), {"jieba": version("jieba")}
         except PackageNotFoundError:
             raise CorpusError("jieba, which segments Chinese, is not installed: pip install jieba") from None
-    params = {**moses.versions(), "lang": lang, "training": training}
-    return (training_tokeniser if training else evaluation_tokeniser), (lang,), params
+    factory = training_tokeniser if training else evaluation_tokeniser
+    return (factory, (lang,)), {**moses.versions(), "lang": lang, "training": training}
 
 
-def keep_raw(encoded: Sequence[Path], text: Sequence[Path], outputs: Sequence[Path]) -> None:
+def clean(split: str, encoded: Sequence[Path], *outputs: Path) -> None:
+    """Write the pairs that are neither too long nor too different in length."""
+    kept, of = clean_pairs(encoded, outputs, RATIO, MIN_LEN, MAX_LEN)
+    if not kept:
+        raise CorpusError(f"no {split} pair of {of} is left with {BOUNDS}")
+    say(f"  {split}: {kept:,} of {of:,} pairs kept")
+
+
+def keep_raw(encoded: Sequence[Path], text: Sequence[Path], *outputs: Path) -> None:
     """Write the raw lines of the pairs that cleaning keeps."""
-    rows = zip(iter_pairs(*encoded), iter_pairs(*text), strict=True)
-    kept = [raw for pair, raw in rows if keep_pair(*pair, MAX_LEN, RATIO, MIN_LEN)]
-    for output, lines in zip(outputs, zip(*kept, strict=True), strict=True):
-        write_lines(output, lines)
+    with PairWriter(outputs) as kept:
+        for pair, raw in zip(iter_pairs(*encoded), iter_pairs(*text), strict=True):
+            if keep_pair(*pair, MAX_LEN, RATIO, MIN_LEN):
+                kept.write(raw)
+
+
+def copy(text: Sequence[Path], *outputs: Path) -> None:
+    for path, output in zip(text, outputs, strict=True):
+        shutil.copyfile(path, output)
 
 
 class Preparation:
-    """The steps of one task in one folder."""
+    """The stages of one task.
 
-    def __init__(self, task: Task, steps: Steps, request: Request) -> None:
-        self.task, self.steps, self.request = task, steps, request
-        self.out: Path = steps.root
+    own_valid: validation text is a separate set, not taken from the training text
+    """
+
+    def __init__(self, task: Task, request: Request) -> None:
+        self.task, self.request = task, request
+        self.own_valid = isinstance(task.valid, Source)
         self.langs = task.src, task.tgt
-        self.merges: int = request.options.bpe
+        self.sides = Sides(request.out, self.langs, request.options.workers, joint=task.joint)
 
-    def files(self, kind: str, split: str) -> list[Path]:
-        return [self.out / kind / f"{split}.{lang}" for lang in self.langs]
-
-    def codes(self, lang: str) -> Path:
-        return self.out / "bpe" / ("codes" if self.task.joint else f"codes.{lang}")
-
-    def texts(self) -> None:
+    def text_stages(self) -> list[Stage]:
         """text/: the concatenated sources of the training text, split into train and valid, and the test sets."""
-        data, scratch = self.request.data, self.out / ".unpacked"
-        every = self.task.valid if isinstance(self.task.valid, int) else None
-        splits = ["train"] if every is None else ["train", "valid"]
-
-        def train(*outputs: Path) -> None:
-            whole = outputs if every is None else [self.out / f".whole.{lang}" for lang in self.langs]
-            for path in whole:
-                remove(path)
-            counts = {}
-            for source in self.task.train:
-                counts[source.name] = append_source(source, data, scratch, whole, self.request.any_size)
-                say(f"  {source.name}: {counts[source.name]:,} pairs")
-            if every is not None:
-                split_every(whole, every, outputs[:2], outputs[2:])
-                for path in whole:
-                    remove(path)
-
-        self.steps.run(
+        task, data = self.task, self.request.data
+        every = task.valid if isinstance(task.valid, int) else None
+        train = Stage(
             "text-train",
             "training text",
-            train,
-            inputs=[data / source.archive for source in self.task.train],
-            outputs=[path for split in splits for path in self.files("text", split)],
-            params={
-                "members": [source.members for source in self.task.train],
-                "every": every,
-            },
+            self.concatenate,
+            [data / source.archive for source in task.train],
+            self.sides.files("text", *(["train"] if self.own_valid else ["train", "valid"])),
+            {"members": [source.members for source in task.train], "every": every},
         )
-        sets = {"test": self.task.test}
-        if isinstance(self.task.valid, Source):
-            sets["valid"] = self.task.valid
-        for split, source in sets.items():
-            self.steps.run(
-                f"text-{split}",
-                f"{split} text, {source.name}",
-                lambda *outputs, source=source: extract_sgm(source, data, scratch, outputs, self.request.any_size),
-                inputs=[data / source.archive],
-                outputs=self.files("text", split),
-                params={"members": source.members},
-            )
+        separate = {"test": task.test} | ({"valid": task.valid} if isinstance(task.valid, Source) else {})
+        return [train, *(self.set_stage(split, source) for split, source in separate.items())]
 
-    def map(self, kind: str, split: str, source: str, making: Callable[[str], tuple], inputs: Callable) -> None:
-        """For each language, a step that maps source/SPLIT.LANG to kind/SPLIT.LANG line by line."""
-        for lang, path, output in zip(self.langs, self.files(source, split), self.files(kind, split), strict=True):
-            factory, arguments, params = making(lang)
-            title = f"{split}.{lang}"
-            self.steps.run(
-                f"{kind}-{title}",
-                f"{_VERBS[kind]} {title}",
-                lambda out, path=path, title=title, factory=factory, arguments=arguments: map_file(
-                    factory, arguments, path, out, title, self.request.workers
-                ),
-                inputs=[path, *inputs(lang)],
-                outputs=[output],
-                params=params,
-            )
+    def concatenate(self, *outputs: Path) -> None:
+        """Write the training text; unless there is a separate validation set, every N-th pair is for validation."""
+        valid = self.task.valid
+        if isinstance(valid, Source):
+            return self.append_sources(outputs)
+        with scratch(self.sides.out / ".whole") as folder:
+            whole = [folder / lang for lang in self.langs]
+            self.append_sources(whole)
+            split_every(whole, valid, outputs[:2], outputs[2:])
 
-    def run(self) -> None:
-        task, own_valid = self.task, isinstance(self.task.valid, Source)
-        self.texts()
-        for split in ("train", "valid", "test"):
-            training = split == "train" or (split == "valid" and not own_valid)
-            self.map("tok", split, "text", partial(_tokenising, training=training), lambda lang: [])
-        params = {**bpe.versions(), "merges": self.merges}
-        tok = dict(zip(self.langs, self.files("tok", "train"), strict=True))
-        for lang in self.langs[:1] if task.joint else self.langs:
-            texts = list(tok.values()) if task.joint else [tok[lang]]
-            self.steps.run(
-                self.codes(lang).name,
-                f"learn {self.merges} BPE merges" + ("" if task.joint else f", {lang}"),
-                partial(bpe.learn_codes, texts, self.merges),
-                inputs=texts,
-                outputs=[self.codes(lang)],
-                params=params,
-            )
-        whole = ("valid", "test") if own_valid else ("test",)  # separate sets are used as they are
-        for split in ("train", "valid", "test"):
-            self.map(
-                "bpe" if split in whole else "encoded",
-                split,
-                "tok",
-                lambda lang: (bpe.encoder, (self.codes(lang),), params),
-                lambda lang: [self.codes(lang)],
-            )
-        self.used(whole)
-        joined = task.joint and not self.request.options.separate_dictionaries
-        self.steps.run(
-            "data-bin",
-            "binarise",
-            lambda output: binarise_pairs(
-                self.out, *self.langs, ("train", "valid", "test"), joined, self.request.workers, output
-            ),
-            inputs=[path for split in ("train", "valid", "test") for path in self.files("bpe", split)],
-            outputs=[self.out / "data-bin"],
-            params={"joined": joined, "langs": self.langs},
+    def append_sources(self, outputs: Sequence[Path]) -> None:
+        unpacked, any_size = self.sides.out / ".unpacked", self.request.options.any_size
+        for source in self.task.train:
+            pairs = append_source(source, self.request.data, unpacked, outputs, any_size)
+            say(f"  {source.name}: {pairs:,} pairs")
+
+    def set_stage(self, split: str, source: Source) -> Stage:
+        """text/ of a separate set."""
+        data, unpacked, any_size = self.request.data, self.sides.out / ".unpacked", self.request.options.any_size
+        return Stage(
+            f"text-{split}",
+            f"{split} text, {source.name}",
+            lambda *outputs: extract_sgm(source, data, unpacked, outputs, any_size),
+            [data / source.archive],
+            self.sides.files("text", split),
+            {"members": source.members},
         )
-        self.about(joined)
 
-    def used(self, whole: Sequence[str]) -> None:
+    def mapped(
+        self, kind: str, verb: str, source: Path, how: LineMap, inputs: Sequence[Path], params: dict[str, object]
+    ) -> Stage:
+        """A stage that maps a file to the folder `kind` line by line."""
+        title = source.name
+
+        def make(output: Path) -> None:
+            map_file(*how, source, output, title, self.request.options.workers)
+
+        output = self.sides.out / kind / title
+        return Stage(f"{kind}-{title}", f"{verb} {title}", make, [source, *inputs], [output], params)
+
+    def tokenised(self, split: str, source: Path) -> Stage:
+        training = split == "train" or (split == "valid" and not self.own_valid)
+        how, params = tokenising(source.suffix[1:], training)
+        return self.mapped("tok", "tokenise", source, how, [], params)
+
+    def encoded(self, split: str, source: Path) -> Stage:
+        codes = self.sides.codes(source.suffix[1:])
+        params = {**bpe.versions(), "merges": self.request.options.bpe}
+        kind = "bpe" if self.is_whole(split) else "encoded"
+        return self.mapped(kind, "apply BPE to", source, (bpe.encoder, (codes,)), [codes], params)
+
+    def is_whole(self, split: str) -> bool:
+        """Whether a split is used as it is: separate sets are not cleaned."""
+        return split == "test" or (split == "valid" and self.own_valid)
+
+    def used(self, split: str) -> list[Stage]:
         """bpe/ and raw/: the text used for training, validation and test."""
-        bounds = {"ratio": RATIO, "min_len": MIN_LEN, "max_len": MAX_LEN}
-        for split in ("train", "valid", "test"):
-            encoded, text, raw = (self.files(kind, split) for kind in ("encoded", "text", "raw"))
+        encoded, text, raw = (self.sides.files(kind, split) for kind in ("encoded", "text", "raw"))
+        title = f"raw lines of {split}"
+        if self.is_whole(split):
+            return [Stage(f"raw-{split}", title, partial(copy, text), text, raw)]
+        cleaning = partial(clean, split, encoded)
+        stages = [Stage(f"bpe-{split}", f"clean {split}", cleaning, encoded, self.sides.files("bpe", split), BOUNDS)]
+        if split != "train":
+            keeping = partial(keep_raw, encoded, text)
+            stages.append(Stage(f"raw-{split}", title, keeping, [*encoded, *text], raw, BOUNDS))
+        return stages
 
-            def clean(*outputs: Path, split: str = split, encoded: list[Path] = encoded) -> None:
-                kept, number = clean_pairs(encoded, outputs, RATIO, MIN_LEN, MAX_LEN)
-                if not kept:
-                    raise CorpusError(f"no {split} pair of {number} is left with {bounds}")
-                say(f"  {split}: {kept:,} of {number:,} pairs kept")
+    def plan(self) -> Plan:
+        sides, options = self.sides, self.request.options
+        joined = self.task.joint and not options.separate_dictionaries
+        stages = [
+            *self.text_stages(),
+            *(self.tokenised(split, path) for split in SPLITS for path in sides.files("text", split)),
+            *sides.learned(options.bpe),
+            *(self.encoded(split, path) for split in SPLITS for path in sides.files("tok", split)),
+            *(stage for split in SPLITS for stage in self.used(split)),
+            sides.binarised(joined, {"joined": joined, "langs": self.langs}),
+        ]
+        return Plan(sides.out, stages, lambda: self.about(joined))
 
-            def copy(*outputs: Path, text: list[Path] = text) -> None:
-                for path, output in zip(text, outputs, strict=True):
-                    output.write_bytes(path.read_bytes())
-
-            def keep(*outputs: Path, text: list[Path] = text, encoded: list[Path] = encoded) -> None:
-                keep_raw(encoded, text, outputs)
-
-            title = f"raw lines of {split}"
-            if split in whole:
-                self.steps.run(f"raw-{split}", title, copy, inputs=text, outputs=raw, params={})
-                continue
-            used = self.files("bpe", split)
-            self.steps.run(f"bpe-{split}", f"clean {split}", clean, inputs=encoded, outputs=used, params=bounds)
-            if split != "train":
-                self.steps.run(f"raw-{split}", title, keep, inputs=[*encoded, *text], outputs=raw, params=bounds)
-
-    def about(self, joined: bool) -> None:
+    def about(self, joined: bool) -> dict[str, object]:
+        """The content of corpus.json."""
         task = self.task
         valid = task.valid.name if isinstance(task.valid, Source) else f"one pair in {task.valid} of them"
-        about = {
-            "src": task.src,
-            "tgt": task.tgt,
-            "splits": {"train": [source.name for source in task.train], "valid": valid, "test": task.test.name},
-            "lowercase": False,
-            "bpe": self.merges,
-            "joined_dictionary": joined,
-            "text": {lang: _recipe(lang).as_json() for lang in self.langs},
-        }
-        write_text(self.out / "corpus.json", json.dumps(about, indent=1) + "\n")
+        splits = {"train": [source.name for source in task.train], "valid": valid, "test": task.test.name}
+        recipes = {lang: _recipe(lang) for lang in self.langs}
+        return self.sides.about(splits, False, self.request.options.bpe, recipes, joined_dictionary=joined)
 
 
-def run(request: Request) -> None:
-    """Run all steps of the task `request.variant`."""
-    with Steps(request.out) as steps:
-        Preparation(TASKS[request.variant], steps, request).run()
+def plan(request: Request) -> Plan:
+    """The stages of the task `request.variant`."""
+    return Preparation(TASKS[request.variant], request).plan()

@@ -1,4 +1,4 @@
-"""From Google's WMT16 En-De, already tokenised and encoded, to fairseq's binary data, in resumable steps.
+"""From Google's WMT16 En-De, already tokenised and encoded, to fairseq's binary data.
 
 bpe/       train, valid (newstest2013) and test (newstest2014) as they are in the archive, and their merges, `codes`
 raw/       the raw text of valid and test, references for sacreBLEU
@@ -8,18 +8,18 @@ corpus.json  languages, and the sources of each part and of the raw text
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from lightconv_plugin.recipes.data.archives import unpack
-from lightconv_plugin.recipes.data.binarise import binarise_pairs
+from lightconv_plugin.recipes.data.options import Request
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
-from lightconv_plugin.recipes.data.request import Request
+from lightconv_plugin.recipes.data.stages import Plan, Sides, Stage, scratch
 from lightconv_plugin.recipes.data.text_pool import count_lines, iter_lines, write_lines
 from lightconv_plugin.recipes.data.wmt_sources import expect, same_length
-from lightconv_plugin.recipes.steps import Steps, remove, say, write_text
+from lightconv_plugin.recipes.steps import say, write_text
 from lightconv_plugin.text.recipe import Recipe
 
 ABOUT = """WMT16 English → German as both papers use it: 4.5 million pairs, prepared by Google
@@ -64,74 +64,66 @@ def extract(archive: Path, bpe: Path, raw: Path, any_size: bool) -> None:
     Raises:
         CorpusError: the archive is damaged or lacks a file, or a part has an unexpected number of lines.
     """
-    scratch = bpe.with_name(".unpacked")
-    remove(scratch)
     bpe.mkdir()
     raw.mkdir()
     # Required files are given by name. Optional ones are given by patterns that also match a required file.
     members = [f"{stem}.{lang}" for stem in ENCODED.values() for lang in LANGS]
-    unpack(archive, scratch, [*members, "newstest201[34].*", "*bpe.32000*"], LIMIT)
-    for split, stem in ENCODED.items():
-        source, target = (scratch / f"{stem}.{lang}" for lang in LANGS)
-        expect(same_length(source, target, f"{split} in {ARCHIVE}"), PAIRS[split], f"{split} in {ARCHIVE}", any_size)
-        for path, lang in zip((source, target), LANGS, strict=True):
-            os.replace(path, bpe / f"{split}.{lang}")
-    if (scratch / "bpe.32000").is_file():
-        os.replace(scratch / "bpe.32000", bpe / "codes")
-    made = []
-    for split, name in SETS.items():
-        for lang in LANGS:
-            path, encoded = scratch / f"{name}.{lang}", bpe / f"{split}.{lang}"
-            if not path.is_file():
-                detokenise(encoded, raw / encoded.name, lang)
-                made.append(f"{split}.{lang}")
-            elif count_lines(path) == count_lines(encoded):
-                os.replace(path, raw / encoded.name)
-            else:
-                counts = f"{count_lines(path):,} lines, {encoded.name} {count_lines(encoded):,}"
-                raise CorpusError(f"{path.name} in {ARCHIVE} has {counts}")
+    with scratch(bpe.with_name(".unpacked")) as folder:
+        unpack(archive, folder, [*members, "newstest201[34].*", "*bpe.32000*"], LIMIT)
+        for split, stem in ENCODED.items():
+            what, (source, target) = f"{split} in {ARCHIVE}", (folder / f"{stem}.{lang}" for lang in LANGS)
+            expect(same_length(source, target, what), PAIRS[split], what, any_size)
+            for path, lang in zip((source, target), LANGS, strict=True):
+                os.replace(path, bpe / f"{split}.{lang}")
+        if (folder / "bpe.32000").is_file():
+            os.replace(folder / "bpe.32000", bpe / "codes")
+        made = []
+        for split, name in SETS.items():
+            for lang in LANGS:
+                if not reference(folder / f"{name}.{lang}", bpe / f"{split}.{lang}", raw / f"{split}.{lang}"):
+                    made.append(f"{split}.{lang}")
     write_text(raw / "origin.json", json.dumps({"detokenised": made}) + "\n")
-    remove(scratch)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """No options: the archive is already tokenised and encoded."""
+def reference(text: Path, encoded: Path, output: Path) -> bool:
+    """Move the raw text of a test set to `output`, or make it by detokenising if there is none; False if it was made.
+
+    Raises:
+        CorpusError: it has another number of lines than the encoded text.
+    """
+    if not text.is_file():
+        detokenise(encoded, output, text.suffix[1:])
+        return False
+    if count_lines(text) != count_lines(encoded):
+        counts = f"{count_lines(text):,} lines, {encoded.name} {count_lines(encoded):,}"
+        raise CorpusError(f"{text.name} in {ARCHIVE} has {counts}")
+    os.replace(text, output)
+    return True
 
 
-def run(request: Request) -> None:
-    """Run all steps."""
-    out, archive = request.out, request.data / ARCHIVE
-    bpe, raw = out / "bpe", out / "raw"
-    with Steps(out) as steps:
-        steps.run(
+def about(sides: Sides) -> Mapping[str, object]:
+    """The content of corpus.json."""
+    made = json.loads((sides.out / "raw/origin.json").read_text(encoding="utf-8"))["detokenised"]
+    if made:
+        say(f"  the archive has no raw text of {', '.join(made)}: it was made by detokenising, so sacreBLEU is not")
+        say("  quite comparable; `sacrebleu -t wmt14/full -l en-de` has the true references of the test set")
+    recipes = {lang: Recipe("moses", lang) for lang in LANGS}  # as far as is known about the archive
+    return sides.about(ENCODED, False, 32_000, recipes, joined_dictionary=True, raw_by_detokenising=made)
+
+
+def plan(request: Request) -> Plan:
+    """The stages from the archive to binary data."""
+    out, archive, any_size = request.out, request.data / ARCHIVE, request.options.any_size
+    sides = Sides(out, LANGS, request.options.workers)
+    words = [option for side in ("src", "tgt") for option in (f"--nwords{side}", str(WORDS))]
+    stages = [
+        Stage(
             "text",
             "text of the archive",
-            lambda to_bpe, to_raw: extract(archive, to_bpe, to_raw, request.any_size),
-            inputs=[archive],
-            outputs=[bpe, raw],
-            params={},
-        )
-        made = json.loads((raw / "origin.json").read_text(encoding="utf-8"))["detokenised"]
-        if made:
-            say(f"  the archive has no raw text of {', '.join(made)}: it was made by detokenising, so sacreBLEU is not")
-            say("  quite comparable; `sacrebleu -t wmt14/full -l en-de` has the true references of the test set")
-        sides = [option for side in ("src", "tgt") for option in (f"--nwords{side}", str(WORDS))]
-        steps.run(
-            "data-bin",
-            "binarise",
-            lambda output: binarise_pairs(out, *LANGS, tuple(ENCODED), True, request.workers, output, sides),
-            inputs=[bpe / f"{split}.{lang}" for split in ENCODED for lang in LANGS],
-            outputs=[out / "data-bin"],
-            params={"words": WORDS},
-        )
-        about = {
-            "src": LANGS[0],
-            "tgt": LANGS[1],
-            "splits": ENCODED,
-            "lowercase": False,
-            "bpe": 32_000,
-            "joined_dictionary": True,
-            "raw_by_detokenising": made,
-            "text": {lang: Recipe("moses", lang).as_json() for lang in LANGS},  # as far as is known about the archive
-        }
-        write_text(out / "corpus.json", json.dumps(about, indent=1) + "\n")
+            lambda bpe, raw: extract(archive, bpe, raw, any_size),
+            [archive],
+            [out / "bpe", out / "raw"],
+        ),
+        sides.binarised(True, {"words": WORDS}, extra=words),
+    ]
+    return Plan(out, stages, lambda: about(sides))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -11,8 +10,8 @@ from pathlib import Path
 
 from lightconv_plugin.recipes.data.archives import unpack
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
+from lightconv_plugin.recipes.data.stages import scratch
 from lightconv_plugin.recipes.data.text_pool import BLOCK, count_lines, iter_lines, open_text, write_lines
-from lightconv_plugin.recipes.steps import remove
 
 _BOM = b"\xef\xbb\xbf"
 _SEGMENT = re.compile(r"<seg\s[^>]*>(.*)</seg>")
@@ -62,10 +61,10 @@ def same_length(source: Path, target: Path, what: str) -> int:
     return counts[0]
 
 
-def expect(found: int, expected: int | None, what: str, any_size: bool) -> None:
-    """CorpusError if a number differs from the published one."""
-    if expected is not None and found != expected and not any_size:
-        raise CorpusError(f"{what} has {found:,} pairs, expected {expected:,} as published (--any-size accepts it)")
+def expect(pairs: int, published: int | None, what: str, any_size: bool) -> None:
+    """CorpusError if a number of pairs differs from the published one."""
+    if published is not None and pairs != published and not any_size:
+        raise CorpusError(f"{what} has {pairs:,} pairs, expected {published:,} as published (`any_size` accepts it)")
 
 
 def _append(source: Path, output: Path) -> None:
@@ -81,25 +80,24 @@ def _append(source: Path, output: Path) -> None:
             out.write(b"\n")
 
 
-def append_source(source: Source, data: Path, scratch: Path, outputs: Sequence[Path], any_size: bool) -> int:
+def append_source(source: Source, data: Path, unpacked: Path, outputs: Sequence[Path], any_size: bool) -> int:
     """Append both sides of a parallel text to `outputs`; returns the number of pairs.
 
     Args:
         data: the folder of the archives
-        scratch: a folder to unpack into; it is removed afterwards
+        unpacked: a folder to unpack into; it is removed afterwards
 
     Raises:
         CorpusError: the archive is damaged or lacks a file, its sides have different numbers of lines, or the number
             is not the published one (unless `any_size`).
     """
-    remove(scratch)
     pairs = 0
-    for files in unpack_sides(source, data / source.archive, scratch):
-        pairs += same_length(*files, f"{source.name} in {source.archive}")
-        for path, output in zip(files, outputs, strict=True):
-            _append(path, output)
+    with scratch(unpacked):
+        for files in unpack_sides(source, data / source.archive, unpacked):
+            pairs += same_length(*files, f"{source.name} in {source.archive}")
+            for path, output in zip(files, outputs, strict=True):
+                _append(path, output)
     expect(pairs, source.pairs, f"{source.name} in {source.archive}", any_size)
-    shutil.rmtree(scratch)
     return pairs
 
 
@@ -124,18 +122,17 @@ def read_sgm(path: Path) -> list[str]:
     return segments
 
 
-def extract_sgm(source: Source, data: Path, scratch: Path, outputs: Sequence[Path], any_size: bool) -> int:
+def extract_sgm(source: Source, data: Path, unpacked: Path, outputs: Sequence[Path], any_size: bool) -> int:
     """Write both sides of a test set as plain text; returns the number of segments. Arguments as in `append_source`."""
-    remove(scratch)
-    files = unpack_sides(source, data / source.archive, scratch)
-    if len(files) != 1:
-        raise CorpusError(f"{source.archive} has {len(files)} files {source.members[0]} instead of one")
-    sides = [read_sgm(path) for path in files[0]]
+    with scratch(unpacked):
+        files = unpack_sides(source, data / source.archive, unpacked)
+        if len(files) != 1:
+            raise CorpusError(f"{source.archive} has {len(files)} files {source.members[0]} instead of one")
+        sides = [read_sgm(path) for path in files[0]]
     if len(sides[0]) != len(sides[1]):
         counts = f"{files[0][0].name} has {len(sides[0])} segments but {files[0][1].name} has {len(sides[1])}"
         raise CorpusError(f"{source.name} in {source.archive}: the sides do not belong together: {counts}")
     expect(len(sides[0]), source.pairs, f"{source.name} in {source.archive}", any_size)
     for side, output in zip(sides, outputs, strict=True):
         write_lines(output, side)
-    shutil.rmtree(scratch)
     return len(sides[0])

@@ -1,11 +1,9 @@
-"""The WMT tasks: the published files, how they are used, and the options of each task."""
+"""The WMT tasks: their published files and how they are used."""
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, replace
 
-from lightconv_plugin.arguments import positive
 from lightconv_plugin.recipes.data.wmt_sources import Source
 
 ABOUT_EN_DE = """WMT14 English → German from the raw corpora, by the steps of fairseq's prepare-wmt14en2de.sh
@@ -84,8 +82,7 @@ class Task:
     train: tuple[Source, ...]  # concatenated in this order
     valid: int | Source  # every N-th pair of the training text, or a separate set
     test: Source
-    merges: int
-    joint: bool  # joint merges and one dictionary for both languages
+    joint: bool  # joint merges, and one dictionary for both languages unless the options separate them
 
 
 def _pair(archive: str, name: str, stem: str, langs: str, gib: int, pairs: int | None = None) -> Source:
@@ -111,7 +108,6 @@ _EN_DE = Task(
     ),
     valid=100,
     test=_sgm("test-full.tgz", "newstest2014", "test-full/newstest2014-deen", "en", "de", 3003),
-    merges=40_000,
     joint=True,
 )
 _EN_FR = Task(
@@ -126,7 +122,6 @@ _EN_FR = Task(
     ),
     valid=1333,
     test=_sgm("test-full.tgz", "newstest2014", "test-full/newstest2014-fren", "en", "fr", 3003),
-    merges=40_000,
     joint=True,
 )
 _CWMT = {
@@ -147,7 +142,6 @@ _ZH_EN = Task(
     ),
     valid=_sgm("dev.tgz", "newsdev2017", "dev/newsdev2017-zhen", "zh", "en", None),
     test=_sgm("test.tgz", "newstest2017", "test/newstest2017-zhen", "zh", "en", 2001),
-    merges=32_000,
     joint=False,
 )
 _NEWS9_DE = _pair(_NEWS9, "news-commentary-v9", "training/news-commentary-v9.de-en", "en de", 1, 201_288)
@@ -158,36 +152,3 @@ TASKS = {
     "wmt17_zh_en": _ZH_EN,
     "wmt17_zh_en_without_cwmt": replace(_ZH_EN, train=_ZH_EN.train[:2]),
 }
-
-
-def _add_options(parser: argparse.ArgumentParser, task: Task) -> None:
-    parser.set_defaults(separate_dictionaries=not task.joint)
-    parser.add_argument("--bpe", type=positive, default=task.merges, metavar="N", help="merges (default: %(default)s)")
-    if task.joint:
-        parser.add_argument("--separate-dictionaries", action="store_true", help="one dictionary for each language")
-
-
-def add_options_en_de(parser: argparse.ArgumentParser) -> None:
-    _add_options(parser, _EN_DE)
-    parser.add_argument(
-        "--icml17",
-        dest="variant",
-        action="store_const",
-        const="wmt14_en_de_icml17",
-        help="news-commentary-v9 instead of v12: the training text of WMT14, and of ConvS2S (Gehring et al. 2017)",
-    )
-
-
-def add_options_en_fr(parser: argparse.ArgumentParser) -> None:
-    _add_options(parser, _EN_FR)
-
-
-def add_options_zh_en(parser: argparse.ArgumentParser) -> None:
-    _add_options(parser, _ZH_EN)
-    parser.add_argument(
-        "--without-cwmt",
-        dest="variant",
-        action="store_const",
-        const="wmt17_zh_en_without_cwmt",
-        help="train only on news-commentary-v12 and UNv1.0",
-    )

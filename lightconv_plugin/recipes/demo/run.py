@@ -14,9 +14,9 @@ from lightconv_plugin.checkpoints.averaging import average_once, candidates, las
 from lightconv_plugin.errors import InputError, how_to_get
 from lightconv_plugin.files import atomic_write, locked
 from lightconv_plugin.paths import find_config, workspace
-from lightconv_plugin.recipes.data import parallel_text
+from lightconv_plugin.recipes.data.options import Options
 from lightconv_plugin.recipes.data.parallel_folder import Corpus, CorpusError, find_corpus, locate
-from lightconv_plugin.recipes.data.parallel_text import Settings
+from lightconv_plugin.recipes.data.parallel_text import Preparation
 from lightconv_plugin.recipes.data.text_pool import count_lines
 from lightconv_plugin.recipes.demo.results import Result, read_log, write_report
 from lightconv_plugin.recipes.demo.training import Training, run_together
@@ -81,7 +81,7 @@ def demo(
                 write_corpus(work / "text", seed, SIZES)
             corpus = find_corpus(raw.resolve() if raw else work / "text", src, tgt)
             task = task_of(raw, corpus, updates)
-            parallel_text.prepare(corpus, work / "data", Settings(bpe=task.merges, workers=cores(), keep_last=True))
+            Preparation(corpus, work / "data", Options(bpe=task.merges), keep_last=True).plan().run()
             results = train_and_score(task, seed, work, work / "data", (corpus.src, corpus.tgt))
             table = write_report(work, work / "data", corpus.src, corpus.tgt, results)
             page = write_page(work)

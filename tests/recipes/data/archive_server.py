@@ -19,6 +19,7 @@ class ArchiveServer(http.server.ThreadingHTTPServer):
                the length that was announced is the whole one
     stalls     path → numbers of bytes after which nothing more comes, though the connection stays; used up as `cuts`
     errors     path → statuses to answer with first
+    redirects  path → the address to which it has moved
     slow       path → bytes a second
     ranges     False: a server that does not know ranges
     """
@@ -30,6 +31,7 @@ class ArchiveServer(http.server.ThreadingHTTPServer):
         self.files = dict(files)
         self.address = f"http://127.0.0.1:{self.server_port}"
         self.requests, self.cuts, self.stalls, self.errors, self.slow, self.ranges = [], {}, {}, {}, {}, True
+        self.redirects = {}
 
     def handle_error(self, request, client_address):
         pass  # a client that was killed
@@ -42,6 +44,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         server.requests.append((path, start))
         if server.errors.get(path):
             return self.send_error(server.errors[path].pop(0))
+        if path in server.redirects:
+            self.send_response(302)
+            self.send_header("Location", server.redirects[path])
+            return self.end_headers()
         data = server.files.get(path)
         if data is None:
             return self.send_error(404)

@@ -1,9 +1,9 @@
 """Preparations before their steps: options, free disk space, and downloads: resumed, checked, never half there."""
 
-import argparse
 import gzip
 import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,9 +16,10 @@ import pytest
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.data import download, tasks
 from lightconv_plugin.recipes.data.download import Published, need_disk
-from lightconv_plugin.recipes.data.request import Request, make_parser, make_request
+from lightconv_plugin.recipes.data.options import Options, Request, make_request
 from tests.recipes.conftest import script_environment
 from tests.recipes.data.archive_server import LOCAL, serve, tar_gz
+from tests.recipes.data.miniatures import PUBLISHED
 from tests.recipes.data.preparations import prepare
 
 TEXT = "".join(f"line {i * i}\n" for i in range(5000)).encode()
@@ -44,25 +45,10 @@ def server(monkeypatch):
         yield running
 
 
-def request(cwd, **changes):
-    return Request(
-        **{
-            "variant": "x",
-            "data": cwd / "down",
-            "data_given": False,
-            "out": cwd / "out",
-            "mirror": "",
-            "workers": 1,
-            "any_size": False,
-            "options": argparse.Namespace(),
-            **changes,
-        }
-    )
-
-
-def fetch(address, checksum, cwd, **changes):
-    """`download.fetch` into cwd/down."""
-    download.fetch(Published(address.rpartition("/")[2], address, checksum), request(cwd, **changes))
+def fetch(address, checksum, cwd, **options):
+    """`download.fetch` into cwd/down, or the folder `data` of the options."""
+    request = Request("x", options.get("data", cwd / "down"), cwd / "out", Options(**options))
+    download.fetch(Published(address.rpartition("/")[2], address, checksum), request)
 
 
 def names(folder):
@@ -175,7 +161,7 @@ def test_a_server_that_is_busy_is_asked_again(server, tmp_path, status):
     fetch(f"{server.address}/file.gz", "record", tmp_path)
     assert [start for _, start in server.requests] == [300, 300, 300, 1000]
     server.errors["none.gz"] = [status] * 9
-    with pytest.raises(InputError, match=rf"cannot download .*/none.gz \(HTTP {status} .*--data DIR"):
+    with pytest.raises(InputError, match=rf"cannot download .*/none.gz \(HTTP {status} .*`data` DIR"):
         fetch(f"{server.address}/none.gz", "record", tmp_path)
     assert [path for path, _ in server.requests].count("none.gz") == 4
 
@@ -185,6 +171,14 @@ def test_other_protocols_are_refused(tmp_path):
         with pytest.raises(InputError, match=f"cannot download {address}: expected an address that begins with http"):
             fetch(address, "record", tmp_path)
     assert names(tmp_path / "down") == []
+
+
+def test_a_redirect_to_another_protocol_is_refused(server, tmp_path):
+    server.redirects = {"away.gz": "ftp://127.0.0.1:1/file.gz", "moved.gz": f"{server.address}/file.gz"}
+    with pytest.raises(InputError, match=r"cannot download .*/away.gz \(.*: ftp"):
+        fetch(f"{server.address}/away.gz", "record", tmp_path)
+    fetch(f"{server.address}/moved.gz", "record", tmp_path)
+    assert names(tmp_path / "down") == ["SHA256SUMS", "moved.gz"]
 
 
 KILLED = """
@@ -217,7 +211,7 @@ def test_a_kill_in_the_middle_of_a_download(server, tmp_path):
 
 @pytest.mark.parametrize("place", ["web", "mirror-address", "mirror-folder"])
 def test_a_wrong_file_is_refused(server, tmp_path, place):
-    mirror, address = "", f"{server.address}/file.gz"
+    mirror, address = None, f"{server.address}/file.gz"
     if place == "mirror-address":
         mirror, address = server.address, "http://127.0.0.1:1/nowhere/file.gz"
     elif place == "mirror-folder":
@@ -239,7 +233,7 @@ def test_a_file_in_place_that_is_wrong_is_replaced(server, tmp_path):
 
 
 def test_a_missing_page_says_what_else_can_be_done(server, tmp_path):
-    with pytest.raises(InputError, match=r"cannot download .* \(HTTP 404 .*--data DIR"):
+    with pytest.raises(InputError, match=r"cannot download .* \(HTTP 404 .*`data` DIR"):
         fetch(f"{server.address}/none.gz", WRONG, tmp_path)
     assert server.requests == [("none.gz", 0)]
     assert names(tmp_path / "down") == []
@@ -248,12 +242,12 @@ def test_a_missing_page_says_what_else_can_be_done(server, tmp_path):
 def test_data_given_are_checked_and_left_as_they_are(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/file.gz").write_bytes(PACKED)
-    mine = {"cwd": tmp_path, "data": tmp_path / "mine", "data_given": True}
+    mine = {"cwd": tmp_path, "data": tmp_path / "mine"}
     for kind in RIGHT:
         fetch("http://127.0.0.1:1/file.gz", RIGHT[kind], **mine)
     with pytest.raises(InputError, match=f"mine/file.gz is not the expected file: its checksum is {SHA256}"):
         fetch("http://127.0.0.1:1/file.gz", WRONG, **mine)
-    with pytest.raises(InputError, match=r"no file .*mine/other.gz: --data must be the folder of the published files"):
+    with pytest.raises(InputError, match=r"no file .*mine/other.gz: `data` must be the folder of the published files"):
         fetch("http://127.0.0.1:1/other.gz", WRONG, **mine)
     (tmp_path / "mine/file.gz").write_bytes(PACKED[:-3])
     with pytest.raises(InputError, match="is cut short or damaged"):
@@ -279,20 +273,19 @@ def test_two_downloads_into_one_folder_do_not_mix(server, tmp_path):
         os.close(other)
 
 
-def options(*arguments):
-    parser = make_parser("x", "about", "", "", published=True)
-    parser.set_defaults(variant="x")
-    return make_request(parser.parse_args(arguments), "{out}/down", "data/x")
+def chosen(*words):
+    """The request that `lightconv prepare wmt16_en_de` makes of these words."""
+    return make_request(tasks.parse("wmt16_en_de", words), "x", "{out}/down", "data/x")
 
 
 @pytest.mark.parametrize(
     "arguments, expected",
     [
-        ([], ["{}/home/data/x/down", "{}/home/data/x", "", None, False, False]),
-        (["--out", "o", "--workers", "3"], ["{}/o/down", "{}/o", "", 3, False, False]),
-        (["--data", "."], ["{}", "{}/home/data/x", "", None, True, False]),
-        (["--mirror", "m/", "--any-size"], ["{}/home/data/x/down", "{}/home/data/x", "{}/m", None, False, True]),
-        (["--mirror", "http://a/b/"], ["{}/home/data/x/down", "{}/home/data/x", "http://a/b", None, False, False]),
+        ([], ["{}/home/data/x/down", "{}/home/data/x", "None", None, False]),
+        (["--out", "o", "--workers", "3"], ["{}/o/down", "{}/o", "None", 3, False]),
+        (["--data", "."], ["{}", "{}/home/data/x", "None", None, False]),
+        (["--mirror", "m/", "--any-size"], ["{}/home/data/x/down", "{}/home/data/x", "{}/m", None, True]),
+        (["--mirror", "http://a/b/"], ["{}/home/data/x/down", "{}/home/data/x", "http://a/b", None, False]),
     ],
 )
 def test_options(tmp_path, monkeypatch, arguments, expected):
@@ -300,9 +293,11 @@ def test_options(tmp_path, monkeypatch, arguments, expected):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIGHTCONV_HOME", str(tmp_path / "home"))
     expected[3] = expected[3] or len(os.sched_getaffinity(0))
-    got = options(*arguments)
-    found = [str(got.data), str(got.out), got.mirror, got.workers, got.data_given, got.any_size]
-    assert found == [value.format(tmp_path) if isinstance(value, str) else value for value in expected]
+    made = chosen(*arguments)
+    options = made.options
+    assert [str(made.data), str(made.out), str(options.mirror), options.workers, options.any_size] == [
+        value.format(tmp_path) if isinstance(value, str) else value for value in expected
+    ]
 
 
 @pytest.mark.parametrize(
@@ -310,8 +305,8 @@ def test_options(tmp_path, monkeypatch, arguments, expected):
     [
         (["--data"], "argument --data: expected one argument"),
         (["--out", ""], "argument --out: must name a folder, got ''"),
-        (["--data", "nowhere"], "--data: there is no folder {}/nowhere"),
-        (["--data", ".", "--mirror", "m"], "--mirror is not valid with --data, from which nothing is downloaded"),
+        (["--data", "nowhere"], "`data`: there is no folder {}/nowhere"),
+        (["--data", ".", "--mirror", "m"], "`mirror` is not valid with `data`, from which nothing is downloaded"),
         (["--workers", "0"], "argument --workers: must be a whole number of at least 1, got '0'"),
         (["--workers", "two"], "argument --workers: must be a whole number of at least 1, got 'two'"),
     ],
@@ -319,7 +314,7 @@ def test_options(tmp_path, monkeypatch, arguments, expected):
 def test_wrong_options_are_one_line(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError) as caught:
-        options(*arguments)
+        chosen(*arguments)
     assert str(caught.value) == message.format(tmp_path)
 
 
@@ -350,6 +345,32 @@ def test_every_published_file_is_complete():
             lengths = {"record": 0, "sha256": 64, "text": 64, "md5": 32, "blob": 40}
             assert len(value) == lengths[kind] and set(value) <= set("0123456789abcdef")
             assert published.address.startswith("https://") or published.absent
+
+
+def published(task, folder):
+    """The miniature of a task's files, in the order in which they are fetched."""
+    folder.mkdir()
+    PUBLISHED[task](folder)
+    return [folder / file.name for file in tasks.published_files(task)]
+
+
+@pytest.mark.parametrize("task", [task for task in PUBLISHED if not tasks.TASKS[task].own_files])
+def test_only_the_published_files_are_accepted(task, tmp_path, monkeypatch):
+    """Of another text, the first file with a known checksum is refused; of any text, a file that is cut short."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100 << 30))
+    paths = published(task, tmp_path / "data")
+    call = (task, "--data", tmp_path / "data", "--out", tmp_path / "out")
+    known = {file.name: file.checksum for file in tasks.published_files(task) if file.checksum != "record"}
+    for name, checksum in list(known.items())[:1]:
+        last = prepare(tmp_path, *call).stderr.splitlines()[-1]
+        assert f"{name} is not the expected file: its checksum is " in last
+        assert last.endswith(f", expected {checksum.partition(':')[2]}")
+    paths[0].write_bytes(paths[0].read_bytes()[:-30])
+    for option, place in (("--data", tmp_path / "data"), ("--mirror", tmp_path / "data")):
+        done = prepare(tmp_path, task, option, place, "--out", tmp_path / "out", "--any-size")
+        assert done.returncode == 2
+        assert re.search(rf"{paths[0].name} is not the expected file: .* cut short", done.stderr.splitlines()[-1])
+        assert not list(tmp_path.glob(f"out/**/{paths[0].name}*")) and not (tmp_path / "out/raw").exists()
 
 
 def test_free_disk_space_is_required_before(tmp_path, monkeypatch):

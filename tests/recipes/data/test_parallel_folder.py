@@ -80,10 +80,10 @@ def test_further_test_sets_take_fairseqs_names(folder):
     [
         ((), {}, "cannot tell the language pair.*expected train.XX.*it is empty"),
         (("text.en", "text.de"), {}, "cannot tell the language pair.*found: text.de, text.en"),
-        (("train.en", "train.de", "train.fr"), {}, r"\['de', 'en', 'fr'\]: choose with --src and --tgt"),
+        (("train.en", "train.de", "train.fr"), {}, r"\['de', 'en', 'fr'\]: choose with `src` and `tgt`"),
         (("train.en", "train.de", "test.en", "test.de"), {}, "no valid text for en-de.*expected.*found: test.de"),
         (("train.en", "train.de", "dev.en", "dev.de"), {}, "no test text for en-de"),
-        ((*PLAIN, "val.en", "val.de"), {}, r"several valid texts, \['val', 'valid'\]: choose with --valid-prefix"),
+        ((*PLAIN, "val.en", "val.de"), {}, r"several valid texts, \['val', 'valid'\]: choose with `valid_prefix`"),
         (PLAIN, {"src": "en", "tgt": "fr"}, "no train text for en-fr"),
         (PLAIN, {"src": "de", "tgt": "de"}, "both 'de'"),
     ],

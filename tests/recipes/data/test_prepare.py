@@ -300,6 +300,6 @@ def test_what_is_wrong_is_one_line(error, line, tmp_path, monkeypatch):
     def fail(request):
         raise error
 
-    monkeypatch.setitem(TASKS, "smoke", dataclasses.replace(TASKS["smoke"], run=fail))
+    monkeypatch.setitem(TASKS, "smoke", dataclasses.replace(TASKS["smoke"], plan=fail))
     done = prepare(tmp_path, "smoke")
     assert done.returncode == 2 and line in done.stderr and done.stderr.count("\n") == 1

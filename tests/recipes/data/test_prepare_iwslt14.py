@@ -14,10 +14,12 @@ import time
 import pytest
 
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.recipes.data.iwslt14 import LINES, WORDS, Preparation, expect, segments_of, training_lines
+from lightconv_plugin.recipes.data import stages
+from lightconv_plugin.recipes.data.iwslt14 import LINES, WORDS, expect, plan, segments_of, training_lines
+from lightconv_plugin.recipes.data.options import Options, Request
 from lightconv_plugin.recipes.data.pairs import keep_pair
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
-from lightconv_plugin.recipes.data.tasks import parser_of
+from lightconv_plugin.recipes.data.tasks import parse
 from tests.recipes.conftest import check_recipes, script_environment
 from tests.recipes.data.archive_server import LOCAL, iwslt_archive, serve
 
@@ -104,7 +106,7 @@ def test_titles_are_text_and_addresses_are_not(prepared):
 
 def test_pairs_are_cleaned_and_every_23rd_is_for_validation(prepared):
     """From the raw text by the definition, with a tokenising that is tested elsewhere."""
-    from lightconv_plugin.recipes.data import moses
+    from lightconv_plugin.text import moses
 
     sides = []
     for lang in ("de", "en"):
@@ -145,13 +147,13 @@ def test_mark_up(tmp_path):
 
 def run_python(archive, out, any_size=False):
     """The steps; they stop before fairseq where something is wrong."""
-    Preparation(archive, out, merges=50, workers=1, any_size=any_size).run()
+    plan(Request("iwslt14_de_en", archive.parent, out, Options(bpe=50, workers=1, any_size=any_size))).run()
 
 
 def test_another_size_is_an_error_that_names_both(tmp_path, sentences):
     (tmp_path / "de-en.tgz").write_bytes(iwslt_archive(sentences))
     message = (
-        r"pairs of lines: train \d+, valid \d, test 20; expected train 160,239, valid 7,283, test 6,750 .*--any-size"
+        r"pairs of lines: train \d+, valid \d, test 20; expected train 160,239, valid 7,283, test 6,750 .*`any_size`"
     )
     with pytest.raises(CorpusError, match=message):
         run_python(tmp_path / "de-en.tgz", tmp_path / "out")
@@ -200,7 +202,7 @@ def changed(data, more):
 
 def test_a_changed_archive_is_taken_up(tmp_path, sentences, capsys, monkeypatch):
     """Other test sets: the merges, learned on the training text, stay."""
-    monkeypatch.setattr(Preparation, "data_bin", lambda self, output: output.mkdir())
+    monkeypatch.setattr(stages, "binarise", lambda *arguments: arguments[-1].mkdir())
     archive = tmp_path / "de-en.tgz"
     archive.write_bytes(iwslt_archive(sentences))
     run_python(archive, tmp_path / "out", any_size=True)
@@ -224,5 +226,5 @@ def test_a_changed_archive_is_taken_up(tmp_path, sentences, capsys, monkeypatch)
 )
 def test_wrong_options(options, message):
     with pytest.raises(InputError) as caught:
-        parser_of("iwslt14_de_en").parse_args(options)
+        parse("iwslt14_de_en", options)
     assert message in str(caught.value)

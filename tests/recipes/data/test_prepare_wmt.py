@@ -10,13 +10,14 @@ import pytest
 
 from lightconv_plugin.cli.main import main as lightconv
 from lightconv_plugin.recipes.data.bpe import learn_codes
+from lightconv_plugin.recipes.data.tasks import TASKS as PREPARED
 from lightconv_plugin.recipes.data.wmt import evaluation_tokeniser, training_tokeniser
 from lightconv_plugin.recipes.data.wmt_tasks import TASKS
 from lightconv_plugin.text.chinese import segmenter
 from tests.recipes.conftest import check_recipes
 from tests.recipes.data import wmt_archives
 from tests.recipes.data.archive_server import serve
-from tests.recipes.data.language_archives import no_leftovers
+from tests.recipes.data.miniatures import no_leftovers
 from tests.recipes.data.preparations import prepare, stop_at
 
 MINIATURE = ("--any-size", "--workers", "2")
@@ -230,26 +231,6 @@ def test_cwmt_has_to_be_supplied(home):
     assert "--without-cwmt" in line
 
 
-def test_a_corrupt_archive_is_named_and_not_kept(tmp_path):
-    home = tmp_path / "home"
-    wmt_archives.en_de(tmp_path)
-    archive = tmp_path / "training-parallel-commoncrawl.tgz"
-    archive.write_bytes(archive.read_bytes()[:-30])
-    done = prepare(home, "wmt14_en_de", "--mirror", tmp_path, "--out", tmp_path / "out", *MINIATURE)
-    line = last_line(done)
-    assert "training-parallel-commoncrawl.tgz" in line and "cut short or damaged" in line
-    assert not [path for path in home.rglob("*commoncrawl*") if path.suffix != ".lock"]
-
-
-def test_another_text_than_the_published_one_needs_a_word(home, tmp_path, monkeypatch):
-    wmt_archives.google_en_de(tmp_path / "data")
-    places = ("--data", tmp_path / "data", "--out", tmp_path / "out")
-    disk_of(monkeypatch, gib=100)
-    done = prepare(home, "wmt16_en_de", *places)
-    assert "expected 86f7f6e0bab3259a34712b4c034dc933f406d6735ce03fd6de6b9ccb5191ce2e" in last_line(done)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("task, gib", [("wmt14_en_de", 11), ("wmt14_en_fr", 80), ("wmt16_en_de", 4)])
 def test_the_disk_is_looked_at_first(home, tmp_path, task, gib, monkeypatch):
     disk_of(monkeypatch, gib=1)
@@ -279,7 +260,9 @@ def test_the_table_of_tasks():
     names = {task: [source.name for source in TASKS[task].train] for task in TASKS}
     assert names["wmt14_en_de_icml17"] == ["europarl-v7", "commoncrawl", "news-commentary-v9"]
     assert len(names["wmt17_zh_en"]) == 8 and names["wmt17_zh_en_without_cwmt"] == names["wmt17_zh_en"][:2]
-    assert [(TASKS[task].merges, TASKS[task].joint) for task in TASKS] == [(40_000, True)] * 3 + [(32_000, False)] * 2
+    assert [TASKS[task].joint for task in TASKS] == [True] * 3 + [False] * 2
+    merges = {name: task.defaults.bpe for name, task in PREPARED.items() if name.startswith(("wmt14", "wmt17"))}
+    assert merges == {"wmt14_en_de": 40_000, "wmt14_en_fr": 40_000, "wmt17_zh_en": 32_000}
 
 
 def test_a_prepared_folder_can_be_moved(en_de, tmp_path):

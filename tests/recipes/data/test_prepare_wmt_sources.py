@@ -1,19 +1,18 @@
 """What the steps of the WMT tasks do with single texts: sources, test sets, splitting, words, Google's archive."""
 
-import argparse
 import json
 import random
 import tarfile
 
 import pytest
 
+from lightconv_plugin.recipes.data.options import Options, Request
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
-from lightconv_plugin.recipes.data.request import Request
+from lightconv_plugin.recipes.data.stages import Plan
 from lightconv_plugin.recipes.data.wmt import Preparation, evaluation_tokeniser, keep_raw, training_tokeniser
 from lightconv_plugin.recipes.data.wmt16 import extract
 from lightconv_plugin.recipes.data.wmt_sources import Source, append_source, expect, extract_sgm, read_sgm
 from lightconv_plugin.recipes.data.wmt_tasks import Task
-from lightconv_plugin.recipes.steps import Steps
 from lightconv_plugin.text.chinese import segmenter
 from tests.recipes.data import wmt_archives
 from tests.recipes.data.wmt_archives import as_bytes, sgm, tar
@@ -83,7 +82,7 @@ def test_books_go_in_numeric_order(tmp_path):
 def test_the_published_number_of_pairs_is_wanted(tmp_path):
     source = archive(tmp_path, b"a\n", b"b\n")
     exact = Source(source.name, source.archive, PAIR, 1, pairs=2)
-    with pytest.raises(CorpusError, match=r"one in one.tgz has 1 pairs, expected 2 as published .--any-size"):
+    with pytest.raises(CorpusError, match=r"one in one.tgz has 1 pairs, expected 2 as published .`any_size`"):
         appended(exact, tmp_path)
     expect(1, 2, "it", any_size=True)
     expect(2, 2, "it", any_size=False)
@@ -127,9 +126,10 @@ def test_sgm_is_read_strictly(tmp_path, text, message):
         read_sgm(path)
 
 
-def preparation(task, steps, data):
-    options = argparse.Namespace(bpe=10, separate_dictionaries=False)
-    return Preparation(task, steps, Request("", data, True, steps.root, "", 1, any_size=False, options=options))
+def write_texts(task, data):
+    """The stages that fill data/out/text."""
+    out = data / "out"
+    Plan(out, Preparation(task, Request("", data, out, Options(data=data, workers=1))).text_stages()).run()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -146,8 +146,7 @@ def test_no_line_is_lost_and_the_order_kept(tmp_path, seed):
             side += text
     every = draw.randint(1, 9)
     sgm_set(tmp_path, ["a", "b"], ["c", "d"])
-    with Steps(tmp_path / "out") as steps:
-        preparation(Task("en", "de", tuple(sources), every, SET, 10, True), steps, tmp_path).texts()
+    write_texts(Task("en", "de", tuple(sources), every, SET, True), tmp_path)
     for text, lang in zip(whole, ("en", "de"), strict=True):
         train, valid = [], []
         for i, line in enumerate(text, 1):
@@ -159,15 +158,14 @@ def test_no_line_is_lost_and_the_order_kept(tmp_path, seed):
 def test_a_changed_archive_is_taken_up_and_an_unchanged_one_is_not(tmp_path, capsys):
     source = archive(tmp_path, b"a\nb\n", b"c\nd\n")
     sgm_set(tmp_path, ["a", "b"], ["c", "d"])
-    task = Task("en", "de", (source,), 2, SET, 10, True)
+    task = Task("en", "de", (source,), 2, SET, True)
     for text, said in (
         (b"a\nb\n", "training text ..."),
         (b"a\nb\n", "done before"),
         (b"a\ne\n", "training text again, changed: inputs ..."),
     ):
         archive(tmp_path, text, b"c\nd\n")
-        with Steps(tmp_path / "out") as steps:
-            preparation(task, steps, tmp_path).texts()
+        write_texts(task, tmp_path)
         assert said in capsys.readouterr().err
         assert (tmp_path / "out/text/valid.en").read_bytes() == text[2:]
 
@@ -176,8 +174,8 @@ def test_a_failing_source_leaves_no_text(tmp_path):
     """The first source is whole, the second is not: nothing of it may look done."""
     sources = archive(tmp_path, b"a\n", b"b\n", "first"), archive(tmp_path, b"a\n", b"b\nc\n", "second")
     sgm_set(tmp_path, ["a", "b"], ["c", "d"])
-    with Steps(tmp_path / "out") as steps, pytest.raises(CorpusError, match=r"second in second.tgz"):
-        preparation(Task("en", "de", sources, 2, SET, 10, True), steps, tmp_path).texts()
+    with pytest.raises(CorpusError, match=r"second in second.tgz"):
+        write_texts(Task("en", "de", sources, 2, SET, True), tmp_path)
     assert not list((tmp_path / "out/text").glob("*"))
 
 
@@ -187,7 +185,7 @@ def test_the_raw_lines_of_what_cleaning_keeps(tmp_path):
     for name, sides in (("encoded", encoded), ("text", [["1", "2", "3", "4"], ["5", "6", "7", "8"]])):
         for path, side in zip(paths[name], sides, strict=True):
             path.write_bytes(as_bytes(side))
-    keep_raw(paths["encoded"], paths["text"], paths["out"])
+    keep_raw(paths["encoded"], paths["text"], *paths["out"])
     assert [path.read_text() for path in paths["out"]] == ["1\n3\n", "5\n7\n"]
 
 
@@ -215,7 +213,7 @@ def test_chinese_without_jieba_is_one_clear_line(monkeypatch):
 
     monkeypatch.setattr(prepare_wmt, "version", missing)
     with pytest.raises(CorpusError, match=r"jieba, .* is not installed: pip install jieba"):
-        prepare_wmt._tokenising("zh", True)
+        prepare_wmt.tokenising("zh", True)
 
 
 def test_raw_text_that_google_s_archive_lacks_is_made_and_told(tmp_path):

@@ -101,7 +101,7 @@ def test_one_line_stays_one_line(tmp_path):
 
 def test_a_process_that_is_killed_is_an_error_and_no_wait_for_ever(tmp_path, blocks):
     (tmp_path / "x").write_text("a line\n" * 1000)
-    with pytest.raises(CorpusError, match=r"worked on .*x was killed, perhaps for lack of memory: try fewer --workers"):
+    with pytest.raises(CorpusError, match=r"worked on .*x was killed, perhaps for lack of memory: try fewer `workers`"):
         map_file(_kill, (0,), tmp_path / "x", tmp_path / "out", "t", 2)
 
 

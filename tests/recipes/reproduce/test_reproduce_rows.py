@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.recipes.data.tasks import TASKS, parser_of
+from lightconv_plugin.recipes.data.tasks import TASKS, parse, variant_of
 from lightconv_plugin.recipes.reproduce.protocol import (
     load_yaml,
     read_protocol,
@@ -306,9 +306,9 @@ def test_every_protocol_of_the_project_is_valid():
     assert ROOT / "configs/smoke" in folders
     for folder in folders:
         task, *options = shlex.split(read_protocol(folder).prepare)
-        args = parser_of(task).parse_args(options)
+        args = parse(task, options)
         own = options[options.index("--out") + 1] if "--out" in options else None
-        prepared = f"{own or TASKS[task].out.format(variant=args.variant)}/data-bin"
+        prepared = f"{own or TASKS[task].out.format(variant=variant_of(task, args))}/data-bin"
         for system in read_protocol(folder).systems:
             config = load_yaml(folder / f"{system}.yaml")["task"]
             assert config["data"] == prepared

@@ -1,0 +1,211 @@
+"""`lightconv prepare wikitext103` and `gbw` on miniatures of their archives, and the sizes that are enforced."""
+
+import functools
+import re
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.recipes.data import gbw, language_model, wikitext2, wikitext103
+from lightconv_plugin.recipes.data.options import SPLITS, Request
+from lightconv_plugin.recipes.data.parallel_folder import CorpusError
+from lightconv_plugin.recipes.data.tasks import parse
+from tests.recipes.conftest import ROOT
+from tests.recipes.data import miniatures
+from tests.recipes.data.archive_server import serve
+from tests.recipes.data.miniatures import GBW, GBW_HELD_OUT, GBW_TRAIN, WIKITEXT103, write_tar, write_zip
+from tests.recipes.data.preparations import prepare, stop_at
+
+TASKS = ("wikitext103", "gbw")
+TINY = (
+    *("+model.decoder_embed_dim=16", "+model.decoder_ffn_embed_dim=16", "+model.decoder_input_dim=16"),
+    *("+model.decoder_output_dim=16", "+model.decoder_layers=2", "+model.decoder_kernel_size_list=[3,7]"),
+    *("+model.adaptive_input_cutoff=[4,8]", "+model.adaptive_softmax_cutoff=[4,8]", "task.tokens_per_sample=20"),
+    *("dataset.max_tokens=160", "dataset.num_workers=0", "optimization.update_freq=[1]", "optimization.max_update=3"),
+)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def prepared(home):
+    """Task → its folder, arguments, and what the second run said.
+
+    The first answer of the server breaks off, and the first run is ended by Ctrl-C as it binarises.
+    """
+
+    @functools.cache
+    def of(task):
+        mirror, out = home / f"{task} mirror", home / f"{task}, here"
+        mirror.mkdir()
+        miniatures.PUBLISHED[task](mirror)
+        [archive] = mirror.iterdir()
+        with serve(miniatures.files_of(mirror)) as server:
+            server.cuts[archive.name] = [400]
+            arguments = (task, "--mirror", server.address, "--out", out, "--any-size", "--workers", "2")
+            status, said = stop_at("binarise ...", signal.SIGINT, home, *arguments)
+            assert status == 130 and "interrupted: run the same command again to resume" in said
+            assert server.requests == [(archive.name, 0), (archive.name, 400)]
+        assert not (out / "data-bin").exists()
+        done = prepare(home, *arguments)  # the server is gone, and not needed any more
+        assert done.returncode == 0, done.stderr
+        log = (out / "preprocess.log").read_text()
+        words = [line.split()[0] for line in (out / "data-bin/dict.txt").read_text().splitlines()]
+        return SimpleNamespace(out=out, said=done.stderr, arguments=arguments, log=log, words=words)
+
+    return of
+
+
+def tokens(text):
+    """The number of tokens, with the </s> of every line."""
+    return len(text.split()) + text.count(b"\n")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_interrupted_preparation_is_resumed_and_a_third_run_does_no_work(task, prepared, home):
+    said = prepared(task).said
+    assert "downloading" not in said and "raw text: done before" in said and "binarise: done before" not in said
+    assert miniatures.no_leftovers(prepared(task).out)
+    done = prepare(home, *prepared(task).arguments)
+    assert (done.returncode, done.stderr.splitlines()) == (0, ["raw text: done before", "binarise: done before"])
+
+
+def test_the_text_of_wikitext_is_as_it_came(prepared):
+    made = prepared("wikitext103")
+    for part, lines in miniatures.WIKITEXT_LINES.items():
+        text = miniatures.wikitext(part)
+        assert (made.out / f"raw/{part}.txt").read_bytes() == text
+        assert f"raw/{part}.txt: {lines + 3} sents, {tokens(text)} tokens" in made.log
+    seen = {*miniatures.wikitext("train").decode().split()} - {"<unk>"}
+    assert seen == {word for word in made.words if not word.startswith("madeupword")}
+    assert (len({*made.words}) + 4) % 8 == 0
+
+
+def test_the_parts_are_those_of_the_one_billion_word_benchmark(prepared):
+    made, files = prepared("gbw"), miniatures.gbw()
+    train = b"".join(files[GBW_TRAIN.format(i)] for i in range(1, 100))
+    assert (made.out / "raw/train.txt").read_bytes() == train.replace(b"\r", b" ")
+    assert (made.out / "raw/valid.txt").read_bytes() == files[GBW_HELD_OUT.format(1)]
+    assert (made.out / "raw/test.txt").read_bytes() == files[GBW_HELD_OUT.format(0)]
+    lines = train.count(b"\n")
+    assert f"raw/train.txt: {lines} sents, {tokens(train)} tokens" in made.log
+
+
+def test_words_seen_less_than_three_times_are_unknown(prepared):
+    made = prepared("gbw")
+    text = (made.out / "raw/train.txt").read_text().split()
+    assert {word for word in made.words if not word.startswith("madeupword")} == {w for w in text if text.count(w) >= 3}
+    assert "only3" in made.words and "only2" not in made.words
+
+
+@pytest.mark.parametrize("task, window", [("wikitext103", ("--context-window", "10")), ("gbw", ())], ids=TASKS)
+def test_a_language_model_trains_on_it_and_is_scored(task, window, prepared, run_script, tmp_path):
+    data = prepared(task).out / "data-bin"
+    overrides = (f"task.data={data}", f"checkpoint.save_dir={tmp_path / 'run'}", *TINY)
+    done = run_script("train.sh", ROOT / f"configs/{task}/dynamicconv.yaml", *overrides)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr
+    done = run_script("perplexity.sh", data, tmp_path / "run/checkpoint_last.pt", "--cpu", *window)
+    assert done.returncode == 0, done.stderr
+    text = (prepared(task).out / "raw/test.txt").read_bytes()
+    assert re.match(rf"test: perplexity \S+ over {tokens(text)} tokens", done.stdout)
+
+
+def prepare_place(place, out, *arguments):
+    """The stages for one folder or archive, as wikitext2 has them for a folder."""
+    request = Request("wikitext2", place.parent, out, parse("wikitext2", arguments))
+    language_model.plan_files(request, place.name, {}).run()
+
+
+@pytest.mark.parametrize(
+    "write, changes, message",
+    [
+        (write_zip, {"wikitext-103/wiki.test.tokens": None}, "has no file *test*"),
+        (write_zip, {"b/train.txt": b"a\n"}, "found train.txt, wiki.train.tokens"),
+        (write_zip, {"../wiki.train.tokens": b"a\n"}, "leads out of the folder"),
+        (write_zip, {"wikitext-103/wiki.valid.tokens": b""}, "wiki.valid.tokens is empty"),
+        (write_tar, {}, "train has 63 lines, "),
+    ],
+    ids=["no-test", "two", "outside", "empty", "other-size"],
+)
+def test_one_clear_line_for_an_archive_of_another_form(tmp_path, write, changes, message):
+    files = {name: data for name, data in (miniatures.wikitext103() | changes).items() if data is not None}
+    path = write(tmp_path / ("a.zip" if write is write_zip else "a.tgz"), files)
+    out = tmp_path / "out"
+    with pytest.raises(CorpusError) as caught:
+        prepare_place(path, out, "--expect", "train:1801350:103227021")
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert not (out / "unpacked.tmp").exists() and not list((out / "raw").glob("*.txt"))
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (
+            lambda files: files.pop(GBW_TRAIN.format(7)),
+            "lacks 1 of the 99 files of text, the first: training-monolingual",
+        ),
+        (lambda files: files.pop(GBW_HELD_OUT.format(0)), "news.en.heldout-00000-of-00050"),
+        (lambda files: files.update({GBW_HELD_OUT.format(1): b""}), "news.en.heldout-00001-of-00050 is empty"),
+        (lambda files: files.update({"x/" + GBW_TRAIN.format(9): b"a\n"}), "news.en-00009-of-00100 twice"),
+    ],
+    ids=["no-training-file", "no-test-file", "empty", "twice"],
+)
+def test_an_archive_of_another_form_is_refused(home, tmp_path, spoil, message):
+    files = miniatures.gbw()
+    spoil(files)
+    data = write_tar(tmp_path / f"data/{GBW}.tar.gz", files).parent
+    done = prepare(home, "gbw", "--data", data, "--out", tmp_path / "out", "--any-size")
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("lightconv prepare: error: ") and message in last
+    assert not (tmp_path / "out/unpacked.tmp").exists() and not list((tmp_path / "out/raw").glob("*.txt"))
+
+
+@pytest.fixture
+def quick_binarise(monkeypatch):
+    """Instead of fairseq-preprocess: a dictionary of twelve words."""
+
+    def binarise(root, splits, prefix, options, workers, output):
+        output.mkdir()
+        (output / "dict.txt").write_text("a 1\n" * 12)
+
+    monkeypatch.setattr(language_model, "binarise", binarise)
+
+
+def test_text_of_any_size_is_counted_when_it_is_not_allowed_any_more(tmp_path, quick_binarise):
+    place = write_zip(tmp_path / WIKITEXT103, miniatures.wikitext103())
+    prepare_place(place, tmp_path / "out", "--expect", "test:14:1000", "--any-size")
+    with pytest.raises(CorpusError, match=f"{WIKITEXT103}: test has 14 lines, "):
+        prepare_place(place, tmp_path / "out", "--expect", "test:14:1000")
+
+
+def test_a_dictionary_of_another_size_is_refused(tmp_path, quick_binarise):
+    place = write_zip(tmp_path / WIKITEXT103, miniatures.wikitext103())
+    with pytest.raises(CorpusError, match=f"{WIKITEXT103}: the dictionary has 16 entries, expected 24$"):
+        prepare_place(place, tmp_path / "out", "--expect-entries", "24")
+    assert not (tmp_path / "out/data-bin").exists()
+    prepare_place(place, tmp_path / "out", "--expect-entries", "16")
+
+
+def test_the_published_sizes(tmp_path):
+    assert str(wikitext103.EXPECTED["train"]) == "1,801,350 lines, 103,227,021 tokens"
+    assert (wikitext103.ENTRIES, wikitext2.ENTRIES) == (267_744, 33_280)
+    assert str(gbw.EXPECTED["test"]) == "6,075 lines, 159,658 tokens"
+    outputs = {part: tmp_path / part for part in SPLITS}
+    archive = write_tar(tmp_path / f"{GBW}.tar.gz", miniatures.gbw())
+    gbw.from_archive(archive, tmp_path, *outputs.values())
+    with pytest.raises(CorpusError, match=r"train has 248 lines, .* tokens, expected 30,301,028 lines; `any_size`"):
+        language_model.check_sizes(outputs, gbw.EXPECTED, archive)
+    assert not (tmp_path / "unpacked.tmp").exists()
+
+
+@pytest.mark.parametrize("size", ["train:1", "training:1:2", "train:1:2:3", "train:x:2"])
+def test_a_size_of_the_wrong_form_is_refused(size):
+    with pytest.raises(InputError) as caught:
+        parse("wikitext103", ["--expect", size])
+    assert f"expected PART:LINES:TOKENS with one of train, valid, test, got {size!r}" in str(caught.value)
