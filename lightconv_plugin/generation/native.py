@@ -6,14 +6,15 @@ The rules and results are those of beam_search.py, which is still used for model
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lightconv_plugin.errors import UnsupportedModelError
-from lightconv_plugin.generation.beam_search import Hypotheses, SearchOptions
-from lightconv_plugin.generation.linear import check_dtype, side_by_side
+from lightconv_plugin.generation.beam_search import Hypotheses, SearchOptions, check_hypotheses
+from lightconv_plugin.generation.linear import side_by_side
 from lightconv_plugin.modules.attention import SelfAttention
 from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.convolutions import DepthwiseConv, DynamicConv, LightweightConv
@@ -38,64 +39,49 @@ _NORMALIZATIONS = {name: number for number, name in enumerate(NORMALIZATIONS)}
 _POSITIONS = {"none": 0, "sinusoidal": 1, "learned": 2}
 _SHARED, _PREDICTED, _TALK, _FULL, _ATTENTION = range(5)
 
-# Texts in errors that must not become a ValueError.
-_NO_FAULT_OF_THE_ARGUMENTS = ("has a probability above 0", "alloc", "cannot start")
 
+def describe(models: Sequence[EncoderDecoder]) -> list[Description] | ValueError:
+    """The models as the native search reads them.
 
-def why_not(models: Sequence[EncoderDecoder]) -> str | None:
-    """Why the native search cannot run these models, or None: it needs float32 models on a CPU, and the CPU kernels."""
+    If it cannot run them, the error that says why, returned because other searches may run them: an
+    UnsupportedModelError names a part of a model; any other ValueError says what the native search needs (float32
+    models on a CPU, and the CPU kernels).
+    """
     for model in models:
         weight = next(model.parameters())
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
-            return f"a model is {str(weight.dtype).removeprefix('torch.')} on {weight.device}"
-    decided = backends.decision("cpu")
-    return None if decided.backend == "cpu" else decided.reason
-
-
-def not_covered(models: Sequence[EncoderDecoder]) -> str | None:
-    """The part of these models that the native search does not support (such as a custom mixer), or None."""
+            return ValueError(f"a model is {str(weight.dtype).removeprefix('torch.')} on {weight.device}")
+    kernels = backends.decision("cpu")
+    if kernels.backend != "cpu":
+        return ValueError(kernels.reason)
     try:
-        for model in models:
-            _Description(model)
+        return [Description(model) for model in models]
     except UnsupportedModelError as error:
-        return str(error)
-    return None
+        return error
 
 
 class NativeSearch:
     """Searches with the models' current weights, which it copies (except the embedding tables).
 
     Args:
-        models: an ensemble of encoder-decoders in float32 on the CPU, in evaluation mode; see `why_not`.
-        options: options of the search.
-        dtype: arithmetic of the linear layers; the CPU need not have instructions for it.
+        ensemble: from `describe`.
+        options: options of the search; dtype is the arithmetic of the linear layers, for which the CPU need not have
+            instructions.
             "float32": unchanged.
             "bfloat16": the weight is rounded to bfloat16, and so is the input if the CPU can multiply bfloat16.
             "int8": 8-bit weights, each output channel with its own scale, and 8-bit inputs, each row with its own.
-        threads: number of threads, which share the sentences or, for few sentences, the products; None for as many as
-            torch has. The results do not depend on it.
+            threads share the sentences or, for few sentences, the products.
 
-    Raises:
-        UnsupportedModelError: the search does not support a model; the message names the unsupported part.
-        ValueError: an unknown dtype, less than one thread, or a reason that `why_not` gives.
+    Raises ValueError for an unknown dtype.
     """
 
-    def __init__(
-        self,
-        models: Sequence[EncoderDecoder],
-        options: SearchOptions,
-        *,
-        dtype: str = "float32",
-        threads: int | None = None,
-    ):
-        if threads is not None and threads < 1:
-            raise ValueError(f"threads must be at least 1, got {threads}")
-        if (reason := why_not(models)) is not None:
-            raise ValueError(f"the native search cannot be used: {reason}")
-        self.options, self.dtype, self.threads = options, check_dtype(dtype), threads
-        described = [_Description(model) for model in models]
-        self._search = torch.classes.lightconv.BeamSearch(dtype, _has_instructions(dtype))
-        for model in described:
+    def __init__(self, ensemble: Sequence[Description], options: SearchOptions):
+        self._eos, self._threads = options.eos, options.threads
+        numbers = {name: float(value) for name, value in vars(options).items() if isinstance(value, (int, float))}
+        self._search = torch.classes.lightconv.BeamSearch(
+            numbers, list(options.suppress), options.dtype, _has_instructions(options.dtype)
+        )
+        for model in ensemble:
             self._search.add_model(model.tensors, model.numbers)
 
     def search(
@@ -105,42 +91,28 @@ class NativeSearch:
 
         Raises:
             ValueError: words that a model does not have, an empty sentence, or a beam that is too large.
-            RuntimeError: a sentence without a single possible hypothesis, too little memory, or more threads than the
-                system can start.
+            NoHypothesisError: a sentence without a single possible hypothesis.
+            torch.OutOfMemoryError: too little memory.
+            RuntimeError: more threads than the system can start.
         """
-        options = self.options
-        numbers = {
-            name: float(getattr(options, name))
-            for name in (
-                "pad unk eos beam_size min_len no_repeat_ngram_size normalize_scores match_source_len len_penalty "
-                "unk_penalty temperature"
-            ).split()
-        }
-        try:
-            tokens, positional, sizes, scores, counts = self._search.search(
-                source.to(torch.int64).contiguous(),
-                lengths.to(torch.int64).contiguous(),
-                None if prefix is None else prefix.to(torch.int64).contiguous(),
-                numbers,
-                list(options.suppress),
-                max_len,
-                options.eos if begin is None else begin,
-                torch.get_num_threads() if self.threads is None else self.threads,
-            )
-        except RuntimeError as error:  # torch raises this for every kind of C++ error
-            text = str(error).partition("\nException raised from")[0]
-            if any(part in text for part in _NO_FAULT_OF_THE_ARGUMENTS):
-                raise RuntimeError(text) from None
-            raise ValueError(text) from None
-        found = zip(tokens.split(sizes.tolist()), scores, positional.split(sizes.tolist()), strict=True)
+        tokens, positional, sizes, scores, counts = self._search.search(
+            source.to(torch.int64).contiguous(),
+            lengths.to(torch.int64).contiguous(),
+            None if prefix is None else prefix.to(torch.int64).contiguous(),
+            max_len,
+            self._eos if begin is None else begin,
+            torch.get_num_threads() if self._threads is None else self._threads,
+        )
+        parts = zip(tokens.split(sizes.tolist()), scores, positional.split(sizes.tolist()), strict=True)
         empty = torch.empty(0)
-        return [
+        hypotheses = [
             [
                 {"tokens": words, "score": score, "attention": empty, "alignment": empty, "positional_scores": each}
-                for words, score, each in (next(found) for _ in range(count))
+                for words, score, each in islice(parts, count)
             ]
             for count in counts.tolist()
         ]
+        return check_hypotheses(hypotheses)
 
 
 def _has_instructions(dtype: str) -> bool:
@@ -149,7 +121,7 @@ def _has_instructions(dtype: str) -> bool:
     return {"bfloat16": "BF16", "int8": "VNNI"}.get(dtype, "") in instructions
 
 
-class _Description:
+class Description:
     """A model as the named tensors and numbers that cpu/search/model.cpp reads."""
 
     def __init__(self, model: EncoderDecoder):
