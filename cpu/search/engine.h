@@ -57,8 +57,10 @@ class BeamSearch : public torch::CustomClassHolder {
         instructions_(instructions) {}
 
   // The names are those of model.cpp. Every model that is added belongs to the ensemble.
-  void add_model(const c10::Dict<std::string, at::Tensor>& tensors, const c10::Dict<std::string, double>& numbers) {
-    Description description{{}, {}, arithmetic_, instructions_};
+  void add_model(
+      const c10::Dict<std::string, at::Tensor>& tensors, const c10::Dict<std::string, double>& numbers,
+      const c10::Dict<std::string, std::string>& words) {
+    Description description{{}, {}, {}, arithmetic_, instructions_};
     for (const auto& entry : tensors) {
       const at::Tensor tensor = entry.value();
       TORCH_CHECK_VALUE(
@@ -72,6 +74,7 @@ class BeamSearch : public torch::CustomClassHolder {
       if (entry.key().find(".embed_") != std::string::npos) tables_.push_back(tensor);
     }
     for (const auto& entry : numbers) description.numbers[entry.key()] = entry.value();
+    for (const auto& entry : words) description.words[entry.key()] = entry.value();
     with_torch_errors([&] { models_.push_back(std::make_unique<Model>(description)); });
   }
 

@@ -23,21 +23,11 @@ from lightconv_plugin.modules.full_convolution import FullConv
 from lightconv_plugin.modules.layer import Layer
 from lightconv_plugin.modules.talk import TaLKConv
 from lightconv_plugin.modules.transformer import Decoder, Encoder, EncoderDecoder
-from lightconv_plugin.ops import NORMALIZATIONS, backends
+from lightconv_plugin.ops import backends
 from lightconv_plugin.ops.instructions import instruction_set
 from lightconv_plugin.ops.normalize import normalize
 
-# The numbers of these names in cpu/search/model.h and cpu/common/normalize.h.
-_ACTIVATIONS = {
-    name: number
-    for number, names in enumerate(
-        (("relu",), ("relu_squared",), ("gelu",), ("gelu_fast", "gelu_accurate"), ("swish",), ("tanh",), ("linear",))
-    )
-    for name in names
-}
-_NORMALIZATIONS = {name: number for number, name in enumerate(NORMALIZATIONS)}
-_POSITIONS = {"none": 0, "sinusoidal": 1, "learned": 2}
-_SHARED, _PREDICTED, _TALK, _FULL, _ATTENTION = range(5)
+_SHARED, _PREDICTED, _TALK, _FULL, _ATTENTION = "shared", "predicted", "talk", "full", "attention"
 
 
 def describe(models: Sequence[EncoderDecoder]) -> list[Description] | ValueError:
@@ -82,7 +72,9 @@ class NativeSearch:
             numbers, list(options.suppress), options.dtype, _has_instructions(options.dtype)
         )
         for model in ensemble:
-            self._search.add_model(model.tensors, model.numbers)
+            words = {name: value for name, value in model.numbers.items() if isinstance(value, str)}
+            numbers = {name: float(value) for name, value in model.numbers.items() if name not in words}
+            self._search.add_model(model.tensors, numbers, words)
 
     def search(
         self, source: Tensor, lengths: Tensor, max_len: int, *, prefix: Tensor | None = None, begin: int | None = None
@@ -122,11 +114,14 @@ def _has_instructions(dtype: str) -> bool:
 
 
 class Description:
-    """A model as the named tensors and numbers that cpu/search/model.cpp reads."""
+    """A model as the named tensors and numbers that cpu/search/model.cpp reads.
+
+    A kind, an activation and the like is a word among the numbers; model.cpp knows their values.
+    """
 
     def __init__(self, model: EncoderDecoder):
         self.tensors: dict[str, Tensor] = {}
-        self.numbers: dict[str, float] = {}
+        self.numbers: dict[str, float | str] = {}
         decoder = model.decoder
         if decoder.adaptive_softmax is not None:
             raise UnsupportedModelError("an adaptive softmax (adaptive_softmax_cutoff)")
@@ -170,7 +165,7 @@ class Description:
         self.numbers |= {
             f"{name}.dim": config.embed_dim,
             f"{name}.scale": config.embed_scale,
-            f"{name}.positions": _POSITIONS[config.positions],
+            f"{name}.positions": config.positions,
             f"{name}.pad": stack.pad,
             f"{name}.layers": len(stack.layers),
         }
@@ -179,7 +174,7 @@ class Description:
 
     def _layer(self, name: str, layer: Layer, *, causal: bool) -> None:
         self.numbers[f"{name}.before"] = float(layer.normalize_before)
-        self.numbers[f"{name}.activation"] = _ACTIVATIONS[layer.activation]
+        self.numbers[f"{name}.activation"] = layer.activation
         self._norm(f"{name}.mixer_norm", layer.self_attn_layer_norm)
         self._norm(f"{name}.final_norm", layer.final_layer_norm)
         self._linear(f"{name}.fc1", layer.fc1)
@@ -212,7 +207,7 @@ class Description:
             f"{name}.channels": attention.embed_dim,
             f"{name}.heads": attention.num_heads,
             f"{name}.gated": 0,
-            f"{name}.normalize": _NORMALIZATIONS["none"],
+            f"{name}.normalize": "none",
         }
         for part, conv in attention.convolutions().items():
             self._convolution(f"{name}.{part}_conv", conv)
@@ -229,7 +224,7 @@ class Description:
             f"{name}.channels": conv.channels,
             f"{name}.heads": conv.num_heads,
             f"{name}.gated": 0,
-            f"{name}.normalize": _NORMALIZATIONS["none"],
+            f"{name}.normalize": "none",
         }
         if isinstance(conv, TaLKConv):
             self._linear(f"{name}.product", conv.offsets)
@@ -246,7 +241,7 @@ class Description:
         elif type(conv) is DynamicConv:
             if conv.renorm_padding or conv.query_size != conv.channels:
                 raise UnsupportedModelError("a dynamic convolution with renorm_padding or another query")
-            self.numbers |= {f"{name}.kind": _PREDICTED, f"{name}.normalize": _NORMALIZATIONS[conv.normalize]}
+            self.numbers |= {f"{name}.kind": _PREDICTED, f"{name}.normalize": conv.normalize}
             if conv.rank_linear is not None:
                 self._linear(f"{name}.reduce", conv.rank_linear)
             self._linear(f"{name}.product", conv.weight_linear)

@@ -11,6 +11,7 @@ from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation import DTYPES, BatchSearch, SearchOptions
 from lightconv_plugin.generation.batch_search import TorchSearch
 from lightconv_plugin.generation.beam_search import NoHypothesisError
+from lightconv_plugin.generation.native import NativeSearch, describe
 from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules import AdaptiveInputConfig, AdaptiveSoftmaxConfig, ModelConfig
 from lightconv_plugin.ops import backends
@@ -206,6 +207,22 @@ def test_models_that_are_not_covered():
     config = replace(plain, decoder=stack(encoder_dim=DIM, adaptive_input=AdaptiveInputConfig(bands)))
     with pytest.raises(UnsupportedModelError, match="adaptive_input"):
         BatchSearch([build_model(config)], OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("entry", "word"),
+    [
+        ("decoder.layers.0.activation", "sine"),
+        ("decoder.layers.0.mixer.kind", "decay"),
+        ("encoder.layers.1.mixer.normalize", "sum"),
+        ("encoder.positions", "rotary"),
+    ],
+)
+def test_words_that_the_kernels_do_not_know(entry, word, model):
+    (description,) = describe([model])
+    description.numbers[entry] = word
+    with pytest.raises(ValueError, match=f"^{entry} {word} is unknown to the native search$"):
+        NativeSearch([description], OPTIONS)
 
 
 def _broken(kind, value, entries):
