@@ -21,9 +21,7 @@ import torch
 
 from benchmarks import machine, report
 from benchmarks.report import BenchmarkError
-from lightconv_plugin.generation.batch_search import BatchSearch
-from lightconv_plugin.generation.beam_search import SearchOptions
-from lightconv_plugin.generation.linear import DTYPES
+from lightconv_plugin.generation import DTYPES, BatchSearch, SearchOptions
 from lightconv_plugin.modules.config import ModelConfig, StackConfig
 from lightconv_plugin.modules.mixers import MixerSpec
 from lightconv_plugin.modules.transformer import EncoderDecoder
@@ -91,16 +89,15 @@ def _measure(options: argparse.Namespace) -> list[dict]:
     results = []
     for size in options.sizes:
         model = _model(size)
-        searches = {dtype: BatchSearch([model], _options(options.length), dtype=dtype) for dtype in DTYPES}
+        searches = {dtype: BatchSearch([model], _options(options.length, dtype)) for dtype in DTYPES}
         for sentences in options.sentences:
             source = torch.randint(4, _VOCABULARY, (sentences, options.length))
             source[:, -1] = _EOS
-            lengths = torch.full((sentences,), options.length)
             seconds: dict[str, float] = {}
             for number in range(1 + options.repeats):
                 for dtype, search in searches.items():
                     begin = time.process_time()
-                    search.search(source, lengths, options.length - 1)
+                    search.search(source)
                     taken = time.process_time() - begin
                     if number:  # the first is the warm-up
                         seconds[dtype] = min(taken, seconds.get(dtype, taken))
@@ -108,8 +105,9 @@ def _measure(options: argparse.Namespace) -> list[dict]:
     return results
 
 
-def _options(length: int) -> SearchOptions:
-    return SearchOptions(pad=1, unk=3, eos=_EOS, beam_size=_BEAM, min_len=length - 1)
+def _options(length: int, dtype: str) -> SearchOptions:
+    size = length - 1
+    return SearchOptions(pad=1, unk=3, eos=_EOS, beam_size=_BEAM, min_len=size, max_len_b=size, dtype=dtype)
 
 
 def _model(size: int) -> EncoderDecoder:

@@ -34,7 +34,7 @@ TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
 TORCH_LIBRARY_FRAGMENT(lightconv, m) {
   using lightconv::decoding::BeamSearch;
   m.class_<BeamSearch>("BeamSearch")
-      .def(torch::init<const std::string&, bool>())
+      .def(torch::init<const c10::Dict<std::string, double>&, std::vector<int64_t>, const std::string&, bool>())
       .def("add_model", &BeamSearch::add_model)
       .def("search", &BeamSearch::search);
 }

@@ -72,10 +72,7 @@ class Search {
         char* ignore = &ignored[i * beam];
         finish(now, i, step, width, ignore);
         const int64_t enough = step < max_len ? beam : 1;
-        if (int64_t(finished_[live_[i]].size()) >= enough || step == max_len) {
-          if (finished_[live_[i]].empty()) lost_.push_back(live_[i]);
-          continue;
-        }
+        if (int64_t(finished_[live_[i]].size()) >= enough || step == max_len) continue;
         go_on(now, next, i, kept, step, width, ignore, &ignored[kept * beam]);
         live_[kept] = live_[i];
         order_[kept] = order_[i];
@@ -85,10 +82,7 @@ class Search {
       std::swap(now, next);
       if (kept == 0) break;
     }
-    for (int64_t number : lost_) finished_[number].clear();
   }
-
-  const std::vector<int64_t>& lost() const { return lost_; }
 
  private:
   int64_t count() const { return static_cast<int64_t>(live_.size()); }
@@ -221,7 +215,7 @@ class Search {
 
   const Options& options_;
   const Batch& batch_;
-  std::vector<int64_t> live_, order_, lost_;  // numbers in the batch; in sentences_
+  std::vector<int64_t> live_, order_;  // numbers in the batch; in sentences_
   Finished& finished_;
   Workshop shop_;
   Vocabulary vocabulary_;
@@ -287,8 +281,6 @@ Finished search(const std::vector<const Model*>& ensemble, const Options& option
   check(ensemble, options, batch);
   Finished finished(batch.sentences);
   if (batch.sentences == 0) return finished;
-  std::vector<int64_t> lost;
-  std::mutex losing;
   // With fewer than two sentences for each, threads share products instead.
   const int parts = int(std::clamp<int64_t>(batch.sentences / 2, 1, threads));
   Team team(parts);
@@ -299,15 +291,7 @@ Finished search(const std::vector<const Model*>& ensemble, const Options& option
     Team members(threads / parts + (part < threads % parts));
     Search some(ensemble, options, batch, std::move(numbers), members, finished);
     some.run();
-    const std::lock_guard<std::mutex> lock(losing);
-    lost.insert(lost.end(), some.lost().begin(), some.lost().end());
   });
-  if (!lost.empty()) {
-    std::sort(lost.begin(), lost.end());
-    std::string list;
-    for (int64_t number : lost) list += (list.empty() ? "" : ", ") + std::to_string(number);
-    throw std::runtime_error("no hypothesis of sentences [" + list + "] of the batch has a probability above 0");
-  }
   for (std::vector<Hypothesis>& hypotheses : finished) {
     std::stable_sort(hypotheses.begin(), hypotheses.end(), [](const Hypothesis& a, const Hypothesis& b) {
       return a.score > b.score;

@@ -30,11 +30,12 @@ struct Hypothesis {
 
 using Finished = std::vector<std::vector<Hypothesis>>;
 
-// Returns the finished hypotheses of each sentence, best first. The sentences are divided among the threads; with fewer
-// than two per thread, the threads share products instead. The results are the same for any number of threads.
+// Returns the finished hypotheses of each sentence, best first; none of a sentence without a possible hypothesis (weights
+// with NaN). The sentences are divided among the threads; with fewer than two per thread, the threads share products
+// instead. The results are the same for any number of threads.
 //
-// Throws std::runtime_error if a sentence has no possible hypothesis, and std::invalid_argument for words and numbers
-// out of range and for a sentence without words.
+// Throws std::invalid_argument for words and numbers out of range and for a sentence without words, std::bad_alloc, and
+// std::runtime_error if the system cannot start that many threads.
 Finished search(const std::vector<const Model*>& ensemble, const Options& options, const Batch& batch, int threads);
 
 }  // namespace lightconv::decoding

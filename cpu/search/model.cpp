@@ -3,10 +3,46 @@
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
+#include <utility>
 
 #include "search/rows.h"
 
 namespace lightconv::decoding {
+namespace {
+
+template <class T>
+using Named = std::pair<const char*, T>;
+
+constexpr Named<Activation> kActivations[] = {
+    {"relu", Activation::kRelu}, {"relu_squared", Activation::kReluSquared}, {"gelu", Activation::kGelu},
+    {"gelu_fast", Activation::kGeluTanh}, {"gelu_accurate", Activation::kGeluTanh}, {"swish", Activation::kSwish},
+    {"tanh", Activation::kTanh}, {"linear", Activation::kLinear}};
+constexpr Named<Kind> kKinds[] = {
+    {"shared", Kind::kShared}, {"predicted", Kind::kPredicted}, {"talk", Kind::kTalk}, {"full", Kind::kFull},
+    {"attention", Kind::kAttention}};
+constexpr Named<Positions> kPositions[] = {
+    {"none", Positions::kNone}, {"sinusoidal", Positions::kSinusoidal}, {"learned", Positions::kLearned}};
+
+[[noreturn]] void unknown(const std::string& name, const std::string& word) {
+  throw std::invalid_argument(name + " " + word + " is unknown to the native search");
+}
+
+template <class T, size_t N>
+T named(const Description& from, const std::string& name, const Named<T> (&values)[N]) {
+  const std::string& word = from.word(name);
+  for (const auto& [each, value] : values) {
+    if (word == each) return value;
+  }
+  unknown(name, word);
+}
+
+Normalize normalization(const Description& from, const std::string& name) {
+  const Normalize value = normalize_of(from.word(name));
+  if (value == Normalize::kUnknown) unknown(name, from.word(name));
+  return value;
+}
+
+}  // namespace
 
 // ------------------------------------------------------------------------------------------------ reading
 
@@ -19,6 +55,12 @@ const Matrix& Description::tensor(const std::string& name) const {
 double Description::number(const std::string& name) const {
   const auto found = numbers.find(name);
   if (found == numbers.end()) throw std::invalid_argument("the model has no number " + name);
+  return found->second;
+}
+
+const std::string& Description::word(const std::string& name) const {
+  const auto found = words.find(name);
+  if (found == words.end()) throw std::invalid_argument("the model has no word " + name);
   return found->second;
 }
 
@@ -42,10 +84,10 @@ Norm::Norm(const Description& from, const std::string& name)
 }
 
 Mixer::Mixer(const Description& from, const std::string& name)
-    : kind(Kind(from.integer(name + ".kind"))), left(from.integer(name + ".left")),
+    : kind(named(from, name + ".kind", kKinds)), left(from.integer(name + ".left")),
       right(from.integer(name + ".right")), channels(from.integer(name + ".channels")),
       heads(from.integer(name + ".heads")), gated(from.number(name + ".gated") != 0),
-      normalize(Normalize(from.integer(name + ".normalize"))), enter(from.linear(name + ".enter")),
+      normalize(normalization(from, name + ".normalize")), enter(from.linear(name + ".enter")),
       leave(from.linear(name + ".leave")), reduce(from.linear(name + ".reduce")),
       product(from.linear(name + ".product", kind == Kind::kTalk)),
       filters(from.values(name + ".filters")), bias(from.values(name + ".conv_bias")) {
@@ -61,11 +103,11 @@ Mixer::Mixer(const Description& from, const std::string& name)
 }
 
 Mixer Mixer::optional(const Description& from, const std::string& name) {
-  return from.numbers.count(name + ".kind") ? Mixer(from, name) : Mixer();
+  return from.words.count(name + ".kind") ? Mixer(from, name) : Mixer();
 }
 
 Layer::Layer(const Description& from, const std::string& name)
-    : before(from.number(name + ".before") != 0), activation(Activation(from.integer(name + ".activation"))),
+    : before(from.number(name + ".before") != 0), activation(named(from, name + ".activation", kActivations)),
       mixer(from, name + ".mixer"), mixer_norm(from, name + ".mixer_norm"),
       attention_norm(from, name + ".attention_norm"), final_norm(from, name + ".final_norm"),
       query(from.linear(name + ".query")), keys_values(from.linear(name + ".keys_values")),
@@ -77,7 +119,7 @@ Layer::Layer(const Description& from, const std::string& name)
 
 Stack::Stack(const Description& from, const std::string& name)
     : dim(from.integer(name + ".dim")), table(from.tensor(name + ".embed_tokens")),
-      scale(float(from.number(name + ".scale"))), positions(Positions(from.integer(name + ".positions"))),
+      scale(float(from.number(name + ".scale"))), positions(named(from, name + ".positions", kPositions)),
       pad(from.integer(name + ".pad")), project_in(from.linear(name + ".project_in")),
       embedding_norm(from, name + ".embedding_norm"), final_norm(from, name + ".final_norm") {
   words = table.rows;

@@ -19,11 +19,12 @@ struct Matrix {
   int64_t rows, columns;
 };
 
-// A model as named tensors and numbers, as lightconv_plugin/generation/native.py describes it. The code that creates a
+// A model as named tensors, numbers and words, as lightconv_plugin/generation/native.py describes it. The code that creates a
 // Model from it must keep the embedding tables alive; everything else is copied.
 struct Description {
   std::map<std::string, Matrix> tensors;
   std::map<std::string, double> numbers;
+  std::map<std::string, std::string> words;  // of kinds, activations …
   Arithmetic arithmetic;
   bool instructions;
 
@@ -31,6 +32,7 @@ struct Description {
   // These throw std::invalid_argument with the missing name.
   const Matrix& tensor(const std::string& name) const;
   double number(const std::string& name) const;
+  const std::string& word(const std::string& name) const;
   int64_t integer(const std::string& name) const { return static_cast<int64_t>(number(name)); }
   std::vector<float> values(const std::string& name) const;  // empty if there is no such tensor
   // `name`.weight and `name`.bias; an empty layer if there is no weight. exact: float32 in every arithmetic.
@@ -48,7 +50,6 @@ struct Norm {
   float eps = 0;
 };
 
-// In the order of lightconv_plugin/generation/native.py.
 enum class Activation { kRelu, kReluSquared, kGelu, kGeluTanh, kSwish, kTanh, kLinear };
 enum class Kind { kShared, kPredicted, kTalk, kFull, kAttention };
 enum class Positions { kNone, kSinusoidal, kLearned };

@@ -6,6 +6,7 @@ Exit status: 0 every line was translated; 1 some lines could not be (listed on s
 
 import argparse
 import contextlib
+import inspect
 import logging
 import os
 import sys
@@ -156,11 +157,11 @@ class _Work:
         """Translate running text: split lines of any length into sentences."""
         cut = 0
         chunks = iter(lambda: read.readline(_CHUNK), b"")
-        for found in self._translator.translate_document(chunks, window=self._buffer):
+        for one in self._translator.translate_document(chunks, window=self._buffer):
             self.done += 1
-            self._count(found.translation, found.part.line, ", a sentence left out")
-            cut += found.part.cut
-            self._out.write(found.written)
+            self._count(one.translation, one.part.line, ", a sentence left out")
+            cut += one.part.cut
+            self._out.write(one.written)
             self._bar.update(1)
             if self.done % self._buffer == 0:
                 self._out.flush()  # before more is read
@@ -233,12 +234,13 @@ def _load(args: argparse.Namespace):
         from lightconv_plugin.generation.translator import Translator
     logging.basicConfig(format=f"lightconv {args.command}: %(message)s", stream=sys.stderr)
     logging.getLogger("lightconv_plugin.generation").setLevel(logging.INFO)
-    options = {name: getattr(args, name) for name in _FORWARDED}
+    parameters = inspect.signature(Translator).parameters.values()
+    options = {option.name: getattr(args, option.name) for option in parameters if option.kind is option.KEYWORD_ONLY}
     if args.score:
         options["dtype"] = "float32"
-    made = Translator(args.model or args.path, args.data, **options)
+    translator = Translator(args.model or args.path, args.data, **options)
     logging.getLogger().setLevel(logging.WARNING)  # fairseq has set it to DEBUG
-    return made
+    return translator
 
 
 def _progress(shown: bool, unit: str):
@@ -249,13 +251,6 @@ def _progress(shown: bool, unit: str):
 
 def _say(args: argparse.Namespace, message: str) -> None:
     print(f"lightconv {args.command}: {message}", file=sys.stderr, flush=True)
-
-
-_FORWARDED = (
-    "source_lang", "target_lang", "bpe_codes", "sentencepiece", "tokenizer", "lowercase", "beam", "lenpen", "unkpen",
-    "min_len", "max_len_a", "max_len_b", "temperature", "no_repeat_ngram_size", "batch_tokens", "batch_size", "threads",
-    "dtype", "device", "cuda_graphs", "unk",
-)  # fmt: skip
 
 
 def add_parser(commands) -> None:

@@ -16,7 +16,7 @@ _HOMES = {
     "FastGenerator": "generator",
     "SearchOptions": "beam_search",
     "StepModel": "steps",
-    "Translation": "translator",
+    "Translation": "translations",
     "Translator": "translator",
 }
 

@@ -2,117 +2,142 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from lightconv_plugin.errors import UnsupportedModelError
+from lightconv_plugin.generation import AUTO
 from lightconv_plugin.generation.beam_search import Hypotheses, SearchOptions, beam_search
+from lightconv_plugin.generation.dtypes import fastest_type, slow_type
 from lightconv_plugin.generation.graphs import CapturedSearch, CudaGraphs
-from lightconv_plugin.generation.linear import check_dtype
-from lightconv_plugin.generation.native import NativeSearch, why_not
+from lightconv_plugin.generation.native import Description, NativeSearch, describe
 from lightconv_plugin.generation.steps import StepModel
-from lightconv_plugin.generation.threads import torch_threads
 from lightconv_plugin.modules.transformer import EncoderDecoder
 
 _logger = logging.getLogger("lightconv_plugin")
-
-
-class _Search(Protocol):
-    def search(
-        self, source: Tensor, lengths: Tensor, max_len: int, *, prefix: Tensor | None, begin: int | None
-    ) -> Hypotheses: ...
 
 
 class BatchSearch:
     """Searches with the models' current weights.
 
     Args:
-        models: an ensemble of encoder-decoders, in evaluation mode.
+        models: an ensemble of encoder-decoders on one device, in evaluation mode.
         options: options of the search.
-        dtype: arithmetic of the linear layers, one of DTYPES.
-        threads: number of threads that share the work on a CPU; None for as many as torch has.
-        cuda_graphs: capture the steps of the search in CUDA graphs.
+        exported: the type in which the weights were exported, one of DTYPES. dtype "auto" is this type if it is not
+            float32 and the native search runs the models.
+
+    Attributes:
+        options: those given, with the chosen dtype instead of "auto".
+        dtype_reason: why it was chosen.
+        dtype_warning: one line if this CPU has no instructions for the requested dtype, otherwise None.
 
     Raises:
         UnsupportedModelError: the search does not support a model, or dtype is "int8" and the native search does not.
-        ValueError: dtype or threads out of range; "int8" if the native search cannot be used; cuda_graphs if the models
-            are not on a GPU.
+        ValueError: dtype "int8" if the native search cannot be used; cuda_graphs if the models are not on a GPU.
     """
 
-    def __init__(
-        self,
-        models: Sequence[EncoderDecoder],
-        options: SearchOptions,
-        *,
-        dtype: str = "float32",
-        threads: int | None = None,
-        cuda_graphs: bool = False,
-    ):
-        if not models:
-            raise ValueError("models must be at least one model, got none")
-        if threads is not None and threads < 1:
-            raise ValueError(f"threads must be at least 1, got {threads}")
-        self.options, self.dtype, self._threads = options, check_dtype(dtype), None
+    def __init__(self, models: Sequence[EncoderDecoder], options: SearchOptions, *, exported: str = "float32"):
         device = next(models[0].parameters()).device
-        if cuda_graphs and device.type != "cuda":
-            raise ValueError(f"--cuda-graphs (--generation-cuda-graphs) needs a GPU, got a model on {device}")
-        reason = why_not(models)
-        if reason is None:
-            try:
-                self._search: _Search = NativeSearch(models, options, dtype=dtype, threads=threads)
-                return
-            except UnsupportedModelError as error:  # such as a custom mixer
-                if dtype == "int8":
-                    raise
-                reason = str(error)
-        if dtype == "int8":
-            raise ValueError(
-                f'dtype "int8" needs float32 models and the CPU kernels ({reason}): use "float32" or "bfloat16"'
-            )
-        _logger.debug("the search runs in torch: %s", reason)
-        self._threads = threads
-        if cuda_graphs:
-            self._search = CapturedSearch(models, options, dtype=dtype, recorder=CudaGraphs(device))
+        if options.cuda_graphs and device.type != "cuda":
+            raise ValueError(f"`cuda_graphs` needs a GPU, got a model on {device}")
+        described = describe(models)
+        self.dtype_reason, self.dtype_warning = "as requested", None
+        if options.dtype != AUTO:
+            self.dtype_warning = slow_type(options.dtype, device)
+        elif exported != "float32" and isinstance(described, list):
+            options, self.dtype_reason = replace(options, dtype=exported), "as the model was exported"
         else:
-            self._search = TorchSearch(models, options, dtype=dtype)
+            without = described if isinstance(described, ValueError) else None
+            dtype, self.dtype_reason = fastest_type(models, device, without)
+            options = replace(options, dtype=dtype)
+        self.options = options
+        self._longest = options.max_len or min(model.config.decoder.max_positions for model in models)
+        self._search = _choose(models, described, options, device)
 
     @torch.no_grad()
     def search(
-        self, source: Tensor, lengths: Tensor, max_len: int, *, prefix: Tensor | None = None, begin: int | None = None
+        self,
+        source: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        prefix: Tensor | None = None,
+        begin: int | None = None,
     ) -> Hypotheses:
         """The finished hypotheses of each sentence, best first, as `beam_search` returns them.
 
         Args:
-            source: (S,T) words and the end symbol, pads on either side. lengths: (S,) numbers of words, used only for
-                match_source_len.
-            max_len, prefix, begin: see `beam_search`.
+            source: (S,T) words and the end symbol, pads on either side. lengths: (S,), used only for match_source_len;
+                by default the numbers of words.
+            prefix, begin: see `beam_search`.
 
         Raises:
-            ValueError: max_len is below options.min_len; words out of range.
+            ValueError: options.min_len is above the maximum length in this batch; words out of range.
+            NoHypothesisError: a sentence without a single possible hypothesis.
         """
-        if self.options.min_len > max_len:
-            raise ValueError(f"min_len must be at most max_len = {max_len}, got {self.options.min_len}")
+        options = self.options
         if not len(source):
             return []
-        with torch_threads(self._threads):
-            return self._search.search(source, lengths, max_len, prefix=prefix, begin=begin)
+        if lengths is None:
+            lengths = (source.ne(options.eos) & source.ne(options.pad)).sum(dim=1)
+        max_len = min(int(options.max_len_a * source.shape[1] + options.max_len_b), self._longest - 1)
+        if options.match_source_len:
+            max_len = int(lengths.max())
+        if options.min_len > max_len:
+            raise ValueError(f"min_len must be at most max_len = {max_len}, got {options.min_len}")
+        return self._search.search(source, lengths, max_len, prefix=prefix, begin=begin)
+
+
+def _choose(
+    models: Sequence[EncoderDecoder],
+    described: list[Description] | ValueError,
+    options: SearchOptions,
+    device: torch.device,
+) -> NativeSearch | CapturedSearch | TorchSearch:
+    if isinstance(described, list):
+        return NativeSearch(described, options)
+    if options.dtype == "int8":
+        if isinstance(described, UnsupportedModelError):
+            raise described
+        raise ValueError(
+            f'dtype "int8" needs float32 models and the CPU kernels ({described}): use "float32" or "bfloat16"'
+        )
+    _logger.debug("the search runs in torch: %s", described)
+    if options.cuda_graphs:
+        return CapturedSearch(models, options, recorder=CudaGraphs(device))
+    return TorchSearch(models, options)
 
 
 class TorchSearch:
     """`beam_search` on batches: for GPUs, models in other types, and CPUs without the kernels. It is the definition of
-    the native search. dtype: one that PackedLinear supports."""
+    the native search. options.dtype: one that PackedLinear supports."""
 
-    def __init__(self, models: Sequence[EncoderDecoder], options: SearchOptions, *, dtype: str = "float32"):
+    def __init__(self, models: Sequence[EncoderDecoder], options: SearchOptions):
         self._options = options
-        self._steps = [StepModel(model, dtype) for model in models]
+        self._steps = [StepModel(model, options.dtype) for model in models]
 
     def search(
         self, source: Tensor, lengths: Tensor, max_len: int, *, prefix: Tensor | None = None, begin: int | None = None
     ) -> Hypotheses:
-        """See BatchSearch.search."""
-        states = [steps.start(source, self._options.beam_size) for steps in self._steps]
-        return beam_search(self._steps, states, lengths, self._options, max_len, prefix=prefix, begin=begin)
+        """See `beam_search`."""
+        with torch_threads(self._options.threads):
+            states = [steps.start(source, self._options.beam_size) for steps in self._steps]
+            return beam_search(self._steps, states, lengths, self._options, max_len, prefix=prefix, begin=begin)
+
+
+@contextlib.contextmanager
+def torch_threads(number: int | None) -> Iterator[None]:
+    """Let torch use `number` threads within the block; None changes nothing. The number belongs to the process."""
+    if number is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -20,23 +20,38 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightconv_plugin.generation.candidates import best_continuations, log_normalisers, without_nan
-from lightconv_plugin.generation.live import Live
-from lightconv_plugin.generation.ngrams import block_repeated
+from lightconv_plugin.generation.candidates import best_continuations, block_repeated, log_normalisers, without_nan
 from lightconv_plugin.generation.steps import State, StepModel
+from lightconv_plugin.generation.tables import Tables
 
 Hypotheses = list[list[dict[str, Tensor]]]
 
 
+class NoHypothesisError(RuntimeError):
+    """A sentence without a single possible hypothesis: weights with NaN, or forbidden words."""
+
+
 @dataclass(frozen=True)
 class SearchOptions:
-    """Options named as in fairseq's SequenceGenerator; suppress: indices of its tokens_to_suppress."""
+    """All options of a search; names and meanings are those of fairseq's SequenceGenerator where it has them.
+
+    suppress: indices of the words in its tokens_to_suppress.
+    max_len_a, max_len_b, max_len: a hypothesis has at most max_len_a·T + max_len_b words, where T is the longest source
+        of the batch, and fewer than max_len (None: the smallest max_positions of the decoders).
+    dtype: arithmetic of the linear layers, one of DTYPES, or "auto" for the fastest on this CPU.
+    threads: number of threads that share the work on a CPU; None for as many as torch has. The results do not depend on
+        it.
+    cuda_graphs: capture the steps of the search in CUDA graphs.
+    """
 
     pad: int
     unk: int
     eos: int
     beam_size: int = 5
     min_len: int = 1
+    max_len_a: float = 0.0
+    max_len_b: int = 200
+    max_len: int | None = None
     normalize_scores: bool = True
     len_penalty: float = 1.0
     unk_penalty: float = 0.0
@@ -44,6 +59,9 @@ class SearchOptions:
     match_source_len: bool = False
     no_repeat_ngram_size: int = 0
     suppress: tuple[int, ...] = ()
+    dtype: str = "float32"
+    threads: int | None = None
+    cuda_graphs: bool = False
 
 
 class Kind(NamedTuple):
@@ -109,7 +127,7 @@ class Search:
         self._beams = states[0].beams
         begin = options.eos if begin is None else begin
         symbols = {"begin": begin, "eos": options.eos, "pad": options.pad}
-        self._live = Live(self._beams, columns or max_len + 1, lengths, prefix, **symbols)
+        self._tables = Tables(self._beams, columns or max_len + 1, lengths, prefix, **symbols)
         self._suppress = torch.tensor(options.suppress, dtype=torch.int64, device=lengths.device)
 
     def copy_(self, other: Search) -> None:
@@ -117,7 +135,7 @@ class Search:
         self._sentences, self._max_len = other._sentences, other._max_len
         for mine, theirs in zip(self._states, other._states, strict=True):
             mine.copy_(theirs)
-        self._live.copy_(other._live)
+        self._tables.copy_(other._tables)
 
     def find(self, run: Callable[[Kind, Callable[[], None]], object] = _run) -> Hypotheses:
         """The finished hypotheses of each sentence, best first.
@@ -130,53 +148,49 @@ class Search:
             end, score and positional_scores (n,) in float32; attention and alignment are empty.
 
         Raises:
-            RuntimeError: a sentence without a single possible hypothesis (weights with NaN, a forbidden prefix).
+            NoHypothesisError: a sentence without a single possible hypothesis.
         """
-        live, beam = self._live, self._options.beam_size
+        tables, beam = self._tables, self._options.beam_size
         # Sentences that only pad the batch count as finished.
-        finished: Hypotheses = [[] if i < self._sentences else [{}] * beam for i in range(len(live))]
+        finished: Hypotheses = [[] if i < self._sentences else [{}] * beam for i in range(tables.live)]
         for step in range(self._max_len + 1):
             for model, state in zip(self._models, self._states, strict=True):
                 # At first all hypotheses of a sentence are the same: one row is enough.
-                model.advance(state, len(live) if step == 0 else len(live) * beam)
+                model.advance(state, tables.live if step == 0 else tables.live * beam)
             kind = self._kind(step)
             run(kind, partial(self._step, kind))
-            complete = live.ends[: len(live), :beam]
+            complete = tables.ends[: tables.live, :beam]
             if bool(complete.any()):
-                _finish(complete, live, finished, step, self._options)
+                _finish(complete, tables, finished, step, self._options)
                 enough = beam if step < self._max_len else 1
-                done = [len(finished[number]) >= enough for number in live.numbers]
+                done = [len(finished[number]) >= enough for number in tables.numbers]
                 if all(done):
                     break
-                if (size := self._beams.size(done.count(False))) < len(live):
-                    index = live.keep(_fill_holes(done, size))
+                if (size := self._beams.size(done.count(False))) < tables.live:
+                    index = tables.keep(_fill_holes(done, size))
                     for model, state in zip(self._models, self._states, strict=True):
                         model.keep(state, index)
-        found = finished[: self._sentences]
-        # A sentence may have found fewer than `beam` hypotheses, but not none.
-        if lost := [number for number, hypotheses in enumerate(found) if not hypotheses]:
-            raise RuntimeError(f"no hypothesis of sentences {lost} of the batch has a probability above 0")
-        return [_ranked(hypotheses) for hypotheses in found]
+        return check_hypotheses([_ranked(hypotheses) for hypotheses in finished[: self._sentences]])
 
     def _kind(self, step: int) -> Kind:
-        prefix, last = self._live.prefix, step == self._max_len
+        prefix, last = self._tables.prefix, step == self._max_len
         forced = prefix is not None and step < prefix.shape[1] and not last
         early = step < self._options.min_len
-        return Kind(len(self._live), self._beams.steps, step == 0, last, early, forced)
+        return Kind(self._tables.live, self._beams.steps, step == 0, last, early, forced)
 
     def _step(self, kind: Kind) -> None:
         """From the candidates of the previous step to those of this one."""
-        live, beam = self._live, self._options.beam_size
+        tables, beam = self._tables, self._options.beam_size
         if not kind.first:
-            rows = live.choose()
+            rows = tables.choose()
             for model, state in zip(self._models, self._states, strict=True):
                 model.reorder(state, rows)
         width = 1 if kind.first else beam
-        logits, normalisers = self._predict(live.last(width))
+        logits, normalisers = self._predict(tables.last(width))
         self._constrain(logits, normalisers, kind)
         count = min(2 * beam, width * logits.shape[1] - 1)
-        totals = None if kind.first else live.totals()
-        live.offer(*best_continuations(logits, normalisers, totals, len(live), count))
+        totals = None if kind.first else tables.past_totals()
+        tables.offer(*best_continuations(logits, normalisers, totals, tables.live, count))
 
     def _predict(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """(N,V) logits in float32 and their (N,) normalisers; for an ensemble, those of the mean probabilities."""
@@ -197,7 +211,7 @@ class Search:
 
     def _constrain(self, logits: Tensor, normalisers: Tensor, kind: Kind) -> None:
         """Set the logits of forbidden words to −∞, in place, and force the words of a prefix."""
-        options, live = self._options, self._live
+        options, tables = self._options, self._tables
         logits[:, options.pad].fill_(-torch.inf)
         if options.unk_penalty:
             logits[:, options.unk].sub_(options.unk_penalty)
@@ -205,15 +219,22 @@ class Search:
             logits[:, : options.eos].fill_(-torch.inf)
             logits[:, options.eos + 1 :].fill_(-torch.inf)
         if kind.forced:
-            _force_prefix(logits, normalisers, live, self._beams.time, options)
+            _force_prefix(logits, normalisers, tables, self._beams.time, options)
         else:
             if kind.early:
                 logits[:, options.eos].fill_(-torch.inf)
             if options.suppress:
                 logits.index_fill_(1, self._suppress, -torch.inf)
         if options.no_repeat_ngram_size > 0 and not kind.first:
-            tokens = live.tokens[: len(live), :, : kind.steps].flatten(0, 1)
+            tokens = tables.tokens[: tables.live, :, : kind.steps].flatten(0, 1)
             block_repeated(tokens, logits, self._beams.now, options.no_repeat_ngram_size, options.pad)
+
+
+def check_hypotheses(hypotheses: Hypotheses) -> Hypotheses:
+    """Raises NoHypothesisError if a sentence has none; it may have fewer than beam_size."""
+    if lost := [number for number, ranked in enumerate(hypotheses) if not ranked]:
+        raise NoHypothesisError(f"no hypothesis of sentences {lost} of the batch has a probability above 0")
+    return hypotheses
 
 
 def _log_probabilities(logits: Tensor, normalisers: Tensor) -> Tensor:
@@ -221,12 +242,12 @@ def _log_probabilities(logits: Tensor, normalisers: Tensor) -> Tensor:
     return without_nan(logits.sub_(normalisers.unsqueeze(1)))
 
 
-def _force_prefix(logits: Tensor, normalisers: Tensor, live: Live, step: int, options: SearchOptions) -> None:
+def _force_prefix(logits: Tensor, normalisers: Tensor, tables: Tables, step: int, options: SearchOptions) -> None:
     """Allow only the prefix's next word, if there is one. If it is the end symbol, all hypotheses become the first one,
     as in fairseq: the n-best list of that sentence contains one hypothesis several times."""
-    assert live.prefix is not None
-    words = live.prefix[: len(live), step]
-    width = logits.shape[0] // len(live)
+    assert tables.prefix is not None
+    words = tables.prefix[: tables.live, step]
+    width = logits.shape[0] // tables.live
     forced = words.ne(options.pad)
     if bool(forced.any()):
         rows = forced.repeat_interleave(width)
@@ -235,33 +256,33 @@ def _force_prefix(logits: Tensor, normalisers: Tensor, live: Live, step: int, op
         logits[rows] = torch.full_like(given, -torch.inf).scatter_(1, target, given.gather(1, target))
     over = words.eq(options.eos)
     if width > 1 and bool(over.any()):
-        tables = live.tokens[: len(live)], live.scores[: len(live)]
-        for tensor in (*tables, logits.view(len(live), width, -1), normalisers.view(-1, width)):
+        histories = tables.tokens[: tables.live], tables.scores[: tables.live]
+        for tensor in (*histories, logits.view(tables.live, width, -1), normalisers.view(-1, width)):
             tensor[over] = tensor[over][:, :1].expand_as(tensor[over])
 
 
 def _finish(
     complete: Tensor,
-    live: Live,
+    tables: Tables,
     finished: Hypotheses,
     step: int,
     options: SearchOptions,
 ) -> None:
     """Append the hypotheses that end in this step, `complete` (S,beam) of the candidates, to their sentences' lists."""
     sentences, slots = complete.nonzero(as_tuple=True)
-    hypotheses = live.parents[sentences, slots]
-    totals = live.found[sentences, slots]
-    tokens = live.tokens[sentences, hypotheses, 1 : step + 2]
+    hypotheses = tables.parents[sentences, slots]
+    totals = tables.totals[sentences, slots]
+    tokens = tables.tokens[sentences, hypotheses, 1 : step + 2]
     tokens[:, step] = options.eos
-    cumulative = live.scores[sentences, hypotheses, : step + 1]
+    cumulative = tables.scores[sentences, hypotheses, : step + 1]
     cumulative[:, step] = totals
     positional = torch.cat([cumulative[:, :1], cumulative.diff(dim=1)], dim=1)
     if options.normalize_scores:
         totals = totals / (step + 1) ** options.len_penalty
     if options.match_source_len:
-        totals = totals.masked_fill(step > live.lengths[sentences], -torch.inf)
+        totals = totals.masked_fill(step > tables.lengths[sentences], -torch.inf)
     for i, sentence in enumerate(sentences.tolist()):
-        hypotheses_of_sentence = finished[live.numbers[sentence]]
+        hypotheses_of_sentence = finished[tables.numbers[sentence]]
         if len(hypotheses_of_sentence) < options.beam_size:
             hypotheses_of_sentence.append(
                 {

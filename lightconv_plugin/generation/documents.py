@@ -79,13 +79,13 @@ def parts(
 
 
 def translate_document(
-    found: Iterable[Part], translate: Callable[[Iterator[str | bytes]], Iterable[Translation]], space: str
+    sentences: Iterable[Part], translate: Callable[[Iterator[str | bytes]], Iterable[Translation]], space: str
 ) -> Iterator[TranslatedPart]:
     """The parts with their translations. translate: as Translator.translate_stream. space: between two sentences."""
     waiting = deque[Part]()
 
     def sources() -> Iterator[str | bytes]:
-        for part in found:
+        for part in sentences:
             waiting.append(part)
             yield part.source
 

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import torch
 
-from lightconv_plugin.generation.native import not_covered, why_not
 from lightconv_plugin.modules.transformer import EncoderDecoder
 from lightconv_plugin.ops.instructions import instruction_set
 
@@ -44,15 +43,20 @@ TABLE: dict[str, dict[int, dict[str, tuple[float, float]]]] = {
 }
 
 
-def fastest_type(models: Sequence[EncoderDecoder], device: str = "cpu") -> tuple[str, str]:
-    """(type, reason): the fastest type for an ensemble on this CPU, from TABLE; float32 if nothing was measured."""
-    if torch.device(device).type != "cpu":
+def fastest_type(
+    models: Sequence[EncoderDecoder], device: torch.device, not_native: ValueError | None
+) -> tuple[str, str]:
+    """(type, reason): the fastest type for an ensemble on this CPU, from TABLE; float32 if nothing was measured.
+
+    not_native: why the native search cannot run the models, if it cannot.
+    """
+    if device.type != "cpu":
         return "float32", "nothing else was measured on a GPU"
     instructions = instruction_set()
     if instructions is None:
         return "float32", f"nothing else was measured on this CPU ({platform.machine()})"
-    if (reason := why_not(models) or not_covered(models)) is not None:
-        return "float32", f"nothing else was measured without the native search ({reason})"
+    if not_native is not None:
+        return "float32", f"nothing else was measured without the native search ({not_native})"
     size = max(model.config.decoder.embed_dim for model in models)
     dtype = best(instructions, size)
     return dtype, f"the fastest for {size} channels on a CPU with {instructions}"
@@ -70,10 +74,10 @@ def best(instructions: str, size: int) -> str:
     return max(no_slower, key=lambda dtype: no_slower[dtype])
 
 
-def slow_type(dtype: str, device: str = "cpu") -> str | None:
+def slow_type(dtype: str, device: torch.device) -> str | None:
     """A warning of one line if this CPU has no instructions for the requested type; it names the better ones."""
     instructions = instruction_set()
-    if dtype != "bfloat16" or torch.device(device).type != "cpu" or instructions in (None, "AVX-512 VNNI BF16"):
+    if dtype != "bfloat16" or device.type != "cpu" or instructions in (None, "AVX-512 VNNI BF16"):
         return None
     return (
         f"this CPU ({instructions}) has no bfloat16 instructions: bfloat16 is no faster than float32 for a batch; "

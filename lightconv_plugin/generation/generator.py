@@ -12,11 +12,9 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
 from lightconv_plugin.errors import UnsupportedModelError
-from lightconv_plugin.generation import AUTO
+from lightconv_plugin.generation import AUTO, DTYPES
 from lightconv_plugin.generation.batch_search import BatchSearch
 from lightconv_plugin.generation.beam_search import Hypotheses, SearchOptions
-from lightconv_plugin.generation.dtypes import fastest_type, slow_type
-from lightconv_plugin.generation.linear import check_dtype
 from lightconv_plugin.models.plain import plain_encoder_decoder
 
 logger = logging.getLogger(__name__)
@@ -42,8 +40,7 @@ class FastGenerator(SequenceGenerator):
         tgt_dict: their target dictionary.
         dtype: arithmetic of the linear layers, one of DTYPES, or "auto" for the fastest on this CPU, which is
             chosen at the first batch. If it falls back to fairseq's generator, the models run in their own type.
-        threads: number of threads that share the work on a CPU, see BatchSearch.
-        cuda_graphs: capture the steps of the search in CUDA graphs; fairseq's generator does not use them.
+        threads, cuda_graphs: see SearchOptions; fairseq's generator does not use them.
         options: SequenceGenerator's options.
 
     Raises:
@@ -61,10 +58,8 @@ class FastGenerator(SequenceGenerator):
         cuda_graphs: bool = False,
         **options: Any,
     ):
-        _check(models, tgt_dict, threads=threads, **options)
+        _check(models, tgt_dict, dtype=dtype, threads=threads, **options)
         super().__init__(models, tgt_dict, **options)
-        self.dtype, self.threads = dtype if dtype == AUTO else check_dtype(dtype), threads
-        self.cuda_graphs = cuda_graphs
         self.models = list(models)
         suppress = () if self.token_indices_to_suppress is None else self.token_indices_to_suppress.tolist()
         self.options = SearchOptions(
@@ -73,6 +68,9 @@ class FastGenerator(SequenceGenerator):
             eos=self.eos,
             beam_size=self.beam_size,
             min_len=self.min_len,
+            max_len_a=self.max_len_a,
+            max_len_b=self.max_len_b,
+            max_len=self.max_len,
             normalize_scores=self.normalize_scores,
             len_penalty=self.len_penalty,
             unk_penalty=self.unk_penalty,
@@ -80,6 +78,9 @@ class FastGenerator(SequenceGenerator):
             match_source_len=self.match_source_len,
             no_repeat_ngram_size=options.get("no_repeat_ngram_size", 0),
             suppress=tuple(suppress),
+            dtype=dtype,
+            threads=threads,
+            cuda_graphs=cuda_graphs,
         )
         self._search: BatchSearch | None = None
         self._said: set[str] = set()
@@ -102,19 +103,13 @@ class FastGenerator(SequenceGenerator):
         net_input = sample["net_input"]
         reason = self._why_not(net_input, constraints)
         if reason is not None:
-            asked = "" if self.dtype in ("float32", AUTO) else f", not in {self.dtype}"
+            asked = "" if self.options.dtype in ("float32", AUTO) else f", not in {self.options.dtype}"
             self._say(f"falling back to fairseq's generator{asked}: {reason} is not supported")
             return super()._generate(sample, prefix_tokens, constraints, bos_token)
         source = net_input["src_tokens"]
         lengths = net_input.get("src_lengths") if _LENGTHS_ARE_GIVEN else None
-        if lengths is None:
-            lengths = (source.ne(self.eos) & source.ne(self.pad)).long().sum(dim=1)
-        if self.options.match_source_len:
-            max_len = int(lengths.max())
-        else:
-            max_len = min(int(self.max_len_a * source.shape[1] + self.max_len_b), self.max_len - 1)
         assert self._search is not None
-        return self._search.search(source, lengths, max_len, prefix=prefix_tokens, begin=bos_token)
+        return self._search.search(source, lengths, prefix=prefix_tokens, begin=bos_token)
 
     def _why_not(self, net_input: dict[str, Any], constraints: Tensor | None) -> str | None:
         """Why fairseq has to translate this batch; None if it does not, and then `_search` is set."""
@@ -130,17 +125,14 @@ class FastGenerator(SequenceGenerator):
             return f"a batch with {', '.join(sorted(others))}"
         if self._search is None:
             try:
-                models = [plain_encoder_decoder(model) for model in self.models]
-                if self.dtype == AUTO:
-                    self.dtype, why = fastest_type(models, str(net_input["src_tokens"].device))
-                    logger.info("generation in %s: %s", self.dtype, why)
-                elif (warning := slow_type(self.dtype, str(net_input["src_tokens"].device))) is not None:
-                    logger.warning(warning.replace("`dtype`", "--generation-dtype"))
-                self._search = BatchSearch(
-                    models, self.options, dtype=self.dtype, threads=self.threads, cuda_graphs=self.cuda_graphs
-                )
+                search = BatchSearch([plain_encoder_decoder(model) for model in self.models], self.options)
             except UnsupportedModelError as error:
                 return str(error)
+            if self.options.dtype == AUTO:
+                logger.info("generation in %s: %s", search.options.dtype, search.dtype_reason)
+            elif search.dtype_warning is not None:
+                logger.warning(search.dtype_warning)
+            self._search, self.options = search, search.options
             self._say("the plugin's own search translates")
         return None
 
@@ -155,6 +147,7 @@ def _check(
     models: Sequence[nn.Module],
     tgt_dict: Any,
     *,
+    dtype: str,
     threads: int | None,
     beam_size: int = 1,
     temperature: float = 1.0,
@@ -165,6 +158,8 @@ def _check(
     """Raise ValueError for values that fairseq rejects without naming the option, or accepts silently."""
     if not models:
         raise ValueError("models must be at least one model, got none")
+    if dtype not in (AUTO, *DTYPES):
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if beam_size < 1:
         raise ValueError(f"beam_size must be at least 1, got {beam_size}")
     if not temperature > 0:

@@ -75,7 +75,7 @@ class CapturedSearch:
     """A TorchSearch whose steps are recorded and replayed, with the same results.
 
     Args:
-        models, options, dtype: as for TorchSearch; the weights must stay at the same addresses.
+        models, options: as for TorchSearch; the weights must stay at the same addresses.
         recorder: CudaGraphs, or a replacement for it.
         sizes: number of batch sizes for which tensors and recordings are kept; the least recently used are dropped.
     """
@@ -86,10 +86,9 @@ class CapturedSearch:
         options: SearchOptions,
         *,
         recorder: Recorder,
-        dtype: str = "float32",
         sizes: int = _SIZES,
     ):
-        self._models = [StepModel(model, dtype) for model in models]
+        self._models = [StepModel(model, options.dtype) for model in models]
         self._options, self._recorder, self._sizes = options, recorder, sizes
         self._searches: OrderedDict[tuple[int, ...], _Recorded] = OrderedDict()
 

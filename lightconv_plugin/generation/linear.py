@@ -7,15 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightconv_plugin.errors import UnsupportedModelError
-from lightconv_plugin.generation import DTYPES
 from lightconv_plugin.modules.linear import Linear
-
-
-def check_dtype(dtype: str) -> str:
-    """`dtype` itself; ValueError unless it is one of DTYPES."""
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    return dtype
 
 
 def side_by_side(*linears: nn.Module) -> tuple[Tensor, Tensor | None]:

@@ -16,7 +16,7 @@ from lightconv_plugin.checkpoints.opening import (
 )
 from lightconv_plugin.checkpoints.training_text import find_text
 from lightconv_plugin.errors import InputError, TranslationError, UnsupportedModelError
-from lightconv_plugin.generation.translation_models import Pipeline, TranslationModels
+from lightconv_plugin.generation.translation_models import Pipeline, TranslationModels, default_search
 from lightconv_plugin.models.plain import plain_encoder_decoder
 from lightconv_plugin.text.sides import TokeniserError
 
@@ -53,15 +53,16 @@ def open_checkpoints(
         min(int(size[0] if isinstance(size, (tuple, list)) else size) for size in sizes),
         bool(getattr(task.cfg, "truncate_source", False)),
         pipeline,
+        default_search(task.target_dictionary),
     )
 
 
 def build_pipeline(task, data: Path, **options: Any) -> Pipeline:
     """The Pipeline for what `find_text` finds; see there for the arguments and errors."""
-    found = find_text(task, data, **options)
+    text = find_text(task, data, **options)
     try:
-        unsplit = found.target.file is None and found.target.subwords != "words" and found.source.file is not None
-        return Pipeline(found.source.encode(), found.target.decode(), found.notes, None if unsplit else found.target)
+        unsplit = text.target.file is None and text.target.subwords != "words" and text.source.file is not None
+        return Pipeline(text.source.encode(), text.target.decode(), text.notes, None if unsplit else text.target)
     except TokeniserError as error:
         raise TranslationError(f"{error}; or set `tokenizer` to none, for tokenised text") from error
     except InputError as error:

@@ -6,14 +6,15 @@ The rules and results are those of beam_search.py, which is still used for model
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lightconv_plugin.errors import UnsupportedModelError
-from lightconv_plugin.generation.beam_search import Hypotheses, SearchOptions
-from lightconv_plugin.generation.linear import check_dtype, side_by_side
+from lightconv_plugin.generation.beam_search import Hypotheses, SearchOptions, check_hypotheses
+from lightconv_plugin.generation.linear import side_by_side
 from lightconv_plugin.modules.attention import SelfAttention
 from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.convolutions import DynamicConv, is_static
@@ -22,80 +23,57 @@ from lightconv_plugin.modules.full_convolution import FullConv
 from lightconv_plugin.modules.layer import Layer
 from lightconv_plugin.modules.talk import TaLKConv
 from lightconv_plugin.modules.transformer import Decoder, Encoder, EncoderDecoder
-from lightconv_plugin.ops import NORMALIZATIONS, backends
+from lightconv_plugin.ops import backends
 from lightconv_plugin.ops.instructions import instruction_set
 
-# The numbers of these names in cpu/search/model.h and cpu/common/normalize.h.
-_ACTIVATIONS = {
-    name: number
-    for number, names in enumerate(
-        (("relu",), ("relu_squared",), ("gelu",), ("gelu_fast", "gelu_accurate"), ("swish",), ("tanh",), ("linear",))
-    )
-    for name in names
-}
-_NORMALIZATIONS = {name: number for number, name in enumerate(NORMALIZATIONS)}
-_POSITIONS = {"none": 0, "sinusoidal": 1, "learned": 2}
-_SHARED, _PREDICTED, _TALK, _FULL, _ATTENTION = range(5)
-
-# Texts in errors that must not become a ValueError.
-_NO_FAULT_OF_THE_ARGUMENTS = ("has a probability above 0", "alloc", "cannot start")
+_SHARED, _PREDICTED, _TALK, _FULL, _ATTENTION = "shared", "predicted", "talk", "full", "attention"
 
 
-def why_not(models: Sequence[EncoderDecoder]) -> str | None:
-    """Why the native search cannot run these models, or None: it needs float32 models on a CPU, and the CPU kernels."""
+def describe(models: Sequence[EncoderDecoder]) -> list[Description] | ValueError:
+    """The models as the native search reads them.
+
+    If it cannot run them, the error that says why, returned because other searches may run them: an
+    UnsupportedModelError names a part of a model; any other ValueError says what the native search needs (float32
+    models on a CPU, and the CPU kernels).
+    """
     for model in models:
         weight = next(model.parameters())
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
-            return f"a model is {str(weight.dtype).removeprefix('torch.')} on {weight.device}"
-    decided = backends.decision("cpu")
-    return None if decided.backend == "cpu" else decided.reason
-
-
-def not_covered(models: Sequence[EncoderDecoder]) -> str | None:
-    """The part of these models that the native search does not support (such as a custom mixer), or None."""
+            return ValueError(f"a model is {str(weight.dtype).removeprefix('torch.')} on {weight.device}")
+    kernels = backends.decision("cpu")
+    if kernels.backend != "cpu":
+        return ValueError(kernels.reason)
     try:
-        for model in models:
-            _Description(model)
+        return [Description(model) for model in models]
     except UnsupportedModelError as error:
-        return str(error)
-    return None
+        return error
 
 
 class NativeSearch:
     """Searches with the models' current weights, which it copies (except the embedding tables).
 
     Args:
-        models: an ensemble of encoder-decoders in float32 on the CPU, in evaluation mode; see `why_not`.
-        options: options of the search.
-        dtype: arithmetic of the linear layers; the CPU need not have instructions for it.
+        ensemble: from `describe`.
+        options: options of the search; dtype is the arithmetic of the linear layers, for which the CPU need not have
+            instructions.
             "float32": unchanged.
             "bfloat16": the weight is rounded to bfloat16, and so is the input if the CPU can multiply bfloat16.
             "int8": 8-bit weights, each output channel with its own scale, and 8-bit inputs, each row with its own.
-        threads: number of threads, which share the sentences or, for few sentences, the products; None for as many as
-            torch has. The results do not depend on it.
+            threads share the sentences or, for few sentences, the products.
 
-    Raises:
-        UnsupportedModelError: the search does not support a model; the message names the unsupported part.
-        ValueError: an unknown dtype, less than one thread, or a reason that `why_not` gives.
+    Raises ValueError for an unknown dtype.
     """
 
-    def __init__(
-        self,
-        models: Sequence[EncoderDecoder],
-        options: SearchOptions,
-        *,
-        dtype: str = "float32",
-        threads: int | None = None,
-    ):
-        if threads is not None and threads < 1:
-            raise ValueError(f"threads must be at least 1, got {threads}")
-        if (reason := why_not(models)) is not None:
-            raise ValueError(f"the native search cannot be used: {reason}")
-        self.options, self.dtype, self.threads = options, check_dtype(dtype), threads
-        described = [_Description(model) for model in models]
-        self._search = torch.classes.lightconv.BeamSearch(dtype, _has_instructions(dtype))
-        for model in described:
-            self._search.add_model(model.tensors, model.numbers)
+    def __init__(self, ensemble: Sequence[Description], options: SearchOptions):
+        self._eos, self._threads = options.eos, options.threads
+        numbers = {name: float(value) for name, value in vars(options).items() if isinstance(value, (int, float))}
+        self._search = torch.classes.lightconv.BeamSearch(
+            numbers, list(options.suppress), options.dtype, _has_instructions(options.dtype)
+        )
+        for model in ensemble:
+            words = {name: value for name, value in model.numbers.items() if isinstance(value, str)}
+            numbers = {name: float(value) for name, value in model.numbers.items() if name not in words}
+            self._search.add_model(model.tensors, numbers, words)
 
     def search(
         self, source: Tensor, lengths: Tensor, max_len: int, *, prefix: Tensor | None = None, begin: int | None = None
@@ -104,42 +82,28 @@ class NativeSearch:
 
         Raises:
             ValueError: words that a model does not have, an empty sentence, or a beam that is too large.
-            RuntimeError: a sentence without a single possible hypothesis, too little memory, or more threads than the
-                system can start.
+            NoHypothesisError: a sentence without a single possible hypothesis.
+            torch.OutOfMemoryError: too little memory.
+            RuntimeError: more threads than the system can start.
         """
-        options = self.options
-        numbers = {
-            name: float(getattr(options, name))
-            for name in (
-                "pad unk eos beam_size min_len no_repeat_ngram_size normalize_scores match_source_len len_penalty "
-                "unk_penalty temperature"
-            ).split()
-        }
-        try:
-            tokens, positional, sizes, scores, counts = self._search.search(
-                source.to(torch.int64).contiguous(),
-                lengths.to(torch.int64).contiguous(),
-                None if prefix is None else prefix.to(torch.int64).contiguous(),
-                numbers,
-                list(options.suppress),
-                max_len,
-                options.eos if begin is None else begin,
-                torch.get_num_threads() if self.threads is None else self.threads,
-            )
-        except RuntimeError as error:  # torch raises this for every kind of C++ error
-            text = str(error).partition("\nException raised from")[0]
-            if any(part in text for part in _NO_FAULT_OF_THE_ARGUMENTS):
-                raise RuntimeError(text) from None
-            raise ValueError(text) from None
-        found = zip(tokens.split(sizes.tolist()), scores, positional.split(sizes.tolist()), strict=True)
+        tokens, positional, sizes, scores, counts = self._search.search(
+            source.to(torch.int64).contiguous(),
+            lengths.to(torch.int64).contiguous(),
+            None if prefix is None else prefix.to(torch.int64).contiguous(),
+            max_len,
+            self._eos if begin is None else begin,
+            torch.get_num_threads() if self._threads is None else self._threads,
+        )
+        parts = zip(tokens.split(sizes.tolist()), scores, positional.split(sizes.tolist()), strict=True)
         empty = torch.empty(0)
-        return [
+        hypotheses = [
             [
                 {"tokens": words, "score": score, "attention": empty, "alignment": empty, "positional_scores": each}
-                for words, score, each in (next(found) for _ in range(count))
+                for words, score, each in islice(parts, count)
             ]
             for count in counts.tolist()
         ]
+        return check_hypotheses(hypotheses)
 
 
 def _has_instructions(dtype: str) -> bool:
@@ -148,12 +112,15 @@ def _has_instructions(dtype: str) -> bool:
     return {"bfloat16": "BF16", "int8": "VNNI"}.get(dtype, "") in instructions
 
 
-class _Description:
-    """A model as the named tensors and numbers that cpu/search/model.cpp reads."""
+class Description:
+    """A model as the named tensors and numbers that cpu/search/model.cpp reads.
+
+    A kind, an activation and the like is a word among the numbers; model.cpp knows their values.
+    """
 
     def __init__(self, model: EncoderDecoder):
         self.tensors: dict[str, Tensor] = {}
-        self.numbers: dict[str, float] = {}
+        self.numbers: dict[str, float | str] = {}
         decoder = model.decoder
         if decoder.adaptive_softmax is not None:
             raise UnsupportedModelError("an adaptive softmax (adaptive_softmax_cutoff)")
@@ -197,7 +164,7 @@ class _Description:
         self.numbers |= {
             f"{name}.dim": config.embed_dim,
             f"{name}.scale": config.embed_scale,
-            f"{name}.positions": _POSITIONS[config.positions],
+            f"{name}.positions": config.positions,
             f"{name}.pad": stack.pad,
             f"{name}.layers": len(stack.layers),
         }
@@ -206,7 +173,7 @@ class _Description:
 
     def _layer(self, name: str, layer: Layer, *, causal: bool) -> None:
         self.numbers[f"{name}.before"] = float(layer.normalize_before)
-        self.numbers[f"{name}.activation"] = _ACTIVATIONS[layer.activation]
+        self.numbers[f"{name}.activation"] = layer.activation
         self._norm(f"{name}.mixer_norm", layer.self_attn_layer_norm)
         self._norm(f"{name}.final_norm", layer.final_layer_norm)
         self._linear(f"{name}.fc1", layer.fc1)
@@ -239,7 +206,7 @@ class _Description:
             f"{name}.channels": attention.embed_dim,
             f"{name}.heads": attention.num_heads,
             f"{name}.gated": 0,
-            f"{name}.normalize": _NORMALIZATIONS["none"],
+            f"{name}.normalize": "none",
         }
         for part, conv in attention.convolutions().items():
             self._convolution(f"{name}.{part}_conv", conv)
@@ -256,7 +223,7 @@ class _Description:
             f"{name}.channels": conv.channels,
             f"{name}.heads": conv.num_heads,
             f"{name}.gated": 0,
-            f"{name}.normalize": _NORMALIZATIONS["none"],
+            f"{name}.normalize": "none",
         }
         if isinstance(conv, TaLKConv):
             self._linear(f"{name}.product", conv.offsets)
@@ -273,7 +240,7 @@ class _Description:
         elif type(conv) is DynamicConv:
             if conv.renorm_padding or conv.query_size != conv.channels:
                 raise UnsupportedModelError("a dynamic convolution with renorm_padding or another query")
-            self.numbers |= {f"{name}.kind": _PREDICTED, f"{name}.normalize": _NORMALIZATIONS[conv.normalize]}
+            self.numbers |= {f"{name}.kind": _PREDICTED, f"{name}.normalize": conv.normalize}
             if conv.rank_linear is not None:
                 self._linear(f"{name}.reduce", conv.rank_linear)
             self._linear(f"{name}.product", conv.weight_linear)

@@ -1,13 +1,23 @@
-"""The models that a `Translator` works with, from fairseq checkpoints or exported directories."""
+"""The models of a `Translator`, their dictionaries and their text, and how exported directories are opened as such.
+
+Fairseq checkpoints are opened in loading.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from lightconv_plugin.checkpoints.exported import Exported, SearchDefaults, load_model, open_exported
+from lightconv_plugin.errors import InputError, TranslationError
+from lightconv_plugin.generation.beam_search import SearchOptions
+from lightconv_plugin.generation.translations import Hypothesis
 from lightconv_plugin.modules.transformer import EncoderDecoder
 from lightconv_plugin.text.sides import TextSide
+
+TOO_LONG = "too long"  # how the problem of a line begins that has more pieces than the models take
 
 
 @dataclass(frozen=True)
@@ -30,7 +40,7 @@ class TranslationModels:
 
     source, target: dictionaries with fairseq's methods (index, pad, eos …).
     positions: maximum length of a sentence with its end symbol. truncates: whether the models were trained on truncated
-    sentences. dtype and the fields after it: the search's defaults.
+    sentences. search: the default options. dtype: the type of the weights in the files.
     """
 
     models: list[EncoderDecoder]
@@ -41,9 +51,116 @@ class TranslationModels:
     positions: int
     truncates: bool
     pipeline: Pipeline
+    search: SearchOptions
     dtype: str = "float32"
-    beam: int = 5
-    lenpen: float = 1.0
-    min_len: int = 1
-    max_len_b: int = 200
-    no_repeat_ngram_size: int = 0
+
+    def encode(self, line: str) -> tuple[list[int], str | None]:
+        """A sentence as the models read it, with its end symbol, and what is wrong with it, if anything; [] if no
+        pieces are left."""
+        indices = word_indices(self.source, self.pipeline.encode(line))
+        longest = self.positions - 1
+        if len(indices) > longest and not self.truncates:
+            return [], f"{TOO_LONG}: {len(indices)} pieces, the model takes {longest}"
+        return [*indices[:longest], self.source.eos()] if indices else [], None
+
+    def is_too_long(self, line: str) -> bool:
+        problem = self.encode(line)[1]
+        return problem is not None and problem.startswith(TOO_LONG)
+
+    def hypothesis(self, indices: Iterable[int], score: float, unk: str) -> Hypothesis:
+        """Text for the words that the search found; unk: what to write for an unknown word."""
+        words = self.target
+        left_out = {words.eos(), words.bos(), words.pad()}
+        indices = [i for i in indices if i not in left_out]
+        tokens = tuple(words[i] for i in indices)
+        written = [unk if i == words.unk() else piece for i, piece in zip(indices, tokens, strict=True)]
+        return Hypothesis(self.pipeline.decode([piece for piece in written if piece]), score, tokens)
+
+
+def word_indices(dictionary: Any, pieces: Iterable[str]) -> list[int]:
+    """The indices of pieces of text. A word such as </s> in the text is unknown: it is not fairseq's symbol of that
+    name."""
+    symbols = {dictionary.pad(), dictionary.bos(), dictionary.eos()}
+    return [dictionary.unk() if i in symbols else i for i in map(dictionary.index, pieces)]
+
+
+def open_exported_models(paths: Sequence[Path], source_lang: str | None, target_lang: str | None) -> TranslationModels:
+    """An ensemble of exported models. Text is processed as for the first one; all must have its dictionaries.
+
+    Raises TranslationError (or its base, InputError) if a directory is damaged, is a language model's, or does not
+    match the others or the languages.
+    """
+    opened = [open_exported(path) for path in paths]
+    first = opened[0]
+    for exported in opened:
+        _check(exported, first, source_lang, target_lang)
+    assert first.source is not None and first.source_text is not None
+    assert first.settings.source_lang is not None and first.settings.target_lang is not None
+    encode, decode = first.source_text.encode(), first.target_text.decode()
+    models = []
+    for exported in opened:
+        model = load_model(exported, "float32")
+        assert isinstance(model, EncoderDecoder)
+        models.append(model)
+    return TranslationModels(
+        models,
+        first.source,
+        first.target,
+        first.settings.source_lang,
+        first.settings.target_lang,
+        min(_positions(exported) for exported in opened),
+        first.settings.truncate_source,
+        Pipeline(encode, decode, (), first.target_text),
+        default_search(
+            first.target,
+            beam_size=first.search.num_beams,
+            len_penalty=first.search.length_penalty,
+            no_repeat_ngram_size=first.search.no_repeat_ngram_size,
+            **_lengths(first.search),
+        ),
+        dtype="int8" if any(exported.settings.weights == "int8" for exported in opened) else "float32",
+    )
+
+
+def default_search(target: Any, **options: Any) -> SearchOptions:
+    """The options of a search for words of this dictionary."""
+    return SearchOptions(pad=target.pad(), unk=target.unk(), eos=target.eos(), **options)
+
+
+def _lengths(search: SearchDefaults) -> dict[str, int]:
+    """The lengths as numbers of pieces. Those of transformers count the start symbol, and max_length also </s>."""
+    lengths = {}
+    if search.min_length is not None:
+        lengths["min_len"] = max(search.min_length - 1, 0)
+    if search.max_length is not None:
+        lengths["max_len_b"] = search.max_length - 2
+    return lengths
+
+
+def _positions(exported: Exported) -> int:
+    """The maximum length of a source."""
+    positions = exported.settings.max_source_positions
+    if positions is None:
+        raise InputError(f"{exported.directory} has no max_source_positions")
+    return positions
+
+
+def _check(exported: Exported, first: Exported, source_lang: str | None, target_lang: str | None) -> None:
+    if exported.source is None:
+        raise TranslationError(f"{exported.directory} is a language model: only encoder-decoders translate")
+    settings = exported.settings
+    for name, asked, has in (
+        ("source_lang", source_lang, settings.source_lang),
+        ("target_lang", target_lang, settings.target_lang),
+    ):
+        if asked is not None and asked != has:
+            raise TranslationError(f"`{name}` is {asked}, but {exported.directory} translates with {name} {has}")
+        if (other := getattr(first.settings, name)) != has:
+            raise TranslationError(
+                f"{first.directory} translates with {name} {other}, {exported.directory} with {has}: they cannot "
+                "form an ensemble"
+            )
+    if (exported.source, exported.target) != (first.source, first.target):
+        raise TranslationError(
+            f"{exported.directory} and {first.directory} have different dictionaries: they cannot form an ensemble"
+        )

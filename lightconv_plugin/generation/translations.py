@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """text: detokenised. tokens: the pieces of the target dictionary. score: as in `searcher.Found`."""
+    """text: detokenised. tokens: the pieces of the target dictionary.
+
+    score: the sum of the tokens' log-probabilities to base 2, including that of the end, divided by their number to the
+        power of the length penalty (what fairseq prints on its H- lines).
+    """
 
     text: str
     score: float

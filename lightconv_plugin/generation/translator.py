@@ -12,27 +12,31 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lightconv_plugin.errors import TranslationError
-from lightconv_plugin.generation import AUTO
-from lightconv_plugin.generation.beam_search import SearchOptions
-from lightconv_plugin.generation.directories import open_directories
+from lightconv_plugin.generation import AUTO, DTYPES
+from lightconv_plugin.generation.batch_search import BatchSearch, torch_threads
+from lightconv_plugin.generation.batches import collate, make_batches
+from lightconv_plugin.generation.beam_search import Hypotheses, NoHypothesisError
 from lightconv_plugin.generation.documents import TranslatedPart, fit, parts, translate_document
-from lightconv_plugin.generation.dtypes import fastest_type, slow_type
-from lightconv_plugin.generation.given import GivenScorer, score_given
-from lightconv_plugin.generation.native import not_covered, why_not
-from lightconv_plugin.generation.searcher import Found, Searcher, SearchSettings, check_device
-from lightconv_plugin.generation.threads import torch_threads
-from lightconv_plugin.generation.translation_models import TranslationModels
-from lightconv_plugin.generation.translations import Hypothesis, Translation, read_line
+from lightconv_plugin.generation.scorer import Scorer
+from lightconv_plugin.generation.translation_models import TranslationModels, open_exported_models
+from lightconv_plugin.generation.translations import Translation, read_line
 from lightconv_plugin.text.sentences import segmenter, separator
 
 WINDOW = 2000  # lines of a stream that are read before any is translated: enough for batches of similar lengths
-_TOO_LONG = "too long"
+_NAMES = {"beam": "beam_size", "lenpen": "len_penalty", "unkpen": "unk_penalty"}  # in SearchOptions
+_LEAST = {  # of the options that are whole numbers
+    "beam": 1, "min_len": 0, "max_len_b": 0, "no_repeat_ngram_size": 0, "batch_tokens": 1, "batch_size": 1,
+    "threads": 1, "window": 1,
+}  # fmt: skip
 
 
 class Translator:
@@ -97,55 +101,45 @@ class Translator:
         cuda_graphs: bool = False,
         unk: str = "<unk>",
     ) -> None:
-        self._searcher: Searcher | None = None
+        self._search: BatchSearch | None = None
         paths = tuple(Path(p) for p in ([path] if isinstance(path, (str, os.PathLike)) else path))
         if not paths:
             raise TranslationError("`path` must name a model, got none")
         for missing in (p for p in paths if not p.exists()):  # check all of them before loading any
             raise TranslationError(f"no such checkpoint or exported directory: {missing}")
-        _at_least(1, batch_tokens=batch_tokens, **_given(beam=beam, batch_size=batch_size, threads=threads))
-        lengths = _given(min_len=min_len, max_len_b=max_len_b)
-        _at_least(0, **lengths, **_given(no_repeat_ngram_size=no_repeat_ngram_size))
-        for name, number in _given(lenpen=lenpen, unkpen=unkpen, max_len_a=max_len_a).items():
-            if not math.isfinite(number) or (name == "max_len_a" and number < 0):
-                least = " of at least 0" if name == "max_len_a" else ""
-                raise TranslationError(f"`{name}` must be a number{least}, got {number}")
-        if not (math.isfinite(temperature) and temperature > 0):
-            raise TranslationError(f"`temperature` must be positive, got {temperature}")
-        named = None if dtype == AUTO else dtype
-        check_device(device, named or "float32", cuda_graphs)
-
-        about_checkpoints = _given(data=data, bpe_codes=bpe_codes, sentencepiece=sentencepiece, tokenizer=tokenizer)
-        if lowercase:
-            about_checkpoints["lowercase"] = True
-        opened = _open(paths, source_lang, target_lang, about_checkpoints)
-        min_len, max_len_b = lengths.get("min_len", opened.min_len), lengths.get("max_len_b", opened.max_len_b)
-        if max_len_a == 0 and min_len > max_len_b:
-            raise TranslationError(f"`min_len` must be at most `max_len_b` = {max_len_b}, got {min_len}")
-        self.source_lang, self.target_lang = opened.source_lang, opened.target_lang
-        self.beam = opened.beam if beam is None else beam
-        self._opened, self.notes, self._unk = opened, opened.pipeline.notes, unk
-        self._batch_tokens, self._batch_size = batch_tokens, batch_size
-        words = opened.target
-        options = SearchOptions(
-            pad=words.pad(),
-            unk=words.unk(),
-            eos=words.eos(),
-            beam_size=self.beam,
-            min_len=min_len,
-            len_penalty=opened.lenpen if lenpen is None else lenpen,
-            unk_penalty=unkpen,
-            temperature=temperature,
-            no_repeat_ngram_size=opened.no_repeat_ngram_size if no_repeat_ngram_size is None else no_repeat_ngram_size,
-        )
-        self._options, self._device, self._threads = options, device, threads
-        self.dtype, self.dtype_reason = named or "", "as requested"
-        if named is None:
-            self.dtype, self.dtype_reason = _automatic(opened, device)
-        elif (warning := slow_type(named, device)) is not None:
-            self.notes = (*self.notes, warning)
-        settings = SearchSettings(options, max_len_a, max_len_b, self.dtype, device, threads, cuda_graphs)
-        self._searcher = Searcher(opened.models, settings)
+        numbers = {
+            "beam": beam,
+            "lenpen": lenpen,
+            "unkpen": unkpen,
+            "min_len": min_len,
+            "max_len_a": max_len_a,
+            "max_len_b": max_len_b,
+            "temperature": temperature,
+            "no_repeat_ngram_size": no_repeat_ngram_size,
+            "threads": threads,
+        }
+        _check_numbers(**numbers, batch_tokens=batch_tokens, batch_size=batch_size)
+        dtype = AUTO if dtype is None else dtype
+        _check_device(device, dtype, cuda_graphs)
+        text = {"bpe_codes": bpe_codes, "sentencepiece": sentencepiece, "tokenizer": tokenizer}
+        opened = _open(paths, source_lang, target_lang, _given(data=data, **text, lowercase=lowercase or None))
+        chosen = {_NAMES.get(name, name): number for name, number in _given(**numbers).items()}
+        options = replace(opened.search, **chosen, dtype=dtype, cuda_graphs=cuda_graphs)
+        if max_len_a == 0 and options.min_len > options.max_len_b:
+            most = options.max_len_b
+            raise TranslationError(f"`min_len` must be at most `max_len_b` = {most}, got {options.min_len}")
+        for model in opened.models:
+            model.eval().to(device)
+        try:
+            search = BatchSearch(opened.models, options, exported=opened.dtype)
+        except ValueError as error:
+            raise TranslationError(str(error)) from error
+        self.source_lang, self.target_lang, self.beam = opened.source_lang, opened.target_lang, options.beam_size
+        self.dtype, self.dtype_reason = search.options.dtype, search.dtype_reason
+        warnings = () if search.dtype_warning is None else (search.dtype_warning,)
+        self.notes = (*opened.pipeline.notes, *warnings)
+        self._opened, self._search, self._device, self._unk = opened, search, device, unk
+        self._make_batches = functools.partial(make_batches, tokens=batch_tokens, size=batch_size)
 
     def translate(
         self,
@@ -186,7 +180,7 @@ class Translator:
         `translate`; for wrong arguments immediately.
         """
         self._check_lines(lines, nbest)
-        _at_least(1, window=window)
+        _check_numbers(window=window)
         return self._stream(iter(lines), nbest, window)
 
     def _stream(self, lines: Iterator[str | bytes], nbest: int, window: int) -> Iterator[Translation]:
@@ -213,14 +207,14 @@ class Translator:
         Raises the errors of `translate`. A sentence that cannot be translated is left out; its Translation has the
         `problem`.
         """
-        _at_least(1, window=window)
-        found = parts(chunks, segmenter(self.source_lang), self.fit)
+        _check_numbers(window=window)
+        sentences = parts(chunks, segmenter(self.source_lang), self.fit)
         stream = functools.partial(self.translate_stream, window=window)
-        return translate_document(found, stream, separator(self.target_lang))
+        return translate_document(sentences, stream, separator(self.target_lang))
 
     def fit(self, sentence: str) -> list[str]:
         """Split a sentence into parts that the model accepts: itself, or halves, cut at white space, of any depth."""
-        return fit(sentence, lambda text: (self._indices(text)[1] or "").startswith(_TOO_LONG))
+        return fit(sentence, self._opened.is_too_long)
 
     def score(
         self,
@@ -246,15 +240,15 @@ class Translator:
         """
         for some in (lines, references):
             self._check_lines(some, 1)
-        batches = functools.partial(make_batches, tokens=self._batch_tokens, size=self._batch_size)
-        scorer = GivenScorer(self._opened, self._options, self._device)
-        with torch_threads(self._threads):
-            return score_given(scorer, self._indices, batches, list(lines), list(references), progress)
+        options = self._open_search().options
+        scorer = Scorer(self._opened, options)
+        with torch_threads(options.threads):
+            return scorer.score(list(lines), list(references), self._make_batches, progress)
 
     def _check_lines(self, lines: Iterable[str | bytes], nbest: int) -> None:
         if isinstance(lines, (str, bytes)):
             raise TypeError(f"lines must be a list of lines, got one {type(lines).__name__}")
-        self._open_searcher()
+        self._open_search()
         if not 1 <= nbest <= self.beam:
             raise TranslationError(f"`nbest` must be in 1 … `beam` = {self.beam}, got {nbest}")
 
@@ -267,57 +261,49 @@ class Translator:
             source, problem = read_line(line)
             indices: list[int] = []
             if problem is None and source.strip():
-                indices, problem = self._indices(source)
+                indices, problem = self._opened.encode(source)
             if indices:
                 sentences[number], sources[number] = indices, source
             else:
                 done[number] = Translation(source, problem=problem)
         yield done
-        for numbers, found in self._search(sentences, nbest):
+        for batch in self._make_batches(sentences):
+            hypotheses = self._hypotheses([sentences[number] for number in batch])
             yield {
-                number: Translation(sources[number], tuple(map(self._hypothesis, ranked)))
-                for number, ranked in zip(numbers, found, strict=True)
+                number: Translation(
+                    sources[number],
+                    tuple(
+                        self._opened.hypothesis(one["tokens"].tolist(), float(one["score"]) / math.log(2), self._unk)
+                        for one in ranked[:nbest]
+                    ),
+                )
+                for number, ranked in zip(batch, hypotheses, strict=True)
             }
 
-    def _indices(self, line: str) -> tuple[list[int], str | None]:
-        """A sentence as the model reads it, and what is wrong with it, if anything; [] if no pieces are left."""
-        words = self._opened.source
-        unknown, end = words.unk(), words.eos()
-        # A word such as </s> in the text is not fairseq's symbol of that name.
-        own = {words.pad(), words.bos(), end}
-        indices = [unknown if i in own else i for i in map(words.index, self._opened.pipeline.encode(line))]
-        if not indices:
-            return [], None
-        longest = self._opened.positions
-        if len(indices) >= longest:
-            if not self._opened.truncates:
-                return [], f"{_TOO_LONG}: {len(indices)} pieces, the model takes {longest - 1}"
-            indices = indices[: longest - 1]
-        return [*indices, end], None
-
-    def _search(self, sentences: dict[int, list[int]], nbest: int) -> Iterator[tuple[list[int], list[list[Found]]]]:
-        for batch in make_batches(sentences, self._batch_tokens, self._batch_size):
-            yield batch, self._open_searcher().search([sentences[number] for number in batch], nbest)
-
-    def _hypothesis(self, found: Found) -> Hypothesis:
-        dictionary = self._opened.target
-        left_out = {dictionary.eos(), dictionary.bos(), dictionary.pad()}
-        indices = [i for i in found.tokens if i not in left_out]
-        tokens = [dictionary[i] for i in indices]
-        written = [self._unk if i == dictionary.unk() else piece for i, piece in zip(indices, tokens, strict=True)]
-        return Hypothesis(
-            self._opened.pipeline.decode([piece for piece in written if piece]), found.score, tuple(tokens)
-        )
+    def _hypotheses(self, sentences: Sequence[Sequence[int]]) -> Hypotheses:
+        search = self._open_search()
+        source = collate(sentences, search.options.pad)
+        try:
+            return search.search(source.to(self._device))
+        except ValueError as error:  # such as a min_len above the maximum length of this batch
+            raise TranslationError(str(error)) from error
+        except NoHypothesisError as error:
+            raise TranslationError("the model gives no translation a probability: are its weights NaN?") from error
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            size = " × ".join(map(str, source.shape))
+            raise TranslationError(f"out of memory on a batch of {size} pieces: reduce `batch_tokens`") from error
 
     def close(self) -> None:
         """Release the models; `with Translator(…) as translator:` does this at its end."""
-        self._searcher = None
+        self._search = None
         self._opened.models.clear()
 
-    def _open_searcher(self) -> Searcher:
-        if self._searcher is None:
+    def _open_search(self) -> BatchSearch:
+        if self._search is None:
             raise TranslationError("the Translator is closed")
-        return self._searcher
+        return self._search
 
     def __enter__(self) -> Translator:
         return self
@@ -344,32 +330,30 @@ def _open(
         raise TranslationError(f"`path` must be directories or checkpoints, not both: got {' and '.join(names)}")
     for name in about_checkpoints:
         raise TranslationError(f"`{name}` is for checkpoints only: {paths[0]} is exported and defines its text itself")
-    return open_directories(paths, source_lang, target_lang)
+    return open_exported_models(paths, source_lang, target_lang)
 
 
-def _automatic(opened: TranslationModels, device: str) -> tuple[str, str]:
-    """The type if none is named, and why. Weights that were exported in 8 bits stay in 8 bits if possible."""
-    native = device == "cpu" and (why_not(opened.models) or not_covered(opened.models)) is None
-    if opened.dtype != "float32" and native:
-        return opened.dtype, "as the model was exported"
-    return fastest_type(opened.models, device)
+def _is_out_of_memory(error: Exception) -> bool:
+    # torch has no type for this error on the CPU.
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
-def make_batches(sentences: Mapping[int, Sequence[int]], tokens: int, size: int | None) -> list[list[int]]:
-    """The keys of sentences in batches of similar lengths, the longest first.
-
-    A batch has at most `tokens` tokens, counting each sentence as its longest, and `size` sentences, but at least one.
-    The longest come first, so that running out of memory shows at once.
-    """
-    batches: list[list[int]] = []
-    width = 0
-    for number in sorted(sentences, key=lambda number: -len(sentences[number])):
-        full = not batches or (len(batches[-1]) + 1) * width > tokens or len(batches[-1]) == size
-        if full:
-            batches.append([])
-            width = len(sentences[number])
-        batches[-1].append(number)
-    return batches
+def _check_device(device: str, dtype: str, cuda_graphs: bool) -> None:
+    """Raise TranslationError unless the device is available and supports this type, and CUDA graphs if requested."""
+    if dtype not in (AUTO, *DTYPES):
+        raise TranslationError(f"`dtype` must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
+    try:
+        kind = torch.device(device)
+    except RuntimeError:
+        raise TranslationError(f"`device` must be cpu, cuda or cuda:N, got {device!r}") from None
+    if kind.type not in ("cpu", "cuda"):
+        raise TranslationError(f"`device` must be cpu, cuda or cuda:N, got {device!r}")
+    if cuda_graphs and kind.type != "cuda":
+        raise TranslationError(f"`cuda_graphs` needs a GPU, such as `device` 'cuda': got `device` {device!r}")
+    if kind.type == "cuda" and (kind.index or 0) >= torch.cuda.device_count():
+        raise TranslationError(f"`device` {device!r} is not available: torch sees {torch.cuda.device_count()} GPUs")
+    if kind.type == "cuda" and dtype == "int8":
+        raise TranslationError("`dtype` 'int8' runs on the CPU only: use 'bfloat16' or 'float32' on a GPU")
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -377,7 +361,17 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _at_least(least: int, **numbers: int) -> None:
+def _check_numbers(**numbers: float | None) -> None:
+    """Raise TranslationError for a number out of range; None is the models' own."""
     for name, number in numbers.items():
-        if not isinstance(number, int) or isinstance(number, bool) or number < least:
-            raise TranslationError(f"`{name}` must be a whole number of at least {least}, got {number!r}")
+        if number is None:
+            continue
+        if name in _LEAST:
+            if not isinstance(number, int) or isinstance(number, bool) or number < _LEAST[name]:
+                raise TranslationError(f"`{name}` must be a whole number of at least {_LEAST[name]}, got {number!r}")
+        elif name == "temperature":
+            if not (math.isfinite(number) and number > 0):
+                raise TranslationError(f"`temperature` must be positive, got {number}")
+        elif not math.isfinite(number) or (name == "max_len_a" and number < 0):
+            least = " of at least 0" if name == "max_len_a" else ""
+            raise TranslationError(f"`{name}` must be a number{least}, got {number}")

@@ -1,5 +1,6 @@
 """`lightconv translate` as it is used: text in, text out, in order, with an exit status that says what happened."""
 
+import functools
 import io
 import os
 import shlex
@@ -14,7 +15,8 @@ pytest.importorskip("fairseq")
 
 from lightconv_plugin.cli import main, translate
 from lightconv_plugin.generation import fairseq_generate
-from lightconv_plugin.generation.translator import Hypothesis, Translation, Translator
+from lightconv_plugin.generation.translations import Hypothesis, Translation
+from lightconv_plugin.generation.translator import Translator
 from tests.generation import translation_toys as toys
 from tests.warm_python import warm_python
 
@@ -181,6 +183,7 @@ def test_a_reader_that_leaves_is_no_error(made, repository):
 def test_options_reach_the_translator(made, monkeypatch, run):
     taken = {}
 
+    @functools.wraps(Translator)
     def translator(path, data, **options):
         taken.update(options, path=path, data=data)
         raise KeyboardInterrupt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.generation import SearchOptions
+from lightconv_plugin.generation.beam_search import NoHypothesisError
+from lightconv_plugin.generation.native import NativeSearch, describe
 from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules import MixerSpec, ModelConfig, StackConfig, build_model
 from lightconv_plugin.modules.attention_convolution import KINDS, AttentionConv
@@ -29,17 +32,23 @@ class Case:
     max_len: int
     extra: dict[str, Any] = field(default_factory=dict)
 
-    def search(self, kind: type, **options):
-        """The hypotheses that a search of this kind finds; the text of its error if there is no possible one."""
+    def search(self, kind: Callable, **options):
+        """The hypotheses that a search of this kind finds with these options changed; the text of its error if there is
+        no possible one."""
         lengths = self.source.ne(PAD).sum(dim=1)
         try:
             with torch.no_grad():
-                search = kind(self.models, self.options, **options)
+                search = kind(self.models, replace(self.options, **options))
                 return search.search(self.source, lengths, self.max_len, **self.extra)
-        except RuntimeError as error:
-            if "has a probability above 0" not in str(error):
-                raise
+        except NoHypothesisError as error:
             return str(error)
+
+
+def native_search(models, options: SearchOptions) -> NativeSearch:
+    described = describe(models)
+    if isinstance(described, ValueError):
+        raise described
+    return NativeSearch(described, options)
 
 
 def random_case(seed: int) -> Case:

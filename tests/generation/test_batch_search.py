@@ -1,15 +1,22 @@
-"""Which search is taken, and what each of them refuses."""
+"""Which search is taken, what each of them refuses, and the options that they share."""
+
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lightconv_plugin.errors import UnsupportedModelError
-from lightconv_plugin.generation import BatchSearch, SearchOptions, dtypes, mixers
+from lightconv_plugin.generation import BatchSearch, SearchOptions, batch_search, dtypes, mixers
 from lightconv_plugin.generation.batch_search import TorchSearch
+from lightconv_plugin.generation.beam_search import NoHypothesisError
+from lightconv_plugin.generation.native import describe
+from lightconv_plugin.generation.steps import StepModel
 from lightconv_plugin.modules.convolutions import LightweightConv
 from tests.checkpoints.exports import build_model, pair
 
 OPTIONS = SearchOptions(pad=1, unk=3, eos=2, beam_size=2)
+INT8, AUTO = replace(OPTIONS, dtype="int8"), replace(OPTIONS, dtype="auto")
 
 
 @pytest.fixture
@@ -20,21 +27,21 @@ def model():
 @pytest.mark.usefixtures("no_kernels")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_without_the_kernels_torch_searches(model, dtype):
-    search = BatchSearch([model], OPTIONS, dtype=dtype)
+    search = BatchSearch([model], replace(OPTIONS, dtype=dtype, max_len_b=6))
     assert isinstance(search._search, TorchSearch)
-    (ranked,) = search.search(torch.tensor([[4, 5, 2]]), torch.tensor([3]), 6)
+    (ranked,) = search.search(torch.tensor([[4, 5, 2]]))
     assert len(ranked) == 2
 
 
 @pytest.mark.usefixtures("no_kernels")
 def test_int8_without_the_kernels_says_why(model):
     with pytest.raises(ValueError, match=r'"int8" needs .* \(there is no compiler\): use "float32" or "bfloat16"'):
-        BatchSearch([model], OPTIONS, dtype="int8")
+        BatchSearch([model], INT8)
 
 
 def test_int8_of_other_models_says_why(model):
     with pytest.raises(ValueError, match=r'"int8" needs .* \(a model is float64 on cpu\): use'):
-        BatchSearch([model, model.double()], OPTIONS, dtype="int8")
+        BatchSearch([model, model.double()], INT8)
 
 
 @pytest.fixture
@@ -55,9 +62,9 @@ def own_mixer(model, monkeypatch):
 def test_a_mixer_that_only_torch_knows(own_mixer, monkeypatch):
     assert isinstance(BatchSearch([own_mixer], OPTIONS)._search, TorchSearch)
     with pytest.raises(UnsupportedModelError, match="a convolution of type Own"):
-        BatchSearch([own_mixer], OPTIONS, dtype="int8")
+        BatchSearch([own_mixer], INT8)
     monkeypatch.setattr(dtypes, "best", lambda instructions, size: "int8")
-    assert dtypes.fastest_type([own_mixer])[0] == "float32"
+    assert BatchSearch([own_mixer], AUTO, exported="int8").options.dtype == "float32"
 
 
 @pytest.mark.usefixtures("no_kernels")
@@ -65,11 +72,55 @@ def test_auto_without_the_kernels_is_float32(model, monkeypatch):
     monkeypatch.setattr(dtypes, "instruction_set", lambda: "AVX-512 VNNI BF16")
     monkeypatch.setattr(dtypes, "best", lambda instructions, size: "int8")
     reason = "nothing else was measured without the native search (there is no compiler)"
-    assert dtypes.fastest_type([model]) == ("float32", reason)
+    search = BatchSearch([model], AUTO)
+    assert (search.options.dtype, search.dtype_reason) == ("float32", reason)
 
 
-def test_wrong_arguments(model):
-    with pytest.raises(ValueError, match="models must be at least one model, got none"):
-        BatchSearch([], OPTIONS)
-    with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
-        BatchSearch([model], OPTIONS, threads=0)
+def test_the_models_are_described_once(model, monkeypatch):
+    described = []
+    monkeypatch.setattr(batch_search, "describe", lambda models: described.append(1) or describe(models))
+    BatchSearch([model], AUTO, exported="int8")
+    BatchSearch([model], AUTO)
+    assert described == [1, 1]
+
+
+@pytest.mark.parametrize("search", ["native", "torch"], indirect=True)
+def test_the_number_of_threads_is_that_of_one_search(search, model, monkeypatch):
+    """Torch's own number is as before: other searches and models of the process keep theirs."""
+    seen, before = [], torch.get_num_threads()
+    searches = [BatchSearch([model], replace(OPTIONS, max_len_b=9, threads=threads)) for threads in (2, 3, None)]
+    if search == "native":
+        for native in (one._search for one in searches):
+            wrapped = native._search
+            native._search = SimpleNamespace(search=lambda *a, to=wrapped: seen.append(a[-1]) or to.search(*a))
+    else:
+        start = StepModel.start
+        monkeypatch.setattr(StepModel, "start", lambda *a: seen.append(torch.get_num_threads()) or start(*a))
+    for one in searches:
+        one.search(torch.tensor([[5, 6, 7, 2], [1, 1, 9, 2]]))
+        assert torch.get_num_threads() == before
+    assert seen == [2, 3, before]
+
+
+@pytest.mark.usefixtures("search")
+def test_weights_that_are_nan(model):
+    with torch.no_grad():
+        model.decoder.layers[0].fc1.bias[0] = torch.nan
+    with pytest.raises(NoHypothesisError, match=r"no hypothesis of sentences \[0, 1\] of the batch has a probability"):
+        BatchSearch([model], OPTIONS).search(torch.tensor([[5, 6, 7, 2], [1, 1, 9, 2]]))
+
+
+def test_lengths(model):
+    """max_len_a·T + max_len_b words, fewer than max_len; or the longest sentence's, of words as fairseq counts them."""
+    source = torch.tensor([[5, 6, 7, 2], [1, 1, 9, 2]])
+
+    def longest(lengths=None, **options):
+        wanted = replace(OPTIONS, min_len=99, **options)
+        with pytest.raises(ValueError, match="min_len must be at most max_len = ") as error:
+            BatchSearch([model], wanted).search(source, lengths)
+        return int(str(error.value).split()[7].rstrip(","))
+
+    assert longest(max_len_a=1.5, max_len_b=2) == 8
+    assert longest(max_len_b=70) == 63 and longest(max_len_b=70, max_len=50) == 49
+    assert longest(match_source_len=True) == 3
+    assert longest(torch.tensor([4, 5]), match_source_len=True) == 5

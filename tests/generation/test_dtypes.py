@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 pytest.importorskip("fairseq")
 
@@ -10,6 +11,8 @@ from lightconv_plugin.generation import dtypes
 from lightconv_plugin.models.plain import plain_model
 from lightconv_plugin.paths import package_dir
 from tests.generation import toys
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -48,17 +51,17 @@ def test_the_table_is_what_the_benchmark_wrote():
 def test_where_nothing_was_measured_it_is_float32(cpu):
     models = [plain_model(toys.ours())]
     cpu("AVX-512 VNNI BF16")
-    assert dtypes.fastest_type(models)[0] == "float32"  # few channels
-    assert dtypes.fastest_type(models, "cuda:1") == ("float32", "nothing else was measured on a GPU")
+    assert dtypes.fastest_type(models, CPU, None)[0] == "float32"  # few channels
+    gpu = torch.device("cuda:1")
+    assert dtypes.fastest_type(models, gpu, None) == ("float32", "nothing else was measured on a GPU")
     cpu(None, machine="aarch64")
-    assert dtypes.fastest_type(models) == ("float32", "nothing else was measured on this CPU (aarch64)")
+    assert dtypes.fastest_type(models, CPU, None) == ("float32", "nothing else was measured on this CPU (aarch64)")
 
 
 def test_a_type_without_instructions_is_warned_about(cpu):
     cpu("AVX-512 VNNI")
-    assert "has no bfloat16 instructions: bfloat16 is no faster than float32 for a batch" in dtypes.slow_type(
-        "bfloat16"
-    )
-    assert dtypes.slow_type("int8") is None and dtypes.slow_type("bfloat16", "cuda") is None
+    message = "has no bfloat16 instructions: bfloat16 is no faster than float32 for a batch"
+    assert message in dtypes.slow_type("bfloat16", CPU)
+    assert dtypes.slow_type("int8", CPU) is None and dtypes.slow_type("bfloat16", torch.device("cuda")) is None
     cpu("AVX-512 VNNI BF16")
-    assert dtypes.slow_type("bfloat16") is None
+    assert dtypes.slow_type("bfloat16", CPU) is None

@@ -5,7 +5,7 @@ captured. Against fairseq's generator: test_beam_search.py. On a GPU: tests/gpu/
 """
 
 import random
-from functools import partial
+from dataclasses import replace
 
 import pytest
 import torch
@@ -129,17 +129,16 @@ def test_sizes_used_last_are_kept():
 
 def test_bfloat16():
     model = build_model(pair("dynamic"))
-    case = Case([model], OPTIONS, random_batch(random.Random(2), 5, 9, model.config.encoder.vocab_size), 20)
-    search = Captured([model], OPTIONS, dtype="bfloat16")
-    expected = case.search(partial(TorchSearch, dtype="bfloat16"))
+    options = replace(OPTIONS, dtype="bfloat16")
+    case = Case([model], options, random_batch(random.Random(2), 5, 9, model.config.encoder.vocab_size), 20)
+    search = Captured([model], options)
+    expected = case.search(TorchSearch)
     random_models.assert_same(expected, case.search(search), tolerance=0.05)
 
 
 def test_a_gpu_is_needed():
-    with pytest.raises(
-        ValueError, match=r"^--cuda-graphs \(--generation-cuda-graphs\) needs a GPU, got a model on cpu"
-    ):
-        BatchSearch([build_model(pair("dynamic"))], OPTIONS, cuda_graphs=True)
+    with pytest.raises(ValueError, match=r"^`cuda_graphs` needs a GPU, got a model on cpu"):
+        BatchSearch([build_model(pair("dynamic"))], replace(OPTIONS, cuda_graphs=True))
 
 
 class _Reads:

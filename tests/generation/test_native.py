@@ -40,10 +40,12 @@ def test_random_models_and_options(seeds):
     for seed in seeds:
         case = models.random_case(seed)
         expected = case.search(TorchSearch)
-        found.append(case.search(NativeSearch, threads=1))
+        found.append(case.search(models.native_search, threads=1))
         models.assert_same(expected, found[-1], f"seed {seed}:")
         threads = 2 + seed % 3
-        models.assert_equal(found[-1], case.search(NativeSearch, threads=threads), f"seed {seed}, {threads} threads:")
+        models.assert_equal(
+            found[-1], case.search(models.native_search, threads=threads), f"seed {seed}, {threads} threads:"
+        )
     assert any(isinstance(hypotheses, list) for hypotheses in found)
 
 
@@ -84,7 +86,8 @@ def test_the_same_bits_for_any_threads_and_batches(kind, dtype):
 
     def search(batch, threads, **more):
         lengths = batch.ne(1).sum(dim=1)
-        return NativeSearch([model], options, dtype=dtype, threads=threads).search(batch, lengths, 6, **more)
+        chosen = replace(options, dtype=dtype, threads=threads)
+        return models.native_search([model], chosen).search(batch, lengths, 6, **more)
 
     expected = search(source, 1)
     for threads in (2, 3, 5):
@@ -109,7 +112,7 @@ def test_the_same_bits_for_any_threads_and_batches(kind, dtype):
 
 def test_threads_by_default_are_those_of_torch():
     case = models.random_case(3)
-    models.assert_equal(case.search(NativeSearch, threads=1), case.search(NativeSearch))
+    models.assert_equal(case.search(models.native_search, threads=1), case.search(models.native_search))
 
 
 def test_searches_at_the_same_time():
@@ -117,7 +120,7 @@ def test_searches_at_the_same_time():
     from concurrent.futures import ThreadPoolExecutor
 
     model, source = _wide("attention")
-    search = NativeSearch([model], SearchOptions(pad=1, unk=3, eos=2, beam_size=3), threads=2)
+    search = models.native_search([model], SearchOptions(pad=1, unk=3, eos=2, beam_size=3, threads=2))
     lengths = source.ne(1).sum(dim=1)
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda _: search.search(source, lengths, 6), range(6)))
@@ -147,13 +150,11 @@ def _table_and_output(seed: int):
 
 def _log_probabilities(model, dtype: str, begin: int) -> torch.Tensor:
     """Of all words that may follow, by forcing each in turn."""
-    options = SearchOptions(pad=1, unk=3, eos=2, beam_size=1)
+    options = SearchOptions(pad=1, unk=3, eos=2, beam_size=1, dtype=dtype)
     words = torch.tensor([word for word in range(WORDS) if word != 1])
     prefix = torch.stack([words, torch.full_like(words, 2)], dim=1)
     source = torch.full((len(words), 1), 2)
-    found = NativeSearch([model], options, dtype=dtype).search(
-        source, torch.ones(len(words)), 4, prefix=prefix, begin=begin
-    )
+    found = models.native_search([model], options).search(source, torch.ones(len(words)), 4, prefix=prefix, begin=begin)
     return torch.stack([hypotheses[0]["positional_scores"][0] for hypotheses in found])
 
 
@@ -203,13 +204,13 @@ def test_reduced_types_are_close_to_float32(kind):
     model, source = _wide(kind)
     lengths = source.ne(1).sum(dim=1)
     options = SearchOptions(pad=1, unk=3, eos=2, beam_size=1)
-    exact = NativeSearch([model], options).search(source, lengths, 6)
+    exact = models.native_search([model], options).search(source, lengths, 6)
     longest = max(len(hypotheses[0]["tokens"]) for hypotheses in exact)
     prefix = torch.full((len(source), longest), 1)
     for row, hypotheses in zip(prefix, exact, strict=True):
         row[: len(hypotheses[0]["tokens"])] = hypotheses[0]["tokens"]
     for dtype, most in (("float32", 1e-6), ("bfloat16", 0.05), ("int8", 0.1)):
-        found = NativeSearch([model], options, dtype=dtype).search(source, lengths, 7, prefix=prefix)
+        found = models.native_search([model], replace(options, dtype=dtype)).search(source, lengths, 7, prefix=prefix)
         gaps = [
             (other[0]["positional_scores"] - one[0]["positional_scores"]).abs()
             for one, other in zip(exact, found, strict=True)
@@ -222,11 +223,10 @@ def test_reduced_types_are_close_to_float32(kind):
 _AT_A_LEVEL = """
 import sys
 import torch
-from lightconv_plugin.generation.native import NativeSearch
 from lightconv_plugin.ops import backends
 from tests.generation import random_models as models
 assert backends.decision("cpu").backend == "cpu"
-torch.save({seed: models.random_case(seed).search(NativeSearch) for seed in range(20)}, sys.argv[1])
+torch.save({seed: models.random_case(seed).search(models.native_search) for seed in range(20)}, sys.argv[1])
 """
 
 
@@ -241,7 +241,7 @@ def test_results_at_other_instruction_levels(tmp_path):
     """Vectors of another width only add in another order; more instructions change nothing in float32."""
     if instruction_set() is None:
         pytest.skip("no levels on this CPU")
-    here = {seed: models.random_case(seed).search(NativeSearch) for seed in range(20)}
+    here = {seed: models.random_case(seed).search(models.native_search) for seed in range(20)}
     levels = {level: _at_level(level, tmp_path / level) for level in ("avx2", "avx512", "avx512_vnni")}
     for seed, expected in here.items():
         models.assert_same(expected, levels["avx2"][seed], f"avx2, seed {seed}:")

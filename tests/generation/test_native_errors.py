@@ -10,7 +10,8 @@ import torch
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation import DTYPES, BatchSearch, SearchOptions
 from lightconv_plugin.generation.batch_search import TorchSearch
-from lightconv_plugin.generation.native import NativeSearch
+from lightconv_plugin.generation.beam_search import NoHypothesisError
+from lightconv_plugin.generation.native import NativeSearch, describe
 from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules import AdaptiveInputConfig, AdaptiveSoftmaxConfig, ModelConfig
 from lightconv_plugin.ops import backends
@@ -25,13 +26,14 @@ SOURCE = torch.tensor([[5, 6, 7, 8, 2], [9, 4, 2, 1, 1]])
 NOTHING = r"no hypothesis of sentences \[0, 1\] of the batch has a probability above 0"
 
 
-def search(model, source=SOURCE, *, max_len=4, options=OPTIONS, lengths=None, kind=NativeSearch, threads=2, **extra):
+def search(
+    model, source=SOURCE, *, max_len=4, options=OPTIONS, lengths=None, kind=models.native_search, threads=2, **extra
+):
     if lengths is None:
         lengths = source.ne(1).sum(dim=1)
     ensemble = model if isinstance(model, list) else [model]
-    more = {} if kind is TorchSearch else {"threads": threads}
     with torch.no_grad():
-        return kind(ensemble, options, **more).search(source, lengths, max_len, **extra)
+        return kind(ensemble, replace(options, threads=threads)).search(source, lengths, max_len, **extra)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +101,7 @@ def test_any_integers_are_words(model):
 def test_an_empty_batch(model):
     nothing = torch.empty(0, 5, dtype=torch.int64)
     assert search(model, nothing) == []
-    assert BatchSearch([model], OPTIONS).search(nothing, torch.empty(0), 4) == []
+    assert BatchSearch([model], OPTIONS).search(nothing) == []
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -152,40 +154,44 @@ def test_sequences_beyond_the_learned_positions(threads):
 
 def test_nothing_possible(model):
     everything = replace(OPTIONS, suppress=tuple(range(WORDS)))
-    for kind in (NativeSearch, TorchSearch):
-        with pytest.raises(RuntimeError, match=NOTHING):
+    for kind in (models.native_search, TorchSearch):
+        with pytest.raises(NoHypothesisError, match=NOTHING):
             search(model, options=everything, kind=kind)
 
 
 def test_wrong_threads_and_types(model):
     with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
-        NativeSearch([model], OPTIONS, threads=0)
-    with pytest.raises(ValueError, match="float16"):
-        NativeSearch([model], OPTIONS, dtype="float16")
+        search(model, threads=0)
+    with pytest.raises(ValueError, match="dtype must be float32, bfloat16 or int8, got float16"):
+        models.native_search([model], replace(OPTIONS, dtype="float16"))
 
 
-_TOO_MANY_THREADS = """
+_AT_A_LIMIT = """
 import resource, sys
 from tests.generation.test_native_errors import *
 model = build_model(pair())
 expected = search(model)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 limits = resource.getrlimit(resource.RLIMIT_AS)
-resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, limits[1]))  # the stacks of a hundred threads
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, limits[1]))
 try:
-    search(model, threads=2000)
+    search(model, {options})
 except RuntimeError as error:
-    print(error)
+    print(type(error).__name__, error)
 models.assert_equal(expected, search(model))
 """
+LIMITS = {
+    "threads": ("threads=2000", "RuntimeError cannot start 2000 threads: "),  # the stacks of a hundred fit
+    "memory": ("max_len=10**8", "OutOfMemoryError out of memory in the search"),
+}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
-def test_more_threads_than_the_system_starts():
-    done = subprocess.run(
-        [sys.executable, "-c", _TOO_MANY_THREADS], capture_output=True, text=True, cwd=ROOT, check=False
-    )
-    assert done.returncode == 0 and done.stdout.startswith("cannot start 2000 threads: "), done.stdout + done.stderr
+@pytest.mark.parametrize(("options", "message"), LIMITS.values(), ids=LIMITS)
+def test_more_than_the_system_gives(options, message):
+    program = _AT_A_LIMIT.format(options=options)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0 and done.stdout.startswith(message), done.stdout + done.stderr
 
 
 # ------------------------------------------------------------------------------------------------ models
@@ -201,6 +207,22 @@ def test_models_that_are_not_covered():
     config = replace(plain, decoder=stack(encoder_dim=DIM, adaptive_input=AdaptiveInputConfig(bands)))
     with pytest.raises(UnsupportedModelError, match="adaptive_input"):
         BatchSearch([build_model(config)], OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("entry", "word"),
+    [
+        ("decoder.layers.0.activation", "sine"),
+        ("decoder.layers.0.mixer.kind", "decay"),
+        ("encoder.layers.1.mixer.normalize", "sum"),
+        ("encoder.positions", "rotary"),
+    ],
+)
+def test_words_that_the_kernels_do_not_know(entry, word, model):
+    (description,) = describe([model])
+    description.numbers[entry] = word
+    with pytest.raises(ValueError, match=f"^{entry} {word} is unknown to the native search$"):
+        NativeSearch([description], OPTIONS)
 
 
 def _broken(kind, value, entries):
@@ -226,7 +248,7 @@ def test_a_single_nan(kind):
     for name, model in _broken(kind, float("nan"), -3):
         # Without pads, which the search in torch lets reach the words beside them.
         case = models.Case([model], OPTIONS, torch.tensor([[5, 6, 7, 8, 2], [9, 106, 4, 4, 2]]), 4)
-        found.append(case.search(NativeSearch, threads=1))
+        found.append(case.search(models.native_search, threads=1))
         if "q_proj" in name or "k_proj" in name:  # torch's attention loses it among its exponentials
             assert isinstance(found[-1], str), name
         else:
@@ -240,7 +262,7 @@ def test_infinities_and_numbers_that_become_them(kind, value):
     """Which products overflow is a matter of their order: the search in torch may find something else."""
     for name, model in _broken(kind, value, -3):
         for dtype in DTYPES:
-            found = models.Case([model], OPTIONS, SOURCE, 4).search(NativeSearch, dtype=dtype, threads=1)
+            found = models.Case([model], OPTIONS, SOURCE, 4).search(models.native_search, dtype=dtype, threads=1)
             assert len(found) == 2 or found.startswith("no hypothesis of sentences ["), f"{name}, {dtype}: {found}"
 
 
@@ -248,7 +270,7 @@ def test_infinities_and_numbers_that_become_them(kind, value):
 @pytest.mark.parametrize("kind", MIXERS)
 def test_weights_of_nothing_but_nan(kind, dtype):
     for name, model in _broken(kind, float("nan"), slice(None)):
-        found = models.Case([model], OPTIONS, SOURCE, 4).search(NativeSearch, dtype=dtype, threads=2)
+        found = models.Case([model], OPTIONS, SOURCE, 4).search(models.native_search, dtype=dtype, threads=2)
         assert found == "no hypothesis of sentences [0, 1] of the batch has a probability above 0", name
 
 

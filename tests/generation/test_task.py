@@ -12,7 +12,7 @@ pytest.importorskip("fairseq")
 
 from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
 
-from lightconv_plugin.generation import FastGenerator
+from lightconv_plugin.generation import FastGenerator, batch_search
 from lightconv_plugin.generation import generator as generator_module
 from lightconv_plugin.generation.task import TranslationFastConfig, TranslationFastTask
 from tests import ROOT, fairseq_cli
@@ -88,10 +88,10 @@ def test_builds_the_generator_that_was_asked_for():
     torch.manual_seed(1)
     models = [toys.ours()]
     generator = task.build_generator(models, Namespace(beam=3, lenpen=0.5, no_repeat_ngram_size=2, unnormalized=True))
-    assert (type(generator), generator.dtype, generator.beam_size) == (FastGenerator, "int8", 3)
+    assert (type(generator), generator.options.dtype, generator.beam_size) == (FastGenerator, "int8", 3)
     assert (generator.options.len_penalty, generator.options.no_repeat_ngram_size) == (0.5, 2)
     assert not generator.options.normalize_scores
-    assert not generator.cuda_graphs
+    assert not generator.options.cuda_graphs
     aligned = task.build_generator(models, Namespace(print_alignment="hard"))
     assert type(aligned) is SequenceGeneratorWithAlignment
     assert type(task.build_generator(models, Namespace(), seq_gen_cls=SequenceGenerator)) is SequenceGenerator
@@ -111,17 +111,17 @@ def test_cuda_graphs_need_a_gpu():
     words = dictionary(toys.VOCABULARY)
     task = TranslationFastTask(TranslationFastConfig(generation_cuda_graphs=True), words, words)
     generator = task.build_generator([toys.ours()], Namespace(beam=2))
-    with pytest.raises(ValueError, match=r"--generation-cuda-graphs\) needs a GPU, got a model on cpu"):
+    with pytest.raises(ValueError, match="`cuda_graphs` needs a GPU, got a model on cpu"):
         generator.generate([], toys.batch())
 
 
 def test_auto_is_resolved_at_the_first_batch(monkeypatch, caplog):
-    monkeypatch.setattr(generator_module, "fastest_type", lambda models, device: ("int8", f"a test on {device}"))
+    monkeypatch.setattr(batch_search, "fastest_type", lambda models, device, why: ("int8", f"a test on {device}"))
     generator = FastGenerator([toys.ours().eval()], dictionary(toys.VOCABULARY), dtype="auto", beam_size=2)
-    assert generator.dtype == "auto"
+    assert generator.options.dtype == "auto"
     with caplog.at_level("INFO", logger=generator_module.__name__):
         found = generator.generate([], toys.batch())
-    assert generator.dtype == generator._search.dtype == "int8" and len(found) == 5
+    assert generator.options.dtype == generator._search.options.dtype == "int8" and len(found) == 5
     assert "generation in int8: a test on cpu" in caplog.text
 
 

@@ -13,7 +13,8 @@ from sacremoses import MosesDetokenizer
 
 from lightconv_plugin.errors import TranslationError
 from lightconv_plugin.generation import Translator
-from lightconv_plugin.generation.translator import make_batches
+from lightconv_plugin.generation.batches import make_batches
+from lightconv_plugin.generation.beam_search import NoHypothesisError
 from tests import fairseq_cli
 from tests.generation import translation_toys as toys
 
@@ -185,7 +186,7 @@ def test_progress_counts_every_line_once(translator):
 def test_words_of_the_text_are_never_fairseqs_own_symbols(checkpoints):
     """ "</s>" in a text is an unknown word, not the end of the sentence."""
     translator = Translator(checkpoints["dynamic"], tokenizer="none", bpe_codes="none", **SHORT)
-    indices, problem = translator._indices("hund </s> <pad> <s> hund")
+    indices, problem = translator._opened.encode("hund </s> <pad> <s> hund")
     own = {translator._opened.source.pad(), translator._opened.source.bos(), translator._opened.source.eos()}
     assert problem is None and len(indices) == 6 and not own & set(indices[:-1])
     assert indices[-1] == translator._opened.source.eos()
@@ -205,7 +206,7 @@ def test_a_model_trained_on_cut_texts_gets_them_cut(data, tmp_path):
     translator = Translator(path, **SHORT)
     long, cut = translator.translate(["haus " * 80, "haus " * 10])
     assert long.problem is None and cut.problem is None
-    assert len(translator._indices("haus " * 80)[0]) == 64
+    assert len(translator._opened.encode("haus " * 80)[0]) == 64
 
 
 def test_what_goes_wrong_with_a_batch_is_said(translator, checkpoints, monkeypatch):
@@ -213,12 +214,18 @@ def test_what_goes_wrong_with_a_batch_is_said(translator, checkpoints, monkeypat
     with pytest.raises(TranslationError, match="min_len must be at most max_len = "):
         limited.translate(["Hund"])
 
-    def fail(*arguments):
+    def fail(source):
         raise error
 
-    monkeypatch.setattr(translator._searcher._search, "search", fail)
+    monkeypatch.setattr(translator._search, "search", fail)
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory")
     with pytest.raises(TranslationError, match=r"out of memory on a batch of 2 × \d+ pieces: reduce `batch_tokens`"):
+        translator.translate(["Hund", "Haus"])
+    error = torch.OutOfMemoryError("the native search's")
+    with pytest.raises(TranslationError, match=r"out of memory on a batch of 2 × \d+ pieces: reduce `batch_tokens`"):
+        translator.translate(["Hund", "Haus"])
+    error = NoHypothesisError("of sentence 1")
+    with pytest.raises(TranslationError, match="the model gives no translation a probability: are its weights NaN"):
         translator.translate(["Hund", "Haus"])
     error = RuntimeError("a bug")
     with pytest.raises(RuntimeError, match="a bug"):

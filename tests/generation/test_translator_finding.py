@@ -263,7 +263,7 @@ def test_sentencepiece(made, tmp_path):
     translator = Translator(path, **SHORT)
     line = toys.SENTENCES["de"][0]
     pieces = processor.EncodeAsPieces(line)
-    assert translator._indices(line)[0] == [dictionary.index(piece) for piece in pieces] + [dictionary.eos()]
+    assert translator._opened.encode(line)[0] == [dictionary.index(piece) for piece in pieces] + [dictionary.eos()]
     assert translator.notes == ()
     for found in translator.translate(LINES):
         assert found.text == "".join(found.tokens).replace("▁", " ").strip()

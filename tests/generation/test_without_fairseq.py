@@ -55,8 +55,8 @@ def written_out(model, source, beam: int, lenpen: float):
 def test_the_search_on_a_plain_model(mixer):
     model = sharp(mixer)
     source = torch.tensor([[1, 1, 5, 6, 2], [9, 8, 7, 6, 2], [1, 1, 1, 4, 2]])
-    options = SearchOptions(pad=1, unk=3, eos=2, beam_size=3, len_penalty=0.7)
-    found = BatchSearch([model], options, threads=1).search(source, torch.full((3,), 5), LONGEST)
+    options = SearchOptions(pad=1, unk=3, eos=2, beam_size=3, len_penalty=0.7, max_len_b=LONGEST, threads=1)
+    found = BatchSearch([model], options).search(source)
     for row, ranked in zip(source, found, strict=True):
         expected = written_out(model, row[row != 1], 3, 0.7)
         assert [tuple(hypothesis["tokens"].tolist()) for hypothesis in ranked] == [words for words, _ in expected]

@@ -1,6 +1,7 @@
 """Generation on a GPU: the search in torch, with and without CUDA graphs, finds what it finds on the CPU."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -18,15 +19,17 @@ LONGEST = 28
 def test_search(mixer, beam, graphs, cuda):
     """Several batches, so that graphs are replayed for others than they were captured with."""
     model = model_of(mixer)
-    options = SearchOptions(pad=PAD, unk=UNK, eos=EOS, beam_size=beam, no_repeat_ngram_size=2, min_len=2)
+    options = SearchOptions(
+        pad=PAD, unk=UNK, eos=EOS, beam_size=beam, no_repeat_ngram_size=2, min_len=2, max_len_b=LONGEST
+    )
     rng = random.Random(beam)
     sources = [random_batch(rng, sentences, longest, 50) for sentences, longest in [(7, 9), (5, 16), (8, 3), (6, 11)]]
     batches = [(source, source.ne(PAD).sum(dim=1)) for source in sources]
     search = TorchSearch([model], options)
     expected = [search.search(*batch, LONGEST) for batch in batches]
-    search = BatchSearch([model.to(cuda)], options, cuda_graphs=graphs)
+    search = BatchSearch([model.to(cuda)], replace(options, cuda_graphs=graphs))
     for number, (batch, theirs) in enumerate(zip(batches, expected, strict=True)):
-        found = search.search(*(tensor.to(cuda) for tensor in batch), LONGEST)
+        found = search.search(*(tensor.to(cuda) for tensor in batch))
         ours = [[{name: tensor.cpu() for name, tensor in one.items()} for one in ranked] for ranked in found]
         assert_same(theirs, ours, f"batch {number}:")
     if graphs:

@@ -9,7 +9,6 @@ import time
 
 from lightconv_plugin.generation import DTYPES
 from lightconv_plugin.generation.batch_search import TorchSearch
-from lightconv_plugin.generation.native import NativeSearch
 from lightconv_plugin.ops import backends
 from tests.generation import random_models
 
@@ -36,11 +35,11 @@ def one(seed: int) -> None:
     """
     case = random_models.random_case(seed)
     for dtype in DTYPES:
-        found = case.search(NativeSearch, dtype=dtype, threads=1)
+        found = case.search(random_models.native_search, dtype=dtype, threads=1)
         if dtype == "float32":
             random_models.assert_same(case.search(TorchSearch), found, f"seed {seed}:")
         for threads in (2, 4):
-            other = case.search(NativeSearch, dtype=dtype, threads=threads)
+            other = case.search(random_models.native_search, dtype=dtype, threads=threads)
             random_models.assert_equal(found, other, f"seed {seed}, {dtype}, {threads} threads:")
 
 

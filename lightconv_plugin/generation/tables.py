@@ -8,7 +8,7 @@ from torch import Tensor
 from lightconv_plugin.generation.beams import Beams, move
 
 
-class Live:
+class Tables:
     """The sentences that are still being searched, the first `beams.live` of S = `beams.capacity`, each with `beam`
     hypotheses.
 
@@ -23,7 +23,7 @@ class Live:
     Attributes:
         tokens: (S, beam, columns + 1), the beginning symbol first. scores: (S, beam, columns), cumulative.
         ignored: (S, beam), hypotheses that only fill up the beam.
-        found, words, parents: (S, 2 · beam), the candidates, best first: their scores, words and hypotheses.
+        totals, words, parents: (S, 2 · beam), the candidates, best first: their scores, words and hypotheses.
         ends: (S, 2 · beam), which candidates end their hypothesis, or are unused.
         numbers: the index in the batch of each live sentence.
     """
@@ -45,7 +45,7 @@ class Live:
         self.tokens[:, :, 0] = begin
         self.scores = torch.zeros(sentences, beam, columns, device=device)
         self.ignored = torch.zeros(sentences, beam, dtype=torch.bool, device=device)
-        self.found = torch.full((sentences, 2 * beam), -torch.inf, device=device)
+        self.totals = torch.full((sentences, 2 * beam), -torch.inf, device=device)
         self.words = torch.full((sentences, 2 * beam), pad, dtype=torch.int64, device=device)
         self.parents = torch.zeros_like(self.words)
         self.ends = torch.ones(sentences, 2 * beam, dtype=torch.bool, device=device)
@@ -59,42 +59,43 @@ class Live:
         self._slots = torch.arange(2 * beam, device=device)
         self._first_row = torch.arange(0, sentences * beam, beam, device=device).unsqueeze(1)
 
-    def __len__(self) -> int:
+    @property
+    def live(self) -> int:
         return self._beams.live
 
     def _tensors(self) -> list[Tensor]:
         """All but the prefix, (S, …) each."""
         tables = [self.tokens, self.scores, self.ignored, self.lengths]
-        return [*tables, self.found, self.words, self.parents, self.ends]
+        return [*tables, self.totals, self.words, self.parents, self.ends]
 
     def last(self, width: int) -> Tensor:
         """(live · width,): the last word of the first `width` hypotheses of each sentence."""
-        return self.tokens[: len(self), :width].index_select(2, self._beams.now).flatten()
+        return self.tokens[: self.live, :width].index_select(2, self._beams.now).flatten()
 
-    def totals(self) -> Tensor:
+    def past_totals(self) -> Tensor:
         """(live, beam): the scores of the hypotheses before this step."""
-        return self.scores[: len(self)].index_select(2, self._beams.now - 1).squeeze(2)
+        return self.scores[: self.live].index_select(2, self._beams.now - 1).squeeze(2)
 
-    def offer(self, found: Tensor, words: Tensor, parents: Tensor) -> None:
+    def offer(self, totals: Tensor, words: Tensor, parents: Tensor) -> None:
         """Store the candidates of this step, each (live, n), best first; n is not less than before."""
-        live, n = found.shape
-        ends = words.eq(self._eos) & found.ne(-torch.inf)
+        live, n = totals.shape
+        ends = words.eq(self._eos) & totals.ne(-torch.inf)
         ends[:, : self._beams.width] &= ~self.ignored[:live]
-        for table, new in (self.found, found), (self.words, words), (self.parents, parents), (self.ends, ends):
+        for table, new in (self.totals, totals), (self.words, words), (self.parents, parents), (self.ends, ends):
             table[:live, :n] = new
 
     def choose(self) -> Tensor:
         """Continue the first `beam` candidates of the previous step that do not end. If there are fewer, others fill up
         the beam and are ignored. → (live · beam,) int64, the rows from which these descend.
         """
-        live, beam, steps, now = len(self), self._beams.width, self._beams.steps, self._beams.now
+        live, beam, steps, now = self.live, self._beams.width, self._beams.steps, self._beams.now
         ends = self.ends[:live].clone()
         ends[:, :beam] |= self.ignored[:live]
         order, chosen = (self._slots + ends * (2 * beam)).topk(beam, dim=1, largest=False)
         self.ignored[:live] = order.ge(2 * beam)
         parents = self.parents[:live].gather(1, chosen)
         history = parents.unsqueeze(2).expand(-1, -1, steps)
-        for table, column, new in (self.tokens, now, self.words), (self.scores, now - 1, self.found):
+        for table, column, new in (self.tokens, now, self.words), (self.scores, now - 1, self.totals):
             past = table[:live, :, :steps]
             past.copy_(past.gather(1, history))
             table[:live].index_copy_(2, column, new[:live].gather(1, chosen).unsqueeze(2))
@@ -110,7 +111,7 @@ class Live:
         self.numbers = [self.numbers[i] for i in order]
         return index
 
-    def copy_(self, other: Live) -> None:
+    def copy_(self, other: Tables) -> None:
         """Copy the state of `other`, of the same sizes, into these tensors; the prefix is taken over uncopied."""
         for mine, theirs in zip(self._tensors(), other._tensors(), strict=True):
             mine.copy_(theirs)
