@@ -27,7 +27,8 @@ from pathlib import Path
 from benchmarks import machine, report
 from benchmarks.machine import ROOT
 from benchmarks.report import BenchmarkError
-from lightconv_plugin.report.logs import Training, parse_log
+from lightconv_plugin.records.file import read_folder
+from lightconv_plugin.records.trainings import Training, trainings
 
 SYSTEMS = ("dynamicconv", "lightweightconv", "talkconv", "transformer")
 _CONFIGS = ROOT / "configs" / "multi30k_en_de"
@@ -125,10 +126,9 @@ class Run:
             )
 
     def training(self) -> Training | None:
-        """The training so far, according to train.sh's log."""
-        log = self.folder / "train.log"
-        trainings = parse_log(log.read_text(encoding="utf-8", errors="replace")).trainings if log.exists() else []
-        return trainings[-1] if trainings else None
+        """The training so far, according to its records."""
+        known = trainings(read_folder(self.folder).records)
+        return known[-1] if known else None
 
     def last_words(self, kind: str) -> str:
         """The last exception in the process's log or messages, otherwise the last message."""
@@ -220,7 +220,7 @@ def _result(run: Run, options: argparse.Namespace) -> dict:
     training = run.training()
     train = [] if training is None else training.train
     losses = [(record.update, record.values["loss"]) for record in train if "loss" in record.values]
-    valid = [] if training is None else training.valid("valid")
+    valid = [] if training is None else training.part("valid")
     result = {
         "status": "ok",
         "updates": 0 if training is None else training.updates,

@@ -1,10 +1,10 @@
 """`lightconv demo`: from nothing to a BLEU score: a small DynamicConv and a Transformer of the same size."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from lightconv_plugin.arguments import natural, positive
+from lightconv_plugin.cli.interruptible import interruptible
 
 DESCRIPTION = """\
 Prepares a corpus, trains a DynamicConv and a Transformer, averages checkpoints, translates the test set by beam search
@@ -20,18 +20,12 @@ report.json. Finished parts are not repeated; after Ctrl-C, rerun the same comma
 
 def run(args: argparse.Namespace) -> int:
     from lightconv_plugin.recipes.demo.run import demo
-    from lightconv_plugin.recipes.demo.training import TrainingFailed
 
-    try:
-        table = demo(args.raw, updates=args.updates, seed=args.seed, work=args.work, src=args.src, tgt=args.tgt)
-    except TrainingFailed as error:
-        print(f"lightconv demo: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nlightconv demo: interrupted; rerun the same command to resume", file=sys.stderr)
-        return 130
-    print(table, flush=True)
-    return 0
+    def work() -> None:
+        options = {"updates": args.updates, "seed": args.seed, "work": args.work, "src": args.src, "tgt": args.tgt}
+        print(demo(args.raw, **options), flush=True)
+
+    return interruptible("demo", work)
 
 
 def add_parser(commands) -> None:

@@ -1,10 +1,9 @@
 """`lightconv reproduce`: prepare, train, tune and score a published system: one row of the results."""
 
 import argparse
-import signal
-import sys
 from pathlib import Path
 
+from lightconv_plugin.cli.interruptible import interruptible
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import configs_dir
 
@@ -42,7 +41,6 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--seeds is missing: one or more numbers, such as --seeds 1 2 3")
     from lightconv_plugin.recipes.reproduce.job import plan, plan_smoke
     from lightconv_plugin.recipes.reproduce.run import reproduce
-    from lightconv_plugin.recipes.reproduce.training import TrainingFailed
     from lightconv_plugin.recipes.steps import say
 
     options = {
@@ -53,18 +51,13 @@ def run(args: argparse.Namespace) -> int:
         "prepare_options": args.prepare_options,
     }
     job = plan_smoke(**options) if args.smoke else plan(args.config, args.seeds, **options)
-    heed_signals()
-    try:
+
+    def work() -> None:
         done = reproduce(job)
-    except TrainingFailed as error:
-        print(f"lightconv reproduce: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nlightconv reproduce: interrupted; rerun the same command to resume", file=sys.stderr)
-        return 130
-    print(done.section, flush=True)
-    say(f"row: {done.row}; table: {done.table}")
-    return 0
+        print(done.section, flush=True)
+        say(f"row: {done.row}; table: {done.table}")
+
+    return interruptible("reproduce", work)
 
 
 def _write_table(results: Path | None) -> int:
@@ -75,17 +68,6 @@ def _write_table(results: Path | None) -> int:
     write_table((results or default_results()).resolve(), table, configs_dir())
     say(f"table: {table}")
     return 0
-
-
-def heed_signals() -> None:
-    """Make SIGTERM, and SIGHUP unless it is ignored (nohup), end this process and its children like Ctrl-C does."""
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, interrupt)
 
 
 def overrides_last(argv: list[str]) -> list[str]:

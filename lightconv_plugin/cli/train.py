@@ -12,11 +12,11 @@ Trains a configuration with fairseq-hydra-train. Rerun the same command to resum
 CONFIG is the path of a YAML file, or the name of a configuration such as multi30k_en_de/dynamicconv. It is followed by
 hydra's overrides, such as optimization.max_epoch=30.
 
-Checkpoints, train.log (with several machines also train.nodeR.log: everything that machine R printed) and tensorboard/
-go to checkpoint.save_dir (common.tensorboard_logdir=DIR puts the latter elsewhere, null disables it); the data is read
-from task.data. Relative paths in a configuration are relative to LIGHTCONV_HOME (default: the working directory), those
-in an override to the working directory; also those of checkpoint.restore_file, checkpoint.finetune_from_model and
-pretrained embeddings.
+Checkpoints, records.jsonl (settings, statistics and the end, for the other commands), train.log (with several machines
+also train.nodeR.log: everything that machine R printed) and tensorboard/ go to checkpoint.save_dir
+(common.tensorboard_logdir=DIR puts the latter elsewhere, null disables it); the data is read from task.data. Relative
+paths in a configuration are relative to LIGHTCONV_HOME (default: the working directory), those in an override to the
+working directory; also those of checkpoint.restore_file, checkpoint.finetune_from_model and pretrained embeddings.
 
 All cores are used (or OMP_NUM_THREADS per process, if set). max_tokens × update_freq of a configuration is the number
 of tokens per update: N processes share them, so that an update is the same on any number of machines."""

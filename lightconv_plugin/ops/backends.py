@@ -81,6 +81,12 @@ def decision(device_type: str) -> Decision:
     return decided
 
 
+def chosen(device_type: str) -> str | None:
+    """The backend of a device type if it has been chosen already."""
+    decided = _decided.get(device_type)
+    return decided.backend if decided else None
+
+
 def has_kernel(operator: str, device_type: str) -> bool:
     """Whether an operator currently has a kernel of its own for a device type."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"lightconv::{operator}", device_type.upper())

@@ -88,7 +88,7 @@ def _facts_of(run: Run) -> dict:
         "parameters": run.parameters and f"{run.parameters:,}",
         "languages": " → ".join(settings.pair or ()),
         "data": settings.task.get("data"),
-        "sentences": training and ", ".join(f"{subset} {number:,}" for subset, number in training.examples.items()),
+        "sentences": training and ", ".join(f"{subset} {number:,}" for subset, number in training.sentences.items()),
         "seed": None if seed is None else str(seed),
         "max_tokens × update_freq": batch and f"{batch} × {frequency}",
         "updates": training and f"{training.updates:,}",

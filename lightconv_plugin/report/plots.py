@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from lightconv_plugin.records.trainings import Record, Training
 from lightconv_plugin.report.kernels import Layer
-from lightconv_plugin.report.logs import Record, Training
 
 RUN_COLOURS = 8
 DASHES = ("solid", (0, (4, 2)), (0, (1, 1.5)))
@@ -112,7 +112,7 @@ def curves(trainings: dict[str, tuple[int, Training]]) -> list[tuple[str, Markup
         lines = []
         for name, (number, training) in trainings.items():
             lines.append((name, number, "train", *series(training.train, key)))
-            lines += [(name, number, subset, *series(training.valid(subset), key)) for subset in training.subsets]
+            lines += [(name, number, subset, *series(training.part(subset), key)) for subset in training.subsets]
         lines = [line for line in lines if line[3] and (key != "bleu" or line[2] != "train")]
         if lines:
             found.append((heading, _curve(heading, key, label, logarithmic, lines)))

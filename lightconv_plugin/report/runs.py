@@ -1,4 +1,4 @@
-"""Reads the folder of a run: its settings, its log, its scores, and the checkpoint to show."""
+"""Reads the folder of a run: its settings, its records, its scores, and the checkpoint to show."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,8 @@ from lightconv_plugin.checkpoints.loading import load_checkpoint
 from lightconv_plugin.checkpoints.parameters import count_parameters
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.mixers import mixer_of
-from lightconv_plugin.report.logs import Training, parse_log
+from lightconv_plugin.records.file import FILE, LOGS, read_folder
+from lightconv_plugin.records.trainings import Training, trainings
 from lightconv_plugin.report.scores import (
     Score,
     Translations,
@@ -22,8 +23,6 @@ from lightconv_plugin.report.scores import (
     score_files,
 )
 
-# Log names of scripts/train.sh, of hydra, and of the usual redirections.
-LOG_NAMES = ("train.log", "hydra/hydra_train.log", "hydra_train.log", "log.txt", "train.txt")
 _AVERAGE = re.compile(r"average(\d+)\.pt")
 
 
@@ -102,11 +101,11 @@ def check_folder(folder: Path) -> None:
     if not folder.is_dir():
         found = "is a file" if folder.exists() else "does not exist"
         raise InputError(f"`run_dirs`: {folder} {found}: expected the folder of a training (fairseq's save_dir)")
-    known = [folder / name for name in LOG_NAMES]
+    known = [folder / name for name in (FILE, *LOGS)]
     if not any(path.is_file() for path in known) and not list(folder.glob("*.pt")) and not list(folder.glob("*.log")):
         raise InputError(
             f"`run_dirs`: {folder} is not the folder of a training: it has neither checkpoints (*.pt) nor a log "
-            f"({', '.join(LOG_NAMES)} or *.log)"
+            f"({', '.join((FILE, *LOGS))} or *.log)"
         )
 
 
@@ -124,7 +123,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 def read_run(folder: Path, name: str, checkpoint: str | None = None) -> Run:
     """Read everything about a run except its model. Anything unreadable becomes one of the run's problems."""
     run = Run(name, folder)
-    _read_log(run)
+    _read_records(run)
     _read_checkpoint(run, checkpoint)
     _read_settings(run)
     _read_scores(run)
@@ -134,28 +133,23 @@ def read_run(folder: Path, name: str, checkpoint: str | None = None) -> Run:
     return run
 
 
-def _read_log(run: Run) -> None:
-    others = sorted(path for path in run.folder.glob("*.log") if path.name not in LOG_NAMES)
-    seen = []
-    for path in [*(run.folder / name for name in LOG_NAMES), *others]:
-        if not path.is_file():
-            continue
-        seen.append(path.name)
-        log = parse_log(path.read_text(encoding="utf-8", errors="replace"))
-        if not log.trainings:
-            continue
-        *run.earlier, run.training = log.trainings
-        if log.broken:
-            run.problems.append(f"{path.name}: {log.broken} truncated lines of statistics were left out.")
-        if run.earlier:
-            ends = ", ".join(f"{training.updates:,}" for training in run.earlier)
-            run.problems.append(
-                f"{path.name} holds {len(log.trainings)} trainings, each started at update 0; the last one is shown. "
-                f"The others ended at update {ends}."
-            )
+def _read_records(run: Run) -> None:
+    found = read_folder(run.folder)
+    known = trainings(found.records)
+    if not known:
+        searched = ", ".join(found.searched)
+        what = f"no training statistics in {searched}" if searched else "there is no training log"
+        run.problems.append(f"No learning curve: {what}.")
         return
-    what = f"no training statistics in {', '.join(seen)}" if seen else "there is no training log"
-    run.problems.append(f"No learning curve: {what}.")
+    *run.earlier, run.training = known
+    if found.broken:
+        run.problems.append(f"{found.file}: {found.broken} truncated lines of statistics were left out.")
+    if run.earlier:
+        ends = ", ".join(f"{training.updates:,}" for training in run.earlier)
+        run.problems.append(
+            f"{found.file} holds {len(known)} trainings, each started at update 0; the last one is shown. "
+            f"The others ended at update {ends}."
+        )
 
 
 def choose_checkpoint(folder: Path) -> Path | None:
@@ -194,7 +188,9 @@ def _read_checkpoint(run: Run, name: str | None) -> None:
 
 
 def _read_settings(run: Run) -> None:
-    """Read hydra's copy of the configuration if there are no settings from a checkpoint."""
+    """Read the records' settings, or hydra's copy of the configuration, if there are none from a checkpoint."""
+    if not run.settings.architecture and run.training and (recorded := run.training.known("settings")):
+        run.settings = Settings.read(recorded)
     path = run.folder / "hydra" / ".hydra" / "config.yaml"
     if run.settings.architecture or not path.is_file():
         return

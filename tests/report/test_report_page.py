@@ -8,8 +8,7 @@ import pytest
 pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: report)")
 
 from lightconv_plugin.report import loading, page, runs, scores, translate
-from lightconv_plugin.report.logs import parse_log
-from tests.report.test_report_logs import Writer
+from tests.records.test_fairseq_log import Writer
 from tests.report.test_report_parts import layer_of
 
 # ------------------------------------------------------------------------------------------------ escaping
@@ -48,8 +47,8 @@ class Tags(HTMLParser):
 
 def test_nothing_of_a_run_becomes_markup(tmp_path):
     log = Writer().head().inner(20, 9).valid(20, 8, subset="valid").inner(40, 7)
-    training = parse_log("\n".join(log.lines) + "\n").trainings[0]
-    training.devices, training.examples = [EVIL], {EVIL: 3}
+    (training,) = log.parse().trainings
+    training.stretches[0].head.update(gpus=[EVIL], texts={EVIL: 3})
     run = runs.Run(EVIL, tmp_path, training=training, problems=[EVIL], checkpoint=tmp_path / f"{EVIL[-9:]}.pt")
     run.settings = runs.Settings(
         model={"_name": EVIL, "encoder_layers": 1, "encoder_conv_type": EVIL, "decoder_layers": 1},

@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: re
 from lightconv_plugin.report import loading, plots, runs, scores, translate
 from lightconv_plugin.report.kernels import Layer
 from lightconv_plugin.scoring import paper
-from tests.report.test_report_logs import Writer
+from tests.records.test_fairseq_log import Writer
 
 # ------------------------------------------------------------------------------------------------ folders
 
@@ -322,7 +322,7 @@ def test_a_decoder_has_no_reach_to_the_right():
 
 
 def test_a_series_leaves_out_what_is_not_finite_or_not_logged():
-    from lightconv_plugin.report.logs import Record
+    from lightconv_plugin.records.trainings import Record
 
     records = [
         Record(1, 1, {"loss": 2.0}),

@@ -1,9 +1,8 @@
-"""Reads a training's log, and holds a system's result and the table of several systems."""
+"""A system's result, and the table of several systems."""
 
 from __future__ import annotations
 
 import json
-import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,29 +12,7 @@ from lightconv_plugin.recipes.data.text_pool import iter_lines
 from lightconv_plugin.recipes.steps import write_text
 from lightconv_plugin.scoring.generate_log import parse_gen_log
 
-_PARAMETERS = re.compile(r"num\. (?:shared )?model params: ([\d,]+)")
-_EPOCH = re.compile(r"\[train\]\[INFO\] - epoch (\d+) \|.*\| wps ([\d.]+) \|.*\| train_wall ([\d.]+)")
 NAMES = {"dynamicconv": "DynamicConv", "lightweightconv": "LightConv", "transformer": "Transformer (fairseq)"}
-
-
-@dataclass(frozen=True)
-class Log:
-    """`seconds`: time spent in updates, over all epochs; `tokens_per_second`: target tokens, mean over epochs."""
-
-    parameters: int
-    tokens_per_second: float
-    seconds: float
-
-
-def read_log(path: Path) -> Log:
-    """Read train.log. An epoch that was interrupted and repeated counts once."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    parameters = _PARAMETERS.search(text)
-    epochs = {int(epoch): (float(wps), float(wall)) for epoch, wps, wall in _EPOCH.findall(text)}
-    if parameters is None or not epochs:
-        raise ValueError(f"{path} is not the log of a training that finished an epoch")
-    speeds, walls = zip(*epochs.values(), strict=True)
-    return Log(int(parameters[1].replace(",", "")), sum(speeds) / len(speeds), sum(walls))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +17,17 @@ from lightconv_plugin.recipes.data.options import Options
 from lightconv_plugin.recipes.data.parallel_folder import Corpus, CorpusError, find_corpus, locate
 from lightconv_plugin.recipes.data.parallel_text import Preparation
 from lightconv_plugin.recipes.data.text_pool import count_lines
-from lightconv_plugin.recipes.demo.results import Result, read_log, write_report
-from lightconv_plugin.recipes.demo.training import Training, run_together
-from lightconv_plugin.recipes.environment import environment
+from lightconv_plugin.recipes.demo.results import Result, write_report
+from lightconv_plugin.recipes.environment import settings
 from lightconv_plugin.recipes.evaluation import evaluate, results_of
 from lightconv_plugin.recipes.grammar.corpus import write_corpus
 from lightconv_plugin.recipes.steps import cores, digest, say, write_text
+from lightconv_plugin.recipes.training.child import Child, TrainingFailed, run_together
+from lightconv_plugin.records.file import read_folder
+from lightconv_plugin.records.trainings import Training, trainings
 
 SYSTEMS = ("dynamicconv", "transformer")
+KEY = "demo.key"  # in the folder of a training: identifies it
 AVERAGED = 3  # checkpoints to average, written over the last three twentieths of a training
 SIZES = {"train": 16000, "valid": 500, "test": 500}  # sentence pairs of the grammar's corpus
 # A model that has not learnt to stop would otherwise write 200 tokens a sentence.
@@ -111,7 +113,7 @@ def schedule(updates: int) -> dict[str, int | str]:
 
 def claim(folder: Path, key: str) -> None:
     """Reserve `folder` for the training with this `key`: one with the same key is resumed, any other is removed."""
-    marker = folder / "demo.key"
+    marker = folder / KEY
     if folder.exists() and not (marker.is_file() and marker.read_text() == key):
         if not marker.is_file():
             raise InputError(f"{folder} exists and is not from a demo: choose another `work` folder")
@@ -137,7 +139,7 @@ def threads_each(systems: int) -> tuple[int, bool]:
 def train_and_score(task: Task, seed: int, work: Path, data: Path, langs: tuple[str, str]) -> list[Result]:
     """Train, average and score both systems, unless their results exist."""
     text = digest(data / "data-bin")
-    trainings = []
+    children = []
     for system in SYSTEMS:
         config = find_config(f"{task.configs}/{system}")
         known = f"{digest(config)} {task.updates} {text} {langs} {seed}"
@@ -147,50 +149,56 @@ def train_and_score(task: Task, seed: int, work: Path, data: Path, langs: tuple[
             continue
         claim(folder, key)
         (folder / "result.json").unlink(missing_ok=True)
-        settings = {
+        changes = {
             "task.data": data / "data-bin",
             "task.source_lang": langs[0],
             "task.target_lang": langs[1],
-            "checkpoint.save_dir": folder,
             "common.seed": seed,
             **schedule(task.updates),
         }
-        command = [sys.executable, "-m", "lightconv_plugin", "train", str(config)]
-        command += [f"{name}={value}" for name, value in settings.items()]
-        trainings.append(Training(system, command, task.updates, folder, key))
-    if trainings:
-        run_trainings(trainings, task, data)
+        overrides = [f"{name}={value}" for name, value in changes.items()]
+        children.append(Child(system, config, overrides, folder, task.updates))
+    if children:
+        run_trainings(children, task, data)
     return [Result.read(work / system / "result.json") for system in SYSTEMS]
 
 
-def run_trainings(trainings: list[Training], task: Task, data: Path) -> None:
+def run_trainings(children: list[Child], task: Task, data: Path) -> None:
     """Train, translate and score; writes each system's result.json."""
     threads, together = threads_each(len(SYSTEMS))
-    for group in [trainings] if together else [[training] for training in trainings]:
+    for group in [children] if together else [[child] for child in children]:
         how = f"at the same time, threads each: {threads}" if len(group) > 1 else f"threads: {threads}"
-        say(f"training {' and '.join(t.name for t in group)}, {task.updates} updates ({how})")
-        with environment(threads):
-            run_together(group, os.environ)
-    for training in trainings:
-        folder = training.folder
-        say(f"{training.name}: averaging the last {AVERAGED} checkpoints, beam search on the test set")
+        say(f"training {' and '.join(child.name for child in group)}, {task.updates} updates ({how})")
+        run_together(group, {**os.environ, **settings(threads)})
+    for child in children:
+        folder = child.folder
+        say(f"{child.name}: averaging the last {AVERAGED} checkpoints, beam search on the test set")
         checkpoint = folder / f"average{AVERAGED}.pt"
         average_once(last_checkpoints(candidates([folder]), AVERAGED, update_based=True), checkpoint)
         score = evaluate(data / "data-bin", checkpoint, options=SEARCH)
-        log = read_log(folder / "train.log")
+        parameters, speed, seconds = costs(folder)
         Result(
-            key=training.key,
-            system=training.name,
+            key=(folder / KEY).read_text(),
+            system=child.name,
             score=score.values,
-            parameters=log.parameters,
-            tokens_per_second=log.tokens_per_second,
-            seconds=log.seconds,
+            parameters=parameters,
+            tokens_per_second=speed,
+            seconds=seconds,
             updates=task.updates,
             averaged=AVERAGED,
             threads=threads,
             together=together,
             generated=str(results_of(checkpoint, "test")[0]),
         ).write(folder / "result.json")
+
+
+def costs(folder: Path) -> tuple[int, float, float]:
+    """(parameters, target tokens per second, seconds spent in updates) of a finished training."""
+    training = (trainings(read_folder(folder).records) or [Training()])[-1]
+    parameters, speed, seconds = training.parameters, training.epoch_speed, training.update_seconds
+    if parameters is None or speed is None or seconds is None:
+        raise TrainingFailed(f"{folder} has no records of a training that finished an epoch")
+    return parameters, speed, seconds
 
 
 def write_page(work: Path) -> Path:

@@ -27,6 +27,7 @@ from lightconv_plugin.recipes.reproduce.rows import add_row, main_scores, summar
 from lightconv_plugin.recipes.reproduce.table import config_name, default_table, render_section, sections, write_table
 from lightconv_plugin.recipes.reproduce.training import identity
 from lightconv_plugin.recipes.steps import Steps, say, shorten
+from lightconv_plugin.recipes.training.child import Child, TrainingFailed, run_together
 from lightconv_plugin.recipes.tuning import tune
 from lightconv_plugin.scoring.perplexity import split_context_window
 
@@ -119,7 +120,6 @@ class Reproduction:
     def train(self, seed: int) -> dict[str, Any]:
         """Train a seed unless it is trained already; returns the facts about its training."""
         name, folder, settings = f"seed{seed}/train", self.job.folder / f"seed{seed}", self.job.settings
-        log = self.job.folder / "logs" / f"seed{seed}.train.log"
         depends = {"settings": settings, "data": self.data_files("train", "valid")}
         training.wait_for_training(folder)
         last = identity(folder / "checkpoint_last.pt")
@@ -141,20 +141,16 @@ class Reproduction:
         if not finished:
             say(f"seed {seed}: training in {folder}" + (f", resuming from update {updates:,}" if updates else ""))
             release_gpu_memory()
-            training.run_training(
-                self.job.config,
-                [f"checkpoint.save_dir={folder}", f"common.seed={seed}", *self.job.overrides],
-                log=log,
-                lock=self.steps.fileno(),
-                environment=self.environment,
-                on_line=training.ProgressLine(f"seed {seed}", settings.get("optimization.max_update", "?")),
+            overrides, length = (
+                [f"common.seed={seed}", *self.job.overrides],
+                settings.get("optimization.max_update", "?"),
             )
+            child = Child(f"seed {seed}", self.job.config, overrides, folder, length)
+            run_together([child], self.environment, lock=self.steps.fileno(), interval=60)
             finished, updates, _ = training.progress(folder, settings)
             if not finished:
-                raise training.TrainingFailed(
-                    f"training ended after {updates:,} updates, too early: see {folder / 'train.log'}"
-                )
-        facts = training.facts(folder, updates, log)
+                raise TrainingFailed(f"training ended after {updates:,} updates, too early: see {folder / 'train.log'}")
+        facts = training.facts(folder, updates)
         self.steps.record(name, depends, {"last": identity(folder / "checkpoint_last.pt"), "facts": facts})
         return facts
 

@@ -6,6 +6,7 @@ from the last checkpoint. This module adds the log, torchrun's settings, and one
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from lightconv_plugin.recipes.training.plan import Plan
 from lightconv_plugin.recipes.training.worker import GAVE_UP, log_to, say
+from lightconv_plugin.records.file import append
 
 WORKER = Path(__file__).with_name("worker.py")
 ANSWER = 10  # extra seconds after the timeout, so that the processes can report what they waited for
@@ -189,4 +191,7 @@ def launch(job: Job) -> int:
             signal.signal(number, handler)
     if message:
         say(message)
+        if job.node_rank == 0:
+            with contextlib.suppress(OSError):  # it has been said
+                append(job.plan.save_dir, {"record": "end", "error": message})
     return status

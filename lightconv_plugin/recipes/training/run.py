@@ -28,9 +28,9 @@ def train(
 ) -> int:
     """Train to the end. Returns the exit status: 0, 1 if the training failed, 128 + N if signal N ended it.
 
-    Checkpoints and train.log (with several machines also train.nodeR.log) go to the configuration's save_dir. torchrun
-    runs in this process until the training ends: stdout and stderr also go to the log, and the caller must be the main
-    thread, which receives the signals.
+    Checkpoints, records.jsonl (see `lightconv_plugin.records`) and train.log (with several machines also
+    train.nodeR.log) go to the configuration's save_dir. torchrun runs in this process until the training ends: stdout
+    and stderr also go to the log, and the caller must be the main thread, which receives the signals.
 
     Args:
         config: a path or a name, as for `find_config`. Its relative paths are relative to the workspace.
@@ -55,10 +55,7 @@ def train(
     computing = environment(threads, trains_on_cpu=plan.on_cpu)
     with lock if node_rank == 0 else contextlib.nullcontext(), computing:
         each = settings(threads)["OMP_NUM_THREADS"]
-        started = f"checkpoints and log: {plan.save_dir} ({plan.processes} × {each} threads)"
-        say(started)
+        say(f"checkpoints and log: {plan.save_dir} ({plan.processes} × {each} threads)")
         if plan.on_cpu and (advice := allocator.advice()):
             say(advice)
-        with log.open("a", encoding="utf-8") as file:  # for the report
-            file.write(f"{started}\n")
         return launch(job)

@@ -13,9 +13,10 @@ import pytest
 from lightconv_plugin.cli.main import main
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.demo import run
-from lightconv_plugin.recipes.demo.results import Log, Result, read_log, write_report
-from lightconv_plugin.recipes.demo.run import claim
-from lightconv_plugin.recipes.demo.training import Training, TrainingFailed, run_together
+from lightconv_plugin.recipes.demo.results import Result, write_report
+from lightconv_plugin.recipes.demo.run import claim, costs
+from lightconv_plugin.recipes.training.child import TrainingFailed
+from lightconv_plugin.records.file import append
 from tests.recipes.conftest import ROOT, heed_ctrl_c, script_environment, write_parts
 
 DEMO = ROOT / "scripts/demo.sh"
@@ -154,24 +155,13 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     assert (tmp_path / "precious").exists()
 
 
-LOG = """\
-[2026-01-01 10:00:00,000][fairseq_cli.train][INFO] - num. shared model params: 2,493,440 (num. trained: 2,493,440)
-[2026-01-01 10:01:00,000][train][INFO] - epoch 001 | loss 9.1 | wps 3000 | ups 1 | train_wall 50 | wall 55
-[2026-01-01 10:02:00,000][train][INFO] - epoch 002 | loss 8.1 | wps 1000 | ups 1 | train_wall 99 | wall 70
-[2026-01-01 10:03:00,000][fairseq_cli.train][INFO] - num. shared model params: 2,493,440 (num. trained: 2,493,440)
-[2026-01-01 10:04:00,000][train][INFO] - epoch 002 | loss 8.1 | wps 5000 | ups 1 | train_wall 30 | wall 31
-"""
-
-
-def test_the_log_of_a_training_that_was_resumed(tmp_path):
-    (tmp_path / "train.log").write_text(LOG)
-    assert read_log(tmp_path / "train.log") == Log(parameters=2493440, tokens_per_second=4000.0, seconds=80.0)
-
-
-def test_a_log_without_an_epoch_is_refused(tmp_path):
-    (tmp_path / "train.log").write_text(LOG.splitlines()[0])
-    with pytest.raises(ValueError, match="not the log of a training that finished an epoch"):
-        read_log(tmp_path / "train.log")
+def test_a_training_without_a_finished_epoch_is_an_error(tmp_path):
+    append(tmp_path, {"record": "start", "update": 0, "parameters": 7})
+    with pytest.raises(TrainingFailed, match="no records of a training that finished an epoch"):
+        costs(tmp_path)
+    values = {"wps": 4000.0, "train_wall": 80.0}
+    append(tmp_path, {"record": "statistics", "part": "train/epoch", "epoch": 1, "update": 9, "values": values})
+    assert costs(tmp_path) == (7, 4000.0, 80.0)
 
 
 def test_the_report_is_a_table_with_translations(tmp_path):
@@ -206,34 +196,3 @@ def test_the_report_is_a_table_with_translations(tmp_path):
     assert Result.read(tmp_path / "result.json") == results[0]
     with pytest.raises(FileNotFoundError):
         Result.read(tmp_path / "none.json")
-
-
-def training(name, code, tmp_path):
-    return Training(name, ["bash", "-c", code], 300, tmp_path, "key")
-
-
-def test_progress_of_two_trainings(tmp_path, capsys):
-    line = "epoch 002:     50 / 100 loss=2.5, nll_loss=1.0, ppl=2.14, wps=2993, ups=2.23, num_updates=150"
-    both = [training(name, f"echo '[x][train_inner][INFO] - {line}'", tmp_path) for name in ("one", "two")]
-    run_together(both, os.environ)
-    assert "one: done  |  two: done" in capsys.readouterr().err
-
-
-def test_the_state_is_that_of_the_last_progress_line(tmp_path):
-    line = "epoch 002:     50 / 100 loss=2.5, nll_loss=1.0, ppl=2.14, wps=2993, ups=2.23, num_updates=150"
-    one = training("one", f"echo '{line}'", tmp_path)
-    one.start(os.environ)
-    one.process.wait()
-    deadline = time.monotonic() + 10
-    while one.state == "starting" and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert one.state == "update 150/300 loss 2.50 2,993 tokens/s"
-
-
-def test_one_failure_ends_the_others_and_shows_its_output(tmp_path):
-    start = time.monotonic()
-    other = training("other", "sleep 60", tmp_path)
-    with pytest.raises(TrainingFailed, match=r"(?s)bad ended with status 3:\nthe reason.*train\.log"):
-        run_together([other, training("bad", "echo the reason; sleep 0.5; exit 3", tmp_path)], os.environ)
-    assert other.process.returncode == -signal.SIGTERM
-    assert time.monotonic() - start < 20

@@ -9,9 +9,9 @@ import yaml
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.reproduce import run as reproduce
-from lightconv_plugin.recipes.reproduce import training
 from lightconv_plugin.recipes.reproduce.job import plan
 from lightconv_plugin.recipes.steps import Steps, write_text
+from lightconv_plugin.recipes.training import child
 from lightconv_plugin.scoring.measuring import Scored
 
 PROTOCOL = {
@@ -56,7 +56,8 @@ echo train "$@" >>"$CALLS"
 for item in "${@:2}"; do case $item in checkpoint.save_dir=*) dir=${item#*=} ;; esac; done
 mkdir -p "$dir"
 echo "checkpoints and log: $dir (2 × 3 threads)" >&2
-echo "[fairseq_cli.train][INFO] - {" >>"$dir/train.log"
+touch "$dir/train.log"
+echo '{"record": "start", "update": 0, "processes": 2, "threads": 3}' >>"$dir/records.jsonl"
 for ((i = 0; i < 6000; i++)); do [[ -e ${HOLD:-} ]] || break; sleep 0.05; done
 for updates in 50 ${UPDATES:-100}; do
     sleep "${MOMENT:-0}"
@@ -107,7 +108,7 @@ def stand_ins(train):
     """(module, name, stand-in) of everything that computes; `train` is the program that `write_program` wrote."""
     return [
         (reproduce, "prepare", prepare),
-        (training, "COMMAND", (str(train),)),
+        (child, "COMMAND", (str(train),)),
         (reproduce, "tune", tune),
         (reproduce, "evaluate", evaluate),
         (reproduce, "measure_perplexity", measure),

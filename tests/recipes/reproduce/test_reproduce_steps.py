@@ -16,8 +16,9 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.reproduce import training as reproduce_training
 from lightconv_plugin.recipes.reproduce.job import plan
 from lightconv_plugin.recipes.reproduce.rows import write_row
-from lightconv_plugin.recipes.reproduce.training import TrainingFailed
 from lightconv_plugin.recipes.steps import Steps, changes
+from lightconv_plugin.recipes.training.child import TrainingFailed
+from lightconv_plugin.records.file import append
 from tests.recipes.reproduce import reproduction_world
 
 
@@ -170,8 +171,10 @@ def test_a_training_that_ends_too_early_is_an_error(world, monkeypatch):
     monkeypatch.setenv("UPDATES", "50")
     with pytest.raises(TrainingFailed, match=r"ended after 50 updates, too early: see .*seed1/train\.log"):
         world.row(seeds=(1,))
-    with (world.runs / "seed1/train.log").open("a") as log:
-        log.write("[2026-01-01][fairseq_cli.train][INFO] - done training in 3.0 seconds\n")
+    append(world.runs / "seed1", {"record": "end", "error": "the reason"})
+    with pytest.raises(TrainingFailed, match="too early"):
+        world.row(seeds=(1,))
+    append(world.runs / "seed1", {"record": "end"})
     assert world.row(seeds=(1,))["runs"][0]["updates"] == 50, "patience or max_epoch ended it"
 
 
@@ -333,39 +336,40 @@ def test_summaries(world, monkeypatch):
     assert row["signatures"] == ["r"]
 
 
+@pytest.mark.parametrize("end, finished", [("", False), ("done training in 3.0 seconds\n", True)])
+def test_a_training_that_has_only_a_log_is_finished_if_the_log_says_so(world, end, finished):
+    trained_by_hand(world, "50", f"[x][fairseq_cli.train][INFO] - {{\n[x][fairseq_cli.train][INFO] - {end}")
+    assert reproduce_training.progress(world.runs / "seed1", {"optimization.max_update": "100.0"})[:2] == (finished, 50)
+
+
+def statistics(part, update, **values):
+    return {"record": "statistics", "part": part, "epoch": 1, "update": update, "values": values}
+
+
 def test_what_a_training_took(tmp_path):
-    start = "[x][fairseq_cli.train][INFO] - {"
-    gpus = [
-        f"[x][fairseq.utils][INFO] - rank   {i}: capabilities =  9.0  ; name = NVIDIA H100 80GB HBM3   " for i in (0, 1)
-    ]
-    speed = "[x][train][INFO] - epoch 001 | loss 9.1 | wps 3000 | ups 1 | train_wall 50 | wall 55 | num_updates 100"
-    valid = "[x][valid][INFO] - epoch 001 | valid on 'valid' subset | loss 5.1 | nll_loss {} | num_updates {}"
-    told = [valid.format("3.25", 60), speed, valid.format("3.0", 100)]
-    parameters = "num. shared model params: 2,493,440 (num. trained: 2,493,440)"
-    former = [start, gpus[0].replace("H100", "A100")]
-    (tmp_path / "train.log").write_text("\n".join([*former, start, parameters, *gpus, *told, ""]))
-    messages = tmp_path / "messages"
-    messages.write_text("tokens per update: …\ncheckpoints and log: /a place (4 threads)/x (2 × 8 threads)\n")
-    name = "NVIDIA H100 80GB HBM3"
-    assert reproduce_training.facts(tmp_path, 100, messages) == {
+    start = {"record": "start", "update": 0, "processes": 2, "threads": 8, "parameters": 2493440}
+    append(tmp_path, start | {"gpus": ["NVIDIA A100"]})
+    append(tmp_path, statistics("valid", 60, loss=5.1, nll_loss=3.25))
+    append(tmp_path, start | {"update": 60, "gpus": ["NVIDIA H100"] * 2})
+    append(tmp_path, statistics("train/epoch", 100, loss=9.1, wps=3000.04, train_wall=50))
+    append(tmp_path, statistics("valid", 100, loss=5.1, nll_loss=3.0))
+    assert reproduce_training.facts(tmp_path, 100) == {
         "updates": 100,
         "tokens_per_second": 3000.0,
-        "train_seconds": 50.0,
-        "gpus": [name, name],
+        "train_seconds": 50,
+        "gpus": ["NVIDIA H100", "NVIDIA H100"],
         "threads": 16,
         "curve": [[60, 3.25], [100, 3.0]],
     }
-    nothing = reproduce_training.facts(tmp_path / "nowhere", 1, tmp_path / "none")
+    nothing = reproduce_training.facts(tmp_path / "nowhere", 1)
     unknown = {"tokens_per_second": None, "train_seconds": None, "gpus": [], "threads": None, "curve": []}
     assert nothing == {"updates": 1} | unknown
 
 
 def test_the_curve_of_a_training_that_logs_one_loss_only(tmp_path):
     """Language models have no label smoothing: fairseq prints their loss alone."""
-    parameters = "num. shared model params: 2,493,440 (num. trained: 2,493,440)"
-    valid = "[x][valid][INFO] - epoch 001 | valid on 'valid' subset | loss 7.5 | ppl 181.02 | num_updates 500"
-    (tmp_path / "train.log").write_text(f"{parameters}\n{valid}\n")
-    assert reproduce_training.validation_curve(tmp_path) == [[500, 7.5]]
+    append(tmp_path, statistics("valid", 500, loss=7.5, ppl=181.02))
+    assert reproduce_training.facts(tmp_path, 500)["curve"] == [[500, 7.5]]
 
 
 def test_changes_are_told_by_their_place():

@@ -13,6 +13,8 @@ import sys
 import pytest
 
 from lightconv_plugin.cli.main import main
+from lightconv_plugin.records.file import FILE, read_folder
+from lightconv_plugin.records.trainings import is_finished, trainings
 from tests.recipes.conftest import ROOT, script_environment
 from tests.recipes.training.trainings import (
     ENDLESS,
@@ -115,6 +117,17 @@ def test_the_signals_are_named(two, with_dropout):
         assert "Traceback" not in training.output
 
 
+def test_the_first_of_two_processes_records_and_the_signal_is_the_end(two):
+    found = read_folder(two.save_dir)
+    assert found.file == FILE and found.broken == 0
+    assert [record["record"] for record in found.records if record["record"] in ("start", "end")] == ["start", "end"]
+    assert found.records[0]["processes"] == 2 and not is_finished(found.records)
+    assert found.records[-1]["error"].startswith("ended by SIGTERM; rerun the same command")
+    (training,) = trainings(found.records)
+    updates = [record.update for record in training.train]
+    assert updates == list(range(1, len(updates) + 1)) and len(updates) >= UPDATES, "each update once"
+
+
 def test_a_killed_process_is_started_again(config, with_dropout):
     """One process, killed in the middle of an epoch; dropout on, and the next batches already read."""
     training = Training(config, "killed", "--max-restarts", "1")
@@ -127,6 +140,10 @@ def test_a_killed_process_is_started_again(config, with_dropout):
     assert_equal(state(training.save_dir / "checkpoint_last.pt"), state(with_dropout.checkpoint(UPDATES)))
     assert_nothing_left(training.save_dir)
     assert (training.save_dir / "train.log").read_text(encoding="utf-8") in training.output
+    records = read_folder(training.save_dir).records
+    starts = [record["update"] for record in records if record["record"] == "start"]
+    assert len(starts) == 2 and starts[0] == 0 < starts[1] and is_finished(records)
+    assert [record.update for record in trainings(records)[0].train] == list(range(1, UPDATES + 1))
 
 
 @pytest.mark.long

@@ -9,6 +9,9 @@ import pytest
 import yaml
 
 from lightconv_plugin.cli.main import main
+from lightconv_plugin.records.fairseq_log import records_of_log
+from lightconv_plugin.records.file import read_folder
+from lightconv_plugin.records.trainings import is_finished, last_start, trainings
 from tests.recipes.conftest import ROOT, script_environment
 from tests.warm_python import warm_python
 
@@ -44,10 +47,31 @@ def test_training_writes_to_its_save_dir_only(trained):
     save_dir, first, _ = trained
     assert [path.name for path in save_dir.parent.iterdir()] == ["it's here"]
     assert {"checkpoint1.pt", "checkpoint_last.pt", "train.log", "hydra"} <= {path.name for path in save_dir.iterdir()}
-    started, log = (save_dir / "train.log").read_text().split("\n", 1)
-    assert started == f"checkpoints and log: {save_dir} (1 × 1 threads)" and started in first.stderr
+    log = (save_dir / "train.log").read_text()
+    assert f"checkpoints and log: {save_dir} (1 × 1 threads)" in first.stderr.splitlines()
     assert log.startswith(first.stdout)
     assert re.search(r"\[lightconv_plugin\]\[DEBUG\] - operators on cpu tensors: backend \w+", log)
+
+
+def test_its_records_tell_what_its_log_tells(trained):
+    """Both starts in one file, each with its end; of the values, the log of an earlier version would give the same."""
+    save_dir = trained[0]
+    found = read_folder(save_dir)
+    assert found.file == "records.jsonl" and found.broken == 0
+    kinds = [record["record"] for record in found.records if record["record"] in ("start", "end")]
+    assert kinds == ["start", "end", "start", "end"] and is_finished(found.records)
+    start, (training,) = last_start(found.records), trainings(found.records)
+    assert start["update"] > 0 and [stretch.start for stretch in training.stretches] == [0, start["update"]]
+    assert start["settings"]["optimization"]["update_freq"] == [2]
+    log, broken = records_of_log((save_dir / "train.log").read_text())
+    assert broken == 0
+    (logged,) = trainings(log)
+    assert [stretch.records for stretch in training.stretches] == [stretch.records for stretch in logged.stretches]
+    assert (training.parameters, training.sentences) == (logged.parameters, logged.sentences)
+    facts = ("parameters", "dictionaries", "texts", "processes")
+    assert {name: start[name] for name in facts} == {name: last_start(log)[name] for name in facts}
+    backend = logged.known("backend")
+    assert training.devices == [f"1 process on a CPU, 1 thread; operators: {backend} backend"]
 
 
 def test_the_batch_is_divided_as_said(trained):

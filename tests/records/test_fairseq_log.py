@@ -1,16 +1,24 @@
-"""Reading fairseq's training logs for the report: formats, resumed and repeated trainings, lines that are cut off."""
+"""The records of fairseq's training logs: formats, resumed and repeated trainings, lines that are cut off."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from lightconv_plugin.report.logs import parse_log
+from lightconv_plugin.records.fairseq_log import records_of_log
+from lightconv_plugin.records.trainings import is_finished, last_start, trainings
 
 PREFIXES = {
     "fairseq-train": "2026-11-20 10:52:58 | INFO | {tag} | ",
     "hydra": "[2026-11-20 10:52:58,126][{tag}][INFO] - ",
     "none": "",
 }
+
+
+def parse_log(text):
+    """The trainings in a log, and the number of its truncated records."""
+    records, broken = records_of_log(text)
+    return SimpleNamespace(trainings=trainings(records), broken=broken, records=records)
 
 
 class Writer:
@@ -88,13 +96,13 @@ def test_every_format_gives_the_same_curves(style, prefix):
     assert parsed.broken == 0
     (training,) = parsed.trainings
     assert points(training.train) == [(20, 9.5), (40, 8.5), (60, 7.5)]
-    assert points(training.valid("valid")) == [(50, 8.25)]
-    assert points(training.valid("valid"), "bleu") == [(50, 1.5)]
+    assert points(training.part("valid")) == [(50, 8.25)]
+    assert points(training.part("valid"), "bleu") == [(50, 1.5)]
     assert training.subsets == ["valid"]
     assert training.train[0].values["lr"] == 0.001
     assert (training.parameters, training.updates, training.seconds) == (2493440, 60, 27)
     assert training.devices == ["1 process on a CPU"]
-    assert training.examples == {"valid": 1014}
+    assert training.sentences == {"valid": 1014}
 
 
 @pytest.mark.parametrize("style", ["simple", "json"])
@@ -103,7 +111,7 @@ def test_a_resumed_training_is_one_curve_without_what_was_thrown_away(style):
     log.head(loaded=50).inner(70, 5.5, 2, wall=9).valid(100, 5, 2).inner(120, 4, 3, wall=21)
     (training,) = log.parse().trainings
     assert points(training.train) == [(20, 9), (40, 8), (70, 5.5), (120, 4)]
-    assert points(training.valid("valid")) == [(50, 7), (100, 5)]
+    assert points(training.part("valid")) == [(50, 7), (100, 5)]
     assert [stretch.start for stretch in training.stretches] == [0, 50]
     assert training.seconds == 20 + 21
 
@@ -183,7 +191,7 @@ def test_several_validation_sets_and_what_is_not_finite():
     log = Writer("json").head().inner(20, 9).valid(20, 5).valid(20, 6, subset="valid1").inner(40, float("nan"))
     (training,) = log.parse().trainings
     assert training.subsets == ["valid", "valid1"]
-    assert points(training.valid("valid1")) == [(20, 6)]
+    assert points(training.part("valid1")) == [(20, 6)]
     assert [update for update, _ in points(training.train)] == [20, 40]
 
 
@@ -238,3 +246,52 @@ def test_resumed_on_another_machine():
     log.head(loaded=20).add("x", gpu).inner(40, 8).head(loaded=40).add("x", gpu).inner(60, 8)
     (training,) = log.parse().trainings
     assert training.devices == ["1 process on a CPU", "1 × NVIDIA H200"]
+
+
+def test_an_epoch_that_was_interrupted_and_repeated_counts_once():
+    log = Writer()
+
+    def epoch(update, number, speed, seconds):
+        end = f"epoch {number:03d} | loss 9.1 | wps {speed} | ups 1 | train_wall {seconds} | num_updates {update}"
+        log.add("train", end)
+
+    log.head()
+    epoch(50, 1, 3000, 50)
+    epoch(90, 2, 1000, 99)
+    log.head(loaded=50)
+    epoch(100, 2, 5000, 30)
+    (training,) = log.parse().trainings
+    assert (training.parameters, training.epoch_speed, training.update_seconds) == (2493440, 4000.0, 80.0)
+
+
+def test_without_an_epoch_speed_and_time_are_not_known():
+    (training,) = Writer().head().inner(20, 9).parse().trainings
+    assert training.epoch_speed is None and training.update_seconds is None
+
+
+def test_the_facts_of_the_last_start():
+    log = Writer()
+    gpu = "rank   {}: capabilities =  9.0  ; total memory = 1 GB ; name = NVIDIA {}   "
+    for name, numbers in (("A100", (0,)), ("H100", (1, 0))):
+        log.add("fairseq_cli.train", "{'_name': None,").add("fairseq.tasks.translation", "[de] dictionary: 4,056 types")
+        for number in numbers:
+            log.add("fairseq.utils", gpu.format(number, f"{name} {number}"))
+        log.head().inner(20, 9)
+    start = last_start(log.parse().records)
+    assert start["gpus"] == ["NVIDIA H100 0", "NVIDIA H100 1"]
+    assert start["dictionaries"] == {"de": 4056} and start["texts"] == {"valid.en-de.en": 1014}
+    assert (start["parameters"], start["processes"], start["update"]) == (2493440, 1, 0)
+
+
+def test_a_dictionary_without_a_language():
+    assert last_start(Writer().add("x", "dictionary: 12 types").parse().records)["dictionaries"] == {"": 12}
+
+
+@pytest.mark.parametrize("prefix", ["fairseq-train", "hydra"])
+def test_a_training_is_finished_if_its_last_start_came_to_an_end(prefix):
+    log = Writer(prefix=prefix).add("fairseq_cli.train", "{'_name': None,").head().inner(20, 9)
+    assert not is_finished(log.parse().records)
+    log.add("fairseq_cli.train", "done training in 3.0 seconds")
+    assert is_finished(log.parse().records)
+    log.add("fairseq_cli.train", "{'_name': None,")
+    assert not is_finished(log.parse().records)
