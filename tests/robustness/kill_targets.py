@@ -229,7 +229,7 @@ class Train(Work):
     def outcome(self, place: Path) -> dict[str, str]:
         from lightconv_plugin.checkpoints.loading import safe_torch_load
 
-        found = listing(place / "run", ("*.pt", "*.log", "lock", "hydra/**/*"))
+        found = listing(place / "run", ("*.pt", "*.log", "records.jsonl", "lock", "hydra/**/*"))
         found = {name: state for name, state in found.items() if not name.startswith("hydra/")}
         for path in (place / "run").glob("*.pt"):
             state = safe_torch_load(path)
@@ -273,7 +273,7 @@ class Reproduce(Work):
         return calls.stat().st_size if calls.exists() else 0
 
     def outcome(self, place: Path) -> dict[str, str]:
-        loose = ("*.log", ".steps/*")
+        loose = ("*.log", "records.jsonl", ".steps/*")
         found = {}
         for folder in ("runs", "results", "data"):
             found |= {f"{folder}/{name}": state for name, state in listing(place / folder, loose, place).items()}
