@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from lightconv_plugin.checkpoints.exported import open_exported
-from lightconv_plugin.checkpoints.exporting import export_checkpoint
 from lightconv_plugin.checkpoints.saving import Side, save_exported
 from lightconv_plugin.modules import MIXERS, build_model
 from lightconv_plugin.text.recipe import Recipe
@@ -18,6 +17,7 @@ pytest.importorskip("fairseq")
 
 from fairseq import checkpoint_utils
 
+from lightconv_plugin.checkpoints.exporting import export_checkpoint
 from lightconv_plugin.checkpoints.to_fairseq import fairseq_model
 from lightconv_plugin.models.plain import plain_config, plain_model
 from tests import fairseq_cli
