@@ -123,8 +123,9 @@ class Options:
     separate_bpe: bool = _flag("as many merges, and a dictionary, for each language on its own")
     tokenizer: str = _option(
         "moses",
-        "none: the text is already tokenised, with spaces between tokens (default: {default})",
-        choices=("moses", "none"),
+        "done: the text is already tokenised, by Moses' script; none: in another way, with spaces between tokens "
+        "(default: {default})",
+        choices=("moses", "done", "none"),
     )
 
     icml17: bool = _flag(

@@ -35,7 +35,8 @@ COPIES = 8  # copies of the training text with BPE-dropout
 def recipe(options: Options, lang: str, keep_last: bool) -> Recipe:
     """The steps from a language's raw text to tokens. CorpusError if the tokeniser has no rules for it.
 
-    A region, as in pt_BR, has the rules of its language.
+    A region, as in pt_BR, has the rules of its language. Text that Moses' script has tokenised already may be in any
+    language: the script uses its English rules where it has no others.
     """
     case: Literal["", "first"] = "first" if options.lowercase else ""
     if options.tokenizer == "none":
@@ -43,7 +44,11 @@ def recipe(options: Options, lang: str, keep_last: bool) -> Recipe:
     try:
         rules = moses_rules(lang)
     except ValueError as error:
-        raise CorpusError(str(error)) from None
+        if options.tokenizer != "done":
+            raise CorpusError(str(error)) from None
+        rules = "en"
+    if options.tokenizer == "done":
+        return Recipe("moses", rules, lowercase=case)
     return Recipe("moses", rules, lowercase=case, normalise=True, keep_last=keep_last)
 
 
@@ -83,6 +88,9 @@ class Preparation:
         self.copies = (options.bpe_copies or COPIES) if options.bpe_dropout else 1
         self.held_out = held_out(options)
         self.recipes = {lang: recipe(options, lang, keep_last) for lang in self.langs}
+        self.steps = self.recipes  # from raw/ to tok/
+        if options.tokenizer == "done":
+            self.steps = {lang: Recipe("none", lang, lowercase=known.lowercase) for lang, known in self.recipes.items()}
         self.splits = corpus.splits()
         for split, pairs in self.held_out.items():
             self.splits[split] = f"{pairs} pairs of {corpus.train}, seed {options.split_seed}"
@@ -95,7 +103,7 @@ class Preparation:
             texts = [locate(self.corpus.folder, prefix, lang) for lang in self.langs]
             say(f"  {split}: {copy_pair(texts, list(parts[split]))} pairs of lines")
         if self.held_out:
-            tokens = [self.recipes[lang].tokenise() for lang in self.langs]
+            tokens = [self.steps[lang].tokenise() for lang in self.langs]
             new = {split: parts[split] for split in self.held_out}
             left, of = hold_out(parts["train"], new, self.held_out, self.options.split_seed, tokens)
             alike = of - left - sum(self.held_out.values())
@@ -103,7 +111,7 @@ class Preparation:
             say(f"  held out: {sizes}; {alike} pairs that share a side with them removed; {left} left for training")
 
     def tokenise(self, *outputs: Path) -> None:
-        self.sides.map(lambda lang: (Recipe.tokenise, (self.recipes[lang],)), self.sides.files("raw"), outputs)
+        self.sides.map(lambda lang: (Recipe.tokenise, (self.steps[lang],)), self.sides.files("raw"), outputs)
 
     def encode(self, *outputs: Path) -> None:
         codes = {self.sides.codes(lang) for lang in self.langs}
@@ -140,7 +148,7 @@ class Preparation:
         sides, options, corpus = self.sides, self.options, self.corpus
         texts = [locate(corpus.folder, prefix, lang) for prefix in corpus.splits().values() for lang in self.langs]
         chosen = {"held_out": self.held_out, "seed": options.split_seed} if self.held_out else {}
-        how = {**moses.versions(), "text": {lang: recipe.as_json() for lang, recipe in self.recipes.items()}}
+        how = {**moses.versions(), "text": {lang: recipe.as_json() for lang, recipe in self.steps.items()}}
         bounds: dict[str, object] = {"max_len": options.max_len, "max_ratio": options.max_ratio}
         if options.bpe_dropout:
             bounds |= {"bpe_dropout": options.bpe_dropout, "bpe_copies": self.copies}

@@ -7,6 +7,7 @@ import pytest
 
 from lightconv_plugin.recipes.data.pairs import hold_out
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
+from lightconv_plugin.text.recipe import Recipe
 from tests.recipes.conftest import check_recipes, write_parts
 from tests.recipes.data.preparations import prepare
 
@@ -133,6 +134,22 @@ def test_text_that_is_in_tokens_already(tmp_path):
     assert done.returncode == 0, done.stderr
     assert lines(tmp_path / "out/tok/test.de")[0] == "Das ist &amp; bleibt so."
     check_recipes(tmp_path / "out")
+
+
+def test_text_that_moses_has_tokenised_already(tmp_path):
+    """Its tokens stay, in a language without rules of its own too; other text is tokenised and joined alike later."""
+    folder = write_parts(tmp_path / "text", ("train", "valid", "test"), (50, 5, 5))
+    for path in folder.glob("*.de"):
+        path.rename(path.with_suffix(".vi"))
+    (folder / "test.vi").write_text("Đây   là &quot; &apos;một &quot; .\n" * 5, encoding="utf-8")
+    options = ("--src", "en", "--tgt", "vi", "--tokenizer", "done", "--no-lowercase", *SMALL)
+    done = prepare(tmp_path, "parallel", "--data", folder, "--out", tmp_path / "out", *options)
+    assert done.returncode == 0, done.stderr
+    assert lines(tmp_path / "out/tok/test.vi")[0] == "Đây là &quot; &apos;một &quot; ."
+    recipes = json.loads((tmp_path / "out/corpus.json").read_text(encoding="utf-8"))["text"]
+    assert recipes == {lang: {"tokeniser": "moses", "lang": "en"} for lang in ("en", "vi")}
+    assert Recipe.of_json(recipes["vi"]).detokenise()("Đây là &quot; &apos;một &quot; .") == 'Đây là "\'một".'
+    assert Recipe.of_json(recipes["en"]).tokenise()("It isn't.") == "It isn &apos;t ."
 
 
 def test_of_several_translations_the_first_is_held_out(tmp_path):
