@@ -90,6 +90,31 @@ def resumed_batches() -> None:
 
 
 @patch(versions="all versions of fairseq")
+def resumed_place() -> None:
+    """fairseq resumes an epoch after as many batches as before, even if they are larger or smaller now.
+
+    With another --max-tokens or another number of processes, a batch is another part of the epoch: sentences are seen
+    twice or not at all, or the training fails ("Cannot resume training due to dataloader mismatch"). With this patch
+    the number of batches in the epoch is saved too, and the training resumes after the same part of them.
+    """
+    from fairseq.data.iterators import EpochBatchIterator
+
+    key = "batches_in_epoch"
+    save, load = EpochBatchIterator.state_dict, EpochBatchIterator.load_state_dict
+
+    def state_dict(self: Any) -> dict:
+        return save(self) | {key: len(self)}
+
+    def load_state_dict(self: Any, state: dict) -> None:
+        done, batches = state.get("iterations_in_epoch", 0), state.get(key, len(self))
+        if batches != len(self):
+            state = state | {"iterations_in_epoch": done * len(self) // batches}
+        load(self, state)
+
+    EpochBatchIterator.state_dict, EpochBatchIterator.load_state_dict = state_dict, load_state_dict
+
+
+@patch(versions="all versions of fairseq")
 def optimizer_state() -> None:
     """fairseq counts the parameters of a saved optimizer but does not check that they are those of the model.
 

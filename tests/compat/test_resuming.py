@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("fairseq", reason="fairseq is not installed")
 
 from fairseq import checkpoint_utils, optim
-from fairseq.data import Dictionary, LanguagePairDataset
+from fairseq.data import Dictionary, LanguagePairDataset, iterators
 from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.logging.meters import MetersDict, StopwatchMeter
 from fairseq.optim.fp16_optimizer import FP16Optimizer
@@ -113,6 +113,35 @@ def test_batches_that_are_made_anew_every_epoch_stay_so():
     if not hasattr(FairseqTask.get_batch_iterator, "__wrapped__"):
         pytest.skip("this fairseq draws by the seed alone")
     assert batches(3, kept=False) != batches(1, kept=False)
+
+
+def epoch_of(batches, processes=1):
+    """An epoch of a hundred sentences in so many batches, for the first of so many processes."""
+    sampler = [list(part) for part in np.array_split(np.arange(100), batches)]
+    words = Dictionary()
+    dataset = LanguagePairDataset([words.encode_line("a", add_if_not_exist=True)] * 100, np.full(100, 2), words)
+    return iterators.EpochBatchIterator(dataset, dataset.collater, sampler, num_shards=processes)
+
+
+@pytest.mark.parametrize(
+    "before, after, left",
+    [((50, 1), (50, 1), 20), ((50, 1), (10, 1), 4), ((10, 1), (50, 1), 20), ((50, 1), (50, 5), 4)],
+    ids=["as-before", "larger-batches", "smaller-batches", "more-processes"],
+)
+def test_an_epoch_is_resumed_at_the_same_part(before, after, left):
+    """Three fifths are done. Without resumed_place, 30 batches of 10 would be: fairseq refuses."""
+    first, second = epoch_of(*before), epoch_of(*after)
+    batches = first.next_epoch_itr(shuffle=False)
+    for _ in range(len(first) * 3 // 5):
+        next(batches)
+    second.load_state_dict(first.state_dict())
+    assert len(list(second.next_epoch_itr(shuffle=False))) == left
+
+
+def test_a_checkpoint_without_the_number_of_batches_is_resumed_as_fairseq_does():
+    iterator = epoch_of(10)
+    iterator.load_state_dict({"version": 2, "epoch": 3, "iterations_in_epoch": 4, "shuffle": False})
+    assert (iterator.epoch, iterator.iterations_in_epoch) == (3, 4)
 
 
 # ------------------------------------------------------------------------------------------------ optimizers
