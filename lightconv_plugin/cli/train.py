@@ -19,7 +19,8 @@ paths in a configuration are relative to LIGHTCONV_HOME (default: the working di
 working directory; also those of checkpoint.restore_file, checkpoint.finetune_from_model and pretrained embeddings.
 
 All cores are used (or OMP_NUM_THREADS per process, if set). max_tokens × update_freq of a configuration is the number
-of tokens per update: N processes share them, so that an update is the same on any number of machines."""
+of tokens per update: N processes share them, so that an update is the same on any number of machines. On a GPU, the
+largest batches that fit into its memory are used, and fewer of them in an update (see --micro-batch)."""
 EXAMPLE = """\
 example:
   lightconv train multi30k_en_de/dynamicconv optimization.max_epoch=30 common.seed=2
@@ -45,9 +46,15 @@ def run(args: argparse.Namespace) -> int:
         nodes=args.nodes or 1,
         node_rank=args.node_rank or 0,
         rendezvous=args.rendezvous,
+        micro_batch=args.micro_batch,
         max_restarts=args.max_restarts,
         timeout=args.timeout,
     )
+
+
+def tokens_or_auto(text: str) -> int | str:
+    """A number of tokens, or "auto", for argparse."""
+    return text if text == "auto" else positive(text)
 
 
 def host_and_port(text: str) -> str:
@@ -71,6 +78,12 @@ def add_parser(commands) -> None:
         "--processes", type=positive, metavar="N",
         help="processes on this machine (default: one per GPU; without a GPU or with common.cpu=true, one). "
         "Without a GPU, several processes exchange gradients by gloo",
+    )  # fmt: skip
+    parser.add_argument(
+        "--micro-batch", type=tokens_or_auto, metavar="N",
+        help="tokens of the largest batch; update_freq follows, so that the tokens per update stay. auto: the largest "
+        "that fits into memory; updates are tried for a minute, and the result is kept in save_dir (default: auto on "
+        "one machine with GPUs, otherwise max_tokens of the configuration)",
     )  # fmt: skip
     parser.add_argument(
         "--max-restarts", type=natural, default=3, metavar="N",

@@ -158,7 +158,7 @@ def test_cut_data_are_named_before_a_training(name, left, said, data, tmp_path, 
 
     damaged = shutil.copytree(data, tmp_path / "data-bin")
     arguments = [str(ROOT / "configs/smoke/dynamicconv.yaml"), f"task.data={damaged}", "common.cpu=true"]
-    make_plan(Path(arguments[0]), arguments[1:], 0, 1)
+    make_plan(Path(arguments[0]), arguments[1:], 0, 1, None, fitting=None)
     if left is None:
         (damaged / name).unlink()
     else:

@@ -12,10 +12,10 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -31,6 +31,8 @@ GROUPS = (
     "bmuf bpe checkpoint common common_eval criterion dataset distributed_training ema eval_lm generation interactive"
     " lr_scheduler model optimization optimizer scoring task tokenizer"
 ).split()
+
+MAX_TOKENS = "dataset.max_tokens"
 
 # The options that name a file to start from.
 _FILES = re.compile(r"checkpoint\.(restore_file|finetune_from_model)|model\.\w*embed_path")
@@ -116,10 +118,66 @@ def divide_batch(tokens: int, max_tokens: int, processes: int) -> tuple[int, int
     return tokens // (processes * update_freq), update_freq
 
 
-def plan(config: dict[str, Any], overrides: list[str], processes: int, root: Path, cwd: Path) -> tuple[Path, list[str]]:
+@dataclass(frozen=True)
+class Batch:
+    """The batches of an update.
+
+    tokens      of an update, in an epoch whose ratio is 1
+    max_tokens  the most in one batch
+    processes   that share an update
+    ratios      of the updates of each epoch: update_freq may change with the epoch, max_tokens may not
+    """
+
+    tokens: int
+    max_tokens: int
+    processes: int
+    ratios: tuple[int, ...] = (1,)
+
+    @classmethod
+    def of(cls, config: dict[str, Any], given: dict[str, str], processes: int) -> Batch | None:
+        """That of a configuration and overrides; None if they do not count tokens, or give update_freq themselves.
+
+        Raises:
+            ValueError: a value is not a whole number, or not a list of them.
+        """
+        if "optimization.update_freq" in given or not (configured := get(config, MAX_TOKENS)):
+            return None
+        steps = get(config, "optimization.update_freq") or [1]
+        if not isinstance(steps, list):
+            raise ValueError(f"optimization.update_freq must be a list such as [2], got: {steps}")
+        numbers = [whole_number(f"optimization.update_freq[{i}]", value) for i, value in enumerate(steps)]
+        common = math.gcd(*numbers)
+        tokens = whole_number(MAX_TOKENS, configured) * common
+        most = whole_number(MAX_TOKENS, given.get(MAX_TOKENS, configured))
+        return cls(tokens, most, processes, tuple(number // common for number in numbers))
+
+    def overrides(self) -> list[str]:
+        """What each process is told; the tokens per update are said."""
+        max_tokens, factor = divide_batch(self.tokens, self.max_tokens, self.processes)
+        frequencies = [factor * ratio for ratio in self.ratios]
+        totals = ", ".join(str(self.processes * max_tokens * each) for each in frequencies)
+        shown = ", ".join(map(str, frequencies))
+        say(f"tokens per update: {self.processes} processes × {max_tokens} × update_freq {shown} = {totals}")
+        return [f"{MAX_TOKENS}={max_tokens}", f"optimization.update_freq={frequencies}"]
+
+
+Fitting = Callable[[Batch, Path, list[str]], int]
+
+
+def plan(
+    config: dict[str, Any],
+    overrides: list[str],
+    processes: int,
+    root: Path,
+    cwd: Path,
+    fitting: Fitting | None = None,
+) -> tuple[Path, list[str]]:
     """The save_dir and the overrides to pass on.
 
     Relative paths in a configuration are relative to `root`, those in an override to `cwd`.
+
+    Args:
+        fitting: returns the largest batch for a training, given the configured one, save_dir and the overrides so far
     """
     given = given_values(overrides)
     result = []
@@ -142,23 +200,13 @@ def plan(config: dict[str, Any], overrides: list[str], processes: int, root: Pat
         check_data(data)
     new = "" if get(config, "task.data") is not None else "+"  # hydra's prefix for a key not in the configuration
     result += [f"{new}task.data={quote(':'.join(map(str, folders)))}", f"checkpoint.save_dir={quote(save_dir)}"]
-    if "optimization.update_freq" not in given:
-        configured = get(config, "dataset.max_tokens")
-        if configured:
-            key = "dataset.max_tokens"
-            steps = get(config, "optimization.update_freq") or [1]
-            if not isinstance(steps, list):
-                raise ValueError(f"optimization.update_freq must be a list such as [2], got: {steps}")
-            # One for each epoch. max_tokens is the same in all epochs, so the ratios of these numbers must stay.
-            numbers = [whole_number(f"optimization.update_freq[{i}]", value) for i, value in enumerate(steps)]
-            common = math.gcd(*numbers)
-            tokens = whole_number(key, configured) * common
-            max_tokens, factor = divide_batch(tokens, whole_number(key, given.get(key, configured)), processes)
-            frequencies = [factor * number // common for number in numbers]
-            result += [f"dataset.max_tokens={max_tokens}", f"optimization.update_freq={frequencies}"]
-            totals = ", ".join(str(processes * max_tokens * each) for each in frequencies)
-            shown = ", ".join(map(str, frequencies))
-            say(f"tokens per update: {processes} processes × {max_tokens} × update_freq {shown} = {totals}")
+    if batch := Batch.of(config, given, processes):
+        if fitting and MAX_TOKENS not in given:
+            validation = f"{MAX_TOKENS}_valid"
+            if validation not in given and not get(config, validation):  # fairseq's default is max_tokens
+                result.append(f"{validation}={batch.max_tokens}")
+            batch = replace(batch, max_tokens=fitting(batch, save_dir, replaced(overrides, result)))
+        result += batch.overrides()
     return save_dir, replaced(overrides, result)
 
 
@@ -278,8 +326,38 @@ class Plan:
     overrides: tuple[str, ...]
 
 
-def make_plan(path: Path, overrides: list[str], processes: int, nodes: int) -> Plan:
+def largest_batch(
+    asked: int | Literal["auto"] | None, given: dict[str, str], nodes: int, on_cpu: bool, fitting: Fitting
+) -> Fitting | None:
+    """How to find the largest batch: as `asked`, by default with `fitting` on one machine with GPUs.
+
+    None: it is the configuration's, or an override's.
+
+    Raises:
+        ValueError: what is asked for contradicts an override, or trials are asked for on several machines.
+    """
+    fixed = [key for key in (MAX_TOKENS, "optimization.update_freq") if key in given]
+    if asked is not None and fixed:
+        raise ValueError(f"`micro_batch` {asked} is not valid with {fixed[0]}={given[fixed[0]]}: give one of them")
+    if asked == "auto" and nodes > 1:
+        raise ValueError(f"`micro_batch` auto tries batches on one machine: for {nodes}, give a number of tokens")
+    if isinstance(asked, int):
+        return lambda batch, save_dir, overrides: asked
+    return fitting if asked == "auto" or (not on_cpu and nodes == 1 and not fixed) else None
+
+
+def make_plan(
+    path: Path,
+    overrides: list[str],
+    processes: int,
+    nodes: int,
+    micro_batch: int | Literal["auto"] | None,
+    fitting: Fitting,
+) -> Plan:
     """The plan for a configuration file on `nodes` machines with `processes` processes each (0: one per GPU).
+
+    Args:
+        micro_batch, fitting: see `largest_batch`
 
     Raises:
         InputError: the configuration, an override or the data are wrong.
@@ -289,8 +367,9 @@ def make_plan(path: Path, overrides: list[str], processes: int, nodes: int) -> P
         config = read_config(path)
         processes, on_cpu = count_processes(config, overrides, processes, count_gpus)
         world = processes * nodes
-        save_dir, overrides = plan(config, overrides, world, root, cwd)
         overrides = file_paths(config, overrides, root, cwd)
+        find = largest_batch(micro_batch, given_values(overrides), nodes, on_cpu, fitting)
+        save_dir, overrides = plan(config, overrides, world, root, cwd, find)
         overrides = tensorboard(config, overrides, save_dir, root, cwd)
         own = [f"hydra.run.dir={quote(save_dir / 'hydra')}", f"common.user_dir={quote(package_dir())}"]
     except (ValueError, yaml.YAMLError) as error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from lightconv_plugin import allocator
 from lightconv_plugin.files import locked
@@ -12,6 +14,7 @@ from lightconv_plugin.paths import find_config
 from lightconv_plugin.recipes.environment import environment, settings
 from lightconv_plugin.recipes.steps import cores, say
 from lightconv_plugin.recipes.training.launch import Job, launch
+from lightconv_plugin.recipes.training.micro_batch import fitting
 from lightconv_plugin.recipes.training.plan import make_plan
 
 
@@ -23,6 +26,7 @@ def train(
     nodes: int = 1,
     node_rank: int = 0,
     rendezvous: str | None = None,
+    micro_batch: int | Literal["auto"] | None = None,
     max_restarts: int = 3,
     timeout: int = 600,
 ) -> int:
@@ -39,6 +43,8 @@ def train(
         nodes: number of machines that train together.
         node_rank: number of this machine, from 0.
         rendezvous: HOST:PORT where the machines meet, HOST being machine 0; only with several machines.
+        micro_batch: the largest batch in tokens; "auto": the largest that fits into memory, which trials find. The
+            tokens per update stay. None: "auto" on one machine with GPUs, otherwise the configuration's max_tokens.
         max_restarts: how often all processes are restarted when one of them dies.
         timeout: seconds that processes and machines wait for a peer that does not respond.
 
@@ -46,7 +52,7 @@ def train(
         InputError: the configuration, an override or the data are wrong, or another training writes to save_dir.
     """
     config = find_config(config)
-    plan = make_plan(config, list(overrides), processes, nodes)
+    plan = make_plan(config, list(overrides), processes, nodes, micro_batch, partial(fitting, config))
     plan.save_dir.mkdir(parents=True, exist_ok=True)
     log = plan.save_dir / ("train.log" if nodes == 1 else f"train.node{node_rank}.log")
     job = Job(config, plan, log, nodes, node_rank, rendezvous or "", max_restarts, timeout)

@@ -1,0 +1,96 @@
+"""The largest batch of a training that fits into the memory of a device, found by trials of real updates.
+
+A recipe states the tokens of an update: max_tokens × update_freq. The papers' max_tokens suited the GPUs of 2018; a
+larger one spends most of its time on starting kernels. Larger batches, and fewer of them in an update, are the same
+training, except for rounding and for the sentences that share an update.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.paths import package_dir
+from lightconv_plugin.recipes.steps import say, write_text
+from lightconv_plugin.recipes.training.launch import hydra_config
+from lightconv_plugin.recipes.training.plan import Batch, quote
+
+FILE = "micro_batch.json"
+MOST = 32_768  # tokens; nothing larger has been timed
+PART = 0.9  # of the free memory: a batch that was not tried may need more, and memory becomes fragmented
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What trials found: a device, its memory in bytes, and the tokens of the largest batch that fits."""
+
+    device: str
+    memory: int
+    max_tokens: int
+
+
+def sizes_of(batch: Batch) -> list[int]:
+    """Sizes that divide an update into equal batches, from the recipe's to the largest, a tenth or more apart."""
+    share = batch.tokens // batch.processes
+    sizes = [min(batch.max_tokens, share)]
+    for parts in range(share // sizes[0], 0, -1):
+        if 1.1 * sizes[-1] <= share // parts <= MOST:
+            sizes.append(share // parts)
+    return sizes
+
+
+def largest(sizes: Sequence[int], fits: Callable[[int], bool]) -> int:
+    """The largest of these ascending sizes that fits, found by bisection; the first is taken to fit."""
+    return sizes[bisect.bisect_left(sizes[1:], True, key=lambda size: not fits(size))]
+
+
+def fitting(config: Path, batch: Batch, save_dir: Path, overrides: Sequence[str]) -> int:
+    """max_tokens for the first device of this machine; a process of its own tries the sizes.
+
+    `save_dir`/micro_batch.json keeps what was found. A training that is resumed on the same device does not try again.
+
+    Args:
+        overrides: those of the training, with absolute paths
+
+    Raises:
+        InputError: an update failed for another reason than its memory; the message has the end of the output.
+    """
+    sizes = sizes_of(batch)
+    if len(sizes) == 1:
+        return sizes[0]
+    kept, asked = save_dir / FILE, {**asdict(batch), "ratios": list(batch.ratios)}
+    with tempfile.TemporaryDirectory(prefix="trial.") as name:
+        folder = Path(name)
+        found = hydra_config(config, folder)
+        request = {"processes": batch.processes, "sizes": sizes, "earlier": _earlier(kept, asked)}
+        (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
+        say(f"trying which batches fit into memory, from {sizes[0]} to {sizes[-1]} tokens (--micro-batch N: no trial)")
+        command = [sys.executable, "-m", "lightconv_plugin.recipes.training.trial", name]
+        command += ["--config-dir", str(found.parent), "--config-name", found.stem]
+        command += [f"hydra.run.dir={quote(folder / 'run')}", f"common.user_dir={quote(package_dir())}", *overrides]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        result = folder / "trial.json"
+        if done.returncode or not result.is_file():
+            raise InputError("the trial of batches failed:\n" + "\n".join(done.stderr.splitlines()[-12:]))
+        trial = Trial(**json.loads(result.read_text(encoding="utf-8")))
+    save_dir.mkdir(parents=True, exist_ok=True)
+    write_text(kept, json.dumps({"batch": asked, "trial": asdict(trial)}, indent=1) + "\n")
+    say(f"batches of {trial.max_tokens} tokens fit into the {trial.memory / 2**30:.1f} GiB of {trial.device}")
+    return trial.max_tokens
+
+
+def _earlier(path: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
+    """What trials of the same batches found earlier."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return stored["trial"] if stored["batch"] == asked else None
+    except (OSError, ValueError, KeyError, TypeError):  # none, or not ours: the trials are repeated
+        return None

@@ -1,0 +1,111 @@
+"""The largest batch that fits into memory: which sizes there are, how one is found, and a training that uses it."""
+
+import json
+
+import pytest
+
+pytest.importorskip("fairseq", reason="fairseq is not installed")
+
+from lightconv_plugin.cli.main import main
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.recipes.training.micro_batch import MOST, fitting, largest, sizes_of
+from lightconv_plugin.recipes.training.plan import Batch, largest_batch, plan
+from tests.recipes.training.trainings import write_config
+
+WMT = Batch(tokens=458_752, max_tokens=3_584, processes=1)
+
+
+@pytest.mark.parametrize(
+    "batch", [WMT, Batch(458_752, 3_584, 8), Batch(4_096, 4_096, 2), Batch(98_304, 5_000, 3), Batch(100_000, 60_000, 1)]
+)
+def test_every_size_takes_the_tokens_of_the_recipe(batch):
+    sizes = sizes_of(batch)
+    share = batch.tokens // batch.processes
+    assert sizes == sorted(set(sizes)) and sizes[0] == min(batch.max_tokens, share)
+    for size in sizes:
+        assert size == sizes[0] or batch.max_tokens < size <= MOST
+        assert 0 <= batch.tokens - batch.processes * size * (share // size) < batch.processes * max(size, share // size)
+    assert 30_000 < sizes_of(WMT)[-1] <= 32_768 and len(sizes_of(WMT)) > 15
+
+
+@pytest.mark.parametrize("batch", [WMT, Batch(9, 9, 1), Batch(20, 10, 1)])
+def test_the_largest_that_fits_is_found_in_few_trials(batch):
+    sizes = sizes_of(batch)
+    for expected in sizes:
+        tried = []
+
+        def fits(size, most=expected, tried=tried):
+            tried.append(size)
+            return size <= most
+
+        assert largest(sizes, fits) == expected
+        assert len(tried) <= 5 and sizes[0] not in tried
+
+
+def test_what_is_asked_for(tmp_path):
+    def fitting(batch, save_dir, overrides):
+        return 7
+
+    def find(asked, given=(), nodes=1, on_cpu=False):
+        chosen = largest_batch(asked, dict(given), nodes, on_cpu, fitting)
+        return chosen and chosen(WMT, tmp_path, [])
+
+    assert (find(None), find("auto"), find(900)) == (7, 7, 900)
+    assert find("auto", on_cpu=True) == 7 and find(None, on_cpu=True) is None and find(None, nodes=2) is None
+    assert find(None, {"dataset.max_tokens": "100"}) is None
+    assert find(900, nodes=2) == 900
+    for fixed in ({"dataset.max_tokens": "100"}, {"optimization.update_freq": "[3]"}):
+        with pytest.raises(ValueError, match=r"`micro_batch` 900 is not valid with \w+\.\w+="):
+            find(900, fixed)
+    with pytest.raises(ValueError, match="for 2, give a number of tokens"):
+        find("auto", nodes=2)
+
+
+def test_validation_keeps_its_batches(tmp_path):
+    """A search in them would need the memory that the larger batches of the training take."""
+    (tmp_path / "data").mkdir()
+    config = {
+        "task": {"data": "data"},
+        "checkpoint": {"save_dir": "run"},
+        "dataset": {"max_tokens": 3_584},
+        "optimization": {"update_freq": [128]},
+    }
+    _, overrides = plan(config, [], 1, tmp_path, tmp_path, lambda batch, save_dir, given: 16_384)
+    batch = ["dataset.max_tokens=16384", "optimization.update_freq=[28]"]
+    assert overrides[2:] == ["dataset.max_tokens_valid=3584", *batch]
+    config["dataset"]["max_tokens_valid"] = 2_000
+    assert plan(config, [], 1, tmp_path, tmp_path, lambda *_: 16_384)[1][2:] == batch
+
+
+def test_a_training_finds_its_batch_once(tmp_path, capfd, monkeypatch):
+    """On the memory of this machine; the training goes on with it, and a resumed one does not try again."""
+    if not can_reset_the_peak():
+        pytest.skip("this kernel does not let a process reset its largest use of memory")
+    monkeypatch.chdir(tmp_path)
+    config, folder = write_config(tmp_path), tmp_path / "run"
+    command = ["train", str(config), f"checkpoint.save_dir={folder}", "--micro-batch", "auto"]
+    assert main([*command, "optimization.max_update=4"]) == 0
+    said = capfd.readouterr().err
+    assert "batches of 80 tokens fit into the" in said
+    assert "1 processes × 80 × update_freq 1 = 80" in said
+    [start] = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()[:1]]
+    settings = start["settings"]
+    assert (settings["dataset"]["max_tokens"], settings["dataset"]["max_tokens_valid"]) == (80, 40)
+
+    kept = json.loads((folder / "micro_batch.json").read_text())
+    assert kept["trial"].pop("max_tokens") == 80
+    (folder / "micro_batch.json").write_text(json.dumps(kept | {"trial": kept["trial"] | {"max_tokens": 53}}))
+    batch = Batch(80, 40, 1)
+    assert fitting(config, batch, folder, ["common.seed=2"]) == 53
+    with pytest.raises(InputError, match=r"the trial of batches failed:\n(.*\n)*.*encoder_layers"):
+        fitting(config, batch, tmp_path / "other", ["model.encoder_layers=[]"])
+    assert not (tmp_path / "other").exists()
+
+
+def can_reset_the_peak():
+    try:
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+    except OSError:
+        return False
+    return True
