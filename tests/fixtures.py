@@ -1,28 +1,60 @@
 """Fixtures that tests of several folders share."""
 
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
 import pytest
 
 from tests import fairseq_cli
 from tests.ops.toy_libraries import broken, plain  # noqa: F401  (fixtures)
 
 
+def made_once(tmp_path_factory, name: str, make) -> Path:
+    """The folder that `make(folder)` fills: once for all processes of pytest-xdist. Tests must not write to it."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, done = base / name, base / f"{name}.done"
+    with (base / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            folder.mkdir()
+            make(folder)
+            done.touch()
+    return folder
+
+
+def _corpus(folder: Path) -> None:
+    data, english = fairseq_cli.binarise(folder), folder / "english"
+    english.mkdir()
+    shutil.copy(data / "dict.en.txt", english / "dict.txt")
+    for path in data.glob("*.de-en.en.*"):
+        shutil.copy(path, english / path.name.replace(".de-en.en", ""))
+
+
 @pytest.fixture(scope="session")
 def toy_data(tmp_path_factory):
-    """A folder of binarised data, German to English, of a dozen words."""
+    """A folder of binarised data, German to English, of a dozen words.
+
+    Beside it: the text, and "english", its English side as the data of language models.
+    """
     pytest.importorskip("fairseq")
-    return fairseq_cli.binarise(tmp_path_factory.mktemp("a corpus"))
+    return made_once(tmp_path_factory, "a corpus", _corpus) / "data-bin"
 
 
 @pytest.fixture(scope="session")
 def toy_training(toy_data, tmp_path_factory):
-    """The folder of four epochs of a small DynamicConv on them; not to be written to."""
-    folder = tmp_path_factory.mktemp("check points")
-    fairseq_cli.run(
-        *("train", toy_data, "--user-dir", fairseq_cli.USER_DIR, "--arch", "dynamicconv_iwslt_de_en"),
-        *(*fairseq_cli.SIZE, *fairseq_cli.RECIPE, "--lr", "0.02", "--share-decoder-input-output-embed"),
-        *("--save-dir", folder, "--max-epoch", 4),
+    """The folder of four epochs of a small DynamicConv on them, with the checkpoints of every second update."""
+    return made_once(
+        tmp_path_factory,
+        "check points",
+        lambda folder: fairseq_cli.run(
+            *("train", toy_data, "--user-dir", fairseq_cli.USER_DIR, "--arch", "dynamicconv_iwslt_de_en"),
+            *(*fairseq_cli.SIZE, *fairseq_cli.RECIPE, "--lr", "0.02", "--share-decoder-input-output-embed"),
+            *("--save-dir", folder, "--max-epoch", 4, "--save-interval-updates", 2, "--keep-best-checkpoints", 3),
+        ),
     )
-    return folder
 
 
 @pytest.fixture

@@ -60,6 +60,11 @@ RESULT = {
 }
 
 
+def states(content):
+    """Part → what became of it, in the JSON of a call."""
+    return {part["name"]: part["status"] for part in content["parts"]}
+
+
 @pytest.fixture(scope="module")
 def warm_processes():
     """Those that the benchmarks start for a model, or a group of sources, have imported fairseq."""

@@ -10,13 +10,11 @@ import types
 import pytest
 import torch
 
+from tests.benchmarks.conftest import states
+
 CALLS = [("gpu", "correctness"), ("gpu", "timing"), ("gpu_fairseq", "timing"), ("gpu_fairseq", "recipes")]
 SECONDS = 25  # of a dry run
 LATE = 2.5  # seconds that the bookkeeping of a whole dry run may take on a busy machine
-
-
-def states(content):
-    return {part["name"]: part["status"] for part in content["parts"]}
 
 
 def shares(repository, script, call):

@@ -9,6 +9,8 @@ import zipfile
 
 import pytest
 
+from tests.benchmarks.conftest import states
+
 # Not find_spec("pip"): setuptools takes that for a running pip, and leaves its distutils out of this process for good.
 HAS_PIP = any(importlib.metadata.distributions(name="pip"))
 PARTS = ["environment", "build", "training", "generation"]
@@ -25,10 +27,6 @@ def data(tmp_path):
     folder.mkdir()
     (folder / "dict.en.txt").write_text("a 1\n", encoding="utf-8")
     return folder
-
-
-def states(content):
-    return {part["name"]: part["status"] for part in content["parts"]}
 
 
 def wheel(folder, name, **files):

@@ -130,18 +130,13 @@ def test_only_the_named_systems(capsys, tmp_path):
     assert content["systems"][systems.LIGHT]["calls"] == 3
 
 
-def test_batches_of_a_data_bin_folder(capsys, tmp_path):
-    from tests.fairseq_cli import binarise
-
-    folder = tmp_path / "with space"
-    folder.mkdir()
-    data = binarise(folder)
+def test_batches_of_a_data_bin_folder(capsys, tmp_path, toy_data):
     file = tmp_path / "t.json"
-    arguments = ("--quick", "--data", data, "--max-tokens", 60, "--systems", systems.DYNAMIC, systems.TRANSFORMER)
+    arguments = ("--quick", "--data", toy_data, "--max-tokens", 60, "--systems", systems.DYNAMIC, systems.TRANSFORMER)
     status, _, error = run(training, capsys, *arguments, "--json", file)
     assert status == 0, error
     content = json.loads(file.read_text(encoding="utf-8"))
-    assert content["data"] == str(data) and 1 < len(content["tokens_per_batch"]) <= 4
+    assert content["data"] == str(toy_data) and 1 < len(content["tokens_per_batch"]) <= 4
     assert 0 < max(content["tokens_per_batch"]) <= 60 and len(set(content["tokens_per_batch"])) > 1
 
 

@@ -5,7 +5,6 @@ import json
 import shlex
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 pytest.importorskip("fairseq")
 
 from benchmarks import recipes, report
+from tests.warm_python import warm_python
 
 LOG = "[2026-01-02 03:04:05,678][train_inner][INFO] - "
 STEP = LOG + '{{"epoch": 1, "update": 0.1, "loss": "{loss}", "num_updates": "{update}", "wall": "1"}}'
@@ -143,7 +143,7 @@ def test_a_part_that_is_ended_leaves_nothing_behind(tmp_path):
         recipes.main()
     """
     options = ("--data", tmp_path, "--folder", tmp_path / "runs", "--systems", "talkconv")
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program), *options])
+    process = subprocess.Popen([warm_python(), "-c", textwrap.dedent(program), *options])
     pid = tmp_path / "runs" / "talkconv" / "pid"
     for _ in range(600):
         if pid.exists() and pid.read_text().strip():

@@ -3,9 +3,11 @@
 import functools
 import os
 import subprocess
-import sys
 
 import pytest
+
+from tests.benchmarks.conftest import states
+from tests.warm_python import warm_python
 
 MEASURED = ["main", "short", "sweep", "half", "options", "single", "talk", "talk_single"]
 PEERS = ["dynamic_conv1d", "jet_nemotron", "fairseq"]
@@ -24,10 +26,6 @@ def folders(tmp_path):
         folder.mkdir()
     names = ("--fairseq-source", "--dynamic-conv1d", "--jet-nemotron")
     return [word for pair in zip(names, made, strict=True) for word in pair], made
-
-
-def states(content):
-    return {part["name"]: part["status"] for part in content["parts"]}
 
 
 def test_correctness_in_order(gpu):
@@ -158,7 +156,7 @@ def test_a_share_of_the_tests(repository):
     def collected(share):
         options = ("--collect-only", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/gpu/test_talk.py")
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options],
+            [warm_python(), "-m", "pytest", *options],
             cwd=repository,
             env=os.environ | ({"LIGHTCONV_TEST_SHARE": share} if share else {}),
             capture_output=True,

@@ -14,6 +14,7 @@ import lightconv_plugin
 from lightconv_plugin.cli import doctor, main, user_dir
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write, read_lines
+from tests.warm_python import warm_python
 
 COMMANDS = [name for commands in main.COMMANDS.values() for name in commands]
 
@@ -178,7 +179,7 @@ def test_nothing_is_said_when_the_reader_has_gone(repository, tmp_path):
     options = ["--sys", str(tmp_path / "text"), "--ref", str(tmp_path / "text"), "--detok", "none"]
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "lightconv_plugin", "score", *options]
+    command = [warm_python(), "-m", "lightconv_plugin", "score", *options]
     environment = os.environ | {"PYTHONPATH": str(repository)}
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=environment)
     os.close(writer)

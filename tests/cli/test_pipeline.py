@@ -10,23 +10,7 @@ from lightconv_plugin.cli import main
 
 pytest.importorskip("fairseq")
 
-from tests.fairseq_cli import RECIPE, SIZE, USER_DIR, binarise, run
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return binarise(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(scope="module")
-def checkpoints(data, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("check points")
-    run(
-        "train", data, "--user-dir", USER_DIR, "--arch", "dynamicconv_iwslt_de_en", *SIZE, *RECIPE,
-        "--share-decoder-input-output-embed", "--save-dir", folder, "--max-epoch", 4, "--save-interval-updates", 2,
-        "--keep-best-checkpoints", 3,
-    )  # fmt: skip
-    return folder
+from tests.fairseq_cli import USER_DIR, run
 
 
 @pytest.mark.parametrize(
@@ -39,29 +23,29 @@ def checkpoints(data, tmp_path_factory):
     ],
     ids=["epochs", "bounded", "updates", "best"],
 )
-def test_average_of_what_fairseq_saves(options, pattern, taken, checkpoints, tmp_path):
+def test_average_of_what_fairseq_saves(options, pattern, taken, toy_training, tmp_path):
     output = tmp_path / "average.pt"
-    assert main.main(["average", "--inputs", str(checkpoints), *options, "--output", str(output)]) == 0
+    assert main.main(["average", "--inputs", str(toy_training), *options, "--output", str(output)]) == 0
     got = torch.load(output, weights_only=False)
-    available = sorted(float(m[1]) for path in checkpoints.iterdir() if (m := re.fullmatch(pattern, path.name)))
+    available = sorted(float(m[1]) for path in toy_training.iterdir() if (m := re.fullmatch(pattern, path.name)))
     assert [float(re.fullmatch(pattern, name)[1]) for name in got["averaged_from"]] == available[taken]
     assert len(available) >= 3
-    models = [torch.load(checkpoints / name, weights_only=False)["model"] for name in got["averaged_from"]]
+    models = [torch.load(toy_training / name, weights_only=False)["model"] for name in got["averaged_from"]]
     assert list(got["model"]) == list(models[0])
     for key, value in got["model"].items():
         mean = torch.stack([model[key].double() for model in models]).mean(dim=0)
         torch.testing.assert_close(value.double(), mean, atol=1e-7, rtol=1e-6)
 
 
-def test_generate_reads_an_average_and_score_agrees_with_it(data, checkpoints, tmp_path, capsys):
+def test_generate_reads_an_average_and_score_agrees_with_it(toy_data, toy_training, tmp_path, capsys):
     average = tmp_path / "average.pt"
-    command = ["average", "--inputs", str(checkpoints), "--num-epoch-checkpoints", "3", "--output", str(average)]
+    command = ["average", "--inputs", str(toy_training), "--num-epoch-checkpoints", "3", "--output", str(average)]
     assert main.main(command) == 0
-    assert average.stat().st_size < (checkpoints / "checkpoint_last.pt").stat().st_size / 2
+    assert average.stat().st_size < (toy_training / "checkpoint_last.pt").stat().st_size / 2
     capsys.readouterr()
 
     log = run(
-        "generate", data, "--user-dir", USER_DIR, "--path", average, "--beam", 2, "--cpu", "--max-len-b", 8,
+        "generate", toy_data, "--user-dir", USER_DIR, "--path", average, "--beam", 2, "--cpu", "--max-len-b", 8,
         "--required-batch-size-multiple", 1,
     )  # fmt: skip
     (tmp_path / "gen.out").write_text(log, encoding="utf-8")

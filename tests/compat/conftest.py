@@ -1,6 +1,5 @@
 """A corpus, and checkpoints of fairseq's own tiny Transformer on it."""
 
-import shutil
 import sys
 from collections import OrderedDict
 from types import ModuleType
@@ -11,20 +10,12 @@ import torch
 
 from lightconv_plugin.checkpoints.loading import safe_torch_load
 from tests.compat.fairseq_runs import BLEU, LANGUAGE_MODEL, NO_GPU, PLUGIN, RECIPE, train
-from tests.fairseq_cli import binarise, run
+from tests.fairseq_cli import run
 
 
 @pytest.fixture(scope="package")
-def data(tmp_path_factory):
-    """Data-bin for translation, and beside it its English side for language models."""
-    folder = binarise(tmp_path_factory.mktemp("corpus"))
-    english = folder.parent / "english"
-    english.mkdir()
-    shutil.copy(folder / "dict.en.txt", english / "dict.txt")
-    for split in "train", "valid", "test":
-        for suffix in "bin", "idx":
-            shutil.copy(folder / f"{split}.de-en.en.{suffix}", english / f"{split}.{suffix}")
-    return folder
+def data(toy_data):
+    return toy_data
 
 
 @pytest.fixture(scope="package")

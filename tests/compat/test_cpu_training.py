@@ -180,7 +180,7 @@ def test_freed_memory_is_kept_without_any_kernel_of_ours(skipped):
     own = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LIGHTCONV_KEEP_MALLOC")
     environment = {name: value for name, value in os.environ.items() if name not in own}
     environment |= {**NO_GPU, "LIGHTCONV_SKIP_PATCHES": skipped, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run([sys.executable, "-c", FAULTS], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([warm_python(), "-c", FAULTS], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     faults = [int(count) for count in done.stdout.split()]
     pages = (64 << 20) // os.sysconf("SC_PAGE_SIZE")

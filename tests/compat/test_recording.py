@@ -13,11 +13,6 @@ from lightconv_plugin.records.trainings import is_finished, last_start, training
 from tests import fairseq_cli
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return fairseq_cli.binarise(tmp_path_factory.mktemp("data"))
-
-
 def train(data, folder, *options, **more):
     options = [*fairseq_cli.SIZE, *fairseq_cli.RECIPE, "--max-update=2", "--save-dir", folder, *options]
     return fairseq_cli.run("train", data, "--user-dir", fairseq_cli.USER_DIR, "--arch=dynamicconv", *options, **more)

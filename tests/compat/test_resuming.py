@@ -199,28 +199,29 @@ def test_without_optimizer_state_another_order_fails_in_the_first_update(monkeyp
 # ------------------------------------------------------------------------------------------------ half precision
 
 
-def trained(data, folder, *updates, **environment):
-    """The checkpoint of a training with bfloat16 that is stopped and resumed after these numbers of updates."""
-    for update in updates:
-        train(data, folder, "--bf16", "--cpu", "--max-update", update, "--seed", 3, **environment)
+def trained(data, folder, updates, **environment):
+    """The checkpoint of a training with bfloat16 that is started, or resumed, and stopped after so many updates."""
+    train(data, folder, "--bf16", "--cpu", "--max-update", updates, "--seed", 3, **environment)
     return torch.load(folder / "checkpoint_last.pt", weights_only=False)
 
 
 def test_a_resumed_training_in_half_precision_continues_from_the_float32_parameters(data, tmp_path):
     whole = trained(data, tmp_path / "whole", 6)
-    parts = trained(data, tmp_path / "parts", 3, 6)
+    trained(data, tmp_path / "parts", 3)
+    shutil.copytree(tmp_path / "parts", tmp_path / "rounded")
+    parts = trained(data, tmp_path / "parts", 6)
     for name, value in whole["model"].items():
         assert torch.equal(value, parts["model"][name]), name
     saved, again = (state["last_optimizer_state"]["fp32_params"] for state in (whole, parts))
     assert all(map(torch.equal, saved, again))
     assert any((full.bfloat16() != full).any() for full in saved)  # more than the model holds
 
-    rounded = trained(data, tmp_path / "rounded", 3, 6, LIGHTCONV_SKIP_PATCHES="float32_parameters")
+    # fairseq without the patch resumes from such a checkpoint too, though with rounded parameters, and from its own
+    # the plugin does.
+    rounded = trained(data, tmp_path / "rounded", 6, LIGHTCONV_SKIP_PATCHES="float32_parameters")
     assert "fp32_params" not in rounded["last_optimizer_state"]
     assert any(not torch.equal(value, rounded["model"][name]) for name, value in whole["model"].items())
-    # A checkpoint without them can be resumed, and one with them by fairseq without the patch.
     trained(data, tmp_path / "rounded", 7)
-    trained(data, tmp_path / "parts", 7, LIGHTCONV_SKIP_PATCHES="float32_parameters")
 
 
 @pytest.mark.parametrize("flat", [False, True])

@@ -1,5 +1,6 @@
-"""What must hold of every model: decoding is teacher forcing, pads never leak, all parameters train, nothing waits."""
+"""What must hold of every model: decoding is teacher forcing, so causal; pads never leak; all parameters train."""
 
+import copy
 import pickle
 from types import SimpleNamespace
 
@@ -8,7 +9,6 @@ import torch
 from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.quantization_utils import quantize_model_scalar
 from fairseq.sequence_generator import SequenceGenerator
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightconv_plugin.models.token_mixers import RetainableDropout as Dropout
 from lightconv_plugin.modules.linear import Linear
@@ -25,8 +25,7 @@ def of(mixer, **options):
     return build(encoder_conv_type=mixer, decoder_conv_type=mixer, **options)
 
 
-@pytest.mark.parametrize("target_length", [1, 3, 12])
-@pytest.mark.parametrize("normalize_before", [False, True])
+@pytest.mark.parametrize("target_length, normalize_before", [(1, False), (3, True), (12, False)])  # kernels: 3, 5, 9
 @pytest.mark.parametrize("mixer", MIXERS)
 @torch.no_grad()
 def test_incremental_decoding_is_teacher_forcing(mixer, normalize_before, target_length):
@@ -106,22 +105,9 @@ def test_fairseqs_older_tasks_pad_on_the_left_too(given, left):
 
 
 @pytest.mark.parametrize("mixer", OURS)
-@torch.no_grad()
-def test_the_decoder_is_causal(mixer):
-    model = of(mixer)
-    source, sizes, _ = batch()
-    previous = torch.randint(4, 30, (3, 12))
-    changed = previous.clone()
-    changed[:, 7:] = torch.randint(4, 30, (3, 5))
-    torch.testing.assert_close(model(source, sizes, previous)[0][:, :7], model(source, sizes, changed)[0][:, :7])
-
-
-@pytest.mark.parametrize("even", [False, True], ids=["odd", "even"])
-@pytest.mark.parametrize("mixer", OURS)
-def test_every_parameter_gets_a_gradient(mixer, even):
+def test_every_parameter_gets_a_gradient(mixer):
     """Plain DDP needs it: a parameter without gradient makes it wait for ever, or fail."""
-    kernels = [2, 4, 8] if even else [3, 5, 9]
-    model = of(mixer, encoder_kernel_size_list=kernels, decoder_kernel_size_list=kernels).train()
+    model = of(mixer, encoder_kernel_size_list=[2, 5, 8], decoder_kernel_size_list=[3, 4, 9]).train()
     model(*batch())[0].square().sum().backward()
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
 
@@ -142,40 +128,6 @@ def test_activation_checkpointing_changes_nothing(mixer):
     for name in plain:
         # Sums of several users of one tensor come in another order, hence not the same bits.
         torch.testing.assert_close(checkpointed[name], plain[name], atol=1e-4, rtol=1e-4)
-
-
-class _Waits(TorchDispatchMode):
-    """Counts the operations for which the host waits for the device."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default):
-            self.seen.append(func)
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("mixer", OURS)
-def test_the_forward_pass_never_waits_for_the_device(mixer):
-    # fairseq's sinusoidal positions compare a length that lives on the host; this could not tell it from a wait.
-    model = of(mixer, encoder_learned_pos=True, decoder_learned_pos=True).train()
-    arguments = batch()
-    with _Waits() as waits:
-        model(*arguments)
-    assert waits.seen == []
-
-
-def test_upstream_does_wait():
-    """Shows that the test above can fail."""
-    from fairseq.models.transformer import TransformerEncoderBase
-
-    model = build(encoder_learned_pos=True)
-    source, lengths, _ = batch()
-    with _Waits() as waits:
-        TransformerEncoderBase.forward_scriptable(model.encoder, source, lengths)
-    assert waits.seen
 
 
 @pytest.mark.parametrize("made", [build, build_lm])
@@ -207,16 +159,16 @@ def test_adaptive_softmax_in_translation():
     model.load_state_dict(model.state_dict(), strict=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("mixer", OURS)
 @torch.no_grad()
-def test_half_precision_follows_float32(mixer, dtype):
+def test_half_precision_follows_float32(mixer):
     model = of(mixer)
     arguments = batch()
     full = model(*arguments)[0]
-    half = model.to(dtype)(*arguments)[0]
-    assert half.dtype == dtype
-    torch.testing.assert_close(half.float(), full, atol=0.1, rtol=0.1)
+    for dtype in (torch.bfloat16, torch.float16):
+        half = copy.deepcopy(model).to(dtype)(*arguments)[0]
+        assert half.dtype == dtype
+        torch.testing.assert_close(half.float(), full, atol=0.1, rtol=0.1)
 
 
 @pytest.mark.parametrize("mixer", OURS)

@@ -3,13 +3,13 @@
 import json
 import re
 import subprocess
-import sys
 from importlib import metadata
 
 import pytest
 import torch
 
-from tests.fairseq_cli import RECIPE, REPOSITORY, SIZE, USER_DIR, binarise, run
+from tests.fairseq_cli import RECIPE, REPOSITORY, SIZE, USER_DIR, run
+from tests.warm_python import warm_python
 
 PLUGIN = ["--user-dir", str(USER_DIR)]
 # Models of a few updates do not know when to stop.
@@ -17,8 +17,8 @@ SEARCH = ["--cpu", "--max-len-b", 20]
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return binarise(tmp_path_factory.mktemp("corpus"))
+def data(toy_data):
+    return toy_data
 
 
 @pytest.fixture(scope="module")
@@ -38,17 +38,6 @@ def trained(data, tmp_path_factory):
 
 def updates(log: str) -> list[dict]:
     return [json.loads(m) for m in re.findall(r"train_inner\b.*?(\{.*\})", log)]
-
-
-def test_resume(data, trained, tmp_path):
-    checkpoint = trained / "checkpoint_last.pt"
-    log = run(
-        "train", data, *PLUGIN, "--arch", "lightconv_iwslt_de_en", *SIZE, *RECIPE, "--save-dir", tmp_path,
-        "--restore-file", checkpoint, "--max-epoch", 3,
-    )  # fmt: skip
-    assert "Loaded checkpoint" in log
-    before = torch.load(checkpoint, weights_only=False)["optimizer_history"][-1]["num_updates"]
-    assert int(updates(log)[0]["num_updates"]) == before + 1
 
 
 def test_generate_and_interactive_agree(data, trained):
@@ -73,14 +62,14 @@ def test_validate(data, trained):
 
 
 def test_from_pretrained(data, trained):
-    """In a process of its own, as a user's script: fairseq is imported after the plugin here, before it elsewhere."""
+    """In a process of its own, as a user's script."""
     script = f"""
 import lightconv_plugin.models as m
 model = m.architectures.LightconvIwsltDeEnModel.from_pretrained(
     {str(trained)!r}, "checkpoint_best.pt", {str(data)!r}, source_lang="de", target_lang="en")
 print("TRANSLATION", repr(model.translate("ich sieht den Hund", beam=2)))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=REPOSITORY)
+    done = subprocess.run([warm_python(), "-c", script], capture_output=True, text=True, cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr[-4000:]
     assert re.search(r"^TRANSLATION '.*'$", done.stdout, re.M)
 
@@ -207,9 +196,7 @@ def test_plain_ddp_with_two_processes(data, tmp_path, architecture):
 @pytest.mark.parametrize(
     "flags",
     [
-        "--bf16",
-        "--amp",
-        "--checkpoint-activations",
+        "--amp --checkpoint-activations",
         "--adaptive-softmax-cutoff 8,12 --criterion adaptive_loss --ddp-backend legacy_ddp",
     ],
 )
@@ -225,24 +212,24 @@ def test_flags_of_training(data, tmp_path, flags):
     assert all(float(u["loss"]) < 20 for u in updates(log)) and len(updates(log)) == 2
 
 
-@pytest.mark.parametrize(
-    "mixers",
-    [
-        "--arch talkconv_iwslt_de_en --encoder-conv-type talk,window_attention --decoder-conv-type depthwise,conv",
-        "--arch dynamicconv_iwslt_de_en --encoder-conv-type attention --decoder-conv-type dynamic,attention "
-        "--encoder-attention-conv q,k,v --decoder-attention-conv k --decoder-cross-attention-conv q "
-        "--decoder-dynamic-rank 4 --dynamic-residual",
-    ],
-    ids=["kinds", "options"],
-)
-def test_a_mixer_of_each_kind(data, tmp_path, mixers):
+MIXERS = (
+    "--encoder-layers 3 --encoder-conv-type talk,window_attention,attention --encoder-attention-conv q,k,v"
+    " --decoder-layers 4 --decoder-conv-type depthwise,conv,dynamic,attention --decoder-attention-conv k"
+    " --decoder-cross-attention-conv q --decoder-dynamic-rank 0,0,4,0 --dynamic-residual"
+    " --encoder-kernel-size-list 3 --decoder-kernel-size-list 3"
+).split()
+
+
+def test_a_mixer_of_each_kind(data, tmp_path):
     """Trained in bfloat16, with filters dropped, resumed, and translating by beam search."""
     command = [
-        "train", data, *PLUGIN, *mixers.split(), *SIZE, *RECIPE, "--save-dir", tmp_path, "--bf16",
-        "--weight-dropout", 0.2, "--attention-dropout", 0.2,
+        "train", data, *PLUGIN, "--arch", "talkconv_iwslt_de_en", *SIZE, *RECIPE, *MIXERS, "--save-dir", tmp_path,
+        "--bf16", "--weight-dropout", 0.2, "--attention-dropout", 0.2,
     ]  # fmt: skip
     first = updates(run(*command, "--max-epoch", 1))
-    again = updates(run(*command, "--max-epoch", 2))
+    log = run(*command, "--max-epoch", 2)
+    again = updates(log)
+    assert all(float(u["loss"]) < 20 for u in first) and "Loaded checkpoint" in log
     assert int(again[0]["num_updates"]) == int(first[-1]["num_updates"]) + 1
     log = run("generate", data, *PLUGIN, "--path", tmp_path / "checkpoint_last.pt", "--beam", 3, *SEARCH)
     assert "Generate test with beam=3" in log and len(re.findall(r"^H-\d+\t", log, re.M)) == 12

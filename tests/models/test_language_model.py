@@ -36,18 +36,6 @@ def test_incremental_decoding_with_every_embedding(embedding):
 
 @pytest.mark.parametrize("mixer", MIXERS)
 @torch.no_grad()
-def test_a_later_token_changes_nothing_before(mixer):
-    model = build_lm(decoder_conv_type=mixer)
-    previous = tokens(2, 12)
-    changed = previous.clone()
-    changed[:, 7] = (changed[:, 7] - 4 + 1) % 26 + 4
-    before, after = model(previous)[0], model(changed)[0]
-    torch.testing.assert_close(after[:, :7], before[:, :7])
-    assert (after[:, 7] != before[:, 7]).any(dim=-1).all()
-
-
-@pytest.mark.parametrize("mixer", MIXERS)
-@torch.no_grad()
 def test_a_batch_equals_each_sentence_alone(mixer):
     model = build_lm(decoder_conv_type=mixer)
     lengths = (7, 1, 12, 4)
@@ -97,9 +85,8 @@ def test_what_is_tied_is_one_parameter():
     assert adaptive["adaptive-tied"] - adaptive["adaptive-tied-proj"] == 16 * (8 + 4)
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
-def test_it_is_pre_norm_without_a_last_norm(mixer):
-    decoder = build_lm(decoder_conv_type=mixer, decoder_normalize_before=False).decoder
+def test_it_is_pre_norm_without_a_last_norm():
+    decoder = build_lm(decoder_conv_type="dynamic,talk,attention", decoder_normalize_before=False).decoder
     assert decoder.layer_norm is None
     assert all(layer.normalize_before and layer.encoder_attn is None for layer in decoder.layers)
 
@@ -142,8 +129,10 @@ def test_what_fairseqs_transformer_has_more():
     )
 
 
-@pytest.mark.parametrize("checkpoint_activations", [False, True])
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize(
+    "mixer, checkpoint_activations",
+    [("lightweight,dynamic,talk", True), ("dynamic,talk,attention", False), *((name, True) for name in LM_VARIANTS)],
+)
 def test_it_learns(mixer, checkpoint_activations):
     """A text that repeats itself, by heart in some updates, with all the dropouts on."""
     torch.manual_seed(3)
@@ -155,12 +144,14 @@ def test_it_learns(mixer, checkpoint_activations):
         checkpoint_activations=checkpoint_activations,
     ).train()
     text = tokens(1, 21).expand(4, -1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
     losses = []
-    for _ in range(40):
+    for _ in range(20):
         loss = loss_of(model, text[:, :-1], text[:, 1:])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
+    assert [name for name, parameter in model.named_parameters() if torch.equal(parameter, before[name])] == []

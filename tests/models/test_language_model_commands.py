@@ -8,7 +8,7 @@ from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 
 import lightconv_plugin.models  # noqa: F401 (registers the architectures)
-from tests.fairseq_cli import USER_DIR, run, write_corpus
+from tests.fairseq_cli import USER_DIR, run
 
 from .language_model_toys import log_probabilities
 
@@ -31,12 +31,8 @@ ADAPTIVE = (
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    write_corpus(folder)
-    prefixes = [f"--{split}pref={folder / split}.en" for split in ("train", "valid", "test")]
-    run("preprocess", "--only-source", *prefixes, f"--destdir={folder / 'data-bin'}", "--workers=1")
-    return folder / "data-bin"
+def data(toy_data):
+    return toy_data.parent / "english"
 
 
 def valid_losses(log: str) -> list[float]:

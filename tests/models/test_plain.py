@@ -51,12 +51,16 @@ def encoder_decoder(mixer, options):
     return stirred(toys.build(encoder_conv_type=mixer, decoder_conv_type=mixer, **options))
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("mixer", [*MIXERS, *toys.VARIANTS, "dynamic,attention,talk"])
+# Every option with several mixers in one model, and each mixer with the options that reach into it.
+PAIRS = [("dynamic,attention,talk", name) for name in OPTIONS]
+PAIRS += [(mixer, name) for mixer in (*MIXERS, *toys.VARIANTS) for name in ("pre-norm", "ungated", "other sizes")]
+
+
+@pytest.mark.parametrize("mixer, options", PAIRS)
 @torch.no_grad()
 def test_an_encoder_decoder(mixer, options):
     torch.manual_seed(1)
-    model = encoder_decoder(mixer, options)
+    model = encoder_decoder(mixer, OPTIONS[options])
     plain = plain_model(model.train()).eval()
     model.eval()
     for left in (True, False):
@@ -81,12 +85,14 @@ def test_fairseqs_transformer(before):
     close(plain_model(model)(source, target).logits[words], model(source, lengths, target)[0][words])
 
 
-@pytest.mark.parametrize("options", LANGUAGE_MODELS.values(), ids=LANGUAGE_MODELS)
-@pytest.mark.parametrize("mixer", [*MIXERS, *LM_VARIANTS])
+@pytest.mark.parametrize(
+    "mixer, options",
+    [*(("dynamic,attention,talk", name) for name in LANGUAGE_MODELS), *((m, "plain") for m in (*MIXERS, *LM_VARIANTS))],
+)
 @torch.no_grad()
 def test_a_language_model(mixer, options):
     torch.manual_seed(1)
-    model = stirred(language_model_toys.build_lm(decoder_conv_type=mixer, **options))
+    model = stirred(language_model_toys.build_lm(decoder_conv_type=mixer, **LANGUAGE_MODELS[options]))
     plain = plain_model(model)
     assert isinstance(plain, LanguageModel)
     tokens = torch.randint(4, 30, (3, 8))
@@ -190,30 +196,40 @@ def test_frozen_parameters_stay_frozen_in_a_model_that_is_refused():
     assert flags(model) == before
 
 
-@pytest.mark.parametrize("mixer", [*MIXERS, *toys.VARIANTS])
-def test_a_fresh_model_learns_a_batch_by_heart(mixer):
+@pytest.mark.parametrize(
+    "encoder, decoder",
+    [
+        ("lightweight,dynamic,talk", "attention,window_attention,depthwise"),
+        ("conv", "low-rank"),
+        ("residual", "attention-qkv"),
+        ("attention-dynamic-kv", "attention-dynamic-kv"),
+        ("cross-attention-q", "cross-attention-q"),
+    ],
+)
+def test_a_fresh_model_learns_a_batch_by_heart(encoder, decoder):
     torch.manual_seed(0)
-    config = plain_config(toys.build(encoder_conv_type=mixer, decoder_conv_type=mixer))
+    config = plain_config(toys.build(encoder_conv_type=encoder, decoder_conv_type=decoder))
     plain = build_model(config).train()
+    before = {name: parameter.detach().clone() for name, parameter in plain.named_parameters()}
     source, _, target = toys.batch()
     labels = torch.cat([target[:, 1:], torch.full((3, 1), 2)], dim=1)
-    optimizer = torch.optim.Adam(plain.parameters(), lr=5e-3)
+    optimizer = torch.optim.Adam(plain.parameters(), lr=2e-2)
     losses = []
-    for _ in range(60):
+    for _ in range(30):
         optimizer.zero_grad()
         loss = plain(source, target, labels).loss
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
-    assert losses[-1] < 0.3 * losses[0]
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    assert [name for name, parameter in plain.named_parameters() if torch.equal(parameter, before[name])] == []
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_recomputed_layers_have_the_same_gradients(checkpointing):
+def test_recomputed_layers_have_the_same_gradients():
     torch.manual_seed(0)
     plain = plain_model(encoder_decoder("dynamic,attention,talk", {})).train()
     expected = _gradients(plain)
-    plain.encoder.gradient_checkpointing = plain.decoder.gradient_checkpointing = checkpointing
+    plain.encoder.gradient_checkpointing = plain.decoder.gradient_checkpointing = True
     for name, gradient in _gradients(plain).items():
         close(gradient, expected[name])
 

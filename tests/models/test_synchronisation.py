@@ -8,10 +8,10 @@ import torch
 from fairseq.modules import SinusoidalPositionalEmbedding
 
 from tests.models.language_model_toys import build_lm
-from tests.models.toys import batch, build
+from tests.models.toys import VARIANTS, batch, build
 from tests.waiting import RefuseToWait
 
-MIXERS = ("lightweight", "dynamic", "talk", "depthwise", "conv", "window_attention")
+MIXERS = ("lightweight", "dynamic", "talk", "depthwise", "conv", "window_attention", *VARIANTS)
 # fairseq's sinusoidal positions compare a length that lives on the host; only "meta" can tell that from a wait.
 LEARNED = {"encoder_learned_pos": True, "decoder_learned_pos": True}
 DROPOUT = {"dropout": 0.2, "input_dropout": 0.2, "attention_dropout": 0.1, "weight_dropout": 0.1, "relu_dropout": 0.1}
@@ -29,8 +29,7 @@ def update(model, *arguments, device="cpu"):
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
-@pytest.mark.parametrize("normalize_before", [False, True])
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("device, normalize_before", [("cpu", False), ("meta", True)])
 def test_an_encoder_decoder(mixer, normalize_before, device):
     norms = {"encoder_normalize_before": normalize_before, "decoder_normalize_before": normalize_before}
     positions = LEARNED if device == "cpu" else {}

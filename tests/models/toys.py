@@ -86,6 +86,13 @@ def build(architecture: str = "dynamicconv", task_=None, *, small: bool = True, 
     return model
 
 
+def write_old_file(path, args: Namespace, state: dict) -> None:
+    """A checkpoint as fairseq wrote it in 2019."""
+    history = [{"num_updates": 7, "criterion_name": "LabelSmoothedCrossEntropyCriterion", "lr_scheduler_state": {}}]
+    rest = {"optimizer_history": history, "extra_state": {"epoch": 1}, "last_optimizer_state": None}
+    torch.save({"args": args, "model": state, **rest}, path)
+
+
 def with_variants(options: dict) -> dict:
     """The options in which the names of VARIANTS are replaced by what they stand for."""
     found = dict(options)

@@ -31,27 +31,19 @@ LANGUAGE_MODEL = (
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(toy_data, tmp_path_factory):
     """Two miniature trainings: a translation model of five mixers (log in JSON) and a language model of three."""
     folder = tmp_path_factory.mktemp("report")
-    data = fairseq_cli.binarise(folder)
-    hybrid, language = folder / "hy brid", folder / "language"
+    hybrid, language, plain = folder / "hy brid", folder / "language", toy_data.parent / "english"
     mixers = ["--encoder-conv-type=talk,dynamic", "--decoder-conv-type=lightweight,attention"]
     options = [*fairseq_cli.SIZE, *fairseq_cli.RECIPE, *mixers, "--max-epoch=2", "--save-dir", hybrid, "--seed=7"]
-    log = fairseq_cli.run("train", data, "--user-dir", fairseq_cli.USER_DIR, "--arch=dynamicconv", *options)
+    log = fairseq_cli.run("train", toy_data, "--user-dir", fairseq_cli.USER_DIR, "--arch=dynamicconv", *options)
     (hybrid / "train.log").write_text(log)
-
-    plain = folder / "plain"  # the German side alone is the data of a language model
-    plain.mkdir()
-    shutil.copy(data / "dict.de.txt", plain / "dict.txt")
-    for split in ("train", "valid", "test"):
-        for end in ("bin", "idx"):
-            shutil.copy(data / f"{split}.de-en.de.{end}", plain / f"{split}.{end}")
     log = fairseq_cli.run("train", plain, "--user-dir", fairseq_cli.USER_DIR, *LANGUAGE_MODEL, "--save-dir", language)
     (language / "train.log").write_text(log)
     scored = "Evaluated 256 tokens in 0.1s (2560.00 tokens/s)\nLoss (base 2): 3.0000, Perplexity: 8.00\n"
     (language / "checkpoint_best.test.ppl").write_text(scored)
-    return SimpleNamespace(folder=folder, data=data, plain=plain, hybrid=hybrid, language=language)
+    return SimpleNamespace(folder=folder, data=toy_data, plain=plain, hybrid=hybrid, language=language)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +113,7 @@ def test_the_curves_are_described_by_their_numbers(page, trained):
 def test_scores_and_translations_are_there(page, trained):
     text = Tags(page).text
     assert "perplexity" in text and "8.00" in text
-    references = (trained.folder / "test.en").read_text().splitlines()
+    references = (trained.data.parent / "test.en").read_text().splitlines()
     samples = page.split('<div class="sample">')[1:]
     assert len(samples) == 3
     for sample in samples:

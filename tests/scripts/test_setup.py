@@ -232,9 +232,3 @@ def test_no_interpreter_at_all(checkout, tmp_path):
 def test_unknown_arguments_are_refused(checkout):
     done = checkout("--fast")
     assert done.returncode == 1 and "unknown argument --fast" in done.stderr
-
-
-def test_help_is_the_header(checkout):
-    done = checkout("--help")
-    assert done.returncode == 0 and "PYTHON=python3.12 scripts/setup.sh" in done.stdout
-    assert "shellcheck" not in done.stdout

@@ -4,13 +4,13 @@ import contextlib
 import io
 import os
 import subprocess
-import sys
 from types import SimpleNamespace
 from unittest import mock
 
 from lightconv_plugin.cli.main import main
 from tests.recipes.conftest import heed_ctrl_c, script_environment
 from tests.recipes.data.archive_server import LOCAL
+from tests.warm_python import warm_python
 
 
 def prepare(home, task, *arguments):
@@ -24,8 +24,8 @@ def prepare(home, task, *arguments):
 def stop_at(message, signal_number, home, task, *arguments):
     """Start it as a process, and send its whole group a signal when it says `message`; (status, stderr)."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "lightconv_plugin", "prepare", task, *map(str, arguments)],
-        env=script_environment(sys.executable, LIGHTCONV_HOME=str(home), **LOCAL),
+        [warm_python(), "-m", "lightconv_plugin", "prepare", task, *map(str, arguments)],
+        env=script_environment(LIGHTCONV_HOME=str(home), **LOCAL),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -7,21 +7,19 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tarfile
 import time
 
 import pytest
 
-from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.data import stages
 from lightconv_plugin.recipes.data.iwslt14 import LINES, WORDS, expect, plan, segments_of, training_lines
 from lightconv_plugin.recipes.data.options import Options, Request
 from lightconv_plugin.recipes.data.pairs import keep_pair
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
-from lightconv_plugin.recipes.data.tasks import parse
 from tests.recipes.conftest import check_recipes, script_environment
 from tests.recipes.data.archive_server import LOCAL, iwslt_archive, serve
+from tests.warm_python import warm_python
 
 STEPS = ("raw text", "tokenise", "learn 120 BPE merges", "apply BPE", "binarise")
 TALK = 20
@@ -48,9 +46,9 @@ def prepared(tmp_path_factory, sentences):
     base = tmp_path_factory.mktemp("iwslt, here")
     out = base / "out"
     archive = iwslt_archive(sentences)
-    command = [sys.executable, "-m", "lightconv_plugin", "prepare", "iwslt14_de_en", "--out", out, "--any-size"]
+    command = [warm_python(), "-m", "lightconv_plugin", "prepare", "iwslt14_de_en", "--out", out, "--any-size"]
     command += ["--bpe", "120", "--workers", "2"]
-    environment = script_environment(sys.executable, **LOCAL)
+    environment = script_environment(**LOCAL)
     with serve({"de-en.tgz": archive}) as server:
         command += ["--mirror", server.address]
 
@@ -214,17 +212,3 @@ def test_a_changed_archive_is_taken_up(tmp_path, sentences, capsys, monkeypatch)
     done = [line for line in capsys.readouterr().err.splitlines() if "done before" in line]
     assert done == ["learn 50 BPE merges: done before"]
     assert lines_of(tmp_path / "out/tok/test.de")[0] == "ganz neu ."
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["--bpe", "0"], "argument --bpe: must be a whole number of at least 1, got '0'"),
-        (["--workers", "-2"], "argument --workers: must be a whole number of at least 1, got '-2'"),
-        (["--bogus"], "unrecognized arguments: --bogus"),
-    ],
-)
-def test_wrong_options(options, message):
-    with pytest.raises(InputError) as caught:
-        parse("iwslt14_de_en", options)
-    assert message in str(caught.value)

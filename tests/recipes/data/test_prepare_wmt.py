@@ -243,19 +243,6 @@ def disk_of(monkeypatch, gib):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=gib << 30))
 
 
-@pytest.mark.parametrize(
-    "task, arguments, message",
-    [
-        ("wmt14_en_fr", ["--bep", "3"], "unrecognized arguments: --bep 3"),
-        ("wmt14_en_de", ["--bpe", "0"], "argument --bpe: must be a whole number of at least 1, got '0'"),
-        ("wmt16_en_de", ["--bpe", "3"], "unrecognized arguments: --bpe 3"),
-    ],
-)
-def test_wrong_options_are_refused_before_anything_is_downloaded(home, tmp_path, task, arguments, message):
-    done = prepare(home, task, "--mirror", tmp_path, "--out", tmp_path / "out", "--any-size", *arguments)
-    assert message in last_line(done)
-
-
 def test_the_table_of_tasks():
     names = {task: [source.name for source in TASKS[task].train] for task in TASKS}
     assert names["wmt14_en_de_icml17"] == ["europarl-v7", "commoncrawl", "news-commentary-v9"]

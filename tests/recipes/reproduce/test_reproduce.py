@@ -1,5 +1,5 @@
 """A miniature reproduction from end to end with fairseq, killed in its training and in its tuning, against one that was
-left alone; the refusals of the command."""
+left alone. What the command refuses: test_reproduce_jobs.py."""
 
 import json
 import os
@@ -11,6 +11,7 @@ import time
 import pytest
 
 from tests.recipes.conftest import ROOT, script_environment
+from tests.recipes.training.trainings import commands
 
 CONFIG = "configs/smoke/dynamicconv.yaml"
 REPRODUCE = ROOT / "scripts/reproduce.sh"
@@ -31,20 +32,6 @@ def result(runs):
     return json.loads((runs / "results/smoke/dynamicconv.json").read_text(encoding="utf-8"))
 
 
-def processes_of(folder):
-    """The processes whose command lines name this folder."""
-    found = []
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{entry}/cmdline", "rb") as file:
-                line = file.read().decode(errors="replace")
-        except OSError:
-            continue
-        if str(folder) in line and int(entry) != os.getpid():
-            found.append(int(entry))
-    return found
-
-
 def kill_when(ready, command, everything):
     """Start the command, and kill it (or all that names its folder) as soon as ready()."""
     process = subprocess.Popen(
@@ -54,7 +41,7 @@ def kill_when(ready, command, everything):
     while not ready() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert process.poll() is None, "it ended before it could be killed"
-    for pid in processes_of(everything) if everything else [process.pid]:
+    for pid in [pid for pid, _ in commands(everything)] if everything else [process.pid]:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -118,24 +105,3 @@ def test_the_table_alone(run_script, tmp_path):
     text = (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
     assert "## Not run" in text and "| WMT14 En-Fr " in text and "`configs/multi30k_en_de`" in text
     assert "smoke" not in text
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ([], "CONFIG is missing"),
-        (["nothing.yaml", "--seeds", "1"], "lightconv reproduce: error: there is no configuration nothing.yaml"),
-        ([CONFIG, "--seeds", "1"], f"{CONFIG} is not a published configuration: --runs must name a folder"),
-    ],
-)
-def test_wrong_arguments(run_script, arguments, message):
-    done = run_script("reproduce.sh", *arguments, cwd=ROOT)
-    assert done.returncode == 2
-    assert message in done.stderr and "Traceback" not in done.stderr
-    assert done.stdout == ""
-
-
-def test_help_works_without_any_set_up():
-    environment = {"PATH": "/usr/bin:/bin"}
-    done = subprocess.run([REPRODUCE, "--help"], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "scripts/reproduce.sh --smoke" in done.stdout

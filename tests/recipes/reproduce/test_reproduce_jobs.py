@@ -98,30 +98,6 @@ def test_a_job_that_cannot_be_done(tmp_path, overrides, options, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--seeds", "1"], "CONFIG is missing"),
-        (["x.yaml"], "--seeds is missing"),
-        (["smoke/dynamicconv", "--seeds", "1", "1"], "--seeds must be different numbers from 0, got 1 1"),
-        (["smoke/dynamicconv", "--seeds", "-1"], "--seeds must be different numbers from 0, got -1"),
-        (["smoke/dynamicconv", "--seeds", "1"], "--runs must name a folder"),
-        (["x.yaml", "--seeds", "one"], "argument --seeds: invalid int value: 'one'"),
-        (["--table", "x.yaml"], "--table takes no configuration"),
-        (["--smoke", "--seeds", "1"], "--smoke has its own configuration and seeds"),
-        (["x.yaml", "--seeds", "1", "--fast"], "unrecognized arguments: --fast"),
-        (["x.yaml", "--seeds", "1"], "there is no configuration x.yaml"),
-        (["model.x=1", "multi30k_en_de/dynamicconv", "--seeds", "1", "~b"], "model.x=1 ~b changes what is computed"),
-    ],
-)
-def test_wrong_arguments(capsys, arguments, message):
-    try:
-        status = main(["reproduce", *arguments])
-    except SystemExit as end:
-        status = end.code
-    assert status == 2 and message in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("option", ["--runs", "--results", "--prepare-options"])
 def test_an_options_value_is_no_override(option):
     given = ["multi30k_en_de/dynamicconv", "lr=[1]", option, "x/lr=1", "--seeds", "1", "seed=2"]

@@ -1,5 +1,6 @@
 """A machine that waits for one that stands still, or whose network is gone without a word, gives up in time."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -8,35 +9,36 @@ import threading
 import time
 
 import pytest
+from torch.distributed import TCPStore
 
+from lightconv_plugin.recipes.training.launch import watch
 from tests import ROOT
 from tests.robustness.machines import free_port
 
-HOST = """
-import sys, time
-from torch.distributed import TCPStore
-store = TCPStore("localhost", int(sys.argv[1]), is_master=True, wait_for_workers=False)
-print("ready", flush=True)
-time.sleep(600)
-"""
+FORKED = multiprocessing.get_context("fork")
+
+
+def _meet(port, ready):
+    store = TCPStore("localhost", port, is_master=True, wait_for_workers=False)
+    ready.set()
+    time.sleep(600)
+    del store
 
 
 @pytest.fixture
 def host():
     """(process, HOST:PORT) of a machine where machines meet."""
-    port = free_port()
-    process = subprocess.Popen([sys.executable, "-c", HOST, str(port)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "ready\n"
+    port, ready = free_port(), FORKED.Event()
+    process = FORKED.Process(target=_meet, args=(port, ready), daemon=True)
+    process.start()
+    assert ready.wait(60)
     yield process, f"localhost:{port}"
     process.kill()
-    process.wait()
-    process.stdout.close()
+    process.join()
 
 
 def watching(rendezvous, seconds, over=None):
     """(thread, event that it gave up)."""
-    from lightconv_plugin.recipes.training.launch import watch
-
     gave_up = threading.Event()
     arguments = (rendezvous, seconds, gave_up.set, over or threading.Event())
     thread = threading.Thread(target=watch, args=arguments, daemon=True)
@@ -46,27 +48,27 @@ def watching(rendezvous, seconds, over=None):
 
 def test_a_host_that_stands_still_is_given_up(host):
     process, rendezvous = host
-    _, gave_up = watching(rendezvous, 2)
-    assert not gave_up.wait(2)  # it answers
+    _, gave_up = watching(rendezvous, 1)
+    assert not gave_up.wait(1.2)  # it answers
     os.kill(process.pid, signal.SIGSTOP)
     began = time.monotonic()
-    assert gave_up.wait(30) and time.monotonic() - began > 1.5
+    assert gave_up.wait(30) and time.monotonic() - began > 0.7
 
 
 def test_a_host_that_stands_still_for_less_is_not(host):
     process, rendezvous = host
-    _, gave_up = watching(rendezvous, 4)
-    assert not gave_up.wait(1)
+    _, gave_up = watching(rendezvous, 3)
+    assert not gave_up.wait(0.5)
     os.kill(process.pid, signal.SIGSTOP)
-    assert not gave_up.wait(1)
+    assert not gave_up.wait(0.5)
     os.kill(process.pid, signal.SIGCONT)
-    assert not gave_up.wait(4)
+    assert not gave_up.wait(3)
 
 
 def test_a_host_that_ends_is_torchruns_matter(host):
     process, rendezvous = host
     thread, gave_up = watching(rendezvous, 5)
-    assert not gave_up.wait(2)
+    assert not gave_up.wait(1)
     process.kill()
     thread.join(10)
     assert not thread.is_alive() and not gave_up.is_set()
@@ -76,7 +78,7 @@ def test_nothing_is_watched_when_the_training_is_over(host):
     before = threading.active_count()
     over = threading.Event()
     thread, gave_up = watching(host[1], 100, over)
-    assert not gave_up.wait(2)
+    assert not gave_up.wait(1)
     over.set()
     thread.join(5)
     assert threading.active_count() == before and not gave_up.is_set()

@@ -8,7 +8,6 @@ import subprocess
 import pytest
 import yaml
 
-from lightconv_plugin.cli.main import main
 from lightconv_plugin.records.fairseq_log import records_of_log
 from lightconv_plugin.records.file import read_folder
 from lightconv_plugin.records.trainings import is_finished, last_start, trainings
@@ -120,29 +119,6 @@ def test_a_second_training_in_the_same_place_is_refused(trained, prepared, run_s
         )
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == f"lightconv train: error: another training is writing to {save_dir}"
-
-
-@pytest.mark.parametrize(
-    "command, arguments, message",
-    [
-        ("train", [], "the following arguments are required: CONFIG"),
-        ("train", ["nothing.yaml"], "there is no configuration nothing.yaml"),
-        ("train", ["demo/transformer", "task.data=/nowhere"], "no folder /nowhere"),
-        ("evaluate", ["/tmp"], "the following arguments are required: CHECKPOINT"),
-        ("evaluate", ["/nowhere", "x.pt"], "no folder /nowhere with binarised data"),
-        ("evaluate", [ROOT, ROOT / "setup.py", "--subset", "tast"], "has no subset tast"),
-        ("evaluate", [ROOT, ROOT / "setup.py", "--subset"], "--subset/--gen-subset: expected one argument"),
-    ],
-)
-def test_wrong_arguments(command, arguments, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    try:
-        status = main([command, *map(str, arguments)])
-    except SystemExit as stopped:
-        status = stopped.code
-    assert status == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

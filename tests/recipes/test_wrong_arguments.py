@@ -1,0 +1,69 @@
+"""Commands that are refused: one line, status 2, nothing is written. (`lightconv prepare`: data/test_download.py.)"""
+
+import pytest
+
+from lightconv_plugin.cli.main import main
+from tests import ROOT
+
+WHOLE = "must be a whole number of at least"
+WRONG = {
+    "demo": [
+        ("/nowhere/at/all", "no folder /nowhere/at/all"),
+        (f"{ROOT}/configs", "cannot tell the language pair"),
+        ("--updates 11", "--updates must be at least 12, got 11"),
+        ("--updates few", f"--updates: {WHOLE} 1, got 'few'"),
+        ("--src en", "--src and --tgt need a folder of text"),
+        ("--fast", "unrecognized arguments: --fast"),
+        ("a b", "unrecognized arguments: b"),
+    ],
+    "train": [
+        ("", "the following arguments are required: CONFIG"),
+        ("nothing.yaml", "there is no configuration nothing.yaml"),
+        ("demo/transformer task.data=/nowhere", "no folder /nowhere"),
+        ("demo/dynamicconv --processes two", f"--processes: {WHOLE} 1, got 'two'"),
+        ("demo/dynamicconv --processes 0", f"--processes: {WHOLE} 1, got '0'"),
+        ("demo/dynamicconv --processes", "--processes: expected one argument"),
+        ("demo/dynamicconv --max-restarts -1", f"--max-restarts: {WHOLE} 0, got '-1'"),
+        ("demo/dynamicconv --nodes 2", "--nodes 2 needs --node-rank and --rendezvous"),
+        ("demo/dynamicconv --nodes 2 --node-rank 2 --rendezvous a:1", "--node-rank must be below --nodes 2, got 2"),
+        ("demo/dynamicconv --nodes 2 --node-rank 1 --rendezvous a", "--rendezvous: must be HOST:PORT, got 'a'"),
+        ("demo/dynamicconv --timeout 0", f"--timeout: {WHOLE} 1, got '0'"),
+        ("demo/dynamicconv --rendezvous a:1", "--node-rank and --rendezvous need --nodes"),
+        ("demo/dynamicconv --gpus 2", "there is no option --gpus: see lightconv train --help"),
+    ],
+    "evaluate": [
+        ("/tmp", "the following arguments are required: CHECKPOINT"),
+        ("/nowhere x.pt", "no folder /nowhere with binarised data"),
+        (f"{ROOT} {ROOT}/setup.py --subset tast", "has no subset tast"),
+        (f"{ROOT} {ROOT}/setup.py --subset", "--subset/--gen-subset: expected one argument"),
+    ],
+    "reproduce": [
+        ("", "CONFIG is missing"),
+        ("x.yaml", "--seeds is missing"),
+        ("smoke/dynamicconv --seeds 1 1", "--seeds must be different numbers from 0, got 1 1"),
+        ("smoke/dynamicconv --seeds -1", "--seeds must be different numbers from 0, got -1"),
+        (
+            "smoke/dynamicconv --seeds 1",
+            "smoke/dynamicconv is not a published configuration: --runs must name a folder",
+        ),
+        ("x.yaml --seeds one", "argument --seeds: invalid int value: 'one'"),
+        ("--table x.yaml", "--table takes no configuration"),
+        ("--smoke --seeds 1", "--smoke has its own configuration and seeds"),
+        ("x.yaml --seeds 1 --fast", "unrecognized arguments: --fast"),
+        ("x.yaml --seeds 1", "there is no configuration x.yaml"),
+        ("model.x=1 multi30k_en_de/dynamicconv --seeds 1 ~b", "model.x=1 ~b changes what is computed"),
+    ],
+}
+CASES = [pytest.param(command, *case, id=f"{command} {case[0]}") for command in WRONG for case in WRONG[command]]
+
+
+@pytest.mark.parametrize("command, arguments, message", CASES)
+def test_wrong_arguments(command, arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = main([command, *arguments.split()])
+    except SystemExit as stopped:
+        status = stopped.code
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, "") and message in err.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
