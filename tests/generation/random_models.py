@@ -196,7 +196,7 @@ def random_prefix(rng: random.Random, sentences: int, words: int) -> Tensor:
 
 
 def assert_same(expected, found, what: str = "", tolerance: float = 1e-4) -> None:
-    """Equal errors, or equal words and scores; where scores tie within rounding, hypotheses may change places."""
+    """Equal errors, or equal words, scores, types; where scores tie within rounding, hypotheses may change places."""
     if isinstance(expected, str) or isinstance(found, str):
         assert found == expected, what
         return
@@ -215,6 +215,11 @@ def assert_same(expected, found, what: str = "", tolerance: float = 1e-4) -> Non
             remaining = [one for one in remaining if one is not other]
             for name in ("score", "positional_scores"):
                 _assert_close(hypothesis[name], other[name], tolerance, f"{where}, {name}")
+            assert _types(hypothesis) == _types(other), where
+
+
+def _types(hypothesis) -> dict[str, torch.dtype]:
+    return {name: value.dtype for name, value in hypothesis.items() if name != "attention"}
 
 
 def _assert_close(expected: Tensor, found: Tensor, tolerance: float, what: str) -> None:
