@@ -19,6 +19,7 @@ from fairseq import options
 from fairseq.dataclass.configs import GenerationConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import generate
+from omegaconf import open_dict
 
 from tests import fairseq_cli
 
@@ -130,11 +131,21 @@ def trained(toy_data, toy_training, tmp_path_factory):
     return {"DATA": data, "DICT": folder / "words.txt", **checkpoints}
 
 
-def translate(trained, caplog, *arguments: str) -> tuple[list[str], str | None, str]:
-    """What `fairseq-generate` writes of the test set, what the plugin says of the search, and the error."""
+def configuration(trained, *arguments: str):
+    """Of `fairseq-generate` on the test set, from its command line."""
     common = f"DATA --path MODEL --user-dir {fairseq_cli.USER_DIR} --cpu --batch-size 5 --num-workers 0 --max-len-b 20"
     given = [str(trained.get(word, word)) for word in (*common.split(), *arguments)]
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_generation_parser(), given))
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_generation_parser(), given))
+
+
+@pytest.fixture(scope="module")
+def fast(trained):
+    """The group `task` of the configuration with this task."""
+    return configuration(trained, "--task", "translation_fast").task
+
+
+def translate(cfg, caplog) -> tuple[list[str], str | None, str]:
+    """What `fairseq-generate` writes of the test set, what the plugin says of the search, and the error."""
     written, error = io.StringIO(), ""
     caplog.clear()
     with caplog.at_level(logging.INFO):
@@ -152,10 +163,12 @@ def test_no_option_is_left_out():
 
 
 @pytest.mark.parametrize("command", dict.fromkeys(c for commands in OPTIONS.values() for c in commands), ids=str)
-def test_both_do_the_same(command, trained, caplog):
-    arguments = command.options.split()
-    expected, nothing, their_error = translate(trained, caplog, *arguments)
-    found, said, error = translate(trained, caplog, *arguments, "--task", "translation_fast")
+def test_both_do_the_same(command, trained, fast, caplog):
+    cfg = configuration(trained, *command.options.split())
+    expected, nothing, their_error = translate(cfg, caplog)
+    with open_dict(cfg):
+        cfg.task = fast
+    found, said, error = translate(cfg, caplog)
     assert nothing is None and said == command.said
     assert error == their_error and command.fails in error and bool(command.fails) == bool(error)
     assert len(found) == len(expected) and (command.fails or len(found) > 12 * 5)
