@@ -76,7 +76,7 @@ def test_a_recording_uses_what_stays():
         models = [model_of(mixer), model_of("dynamic")]
         options = SearchOptions(pad=PAD, unk=3, eos=EOS, beam_size=3, no_repeat_ngram_size=2, suppress=(5, 6))
         search = Captured(models, options)
-        Case(models, options, random_batch(random.Random(1), 4, 9, 50), 20).search(search)
+        Case(models, options, random_batch(random.Random(1), 3, 9, 50), 9).search(search)
         assert search.recordings.recorded > 0
         stay = reachable(search.captured) | reachable(models)
         assert {tensor.untyped_storage().data_ptr() for tensor in search.recordings.outside} <= stay
