@@ -1,14 +1,11 @@
-"""Writes a checkpoint with one of CASES, numpy values that are not what they say, loads it and uses the value.
+"""CASES: numpy values in checkpoints that are not what they say.
 
-    python -m tests.checkpoints.hostile_numpy CASE PATH {plugin,fairseq}
-
-Prints "refused: MESSAGE" or "loaded". With numpy's own functions most cases end in a segmentation fault.
+With numpy's own functions most of them end in a segmentation fault.
 """
 
 import codecs
 import gc
 import pickle
-import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -74,6 +71,10 @@ CASES = {
 
 
 def main(case: str, path: Path, how: str) -> None:
+    """Write a checkpoint with the case, load it as the plugin or fairseq does and use the value.
+
+    Prints "refused: MESSAGE" or "loaded".
+    """
     torch.save({"model": {"w": torch.ones(2)}, "extra_state": {"best": CASES[case]}}, path)
     if how == "fairseq":
         from fairseq.checkpoint_utils import load_checkpoint_to_cpu as load
@@ -91,7 +92,3 @@ def main(case: str, path: Path, how: str) -> None:
     del value
     gc.collect()
     print("loaded")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

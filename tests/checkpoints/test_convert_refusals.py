@@ -21,12 +21,7 @@ CANNOT = [
         "fairseq",
         "decoder_conv_type=dynamic,dynamic,att",
     ),
-    (
-        "talkconv",
-        {},
-        "fairseq",
-        "encoder_conv_type=talk,talk,talk: it has one of dynamic, lightweight for all layers",
-    ),
+    ("talkconv", {}, "fairseq", "encoder_conv_type=talk,talk,talk: it has one of dynamic, lightweight for all layers"),
     ("dynamicconv", {}, "talk", "encoder_conv_type=dynamic,dynamic,dynamic: it has one of talk"),
     ("dynamicconv", {"encoder_conv_type": "window_attention"}, "fairseq", "encoder_conv_type=window_attention,"),
     (
@@ -164,11 +159,3 @@ def test_the_same_layout_and_the_same_file_are_refused(their_task, tmp_path, cap
     assert run(source, tmp_path / "link.pt", "--to", "fairseq") == 2
     assert "is also the file to convert: choose another name" in capsys.readouterr().err
     assert source.read_bytes() == before
-
-
-def test_code_in_a_file_is_not_run(tmp_path, capsys):
-    from tests.checkpoints.test_average_loading import RunsACommand
-
-    torch.save({"model": RunsACommand(tmp_path)}, tmp_path / "evil.pt")
-    assert run(tmp_path / "evil.pt", tmp_path / "b.pt", "--to", "plugin") == 2
-    assert "is refused" in capsys.readouterr().err

@@ -162,7 +162,7 @@ def test_a_killed_export_leaves_all_or_what_was_there(before, tmp_path):
     exports.export(tmp_path / "trial", new)
     seconds = time.monotonic() - begin
     draw, outcomes = random.Random(before), set()
-    for number in range(16):
+    for number in range(8):
         place = tmp_path / f"m{number}"
         if before != "nothing":
             exports.export(place, old)

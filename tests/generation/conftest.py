@@ -1,29 +1,38 @@
-"""The search in torch where the native one would be taken."""
-
-import functools
+"""The kinds of search, and checkpoints to translate with."""
 
 import pytest
 
-from lightconv_plugin.generation import batch_search, native
-from lightconv_plugin.generation.graphs import CapturedSearch
-from lightconv_plugin.ops import backends
-from tests.generation.recordings import Recordings
+from tests.generation.recordings import NO_KERNELS, SEARCHES, searching
 
 
 @pytest.fixture
-def no_kernels(monkeypatch):
+def no_kernels():
     """Searches find no CPU kernels; the reason that they are given."""
-    decided = backends.Decision("reference", reason="there is no compiler")
-    monkeypatch.setattr(native.backends, "decision", lambda device_type: decided)
-    return decided.reason
+    with searching("torch"):
+        yield NO_KERNELS.reason
 
 
-@pytest.fixture(params=["native", "torch", "recorded"])
-def search(request, monkeypatch):
-    """The searches in turn: both of the CPU, and the one with CUDA graphs, for which recordings stand in."""
-    if request.param != "native":
-        request.getfixturevalue("no_kernels")
-    if request.param == "recorded":
-        recorded = functools.partial(CapturedSearch, recorder=Recordings())
-        monkeypatch.setattr(batch_search, "TorchSearch", recorded)
-    return request.param
+@pytest.fixture(params=SEARCHES)
+def search(request):
+    """The searches in turn."""
+    with searching(request.param):
+        yield request.param
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """The data-bin of a corpus; to be read only."""
+    pytest.importorskip("fairseq")
+    from tests.generation import translation_toys as toys
+
+    return toys.make_corpus(tmp_path_factory.mktemp("a corpus"))
+
+
+@pytest.fixture(scope="session")
+def checkpoints(data, tmp_path_factory):
+    """Of models for it, by the architecture; to be read only."""
+    from tests.generation import translation_toys as toys
+
+    folder = tmp_path_factory.mktemp("check points")
+    names = ("dynamicconv", "lightweightconv", "talkconv", "transformer")
+    return {name: toys.make_checkpoint(folder / f"{name}.pt", data, name, seed) for seed, name in enumerate(names)}

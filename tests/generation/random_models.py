@@ -83,8 +83,11 @@ def random_case(seed: int) -> Case:
     return Case(models, options, source, max_len, extra)
 
 
-def random_model(rng: random.Random, source_words: int, words: int):
-    """An encoder-decoder whose parameters are all random, and whose hypotheses differ clearly and sometimes end."""
+def random_model(rng: random.Random, source_words: int, words: int, mixers: tuple[str, ...] | None = None):
+    """An encoder-decoder whose parameters are all random, and whose hypotheses differ clearly and sometimes end.
+
+    mixers: those of the decoder, a layer each; by default one or two of any.
+    """
     dim = rng.choice((4, 12, 16, 20, 32, 36, 64))
     encoder = _stack(rng, rng.choice((dim, dim, 12, 40)), source_words, causal=False)
     word_dim = rng.choice((dim, dim, 10, 24))
@@ -97,6 +100,7 @@ def random_model(rng: random.Random, source_words: int, words: int):
         rng,
         dim,
         words,
+        mixers,
         causal=True,
         input_dim=word_dim,
         output_dim=word_dim if tied else rng.choice((dim, 18)),
@@ -119,20 +123,16 @@ def random_model(rng: random.Random, source_words: int, words: int):
 def model_of(mixer: str, words: int = 60):
     """A `random_model` with two decoder layers of this mixer, for 50 source words."""
     torch.manual_seed(5)
-    rng = random.Random(5)
-    while True:
-        model = random_model(rng, 50, words)
-        if [spec.kind for spec in model.config.decoder.mixers] == [mixer, mixer]:
-            return model
+    return random_model(random.Random(5), 50, words, (mixer, mixer))
 
 
-def _stack(rng: random.Random, dim: int, words: int, *, causal: bool, **options) -> StackConfig:
+def _stack(rng: random.Random, dim: int, words: int, mixers=None, *, causal: bool, **options) -> StackConfig:
     return StackConfig(
         vocab_size=words,
         embed_dim=dim,
         ffn_dim=rng.choice((1, 7, 24, 33, 64)),
         num_heads=_divisor(rng, dim),
-        mixers=tuple(random_mixer(rng, dim, causal=causal) for _ in range(rng.randint(1, 2))),
+        mixers=tuple(random_mixer(rng, dim, causal=causal, kind=kind) for kind in mixers or [None] * rng.randint(1, 2)),
         normalize_before=rng.random() < 0.5,
         final_norm=rng.random() < 0.5,
         positions=rng.choice(("sinusoidal", "learned", "none")),
@@ -196,7 +196,7 @@ def random_prefix(rng: random.Random, sentences: int, words: int) -> Tensor:
 
 
 def assert_same(expected, found, what: str = "", tolerance: float = 1e-4) -> None:
-    """Equal errors, or equal words and scores; where scores tie within rounding, hypotheses may change places."""
+    """Equal errors, or equal words, scores, types; where scores tie within rounding, hypotheses may change places."""
     if isinstance(expected, str) or isinstance(found, str):
         assert found == expected, what
         return
@@ -215,6 +215,11 @@ def assert_same(expected, found, what: str = "", tolerance: float = 1e-4) -> Non
             remaining = [one for one in remaining if one is not other]
             for name in ("score", "positional_scores"):
                 _assert_close(hypothesis[name], other[name], tolerance, f"{where}, {name}")
+            assert _types(hypothesis) == _types(other), where
+
+
+def _types(hypothesis) -> dict[str, torch.dtype]:
+    return {name: value.dtype for name, value in hypothesis.items() if name != "attention"}
 
 
 def _assert_close(expected: Tensor, found: Tensor, tolerance: float, what: str) -> None:

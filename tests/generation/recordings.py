@@ -1,14 +1,36 @@
-"""What stands in for CUDA graphs on the CPU."""
+"""The kinds of search, and what stands in for CUDA graphs on the CPU."""
 
+import contextlib
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from lightconv_plugin.generation import batch_search, native
+from lightconv_plugin.generation.graphs import CapturedSearch
+from lightconv_plugin.ops import backends
 from tests.waiting import RefuseToWait
+
+SEARCHES = ("native", "torch", "recorded")
+NO_KERNELS = backends.Decision("reference", reason="there is no compiler")
+
+
+@contextlib.contextmanager
+def searching(kind: str) -> Iterator[None]:
+    """Inside, this one searches: both of the CPU, and the one with CUDA graphs, for which recordings stand in."""
+    with pytest.MonkeyPatch.context() as patch:
+        if kind != "native":
+            patch.setattr(native.backends, "decision", lambda device_type: NO_KERNELS)
+        if kind == "recorded":
+            recorded = functools.partial(CapturedSearch, recorder=Recordings())
+            patch.setattr(batch_search, "TorchSearch", recorded)
+        yield
 
 
 class Recordings:

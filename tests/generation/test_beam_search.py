@@ -12,6 +12,7 @@ from fairseq import search as strategies
 
 from lightconv_plugin.generation import FastGenerator
 from tests.generation import toys
+from tests.generation.recordings import SEARCHES
 from tests.models.toys import dictionary
 
 
@@ -50,25 +51,26 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("ensemble", [False, True], ids=["one", "ensemble"])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_options(options, ensemble, search):
-    chosen = models() if ensemble else models()[:1]
-    for seed in range(4) if search == "native" else (2, 3):
+RECORDED = ("beam-20", "max-len-1", "suppress", "other-end", "all-at-once")  # the rest of them: test_graphs.py
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options(name):
+    """One model and pads on the right, an ensemble and pads on the left."""
+    searches = SEARCHES if name in RECORDED else SEARCHES[:2]
+    for seed, chosen in (1, models()[:1]), (2, models()):
         torch.manual_seed(seed)
-        sample = toys.batch(sentences=1 + 3 * seed, left_pad=seed % 2 == 0)
-        toys.assert_same(*toys.generate_both(chosen, sample, **options))
+        sample = toys.batch(sentences=1 + 3 * seed, left_pad=seed == 2)
+        toys.check(chosen, sample, searches=searches, **OPTIONS[name])
 
 
 @pytest.mark.parametrize("vocabulary", [6, 7, 40, 321, 700])
-@pytest.mark.parametrize("beam", [1, 3, 5, 12])
-def test_vocabularies(vocabulary, beam):
+def test_vocabularies(vocabulary):
     """Fewer words than candidates; and more than are looked through block by block."""
     torch.manual_seed(vocabulary)
     model = toys.ours(vocabulary=vocabulary)
-    for _ in range(2):
-        sample = toys.batch(vocabulary=vocabulary)
-        toys.assert_same(*toys.generate_both([model], sample, vocabulary=vocabulary, beam_size=beam))
+    for beam in (1, 3, 5, 12):
+        toys.check([model], toys.batch(vocabulary=vocabulary), vocabulary=vocabulary, beam_size=beam)
 
 
 PREFIXES = {
@@ -81,39 +83,33 @@ PREFIXES = {
 }
 
 
-@pytest.mark.parametrize("beam", [1, 2, 5])
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
-@pytest.mark.usefixtures("search")
-def test_prefixes(prefix, beam):
+def test_prefixes(prefix):
     torch.manual_seed(5)
-    options = {"beam_size": beam, "max_len_b": 8, "min_len": 2, "tokens_to_suppress": ("w9",)}
-    for chosen in models()[:1], models():
-        sample = toys.batch(sentences=3)
-        generate = {"prefix_tokens": torch.tensor(prefix)}
-        toys.assert_same(*toys.generate_both(chosen, sample, generate=generate, **options))
+    options = {"max_len_b": 8, "min_len": 2, "tokens_to_suppress": ("w9",), "searches": SEARCHES}
+    generate = {"prefix_tokens": torch.tensor(prefix)}
+    for beam, chosen in (1, models()), (2, models()[:1]), (5, models()):
+        toys.check(chosen, toys.batch(sentences=3), generate=generate, beam_size=beam, **options)
 
 
-@pytest.mark.usefixtures("search")
 def test_prefix_with_blocked_ngrams():
     torch.manual_seed(6)
     generate = {"prefix_tokens": torch.tensor([[7, 8, 7], [9, 9, 1]])}
-    sample = toys.batch(sentences=2)
-    toys.assert_same(*toys.generate_both(models()[:1], sample, generate=generate, no_repeat_ngram_size=2))
+    toys.check(models()[:1], toys.batch(2), searches=SEARCHES, generate=generate, no_repeat_ngram_size=2)
 
 
 def test_other_beginning():
     torch.manual_seed(7)
-    toys.assert_same(*toys.generate_both(models(), toys.batch(), generate={"bos_token": 12}))
+    toys.check(models(), toys.batch(), generate={"bos_token": 12})
 
 
 def test_without_lengths_and_without_pads():
     torch.manual_seed(8)
     sample = toys.batch()
     del sample["net_input"]["src_lengths"], sample["id"]
-    toys.assert_same(*toys.generate_both(models()[:1], sample, match_source_len=True))
+    toys.check(models()[:1], sample, match_source_len=True)
     tokens = torch.randint(4, toys.VOCABULARY, (4, 6))
-    sample = {"net_input": {"src_tokens": tokens, "src_lengths": torch.full((4,), 6)}}
-    toys.assert_same(*toys.generate_both(models(), sample))
+    toys.check(models(), {"net_input": {"src_tokens": tokens, "src_lengths": torch.full((4,), 6)}})
 
 
 @pytest.mark.usefixtures("search")
@@ -130,8 +126,8 @@ def test_a_sentence_does_not_depend_on_its_batch():
 
 
 def test_many_small_random_searches():
-    """Hundreds of sentences, options at random."""
-    for seed in range(60):
+    """Options at random, of which test_options has one at a time."""
+    for seed in range(20):
         torch.manual_seed(seed)
 
         def draw(*choices):
@@ -148,7 +144,7 @@ def test_many_small_random_searches():
         }
         chosen = draw(models()[:1], models()[1:], models())
         sample = toys.batch(sentences=draw(1, 4, 9), longest=draw(2, 6, 12), left_pad=draw(True, False))
-        toys.assert_same(*toys.generate_both(chosen, sample, **options))
+        toys.check(chosen, sample, **options)
 
 
 @pytest.mark.usefixtures("search")

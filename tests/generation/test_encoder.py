@@ -14,12 +14,17 @@ from tests.generation import toys
 from tests.models.toys import VARIANTS
 
 OPTIONS = {
-    "plain": {},
     "gated": {"encoder_glu": True},
     "pre-norm": {"encoder_normalize_before": True},
     "channels": {"encoder_conv_dim": 32, "encoder_kernel_size_list": [2, 9, 40]},
     "embedding": {"layernorm_embedding": True, "encoder_learned_pos": True, "activation_fn": "gelu"},
 }
+EVERYTHING = {name: value for options in OPTIONS.values() for name, value in options.items()}
+CASES = [
+    *(pytest.param("dynamic", options, id=name) for name, options in OPTIONS.items()),
+    *(pytest.param(mixer, options, id=f"{mixer}-{'everything' if options else 'plain'}")
+      for mixer in (*MIXERS, *VARIANTS, "dynamic,window_attention,attention") for options in ({}, EVERYTHING)),
+]  # fmt: skip
 
 
 def check(model, sample, tolerance: float = 1e-5):
@@ -32,13 +37,12 @@ def check(model, sample, tolerance: float = 1e-5):
     torch.testing.assert_close(output[words], expected[words], rtol=1e-4, atol=tolerance)
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("mixer", [*MIXERS, *VARIANTS, "dynamic,window_attention,attention"])
+@pytest.mark.parametrize("mixer, options", CASES)
 def test_our_encoders(mixer, options):
     options = {"encoder_glu": False, **options}
     if mixer == "conv":
         options.pop("encoder_conv_dim", None)
-    model = toys.ours(encoder_conv_type=mixer, **options)
+    model = toys.ours(encoder_conv_type=mixer, prepare=toys.stirred, **options)
     check(model, toys.batch(7, left_pad=True)["net_input"])
     check(model, toys.batch(3, left_pad=False)["net_input"])
     tokens = torch.randint(4, toys.VOCABULARY, (3, 6))  # no pads
@@ -47,13 +51,13 @@ def test_our_encoders(mixer, options):
 
 @pytest.mark.parametrize("kind", NORMALIZATIONS)
 def test_normalisations(kind):
-    model = toys.ours(weight_normalization=kind, weight_softmax=kind == "softmax")
+    model = toys.ours(weight_normalization=kind, weight_softmax=kind == "softmax", prepare=toys.stirred)
     check(model, toys.batch()["net_input"])
 
 
 @pytest.mark.parametrize("before", [False, True])
 def test_fairseqs_encoder(before):
-    check(toys.fairseqs(encoder_normalize_before=before), toys.batch(7)["net_input"])
+    check(toys.fairseqs(encoder_normalize_before=before, prepare=toys.stirred), toys.batch(7)["net_input"])
 
 
 def test_refuses_other_mixers():
@@ -64,7 +68,7 @@ def test_refuses_other_mixers():
 
 
 def test_bfloat16_is_close():
-    model = toys.ours(encoder_conv_type="dynamic,attention,talk")
+    model = toys.ours(encoder_conv_type="dynamic,attention,talk", prepare=toys.stirred)
     tokens = toys.batch(7)["net_input"]["src_tokens"]
     encoder = plain_model(model).encoder
     expected, pads = PackedEncoder(encoder)(tokens)

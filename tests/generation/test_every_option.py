@@ -19,6 +19,7 @@ from fairseq import options
 from fairseq.dataclass.configs import GenerationConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import generate
+from omegaconf import open_dict
 
 from tests import fairseq_cli
 
@@ -60,38 +61,36 @@ IGNORED = " ".join(
     if name in FIELDS and value is not None
 )
 OPTIONS: dict[str, tuple[With, ...]] = {
-    "beam": _same("--beam 1", "--beam 7 --nbest 7", "--beam 40"),
-    "nbest": _same("--nbest 3"),
-    "max_len_a": _same("--max-len-a 0.5 --max-len-b 1"),
-    "max_len_b": _same("--max-len-b 2"),
-    "min_len": _same("--min-len 6", "--min-len 12 --max-len-b 12"),
+    **dict.fromkeys(("beam", "nbest", "lenpen"), _same("--beam 7 --nbest 7 --lenpen 2.5")),
+    **dict.fromkeys(("max_len_a", "max_len_b"), _same("--beam 1 --max-len-a 0.5 --max-len-b 1")),
+    "min_len": _same("--min-len 12 --max-len-b 12 --lenpen -1"),
     "match_source_len": _back("search by LengthConstrainedBeamSearch", "--match-source-len"),
-    "unnormalized": _same("--unnormalized"),
-    "lenpen": _same("--lenpen 0", "--lenpen 2.5 --nbest 5", "--lenpen -1"),
-    "unkpen": _same("--unkpen 3", "--unkpen -5 --nbest 5"),
+    **dict.fromkeys(("unnormalized", "unkpen"), _same("--unnormalized --unkpen -5 --nbest 5")),
     # Without --print-alignment fairseq has no alignment by which to replace a word, and fails where there is an <unk>.
     "replace_unk": (
         With("--replace-unk DICT --dataset-impl raw"),
         With("--replace-unk DICT --dataset-impl raw --unkpen -90", fails="IndexError"),
     ),
-    "sacrebleu": _same("--sacrebleu"),
+    "sacrebleu": _same("--sacrebleu --beam 40"),
     "score_reference": (With("--score-reference", said=None),),
-    "prefix_size": _same("--prefix-size 2", "--prefix-size 1 --beam 2 --min-len 4"),
-    "no_repeat_ngram_size": _same("--no-repeat-ngram-size 1", "--no-repeat-ngram-size 2 --prefix-size 2"),
-    "sampling": _back("search by Sampling", "--sampling --beam 3 --seed 4"),
-    "sampling_topk": _back("search by Sampling", "--sampling --sampling-topk 3 --seed 4"),
-    "sampling_topp": _back("search by Sampling", "--sampling --sampling-topp 0.7 --seed 4"),
+    "prefix_size": _same("--prefix-size 1 --beam 2 --min-len 4"),
+    "no_repeat_ngram_size": _same("--no-repeat-ngram-size 2 --prefix-size 2"),
+    "temperature": _same("--temperature 3 --nbest 5"),
+    **dict.fromkeys(
+        ("sampling", "sampling_topk"), _back("search by Sampling", "--sampling --sampling-topk 3 --seed 4")
+    ),
+    "sampling_topp": _back("search by Sampling", "--sampling --sampling-topp 0.7 --beam 3 --seed 4"),
     # fairseq-generate reads no constraints; fairseq-interactive does.
     "constraints": _back("search by LexicallyConstrainedBeamSearch", "--constraints", fails="TypeError"),
-    "temperature": _same("--temperature 0.5", "--temperature 3 --nbest 5"),
-    "diverse_beam_groups": _back("search by DiverseBeamSearch", "--diverse-beam-groups 2 --beam 4 --nbest 4"),
-    "diverse_beam_strength": _back(
-        "search by DiverseBeamSearch", "--diverse-beam-groups 2 --beam 4 --diverse-beam-strength 0.1"
+    **dict.fromkeys(
+        ("diverse_beam_groups", "diverse_beam_strength"),
+        _back("search by DiverseBeamSearch", "--diverse-beam-groups 2 --beam 4 --diverse-beam-strength 0.1 --nbest 4"),
     ),
     "diversity_rate": _back("search by DiverseSiblingsSearch", "--diversity-rate 0.5 --nbest 5"),
     "print_alignment": _back("--print-alignment", "--print-alignment", "--print-alignment soft"),
-    "lm_path": _back("fusion with a language model", "--lm-path LM --lm-weight 0.3"),
-    "lm_weight": _back("fusion with a language model", "--lm-path LM --lm-weight 0.9 --nbest 5"),
+    **dict.fromkeys(
+        ("lm_path", "lm_weight"), _back("fusion with a language model", "--lm-path LM --lm-weight 0.9 --nbest 5")
+    ),
     "retain_dropout": _back(
         "dropout at inference (retain_dropout) in encoder.dropout_module", "--retain-dropout --seed 4"
     ),
@@ -109,41 +108,44 @@ OPTIONS: dict[str, tuple[With, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(toy_data, toy_training, tmp_path_factory):
     """Paths by the words that stand for them: data-bin with its text, checkpoints, a dictionary of words."""
     folder = tmp_path_factory.mktemp("every option")
-    data = fairseq_cli.binarise(folder)
+    data, plain = shutil.copytree(toy_data, folder / "data-bin"), folder / "plain"
     for lang in ("de", "en"):
-        shutil.copy(folder / f"test.{lang}", data / f"test.de-en.{lang}")
+        shutil.copy(toy_data.parent / f"test.{lang}", data / f"test.de-en.{lang}")
     shutil.copy(data / "dict.en.txt", data / "dict.txt")
-    plain = folder / "plain"
     plain.mkdir()
     shutil.copy(data / "dict.txt", plain)
     for split in ("train", "valid"):
         for end in ("bin", "idx"):
             shutil.copy(data / f"{split}.de-en.en.{end}", plain / f"{split}.{end}")
-    recipe = [*fairseq_cli.RECIPE, "--lr", "1e-2", "--no-epoch-checkpoints", "--user-dir", fairseq_cli.USER_DIR]
-    fairseq_cli.run(
-        *["train", data, "--arch", "dynamicconv", *fairseq_cli.SIZE, "--decoder-conv-type", "dynamic,attention"],
-        *[*recipe, "--max-update", "40", "--save-dir", folder / "translation"],
-    )
     size = "--decoder-embed-dim 16 --decoder-ffn-embed-dim 16 --decoder-layers 1 --decoder-attention-heads 2".split()
     fairseq_cli.run(
-        *["train", plain, "--task", "language_modeling", "--sample-break-mode", "eos", "--arch", "transformer_lm"],
-        *[*size, *recipe, "--max-update", "10", "--save-dir", folder / "language"],
+        *["train", plain, "--user-dir", fairseq_cli.USER_DIR, "--task", "language_modeling"],
+        *["--sample-break-mode", "eos", "--arch", "transformer_lm"],
+        *[*size, *fairseq_cli.RECIPE, "--max-update", "1", "--no-epoch-checkpoints", "--save-dir", folder],
     )
     (folder / "words.txt").write_text("Hund DOG\n")
-    checkpoints = {
-        name: folder / kind / "checkpoint_last.pt" for name, kind in (("MODEL", "translation"), ("LM", "language"))
-    }
+    checkpoints = {"MODEL": toy_training / "checkpoint_last.pt", "LM": folder / "checkpoint_last.pt"}
     return {"DATA": data, "DICT": folder / "words.txt", **checkpoints}
 
 
-def translate(trained, caplog, *arguments: str) -> tuple[list[str], str | None, str]:
-    """What `fairseq-generate` writes of the test set, what the plugin says of the search, and the error."""
+def configuration(trained, *arguments: str):
+    """Of `fairseq-generate` on the test set, from its command line."""
     common = f"DATA --path MODEL --user-dir {fairseq_cli.USER_DIR} --cpu --batch-size 5 --num-workers 0 --max-len-b 20"
     given = [str(trained.get(word, word)) for word in (*common.split(), *arguments)]
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_generation_parser(), given))
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_generation_parser(), given))
+
+
+@pytest.fixture(scope="module")
+def fast(trained):
+    """The group `task` of the configuration with this task."""
+    return configuration(trained, "--task", "translation_fast").task
+
+
+def translate(cfg, caplog) -> tuple[list[str], str | None, str]:
+    """What `fairseq-generate` writes of the test set, what the plugin says of the search, and the error."""
     written, error = io.StringIO(), ""
     caplog.clear()
     with caplog.at_level(logging.INFO):
@@ -161,10 +163,12 @@ def test_no_option_is_left_out():
 
 
 @pytest.mark.parametrize("command", dict.fromkeys(c for commands in OPTIONS.values() for c in commands), ids=str)
-def test_both_do_the_same(command, trained, caplog):
-    arguments = command.options.split()
-    expected, nothing, their_error = translate(trained, caplog, *arguments)
-    found, said, error = translate(trained, caplog, *arguments, "--task", "translation_fast")
+def test_both_do_the_same(command, trained, fast, caplog):
+    cfg = configuration(trained, *command.options.split())
+    expected, nothing, their_error = translate(cfg, caplog)
+    with open_dict(cfg):
+        cfg.task = fast
+    found, said, error = translate(cfg, caplog)
     assert nothing is None and said == command.said
     assert error == their_error and command.fails in error and bool(command.fails) == bool(error)
     assert len(found) == len(expected) and (command.fails or len(found) > 12 * 5)

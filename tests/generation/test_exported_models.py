@@ -18,18 +18,14 @@ SHORT = {"max_len_b": 20}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(checkpoints, tmp_path_factory):
     """name → (checkpoint, its exported directory): to be read only."""
-    folder = tmp_path_factory.mktemp("models")
-    data = toys.make_corpus(folder / "corpus")
-    found = {}
-    for seed, name in enumerate(("dynamicconv", "talkconv", "transformer")):
-        checkpoint = toys.make_checkpoint(folder / f"{name}.pt", data, name, seed=seed)
-        assert main.main(["export", str(checkpoint), str(folder / name), "--lenpen", "0.8"]) == 0
-        found[name] = checkpoint, folder / name
+    folder, found = tmp_path_factory.mktemp("models"), {}
+    for name in ("dynamicconv", "talkconv", "transformer"):
+        assert main.main(["export", str(checkpoints[name]), str(folder / name), "--lenpen", "0.8"]) == 0
+        found[name] = checkpoints[name], folder / name
     assert main.main(["export", str(found["dynamicconv"][0]), str(folder / "int8"), "--dtype", "int8"]) == 0
-    found["int8"] = found["dynamicconv"][0], folder / "int8"
-    return found
+    return {**found, "int8": (found["dynamicconv"][0], folder / "int8")}
 
 
 def results(translator):

@@ -30,7 +30,7 @@ _QUERIES = AttentionConv(("q",), 3, "lightweight")
 
 
 def _seeds(first: int):
-    marks = () if first < 150 else pytest.mark.long
+    marks = () if first < 80 else pytest.mark.long
     return pytest.param(range(first, first + PER_TEST), id=f"from-{first}", marks=marks)
 
 

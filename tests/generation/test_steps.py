@@ -1,5 +1,7 @@
 """StepModel: a step is the last position of the model's own full pass, whatever happened to the hypotheses before."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ from tests.models.toys import VARIANTS
 DECODERS = [*MIXERS, *VARIANTS, "dynamic,attention,talk"]
 
 
+@cache
 def build(mixer):
     torch.manual_seed(3)
     return toys.fairseqs() if mixer == "fairseq" else toys.ours(mixer)

@@ -1,5 +1,6 @@
 """Translator: the same translations as fairseq's own commands and generator, in order, whatever the batches."""
 
+import functools
 import math
 
 import pytest
@@ -23,29 +24,18 @@ SHORT = {"max_len_b": 20}
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return toys.make_corpus(tmp_path_factory.mktemp("a corpus"))
-
-
-@pytest.fixture(scope="module")
-def checkpoints(data, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("check points")
-    return {
-        "dynamic": toys.make_checkpoint(folder / "dynamic.pt", data, seed=1),
-        "light": toys.make_checkpoint(folder / "light.pt", data, "lightweightconv", seed=2),
-        "talk": toys.make_checkpoint(folder / "talk.pt", data, "talkconv", seed=3),
-        "transformer": toys.make_checkpoint(folder / "transformer.pt", data, "transformer", seed=4),
-    }
-
-
-@pytest.fixture(scope="module")
 def translator(checkpoints):
-    return Translator(checkpoints["dynamic"], **SHORT)
+    return Translator(checkpoints["dynamicconv"], **SHORT)
+
+
+@functools.cache
+def loaded(*paths):
+    return checkpoint_utils.load_model_ensemble_and_task([str(path) for path in paths])
 
 
 def by_fairseq(paths, lines, nbest=1, **options):
     """[(pieces, score to base 2)] of each line: fairseq's generator on each sentence alone."""
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path) for path in paths])
+    models, _, task = loaded(*paths)
     generator = SequenceGenerator([m.eval() for m in models], task.target_dictionary, **{"beam_size": 5, **options})
     encode = toys.bpe(task.cfg.data)
     results = []
@@ -71,7 +61,7 @@ def check(translations, expected, nbest=1):
                 assert list(hypothesis.tokens) == pieces
 
 
-@pytest.mark.parametrize("name", ["dynamic", "light", "talk", "transformer"])
+@pytest.mark.parametrize("name", ["dynamicconv", "lightweightconv", "talkconv", "transformer"])
 def test_equals_fairseqs_generator_on_each_sentence_alone(name, checkpoints):
     with Translator(checkpoints[name], **SHORT) as translator:
         check(translator.translate(LINES), by_fairseq([checkpoints[name]], LINES, max_len_b=20))
@@ -89,12 +79,12 @@ def test_equals_fairseqs_generator_on_each_sentence_alone(name, checkpoints):
     ids=lambda options: "-".join(f"{k}{v}" for k, v in options.items()),
 )
 def test_options_mean_what_fairseqs_mean(ours, theirs, checkpoints):
-    translator = Translator(checkpoints["dynamic"], **{**SHORT, **ours})
-    check(translator.translate(LINES[:6]), by_fairseq([checkpoints["dynamic"]], LINES[:6], max_len_b=20, **theirs))
+    translator = Translator(checkpoints["dynamicconv"], **{**SHORT, **ours})
+    check(translator.translate(LINES[:6]), by_fairseq([checkpoints["dynamicconv"]], LINES[:6], max_len_b=20, **theirs))
 
 
 def test_an_ensemble(checkpoints):
-    paths = [checkpoints["dynamic"], checkpoints["transformer"]]
+    paths = [checkpoints["dynamicconv"], checkpoints["transformer"]]
     with Translator(paths, **SHORT) as translator:
         check(translator.translate(LINES[:5], nbest=2), by_fairseq(paths, LINES[:5], nbest=2, max_len_b=20), nbest=2)
 
@@ -103,18 +93,10 @@ def test_equals_fairseq_interactive(translator, checkpoints, data):
     """The command on tokenised text, with its own BPE: H- lines are our pieces and scores, D- lines our tokens."""
     tokenise = toys.RECIPE.tokenise()
     printed = fairseq_cli.run(
-        *("interactive", data, "--path", checkpoints["dynamic"], "--user-dir", fairseq_cli.USER_DIR, "--cpu"),
+        *("interactive", data, "--path", checkpoints["dynamicconv"], "--user-dir", fairseq_cli.USER_DIR, "--cpu"),
         *("--beam", 5, "--nbest", 2, "--max-len-b", 20, "--source-lang", "de", "--target-lang", "en"),
-        *(
-            "--bpe",
-            "subword_nmt",
-            "--bpe-codes",
-            data.parent / "bpe" / "codes",
-            "--buffer-size",
-            20,
-            "--max-tokens",
-            99,
-        ),
+        *("--bpe", "subword_nmt", "--bpe-codes", data.parent / "bpe" / "codes"),
+        *("--buffer-size", 20, "--max-tokens", 99),
         stdin="".join(f"{tokenise(line)}\n" for line in LINES),
     )
     rows = {"H": [], "D": []}
@@ -124,9 +106,7 @@ def test_equals_fairseq_interactive(translator, checkpoints, data):
             rows[line[0]].append((int(number[2:]), float(score), text))
     found = translator.translate(LINES, nbest=2)
     check(
-        found,
-        [[(text.split(), score) for n, score, text in rows["H"] if n == i] for i in range(len(LINES))],
-        nbest=2,
+        found, [[(text.split(), score) for n, score, text in rows["H"] if n == i] for i in range(len(LINES))], nbest=2
     )
     best = {n: text for n, _, text in reversed(rows["D"])}
     moses = MosesDetokenizer(lang="en")
@@ -136,7 +116,7 @@ def test_equals_fairseq_interactive(translator, checkpoints, data):
 @pytest.mark.parametrize("batches", [{"batch_tokens": 1}, {"batch_size": 3}, {"batch_tokens": 40}], ids=str)
 def test_neither_batches_nor_the_order_of_lines_change_a_translation(batches, translator, checkpoints):
     expected = translator.translate(LINES)
-    with Translator(checkpoints["dynamic"], **SHORT, **batches) as other:
+    with Translator(checkpoints["dynamicconv"], **SHORT, **batches) as other:
         got = other.translate(LINES[::-1])[::-1]
     assert [t.source for t in got] == LINES
     for one, two in zip(got, expected, strict=True):
@@ -185,7 +165,7 @@ def test_progress_counts_every_line_once(translator):
 
 def test_words_of_the_text_are_never_fairseqs_own_symbols(checkpoints):
     """ "</s>" in a text is an unknown word, not the end of the sentence."""
-    translator = Translator(checkpoints["dynamic"], tokenizer="none", bpe_codes="none", **SHORT)
+    translator = Translator(checkpoints["dynamicconv"], tokenizer="none", bpe_codes="none", **SHORT)
     indices, problem = translator._opened.encode("hund </s> <pad> <s> hund")
     own = {translator._opened.source.pad(), translator._opened.source.bos(), translator._opened.source.eos()}
     assert problem is None and len(indices) == 6 and not own & set(indices[:-1])
@@ -194,7 +174,7 @@ def test_words_of_the_text_are_never_fairseqs_own_symbols(checkpoints):
 
 def test_unknown_words_are_written_as_asked(checkpoints):
     options = {"unkpen": -30.0, **SHORT}
-    as_is, named, out = (Translator(checkpoints["dynamic"], **options, **unk).translate(LINES[:2])
+    as_is, named, out = (Translator(checkpoints["dynamicconv"], **options, **unk).translate(LINES[:2])
                          for unk in ({}, {"unk": "(?)"}, {"unk": ""}))  # fmt: skip
     for a, b, c in zip(as_is, named, out, strict=True):
         assert a.tokens == b.tokens == c.tokens and "<unk>" in a.text
@@ -210,7 +190,7 @@ def test_a_model_trained_on_cut_texts_gets_them_cut(data, tmp_path):
 
 
 def test_what_goes_wrong_with_a_batch_is_said(translator, checkpoints, monkeypatch):
-    limited = Translator(checkpoints["dynamic"], min_len=9, max_len_a=1.0, max_len_b=2)
+    limited = Translator(checkpoints["dynamicconv"], min_len=9, max_len_a=1.0, max_len_b=2)
     with pytest.raises(TranslationError, match="min_len must be at most max_len = "):
         limited.translate(["Hund"])
 

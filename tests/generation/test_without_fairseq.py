@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from lightconv_plugin.checkpoints.exported import load_model, open_exported
-from lightconv_plugin.cli import main
 from lightconv_plugin.generation import BatchSearch, SearchOptions
 from lightconv_plugin.generation.translator import Translator
 from lightconv_plugin.mixers import MIXERS
@@ -83,15 +82,3 @@ def test_a_directory_from_text_to_text(tmp_path):
             assert [hypothesis.tokens for hypothesis in translation.hypotheses] == pieces
             scores = [score / math.log(2) for _, score in expected]
             assert [hypothesis.score for hypothesis in translation.hypotheses] == pytest.approx(scores, abs=1e-4)
-
-
-def test_the_command(tmp_path, capsys):
-    directory = export(tmp_path / "model", sharp("dynamic"))
-    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
-    arguments = ["translate", str(directory), "--input", str(tmp_path / "in.txt"), "--max-len-b", str(LONGEST)]
-    assert main.main([*arguments, "--output", str(tmp_path / "out.txt")]) == 0
-    with Translator(directory, max_len_b=LONGEST) as translator:
-        expected = [translation.text for translation in translator.translate(LINES)]
-    assert (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines() == expected
-    assert main.main(["translate", str(tmp_path / "nothing")]) == 2
-    assert "no such checkpoint or exported directory" in capsys.readouterr().err

@@ -7,10 +7,21 @@ from fairseq.models.transformer import TransformerConfig, TransformerModel, Tran
 from fairseq.sequence_generator import SequenceGenerator
 
 from lightconv_plugin.generation import FastGenerator
+from tests.generation.random_models import assert_same
+from tests.generation.recordings import searching
 from tests.models.toys import build, dictionary, task
 
 VOCABULARY = 90
 SIDE = {"embed_dim": 16, "ffn_embed_dim": 24, "layers": 2, "attention_heads": 4}
+
+
+@torch.no_grad()
+def stirred(model):
+    """So that a bias, a norm or learned positions that are left out show."""
+    for name, parameter in model.named_parameters():
+        if (parameter.dim() == 1 and "output_projection" not in name) or "embed_positions" in name:
+            parameter += 0.3 * torch.randn_like(parameter)
+    return model.eval()
 
 
 def sharpen(model, share: float = 0.15):
@@ -23,11 +34,7 @@ def sharpen(model, share: float = 0.15):
         decoder.output_projection = torch.nn.Linear(weight.shape[1], weight.shape[0])
         decoder.output_projection.weight.copy_(weight * (2.5 / weight.std() / weight.shape[1] ** 0.5))
         decoder.output_projection.bias.zero_()
-        for name, parameter in model.named_parameters():
-            # So that a bias, a norm or learned positions that are left out show.
-            if (parameter.dim() == 1 and "output_projection" not in name) or "embed_positions" in name:
-                parameter += 0.3 * torch.randn_like(parameter)
-        model.eval()
+        stirred(model)
         sample = batch(8, vocabulary=weight.shape[0])
         found = SequenceGenerator([model], dictionary(weight.shape[0]), beam_size=2, min_len=16, max_len_b=16).generate(
             [model], sample
@@ -39,17 +46,17 @@ def sharpen(model, share: float = 0.15):
     return model
 
 
-def ours(mixer="dynamic", vocabulary: int = VOCABULARY, **options):
+def ours(mixer="dynamic", vocabulary: int = VOCABULARY, prepare=sharpen, **options):
     words = task(dictionary(vocabulary))
-    return sharpen(build(task_=words, decoder_conv_type=mixer, **options))
+    return prepare(build(task_=words, decoder_conv_type=mixer, **options))
 
 
-def fairseqs(vocabulary: int = VOCABULARY, **options):
+def fairseqs(vocabulary: int = VOCABULARY, prepare=sharpen, **options):
     """fairseq's TransformerModel, from options as of its command line."""
     sizes = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in SIDE.items()}
     arguments = Namespace(**{**sizes, "max_source_positions": 64, "max_target_positions": 64, **options})
     transformer_legacy.base_architecture(arguments)
-    return sharpen(TransformerModel.build_model(arguments, task(dictionary(vocabulary))))
+    return prepare(TransformerModel.build_model(arguments, task(dictionary(vocabulary))))
 
 
 def fairseqs_base(vocabulary: int = VOCABULARY, **options):
@@ -76,38 +83,20 @@ def batch(sentences: int = 5, longest: int = 9, vocabulary: int = VOCABULARY, *,
     return {"id": torch.arange(sentences), "net_input": {"src_tokens": tokens, "src_lengths": lengths}}
 
 
-def generate_both(models, sample, *, generate=None, vocabulary: int = VOCABULARY, **options):
-    """(fairseq's, ours): the lists of hypotheses for the same models, options and batch."""
+def check(
+    models, sample, *, searches=("native",), generate=None, vocabulary: int = VOCABULARY, tolerance=1e-4, **options
+):
+    """These searches find fairseq's hypotheses, with the same models, options and batch; the list of them."""
     words = dictionary(vocabulary)
     options = {"beam_size": 5, "max_len_b": 30, **options}
-    theirs = SequenceGenerator(models, words, **options)
-    fast = FastGenerator(models, words, **options)
-    result = theirs.generate(models, sample, **(generate or {})), fast.generate(models, sample, **(generate or {}))
-    assert fast._said == {"the plugin's own search translates"}
-    return result
-
-
-def assert_same(theirs, found, tolerance: float = 1e-4) -> None:
-    """Equal words and scores; where scores tie within rounding, hypotheses may be in another order."""
-    assert len(theirs) == len(found)
-    for sentence, (expected, got) in enumerate(zip(theirs, found, strict=True)):
-        assert len(expected) == len(got), f"sentence {sentence}: {len(expected)} hypotheses, got {len(got)}"
-        remaining = list(got)
-        for place, hypothesis in enumerate(expected):
-            assert_close(hypothesis["score"], got[place]["score"], tolerance, f"{sentence}, {place}: score")
-            same = [other for other in remaining if torch.equal(hypothesis["tokens"], other["tokens"])]
-            assert same, f"sentence {sentence}: {hypothesis['tokens'].tolist()} was not found"
-            other = min(same, key=lambda other: float((other["score"] - hypothesis["score"]).abs().nan_to_num(0)))
-            remaining = [one for one in remaining if one is not other]
-            assert_close(hypothesis["score"], other["score"], tolerance, f"{sentence}, {place}: score of these words")
-            assert_close(hypothesis["positional_scores"], other["positional_scores"], tolerance, f"{sentence}, {place}")
-            assert {name: value.dtype for name, value in hypothesis.items() if name != "attention"} == {
-                name: value.dtype for name, value in other.items() if name != "attention"
-            }
-
-
-def assert_close(expected, got, tolerance: float, what: str) -> None:
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=tolerance, msg=lambda text: f"{what}: {text}")
+    theirs = SequenceGenerator(models, words, **options).generate(models, sample, **(generate or {}))
+    for search in searches:
+        with searching(search):
+            fast = FastGenerator(models, words, **options)
+            found = fast.generate(models, sample, **(generate or {}))
+        assert fast._said == {"the plugin's own search translates"}
+        assert_same(theirs, found, f"{search},", tolerance)
+    return theirs
 
 
 def lengths(hypotheses) -> set[int]:

@@ -67,18 +67,6 @@ def test_pads_of_the_target_change_nothing(mixer, side):
     close(model(otherwise, attention_mask=mask.bool()).logits[:, kept], expected)
 
 
-def test_a_sentence_does_not_depend_on_its_batch():
-    model, source, target = seq2seq(mixer=ONE_OF_EACH[:4]), words(4, 6), words(4, 5)
-    together = model(source, decoder_input_ids=target).logits
-    for i in range(4):
-        close(model(source[i : i + 1], decoder_input_ids=target[i : i + 1]).logits, together[i : i + 1])
-
-
-def test_the_same_call_gives_the_same_bits():
-    model, source, target = seq2seq(mixer=ONE_OF_EACH[:4]), words(4, 6), words(4, 5)
-    assert torch.equal(*(model(source, decoder_input_ids=target).logits for _ in range(2)))
-
-
 def test_word_vectors_in_the_place_of_ids():
     model, source, target = seq2seq(), words(2, 5), words(2, 4)
     expected = model(source, decoder_input_ids=target).logits

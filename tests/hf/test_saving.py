@@ -15,6 +15,8 @@ from lightconv_plugin.hf import (
     LightConvTokenizer,
 )
 from lightconv_plugin.modules import AdaptiveInputConfig, AdaptiveSoftmaxConfig, ModelConfig
+from tests.checkpoints.export_damage import config as settings
+from tests.checkpoints.export_damage import cut, drop, tensors
 from tests.hf.models import (
     ENGLISH,
     GERMAN,
@@ -224,47 +226,17 @@ def test_a_new_model_has_the_weights_of_its_constructors():
     assert not found.decoder.embed_tokens.weight[1].any() and found.decoder.embed_tokens.weight[4:].std() > 0.2
 
 
-def _change(directory, **values):
-    path = directory / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-
-def _drop_a_weight(directory):
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(directory / "model.safetensors")
-    tensors.pop("encoder.layers.0.fc1.bias")
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-
-
-def _add_a_weight(directory):
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(directory / "model.safetensors")
-    save_file({**tensors, "encoder.extra": torch.zeros(2)}, directory / "model.safetensors", metadata={"format": "pt"})
-
-
-def _cut_off(directory):
-    path = directory / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def _enlarge(directory):
-    """A vocabulary for which no machine has the memory."""
-    known = json.loads((directory / "config.json").read_text())
-    known["encoder_stack"]["vocab_size"] = 2**31 - 1
-    _change(directory, encoder_stack=known["encoder_stack"])
-
-
+CUT_OFF = cut("model.safetensors", 0.9)
 DAMAGED = {
-    r"lacks tensors .*: encoder\.layers\.0\.fc1\.bias": _drop_a_weight,
-    r"has unknown tensors .*: encoder\.extra": _add_a_weight,
-    "is not a safetensors file, or is damaged": _cut_off,
-    r"encoder\.embed_tokens\.weight has shape .* config\.json requires \[2147483647, 16\]": _enlarge,
-    "format_version must be 1, got 2": lambda directory: _change(directory, format_version=2),
-    "vocab_size must be 21 as in the stacks, got 23": lambda directory: _change(directory, vocab_size=23),
-    "share_embeddings must be true or false, got 1": lambda directory: _change(directory, share_embeddings=1),
-    "is_encoder_decoder must be True as in the stacks": lambda directory: _change(directory, is_encoder_decoder=False),
+    r"lacks tensors .*: encoder\.layers\.0\.fc1\.bias": drop("encoder.layers.0.fc1.bias"),
+    r"has unknown tensors .*: encoder\.extra": lambda d: tensors(d, lambda k: {**k, "encoder.extra": torch.zeros(2)}),
+    "is not a safetensors file, or is damaged": CUT_OFF,
+    # A vocabulary for which no machine has the memory.
+    r"embed_tokens\.weight has shape .* requires \[2147483647, 16\]": settings(encoder_stack__vocab_size=2**31 - 1),
+    "format_version must be 1, got 2": settings(format_version=2),
+    "vocab_size must be 21 as in the stacks, got 23": settings(vocab_size=23),
+    "share_embeddings must be true or false, got 1": settings(share_embeddings=1),
+    "is_encoder_decoder must be True as in the stacks": settings(is_encoder_decoder=False),
 }
 
 
@@ -278,18 +250,16 @@ def test_damaged_directories_are_refused(tmp_path, exported, message):
 
 def test_a_damaged_8_bit_directory_is_refused(tmp_path):
     directory = export_seq2seq(tmp_path / "model", "int8", d_model=64, ffn_dim=256)
-    _cut_off(directory)
+    CUT_OFF(directory)
     for weights in ("int8", "float32"):
-        _change(directory, weights=weights)
+        settings(weights=weights)(directory)
         with pytest.raises(ValueError, match="is not a safetensors file, or is damaged"):
             AutoModelForSeq2SeqLM.from_pretrained(directory)
 
 
 def test_weights_of_another_size_are_refused(tmp_path, exported):
     directory = shutil.copytree(exported, tmp_path / "model")
-    known = json.loads((directory / "config.json").read_text())
-    known["encoder_stack"]["ffn_dim"] = 32
-    _change(directory, encoder_stack=known["encoder_stack"])
+    settings(encoder_stack__ffn_dim=32)(directory)
     for options in ({}, {"ignore_mismatched_sizes": True}):
         with pytest.raises(ValueError, match=r"encoder\.layers\.0\.fc1\.\w+ has shape"):
             AutoModelForSeq2SeqLM.from_pretrained(directory, **options)

@@ -16,15 +16,8 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.hf import LightConvTokenizer
 from lightconv_plugin.text.recipe import Recipe
 from lightconv_plugin.text.sides import TextSide
-from tests.hf.models import (
-    ENGLISH,
-    GERMAN,
-    dictionary,
-    export_language_model,
-    export_seq2seq,
-    language_model,
-    plain,
-)
+from tests.checkpoints import export_damage, exports
+from tests.hf.models import ENGLISH, GERMAN, dictionary, export_language_model, export_seq2seq, language_model, plain
 
 PAD, EOS, UNK = 1, 2, 3
 TEXT = "Ein Hund läuft durch das Gras, zwei Hunde stehen."
@@ -257,24 +250,13 @@ def test_files_come_from_the_cache_of_the_hub(folder, weights, exported, tmp_pat
         LightConvTokenizer.from_pretrained("me/demo", **given)
 
 
-def _rewrite(path, change):
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
-
-
 DAMAGED = {
     r"there is no dict\.en\.txt": lambda path: (path / "dict.en.txt").unlink(),
-    r"dict\.de\.txt, line 1: expected a symbol": lambda path: (path / "dict.de.txt").write_text("hund\n"),
-    "is not the name of a file in this directory": lambda path: _rewrite(
-        path / "text.json", lambda known: {**known, "source": {**known["source"], "file": "../../secret"}}
-    ),
-    r"text\.json: unknown key": lambda path: _rewrite(path / "text.json", lambda known: {**known, "run": "rm"}),
-    "tokeniser must be one of": lambda path: _rewrite(
-        path / "text.json",
-        lambda known: {**known, "target": {**known["target"], "recipe": {"tokeniser": "x", "lang": "en"}}},
-    ),
-    "is not the name of a file": lambda path: _rewrite(
-        path / "tokenizer_config.json", lambda known: {**known, "target_lang": "../en"}
-    ),
+    r"dict\.de\.txt, line 1: expected a symbol": export_damage.write("dict.de.txt", b"hund\n"),
+    "is not the name of a file in this directory": export_damage.text(source__file="../../secret"),
+    r"text\.json: unknown key": export_damage.text(run="rm"),
+    "tokeniser must be one of": export_damage.text(target__recipe={"tokeniser": "x", "lang": "en"}),
+    "is not the name of a file": lambda path: exports.change(path / "tokenizer_config.json", target_lang="../en"),
 }
 
 

@@ -10,13 +10,11 @@ from transformers import (
     DataCollatorForSeq2Seq,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
-    Trainer,
-    TrainingArguments,
 )
 
 from lightconv_plugin.checkpoints.exported import load_model, open_exported
 from lightconv_plugin.modules import MIXERS
-from tests.hf.models import EOS, ONE_OF_EACH, PAD, STILL, close, language_model, plain, seq2seq, words
+from tests.hf.models import ONE_OF_EACH, PAD, STILL, close, language_model, plain, seq2seq, words
 
 PAIRS = [
     ("Ein Hund läuft .", "a dog runs ."),
@@ -80,25 +78,6 @@ def test_dropout_is_on_in_training_alone():
         torch.manual_seed(1)
         outputs.append(model(tokens).logits)
     assert torch.equal(*outputs)
-
-
-@pytest.mark.parametrize("make", [seq2seq, language_model])
-def test_a_few_sentences_are_learnt_by_heart(make):
-    model, tokens = make(mixer="dynamic", d_model=32, **STILL).train(), words(4, 6)
-    labels = torch.cat([words(4, 5), torch.full((4, 1), EOS)], dim=1) if make is seq2seq else tokens
-    tokens[:, 0] = torch.arange(4, 8)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for _ in range(40):
-        optimizer.zero_grad()
-        loss = model(tokens, labels=labels).loss
-        loss.backward()
-        optimizer.step()
-    assert loss < 0.1
-    model.eval()
-    if make is seq2seq:
-        assert torch.equal(model.generate(tokens, max_length=9, num_beams=2)[:, 1:7], labels)
-    else:
-        assert torch.equal(model.generate(tokens[:, :1], max_length=6), tokens)
 
 
 def dataset(tokenizer):
@@ -173,42 +152,6 @@ def test_a_training_resumes_with_the_same_numbers(exported, tmp_path, quiet):
     again = train(tmp_path / "run", resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     for first, second in zip(whole.parameters(), again.parameters(), strict=True):
         close(first, second)
-
-
-def test_the_loss_counts_words_over_accumulated_batches(exported, tmp_path, quiet):
-    """Two batches of 2 sentences with accumulation are one batch of 4, however many words each has."""
-    tokenizer = AutoTokenizer.from_pretrained(exported)
-    losses = []
-    for size, steps in ((4, 1), (2, 2)):
-        model = AutoModelForSeq2SeqLM.from_pretrained(exported)
-        for module in model.modules():
-            if hasattr(module, "apply_during_inference"):
-                module.p = 0.0
-        trainer = Seq2SeqTrainer(
-            model,
-            arguments(
-                tmp_path,
-                max_steps=3,
-                logging_steps=1,
-                per_device_train_batch_size=size,
-                gradient_accumulation_steps=steps,
-            ),
-            data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
-            train_dataset=dataset(tokenizer),
-            processing_class=tokenizer,
-        )
-        trainer.train()
-        losses.append([log["loss"] for log in trainer.state.log_history if "loss" in log])
-    assert losses[0] == pytest.approx(losses[1], abs=2e-4)
-
-
-def test_training_of_a_language_model(tmp_path, quiet):
-    model, rows = language_model(mixer="talk", **STILL), words(8, 6)
-    data = [{"input_ids": row, "attention_mask": row.ne(PAD).long(), "labels": row} for row in rows]
-    trainer = Trainer(model, arguments(tmp_path, TrainingArguments), train_dataset=data, eval_dataset=data)
-    before = trainer.evaluate()["eval_loss"]
-    trainer.train()
-    assert trainer.evaluate()["eval_loss"] < 0.8 * before
 
 
 def test_torch_compile_gives_the_same_logits():

@@ -46,16 +46,6 @@ def test_what_stands_at_a_pad_is_never_read(left):
     torch.testing.assert_close(b(x, key_padding_mask=mask)[0][words[:, 1], 1], b(alone)[0][:, 0])
 
 
-@pytest.mark.parametrize("chunks", [[1] * 11, [4, 1, 6], [11], [2, 2, 7]])
-@torch.no_grad()
-def test_decoding_in_chunks(chunks):
-    b = block()
-    x = torch.randn(11, 3, 16)
-    state = {}
-    out = torch.cat([b(piece, incremental_state=state)[0] for piece in x.split(chunks)])
-    torch.testing.assert_close(out, b(x)[0], atol=1e-6, rtol=1e-5)
-
-
 @torch.no_grad()
 def test_reorder_and_the_names_fairseq_calls():
     b = block()

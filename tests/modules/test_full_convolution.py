@@ -35,17 +35,6 @@ def test_definition(length, kernel_size, padding_l, glu):
     torch.testing.assert_close(conv(x), loop(conv, x), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("chunks", [[1] * 11, [4, 1, 6], [11], [2, 2, 7]])
-@pytest.mark.parametrize("kernel_size", [1, 3, 15])
-@torch.no_grad()
-def test_decoding_in_chunks(kernel_size, chunks):
-    block = ConvBlock(6, FullConv(6, kernel_size, kernel_size - 1, glu=True), glu=True, project=False).eval()
-    x = torch.randn(11, 3, 6)
-    state = {}
-    out = torch.cat([block(piece, incremental_state=state)[0] for piece in x.split(chunks)])
-    torch.testing.assert_close(out, block(x)[0], atol=1e-6, rtol=1e-5)
-
-
 def test_weights_are_dropped_in_training_only():
     conv = FullConv(6, 3, 1, weight_dropout=0.5)
     x = torch.randn(9, 2, 6)

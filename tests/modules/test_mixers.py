@@ -8,16 +8,16 @@ from lightconv_plugin.modules.attention_convolution import AttentionConv
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.mixers import MixerSpec, build_mixer
 
-DIM, KERNEL = 8, 3
+DIM = 8
 CONVOLVED = {f"{kind}-convolved": AttentionConv(("q", "k", "v")) for kind in ("attention", "window_attention")}
 NAMES = [*MIXERS, *CONVOLVED]
 
 
-def mixer(name, dropout=0.0):
+def mixer(name, dropout=0.0, kernel_size=3):
     torch.manual_seed(1)
     spec = MixerSpec(
         kind=name.removesuffix("-convolved"),
-        kernel_size=KERNEL,
+        kernel_size=kernel_size,
         conv_dim=DIM,
         num_heads=2,
         glu=name != "talk",
@@ -62,12 +62,13 @@ def test_a_step_with_dropout_is_the_full_pass_with_the_same_masks(name, retained
         assert out.isfinite().all()
 
 
-@pytest.mark.parametrize("chunks", [[1] * 13, [4, 1, 8]], ids=str)
+@pytest.mark.parametrize("kernel_size, chunks", [(3, [1] * 13), (1, [4, 1, 8]), (15, [2, 2, 9]), (7, [13])], ids=str)
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_chunks_with_masks_that_depend_on_no_position(name, chunks, monkeypatch):
+def test_chunks_without_masks_and_with_those_that_depend_on_no_position(name, kernel_size, chunks, monkeypatch):
     # A mask may differ from chunk to chunk; with one that does not, chunks have to equal the full pass.
-    module, x = mixer(name, dropout=0.6).eval(), torch.randn(13, 3, DIM)
+    module, x = mixer(name, 0.6, kernel_size).eval(), torch.randn(13, 3, DIM)
+    torch.testing.assert_close(steps(module, x, chunks), module(x), rtol=1e-4, atol=1e-5)
     for child in module.modules():
         if isinstance(child, Dropout) and child.module_name == "TaLKConv":
             child.apply_during_inference = True

@@ -45,19 +45,6 @@ def test_the_papers_formula(length, max_left, max_right):
     torch.testing.assert_close(module(x), formula(module, x), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("chunks", [[1] * 13, [4, 1, 8], [13], [2, 2, 9]])
-@torch.no_grad()
-def test_step_in_any_chunks_is_the_full_pass(chunks):
-    """TaLK's own code reads the last window for every token of a chunk."""
-    module = talk(7, 0)
-    x = torch.randn(13, 3, 24)
-    state, out = None, []
-    for piece in x.split(chunks):
-        y, state = module.step(piece, state)
-        out.append(y)
-    torch.testing.assert_close(torch.cat(out), module(x), atol=1e-6, rtol=1e-5)
-
-
 def test_offsets_are_dropped_in_training_only():
     module = talk(weight_dropout=0.5)
     x = torch.randn(9, 2, 24)

@@ -75,17 +75,6 @@ def test_decoding_in_chunks_with_a_bounded_state(left, chunks):
     torch.testing.assert_close(torch.cat(out)[words], whole[words], atol=1e-6, rtol=1e-5)
 
 
-@torch.no_grad()
-def test_beam_reorder():
-    module = attention(4, 0)
-    x, last, order = torch.randn(6, 3, 24), torch.randn(1, 2, 24), torch.tensor([2, 0])
-    state = {}
-    module(x, incremental_state=state)
-    module.reorder_incremental_state(state, order)
-    whole = module(torch.cat([x[:, order], last]))[0]
-    torch.testing.assert_close(module(last, incremental_state=state)[0], whole[-1:], atol=1e-6, rtol=1e-5)
-
-
 def test_dropout_of_its_weights_is_on_in_training_only():
     module = WindowAttention(24, 4, left=3, right=3, dropout=0.5)
     x = torch.randn(9, 2, 24)

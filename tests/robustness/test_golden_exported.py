@@ -1,7 +1,8 @@
 """Exported models and graphs of older versions give what they did when they were made, without fairseq."""
 
+import io
 import json
-import subprocess
+import runpy
 import sys
 import tarfile
 
@@ -49,15 +50,16 @@ def test_a_model_translates_the_same(name, tmp_path):
 
 @newer
 @pytest.mark.parametrize("mixer", DEPLOYED)
-def test_graphs_decode_the_same(mixer, tmp_path, repository):
-    program = [sys.executable, "-I", repository / "docs/examples/decode.py", unpacked(f"{mixer}-graphs", tmp_path)]
-    text = "".join(f"{sentence}\n" for sentence in SENTENCES)
-    done = subprocess.run(program, input=text, capture_output=True, encoding="utf-8", timeout=300)
+def test_graphs_decode_the_same(mixer, tmp_path, repository, monkeypatch, capsys):
+    """By the program of the page, which tests/deployment runs in a process that has torch alone."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{sentence}\n" for sentence in SENTENCES)))
+    program = runpy.run_path(str(repository / "docs/examples/decode.py"))
+    program["main"](unpacked(f"{mixer}-graphs", tmp_path))
     exported = open_exported(unpacked(f"{mixer}-float32", tmp_path))
     model, words = load_model(exported), exported.target
     sources = [[exported.source.index(word) for word in sentence.split()] for sentence in SENTENCES]
     found = [greedy(model, [*source, words.eos()], words.eos(), 200) for source in sources]
-    assert done.stdout.splitlines() == [" ".join(words[token] for token in tokens) for tokens in found], done.stderr
+    assert capsys.readouterr().out.splitlines() == [" ".join(words[token] for token in tokens) for tokens in found]
 
 
 @newer

@@ -15,6 +15,7 @@ from lightconv_plugin.text import moses
 from lightconv_plugin.text.recipe import Recipe
 from tests.generation import translation_toys as toys
 from tests.robustness.text_lines import EMPTY, LONG_WORD, LONG_WORDS, NOT_UTF8, ODD
+from tests.warm_python import warm_python
 
 
 def write(folder, part, lines):
@@ -36,11 +37,12 @@ def prepare(raw, out):
     return main.main(["prepare", "smoke", "--data", str(raw), "--out", str(out), *options])
 
 
-def test_odd_lines_stay_lines_from_raw_text_to_binarised(tmp_path):
+def test_odd_lines_stay_lines_from_raw_text_to_binarised(tmp_path, monkeypatch):
     """Whatever is in it, a line is one line in each step, the last of them fairseq's; test text is never dropped."""
     from fairseq.data import Dictionary
     from fairseq.data.indexed_dataset import MMapIndexedDataset
 
+    monkeypatch.setattr(sys, "executable", warm_python())  # by which fairseq's preprocessing is run
     raw, out = tmp_path / "raw", tmp_path / "out"
     raw.mkdir()
     odd = [*ODD.values(), *EMPTY]

@@ -3,27 +3,20 @@
 More kills, at chosen moments, are in the tests of each script: test_prepare*.py, test_reproduce.py, test_download.py, …
 """
 
-import multiprocessing
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.robustness.__main__ import main
+pytest.importorskip("safetensors")
+pytest.importorskip("yaml")
+
 from tests.robustness.kill_targets import WORKS, listing
-from tests.robustness.torture import ODD_NAMES, Fork, Result, Torture, Work, table
+from tests.robustness.torture import ODD_NAMES, Fork, Torture, Work
 
 
 @pytest.mark.parametrize("name, kills", [("average", 6), ("export", 6), ("reproduce", 3)])
 def test_what_is_killed_ends_as_what_was_left_alone(name, kills, tmp_path):
-    if name == "export":
-        pytest.importorskip("safetensors")
-    if name == "reproduce":
-        pytest.importorskip("yaml")
     result = Torture(WORKS[name], tmp_path).run(kills)
     assert result.differences == []
     assert result.kills == kills and result.trials >= kills // 3
@@ -31,48 +24,17 @@ def test_what_is_killed_ends_as_what_was_left_alone(name, kills, tmp_path):
 
 @pytest.mark.parametrize("name", ["average", "export"])
 def test_names_of_folders_change_nothing(name, tmp_path):
-    if name == "export":
-        pytest.importorskip("safetensors")
     result = Torture(WORKS[name], tmp_path).run_in_odd_places(ODD_NAMES)
     assert result.differences == [] and result.trials == len(ODD_NAMES)
 
 
 @pytest.mark.parametrize("name", ["average", "export"])
 def test_a_full_disk_loses_nothing(name, tmp_path):
-    if name == "export":
-        pytest.importorskip("safetensors")
     try:
         result = Torture(WORKS[name], tmp_path).run_on_full_disks((0.1, 0.7))
     except RuntimeError as error:
         pytest.skip(str(error))
     assert result.differences == [] and (result.failed, result.trials) == (2, 2)
-
-
-def test_one_killed_while_it_writes_progress_does_not_stop_the_next(tmp_path, monkeypatch):
-    """tqdm's lock is one for all processes that are forked after it was made."""
-    tqdm = pytest.importorskip("tqdm").tqdm
-    monkeypatch.setattr(tqdm, "_lock", multiprocessing.RLock(), raising=False)
-
-    def hold():
-        tqdm.get_lock().acquire()
-        (tmp_path / "held").touch()
-        time.sleep(60)
-
-    def show():
-        assert list(tqdm(range(3))) == [0, 1, 2]
-
-    held = Fork(hold, log=tmp_path / "log", token="")
-    end = time.monotonic() + 60
-    while not (tmp_path / "held").exists() and time.monotonic() < end:
-        time.sleep(0.01)
-    os.kill(held.pid, signal.SIGKILL)
-    assert held.wait() == -signal.SIGKILL
-    shown = Fork(show, log=tmp_path / "log", token="")
-    while (status := shown.poll()) is None and time.monotonic() < end:
-        time.sleep(0.01)
-    if status is None:
-        os.kill(shown.pid, signal.SIGKILL)
-    assert status == 0, (tmp_path / "log").read_text()
 
 
 class Careless(Work):
@@ -113,12 +75,6 @@ class Careless(Work):
         time.sleep(0.3)
         lock.unlink()
 
-    @staticmethod
-    def of_its_name(place):
-        """Fails where the name of its folder is more than a word."""
-        command = f"mkdir -p {place} && touch {place}/output"
-        subprocess.run(["sh", "-c", command], cwd=place, check=True, stderr=subprocess.DEVNULL)
-
     def outcome(self, place: Path):
         return listing(place)
 
@@ -130,44 +86,3 @@ class Careless(Work):
 def test_what_does_not_survive_a_kill_is_found(way, said, tmp_path):
     result = Torture(Careless(way), tmp_path).run(6)
     assert any(said in line for line in result.differences), result.differences
-
-
-def test_what_does_not_survive_a_name_is_found(tmp_path):
-    result = Torture(Careless("of_its_name"), tmp_path).run_in_odd_places(ODD_NAMES)
-    assert any("a folder named with spaces" in line for line in result.differences)
-    assert any("shell" in line for line in result.differences)
-
-
-def test_the_table_says_what_was_lost():
-    text = table([Result("`a`", 1.25, 7, 2, 3, 1), Result("`b`", 1, 1, 0, 1, 0, differences=["b, trial 1: x differs"])])
-    assert "| `a` | 1.2 | 7 | 2 | 0 | 3 | 1 | nothing |" in text and "| `b` | 1.0 | 1 | 0 | 0 | 1 | 0 | 1 |" in text
-
-
-@pytest.mark.parametrize(
-    "arguments, said",
-    [(["nothing"], "no nothing; there are: average, export"), (["--kills", "0"], "--kills must be above 0, got 0")],
-)
-def test_wrong_arguments(arguments, said, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["torture.sh", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2 and said in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_a_fork_computes_although_its_parent_has_threads(tmp_path):
-    torch = pytest.importorskip("torch")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        numbers = torch.ones(1 << 20)
-        assert float((numbers + 1).sum()) == 2 << 20
-        process = Fork(lambda: int(float((numbers + 1).sum()) != 2 << 20), log=tmp_path / "log", token="x")
-        deadline = time.monotonic() + 60
-        while (status := process.poll()) is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        if status is None:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-        assert status == 0, "the child waits for ever"
-    finally:
-        torch.set_num_threads(threads)

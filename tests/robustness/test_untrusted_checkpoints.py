@@ -129,15 +129,8 @@ TOOLS = {
         "translate", "--path", path, "--data", data, "--input", ROOT / "setup.py"
     ),
     "score": lambda m, data, path: lightconv(
-        "score",
-        "--sys",
-        data.parent / "test.en",
-        "--ref",
-        data.parent / "test.en",
-        "--lang",
-        "en",
-        "--checkpoint",
-        path,
+        *("score", "--sys", data.parent / "test.en", "--ref", data.parent / "test.en", "--lang", "en"),
+        *("--checkpoint", path),
     ),
     "fairseq-generate": lambda m, data, path: fairseq(m, "generate", data, "--path", path, "--cpu", *PLUGIN),
     "fairseq-interactive": lambda m, data, path: fairseq(
@@ -171,8 +164,8 @@ def test_a_pickle_that_runs_a_command_is_refused(tool, form, world, tmp_path, mo
         status = error
     assert not marker.exists(), "the command was run"
     if isinstance(status, int):
-        assert status == 2
-        assert str(path) in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert status == 2 and str(path) in said and (form == "plain-pickle" or "posix.system" in said)
     else:
         text = f"{type(status).__name__} {status} {capsys.readouterr().err}"
         assert "Weights only load failed" in text or "UnpicklingError" in text, text

@@ -7,7 +7,6 @@ import contextlib
 import io
 import itertools
 import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from tests.recipes.conftest import script_environment
 COMMANDS = {name: main.subparser(name) for group in main.COMMANDS.values() for name in group}
 WRONG = {
     "choices": ("", "nonsense"),
-    "positive": ("", "nonsense", "0", "-1", "1.5", "1e3", "nan"),
+    "positive": ("", "nonsense", "0", "-1", "1.5", "1e3", "²", "nan"),
     "int": ("", "nonsense", "1.5", "nan", "1e3"),
     "float": ("", "nonsense", "1,5"),
     "not_negative": ("", "nonsense", "-1", "1.5", "nan"),
@@ -174,7 +173,7 @@ def test_an_unknown_option_of_a_script_is_named_before_any_work(script, tmp_path
     done = subprocess.run(
         [ROOT / "scripts" / script, *arguments, "--no-such-option"],
         cwd=tmp_path,
-        env=script_environment(sys.executable, TMPDIR=str(tmp_path), http_proxy=NO_PROXY, https_proxy=NO_PROXY),
+        env=script_environment(TMPDIR=str(tmp_path), http_proxy=NO_PROXY, https_proxy=NO_PROXY),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -109,7 +109,7 @@ def test_values_worked_out_by_hand(summary, reference, expected):
 
 @pytest.mark.parametrize("vocabulary, longest", [(4, 12), (12, 25), (60, 40)])
 def test_random_texts_score_by_the_definitions(vocabulary, longest):
-    summaries, references = (random_texts(60, vocabulary, longest, seed) for seed in (1, 2))
+    summaries, references = (random_texts(30, vocabulary, longest, seed) for seed in (1, 2))
     got = rouge(summaries, references, stem=False)
     each = [definitions(*pair) for pair in zip(summaries, references, strict=True)]
     for name in NAMES:
@@ -185,7 +185,7 @@ def test_an_empty_summary_scores_0_and_is_counted(files, capsys):
 
 
 def test_the_interval_is_that_of_the_mean_and_the_same_on_every_run():
-    summaries, references = (random_texts(400, 20, 20, seed) for seed in (3, 4))
+    summaries, references = (random_texts(200, 20, 20, seed) for seed in (3, 4))
     np.random.seed(11)
     before = np.random.get_state()[1].copy()
     first, second = (rouge(summaries, references, stem=False) for _ in range(2))
@@ -280,9 +280,3 @@ def test_a_missing_library_is_named(missing, files, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     said = refused(capsys, *ROUGE, *files(["a"], ["a"]))
     assert "ROUGE needs the library rouge-score: pip install rouge-score" in said
-
-
-def test_another_metric_is_refused(files, capsys):
-    with pytest.raises(SystemExit):
-        run("--metric", "meteor", *files(["a"], ["a"]))
-    assert "invalid choice: 'meteor'" in capsys.readouterr().err

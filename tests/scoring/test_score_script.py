@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 
 from lightconv_plugin.cli import main
-from lightconv_plugin.files import read_lines
-from lightconv_plugin.scoring.generate_log import parse_gen_log
 
 pytest.importorskip("fairseq")
 
@@ -92,17 +90,11 @@ def test_options_in_a_file_and_a_name_that_begins_with_a_dash(evaluate, checkpoi
         (("--print-alignment",), "fairseq's generator (--print-alignment is not supported)"),
     ],
 )
-def test_the_search_is_named_and_gives_the_translations_of_fairseqs(options, search, evaluate, checkpoint, tmp_path):
+def test_the_search_is_named(options, search, evaluate, checkpoint):
     """The plugin's own where it supports the options, fairseq's otherwise."""
-    texts = []
-    for some in ((), ("--task", "translation")):
-        status, out, err = evaluate(checkpoint, *SEARCH, "--json", *options, *some)
-        assert status == 0, err[-2000:]
-        generated = parse_gen_log(read_lines(log := tmp_path / "model.test.gen"), log)
-        texts.append(generated.hypotheses)
-        if not some:
-            assert json.loads(out)["search"] == search
-    assert texts[0] == texts[1]
+    status, out, err = evaluate(checkpoint, *SEARCH, "--json", *options)
+    assert status == 0, err[-2000:]
+    assert json.loads(out)["search"] == search
 
 
 @pytest.mark.parametrize(

@@ -111,21 +111,6 @@ def test_score_prints_rouge_parameters_and_speed(generated, trained):
     assert score["parameters"] == int(said.replace(",", ""))
 
 
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        (["@cnndm/generat.args"], "there is no configuration cnndm/generat.args: did you mean cnndm/generate.args?"),
-        (["--metric", "meteor"], "--metric: invalid choice: 'meteor'"),
-        (["--metric"], "--metric: expected one argument"),
-        (["--sentence-end"], "--sentence-end: expected one argument"),
-    ],
-)
-def test_score_refuses(arguments, said, run_script):  # noqa: F811
-    done = run_script("score.sh", ROOT, ROOT / "setup.py", *arguments)
-    assert done.returncode == 2
-    assert said in done.stderr.splitlines()[-1]
-
-
 # ------------------------------------------------------------------------------------------------ configurations
 
 BUILD = """

@@ -27,13 +27,13 @@ def against(tmp_path):
 
 
 def test_it_is_sacrebleus_paired_test(files, against, capsys):
-    got = as_json(capsys, *files(GOOD, REFERENCES), *against(BAD), "--detok", "none", "--samples", "200")
+    got = as_json(capsys, *files(GOOD, REFERENCES), *against(BAD), "--detok", "none", "--samples", "50")
     for name, metric in {
         "bleu_tok": sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True),
         "sacrebleu": sacrebleu.BLEU(),
         "chrf": sacrebleu.CHRF(),
     }.items():
-        test = PairedTest([("bad", BAD), ("good", GOOD)], {"m": metric}, [REFERENCES], test_type="bs", n_samples=200)
+        test = PairedTest([("bad", BAD), ("good", GOOD)], {"m": metric}, [REFERENCES], test_type="bs", n_samples=50)
         signatures, scores = test()
         scores.pop("System")
         ((bad, good),) = scores.values()
@@ -42,9 +42,9 @@ def test_it_is_sacrebleus_paired_test(files, against, capsys):
         assert (found["against_score"], found["against_mean"], found["against_ci"]) == (bad.score, bad.mean, bad.ci)
         assert found["p_value"] == good.p_value
         assert found["signature"] == str(next(iter(signatures.values())))
-        assert "|bs:200|seed:12345|" in found["signature"]
+        assert "|bs:50|seed:12345|" in found["signature"]
         assert got[name] == found["score"]  # that of the whole text is the one without a test
-    assert got["against"]["samples"] == 200 and got["against"]["file"].endswith("/other")
+    assert got["against"]["samples"] == 50 and got["against"]["file"].endswith("/other")
 
 
 def test_the_other_keys_stay_as_they_are(files, against, capsys):
@@ -57,14 +57,14 @@ def test_the_other_keys_stay_as_they_are(files, against, capsys):
 
 def test_a_difference_is_found_and_a_system_does_not_differ_from_itself(files, against, capsys):
     options = files(GOOD, REFERENCES)
-    better = as_json(capsys, *options, *against(BAD), "--lang", "de", "--samples", "300")["against"]
-    itself = as_json(capsys, *options, *against(GOOD), "--lang", "de", "--samples", "300")["against"]
+    better = as_json(capsys, *options, *against(BAD), "--lang", "de", "--samples", "100")["against"]
+    itself = as_json(capsys, *options, *against(GOOD), "--lang", "de", "--samples", "100")["against"]
     for name in MEASURES:
         assert better[name]["score"] > better[name]["against_score"] and better[name]["p_value"] < 0.05
         assert itself[name]["score"] == itself[name]["against_score"] and itself[name]["p_value"] == 1
         # The estimates of the two differ by chance: one is from samples of its own.
         assert itself[name]["mean"] == pytest.approx(itself[name]["against_mean"], abs=1)
-    worse = as_json(capsys, *files(BAD, REFERENCES), *against(GOOD), "--lang", "de", "--samples", "300")["against"]
+    worse = as_json(capsys, *files(BAD, REFERENCES), *against(GOOD), "--lang", "de", "--samples", "100")["against"]
     assert worse["bleu_tok"]["score"] < worse["bleu_tok"]["against_score"] and worse["bleu_tok"]["p_value"] < 0.05
 
 
@@ -136,16 +136,7 @@ def test_human_output(files, against, capsys):
 
 
 def test_every_run_gives_the_same_numbers(files, against, repository):
-    command = [
-        "-m",
-        "lightconv_plugin",
-        "score",
-        *files(GOOD, REFERENCES),
-        *against(BAD),
-        "--lang",
-        "de",
-        "--json",
-    ]
+    command = ["-m", "lightconv_plugin", "score", *files(GOOD, REFERENCES), *against(BAD), "--lang", "de", "--json"]
     environment = {k: v for k, v in os.environ.items() if k != "SACREBLEU_SEED"} | {"PYTHONPATH": str(repository)}
     command = [warm_python(), *map(str, command), "--samples", "30"]
     results = [subprocess.run(command, env=environment, capture_output=True, check=True).stdout for _ in range(2)]

@@ -84,14 +84,8 @@ NORMALISED = [
     ("en", "٣ % 5 ٣\xa0٣", "٣ % 5 ٣\xa0٣"),
     ("en", "a\rb", "ab"),
 ]
-PRINTING = [
-    ("a\xadb\u200bc\ufeff\x01\td", "a b c   d"),
-    ("x\ue000y\U000e0001z", "x y z"),
-]
-LOWER = [
-    ("ΑΣ ΣΑΣ İI ẞ Ǆ", "ασ σασ i̇i ß ǆ"),
-    ("ÄÖÜ", "äöü"),
-]
+PRINTING = [("a\xadb\u200bc\ufeff\x01\td", "a b c   d"), ("x\ue000y\U000e0001z", "x y z")]
+LOWER = [("ΑΣ ΣΑΣ İI ẞ Ǆ", "ασ σασ i̇i ß ǆ"), ("ÄÖÜ", "äöü")]
 
 
 @pytest.mark.parametrize("lang, text, expected", TOKENISED)
@@ -154,7 +148,7 @@ def test_lines_joined_from_words_equal_the_rules_on_the_whole_line():
     chance = random.Random(7)
     for lang in ("en", "de", "fr", "fi"):
         tokeniser = moses._Tokeniser(lang)
-        for _ in range(1500):
+        for _ in range(400):
             line = " ".join(chance.choices(words.split(), k=chance.randint(1, 7)))
             assert tokeniser(line) == tokeniser._tokens(line)
 

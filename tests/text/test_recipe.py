@@ -78,10 +78,7 @@ def test_sacremoses_escapes_nothing_and_takes_paragraphs_apart():
 def test_detokenise_is_the_way_back(name):
     lines = ['He said: "Yes, (really)!"', "We don't see Anna's 3,5 % | [there] & then."]
     recipe = Recipe(name, "en")
-    assert [recipe.detokenise()(recipe.tokenise()(line)) for line in lines] == [
-        lines[0],
-        lines[1].replace("5 %", "5%"),
-    ]
+    assert [recipe.detokenise()(recipe.tokenise()(line)) for line in lines] == [lines[0], lines[1].replace("5 %", "5%")]
 
 
 def test_what_only_tokenising_took_apart_is_joined():

@@ -90,7 +90,7 @@ def test_join_equals_sentencepieces_decoding(with_bytes):
     draw = random.Random(1)
     known = [with_bytes.id_to_piece(i) for i in range(3, with_bytes.get_piece_size())]
     starts = [[f"<0x{byte:02X}>" for byte in character.encode()] for character in "é月😀▁\x1f\x7f "]
-    for _ in range(2000):
+    for _ in range(500):
         runs = draw.choices([*([piece] for piece in known), *starts * 10], k=draw.randint(1, 8))
         pieces = [piece for run in runs for piece in run[: draw.randint(1, 4)]]
         expected = with_bytes.decode(pieces).replace("\n", " ").replace("\r", " ").strip()

@@ -15,12 +15,7 @@ from torch import Tensor
 from tests.cuda.calls import lay_out
 from tests.robustness.fuzz.views import random_view
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 # `planes`: the channels are not contiguous (for which the public functions make a copy).
 ROWS = ("tbc", "btc", "sliced", "odd", "still", "planes")
 FILTERS = ("plain", "btc", "sliced", "odd", "still", "taps_first")

@@ -49,7 +49,6 @@ def one_round(backend: str, operators: tuple[str, ...], seed: int, cases: int, c
     Raises:
         AssertionError: a violation, with the shrunk case in its notes.
     """
-    dtypes = backends.dtypes_of(backend)
     profile = settings(
         max_examples=(cases + 2) // 3,
         deadline=None,
@@ -59,31 +58,21 @@ def one_round(backend: str, operators: tuple[str, ...], seed: int, cases: int, c
         suppress_health_check=list(HealthCheck),
     )
     with backends.computing(backend) as device:
+        for what in properties.PROPERTIES:
+            _hold(what, backend, device, operators, seeded(seed), profile, counts)
 
-        @seeded(seed)
-        @profile
-        @given(properties.numbers(operators, dtypes))
-        def numbers(case):
-            properties.numbers_are_right(case, backend, device)
-            counts[backend, "numbers"] += 1
 
-        @seeded(seed)
-        @profile
-        @given(properties.layouts(operators, dtypes))
-        def layouts(case):
-            properties.numbers_are_right(case, backend, device)
-            counts[backend, "memory layouts"] += 1
+def _hold(what: str, backend: str, device: str, operators: tuple[str, ...], seed, profile: settings, counts: Counter):
+    strategy, check = properties.PROPERTIES[what]
 
-        @seeded(seed)
-        @profile
-        @given(properties.spreads(operators, dtypes))
-        def spreads(arguments):
-            properties.nothing_spreads(*arguments, backend, device)
-            counts[backend, "NaN and infinity"] += 1
+    @seed
+    @profile
+    @given(strategy(operators, backends.dtypes_of(backend)))
+    def holds(drawn):
+        check(drawn, backend, device)
+        counts[backend, what] += 1
 
-        numbers()
-        layouts()
-        spreads()
+    holds()
 
 
 def _say(counts: Counter, seconds: float) -> None:

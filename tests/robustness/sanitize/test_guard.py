@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.robustness.sanitize import build, run
+from tests.robustness.sanitize import build
 
 MISTAKES = {
     "address": ("read_beyond_the_end", 7, "heap-buffer-overflow"),
@@ -46,13 +46,3 @@ def test_nothing_is_reported_without_one(guard):
     _, call = guard
     done = call("write_each_its_own", 1000)
     assert done.returncode == 0 and not done.stderr, done.stderr[-2000:]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["memory"], "must be one of address, undefined, thread, got memory"), (["--cases", "0"], "at least 1, got 0")],
-)
-def test_wrong_options(arguments, message, capsys):
-    with pytest.raises(SystemExit):
-        run.main(arguments)
-    assert message in capsys.readouterr().err

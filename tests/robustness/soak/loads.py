@@ -30,12 +30,8 @@ def operators(calls: int, seed: int = 0) -> Memory:
 
 def _call(rng: random.Random) -> None:
     kind = rng.choice(("lightconv-glu", "dynamicconv-glu", "talkconv"))
-    steps, batch, heads, per_head = (
-        rng.randint(1, 200),
-        rng.randint(1, 6),
-        rng.choice((1, 2, 4)),
-        rng.choice((1, 3, 16, 40)),
-    )
+    steps, batch = rng.randint(1, 200), rng.randint(1, 6)
+    heads, per_head = rng.choice((1, 2, 4)), rng.choice((1, 3, 16, 40))
     dtype, seed = rng.choice((torch.float32, torch.bfloat16, torch.float16)), rng.randrange(1000)
     left, right = rng.choice((0, 3, 31)), rng.choice((0, 3, 31))
     call = random_call(kind, steps, batch, heads, per_head, left, right, dtype=dtype, seed=seed)
@@ -61,14 +57,8 @@ def training(updates: int, folder: Path) -> Memory:
     # No more than about as many lines of the log as samples, and no checkpoints: they are written elsewhere.
     interval = max(updates // SAMPLES, 1)
     command = [sys.executable, "-m", "fairseq_cli.train", str(data), "--user-dir", str(fairseq_cli.USER_DIR)]
-    command += [
-        "--arch",
-        "dynamicconv_iwslt_de_en",
-        *fairseq_cli.SIZE,
-        *fairseq_cli.RECIPE,
-        "--max-update",
-        str(updates),
-    ]
+    command += ["--arch", "dynamicconv_iwslt_de_en", *fairseq_cli.SIZE, *fairseq_cli.RECIPE]
+    command += ["--max-update", str(updates)]
     command += ["--log-interval", str(interval), "--no-save", "--disable-validation", "--dropout", "0.1"]
     log = folder / "train.log"
     with log.open("w") as errors:

@@ -39,31 +39,3 @@ def test_what_is_kept_is_seen():
         memory.sample()
     with pytest.raises(GrowthError, match=r"kept: .* grew by \+1\d\.\d MiB in the second half \(8 allowed\)"):
         memory.check("kept")
-
-
-def test_what_is_kept_from_the_first_half_alone_is_not_growth():
-    memory = Memory()
-    memory.samples = [100.0] * 30 + [400.0] * 71 + [900.0]
-    assert memory.growth == 0 and memory.check("steady").startswith(
-        "steady: 100 MiB at the beginning, 400 in the middle"
-    )
-
-
-def test_too_few_samples_say_nothing():
-    memory = Memory()
-    memory.sample()
-    with pytest.raises(ValueError, match="at least 20 samples, got 1"):
-        memory.check("short")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["models"], "must be one of operators, training, translation, got models"),
-        (["--count", "3"], "at least 20, got 3"),
-    ],
-)
-def test_wrong_options(arguments, message, capsys):
-    with pytest.raises(SystemExit):
-        run.main(arguments)
-    assert message in capsys.readouterr().err
