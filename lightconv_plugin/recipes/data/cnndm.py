@@ -29,25 +29,6 @@ from lightconv_plugin.recipes.data.text_pool import iter_lines, progress
 from lightconv_plugin.recipes.steps import say
 from lightconv_plugin.text.recipe import Recipe
 
-ABOUT = """CNN/Daily Mail, summarisation (Hermann et al. 2015; not anonymised, as in See, Liu & Manning 2017)
-
---data is a folder with cnn_stories.tgz, dailymail_stories.tgz, all_train.txt, all_val.txt and
-all_test.txt (0.6 GB). Written: raw/ tok/ bpe/ data-bin/
-
-Articles are complete here; the configurations cut them to 400 tokens. A summary consists of its
-highlights, each with its full stop, by which ROUGE separates sentences (lightconv score --metric
-rouge). Checked: 287,113 stories for training, 13,368 for validation and 11,490 for test, those of
-See et al. without the 114 that have no article.
-
-Difference from See et al.: their tokeniser is Stanford's PTBTokenizer, a Java program; this is
-Moses' (sacremoses, without its escapes). Moses writes do n't as don 't, -lrb- as (, `` and '' as
-", and leaves "cannot" one word; a paragraph that ends with a bracket gets no full stop, while
-theirs does. Published ROUGE is on PTB tokens: to compare, tokenise both sides that way.
-
-Free disk space: 0.6 GB of archives and lists, 2 × 1.4 GB of stories (raw/, and a temporary copy
-while they are sorted), 1.5 GB tokenised, 1.8 GB encoded, 2 × 0.6 GB of 2-byte tokens (data-bin/,
-and the workers' shares of it): 7.9 GB, so 8 GiB are required.
-"""
 ARCHIVES = ("cnn_stories.tgz", "dailymail_stories.tgz")
 SIDES = ("article", "summary")
 LISTS = {"train": "all_train.txt", "valid": "all_val.txt", "test": "all_test.txt"}

@@ -28,15 +28,6 @@ from lightconv_plugin.recipes.steps import say
 from lightconv_plugin.text import moses
 from lightconv_plugin.text.recipe import Recipe
 
-ABOUT = """IWSLT14 German → English (TED talks): 160,239 training pairs
-
---data is a folder with de-en.tgz. Written: raw/ tok/ bpe/ data-bin/
-
-As in fairseq's examples: Moses-tokenised, pairs of 1 to 175 tokens with a ratio of at most 1.5,
-lower-cased; every 23rd pair for validation; test set: dev2010, dev2012, tst2010, tst2011 and
-tst2012; joint BPE, separate dictionaries. The numbers of lines (160,239 / 7,283 / 6,750) and of
-words in the dictionaries (8,844 and 6,628) are checked. Free disk space: 0.5 GiB.
-"""
 ARCHIVE = "de-en.tgz"
 LANGS = ("de", "en")
 TESTS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")

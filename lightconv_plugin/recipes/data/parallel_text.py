@@ -25,11 +25,14 @@ from lightconv_plugin.recipes.data.pairs import clean_pairs, hold_out
 from lightconv_plugin.recipes.data.parallel_folder import Corpus, CorpusError, find_corpus, locate
 from lightconv_plugin.recipes.data.stages import Plan, Sides, Stage
 from lightconv_plugin.recipes.data.text_pool import BLOCK, iter_lines, map_file, write_lines
+from lightconv_plugin.recipes.grammar.corpus import write_corpus
 from lightconv_plugin.recipes.steps import remove, say
 from lightconv_plugin.text import moses
 from lightconv_plugin.text.recipe import Recipe, moses_rules
 
 COPIES = 8  # copies of the training text with BPE-dropout
+MULTI30K_TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
+SMOKE_SIZES = {"train": 600, "valid": 40, "test": 40}  # sentence pairs
 
 
 def recipe(options: Options, lang: str, keep_last: bool) -> Recipe:
@@ -187,3 +190,22 @@ def plan(request: Request, tests: Sequence[str] = (), keep_last: bool = False) -
     parts = ", ".join(filter(None, (corpus.train, corpus.valid, *corpus.tests)))
     say(f"{corpus.src} → {corpus.tgt}: {parts} in {request.data}")
     return Preparation(corpus, request.out, options, keep_last).plan()
+
+
+def plan_multi30k(request: Request) -> Plan:
+    """The stages for Multi30k; the test sets are those that are in the folder, unless the options name others."""
+    first, *others = MULTI30K_TESTS
+    return plan(request, (first, *(name for name in others if _is_pair(request, name))), keep_last=True)
+
+
+def _is_pair(request: Request, name: str) -> bool:
+    """Whether the folder has a test set in both languages: not all have been published in all of them."""
+    langs = {path.name.removesuffix(".gz").rpartition(".")[2] for path in request.data.glob(f"{name}.*")}
+    return len(langs) >= 2 and {request.options.src, request.options.tgt} - {None} <= langs
+
+
+def plan_smoke(request: Request) -> Plan:
+    """The stages for the user's text, or for text that the demonstration's grammar writes first."""
+    if request.options.data is None:
+        write_corpus(request.data, seed=1, sizes=SMOKE_SIZES)
+    return plan(request, keep_last=True)

@@ -22,24 +22,6 @@ from lightconv_plugin.recipes.data.wmt_sources import expect, same_length
 from lightconv_plugin.recipes.steps import say, write_text
 from lightconv_plugin.text.recipe import Recipe
 
-ABOUT = """WMT16 English → German as both papers use it: 4.5 million pairs, prepared by Google
-
---data is a folder with wmt16_en_de.tar.gz. Written: bpe/ raw/ data-bin/
-
-The archive is on Google Drive, which requires a resource key for files as old as this one, or a
-signed-in browser, and may no longer have it: if the download fails, get it elsewhere and name its
-folder with --data. Its SHA-256 and its 4,500,966 pairs are known from one other program that uses
-it (a Julia package's DataDeps).
-
-Nothing is tokenised here. Training text: train.tok.clean.bpe.32000; validation: newstest2013;
-test: newstest2014; one dictionary of 32,768 for both languages. The raw references for sacreBLEU
-are the archive's newstest2014.de; if it lacks them, they are made by detokenising, and a message
-says so.
-
-Free disk space: archive 0.6 GB; text 4.5 M x 2 x 170 bytes = 1.5 GB; binary 4.5 M x 2 x 30 pieces
-x 2 bytes = 0.5 GB, and as much while it is written: 4 GiB with the archive. (The bytes of a line
-are an estimate.)
-"""
 ARCHIVE = "wmt16_en_de.tar.gz"
 LANGS = ("en", "de")
 SETS = {"valid": "newstest2013", "test": "newstest2014"}
