@@ -79,7 +79,7 @@ def test_compounds_are_split_once(path):
     """By the tokeniser of the raw corpora, or by the scorer; Google's WMT16 text is not tokenised here and has a-b."""
     protocol = read_protocol(path.parent)
     pair = wmt_tasks.TASKS.get(protocol.prepare)
-    tokens = wmt.evaluation_tokeniser(pair.tgt)("a well-known x-y") if pair else "a well-known x-y"
+    tokens = wmt.recipe(pair.tgt).tokenise()("a well-known x-y") if pair else "a well-known x-y"
     [scored] = replace(protocol.measuring(), detok="none").measures([tokens], [tokens])["bleu_tok"].references
     assert scored.split() in (
         "a well @-@ known x @-@ y".split(),

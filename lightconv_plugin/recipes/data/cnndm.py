@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 
@@ -35,6 +35,9 @@ LISTS = {"train": "all_train.txt", "valid": "all_val.txt", "test": "all_test.txt
 # Stories with text: 114 of the training part have none (the README of See et al.; TensorFlow Datasets' table).
 EXPECTED = {"train": 287_113, "valid": 13_368, "test": 11_490}
 SENTENCE_ENDS = tuple(".!?'`\")\u2019\u201d")
+# Without Moses' escapes: ROUGE would count the "quot" of &quot; as a word. Lower-cased afterwards: Moses recognises the
+# end of a sentence by the capital letter that follows.
+RECIPE = Recipe("sacremoses", "en", lowercase="last")
 LONGEST_STORY = 16 << 20  # bytes; the longest has a few hundred thousand
 
 
@@ -155,21 +158,6 @@ def write_parts(
         spool.unlink(missing_ok=True)
 
 
-def tokeniser() -> Callable[[str], str]:
-    """A function that turns one side's paragraphs, separated by tabs, into one tokenised, lower-cased line."""
-    from sacremoses import MosesTokenizer
-
-    moses = MosesTokenizer(lang="en")
-
-    def tokens(line: str) -> Iterator[str]:
-        for paragraph in line.split("\t"):
-            # Not escaped: ROUGE would count the "quot" of &quot; as a word. Lower-cased afterwards: Moses recognises
-            # the end of a sentence by the capital letter that follows.
-            yield from moses.tokenize(paragraph, escape=False)
-
-    return lambda line: " ".join(" ".join(tokens(line)).lower().split())
-
-
 def plan(request: Request) -> Plan:
     """The stages from the stories to binary data."""
     out, merges = request.out, request.options.bpe
@@ -184,7 +172,7 @@ def plan(request: Request) -> Plan:
         write_parts(archives, lists, expected, dict(zip(names, outputs, strict=True)))
 
     def tokenise(*outputs: Path) -> None:
-        sides.map(lambda side: (tokeniser, ()), raw, outputs)
+        sides.map(lambda side: (Recipe.tokenise, (RECIPE,)), raw, outputs)
 
     stages = [
         # The step depends on the sizes, so that stories accepted with `any_size` are checked again without it.
@@ -194,5 +182,4 @@ def plan(request: Request) -> Plan:
         sides.encoded(sides.encode, {}),
         sides.binarised(True, {}),
     ]
-    recipes = dict.fromkeys(SIDES, Recipe("sacremoses", "en", lowercase="last"))
-    return Plan(out, stages, lambda: sides.about(LISTS, True, merges, recipes))
+    return Plan(out, stages, lambda: sides.about(LISTS, True, merges, dict.fromkeys(SIDES, RECIPE)))

@@ -13,7 +13,8 @@ The order of the steps is that of fairseq's prepare-iwslt14.sh.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -34,6 +35,9 @@ TESTS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst20
 EVERY = 23
 RATIO, MIN_LEN, MAX_LEN = 1.5, 1, 175
 MERGES = 10_000
+TRAINING = {lang: Recipe("moses", lang, lowercase="last") for lang in LANGS}
+# Test sets have typographic apostrophes, the training text plain ones.
+RECIPES = {lang: replace(recipe, plain_apostrophe=True) for lang, recipe in TRAINING.items()}
 LINES = {"train": 160_239, "valid": 7_283, "test": 6_750}
 WORDS = {"de": 8_844, "en": 6_628}  # lines of the dictionaries; fairseq's four special symbols are not in them
 _LIMIT = 500 << 20  # bytes to unpack at most, several times the size of the text used
@@ -54,16 +58,6 @@ def segments_of(xml: Path) -> Iterator[str]:
     for line in iter_lines(xml):
         if "<seg id" in line:
             yield _SEGMENT_END.sub("", _SEGMENT.sub("", line))
-
-
-def training_tokeniser(lang: str) -> Callable[[str], str]:
-    return moses.tokeniser(lang, lowercase=True)
-
-
-def segment_tokeniser(lang: str) -> Callable[[str], str]:
-    """Replaces the typographic apostrophes of test sets, since the training text has plain ones."""
-    tokenise = moses.tokeniser(lang, lowercase=True)
-    return lambda line: tokenise(line.replace("’", "'"))
 
 
 def expect(what: str, counts: Mapping[str, int], published: Mapping[str, int]) -> None:
@@ -102,8 +96,8 @@ def plan(request: Request) -> Plan:
         train, valid, test = outputs[:2], outputs[2:4], outputs[4:]
         with scratch(out / ".scratch") as folder:
             whole, clean = ([folder / f"{name}.{lang}" for lang in LANGS] for name in ("whole", "clean"))
-            sides.map(lambda lang: (training_tokeniser, (lang,)), sides.files("raw", "train"), whole)
-            sides.map(lambda lang: (segment_tokeniser, (lang,)), sides.files("raw", "test"), test)
+            sides.map(lambda lang: (Recipe.tokenise, (TRAINING[lang],)), sides.files("raw", "train"), whole)
+            sides.map(lambda lang: (Recipe.tokenise, (RECIPES[lang],)), sides.files("raw", "test"), test)
             kept, of = clean_pairs(whole, clean, RATIO, MIN_LEN, MAX_LEN)
             left, held_out = split_every(clean, EVERY, train, valid)
         say(f"  train: {kept} of {of} pairs kept, {held_out} of them for validation")
@@ -125,5 +119,4 @@ def plan(request: Request) -> Plan:
         sides.encoded(sides.encode, bpe.versions()),
         sides.binarised(False, {"any_size": any_size}, check=check),
     ]
-    recipes = {lang: Recipe("moses", lang, lowercase="last", plain_apostrophe=True) for lang in LANGS}
-    return Plan(out, stages, lambda: sides.about({split: split for split in SPLITS}, True, merges, recipes))
+    return Plan(out, stages, lambda: sides.about({split: split for split in SPLITS}, True, merges, RECIPES))
