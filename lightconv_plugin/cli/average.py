@@ -1,7 +1,5 @@
 """`lightconv average`: average several checkpoints of one training into one.
 
-    lightconv average --inputs checkpoints --num-epoch-checkpoints 10 --output checkpoints/average10.pt
-
 The options are those of fairseq's scripts/average_checkpoints.py, and --num-last-checkpoints.
 """
 

@@ -1,7 +1,4 @@
-"""`lightconv deploy`: compile an exported model into graphs that a C++ or Python program runs without this package.
-
-lightconv deploy dynamicconv-de-en dynamicconv-de-en-aoti
-"""
+"""`lightconv deploy`: compile an exported model into graphs that a C++ or Python program runs without this package."""
 
 import argparse
 from pathlib import Path

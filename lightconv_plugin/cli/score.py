@@ -1,11 +1,5 @@
 """`lightconv score`: BLEU and chrF of translations, ROUGE of summaries, perplexities measured by fairseq-eval-lm.
 
-    lightconv score --gen checkpoints/dynamicconv/gen.out --lang de --remove-bpe
-    lightconv score --gen gen.out --data data/iwslt14_de_en/data-bin --against transformer/gen.out
-    lightconv score --sys hypotheses.tok --ref references.tok --lang de --raw-ref references.de --json
-    lightconv score --metric rouge --gen gen.out --remove-bpe
-    lightconv score --metric perplexity --log eval_lm.log --json
-
 bleu.py, rouge.py and significance.py define the measures.
 """
 

@@ -7,16 +7,13 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.data import cnndm, gbw, iwslt14, options, parallel_text, wmt, wmt16
-from lightconv_plugin.recipes.data.download import Published, fetch, need_disk, no_space
+from lightconv_plugin.recipes.data.download import fetch, need_disk, no_space, published_files, sources
 from lightconv_plugin.recipes.data.language_model import WIKITEXT2, WIKITEXT103, plan_files
 from lightconv_plugin.recipes.data.options import Options, Parser, Request, as_typed, make_parser, make_request
 from lightconv_plugin.recipes.data.stages import Plan
-from lightconv_plugin.recipes.steps import read_toml
 
 
 @dataclass(frozen=True)
@@ -76,23 +73,6 @@ TASKS = {
         published=False,
     ),
 }
-
-
-def sources() -> dict[str, Any]:
-    """The content of sources.toml."""
-    return read_toml(Path(__file__).with_name("sources.toml"))
-
-
-def published_files(variant: str) -> list[Published]:
-    """The published files of a variant of a task, in download order."""
-    files = []
-    for group in sources()["files"]:
-        if variant in group["tasks"]:
-            for name, checksum in group["checksums"].items():
-                address = group.get("address", "")
-                address += name if address.endswith("/") else ""
-                files.append(Published(name, address, checksum, group.get("absent", "")))
-    return files
 
 
 def find(name: str) -> Task:

@@ -8,7 +8,7 @@
     data-bin/  what fairseq-train reads
     corpus.json  languages, and the source of each part
 
-The steps are those of fairseq's prepare-wmt14en2de.sh and prepare-wmt14en2fr.sh; wmt_tasks.py lists the parts of each
+The steps are those of fairseq's prepare-wmt14en2de.sh and prepare-wmt14en2fr.sh; sources.toml lists the parts of each
 task. Every step streams: memory does not grow with the text.
 """
 
@@ -26,8 +26,7 @@ from lightconv_plugin.recipes.data.pairs import PairWriter, clean_pairs, iter_pa
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.stages import LineMap, Plan, Sides, Stage, scratch
 from lightconv_plugin.recipes.data.text_pool import map_file
-from lightconv_plugin.recipes.data.wmt_sources import Source, append_source, extract_sgm
-from lightconv_plugin.recipes.data.wmt_tasks import TASKS, Task
+from lightconv_plugin.recipes.data.wmt_sources import TASKS, Source, Task, append_source, extract_sgm
 from lightconv_plugin.recipes.steps import say
 from lightconv_plugin.text import moses
 from lightconv_plugin.text.recipe import Recipe

@@ -1,4 +1,4 @@
-"""Extracts the parts of the WMT corpora from their archives: parallel text and the sgm files of the test sets."""
+"""The parts of the WMT corpora, and how they come out of their archives: parallel text, and test sets as sgm files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from lightconv_plugin.recipes.data.archives import unpack
+from lightconv_plugin.recipes.data.download import sources
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.stages import scratch
 from lightconv_plugin.recipes.data.text_pool import BLOCK, count_lines, iter_lines, open_text, write_lines
+from lightconv_plugin.validation import read
 
 _BOM = b"\xef\xbb\xbf"
 _SEGMENT = re.compile(r"<seg\s[^>]*>(.*)</seg>")
@@ -26,6 +28,21 @@ class Source:
     members: tuple[str, str]  # patterns of both sides, as for `archives.unpack`; matches of a * are in numeric order
     gib: int  # upper bound of the unpacked size
     pairs: int | None = None  # None: unknown; the archive's checksum shows that it is the published one
+
+
+@dataclass(frozen=True)
+class Task:
+    """The parts of a task and how they are used."""
+
+    src: str
+    tgt: str
+    train: tuple[Source, ...]  # concatenated in this order
+    valid: int | Source  # every N-th pair of the training text, or a separate set
+    test: Source
+    joint: bool  # joint merges, and one dictionary for both languages unless the options separate them
+
+
+TASKS = {name: read(Task, table) for name, table in sources()["wmt"].items()}
 
 
 def _numeric(path: Path) -> list[object]:

@@ -12,7 +12,7 @@ from lightconv_plugin.cli.main import main as lightconv
 from lightconv_plugin.recipes.data.bpe import learn_codes
 from lightconv_plugin.recipes.data.tasks import TASKS as PREPARED
 from lightconv_plugin.recipes.data.wmt import recipe, training_tokeniser
-from lightconv_plugin.recipes.data.wmt_tasks import TASKS
+from lightconv_plugin.recipes.data.wmt_sources import TASKS
 from lightconv_plugin.text.chinese import segmenter
 from tests.recipes.conftest import check_recipes
 from tests.recipes.data import wmt_archives

@@ -13,8 +13,7 @@ from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.stages import Plan
 from lightconv_plugin.recipes.data.wmt import Preparation, keep_raw, recipe, training_tokeniser
 from lightconv_plugin.recipes.data.wmt16 import extract
-from lightconv_plugin.recipes.data.wmt_sources import Source, append_source, expect, extract_sgm, read_sgm
-from lightconv_plugin.recipes.data.wmt_tasks import Task
+from lightconv_plugin.recipes.data.wmt_sources import Source, Task, append_source, expect, extract_sgm, read_sgm
 from lightconv_plugin.text.chinese import segmenter
 from tests.recipes.data import wmt_archives
 from tests.recipes.data.wmt_archives import as_bytes, sgm, tar
