@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.beams import Beams, move, power_of_two
-from lightconv_plugin.generation.encoder import prepare_encoder
+from lightconv_plugin.generation.encoder import PackedEncoder
 from lightconv_plugin.generation.linear import PackedLinear
 from lightconv_plugin.generation.mixers import EncoderAttention, Memory, Source, build_mixer
 from lightconv_plugin.generation.sublayers import FeedForward, Residual, optional_norm, pack
@@ -86,7 +86,7 @@ class StepModel:
             self.output = PackedLinear(self.embedding, decoder.output_bias, dtype)
         else:
             self.output = pack(decoder.output_projection, dtype=dtype)
-        self.encoder = prepare_encoder(model.encoder, dtype)
+        self.encoder = PackedEncoder(model.encoder, dtype)
         self._positions: Tensor | None = None
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""An encoder as the search runs it against the encoder that it was made from."""
+"""PackedEncoder against the encoder that it was made from."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("fairseq")
 
 from lightconv_plugin.errors import UnsupportedModelError
-from lightconv_plugin.generation.encoder import prepare_encoder
+from lightconv_plugin.generation.encoder import PackedEncoder
 from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.models.plain import plain_model
 from lightconv_plugin.ops import NORMALIZATIONS
@@ -26,7 +26,7 @@ def check(model, sample, tolerance: float = 1e-5):
     encoder = model.encoder
     with torch.no_grad():
         expected = encoder(**sample)["encoder_out"][0]
-        output, pads = prepare_encoder(plain_model(model).encoder)(sample["src_tokens"])
+        output, pads = PackedEncoder(plain_model(model).encoder)(sample["src_tokens"])
     words = ~pads.t()
     assert output.shape == expected.shape
     torch.testing.assert_close(output[words], expected[words], rtol=1e-4, atol=tolerance)
@@ -60,14 +60,13 @@ def test_refuses_other_mixers():
     encoder = plain_model(toys.ours()).encoder
     encoder.layers[1].self_attn = torch.nn.Identity()
     with pytest.raises(UnsupportedModelError, match="an encoder layer with Identity"):
-        prepare_encoder(encoder)
+        PackedEncoder(encoder)
 
 
-@torch.no_grad()
 def test_bfloat16_is_close():
     model = toys.ours(encoder_conv_type="dynamic,attention,talk")
     tokens = toys.batch(7)["net_input"]["src_tokens"]
     encoder = plain_model(model).encoder
-    expected, pads = prepare_encoder(encoder)(tokens)
-    error = (prepare_encoder(encoder, "bfloat16")(tokens)[0] - expected)[~pads.t()]
+    expected, pads = PackedEncoder(encoder)(tokens)
+    error = (PackedEncoder(encoder, "bfloat16")(tokens)[0] - expected)[~pads.t()]
     assert 1e-5 < float(error.square().mean().sqrt() / expected[~pads.t()].std()) < 0.03

@@ -42,11 +42,7 @@ LONGEST_STORY = 16 << 20  # bytes; the longest has a few hundred thousand
 
 
 def read_addresses(path: Path) -> list[str]:
-    """The file names, without suffix, of the stories in a list of addresses, in the same order.
-
-    Raises:
-        CorpusError: a line is not an address, or the list is empty.
-    """
+    """The file names, without suffix, of the stories in a list of addresses, in the same order."""
     names = []
     for number, line in enumerate(iter_lines(path), 1):
         address = line.strip()
@@ -86,11 +82,7 @@ def parse_story(text: str) -> tuple[list[str], list[str]]:
 
 
 def spool_stories(archives: list[Path], numbers: Mapping[str, int], spool: Path) -> array[int]:
-    """Write the stories with these names to `spool`, two lines each, in the archives' order; returns their offsets.
-
-    Raises:
-        CorpusError: a story is missing, occurs twice, is too long or is not UTF-8.
-    """
+    """Write the stories with these names to `spool`, two lines each, in the archives' order; returns their offsets."""
     offsets = array("q", [-1]) * len(numbers)
     with spool.open("wb") as file, progress(total=len(numbers), desc="  stories", unit=" stories") as bar:
         for archive in archives:
@@ -124,11 +116,7 @@ def write_parts(
     expected: Mapping[str, int],
     outputs: Mapping[tuple[str, str], Path],
 ) -> None:
-    """Write each part's articles and summaries, in the order of its list.
-
-    Raises:
-        CorpusError: a list or story is wrong, or a part has an unexpected number of stories with text.
-    """
+    """Write each part's articles and summaries, in the order of its list."""
     numbers, parts = places(lists)
     spool = outputs["train", "article"].with_name("stories.tmp")
     try:

@@ -111,11 +111,7 @@ class _NoFtp(urllib.request.FTPHandler):
 
 
 def _open(address: str, part: Path, start: int) -> http.client.HTTPResponse:
-    """The response with the file from byte `start` on, where `part` ends; `part` is removed if there is no such byte.
-
-    Raises:
-        InputError: it is not available. _Interrupted: try again.
-    """
+    """The response with the file from byte `start` on, where `part` ends; `part` is removed if there is no such byte."""
     headers = {"User-Agent": "lightconv-plugin", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
@@ -205,9 +201,6 @@ def download(address: str, file: Path, checksum: str) -> None:
     Args:
         address: http(s), or a local path
         checksum: as in `Published`
-
-    Raises:
-        InputError: the file does not exist or is not the expected one, or another process downloads to its folder.
     """
     if file.is_file() and not wrong(file, checksum, file.name):
         return
@@ -248,11 +241,7 @@ def _download(address: str, part: Path, checksum: str, name: str) -> str:
 
 
 def fetch(published: Published, request: Request) -> None:
-    """Make sure that a published file is in `request.data`, complete and correct.
-
-    Raises:
-        InputError: it is missing, cannot be downloaded, or is not the expected file.
-    """
+    """Make sure that a published file is in `request.data`, complete and correct."""
     mirror = request.options.mirror
     file, sums = request.data / published.name, request.data / "SHA256SUMS"
     checksum = "record" if request.options.any_size else published.checksum

@@ -53,11 +53,7 @@ WIKITEXT103 = {"train": Size(1_801_350, 103_227_021), **_WIKITEXT}
 
 
 def find_part(paths: Sequence[Path], part: str, place: Path) -> Path:
-    """The file of a part: train.txt, wiki.train.tokens, …; plain text is preferred to .gz.
-
-    Raises:
-        CorpusError: `place` has none or several.
-    """
+    """The file of a part: train.txt, wiki.train.tokens, …; plain text is preferred to .gz."""
     pattern = re.compile(rf"(.*[._-])?{part}(\.[a-z]+)?(\.gz)?")
     files = sorted(path for path in paths if pattern.fullmatch(path.name))
     files = [path for path in files if path.suffix != ".gz" or path.with_suffix("") not in files]
@@ -150,11 +146,7 @@ def plan(
 
 
 def plan_files(request: Request, name: str, expected: Mapping[str, Size], entries: int | None = None) -> Plan:
-    """The stages for the folder or archive `name` in `request.data`; the sizes are as for `plan`.
-
-    Raises:
-        CorpusError: it is neither, or the folder lacks a part or has it twice.
-    """
+    """The stages for the folder or archive `name` in `request.data`; the sizes are as for `plan`."""
     source = request.data / name
     if is_archive(source):
         return plan(request, partial(copy_from_archive, source, request.out), [source], expected, entries)

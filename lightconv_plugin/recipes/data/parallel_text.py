@@ -72,9 +72,6 @@ class Preparation:
     """The stages for one corpus, in the folder `out`.
 
     keep_last: see `moses.tokeniser`
-
-    Raises:
-        InputError: copies without dropout, or a single copy with it; the tokeniser has no rules for a language.
     """
 
     def __init__(self, corpus: Corpus, out: Path, options: Options, keep_last: bool = False) -> None:
@@ -160,11 +157,7 @@ class Preparation:
 
 
 def held_out(options: Options) -> Mapping[str, int]:
-    """{"valid": pairs, "test": pairs}: how many pairs are taken from the training text.
-
-    Raises:
-        InputError: both a number and files are given for a part.
-    """
+    """{"valid": pairs, "test": pairs}: how many pairs are taken from the training text."""
     sizes = {}
     for split, lines, prefix in (
         ("valid", options.valid_lines, options.valid_prefix),
@@ -178,11 +171,7 @@ def held_out(options: Options) -> Mapping[str, int]:
 
 
 def plan(request: Request, tests: Sequence[str] = (), keep_last: bool = False) -> Plan:
-    """The stages for the corpus in `request.data`; `tests` are its test sets, unless the options name others.
-
-    Raises:
-        InputError: options contradict each other, or the files do not form a corpus.
-    """
+    """The stages for the corpus in `request.data`; `tests` are its test sets, unless the options name others."""
     options = request.options
     named = tuple(filter(None, options.test_prefix.split(","))) or tests
     prefixes = options.train_prefix, options.valid_prefix, named

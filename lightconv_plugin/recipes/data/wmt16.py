@@ -41,11 +41,7 @@ def detokenise(encoded: Path, output: Path, lang: str) -> None:
 
 
 def extract(archive: Path, bpe: Path, raw: Path, any_size: bool) -> None:
-    """Fill the folders `bpe` and `raw` from the archive.
-
-    Raises:
-        CorpusError: the archive is damaged or lacks a file, or a part has an unexpected number of lines.
-    """
+    """Fill the folders `bpe` and `raw` from the archive."""
     bpe.mkdir()
     raw.mkdir()
     # Required files are given by name. Optional ones are given by patterns that also match a required file.
@@ -68,11 +64,7 @@ def extract(archive: Path, bpe: Path, raw: Path, any_size: bool) -> None:
 
 
 def reference(text: Path, encoded: Path, output: Path) -> bool:
-    """Move the raw text of a test set to `output`, or make it by detokenising if there is none; False if it was made.
-
-    Raises:
-        CorpusError: it has another number of lines than the encoded text.
-    """
+    """Move the raw text of a test set to `output`, or make it by detokenising if there is none; False if it was made."""
     if not text.is_file():
         detokenise(encoded, output, text.suffix[1:])
         return False

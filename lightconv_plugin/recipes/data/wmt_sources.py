@@ -51,11 +51,7 @@ def _numeric(path: Path) -> list[object]:
 
 
 def unpack_sides(source: Source, archive: Path, into: Path) -> list[tuple[Path, Path]]:
-    """The files of both sides, matched one to one.
-
-    Raises:
-        CorpusError: as `archives.unpack`, or one side has more files than the other.
-    """
+    """The files of both sides, matched one to one."""
     files = unpack(archive, into, source.members, source.gib << 30)
     sides = []
     for pattern in source.members:
@@ -103,10 +99,6 @@ def append_source(source: Source, data: Path, unpacked: Path, outputs: Sequence[
     Args:
         data: the folder of the archives
         unpacked: a folder to unpack into; it is removed afterwards
-
-    Raises:
-        CorpusError: the archive is damaged or lacks a file, its sides have different numbers of lines, or the number
-            is not the published one (unless `any_size`).
     """
     pairs = 0
     with scratch(unpacked):
@@ -122,9 +114,6 @@ def read_sgm(path: Path) -> list[str]:
     """The segments of a WMT sgm file, one per line, runs of white space collapsed to one space (as in sacreBLEU).
 
     These files are not proper SGML; like other readers, this one does not resolve entities.
-
-    Raises:
-        CorpusError: a line with a segment is not one whole segment, or there is none.
     """
     segments = []
     for number, line in enumerate(iter_lines(path), 1):

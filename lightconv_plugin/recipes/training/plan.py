@@ -279,11 +279,7 @@ class Plan:
 
 
 def make_plan(path: Path, overrides: list[str], processes: int, nodes: int) -> Plan:
-    """The plan for a configuration file on `nodes` machines with `processes` processes each (0: one per GPU).
-
-    Raises:
-        InputError: the configuration, an override or the data are wrong.
-    """
+    """The plan for a configuration file on `nodes` machines with `processes` processes each (0: one per GPU)."""
     root, cwd = workspace(), Path.cwd()
     try:
         config = read_config(path)
