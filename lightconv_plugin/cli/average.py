@@ -95,4 +95,3 @@ def add_parser(commands) -> None:
         action=argparse.BooleanOptionalAction,
         help="whether a higher metric is better (default: as the checkpoint says, else by the metric's name)",
     )
-    parser.set_defaults(run=run)

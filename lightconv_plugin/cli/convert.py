@@ -53,4 +53,3 @@ def add_parser(commands) -> None:
     parser.add_argument("input", type=Path, metavar="IN", help="the checkpoint, or exported model, to convert")
     parser.add_argument("output", type=Path, metavar="OUT", help="the checkpoint to write")
     parser.add_argument("--to", choices=LAYOUTS, required=True, help="the layout to write")
-    parser.set_defaults(run=run)

@@ -61,4 +61,3 @@ def add_parser(commands) -> None:
     card = parser.add_argument_group("model card")
     card.add_argument("--bleu", type=float, metavar="X", help="the model's BLEU, by sacreBLEU")
     card.add_argument("--bleu-signature", metavar="TEXT", help="its sacreBLEU signature")
-    parser.set_defaults(run=run)

@@ -27,4 +27,3 @@ def add_parser(commands) -> None:
     )
     parser.add_argument("task", metavar="TASK", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(run=run)

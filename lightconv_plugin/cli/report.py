@@ -69,4 +69,3 @@ def add_parser(commands) -> None:
     parser.add_argument(
         "--figure", type=_figure, metavar="FILE", help="also draw the kernels of all runs as a .png, .svg or .pdf"
     )
-    parser.set_defaults(run=run)

@@ -158,4 +158,3 @@ def add_parser(commands) -> None:
     add_rouge_options(parser)
     models = parser.add_argument_group("of --metric perplexity")
     models.add_argument("--log", type=Path, metavar="FILE", help="the output of fairseq-eval-lm")
-    parser.set_defaults(run=run)

@@ -131,4 +131,4 @@ def add_parser(commands) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write what is printed to this file")
     add_bleu_options(parser)
     add_rouge_options(parser)
-    parser.set_defaults(run=run, rest=[])
+    parser.set_defaults(rest=[])

@@ -78,7 +78,7 @@ class NativeSearch:
     def search(
         self, source: Tensor, lengths: Tensor, max_len: int, *, prefix: Tensor | None = None, begin: int | None = None
     ) -> Hypotheses:
-        """The finished hypotheses of each sentence, best first; arguments and results are those of `beam_search`.
+        """The finished hypotheses of each sentence, best first; arguments and results are those of `Search`.
 
         Raises:
             ValueError: words that a model does not have, an empty sentence, or a beam that is too large.

@@ -2,9 +2,6 @@
 
     raw/       train, valid, test .article and .summary: one story per line, paragraphs or highlights separated by tabs
     tok/       Moses-tokenised, then lower-cased; the paragraphs joined
-    bpe/       joint byte-pair encoding: `codes`, learned on both sides of the training part, and the encoded text
-    data-bin/  what fairseq-train reads: article → summary, one dictionary
-    corpus.json  the sides, whether the text is lower-cased, the number of merges
 
 The processing is that of See, Liu & Manning (2017) except for the tokeniser: everything after a story's first
 @highlight is its summary, a paragraph or highlight without final punctuation gets a full stop, and stories without text

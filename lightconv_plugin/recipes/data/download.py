@@ -111,7 +111,7 @@ class _NoFtp(urllib.request.FTPHandler):
 
 
 def _open(address: str, part: Path, start: int) -> http.client.HTTPResponse:
-    """The response with the file from byte `start` on, where `part` ends; `part` is removed if there is no such byte."""
+    """The file from byte `start` on, where `part` ends; `part` is removed if there is no such byte."""
     headers = {"User-Agent": "lightconv-plugin", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"

@@ -3,9 +3,6 @@
     raw/       train.de train.en: the talks' lines with titles and descriptions; test.de test.en: five sets
                concatenated; all without mark-up
     tok/       Moses-tokenised, lower-cased; the training text cleaned by length, every 23rd line moved to valid
-    bpe/       joint byte-pair encoding: `codes`, learned on both sides of the training text, and the encoded text
-    data-bin/  what fairseq-train reads, with a dictionary for each language
-    corpus.json  languages, splits, whether the text is lower-cased, how it was tokenised
 
 The order of the steps is that of fairseq's prepare-iwslt14.sh.
 """

@@ -63,11 +63,6 @@ def find_part(paths: Sequence[Path], part: str, place: Path) -> Path:
     return files[0]
 
 
-def is_archive(place: Path) -> bool:
-    """Whether a file is a tar or zip, judged by its name."""
-    return place.is_file() and kind(place.name)[0] != ""
-
-
 def copy_text(source: Path, output: Path) -> None:
     """Copy a text, decompressed if it is .gz. CorpusError if it is empty or truncated."""
     opener = gzip.open if source.suffix == ".gz" else open
@@ -148,7 +143,7 @@ def plan(
 def plan_files(request: Request, name: str, expected: Mapping[str, Size], entries: int | None = None) -> Plan:
     """The stages for the folder or archive `name` in `request.data`; the sizes are as for `plan`."""
     source = request.data / name
-    if is_archive(source):
+    if source.is_file() and kind(source.name)[0]:
         return plan(request, partial(copy_from_archive, source, request.out), [source], expected, entries)
     if not source.is_dir():
         raise CorpusError(f"{source} is neither a folder nor a tar or zip")

@@ -2,10 +2,7 @@
 
     raw/       the text as it came, decompressed: train.en train.de valid.en … test.de (then test1.en, …)
     tok/       lower-cased if requested, punctuation normalised, Moses-tokenised
-    bpe/       byte-pair encoding: `codes`, learned on both sides of the training text (or `codes.en` and `codes.de`,
-               each on its own side), and the encoded text
-    data-bin/  what fairseq-train reads
-    corpus.json  languages, the parts' original names, whether the text is lower-cased, how it was tokenised
+    bpe/       with separate merges, `codes.en` and `codes.de` instead of `codes`
 
 Text is lower-cased before it is normalised and tokenised, like in the Multi30k authors' script, whose tokenised files
 this reproduces (with `keep_last`). Validation and test sets without files are held out from the training text.

@@ -5,8 +5,6 @@
     encoded/   byte-pair encoded: training text, and validation text if it was taken from it
     bpe/       `codes` (codes.zh and codes.en if the languages have their own), and the encoded text after cleaning
     raw/       the raw lines of bpe/valid and bpe/test, references for sacreBLEU
-    data-bin/  what fairseq-train reads
-    corpus.json  languages, and the source of each part
 
 The steps are those of fairseq's prepare-wmt14en2de.sh and prepare-wmt14en2fr.sh; sources.toml lists the parts of each
 task. Every step streams: memory does not grow with the text.

@@ -2,8 +2,6 @@
 
 bpe/       train, valid (newstest2013) and test (newstest2014) as they are in the archive, and their merges, `codes`
 raw/       the raw text of valid and test, references for sacreBLEU
-data-bin/  what fairseq-train reads
-corpus.json  languages, and the sources of each part and of the raw text
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ def extract(archive: Path, bpe: Path, raw: Path, any_size: bool) -> None:
 
 
 def reference(text: Path, encoded: Path, output: Path) -> bool:
-    """Move the raw text of a test set to `output`, or make it by detokenising if there is none; False if it was made."""
+    """Move the raw text of a test set to `output`, or make it by detokenising; False if it was made."""
     if not text.is_file():
         detokenise(encoded, output, text.suffix[1:])
         return False
