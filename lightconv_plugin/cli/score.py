@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lightconv_plugin.arguments import positive
-from lightconv_plugin.checkpoints.parameters import count_parameters
+from lightconv_plugin.checkpoints.loading import count_parameters
 from lightconv_plugin.cli.score_options import (
     BLEU_OPTIONS,
     ROUGE_OPTIONS,

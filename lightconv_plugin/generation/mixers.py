@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.beams import Beams, move
-from lightconv_plugin.generation.linear import PackedLinear
-from lightconv_plugin.generation.sublayers import pack
+from lightconv_plugin.generation.sublayers import PackedLinear, pack
 from lightconv_plugin.modules.attention import EncoderAttention as PlainEncoderAttention
 from lightconv_plugin.modules.attention import SelfAttention as PlainSelfAttention
 from lightconv_plugin.modules.attention_convolution import PROJECTIONS

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.beam_search import Hypotheses, SearchOptions, check_hypotheses
-from lightconv_plugin.generation.linear import side_by_side
+from lightconv_plugin.generation.sublayers import side_by_side
 from lightconv_plugin.modules.attention import SelfAttention
 from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.convolutions import DynamicConv, is_static

@@ -16,9 +16,8 @@ from torch import Tensor
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.beams import Beams, move, power_of_two
 from lightconv_plugin.generation.encoder import PackedEncoder
-from lightconv_plugin.generation.linear import PackedLinear
 from lightconv_plugin.generation.mixers import EncoderAttention, Memory, Source, build_mixer
-from lightconv_plugin.generation.sublayers import FeedForward, Residual, optional_norm, pack
+from lightconv_plugin.generation.sublayers import FeedForward, PackedLinear, Residual, optional_norm, pack
 from lightconv_plugin.modules.embeddings import LearnedPositions
 from lightconv_plugin.modules.layer import Layer
 from lightconv_plugin.modules.transformer import EncoderDecoder
