@@ -1,7 +1,5 @@
 """`lightconv average`: average several checkpoints of one training into one.
 
-    lightconv average --inputs checkpoints --num-epoch-checkpoints 10 --output checkpoints/average10.pt
-
 The options are those of fairseq's scripts/average_checkpoints.py, and --num-last-checkpoints.
 """
 
@@ -97,4 +95,3 @@ def add_parser(commands) -> None:
         action=argparse.BooleanOptionalAction,
         help="whether a higher metric is better (default: as the checkpoint says, else by the metric's name)",
     )
-    parser.set_defaults(run=run)

@@ -62,4 +62,3 @@ def add_parser(commands) -> None:
         help="build the CPU kernels for every instruction set that runs here, not only for the best one: for an image "
         "or a shared cache that is used on machines with other CPUs",
     )
-    parser.set_defaults(run=run)

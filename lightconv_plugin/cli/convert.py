@@ -1,11 +1,4 @@
-"""`lightconv convert`: convert checkpoints of upstream's code for the plugin and vice versa, and exported models for
-both.
-
-lightconv convert model_2019.pt dynamicconv.pt --to plugin
-lightconv convert dynamicconv-de-en dynamicconv.pt --to plugin
-lightconv convert runs/iwslt14_de_en/dynamicconv/average10.pt fairseq.pt --to fairseq
-lightconv convert runs/wikitext103/talkconv/checkpoint_best.pt talk.pt --to talk
-"""
+"""`lightconv convert`: convert checkpoints for the plugin or for upstream's code, and exported models for both."""
 
 import argparse
 from pathlib import Path
@@ -60,4 +53,3 @@ def add_parser(commands) -> None:
     parser.add_argument("input", type=Path, metavar="IN", help="the checkpoint, or exported model, to convert")
     parser.add_argument("output", type=Path, metavar="OUT", help="the checkpoint to write")
     parser.add_argument("--to", choices=LAYOUTS, required=True, help="the layout to write")
-    parser.set_defaults(run=run)

@@ -43,4 +43,3 @@ def add_parser(commands) -> None:
     parser.add_argument("--work", type=Path, metavar="DIR", help="the work folder (default: runs/demo/NAME)")
     parser.add_argument("--src", metavar="XX", help="source language, if the file names do not determine it")
     parser.add_argument("--tgt", metavar="YY", help="target language")
-    parser.set_defaults(run=run)

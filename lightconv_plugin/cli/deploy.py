@@ -1,7 +1,4 @@
-"""`lightconv deploy`: compile an exported model into graphs that a C++ or Python program runs without this package.
-
-lightconv deploy dynamicconv-de-en dynamicconv-de-en-aoti
-"""
+"""`lightconv deploy`: compile an exported model into graphs that a C++ or Python program runs without this package."""
 
 import argparse
 from pathlib import Path
@@ -46,4 +43,3 @@ def add_parser(commands) -> None:
     parser.add_argument("output", type=Path, metavar="OUT", help="the directory to write")
     parser.add_argument("--format", choices=_FORMATS, default="aoti", help="type of graphs (default: %(default)s)")
     parser.add_argument("--force", action="store_true", help="replace OUT if it is a deployed model")
-    parser.set_defaults(run=run)

@@ -25,4 +25,3 @@ def add_parser(commands) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("-v", "--verbose", action="store_true", help="print every finding instead of one line per area")
     form.add_argument("--json", action="store_true", help="print every finding as one JSON object")
-    parser.set_defaults(run=run)

@@ -85,4 +85,4 @@ def add_parser(commands) -> None:
     test = parser.add_argument_group("significance of a difference in BLEU and chrF")
     test.add_argument("--against", type=Path, metavar="FILE", help="the log of another system, as in lightconv score")
     test.add_argument("--samples", type=positive, metavar="N", help="samples of the test")
-    parser.set_defaults(run=run, unknown=[], before=with_files)
+    parser.set_defaults(unknown=[], before=with_files)

@@ -1,27 +1,20 @@
-"""`lightconv export`: write a checkpoint as a directory that needs only torch and works with Hugging Face transformers.
-
-lightconv export runs/iwslt14_de_en/dynamicconv/average10.pt dynamicconv-de-en --lenpen 1.2
-lightconv export average10.pt dynamicconv-de-en-int8 --dtype int8
-"""
+"""`lightconv export`: write a checkpoint as a directory for `lightconv translate` and Hugging Face's transformers."""
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 
 from lightconv_plugin.arguments import add_text_options, positive
 from lightconv_plugin.quiet import quietly
 
 _DTYPES = ("float32", "bfloat16", "float16", "int8")
-_FORWARDED = (
-    "dtype", "source_lang", "target_lang", "bpe_codes", "sentencepiece", "tokenizer", "lowercase", "beam", "lenpen",
-    "bleu", "bleu_signature",
-)  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     with quietly():
         from lightconv_plugin.checkpoints.exporting import Export, export_checkpoint
 
-        wanted = Export(**{name: getattr(args, name) for name in _FORWARDED})
+        wanted = Export(**{field.name: getattr(args, field.name) for field in fields(Export)})
         notes = export_checkpoint(args.checkpoint, args.directory, args.data, wanted, force=args.force)
     for note in notes:
         print("note: " + note.replace("`tokenizer`", "--tokenizer"))
@@ -68,4 +61,3 @@ def add_parser(commands) -> None:
     card = parser.add_argument_group("model card")
     card.add_argument("--bleu", type=float, metavar="X", help="the model's BLEU, by sacreBLEU")
     card.add_argument("--bleu-signature", metavar="TEXT", help="its sacreBLEU signature")
-    parser.set_defaults(run=run)

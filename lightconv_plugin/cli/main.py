@@ -4,11 +4,11 @@ A subcommand NAME is the module lightconv_plugin.cli.NAME (with "_" for "-") and
 imported only when the subcommand is used, and defines
 
     run(args) -> int        the command; returns the exit status, raises InputError for bad input
-    add_parser(commands)    commands.add_parser(NAME, description=…, …) with its arguments and set_defaults(run=run)
+    add_parser(commands)    commands.add_parser(NAME, description=…, …) with its arguments
 
-A subcommand that passes arguments on to another program can use set_defaults(run=run, rest=[]): `args.rest` then holds
-everything after "--". With set_defaults(run=run, unknown=[]), `args.unknown` holds the arguments that its parser does
-not know (such a parser needs allow_abbrev=False). A function set as `before` maps the arguments to those to be parsed.
+A subcommand that passes arguments on to another program can use set_defaults(rest=[]): `args.rest` then holds
+everything after "--". With set_defaults(unknown=[]), `args.unknown` holds the arguments that its parser does not know
+(such a parser needs allow_abbrev=False). A function set as `before` maps the arguments to those to be parsed.
 
 The modules outside cli/ know no options: their errors put parameter names in backquotes, as in "`lang` is needed". Here
 `lang` becomes --lang, or DATA_BIN for a positional argument with that metavar.
@@ -113,6 +113,7 @@ def subparser(name: str) -> argparse.ArgumentParser:
     commands = argparse.ArgumentParser(prog="lightconv").add_subparsers()
     module = importlib.import_module(f"lightconv_plugin.cli.{name.replace('-', '_')}")
     module.add_parser(commands)
+    commands.choices[name].set_defaults(run=module.run)
     return commands.choices[name]
 
 

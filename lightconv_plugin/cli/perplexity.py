@@ -46,4 +46,4 @@ def add_parser(commands) -> None:
         help="score each token after at least N others (default: 0, where each sample's first tokens have few)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object, in one line")
-    parser.set_defaults(run=run, unknown=[], before=places_first)
+    parser.set_defaults(unknown=[], before=places_first)

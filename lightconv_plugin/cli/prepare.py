@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from lightconv_plugin.recipes.data.tasks import TASKS, prepare
+from lightconv_plugin.recipes.data.tasks import TASKS, prepare, sources
 
 
 def run(args: argparse.Namespace) -> int:
@@ -16,8 +16,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def add_parser(commands) -> None:
-    width = max(map(len, TASKS)) + 2
-    listing = "\n".join(f"  {name:<{width}}{task.about.splitlines()[0]}" for name, task in TASKS.items())
+    width, about = max(map(len, TASKS)) + 2, sources()["about"]
+    listing = "\n".join(f"  {name:<{width}}{about[name].splitlines()[0]}" for name in TASKS)
     parser = commands.add_parser(
         "prepare",
         usage="lightconv prepare TASK [options]    (lightconv prepare TASK --help: its options)",
@@ -27,4 +27,3 @@ def add_parser(commands) -> None:
     )
     parser.add_argument("task", metavar="TASK", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(run=run)

@@ -1,9 +1,4 @@
-"""`lightconv report`: one HTML page about trainings.
-
-lightconv report runs/multi30k_en_de/* -o report.html
-lightconv report runs/a runs/b --data-bin data/multi30k_en_de/data-bin --sentences 12 --checkpoint average5.pt
-lightconv report runs/a --figure kernels.png
-"""
+"""`lightconv report`: one HTML page about trainings."""
 
 import argparse
 from pathlib import Path
@@ -74,4 +69,3 @@ def add_parser(commands) -> None:
     parser.add_argument(
         "--figure", type=_figure, metavar="FILE", help="also draw the kernels of all runs as a .png, .svg or .pdf"
     )
-    parser.set_defaults(run=run)

@@ -107,4 +107,4 @@ def add_parser(commands) -> None:
     )  # fmt: skip
     parser.add_argument("--smoke", action="store_true", help="everything in miniature, with its own configuration")
     parser.add_argument("--table", action="store_true", help="only write the table")
-    parser.set_defaults(run=run, rest=[], before=overrides_last)
+    parser.set_defaults(rest=[], before=overrides_last)

@@ -1,11 +1,5 @@
 """`lightconv score`: BLEU and chrF of translations, ROUGE of summaries, perplexities measured by fairseq-eval-lm.
 
-    lightconv score --gen checkpoints/dynamicconv/gen.out --lang de --remove-bpe
-    lightconv score --gen gen.out --data data/iwslt14_de_en/data-bin --against transformer/gen.out
-    lightconv score --sys hypotheses.tok --ref references.tok --lang de --raw-ref references.de --json
-    lightconv score --metric rouge --gen gen.out --remove-bpe
-    lightconv score --metric perplexity --log eval_lm.log --json
-
 bleu.py, rouge.py and significance.py define the measures.
 """
 
@@ -15,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lightconv_plugin.arguments import positive
-from lightconv_plugin.checkpoints.parameters import count_parameters
+from lightconv_plugin.checkpoints.loading import count_parameters
 from lightconv_plugin.cli.score_options import (
     BLEU_OPTIONS,
     ROUGE_OPTIONS,
@@ -164,4 +158,3 @@ def add_parser(commands) -> None:
     add_rouge_options(parser)
     models = parser.add_argument_group("of --metric perplexity")
     models.add_argument("--log", type=Path, metavar="FILE", help="the output of fairseq-eval-lm")
-    parser.set_defaults(run=run)

@@ -108,4 +108,4 @@ def add_parser(commands) -> None:
         metavar="HOST:PORT",
         help="address of machine 0 for the others, and a free port on it",
     )
-    parser.set_defaults(run=run, unknown=[])
+    parser.set_defaults(unknown=[])

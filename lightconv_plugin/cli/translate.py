@@ -308,4 +308,3 @@ def add_parser(commands) -> None:
     speed.add_argument("--threads", type=positive, metavar="N", help="cores to use (default: all)")
     speed.add_argument("--batch-tokens", type=positive, default=4096, metavar="N", help="(default: %(default)s)")
     speed.add_argument("--batch-size", type=positive, metavar="N", help="maximum number of sentences per batch")
-    parser.set_defaults(run=run)

@@ -1,9 +1,5 @@
 """`lightconv tune`: choose the number of averaged checkpoints and the length penalty on the validation set.
 
-    lightconv tune data/iwslt14_de_en/data-bin runs/iwslt14_de_en/dynamicconv --average 1 5 10 --lenpen 0.6 0.8 1.0 1.2
-    lightconv tune data/cnndm/data-bin runs/cnndm/dynamicconv --by rougeL --average 5 10 --lenpen 1 2 -- --beam 4
-    lightconv tune data/wikitext103/data-bin runs/wikitext103/talkconv --by perplexity --average 1 5 10
-
 Arguments after -- are in `args.rest`: options for fairseq's own commands.
 """
 
@@ -135,4 +131,4 @@ def add_parser(commands) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write what is printed to this file")
     add_bleu_options(parser)
     add_rouge_options(parser)
-    parser.set_defaults(run=run, rest=[])
+    parser.set_defaults(rest=[])

@@ -11,8 +11,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def add_parser(commands) -> None:
-    parser = commands.add_parser(
+    commands.add_parser(
         "user-dir",
         description='Prints the folder of the plugin: fairseq-train --user-dir "$(lightconv user-dir)" …',
     )
-    parser.set_defaults(run=run)

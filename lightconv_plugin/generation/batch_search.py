@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation import AUTO
-from lightconv_plugin.generation.beam_search import Hypotheses, SearchOptions, beam_search
+from lightconv_plugin.generation.beam_search import Hypotheses, Search, SearchOptions
 from lightconv_plugin.generation.dtypes import fastest_type, slow_type
 from lightconv_plugin.generation.graphs import CapturedSearch, CudaGraphs
 from lightconv_plugin.generation.native import Description, NativeSearch, describe
@@ -68,12 +68,12 @@ class BatchSearch:
         prefix: Tensor | None = None,
         begin: int | None = None,
     ) -> Hypotheses:
-        """The finished hypotheses of each sentence, best first, as `beam_search` returns them.
+        """The finished hypotheses of each sentence, best first, as `Search.find` returns them.
 
         Args:
             source: (S,T) words and the end symbol, pads on either side. lengths: (S,), used only for match_source_len;
                 by default the numbers of words.
-            prefix, begin: see `beam_search`.
+            prefix, begin: see `Search`.
 
         Raises:
             ValueError: options.min_len is above the maximum length in this batch; words out of range.
@@ -113,7 +113,7 @@ def _choose(
 
 
 class TorchSearch:
-    """`beam_search` on batches: for GPUs, models in other types, and CPUs without the kernels. It is the definition of
+    """`Search` on batches: for GPUs, models in other types, and CPUs without the kernels. It is the definition of
     the native search. options.dtype: one that PackedLinear supports."""
 
     def __init__(self, models: Sequence[EncoderDecoder], options: SearchOptions):
@@ -123,10 +123,10 @@ class TorchSearch:
     def search(
         self, source: Tensor, lengths: Tensor, max_len: int, *, prefix: Tensor | None = None, begin: int | None = None
     ) -> Hypotheses:
-        """See `beam_search`."""
+        """See `Search`."""
         with torch_threads(self._options.threads):
             states = [steps.start(source, self._options.beam_size) for steps in self._steps]
-            return beam_search(self._steps, states, lengths, self._options, max_len, prefix=prefix, begin=begin)
+            return Search(self._steps, states, lengths, self._options, max_len, prefix=prefix, begin=begin).find()
 
 
 @contextlib.contextmanager

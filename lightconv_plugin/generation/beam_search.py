@@ -83,21 +83,6 @@ def _run(kind: Kind, step: Callable[[], None]) -> None:
     step()
 
 
-@torch.no_grad()
-def beam_search(
-    models: Sequence[StepModel],
-    states: Sequence[State],
-    lengths: Tensor,
-    options: SearchOptions,
-    max_len: int,
-    *,
-    prefix: Tensor | None = None,
-    begin: int | None = None,
-) -> Hypotheses:
-    """The finished hypotheses of each sentence, best first; see Search."""
-    return Search(models, states, lengths, options, max_len, prefix=prefix, begin=begin).find()
-
-
 class Search:
     """One search: `find` may be called once, and once more after each `copy_`.
 
@@ -137,6 +122,7 @@ class Search:
             mine.copy_(theirs)
         self._tables.copy_(other._tables)
 
+    @torch.no_grad()
     def find(self, run: Callable[[Kind, Callable[[], None]], object] = _run) -> Hypotheses:
         """The finished hypotheses of each sentence, best first.
 

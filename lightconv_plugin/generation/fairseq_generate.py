@@ -33,22 +33,12 @@ def generate_log(data: Path, checkpoint: Path, subset: str, options: Sequence[st
 
     Raises InputError for unknown options, and if the command fails.
     """
-    # Names may begin with a dash.
-    args = [str(data.absolute()), f"--path={checkpoint}", "--gen-subset", subset, "--user-dir", str(package_dir())]
-    progress = "tqdm" if sys.stderr.isatty() else "none"
-    # Ending a data-loading process takes five seconds while this process keeps running, and the search does not wait
-    # for its data.
-    args += ["--num-workers", "0", "--log-format", progress]
-    config = parse_options([*args, *DEFAULTS, *options])
-    return _run("generate", config, f"{checkpoint} on {subset}")
+    return _run("generate", data, checkpoint, subset, [*DEFAULTS, *options])
 
 
 def eval_lm_log(data: Path, checkpoint: Path, subset: str, options: Sequence[str]) -> str:
     """The output of `fairseq-eval-lm DATA --path CHECKPOINT --gen-subset SUBSET OPTIONS`; see `generate_log`."""
-    args = [str(data.absolute()), f"--path={checkpoint}", "--gen-subset", subset, "--user-dir", str(package_dir())]
-    args += ["--num-workers", "0", "--log-format", "tqdm" if sys.stderr.isatty() else "none"]
-    config = parse_options([*args, *options], "eval_lm")
-    return _run("eval_lm", config, f"{checkpoint} on {subset}")
+    return _run("eval_lm", data, checkpoint, subset, options)
 
 
 def parse_options(arguments: Sequence[str], command: str = "generate"):
@@ -67,8 +57,14 @@ def parse_options(arguments: Sequence[str], command: str = "generate"):
         return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, list(arguments)))
 
 
-def _run(command: str, config, what: str) -> str:
+def _run(command: str, data: Path, checkpoint: Path, subset: str, options: Sequence[str]) -> str:
     """What fairseq's command prints and logs; raises InputError if it fails."""
+    # Names may begin with a dash.
+    args = [str(data.absolute()), f"--path={checkpoint}", "--gen-subset", subset, "--user-dir", str(package_dir())]
+    # Ending a data-loading process takes five seconds while this process keeps running, and the search does not wait
+    # for its data.
+    args += ["--num-workers", "0", "--log-format", "tqdm" if sys.stderr.isatty() else "none"]
+    config = parse_options([*args, *options], command)
     printed = io.StringIO()
     try:
         with _messages_to(printed), contextlib.redirect_stdout(printed):
@@ -76,7 +72,7 @@ def _run(command: str, config, what: str) -> str:
     except Exception as error:
         # fairseq raises a bare Exception for a sentence that is too long, RuntimeError for other parameters, …
         name = f"fairseq-{command.replace('_', '-')}"
-        raise InputError(f"{name} failed for {what}: {type(error).__name__}: {error}") from error
+        raise InputError(f"{name} failed for {checkpoint} on {subset}: {type(error).__name__}: {error}") from error
     return printed.getvalue()
 
 

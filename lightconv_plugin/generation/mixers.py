@@ -2,11 +2,11 @@
 
 A mixer here is built from the module of the same name in modules/ and has this interface:
 
-    memory = mixer.memory(beams, like)  tensors for what it stores in one search, with the dtype and device of `like`
+    memory = mixer.memory(beams, like)  a Memory for one search, with the dtype and device of `like`
     y = mixer(x, memory, beams)         x (N,d), one row per hypothesis, after beams.begin() → (N,d), a new tensor
 
 It writes the step's inputs at the rows' current places and never moves them; `Beams` knows which rows a hypothesis
-descends from. `memory.keep(sources, targets)` moves sentences (Beams.keep), `memory.copy_(other)` copies everything.
+descends from.
 
 The call reads no tensor's values on the host, and depends on the time only through `beams.now` and `beams.steps` (Beams
 says why).
@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.beams import Beams, move
-from lightconv_plugin.generation.linear import PackedLinear
-from lightconv_plugin.generation.sublayers import pack
+from lightconv_plugin.generation.sublayers import PackedLinear, pack
 from lightconv_plugin.modules.attention import EncoderAttention as PlainEncoderAttention
 from lightconv_plugin.modules.attention import SelfAttention as PlainSelfAttention
 from lightconv_plugin.modules.attention_convolution import PROJECTIONS
@@ -35,7 +34,25 @@ from lightconv_plugin.modules.talk import TaLKConv
 from lightconv_plugin.ops.normalize import normalize
 
 
-class Ring:
+class Memory(ABC):
+    """What a layer stores in one search."""
+
+    @abstractmethod
+    def parts(self) -> list[tuple[Tensor, int]]:
+        """Its tensors, each with the dimension of the sentences."""
+
+    def keep(self, sources: Tensor, targets: Tensor) -> None:
+        """Move sentences, see Beams.keep."""
+        for tensor, dim in self.parts():
+            move(tensor, dim, sources, targets)
+
+    def copy_(self, other: Memory) -> None:
+        """Copy the content of `other`, of the same sizes."""
+        for (mine, _), (theirs, _) in zip(self.parts(), other.parts(), strict=True):
+            mine.copy_(theirs)
+
+
+class Ring(Memory):
     """The last `slots` inputs of each row, (slots, capacity, width, channels); step t's input is in slot t mod slots.
 
     Stored as float32 (float64 for a float64 model): half precision would save little, as sums are float32 anyway.
@@ -64,11 +81,8 @@ class Ring:
         addresses = beams.addresses(taps, self.rows.shape[0], 1)
         return self.rows.view(-1, self.rows.shape[-1]).index_select(0, addresses.view(-1)).view(beams.rows, taps, -1)
 
-    def keep(self, sources: Tensor, targets: Tensor) -> None:
-        move(self.rows, 1, sources, targets)
-
-    def copy_(self, other: Ring) -> None:
-        self.rows.copy_(other.rows)
+    def parts(self) -> list[tuple[Tensor, int]]:
+        return [(self.rows, 1)]
 
 
 class _Filtered(ABC):
@@ -237,7 +251,11 @@ class _Projections:
         return self.convs[name](rows, rings[name], beams).view(x.shape)
 
 
-class Cache:
+def _parts(rings: dict[str, Ring]) -> list[tuple[Tensor, int]]:
+    return [part for ring in rings.values() for part in ring.parts()]
+
+
+class Cache(Memory):
     """Keys and values of all hypotheses, (capacity, heads, slots, width, head_dim), step t's in slot t mod slots.
 
     slots: the size of a window, or None for as many slots as there are steps; these grow with the room of `beams`.
@@ -269,17 +287,8 @@ class Cache:
         keys, values = (kept[: beams.live, :, :taken].flatten(2, 3) for kept in (self.keys, self.values))
         return keys, values, beams.mask(taken, slots, keys.dtype)
 
-    def keep(self, sources: Tensor, targets: Tensor) -> None:
-        move(self.keys, 0, sources, targets)
-        move(self.values, 0, sources, targets)
-        for ring in self.rings.values():
-            ring.keep(sources, targets)
-
-    def copy_(self, other: Cache) -> None:
-        self.keys.copy_(other.keys)
-        self.values.copy_(other.values)
-        for name, ring in self.rings.items():
-            ring.copy_(other.rings[name])
+    def parts(self) -> list[tuple[Tensor, int]]:
+        return [(self.keys, 0), (self.values, 0), *_parts(self.rings)]
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -321,7 +330,7 @@ class SelfAttention:
         return self.out_proj(_attend(query, *memory.read(beams)).flatten(0, 1))
 
 
-class Source:
+class Source(Memory):
     """Keys and values of the encoder's output, each (capacity, heads, source, head_dim), and its pads.
 
     mask: (capacity, 1, 1, source), −∞ at pads; None if there are no pads.
@@ -331,17 +340,8 @@ class Source:
     def __init__(self, keys: Tensor, values: Tensor, mask: Tensor | None, rings: dict[str, Ring]):
         self.keys, self.values, self.mask, self.rings = keys, values, mask, rings
 
-    def keep(self, sources: Tensor, targets: Tensor) -> None:
-        move(self.keys, 0, sources, targets)
-        move(self.values, 0, sources, targets)
-        for ring in self.rings.values():
-            ring.keep(sources, targets)
-
-    def copy_(self, other: Source) -> None:
-        self.keys.copy_(other.keys)
-        self.values.copy_(other.values)
-        for name, ring in self.rings.items():
-            ring.copy_(other.rings[name])
+    def parts(self) -> list[tuple[Tensor, int]]:
+        return [(self.keys, 0), (self.values, 0), *_parts(self.rings)]
 
 
 class EncoderAttention:
@@ -371,7 +371,7 @@ class EncoderAttention:
 class StepMixer(Protocol):
     """A layer's mixer, one token at a time. `memory` is what its method of this name returned."""
 
-    def memory(self, beams: Beams, like: Tensor) -> Ring | Cache: ...
+    def memory(self, beams: Beams, like: Tensor) -> Memory: ...
 
     def __call__(self, x: Tensor, memory: Any, beams: Beams) -> Tensor: ...
 

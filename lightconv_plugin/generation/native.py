@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.beam_search import Hypotheses, SearchOptions, check_hypotheses
-from lightconv_plugin.generation.linear import side_by_side
+from lightconv_plugin.generation.sublayers import side_by_side
 from lightconv_plugin.modules.attention import SelfAttention
 from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.convolutions import DynamicConv, is_static
@@ -78,7 +78,7 @@ class NativeSearch:
     def search(
         self, source: Tensor, lengths: Tensor, max_len: int, *, prefix: Tensor | None = None, begin: int | None = None
     ) -> Hypotheses:
-        """The finished hypotheses of each sentence, best first; arguments and results are those of `beam_search`.
+        """The finished hypotheses of each sentence, best first; arguments and results are those of `Search`.
 
         Raises:
             ValueError: words that a model does not have, an empty sentence, or a beam that is too large.

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.errors import TranslationError
-from lightconv_plugin.generation.batches import collate
 from lightconv_plugin.generation.beam_search import SearchOptions
-from lightconv_plugin.generation.translation_models import TranslationModels, word_indices
+from lightconv_plugin.generation.translation_models import TranslationModels, collate, word_indices
 from lightconv_plugin.generation.translations import Hypothesis, Translation, read_line
 from lightconv_plugin.modules.transformer import EncoderDecoder
 

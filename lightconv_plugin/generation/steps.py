@@ -16,9 +16,8 @@ from torch import Tensor
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.beams import Beams, move, power_of_two
 from lightconv_plugin.generation.encoder import PackedEncoder
-from lightconv_plugin.generation.linear import PackedLinear
-from lightconv_plugin.generation.mixers import Cache, EncoderAttention, Ring, Source, build_mixer
-from lightconv_plugin.generation.sublayers import FeedForward, Residual, optional_norm, pack
+from lightconv_plugin.generation.mixers import EncoderAttention, Memory, Source, build_mixer
+from lightconv_plugin.generation.sublayers import FeedForward, PackedLinear, Residual, optional_norm, pack
 from lightconv_plugin.modules.embeddings import LearnedPositions
 from lightconv_plugin.modules.layer import Layer
 from lightconv_plugin.modules.transformer import EncoderDecoder
@@ -36,19 +35,19 @@ class State:
 
     beams: Beams
     source_length: int
-    mixers: list[Ring | Cache]
+    mixers: list[Memory]
     sources: list[Source | None]
     source_mask: Tensor | None
     positions: Tensor | None
 
-    def memories(self) -> list[Ring | Cache | Source]:
+    def memories(self) -> list[Memory]:
         return [memory for memory in (*self.mixers, *self.sources) if memory is not None]
 
     def copy_(self, other: State) -> None:
         """Copy the state of `other`, of the same sizes, into these tensors."""
         self.beams.copy_(other.beams)
         for mine, theirs in zip(self.memories(), other.memories(), strict=True):
-            mine.copy_(theirs)  # type: ignore[arg-type]
+            mine.copy_(theirs)
         if self.source_mask is not None:
             assert other.source_mask is not None  # there is one in every search with a given room
             self.source_mask.copy_(other.source_mask)
@@ -201,7 +200,7 @@ class _Layer:
         """What the attention reads of the encoder's output; None without this attention."""
         return None if self.attention is None else self.attention.memory(encoded, mask, beams)
 
-    def __call__(self, x: Tensor, memory: Ring | Cache, source: Source | None, beams: Beams) -> Tensor:
+    def __call__(self, x: Tensor, memory: Memory, source: Source | None, beams: Beams) -> Tensor:
         """(N,d) → (N,d)."""
         residual = self.mixer_residual
         x = residual.leave(self.mixer(residual.enter(x), memory, beams), x)

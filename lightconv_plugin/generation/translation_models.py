@@ -1,14 +1,17 @@
-"""The models of a `Translator`, their dictionaries and their text, and how exported directories are opened as such.
+"""The models of a `Translator`, their dictionaries, text and batches, and how exported directories are opened as such.
 
 Fairseq checkpoints are opened in loading.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from lightconv_plugin.checkpoints.exported import Exported, SearchDefaults, load_model, open_exported
 from lightconv_plugin.errors import InputError, TranslationError
@@ -82,6 +85,29 @@ def word_indices(dictionary: Any, pieces: Iterable[str]) -> list[int]:
     name."""
     symbols = {dictionary.pad(), dictionary.bos(), dictionary.eos()}
     return [dictionary.unk() if i in symbols else i for i in map(dictionary.index, pieces)]
+
+
+def make_batches(sentences: Mapping[int, Sequence[int]], tokens: int, size: int | None) -> list[list[int]]:
+    """The keys of sentences in batches of similar lengths, the longest first.
+
+    A batch has at most `tokens` tokens, counting each sentence as its longest, and `size` sentences, but at least one.
+    The longest come first, so that running out of memory shows at once.
+    """
+    batches: list[list[int]] = []
+    width = 0
+    for number in sorted(sentences, key=lambda number: -len(sentences[number])):
+        full = not batches or (len(batches[-1]) + 1) * width > tokens or len(batches[-1]) == size
+        if full:
+            batches.append([])
+            width = len(sentences[number])
+        batches[-1].append(number)
+    return batches
+
+
+def collate(sentences: Sequence[Sequence[int]], pad: int) -> Tensor:
+    """The words (S,T), padded on the left as in fairseq-interactive."""
+    rows = [torch.tensor(sentence) for sentence in sentences]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad, padding_side="left")
 
 
 def open_exported_models(paths: Sequence[Path], source_lang: str | None, target_lang: str | None) -> TranslationModels:

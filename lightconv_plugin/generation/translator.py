@@ -23,11 +23,15 @@ import torch
 from lightconv_plugin.errors import TranslationError
 from lightconv_plugin.generation import AUTO, DTYPES
 from lightconv_plugin.generation.batch_search import BatchSearch, torch_threads
-from lightconv_plugin.generation.batches import collate, make_batches
 from lightconv_plugin.generation.beam_search import Hypotheses, NoHypothesisError
 from lightconv_plugin.generation.documents import TranslatedPart, fit, parts, translate_document
 from lightconv_plugin.generation.scorer import Scorer
-from lightconv_plugin.generation.translation_models import TranslationModels, open_exported_models
+from lightconv_plugin.generation.translation_models import (
+    TranslationModels,
+    collate,
+    make_batches,
+    open_exported_models,
+)
 from lightconv_plugin.generation.translations import Translation, read_line
 from lightconv_plugin.text.sentences import segmenter, separator
 

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from lightconv_plugin.modules.attention import SelfAttention
-from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.transformer import DecoderState
 
 
@@ -85,15 +83,8 @@ class LightConvCache(Cache):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row n becomes the old row beam_idx[n]; beam_idx (B',) int64."""
-        if self.state is None:
-            return
-        order = beam_idx.to(self.state.seen.device)
-        self.state = DecoderState(
-            self.state.seen.index_select(0, order),
-            [_reordered(mixer, order) for mixer in self.state.mixers],
-            [source and source.reorder(order) for source in self.state.sources],
-            [None if query is None else query.index_select(1, order) for query in self.state.queries],
-        )
+        if self.state is not None:
+            self.state = self.state.reorder(beam_idx.to(self.state.seen.device))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row `repeats` times."""
@@ -115,7 +106,3 @@ class LightConvCache(Cache):
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """Not supported, since the states are not only keys and values: RuntimeError."""
         raise RuntimeError("a LightConvCache works only with the models of lightconv_plugin.hf")
-
-
-def _reordered(mixer: Any, order: Tensor) -> Any:
-    return (SelfAttention if isinstance(mixer, tuple) else ConvBlock).reorder(mixer, order)

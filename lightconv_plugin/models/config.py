@@ -168,6 +168,22 @@ def add_arguments(parser, config: ConvTransformerConfig, with_defaults: tuple[st
     parser.set_defaults(**{name: getattr(config, name) for name in with_defaults})
 
 
+class Configured:
+    """A fairseq model whose options are a dataclass of this package; before the model's class in its bases."""
+
+    parsed_defaults: tuple[str, ...] = ()  # of these options the parser sets the defaults (add_arguments)
+
+    @classmethod
+    def defaults(cls) -> Any:
+        """The architecture's options; fairseq's register_model stores their dataclass."""
+        return getattr(cls, "__dataclass")()
+
+    @classmethod
+    def add_args(cls, parser) -> None:
+        """Add the options; called by fairseq's command line."""
+        add_arguments(parser, cls.defaults(), cls.parsed_defaults)
+
+
 def transformer_config(
     config, *, defaults: ConvTransformerConfig | None = None, left_pad_target: bool = False
 ) -> TransformerConfig:

@@ -6,14 +6,14 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from torch import Tensor
 
 from lightconv_plugin.models.checks import check_cutoff
-from lightconv_plugin.models.config import add_arguments, transformer_config
+from lightconv_plugin.models.config import Configured, transformer_config
 from lightconv_plugin.models.layers import MixerDecoderLayer, MixerEncoderLayer, move_to_end, wrap_layer
 from lightconv_plugin.models.pruning import Prunable
 from lightconv_plugin.models.token_mixers import replace_dropout
 from lightconv_plugin.modules.linear import replace_linear
 
 
-class ConvTransformerModel(Prunable, TransformerModelBase):
+class ConvTransformerModel(Configured, Prunable, TransformerModelBase):
     """LightConv and DynamicConv (Wu et al. 2019) and TaLK (Lioutas & Guo 2020) encoder-decoders. Layers may use
     different mixers, including self-attention and the paper's earlier convolutions.
 
@@ -21,19 +21,10 @@ class ConvTransformerModel(Prunable, TransformerModelBase):
     versions) and of the published TaLK models load into it (FairseqConvBlock.upgrade_state_dict_named).
     """
 
-    parsed_defaults: tuple[str, ...] = ()  # of these options the parser sets the defaults (config.add_arguments)
-
-    @classmethod
-    def add_args(cls, parser):
-        """Add the options; called by fairseq's command line."""
-        # fairseq's register_model stores the dataclass under this name.
-        add_arguments(parser, getattr(cls, "__dataclass")(), cls.parsed_defaults)
-
     @classmethod
     def build_model(cls, cfg, task):
         """Build the model for the task's dictionaries; raises ValueError naming an invalid option."""
-        defaults = getattr(cls, "__dataclass")()  # fairseq's register_model stores it under this name
-        resolved = transformer_config(cfg, defaults=defaults, left_pad_target=_left_pad_target(task))
+        resolved = transformer_config(cfg, defaults=cls.defaults(), left_pad_target=_left_pad_target(task))
         if resolved.adaptive_softmax_cutoff is not None:
             check_cutoff(resolved, "adaptive_softmax_cutoff", len(task.target_dictionary))
         model = super().build_model(resolved, task)

@@ -5,7 +5,7 @@ from fairseq.models.transformer import Embedding
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 from torch import nn
 
-from lightconv_plugin.models.config import add_arguments
+from lightconv_plugin.models.config import Configured
 from lightconv_plugin.models.encoder_decoder import MixerDecoder
 from lightconv_plugin.models.language_model_config import check_dictionaries, language_model_config
 from lightconv_plugin.models.pruning import Prunable
@@ -13,7 +13,7 @@ from lightconv_plugin.models.token_mixers import replace_dropout
 from lightconv_plugin.modules.linear import replace_linear
 
 
-class ConvLanguageModel(Prunable, FairseqLanguageModel):
+class ConvLanguageModel(Configured, Prunable, FairseqLanguageModel):
     """Language models with LightConv, DynamicConv (Wu et al. 2019), TaLK convolutions (Lioutas & Guo 2020) or
     self-attention; layers may use different mixers.
 
@@ -22,18 +22,10 @@ class ConvLanguageModel(Prunable, FairseqLanguageModel):
     language_model_config.py. Checkpoints of fairseq's own `lightconv_lm` (all versions) and of TaLK load into it.
     """
 
-    parsed_defaults: tuple[str, ...] = ()  # of these options the parser sets the defaults (config.add_arguments)
-
-    @classmethod
-    def add_args(cls, parser):
-        """Add the options; called by fairseq's command line."""
-        # fairseq's register_model stores the dataclass under this name.
-        add_arguments(parser, getattr(cls, "__dataclass")(), cls.parsed_defaults)
-
     @classmethod
     def build_model(cls, cfg, task):
         """Build the model for the task's dictionaries; raises ValueError naming an invalid option."""
-        cfg = language_model_config(cfg, getattr(cls, "__dataclass")())
+        cfg = language_model_config(cfg, cls.defaults())
         check_dictionaries(cfg, len(task.source_dictionary), len(task.target_dictionary))
         embed_tokens = cls.build_embedding(cfg, task.source_dictionary)
         model = cls(MixerDecoder(cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True))

@@ -16,7 +16,7 @@ from lightconv_plugin.modules.linear import Linear
 from lightconv_plugin.ops.normalize import normalize
 
 
-class _Convolution(nn.Module):
+class Convolution(nn.Module):
     """The common parts: geometry, dropout of the filter (DropConnect) and the optional output bias."""
 
     def __init__(
@@ -63,7 +63,7 @@ class _Convolution(nn.Module):
         )
 
 
-class StaticConv(_Convolution):
+class StaticConv(Convolution):
     """A convolution whose filters do not depend on the text; a subclass has them as `weight`.
 
     weight: (H,1,K) before the normalisation, a parameter or computed from parameters.
@@ -124,7 +124,7 @@ class DepthwiseConv(LightweightConv):
         super().__init__(channels, kernel_size, padding_l, channels, normalize="none", **kwargs)
 
 
-class DynamicConv(_Convolution):
+class DynamicConv(Convolution):
     """Dynamic convolution: the filter of each position is predicted from that position (Wu et al. 2019, section 4).
 
     The arguments are LightweightConv's and these:

@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightconv_plugin.modules.dropout import Dropout
+from lightconv_plugin.modules.convolutions import Convolution
 
 
-class FullConv(nn.Module):
+class FullConv(Convolution):
     """A non-separable convolution over time (row "CNN" of Wu et al. 2019, table 3), with gates as in convolutional
     sequence to sequence learning (Gehring et al. 2017).
 
@@ -24,22 +24,11 @@ class FullConv(nn.Module):
     Parameters: weight (C or 2C, C, K), Xavier-uniform; bias (C or 2C,), zero.
     """
 
-    num_heads = 1
-    conv_bias = None
-
     def __init__(
         self, channels: int, kernel_size: int, padding_l: int, *, glu: bool = False, weight_dropout: float = 0.0
     ):
-        super().__init__()
-        if kernel_size < 1:
-            raise ValueError(f"kernel_size must be at least 1, got {kernel_size}")
-        if not 0 <= padding_l < kernel_size:
-            raise ValueError(f"padding_l must be in 0 … kernel_size - 1 = {kernel_size - 1}, got {padding_l}")
-        self.channels = channels
-        self.kernel_size = kernel_size
-        self.padding_l = padding_l
+        super().__init__(channels, kernel_size, padding_l, 1, weight_dropout=weight_dropout, normalize="none")
         self.glu = glu
-        self.weight_dropout_module = Dropout(weight_dropout, module_name=type(self).__name__)
         self.weight = nn.Parameter(torch.empty(channels * (2 if glu else 1), channels, kernel_size))
         self.bias = nn.Parameter(torch.zeros(self.weight.shape[0]))
         nn.init.xavier_uniform_(self.weight)
@@ -50,12 +39,8 @@ class FullConv(nn.Module):
 
     def step(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """The next n tokens (n,B,C) of a causal sequence; the state is the last min(seen, K − 1) inputs."""
+        self._check_causal()
         history = self.kernel_size - 1
-        if self.padding_l != history:
-            raise ValueError(
-                "step needs a causal convolution, padding_l = kernel_size - 1: "
-                f"got padding_l={self.padding_l}, kernel_size={self.kernel_size}"
-            )
         seen = x if state is None else torch.cat([state, x])
         missing = history - (seen.shape[0] - x.shape[0])
         return self._convolve(seen, missing, 0), seen[max(0, seen.shape[0] - history) :].clone()

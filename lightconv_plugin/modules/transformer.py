@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from lightconv_plugin.modules.attention import SelfAttention
+from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.config import ModelConfig, StackConfig
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.embeddings import (
@@ -61,6 +63,15 @@ class DecoderState:
     mixers: list[Any] = field(default_factory=list)
     sources: list[Source | None] = field(default_factory=list)
     queries: list[Tensor | None] = field(default_factory=list)
+
+    def reorder(self, order: Tensor) -> DecoderState:
+        """For beam search: a state whose sequence n is this one's sequence order[n]; order (B',) int64."""
+        return DecoderState(
+            self.seen.index_select(0, order),
+            [(SelfAttention if isinstance(mixer, tuple) else ConvBlock).reorder(mixer, order) for mixer in self.mixers],
+            [source and source.reorder(order) for source in self.sources],
+            [None if query is None else query.index_select(1, order) for query in self.queries],
+        )
 
 
 class _Stack(nn.Module):
@@ -225,12 +236,7 @@ class Decoder(_Stack):
 
     def reorder(self, state: DecoderState, order: Tensor) -> DecoderState:
         """For beam search: a state whose sequence n is sequence order[n] of the given state; order (B',) int64."""
-        return DecoderState(
-            state.seen.index_select(0, order),
-            [layer.self_attn.reorder(mixer, order) for layer, mixer in zip(self.layers, state.mixers, strict=True)],
-            [source and source.reorder(order) for source in state.sources],
-            [None if query is None else query.index_select(1, order) for query in state.queries],
-        )
+        return state.reorder(order)
 
     def logits(self, x: Tensor) -> Tensor:
         """(T,B,d) → (B,T,V); log-probabilities if there is an adaptive softmax."""

@@ -18,11 +18,7 @@ _HYDRA = ("hydra.main", "hydra._internal.hydra", "hydra.core.default_element", "
 
 
 def settings(threads: int | None = None, *, trains_on_cpu: bool = False) -> dict[str, str]:
-    """Environment variables for a process that computes with `threads` threads (default: one per core).
-
-    Raises:
-        InputError: LIGHTCONV_KEEP_MALLOC has an unknown value.
-    """
+    """Environment variables for a process that computes with `threads` threads (default: one per core)."""
     wanted = {
         "OMP_NUM_THREADS": str(threads or cores()),
         # Threads that spin while waiting cost a lot of time as soon as anything else runs on the cores.

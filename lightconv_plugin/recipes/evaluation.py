@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightconv_plugin.checkpoints.loading import safe_torch_load
-from lightconv_plugin.checkpoints.parameters import count_parameters
+from lightconv_plugin.checkpoints.loading import count_parameters, safe_torch_load
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write, read_lines
 from lightconv_plugin.generation import fairseq_generate

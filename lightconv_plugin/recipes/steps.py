@@ -13,6 +13,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+try:
+    import tomllib
+except ImportError:  # Python 3.10
+    import tomli as tomllib
+
 from lightconv_plugin.files import atomic_write
 
 
@@ -57,6 +62,11 @@ def write_text(path: Path, text: str) -> None:
     """Write a small file atomically."""
     with atomic_write(path) as file:
         file.write(text)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file."""
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def entries(folder: Path) -> list[str]:

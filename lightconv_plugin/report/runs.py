@@ -7,8 +7,7 @@ from pathlib import Path
 
 from lightconv_plugin.checkpoints.averaging import EPOCH_NAME, UPDATE_NAME
 from lightconv_plugin.checkpoints.layouts import as_mapping
-from lightconv_plugin.checkpoints.loading import load_checkpoint
-from lightconv_plugin.checkpoints.parameters import count_parameters
+from lightconv_plugin.checkpoints.loading import count_parameters, load_checkpoint
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.mixers import mixer_of
 from lightconv_plugin.records.file import FILE, LOGS, read_folder

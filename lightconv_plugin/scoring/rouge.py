@@ -1,8 +1,5 @@
 """ROUGE of summaries for `lightconv score --metric rouge`, by the library rouge-score.
 
-    lightconv score --metric rouge --gen checkpoints/dynamicconv/gen.out --remove-bpe
-    lightconv score --metric rouge --sys summaries.txt --ref references.txt --json
-
 ROUGE-1 and -2 compare words and pairs of words; ROUGE-L uses the longest common subsequence of the two whole texts, as
 if each were one sentence; ROUGE-Lsum uses that of sentences and joins the matches (Lin 2004, section 3.2). What papers
 on CNN/Daily Mail call ROUGE-L, from ROUGE-1.5.5 on a file with one sentence per line, is ROUGE-Lsum.
@@ -11,9 +8,7 @@ As in files2rouge, a sentence ends at a word "." (--sentence-end), and words are
 
 rouge-score has its own definition of a word, whatever the text's tokens are: a run of a to z and 0 to 9 after
 lower-casing. Everything else, even letters of other alphabets, separates words and is dropped (Moses' escapes such as
-&apos; are removed before they could become words). The usual protocol applies Stanford's PTBTokenizer to both sides
-before scoring. The differences: PTB's "do n't" gives the words "do", "n", "t", but "don't" gives "don", "t"; PTB writes
-brackets as -LRB- and -RRB-, which become the words "lrb" and "rrb". To compare with published scores, use PTB tokens.
+&apos; are removed before they could become words). `lightconv score --help` says what that means for published scores.
 """
 
 import re

@@ -23,11 +23,7 @@ Remaining differences from Perl:
   - Characters that are newer than Perl's Unicode may be letters here.
   - Catalan and Tetun, which have special rules in Perl, are refused.
 
-Speed: `python -m benchmarks.tokeniser FILE --lang de [--perl tokenizer.perl]` measures one process.
-Lines per second on one core, before any word is cached, with all words cached (as far into a large text), and by
-tokenizer.perl: 217,000, 285,000, 57,500 for Multi30k's German (29,000 lines); 41,000, 48,600, 9,000 for WikiText-2's
-long paragraphs. That is 4 to 5 times one Perl process per core, so ten times one Perl process on two or three cores,
-and forty times on eight to ten.
+Speed: 4 to 5 times that of tokenizer.perl on one core; `python -m benchmarks.tokeniser FILE --lang de` measures it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightconv_plugin.checkpoints import averaging
-from lightconv_plugin.checkpoints.parameters import count_parameters
+from lightconv_plugin.checkpoints.loading import count_parameters
 from lightconv_plugin.errors import InputError
 from tests.checkpoints.fairseq_files import lightconv, refused, save
 

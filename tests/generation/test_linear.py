@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightconv_plugin.generation.linear import PackedLinear
-from lightconv_plugin.generation.sublayers import pack
+from lightconv_plugin.generation.sublayers import PackedLinear, pack
 
 # Of the largest output: what rounding allows.
 TOLERANCE = {"float32": 1e-6, "bfloat16": 2e-2}

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from lightconv_plugin.checkpoints.exported import open_exported
-from lightconv_plugin.generation.beam_search import SearchOptions, beam_search
+from lightconv_plugin.generation.beam_search import Search, SearchOptions
 from lightconv_plugin.generation.steps import StepModel
 from lightconv_plugin.generation.translator import Translator
 from lightconv_plugin.hf import LightConvCache
@@ -102,7 +102,7 @@ def test_beams_are_those_of_the_search_of_this_package(mixer):
         source[2, 4:] = PAD
         ours = StepModel(plain(model))
         options = SearchOptions(PAD, 3, EOS, beam_size=5, len_penalty=penalty)
-        expected = beam_search([ours], [ours.start(source, 5)], source.ne(PAD).sum(1), options, longest)
+        expected = Search([ours], [ours.start(source, 5)], source.ne(PAD).sum(1), options, longest).find()
         found = model.generate(
             source,
             num_beams=5,

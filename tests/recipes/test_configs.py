@@ -21,7 +21,7 @@ from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
 import lightconv_plugin.models  # noqa: F401 (registers the architectures)
-from lightconv_plugin.recipes.data import wmt, wmt_tasks
+from lightconv_plugin.recipes.data import wmt, wmt_sources
 from lightconv_plugin.recipes.reproduce.protocol import read_protocol
 from tests import ROOT
 
@@ -78,8 +78,8 @@ def test_a_task_has_all_four_systems(task):
 def test_compounds_are_split_once(path):
     """By the tokeniser of the raw corpora, or by the scorer; Google's WMT16 text is not tokenised here and has a-b."""
     protocol = read_protocol(path.parent)
-    pair = wmt_tasks.TASKS.get(protocol.prepare)
-    tokens = wmt.evaluation_tokeniser(pair.tgt)("a well-known x-y") if pair else "a well-known x-y"
+    pair = wmt_sources.TASKS.get(protocol.prepare)
+    tokens = wmt.recipe(pair.tgt).tokenise()("a well-known x-y") if pair else "a well-known x-y"
     [scored] = replace(protocol.measuring(), detok="none").measures([tokens], [tokens])["bleu_tok"].references
     assert scored.split() in (
         "a well @-@ known x @-@ y".split(),

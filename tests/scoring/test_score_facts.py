@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightconv_plugin.checkpoints.parameters import count_parameters
+from lightconv_plugin.checkpoints.loading import count_parameters
 from tests.scoring.corpora import SENTENCES, as_json, refused, run, write
 from tests.scoring.test_gen_log import log_of
 

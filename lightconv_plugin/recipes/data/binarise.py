@@ -24,9 +24,6 @@ def binarise(
         prefix: the text of a split, relative to `root`, such as raw/{}.txt; without the suffix of the language if there
             are two
         options: more options for fairseq-preprocess
-
-    Raises:
-        CorpusError: fairseq-preprocess failed; the message has the last line of its output.
     """
     # The plugin's patches of fairseq make this several times as fast.
     command = [sys.executable, "-m", "fairseq_cli.preprocess", "--user-dir", str(package_dir())]

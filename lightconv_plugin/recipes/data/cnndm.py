@@ -2,9 +2,6 @@
 
     raw/       train, valid, test .article and .summary: one story per line, paragraphs or highlights separated by tabs
     tok/       Moses-tokenised, then lower-cased; the paragraphs joined
-    bpe/       joint byte-pair encoding: `codes`, learned on both sides of the training part, and the encoded text
-    data-bin/  what fairseq-train reads: article → summary, one dictionary
-    corpus.json  the sides, whether the text is lower-cased, the number of merges
 
 The processing is that of See, Liu & Manning (2017) except for the tokeniser: everything after a story's first
 @highlight is its summary, a paragraph or highlight without final punctuation gets a full stop, and stories without text
@@ -17,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 
@@ -29,40 +26,20 @@ from lightconv_plugin.recipes.data.text_pool import iter_lines, progress
 from lightconv_plugin.recipes.steps import say
 from lightconv_plugin.text.recipe import Recipe
 
-ABOUT = """CNN/Daily Mail, summarisation (Hermann et al. 2015; not anonymised, as in See, Liu & Manning 2017)
-
---data is a folder with cnn_stories.tgz, dailymail_stories.tgz, all_train.txt, all_val.txt and
-all_test.txt (0.6 GB). Written: raw/ tok/ bpe/ data-bin/
-
-Articles are complete here; the configurations cut them to 400 tokens. A summary consists of its
-highlights, each with its full stop, by which ROUGE separates sentences (lightconv score --metric
-rouge). Checked: 287,113 stories for training, 13,368 for validation and 11,490 for test, those of
-See et al. without the 114 that have no article.
-
-Difference from See et al.: their tokeniser is Stanford's PTBTokenizer, a Java program; this is
-Moses' (sacremoses, without its escapes). Moses writes do n't as don 't, -lrb- as (, `` and '' as
-", and leaves "cannot" one word; a paragraph that ends with a bracket gets no full stop, while
-theirs does. Published ROUGE is on PTB tokens: to compare, tokenise both sides that way.
-
-Free disk space: 0.6 GB of archives and lists, 2 × 1.4 GB of stories (raw/, and a temporary copy
-while they are sorted), 1.5 GB tokenised, 1.8 GB encoded, 2 × 0.6 GB of 2-byte tokens (data-bin/,
-and the workers' shares of it): 7.9 GB, so 8 GiB are required.
-"""
 ARCHIVES = ("cnn_stories.tgz", "dailymail_stories.tgz")
 SIDES = ("article", "summary")
 LISTS = {"train": "all_train.txt", "valid": "all_val.txt", "test": "all_test.txt"}
 # Stories with text: 114 of the training part have none (the README of See et al.; TensorFlow Datasets' table).
 EXPECTED = {"train": 287_113, "valid": 13_368, "test": 11_490}
 SENTENCE_ENDS = tuple(".!?'`\")\u2019\u201d")
+# Without Moses' escapes: ROUGE would count the "quot" of &quot; as a word. Lower-cased afterwards: Moses recognises the
+# end of a sentence by the capital letter that follows.
+RECIPE = Recipe("sacremoses", "en", lowercase="last")
 LONGEST_STORY = 16 << 20  # bytes; the longest has a few hundred thousand
 
 
 def read_addresses(path: Path) -> list[str]:
-    """The file names, without suffix, of the stories in a list of addresses, in the same order.
-
-    Raises:
-        CorpusError: a line is not an address, or the list is empty.
-    """
+    """The file names, without suffix, of the stories in a list of addresses, in the same order."""
     names = []
     for number, line in enumerate(iter_lines(path), 1):
         address = line.strip()
@@ -102,11 +79,7 @@ def parse_story(text: str) -> tuple[list[str], list[str]]:
 
 
 def spool_stories(archives: list[Path], numbers: Mapping[str, int], spool: Path) -> array[int]:
-    """Write the stories with these names to `spool`, two lines each, in the archives' order; returns their offsets.
-
-    Raises:
-        CorpusError: a story is missing, occurs twice, is too long or is not UTF-8.
-    """
+    """Write the stories with these names to `spool`, two lines each, in the archives' order; returns their offsets."""
     offsets = array("q", [-1]) * len(numbers)
     with spool.open("wb") as file, progress(total=len(numbers), desc="  stories", unit=" stories") as bar:
         for archive in archives:
@@ -140,11 +113,7 @@ def write_parts(
     expected: Mapping[str, int],
     outputs: Mapping[tuple[str, str], Path],
 ) -> None:
-    """Write each part's articles and summaries, in the order of its list.
-
-    Raises:
-        CorpusError: a list or story is wrong, or a part has an unexpected number of stories with text.
-    """
+    """Write each part's articles and summaries, in the order of its list."""
     numbers, parts = places(lists)
     spool = outputs["train", "article"].with_name("stories.tmp")
     try:
@@ -174,21 +143,6 @@ def write_parts(
         spool.unlink(missing_ok=True)
 
 
-def tokeniser() -> Callable[[str], str]:
-    """A function that turns one side's paragraphs, separated by tabs, into one tokenised, lower-cased line."""
-    from sacremoses import MosesTokenizer
-
-    moses = MosesTokenizer(lang="en")
-
-    def tokens(line: str) -> Iterator[str]:
-        for paragraph in line.split("\t"):
-            # Not escaped: ROUGE would count the "quot" of &quot; as a word. Lower-cased afterwards: Moses recognises
-            # the end of a sentence by the capital letter that follows.
-            yield from moses.tokenize(paragraph, escape=False)
-
-    return lambda line: " ".join(" ".join(tokens(line)).lower().split())
-
-
 def plan(request: Request) -> Plan:
     """The stages from the stories to binary data."""
     out, merges = request.out, request.options.bpe
@@ -203,7 +157,7 @@ def plan(request: Request) -> Plan:
         write_parts(archives, lists, expected, dict(zip(names, outputs, strict=True)))
 
     def tokenise(*outputs: Path) -> None:
-        sides.map(lambda side: (tokeniser, ()), raw, outputs)
+        sides.map(lambda side: (Recipe.tokenise, (RECIPE,)), raw, outputs)
 
     stages = [
         # The step depends on the sizes, so that stories accepted with `any_size` are checked again without it.
@@ -213,5 +167,4 @@ def plan(request: Request) -> Plan:
         sides.encoded(sides.encode, {}),
         sides.binarised(True, {}),
     ]
-    recipes = dict.fromkeys(SIDES, Recipe("sacremoses", "en", lowercase="last"))
-    return Plan(out, stages, lambda: sides.about(LISTS, True, merges, recipes))
+    return Plan(out, stages, lambda: sides.about(LISTS, True, merges, dict.fromkeys(SIDES, RECIPE)))

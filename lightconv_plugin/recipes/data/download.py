@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import locked
@@ -24,7 +24,7 @@ from lightconv_plugin.recipes.data.archives import kind, verify
 from lightconv_plugin.recipes.data.options import Request
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.text_pool import progress
-from lightconv_plugin.recipes.steps import say
+from lightconv_plugin.recipes.steps import read_toml, say
 
 SILENCE = 60  # seconds without a byte after which a connection counts as dead
 FAILURES = 3  # consecutive transfers without new data after which the download is given up
@@ -46,6 +46,23 @@ class Published:
     address: str
     checksum: str
     absent: str = ""
+
+
+def sources() -> dict[str, Any]:
+    """The content of sources.toml."""
+    return read_toml(Path(__file__).with_name("sources.toml"))
+
+
+def published_files(variant: str) -> list[Published]:
+    """The published files of a variant of a task, in download order."""
+    files = []
+    for group in sources()["files"]:
+        if variant in group["tasks"]:
+            for name, checksum in group["checksums"].items():
+                address = group.get("address", "")
+                address += name if address.endswith("/") else ""
+                files.append(Published(name, address, checksum, group.get("absent", "")))
+    return files
 
 
 def digest(kind: str, file: Path) -> str:
@@ -94,11 +111,7 @@ class _NoFtp(urllib.request.FTPHandler):
 
 
 def _open(address: str, part: Path, start: int) -> http.client.HTTPResponse:
-    """The response with the file from byte `start` on, where `part` ends; `part` is removed if there is no such byte.
-
-    Raises:
-        InputError: it is not available. _Interrupted: try again.
-    """
+    """The file from byte `start` on, where `part` ends; `part` is removed if there is no such byte."""
     headers = {"User-Agent": "lightconv-plugin", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
@@ -188,9 +201,6 @@ def download(address: str, file: Path, checksum: str) -> None:
     Args:
         address: http(s), or a local path
         checksum: as in `Published`
-
-    Raises:
-        InputError: the file does not exist or is not the expected one, or another process downloads to its folder.
     """
     if file.is_file() and not wrong(file, checksum, file.name):
         return
@@ -231,11 +241,7 @@ def _download(address: str, part: Path, checksum: str, name: str) -> str:
 
 
 def fetch(published: Published, request: Request) -> None:
-    """Make sure that a published file is in `request.data`, complete and correct.
-
-    Raises:
-        InputError: it is missing, cannot be downloaded, or is not the expected file.
-    """
+    """Make sure that a published file is in `request.data`, complete and correct."""
     mirror = request.options.mirror
     file, sums = request.data / published.name, request.data / "SHA256SUMS"
     checksum = "record" if request.options.any_size else published.checksum

@@ -18,25 +18,6 @@ from lightconv_plugin.recipes.data.stages import Plan, scratch
 from lightconv_plugin.recipes.data.text_pool import BLOCK, progress
 from lightconv_plugin.recipes.steps import say
 
-ABOUT = """The One Billion Word benchmark (Chelba et al. 2013) for language models
-
---data is a folder with 1-billion-word-language-modeling-benchmark-r13output.tar.gz (1.8 GB).
-Written: raw/ data-bin/
-
-Sentences, tokenised and shuffled. Training: the 99 files news.en-000??-of-00100. Test:
-news.en.heldout-00000-of-00050, on which the benchmark's authors report results. Validation:
-news.en.heldout-00001-of-00050, our choice; the authors leave the other 49 free for any use.
-Checked: 30,301,028 training lines, and 6,075 lines with 159,658 tokens (153,583 words and the
-</s> of every line) of test text. The benchmark's vocabulary has 793,471 entries: the words seen
-three times or more, <S>, </S> and <UNK>. With fairseq's own four entries, that would be the
-793,472 of the configurations; fairseq also splits words at Unicode's other spaces, so the number
-that it prints may differ slightly.
-
-Free disk space: 1.8 GB of archive, 4.2 GB of text, 2 × 3.6 GB of 4-byte tokens and sentence
-offsets (data-bin/, and the workers' shares of it): 13.2 GB, so 14 GiB are required. Memory,
-estimated and not measured: 2 GiB, and 0.5 GiB for each worker (the counts of 2.4 million
-different words, the lengths of 30 million sentences).
-"""
 ARCHIVE = "1-billion-word-language-modeling-benchmark-r13output.tar.gz"
 
 TRAIN = [f"training-monolingual.tokenized.shuffled/news.en-{i:05}-of-00100" for i in range(1, 100)]

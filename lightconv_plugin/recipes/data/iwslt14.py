@@ -3,9 +3,6 @@
     raw/       train.de train.en: the talks' lines with titles and descriptions; test.de test.en: five sets
                concatenated; all without mark-up
     tok/       Moses-tokenised, lower-cased; the training text cleaned by length, every 23rd line moved to valid
-    bpe/       joint byte-pair encoding: `codes`, learned on both sides of the training text, and the encoded text
-    data-bin/  what fairseq-train reads, with a dictionary for each language
-    corpus.json  languages, splits, whether the text is lower-cased, how it was tokenised
 
 The order of the steps is that of fairseq's prepare-iwslt14.sh.
 """
@@ -13,7 +10,8 @@ The order of the steps is that of fairseq's prepare-iwslt14.sh.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -28,21 +26,15 @@ from lightconv_plugin.recipes.steps import say
 from lightconv_plugin.text import moses
 from lightconv_plugin.text.recipe import Recipe
 
-ABOUT = """IWSLT14 German → English (TED talks): 160,239 training pairs
-
---data is a folder with de-en.tgz. Written: raw/ tok/ bpe/ data-bin/
-
-As in fairseq's examples: Moses-tokenised, pairs of 1 to 175 tokens with a ratio of at most 1.5,
-lower-cased; every 23rd pair for validation; test set: dev2010, dev2012, tst2010, tst2011 and
-tst2012; joint BPE, separate dictionaries. The numbers of lines (160,239 / 7,283 / 6,750) and of
-words in the dictionaries (8,844 and 6,628) are checked. Free disk space: 0.5 GiB.
-"""
 ARCHIVE = "de-en.tgz"
 LANGS = ("de", "en")
 TESTS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 EVERY = 23
 RATIO, MIN_LEN, MAX_LEN = 1.5, 1, 175
 MERGES = 10_000
+TRAINING = {lang: Recipe("moses", lang, lowercase="last") for lang in LANGS}
+# Test sets have typographic apostrophes, the training text plain ones.
+RECIPES = {lang: replace(recipe, plain_apostrophe=True) for lang, recipe in TRAINING.items()}
 LINES = {"train": 160_239, "valid": 7_283, "test": 6_750}
 WORDS = {"de": 8_844, "en": 6_628}  # lines of the dictionaries; fairseq's four special symbols are not in them
 _LIMIT = 500 << 20  # bytes to unpack at most, several times the size of the text used
@@ -63,16 +55,6 @@ def segments_of(xml: Path) -> Iterator[str]:
     for line in iter_lines(xml):
         if "<seg id" in line:
             yield _SEGMENT_END.sub("", _SEGMENT.sub("", line))
-
-
-def training_tokeniser(lang: str) -> Callable[[str], str]:
-    return moses.tokeniser(lang, lowercase=True)
-
-
-def segment_tokeniser(lang: str) -> Callable[[str], str]:
-    """Replaces the typographic apostrophes of test sets, since the training text has plain ones."""
-    tokenise = moses.tokeniser(lang, lowercase=True)
-    return lambda line: tokenise(line.replace("’", "'"))
 
 
 def expect(what: str, counts: Mapping[str, int], published: Mapping[str, int]) -> None:
@@ -111,8 +93,8 @@ def plan(request: Request) -> Plan:
         train, valid, test = outputs[:2], outputs[2:4], outputs[4:]
         with scratch(out / ".scratch") as folder:
             whole, clean = ([folder / f"{name}.{lang}" for lang in LANGS] for name in ("whole", "clean"))
-            sides.map(lambda lang: (training_tokeniser, (lang,)), sides.files("raw", "train"), whole)
-            sides.map(lambda lang: (segment_tokeniser, (lang,)), sides.files("raw", "test"), test)
+            sides.map(lambda lang: (Recipe.tokenise, (TRAINING[lang],)), sides.files("raw", "train"), whole)
+            sides.map(lambda lang: (Recipe.tokenise, (RECIPES[lang],)), sides.files("raw", "test"), test)
             kept, of = clean_pairs(whole, clean, RATIO, MIN_LEN, MAX_LEN)
             left, held_out = split_every(clean, EVERY, train, valid)
         say(f"  train: {kept} of {of} pairs kept, {held_out} of them for validation")
@@ -134,5 +116,4 @@ def plan(request: Request) -> Plan:
         sides.encoded(sides.encode, bpe.versions()),
         sides.binarised(False, {"any_size": any_size}, check=check),
     ]
-    recipes = {lang: Recipe("moses", lang, lowercase="last", plain_apostrophe=True) for lang in LANGS}
-    return Plan(out, stages, lambda: sides.about({split: split for split in SPLITS}, True, merges, recipes))
+    return Plan(out, stages, lambda: sides.about({split: split for split in SPLITS}, True, merges, RECIPES))

@@ -46,12 +46,14 @@ class Size(NamedTuple):
         return self.lines == other.lines and self.tokens in (None, other.tokens)
 
 
-def find_part(paths: Sequence[Path], part: str, place: Path) -> Path:
-    """The file of a part: train.txt, wiki.train.tokens, …; plain text is preferred to .gz.
+_WIKITEXT = {"valid": Size(3_760, 217_646), "test": Size(4_358, 245_569)}  # the same in both
+# Published sizes, with one </s> for each line.
+WIKITEXT2 = {"train": Size(36_718, 2_088_628), **_WIKITEXT}
+WIKITEXT103 = {"train": Size(1_801_350, 103_227_021), **_WIKITEXT}
 
-    Raises:
-        CorpusError: `place` has none or several.
-    """
+
+def find_part(paths: Sequence[Path], part: str, place: Path) -> Path:
+    """The file of a part: train.txt, wiki.train.tokens, …; plain text is preferred to .gz."""
     pattern = re.compile(rf"(.*[._-])?{part}(\.[a-z]+)?(\.gz)?")
     files = sorted(path for path in paths if pattern.fullmatch(path.name))
     files = [path for path in files if path.suffix != ".gz" or path.with_suffix("") not in files]
@@ -59,11 +61,6 @@ def find_part(paths: Sequence[Path], part: str, place: Path) -> Path:
         one = f"one file {part}.txt (or wiki.{part}.tokens, …), plain or .gz"
         raise CorpusError(f"{place}: expected {one}, found {', '.join(path.name for path in files) or 'none'}")
     return files[0]
-
-
-def is_archive(place: Path) -> bool:
-    """Whether a file is a tar or zip, judged by its name."""
-    return place.is_file() and kind(place.name)[0] != ""
 
 
 def copy_text(source: Path, output: Path) -> None:
@@ -98,7 +95,7 @@ def check_sizes(texts: Mapping[str, Path], expected: Mapping[str, Size], source:
             raise CorpusError(message)
 
 
-def entries(data: Path) -> int:
+def dictionary_size(data: Path) -> int:
     """The number of dictionary entries, including fairseq's four special ones and its padding to a multiple of 8."""
     return 4 + count_lines(data / "dict.txt")
 
@@ -108,19 +105,19 @@ def plan(
     make_raw: Callable[..., None],
     inputs: Sequence[Path],
     expected: Mapping[str, Size],
-    expected_entries: int | None = None,
+    entries: int | None = None,
 ) -> Plan:
     """The stages from running text to binary data.
 
     Args:
         make_raw: writes the text of each of SPLITS to the given paths
         inputs: the files that `make_raw` reads
-        expected: published sizes of the parts. expected_entries: published number of dictionary entries. The options
+        expected: published sizes of the parts. entries: published number of dictionary entries. The options
             replace both, or allow any.
     """
     out, options = request.out, request.options
     sizes = {} if options.any_size else {**expected, **{part: Size(*size) for part, *size in options.expect}}
-    size_of_dictionary = None if options.any_size else options.expect_entries or expected_entries
+    size_of_dictionary = None if options.any_size else options.expect_entries or entries
     texts = [out / "raw" / f"{part}.txt" for part in SPLITS]
 
     def raw(*outputs: Path) -> None:
@@ -130,7 +127,7 @@ def plan(
     def data_bin(output: Path) -> None:
         words = ["--only-source", "--thresholdsrc", str(options.threshold)]
         binarise(out, SPLITS, "raw/{}.txt", words, options.workers, output)
-        count = entries(output)
+        count = dictionary_size(output)
         if size_of_dictionary not in (None, count):
             raise CorpusError(f"{inputs[0]}: the dictionary has {count:,} entries, expected {size_of_dictionary:,}")
 
@@ -143,19 +140,15 @@ def plan(
     return Plan(out, stages)
 
 
-def plan_files(request: Request, name: str, expected: Mapping[str, Size], expected_entries: int | None = None) -> Plan:
-    """The stages for the folder or archive `name` in `request.data`; the sizes are as for `plan`.
-
-    Raises:
-        CorpusError: it is neither, or the folder lacks a part or has it twice.
-    """
+def plan_files(request: Request, name: str, expected: Mapping[str, Size], entries: int | None = None) -> Plan:
+    """The stages for the folder or archive `name` in `request.data`; the sizes are as for `plan`."""
     source = request.data / name
-    if is_archive(source):
-        return plan(request, partial(copy_from_archive, source, request.out), [source], expected, expected_entries)
+    if source.is_file() and kind(source.name)[0]:
+        return plan(request, partial(copy_from_archive, source, request.out), [source], expected, entries)
     if not source.is_dir():
         raise CorpusError(f"{source} is neither a folder nor a tar or zip")
     files = [find_part([path for path in source.iterdir() if path.is_file()], part, source) for part in SPLITS]
-    return plan(request, partial(copy_texts, files), files, expected, expected_entries)
+    return plan(request, partial(copy_texts, files), files, expected, entries)
 
 
 def copy_texts(texts: Sequence[Path], *outputs: Path) -> None:

@@ -183,10 +183,6 @@ def make_request(options: Options, variant: str, data: str, out: str) -> Request
     Args:
         data, out: default folders, relative to the workspace; {out} in `data` is the output folder; data is "" if only
             the user can provide the text
-
-    Raises:
-        InputError: `data` and `mirror` contradict each other, the folder `data` does not exist, or it is required and
-            missing.
     """
     if options.data is None and not data:
         raise InputError("`data` is missing: it names the folder of your text")

@@ -119,9 +119,6 @@ def hold_out(
 
     Returns:
         (pairs left for training, all pairs)
-
-    Raises:
-        CorpusError: the training text has too few pairs.
     """
     # Twice as many as needed if there are several parts, since some may be passed over.
     most = sum(sizes.values()) * min(2, len(sizes))

@@ -2,10 +2,7 @@
 
     raw/       the text as it came, decompressed: train.en train.de valid.en … test.de (then test1.en, …)
     tok/       lower-cased if requested, punctuation normalised, Moses-tokenised
-    bpe/       byte-pair encoding: `codes`, learned on both sides of the training text (or `codes.en` and `codes.de`,
-               each on its own side), and the encoded text
-    data-bin/  what fairseq-train reads
-    corpus.json  languages, the parts' original names, whether the text is lower-cased, how it was tokenised
+    bpe/       with separate merges, `codes.en` and `codes.de` instead of `codes`
 
 Text is lower-cased before it is normalised and tokenised, like in the Multi30k authors' script, whose tokenised files
 this reproduces (with `keep_last`). Validation and test sets without files are held out from the training text.
@@ -25,11 +22,14 @@ from lightconv_plugin.recipes.data.pairs import clean_pairs, hold_out
 from lightconv_plugin.recipes.data.parallel_folder import Corpus, CorpusError, find_corpus, locate
 from lightconv_plugin.recipes.data.stages import Plan, Sides, Stage
 from lightconv_plugin.recipes.data.text_pool import BLOCK, iter_lines, map_file, write_lines
+from lightconv_plugin.recipes.grammar.corpus import write_corpus
 from lightconv_plugin.recipes.steps import remove, say
 from lightconv_plugin.text import moses
 from lightconv_plugin.text.recipe import Recipe, moses_rules
 
 COPIES = 8  # copies of the training text with BPE-dropout
+MULTI30K_TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
+SMOKE_SIZES = {"train": 600, "valid": 40, "test": 40}  # sentence pairs
 
 
 def recipe(options: Options, lang: str, keep_last: bool) -> Recipe:
@@ -74,9 +74,6 @@ class Preparation:
     """The stages for one corpus, in the folder `out`.
 
     keep_last: see `moses.tokeniser`
-
-    Raises:
-        InputError: copies without dropout, or a single copy with it; the tokeniser has no rules for a language.
     """
 
     def __init__(self, corpus: Corpus, out: Path, options: Options, keep_last: bool = False) -> None:
@@ -165,11 +162,7 @@ class Preparation:
 
 
 def held_out(options: Options) -> Mapping[str, int]:
-    """{"valid": pairs, "test": pairs}: how many pairs are taken from the training text.
-
-    Raises:
-        InputError: both a number and files are given for a part.
-    """
+    """{"valid": pairs, "test": pairs}: how many pairs are taken from the training text."""
     sizes = {}
     for split, lines, prefix in (
         ("valid", options.valid_lines, options.valid_prefix),
@@ -183,11 +176,7 @@ def held_out(options: Options) -> Mapping[str, int]:
 
 
 def plan(request: Request, tests: Sequence[str] = (), keep_last: bool = False) -> Plan:
-    """The stages for the corpus in `request.data`; `tests` are its test sets, unless the options name others.
-
-    Raises:
-        InputError: options contradict each other, or the files do not form a corpus.
-    """
+    """The stages for the corpus in `request.data`; `tests` are its test sets, unless the options name others."""
     options = request.options
     named = tuple(filter(None, options.test_prefix.split(","))) or tests
     prefixes = options.train_prefix, options.valid_prefix, named
@@ -195,3 +184,22 @@ def plan(request: Request, tests: Sequence[str] = (), keep_last: bool = False) -
     parts = ", ".join(filter(None, (corpus.train, corpus.valid, *corpus.tests)))
     say(f"{corpus.src} → {corpus.tgt}: {parts} in {request.data}")
     return Preparation(corpus, request.out, options, keep_last).plan()
+
+
+def plan_multi30k(request: Request) -> Plan:
+    """The stages for Multi30k; the test sets are those that are in the folder, unless the options name others."""
+    first, *others = MULTI30K_TESTS
+    return plan(request, (first, *(name for name in others if _is_pair(request, name))), keep_last=True)
+
+
+def _is_pair(request: Request, name: str) -> bool:
+    """Whether the folder has a test set in both languages: not all have been published in all of them."""
+    langs = {path.name.removesuffix(".gz").rpartition(".")[2] for path in request.data.glob(f"{name}.*")}
+    return len(langs) >= 2 and {request.options.src, request.options.tgt} - {None} <= langs
+
+
+def plan_smoke(request: Request) -> Plan:
+    """The stages for the user's text, or for text that the demonstration's grammar writes first."""
+    if request.options.data is None:
+        write_corpus(request.data, seed=1, sizes=SMOKE_SIZES)
+    return plan(request, keep_last=True)

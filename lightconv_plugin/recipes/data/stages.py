@@ -1,4 +1,13 @@
-"""A preparation as data: a list of stages, and the stages that all corpora of two sides have in common."""
+"""A preparation as data: a list of stages, and the stages that all corpora of two sides have in common.
+
+    raw/         the text as it came
+    tok/         tokenised
+    bpe/         byte-pair encoding: the merges, `codes`, learned on the training text, and the encoded text
+    data-bin/    what fairseq-train reads
+    corpus.json  the sides, where the parts come from, whether the text is lower-cased, how it was tokenised
+
+A task's module says what is different there.
+"""
 
 from __future__ import annotations
 

@@ -6,31 +6,12 @@ import difflib
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
-
-try:
-    import tomllib
-except ImportError:  # Python 3.10
-    import tomli as tomllib
+from functools import partial
 
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.recipes.data import (
-    cnndm,
-    gbw,
-    iwslt14,
-    multi30k,
-    options,
-    parallel,
-    parallel_text,
-    smoke,
-    wikitext2,
-    wikitext103,
-    wmt,
-    wmt16,
-    wmt_tasks,
-)
-from lightconv_plugin.recipes.data.download import Published, fetch, need_disk, no_space
+from lightconv_plugin.recipes.data import cnndm, gbw, iwslt14, options, parallel_text, wmt, wmt16
+from lightconv_plugin.recipes.data.download import fetch, need_disk, no_space, published_files, sources
+from lightconv_plugin.recipes.data.language_model import WIKITEXT2, WIKITEXT103, plan_files
 from lightconv_plugin.recipes.data.options import Options, Parser, Request, as_typed, make_parser, make_request
 from lightconv_plugin.recipes.data.stages import Plan
 
@@ -39,7 +20,6 @@ from lightconv_plugin.recipes.data.stages import Plan
 class Task:
     """A corpus.
 
-    about      for --help; its first line is the title
     plan       the stages, once the published files are in `request.data`
     names      the task's own options, besides those that all tasks have
     defaults   of all options
@@ -50,7 +30,6 @@ class Task:
     modules    optional packages that the stages need
     """
 
-    about: str
     plan: Callable[[Request], Plan]
     names: tuple[str, ...] = ()
     defaults: Options = field(default_factory=Options)
@@ -64,32 +43,29 @@ class Task:
 _MULTI30K = Options(bpe=4000, src="en", tgt="de", train_prefix="train", valid_prefix="val")
 TASKS = {
     "multi30k_en_de": Task(
-        multi30k.ABOUT, multi30k.plan, options.PARALLEL, _MULTI30K, data="data/multi30k", own_files=True
+        parallel_text.plan_multi30k, options.PARALLEL, _MULTI30K, data="data/multi30k", own_files=True
     ),
-    "iwslt14_de_en": Task(iwslt14.ABOUT, iwslt14.plan, ("bpe",), Options(bpe=iwslt14.MERGES)),
-    "wmt16_en_de": Task(wmt16.ABOUT, wmt16.plan),
-    "wmt14_en_de": Task(
-        wmt_tasks.ABOUT_EN_DE, wmt.plan, ("bpe", "separate_dictionaries", "icml17"), Options(bpe=40_000)
+    "iwslt14_de_en": Task(iwslt14.plan, ("bpe",), Options(bpe=iwslt14.MERGES)),
+    "wmt16_en_de": Task(wmt16.plan),
+    "wmt14_en_de": Task(wmt.plan, ("bpe", "separate_dictionaries", "icml17"), Options(bpe=40_000)),
+    "wmt14_en_fr": Task(wmt.plan, ("bpe", "separate_dictionaries"), Options(bpe=40_000)),
+    "wmt17_zh_en": Task(wmt.plan, ("bpe", "without_cwmt"), Options(bpe=32_000), modules=("jieba",)),
+    "cnndm": Task(cnndm.plan, ("bpe",), Options(bpe=30_000)),
+    "gbw": Task(gbw.plan, ("threshold",), Options(threshold=3)),  # the benchmark's own threshold
+    "wikitext103": Task(
+        partial(plan_files, name="wikitext-103-v1.zip", expected=WIKITEXT103, entries=267_744), options.SIZES
     ),
-    "wmt14_en_fr": Task(wmt_tasks.ABOUT_EN_FR, wmt.plan, ("bpe", "separate_dictionaries"), Options(bpe=40_000)),
-    "wmt17_zh_en": Task(
-        wmt_tasks.ABOUT_ZH_EN, wmt.plan, ("bpe", "without_cwmt"), Options(bpe=32_000), modules=("jieba",)
+    "wikitext2": Task(
+        partial(plan_files, name=".", expected=WIKITEXT2, entries=33_280),
+        options.SIZES,
+        data="data/wikitext-2",
+        own_files=True,
     ),
-    "cnndm": Task(cnndm.ABOUT, cnndm.plan, ("bpe",), Options(bpe=30_000)),
-    "gbw": Task(gbw.ABOUT, gbw.plan, ("threshold",), Options(threshold=3)),  # the benchmark's own threshold
-    "wikitext103": Task(wikitext103.ABOUT, wikitext103.plan, options.SIZES),
-    "wikitext2": Task(wikitext2.ABOUT, wikitext2.plan, options.SIZES, data="data/wikitext-2", own_files=True),
     "parallel": Task(
-        parallel.ABOUT,
-        parallel_text.plan,
-        options.PARALLEL + options.OWN_TEXT,
-        Options(lowercase=False),
-        data="",
-        published=False,
+        parallel_text.plan, options.PARALLEL + options.OWN_TEXT, Options(lowercase=False), data="", published=False
     ),
     "smoke": Task(
-        smoke.ABOUT,
-        smoke.plan,
+        parallel_text.plan_smoke,
         options.PARALLEL,
         Options(bpe=300, src="en", tgt="de"),
         data="{out}/text",
@@ -97,23 +73,6 @@ TASKS = {
         published=False,
     ),
 }
-
-
-def sources() -> dict[str, Any]:
-    """The content of sources.toml."""
-    return tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8"))
-
-
-def published_files(variant: str) -> list[Published]:
-    """The published files of a variant of a task, in download order."""
-    files = []
-    for group in sources()["files"]:
-        if variant in group["tasks"]:
-            for name, checksum in group["checksums"].items():
-                address = group.get("address", "")
-                address += name if address.endswith("/") else ""
-                files.append(Published(name, address, checksum, group.get("absent", "")))
-    return files
 
 
 def find(name: str) -> Task:
@@ -141,7 +100,7 @@ def parser_of(name: str) -> Parser:
         "data": f"without it, it is {made} to {place}" if place else "needed",
         "out": task.out.format(variant=name),
     }
-    return make_parser(f"lightconv prepare {name}", task.about, task.defaults, names, **shown)
+    return make_parser(f"lightconv prepare {name}", sources()["about"][name], task.defaults, names, **shown)
 
 
 def parse(name: str, words: Sequence[str]) -> Options:

@@ -56,9 +56,6 @@ def iter_lines(path: Path) -> Iterator[str]:
 
     Only a line feed ends a line (U+2028 and the like do not). A carriage return before it is removed, and so is a byte
     order mark at the beginning.
-
-    Raises:
-        CorpusError: the text cannot be read, or a line is not UTF-8; the message has its number.
     """
     number = 0
     try:
@@ -154,11 +151,7 @@ def _run(sender: Connection, function: Callable[..., None], arguments: tuple) ->
 
 
 def in_a_process(function: Callable[..., None], *arguments: object) -> None:
-    """Call `function` in a separate process, so that its memory is freed when it is done.
-
-    Raises:
-        CorpusError: the process was killed. Exceptions of the function are raised too.
-    """
+    """Call `function` in a separate process, so that its memory is freed when it is done."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(sender, function, arguments))
@@ -224,9 +217,6 @@ def map_file(
 
     Returns:
         the number of lines
-
-    Raises:
-        CorpusError: as `iter_lines`, or a process of the pool was killed.
     """
     done = 0
     tqdm.monitor_interval = 0  # no monitor thread: it would still run when the next pool forks

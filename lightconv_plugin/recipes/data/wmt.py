@@ -5,10 +5,8 @@
     encoded/   byte-pair encoded: training text, and validation text if it was taken from it
     bpe/       `codes` (codes.zh and codes.en if the languages have their own), and the encoded text after cleaning
     raw/       the raw lines of bpe/valid and bpe/test, references for sacreBLEU
-    data-bin/  what fairseq-train reads
-    corpus.json  languages, and the source of each part
 
-The steps are those of fairseq's prepare-wmt14en2de.sh and prepare-wmt14en2fr.sh; wmt_tasks.py lists the parts of each
+The steps are those of fairseq's prepare-wmt14en2de.sh and prepare-wmt14en2fr.sh; sources.toml lists the parts of each
 task. Every step streams: memory does not grow with the text.
 """
 
@@ -17,7 +15,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 from lightconv_plugin.recipes.data import bpe
@@ -26,11 +24,9 @@ from lightconv_plugin.recipes.data.pairs import PairWriter, clean_pairs, iter_pa
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.stages import LineMap, Plan, Sides, Stage, scratch
 from lightconv_plugin.recipes.data.text_pool import map_file
-from lightconv_plugin.recipes.data.wmt_sources import Source, append_source, extract_sgm
-from lightconv_plugin.recipes.data.wmt_tasks import TASKS, Task
+from lightconv_plugin.recipes.data.wmt_sources import TASKS, Source, Task, append_source, extract_sgm
 from lightconv_plugin.recipes.steps import say
 from lightconv_plugin.text import moses
-from lightconv_plugin.text.chinese import segmenter
 from lightconv_plugin.text.recipe import Recipe
 
 RATIO, MIN_LEN, MAX_LEN = 1.5, 1, 250  # limits of the pairs kept; lengths in pieces
@@ -42,26 +38,17 @@ def training_tokeniser(lang: str) -> Callable[[str], str]:
     return moses.tokeniser(lang, normalise=True, remove_non_printing=True, aggressive=True)
 
 
-def evaluation_tokeniser(lang: str) -> Callable[[str], str]:
+def recipe(lang: str) -> Recipe:
     """For separate validation and test sets: their text is not normalised, except for the typographic apostrophe."""
-    tokenise = moses.tokeniser(lang, aggressive=True)
-    return lambda line: tokenise(line.replace("’", "'"))
-
-
-def _recipe(lang: str) -> Recipe:
-    """How the test set's text was processed, so that it can be repeated."""
     return Recipe("jieba", lang) if lang == "zh" else Recipe("moses", lang, aggressive=True, plain_apostrophe=True)
 
 
 def tokenising(lang: str, training: bool) -> tuple[LineMap, dict[str, object]]:
     """(the tokeniser, what its results depend on)."""
     if lang == "zh":
-        try:
-            return (segmenter, ()), {"jieba": version("jieba")}
-        except PackageNotFoundError:
-            raise CorpusError("jieba, which segments Chinese, is not installed: pip install jieba") from None
-    factory = training_tokeniser if training else evaluation_tokeniser
-    return (factory, (lang,)), {**moses.versions(), "lang": lang, "training": training}
+        return (Recipe.tokenise, (recipe(lang),)), {"jieba": version("jieba")}
+    how: LineMap = (training_tokeniser, (lang,)) if training else (Recipe.tokenise, (recipe(lang),))
+    return how, {**moses.versions(), "lang": lang, "training": training}
 
 
 def clean(split: str, encoded: Sequence[Path], *outputs: Path) -> None:
@@ -198,7 +185,7 @@ class Preparation:
         task = self.task
         valid = task.valid.name if isinstance(task.valid, Source) else f"one pair in {task.valid} of them"
         splits = {"train": [source.name for source in task.train], "valid": valid, "test": task.test.name}
-        recipes = {lang: _recipe(lang) for lang in self.langs}
+        recipes = {lang: recipe(lang) for lang in self.langs}
         return self.sides.about(splits, False, self.request.options.bpe, recipes, joined_dictionary=joined)
 
 

@@ -2,8 +2,6 @@
 
 bpe/       train, valid (newstest2013) and test (newstest2014) as they are in the archive, and their merges, `codes`
 raw/       the raw text of valid and test, references for sacreBLEU
-data-bin/  what fairseq-train reads
-corpus.json  languages, and the sources of each part and of the raw text
 """
 
 from __future__ import annotations
@@ -22,24 +20,6 @@ from lightconv_plugin.recipes.data.wmt_sources import expect, same_length
 from lightconv_plugin.recipes.steps import say, write_text
 from lightconv_plugin.text.recipe import Recipe
 
-ABOUT = """WMT16 English → German as both papers use it: 4.5 million pairs, prepared by Google
-
---data is a folder with wmt16_en_de.tar.gz. Written: bpe/ raw/ data-bin/
-
-The archive is on Google Drive, which requires a resource key for files as old as this one, or a
-signed-in browser, and may no longer have it: if the download fails, get it elsewhere and name its
-folder with --data. Its SHA-256 and its 4,500,966 pairs are known from one other program that uses
-it (a Julia package's DataDeps).
-
-Nothing is tokenised here. Training text: train.tok.clean.bpe.32000; validation: newstest2013;
-test: newstest2014; one dictionary of 32,768 for both languages. The raw references for sacreBLEU
-are the archive's newstest2014.de; if it lacks them, they are made by detokenising, and a message
-says so.
-
-Free disk space: archive 0.6 GB; text 4.5 M x 2 x 170 bytes = 1.5 GB; binary 4.5 M x 2 x 30 pieces
-x 2 bytes = 0.5 GB, and as much while it is written: 4 GiB with the archive. (The bytes of a line
-are an estimate.)
-"""
 ARCHIVE = "wmt16_en_de.tar.gz"
 LANGS = ("en", "de")
 SETS = {"valid": "newstest2013", "test": "newstest2014"}
@@ -59,11 +39,7 @@ def detokenise(encoded: Path, output: Path, lang: str) -> None:
 
 
 def extract(archive: Path, bpe: Path, raw: Path, any_size: bool) -> None:
-    """Fill the folders `bpe` and `raw` from the archive.
-
-    Raises:
-        CorpusError: the archive is damaged or lacks a file, or a part has an unexpected number of lines.
-    """
+    """Fill the folders `bpe` and `raw` from the archive."""
     bpe.mkdir()
     raw.mkdir()
     # Required files are given by name. Optional ones are given by patterns that also match a required file.
@@ -86,11 +62,7 @@ def extract(archive: Path, bpe: Path, raw: Path, any_size: bool) -> None:
 
 
 def reference(text: Path, encoded: Path, output: Path) -> bool:
-    """Move the raw text of a test set to `output`, or make it by detokenising if there is none; False if it was made.
-
-    Raises:
-        CorpusError: it has another number of lines than the encoded text.
-    """
+    """Move the raw text of a test set to `output`, or make it by detokenising; False if it was made."""
     if not text.is_file():
         detokenise(encoded, output, text.suffix[1:])
         return False

@@ -1,4 +1,4 @@
-"""Extracts the parts of the WMT corpora from their archives: parallel text and the sgm files of the test sets."""
+"""The parts of the WMT corpora, and how they come out of their archives: parallel text, and test sets as sgm files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from lightconv_plugin.recipes.data.archives import unpack
+from lightconv_plugin.recipes.data.download import sources
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.stages import scratch
 from lightconv_plugin.recipes.data.text_pool import BLOCK, count_lines, iter_lines, open_text, write_lines
+from lightconv_plugin.validation import read
 
 _BOM = b"\xef\xbb\xbf"
 _SEGMENT = re.compile(r"<seg\s[^>]*>(.*)</seg>")
@@ -28,17 +30,28 @@ class Source:
     pairs: int | None = None  # None: unknown; the archive's checksum shows that it is the published one
 
 
+@dataclass(frozen=True)
+class Task:
+    """The parts of a task and how they are used."""
+
+    src: str
+    tgt: str
+    train: tuple[Source, ...]  # concatenated in this order
+    valid: int | Source  # every N-th pair of the training text, or a separate set
+    test: Source
+    joint: bool  # joint merges, and one dictionary for both languages unless the options separate them
+
+
+TASKS = {name: read(Task, table) for name, table in sources()["wmt"].items()}
+
+
 def _numeric(path: Path) -> list[object]:
     """A sort key that puts Book2 before Book10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
 
 
 def unpack_sides(source: Source, archive: Path, into: Path) -> list[tuple[Path, Path]]:
-    """The files of both sides, matched one to one.
-
-    Raises:
-        CorpusError: as `archives.unpack`, or one side has more files than the other.
-    """
+    """The files of both sides, matched one to one."""
     files = unpack(archive, into, source.members, source.gib << 30)
     sides = []
     for pattern in source.members:
@@ -86,10 +99,6 @@ def append_source(source: Source, data: Path, unpacked: Path, outputs: Sequence[
     Args:
         data: the folder of the archives
         unpacked: a folder to unpack into; it is removed afterwards
-
-    Raises:
-        CorpusError: the archive is damaged or lacks a file, its sides have different numbers of lines, or the number
-            is not the published one (unless `any_size`).
     """
     pairs = 0
     with scratch(unpacked):
@@ -105,9 +114,6 @@ def read_sgm(path: Path) -> list[str]:
     """The segments of a WMT sgm file, one per line, runs of white space collapsed to one space (as in sacreBLEU).
 
     These files are not proper SGML; like other readers, this one does not resolve entities.
-
-    Raises:
-        CorpusError: a line with a segment is not one whole segment, or there is none.
     """
     segments = []
     for number, line in enumerate(iter_lines(path), 1):

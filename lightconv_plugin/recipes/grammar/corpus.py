@@ -235,7 +235,9 @@ def write_corpus(out: Path, seed: int, sizes: dict[str, int]) -> None:
             "corpus",
             f"grammar corpus, seed {seed}, {sizes['train']} sentence pairs",
             make,
-            inputs=sorted(here / name for name in ("corpus.py", "german.py", "lexicon.py", "phrases.py")),
+            inputs=sorted(
+                here / name for name in ("corpus.py", "german.py", "lexicon.py", "lexicon.toml", "phrases.py")
+            ),
             outputs=[out / f"{split}.{lang}" for split in SPLITS for lang in ("en", "de")],
             params={"seed": seed, "sizes": sizes},
         )

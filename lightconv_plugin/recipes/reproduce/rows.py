@@ -90,11 +90,7 @@ def write_row(results: Path, row: Mapping[str, Any]) -> Path:
 
 
 def read_rows(results: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """{task: {system: row}} of all rows.
-
-    Raises:
-        InputError: a file is not a row, or is in the wrong place.
-    """
+    """{task: {system: row}} of all rows."""
     rows: dict[str, dict[str, dict[str, Any]]] = {}
     for path in sorted(results.rglob("*.json")):
         try:

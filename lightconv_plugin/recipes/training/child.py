@@ -116,9 +116,6 @@ def run_together(
     """Run trainings at the same time until all have ended; any failure or exception, such as Ctrl-C, ends all of them.
 
     Shows their states every `interval` seconds, on a terminal every second, and the messages of a single one.
-
-    Raises:
-        TrainingFailed: the exit status of one is not 0.
     """
     begin = shown = time.monotonic()
     interval = 1 if sys.stderr.isatty() else interval

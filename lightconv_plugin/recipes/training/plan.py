@@ -365,6 +365,8 @@ def make_plan(
     root, cwd = workspace(), Path.cwd()
     try:
         config = read_config(path)
+        if micro_batch is not None and not get(config, MAX_TOKENS):
+            raise ValueError(f"`micro_batch` {micro_batch} needs a configuration with {MAX_TOKENS}")
         processes, on_cpu = count_processes(config, overrides, processes, count_gpus)
         world = processes * nodes
         overrides = file_paths(config, overrides, root, cwd)

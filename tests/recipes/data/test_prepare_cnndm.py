@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from lightconv_plugin.recipes.data.cnndm import EXPECTED, parse_story, places, spool_stories, tokeniser, write_parts
+from lightconv_plugin.recipes.data.cnndm import EXPECTED, RECIPE, parse_story, places, spool_stories, write_parts
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from tests.recipes.conftest import ROOT, check_recipes
 from tests.recipes.data.archive_server import serve
@@ -256,4 +256,4 @@ def test_a_story_is_taken_apart_as_by_see_et_al():
     ],
 )
 def test_the_tokens(raw, tokens):
-    assert tokeniser()(raw) == tokens
+    assert RECIPE.tokenise()(raw) == tokens

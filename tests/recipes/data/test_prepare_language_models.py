@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.recipes.data import gbw, language_model, wikitext2, wikitext103
+from lightconv_plugin.recipes.data import gbw, language_model
 from lightconv_plugin.recipes.data.options import SPLITS, Request
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
+from lightconv_plugin.recipes.data.tasks import TASKS as PREPARED
 from lightconv_plugin.recipes.data.tasks import parse
 from tests.recipes.conftest import ROOT
 from tests.recipes.data import miniatures
@@ -193,8 +194,8 @@ def test_a_dictionary_of_another_size_is_refused(tmp_path, quick_binarise):
 
 
 def test_the_published_sizes(tmp_path):
-    assert str(wikitext103.EXPECTED["train"]) == "1,801,350 lines, 103,227,021 tokens"
-    assert (wikitext103.ENTRIES, wikitext2.ENTRIES) == (267_744, 33_280)
+    assert str(language_model.WIKITEXT103["train"]) == "1,801,350 lines, 103,227,021 tokens"
+    assert [PREPARED[task].plan.keywords["entries"] for task in ("wikitext103", "wikitext2")] == [267_744, 33_280]
     assert str(gbw.EXPECTED["test"]) == "6,075 lines, 159,658 tokens"
     outputs = {part: tmp_path / part for part in SPLITS}
     archive = write_tar(tmp_path / f"{GBW}.tar.gz", miniatures.gbw())

@@ -11,8 +11,8 @@ import pytest
 from lightconv_plugin.cli.main import main as lightconv
 from lightconv_plugin.recipes.data.bpe import learn_codes
 from lightconv_plugin.recipes.data.tasks import TASKS as PREPARED
-from lightconv_plugin.recipes.data.wmt import evaluation_tokeniser, training_tokeniser
-from lightconv_plugin.recipes.data.wmt_tasks import TASKS
+from lightconv_plugin.recipes.data.wmt import recipe, training_tokeniser
+from lightconv_plugin.recipes.data.wmt_sources import TASKS
 from lightconv_plugin.text.chinese import segmenter
 from tests.recipes.conftest import check_recipes
 from tests.recipes.data import wmt_archives
@@ -87,7 +87,7 @@ def test_en_de_is_tokenised_and_encoded_as_fairseq_does(en_de, tmp_path):
     _, _, out, _ = en_de
     for lang in ("en", "de"):
         training = training_tokeniser(lang)
-        for split, tokenise in (("train", training), ("valid", training), ("test", evaluation_tokeniser(lang))):
+        for split, tokenise in (("train", training), ("valid", training), ("test", recipe(lang).tokenise())):
             assert lines(out / f"tok/{split}.{lang}") == [
                 tokenise(line) for line in lines(out / f"text/{split}.{lang}")
             ]

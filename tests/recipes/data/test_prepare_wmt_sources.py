@@ -6,13 +6,14 @@ import tarfile
 
 import pytest
 
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.recipes.data import tasks
 from lightconv_plugin.recipes.data.options import Options, Request
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.stages import Plan
-from lightconv_plugin.recipes.data.wmt import Preparation, evaluation_tokeniser, keep_raw, training_tokeniser
+from lightconv_plugin.recipes.data.wmt import Preparation, keep_raw, recipe, training_tokeniser
 from lightconv_plugin.recipes.data.wmt16 import extract
-from lightconv_plugin.recipes.data.wmt_sources import Source, append_source, expect, extract_sgm, read_sgm
-from lightconv_plugin.recipes.data.wmt_tasks import Task
+from lightconv_plugin.recipes.data.wmt_sources import Source, Task, append_source, expect, extract_sgm, read_sgm
 from lightconv_plugin.text.chinese import segmenter
 from tests.recipes.data import wmt_archives
 from tests.recipes.data.wmt_archives import as_bytes, sgm, tar
@@ -191,7 +192,7 @@ def test_the_raw_lines_of_what_cleaning_keeps(tmp_path):
 
 def test_test_sets_are_not_normalised_but_for_the_apostrophe():
     line = "It’s “well-known” « naïve »"
-    assert evaluation_tokeniser("en")(line) == "It &apos;s “ well @-@ known ” « naïve »"
+    assert recipe("en").tokenise()(line) == "It &apos;s “ well @-@ known ” « naïve »"
     assert training_tokeniser("en")(line + "\u200b") == "It &apos;s &quot; well @-@ known &quot; &quot; naïve &quot;"
 
 
@@ -205,15 +206,10 @@ def test_chinese_is_divided_again_whatever_divided_it_before():
     assert segment("") == "" and "\n" not in segment("a\u2028b")
 
 
-def test_chinese_without_jieba_is_one_clear_line(monkeypatch):
-    from lightconv_plugin.recipes.data import wmt as prepare_wmt
-
-    def missing(name):
-        raise prepare_wmt.PackageNotFoundError(name)
-
-    monkeypatch.setattr(prepare_wmt, "version", missing)
-    with pytest.raises(CorpusError, match=r"jieba, .* is not installed: pip install jieba"):
-        prepare_wmt.tokenising("zh", True)
+def test_chinese_without_jieba_is_one_clear_line(monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"wmt17_zh_en needs the package jieba, .* not installed: pip install jieba$"):
+        tasks.prepare("wmt17_zh_en", ["--data", str(tmp_path)])
 
 
 def test_raw_text_that_google_s_archive_lacks_is_made_and_told(tmp_path):

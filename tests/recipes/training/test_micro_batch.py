@@ -9,7 +9,7 @@ pytest.importorskip("fairseq", reason="fairseq is not installed")
 from lightconv_plugin.cli.main import main
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.training.micro_batch import MOST, fitting, largest, sizes_of
-from lightconv_plugin.recipes.training.plan import Batch, largest_batch, plan
+from lightconv_plugin.recipes.training.plan import Batch, largest_batch, make_plan, plan
 from tests.recipes.training.trainings import write_config
 
 WMT = Batch(tokens=458_752, max_tokens=3_584, processes=1)
@@ -59,6 +59,13 @@ def test_what_is_asked_for(tmp_path):
             find(900, fixed)
     with pytest.raises(ValueError, match="for 2, give a number of tokens"):
         find("auto", nodes=2)
+
+
+def test_a_configuration_without_tokens(tmp_path):
+    path = tmp_path / "sentences.yaml"
+    path.write_text("# @package _global_\ndataset: {batch_size: 8}\n")
+    with pytest.raises(InputError, match=r"`micro_batch` 900 needs a configuration with dataset\.max_tokens"):
+        make_plan(path, ["common.cpu=true"], 1, 1, 900, fitting=None)
 
 
 def test_validation_keeps_its_batches(tmp_path):
