@@ -186,11 +186,13 @@ class World:
 
     def __init__(self, folder):
         self.files, self.models, self.texts, self.checkpoints, self.tests = {}, {}, {}, {}, {}
+        self.pieces, self.dictionaries, self.merges = {}, {}, {}
         for model in MODELS.values():
             if model.folder in self.models:
                 continue
             texts, merges, pieces, dictionaries = text_of(model.task)
-            self.texts[model.task.name] = texts
+            self.texts[model.task.name], self.pieces[model.task.name] = texts, pieces
+            self.dictionaries[model.task.name], self.merges[model.task.name] = dictionaries, merges
             self.models[model.folder] = made = released_model(model, dictionaries)
             self.checkpoints[model.folder] = checkpoint(model, made)
             (test := folder / model.test_folder).mkdir(exist_ok=True)

@@ -6,8 +6,6 @@ from lightconv_plugin.cli import main
 from lightconv_plugin.downloads import download
 from tests.recipes.data.archive_server import LOCAL, serve
 
-pytest.importorskip("fairseq")
-
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory):
