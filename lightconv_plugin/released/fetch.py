@@ -107,13 +107,14 @@ def _install(source: _Source, fill: Callable[[Path, Path], None]) -> None:
     """
     archive, recorded = source.archive()
     say(f"unpacking {archive.name}")
+    new = archive  # an error names it rather than the temporary folder
     try:
         with atomic_directory(cache.home() / source.folder, replace=True) as new:
             fill(archive, new)
-    except InputError:
+    except InputError as error:
         if source.file is None:
             archive.unlink()
-        raise
+        raise InputError(str(error).replace(str(new), str(archive))) from error
     if not recorded:
         cache.record(archive.name, bytes=archive.stat().st_size, sha256=digest("sha256", archive))
     if source.file is None:
