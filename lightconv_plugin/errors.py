@@ -19,3 +19,7 @@ class UnsupportedModelError(InputError, ValueError):
 
 class TranslationError(InputError, ValueError):
     """Bad input of a `Translator`; the message says what to change."""
+
+
+class CorpusError(InputError):
+    """The files on disk are not the corpus that was asked for, or it cannot be prepared."""

@@ -30,6 +30,24 @@ def workspace() -> Path:
     return Path(os.environ.get("LIGHTCONV_HOME") or os.getcwd()).absolute()
 
 
+def user_caches() -> Path:
+    """XDG_CACHE_HOME, or else ~/.cache. RuntimeError if the user has no home folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()).absolute()
+
+
+def cache_dir() -> Path:
+    """Where downloaded models are kept: LIGHTCONV_HOME, or else lightconv in the user's caches.
+
+    Raises InputError if there is neither.
+    """
+    if home := os.environ.get("LIGHTCONV_HOME"):
+        return Path(home).absolute()
+    try:
+        return user_caches() / "lightconv"
+    except RuntimeError:
+        raise InputError("there is no home folder for downloaded models: set LIGHTCONV_HOME to a folder") from None
+
+
 def find_config(name: str | Path, suffix: str = ".yaml") -> Path:
     """The absolute path of a configuration file; `name` may omit the suffix.
 

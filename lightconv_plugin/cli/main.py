@@ -51,6 +51,7 @@ COMMANDS = {
     },
     "use": {
         "translate": "translate raw text",
+        "released": "get the models that the papers' authors released",
         "export": "write a model as a directory that needs no fairseq",
         "deploy": "compile an exported model for programs without Python",
         "convert": "convert checkpoints to and from the layouts of other code",

@@ -18,17 +18,27 @@ training; one that changes what is computed needs --runs.
 A seed is trained in SAVE_DIR/seedN; an existing training with the same settings is resumed, or taken over if it is
 finished. By default, the row is written to results/reproduction/TASK/SYSTEM.json (in a checkout:
 benchmarks/results/reproduction) and the table to RESULTS.md. Seeds already in the row are kept if they have the same
-configuration, overrides and protocol."""
+configuration, overrides and protocol.
+
+CONFIG may be released/NAME, one of the models that `lightconv released` lists: it is downloaded if necessary, and
+upstream's binarised test set is translated with the published beam and length penalty."""
 EXAMPLE = """\
 example:
   lightconv reproduce iwslt14_de_en/dynamicconv --seeds 1 2 3
+  lightconv reproduce released/dynamicconv.glu.wmt16.en-de
   lightconv reproduce --table        rewrite the table from the rows
   lightconv reproduce --smoke        everything in miniature, in runs/smoke: a test, not a result"""
 
-_WITH_VALUE = ("--runs", "--results", "--prepare-options")  # the next argument is theirs, even if it has a "="
+_RELEASED = "released/"  # before the name of a released model
+_WITH_VALUE = ("--runs", "--results", "--prepare-options", "--url")  # the next argument is theirs, even if it has a "="
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.config and args.config.startswith(_RELEASED):
+        return _released(args)
+    for name in ("from_text", "url"):
+        if getattr(args, name):
+            raise InputError(f"`{name}` is for released models, such as {_RELEASED}dynamicconv.glu.wmt16.en-de")
     if args.table:
         if args.config or args.seeds or args.smoke or args.rest:
             raise InputError("--table takes no configuration, seeds or overrides: it only writes the table")
@@ -58,6 +68,19 @@ def run(args: argparse.Namespace) -> int:
         say(f"row: {done.row}; table: {done.table}")
 
     return interruptible("reproduce", work)
+
+
+def _released(args: argparse.Namespace) -> int:
+    if args.table or args.seeds or args.smoke or args.rest or args.runs or args.no_prepare or args.prepare_options:
+        raise InputError(f"{args.config} is trained already: only --results, --url and --from-text are valid")
+    from lightconv_plugin.recipes.reproduce.released import reproduce_released
+    from lightconv_plugin.recipes.steps import say
+
+    name = args.config.removeprefix(_RELEASED)
+    done = reproduce_released(name, place=args.url, from_text=args.from_text, results=args.results)
+    print(done.section, flush=True)
+    say(f"row: {done.row}; table: {done.table}")
+    return 0
 
 
 def _write_table(results: Path | None) -> int:
@@ -105,6 +128,12 @@ def add_parser(commands) -> None:
         "--prepare-options", default="", metavar="OPTIONS",
         help="options for lightconv prepare, as one argument, such as --prepare-options='--mirror PLACE'",
     )  # fmt: skip
+    parser.add_argument(
+        "--from-text", action="store_true", help="of a released model: translate sacreBLEU's raw test set instead"
+    )
+    parser.add_argument(
+        "--url", metavar="PLACE", help="of a released model: address or folder that has upstream's files"
+    )
     parser.add_argument("--smoke", action="store_true", help="everything in miniature, with its own configuration")
     parser.add_argument("--table", action="store_true", help="only write the table")
     parser.set_defaults(rest=[], before=overrides_last)

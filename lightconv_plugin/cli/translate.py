@@ -262,7 +262,7 @@ def add_parser(commands) -> None:
     )
     parser.add_argument(
         "model", type=Path, nargs="*", metavar="DIR",
-        help="a model written by lightconv export; several form an ensemble",
+        help="a model written by lightconv export, or the name of one of lightconv released; several: an ensemble",
     )  # fmt: skip
     parser.add_argument(
         "--path", type=Path, action="append", default=[], metavar="CHECKPOINT",

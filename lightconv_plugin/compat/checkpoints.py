@@ -15,6 +15,8 @@ from lightconv_plugin.checkpoints.layouts import EMBEDDING_FILES
 from lightconv_plugin.checkpoints.safe_globals import allow, allowed, checkpoint_globals
 from lightconv_plugin.checkpoints.safe_globals import meters as old_meters
 from lightconv_plugin.compat.registry import patch
+from lightconv_plugin.released import fetch
+from lightconv_plugin.released.models import MODELS
 
 
 def _load_refuses(sample: Any) -> bool:
@@ -83,6 +85,26 @@ def pretrained_embeddings() -> None:
         return state
 
     checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
+
+
+@patch(versions="all versions of fairseq")
+def released_models() -> None:
+    """from_pretrained(NAME) unpacks the archive of a released model wherever its members lead, and never resumes.
+
+    With this patch, released models come from the cache of `lightconv released`, which gets them if necessary.
+    """
+    from fairseq import file_utils
+
+    original = file_utils.load_archive_file
+    models = {model.archive: model for model in MODELS.values() if model.archive}
+
+    @functools.wraps(original)
+    def load_archive_file(archive_file: Any) -> Any:
+        if archive_file not in models:
+            return original(archive_file)
+        return str(fetch.get(models[archive_file]))
+
+    file_utils.load_archive_file = load_archive_file
 
 
 def _broadcast_is_refused() -> bool:

@@ -33,6 +33,7 @@ from lightconv_plugin.generation.translation_models import (
     open_exported_models,
 )
 from lightconv_plugin.generation.translations import Translation, read_line
+from lightconv_plugin.released.cache import resolve
 from lightconv_plugin.text.sentences import segmenter, separator
 
 WINDOW = 2000  # lines of a stream that are read before any is translated: enough for batches of similar lengths
@@ -51,7 +52,8 @@ class Translator:
     tokeniser and case in the folder that `lightconv prepare` made.
 
     Args:
-        path: an exported directory or a checkpoint, or several of the same kind
+        path: an exported directory, a checkpoint, or the name of a released model in the cache (`lightconv released`);
+            or several of the same kind
         data: the folder of a checkpoint's dictionaries (data-bin)
         source_lang, target_lang: as in the names of the dictionaries
         bpe_codes: merges of subword-nmt; "none" for text that is already split. This and the next three are for
@@ -106,7 +108,7 @@ class Translator:
         unk: str = "<unk>",
     ) -> None:
         self._search: BatchSearch | None = None
-        paths = tuple(Path(p) for p in ([path] if isinstance(path, (str, os.PathLike)) else path))
+        paths = tuple(Path(resolve(p)) for p in ([path] if isinstance(path, (str, os.PathLike)) else path))
         if not paths:
             raise TranslationError("`path` must name a model, got none")
         for missing in (p for p in paths if not p.exists()):  # check all of them before loading any

@@ -18,6 +18,7 @@ from lightconv_plugin.hf.config import LightConvConfig
 from lightconv_plugin.hf.weights import check_saved, checked_arguments
 from lightconv_plugin.modules.config import StackConfig
 from lightconv_plugin.modules.transformer import Decoder, Encoded, Encoder
+from lightconv_plugin.released.cache import resolve
 
 SHARED = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
 
@@ -102,6 +103,7 @@ class LightConvPreTrainedModel(PreTrainedModel):
         weights: dict[str, Any] | None = None
         if pretrained_model_name_or_path is not None:
             try:
+                pretrained_model_name_or_path = resolve(pretrained_model_name_or_path)
                 weights = checked_arguments(cls.config_class, pretrained_model_name_or_path, kwargs)
             except InputError as error:
                 raise ValueError(str(error)) from error

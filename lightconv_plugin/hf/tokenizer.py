@@ -15,6 +15,7 @@ from lightconv_plugin.checkpoints.untrusted import read_bytes, read_json
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write
 from lightconv_plugin.hf.weights import where
+from lightconv_plugin.released.cache import resolve
 from lightconv_plugin.text.dictionary import BOS, EOS, PAD, UNK, Dictionary
 from lightconv_plugin.text.sides import TextSide
 
@@ -126,6 +127,7 @@ class LightConvTokenizer(PreTrainedTokenizer):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """The tokeniser of a directory, or of a repository on the Hugging Face hub. See transformers."""
+        pretrained_model_name_or_path = resolve(pretrained_model_name_or_path)
         if not os.path.isdir(pretrained_model_name_or_path):
             _fetch(pretrained_model_name_or_path, where(kwargs))
         return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)

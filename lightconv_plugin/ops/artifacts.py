@@ -29,6 +29,7 @@ from pathlib import Path
 import torch
 
 from lightconv_plugin.ops import instructions
+from lightconv_plugin.paths import user_caches
 
 KINDS = ("cpu", "cuda")
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -105,10 +106,9 @@ def cache_folder() -> Path:
     if chosen := os.environ.get("TORCH_EXTENSIONS_DIR"):
         return Path(chosen).absolute()
     try:
-        caches = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+        return user_caches() / "torch_extensions"
     except RuntimeError:  # neither HOME nor an entry in the system's list of users
         return NO_CACHE
-    return Path(caches, "torch_extensions").absolute()
 
 
 def recipe(kind: str, architectures: Iterable[str] = (), simd: str | None = None) -> Recipe:

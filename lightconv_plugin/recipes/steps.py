@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -19,11 +18,7 @@ except ImportError:  # Python 3.10
     import tomli as tomllib
 
 from lightconv_plugin.files import atomic_write
-
-
-def say(message: str) -> None:
-    """Print one line of progress to stderr, unbuffered (stdout stays free for results)."""
-    print(message, file=sys.stderr, flush=True)
+from lightconv_plugin.progress import say
 
 
 def cores() -> int:

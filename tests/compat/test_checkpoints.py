@@ -33,3 +33,20 @@ def test_a_checkpoint_that_runs_a_command_is_refused(tmp_path):
         with pytest.raises(Exception, match="Weights only load failed"):
             checkpoint_utils.load_checkpoint_to_cpu(str(path))
         assert not trace.exists()
+
+
+def test_released_models_of_every_name_come_from_our_cache(monkeypatch):
+    """The patch released_models: what from_pretrained(NAME) asks for is got by `lightconv released`."""
+    from fairseq import file_utils
+    from fairseq.models.lightconv import LightConvModel
+
+    from lightconv_plugin.released import fetch
+    from lightconv_plugin.released.models import MODELS
+
+    seen = []
+    monkeypatch.setattr(fetch, "get", lambda model: seen.append(model.archive) or "the folder")
+    known = {name: about["path"] for name, about in LightConvModel.hub_models().items()}
+    assert known == {name: model.archive for name, model in MODELS.items() if model.archive}
+    assert {file_utils.load_archive_file(address) for address in known.values()} == {"the folder"}
+    assert seen == list(known.values())
+    assert file_utils.load_archive_file("/nowhere") is None

@@ -16,6 +16,7 @@ from lightconv_plugin.cli import main
 from lightconv_plugin.mixers import OUR_OPTIONS
 from lightconv_plugin.paths import configs_dir
 from lightconv_plugin.recipes.data.tasks import TASKS
+from lightconv_plugin.released.models import find
 from tests.docs.pages import blocks, commands_of
 from tests.warm_python import warm_python
 
@@ -49,7 +50,9 @@ def check_lightconv(words) -> None:
         from lightconv_plugin.recipes.data.tasks import parser_of
 
         parser_of(args.task).parse_args(args.arguments)
-    if words[0] in ("train", "reproduce") and not words[1].startswith("-"):
+    if words[0] == "reproduce" and words[1].startswith("released/"):
+        find(words[1].removeprefix("released/"))
+    elif words[0] in ("train", "reproduce") and not words[1].startswith("-"):
         assert (configs_dir() / f"{words[1].removesuffix('.yaml').removeprefix('configs/')}.yaml").is_file()
 
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from lightconv_plugin.cli import main
-from lightconv_plugin.recipes.data.archives import read_members, unpack, verify
+from lightconv_plugin.downloads.archives import read_members, unpack, verify
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.steps import Steps
 from tests import ROOT

@@ -15,8 +15,8 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+from lightconv_plugin.downloads.archives import unpack
 from lightconv_plugin.recipes.data import bpe
-from lightconv_plugin.recipes.data.archives import unpack
 from lightconv_plugin.recipes.data.options import SPLITS, Request
 from lightconv_plugin.recipes.data.pairs import clean_pairs, split_every
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError

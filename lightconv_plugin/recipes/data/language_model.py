@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from lightconv_plugin.recipes.data.archives import kind, unpack
+from lightconv_plugin.downloads.archives import kind, unpack
 from lightconv_plugin.recipes.data.binarise import binarise
 from lightconv_plugin.recipes.data.options import SPLITS, Request
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError

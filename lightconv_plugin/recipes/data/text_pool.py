@@ -11,7 +11,6 @@ import io
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import zlib
 from collections import deque
@@ -20,10 +19,10 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
+from lightconv_plugin.progress import progress
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 
 BLOCK = 1 << 20  # bytes of text sent to a process at a time, enough to make the cost of sending small
@@ -35,11 +34,6 @@ _work: Callable[[str], str] | Exception  # what a process of the pool applies to
 
 class _NotUtf8(Exception):
     """Its arguments (exceptions are pickled): the number of preceding lines in the block, and what is wrong."""
-
-
-def progress(iterable: Iterable[Any] | None = None, **settings: Any) -> tqdm:
-    """A progress bar, which is removed at the end; a log file gets few lines of it."""
-    return tqdm(iterable, mininterval=0.2 if sys.stderr.isatty() else 10, leave=False, **settings)
 
 
 def open_text(path: Path) -> io.BufferedIOBase:

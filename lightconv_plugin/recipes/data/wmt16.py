@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from lightconv_plugin.recipes.data.archives import unpack
+from lightconv_plugin.downloads.archives import unpack
 from lightconv_plugin.recipes.data.options import Request
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.stages import Plan, Sides, Stage, scratch

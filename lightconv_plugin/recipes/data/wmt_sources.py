@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from lightconv_plugin.recipes.data.archives import unpack
+from lightconv_plugin.downloads.archives import unpack
 from lightconv_plugin.recipes.data.download import sources
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.stages import scratch

@@ -30,6 +30,7 @@ from lightconv_plugin.recipes.reproduce.protocol import (
 from lightconv_plugin.recipes.reproduce.rows import ROUGE, main_scores, read_rows
 from lightconv_plugin.recipes.steps import write_text
 
+RELEASED = "released"  # the folder of the rows of released models, which were trained by others
 SMOKE = "smoke"  # the miniature task that tests every step; not a result
 SEEDS = (1, 2, 3)
 DASH = "–"
@@ -177,12 +178,12 @@ def markdown(rows: Sequence[Mapping[str, str]], left: int = 1) -> str:
     )
 
 
-def grouped(section: Section, of: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
-    """[(text, " (the systems it applies to)"), …]; without the systems if a text applies to all."""
+def grouped(of: Mapping[str, Sequence[str]], section: Section | None = None) -> list[tuple[str, str]]:
+    """[(text, " (the systems it applies to, by their titles in `section`)"), …]; no systems if it applies to all."""
     texts: dict[str, list[str]] = {}
     for system, values in of.items():
         for text in dict.fromkeys(values):
-            texts.setdefault(text, []).append(section.title_of(system).rstrip("*"))
+            texts.setdefault(text, []).append(section.title_of(system).rstrip("*") if section else system)
     return [(text, "" if len(names) == len(of) else f" ({', '.join(names)})") for text, names in texts.items()]
 
 
@@ -217,16 +218,48 @@ def render_section(section: Section) -> str:
     lines += ["```", ""]
     rows = {system: section.rows[system] for system in systems if system in section.rows}
     papers = {system: [source] for system in systems if (source := section.paper(system)[1])}
-    lines += [f"- paper: {text}{of}." for text, of in grouped(section, papers)]
+    lines += [f"- paper: {text}{of}." for text, of in grouped(papers, section)]
     signatures = {system: row["signatures"] for system, row in rows.items()}
-    lines += [f"- signature: `{text}`{of}" for text, of in grouped(section, signatures)]
+    lines += [f"- signature: `{text}`{of}" for text, of in grouped(signatures, section)]
     for system, row in rows.items():
         speeds = [(run["seed"], text) for run in row["runs"] if (text := speed(run))]
         if speeds:
             said = "; ".join(f"seed {seed}: {text}" for seed, text in speeds)
             lines.append(f"- training of {section.title_of(system).rstrip('*')}: {said}.")
     versions = {system: [_versions(v) for v in row["versions"]] for system, row in rows.items()}
-    lines += [f"- versions: {text}{of}." for text, of in grouped(section, versions)]
+    lines += [f"- versions: {text}{of}." for text, of in grouped(versions, section)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def render_released(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """The section of the released models: scores beside the paper's, time and machine."""
+    table = []
+    for row in rows.values():
+        scores = [number(row["scores"].get(name)) for name in ("bleu_tok", "sacrebleu", "chrf")]
+        found = {"model": row["model"], "task": row["title"], "test set": row["test"]}
+        found |= dict(zip(("tokenised BLEU", "sacreBLEU", "chrF2"), scores, strict=True))
+        found |= {"paper": row["paper"] or DASH, "beam": str(row["beam"]), "lenpen": f"{row['lenpen']:g}"}
+        found |= {"parameters": f"{row['parameters']:,}", "seconds": f"{row['seconds']:,.0f}"}
+        table.append(found | {"sentences/s": f"{row['sentences_per_second']:,.1f}"})
+    lines = [
+        "## Released weights",
+        "",
+        "Trained by the papers' authors, searched and scored here. Tokenised BLEU is what the paper reports"
+        "; compounds are split for WMT16 En-De. Seconds include loading.",
+        "",
+        markdown(table, left=3),
+        "",
+        "```sh",
+        *(f"lightconv reproduce released/{row['model']}{' --from-text' * row['from_text']}" for row in rows.values()),
+        "```",
+        "",
+    ]
+    for label, texts in (
+        ("machine", {name: [row["machine"]] for name, row in rows.items()}),
+        ("signature", {name: row["signatures"] for name, row in rows.items()}),
+        ("versions", {name: [_versions(v) for v in row["versions"]] for name, row in rows.items()}),
+    ):
+        lines += [f"- {label}: {text}{of}." for text, of in grouped(texts)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -280,6 +313,7 @@ def command(config: str, seeds: Sequence[int], overrides: Sequence[str]) -> str:
 def sections(results: Path, configs: Path, not_run: bool = True) -> list[Section]:
     """The tasks with a row, sorted by name; with `not_run`, also those in `configs`, and without the miniature."""
     rows = read_rows(results)
+    rows.pop(RELEASED, None)
     names = set(rows)
     if not_run:
         names |= {str(path.parent.relative_to(configs)) for path in configs.rglob("protocol.yaml")}
@@ -314,6 +348,8 @@ def table_text(results: Path, configs: Path, root: Path, not_run: bool = True) -
     text = HEAD.format(results=shown, dash=DASH)
     known = sections(results, configs, not_run)
     text += "".join(f"\n{render_section(section)}" for section in known if section.rows)
+    if released := read_rows(results).get(RELEASED):
+        text += f"\n{render_released(released)}"
     if rest := [section for section in known if not section.rows]:
         text += f"\n{render_not_run(rest)}"
     return text

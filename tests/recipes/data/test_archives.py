@@ -11,7 +11,7 @@ import zipfile
 
 import pytest
 
-from lightconv_plugin.recipes.data.archives import read_members, unpack, verify
+from lightconv_plugin.downloads.archives import read_members, unpack, verify
 from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from tests.recipes.data.archive_server import tar_gz
 

@@ -13,8 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from lightconv_plugin.downloads import download
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.recipes.data import download, tasks
+from lightconv_plugin.recipes.data import download as published_files
+from lightconv_plugin.recipes.data import tasks
 from lightconv_plugin.recipes.data.download import Published, need_disk
 from lightconv_plugin.recipes.data.options import Options, Request, make_request
 from tests.recipes.conftest import script_environment
@@ -46,9 +48,9 @@ def server(monkeypatch):
 
 
 def fetch(address, checksum, cwd, **options):
-    """`download.fetch` into cwd/down, or the folder `data` of the options."""
+    """`fetch` into cwd/down, or the folder `data` of the options."""
     request = Request("x", options.get("data", cwd / "down"), cwd / "out", Options(**options))
-    download.fetch(Published(address.rpartition("/")[2], address, checksum), request)
+    published_files.fetch(Published(address.rpartition("/")[2], address, checksum), request)
 
 
 def names(folder):
@@ -183,7 +185,7 @@ def test_a_redirect_to_another_protocol_is_refused(server, tmp_path):
 
 KILLED = """
 import argparse, pathlib, sys
-from lightconv_plugin.recipes.data import download
+from lightconv_plugin.downloads import download
 download.download(sys.argv[1], pathlib.Path("down/file.gz"), "record")
 """
 

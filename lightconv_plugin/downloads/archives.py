@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
+from lightconv_plugin.errors import CorpusError
 
 _BLOCK = 1 << 20
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}

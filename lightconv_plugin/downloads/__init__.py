@@ -1,0 +1,1 @@
+"""Downloads that are resumable and checked, and archives unpacked safely."""

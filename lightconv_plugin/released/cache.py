@@ -1,0 +1,108 @@
+"""Where the released models are kept, and what is known of their files.
+
+CACHE/released/files.json            sizes and checksums of the archives as first seen, parameters of the models
+CACHE/released/FOLDER/               model.pt, dict.XX.txt and bpecodes, as released
+CACHE/released/FOLDER/exported/      what `lightconv export` makes of them
+CACHE/released/TEST/                 a binarised test set
+CACHE/released/downloads/            archives that are not complete or not unpacked yet
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from lightconv_plugin.errors import InputError, TranslationError
+from lightconv_plugin.files import atomic_write, locked
+from lightconv_plugin.paths import cache_dir
+from lightconv_plugin.released.models import MODELS, Model, find
+
+EXPORTED = "exported"
+
+
+def home() -> Path:
+    """The folder of all released models."""
+    return cache_dir() / "released"
+
+
+def downloads(folder: str) -> Path:
+    """Where the archive of a folder of the cache is while it is downloaded and unpacked."""
+    return home() / "downloads" / folder
+
+
+def checkpoint(model: Model) -> Path:
+    return home() / model.folder / "model.pt"
+
+
+def exported(model: Model) -> Path:
+    return home() / model.folder / EXPORTED
+
+
+def test_set(model: Model) -> Path:
+    return home() / model.test_folder
+
+
+def directory(name: str) -> Path:
+    """The exported directory of a released model.
+
+    Raises InputError if there is no such model, and its subclass TranslationError if it is not in the cache.
+    """
+    path = exported(find(name))
+    if not path.is_dir():
+        raise TranslationError(f"{name} is a released model that is not in the cache: run lightconv released {name}")
+    return path
+
+
+def resolve(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """A path as it is; the exported directory for the name of a released model, unless there is such a path.
+
+    Raises the TranslationError of `directory`.
+    """
+    name = os.fspath(path)
+    return directory(name) if name in MODELS and not os.path.lexists(name) else path
+
+
+def known() -> dict[str, dict[str, Any]]:
+    """{file or folder: {"bytes", "sha256"} or {"parameters"}}, as recorded when each was first seen.
+
+    Raises InputError if the table is damaged.
+    """
+    path = home() / "files.json"
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise InputError(f"{path} is damaged: delete it to record the files anew ({error})") from None
+    if not isinstance(table, dict) or not all(isinstance(entry, dict) for entry in table.values()):
+        raise InputError(f"{path} is damaged: delete it to record the files anew")
+    return table
+
+
+def record(name: str, **facts: Any) -> None:
+    """Add facts to the table, unless it has some of this name. Writers take turns."""
+    with locked(home()):
+        table = known()
+        if name not in table:
+            with atomic_write(home() / "files.json") as file:
+                json.dump({**table, name: facts}, file, indent=1, sort_keys=True)
+
+
+def clear(name: str | None = None) -> int:
+    """Delete a model, or without a name everything, the table included. Returns the number of bytes freed.
+
+    The recorded checksum of a single model is kept: another download has to match it.
+    """
+    folder = home() / find(name).folder if name else home()
+    freed = size(folder)
+    if folder.is_dir():
+        shutil.rmtree(folder)
+    return freed
+
+
+def size(folder: Path) -> int:
+    """Bytes in a folder; 0 if it does not exist."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
