@@ -8,7 +8,7 @@
 #include <torch/library.h>
 
 #include "autograd.h"
-#include "common/boxed.h"
+#include "boxed.h"
 #include "common/dropout_operator.h"
 #include "convolution/operators.h"
 #include "search/engine.h"
@@ -16,14 +16,7 @@
 
 TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
   using namespace lightconv;
-  m.impl("lightconv", boxed<&lightconv_op>());
-  m.impl("dynamicconv", boxed<&dynamicconv_op>());
-  m.impl("lightconv_backward", boxed<&lightconv_backward_op>());
-  m.impl("dynamicconv_backward", boxed<&dynamicconv_backward_op>());
-  m.impl("lightconv_step", boxed<&lightconv_step_op>());
-  m.impl("dynamicconv_step", boxed<&dynamicconv_step_op>());
-  m.impl("lightconv_step_backward", boxed<&lightconv_step_backward_op>());
-  m.impl("dynamicconv_step_backward", boxed<&dynamicconv_step_backward_op>());
+  register_convolutions<&conv_op, &conv_backward_op, &conv_step_op, &conv_step_backward_op>(m);
   m.impl("talkconv", boxed<&talkconv_op>());
   m.impl("talkconv_backward", boxed<&talkconv_backward_op>());
   m.impl("talkconv_step", boxed<&talkconv_step_op>());

@@ -6,6 +6,7 @@ value. NotImplementedError: a forward-mode derivative.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NoReturn
 
 import torch
@@ -42,49 +43,26 @@ def no_forward_mode(*_: object) -> NoReturn:
     )
 
 
-def convolution(
+def filters(
+    operator: str,
     x: Tensor,
     weight: Tensor,
-    padding_l: int,
-    *,
-    dynamic: bool,
+    bias: Tensor | None,
     normalize: str,
     dropout: float,
-    bias: Tensor | None,
-    lengths: Tensor | None,
-    cu_seqlens: Tensor | None,
-    glu: bool,
-    renorm_padding: bool = False,
+    flags: Mapping[str, bool],
 ) -> None:
-    """The arguments of lightconv and dynamicconv; the floating ones have passed `floating`."""
-    _options(normalize, dropout, renorm_padding=renorm_padding, glu=glu)
-    _shapes(x, weight, bias, dynamic=dynamic, glu=glu)
-    kernel_size = weight.shape[-1]
-    if isinstance(padding_l, bool) or not isinstance(padding_l, (int, torch.SymInt)):
-        raise TypeError(f"padding_l must be an int, got {_what(padding_l)}")
-    if not 0 <= padding_l < kernel_size:
-        raise ValueError(f"padding_l must satisfy 0 <= padding_l < K = {kernel_size} (weight's last), got {padding_l}")
-    _sequences(lengths, cu_seqlens, x)
+    """What a full pass and a step of lightconv or dynamicconv share; the tensors have passed `floating`."""
+    _options(normalize, dropout, flags)
+    _shapes(x, weight, bias, dynamic=operator == "dynamicconv", glu=flags["glu"])
 
 
-def step(
-    x: Tensor,
-    state: Tensor | None,
-    weight: Tensor,
-    *,
-    dynamic: bool,
-    normalize: str,
-    dropout: float,
-    bias: Tensor | None,
-    glu: bool,
-    renorm_padding: bool = False,
-) -> None:
-    """The arguments of lightconv_step and dynamicconv_step; the floating ones have passed `floating`."""
-    _options(normalize, dropout, renorm_padding=renorm_padding, glu=glu)
-    _shapes(x, weight, bias, dynamic=dynamic, glu=glu)
-    if state is None:
-        return
-    _state(state, x, weight.shape[-1] - 1, "K-1", x.shape[2] // 2 if glu else x.shape[2])
+def padding_l(value: int, kernel_size: int) -> None:
+    """The taps of a full pass to the left of the current position."""
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"padding_l must be an int, got {_what(value)}")
+    if not 0 <= value < kernel_size:
+        raise ValueError(f"padding_l must satisfy 0 <= padding_l < K = {kernel_size} (weight's last), got {value}")
 
 
 def talk(
@@ -113,16 +91,15 @@ def talk(
             raise ValueError(
                 f"offset_right must have offset_left's H = {offset_left.shape[2]}, got {_shape(offset_right)}"
             )
-    _sequences(lengths, cu_seqlens, x)
+    sequences(lengths, cu_seqlens, x)
 
 
-def talk_step(x: Tensor, state: Tensor | None, offset_left: Tensor, max_left: int) -> None:
+def talk_step(x: Tensor, rows: Tensor | None, offset_left: Tensor, max_left: int) -> None:
     """The arguments of talkconv_step; the floating ones have passed `floating`."""
     _limit("max_left", max_left)
     _three_dimensions(x)
     _offset("offset_left", offset_left, x)
-    if state is not None:
-        _state(state, x, max_left, "max_left", x.shape[2])
+    state(rows, x, max_left, "max_left", x.shape[2])
     if _readable(offset_left) and (offset_left > 1).any():
         raise ValueError(
             f"offset_left must not exceed 1 in a step, which keeps the last max_left = {max_left} inputs only, "
@@ -138,7 +115,7 @@ def probability(name: str, value: float) -> None:
         raise ValueError(f"{name} must satisfy 0 <= {name} < 1, got {value}")
 
 
-def _options(normalize: str, dropout: float, **flags: bool) -> None:
+def _options(normalize: str, dropout: float, flags: Mapping[str, bool]) -> None:
     if not isinstance(normalize, str):
         raise TypeError(f"normalize must be a str, got {_what(normalize)}")
     if normalize not in NORMALIZATIONS:
@@ -185,14 +162,16 @@ def _three_dimensions(x: Tensor, channels: str = "C") -> None:
         raise ValueError(f"x must have at least one time step and one channel, got shape {_shape(x)}")
 
 
-def _state(state: Tensor, x: Tensor, history: int, history_name: str, channels: int) -> None:
-    """The state of a step function: at most the last `history` rows of its earlier inputs."""
-    _same_kind("state", state, x)
+def state(rows: Tensor | None, x: Tensor, history: int, history_name: str, channels: int) -> None:
+    """The state of a step function, if any: at most the last `history` rows of its earlier inputs."""
+    if rows is None:
+        return
+    _same_kind("state", rows, x)
     batch = x.shape[1]
-    if state.dim() != 3 or state.shape[0] > history or state.shape[1] != batch or state.shape[2] != channels:
+    if rows.dim() != 3 or rows.shape[0] > history or rows.shape[1] != batch or rows.shape[2] != channels:
         raise ValueError(
             f"state must be None or have shape (r, B, C) = (0 to {history_name} = {history}, {batch}, {channels}), "
-            f"got {_shape(state)}"
+            f"got {_shape(rows)}"
         )
 
 
@@ -216,7 +195,7 @@ def _offset(name: str, offset: Tensor, x: Tensor) -> None:
         )
 
 
-def _sequences(lengths: Tensor | None, cu_seqlens: Tensor | None, x: Tensor) -> None:
+def sequences(lengths: Tensor | None, cu_seqlens: Tensor | None, x: Tensor) -> None:
     if lengths is not None and cu_seqlens is not None:
         raise ValueError("lengths and cu_seqlens must not be given together: sequences are either padded or packed")
     if lengths is not None:

@@ -30,7 +30,10 @@ T argument(const c10::IValue& value) {
   }
 }
 
-inline void push(torch::jit::Stack& stack, at::Tensor result) { stack.emplace_back(std::move(result)); }
+template <class R>
+void push(torch::jit::Stack& stack, R result) {
+  stack.emplace_back(std::move(result));
+}
 
 template <class... R>
 void push(torch::jit::Stack& stack, std::tuple<R...> results) {
@@ -58,6 +61,31 @@ void on_stack(const c10::OperatorHandle&, torch::jit::Stack* stack) {
 template <auto function>
 torch::CppFunction boxed() {
   return torch::CppFunction::makeFromBoxedFunction<&on_stack<function>>();
+}
+
+// lightconv's schema is that of dynamicconv without `renorm_padding`, which is false; `behind` arguments follow it.
+template <auto function, int behind>
+void on_stack_of_lightconv(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  stack->insert(stack->end() - behind, c10::IValue(false));
+  call(function, *stack);
+}
+
+template <auto function, int behind>
+torch::CppFunction boxed_lightconv() {
+  return torch::CppFunction::makeFromBoxedFunction<&on_stack_of_lightconv<function, behind>>();
+}
+
+// The functions have dynamicconv's arguments, and serve lightconv too.
+template <auto forward, auto backward, auto step, auto step_backward>
+void register_convolutions(torch::Library& m) {
+  m.impl("dynamicconv", boxed<forward>());
+  m.impl("dynamicconv_backward", boxed<backward>());
+  m.impl("dynamicconv_step", boxed<step>());
+  m.impl("dynamicconv_step_backward", boxed<step_backward>());
+  m.impl("lightconv", boxed_lightconv<forward, 1>());
+  m.impl("lightconv_backward", boxed_lightconv<backward, 3>());
+  m.impl("lightconv_step", boxed_lightconv<step, 1>());
+  m.impl("lightconv_step_backward", boxed_lightconv<step_backward, 4>());
 }
 
 }  // namespace lightconv
