@@ -11,6 +11,7 @@
 #include "boxed.h"
 #include "common/dropout_operator.h"
 #include "convolution/operators.h"
+#include "explain.h"
 #include "search/engine.h"
 #include "talk/operators.h"
 
@@ -22,6 +23,8 @@ TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
   m.impl("talkconv_step", boxed<&talkconv_step_op>());
   m.impl("talkconv_step_backward", boxed<&talkconv_step_backward_op>());
   m.impl("dropout", boxed<&dropout_op>());
+  m.impl("explain", boxed<&explain_op>());
+  m.impl("last_path", boxed<&last_path_op>());
 }
 
 TORCH_LIBRARY_FRAGMENT(lightconv, m) {

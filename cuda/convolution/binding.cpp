@@ -14,6 +14,7 @@
 #include "boxed.h"
 #include "common/binding.h"
 #include "convolution/launchers.h"
+#include "talk/launchers.h"
 
 namespace {
 
@@ -157,8 +158,32 @@ std::tuple<Tensor, Tensor, Tensor> conv_step_backward(const OptionalTensor& grad
   return {dx.finish(), dstate.finish(), dweight};
 }
 
+// Of a full pass on the current device, all of whose rows are aligned.
+std::string explain_op(const Tensor& like, std::string_view op, bool backward, int64_t channels, int64_t heads,
+                       int64_t kernel_size) {
+  const c10::cuda::CUDAGuard guard(like.device());
+  const auto describe = [&](auto& p) {
+    set_problem(p, like.new_empty({1, 1, channels}), channels, heads);
+    p.grad = p.x;
+  };
+  if (op == "talkconv") {
+    lightconv::TalkBackwardParams p;
+    describe(p);
+    p.max_left = checked_int(kernel_size - 1, "K");
+    return lightconv::explain(p, backward);
+  }
+  ConvBackwardParams p;
+  describe(p);
+  p.dynamic = op == "dynamicconv";
+  p.kernel_size = checked_int(kernel_size, "the kernel size K");
+  p.padding_l = p.kernel_size - 1;
+  p.weight.stride_k = 1;
+  return lightconv::explain(p, backward);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(lightconv, CUDA, m) {
   lightconv::register_convolutions<&conv, &conv_backward, &conv_step, &conv_step_backward>(m);
+  m.impl("explain", lightconv::boxed<&explain_op>());
 }

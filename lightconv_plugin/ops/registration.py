@@ -172,6 +172,9 @@ def _native_or_reference(name: str):
 
 for _schema in _SCHEMAS:
     _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+# Of native libraries only: the paths that a full pass on the device of `like` may take, and that of the last call.
+_library.define("explain(Tensor like, str operator, bool backward, int channels, int heads, int kernel_size) -> str")
+_library.define("last_path(Tensor like) -> str")
 
 # (name, fake kernel, setup_context, backward pass)
 OPERATORS: list[tuple[str, Callable[..., Any], Callable[..., Any] | None, Callable[..., Any]]] = [
