@@ -96,8 +96,7 @@ def lightconv(
             outside tracing and torch.vmap; elsewhere the host would have to wait for them. Invalid values that are not
             checked never cause reads outside x.
     """
-    sequences = (lengths, cu_seqlens)
-    return _convolve("lightconv", x, weight, bias, sequences, padding_l, normalize, dropout, glu=glu)
+    return _convolve("lightconv", x, weight, bias, lengths, cu_seqlens, padding_l, normalize, dropout, glu)
 
 
 def dynamicconv(
@@ -130,8 +129,8 @@ def dynamicconv(
     Raises:
         TypeError, ValueError: as for `lightconv`.
     """
-    sequences, flags = (lengths, cu_seqlens), {"renorm_padding": renorm_padding, "glu": glu}
-    return _convolve("dynamicconv", x, weight, bias, sequences, padding_l, normalize, dropout, **flags)
+    sequences, flags = (lengths, cu_seqlens), (renorm_padding, glu)
+    return _convolve("dynamicconv", x, weight, bias, *sequences, padding_l, normalize, dropout, *flags)
 
 
 def lightconv_step(
@@ -162,7 +161,7 @@ def lightconv_step(
     Raises:
         TypeError, ValueError: see `checks`.
     """
-    return _convolve_step("lightconv", x, state, weight, bias, normalize, dropout, glu=glu)
+    return _convolve_step("lightconv_step", x, state, weight, bias, normalize, dropout, glu)
 
 
 def dynamicconv_step(
@@ -191,8 +190,7 @@ def dynamicconv_step(
     Raises:
         TypeError, ValueError: see `checks`.
     """
-    flags = {"renorm_padding": renorm_padding, "glu": glu}
-    return _convolve_step("dynamicconv", x, state, weight, bias, normalize, dropout, **flags)
+    return _convolve_step("dynamicconv_step", x, state, weight, bias, normalize, dropout, renorm_padding, glu)
 
 
 def talkconv(
@@ -304,19 +302,19 @@ def _convolve(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    sequences: tuple[Tensor | None, Tensor | None],
+    lengths: Tensor | None,
+    cu_seqlens: Tensor | None,
     padding_l: int,
     normalize: str,
     dropout: float,
-    **flags: bool,
+    *flags: bool,
 ) -> Tensor:
-    """lightconv or dynamicconv; the flags in the order of the registered operator."""
+    """lightconv or dynamicconv; the flags as the registered operator has them."""
     x, weight, bias = _prepare(x=x, weight=weight, bias=bias)
-    checks.filters(name, x, weight, bias, normalize, dropout, flags)
-    checks.padding_l(padding_l, weight.shape[-1])
-    checks.sequences(*sequences, x)
+    checks.convolution(x, weight, bias, normalize, dropout, flags)
+    checks.full_pass(x, weight, lengths, cu_seqlens, padding_l)
     x, seed = _contiguous_channels(x), _draw_seed(dropout, x)
-    return call(name, x, weight, bias, *sequences, seed, padding_l, normalize, float(dropout), *flags.values())
+    return call(name, x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, float(dropout), *flags)
 
 
 def _convolve_step(
@@ -327,15 +325,17 @@ def _convolve_step(
     bias: Tensor | None,
     normalize: str,
     dropout: float,
-    **flags: bool,
+    *flags: bool,
 ) -> tuple[Tensor, Tensor]:
     """A step of `_convolve`."""
     x, state, weight, bias = _prepare(x=x, state=state, weight=weight, bias=bias)
-    checks.filters(name, x, weight, bias, normalize, dropout, flags)
-    x, channels = _contiguous_channels(x), x.shape[2] // (1 + flags["glu"])
-    checks.state(state, x, weight.shape[-1] - 1, "K-1", channels)
+    checks.convolution(x, weight, bias, normalize, dropout, flags)
+    channels = x.shape[2] // 2 if flags[-1] else x.shape[2]
+    if state is not None:
+        checks.state(state, x, weight.shape[-1] - 1, "K-1", channels)
+    x = _contiguous_channels(x)
     state, seed = _begin(state, x, channels), _draw_seed(dropout, x)
-    return call(name + "_step", x, state, weight, bias, seed, normalize, float(dropout), *flags.values())
+    return call(name, x, state, weight, bias, seed, normalize, float(dropout), *flags)
 
 
 # Computed once at import: torch 2.6's compiler cannot trace this call. For other device types torch raises an error.

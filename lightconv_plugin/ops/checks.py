@@ -6,7 +6,6 @@ value. NotImplementedError: a forward-mode derivative.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NoReturn
 
 import torch
@@ -19,6 +18,7 @@ from .normalize import NORMALIZATIONS
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
+_FLAGS = ("renorm_padding", "glu")
 OPTIONAL = ("bias", "state", "offset_right")
 
 
@@ -43,26 +43,25 @@ def no_forward_mode(*_: object) -> NoReturn:
     )
 
 
-def filters(
-    operator: str,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    normalize: str,
-    dropout: float,
-    flags: Mapping[str, bool],
+def convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, normalize: str, dropout: float, flags: tuple[bool, ...]
 ) -> None:
-    """What a full pass and a step of lightconv or dynamicconv share; the tensors have passed `floating`."""
+    """What a full pass and a step share; the tensors have passed `floating`.
+
+    flags: `glu` of lightconv; `renorm_padding` and `glu` of dynamicconv.
+    """
     _options(normalize, dropout, flags)
-    _shapes(x, weight, bias, dynamic=operator == "dynamicconv", glu=flags["glu"])
+    _shapes(x, weight, bias, dynamic=len(flags) == len(_FLAGS), glu=flags[-1])
 
 
-def padding_l(value: int, kernel_size: int) -> None:
-    """The taps of a full pass to the left of the current position."""
-    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
-        raise TypeError(f"padding_l must be an int, got {_what(value)}")
-    if not 0 <= value < kernel_size:
-        raise ValueError(f"padding_l must satisfy 0 <= padding_l < K = {kernel_size} (weight's last), got {value}")
+def full_pass(x: Tensor, weight: Tensor, lengths: Tensor | None, cu_seqlens: Tensor | None, padding_l: int) -> None:
+    """The other arguments of lightconv and dynamicconv."""
+    kernel_size = weight.shape[-1]
+    if isinstance(padding_l, bool) or not isinstance(padding_l, (int, torch.SymInt)):
+        raise TypeError(f"padding_l must be an int, got {_what(padding_l)}")
+    if not 0 <= padding_l < kernel_size:
+        raise ValueError(f"padding_l must satisfy 0 <= padding_l < K = {kernel_size} (weight's last), got {padding_l}")
+    _sequences(lengths, cu_seqlens, x)
 
 
 def talk(
@@ -91,7 +90,7 @@ def talk(
             raise ValueError(
                 f"offset_right must have offset_left's H = {offset_left.shape[2]}, got {_shape(offset_right)}"
             )
-    sequences(lengths, cu_seqlens, x)
+    _sequences(lengths, cu_seqlens, x)
 
 
 def talk_step(x: Tensor, rows: Tensor | None, offset_left: Tensor, max_left: int) -> None:
@@ -99,7 +98,8 @@ def talk_step(x: Tensor, rows: Tensor | None, offset_left: Tensor, max_left: int
     _limit("max_left", max_left)
     _three_dimensions(x)
     _offset("offset_left", offset_left, x)
-    state(rows, x, max_left, "max_left", x.shape[2])
+    if rows is not None:
+        state(rows, x, max_left, "max_left", x.shape[2])
     if _readable(offset_left) and (offset_left > 1).any():
         raise ValueError(
             f"offset_left must not exceed 1 in a step, which keeps the last max_left = {max_left} inputs only, "
@@ -115,13 +115,13 @@ def probability(name: str, value: float) -> None:
         raise ValueError(f"{name} must satisfy 0 <= {name} < 1, got {value}")
 
 
-def _options(normalize: str, dropout: float, flags: Mapping[str, bool]) -> None:
+def _options(normalize: str, dropout: float, flags: tuple[bool, ...]) -> None:
     if not isinstance(normalize, str):
         raise TypeError(f"normalize must be a str, got {_what(normalize)}")
     if normalize not in NORMALIZATIONS:
         raise ValueError(f"normalize must be one of {', '.join(NORMALIZATIONS)}, got {normalize!r}")
     probability("dropout", dropout)
-    for name, value in flags.items():
+    for name, value in zip(_FLAGS[-len(flags) :], flags, strict=True):
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be a bool, got {_what(value)}")
 
@@ -162,10 +162,8 @@ def _three_dimensions(x: Tensor, channels: str = "C") -> None:
         raise ValueError(f"x must have at least one time step and one channel, got shape {_shape(x)}")
 
 
-def state(rows: Tensor | None, x: Tensor, history: int, history_name: str, channels: int) -> None:
-    """The state of a step function, if any: at most the last `history` rows of its earlier inputs."""
-    if rows is None:
-        return
+def state(rows: Tensor, x: Tensor, history: int, history_name: str, channels: int) -> None:
+    """The state of a step function: at most the last `history` rows of its earlier inputs."""
     _same_kind("state", rows, x)
     batch = x.shape[1]
     if rows.dim() != 3 or rows.shape[0] > history or rows.shape[1] != batch or rows.shape[2] != channels:
@@ -195,7 +193,7 @@ def _offset(name: str, offset: Tensor, x: Tensor) -> None:
         )
 
 
-def sequences(lengths: Tensor | None, cu_seqlens: Tensor | None, x: Tensor) -> None:
+def _sequences(lengths: Tensor | None, cu_seqlens: Tensor | None, x: Tensor) -> None:
     if lengths is not None and cu_seqlens is not None:
         raise ValueError("lengths and cu_seqlens must not be given together: sequences are either padded or packed")
     if lengths is not None:
