@@ -40,17 +40,26 @@ void push(torch::jit::Stack& stack, std::tuple<R...> results) {
   std::apply([&](auto&... each) { (stack.emplace_back(std::move(each)), ...); }, results);
 }
 
-template <class R, class... A, size_t... i>
+// `behind` ≥ 0: the stack lacks the bool before the function's last `behind` arguments, which is false.
+template <int behind, class R, class... A, size_t... i>
 void call(R (*function)(A...), torch::jit::Stack& stack, std::index_sequence<i...>) {
-  const auto first = stack.end() - sizeof...(A);
-  R results = function(argument<std::decay_t<A>>(first[i])...);
+  constexpr size_t lacking = behind < 0 ? sizeof...(A) : sizeof...(A) - 1 - behind;
+  const auto first = stack.end() - (sizeof...(A) - (behind < 0 ? 0 : 1));
+  const auto given = [&](auto at, auto* type) {
+    if constexpr (at.value == lacking) {
+      return false;
+    } else {
+      return argument<std::remove_pointer_t<decltype(type)>>(first[at.value < lacking ? at.value : at.value - 1]);
+    }
+  };
+  R results = function(given(std::integral_constant<size_t, i>(), static_cast<std::decay_t<A>*>(nullptr))...);
   stack.erase(first, stack.end());
   push(stack, std::move(results));
 }
 
-template <class R, class... A>
+template <int behind = -1, class R, class... A>
 void call(R (*function)(A...), torch::jit::Stack& stack) {
-  call(function, stack, std::index_sequence_for<A...>());
+  call<behind>(function, stack, std::index_sequence_for<A...>());
 }
 
 template <auto function>
@@ -66,8 +75,7 @@ torch::CppFunction boxed() {
 // lightconv's schema is that of dynamicconv without `renorm_padding`, which is false; `behind` arguments follow it.
 template <auto function, int behind>
 void on_stack_of_lightconv(const c10::OperatorHandle&, torch::jit::Stack* stack) {
-  stack->insert(stack->end() - behind, c10::IValue(false));
-  call(function, *stack);
+  call<behind>(function, *stack);
 }
 
 template <auto function, int behind>
