@@ -8,27 +8,23 @@
 #include <torch/library.h>
 
 #include "autograd.h"
-#include "common/boxed.h"
+#include "boxed.h"
 #include "common/dropout_operator.h"
 #include "convolution/operators.h"
+#include "explain.h"
 #include "search/engine.h"
 #include "talk/operators.h"
 
 TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
   using namespace lightconv;
-  m.impl("lightconv", boxed<&lightconv_op>());
-  m.impl("dynamicconv", boxed<&dynamicconv_op>());
-  m.impl("lightconv_backward", boxed<&lightconv_backward_op>());
-  m.impl("dynamicconv_backward", boxed<&dynamicconv_backward_op>());
-  m.impl("lightconv_step", boxed<&lightconv_step_op>());
-  m.impl("dynamicconv_step", boxed<&dynamicconv_step_op>());
-  m.impl("lightconv_step_backward", boxed<&lightconv_step_backward_op>());
-  m.impl("dynamicconv_step_backward", boxed<&dynamicconv_step_backward_op>());
+  register_convolutions<&conv_op, &conv_backward_op, &conv_step_op, &conv_step_backward_op>(m);
   m.impl("talkconv", boxed<&talkconv_op>());
   m.impl("talkconv_backward", boxed<&talkconv_backward_op>());
   m.impl("talkconv_step", boxed<&talkconv_step_op>());
   m.impl("talkconv_step_backward", boxed<&talkconv_step_backward_op>());
   m.impl("dropout", boxed<&dropout_op>());
+  m.impl("explain", boxed<&explain_op>());
+  m.impl("last_path", boxed<&last_path_op>());
 }
 
 TORCH_LIBRARY_FRAGMENT(lightconv, m) {

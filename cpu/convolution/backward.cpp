@@ -321,8 +321,7 @@ class BackwardUnit {
 
 template <class T>
 void backward(const Problem<T>& p) {
-  // The gradients of long filters are blocks of products. Larger blocks are faster, so these use tiles of one sentence.
-  if (!p.wide() || (!p.shared && p.kernel_size > kMostInLanes)) return tile_backward(p);
+  if (p.path != &kWalkBack) return tile_backward(p);
   const std::vector<Unit> units = cut_into_units(p);
   const int64_t rows = units.empty() ? 1 : units[0].count * (units[0].end - units[0].begin);
   run_in_bundles(p, int64_t(units.size()), 2 * rows * p.channels() * p.kernel_size, [&](int64_t i, Sum<T>* partial, Arena& arena) {

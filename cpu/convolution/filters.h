@@ -14,11 +14,6 @@ struct Unit {
   int64_t batch() const { return sequences->batch; }
 };
 
-// Filters up to this length are normalised with one filter in each lane (lanes.h). Longer ones fill vectors by
-// themselves and have their taps in the lanes (normalize.h); the blocks of band.h read contiguous taps. The backward
-// pass of long filters works on tiles (tile_backward.cpp).
-constexpr int64_t kMostInLanes = 16;
-
 // The filters of a unit's sentences at one time, after normalisation and dropout: a table in which tap k of filter
 // (b − first b)·H + h is at k·tap() + filter·apart().
 template <class T>

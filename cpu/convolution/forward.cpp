@@ -105,7 +105,7 @@ class ForwardUnit {
 
 template <class T>
 void forward(const Problem<T>& p) {
-  if (!p.wide()) return tile_forward(p);
+  if (p.path != &kWalk) return tile_forward(p);
   const std::vector<Unit> units = cut_into_units(p);
   const int64_t rows = units.empty() ? 1 : units[0].count * (units[0].end - units[0].begin);
   parallel_for(0, units.size(), grain_of(rows * p.channels() * p.kernel_size), p.threads, [&](int64_t from, int64_t to) {

@@ -1,4 +1,5 @@
-// lightconv and dynamicconv, from torch's tensors to a Problem and back.
+// lightconv and dynamicconv, from torch's tensors to a Problem and back: one operator, whose weight is (H, K) or
+// (T, B, H, K).
 // Arguments have been checked in Python (ops/checks.py); the checks here guard against direct calls.
 
 #pragma once
@@ -66,12 +67,15 @@ std::vector<Sum<T>> padded_bias(const Problem<T>& p, const OptionalTensor& bias)
   return padded;
 }
 
-// ------------------------------------------------------------------------------------------------ passes
+// ------------------------------------------------------------------------------------------------ the operators
 
-inline Tensor convolve(
-    const Tensor& any_x, const Tensor& any_weight, const OptionalTensor& bias, int64_t padding_l, const Options& options) {
+inline Tensor conv_op(
+    const Tensor& any_x, const Tensor& any_weight, const OptionalTensor& bias, const OptionalTensor& lengths,
+    const OptionalTensor& cu_seqlens, const OptionalTensor& seed, int64_t padding_l, std::string_view normalize,
+    double dropout, bool renorm, bool glu) {
+  const Options options{lengths, cu_seqlens, seed, normalize, dropout, renorm, glu};
   const Tensor x = rows_of(any_x), weight = rows_of(any_weight);
-  const Result out(values(any_x, options.glu));
+  const Result out(values(any_x, glu));
   if (out.empty()) return out.finish();
   dispatch(x, [&](auto zero) {
     using T = decltype(zero);
@@ -86,9 +90,11 @@ inline Tensor convolve(
   return out.finish();
 }
 
-inline std::tuple<Tensor, Tensor> gradients(
-    const Tensor& any_grad, const Tensor& any_x, const Tensor& any_weight, int64_t padding_l, const Options& options,
-    bool need_x, bool need_weight) {
+inline std::tuple<Tensor, Tensor> conv_backward_op(
+    const Tensor& any_grad, const Tensor& any_x, const Tensor& any_weight, const OptionalTensor& lengths,
+    const OptionalTensor& cu_seqlens, const OptionalTensor& seed, int64_t padding_l, std::string_view normalize,
+    double dropout, bool renorm, bool glu, bool need_x, bool need_weight) {
+  const Options options{lengths, cu_seqlens, seed, normalize, dropout, renorm, glu};
   const Tensor x = rows_of(any_x), grad = rows_of(any_grad), weight = rows_of(any_weight);
   const Result dx(any_x, need_x), dweight(any_weight, need_weight);
   if (x.numel() == 0) dweight.zero();
@@ -115,11 +121,12 @@ void set_state(Problem<T>& p, const Tensor& state, const Options& options) {
   set_sequences(p, options);
 }
 
-inline std::tuple<Tensor, Tensor> step(
+inline std::tuple<Tensor, Tensor> conv_step_op(
     const Tensor& any_x, const Tensor& any_state, const Tensor& any_weight, const OptionalTensor& bias,
-    const Options& options) {
+    const OptionalTensor& seed, std::string_view normalize, double dropout, bool renorm, bool glu) {
+  const Options options{{}, {}, seed, normalize, dropout, renorm, glu};
   const Tensor x = rows_of(any_x), state = rows_of(any_state), weight = rows_of(any_weight);
-  const Result out(values(any_x, options.glu));
+  const Result out(values(any_x, glu));
   const int64_t rows = std::min(state.size(0) + x.size(0), weight.size(-1) - 1);
   const Tensor next = state.new_empty({rows, state.size(1), state.size(2)});
   if (out.empty()) return {out.finish(), next};
@@ -136,9 +143,11 @@ inline std::tuple<Tensor, Tensor> step(
   return {out.finish(), next};
 }
 
-inline std::tuple<Tensor, Tensor, Tensor> step_gradients(
+inline std::tuple<Tensor, Tensor, Tensor> conv_step_backward_op(
     const OptionalTensor& any_grad, const OptionalTensor& any_grad_state, const Tensor& any_x, const Tensor& any_state,
-    const Tensor& any_weight, const Options& options, bool need_x, bool need_state, bool need_weight) {
+    const Tensor& any_weight, const OptionalTensor& seed, std::string_view normalize, double dropout, bool renorm,
+    bool glu, bool need_x, bool need_state, bool need_weight) {
+  const Options options{{}, {}, seed, normalize, dropout, renorm, glu};
   const Tensor x = rows_of(any_x), state = rows_of(any_state), weight = rows_of(any_weight);
   const OptionalTensor grad = rows_of(any_grad), grad_state = rows_of(any_grad_state);
   const Result dx(any_x, need_x), dstate(any_state, need_state), dweight(any_weight, need_weight);
@@ -159,64 +168,6 @@ inline std::tuple<Tensor, Tensor, Tensor> step_gradients(
     run_backward(p);
   });
   return {dx.finish(), dstate.finish(), dweight.finish()};
-}
-
-inline Tensor lightconv_op(
-    const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& lengths,
-    const OptionalTensor& cu_seqlens, const OptionalTensor& seed, int64_t padding_l, std::string_view normalize,
-    double dropout, bool glu) {
-  return convolve(x, weight, bias, padding_l, {lengths, cu_seqlens, seed, normalize, dropout, false, glu});
-}
-
-inline Tensor dynamicconv_op(
-    const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& lengths,
-    const OptionalTensor& cu_seqlens, const OptionalTensor& seed, int64_t padding_l, std::string_view normalize,
-    double dropout, bool renorm, bool glu) {
-  return convolve(x, weight, bias, padding_l, {lengths, cu_seqlens, seed, normalize, dropout, renorm, glu});
-}
-
-inline std::tuple<Tensor, Tensor> lightconv_backward_op(
-    const Tensor& grad, const Tensor& x, const Tensor& weight, const OptionalTensor& lengths,
-    const OptionalTensor& cu_seqlens, const OptionalTensor& seed, int64_t padding_l, std::string_view normalize,
-    double dropout, bool glu, bool need_x, bool need_weight) {
-  const Options options{lengths, cu_seqlens, seed, normalize, dropout, false, glu};
-  return gradients(grad, x, weight, padding_l, options, need_x, need_weight);
-}
-
-inline std::tuple<Tensor, Tensor> dynamicconv_backward_op(
-    const Tensor& grad, const Tensor& x, const Tensor& weight, const OptionalTensor& lengths,
-    const OptionalTensor& cu_seqlens, const OptionalTensor& seed, int64_t padding_l, std::string_view normalize,
-    double dropout, bool renorm, bool glu, bool need_x, bool need_weight) {
-  const Options options{lengths, cu_seqlens, seed, normalize, dropout, renorm, glu};
-  return gradients(grad, x, weight, padding_l, options, need_x, need_weight);
-}
-
-inline std::tuple<Tensor, Tensor> lightconv_step_op(
-    const Tensor& x, const Tensor& state, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& seed,
-    std::string_view normalize, double dropout, bool glu) {
-  return step(x, state, weight, bias, {{}, {}, seed, normalize, dropout, false, glu});
-}
-
-inline std::tuple<Tensor, Tensor> dynamicconv_step_op(
-    const Tensor& x, const Tensor& state, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& seed,
-    std::string_view normalize, double dropout, bool renorm, bool glu) {
-  return step(x, state, weight, bias, {{}, {}, seed, normalize, dropout, renorm, glu});
-}
-
-inline std::tuple<Tensor, Tensor, Tensor> lightconv_step_backward_op(
-    const OptionalTensor& grad, const OptionalTensor& grad_state, const Tensor& x, const Tensor& state,
-    const Tensor& weight, const OptionalTensor& seed, std::string_view normalize, double dropout, bool glu, bool need_x,
-    bool need_state, bool need_weight) {
-  const Options options{{}, {}, seed, normalize, dropout, false, glu};
-  return step_gradients(grad, grad_state, x, state, weight, options, need_x, need_state, need_weight);
-}
-
-inline std::tuple<Tensor, Tensor, Tensor> dynamicconv_step_backward_op(
-    const OptionalTensor& grad, const OptionalTensor& grad_state, const Tensor& x, const Tensor& state,
-    const Tensor& weight, const OptionalTensor& seed, std::string_view normalize, double dropout, bool renorm, bool glu,
-    bool need_x, bool need_state, bool need_weight) {
-  const Options options{{}, {}, seed, normalize, dropout, renorm, glu};
-  return step_gradients(grad, grad_state, x, state, weight, options, need_x, need_state, need_weight);
 }
 
 }  // namespace lightconv

@@ -60,6 +60,7 @@ struct SharedFilter {
 
 template <class T>
 void run_forward(Problem<T>& p) {
+  p.path = take(kForward, p.sizes());
   if (!p.shared) return forward(p);
   const SharedFilter<T> filter(p);
   p.taps = filter.taps.data();
@@ -68,6 +69,7 @@ void run_forward(Problem<T>& p) {
 
 template <class T>
 void run_backward(Problem<T>& p) {
+  p.path = take(kBackward, p.sizes());
   if (!p.shared) return backward(p);
   SharedFilter<T> filter(p);
   p.taps = filter.taps.data();

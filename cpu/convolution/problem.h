@@ -8,6 +8,7 @@
 #include "common/scalars.h"
 #include "common/tiles.h"
 #include "common/normalize.h"
+#include "convolution/paths.h"
 
 namespace lightconv {
 
@@ -30,15 +31,13 @@ struct Problem {
   const S* bias = nullptr;     // (H, channel_pitch) or null
   std::vector<S>* partial = nullptr;  // shared: sums of the taps' gradients, (bundle, H, filter_pitch)
   std::vector<Sequence> sequences;
+  const Path* path = nullptr;  // set by run_forward and run_backward
 
   int64_t sources() const { return seen + steps; }
   int64_t channels() const { return heads * per_head; }
   int64_t filter_pitch() const { return round_up<S>(kernel_size); }
-  // Heads at least as wide as a vector have channels in the lanes; narrower heads have time steps there (band.h).
-  bool wide() const { return per_head >= kWidth<S>; }
-  // One channel per head, one filter for all positions: a depthwise convolution.
-  bool each() const { return shared && per_head == 1; }
-  int64_t channel_pitch() const { return wide() ? round_up<S>(per_head) : per_head; }
+  Sizes sizes() const { return {per_head, kernel_size, kWidth<S>, shared}; }
+  int64_t channel_pitch() const { return wide(sizes()) ? round_up<S>(per_head) : per_head; }
 
   // Taps with which any of the outputs `begin` … `end` − 1 meets any of the sources `first` … `last` − 1.
   Inside meeting(int64_t begin, int64_t end, int64_t first, int64_t last) const {

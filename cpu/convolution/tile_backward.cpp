@@ -62,7 +62,7 @@ class BackwardTile {
     const int64_t begin = std::max(tile_.begin, s_.in_first), end = std::min(tile_.end, s_.in_last);
     Rows<S> out{nullptr, round_up<S>(width) + kWidth<S>, tile_.begin};
     out.data = arena_.take<S>(round_up<S>(tile_.end - tile_.begin) * out.pitch);
-    if (p_.wide()) {
+    if (p_.path == &kRowTiles) {
       const int64_t shift = -p_.offset - (p_.kernel_size - 1);
       for (int64_t h = 0; h < tile_.heads() && begin < end; ++h) {
         convolve_rows<S>(
@@ -70,7 +70,7 @@ class BackwardTile {
             backward_weights(constant(filters.taps(h)), 1, begin + shift, 0, p_.kernel_size), p_.kernel_size, shift,
             pitch_, nullptr);
       }
-    } else if (p_.each()) {
+    } else if (p_.path == &kDepthwise) {
       convolve_each<S, true>(
           out, begin, end, grad, s_.out_first, s_.out_last, channel_taps(p_, tile_, filters, arena_), p_.kernel_size,
           p_.offset, nullptr);
@@ -126,14 +126,14 @@ class BackwardTile {
     const ProductColumns<S> wanted(taps.first, taps.last);
     const int64_t last = end_ + p_.offset + taps.last - 1;
     const Rows<S> source = stage_sources(p_, tile_, begin_ + p_.offset + wanted.first, last, arena_);
-    if (p_.each()) {
+    if (p_.path == &kDepthwise) {
       correlate_each(
           grad, begin_, end_, source, s_.in_first, s_.in_last, k, p_.offset, tile_.heads(),
           partial_ + tile_.head * p_.filter_pitch(), p_.filter_pitch());
       return;
     }
     // Wide heads are transposed one by one, to stay in the first-level cache; narrow ones all at once.
-    const int64_t together = p_.wide() ? 1 : tile_.heads();
+    const int64_t together = p_.path == &kRowTiles ? 1 : tile_.heads();
     S* products = arena_.take<S>(kProductRows * correlation_pitch<S>(k) + kWidth<S>);  // the last row is read to its pitch
     S* logits = arena_.take<S>(p_.filter_pitch());
     for (int64_t h = 0; h < tile_.heads(); h += together) {

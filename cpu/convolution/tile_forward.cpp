@@ -52,7 +52,7 @@ void forward_tile(const Problem<T>& p, const Tile& tile, Arena& arena) {
   out.data = arena.take<S>(round_up<S>(end - begin) * out.pitch);
 
   const auto bias = [&](int64_t h) { return p.bias ? p.bias + (tile.head + h) * pitch : nullptr; };
-  if (p.each()) {
+  if (p.path == &kDepthwise) {
     S* start = nullptr;
     if (p.bias) {
       start = arena.take<S>(round_up<S>(width));

@@ -4,20 +4,20 @@
 #include <tuple>
 
 #include "common/arguments.h"
+#include "talk/paths.h"
 #include "talk/problem.h"
 
 namespace lightconv {
 
 using Tensors = std::tuple<Tensor, Tensor, Tensor>;
 
-// A step of this many tokens or fewer adds the rows of its windows one by one.
-constexpr int64_t kFew = 4;
 // The largest max_left and max_right, as on a GPU: sums and products of a few do not overflow.
 constexpr int64_t kMostReach = (int64_t(1) << 30) - 1;
 
 template <class T>
 TalkProblem<T> problem(
-    const Tensor& x, const Tensor& left, const OptionalTensor& right, int64_t max_left, int64_t max_right) {
+    const Tensor& x, const Tensor& left, const OptionalTensor& right, int64_t max_left, int64_t max_right,
+    int64_t tokens = 0) {
   TORCH_CHECK(
       x.dim() == 3 && left.dim() == 3 && (!right || right->sizes() == left.sizes()) && 0 <= max_left &&
           max_left <= kMostReach && 0 <= max_right && max_right <= kMostReach,
@@ -31,6 +31,9 @@ TalkProblem<T> problem(
   p.heads = left.size(2);
   p.per_head = x.size(2) / p.heads;
   p.threads = threads();
+  Sizes sizes;
+  sizes.tokens = tokens;
+  p.few = take(kTalk, sizes) == &kOneByOne;
   p.max_left = max_left;
   p.max_right = max_right;
   p.x = view<T>(x);
@@ -80,11 +83,10 @@ inline Tensors talkconv_backward_op(
 
 template <class T>
 TalkProblem<T> step_problem(const Tensor& x, const Tensor& state, const Tensor& left, int64_t max_left) {
-  TalkProblem<T> p = problem<T>(x, left, {}, max_left, 0);
+  TalkProblem<T> p = problem<T>(x, left, {}, max_left, 0, x.size(0));
   p.seen = state.size(0);
   p.state = view<T>(state);
   p.next_rows = std::min(p.sources(), max_left);
-  p.few = p.steps <= kFew;
   p.sequences = sequences_of({}, {}, p.steps, p.seen, p.batch);
   return p;
 }

@@ -23,7 +23,7 @@ struct TalkProblem {
   int64_t next_rows = 0;             // of `next`, the state after this step; grad_state is its gradient
   FilterView<const T> left, right;   // offsets (T, B, H). Without `right`, windows end at their output
   FilterView<T> dleft, dright;
-  bool few = false;                  // a step of few tokens: running sums are not worth it
+  bool few = false;                  // the path is kOneByOne
   std::vector<Sequence> sequences;
 
   int64_t sources() const { return seen + steps; }

@@ -24,50 +24,48 @@ cudaError_t tiled_backward(const ConvBackwardParams& p, cudaStream_t stream) {
   return error;
 }
 
-enum class BackwardPath { kShort, kBand, kTiles };
-
-// As forward_of.
-template <class T>
-BackwardPath backward_path(const ConvBackwardParams& p) {
-  const bool full_pass = p.state_rows == 0 && p.grad.data != nullptr && p.grad_state.data == nullptr;
-  if (full_pass && band_backward_supported(p)) return BackwardPath::kBand;
-  return short_backward_supported<T>(p) ? BackwardPath::kShort : BackwardPath::kTiles;
+inline bool band_backward_can_run(const ConvBackwardParams& p) {
+  return p.state_rows == 0 && p.grad.data != nullptr && p.grad_state.data == nullptr && band_backward_supported(p);
 }
 
-// The slabs that the first launch of lightconv's weight gradient writes.
 template <class T>
-int64_t slabs_of(const ConvBackwardParams& p) {
-  switch (backward_path<T>(p)) {
-    case BackwardPath::kShort: return short_slabs<T>(p);
-    case BackwardPath::kBand: return band_slabs(p);
-    case BackwardPath::kTiles: break;
-  }
+cudaError_t tiles_backward(const ConvBackwardParams& p, cudaStream_t stream) {
+  return with_constants<T>(p, backward_wide<T>(p), [&](auto dynamic, auto V) {
+    return tiled_backward<T, decltype(dynamic)::value, decltype(V)::value>(p, stream);
+  });
+}
+
+template <class T>
+int64_t tiles_slabs(const ConvBackwardParams& p) {
   return backward_wide<T>(p) ? light_gradient_tile<T, kWide<T>>(p).slabs : light_gradient_tile<T, 1>(p).slabs;
 }
 
-// All paths write slabs, from which one function computes lightconv's gradient.
+// As kForward. All paths write slabs, from which one function computes lightconv's gradient.
+template <class T>
+constexpr Path<ConvBackwardParams> kBackward[3] = {
+    {"band", kBandNeeds, band_backward_can_run, band_backward, band_slabs},
+    {"short", kShortNeeds, short_backward_supported<T>, short_backward<T>, short_slabs<T>},
+    {"tiles", "", always<ConvBackwardParams>, tiles_backward<T>, tiles_slabs<T>},
+};
+
 template <class T>
 cudaError_t backward_of(const ConvBackwardParams& p, cudaStream_t stream) {
-  cudaError_t error = cudaSuccess;
-  if (p.batch > 0) {
-    switch (backward_path<T>(p)) {
-      case BackwardPath::kShort: error = short_backward<T>(p, stream); break;
-      case BackwardPath::kBand: error = band_backward(p, stream); break;
-      case BackwardPath::kTiles:
-        error = with_constants<T>(p, backward_wide<T>(p), [&](auto dynamic, auto V) {
-          return tiled_backward<T, decltype(dynamic)::value, decltype(V)::value>(p, stream);
-        });
-    }
-  }
+  const Path<ConvBackwardParams>& path = first_of(kBackward<T>, p);
+  const cudaError_t error = p.batch > 0 ? path.run(p, stream) : cudaSuccess;
   if (error != cudaSuccess || p.dynamic || p.dweight == nullptr) return error;
-  return finish_light_weight_gradient<T>(p, p.batch > 0 ? slabs_of<T>(p) : 0, stream);
+  return finish_light_weight_gradient<T>(p, p.batch > 0 ? path.slabs(p) : 0, stream);
+}
+
+template <class T>
+std::string explain_backward(const ConvBackwardParams& p) {
+  return explained(kBackward<T>, p);
 }
 
 template <class T>
 size_t workspace_bytes_of(const ConvBackwardParams& p) {
   if (p.dynamic || p.dweight == nullptr) return 0;
   // Even the sum of no slabs needs a place.
-  const int64_t slabs = p.batch > 0 ? slabs_of<T>(p) : 1;
+  const int64_t slabs = p.batch > 0 ? first_of(kBackward<T>, p).slabs(p) : 1;
   return sizeof(float) * p.heads * static_cast<size_t>(p.kernel_size) * static_cast<size_t>(slabs > 0 ? slabs : 1);
 }
 

@@ -5,5 +5,6 @@ namespace lightconv {
 
 template cudaError_t backward_of<__half>(const ConvBackwardParams&, cudaStream_t);
 template size_t workspace_bytes_of<__half>(const ConvBackwardParams&);
+template std::string explain_backward<__half>(const ConvBackwardParams&);
 
 }  // namespace lightconv

@@ -11,8 +11,10 @@
 #include <tuple>
 
 #include "autograd.h"
+#include "boxed.h"
 #include "common/binding.h"
 #include "convolution/launchers.h"
+#include "talk/launchers.h"
 
 namespace {
 
@@ -82,9 +84,11 @@ void run_backward(ConvBackwardParams& p, const Tensor& x, const char* operation)
   check_launch(lightconv::backward(p, c10::cuda::getCurrentCUDAStream()), operation);
 }
 
-Tensor full_forward(const char* operation, const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-                    const OptionalTensor& lengths, const OptionalTensor& cu_seqlens, const OptionalTensor& seed,
-                    int64_t padding_l, std::string_view normalize, double dropout, bool renorm_padding, bool glu) {
+// ------------------------------------------------------------------------------------------------ the operators
+
+Tensor conv(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& lengths,
+            const OptionalTensor& cu_seqlens, const OptionalTensor& seed, int64_t padding_l, std::string_view normalize,
+            double dropout, bool renorm_padding, bool glu) {
   const c10::cuda::CUDAGuard guard(x.device());
   ConvParams p;
   set_common(p, x, weight, seed, normalize, dropout, renorm_padding, glu);
@@ -94,15 +98,14 @@ Tensor full_forward(const char* operation, const Tensor& x, const Tensor& weight
   if (bias.has_value()) p.bias = all_bias.const_data_ptr();
   Result out(at::empty_like(x.narrow(2, 0, p.channels)));
   p.out = out.rows();
-  run_forward(p, operation);
+  run_forward(p, p.dynamic ? "dynamicconv" : "lightconv");
   return out.finish();
 }
 
-std::tuple<Tensor, Tensor> full_backward(const char* operation, const Tensor& grad, const Tensor& x,
-                                         const Tensor& weight, const OptionalTensor& lengths,
-                                         const OptionalTensor& cu_seqlens, const OptionalTensor& seed,
-                                         int64_t padding_l, std::string_view normalize, double dropout,
-                                         bool renorm_padding, bool glu, bool need_x, bool need_weight) {
+std::tuple<Tensor, Tensor> conv_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                         const OptionalTensor& lengths, const OptionalTensor& cu_seqlens,
+                                         const OptionalTensor& seed, int64_t padding_l, std::string_view normalize,
+                                         double dropout, bool renorm_padding, bool glu, bool need_x, bool need_weight) {
   const c10::cuda::CUDAGuard guard(x.device());
   ConvBackwardParams p;
   set_common(p, x, weight, seed, normalize, dropout, renorm_padding, glu);
@@ -113,13 +116,13 @@ std::tuple<Tensor, Tensor> full_backward(const char* operation, const Tensor& gr
   Tensor dweight = gradient_of(weight, need_weight);
   p.dx = dx.rows();
   if (need_weight) set_dweight(p, dweight);
-  run_backward(p, x, operation);
+  run_backward(p, x, p.dynamic ? "dynamicconv_backward" : "lightconv_backward");
   return {dx.finish(), dweight};
 }
 
-std::tuple<Tensor, Tensor> step_forward(const char* operation, const Tensor& x, const Tensor& state,
-                                        const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& seed,
-                                        std::string_view normalize, double dropout, bool renorm_padding, bool glu) {
+std::tuple<Tensor, Tensor> conv_step(const Tensor& x, const Tensor& state, const Tensor& weight,
+                                     const OptionalTensor& bias, const OptionalTensor& seed, std::string_view normalize,
+                                     double dropout, bool renorm_padding, bool glu) {
   const c10::cuda::CUDAGuard guard(x.device());
   ConvParams p;
   set_common(p, x, weight, seed, normalize, dropout, renorm_padding, glu);
@@ -131,15 +134,15 @@ std::tuple<Tensor, Tensor> step_forward(const char* operation, const Tensor& x, 
   Result next(state.new_empty({kept, p.batch, p.channels}));
   p.out = out.rows();
   p.next_state = next.rows();
-  run_forward(p, operation);
+  run_forward(p, p.dynamic ? "dynamicconv_step" : "lightconv_step");
   return {out.finish(), next.finish()};
 }
 
-std::tuple<Tensor, Tensor, Tensor> step_backward(const char* operation, const OptionalTensor& grad,
-                                                 const OptionalTensor& grad_state, const Tensor& x,
-                                                 const Tensor& state, const Tensor& weight, const OptionalTensor& seed,
-                                                 std::string_view normalize, double dropout, bool renorm_padding,
-                                                 bool glu, bool need_x, bool need_state, bool need_weight) {
+std::tuple<Tensor, Tensor, Tensor> conv_step_backward(const OptionalTensor& grad, const OptionalTensor& grad_state,
+                                                      const Tensor& x, const Tensor& state, const Tensor& weight,
+                                                      const OptionalTensor& seed, std::string_view normalize,
+                                                      double dropout, bool renorm_padding, bool glu, bool need_x,
+                                                      bool need_state, bool need_weight) {
   const c10::cuda::CUDAGuard guard(x.device());
   ConvBackwardParams p;
   set_common(p, x, weight, seed, normalize, dropout, renorm_padding, glu);
@@ -151,84 +154,36 @@ std::tuple<Tensor, Tensor, Tensor> step_backward(const char* operation, const Op
   p.dx = dx.rows();
   p.dstate = dstate.rows();
   if (need_weight) set_dweight(p, dweight);
-  run_backward(p, x, operation);
+  run_backward(p, x, p.dynamic ? "dynamicconv_step_backward" : "lightconv_step_backward");
   return {dx.finish(), dstate.finish(), dweight};
 }
 
-// ------------------------------------------------------------------------------------------------ the operators
-
-Tensor lightconv_forward(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-                         const OptionalTensor& lengths, const OptionalTensor& cu_seqlens, const OptionalTensor& seed,
-                         int64_t padding_l, std::string_view normalize, double dropout, bool glu) {
-  return full_forward("lightconv", x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, dropout, false,
-                      glu);
-}
-
-Tensor dynamicconv_forward(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-                           const OptionalTensor& lengths, const OptionalTensor& cu_seqlens, const OptionalTensor& seed,
-                           int64_t padding_l, std::string_view normalize, double dropout, bool renorm_padding,
-                           bool glu) {
-  return full_forward("dynamicconv", x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, dropout,
-                      renorm_padding, glu);
-}
-
-std::tuple<Tensor, Tensor> lightconv_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
-                                              const OptionalTensor& lengths, const OptionalTensor& cu_seqlens,
-                                              const OptionalTensor& seed, int64_t padding_l,
-                                              std::string_view normalize, double dropout, bool glu, bool need_x,
-                                              bool need_weight) {
-  return full_backward("lightconv_backward", grad, x, weight, lengths, cu_seqlens, seed, padding_l, normalize, dropout,
-                       false, glu, need_x, need_weight);
-}
-
-std::tuple<Tensor, Tensor> dynamicconv_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
-                                                const OptionalTensor& lengths, const OptionalTensor& cu_seqlens,
-                                                const OptionalTensor& seed, int64_t padding_l,
-                                                std::string_view normalize, double dropout, bool renorm_padding,
-                                                bool glu, bool need_x, bool need_weight) {
-  return full_backward("dynamicconv_backward", grad, x, weight, lengths, cu_seqlens, seed, padding_l, normalize,
-                       dropout, renorm_padding, glu, need_x, need_weight);
-}
-
-std::tuple<Tensor, Tensor> lightconv_step(const Tensor& x, const Tensor& state, const Tensor& weight,
-                                          const OptionalTensor& bias, const OptionalTensor& seed,
-                                          std::string_view normalize, double dropout, bool glu) {
-  return step_forward("lightconv_step", x, state, weight, bias, seed, normalize, dropout, false, glu);
-}
-
-std::tuple<Tensor, Tensor> dynamicconv_step(const Tensor& x, const Tensor& state, const Tensor& weight,
-                                            const OptionalTensor& bias, const OptionalTensor& seed,
-                                            std::string_view normalize, double dropout, bool renorm_padding,
-                                            bool glu) {
-  return step_forward("dynamicconv_step", x, state, weight, bias, seed, normalize, dropout, renorm_padding, glu);
-}
-
-std::tuple<Tensor, Tensor, Tensor> lightconv_step_backward(const OptionalTensor& grad, const OptionalTensor& grad_state,
-                                                           const Tensor& x, const Tensor& state, const Tensor& weight,
-                                                           const OptionalTensor& seed, std::string_view normalize,
-                                                           double dropout, bool glu, bool need_x, bool need_state,
-                                                           bool need_weight) {
-  return step_backward("lightconv_step_backward", grad, grad_state, x, state, weight, seed, normalize, dropout, false,
-                       glu, need_x, need_state, need_weight);
-}
-
-std::tuple<Tensor, Tensor, Tensor> dynamicconv_step_backward(
-    const OptionalTensor& grad, const OptionalTensor& grad_state, const Tensor& x, const Tensor& state,
-    const Tensor& weight, const OptionalTensor& seed, std::string_view normalize, double dropout, bool renorm_padding,
-    bool glu, bool need_x, bool need_state, bool need_weight) {
-  return step_backward("dynamicconv_step_backward", grad, grad_state, x, state, weight, seed, normalize, dropout,
-                       renorm_padding, glu, need_x, need_state, need_weight);
+// Of a full pass on the current device, all of whose rows are aligned.
+std::string explain_op(const Tensor& like, std::string_view op, bool backward, int64_t channels, int64_t heads,
+                       int64_t kernel_size) {
+  const c10::cuda::CUDAGuard guard(like.device());
+  const auto describe = [&](auto& p) {
+    set_problem(p, like.new_empty({1, 1, channels}), channels, heads);
+    p.grad = p.x;
+  };
+  if (op == "talkconv") {
+    lightconv::TalkBackwardParams p;
+    describe(p);
+    p.max_left = checked_int(kernel_size - 1, "K");
+    return lightconv::explain(p, backward);
+  }
+  ConvBackwardParams p;
+  describe(p);
+  p.dynamic = op == "dynamicconv";
+  p.kernel_size = checked_int(kernel_size, "the kernel size K");
+  p.padding_l = p.kernel_size - 1;
+  p.weight.stride_k = 1;
+  return lightconv::explain(p, backward);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(lightconv, CUDA, m) {
-  m.impl("lightconv", &lightconv_forward);
-  m.impl("dynamicconv", &dynamicconv_forward);
-  m.impl("lightconv_backward", &lightconv_backward);
-  m.impl("dynamicconv_backward", &dynamicconv_backward);
-  m.impl("lightconv_step", &lightconv_step);
-  m.impl("dynamicconv_step", &dynamicconv_step);
-  m.impl("lightconv_step_backward", &lightconv_step_backward);
-  m.impl("dynamicconv_step_backward", &dynamicconv_step_backward);
+  lightconv::register_convolutions<&conv, &conv_backward, &conv_step, &conv_step_backward>(m);
+  m.impl("explain", lightconv::boxed<&explain_op>());
 }

@@ -126,15 +126,33 @@ bool forward_wide(const ConvParams& p) {
          aligned(p.out, size, 16) && aligned(p.next_state, size, 16) && reinterpret_cast<uintptr_t>(p.bias) % 16 == 0;
 }
 
-// The shortest filters, which are limited by memory traffic, run in registers; then the tensor cores, where supported.
+inline bool band_forward_can_run(const ConvParams& p) {
+  return p.state_rows == 0 && p.next_state.data == nullptr && band_forward_supported(p);
+}
+
 template <class T>
-cudaError_t forward_of(const ConvParams& p, cudaStream_t stream) {
-  const bool full_pass = p.state_rows == 0 && p.next_state.data == nullptr;
-  if (full_pass && band_forward_supported(p)) return band_forward(p, stream);
-  if (short_forward_supported<T>(p)) return short_forward<T>(p, stream);
+cudaError_t tiles_forward(const ConvParams& p, cudaStream_t stream) {
   return with_constants<T>(p, forward_wide<T>(p), [&](auto dynamic, auto V) {
     return tiled_forward<T, decltype(dynamic)::value, decltype(V)::value>(p, stream);
   });
+}
+
+// The tensor cores, where supported; the other short filters, which are limited by memory traffic, run in registers.
+template <class T>
+constexpr Path<ConvParams> kForward[3] = {
+    {"band", kBandNeeds, band_forward_can_run, band_forward},
+    {"short", kShortNeeds, short_forward_supported<T>, short_forward<T>},
+    {"tiles", "", always<ConvParams>, tiles_forward<T>},
+};
+
+template <class T>
+cudaError_t forward_of(const ConvParams& p, cudaStream_t stream) {
+  return first_of(kForward<T>, p).run(p, stream);
+}
+
+template <class T>
+std::string explain_forward(const ConvParams& p) {
+  return explained(kForward<T>, p);
 }
 
 }  // namespace lightconv

@@ -4,5 +4,6 @@
 namespace lightconv {
 
 template cudaError_t forward_of<__nv_bfloat16>(const ConvParams&, cudaStream_t);
+template std::string explain_forward<__nv_bfloat16>(const ConvParams&);
 
 }  // namespace lightconv

@@ -4,5 +4,6 @@
 namespace lightconv {
 
 template cudaError_t forward_of<__half>(const ConvParams&, cudaStream_t);
+template std::string explain_forward<__half>(const ConvParams&);
 
 }  // namespace lightconv

@@ -4,5 +4,6 @@
 namespace lightconv {
 
 template cudaError_t forward_of<float>(const ConvParams&, cudaStream_t);
+template std::string explain_forward<float>(const ConvParams&);
 
 }  // namespace lightconv

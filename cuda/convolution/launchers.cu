@@ -10,6 +10,10 @@ template <class T>
 cudaError_t backward_of(const ConvBackwardParams& params, cudaStream_t stream);
 template <class T>
 size_t workspace_bytes_of(const ConvBackwardParams& params);
+template <class T>
+std::string explain_forward(const ConvParams& params);
+template <class T>
+std::string explain_backward(const ConvBackwardParams& params);
 
 cudaError_t forward(const ConvParams& params, cudaStream_t stream) {
   if (params.batch == 0) return cudaSuccess;
@@ -37,6 +41,16 @@ size_t workspace_bytes(const ConvBackwardParams& params) {
     case Type::kBFloat16: return workspace_bytes_of<__nv_bfloat16>(params);
   }
   return 0;
+}
+
+std::string explain(const ConvBackwardParams& params, bool backward) {
+  switch (params.type) {
+    case Type::kFloat32: return backward ? explain_backward<float>(params) : explain_forward<float>(params);
+    case Type::kFloat16: return backward ? explain_backward<__half>(params) : explain_forward<__half>(params);
+    case Type::kBFloat16:
+      return backward ? explain_backward<__nv_bfloat16>(params) : explain_forward<__nv_bfloat16>(params);
+  }
+  return "";
 }
 
 }  // namespace lightconv

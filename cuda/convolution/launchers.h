@@ -14,7 +14,7 @@
 // launch.
 #pragma once
 
-#include "common/problem.h"
+#include "common/paths.h"
 
 namespace lightconv {
 
@@ -68,12 +68,17 @@ cudaError_t backward(const ConvBackwardParams& params, cudaStream_t stream);
 // called before `workspace` is set; all other parameters must be set.
 size_t workspace_bytes(const ConvBackwardParams& params);
 
+// The paths of forward or backward, up to the one that runs (common/paths.h).
+std::string explain(const ConvBackwardParams& params, bool backward);
+
 // The tensor-core path (band_*.cu), chosen inside forward and backward. `supported` may only depend on types, sizes per
 // row (C, H, K, padding_l), options, alignments and the compute capability, never on T, B or the content of a sequence.
 // So the results for a sentence do not depend on its batch.
 //   band_forward    writes out, with the bias. For full passes only (state_rows == 0, next_state null).
 //   band_backward   writes dx and dweight, where not null; rows outside a sequence get dx = 0. For full passes only.
 //                   Of lightconv's dweight it writes band_slabs slabs (slabs.h) into the workspace.
+constexpr const char* kBandNeeds =
+    "capability 8.0, a half type, C/H >= 16 and a multiple of 8, K >= 8 (K >= 3 for C/H >= 64), rows of 16 bytes";
 bool band_forward_supported(const ConvParams& params);
 bool band_backward_supported(const ConvBackwardParams& params);
 cudaError_t band_forward(const ConvParams& params, cudaStream_t stream);

@@ -266,6 +266,10 @@ int heads_of_vector(const ConvParams& p) {
   return p.channels % kWide<T> == 0 && kWide<T> % channels_of_head == 0 ? kWide<T> / channels_of_head : 0;
 }
 
+constexpr const char* kShortNeeds =
+    "K = 3, 4 or 7, and C/H whole vectors of 16 bytes (backward a power of two, at most 32); for dynamicconv with K = 4 "
+    "vectors of whole heads too";
+
 inline bool short_options(const ConvParams& p) {
   return (p.kernel_size == 3 || p.kernel_size == 4 || p.kernel_size == 7) &&
          (p.normalize == Normalize::kSoftmax || p.normalize == Normalize::kNone);

@@ -217,26 +217,48 @@ bool talk_backward_wide(const TalkBackwardParams& p) {
          aligned(p.dx, size, bytes) && aligned(p.dstate, size, bytes);
 }
 
+inline bool talk_band_backward_can_run(const TalkBackwardParams& p) {
+  return p.state_rows == 0 && p.grad_state.data == nullptr && talk_band_backward_supported(p);
+}
+
+// dx, and the gradients of offsets where they are read in whole vectors.
+template <class T>
+cudaError_t talk_band_gradients(const TalkBackwardParams& p, cudaStream_t stream) {
+  TalkBackwardParams call = p;
+  if (!offsets_wide<T>(p)) call.dleft = call.dright = {};
+  return talk_band_backward(call, stream);
+}
+
+template <class T>
+cudaError_t talk_tiles_gradient(const TalkBackwardParams& p, cudaStream_t stream) {
+  return talk_backward_wide<T>(p) ? launch_talk_dx<T, kTalkVector>(p, stream) : launch_talk_dx<T, 1>(p, stream);
+}
+
+template <class T>
+constexpr Path<TalkBackwardParams> kTalkBackward[2] = {
+    {"band", kTalkBandNeeds, talk_band_backward_can_run, talk_band_gradients<T>},
+    {"tiles", "", always<TalkBackwardParams>, talk_tiles_gradient<T>},
+};
+
 template <class T>
 cudaError_t talk_backward_of(const TalkBackwardParams& p, cudaStream_t stream) {
-  const bool full_pass = p.state_rows == 0 && p.grad_state.data == nullptr;
   const bool wide_offsets = offsets_wide<T>(p);
   bool offsets = p.dleft.data != nullptr || p.dright.data != nullptr;
   cudaError_t error = cudaSuccess;
   if (p.dx.data != nullptr || p.dstate.data != nullptr) {
     if (p.grad.data != nullptr) error = find_reaches<T>(p, stream);
     if (error != cudaSuccess) return error;
-    if (full_pass && talk_band_backward_supported(p)) {
-      TalkBackwardParams call = p;
-      if (!wide_offsets) call.dleft = call.dright = {};
-      offsets = offsets && !wide_offsets;
-      error = talk_band_backward(call, stream);
-    } else {
-      error = talk_backward_wide<T>(p) ? launch_talk_dx<T, kTalkVector>(p, stream) : launch_talk_dx<T, 1>(p, stream);
-    }
+    const Path<TalkBackwardParams>& path = first_of(kTalkBackward<T>, p);
+    error = path.run(p, stream);
+    offsets = offsets && !(wide_offsets && path.run == talk_band_gradients<T>);
   }
   if (error != cudaSuccess || !offsets) return error;
   return wide_offsets ? launch_talk_offsets<T, kTalkVector>(p, stream) : launch_talk_offsets<T, 1>(p, stream);
+}
+
+template <class T>
+std::string explain_talk(const TalkBackwardParams& p, bool backward) {
+  return backward ? explained(kTalkBackward<T>, p) : explained(kTalkForward<T>, static_cast<const TalkParams&>(p));
 }
 
 }  // namespace lightconv

@@ -265,11 +265,24 @@ bool talk_wide(const TalkParams& p) {
          aligned(p.out, size, bytes) && aligned(p.next_state, size, bytes);
 }
 
+inline bool talk_band_forward_can_run(const TalkParams& p) {
+  return p.state_rows == 0 && p.next_state.data == nullptr && talk_band_forward_supported(p);
+}
+
+template <class T>
+cudaError_t talk_tiles_forward(const TalkParams& p, cudaStream_t stream) {
+  return talk_wide<T>(p) ? launch_talk_forward<T, kTalkVector>(p, stream) : launch_talk_forward<T, 1>(p, stream);
+}
+
+template <class T>
+constexpr Path<TalkParams> kTalkForward[2] = {
+    {"band", kTalkBandNeeds, talk_band_forward_can_run, talk_band_forward},
+    {"tiles", "", always<TalkParams>, talk_tiles_forward<T>},
+};
+
 template <class T>
 cudaError_t talk_forward_of(const TalkParams& p, cudaStream_t stream) {
-  const bool full_pass = p.state_rows == 0 && p.next_state.data == nullptr;
-  if (full_pass && talk_band_forward_supported(p)) return talk_band_forward(p, stream);
-  return talk_wide<T>(p) ? launch_talk_forward<T, kTalkVector>(p, stream) : launch_talk_forward<T, 1>(p, stream);
+  return first_of(kTalkForward<T>, p).run(p, stream);
 }
 
 }  // namespace lightconv

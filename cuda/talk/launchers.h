@@ -9,7 +9,7 @@
 // outputs NaN. In all gradients it counts as 0, and its own gradient is 0.
 #pragma once
 
-#include "common/problem.h"
+#include "common/paths.h"
 
 namespace lightconv {
 
@@ -50,9 +50,13 @@ cudaError_t talk_forward(const TalkParams& params, cudaStream_t stream);
 cudaError_t talk_backward(const TalkBackwardParams& params, cudaStream_t stream);
 size_t talk_workspace_bytes(const TalkBackwardParams& params);
 
+std::string explain(const TalkBackwardParams& params, bool backward);
+
 // The tensor-core path (talk_band.cu), chosen inside talk_forward and talk_backward for full passes. The rules for
 // band_*_supported in convolution/launchers.h apply. talk_band_backward writes dx, and the gradients of the offsets
 // that are not null; find_reaches must have filled the workspace.
+constexpr const char* kTalkBandNeeds =
+    "capability 8.0, a half type, C/H >= 16 and a multiple of 8, rows of 16 bytes, windows that fit into shared memory";
 bool talk_band_forward_supported(const TalkParams& params);
 bool talk_band_backward_supported(const TalkBackwardParams& params);
 cudaError_t talk_band_forward(const TalkParams& params, cudaStream_t stream);

@@ -5,5 +5,6 @@ namespace lightconv {
 
 template cudaError_t talk_forward_of<float>(const TalkParams&, cudaStream_t);
 template cudaError_t talk_backward_of<float>(const TalkBackwardParams&, cudaStream_t);
+template std::string explain_talk<float>(const TalkBackwardParams&, bool);
 
 }  // namespace lightconv

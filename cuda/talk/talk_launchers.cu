@@ -8,6 +8,8 @@ template <class T>
 cudaError_t talk_forward_of(const TalkParams& params, cudaStream_t stream);
 template <class T>
 cudaError_t talk_backward_of(const TalkBackwardParams& params, cudaStream_t stream);
+template <class T>
+std::string explain_talk(const TalkBackwardParams& params, bool backward);
 
 cudaError_t talk_forward(const TalkParams& params, cudaStream_t stream) {
   if (params.batch == 0) return cudaSuccess;
@@ -29,6 +31,15 @@ cudaError_t talk_backward(const TalkBackwardParams& params, cudaStream_t stream)
     case Type::kBFloat16: return talk_backward_of<__nv_bfloat16>(params, stream);
   }
   return cudaErrorInvalidValue;
+}
+
+std::string explain(const TalkBackwardParams& params, bool backward) {
+  switch (params.type) {
+    case Type::kFloat32: return explain_talk<float>(params, backward);
+    case Type::kFloat16: return explain_talk<__half>(params, backward);
+    case Type::kBFloat16: return explain_talk<__nv_bfloat16>(params, backward);
+  }
+  return "";
 }
 
 size_t talk_workspace_bytes(const TalkBackwardParams& params) {

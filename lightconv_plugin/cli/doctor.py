@@ -3,10 +3,14 @@
 import argparse
 import logging
 
+from lightconv_plugin.diagnostics.explain import DTYPES, OPERATORS, explain
 from lightconv_plugin.quiet import quietly
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.explain:
+        print(explain(tuple(args.explain), args.operator, args.dtype))
+        return 0
     from lightconv_plugin.diagnostics.checks import examine
 
     # fairseq and its dependencies log a lot during import; the findings have everything that matters.
@@ -25,3 +29,15 @@ def add_parser(commands) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("-v", "--verbose", action="store_true", help="print every finding instead of one line per area")
     form.add_argument("--json", action="store_true", help="print every finding as one JSON object")
+    form.add_argument(
+        "--explain",
+        nargs=5,
+        type=int,
+        metavar=("T", "B", "C", "H", "K"),
+        help="print only which path a full pass of an operator takes through the kernels, and why not those before it: "
+        "T time steps, a batch of B, C channels, H heads, filters of K taps (talkconv: windows of K rows)",
+    )
+    parser.add_argument(
+        "--operator", choices=OPERATORS, default="dynamicconv", help="for --explain; default: dynamicconv"
+    )
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="for --explain; default: float32")

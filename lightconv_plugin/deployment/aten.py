@@ -14,24 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightconv_plugin.ops.filters import widen
+from lightconv_plugin.ops.filters import widen, with_shared_filter
 from lightconv_plugin.ops.normalize import normalize as normalize_taps
-
-
-def lightconv(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    lengths: Tensor | None,
-    cu_seqlens: Tensor | None,
-    seed: Tensor | None,
-    padding_l: int,
-    normalize: str,
-    dropout: float,
-    glu: bool,
-) -> Tensor:
-    """See ops.lightconv."""
-    return dynamicconv(x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, dropout, False, glu)
 
 
 def dynamicconv(
@@ -51,20 +35,6 @@ def dynamicconv(
     _refuse(bias=bias, lengths=lengths, cu_seqlens=cu_seqlens, seed=seed, renorm_padding=renorm_padding, glu=glu)
     rows = _padded(x, padding_l, weight.shape[-1] - 1 - padding_l)
     return _sum_over_taps(rows, _taps(weight, normalize), x)
-
-
-def lightconv_step(
-    x: Tensor,
-    state: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    normalize: str,
-    dropout: float,
-    glu: bool,
-) -> tuple[Tensor, Tensor]:
-    """See ops.lightconv_step; the state has all K − 1 rows."""
-    return dynamicconv_step(x, state, weight, bias, seed, normalize, dropout, False, glu)
 
 
 def dynamicconv_step(
@@ -105,8 +75,15 @@ def talkconv_step(x: Tensor, state: Tensor, offset_left: Tensor, max_left: int) 
 
 def decompositions() -> dict[Any, Callable]:
     """These functions, by the operators that they replace."""
-    functions = (lightconv, dynamicconv, lightconv_step, dynamicconv_step, talkconv, talkconv_step)
-    return {getattr(torch.ops.lightconv, function.__name__).default: function for function in functions}
+    functions: dict[str, Callable] = {
+        "lightconv": with_shared_filter(dynamicconv),
+        "lightconv_step": with_shared_filter(dynamicconv_step),
+        "dynamicconv": dynamicconv,
+        "dynamicconv_step": dynamicconv_step,
+        "talkconv": talkconv,
+        "talkconv_step": talkconv_step,
+    }
+    return {getattr(torch.ops.lightconv, name).default: function for name, function in functions.items()}
 
 
 def _refuse(**options: object) -> None:

@@ -96,21 +96,7 @@ def lightconv(
             outside tracing and torch.vmap; elsewhere the host would have to wait for them. Invalid values that are not
             checked never cause reads outside x.
     """
-    x, weight, bias = _prepare(x=x, weight=weight, bias=bias)
-    checks.convolution(
-        x,
-        weight,
-        padding_l,
-        dynamic=False,
-        normalize=normalize,
-        dropout=dropout,
-        bias=bias,
-        lengths=lengths,
-        cu_seqlens=cu_seqlens,
-        glu=glu,
-    )
-    x, seed = _contiguous_channels(x), _draw_seed(dropout, x)
-    return call("lightconv", x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, float(dropout), glu)
+    return _convolve("lightconv", x, weight, bias, lengths, cu_seqlens, padding_l, normalize, dropout, glu)
 
 
 def dynamicconv(
@@ -143,23 +129,8 @@ def dynamicconv(
     Raises:
         TypeError, ValueError: as for `lightconv`.
     """
-    x, weight, bias = _prepare(x=x, weight=weight, bias=bias)
-    checks.convolution(
-        x,
-        weight,
-        padding_l,
-        dynamic=True,
-        normalize=normalize,
-        dropout=dropout,
-        bias=bias,
-        lengths=lengths,
-        cu_seqlens=cu_seqlens,
-        glu=glu,
-        renorm_padding=renorm_padding,
-    )
-    x, seed = _contiguous_channels(x), _draw_seed(dropout, x)
-    options = normalize, float(dropout), renorm_padding, glu
-    return call("dynamicconv", x, weight, bias, lengths, cu_seqlens, seed, padding_l, *options)
+    sequences, flags = (lengths, cu_seqlens), (renorm_padding, glu)
+    return _convolve("dynamicconv", x, weight, bias, *sequences, padding_l, normalize, dropout, *flags)
 
 
 def lightconv_step(
@@ -190,10 +161,7 @@ def lightconv_step(
     Raises:
         TypeError, ValueError: see `checks`.
     """
-    x, state, weight, bias = _prepare(x=x, state=state, weight=weight, bias=bias)
-    checks.step(x, state, weight, dynamic=False, normalize=normalize, dropout=dropout, bias=bias, glu=glu)
-    x, state, seed = _contiguous_channels(x), _begin(state, x, glu), _draw_seed(dropout, x)
-    return call("lightconv_step", x, state, weight, bias, seed, normalize, float(dropout), glu)
+    return _convolve_step("lightconv_step", x, state, weight, bias, normalize, dropout, glu)
 
 
 def dynamicconv_step(
@@ -222,20 +190,7 @@ def dynamicconv_step(
     Raises:
         TypeError, ValueError: see `checks`.
     """
-    x, state, weight, bias = _prepare(x=x, state=state, weight=weight, bias=bias)
-    checks.step(
-        x,
-        state,
-        weight,
-        dynamic=True,
-        normalize=normalize,
-        dropout=dropout,
-        bias=bias,
-        glu=glu,
-        renorm_padding=renorm_padding,
-    )
-    x, state, seed = _contiguous_channels(x), _begin(state, x, glu), _draw_seed(dropout, x)
-    return call("dynamicconv_step", x, state, weight, bias, seed, normalize, float(dropout), renorm_padding, glu)
+    return _convolve_step("dynamicconv_step", x, state, weight, bias, normalize, dropout, renorm_padding, glu)
 
 
 def talkconv(
@@ -313,7 +268,7 @@ def talkconv_step(x: Tensor, state: Tensor | None, offset_left: Tensor, max_left
     x, state, offset_left = _prepare(x=x, state=state, offset_left=offset_left)
     checks.talk_step(x, state, offset_left, max_left)
     x = _contiguous_channels(x)
-    return call("talkconv_step", x, _begin(state, x, glu=False), offset_left, max_left)
+    return call("talkconv_step", x, _begin(state, x, x.shape[2]), offset_left, max_left)
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
@@ -340,6 +295,47 @@ def dropout(x: Tensor, p: float) -> Tensor:
     if forward_ad._current_level >= 0:
         checks.no_tangents(x)
     return call("dropout", x, _draw_seed(p, x), float(p))
+
+
+def _convolve(
+    name: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lengths: Tensor | None,
+    cu_seqlens: Tensor | None,
+    padding_l: int,
+    normalize: str,
+    dropout: float,
+    *flags: bool,
+) -> Tensor:
+    """lightconv or dynamicconv; the flags as the registered operator has them."""
+    x, weight, bias = _prepare(x=x, weight=weight, bias=bias)
+    checks.convolution(x, weight, bias, normalize, dropout, flags)
+    checks.full_pass(x, weight, lengths, cu_seqlens, padding_l)
+    x, seed = _contiguous_channels(x), _draw_seed(dropout, x)
+    return call(name, x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, float(dropout), *flags)
+
+
+def _convolve_step(
+    name: str,
+    x: Tensor,
+    state: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    normalize: str,
+    dropout: float,
+    *flags: bool,
+) -> tuple[Tensor, Tensor]:
+    """A step of `_convolve`."""
+    x, state, weight, bias = _prepare(x=x, state=state, weight=weight, bias=bias)
+    checks.convolution(x, weight, bias, normalize, dropout, flags)
+    channels = x.shape[2] // 2 if flags[-1] else x.shape[2]
+    if state is not None:
+        checks.state(state, x, weight.shape[-1] - 1, "K-1", channels)
+    x = _contiguous_channels(x)
+    state, seed = _begin(state, x, channels), _draw_seed(dropout, x)
+    return call(name, x, state, weight, bias, seed, normalize, float(dropout), *flags)
 
 
 # Computed once at import: torch 2.6's compiler cannot trace this call. For other device types torch raises an error.
@@ -374,8 +370,6 @@ def _draw_seed(dropout: float, x: Tensor) -> Tensor | None:
     return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=x.device)
 
 
-def _begin(state: Tensor | None, x: Tensor, glu: bool) -> Tensor:
+def _begin(state: Tensor | None, x: Tensor, channels: int) -> Tensor:
     """The state before the first token: no rows."""
-    if state is not None:
-        return _contiguous_channels(state)
-    return x.new_empty((0, x.shape[1], x.shape[2] // 2 if glu else x.shape[2]))
+    return x.new_empty((0, x.shape[1], channels)) if state is None else _contiguous_channels(state)

@@ -38,7 +38,7 @@ PREBUILT = PACKAGE / "prebuilt"
 SOURCES = {
     kind: PACKAGE / "sources" / kind if (PACKAGE / "sources").is_dir() else PACKAGE.parent / kind for kind in KINDS
 }
-SHARED = (PACKAGE / "ops" / "autograd.h",)
+SHARED = (PACKAGE / "ops" / "autograd.h", PACKAGE / "ops" / "boxed.h")
 """Headers that every library also includes; a flag sets the dispatch key."""
 
 # What a user without a home folder has for a cache: no file can be there, and none can be made, not even by root.

@@ -18,6 +18,7 @@ from .normalize import NORMALIZATIONS
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
+_FLAGS = ("renorm_padding", "glu")
 OPTIONAL = ("bias", "state", "offset_right")
 
 
@@ -43,48 +44,24 @@ def no_forward_mode(*_: object) -> NoReturn:
 
 
 def convolution(
-    x: Tensor,
-    weight: Tensor,
-    padding_l: int,
-    *,
-    dynamic: bool,
-    normalize: str,
-    dropout: float,
-    bias: Tensor | None,
-    lengths: Tensor | None,
-    cu_seqlens: Tensor | None,
-    glu: bool,
-    renorm_padding: bool = False,
+    x: Tensor, weight: Tensor, bias: Tensor | None, normalize: str, dropout: float, flags: tuple[bool, ...]
 ) -> None:
-    """The arguments of lightconv and dynamicconv; the floating ones have passed `floating`."""
-    _options(normalize, dropout, renorm_padding=renorm_padding, glu=glu)
-    _shapes(x, weight, bias, dynamic=dynamic, glu=glu)
+    """What a full pass and a step share; the tensors have passed `floating`.
+
+    flags: `glu` of lightconv; `renorm_padding` and `glu` of dynamicconv.
+    """
+    _options(normalize, dropout, flags)
+    _shapes(x, weight, bias, dynamic=len(flags) == len(_FLAGS), glu=flags[-1])
+
+
+def full_pass(x: Tensor, weight: Tensor, lengths: Tensor | None, cu_seqlens: Tensor | None, padding_l: int) -> None:
+    """The other arguments of lightconv and dynamicconv."""
     kernel_size = weight.shape[-1]
     if isinstance(padding_l, bool) or not isinstance(padding_l, (int, torch.SymInt)):
         raise TypeError(f"padding_l must be an int, got {_what(padding_l)}")
     if not 0 <= padding_l < kernel_size:
         raise ValueError(f"padding_l must satisfy 0 <= padding_l < K = {kernel_size} (weight's last), got {padding_l}")
     _sequences(lengths, cu_seqlens, x)
-
-
-def step(
-    x: Tensor,
-    state: Tensor | None,
-    weight: Tensor,
-    *,
-    dynamic: bool,
-    normalize: str,
-    dropout: float,
-    bias: Tensor | None,
-    glu: bool,
-    renorm_padding: bool = False,
-) -> None:
-    """The arguments of lightconv_step and dynamicconv_step; the floating ones have passed `floating`."""
-    _options(normalize, dropout, renorm_padding=renorm_padding, glu=glu)
-    _shapes(x, weight, bias, dynamic=dynamic, glu=glu)
-    if state is None:
-        return
-    _state(state, x, weight.shape[-1] - 1, "K-1", x.shape[2] // 2 if glu else x.shape[2])
 
 
 def talk(
@@ -116,13 +93,13 @@ def talk(
     _sequences(lengths, cu_seqlens, x)
 
 
-def talk_step(x: Tensor, state: Tensor | None, offset_left: Tensor, max_left: int) -> None:
+def talk_step(x: Tensor, rows: Tensor | None, offset_left: Tensor, max_left: int) -> None:
     """The arguments of talkconv_step; the floating ones have passed `floating`."""
     _limit("max_left", max_left)
     _three_dimensions(x)
     _offset("offset_left", offset_left, x)
-    if state is not None:
-        _state(state, x, max_left, "max_left", x.shape[2])
+    if rows is not None:
+        state(rows, x, max_left, "max_left", x.shape[2])
     if _readable(offset_left) and (offset_left > 1).any():
         raise ValueError(
             f"offset_left must not exceed 1 in a step, which keeps the last max_left = {max_left} inputs only, "
@@ -138,13 +115,13 @@ def probability(name: str, value: float) -> None:
         raise ValueError(f"{name} must satisfy 0 <= {name} < 1, got {value}")
 
 
-def _options(normalize: str, dropout: float, **flags: bool) -> None:
+def _options(normalize: str, dropout: float, flags: tuple[bool, ...]) -> None:
     if not isinstance(normalize, str):
         raise TypeError(f"normalize must be a str, got {_what(normalize)}")
     if normalize not in NORMALIZATIONS:
         raise ValueError(f"normalize must be one of {', '.join(NORMALIZATIONS)}, got {normalize!r}")
     probability("dropout", dropout)
-    for name, value in flags.items():
+    for name, value in zip(_FLAGS[-len(flags) :], flags, strict=True):
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be a bool, got {_what(value)}")
 
@@ -185,14 +162,14 @@ def _three_dimensions(x: Tensor, channels: str = "C") -> None:
         raise ValueError(f"x must have at least one time step and one channel, got shape {_shape(x)}")
 
 
-def _state(state: Tensor, x: Tensor, history: int, history_name: str, channels: int) -> None:
+def state(rows: Tensor, x: Tensor, history: int, history_name: str, channels: int) -> None:
     """The state of a step function: at most the last `history` rows of its earlier inputs."""
-    _same_kind("state", state, x)
+    _same_kind("state", rows, x)
     batch = x.shape[1]
-    if state.dim() != 3 or state.shape[0] > history or state.shape[1] != batch or state.shape[2] != channels:
+    if rows.dim() != 3 or rows.shape[0] > history or rows.shape[1] != batch or rows.shape[2] != channels:
         raise ValueError(
             f"state must be None or have shape (r, B, C) = (0 to {history_name} = {history}, {batch}, {channels}), "
-            f"got {_shape(state)}"
+            f"got {_shape(rows)}"
         )
 
 

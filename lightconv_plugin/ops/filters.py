@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
@@ -9,6 +13,14 @@ from lightconv_plugin.ops.philox import dropout_scale
 
 from .normalize import normalize as normalize_taps
 from .normalize import normalize_backward
+
+R = TypeVar("R")
+
+
+def with_shared_filter(function: Callable[..., R]) -> Callable[..., R]:
+    """What lightconv does, given what dynamicconv does: a filter (H, K) without T and B has no `renorm_padding`."""
+    at = list(inspect.signature(function).parameters).index("renorm_padding")
+    return lambda *args: function(*args[:at], False, *args[at:])
 
 
 def widen(tensor: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lightconv_plugin.ops.philox import dropout_scale
 
-from .filters import Filter, widen
+from .filters import Filter, widen, with_shared_filter
 from .normalize import sigmoid
 from .reference_talk import (  # noqa: F401  (the other operator's, found here by name)
     talkconv,
@@ -37,42 +37,6 @@ from .reference_talk import (  # noqa: F401  (the other operator's, found here b
 from .sequences import Sequence, state_rows, step_inside
 
 # ------------------------------------------------------------------------------------------------ the operators
-
-
-def lightconv(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    lengths: Tensor | None,
-    cu_seqlens: Tensor | None,
-    seed: Tensor | None,
-    padding_l: int,
-    normalize: str,
-    dropout: float,
-    glu: bool,
-) -> Tensor:
-    """lightconv's forward pass: x (T, B, C or 2C), weight (H, K) → (T, B, C), in the layout of x."""
-    return dynamicconv(x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, dropout, False, glu)
-
-
-def lightconv_backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    lengths: Tensor | None,
-    cu_seqlens: Tensor | None,
-    seed: Tensor | None,
-    padding_l: int,
-    normalize: str,
-    dropout: float,
-    glu: bool,
-    need_x: bool,
-    need_weight: bool,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of lightconv for x and weight; those not needed are empty tensors."""
-    return dynamicconv_backward(
-        grad, x, weight, lengths, cu_seqlens, seed, padding_l, normalize, dropout, False, glu, need_x, need_weight
-    )
 
 
 def dynamicconv(
@@ -129,40 +93,6 @@ def dynamicconv_backward(
         _correlate(dtaps, widen(_inputs(x, glu)), grad, -padding_l, sequence)
         dweight = torch.empty_like(weight).copy_(filters.backward(dtaps))
     return dx, dweight
-
-
-def lightconv_step(
-    x: Tensor,
-    state: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    normalize: str,
-    dropout: float,
-    glu: bool,
-) -> tuple[Tensor, Tensor]:
-    """n more tokens of a causal lightconv: x (n, B, C or 2C), state (r, B, C), weight (H, K) → (out, next state)."""
-    return dynamicconv_step(x, state, weight, bias, seed, normalize, dropout, False, glu)
-
-
-def lightconv_step_backward(
-    grad: Tensor | None,
-    grad_state: Tensor | None,
-    x: Tensor,
-    state: Tensor,
-    weight: Tensor,
-    seed: Tensor | None,
-    normalize: str,
-    dropout: float,
-    glu: bool,
-    need_x: bool,
-    need_state: bool,
-    need_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of lightconv_step for x, state and weight; those not needed are empty tensors."""
-    return dynamicconv_step_backward(
-        grad, grad_state, x, state, weight, seed, normalize, dropout, False, glu, need_x, need_state, need_weight
-    )
 
 
 def dynamicconv_step(
@@ -234,6 +164,12 @@ def dynamicconv_step_backward(
             _correlate(dtaps, widen(_inputs(x, glu)), grad, -history)
         dweight = torch.empty_like(weight).copy_(filters.backward(dtaps))
     return dx, dstate, dweight
+
+
+lightconv = with_shared_filter(dynamicconv)
+lightconv_backward = with_shared_filter(dynamicconv_backward)
+lightconv_step = with_shared_filter(dynamicconv_step)
+lightconv_step_backward = with_shared_filter(dynamicconv_step_backward)
 
 
 def dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:

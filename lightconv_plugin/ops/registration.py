@@ -28,24 +28,22 @@ _library = torch.library.Library("lightconv", "DEF")
 
 _FULL = "Tensor? lengths, Tensor? cu_seqlens, Tensor? seed, SymInt padding_l, str normalize, float dropout"
 _STEP = "Tensor? seed, str normalize, float dropout"
+_FLAGS = "bool renorm_padding, bool glu"
 _TALK = (
     "Tensor x, Tensor offset_left, Tensor? offset_right, Tensor? lengths, Tensor? cu_seqlens, "
     "SymInt max_left, SymInt max_right"
 )
-_SCHEMAS = (
-    f"lightconv(Tensor x, Tensor weight, Tensor? bias, {_FULL}, bool glu) -> Tensor",
-    f"dynamicconv(Tensor x, Tensor weight, Tensor? bias, {_FULL}, bool renorm_padding, bool glu) -> Tensor",
-    f"lightconv_backward(Tensor grad, Tensor x, Tensor weight, {_FULL}, bool glu, "
+_CONVOLUTION = (
+    f"dynamicconv(Tensor x, Tensor weight, Tensor? bias, {_FULL}, {_FLAGS}) -> Tensor",
+    f"dynamicconv_backward(Tensor grad, Tensor x, Tensor weight, {_FULL}, {_FLAGS}, "
     "bool need_x, bool need_weight) -> (Tensor, Tensor)",
-    f"dynamicconv_backward(Tensor grad, Tensor x, Tensor weight, {_FULL}, bool renorm_padding, bool glu, "
-    "bool need_x, bool need_weight) -> (Tensor, Tensor)",
-    f"lightconv_step(Tensor x, Tensor state, Tensor weight, Tensor? bias, {_STEP}, bool glu) -> (Tensor, Tensor)",
-    f"dynamicconv_step(Tensor x, Tensor state, Tensor weight, Tensor? bias, {_STEP}, bool renorm_padding, bool glu) "
-    "-> (Tensor, Tensor)",
-    f"lightconv_step_backward(Tensor? grad, Tensor? grad_state, Tensor x, Tensor state, Tensor weight, {_STEP}, "
-    "bool glu, bool need_x, bool need_state, bool need_weight) -> (Tensor, Tensor, Tensor)",
+    f"dynamicconv_step(Tensor x, Tensor state, Tensor weight, Tensor? bias, {_STEP}, {_FLAGS}) -> (Tensor, Tensor)",
     f"dynamicconv_step_backward(Tensor? grad, Tensor? grad_state, Tensor x, Tensor state, Tensor weight, {_STEP}, "
-    "bool renorm_padding, bool glu, bool need_x, bool need_state, bool need_weight) -> (Tensor, Tensor, Tensor)",
+    f"{_FLAGS}, bool need_x, bool need_state, bool need_weight) -> (Tensor, Tensor, Tensor)",
+)
+_SCHEMAS = (
+    *_CONVOLUTION,
+    *(schema.replace("dynamicconv", "lightconv").replace("bool renorm_padding, ", "") for schema in _CONVOLUTION),
     f"talkconv({_TALK}) -> Tensor",
     f"talkconv_backward(Tensor grad, {_TALK}, bool need_x, bool need_left, bool need_right) "
     "-> (Tensor, Tensor, Tensor)",
@@ -63,46 +61,16 @@ def _fake(x: Tensor, weight: Tensor, *options) -> Tensor:
     return _like_channels(x, glu=options[-1])
 
 
-def _fake_backward(grad: Tensor, x: Tensor, weight: Tensor, *options) -> tuple[Tensor, Tensor]:
-    need_x, need_weight = options[-2:]
-    return _gradient(x, need_x), _gradient(weight, need_weight)
-
-
 def _fake_step(x: Tensor, state: Tensor, weight: Tensor, *options) -> tuple[Tensor, Tensor]:
-    out = _like_channels(x, glu=options[-1])
-    rows = torch.sym_min(state.shape[0] + x.shape[0], weight.shape[-1] - 1)
-    return out, state.new_empty((rows, *state.shape[1:]))
-
-
-def _fake_step_backward(
-    grad: Tensor | None, grad_state: Tensor | None, x: Tensor, state: Tensor, weight: Tensor, *options
-) -> tuple[Tensor, Tensor, Tensor]:
-    need_x, need_state, need_weight = options[-3:]
-    return _gradient(x, need_x), _gradient(state, need_state), _gradient(weight, need_weight)
+    return _like_channels(x, glu=options[-1]), _next_state(x, state, weight.shape[-1] - 1)
 
 
 def _fake_talk(x: Tensor, *options) -> Tensor:
     return torch.empty_like(x)
 
 
-def _fake_talk_backward(
-    grad: Tensor, x: Tensor, offset_left: Tensor, offset_right: Tensor | None, *options
-) -> tuple[Tensor, Tensor, Tensor]:
-    need_x, need_left, need_right = options[-3:]
-    right = x.new_empty(0) if offset_right is None else _gradient(offset_right, need_right)
-    return _gradient(x, need_x), _gradient(offset_left, need_left), right
-
-
 def _fake_talk_step(x: Tensor, state: Tensor, offset_left: Tensor, max_left: int) -> tuple[Tensor, Tensor]:
-    rows = torch.sym_min(state.shape[0] + x.shape[0], max_left)
-    return torch.empty_like(x), state.new_empty((rows, *state.shape[1:]))
-
-
-def _fake_talk_step_backward(
-    grad: Tensor | None, grad_state: Tensor | None, x: Tensor, state: Tensor, offset_left: Tensor, max_left: int, *needs
-) -> tuple[Tensor, Tensor, Tensor]:
-    need_x, need_state, need_left = needs
-    return _gradient(x, need_x), _gradient(state, need_state), _gradient(offset_left, need_left)
+    return torch.empty_like(x), _next_state(x, state, max_left)
 
 
 def _fake_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
@@ -113,35 +81,51 @@ def _like_channels(x: Tensor, *, glu: bool) -> Tensor:
     return torch.empty_like(x[..., : x.shape[-1] // 2] if glu else x)
 
 
-def _gradient(tensor: Tensor, needed: bool) -> Tensor:
-    return torch.empty_like(tensor) if needed else tensor.new_empty(0)
+def _next_state(x: Tensor, state: Tensor, history: int) -> Tensor:
+    return state.new_empty((torch.sym_min(state.shape[0] + x.shape[0], history), *state.shape[1:]))
+
+
+def _fake_backward_of(outputs: int, gradients: int):
+    def fake(*args):
+        tensors, needs = args[outputs : outputs + gradients], args[-gradients:]
+        return tuple(
+            torch.empty_like(tensor) if tensor is not None and needed else tensors[0].new_empty(0)
+            for tensor, needed in zip(tensors, needs, strict=True)
+        )
+
+    return fake
 
 
 # ------------------------------------------------------------------------------------------------ autograd
 
 
-def _save(ctx, inputs, output) -> None:
-    x, weight, _, lengths, cu_seqlens, seed, *ctx.options = inputs
-    ctx.save_for_backward(x, weight, lengths, cu_seqlens, seed)
+def _save_of(name: str, outputs: int, gradients: int, bias: bool):
+    """Saves all tensors but the bias, and the other arguments."""
+    arguments = getattr(torch.ops.lightconv, name).default._schema.arguments
+    tensors = sum("Tensor" in str(argument.type) for argument in arguments)
+
+    def save(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs[:gradients], *inputs[gradients + bias : tensors])
+        ctx.options = inputs[tensors:]
+        # An unused output of a step passes None to the backward pass, not a tensor of zeros.
+        ctx.set_materialize_grads(outputs == 1)
+
+    return save
 
 
-def _save_step(ctx, inputs, output) -> None:
-    x, state, weight, _, seed, *ctx.options = inputs
-    ctx.save_for_backward(x, state, weight, seed)
-    # An unused output passes None to the backward pass, not a tensor of zeros.
-    ctx.set_materialize_grads(False)
+def _backward_of(name: str, gradients: int, bias: bool):
+    def backward(ctx, *outputs):
+        needs, found = ctx.needs_input_grad[:gradients], [None] * gradients
+        grads = [_contiguous_channels(grad) for grad in outputs]
+        if any(needs):
+            found = call(name + "_backward", *grads, *ctx.saved_tensors, *ctx.options, *needs)
+        # An operator returns an empty tensor for a gradient that is not needed; autograd wants None.
+        results: list[Tensor | None] = [gradient if need else None for gradient, need in zip(found, needs, strict=True)]
+        if bias:
+            results.append(_bias_gradient(grads[0], ctx.needs_input_grad[gradients]))
+        return *results, *[None] * (len(ctx.needs_input_grad) - len(results))
 
-
-def _save_talk(ctx, inputs, output) -> None:
-    *tensors, max_left, max_right = inputs
-    ctx.save_for_backward(*tensors)
-    ctx.options = (max_left, max_right)
-
-
-def _save_talk_step(ctx, inputs, output) -> None:
-    *tensors, ctx.max_left = inputs
-    ctx.save_for_backward(*tensors)
-    ctx.set_materialize_grads(False)
+    return backward
 
 
 def _save_dropout(ctx, inputs, output) -> None:
@@ -152,57 +136,6 @@ def _save_dropout(ctx, inputs, output) -> None:
 def _dropout_backward(ctx, grad):
     # Dropout is linear and its own transpose: multiply by the same factors again.
     return call("dropout", grad, *ctx.saved_tensors, ctx.p), None, None
-
-
-def _backward_of(name: str):
-    def backward(ctx, grad):
-        need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
-        grad = _contiguous_channels(grad)
-        dx = dweight = None
-        if need_x or need_weight:
-            dx, dweight = call(name + "_backward", grad, *ctx.saved_tensors, *ctx.options, need_x, need_weight)
-        gradients = (dx if need_x else None, dweight if need_weight else None, _bias_gradient(grad, need_bias))
-        return *gradients, *[None] * (len(ctx.needs_input_grad) - len(gradients))
-
-    return backward
-
-
-def _step_backward_of(name: str):
-    def backward(ctx, grad, grad_state):
-        need_x, need_state, need_weight, need_bias = ctx.needs_input_grad[:4]
-        grad, grad_state = _contiguous_channels(grad), _contiguous_channels(grad_state)
-        dx, dstate, dweight = call(
-            name + "_backward", grad, grad_state, *ctx.saved_tensors, *ctx.options, need_x, need_state, need_weight
-        )
-        gradients = (
-            dx if need_x else None,
-            dstate if need_state else None,
-            dweight if need_weight else None,
-            _bias_gradient(grad, need_bias),
-        )
-        return *gradients, *[None] * (len(ctx.needs_input_grad) - len(gradients))
-
-    return backward
-
-
-def _talk_backward(ctx, grad):
-    needs = ctx.needs_input_grad[:3]
-    gradients = (None,) * 3
-    if any(needs):
-        gradients = call("talkconv_backward", _contiguous_channels(grad), *ctx.saved_tensors, *ctx.options, *needs)
-    return *_needed(gradients, needs), *[None] * (len(ctx.needs_input_grad) - 3)
-
-
-def _talk_step_backward(ctx, grad, grad_state):
-    needs = ctx.needs_input_grad[:3]
-    grad, grad_state = _contiguous_channels(grad), _contiguous_channels(grad_state)
-    gradients = call("talkconv_step_backward", grad, grad_state, *ctx.saved_tensors, ctx.max_left, *needs)
-    return *_needed(gradients, needs), None
-
-
-def _needed(gradients: tuple, needs: tuple[bool, ...]) -> list[Tensor | None]:
-    """An operator returns an empty tensor for a gradient that is not needed; autograd wants None."""
-    return [gradient if need else None for gradient, need in zip(gradients, needs, strict=True)]
 
 
 def _contiguous_channels(grad: Tensor | None) -> Tensor | None:
@@ -239,24 +172,30 @@ def _native_or_reference(name: str):
 
 for _schema in _SCHEMAS:
     _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+# Of native libraries only: the paths that a full pass on the device of `like` may take, and that of the last call.
+_library.define("explain(Tensor like, str operator, bool backward, int channels, int heads, int kernel_size) -> str")
+_library.define("last_path(Tensor like) -> str")
 
 # (name, fake kernel, setup_context, backward pass)
 OPERATORS: list[tuple[str, Callable[..., Any], Callable[..., Any] | None, Callable[..., Any]]] = [
-    ("dropout", _fake_dropout, _save_dropout, _dropout_backward),
-    ("talkconv", _fake_talk, _save_talk, _talk_backward),
-    ("talkconv_backward", _fake_talk_backward, None, _no_second_order),
-    ("talkconv_step", _fake_talk_step, _save_talk_step, _talk_step_backward),
-    ("talkconv_step_backward", _fake_talk_step_backward, None, _no_second_order),
+    ("dropout", _fake_dropout, _save_dropout, _dropout_backward)
 ]
-for _name in ("lightconv", "dynamicconv"):
+# The first tensors of an operator have gradients from its backward operator; then there may be a bias.
+for _name, _kernel, _outputs, _gradients, _bias in (
+    ("lightconv", _fake, 1, 2, True),
+    ("dynamicconv", _fake, 1, 2, True),
+    ("talkconv", _fake_talk, 1, 3, False),
+    ("lightconv_step", _fake_step, 2, 3, True),
+    ("dynamicconv_step", _fake_step, 2, 3, True),
+    ("talkconv_step", _fake_talk_step, 2, 3, False),
+):
+    _save, _backward = _save_of(_name, _outputs, _gradients, _bias), _backward_of(_name, _gradients, _bias)
     OPERATORS += [
-        (_name, _fake, _save, _backward_of(_name)),
-        (_name + "_backward", _fake_backward, None, _no_second_order),
-        (_name + "_step", _fake_step, _save_step, _step_backward_of(_name + "_step")),
-        (_name + "_step_backward", _fake_step_backward, None, _no_second_order),
+        (_name, _kernel, _save, _backward),
+        (_name + "_backward", _fake_backward_of(_outputs, _gradients), None, _no_second_order),
     ]
-for _operator, _kernel, _setup, _backward in OPERATORS:
+for _operator, _kernel, _setup, _gradient in OPERATORS:
     _library.impl(_operator, _native_or_reference(_operator), "CompositeExplicitAutograd")
     torch.library.register_fake(f"lightconv::{_operator}", _kernel, lib=_library)
-    torch.library.register_autograd(f"lightconv::{_operator}", _backward, setup_context=_setup, lib=_library)
-    transforms.register(_operator, _setup, _backward)
+    torch.library.register_autograd(f"lightconv::{_operator}", _gradient, setup_context=_setup, lib=_library)
+    transforms.register(_operator, _setup, _gradient)

@@ -154,7 +154,7 @@ def test_a_share_of_the_tests(repository):
     """Two processes together run every test once."""
 
     def collected(share):
-        options = ("--collect-only", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/gpu/test_talk.py")
+        options = ("--collect-only", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/gpu/test_torch.py")
         done = subprocess.run(
             [warm_python(), "-m", "pytest", *options],
             cwd=repository,

@@ -71,8 +71,12 @@ def build(*sources: Path, folders: tuple[Path, ...] = (), sanitize: bool = True)
 
 
 def _compile(sources: Iterable[Path], folders: tuple[Path, ...], sanitize: bool = True) -> list[Path]:
-    gxx = compiler()
     flags = [*COMPILE, *(SANITIZE if sanitize else []), *(f"-I{folder}" for folder in (*folders, HERE))]
+    return objects(compiler(), flags, sources)
+
+
+def objects(gxx: str, flags: list[str], sources: Iterable[Path]) -> list[Path]:
+    """The sources, compiled: each once for its content, flags and compiler."""
     with ThreadPoolExecutor(_cores()) as pool:
         return list(pool.map(lambda source: _object(gxx, flags, source), sources))
 
@@ -160,8 +164,8 @@ def build_runner(changed: Path = SOURCES, units: Sequence[str] = ()) -> Path:
     # The largest first: the cores are then busy to the end.
     kernels = sorted(SOURCES.rglob("*.cu"), key=lambda path: (-path.stat().st_size, path))
     kept = [kernel for kernel in kernels if kernel.relative_to(SOURCES).as_posix() not in units]
-    objects = _compile([changed / unit for unit in units], (changed,))
-    return _link(objects + _compile([*kept, HERE / "runner.cpp", *EMULATOR], (SOURCES,)))
+    anew = _compile([changed / unit for unit in units], (changed,))
+    return _link(anew + _compile([*kept, HERE / "runner.cpp", *EMULATOR], (SOURCES,)))
 
 
 # ------------------------------------------------------------------------------------------------ calling

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,138 +43,41 @@ class Operators:
         """The same kernels on a device that differs in this."""
         return Operators(self.runner, **(self.device | device))
 
-    def lightconv(self, x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, dropout, glu):
-        return self.dynamicconv(x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, dropout, False, glu)
+    def __getattr__(self, name: str):
+        """The operator of this name, as torch's dispatcher has it."""
+        schema = getattr(torch.ops.lightconv, name).default._schema
+        names = [argument.name for argument in schema.arguments]
+        return lambda *args: self._call(name, dict(zip(names, args, strict=True)))
 
-    def dynamicconv(self, x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, dropout, renorm, glu):
-        out = unwritten(channels(x, glu))
-        inputs = {"x": x, "weight": weight, "bias": bias, "lengths": lengths, "cu_seqlens": cu_seqlens, "seed": seed}
-        self._call(inputs, {"out": out}, padding_l, normalize, dropout, renorm, glu)
-        return out
-
-    def lightconv_backward(
-        self, grad, x, weight, lengths, cu_seqlens, seed, padding_l, normalize, dropout, glu, need_x, need_weight
-    ):
-        sequences = (lengths, cu_seqlens, seed)
-        return self.dynamicconv_backward(
-            grad, x, weight, *sequences, padding_l, normalize, dropout, False, glu, need_x, need_weight
-        )
-
-    def dynamicconv_backward(
-        self,
-        grad,
-        x,
-        weight,
-        lengths,
-        cu_seqlens,
-        seed,
-        padding_l,
-        normalize,
-        dropout,
-        renorm,
-        glu,
-        need_x,
-        need_weight,
-    ):
-        dx, dweight = gradient(x, need_x), gradient(weight, need_weight)
-        inputs = {"x": x, "weight": weight, "lengths": lengths, "cu_seqlens": cu_seqlens, "seed": seed, "grad": grad}
-        outputs = {"dx": dx, "dweight": dweight}
-        self._call(inputs, outputs, padding_l, normalize, dropout, renorm, glu, backward=True)
-        return dx, dweight
-
-    def lightconv_step(self, x, state, weight, bias, seed, normalize, dropout, glu):
-        return self.dynamicconv_step(x, state, weight, bias, seed, normalize, dropout, False, glu)
-
-    def dynamicconv_step(self, x, state, weight, bias, seed, normalize, dropout, renorm, glu):
-        history = weight.shape[-1] - 1
-        out = unwritten(channels(x, glu))
-        next_state = unwritten(state.new_empty(min(state.shape[0] + x.shape[0], history), *state.shape[1:]))
-        inputs = {"x": x, "state": state, "weight": weight, "bias": bias, "seed": seed}
-        outputs = {"out": out, "next_state": next_state}
-        self._call(inputs, outputs, history, normalize, dropout, renorm, glu)
-        return out, next_state
-
-    def lightconv_step_backward(
-        self, grad, grad_state, x, state, weight, seed, normalize, dropout, glu, need_x, need_state, need_weight
-    ):
-        options = (seed, normalize, dropout, False, glu)
-        return self.dynamicconv_step_backward(
-            grad, grad_state, x, state, weight, *options, need_x, need_state, need_weight
-        )
-
-    def dynamicconv_step_backward(
-        self, grad, grad_state, x, state, weight, seed, normalize, dropout, renorm, glu, need_x, need_state, need_weight
-    ):
-        history = weight.shape[-1] - 1
-        dx, dstate = gradient(x, need_x), gradient(state, need_state)
-        dweight = gradient(weight, need_weight)
-        inputs = {"x": x, "state": state, "weight": weight, "seed": seed, "grad": grad, "grad_state": grad_state}
-        outputs = {"dx": dx, "dstate": dstate, "dweight": dweight}
-        self._call(inputs, outputs, history, normalize, dropout, renorm, glu, backward=True)
-        return dx, dstate, dweight
-
-    def talkconv(self, x, offset_left, offset_right, lengths, cu_seqlens, max_left, max_right):
-        out = unwritten(x)
-        inputs = {"x": x, "lengths": lengths, "cu_seqlens": cu_seqlens}
-        inputs |= {"offset_left": offset_left, "offset_right": offset_right}
-        self._talk(inputs, {"out": out}, max_left, max_right)
-        return out
-
-    def talkconv_backward(
-        self,
-        grad,
-        x,
-        offset_left,
-        offset_right,
-        lengths,
-        cu_seqlens,
-        max_left,
-        max_right,
-        need_x,
-        need_left,
-        need_right,
-    ):
-        dx, dleft = gradient(x, need_x), gradient(offset_left, need_left)
-        dright = values(x).new_empty(0) if offset_right is None else gradient(offset_right, need_right)
-        inputs = {"x": x, "lengths": lengths, "cu_seqlens": cu_seqlens, "grad": grad}
-        inputs |= {"offset_left": offset_left, "offset_right": offset_right}
-        self._talk(inputs, {"dx": dx, "dleft": dleft, "dright": dright}, max_left, max_right, backward=True)
-        return dx, dleft, dright
-
-    def talkconv_step(self, x, state, offset_left, max_left):
-        out = unwritten(x)
-        next_state = unwritten(state.new_empty(min(state.shape[0] + x.shape[0], max_left), *state.shape[1:]))
-        inputs = {"x": x, "state": state, "offset_left": offset_left}
-        self._talk(inputs, {"out": out, "next_state": next_state}, max_left, 0)
-        return out, next_state
-
-    def talkconv_step_backward(self, grad, grad_state, x, state, offset_left, max_left, need_x, need_state, need_left):
-        dx, dstate = gradient(x, need_x), gradient(state, need_state)
-        dleft = gradient(offset_left, need_left)
-        inputs = {"x": x, "state": state, "offset_left": offset_left, "grad": grad, "grad_state": grad_state}
-        self._talk(inputs, {"dx": dx, "dstate": dstate, "dleft": dleft}, max_left, 0, backward=True)
-        return dx, dstate, dleft
-
-    def _talk(self, inputs, outputs, max_left, max_right, backward=False) -> None:
-        heads = values(inputs["offset_left"]).shape[-1]
-        numbers = {"talk": 1, "backward": backward, "max_left": max_left, "max_right": max_right}
-        self._run(inputs, outputs, numbers, {}, values(inputs["x"]).shape[-1], heads)
-
-    def _call(self, inputs, outputs, padding_l, normalize, dropout, renorm, glu, backward=False) -> None:
-        width, filters = values(inputs["x"]).shape[-1], values(inputs["weight"]).shape
-        numbers = {
-            "talk": 0,
-            "backward": backward,
-            "dynamic": len(filters) == 4,
-            "kernel_size": filters[-1],
-            "padding_l": padding_l,
-            "normalize": NORMALIZATIONS.index(normalize),
-            "glu": glu,
-            "renorm_padding": renorm,
-            "drop_below": math.ceil(dropout * 2**32),
-        }
-        fractions = {"keep_scale": 1 / (1 - dropout)}
-        self._run(inputs, outputs, numbers, fractions, width // 2 if glu else width, filters[-2])
+    def _call(self, name: str, given: dict[str, Any]) -> Tensor | tuple[Tensor, ...]:
+        talk, backward, glu = name.startswith("talk"), name.endswith("_backward"), given.get("glu", False)
+        x, filters = values(given["x"]), values(given["offset_left" if talk else "weight"])
+        history = given["max_left"] if talk else filters.shape[-1] - 1
+        numbers = {"talk": talk, "backward": backward}
+        fractions = {}
+        if talk:
+            numbers |= {"max_left": history, "max_right": given.get("max_right", 0)}
+        else:
+            numbers |= {
+                "dynamic": filters.dim() == 4,
+                "kernel_size": filters.shape[-1],
+                "padding_l": given.get("padding_l", history),
+                "normalize": NORMALIZATIONS.index(given["normalize"]),
+                "glu": glu,
+                "renorm_padding": given.get("renorm_padding", False),
+                "drop_below": math.ceil(given["dropout"] * 2**32),
+            }
+            fractions["keep_scale"] = 1 / (1 - given["dropout"])
+        if backward:
+            outputs = gradients(given)
+        else:
+            outputs = {"out": unwritten(given["x"][..., : x.shape[-1] // 2] if glu else given["x"])}
+            if "state" in given:
+                state, rows = given["state"], given["state"].shape[0] + x.shape[0]
+                outputs["next_state"] = unwritten(state.new_empty(min(rows, history), *state.shape[1:]))
+        width, heads = x.shape[-1] // (1 + glu), filters.shape[-1 if talk else -2]
+        self._run({key: given.get(key) for key in _INPUTS}, outputs, numbers, fractions, width, heads)
+        return tuple(outputs.values()) if len(outputs) > 1 else outputs["out"]
 
     def _run(self, inputs, outputs, numbers, fractions, channels, heads) -> None:
         lengths, cu_seqlens = inputs.get("lengths"), inputs.get("cu_seqlens")
@@ -210,10 +114,6 @@ def values(tensor: Tensor | Sparse) -> Tensor:
     return tensor.values if isinstance(tensor, Sparse) else tensor
 
 
-def channels(x: Tensor | Sparse, glu: bool) -> Tensor | Sparse:
-    return x[..., : x.shape[-1] // 2] if glu else x
-
-
 def unwritten(like: Tensor | Sparse) -> Tensor | Sparse:
     """Memory for a result shaped and laid out as the registered operators do it, all NaN."""
     if isinstance(like, Sparse):
@@ -221,5 +121,13 @@ def unwritten(like: Tensor | Sparse) -> Tensor | Sparse:
     return torch.empty_like(like).fill_(math.nan)
 
 
-def gradient(tensor: Tensor | Sparse, needed: bool) -> Tensor | Sparse:
-    return unwritten(tensor) if needed else values(tensor).new_empty(0)
+def gradients(given: dict[str, Any]) -> dict[str, Tensor | Sparse]:
+    """The results of a backward operator by name: those not needed have no elements."""
+    found = {}
+    for name, needed in given.items():
+        if name.startswith("need_"):
+            short = name.removeprefix("need_")
+            tensor = given[short] if short in given else given[f"offset_{short}"]
+            wanted = needed and tensor is not None
+            found[f"d{short}"] = unwritten(tensor) if wanted else values(given["x"]).new_empty(0)
+    return found

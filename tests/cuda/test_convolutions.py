@@ -239,9 +239,9 @@ def products(case):
     return case.steps * case.batch * case.channels * case.size * (1 + case.dynamic)
 
 
-CASES = [*sizes(), *papers_sizes(), *options(), *short(), *inside(), *wide()]
+CASES = [*sizes(), *papers_sizes(), *options(), *short(), *inside(), *wide(), *in_registers()]
 EVERY_RUN = covering(CASES, settings, products)
-CHOSEN = [*marked(CASES, EVERY_RUN), *in_registers(), *shapes()]
+CHOSEN = [*marked(CASES, EVERY_RUN), *shapes()]
 
 
 def test_every_run_has_all_pairs_of_settings():

@@ -8,30 +8,27 @@ import sys
 import torch
 
 from lightconv_plugin.ops import backends
-from tests.gpu import talk_calls
-from tests.gpu.convolution_calls import DTYPES, OPERATORS, Arguments, Case, drawn
-from tests.gpu.talk_calls import TalkArguments, TalkCase
+from tests.gpu.calls import CONVOLUTIONS, DTYPES, Arguments, Case, drawn, drawn_talk, talk
 
 
 def main(number):
     assert backends.decision("cuda").backend == "cuda", backends.decision("cuda").reason
     cases = [
         Case(operator, 40, 2, 2, 64, size, size // 2, dtype)
-        for operator in OPERATORS
+        for operator in CONVOLUTIONS
         for dtype in DTYPES.values()
         for size in (4, 31)
     ]
     cases += [drawn(seed) for seed in range(number)]
     cases += [
-        TalkCase(150, 2, 2, per_head, 15, right, dtype, top=1.5)
+        talk(150, 2, 2, per_head, 15, right, dtype, top=1.5)
         for dtype in DTYPES.values()
         for per_head in (4, 64)
         for right in (0, 15)
     ]
-    cases += [talk_calls.drawn(seed) for seed in range(number // 2)]
+    cases += [drawn_talk(seed) for seed in range(number // 2)]
     for case in cases:
-        arguments = TalkArguments if isinstance(case, TalkCase) else Arguments
-        arguments(case, torch.device("cuda")).everything()
+        Arguments(case, torch.device("cuda")).everything()
         torch.cuda.synchronize()
     print(f"{len(cases)} calls, forward and backward")
 

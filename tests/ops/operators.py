@@ -6,13 +6,16 @@ Every test of what all operators promise takes a kind of call from `KINDS`.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightconv_plugin import ops
+from tests.cuda.covering import covering
 
 from . import oracle
 
@@ -228,6 +231,13 @@ def smooth(call: Call) -> Call:
             reach = offset.detach() * limit
             offsets[f"offset_{side}"] = (reach.floor() + 0.1 + 0.8 * reach.frac()) / limit
     return call.replace(**offsets)
+
+
+def pairwise(*values: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """As few combinations of the values as hold every pair of values of two arguments."""
+    every = list(itertools.product(*values))
+    kept = covering(every, lambda case: {str(number): value for number, value in enumerate(case)}, lambda case: 1)
+    return [case for number, case in enumerate(every) if number in kept]
 
 
 def chunking(steps: int, seed: int) -> list[int]:

@@ -20,6 +20,7 @@ import torch
 
 from lightconv_plugin.ops import NORMALIZATIONS, artifacts, reference
 from lightconv_plugin.ops.instructions import runnable
+from tests.cuda import host
 
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
@@ -135,12 +136,7 @@ def test_kernels(case, tmp_path):
         sources += sorted((artifacts.SOURCES["cpu"] / folder).glob("*.cpp"))
     program = tmp_path / "kernels"
     common = ["-std=c++17", "-O1", "-fopenmp", f"-I{artifacts.SOURCES['cpu']}"]
-    objects = [tmp_path / f"{source.stem}.o" for source in sources]
-    compiling = [
-        subprocess.Popen([compiler, *common, *flags, "-c", source, "-o", target])
-        for source, target in zip(sources, objects, strict=True)
-    ]
-    assert [process.wait(timeout=300) for process in compiling] == [0] * len(sources)
+    objects = host.objects(compiler, [*common, *flags], sources)
     subprocess.run([compiler, *flags, "-fopenmp", *objects, "-o", program, "-pthread"], check=True, timeout=100)
 
     asked = problems()

@@ -13,10 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lightconv_plugin import ops
 from tests.warm_python import warm_python
 
-from .operators import CONVOLUTIONS, KINDS, OPERATORS, STEP_KINDS, random_call
+from .conftest import BACKENDS
+from .operators import CONVOLUTIONS, KINDS, OPERATORS, STEP_KINDS, pairwise, random_call
 
 pytestmark = pytest.mark.usefixtures("backend")
-# Processes of their own, to which it is all one which backend is in use here.
+# For what does not depend on the backend: processes of their own, and graphs of the operators' names.
 ONCE = pytest.mark.parametrize("backend", ["reference"], indirect=True)
 
 every_operator = pytest.mark.parametrize("operator", OPERATORS)
@@ -36,6 +37,7 @@ def detached(values):
     return tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in values)
 
 
+OPCHECKED = ("lightconv", "lightconv-glu", "dynamicconv", "dynamicconv-renorm-glu", "talkconv")
 OPCHECK = {
     "plain": {},
     "causal": {"right": 0},
@@ -44,9 +46,9 @@ OPCHECK = {
 }
 
 
-@pytest.mark.parametrize("options", OPCHECK.values(), ids=OPCHECK)
-@pytest.mark.parametrize("kind", ["lightconv", "lightconv-glu", "dynamicconv", "dynamicconv-renorm-glu", "talkconv"])
+@pytest.mark.parametrize("backend, kind, options", pairwise(BACKENDS, OPCHECKED, OPCHECK), indirect=["backend"])
 def test_opcheck(kind, options):
+    options = OPCHECK[options]
     call = random_call(
         kind, 6, 1 if "cu_seqlens" in options else 2, 2, 3, 2, **{"right": 1} | options, dtype=torch.float32
     )
@@ -60,9 +62,9 @@ def test_opcheck(kind, options):
         torch.library.opcheck(operator, detached(arguments), test_utils=("test_schema", "test_faketensor"))
 
 
-@pytest.mark.parametrize("tokens", [2, 6])
-@pytest.mark.parametrize("rows", [0, 1, 3])
-@pytest.mark.parametrize("kind", ["lightconv", "lightconv-glu", "dynamicconv", "dynamicconv-renorm-glu", "talkconv"])
+@pytest.mark.parametrize(
+    "backend, kind, rows, tokens", pairwise(BACKENDS, OPCHECKED, (0, 1, 3), (2, 6)), indirect=["backend"]
+)
 def test_opcheck_of_steps(kind, rows, tokens):
     call = random_call(kind, tokens, 2, 2, 3, 3, dtype=torch.float32)
     others = {"state": torch.randn(rows, 2, 6, requires_grad=True)}
@@ -92,6 +94,7 @@ def test_tensors_that_are_not_dense_are_refused(layout):
         torch.ops.lightconv.lightconv(given, weight, None, None, None, None, 1, "softmax", 0.0, False)
 
 
+@ONCE
 @pytest.mark.parametrize("operator", CONVOLUTIONS)
 def test_a_kernel_for_a_device_takes_precedence(operator):
     # What a native backend does. In a process of its own: the registration cannot be undone for other tests' graphs.
@@ -221,9 +224,16 @@ def assert_same_gradients(call, got, want, atol=1e-12):
         torch.testing.assert_close(ours, wanted[name], rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("sequences", ["whole", "lengths", "causal"])
-@pytest.mark.parametrize("kind", ["lightconv", "lightconv-glu", "dynamicconv", "dynamicconv-glu", "talkconv"])
+@pytest.mark.parametrize(
+    "backend, kind, sequences, dynamic",
+    pairwise(
+        BACKENDS,
+        ("lightconv", "lightconv-glu", "dynamicconv", "dynamicconv-glu", "talkconv"),
+        ("whole", "lengths", "causal"),
+        (False, True),
+    ),
+    indirect=["backend"],
+)
 def test_compile_fullgraph(kind, sequences, dynamic):
     operator, _ = KINDS[kind]
     reach = (3, 0) if sequences == "causal" else (2, 1)
@@ -304,6 +314,7 @@ def mixed_program(x, light, dynamic, bias, left, right):
 
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="inductor needs a C++ compiler")
+@ONCE
 @pytest.mark.skipif(" " in torch.__file__, reason="inductor does not compile where torch's path has a space")
 def test_compile_with_inductor():
     light = random_call("lightconv-glu", 3, 6, 2, 3, 2, 1, dtype=torch.float32)
@@ -336,6 +347,7 @@ class Everything(torch.nn.Module):
         return ops.dynamicconv_step(y, state, dynamic)
 
 
+@ONCE
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "non-strict"])
 def test_export(strict):
     def inputs(steps, batch):
