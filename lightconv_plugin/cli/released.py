@@ -103,4 +103,3 @@ def add_parser(commands) -> None:
     parser.add_argument("--file", type=Path, metavar="FILE", help="the archive, or TaLK's checkpoint, if you have it")
     parser.add_argument("--test-file", type=Path, metavar="FILE", help="the archive of the test set, if you have it")
     parser.add_argument("--clear", action="store_true", help="delete NAME, or without NAME all models and records")
-    parser.set_defaults(run=run)
