@@ -153,7 +153,7 @@ def _export(model: Model, folder: Path, dtype: str) -> None:
     """Write the exported directory in the folder of a model, and record the number of its parameters."""
     with quietly():
         from lightconv_plugin.checkpoints.exporting import Export, export_checkpoint
-        from lightconv_plugin.checkpoints.parameters import count_parameters
+        from lightconv_plugin.checkpoints.loading import count_parameters
 
         source, target = model.task.pair
         merges = any((folder / name).is_file() for name in _CODES)
