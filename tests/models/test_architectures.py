@@ -378,12 +378,10 @@ def test_upstream_names_can_be_left_alone():
 
 def test_hydra_gets_a_configuration_of_its_own_each_time():
     """It is built when it is asked for; a change to one is not a change to the next."""
-    store = ConfigStore.instance()
-    expected = OmegaConf.structured(
-        MODEL_DATACLASS_REGISTRY["dynamicconv_iwslt_de_en"](_name="dynamicconv_iwslt_de_en")
-    )
-    first = store.load("model/dynamicconv_iwslt_de_en.yaml")
-    assert (first.name, first.group, first.provider) == ("dynamicconv_iwslt_de_en.yaml", "model", "fairseq")
+    store, name = ConfigStore.instance(), "dynamicconv_iwslt_de_en"
+    expected = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[name](_name=name))
+    first = store.load(f"model/{name}.yaml")
+    assert (first.name, first.group, first.provider) == (f"{name}.yaml", "model", "fairseq")
     assert first.node == expected and OmegaConf.get_type(first.node) is OmegaConf.get_type(expected)
     first.node.dropout = 0.7
     assert first.node.dropout == 0.7
