@@ -1,4 +1,5 @@
 // The paths of lightconv and dynamicconv. The normalisation does not matter, and the element type only by its lanes.
+// Within a path, inner.h splits by the length of the filter (kShort).
 #pragma once
 
 #include "common/paths.h"

@@ -4,6 +4,9 @@ plugin           ours: fairseq's Transformer layers, with the block under `self_
 fairseq          fairseq's main branch since late 2022: the block in the layer itself, `layer_norm1`, `conv_bias`
 fairseq-0.12.2   its releases, and the files released in 2019: `layer_norms.0`, `embed_out`, nothing for a tied output
 talk             the TaLK paper's repository: like fairseq-0.12.2, but on fairseq 0.8, whose settings are one Namespace
+
+This module recognises a layout and writes all of them. Reading one is the models' own `upgrade_state_dict`: what each
+block renames is in models/token_mixers.py.
 """
 
 import re

@@ -1,4 +1,7 @@
-"""Reads untrusted directories: only files inside them, of limited size, with one-line errors."""
+"""Reads untrusted directories: only files inside them, of limited size, with one-line errors.
+
+Pickles, such as checkpoints, are refused or restricted to data by loading.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Beam search in one native call per batch (cpu/search): the encoder, all steps and the bookkeeping without Python.
 
 The rules and results are those of beam_search.py, which is still used for models on a GPU, and as the definition.
+batch_search.py chooses between the two.
 """
 
 from __future__ import annotations

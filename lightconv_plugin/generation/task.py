@@ -5,6 +5,9 @@
 
 Use it with checkpoints trained with --task translation: data and models are the same. Training with it is also
 possible, for a faster --eval-bleu.
+
+Options of the search, such as --lenpen, are read by fairseq in the `build_generator` that is extended here;
+generator.py passes them on as `SearchOptions`.
 """
 
 import logging

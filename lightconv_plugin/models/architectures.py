@@ -4,15 +4,18 @@ all architectures. The language models' tables are in language_model_config.py.
 Numbers: Wu et al. 2019, section 5, and fairseq's LightConv (the paper's own code); Lioutas & Guo 2020 and its code.
 """
 
+import contextlib
 import dataclasses
 import logging
 import os
 from argparse import Namespace
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from fairseq import models as fairseq_models
 from fairseq.models import register_model, register_model_architecture
+from hydra.core.config_store import ConfigNode, ConfigStore
+from omegaconf import OmegaConf
 
 from lightconv_plugin.mixers import FAMILIES, MIXERS, UPSTREAM_FAMILY, WU
 from lightconv_plugin.models.config import ConvTransformerConfig
@@ -141,6 +144,33 @@ def _forget_upstream(model: str) -> tuple[Any, dict[str, Callable]]:
     return upstream, others
 
 
+class _Unbuilt(ConfigNode):
+    """A configuration that is built when hydra asks for it. To build those of all architectures takes half a second."""
+
+    @property  # type: ignore[override]
+    def node(self) -> Any:
+        return OmegaConf.structured(self._content) if dataclasses.is_dataclass(self._content) else self._content
+
+    @node.setter
+    def node(self, content: Any) -> None:  # hydra's loader sets a copy
+        self._content = content
+
+
+@contextlib.contextmanager
+def _built_later() -> Iterator[None]:
+    """What is stored for hydra within the block is built when it is asked for."""
+    store = ConfigStore.instance()
+
+    def put(name: str, node: Any, group: str, provider: str) -> None:
+        store.repo[group][f"{name}.yaml"] = _Unbuilt(f"{name}.yaml", node, group, None, provider)
+
+    store.store = put
+    try:
+        yield
+    finally:
+        del store.store
+
+
 def _register(
     architectures: Mapping[str, Mapping], config_base: type, model_base: type, upstream_members: dict | None
 ) -> None:
@@ -176,8 +206,9 @@ if _take_over():
     _encoder_decoder = {"hub_models": _upstream.hub_models, "parsed_defaults": _PARSED}
     _, _theirs["lightconv_lm"] = _forget_upstream("lightconv_lm")
     _language_model = {"parsed_defaults": _PARSED_LM}
-_register(ARCHITECTURES, ConvTransformerConfig, ConvTransformerModel, _encoder_decoder)
-_register(LANGUAGE_MODELS, ConvLanguageModelConfig, ConvLanguageModel, _language_model)
+with _built_later():
+    _register(ARCHITECTURES, ConvTransformerConfig, ConvTransformerModel, _encoder_decoder)
+    _register(LANGUAGE_MODELS, ConvLanguageModelConfig, ConvLanguageModel, _language_model)
 for _model, _functions in _theirs.items():
     for _name, _function in _functions.items():
         register_model_architecture(_model, _name)(_function)

@@ -129,8 +129,9 @@ def dynamicconv(
     Raises:
         TypeError, ValueError: as for `lightconv`.
     """
-    sequences, flags = (lengths, cu_seqlens), (renorm_padding, glu)
-    return _convolve("dynamicconv", x, weight, bias, *sequences, padding_l, normalize, dropout, *flags)
+    return _convolve(
+        "dynamicconv", x, weight, bias, lengths, cu_seqlens, padding_l, normalize, dropout, renorm_padding, glu
+    )
 
 
 def lightconv_step(
@@ -237,7 +238,7 @@ def talkconv(
             outside tracing and torch.vmap; elsewhere the host would have to wait for them. Invalid values that are not
             checked never cause reads outside x.
     """
-    x, offset_left, offset_right = _prepare(x=x, offset_left=offset_left, offset_right=offset_right)
+    x, offset_left, offset_right = _prepare(("x", "offset_left", "offset_right"), x, offset_left, offset_right)
     checks.talk(x, offset_left, offset_right, max_left, max_right, lengths=lengths, cu_seqlens=cu_seqlens)
     return call(
         "talkconv", _contiguous_channels(x), offset_left, offset_right, lengths, cu_seqlens, max_left, max_right
@@ -265,7 +266,7 @@ def talkconv_step(x: Tensor, state: Tensor | None, offset_left: Tensor, max_left
         TypeError, ValueError: see `checks`. An offset larger than 1 is detected only on the CPU, outside tracing and
             torch.func's transforms; elsewhere its window ends where the state does.
     """
-    x, state, offset_left = _prepare(x=x, state=state, offset_left=offset_left)
+    x, state, offset_left = _prepare(("x", "state", "offset_left"), x, state, offset_left)
     checks.talk_step(x, state, offset_left, max_left)
     x = _contiguous_channels(x)
     return call("talkconv_step", x, _begin(state, x, x.shape[2]), offset_left, max_left)
@@ -288,7 +289,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
     Raises:
         TypeError, ValueError: see `checks`.
     """
-    checks.floating(x=x)
+    checks.floating(("x",), (x,))
     checks.probability("p", p)
     if p == 0:
         return x
@@ -310,7 +311,7 @@ def _convolve(
     *flags: bool,
 ) -> Tensor:
     """lightconv or dynamicconv; the flags as the registered operator has them."""
-    x, weight, bias = _prepare(x=x, weight=weight, bias=bias)
+    x, weight, bias = _prepare(("x", "weight", "bias"), x, weight, bias)
     checks.convolution(x, weight, bias, normalize, dropout, flags)
     checks.full_pass(x, weight, lengths, cu_seqlens, padding_l)
     x, seed = _contiguous_channels(x), _draw_seed(dropout, x)
@@ -328,7 +329,7 @@ def _convolve_step(
     *flags: bool,
 ) -> tuple[Tensor, Tensor]:
     """A step of `_convolve`."""
-    x, state, weight, bias = _prepare(x=x, state=state, weight=weight, bias=bias)
+    x, state, weight, bias = _prepare(("x", "state", "weight", "bias"), x, state, weight, bias)
     checks.convolution(x, weight, bias, normalize, dropout, flags)
     channels = x.shape[2] // 2 if flags[-1] else x.shape[2]
     if state is not None:
@@ -344,19 +345,16 @@ _AUTOCAST = tuple(
 )
 
 
-def _prepare(*, x: Tensor, **arguments: Tensor | None) -> tuple[Any, ...]:
+def _prepare(names: tuple[str, ...], *tensors: Any) -> tuple[Any, ...]:
     """Check that the arguments are floating tensors (or None); under autocast, cast all but float64 to its dtype."""
-    arguments = {"x": x, **arguments}
-    checks.floating(**arguments)
+    checks.floating(names, tensors)
     if forward_ad._current_level >= 0:  # torch has no public name for it
-        checks.no_tangents(*arguments.values())
-    device = x.device.type
+        checks.no_tangents(*tensors)
+    device = tensors[0].device.type
     if device not in _AUTOCAST or not torch.is_autocast_enabled(device):
-        return tuple(arguments.values())
+        return tensors
     dtype = torch.get_autocast_dtype(device)
-    return tuple(
-        value if value is None or value.dtype == torch.float64 else value.to(dtype) for value in arguments.values()
-    )
+    return tuple(value if value is None or value.dtype == torch.float64 else value.to(dtype) for value in tensors)
 
 
 def _contiguous_channels(x: Tensor) -> Tensor:

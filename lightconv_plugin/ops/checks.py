@@ -22,9 +22,9 @@ _FLAGS = ("renorm_padding", "glu")
 OPTIONAL = ("bias", "state", "offset_right")
 
 
-def floating(**arguments: Tensor | None) -> None:
+def floating(names: tuple[str, ...], tensors: tuple[Tensor | None, ...]) -> None:
     """All are dense tensors of an allowed floating dtype; the `OPTIONAL` ones may be None."""
-    for name, value in arguments.items():
+    for name, value in zip(names, tensors, strict=True):
         if value is not None or name not in OPTIONAL:
             _tensor(name, value, DTYPES)
 
@@ -121,9 +121,9 @@ def _options(normalize: str, dropout: float, flags: tuple[bool, ...]) -> None:
     if normalize not in NORMALIZATIONS:
         raise ValueError(f"normalize must be one of {', '.join(NORMALIZATIONS)}, got {normalize!r}")
     probability("dropout", dropout)
-    for name, value in zip(_FLAGS[-len(flags) :], flags, strict=True):
+    for place, value in enumerate(flags, -len(flags)):
         if not isinstance(value, bool):
-            raise TypeError(f"{name} must be a bool, got {_what(value)}")
+            raise TypeError(f"{_FLAGS[place]} must be a bool, got {_what(value)}")
 
 
 def _shapes(x: Tensor, weight: Tensor, bias: Tensor | None, *, dynamic: bool, glu: bool) -> None:

@@ -8,7 +8,10 @@ import torch
 import yaml
 from fairseq import models, options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.models.lightconv import LightConvModel
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 
 from lightconv_plugin import ops
 from lightconv_plugin.models.architectures import ARCHITECTURES, LANGUAGE_MODELS
@@ -371,3 +374,16 @@ def test_upstream_names_can_be_left_alone():
 
     environment = {**os.environ, "LIGHTCONV_KEEP_UPSTREAM": "1"}
     subprocess.run([warm_python(), "-c", script], check=True, env=environment, capture_output=True)
+
+
+def test_hydra_gets_a_configuration_of_its_own_each_time():
+    """It is built when it is asked for; a change to one is not a change to the next."""
+    store, name = ConfigStore.instance(), "dynamicconv_iwslt_de_en"
+    expected = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[name](_name=name))
+    first = store.load(f"model/{name}.yaml")
+    assert (first.name, first.group, first.provider) == (f"{name}.yaml", "model", "fairseq")
+    assert first.node == expected and OmegaConf.get_type(first.node) is OmegaConf.get_type(expected)
+    first.node.dropout = 0.7
+    assert first.node.dropout == 0.7
+    assert store.load(f"model/{name}.yaml").node == expected
+    assert "store" not in vars(store)
