@@ -3,7 +3,7 @@
 import itertools
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -93,9 +93,7 @@ def drawn(seed):
     per_head = rng.choice((1, 2, 3, 4, 8, 16, 24, 32, 64, 65, 128))
     heads = rng.choice((1, 2, 3, 5)) if per_head > 16 else rng.choice((1, 3, 4, 8, 40))
     normalize = rng.choice(("softmax", "softmax", *ops.NORMALIZATIONS))
-    if size == 1 and normalize in ("l1", "l2", "abs_l2"):
-        normalize = "none"  # w / (|w| + ε): nothing but ε is left of the gradient, and the error is as large
-    return Case(
+    case = Case(
         operator,
         steps=rng.choice((1, 2, 5, 15, 16, 17, 33, 64, 129, 200)),
         batch=1 if sequences == "packed" else rng.choice((1, 2, 3, 9)),
@@ -113,6 +111,10 @@ def drawn(seed):
         sequences=sequences,
         seed=seed,
     )
+    one_tap = size == 1 or (case.steps == 1 and case.renorm_padding)
+    if one_tap and normalize in ("l1", "l2", "abs_l2"):
+        case = replace(case, normalize="none")  # w / (|w| + ε): nothing but ε is left of the gradient, or of its error
+    return case
 
 
 def drawn_talk(seed):

@@ -25,6 +25,7 @@ WRONG = {
     "int": ("", "nonsense", "1.5", "nan", "1e3"),
     "float": ("", "nonsense", "1,5"),
     "not_negative": ("", "nonsense", "-1", "1.5", "nan"),
+    "tokens_or_auto": ("", "nonsense", "0", "-3", "1.5"),
     "host_and_port": ("", "nonsense", "host:", ":1", "a/b:1"),
     "_finite": ("", "nonsense", "nan", "inf", "1,5"),
     "_number": ("", "nonsense", "-1", "1.5"),
@@ -74,7 +75,8 @@ def test_options_of_the_lightconv_command(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for action in filter(is_typed, COMMANDS[command]._actions):
         for option, value in itertools.product(action.option_strings[-1:], WRONG[kind_of(action)]):
-            assert_one_line(refusal(lambda o=option, v=value: main.main([command, f"{o}={v}"])), option, value)
+            words = [option, *[value] * action.nargs] if isinstance(action.nargs, int) else [f"{option}={value}"]
+            assert_one_line(refusal(lambda words=words: main.main([command, *words])), option, value)
     assert list(tmp_path.iterdir()) == []
 
 
