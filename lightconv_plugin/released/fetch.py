@@ -51,7 +51,9 @@ class _Source:
         return file, bool(recorded)
 
     def _download(self, file: Path, checksum: str) -> None:
-        by_hand = f"fetch it by hand, and give it as `{self.option}` FILE"
+        # A whole command: the error may be one of `lightconv reproduce`, which has no such option.
+        option = "--" + self.option.replace("_", "-")
+        by_hand = f"fetch it by hand, then: lightconv released {self.model.name} {option} FILE"
         if not self.address:
             raise InputError(f"{self.model.name}: its files are linked from {self.model.page}: {by_hand}")
         address = f"{self.place.rstrip('/')}/{file.name}" if self.place else self.address

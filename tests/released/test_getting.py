@@ -23,7 +23,7 @@ from tests.released.archives import tar
 NAME = "dynamicconv.no_glu.iwslt14.de-en"
 MODEL = MODELS[NAME]
 ARCHIVE = MODEL.archive.rpartition("/")[2]
-BY_HAND = "fetch it by hand, and give it as --file FILE"
+BY_HAND = f"fetch it by hand, then: lightconv released {NAME} --file FILE"
 
 
 def files_of(home):
@@ -223,7 +223,10 @@ def test_talk_from_files_at_hand(world, home, lightconv, tmp_path):
     (tmp_path / "talk.pt").write_bytes(world.checkpoints[name])
     (tmp_path / "test.tar.bz2").write_bytes(tar(world.tests[model.test_folder], "bz2"))
     _, err = lightconv("released", name, status=2)
-    assert f"its files are linked from {model.page}: fetch it by hand, and give it as --file FILE" in err
+    assert (
+        f"its files are linked from {model.page}: fetch it by hand, then: lightconv released {model.name} --file FILE"
+        in err
+    )
     _, err = lightconv("released", name, "--file", tmp_path / "talk.pt", "--test-file", tmp_path / "test.tar.bz2")
     assert "came without merges: its input must be split into subwords" in err
     exported = open_exported(cache.directory(name))
