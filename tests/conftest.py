@@ -13,23 +13,24 @@ import torch
 from tests import ROOT
 from tests.fixtures import broken, files, output, plain, their_task, toy_data, toy_training  # noqa: F401  (fixtures)
 
-# Files of more than half a minute each: begun first, so that no process works on one alone in the end.
+# Files of some fifty seconds and more: begun first, so that no process works on one alone in the end.
 # (scripts/test.sh asks pytest-xdist to keep this order.)
 LONGEST = (
-    "cuda/test_report.py",
-    "cuda/test_speed.py",
-    "cuda/test_convolutions.py",
+    "recipes/data/test_prepare_parallel.py",
     "recipes/training/test_train_distributed.py",
     "ops/test_registration.py",
-    "packaging/test_packaging.py",
-    "recipes/demo/test_demo.py",
-    "models/test_fairseq_commands.py",
-    "compat/test_cpu_training.py",
+    "models/test_architectures.py",
     "models/test_compile_blocks.py",
-    "recipes/training/test_training.py",
-    "recipes/data/test_language_model.py",
-    "recipes/test_tune.py",
+    "packaging/test_packaging.py",
+    "benchmarks/test_scripts.py",
     "recipes/data/test_prepare.py",
+    "ops/test_guarantees.py",
+    "checkpoints/test_convert_exported.py",
+    "models/test_fairseq_commands.py",
+    "ops/test_allocator.py",
+    "ops/test_reference.py",
+    "generation/test_models.py",
+    "diagnostics/test_doctor.py",
 )
 
 

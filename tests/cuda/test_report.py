@@ -44,6 +44,7 @@ def table_of(repository, architecture):
         return kept.read_text(encoding="utf-8")
 
 
+@pytest.mark.long  # four minutes of nvcc
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kernels_compile_without_spills_or_stack(repository, nvcc, architecture):
     table = [line.split(maxsplit=5) for line in table_of(repository, architecture).splitlines()[1:]]
