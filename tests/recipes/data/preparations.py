@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import subprocess
+import sys
 from types import SimpleNamespace
 from unittest import mock
 
@@ -14,9 +15,13 @@ from tests.warm_python import warm_python
 
 
 def prepare(home, task, *arguments):
-    """Run `lightconv prepare`; the result has returncode and stderr. `home` is where data/ and runs/ are by default."""
+    """Run `lightconv prepare`; the result has returncode and stderr. `home` is where data/ and runs/ are by default.
+
+    fairseq-preprocess, which it starts, is forked from a process that has imported fairseq.
+    """
     said = io.StringIO()
-    with mock.patch.dict(os.environ, LIGHTCONV_HOME=str(home), **LOCAL), contextlib.redirect_stderr(said):
+    home_and_proxy = mock.patch.dict(os.environ, LIGHTCONV_HOME=str(home), **LOCAL)
+    with home_and_proxy, mock.patch.object(sys, "executable", warm_python()), contextlib.redirect_stderr(said):
         status = main(["prepare", task, *map(str, arguments)])
     return SimpleNamespace(returncode=status, stderr=said.getvalue())
 
