@@ -49,9 +49,9 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("CONFIG is missing, such as multi30k_en_de/dynamicconv")
     if not args.smoke and not args.seeds:
         raise InputError("--seeds is missing: one or more numbers, such as --seeds 1 2 3")
+    from lightconv_plugin.progress import say
     from lightconv_plugin.recipes.reproduce.job import plan, plan_smoke
     from lightconv_plugin.recipes.reproduce.run import reproduce
-    from lightconv_plugin.recipes.steps import say
 
     options = {
         "overrides": args.rest,
@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
 def _released(args: argparse.Namespace) -> int:
     if args.table or args.seeds or args.smoke or args.rest or args.runs or args.no_prepare or args.prepare_options:
         raise InputError(f"{args.config} is trained already: only --results, --url and --from-text are valid")
+    from lightconv_plugin.progress import say
     from lightconv_plugin.recipes.reproduce.released import reproduce_released
-    from lightconv_plugin.recipes.steps import say
 
     name = args.config.removeprefix(_RELEASED)
     done = reproduce_released(name, place=args.url, from_text=args.from_text, results=args.results)
@@ -84,8 +84,8 @@ def _released(args: argparse.Namespace) -> int:
 
 
 def _write_table(results: Path | None) -> int:
+    from lightconv_plugin.progress import say
     from lightconv_plugin.recipes.reproduce.table import default_results, default_table, write_table
-    from lightconv_plugin.recipes.steps import say
 
     table = results / "RESULTS.md" if results else default_table()
     write_table((results or default_results()).resolve(), table, configs_dir())

@@ -49,13 +49,18 @@ def gpu_problem() -> tuple[str, str] | None:
     )
 
 
-def available_memory() -> int | None:
-    """Bytes that programs can still allocate without swapping; None if unknown."""
+def kernel_bytes(path: Path, name: str) -> int | None:
+    """The bytes of a line such as "VmRSS:   812 kB" of a file of the kernel; None if unknown."""
     try:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", MEMORY.read_text(encoding="ascii"), re.MULTILINE)
+        found = re.search(rf"^{name}:\s+(\d+) kB", path.read_text(encoding="ascii"), re.MULTILINE)
     except (OSError, UnicodeDecodeError):
         return None
     return int(found[1]) << 10 if found else None
+
+
+def available_memory() -> int | None:
+    """Bytes that programs can still allocate without swapping; None if unknown."""
+    return kernel_bytes(MEMORY, "MemAvailable")
 
 
 def room(folder: Path) -> tuple[int, bool]:

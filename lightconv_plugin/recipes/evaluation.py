@@ -15,7 +15,7 @@ from lightconv_plugin.checkpoints.loading import count_parameters, safe_torch_lo
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write, read_lines
 from lightconv_plugin.generation import fairseq_generate
-from lightconv_plugin.recipes.steps import say
+from lightconv_plugin.progress import say
 from lightconv_plugin.scoring.bleu import check_language
 from lightconv_plugin.scoring.generate_log import parse_gen_log
 from lightconv_plugin.scoring.measuring import Languages, Measuring, Scored, score, with_facts

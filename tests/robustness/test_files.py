@@ -16,7 +16,7 @@ import yaml
 
 from lightconv_plugin.cli import main
 from lightconv_plugin.downloads.archives import read_members, unpack, verify
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
+from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.recipes.steps import Steps
 from tests import ROOT
 from tests.checkpoints.fairseq_files import EPOCHS, make

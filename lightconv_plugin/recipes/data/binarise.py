@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.paths import package_dir
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
-from lightconv_plugin.recipes.steps import say
+from lightconv_plugin.progress import say
 
 
 def binarise(

@@ -19,12 +19,11 @@ from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 
 from lightconv_plugin.downloads.archives import read_members
-from lightconv_plugin.progress import progress
+from lightconv_plugin.errors import CorpusError
+from lightconv_plugin.progress import progress, say
 from lightconv_plugin.recipes.data.options import Request
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.stages import Plan, Sides, Stage
 from lightconv_plugin.recipes.data.text_pool import iter_lines
-from lightconv_plugin.recipes.steps import say
 from lightconv_plugin.text.recipe import Recipe
 
 ARCHIVES = ("cnn_stories.tgz", "dailymail_stories.tgz")

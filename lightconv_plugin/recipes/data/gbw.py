@@ -10,14 +10,13 @@ from functools import partial
 from pathlib import Path
 
 from lightconv_plugin.downloads.archives import unpack
-from lightconv_plugin.progress import progress
+from lightconv_plugin.errors import CorpusError
+from lightconv_plugin.progress import progress, say
 from lightconv_plugin.recipes.data import language_model
 from lightconv_plugin.recipes.data.language_model import UNPACKED_LIMIT, Size
 from lightconv_plugin.recipes.data.options import Request
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.stages import Plan, scratch
 from lightconv_plugin.recipes.data.text_pool import BLOCK
-from lightconv_plugin.recipes.steps import say
 
 ARCHIVE = "1-billion-word-language-modeling-benchmark-r13output.tar.gz"
 

@@ -16,13 +16,13 @@ from itertools import chain
 from pathlib import Path
 
 from lightconv_plugin.downloads.archives import unpack
+from lightconv_plugin.errors import CorpusError
+from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data import bpe
 from lightconv_plugin.recipes.data.options import SPLITS, Request
 from lightconv_plugin.recipes.data.pairs import clean_pairs, split_every
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.stages import Plan, Sides, Stage, scratch
 from lightconv_plugin.recipes.data.text_pool import count_lines, iter_lines, write_lines
-from lightconv_plugin.recipes.steps import say
 from lightconv_plugin.text import moses
 from lightconv_plugin.text.recipe import Recipe
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightconv_plugin.downloads.archives import kind, unpack
+from lightconv_plugin.errors import CorpusError
+from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.binarise import binarise
 from lightconv_plugin.recipes.data.options import SPLITS, Request
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.stages import Plan, Stage, scratch
 from lightconv_plugin.recipes.data.text_pool import count_lines
-from lightconv_plugin.recipes.steps import say
 
 # Upper bound for text unpacked from an archive: a larger one is not the corpus.
 UNPACKED_LIMIT = 8 << 30

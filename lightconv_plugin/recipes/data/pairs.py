@@ -10,7 +10,7 @@ from hashlib import blake2b
 from itertools import islice, zip_longest
 from pathlib import Path
 
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
+from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.recipes.data.text_pool import BLOCK, count_lines, iter_lines, write_lines
 
 _LONG_WORD = re.compile(r"\S{1001}")  # clean-corpus-n.perl drops a pair with a word of more than 1000 characters

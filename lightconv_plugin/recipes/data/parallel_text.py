@@ -15,15 +15,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from lightconv_plugin.errors import InputError
+from lightconv_plugin.errors import CorpusError, InputError
+from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data import bpe
 from lightconv_plugin.recipes.data.options import Options, Request
 from lightconv_plugin.recipes.data.pairs import clean_pairs, hold_out
-from lightconv_plugin.recipes.data.parallel_folder import Corpus, CorpusError, find_corpus, locate
+from lightconv_plugin.recipes.data.parallel_folder import Corpus, find_corpus, locate
 from lightconv_plugin.recipes.data.stages import Plan, Sides, Stage
 from lightconv_plugin.recipes.data.text_pool import BLOCK, iter_lines, map_file, write_lines
 from lightconv_plugin.recipes.grammar.corpus import write_corpus
-from lightconv_plugin.recipes.steps import remove, say
+from lightconv_plugin.recipes.steps import remove
 from lightconv_plugin.text import moses
 from lightconv_plugin.text.recipe import Recipe, moses_rules
 

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.progress import progress
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 
 BLOCK = 1 << 20  # bytes of text sent to a process at a time, enough to make the cost of sending small
 _BOM = b"\xef\xbb\xbf"

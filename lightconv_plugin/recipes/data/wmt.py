@@ -18,14 +18,14 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+from lightconv_plugin.errors import CorpusError
+from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data import bpe
 from lightconv_plugin.recipes.data.options import SPLITS, Request
 from lightconv_plugin.recipes.data.pairs import PairWriter, clean_pairs, iter_pairs, keep_pair, split_every
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.stages import LineMap, Plan, Sides, Stage, scratch
 from lightconv_plugin.recipes.data.text_pool import map_file
 from lightconv_plugin.recipes.data.wmt_sources import TASKS, Source, Task, append_source, extract_sgm
-from lightconv_plugin.recipes.steps import say
 from lightconv_plugin.text import moses
 from lightconv_plugin.text.recipe import Recipe
 

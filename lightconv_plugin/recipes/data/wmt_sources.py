@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from lightconv_plugin.downloads.archives import unpack
+from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.recipes.data.download import sources
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.stages import scratch
 from lightconv_plugin.recipes.data.text_pool import BLOCK, count_lines, iter_lines, open_text, write_lines
 from lightconv_plugin.validation import read

@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightconv_plugin.checkpoints.averaging import average_once, candidates, last_checkpoints
-from lightconv_plugin.errors import InputError, how_to_get
+from lightconv_plugin.errors import CorpusError, InputError, how_to_get
 from lightconv_plugin.files import atomic_write, locked
 from lightconv_plugin.paths import find_config, workspace
+from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.options import Options
-from lightconv_plugin.recipes.data.parallel_folder import Corpus, CorpusError, find_corpus, locate
+from lightconv_plugin.recipes.data.parallel_folder import Corpus, find_corpus, locate
 from lightconv_plugin.recipes.data.parallel_text import Preparation
 from lightconv_plugin.recipes.data.text_pool import count_lines
 from lightconv_plugin.recipes.demo.results import Result, write_report
 from lightconv_plugin.recipes.environment import settings
 from lightconv_plugin.recipes.evaluation import evaluate, results_of
 from lightconv_plugin.recipes.grammar.corpus import write_corpus
-from lightconv_plugin.recipes.steps import cores, digest, say, write_text
+from lightconv_plugin.recipes.steps import cores, digest, write_text
 from lightconv_plugin.recipes.training.child import Child, TrainingFailed, run_together
 from lightconv_plugin.records.file import read_folder
 from lightconv_plugin.records.trainings import Training, trainings

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.ops.instructions import cpu_name
 from lightconv_plugin.paths import configs_dir
+from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.environment import compute_here
 from lightconv_plugin.recipes.evaluation import evaluate
 from lightconv_plugin.recipes.reproduce.rows import read_rows, write_row
@@ -21,7 +22,7 @@ from lightconv_plugin.recipes.reproduce.table import (
     render_released,
     write_table,
 )
-from lightconv_plugin.recipes.steps import cores, say
+from lightconv_plugin.recipes.steps import cores
 from lightconv_plugin.released import cache, fetch
 from lightconv_plugin.released.models import Model, find
 from lightconv_plugin.scoring import bleu
@@ -123,16 +124,7 @@ def _row(model: Model, scores: dict[str, Any], seconds: float, from_text: bool) 
         "parameters": scores["parameters"],
         "seconds": round(seconds, 1),
         "sentences_per_second": round(scores["sentences_per_second"], 2),
-        "machine": f"{_processor()}, {cores()} core{'s' if cores() > 1 else ''}",
+        "machine": f"{cpu_name()}, {cores()} core{'s' if cores() > 1 else ''}",
         "signatures": signatures,
         "versions": [versions()],
     }
-
-
-def _processor() -> str:
-    """The name of the processor, "unknown processor" if the system does not tell."""
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1].strip() if found else "unknown processor"

@@ -17,6 +17,7 @@ from typing import Any
 from lightconv_plugin.diagnostics.checks import fairseqs
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import configs_dir, package_dir
+from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.tasks import prepare
 from lightconv_plugin.recipes.environment import compute_here
 from lightconv_plugin.recipes.evaluation import evaluate, measure_perplexity
@@ -26,7 +27,7 @@ from lightconv_plugin.recipes.reproduce.protocol import row_digest
 from lightconv_plugin.recipes.reproduce.rows import add_row, main_scores, summarise
 from lightconv_plugin.recipes.reproduce.table import config_name, default_table, render_section, sections, write_table
 from lightconv_plugin.recipes.reproduce.training import identity
-from lightconv_plugin.recipes.steps import Steps, say, shorten
+from lightconv_plugin.recipes.steps import Steps, shorten
 from lightconv_plugin.recipes.training.child import Child, TrainingFailed, run_together
 from lightconv_plugin.recipes.tuning import tune
 from lightconv_plugin.scoring.perplexity import split_context_window

@@ -15,10 +15,10 @@ from typing import Any
 
 from lightconv_plugin.checkpoints.loading import is_cut_short, safe_torch_load
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.data_bin import count_sentences
 from lightconv_plugin.recipes.data.text_pool import count_lines
 from lightconv_plugin.recipes.reproduce.protocol import canonical, flatten, is_machine
-from lightconv_plugin.recipes.steps import say
 from lightconv_plugin.records.file import read_folder
 from lightconv_plugin.records.trainings import Training, is_finished, last_start, trainings
 

@@ -19,7 +19,8 @@ from typing import Any
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import package_dir
-from lightconv_plugin.recipes.steps import say, write_text
+from lightconv_plugin.progress import say
+from lightconv_plugin.recipes.steps import write_text
 from lightconv_plugin.recipes.training.launch import hydra_config
 from lightconv_plugin.recipes.training.plan import Batch, quote
 
@@ -91,6 +92,6 @@ def _earlier(path: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
     """What trials of the same batches found earlier."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        return stored["trial"] if stored["batch"] == asked else None
+        return asdict(Trial(**stored["trial"])) if stored["batch"] == asked else None
     except (OSError, ValueError, KeyError, TypeError):  # none, or not ours: the trials are repeated
         return None

@@ -23,8 +23,8 @@ from lightconv_plugin.checkpoints.loading import is_cut_short
 from lightconv_plugin.diagnostics import machine
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import package_dir, workspace
+from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.data_bin import check_data
-from lightconv_plugin.recipes.steps import say
 
 # fairseq's groups. hydra takes a file with such a name for that group and rejects all other groups in it.
 GROUPS = (

@@ -11,8 +11,9 @@ from typing import Literal
 from lightconv_plugin import allocator
 from lightconv_plugin.files import locked
 from lightconv_plugin.paths import find_config
+from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.environment import environment, settings
-from lightconv_plugin.recipes.steps import cores, say
+from lightconv_plugin.recipes.steps import cores
 from lightconv_plugin.recipes.training.launch import Job, launch
 from lightconv_plugin.recipes.training.micro_batch import fitting
 from lightconv_plugin.recipes.training.plan import make_plan

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import sys
 from dataclasses import asdict
 from importlib import import_module
@@ -25,6 +24,7 @@ from lightconv_plugin.recipes.training.errors import MEMORY
 from lightconv_plugin.recipes.training.micro_batch import PART, Trial, largest
 from lightconv_plugin.recipes.training.worker import train
 
+STATUS = Path("/proc/self/status")
 LOOKED_AT = 1000  # of the batches, to find those that need the most memory
 
 
@@ -56,23 +56,22 @@ class Host:
     name = "this machine"
 
     def __init__(self) -> None:
-        self.size = _kilobytes(machine.MEMORY, "MemTotal") << 10
+        self.size = _known(machine.MEMORY, "MemTotal")
 
     def free(self) -> int:
-        return (machine.available_memory() or 0) + (_kilobytes(Path("/proc/self/status"), "VmRSS") << 10)
+        return _known(machine.MEMORY, "MemAvailable") + _known(STATUS, "VmRSS")
 
     def start(self) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # the kernel resets VmHWM
 
     def most(self) -> int:
-        return _kilobytes(Path("/proc/self/status"), "VmHWM") << 10
+        return _known(STATUS, "VmHWM")
 
 
-def _kilobytes(path: Path, name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB", path.read_text(encoding="ascii", errors="replace"), re.MULTILINE)
-    if found is None:
-        raise RuntimeError(f"{path} has no {name}")
-    return int(found[1])
+def _known(path: Path, name: str) -> int:
+    if (found := machine.kernel_bytes(path, name)) is None:
+        raise RuntimeError(f"{path} does not tell {name}: give a number of tokens instead of trials")
+    return found
 
 
 class Updates:

@@ -12,7 +12,7 @@ import zipfile
 import pytest
 
 from lightconv_plugin.downloads.archives import read_members, unpack, verify
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
+from lightconv_plugin.errors import CorpusError
 from tests.recipes.data.archive_server import tar_gz
 
 FILES = {"a/one.txt": "eins\n" * 5000, "a/two.txt": os.urandom(5000), "b/three.txt": ""}

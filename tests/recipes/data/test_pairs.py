@@ -2,8 +2,8 @@
 
 import pytest
 
+from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.recipes.data.pairs import clean_pairs, iter_pairs, keep_pair, split_every
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import gzip
 
 import pytest
 
-from lightconv_plugin.recipes.data.parallel_folder import Corpus, CorpusError, find_corpus, locate
+from lightconv_plugin.errors import CorpusError
+from lightconv_plugin.recipes.data.parallel_folder import Corpus, find_corpus, locate
 
 
 @pytest.fixture

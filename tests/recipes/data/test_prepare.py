@@ -15,8 +15,8 @@ import time
 import pytest
 
 from lightconv_plugin.cli.main import main
+from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.recipes.data.bpe import encoder, learn_codes
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.tasks import TASKS
 from tests.recipes.conftest import ROOT, check_recipes, heed_ctrl_c, script_environment, write_parts
 from tests.recipes.data.archive_server import LOCAL, serve

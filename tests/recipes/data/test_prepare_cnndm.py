@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
+from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.recipes.data.cnndm import EXPECTED, RECIPE, parse_story, places, spool_stories, write_parts
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from tests.recipes.conftest import ROOT, check_recipes
 from tests.recipes.data.archive_server import serve
 from tests.recipes.data.miniatures import files_of, no_leftovers, write_tar

@@ -12,11 +12,11 @@ import time
 
 import pytest
 
+from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.recipes.data import stages
 from lightconv_plugin.recipes.data.iwslt14 import LINES, WORDS, expect, plan, segments_of, training_lines
 from lightconv_plugin.recipes.data.options import Options, Request
 from lightconv_plugin.recipes.data.pairs import keep_pair
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from tests.recipes.conftest import check_recipes, script_environment
 from tests.recipes.data.archive_server import LOCAL, iwslt_archive, serve
 from tests.warm_python import warm_python

@@ -7,10 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightconv_plugin.errors import InputError
+from lightconv_plugin.errors import CorpusError, InputError
 from lightconv_plugin.recipes.data import gbw, language_model
 from lightconv_plugin.recipes.data.options import SPLITS, Request
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.tasks import TASKS as PREPARED
 from lightconv_plugin.recipes.data.tasks import parse
 from tests.recipes.conftest import ROOT

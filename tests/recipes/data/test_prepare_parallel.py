@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
+from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.recipes.data.pairs import hold_out
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.text.recipe import Recipe
 from tests.recipes.conftest import check_recipes, write_parts
 from tests.recipes.data.preparations import prepare

@@ -6,10 +6,9 @@ import tarfile
 
 import pytest
 
-from lightconv_plugin.errors import InputError
+from lightconv_plugin.errors import CorpusError, InputError
 from lightconv_plugin.recipes.data import tasks
 from lightconv_plugin.recipes.data.options import Options, Request
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.stages import Plan
 from lightconv_plugin.recipes.data.wmt import Preparation, keep_raw, recipe, training_tokeniser
 from lightconv_plugin.recipes.data.wmt16 import extract

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
+from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.recipes.data import text_pool
-from lightconv_plugin.recipes.data.parallel_folder import CorpusError
 from lightconv_plugin.recipes.data.text_pool import count_lines, iter_lines, map_file, write_lines
 from tests.recipes.conftest import ROOT
 

@@ -8,6 +8,7 @@ pytest.importorskip("fairseq", reason="fairseq is not installed")
 
 from lightconv_plugin.cli.main import main
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.recipes.training import micro_batch
 from lightconv_plugin.recipes.training.micro_batch import MOST, fitting, largest, sizes_of
 from lightconv_plugin.recipes.training.plan import Batch, largest_batch, make_plan, plan
 from tests.recipes.training.trainings import write_config
@@ -107,6 +108,14 @@ def test_a_training_finds_its_batch_once(tmp_path, capfd, monkeypatch):
     with pytest.raises(InputError, match=r"the trial of batches failed:\n(.*\n)*.*encoder_layers"):
         fitting(config, batch, tmp_path / "other", ["model.encoder_layers=[]"])
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"batch": {}, "trial": {}}', '{"batch": {}, "trial": {"max_tokens": 5}}']
+)
+def test_what_is_not_a_result_of_trials_is_not_used(text, tmp_path):
+    (tmp_path / "micro_batch.json").write_text(text)
+    assert micro_batch._earlier(tmp_path / "micro_batch.json", {}) is None
 
 
 def can_reset_the_peak():
