@@ -73,14 +73,18 @@ def fitting(config: Path, batch: Batch, save_dir: Path, overrides: Sequence[str]
         found = hydra_config(config, folder)
         request = {"processes": batch.processes, "sizes": sizes, "earlier": _earlier(kept, asked)}
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
-        say(f"trying which batches fit into memory, from {sizes[0]} to {sizes[-1]} tokens (--micro-batch N: no trial)")
+        say(f"trying which batches fit into memory, from {sizes[0]} to {sizes[-1]} tokens")
         command = [sys.executable, "-m", "lightconv_plugin.recipes.training.trial", name]
         command += ["--config-dir", str(found.parent), "--config-name", found.stem]
         command += [f"hydra.run.dir={quote(folder / 'run')}", f"common.user_dir={quote(package_dir())}", *overrides]
+        command.append("distributed_training.distributed_world_size=1")  # fairseq's default: one for each GPU
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         result = folder / "trial.json"
         if done.returncode or not result.is_file():
-            raise InputError("the trial of batches failed:\n" + "\n".join(done.stderr.splitlines()[-12:]))
+            raise InputError(
+                "the trial of batches failed; with `micro_batch` N there is none:\n"
+                + "\n".join(done.stderr.splitlines()[-12:])
+            )
         trial = Trial(**json.loads(result.read_text(encoding="utf-8")))
     save_dir.mkdir(parents=True, exist_ok=True)
     write_text(kept, json.dumps({"batch": asked, "trial": asdict(trial)}, indent=1) + "\n")

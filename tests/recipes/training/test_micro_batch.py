@@ -105,9 +105,13 @@ def test_a_training_finds_its_batch_once(tmp_path, capfd, monkeypatch):
     (folder / "micro_batch.json").write_text(json.dumps(kept | {"trial": kept["trial"] | {"max_tokens": 53}}))
     batch = Batch(80, 40, 1)
     assert fitting(config, batch, folder, ["common.seed=2"]) == 53
-    with pytest.raises(InputError, match=r"the trial of batches failed:\n(.*\n)*.*encoder_layers"):
+    with pytest.raises(
+        InputError, match=r"the trial of batches failed; with `micro_batch` N there is none:\n(.*\n)*.*encoder_layers"
+    ):
         fitting(config, batch, tmp_path / "other", ["model.encoder_layers=[]"])
     assert not (tmp_path / "other").exists()
+    several = ["distributed_training.distributed_world_size=2"]  # fairseq's default where there are two GPUs
+    assert fitting(config, batch, tmp_path / "another", several) == 80
 
 
 @pytest.mark.parametrize(
