@@ -57,14 +57,19 @@ def steps(
     model: nn.Module, task: TranslationTask, device: torch.device, dtype: str, batches: Iterator[dict]
 ) -> Callable[[], None]:
     """A function that makes one update of the model with the next batch."""
-    config = _configuration(device.type, dtype, "data")
-    trainer = Trainer(config, task, model, task.build_criterion(config.criterion))
+    updating = trainer(model, task, device, dtype)
 
     def step() -> None:
-        if trainer.train_step([next(batches)]) is None:
+        if updating.train_step([next(batches)]) is None:
             raise BenchmarkError("a training step failed: out of memory, or gradients overflowed")
 
     return step
+
+
+def trainer(model: nn.Module, task: TranslationTask, device: torch.device, dtype: str) -> Trainer:
+    """fairseq's Trainer for the model, with the recipe's criterion and optimizer."""
+    config = _configuration(device.type, dtype, "data")
+    return Trainer(config, task, model, task.build_criterion(config.criterion))
 
 
 def _configuration(device: str, dtype: str, data: str):

@@ -5,7 +5,7 @@ step's time.
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -13,16 +13,14 @@ from torch import Tensor
 
 from lightconv_plugin.compat.registry import patch
 
-# For how many elements of parameters Adam holds the denominators at the same time: 128 MiB.
-_TOGETHER = 2**25
-
 
 @patch(versions="all versions of fairseq")
 def adam_launches() -> None:
     """fairseq's Adam launches seven or eight kernels per parameter, which takes a GPU's host longer than the model.
 
-    This runs the same operations in the same order on all parameters at once, with torch._foreach_*. torch's own Adam
-    adds eps in a different place, so its results differ. Half-precision parameters and AMSGrad use fairseq's own loop.
+    On a GPU, torch's fused kernels update all parameters at once, each element being read and written once. torch adds
+    eps to the square root after the correction of its bias, fairseq before it: eps / √(1 − β₂ᵗ) gives fairseq's
+    formula, with other roundings. Half-precision parameters, AMSGrad and the CPU use fairseq's own loop.
     """
     from fairseq.optim.adam import Adam
 
@@ -35,8 +33,7 @@ def adam_launches() -> None:
             return original(self, closure)
         loss = None if closure is None else closure()
         for group, parameters in groups:
-            for some in _portions(parameters):
-                _update(group, some, [_state(self.state[p], p) for p in some])
+            fused_adam(group, parameters, [_state(self.state[p], p) for p in parameters])
         return loss
 
     Adam.step = step
@@ -44,22 +41,10 @@ def adam_launches() -> None:
 
 def _plain(group: dict, parameters: list[Tensor]) -> bool:
     return not group.get("amsgrad") and all(
-        p.dtype == p.grad.dtype == torch.float32 and not p.grad.is_sparse for p in parameters if p.grad is not None
+        p.device.type != "cpu" and p.dtype == p.grad.dtype == torch.float32 and not p.grad.is_sparse
+        for p in parameters
+        if p.grad is not None
     )
-
-
-def _portions(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """The parameters in order, in groups of at most _TOGETHER elements and at least one parameter."""
-    portion: list[Tensor] = []
-    size = 0
-    for parameter in parameters:
-        if portion and size + parameter.numel() > _TOGETHER:
-            yield portion
-            portion, size = [], 0
-        portion.append(parameter)
-        size += parameter.numel()
-    if portion:
-        yield portion
 
 
 def _state(state: dict, parameter: Tensor) -> dict:
@@ -73,23 +58,31 @@ def _state(state: dict, parameter: Tensor) -> dict:
 
 
 @torch.no_grad()
-def _update(group: dict, parameters: list[Tensor], states: list[dict]) -> None:
-    (beta1, beta2), rate = group["betas"], group["lr"]
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    averages, squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
-    sizes = []
+def fused_adam(group: dict, parameters: list[Tensor], states: list[dict]) -> None:
+    """One step of fairseq's Adam for float32 parameters with gradients, in place; `states` are Adam's, one for each."""
     for state in states:
         state["step"] += 1
-        sizes.append(-rate * math.sqrt(1 - beta2 ** state["step"]) / (1 - beta1 ** state["step"]))
-    torch._foreach_mul_(averages, beta1)
-    torch._foreach_add_(averages, gradients, alpha=1 - beta1)
-    torch._foreach_mul_(squares, beta2)
-    torch._foreach_addcmul_(squares, gradients, gradients, value=1 - beta2)
-    denominators = torch._foreach_sqrt(squares)
-    torch._foreach_add_(denominators, group["eps"])
-    if group["weight_decay"]:
-        torch._foreach_add_(parameters, parameters, alpha=-group["weight_decay"] * rate)
-    torch._foreach_addcdiv_(parameters, averages, denominators, sizes)
+    alike: dict[Any, list[tuple[Tensor, dict]]] = {}
+    for parameter, state in zip(parameters, states, strict=True):
+        alike.setdefault((parameter.device, state["step"]), []).append((parameter, state))
+    beta1, beta2 = group["betas"]
+    for (device, number), pairs in alike.items():
+        some, their_states = zip(*pairs, strict=True)
+        torch._fused_adamw_(
+            list(some),
+            [p.grad for p in some],
+            [state["exp_avg"] for state in their_states],
+            [state["exp_avg_sq"] for state in their_states],
+            [],
+            [torch.full((), float(number), device=device)] * len(some),
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"] / math.sqrt(1 - beta2**number),
+            amsgrad=False,
+            maximize=False,
+        )
 
 
 def _norms_are_taken_one_by_one() -> bool:

@@ -26,7 +26,12 @@ from torch import Tensor, nn
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.models.encoder_decoder import MixerDecoder, MixerEncoder
 from lightconv_plugin.models.layers import MixerDecoderLayer, MixerEncoderLayer
-from lightconv_plugin.models.token_mixers import ConvolvedEncoderAttention, FairseqConvBlock, WindowAttention
+from lightconv_plugin.models.token_mixers import (
+    ConvolvedEncoderAttention,
+    FairseqConvBlock,
+    FusedEncoderAttention,
+    WindowAttention,
+)
 from lightconv_plugin.modules.config import (
     AdaptiveInputConfig,
     AdaptiveSoftmaxConfig,
@@ -228,7 +233,7 @@ def _check_layer(layer: Any, side: str) -> None:
         if not isinstance(getattr(layer, name), nn.Linear):
             raise UnsupportedModelError(f"a linear layer of type {type(getattr(layer, name)).__name__}")
     for attention in (layer.self_attn, getattr(layer, "encoder_attn", None)):
-        if type(attention) is MultiheadAttention:
+        if type(attention) in (MultiheadAttention, FusedEncoderAttention):
             _check_attention(attention)
         elif attention is not None and type(attention) not in _MIXERS:
             raise UnsupportedModelError(f"{side} layer with {type(attention).__name__}")

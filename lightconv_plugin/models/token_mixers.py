@@ -5,12 +5,14 @@ noise."""
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from fairseq.incremental_decoding_utils import with_incremental_state
 from fairseq.modules.fairseq_dropout import FairseqDropout
+from fairseq.modules.multihead_attention import MultiheadAttention
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
-from lightconv_plugin.modules.attention import EncoderAttention, SelfAttention
+from lightconv_plugin.modules.attention import EncoderAttention, SelfAttention, attend, split_heads
 from lightconv_plugin.modules.attention_convolution import AttentionConv
 from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.dropout import Dropout
@@ -112,6 +114,45 @@ class WindowAttention(_FairseqCall, SelfAttention):  # type: ignore[misc]  # for
     convolutions of queries, keys and values."""
 
 
+class FusedEncoderAttention(MultiheadAttention):
+    """fairseq's attention over the encoder, which takes torch's fused kernels in training on a GPU.
+
+    fairseq takes them for self-attention only. Everything else runs fairseq's code: where attention weights are asked
+    for, evaluation and decoding, and a CPU, where dropout is faster without them.
+    """
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: dict | None = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
+        attn_mask: Tensor | None = None,
+        before_softmax: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """query (T,B,d), key and value (S,B,e) the encoder's output, key_padding_mask (B,S) → ((T,B,d), weights)."""
+        weights = need_weights or before_softmax or need_head_weights
+        if weights or incremental_state is not None or not self.training or query.device.type == "cpu":
+            options = (need_weights, static_kv, attn_mask, before_softmax, need_head_weights)
+            return super().forward(query, key, value, key_padding_mask, incremental_state, *options)
+        return self.fused(query, key, value, key_padding_mask), None
+
+    def fused(self, query: Tensor, key: Tensor | None, value: Tensor | None, key_padding_mask: Tensor | None) -> Tensor:
+        """The output alone, with dropout, by torch's kernels; the arguments are those of `forward`."""
+        projected = self.q_proj(query), self.k_proj(key), self.v_proj(value)
+        heads = (split_heads(x, self.num_heads) for x in projected)
+        mask = None
+        if key_padding_mask is not None:
+            # Made here from bools, since torch takes twice as many launches to do so.
+            mask = query.new_zeros(key_padding_mask.shape).masked_fill_(key_padding_mask, -torch.inf)[:, None, None]
+        # Contiguous rows: the product then adds the bias too.
+        return self.out_proj(attend(*heads, mask, self.dropout_module.p).contiguous())
+
+
 @with_incremental_state
 class ConvolvedEncoderAttention(EncoderAttention):
     """EncoderAttention with a convolution of its queries, in place of fairseq's; it returns no attention weights."""
@@ -165,9 +206,20 @@ def build_mixer(
 
 
 def build_encoder_attention(
-    cfg, embed_dim: int, convolved: AttentionConv, *, q_noise: float, qn_block_size: int
+    cfg, embed_dim: int, convolved: AttentionConv | None, *, q_noise: float, qn_block_size: int
 ) -> nn.Module:
     """The module that a fairseq Transformer layer uses as its `encoder_attn`; `cfg` is its TransformerConfig."""
+    if convolved is None:
+        return FusedEncoderAttention(
+            embed_dim,
+            cfg.decoder.attention_heads,
+            kdim=cfg.encoder.embed_dim,
+            vdim=cfg.encoder.embed_dim,
+            dropout=cfg.attention_dropout,
+            encoder_decoder_attention=True,
+            q_noise=q_noise,
+            qn_block_size=qn_block_size,
+        )
     attention = ConvolvedEncoderAttention(
         embed_dim,
         cfg.decoder.attention_heads,

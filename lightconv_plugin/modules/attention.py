@@ -69,15 +69,31 @@ class _Attention(nn.Module):
         return x
 
     def _heads(self, x: Tensor) -> Tensor:
-        """(T,B,d) → (B,H,T,d/H)."""
-        return x.unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
+        return split_heads(x, self.num_heads)
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
         """queries (n,B,d), keys and values (B,H,S,d/H), seen (B or 1, 1, n or 1, S) bool → (n,B,d)."""
-        out = F.scaled_dot_product_attention(
-            self._heads(queries), keys, values, attn_mask=seen, dropout_p=self.dropout_module.rate
-        )
-        return self.out_proj(out.permute(2, 0, 1, 3).flatten(2))
+        return self.out_proj(attend(self._heads(queries), keys, values, seen, self.dropout_module.rate))
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(T,B,d) → (B,H,T,d/H), a view."""
+    return x.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3)
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """Attention in the fastest way that torch has (Vaswani et al. 2017, equation 1), the heads side by side.
+
+    Args:
+        queries, keys, values: (B,H,n,d/H), and (B,H,S,d/H) each.
+        mask: (B or 1, 1, n or 1, S), true where a query sees a key, or numbers to add to the products; None for all.
+        dropout: of the attention weights.
+
+    Returns:
+        (n,B,d).
+    """
+    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout)
+    return out.permute(2, 0, 1, 3).flatten(2)
 
 
 def _without(x: Tensor, pads: Tensor | None) -> Tensor:
