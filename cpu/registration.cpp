@@ -10,6 +10,7 @@
 #include "autograd.h"
 #include "boxed.h"
 #include "common/dropout_operator.h"
+#include "common/loss_operator.h"
 #include "convolution/operators.h"
 #include "explain.h"
 #include "search/engine.h"
@@ -23,6 +24,8 @@ TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
   m.impl("talkconv_step", boxed<&talkconv_step_op>());
   m.impl("talkconv_step_backward", boxed<&talkconv_step_backward_op>());
   m.impl("dropout", boxed<&dropout_op>());
+  m.impl("label_smoothed_nll", boxed<&label_smoothed_nll_op>());
+  m.impl("label_smoothed_nll_backward", boxed<&label_smoothed_nll_backward_op>());
   m.impl("explain", boxed<&explain_op>());
   m.impl("last_path", boxed<&last_path_op>());
 }

@@ -141,6 +141,18 @@ LIGHTCONV_INLINE void store_some(T* to, Vector<Sum<T>> v, int64_t n) {
   narrow_row(lanes, n, to);
 }
 
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+// BFloat16(float) in every lane.
+LIGHTCONV_INLINE void store_some(BFloat16* to, Vector<float> v, int64_t n) {
+  const __m512i bits = (__m512i)v, last = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), last);
+  const __m512i nan = _mm512_set1_epi32(0x7FC00000);
+  const __mmask16 is_nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
+  const __m512i result = _mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, is_nan, nan), 16);
+  _mm256_mask_storeu_epi16(to, __mmask16((1u << n) - 1), _mm512_cvtepi32_epi16(result));
+}
+#endif
+
 #if defined(__AVX512F__)
 LIGHTCONV_INLINE void store_some(float* to, Vector<float> v, int64_t n) {
   _mm512_mask_storeu_ps(to, __mmask16((1u << n) - 1), (__m512)v);

@@ -38,6 +38,7 @@ from torch.autograd import forward_ad
 
 from lightconv_plugin.ops import checks, registration  # noqa: F401  (registration registers the operators)
 
+from .loss import label_smoothed_nll_loss
 from .normalize import EPSILON, NORMALIZATIONS
 from .transforms import call
 
@@ -47,6 +48,7 @@ __all__ = [
     "dropout",
     "dynamicconv",
     "dynamicconv_step",
+    "label_smoothed_nll_loss",
     "lightconv",
     "lightconv_step",
     "talkconv",

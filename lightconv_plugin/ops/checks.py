@@ -115,6 +115,21 @@ def probability(name: str, value: float) -> None:
         raise ValueError(f"{name} must satisfy 0 <= {name} < 1, got {value}")
 
 
+def loss(logits: Tensor, target: Tensor, epsilon: float, ignore_index: int) -> None:
+    """The arguments of label_smoothed_nll_loss."""
+    floating(("logits",), (logits,))
+    _tensor("target", target, (torch.int64,))
+    probability("epsilon", epsilon)
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index must be an int, got {_what(ignore_index)}")
+    if logits.dim() < 1 or logits.shape[-1] < 2:
+        raise ValueError(f"logits must have the shape (…, V) with V >= 2, got {tuple(logits.shape)}")
+    if target.shape != logits.shape[:-1]:
+        raise ValueError(f"target must have the shape {tuple(logits.shape[:-1])}, got {tuple(target.shape)}")
+    if target.device != logits.device:
+        raise ValueError(f"target must be on the device of logits, {logits.device}, got {target.device}")
+
+
 def _options(normalize: str, dropout: float, flags: tuple[bool, ...]) -> None:
     if not isinstance(normalize, str):
         raise TypeError(f"normalize must be a str, got {_what(normalize)}")

@@ -28,6 +28,7 @@ from lightconv_plugin.ops.philox import dropout_scale
 
 from .filters import Filter, widen, with_shared_filter
 from .normalize import sigmoid
+from .reference_loss import label_smoothed_nll, label_smoothed_nll_backward  # noqa: F401  (found here by name)
 from .reference_talk import (  # noqa: F401  (the other operator's, found here by name)
     talkconv,
     talkconv_backward,

@@ -51,6 +51,9 @@ _SCHEMAS = (
     "talkconv_step_backward(Tensor? grad, Tensor? grad_state, Tensor x, Tensor state, Tensor offset_left, "
     "SymInt max_left, bool need_x, bool need_state, bool need_left) -> (Tensor, Tensor, Tensor)",
     "dropout(Tensor x, Tensor seed, float p) -> Tensor",
+    "label_smoothed_nll(Tensor logits, Tensor target, float epsilon, int ignore_index) -> (Tensor, Tensor, Tensor)",
+    "label_smoothed_nll_backward(Tensor? grad_loss, Tensor? grad_nll, Tensor logits, Tensor target, "
+    "Tensor normaliser, float epsilon, int ignore_index) -> Tensor",
 )
 
 
@@ -75,6 +78,15 @@ def _fake_talk_step(x: Tensor, state: Tensor, offset_left: Tensor, max_left: int
 
 def _fake_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _fake_loss(logits: Tensor, target: Tensor, *options) -> tuple[Tensor, ...]:
+    kind = torch.promote_types(logits.dtype, torch.float32)
+    return tuple(logits.new_empty(logits.shape[:1], dtype=kind) for _ in range(3))
+
+
+def _fake_loss_backward(grad_loss: Tensor | None, grad_nll: Tensor | None, logits: Tensor, *options) -> Tensor:
+    return torch.empty_like(logits)
 
 
 def _like_channels(x: Tensor, *, glu: bool) -> Tensor:
@@ -138,6 +150,16 @@ def _dropout_backward(ctx, grad):
     return call("dropout", grad, *ctx.saved_tensors, ctx.p), None, None
 
 
+def _save_loss(ctx, inputs, output) -> None:
+    logits, target, *ctx.options = inputs
+    ctx.save_for_backward(logits, target, output[2])
+    ctx.set_materialize_grads(False)  # mostly, nll is only reported
+
+
+def _loss_backward(ctx, grad_loss, grad_nll, grad_normaliser):
+    return call("label_smoothed_nll_backward", grad_loss, grad_nll, *ctx.saved_tensors, *ctx.options), None, None, None
+
+
 def _contiguous_channels(grad: Tensor | None) -> Tensor | None:
     """Gradients must meet the operators' requirements for x; autograd creates expanded and transposed ones."""
     return grad if grad is None or grad.stride(-1) == 1 else grad.contiguous()
@@ -178,7 +200,9 @@ _library.define("last_path(Tensor like) -> str")
 
 # (name, fake kernel, setup_context, backward pass)
 OPERATORS: list[tuple[str, Callable[..., Any], Callable[..., Any] | None, Callable[..., Any]]] = [
-    ("dropout", _fake_dropout, _save_dropout, _dropout_backward)
+    ("dropout", _fake_dropout, _save_dropout, _dropout_backward),
+    ("label_smoothed_nll", _fake_loss, _save_loss, _loss_backward),
+    ("label_smoothed_nll_backward", _fake_loss_backward, None, _no_second_order),
 ]
 # The first tensors of an operator have gradients from its backward operator; then there may be a bias.
 for _name, _kernel, _outputs, _gradients, _bias in (

@@ -1,0 +1,116 @@
+#include "common/loss.h"
+
+#include <cmath>
+
+#include "common/parallel.h"
+
+namespace lightconv {
+namespace {
+
+constexpr int64_t kRowsAtOnce = 4;
+
+// Lanes below n: those of a vector that has n words of a row.
+template <class S>
+LIGHTCONV_INLINE Lanes<S> lanes_below(int64_t n) {
+  using I = std::conditional_t<sizeof(S) == 4, int32_t, int64_t>;
+  return lane_numbers<S>() < I(n);
+}
+
+// Calls f(first word, how many words) for each vector of a row.
+template <class S, class F>
+LIGHTCONV_INLINE void each_vector(int64_t words, F f) {
+  constexpr int64_t w = kWidth<S>;
+  int64_t at = 0;
+  for (; at + w <= words; at += w) f(at, w);
+  if (at < words) f(at, words - at);
+}
+
+// The shares of the target's and of every word's −log p in the loss.
+template <class T>
+struct Shares {
+  Sum<T> target, each;
+
+  explicit Shares(const Logits<T>& logits)
+      : target(1 - logits.epsilon - logits.epsilon / (logits.words - 1)),
+        each(logits.epsilon / (logits.words - 1)) {}
+};
+
+template <class T>
+void row_loss(const Logits<T>& logits, int64_t i, const Shares<T>& shares, Sum<T>* loss, Sum<T>* nll,
+              Sum<T>* normaliser) {
+  using S = Sum<T>;
+  if (logits.target[i] == logits.ignore) {
+    loss[i] = nll[i] = normaliser[i] = 0;
+    return;
+  }
+  const T* row = logits.data + i * logits.pitch;
+  const Vector<S> lowest = broadcast(-std::numeric_limits<S>::infinity());
+  Vector<S> top = lowest, powers{}, differences{};
+  each_vector<S>(logits.words, [&](int64_t at, int64_t n) {
+    const Vector<S> v = load_some(row + at, n);
+    top = larger<S>(lanes_below<S>(n) ? v : lowest, top);
+  });
+  top = largest_across<S>(top);
+  each_vector<S>(logits.words, [&](int64_t at, int64_t n) {
+    const Vector<S> v = load_some(row + at, n) - top;
+    const Lanes<S> there = lanes_below<S>(n);
+    powers += there ? exponential(v) : Vector<S>{};
+    differences += there ? v : Vector<S>{};
+  });
+  // Relative to the largest logit, so that the sum over all words does not cancel.
+  const S beyond = std::log(sum_across<S>(powers)[0]);
+  normaliser[i] = beyond + top[0];
+  nll[i] = normaliser[i] - S(row[logits.target[i]]);
+  loss[i] = shares.target * nll[i] + shares.each * (S(logits.words) * beyond - sum_across<S>(differences)[0]);
+}
+
+template <class T>
+void row_gradient(const Logits<T>& logits, int64_t i, const Shares<T>& shares, Sum<T> grad_loss, Sum<T> grad_nll,
+                  Sum<T> normaliser, T* gradient) {
+  using S = Sum<T>;
+  const int64_t words = logits.words, target = logits.target[i];
+  if (target == logits.ignore) {
+    std::fill(gradient, gradient + words, T());
+    return;
+  }
+  const T* row = logits.data + i * logits.pitch;
+  const S scale = grad_loss + grad_nll, all = grad_loss * shares.each;
+  each_vector<S>(words, [&](int64_t at, int64_t n) {
+    store_some(gradient + at, exponential(load_some(row + at, n) - normaliser) * scale - all, n);
+  });
+  const S there = std::exp(S(row[target]) - normaliser) * scale - all;
+  gradient[target] = T(there - (grad_loss * shares.target + grad_nll));
+}
+
+}  // namespace
+
+template <class T>
+void smoothed_loss(const Logits<T>& logits, Sum<T>* loss, Sum<T>* nll, Sum<T>* normaliser, int threads) {
+  const Shares<T> shares(logits);
+  parallel_for(0, logits.rows, kRowsAtOnce, threads, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) row_loss(logits, i, shares, loss, nll, normaliser);
+  });
+}
+
+template <class T>
+void smoothed_loss_backward(const Logits<T>& logits, const Sum<T>* grad_loss, const Sum<T>* grad_nll,
+                            const Sum<T>* normaliser, T* gradient, int64_t pitch, int threads) {
+  const Shares<T> shares(logits);
+  parallel_for(0, logits.rows, kRowsAtOnce, threads, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      const Sum<T> of_nll = grad_nll ? grad_nll[i] : Sum<T>(0);
+      row_gradient(logits, i, shares, grad_loss[i], of_nll, normaliser[i], gradient + i * pitch);
+    }
+  });
+}
+
+#define LIGHTCONV_LOSS(T)                                                                                       \
+  template void smoothed_loss(const Logits<T>&, Sum<T>*, Sum<T>*, Sum<T>*, int);                                \
+  template void smoothed_loss_backward(const Logits<T>&, const Sum<T>*, const Sum<T>*, const Sum<T>*, T*, int64_t, \
+                                       int);
+LIGHTCONV_LOSS(float)
+LIGHTCONV_LOSS(double)
+LIGHTCONV_LOSS(Float16)
+LIGHTCONV_LOSS(BFloat16)
+
+}  // namespace lightconv

@@ -1,0 +1,95 @@
+"""The criterion of label smoothing by our operator: fairseq's losses and gradients."""
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq", reason="fairseq is not installed")
+
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion as Criterion
+
+import lightconv_plugin.models  # noqa: F401 (the patches)
+from benchmarks.launches import Counter
+from lightconv_plugin.compat import criterions
+from lightconv_plugin.ops import backends
+from tests.models.language_model_toys import build_lm
+from tests.models.toys import batch, build, task
+
+FAIRSEQS = Criterion.compute_loss.__wrapped__
+native = pytest.mark.skipif(backends.backend("cpu") != "cpu", reason="there are no native kernels here")
+
+
+def sample():
+    source, lengths, previous = batch()
+    target = previous.roll(-1, dims=1)
+    target[0, -2:] = task().target_dictionary.pad()
+    inputs = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": previous}
+    return {"net_input": inputs, "target": target, "ntokens": int(target.ne(1).sum())}
+
+
+def compute(function, model, criterion, reduce=True):
+    """The two losses, all gradients, and the operators that the losses and gradients took."""
+    model.zero_grad()
+    torch.manual_seed(1)
+    output = model(**sample()["net_input"])
+    with Counter() as counter:
+        losses = function(criterion, model, output, sample(), reduce)
+        losses[0].sum().backward()
+    return [*losses, *(parameter.grad for parameter in model.parameters())], counter.counts.launches
+
+
+@native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("reduce", [True, False])
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_the_losses_and_gradients_are_fairseqs(dtype, reduce, prefix):
+    model = build().to(dtype).train()
+    criterion = Criterion(task(), False, 0.1, ignore_prefix_size=prefix)
+    ours, operators = compute(Criterion.compute_loss, model, criterion, reduce)
+    theirs, their_operators = compute(FAIRSEQS, model, criterion, reduce)
+    limit = 2e-2 if dtype == torch.bfloat16 else 1e-4
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.shape == other.shape
+        torch.testing.assert_close(one, other, rtol=limit, atol=limit, check_dtype=False)
+    assert operators["lightconv.label_smoothed_nll"] == 1 and not operators["aten._log_softmax"]
+    assert their_operators["aten._log_softmax"] == 1
+
+
+@native
+def test_a_wrapped_model_and_fairseqs_own():
+    from fairseq.models.transformer import TransformerModelBase
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+    model = build()
+    output = model(**sample()["net_input"])
+    assert criterions._plain_logits(Wrapped(model), output) is output[0]
+    assert isinstance(model, TransformerModelBase)
+
+
+def test_other_probabilities_take_fairseqs_code(monkeypatch):
+    adaptive = build(adaptive_softmax_cutoff=[4, 8], share_all_embeddings=False, share_decoder_input_output_embed=False)
+    assert criterions._plain_logits(adaptive, adaptive(**sample()["net_input"])) is None
+    model = build()
+    output = model(**sample()["net_input"])
+    monkeypatch.setattr(type(model.decoder), "get_normalized_probs", lambda *args: 0, raising=False)
+    assert criterions._plain_logits(model, output) is None
+
+
+def test_a_criterion_with_other_targets_takes_fairseqs_code():
+    class Other(Criterion):
+        def get_lprobs_and_target(self, model, net_output, sample):
+            lprobs, target = super().get_lprobs_and_target(model, net_output, sample)
+            return lprobs[:3], target[:3]
+
+    model = build()
+    losses, operators = compute(Criterion.compute_loss, model, Other(task(), False, 0.1), reduce=False)
+    assert losses[0].shape == (3, 1) and not operators["lightconv.label_smoothed_nll"]
+
+
+@native
+def test_a_language_model():
+    model = build_lm()
+    assert criterions._plain_logits(model, model(batch()[2])) is not None
