@@ -75,12 +75,12 @@ def count_system(system: str, quick: bool = False) -> dict[str, Any]:
         for tokens, (sentences, length) in sizes.items():
             sized = systems.sized(systems.PRESETS["wmt_en_de_big"], False, sentences, length)
             (batch,) = systems.random_batches(sized, task.target_dictionary, 1)
-            result[f"training, {tokens} tokens"] = step(_on_meta(batch))
+            result[f"training, {tokens} tokens"] = step(on_meta(batch))
         result |= _layers(model)
     return result | {"decoding": decoded}
 
 
-def _on_meta(thing: Any) -> Any:
+def on_meta(thing: Any) -> Any:
     return tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, thing)
 
 
