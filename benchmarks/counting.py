@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     content: dict[str, Any] = {
         "benchmark": "counting",
-        "machine": {"commit": machine.describe(torch.device("cpu"))["commit"], "torch": torch.__version__},
+        "machine": {"commit": machine.describe(torch.device("cpu"))["commit"], "versions": versions()},
         "preset": "wmt_en_de_big",
         "dtype": "bfloat16",
         "host_s_per_launch": HOST_SECONDS,
@@ -58,6 +58,13 @@ def main(arguments: list[str] | None = None) -> None:
     content["tiny"] = content["steps"] if options.quick else {s: count_system(s, quick=True) for s in systems.SYSTEMS}
     if options.json:
         report.write_json(options.json, content)
+
+
+def versions() -> dict[str, str]:
+    """What decides which operators are called, besides this package."""
+    import fairseq
+
+    return {"torch": torch.__version__.partition("+")[0], "fairseq": fairseq.__version__}
 
 
 def count_system(system: str, quick: bool = False) -> dict[str, Any]:

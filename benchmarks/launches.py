@@ -28,6 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from lightconv_plugin.compat import criterions
+
 aten = torch.ops.aten
 _NO_KERNEL = {
     aten._unsafe_view,  # a view, although torch does not call it one
@@ -157,7 +159,7 @@ def _flops(function: Any, args: tuple, kwargs: dict, out: Any) -> int:
 
 @contextlib.contextmanager
 def as_on_cuda() -> Iterator[None]:
-    """Inside, dropout and attention of tensors on "meta" take the operators that torch has for CUDA."""
+    """Inside, tensors on "meta" take the operators that torch and the plugin have for CUDA."""
     dropout = F.dropout
 
     def fused_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -166,6 +168,7 @@ def as_on_cuda() -> Iterator[None]:
         return torch.native_dropout(input, p, True)[0]
 
     with (
+        mock.patch.object(criterions, "_has_kernel", lambda logits: True),
         mock.patch.object(F, "dropout", fused_dropout),
         mock.patch.object(F, "scaled_dot_product_attention", _attention(F.scaled_dot_product_attention)),
         mock.patch.object(torch, "dropout", lambda input, p, train: fused_dropout(input, p, train)),

@@ -15,8 +15,8 @@ from lightconv_plugin.ops import backends
 def label_smoothing_passes() -> None:
     """fairseq's label smoothing goes over the logits of all words about ten times, each time a tensor of float32.
 
-    Where there is a native operator (on a CPU), the logits are read twice and their gradient is written once. Other
-    definitions of probabilities (adaptive softmax) use fairseq's own code.
+    Where there are native kernels, the logits are read twice and their gradient is written once. Other definitions of
+    probabilities (adaptive softmax) use fairseq's own code.
     """
     from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion as Criterion
 
@@ -54,7 +54,10 @@ def _plain_logits(model: Any, net_output: Any) -> Tensor | None:
         usual = [getattr(kind, name) for kind in (BaseFairseqModel, TransformerModelBase)]
         if getattr(type(decoder), name) is not getattr(FairseqDecoder, name) or getattr(type(model), name) not in usual:
             return None
-    logits = net_output[0]
+    return net_output[0] if _has_kernel(net_output[0]) else None
+
+
+def _has_kernel(logits: Tensor) -> bool:
+    """Whether the logits' device has a native operator for their type."""
     device = logits.device.type
-    native = backends.backend(device) != "reference" and backends.has_kernel("label_smoothed_nll", device)
-    return logits if native else None
+    return backends.backend(device) != "reference" and (device == "cpu" or logits.dtype != torch.float64)

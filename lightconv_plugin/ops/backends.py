@@ -31,13 +31,16 @@ from lightconv_plugin.ops import artifacts, compilation
 from lightconv_plugin.ops.artifacts import NativeError
 
 CHOICES = ("auto", "cpu", "cuda", "reference")
-OPERATORS = tuple(
-    name + suffix
-    for name in ("lightconv", "dynamicconv", "talkconv")
-    for suffix in ("", "_backward", "_step", "_step_backward")
+OPERATORS = (
+    *(
+        name + suffix
+        for name in ("lightconv", "dynamicconv", "talkconv")
+        for suffix in ("", "_backward", "_step", "_step_backward")
+    ),
+    "label_smoothed_nll",
+    "label_smoothed_nll_backward",
 )
-# On a GPU torch's own dropout is as fast.
-CPU_OPERATORS = ("dropout", "label_smoothed_nll", "label_smoothed_nll_backward")
+CPU_OPERATORS = ("dropout",)  # on a GPU torch's own is as fast
 
 _logger = logging.getLogger("lightconv_plugin")
 _lock = threading.RLock()

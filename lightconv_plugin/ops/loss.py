@@ -19,7 +19,7 @@ def label_smoothed_nll_loss(
         nll = −log p[target],    loss = (1 − ε − e) · nll + e · Σ −log p
 
     so that the target has the weight 1 − ε and each other word e (Szegedy et al. 2016, section 7). The probabilities
-    are recomputed for the gradient. Native on a CPU only.
+    are recomputed for the gradient.
 
     Args:
         logits: (…, V), V ≥ 2, in one of the convolutions' types; sums are in float32, or float64 for float64.
@@ -32,7 +32,7 @@ def label_smoothed_nll_loss(
 
     Raises:
         TypeError, ValueError: wrong types, shapes or values.
-        IndexError: a target is neither in 0 … V − 1 nor `ignore_index` (found on a CPU only).
+        IndexError: a target is neither in 0 … V − 1 nor `ignore_index`; on a GPU, its losses and gradient are NaN.
     """
     checks.loss(logits, target, epsilon, ignore_index)
     if forward_ad._current_level >= 0:

@@ -1,4 +1,4 @@
-"""Launches, bytes and waits of the steps: what the counter counts, and that no system needs more of them than recorded."""
+"""Launches, bytes and waits of the steps: what is counted, and that no system needs more than recorded."""
 
 import json
 
@@ -62,6 +62,12 @@ def test_waits_are_noted_with_their_place():
     assert [place.partition(":")[0] for place in counts.waits] == ["test_counting.py"] * 2
 
 
+def as_recorded():
+    """Other versions of torch and fairseq call other operators."""
+    return RECORDED["machine"]["versions"] == counting.versions()
+
+
+@pytest.mark.skipif(not as_recorded(), reason="recorded with other versions of torch or fairseq")
 @pytest.mark.parametrize("system", systems.SYSTEMS)
 def test_no_step_needs_more_than_recorded(system):
     """If a step needs less, or more for a reason, record it: the command is in benchmarks/counting.py."""

@@ -6,6 +6,7 @@
 // little-endian 64-bit words, is host.py's.
 
 #include "convolution/launchers.h"
+#include "loss/launchers.h"
 #include "talk/launchers.h"
 
 #include <sys/mman.h>
@@ -233,6 +234,31 @@ lightconv::TalkBackwardParams talk(const Call& call) {
   return p;
 }
 
+lightconv::LossParams loss(const Call& call) {
+  lightconv::LossParams p;
+  p.type = static_cast<lightconv::Type>(call["type"]);
+  p.rows = call["rows"];
+  p.words = call["words"];
+  p.ignore = call["ignore"];
+  p.epsilon = call.fractions.at("epsilon");
+  const auto [logits, pitch, unused] = call.const_rows("logits");
+  p.logits = logits;
+  p.pitch = pitch;
+  p.target = static_cast<const std::int64_t*>(call.pointer("target"));
+  const auto numbers = [&](const char* key) { return static_cast<float*>(call.pointer(key)); };
+  p.loss = numbers("loss");
+  p.nll = numbers("nll");
+  p.normaliser = numbers("normaliser");
+  p.grad_loss = numbers("grad_loss");
+  p.grad_nll = numbers("grad_nll");
+  if (p.grad_loss) p.grad_loss_stride = call.tensor("grad_loss")->strides[0];
+  if (p.grad_nll) p.grad_nll_stride = call.tensor("grad_nll")->strides[0];
+  const auto gradient = call.rows("gradient");
+  p.gradient = gradient.data;
+  p.gradient_pitch = gradient.stride_t;
+  return p;
+}
+
 template <class Params>
 cudaError_t run_backward(Params p, std::size_t bytes, cudaError_t (*backward)(const Params&, cudaStream_t)) {
   p.workspace = bytes ? std::malloc(bytes) : nullptr;
@@ -245,6 +271,10 @@ cudaError_t run_backward(Params p, std::size_t bytes, cudaError_t (*backward)(co
 
 cudaError_t run(const Call& call, lightconv_host::Order order) {
   lightconv_host::order = order;
+  if (call.numbers.count("words")) {
+    return call["backward"] ? lightconv::smoothed_loss_backward(loss(call), nullptr)
+                            : lightconv::smoothed_loss(loss(call), nullptr);
+  }
   if (call["talk"]) {
     const auto p = talk(call);
     if (!call["backward"]) return lightconv::talk_forward(p, nullptr);
