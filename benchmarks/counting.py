@@ -55,9 +55,16 @@ def main(arguments: list[str] | None = None) -> None:
         "steps": {system: count_system(system, options.quick) for system in systems.SYSTEMS},
     }
     print(table(content))
-    content["tiny"] = content["steps"] if options.quick else {s: count_system(s, quick=True) for s in systems.SYSTEMS}
     if options.json:
-        report.write_json(options.json, content)
+        tiny = content["steps"] if options.quick else {name: count_system(name, quick=True) for name in systems.SYSTEMS}
+        report.write_json(options.json, content | {"tiny": _totals(tiny)})
+
+
+def _totals(steps: dict[str, Any]) -> dict[str, Any]:
+    """Without the single operators."""
+    if not isinstance(steps, dict):
+        return steps
+    return {name: _totals(counts) for name, counts in steps.items() if name != "operators"}
 
 
 def versions() -> dict[str, str]:
