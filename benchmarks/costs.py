@@ -18,6 +18,7 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks import tables_counted
 from benchmarks.report import BenchmarkError, digits, table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +40,7 @@ TASKS = {
     "gbw": ("0.8 billion words", None),
     "wikitext103": ("103 million words", None),
 }
+_COUNTED = "training, 16384 tokens"
 TOTAL = re.compile(r"^#.* total +([\d,]+)$", re.MULTILINE)
 
 
@@ -108,10 +110,21 @@ def hours(run: Run, content: dict) -> str:
     return f"{run.tokens / measured['tokens_per_s'] / 3600:,.0f}"
 
 
+def counted_hours(run: Run, content: dict) -> str:
+    """Hours of a training if each batch of 16,384 tokens takes what was counted for its system."""
+    steps = content["steps"].get(SYSTEMS[run.config.stem], {}).get(_COUNTED)
+    if run.preset != content["preset"] or not steps:
+        return "–"
+    tokens = int(_COUNTED.split()[1])
+    return f"{run.tokens / tokens * sum(tables_counted.seconds(steps, content)) / 3600:,.0f}"
+
+
 def page(folder: Path = RESULTS) -> str:
     """The whole page."""
     found = measurements(folder)
     machines = sorted({machine_of(content) for content in found.values()})
+    counted = folder / f"{tables_counted.FILE}.json"
+    content = json.loads(counted.read_text(encoding="utf-8")) if counted.is_file() else None
     rows, previous = [], None
     for run in runs():
         task = run.config.parent.name
@@ -128,10 +141,14 @@ def page(folder: Path = RESULTS) -> str:
         for name in machines:
             cells = [hours(run, content) for content in found.values() if machine_of(content) == name]
             row.append(next((cell for cell in cells if cell != "–"), "–"))
+        if content:
+            row.append(counted_hours(run, content))
         rows.append(row)
         previous = task
     headers = ["configuration", "training data", "parameters, M", "updates", "tokens, billion", "10¹⁸ operations"]
     headers += ["hours at 100 TFLOP/s", *(f"hours, {name}" for name in machines)]
+    if content:
+        headers.append("hours, counted, one H100")
     sources = [
         f"- `{name}`: {machine_of(content)}, {content['dtype']}, torch {content['machine']['versions']['torch']}, "
         f"batches of {content['data'].removeprefix('random, ').removesuffix(' tokens')} random tokens; tokens/s: "
@@ -143,6 +160,7 @@ def page(folder: Path = RESULTS) -> str:
         table=table(headers, rows),
         sources="\n".join(sources) or "- none",
         gpu="" if gpu else NO_GPU,
+        counted=COUNTED if content else "",
     )
 
 
@@ -151,6 +169,11 @@ NO_GPU = """
 device that computes the matrix products at that sustained rate and does nothing else. `benchmarks/gpu_fairseq.sh`
 measures the tokens per second of these models; with its results in `benchmarks/results`, this page gets a column of
 hours.
+"""
+
+COUNTED = """- *Counted*: not measured. Batches of 16,384 tokens; for each the sum of its matrix products, the bytes of everything
+  else, and 10 µs of the host per launch, as if nothing overlapped, with an update after every batch (`python -m
+  benchmarks.counting`; `counted_steps.json`). The hours measured on that GPU are with batches of 3,584 tokens.
 """
 
 TEXT = """# Cost of the rows that were not run
@@ -165,7 +188,7 @@ RESULTS.md.
 - *Training data*: after preparation.
 - *Tokens*: updates × tokens per update (max_tokens × update_freq of the configuration), padding included.
 - *Operations*: 6 × parameters × tokens. This is an upper bound, because embeddings that are only looked up count too.
-- A dash: not measured at this size.
+{counted}- A dash: not measured at this size.
 
 The measurements are one training step of fairseq's Trainer (`python -m benchmarks.training`):
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from benchmarks import machine, report
+from benchmarks import machine, report, tables_counted
 from benchmarks.launches import Counter, Counts, as_on_cuda
 
 HOST_SECONDS = 10e-6
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
         ],
         "steps": {system: count_system(system, options.quick) for system in systems.SYSTEMS},
     }
-    print(table(content))
+    print(f"{tables_counted.training(content).markdown()}\n{tables_counted.single(content).markdown()}")
     if options.json:
         tiny = content["steps"] if options.quick else {name: count_system(name, quick=True) for name in systems.SYSTEMS}
         report.write_json(options.json, content | {"tiny": _totals(tiny)})
@@ -185,43 +185,6 @@ def _summary(parts: dict[str, Counts]) -> dict[str, Any]:
         "waits": [place for counts in parts.values() for place in counts.waits],
         "operators": {name: [count, moved[name]] for name, count in launches.most_common()},
     }
-
-
-def table(content: dict[str, Any]) -> str:
-    """Tables of all systems: training steps with the sum of their times, layers, and a decoding step."""
-    training, single = [], []
-    for system, steps in content["steps"].items():
-        for name, counts in steps.items():
-            if name.startswith("training"):
-                training.append([system, name.split()[1], *_row(counts, content)])
-        single.append([system, *(_launches(steps[name]) for name in ("encoder layer", "decoder layer", "decoding"))])
-    headers = ["system", "tokens", "launches", "waits", "products, 10¹² operations", "other bytes, 10⁹"]
-    headers += ["products, ms", "bytes, ms", "launches at 10 µs, ms", "sum, ms"]
-    layers = ["system", "encoder layer", "decoder layer", "decoding step"]
-    return f"{report.table(headers, training)}\n\nLaunches:\n{report.table(layers, single)}"
-
-
-def _launches(counts: dict[str, Any] | None) -> str:
-    return "–" if counts is None else str(sum(counts["launches"].values()))
-
-
-def _row(counts: dict[str, Any], content: dict[str, Any]) -> list[str]:
-    rates = content["rates"]
-    launches = sum(counts["launches"].values())
-    others = sum(counts["bytes"].values()) - counts["product_bytes"]
-    seconds = [
-        max(counts["flops"] / rates["flops_per_s"], counts["product_bytes"] / rates["bytes_per_s"]),
-        others / rates["bytes_per_s"],
-        launches * content["host_s_per_launch"],
-    ]
-    shares = [report.milliseconds(value) for value in (*seconds, sum(seconds))]
-    return [
-        f"{launches:,}",
-        str(len(counts["waits"])),
-        report.digits(counts["flops"], 1e12),
-        report.digits(others, 1e9),
-        *shares,
-    ]
 
 
 if __name__ == "__main__":

@@ -63,3 +63,15 @@ def test_hours_come_from_measurements_of_the_same_size_only(tmp_path):
     hours = f"{30_000 * 3584 * 128 / 1e6 / 3600:,.0f}"
     assert cells(page, "wmt16_en_de/talkconv")[-2:] == ["–", hours]  # machines in alphabetical order
     assert cells(page, "iwslt14_de_en/talkconv")[-1] == "–"
+
+
+def test_counted_hours(tmp_path):
+    """A second of products, half a second of bytes and a launch of half a second for every 16,384 tokens."""
+    counts = {"launches": {"": 1}, "bytes": {"": 150}, "product_bytes": 100, "flops": 10}
+    content = {"preset": "wmt_en_de_big", "host_s_per_launch": 0.5, "rates": {"flops_per_s": 10, "bytes_per_s": 100}}
+    content["steps"] = {"DynamicConv (ours)": {"training, 16384 tokens": counts}}
+    (tmp_path / "counted_steps.json").write_text(json.dumps(content), encoding="utf-8")
+    page = costs.page(tmp_path)
+    hours = f"{30_000 * 3584 * 128 / 16_384 * 2 / 3600:,.0f}"
+    assert cells(page, "wmt16_en_de/dynamicconv")[-1] == hours and "*Counted*" in page
+    assert cells(page, "wmt16_en_de/talkconv")[-1] == cells(page, "iwslt14_de_en/dynamicconv")[-1] == "–"
