@@ -171,9 +171,9 @@ measures the tokens per second of these models; with its results in `benchmarks/
 hours.
 """
 
-COUNTED = """- *Counted*: not measured. Batches of 16,384 tokens; for each the sum of its matrix products, the bytes of everything
-  else, and 10 µs of the host per launch, as if nothing overlapped, with an update after every batch (`python -m
-  benchmarks.counting`; `counted_steps.json`). The hours measured on that GPU are with batches of 3,584 tokens.
+COUNTED = """- *Counted*: not measured. Batches of 16,384 tokens; for each the sum of its matrix products, the bytes of
+  everything else, and 10 µs of the host per launch, as if nothing overlapped, with an update after every batch
+  (`python -m benchmarks.counting`; `counted_steps.json`). The hours measured on that GPU are with batches of 3,584.
 """
 
 TEXT = """# Cost of the rows that were not run
