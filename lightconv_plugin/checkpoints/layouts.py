@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.mixers import OUR_OPTIONS
+from lightconv_plugin.mixers import OUR_DETAILS, OUR_OPTIONS
 
 LAYOUTS = ("plugin", "fairseq", "fairseq-0.12.2", "talk")
 # Options that name files to read when a model is built.
@@ -52,9 +52,9 @@ TRAINING_ONLY = {
 }
 NOT_UPSTREAM = {
     *FIXED,
+    *OUR_DETAILS,
     *TRAINING_ONLY,
     *("activation_fn", "weight_normalization", "min_params_to_wrap", "quant_noise_pq_block_size"),
-    *("attention_conv_kernel_size", "attention_conv_type"),
 }
 DYNAMIC_WEIGHT = ".conv.weight_linear.weight"
 

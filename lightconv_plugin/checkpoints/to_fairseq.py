@@ -24,14 +24,14 @@ from lightconv_plugin.checkpoints.exported import CONFIG, Exported, load_model, 
 from lightconv_plugin.checkpoints.layouts import Model, our_state, read_model
 from lightconv_plugin.errors import InputError, UnsupportedModelError
 from lightconv_plugin.mixers import LAYER_OPTIONS, MIXERS, LayerOption
-from lightconv_plugin.models.attention_convolution import attention_conv_options
+from lightconv_plugin.models.attention_options import attention_options
 from lightconv_plugin.models.config import VALUED_BOOLEANS
 from lightconv_plugin.models.plain import plain_config
 from lightconv_plugin.modules import MixerSpec, ModelConfig, StackConfig
+from lightconv_plugin.modules.config import OF_ENCODER_ATTENTION
 from lightconv_plugin.quiet import quietly
 
 _OF_OUTPUTS = ("output_dim", "share_input_output", "output_bias", "adaptive_input", "adaptive_softmax")
-_OF_ENCODER_ATTENTION = ("num_heads", "attention_dropout", "cross_attention_conv")
 
 
 def fairseq_checkpoint(directory: Path) -> tuple[dict[str, Any], list[str]]:
@@ -166,7 +166,7 @@ def _options(config: ModelConfig) -> dict[str, Any]:
         "share_decoder_input_output_embed": decoder.share_input_output and not config.share_embeddings,
         "max_target_positions": decoder.max_positions,
         **_side_options("decoder", decoder),
-        **attention_conv_options(config),
+        **attention_options(config),
     }
     if (softmax := decoder.adaptive_softmax) is not None:
         options |= {
@@ -223,8 +223,8 @@ def _essence(config: ModelConfig) -> dict[str, Any]:
             continue
         values = {field.name: getattr(stack, field.name) for field in fields(stack)}
         values |= {"input_dim": stack.word_dim, "output_dim": stack.last_dim, "layers": len(values.pop("mixers"))}
-        for name in (*_OF_ENCODER_ATTENTION, *_OF_OUTPUTS):
-            if side == "encoder_stack" or (name in _OF_ENCODER_ATTENTION and stack.encoder_dim is None):
+        for name in (*OF_ENCODER_ATTENTION, *_OF_OUTPUTS):
+            if side == "encoder_stack" or (name in OF_ENCODER_ATTENTION and stack.encoder_dim is None):
                 del values[name]
         known |= {f"{side}.{name}": value for name, value in values.items()}
         for i, mixer in enumerate(stack.mixers):

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from lightconv_plugin.modules.attention_convolution import AttentionConv
+from lightconv_plugin.modules.attention import AttentionConv, EncoderAttention
 from lightconv_plugin.modules.mixers import MixerSpec
 from lightconv_plugin.validation import read
 
 Activation = Literal["relu", "relu_squared", "gelu", "gelu_fast", "gelu_accurate", "swish", "tanh", "linear"]
 Positions = Literal["sinusoidal", "learned", "none"]
+# The fields of a decoder that only its attention over the encoder reads.
+OF_ENCODER_ATTENTION = ("num_heads", "attention_dropout", "cross_attention_conv")
 _DERIVED = ("causal", "zero_pads")  # fields of a mixer that follow from the side it is on
 
 
@@ -163,6 +165,23 @@ class StackConfig:
                 f"adaptive_softmax.tie_weights needs tails as wide as the adaptive_input's bands {theirs}, got {mine}: "
                 "both need the same factor, and input_dim = output_dim"
             )
+
+    def build_encoder_attention(self) -> EncoderAttention | None:
+        """A layer's attention over the encoder; None without an encoder_dim."""
+        if self.encoder_dim is None:
+            return None
+        return EncoderAttention(
+            self.embed_dim,
+            self.num_heads,
+            encoder_dim=self.encoder_dim,
+            dropout=self.attention_dropout,
+            convolved=self.cross_attention_conv,
+        )
+
+    @property
+    def kept_queries(self) -> int:
+        """How many past queries a layer's attention over the encoder keeps for its convolution; 0 without one."""
+        return 0 if self.cross_attention_conv is None else self.cross_attention_conv.kernel_size - 1
 
     @property
     def word_dim(self) -> int:
