@@ -217,7 +217,7 @@ def _side_options(side: str, stack: StackConfig) -> dict[str, Any]:
 
 def _essence(config: ModelConfig) -> dict[str, Any]:
     """Everything about an architecture that affects its results, by its name in config.json."""
-    known: dict[str, Any] = {}
+    essence: dict[str, Any] = {}
     for side, stack in (("encoder_stack", config.encoder), ("decoder_stack", config.decoder)):
         if stack is None:
             continue
@@ -226,13 +226,13 @@ def _essence(config: ModelConfig) -> dict[str, Any]:
         for name in (*OF_ENCODER_ATTENTION, *_OF_OUTPUTS):
             if side == "encoder_stack" or (name in OF_ENCODER_ATTENTION and stack.encoder_dim is None):
                 del values[name]
-        known |= {f"{side}.{name}": value for name, value in values.items()}
+        essence |= {f"{side}.{name}": value for name, value in values.items()}
         for i, mixer in enumerate(stack.mixers):
-            known |= {
+            essence |= {
                 f"{side}.mixers[{i}].{name}": getattr(mixer, name) for name in ("kind", *MIXERS[mixer.kind].reads)
             }
-    known["share_embeddings"] = config.share_embeddings
-    return known
+    essence["share_embeddings"] = config.share_embeddings
+    return essence
 
 
 def _parameters(plain: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
@@ -272,11 +272,14 @@ def _settings(exported: Exported, model: Model) -> dict[str, Any]:
     training = {"optimizer": "adam", "lr_scheduler": "inverse_sqrt"}
     with quietly(user_warnings=False):
         cfg = convert_namespace_to_omegaconf(Namespace(arch=model.architecture, **model.options, **task, **training))
-    known = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
-    assert isinstance(known, dict)
+    content = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+    assert isinstance(content, dict)
     # Set here because hydra would interpret some characters of a path.
-    known["task"] |= {"data": str(exported.directory.resolve()), "max_target_positions": settings.max_target_positions}
+    content["task"] |= {
+        "data": str(exported.directory.resolve()),
+        "max_target_positions": settings.max_target_positions,
+    }
     if exported.config.encoder is not None:
-        known["task"]["max_source_positions"] = settings.max_source_positions
-    known["model"] = {"_name": model.architecture, **model.options}
-    return known
+        content["task"]["max_source_positions"] = settings.max_source_positions
+    content["model"] = {"_name": model.architecture, **model.options}
+    return content

@@ -93,22 +93,22 @@ class _Graph(nn.Module):
 
     def _nested(self, state: Sequence[Tensor]) -> DecoderState:
         """The state in the decoder's own form."""
-        known = dict(zip((tensor.name for tensor in self.tensors), state, strict=False))
+        by_name = dict(zip((tensor.name for tensor in self.tensors), state, strict=False))
         stack = self.model.config.decoder
         mixers: list[Any] = []
         for i, mixer in enumerate(stack.mixers):
-            parts = [_turned(part, known[f"mixers.{i}.{part}"]) for part in mixer.step_state(stack.embed_dim)]
+            parts = [_turned(part, by_name[f"mixers.{i}.{part}"]) for part in mixer.step_state(stack.embed_dim)]
             mixers.append(None if not parts else tuple(parts) if mixer.attends else parts[0])
         sources: list[Source | None] = [None] * len(mixers)
-        if stack.encoder_dim is not None and "sources.pads" in known:
+        if stack.encoder_dim is not None and "sources.pads" in by_name:
             sources = [
-                Source(known[f"sources.{i}.keys"], known[f"sources.{i}.values"], known["sources.pads"])
+                Source(by_name[f"sources.{i}.keys"], by_name[f"sources.{i}.values"], by_name["sources.pads"])
                 for i in range(len(mixers))
             ]
         queries: list[Tensor | None] = [None] * len(mixers)
         if stack.kept_queries:
-            queries = [known[f"queries.{i}"].transpose(0, 1) for i in range(len(mixers))]
-        return DecoderState(known["seen"], mixers, sources, queries)
+            queries = [by_name[f"queries.{i}"].transpose(0, 1) for i in range(len(mixers))]
+        return DecoderState(by_name["seen"], mixers, sources, queries)
 
     def _changed(self, state: DecoderState) -> list[Tensor]:
         """The changing part of the state as a list."""

@@ -135,12 +135,12 @@ def _integers(text: str) -> list[int]:
     """The integers in an option's text: 3,7 or [3]*7 or 3. Upstream evaluates it as Python; here it cannot be code."""
     try:
         value = evaluate(text)
-        found = list(value) if isinstance(value, (list, tuple)) else [value]
+        integers = list(value) if isinstance(value, (list, tuple)) else [value]
     except (SyntaxError, ValueError, TypeError, ArithmeticError):
-        found = []
-    if not found or any(type(item) is not int for item in found):
+        integers = []
+    if not integers or any(type(item) is not int for item in integers):
         raise ArgumentTypeError(f"must be integers, as in 3,7,15 or [31]*3: got {text!r}")
-    return found
+    return integers
 
 
 def add_arguments(parser, config: ConvTransformerConfig, with_defaults: tuple[str, ...] = ()) -> None:

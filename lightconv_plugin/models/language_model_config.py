@@ -242,11 +242,11 @@ _FAMILIES = {
 
 def language_model_architectures() -> dict[str, dict]:
     """Name of each architecture → the options in which it differs from ConvLanguageModelConfig."""
-    found = {
+    architectures = {
         family + suffix: {**common, **options}
         for family, (common, suffixes) in _FAMILIES.items()
         for suffix, options in suffixes.items()
     }
     # Upstream's architecture asks for 0.1, but upstream's parser has set 0.0 before: its commands train with 0.0.
-    found["lightconv_lm_gbw"]["attention_dropout"] = 0.0
-    return found
+    architectures["lightconv_lm_gbw"]["attention_dropout"] = 0.0
+    return architectures

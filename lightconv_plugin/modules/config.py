@@ -269,15 +269,15 @@ class ModelConfig:
 
 
 def _stack_as_json(stack: StackConfig) -> dict[str, Any]:
-    known = asdict(stack)
-    known["mixers"] = [{k: v for k, v in mixer.items() if k not in _DERIVED} for mixer in known["mixers"]]
-    for conv in (known["cross_attention_conv"], *(mixer["attention_conv"] for mixer in known["mixers"])):
+    values = asdict(stack)
+    values["mixers"] = [{k: v for k, v in mixer.items() if k not in _DERIVED} for mixer in values["mixers"]]
+    for conv in (values["cross_attention_conv"], *(mixer["attention_conv"] for mixer in values["mixers"])):
         if conv is not None:
             conv["projections"] = list(conv["projections"])
     for bands in ("adaptive_input", "adaptive_softmax"):
-        if known[bands] is not None:
-            known[bands]["cutoff"] = list(known[bands]["cutoff"])
-    return known
+        if values[bands] is not None:
+            values[bands]["cutoff"] = list(values[bands]["cutoff"])
+    return values
 
 
 def _stack_of_json(known: object, name: str, *, causal: bool) -> StackConfig:
