@@ -13,7 +13,7 @@ from ctranslate2.specs import common_spec, transformer_spec
 from torch import nn
 
 from benchmarks.report import BenchmarkError
-from benchmarks.searches import Batch, Settings, collate
+from benchmarks.searches import Batch, SearchSettings, collate
 
 KINDS = ("float32", "int8")
 
@@ -52,7 +52,7 @@ class EngineSearch:
     whichever is faster for the first batch is kept.
     """
 
-    def __init__(self, folder: Path, source, target, settings: Settings, device: torch.device, kind: str):
+    def __init__(self, folder: Path, source, target, settings: SearchSettings, device: torch.device, kind: str):
         self.source, self.target = source, target
         self.parameters, self.peak_bytes = None, None  # the engine does not report them
         self.folder, self.settings, self.device, self.kind = folder, settings, device, kind

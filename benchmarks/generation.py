@@ -37,7 +37,7 @@ from benchmarks.searches import (
     FAIRSEQ,
     Batch,
     Candidate,
-    Settings,
+    SearchSettings,
     TorchSearch,
     choose,
     engines,
@@ -116,7 +116,7 @@ class Job:
 
     candidate: Candidate
     preset: Any
-    settings: Settings
+    settings: SearchSettings
     dtype: str
     device: str
     tiny: bool
@@ -159,7 +159,7 @@ def _random(options: argparse.Namespace, device: torch.device) -> dict:
     settings = []
     with tempfile.TemporaryDirectory() as folder:
         for beam in beams:
-            search = Settings(beam, length=length)
+            search = SearchSettings(beam, length=length)
             given = (preset, search, options.dtype, device.type, options.quick, Path(folder), sources[:2], targets[:2])
             places = isolated.begin({name: Job(candidate, *given) for name, candidate in candidates.items()}, device)
             try:

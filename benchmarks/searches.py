@@ -36,7 +36,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SearchSettings:
     """Settings of a search.
 
     length: tokens of every hypothesis, including the end; None if the models decide, up to `longest`.
@@ -63,7 +63,7 @@ class TorchSearch:
         kind: str,
         model: nn.Module,
         words,
-        settings: Settings,
+        settings: SearchSettings,
         device: torch.device,
         dtype: str = "float32",
         graphs: bool = False,

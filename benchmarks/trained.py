@@ -16,7 +16,7 @@ from torch import nn
 from benchmarks import isolated, machine, report, timing
 from benchmarks.candidates import import_fairseq
 from benchmarks.report import BenchmarkError
-from benchmarks.searches import CTRANSLATE2, FAIRSEQ, Candidate, Settings, TorchSearch, choose, engines, ours
+from benchmarks.searches import CTRANSLATE2, FAIRSEQ, Candidate, SearchSettings, TorchSearch, choose, engines, ours
 
 if import_fairseq() is None:
     raise BenchmarkError("fairseq is not installed: pip install '.[fairseq]', or scripts/setup.sh")
@@ -39,7 +39,7 @@ class Job:
     candidate: Candidate
     path: Path
     data: Path
-    settings: Settings
+    settings: SearchSettings
     dtype: str
     device: str
     folder: Path
@@ -79,7 +79,7 @@ def measure(options: argparse.Namespace, device: torch.device) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         given = (
             options.data,
-            Settings(beam, options.lenpen, longest=longest),
+            SearchSettings(beam, options.lenpen, longest=longest),
             options.dtype,
             device.type,
             Path(folder),

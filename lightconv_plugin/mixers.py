@@ -134,6 +134,8 @@ OUR_OPTIONS = {
     "decoder_attention_conv": None,
     "decoder_cross_attention_conv": None,
 }
+# Further ones that have no effect while all of those are left out.
+OUR_DETAILS = ("attention_conv_kernel_size", "attention_conv_type")
 
 
 def mixer(kind: str) -> Mixer:

@@ -78,8 +78,8 @@ def checkpoints_in_order(folder: Path) -> list[Path]:
     """The checkpoints that a training has kept, newest first: epoch checkpoints or, without any, those by updates."""
     files = candidates([folder])
     pattern = UPDATE_NAME if only_by_updates(files) else EPOCH_NAME
-    found = [path for path in files if pattern.fullmatch(path.name)]
-    return last_checkpoints(found, len(found), only_by_updates(found))
+    checkpoints = [path for path in files if pattern.fullmatch(path.name)]
+    return last_checkpoints(checkpoints, len(checkpoints), only_by_updates(checkpoints))
 
 
 def best_checkpoints(files: Sequence[Path], number: int, maximize: bool | None = None) -> list[Path]:

@@ -52,23 +52,23 @@ def convert(source: Path, layout: str) -> tuple[dict, list[str]]:
     settings, architecture = _settings(state, source)
     try:
         model = read_model(settings, architecture, state["model"])
-        found = layout_of(model, state["model"])
+        present = layout_of(model, state["model"])
         options, left_out = options_in(layout, model)
         ours = our_state(model, state["model"])
         converted = {**state, "model": state_in(layout, model, ours)}
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
-    if found == layout:
+    if present == layout:
         raise InputError(f"{source} is already in the layout {layout}")
     name = architecture_in(layout, model)
-    said = [*notes, f"{architecture} in the layout {found} → {name} in the layout {layout}"]
+    said = [*notes, f"{architecture} in the layout {present} → {name} in the layout {layout}"]
     if left_out:
         said.append(f"left out, as they only matter in training: {', '.join(left_out)}")
     converted |= _container(state, layout, name, options)
     if state.get("last_optimizer_state"):
         try:
             converted["last_optimizer_state"] = reorder(
-                state["last_optimizer_state"], parameter_order(found, model), parameter_order(layout, model)
+                state["last_optimizer_state"], parameter_order(present, model), parameter_order(layout, model)
             )
             said.append("the optimizer state is kept")
         except CannotReorder as error:

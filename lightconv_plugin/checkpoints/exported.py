@@ -274,7 +274,7 @@ def _read_search(directory: Path) -> SearchDefaults:
 
 
 @dataclass(frozen=True)
-class _Side:
+class _StoredSide:
     """A side in text.json."""
 
     recipe: Recipe
@@ -284,8 +284,8 @@ class _Side:
 
 @dataclass(frozen=True)
 class _Text:
-    target: _Side
-    source: _Side | None = None
+    target: _StoredSide
+    source: _StoredSide | None = None
 
 
 def read_text(directory: Path, has_source: bool) -> tuple[TextSide | None, TextSide]:
@@ -298,7 +298,7 @@ def read_text(directory: Path, has_source: bool) -> tuple[TextSide | None, TextS
     return source, _text_side(directory, text.target)
 
 
-def _text_side(directory: Path, side: _Side) -> TextSide:
+def _text_side(directory: Path, side: _StoredSide) -> TextSide:
     path = None if side.file is None else file_in(directory, side.file, _TEXT_FILE)
     return TextSide(side.recipe, side.subwords, path)
 

@@ -261,9 +261,9 @@ def _score(checkpoint: Path, wanted: Export) -> Score | None:
         (".test.ppl", "perplexity", "perplexity", None),
     ):
         try:
-            known = json.loads(checkpoint.with_name(stem + suffix).read_text(encoding="utf-8"))
-            value = known[key]
-            sign = known[signature] if signature else None
+            scores = json.loads(checkpoint.with_name(stem + suffix).read_text(encoding="utf-8"))
+            value = scores[key]
+            sign = scores[signature] if signature else None
         except (OSError, ValueError, LookupError, TypeError):  # no file, or not JSON (such as readable lines)
             continue
         if isinstance(value, float) and math.isfinite(value) and isinstance(sign, str | None):

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.mixers import OUR_OPTIONS
+from lightconv_plugin.mixers import OUR_DETAILS, OUR_OPTIONS
 
 LAYOUTS = ("plugin", "fairseq", "fairseq-0.12.2", "talk")
 # Options that name files to read when a model is built.
@@ -52,9 +52,9 @@ TRAINING_ONLY = {
 }
 NOT_UPSTREAM = {
     *FIXED,
+    *OUR_DETAILS,
     *TRAINING_ONLY,
     *("activation_fn", "weight_normalization", "min_params_to_wrap", "quant_noise_pq_block_size"),
-    *("attention_conv_kernel_size", "attention_conv_type"),
 }
 DYNAMIC_WEIGHT = ".conv.weight_linear.weight"
 
@@ -146,12 +146,12 @@ def read_model(
         said = " ".join(str(error).split())  # omegaconf writes several lines
         raise InputError(f"no model can be built from its options: {said}") from error
     options = {f.name: _plain(getattr(config, f.name)) for f in fields(config) if not f.name.startswith("_")}
-    found = Model(name, options, resolved, module)
-    kinds = {mixer.kind for side in found.sides.values() for mixer in side.mixers}
+    model = Model(name, options, resolved, module)
+    kinds = {mixer.kind for side in model.sides.values() for mixer in side.mixers}
     lightweight = re.sub("^dynamicconv", "lightweightconv", name)
     if kinds == {"lightweight"} and lightweight in models.MODEL_DATACLASS_REGISTRY:
-        found = Model(lightweight, options, resolved, module)
-    return found
+        model = Model(lightweight, options, resolved, module)
+    return model
 
 
 def _plain(value: Any) -> Any:
@@ -235,27 +235,27 @@ def our_state(model: Model, state: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises InputError if a name is unknown or missing, or a shape differs.
     """
-    found = dict(state)
+    parameters = dict(state)
     try:
-        model.module.upgrade_state_dict(found)
+        model.module.upgrade_state_dict(parameters)
     except (IndexError, RuntimeError) as error:  # its rules expect tensors of the right shapes
         raise InputError(f"the parameters do not belong to {model.architecture}: {error}") from error
     expected = model.module.state_dict()
     for what, names in (
-        ("unknown", found.keys() - expected.keys()),
-        ("missing", expected.keys() - found.keys()),
+        ("unknown", parameters.keys() - expected.keys()),
+        ("missing", expected.keys() - parameters.keys()),
     ):
         if names:
             listed = ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
             raise InputError(f"{what} parameters for {model.architecture}: {listed}")
-    for key, value in found.items():
+    for key, value in parameters.items():
         if value.shape != expected[key].shape:
             raise InputError(
                 f"{key} has shape {tuple(value.shape)}, but the options require {tuple(expected[key].shape)}"
             )
     # The layout's version number: a buffer of the model that the file does not have.
     versions = {key: expected[key].clone() for key in ("encoder.version", "decoder.version") if key in expected}
-    return {key: versions.get(key, found[key]) for key in expected}
+    return {key: versions.get(key, parameters[key]) for key in expected}
 
 
 def name_in(layout: str, key: str) -> str:

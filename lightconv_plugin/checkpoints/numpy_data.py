@@ -91,13 +91,13 @@ def _checked(shape: Any, dtype: Any, fortran: bool, raw: Any) -> np.ndarray:
     """An array over the memory of `raw`, which has exactly the size of the array."""
     if not isinstance(dtype, PlainDtype) or not isinstance(raw, bytes):
         raise NotPlainData(f"a numpy value must be bytes of a plain type, got {type(raw).__name__}")
-    known = dtype.dtype
+    plain = dtype.dtype
     try:
-        array: np.ndarray = np.ndarray(shape, known, raw, order="F" if fortran else "C")
+        array: np.ndarray = np.ndarray(shape, plain, raw, order="F" if fortran else "C")
     except (TypeError, ValueError) as error:
-        raise NotPlainData(f"a numpy array of {known}: {shown(error)}") from error
+        raise NotPlainData(f"a numpy array of {plain}: {shown(error)}") from error
     # numpy infers negative sizes, and counts on bytes 0 and 1 when it indexes by booleans.
     wrong = array.shape != shape or array.nbytes != len(raw)
-    if wrong or (known.kind == "b" and raw.translate(None, b"\0\1")):
-        raise NotPlainData(f"a numpy array of {known}: shape {shown(shape)} does not match its {len(raw)} bytes")
+    if wrong or (plain.kind == "b" and raw.translate(None, b"\0\1")):
+        raise NotPlainData(f"a numpy array of {plain}: shape {shown(shape)} does not match its {len(raw)} bytes")
     return array

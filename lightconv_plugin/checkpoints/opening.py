@@ -75,8 +75,8 @@ def task_settings(state: dict[str, Any]):
 def set_up_task(settings):
     """fairseq's task with these settings, changed or not."""
     with quietly(user_warnings=False):
-        known = Namespace(**settings) if isinstance(settings, dict) else settings
-        return tasks.setup_task(known, from_checkpoint=True)
+        namespace = Namespace(**settings) if isinstance(settings, dict) else settings
+        return tasks.setup_task(namespace, from_checkpoint=True)
 
 
 def find_data(settings, checkpoint: Path, data: Path | None, dictionaries: str = "dict.*.txt") -> Path:

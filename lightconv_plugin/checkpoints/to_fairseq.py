@@ -24,14 +24,14 @@ from lightconv_plugin.checkpoints.exported import CONFIG, Exported, load_model, 
 from lightconv_plugin.checkpoints.layouts import Model, our_state, read_model
 from lightconv_plugin.errors import InputError, UnsupportedModelError
 from lightconv_plugin.mixers import LAYER_OPTIONS, MIXERS, LayerOption
-from lightconv_plugin.models.attention_convolution import attention_conv_options
+from lightconv_plugin.models.attention_options import attention_options
 from lightconv_plugin.models.config import VALUED_BOOLEANS
 from lightconv_plugin.models.plain import plain_config
 from lightconv_plugin.modules import MixerSpec, ModelConfig, StackConfig
+from lightconv_plugin.modules.config import OF_ENCODER_ATTENTION
 from lightconv_plugin.quiet import quietly
 
 _OF_OUTPUTS = ("output_dim", "share_input_output", "output_bias", "adaptive_input", "adaptive_softmax")
-_OF_ENCODER_ATTENTION = ("num_heads", "attention_dropout", "cross_attention_conv")
 
 
 def fairseq_checkpoint(directory: Path) -> tuple[dict[str, Any], list[str]]:
@@ -166,7 +166,7 @@ def _options(config: ModelConfig) -> dict[str, Any]:
         "share_decoder_input_output_embed": decoder.share_input_output and not config.share_embeddings,
         "max_target_positions": decoder.max_positions,
         **_side_options("decoder", decoder),
-        **attention_conv_options(config),
+        **attention_options(config),
     }
     if (softmax := decoder.adaptive_softmax) is not None:
         options |= {
@@ -217,22 +217,22 @@ def _side_options(side: str, stack: StackConfig) -> dict[str, Any]:
 
 def _essence(config: ModelConfig) -> dict[str, Any]:
     """Everything about an architecture that affects its results, by its name in config.json."""
-    known: dict[str, Any] = {}
+    essence: dict[str, Any] = {}
     for side, stack in (("encoder_stack", config.encoder), ("decoder_stack", config.decoder)):
         if stack is None:
             continue
         values = {field.name: getattr(stack, field.name) for field in fields(stack)}
         values |= {"input_dim": stack.word_dim, "output_dim": stack.last_dim, "layers": len(values.pop("mixers"))}
-        for name in (*_OF_ENCODER_ATTENTION, *_OF_OUTPUTS):
-            if side == "encoder_stack" or (name in _OF_ENCODER_ATTENTION and stack.encoder_dim is None):
+        for name in (*OF_ENCODER_ATTENTION, *_OF_OUTPUTS):
+            if side == "encoder_stack" or (name in OF_ENCODER_ATTENTION and stack.encoder_dim is None):
                 del values[name]
-        known |= {f"{side}.{name}": value for name, value in values.items()}
+        essence |= {f"{side}.{name}": value for name, value in values.items()}
         for i, mixer in enumerate(stack.mixers):
-            known |= {
+            essence |= {
                 f"{side}.mixers[{i}].{name}": getattr(mixer, name) for name in ("kind", *MIXERS[mixer.kind].reads)
             }
-    known["share_embeddings"] = config.share_embeddings
-    return known
+    essence["share_embeddings"] = config.share_embeddings
+    return essence
 
 
 def _parameters(plain: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
@@ -272,11 +272,14 @@ def _settings(exported: Exported, model: Model) -> dict[str, Any]:
     training = {"optimizer": "adam", "lr_scheduler": "inverse_sqrt"}
     with quietly(user_warnings=False):
         cfg = convert_namespace_to_omegaconf(Namespace(arch=model.architecture, **model.options, **task, **training))
-    known = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
-    assert isinstance(known, dict)
+    content = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+    assert isinstance(content, dict)
     # Set here because hydra would interpret some characters of a path.
-    known["task"] |= {"data": str(exported.directory.resolve()), "max_target_positions": settings.max_target_positions}
+    content["task"] |= {
+        "data": str(exported.directory.resolve()),
+        "max_target_positions": settings.max_target_positions,
+    }
     if exported.config.encoder is not None:
-        known["task"]["max_source_positions"] = settings.max_source_positions
-    known["model"] = {"_name": model.architecture, **model.options}
-    return known
+        content["task"]["max_source_positions"] = settings.max_source_positions
+    content["model"] = {"_name": model.architecture, **model.options}
+    return content

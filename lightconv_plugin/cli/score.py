@@ -43,8 +43,8 @@ def run(args: argparse.Namespace) -> int:
         check_writable(args.output)
     facts: dict[str, float | str | None] = {"parameters": count_parameters(args.checkpoint)} if args.checkpoint else {}
     if args.metric == "perplexity":
-        found = parse_eval_lm_log(read_lines(args.log), args.log)
-        scored = Scored(asdict(found), found.lines())
+        result = parse_eval_lm_log(read_lines(args.log), args.log)
+        scored = Scored(asdict(result), result.lines())
     else:
         scored, search = _score_text(args)
         facts |= search if args.speed else {}

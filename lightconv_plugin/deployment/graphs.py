@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from lightconv_plugin.deployment.aten import decompositions
-from lightconv_plugin.modules import DecoderState, EncoderDecoder, LanguageModel, MixerSpec
+from lightconv_plugin.modules import DecoderState, EncoderDecoder, LanguageModel
 from lightconv_plugin.modules.layer import Source
 
 PlainModel = EncoderDecoder | LanguageModel
@@ -58,40 +58,24 @@ def state_tensors(model: PlainModel) -> tuple[StateTensor, ...]:
     """The state tensors of a model's graphs, in order; those that change come first."""
     stack = model.config.decoder
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    found = [StateTensor("seen", ("batch",), "int64")]
+    tensors = [StateTensor("seen", ("batch",), "int64")]
     for i, mixer in enumerate(stack.mixers):
-        name = f"mixers.{i}"
-        if mixer.attends:
-            rows = _rows(mixer)
-            keys = ("batch", mixer.num_heads, rows, stack.embed_dim // mixer.num_heads)
-            parts = [StateTensor(f"{name}.{part}", keys, dtype) for part in ("keys", "values")]
-            found += [*parts, StateTensor(f"{name}.pads", ("batch", rows), "bool")] if _keeps(mixer) else []
-            if (conv := mixer.attention_conv) is not None:
-                inputs = ("batch", conv.kernel_size - 1, stack.embed_dim)
-                found += [StateTensor(f"{name}.{part}_inputs", inputs, dtype) for part in conv.projections]
-        elif rows := _rows(mixer):
-            found.append(StateTensor(f"{name}.inputs", ("batch", rows, mixer.conv_dim), dtype))
-    if (conv := stack.cross_attention_conv) is not None:
-        inputs = ("batch", conv.kernel_size - 1, stack.embed_dim)
-        found += [StateTensor(f"queries.{i}", inputs, dtype) for i in range(len(stack.mixers))]
+        for part, sizes in mixer.step_state(stack.embed_dim).items():
+            tensors.append(StateTensor(f"mixers.{i}.{part}", sizes, "bool" if part == "pads" else dtype))
+    if stack.kept_queries:
+        queries = ("batch", stack.kept_queries, stack.embed_dim)
+        tensors += [StateTensor(f"queries.{i}", queries, dtype) for i in range(len(stack.mixers))]
     if stack.encoder_dim is not None:
         shape = ("batch", stack.num_heads, "source", stack.embed_dim // stack.num_heads)
         for i in range(len(stack.mixers)):
-            found += [StateTensor(f"sources.{i}.{part}", shape, dtype, changes=False) for part in ("keys", "values")]
-        found.append(StateTensor("sources.pads", ("batch", "source"), "bool", changes=False))
-    return tuple(found)
+            tensors += [StateTensor(f"sources.{i}.{part}", shape, dtype, changes=False) for part in ("keys", "values")]
+        tensors.append(StateTensor("sources.pads", ("batch", "source"), "bool", changes=False))
+    return tuple(tensors)
 
 
-def _rows(mixer: MixerSpec) -> int | str:
-    """The number of tokens in a mixer's state."""
-    if mixer.kind == "attention":
-        return "seen"
-    return mixer.kernel_size if mixer.kind == "talk" else mixer.kernel_size - 1
-
-
-def _keeps(mixer: MixerSpec) -> bool:
-    """Whether a mixer has a state."""
-    return bool(_rows(mixer)) or mixer.attention_conv is not None
+def _turned(name: str, part: Tensor) -> Tensor:
+    """The tensor of this name with the batch first, given the mixer's own form of it, and the other way around."""
+    return part.transpose(0, 1) if name.endswith("inputs") else part
 
 
 class _Graph(nn.Module):
@@ -109,39 +93,32 @@ class _Graph(nn.Module):
 
     def _nested(self, state: Sequence[Tensor]) -> DecoderState:
         """The state in the decoder's own form."""
-        known = dict(zip((tensor.name for tensor in self.tensors), state, strict=False))
+        by_name = dict(zip((tensor.name for tensor in self.tensors), state, strict=False))
         stack = self.model.config.decoder
         mixers: list[Any] = []
         for i, mixer in enumerate(stack.mixers):
-            if not _keeps(mixer):
-                mixers.append(None)
-            elif mixer.attends:
-                convolved = mixer.attention_conv.projections if mixer.attention_conv is not None else ()
-                inputs = (known[f"mixers.{i}.{part}_inputs"].transpose(0, 1) for part in convolved)
-                mixers.append((*(known[f"mixers.{i}.{part}"] for part in ("keys", "values", "pads")), *inputs))
-            else:
-                mixers.append(known[f"mixers.{i}.inputs"].transpose(0, 1))
+            parts = [_turned(part, by_name[f"mixers.{i}.{part}"]) for part in mixer.step_state(stack.embed_dim)]
+            mixers.append(None if not parts else tuple(parts) if mixer.attends else parts[0])
         sources: list[Source | None] = [None] * len(mixers)
-        if stack.encoder_dim is not None and "sources.pads" in known:
+        if stack.encoder_dim is not None and "sources.pads" in by_name:
             sources = [
-                Source(known[f"sources.{i}.keys"], known[f"sources.{i}.values"], known["sources.pads"])
+                Source(by_name[f"sources.{i}.keys"], by_name[f"sources.{i}.values"], by_name["sources.pads"])
                 for i in range(len(mixers))
             ]
         queries: list[Tensor | None] = [None] * len(mixers)
-        if stack.cross_attention_conv is not None:
-            queries = [known[f"queries.{i}"].transpose(0, 1) for i in range(len(mixers))]
-        return DecoderState(known["seen"], mixers, sources, queries)
+        if stack.kept_queries:
+            queries = [by_name[f"queries.{i}"].transpose(0, 1) for i in range(len(mixers))]
+        return DecoderState(by_name["seen"], mixers, sources, queries)
 
     def _changed(self, state: DecoderState) -> list[Tensor]:
         """The changing part of the state as a list."""
-        found = [state.seen]
-        for mixer, part in zip(self.model.config.decoder.mixers, state.mixers, strict=True):
-            if mixer.attends:
-                found += [*part[:3], *(inputs.transpose(0, 1) for inputs in part[3:])] if _keeps(mixer) else []
-            elif _keeps(mixer):
-                found.append(part.transpose(0, 1))
-        found += [inputs.transpose(0, 1) for inputs in state.queries if inputs is not None]
-        return _contiguous(found)
+        stack, tensors = self.model.config.decoder, [state.seen]
+        for mixer, kept in zip(stack.mixers, state.mixers, strict=True):
+            if names := mixer.step_state(stack.embed_dim):
+                parts = kept if mixer.attends else (kept,)
+                tensors += [_turned(name, part) for name, part in zip(names, parts, strict=True)]
+        tensors += [inputs.transpose(0, 1) for inputs in state.queries if inputs is not None]
+        return _contiguous(tensors)
 
 
 def _contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:

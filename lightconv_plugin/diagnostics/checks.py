@@ -56,7 +56,7 @@ class Finding:
 
 
 @dataclass
-class Report:
+class DoctorReport:
     """All findings; `values` holds the machine-readable part."""
 
     findings: list[Finding] = field(default_factory=list)
@@ -118,9 +118,9 @@ def installed() -> dict[str, str]:
     return versions
 
 
-def examine() -> Report:
+def examine() -> DoctorReport:
     """Run all checks."""
-    report = Report()
+    report = DoctorReport()
     distributions = fairseqs()
     versions = installed() | distributions
     report.values["versions"] = {"python": platform.python_version(), **versions}
@@ -142,7 +142,7 @@ def examine() -> Report:
     return report
 
 
-def _torch(report: Report) -> None:
+def _torch(report: DoctorReport) -> None:
     import torch
 
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -155,17 +155,17 @@ def _torch(report: Report) -> None:
         report.add(FAILURE, "torch", f"{torch.__version__} is too old", f"pip install 'torch>={oldest}'")
 
 
-def _compilers(report: Report) -> None:
+def _compilers(report: DoctorReport) -> None:
     """The compilers, which are only needed for kernels that are not compiled yet."""
-    found: dict[str, str | None] = {}
+    compilers: dict[str, str | None] = {}
     for name in ("g++", "nvcc", "ninja"):
         path = shutil.which(name)
-        found[name] = None
+        compilers[name] = None
         if path:
-            found[name] = f"{path} ({_release(path)})"
-        report.add(INFO, name, found[name] or "not on PATH", detail_only=True)
-    report.add(INFO, "compilers", ", ".join(name for name, path in found.items() if path) or "none on PATH")
-    report.values["compilers"] = found
+            compilers[name] = f"{path} ({_release(path)})"
+        report.add(INFO, name, compilers[name] or "not on PATH", detail_only=True)
+    report.add(INFO, "compilers", ", ".join(name for name, path in compilers.items() if path) or "none on PATH")
+    report.values["compilers"] = compilers
 
 
 def _release(path: str) -> str:
@@ -181,7 +181,7 @@ def _release(path: str) -> str:
     return release[0].strip()
 
 
-def _machine(report: Report) -> None:
+def _machine(report: DoctorReport) -> None:
     """GPUs that torch cannot use; too little memory or disk space for kernels that are not compiled yet."""
     memory = machine.available_memory()
     if memory is not None:
@@ -212,7 +212,7 @@ def _fairseq_for_this_python() -> str:
     return "fairseq==0.12.2" if sys.version_info < (3, 11) else "fairseq-fixed==0.12.3.1"
 
 
-def _fairseq(report: Report, distributions: dict[str, str]) -> None:
+def _fairseq(report: DoctorReport, distributions: dict[str, str]) -> None:
     report.values["fairseq"] = {"available": False}
     right = _fairseq_for_this_python()
     named = " and ".join(f"{name} {version}" for name, version in distributions.items())
@@ -249,7 +249,7 @@ def _fairseq(report: Report, distributions: dict[str, str]) -> None:
     _models(report)
 
 
-def _patches(report: Report) -> None:
+def _patches(report: DoctorReport) -> None:
     from lightconv_plugin import compat
 
     applied = compat.applied()
@@ -262,7 +262,7 @@ def _patches(report: Report) -> None:
         report.add(WARNING, "skipped patches", skipped, "unset LIGHTCONV_SKIP_PATCHES")
 
 
-def _models(report: Report) -> None:
+def _models(report: DoctorReport) -> None:
     from fairseq import models
 
     names = sorted(
@@ -283,7 +283,7 @@ def _models(report: Report) -> None:
         report.attempt("model self-check", REPORT_IT, _decoding, device)
 
 
-def _decoding(report: Report, device: str) -> None:
+def _decoding(report: DoctorReport, device: str) -> None:
     from lightconv_plugin.diagnostics import selfcheck
 
     error, tolerance = selfcheck.decoding_error(device=device), 1e-5
@@ -296,7 +296,7 @@ def _decoding(report: Report, device: str) -> None:
     )
 
 
-def _operators(report: Report) -> None:
+def _operators(report: DoctorReport) -> None:
     import torch
 
     from lightconv_plugin.diagnostics import selfcheck
@@ -321,7 +321,7 @@ def _operators(report: Report) -> None:
             report.add(OK, f"operators on {kind}", f"{len(checked)} self-checks passed ({names})")
 
 
-def _backend(report: Report, kind: str) -> bool:
+def _backend(report: DoctorReport, kind: str) -> bool:
     """Choose the backend for tensors of a kind, compiling it if necessary; returns whether there is one."""
     from lightconv_plugin.modules import products
     from lightconv_plugin.ops import artifacts, backends
@@ -364,7 +364,7 @@ def _allocator() -> str:
     return f"{here}; {advice}" if advice else here
 
 
-def _operator(report: Report, where: str, name: str, device: str, dtype) -> None:
+def _operator(report: DoctorReport, where: str, name: str, device: str, dtype) -> None:
     import torch
 
     from lightconv_plugin.diagnostics import selfcheck

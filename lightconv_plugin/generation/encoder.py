@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from lightconv_plugin import ops
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.sublayers import FeedForward, PackedLinear, Residual, optional_norm, pack
-from lightconv_plugin.modules.attention import SelfAttention
-from lightconv_plugin.modules.attention_convolution import PROJECTIONS
+from lightconv_plugin.modules.attention import PROJECTIONS, SelfAttention
 from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.convolutions import DynamicConv
 from lightconv_plugin.modules.layer import Layer

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.beams import Beams, move
 from lightconv_plugin.generation.sublayers import PackedLinear, pack
+from lightconv_plugin.modules.attention import PROJECTIONS
 from lightconv_plugin.modules.attention import EncoderAttention as PlainEncoderAttention
 from lightconv_plugin.modules.attention import SelfAttention as PlainSelfAttention
-from lightconv_plugin.modules.attention_convolution import PROJECTIONS
 from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.convolutions import DynamicConv, StaticConv, is_static
 from lightconv_plugin.modules.full_convolution import FullConv

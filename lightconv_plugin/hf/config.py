@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 
 from lightconv_plugin.checkpoints.exported import FORMAT_VERSION, MODEL_TYPE
 from lightconv_plugin.mixers import LAYER_OPTIONS, mixer
-from lightconv_plugin.modules.attention_convolution import AttentionConv
+from lightconv_plugin.modules.attention import AttentionConv
 from lightconv_plugin.modules.config import ModelConfig, StackConfig
 from lightconv_plugin.modules.mixers import MixerSpec
 from lightconv_plugin.validation import read

@@ -24,7 +24,7 @@ _OUTSIDE = (BOS, PAD, EOS)  # never words, even if a text contains them
 _BEFORE = ("x", "世")  # words that stay the same in every kind of subwords and by every detokeniser
 
 
-class _Side:
+class _SideTokenizer:
     """Dictionary and text of one side; its encoder is created at first use."""
 
     def __init__(self, dictionary: Dictionary, text: TextSide):
@@ -96,7 +96,7 @@ class LightConvTokenizer(PreTrainedTokenizer):
         langs = (source_lang, target_lang)
         texts = read_text(directory, source_lang is not None)
         self._files = {TEXT: read_bytes(directory, TEXT, _MOST)}
-        sides: list[_Side | None] = []
+        sides: list[_SideTokenizer | None] = []
         for lang, text in zip(langs, texts, strict=True):
             if text is None:
                 sides.append(None)
@@ -105,10 +105,10 @@ class LightConvTokenizer(PreTrainedTokenizer):
             self._files[name] = read_bytes(directory, name, _MOST)
             if text.file is not None:
                 self._files[text.file.name] = read_bytes(directory, text.file.name, _MOST)
-            sides.append(_Side(Dictionary.of_bytes(self._files[name], directory / name), text))
+            sides.append(_SideTokenizer(Dictionary.of_bytes(self._files[name], directory / name), text))
         assert sides[1] is not None  # text.json has a target
         self._source, self._target = sides[0], sides[1]
-        self._current: _Side = self._source or self._target
+        self._current: _SideTokenizer = self._source or self._target
         if self._source is None:
             kwargs.setdefault("padding_side", "left")  # `generate` continues after the last token
         super().__init__(
@@ -283,7 +283,7 @@ def _pieces(dictionary: Dictionary, ids: Sequence[int], skip: bool) -> list[str]
     return [dictionary[_index(int(index))] for index in ids if index not in outside]
 
 
-def _text(side: _Side, pieces: Sequence[str]) -> str:
+def _text(side: _SideTokenizer, pieces: Sequence[str]) -> str:
     """The pieces as text: words are joined and decoded, and special symbols stay as they are."""
     parts: list[str] = []
     words: list[str] = []
@@ -299,7 +299,7 @@ def _text(side: _Side, pieces: Sequence[str]) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _continuation(side: _Side, pieces: Sequence[str]) -> str:
+def _continuation(side: _SideTokenizer, pieces: Sequence[str]) -> str:
     """The pieces as text that follows other text: with a space first, unless they attach to the word before."""
     found = []
     for word in _BEFORE:

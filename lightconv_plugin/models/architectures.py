@@ -113,8 +113,8 @@ def use_registered_architecture(state: Mapping) -> None:
         if not isinstance(name, str) or name in fairseq_models.ARCH_MODEL_REGISTRY:
             continue
         if "decoder_kernel_size_list" in options:
-            known = "dynamicconv" if encoder else "dynamicconv_lm"
-            options.update({key: known for key in ("_name", "arch") if key in options})
+            ours = "dynamicconv" if encoder else "dynamicconv_lm"
+            options.update({key: ours for key in ("_name", "arch") if key in options})
 
 
 def _config_class(name: str, options: Mapping, base: type) -> type:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from lightconv_plugin import ops
 from lightconv_plugin.mixers import LAYER_OPTIONS
-from lightconv_plugin.models.attention_convolution import check_attention_conv
 from lightconv_plugin.models.options import flag
 
 SIDES = ("encoder", "decoder")
@@ -29,7 +28,6 @@ def check(c: Namespace, sides: tuple[str, ...] = SIDES) -> None:
         )
     if not c.weight_softmax and c.weight_normalization == "softmax":
         raise ValueError("--weight-softmax 0 contradicts --weight-normalization softmax: leave one of them out")
-    check_attention_conv(c, sides)
     _check_layer_options(c, sides)
     sizes = [f"{side}_{n}" for side in sides for n in ("embed_dim", "conv_dim", "ffn_embed_dim", "layers")]
     for name in (*sizes, *(f"{side}_attention_heads" for side in sides), "decoder_input_dim", "decoder_output_dim"):

@@ -14,13 +14,9 @@ from omegaconf import OmegaConf
 from lightconv_plugin import ops
 from lightconv_plugin.expressions import evaluate
 from lightconv_plugin.mixers import LAYER_OPTIONS, MIXERS
-from lightconv_plugin.models.attention_convolution import (
-    AttentionConvOptions,
-    cross_attention_conv,
-    self_attention_conv,
-)
+from lightconv_plugin.models.attention_options import AttentionConvOptions, convolved_queries, self_attention_fields
 from lightconv_plugin.models.checks import SIDES, check, check_heads, check_shared, cutoff, kinds
-from lightconv_plugin.models.options import flag, option
+from lightconv_plugin.models.options import choice, flag, option
 from lightconv_plugin.models.pruning import keep_layers
 from lightconv_plugin.modules.mixers import MixerSpec
 
@@ -139,12 +135,12 @@ def _integers(text: str) -> list[int]:
     """The integers in an option's text: 3,7 or [3]*7 or 3. Upstream evaluates it as Python; here it cannot be code."""
     try:
         value = evaluate(text)
-        found = list(value) if isinstance(value, (list, tuple)) else [value]
+        integers = list(value) if isinstance(value, (list, tuple)) else [value]
     except (SyntaxError, ValueError, TypeError, ArithmeticError):
-        found = []
-    if not found or any(type(item) is not int for item in found):
+        integers = []
+    if not integers or any(type(item) is not int for item in integers):
         raise ArgumentTypeError(f"must be integers, as in 3,7,15 or [31]*3: got {text!r}")
-    return found
+    return integers
 
 
 def add_arguments(parser, config: ConvTransformerConfig, with_defaults: tuple[str, ...] = ()) -> None:
@@ -207,7 +203,7 @@ def transformer_config(
     decoder_mixers = mixers(c, "decoder", causal=True, zero_pads=left_pad_target)
     resolved = TransformerConfig.from_namespace(c)
     resolved.encoder.mixers, resolved.decoder.mixers = encoder_mixers, decoder_mixers
-    resolved.decoder.cross_attention_conv = cross_attention_conv(c, left_pad_target)
+    resolved.decoder.convolved = convolved_queries(c, left_pad_target)
     resolved.compile_blocks = bool(c.compile_blocks)
     return resolved
 
@@ -244,10 +240,7 @@ def fill_shared(c: Namespace) -> None:
         c.weight_dropout = c.attention_dropout
     if c.weight_normalization is None:
         c.weight_normalization = "softmax" if c.weight_softmax else "none"
-    # Choices arrive as enum members or as strings; fairseq's look-up of the activation compares with strings.
-    for name in ("weight_normalization", "activation_fn", "attention_conv_type"):
-        choice = getattr(c, name)
-        setattr(c, name, str(getattr(choice, "value", choice)))
+    c.weight_normalization, c.activation_fn = choice(c.weight_normalization), choice(c.activation_fn)
     c.activation_dropout = c.relu_dropout
     c.adaptive_softmax_cutoff = cutoff(c, "adaptive_softmax_cutoff")
 
@@ -297,7 +290,7 @@ def mixers(c: Namespace, side: str, *, causal: bool, zero_pads: bool) -> list[Mi
         )
     if any(MIXERS[kind].attends for kind in types):
         check_heads(c, side, "self-attention")
-    convolved = self_attention_conv(c, side, types)
+    of_attention = self_attention_fields(c, side, types)
     if conv_dim % heads and any(MIXERS[kind].headed for kind in types):
         raise ValueError(
             f"--{side}-attention-heads must divide --{side}-conv-dim (the channels): "
@@ -316,8 +309,10 @@ def mixers(c: Namespace, side: str, *, causal: bool, zero_pads: bool) -> list[Mi
             attention_dropout=c.attention_dropout,
             causal=causal,
             zero_pads=zero_pads,
-            attention_conv=convolved if MIXERS[kind].attends else None,
             **ours,
+            **attention,
         )
-        for kind, kernel_size, ours in zip(types, kernels, _layer_options(c, side, types), strict=True)
+        for kind, kernel_size, ours, attention in zip(
+            types, kernels, _layer_options(c, side, types), of_attention, strict=True
+        )
     ]

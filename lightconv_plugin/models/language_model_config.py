@@ -18,10 +18,10 @@ from lightconv_plugin.models.config import ConvTransformerConfig, fill_shared, m
 from lightconv_plugin.models.options import flag, option
 from lightconv_plugin.models.pruning import keep_layers
 
-# A language model has all options of an encoder-decoder except these and those of the encoder.
+# A language model has all options of an encoder-decoder except these, those of the encoder and those of the attention
+# over it.
 _ENCODER_DECODER_ONLY = {
     "decoder_embed_path",
-    "decoder_cross_attention_conv",
     "share_all_embeddings",
     "no_cross_attention",
     "max_source_positions",
@@ -30,7 +30,7 @@ _ENCODER_DECODER_ONLY = {
 _SHARED = [
     (f.name, f.type, copy(f))
     for f in fields(ConvTransformerConfig)
-    if not f.name.startswith(("_", "encoder_")) and f.name not in _ENCODER_DECODER_ONLY
+    if not f.name.startswith(("_", "encoder_", "decoder_cross_")) and f.name not in _ENCODER_DECODER_ONLY
 ]
 _SharedConfig = make_dataclass("_SharedConfig", _SHARED, bases=(FairseqDataclass,), namespace={"__module__": __name__})
 
@@ -242,11 +242,11 @@ _FAMILIES = {
 
 def language_model_architectures() -> dict[str, dict]:
     """Name of each architecture → the options in which it differs from ConvLanguageModelConfig."""
-    found = {
+    architectures = {
         family + suffix: {**common, **options}
         for family, (common, suffixes) in _FAMILIES.items()
         for suffix, options in suffixes.items()
     }
     # Upstream's architecture asks for 0.1, but upstream's parser has set 0.0 before: its commands train with 0.0.
-    found["lightconv_lm_gbw"]["attention_dropout"] = 0.0
-    return found
+    architectures["lightconv_lm_gbw"]["attention_dropout"] = 0.0
+    return architectures

@@ -81,7 +81,7 @@ class MixerDecoderLayer(_MixerLayer, TransformerDecoderLayerBase):
     """Decoder layer: mixer, attention over the encoder, FFN; pre- or post-norm, depending on the configuration."""
 
     def build_encoder_attention(self, embed_dim, cfg):
-        convolved = getattr(cfg.decoder, "cross_attention_conv", None)
+        convolved = getattr(cfg.decoder, "convolved", None)
         return build_encoder_attention(
             cfg, embed_dim, convolved, q_noise=self.quant_noise, qn_block_size=self.quant_noise_block_size
         )

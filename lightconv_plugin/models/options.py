@@ -11,6 +11,11 @@ def option(default: Any, help: str, **metadata: Any) -> Any:
     return field(default=default, metadata={"help": help, **metadata})
 
 
+def choice(value: Any) -> str:
+    """A choice as text; fairseq passes members of an enumeration from the command line, and text from checkpoints."""
+    return str(getattr(value, "value", value))
+
+
 def flag(name: str) -> str:
     """The command line's name of an option."""
     return "--" + name.replace("_", "-")

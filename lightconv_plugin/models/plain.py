@@ -184,7 +184,7 @@ def _of_decoder(stack: Any) -> dict[str, Any]:
     if not adaptive and type(table) is not nn.Embedding:
         option = "character_embeddings True: " if type(table).__name__ == "CharacterTokenEmbedder" else ""
         raise UnsupportedModelError(f"{option}embeddings of type {type(table).__name__}")
-    known: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "num_heads": 1 if attention is None else attention.num_heads,
         "attention_dropout": 0.0 if attention is None else attention.dropout_module.p,
         "encoder_dim": None if attention is None else attention.k_proj.in_features,
@@ -194,11 +194,11 @@ def _of_decoder(stack: Any) -> dict[str, Any]:
         "output_dim": stack.output_embed_dim,
     }
     if adaptive:
-        known["adaptive_input"] = AdaptiveInputConfig(
+        fields["adaptive_input"] = AdaptiveInputConfig(
             _cutoff(table.cutoff, len(stack.dictionary)), cfg.adaptive_input_factor
         )
     if softmax is not None:
-        known["adaptive_softmax"] = AdaptiveSoftmaxConfig(
+        fields["adaptive_softmax"] = AdaptiveSoftmaxConfig(
             _cutoff(softmax.cutoff, len(stack.dictionary)),
             softmax.factor,
             dropout=softmax.dropout_module.p,
@@ -209,10 +209,10 @@ def _of_decoder(stack: Any) -> dict[str, Any]:
         product = stack.output_projection
         if not isinstance(product, nn.Linear):
             raise UnsupportedModelError(f"a linear layer of type {type(product).__name__}")
-        known["share_input_output"] = not adaptive and product.weight is table.weight
-        known["output_bias"] = product.bias is not None
-        known["output_dim"] = product.in_features
-    return known
+        fields["share_input_output"] = not adaptive and product.weight is table.weight
+        fields["output_bias"] = product.bias is not None
+        fields["output_dim"] = product.in_features
+    return fields
 
 
 def _cutoff(cutoff: Any, size: int) -> tuple[int, ...]:

@@ -12,8 +12,7 @@ from fairseq.modules.multihead_attention import MultiheadAttention
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
-from lightconv_plugin.modules.attention import EncoderAttention, SelfAttention, attend, split_heads
-from lightconv_plugin.modules.attention_convolution import AttentionConv
+from lightconv_plugin.modules.attention import AttentionConv, EncoderAttention, SelfAttention, attend, split_heads
 from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.mixers import MixerSpec
@@ -199,7 +198,7 @@ def build_mixer(
     spec: MixerSpec, embed_dim: int, build_attention: Callable[[], nn.Module], *, q_noise: float, qn_block_size: int
 ) -> nn.Module:
     """The module that a fairseq Transformer layer uses as its `self_attn`; `build_attention` builds fairseq's own."""
-    if spec.kind == "attention" and spec.attention_conv is None:
+    if spec.is_plain_attention:
         return build_attention()
     mixer = build_plain_mixer(spec, embed_dim, block=FairseqConvBlock, attention=WindowAttention)
     return _with_noise(mixer, q_noise, qn_block_size)

@@ -4,8 +4,7 @@ from lightconv_plugin.modules import EncoderDecoder, ModelConfig
 """
 
 from lightconv_plugin.mixers import MIXERS
-from lightconv_plugin.modules.attention import EncoderAttention, SelfAttention
-from lightconv_plugin.modules.attention_convolution import AttentionConv
+from lightconv_plugin.modules.attention import AttentionConv, EncoderAttention, SelfAttention
 from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.config import AdaptiveInputConfig, AdaptiveSoftmaxConfig, ModelConfig, StackConfig
 from lightconv_plugin.modules.convolutions import DepthwiseConv, DynamicConv, LightweightConv

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from lightconv_plugin.modules.attention_convolution import AttentionConv
+from lightconv_plugin.modules.attention import AttentionConv, EncoderAttention
 from lightconv_plugin.modules.mixers import MixerSpec
 from lightconv_plugin.validation import read
 
 Activation = Literal["relu", "relu_squared", "gelu", "gelu_fast", "gelu_accurate", "swish", "tanh", "linear"]
 Positions = Literal["sinusoidal", "learned", "none"]
+# The fields of a decoder that only its attention over the encoder reads.
+OF_ENCODER_ATTENTION = ("num_heads", "attention_dropout", "cross_attention_conv")
 _DERIVED = ("causal", "zero_pads")  # fields of a mixer that follow from the side it is on
 
 
@@ -164,6 +166,23 @@ class StackConfig:
                 "both need the same factor, and input_dim = output_dim"
             )
 
+    def build_encoder_attention(self) -> EncoderAttention | None:
+        """A layer's attention over the encoder; None without an encoder_dim."""
+        if self.encoder_dim is None:
+            return None
+        return EncoderAttention(
+            self.embed_dim,
+            self.num_heads,
+            encoder_dim=self.encoder_dim,
+            dropout=self.attention_dropout,
+            convolved=self.cross_attention_conv,
+        )
+
+    @property
+    def kept_queries(self) -> int:
+        """How many past queries a layer's attention over the encoder keeps for its convolution; 0 without one."""
+        return 0 if self.cross_attention_conv is None else self.cross_attention_conv.kernel_size - 1
+
     @property
     def word_dim(self) -> int:
         """Dimension of the word embeddings."""
@@ -250,15 +269,15 @@ class ModelConfig:
 
 
 def _stack_as_json(stack: StackConfig) -> dict[str, Any]:
-    known = asdict(stack)
-    known["mixers"] = [{k: v for k, v in mixer.items() if k not in _DERIVED} for mixer in known["mixers"]]
-    for conv in (known["cross_attention_conv"], *(mixer["attention_conv"] for mixer in known["mixers"])):
+    values = asdict(stack)
+    values["mixers"] = [{k: v for k, v in mixer.items() if k not in _DERIVED} for mixer in values["mixers"]]
+    for conv in (values["cross_attention_conv"], *(mixer["attention_conv"] for mixer in values["mixers"])):
         if conv is not None:
             conv["projections"] = list(conv["projections"])
     for bands in ("adaptive_input", "adaptive_softmax"):
-        if known[bands] is not None:
-            known[bands]["cutoff"] = list(known[bands]["cutoff"])
-    return known
+        if values[bands] is not None:
+            values[bands]["cutoff"] = list(values[bands]["cutoff"])
+    return values
 
 
 def _stack_of_json(known: object, name: str, *, causal: bool) -> StackConfig:

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightconv_plugin.modules.attention import EncoderAttention
 from lightconv_plugin.modules.config import StackConfig
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import Linear
@@ -58,15 +57,8 @@ class Layer(nn.Module):
         self.activation_dropout_module = Dropout(config.activation_dropout, type(self).__name__)
         self.self_attn: Any = build_mixer(mixer, dim)
         self.self_attn_layer_norm = nn.LayerNorm(dim)
-        self.encoder_attn: EncoderAttention | None = None
-        if config.encoder_dim is not None:
-            self.encoder_attn = EncoderAttention(
-                dim,
-                config.num_heads,
-                encoder_dim=config.encoder_dim,
-                dropout=config.attention_dropout,
-                convolved=config.cross_attention_conv,
-            )
+        self.encoder_attn = config.build_encoder_attention()
+        if self.encoder_attn is not None:
             self.encoder_attn_layer_norm = nn.LayerNorm(dim)
         self.fc1 = Linear(dim, config.ffn_dim)
         self.fc2 = Linear(config.ffn_dim, dim)

@@ -7,8 +7,7 @@ from functools import partial
 from torch import nn
 
 from lightconv_plugin.mixers import LAYER_OPTIONS, mixer
-from lightconv_plugin.modules.attention import SelfAttention
-from lightconv_plugin.modules.attention_convolution import AttentionConv
+from lightconv_plugin.modules.attention import AttentionConv, SelfAttention
 from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.convolutions import DepthwiseConv, DynamicConv, LightweightConv
 from lightconv_plugin.modules.full_convolution import FullConv
@@ -73,8 +72,33 @@ class MixerSpec:
         return mixer(self.kind).attends
 
     @property
+    def is_plain_attention(self) -> bool:
+        """Whether it is the Transformer's self-attention: of the whole sequence, and without convolutions."""
+        return self.kind == "attention" and self.attention_conv is None
+
+    @property
     def padding_l(self) -> int:
         return self.kernel_size - 1 if self.causal else (self.kernel_size - 1) // 2
+
+    def step_state(self, embed_dim: int) -> dict[str, tuple[int | str, ...]]:
+        """What a decoder's layer keeps between steps: the shape of each tensor by its name, {} for nothing.
+
+        "batch", and "seen" for the number of tokens read, depend on the call. Names that end in "inputs" are those of
+        convolutions; the modules have their tensors with the batch second.
+        """
+        if not self.attends:
+            rows = self.kernel_size if self.kind == "talk" else self.kernel_size - 1
+            return {"inputs": ("batch", rows, self.conv_dim)} if rows else {}
+        seen: int | str = "seen" if self.kind == "attention" else self.kernel_size - 1
+        conv = self.attention_conv
+        if not seen and conv is None:
+            return {}
+        keys = ("batch", self.num_heads, seen, embed_dim // self.num_heads)
+        state: dict[str, tuple[int | str, ...]] = {"keys": keys, "values": keys, "pads": ("batch", seen)}
+        if conv is not None:
+            inputs = ("batch", conv.kernel_size - 1, embed_dim)
+            state |= {f"{part}_inputs": inputs for part in conv.projections}
+        return state
 
 
 def _with_heads(kind: type[nn.Module], spec: MixerSpec, **more) -> nn.Module:

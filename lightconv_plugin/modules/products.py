@@ -56,17 +56,17 @@ def onednn_is_faster() -> bool:
 def _ratio() -> float:
     """The time of torch's product divided by that of oneDNN's, as measured now or before."""
     file, key = artifacts.cache_folder() / "lightconv_products.json", _machine()
-    known: dict[str, float] = {}
+    ratios: dict[str, float] = {}
     with contextlib.suppress(OSError, ValueError):
-        known = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(known, dict) or not isinstance(known.get(key), (int, float)):
-        known = {**(known if isinstance(known, dict) else {}), key: round(measured(), 3)}
+        ratios = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(ratios, dict) or not isinstance(ratios.get(key), (int, float)):
+        ratios = {**(ratios if isinstance(ratios, dict) else {}), key: round(measured(), 3)}
         # If the cache cannot be written, every start takes a tenth of a second longer.
         with contextlib.suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(file) as out:
-                json.dump(known, out, indent=1)
-    return known[key]
+                json.dump(ratios, out, indent=1)
+    return ratios[key]
 
 
 def _machine() -> str:

@@ -62,7 +62,7 @@ class NativeError(Exception):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class BuildRecipe:
     """Everything that goes into one library; `name` is the name of its folder."""
 
     kind: str
@@ -111,7 +111,7 @@ def cache_folder() -> Path:
         return NO_CACHE
 
 
-def recipe(kind: str, architectures: Iterable[str] = (), simd: str | None = None) -> Recipe:
+def recipe(kind: str, architectures: Iterable[str] = (), simd: str | None = None) -> BuildRecipe:
     """How to build the library of this kind.
 
     Args:
@@ -124,8 +124,8 @@ def recipe(kind: str, architectures: Iterable[str] = (), simd: str | None = None
     root = SOURCES[kind]
     # Files outside the kernels' folders come first: they take longest to compile.
     # Hidden files are an editor's: Emacs locks a file with a link to nothing, named .#tiles.h.
-    found = (path for path in root.rglob("*") if path.suffix in _HASHED)
-    shown = (path for path in found if not any(part.startswith(".") for part in path.relative_to(root).parts))
+    hashed = (path for path in root.rglob("*") if path.suffix in _HASHED)
+    shown = (path for path in hashed if not any(part.startswith(".") for part in path.relative_to(root).parts))
     files = sorted(shown, key=lambda path: (path.parent != root, path))
     sources = tuple(path for path in files if path.suffix in _COMPILED[kind])
     if not sources:
@@ -153,7 +153,7 @@ def recipe(kind: str, architectures: Iterable[str] = (), simd: str | None = None
         digest.update(f"\0{_name_of(path, root)}\0{len(content)}\0".encode() + content)
     architectures = tuple(architectures)
     cuda_cflags = (*cuda_cflags, *gencode(architectures))
-    return Recipe(kind, architectures, simd or "", root, sources, cflags, cuda_cflags, digest.hexdigest()[:16])
+    return BuildRecipe(kind, architectures, simd or "", root, sources, cflags, cuda_cflags, digest.hexdigest()[:16])
 
 
 def _name_of(source: Path, root: Path) -> str:
@@ -187,7 +187,7 @@ def find_lesser() -> Path | None:
     return next((library for library in libraries if library is not None), None)
 
 
-def finished(wanted: Recipe) -> Path | None:
+def finished(wanted: BuildRecipe) -> Path | None:
     """The library of exactly this recipe, if it has been built."""
     paths = (root / wanted.library / wanted.name / wanted.file for root in _roots())
     return next((path for path in paths if is_whole(path)), None)

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 from lightconv_plugin.ops import artifacts
-from lightconv_plugin.ops.artifacts import NativeError, Recipe
+from lightconv_plugin.ops.artifacts import BuildRecipe, NativeError
 
 _RUN = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
 _STEP = re.compile(r"^\[(\d+/\d+)\] .*? -o (\S+)", re.MULTILINE)
@@ -45,7 +45,7 @@ _REMEDIES = (
 
 
 def build(
-    recipe: Recipe,
+    recipe: BuildRecipe,
     started: Callable[[], None] = lambda: None,
     waiting: Callable[[], None] = lambda: None,
     progress: Callable[[str], None] = lambda step: None,
@@ -85,7 +85,7 @@ def build(
     return result
 
 
-def _check_folders(recipe: Recipe) -> None:
+def _check_folders(recipe: BuildRecipe) -> None:
     """NativeError if there is no cache, or for a path that torch writes into ninja's file without escaping it."""
     if artifacts.cache_folder() == artifacts.NO_CACHE:
         raise NativeError(
@@ -135,7 +135,7 @@ def _output(command: list) -> str:
     return done.stdout + done.stderr
 
 
-def _environment(recipe: Recipe) -> dict[str, str]:
+def _environment(recipe: BuildRecipe) -> dict[str, str]:
     """The environment of the compiling process: tools on PATH, and the same Python modules."""
     environment = dict(os.environ)
     environment["CXX"] = _compiler()
@@ -202,7 +202,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return status.st_mtime_ns, status.st_ino
 
 
-def _compile(recipe: Recipe, environment: dict[str, str], record: Path, progress: Callable[[str], None]) -> None:
+def _compile(recipe: BuildRecipe, environment: dict[str, str], record: Path, progress: Callable[[str], None]) -> None:
     """Build the library and move it into place; the caller holds the lock."""
     folder = recipe.folder
     for left in folder.parent.glob(f".{folder.name}.*"):  # left by killed builds
@@ -257,7 +257,7 @@ def _sync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _run(recipe: Recipe, folder: Path, environment: dict[str, str], progress: Callable[[str], None]) -> int:
+def _run(recipe: BuildRecipe, folder: Path, environment: dict[str, str], progress: Callable[[str], None]) -> int:
     """Compile into `folder`, with all output in its build.log; returns the exit status."""
     arguments = {
         "name": recipe.library,
@@ -297,7 +297,7 @@ def _run(recipe: Recipe, folder: Path, environment: dict[str, str], progress: Ca
                 process.wait()
 
 
-def _translation_units(recipe: Recipe, folder: Path) -> list[str]:
+def _translation_units(recipe: BuildRecipe, folder: Path) -> list[str]:
     """The files to compile. For the CPU this writes one file per folder, which includes all sources of the folder.
 
     Headers and template instances that they share are then compiled only once, which saves a third of their time.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightconv_plugin.ops import artifacts, compilation, instructions
-from lightconv_plugin.ops.artifacts import NativeError, Recipe
+from lightconv_plugin.ops.artifacts import BuildRecipe, NativeError
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ def build_all(
                 yield Outcome(kind, error=error, failed=True)
 
 
-def _cpu_recipes(portable: bool) -> list[Recipe]:
+def _cpu_recipes(portable: bool) -> list[BuildRecipe]:
     return [artifacts.recipe("cpu", simd=simd) for simd in instructions.runnable()[: None if portable else 1]]
 
 
-def _cuda_recipe(architectures: tuple[str, ...] | None) -> Recipe:
+def _cuda_recipe(architectures: tuple[str, ...] | None) -> BuildRecipe:
     try:
         recipe = artifacts.recipe("cuda", architectures or artifacts.chosen_architectures())
     except NativeError:
@@ -77,7 +77,7 @@ def _cuda_recipe(architectures: tuple[str, ...] | None) -> Recipe:
     return recipe
 
 
-def _build(recipe: Recipe, say: Callable[[str], None]) -> Outcome:
+def _build(recipe: BuildRecipe, say: Callable[[str], None]) -> Outcome:
     began, worked = time.perf_counter(), False
 
     def tell(message: str) -> None:

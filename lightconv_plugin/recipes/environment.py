@@ -19,19 +19,19 @@ _HYDRA = ("hydra.main", "hydra._internal.hydra", "hydra.core.default_element", "
 
 def settings(threads: int | None = None, *, trains_on_cpu: bool = False) -> dict[str, str]:
     """Environment variables for a process that computes with `threads` threads (default: one per core)."""
-    wanted = {
+    variables = {
         "OMP_NUM_THREADS": str(threads or cores()),
         # Threads that spin while waiting cost a lot of time as soon as anything else runs on the cores.
         "OMP_WAIT_POLICY": "passive",
     }
     if trains_on_cpu:
         try:
-            wanted |= allocator.preload()
+            variables |= allocator.preload()
         except ValueError as error:
             raise InputError(str(error)) from error
     ignored = "".join(f"ignore::UserWarning:{module}," for module in _HYDRA)
     warnings = ignored + os.environ.get("PYTHONWARNINGS", "").removeprefix(ignored)
-    return {name: os.environ.get(name) or value for name, value in wanted.items()} | {"PYTHONWARNINGS": warnings}
+    return {name: os.environ.get(name) or value for name, value in variables.items()} | {"PYTHONWARNINGS": warnings}
 
 
 @contextlib.contextmanager

@@ -137,13 +137,13 @@ def measure_perplexity(
     values.unlink(missing_ok=True)  # of another log
     with atomic_write(log) as file:
         file.write(text)
-    found = parse_eval_lm_log(read_lines(log), log)
+    scored = parse_eval_lm_log(read_lines(log), log)
     tokens = tokens_of(data, subset)
-    if found.tokens < tokens:
-        raise InputError(f"fairseq-eval-lm scored {found.tokens} of the {tokens} tokens of {subset}, see {log}")
+    if scored.tokens < tokens:
+        raise InputError(f"fairseq-eval-lm scored {scored.tokens} of the {tokens} tokens of {subset}, see {log}")
     result = {
-        "perplexity": found.perplexity,
-        "loss": found.loss,
+        "perplexity": scored.perplexity,
+        "loss": scored.loss,
         "tokens": tokens,
         "subset": subset,
         "context_window": context_window,

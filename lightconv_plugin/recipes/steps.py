@@ -288,10 +288,10 @@ class Steps:
 
     def _read(self, name: str) -> dict[str, Any] | None:
         try:
-            known = json.loads(self._stamp(name).read_text(encoding="utf-8"))
+            stamp = json.loads(self._stamp(name).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             return None
-        return known if isinstance(known, dict) else None
+        return stamp if isinstance(stamp, dict) else None
 
 
 def changes(old: Any, new: Any, name: str = "") -> list[str]:

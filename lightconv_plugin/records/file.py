@@ -72,10 +72,10 @@ def read_folder(folder: Path) -> Records:
     for path in _files(folder):
         searched.append(path.name)
         text = path.read_text(encoding="utf-8", errors="replace")
-        found = Records(*(_parsed if path.name == FILE else records_of_log)(text), path.name, tuple(searched))
-        if any(record["record"] == "statistics" for record in found.records) and not _begins_late(found):
-            return found
-        first = first if first.records else found
+        records = Records(*(_parsed if path.name == FILE else records_of_log)(text), path.name, tuple(searched))
+        if any(record["record"] == "statistics" for record in records.records) and not _begins_late(records):
+            return records
+        first = first if first.records else records
     return Records(first.records, first.broken, first.file, tuple(searched))
 
 

@@ -60,8 +60,8 @@ class Training:
     @property
     def sentences(self) -> dict[str, int]:
         """The number of sentences of each subset that was loaded."""
-        found = {name: n for stretch in self.stretches for name, n in stretch.head.get("texts", {}).items()}
-        return {name.split(".")[0]: number for name, number in found.items()}
+        texts = {name: n for stretch in self.stretches for name, n in stretch.head.get("texts", {}).items()}
+        return {name.split(".")[0]: number for name, number in texts.items()}
 
     @property
     def devices(self) -> list[str]:

@@ -18,7 +18,7 @@ LICENCE = "MIT"  # of both repositories, which say that it applies to the models
 
 
 @dataclass(frozen=True)
-class Task:
+class ReleasedTask:
     """What the models of a task have in common.
 
     name: the papers' (scoring/paper.py). pair: source and target language. model, test: how the names of the archives
@@ -36,21 +36,23 @@ class Task:
     sacrebleu: str = ""
 
 
-_EN_DE = Task(
+_EN_DE = ReleasedTask(
     *("WMT16 En-De", ("en", "de"), "wmt16.en-de.joined-dict", "wmt16.en-de.joined-dict.newstest2014", 5, 0.5),
     compound_split=True,
     sacrebleu="wmt14/full",
 )
 _TASKS = {
-    "iwslt14.de-en": Task("IWSLT14 De-En", ("de", "en"), "iwslt14.de-en", "iwslt14.de-en.test", 4, 1.0, lowercase=True),
+    "iwslt14.de-en": ReleasedTask(
+        "IWSLT14 De-En", ("de", "en"), "iwslt14.de-en", "iwslt14.de-en.test", 4, 1.0, lowercase=True
+    ),
     "wmt16.en-de": _EN_DE,
     "wmt17.en-de": _EN_DE,  # upstream gives these names to the files of wmt16.en-de
-    "wmt14.en-fr": Task(
+    "wmt14.en-fr": ReleasedTask(
         *("WMT14 En-Fr", ("en", "fr"), "wmt14.en-fr.joined-dict", "wmt14.en-fr.joined-dict.newstest2014", 5, 0.9),
         sacrebleu="wmt14/full",
     ),
     # Upstream does not state the search of this one: fairseq-generate's defaults.
-    "wmt17.zh-en": Task(
+    "wmt17.zh-en": ReleasedTask(
         "WMT17 Zh-En", ("zh", "en"), "wmt17.zh-en", "wmt17.zh-en.newstest2017", 5, 1.0, sacrebleu="wmt17"
     ),
 }
@@ -68,7 +70,7 @@ class Model:
 
     name: str
     system: str
-    task: Task
+    task: ReleasedTask
     beam: int
     lenpen: float
     folder: str

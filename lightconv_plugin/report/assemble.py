@@ -105,42 +105,42 @@ def _noting(problems: list[str], what: str) -> Iterator[None]:
 
 def _add_languages(run: Run, task) -> None:
     """Add to the settings the languages that fairseq inferred from the names of the data files."""
-    found = getattr(task, "cfg", None)
-    if not run.settings.pair and found and found.get("source_lang") and found.get("target_lang"):
-        languages = {name: found[name] for name in ("source_lang", "target_lang")}
+    cfg = getattr(task, "cfg", None)
+    if not run.settings.pair and cfg and cfg.get("source_lang") and cfg.get("target_lang"):
+        languages = {name: cfg[name] for name in ("source_lang", "target_lang")}
         run.settings = replace(run.settings, task={**run.settings.task, **languages})
 
 
 def _kernels(run: Run, opened: loading.Opened, dataset, subset: str, missing: Sequence[str]) -> Shown:
-    found = loading.sentences(opened.task, dataset) if dataset is not None else []
-    chosen = loading.choose_shown(found)
-    layers = kernels.gather(opened.model, [sentence.inputs for sentence in found], chosen)
+    sentences = loading.sentences(opened.task, dataset) if dataset is not None else []
+    chosen = loading.choose_shown(sentences)
+    layers = kernels.gather(opened.model, [sentence.inputs for sentence in sentences], chosen)
     if not layers:
         run.problems.append("The model has no layers with known token mixers.")
     if lacking := sorted({layer.kind for layer in layers if layer.mean is None}):
         run.problems.append(f"No kernels of {', '.join(lacking)}, which depend on the text: {missing[0]}.")
     origin = opened.checkpoint
-    if found and any(layer.kind not in kernels.FIXED for layer in layers):
+    if sentences and any(layer.kind not in kernels.FIXED for layer in layers):
         pieces = "blocks" if run.settings.language_model else "sentences"
-        origin += f"; what depends on the text is measured on {len(found)} {pieces} of {subset}"
-    return Shown(layers, [found[i] for i in chosen], origin)
+        origin += f"; what depends on the text is measured on {len(sentences)} {pieces} of {subset}"
+    return Shown(layers, [sentences[i] for i in chosen], origin)
 
 
 def _translate(run: Run, opened: loading.Opened, subset: str, number: int, groups: list[translate.Group]) -> None:
     """Beam search on the sentences shown for other runs if they use the same data, otherwise on its own."""
     options = Namespace(beam=translate.BEAM, lenpen=1.0, max_len_a=2, max_len_b=20)
     torch.manual_seed(1)
-    found = translate.search(opened.model, opened.task, options, subset, number)
+    translations = translate.search(opened.model, opened.task, options, subset, number)
     origin = f"beam search, beam {translate.BEAM}, with {opened.checkpoint}"
     for group in groups:
-        same = [sample.reference for sample in group.samples] == [reference for _, reference, _ in found]
+        same = [sample.reference for sample in group.samples] == [reference for _, reference, _ in translations]
         if group.subset == subset and same:
-            for sample, (source, _, hypothesis) in zip(group.samples, found, strict=True):
+            for sample, (source, _, hypothesis) in zip(group.samples, translations, strict=True):
                 sample.source = sample.source or source
                 sample.hypotheses[run.name] = hypothesis
             group.origins[run.name] = origin
             return
-    samples = [translate.Sample(source, reference, {run.name: text}) for source, reference, text in found]
+    samples = [translate.Sample(source, reference, {run.name: text}) for source, reference, text in translations]
     groups.append(translate.Group(subset, samples, {run.name: origin}))
 
 

@@ -26,7 +26,7 @@ _AVERAGE = re.compile(r"average(\d+)\.pt")
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """A training's configuration as plain dictionaries, by fairseq's names; empty where unknown."""
 
     model: Mapping = field(default_factory=dict)
@@ -66,15 +66,15 @@ class Settings:
         return mixer_of(self.architecture or "") or "unknown"
 
     @staticmethod
-    def read(content: Mapping) -> "Settings":
+    def read(content: Mapping) -> "TrainingSettings":
         """Settings from the `cfg` of a checkpoint or hydra configuration, or from the flat `args` of an old one.
 
         fairseq stores the `model` of its older architectures as a Namespace.
         """
         if "model" not in content:
-            return Settings(*[content] * 5)
+            return TrainingSettings(*[content] * 5)
         parts = ("model", "task", "common", "dataset", "optimization")
-        return Settings(*(as_mapping(content.get(part)) for part in parts))
+        return TrainingSettings(*(as_mapping(content.get(part)) for part in parts))
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Run:
 
     name: str
     folder: Path
-    settings: Settings = field(default_factory=Settings)
+    settings: TrainingSettings = field(default_factory=TrainingSettings)
     training: Training | None = None
     earlier: list[Training] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
@@ -161,9 +161,9 @@ def choose_checkpoint(folder: Path) -> Path | None:
         if (folder / name).is_file():
             return folder / name
     for pattern in (EPOCH_NAME, UPDATE_NAME):
-        found = [(int(match[1]), path) for path in files if (match := pattern.fullmatch(path.name))]
-        if found:
-            return max(found)[1]
+        numbered = [(int(match[1]), path) for path in files if (match := pattern.fullmatch(path.name))]
+        if numbered:
+            return max(numbered)[1]
     return next(iter(files), None)
 
 
@@ -183,25 +183,25 @@ def _read_checkpoint(run: Run, name: str | None) -> None:
     run.averaged_from = state.get("averaged_from") or []
     content = state.get("cfg") or (vars(state["args"]) if state.get("args") else None)
     if content:
-        run.settings = Settings.read(content)
+        run.settings = TrainingSettings.read(content)
 
 
 def _read_settings(run: Run) -> None:
     """Read the records' settings, or hydra's copy of the configuration, if there are none from a checkpoint."""
     if not run.settings.architecture and run.training and (recorded := run.training.known("settings")):
-        run.settings = Settings.read(recorded)
+        run.settings = TrainingSettings.read(recorded)
     path = run.folder / "hydra" / ".hydra" / "config.yaml"
     if run.settings.architecture or not path.is_file():
         return
     import yaml
 
     try:
-        run.settings = with_defaults(Settings.read(yaml.safe_load(path.read_text(encoding="utf-8"))))
+        run.settings = with_defaults(TrainingSettings.read(yaml.safe_load(path.read_text(encoding="utf-8"))))
     except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
         run.problems.append(f"hydra/.hydra/config.yaml cannot be read: {type(error).__name__}.")
 
 
-def with_defaults(settings: Settings) -> Settings:
+def with_defaults(settings: TrainingSettings) -> TrainingSettings:
     """The settings of a configuration file, completed by the architecture's defaults."""
     from fairseq.models import MODEL_DATACLASS_REGISTRY
 

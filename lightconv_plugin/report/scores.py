@@ -111,10 +111,10 @@ def _from_json(path: Path, text: str, score: Score) -> None:
 
 def generated_score(path: Path) -> Score | None:
     """The BLEU score in the line "Generate … with beam=…" of a fairseq-generate log, None if there is none."""
-    found = [match for line in read_lines(path) if LAST_LINE.match(line) and (match := _TEXT["bleu"].match(line))]
-    if not found:
+    matches = [match for line in read_lines(path) if LAST_LINE.match(line) and (match := _TEXT["bleu"].match(line))]
+    if not matches:
         return None
-    return Score(*_named(path), {"bleu": float(found[-1][1])}, ["by fairseq-generate, on its own tokens"])
+    return Score(*_named(path), {"bleu": float(matches[-1][1])}, ["by fairseq-generate, on its own tokens"])
 
 
 def read_translations(path: Path) -> Translations:
@@ -139,8 +139,8 @@ def join_subwords(line: str) -> str:
 
 def generate_logs(folder: Path) -> list[Path]:
     """The logs of fairseq-generate in a folder, the newest first."""
-    found = [path for pattern in ("*.gen", "generate-*.txt") for path in folder.glob(pattern) if path.is_file()]
-    return sorted(found, key=lambda path: (-path.stat().st_mtime, path.name))
+    logs = [path for pattern in ("*.gen", "generate-*.txt") for path in folder.glob(pattern) if path.is_file()]
+    return sorted(logs, key=lambda path: (-path.stat().st_mtime, path.name))
 
 
 def score_files(folder: Path) -> list[Path]:

@@ -43,7 +43,7 @@ def group_logs(runs: Sequence[Run], number: int) -> list[Group]:
     groups: dict[tuple, list[str]] = {}
     for name, log in chosen.items():
         groups.setdefault((log.subset, *log.references), []).append(name)
-    found = []
+    made = []
     for names in groups.values():
         first = chosen[names[0]]
         samples = []
@@ -51,15 +51,15 @@ def group_logs(runs: Sequence[Run], number: int) -> list[Group]:
             source = next((s for name in names if (s := chosen[name].sources[i])), "")
             samples.append(Sample(source, first.references[i], {name: chosen[name].hypotheses[i] for name in names}))
         origins = {name: f"the log of {chosen[name].checkpoint or 'fairseq-generate'}" for name in names}
-        found.append(Group(first.subset, samples, origins))
-    return found
+        made.append(Group(first.subset, samples, origins))
+    return made
 
 
 def search(model, task, cfg_generation, subset: str, number: int) -> list[tuple[str, str, str]]:
     """Beam search on `number` sentences of a subset, evenly spaced: (source, reference, hypothesis) of each."""
     dataset = load_dataset(task, subset)
     generator = task.build_generator([model], cfg_generation)
-    found = []
+    translations = []
     for index in spread(len(dataset), number):
         sample = dataset.collater([dataset[index]])
         with torch.no_grad():
@@ -71,8 +71,8 @@ def search(model, task, cfg_generation, subset: str, number: int) -> list[tuple[
             join_subwords(task.target_dictionary.string(reference[reference != pad])),
             join_subwords(task.target_dictionary.string(best[best != pad])),
         )
-        found.append(texts)
-    return found
+        translations.append(texts)
+    return translations
 
 
 def differences(reference: str, hypothesis: str) -> list[tuple[str, bool]]:
@@ -80,8 +80,8 @@ def differences(reference: str, hypothesis: str) -> list[tuple[str, bool]]:
 
     Joined by spaces, the pieces are the hypothesis. Case is ignored.
     """
-    words, wanted = hypothesis.split(), reference.lower().split()
-    matcher = difflib.SequenceMatcher(None, wanted, [word.lower() for word in words], autojunk=False)
+    words, expected = hypothesis.split(), reference.lower().split()
+    matcher = difflib.SequenceMatcher(None, expected, [word.lower() for word in words], autojunk=False)
     return [
         (" ".join(words[begin:end]), kind != "equal") for kind, _, _, begin, end in matcher.get_opcodes() if begin < end
     ]

@@ -27,7 +27,7 @@ CODE = re.compile("[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]+)?")  # of a language, as in 
 
 
 @dataclass(frozen=True)
-class Report:
+class BleuReport:
     """The result of `lightconv score`. Scores and precisions are on a scale of 0 to 100."""
 
     bleu_tok: float
@@ -142,11 +142,11 @@ def measures(
     }
 
 
-def score(hypotheses: Sequence[str], references: Sequence[str], **options) -> Report:
+def score(hypotheses: Sequence[str], references: Sequence[str], **options) -> BleuReport:
     """Score translations against references in the same order; `options` are those of `measures`."""
-    found = measures(hypotheses, references, **options)
-    tokenised, sacre, chrf = (found[name].score() for name in ("bleu_tok", "sacrebleu", "chrf"))
-    return Report(
+    by_name = measures(hypotheses, references, **options)
+    tokenised, sacre, chrf = (by_name[name].score() for name in ("bleu_tok", "sacrebleu", "chrf"))
+    return BleuReport(
         bleu_tok=tokenised.score,
         precisions=list(tokenised.precisions),
         bp=tokenised.bp,
@@ -154,9 +154,9 @@ def score(hypotheses: Sequence[str], references: Sequence[str], **options) -> Re
         sys_len=tokenised.sys_len,
         ref_len=tokenised.ref_len,
         sacrebleu=sacre.score,
-        signature=str(found["sacrebleu"].metric.get_signature()),
+        signature=str(by_name["sacrebleu"].metric.get_signature()),
         chrf=chrf.score,
-        chrf_signature=str(found["chrf"].metric.get_signature()),
+        chrf_signature=str(by_name["chrf"].metric.get_signature()),
         n=len(hypotheses),
         lang=options.get("lang"),
         detok=options.get("detok", "moses"),
@@ -192,8 +192,8 @@ def _check_hyphens(hypotheses: Sequence[str], references: Sequence[str]) -> None
 
 def _hyphens(lines: Sequence[str]) -> set[str]:
     """The ways in which hyphenated compounds are written in a text, as examples."""
-    found = {f"a {token} b" for line in lines for token in line.split() if token in SPLIT_HYPHENS}
-    return found | {"a-b" for line in lines if WHOLE_COMPOUND.search(line)}
+    examples = {f"a {token} b" for line in lines for token in line.split() if token in SPLIT_HYPHENS}
+    return examples | {"a-b" for line in lines if WHOLE_COMPOUND.search(line)}
 
 
 def check_language(lang: str | None) -> None:

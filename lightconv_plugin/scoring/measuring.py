@@ -94,7 +94,7 @@ class Measuring:
 
     def report(
         self, hypotheses: Sequence[str], references: Sequence[str], warn: Callable[[str], None]
-    ) -> bleu.Report | RougeReport:
+    ) -> bleu.BleuReport | RougeReport:
         """The scores of a text against its references, one string per sentence or summary, in the same order.
 
         `warn` is called with a message about anything that makes the scores unreliable.
@@ -164,9 +164,9 @@ def score(
 
 def with_facts(scored: Scored, facts: Mapping[str, float | str | None]) -> Scored:
     """The scores, with the model's `parameters`, `sentences_per_second` and `search` if they are given."""
-    known = {name: facts[name] for name in _FACTS if name in facts}
+    present = {name: facts[name] for name in _FACTS if name in facts}
     return Scored(
-        scored.values | known, scored.lines + "".join(f"{_FACTS[name].format(known[name])}\n" for name in known)
+        scored.values | present, scored.lines + "".join(f"{_FACTS[name].format(present[name])}\n" for name in present)
     )
 
 
@@ -183,22 +183,22 @@ def languages_of(
     """
     if not data.is_dir():
         raise InputError(f"no folder {data} with binarised data")
-    found: dict[str, set[tuple[str, str]]] = {}
+    directions: dict[str, set[tuple[str, str]]] = {}
     for path in data.glob("*.*-*.*.idx"):
         if match := re.fullmatch(r"(.+)\.([^.-]+)-([^.-]+)\.[^.]+\.idx", path.name):
-            found.setdefault(match[1], set()).add((match[2], match[3]))
-    if subset not in found:
-        raise InputError(f"{data} has no subset {subset}; it has {', '.join(sorted(found)) or 'none'}")
+            directions.setdefault(match[1], set()).add((match[2], match[3]))
+    if subset not in directions:
+        raise InputError(f"{data} has no subset {subset}; it has {', '.join(sorted(directions)) or 'none'}")
     pairs = [
         pair
-        for pair in sorted(found[subset])
+        for pair in sorted(directions[subset])
         if all(wanted in (None, known) for wanted, known in zip(languages, pair, strict=True))
     ]
     if len(pairs) > 1 and likely is not None:
         pairs = [pair for pair in pairs if pair[1] == likely] or pairs
     if len(pairs) != 1:
         wanted = "-".join(language or "*" for language in languages)
-        known = ", ".join("-".join(pair) for pair in sorted(found[subset]))
+        known = ", ".join("-".join(pair) for pair in sorted(directions[subset]))
         problem = "several directions: name the languages" if pairs else f"no direction {wanted}"
         raise InputError(f"{data} has {problem}; {subset} is there as {known}")
     return pairs[0]

@@ -15,7 +15,7 @@ BAEVSKI = "Baevski & Auli 2019, Adaptive Input Representations for Neural Langua
 
 
 @dataclass(frozen=True)
-class Task:
+class PaperTask:
     """A task of the papers. data: a pattern for the path of a run's data. pair: (source, target) language. how: how
     the papers score."""
 
@@ -38,15 +38,15 @@ class Fact:
 
 TASKS = (
     # The papers call it WMT14 En-De after its test set. The raw corpora of WMT14 are other training text.
-    Task("WMT16 En-De", r"wmt16.*en.?de", ("en", "de"), "newstest2014, tokenised BLEU, compounds split"),
-    Task(
+    PaperTask("WMT16 En-De", r"wmt16.*en.?de", ("en", "de"), "newstest2014, tokenised BLEU, compounds split"),
+    PaperTask(
         "WMT14 En-Fr", r"wmt14.*en.?fr", ("en", "fr"), "newstest2014, tokenised BLEU, compounds split by the tokeniser"
     ),
-    Task("WMT17 Zh-En", r"wmt17.*zh.?en", ("zh", "en"), "newstest2017, BLEU"),
-    Task("IWSLT14 De-En", r"iwslt14", ("de", "en"), "tokenised BLEU, lower-cased"),
-    Task("Billion Word", r"gbw|billion", None, "test perplexity"),
-    Task("WikiText-103", r"wikitext.?103|wiki103", None, "test perplexity"),
-    Task("CNN-DailyMail", r"cnn.?dm|cnn.?dailymail", None, "ROUGE F1"),
+    PaperTask("WMT17 Zh-En", r"wmt17.*zh.?en", ("zh", "en"), "newstest2017, BLEU"),
+    PaperTask("IWSLT14 De-En", r"iwslt14", ("de", "en"), "tokenised BLEU, lower-cased"),
+    PaperTask("Billion Word", r"gbw|billion", None, "test perplexity"),
+    PaperTask("WikiText-103", r"wikitext.?103|wiki103", None, "test perplexity"),
+    PaperTask("CNN-DailyMail", r"cnn.?dm|cnn.?dailymail", None, "ROUGE F1"),
 )
 
 
@@ -95,7 +95,7 @@ ABLATION = {
 }
 
 
-def find_task(data: str, pair: tuple[str, str] | None) -> Task | None:
+def find_task(data: str, pair: tuple[str, str] | None) -> PaperTask | None:
     """The papers' task that matches this data path and these languages; None if there is none.
 
     The whole path is searched; a task with languages matches only its own direction.
@@ -107,7 +107,7 @@ def find_task(data: str, pair: tuple[str, str] | None) -> Task | None:
     return None
 
 
-def find_fact(task: Task | None, system: str | None) -> Fact | None:
+def find_fact(task: PaperTask | None, system: str | None) -> Fact | None:
     """The published score of the system on the task."""
     return next((fact for fact in FACTS if task and (fact.task, fact.system) == (task.name, system)), None)
 

@@ -51,12 +51,12 @@ def parse_eval_lm_log(lines: Sequence[str], name) -> Perplexity:
             f"{name} is cut off or not from fairseq-eval-lm: it lacks the line "
             + ("'Evaluated … tokens in …'" if not scored else "'Loss (base 2): …, Perplexity: …'")
         )
-    found = Perplexity(float(results[0][2]), float(results[0][1]), int(scored[0].replace(",", "")))
-    if not found.tokens:
+    result = Perplexity(float(results[0][2]), float(results[0][1]), int(scored[0].replace(",", "")))
+    if not result.tokens:
         raise InputError(f"{name}: no token was scored: the text has none, or every sample was skipped")
-    if not 0 < found.perplexity < float("inf"):
+    if not 0 < result.perplexity < float("inf"):
         raise InputError(f"{name}: the perplexity is {results[0][2]}: the model gives some word no probability")
-    return found
+    return result
 
 
 def task_of(state: dict[str, Any]) -> dict[str, Any]:

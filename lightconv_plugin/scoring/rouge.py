@@ -109,13 +109,13 @@ def rouge(
 
 def sentences(text: str, sentence_end: str = ".") -> list[str]:
     """The sentences of a tokenised text, without the tokens that end them. An empty text has none."""
-    found: list[list[str]] = [[]]
+    split: list[list[str]] = [[]]
     for token in text.split():
         if token == sentence_end:
-            found.append([])
+            split.append([])
         else:
-            found[-1].append(token)
-    return [" ".join(tokens) for tokens in found if tokens]
+            split[-1].append(token)
+    return [" ".join(tokens) for tokens in split if tokens]
 
 
 def _check(summaries: Sequence[str], references: Sequence[str], sentence_end: str) -> None:

@@ -30,13 +30,13 @@ def segmenter(lang: str) -> Callable[[str], list[str]]:
         # Lone surrogates (bytes that are not UTF-8) cannot be passed to sentencex, so they are replaced. Only the
         # positions of the cuts matter.
         sentences = sentencex.segment(base, _SURROGATES.sub("\ufffd", text))
-        found, begin = [], 0
+        complete, begin = [], 0
         for sentence in sentences:
-            found.append(text[begin : begin + len(sentence)])
+            complete.append(text[begin : begin + len(sentence)])
             begin += len(sentence)
         if begin < len(text):
-            found.append(text[begin:])
-        return found
+            complete.append(text[begin:])
+        return complete
 
     return segment
 
@@ -69,11 +69,11 @@ class SentenceStream:
 
     def feed(self, text: str) -> list[str]:
         """Add a part; returns the sentences that are now complete."""
-        found: list[str] = []
+        complete: list[str] = []
         self._rest += text
         while len(self._rest) >= 2 * self._longest:
-            found += self._cut()
-        return found
+            complete += self._cut()
+        return complete
 
     def end(self) -> list[str]:
         """End the line; returns its remaining sentences. The next part begins a new line."""

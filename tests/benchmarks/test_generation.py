@@ -12,7 +12,7 @@ from fairseq.data import Dictionary, indexed_dataset
 from fairseq.sequence_generator import SequenceGenerator
 
 from benchmarks import generation, isolated, machine, report, systems
-from benchmarks.searches import FAIRSEQ, FAST, Settings, TorchSearch
+from benchmarks.searches import FAIRSEQ, FAST, SearchSettings, TorchSearch
 from tests.generation import translation_toys as toys
 
 SMALL = systems.sized(systems.PRESETS["iwslt_de_en"], True, None, None)
@@ -76,7 +76,7 @@ def test_every_translation_has_the_length_that_was_asked_for(system, kind, words
     if kind == FAST and system in (systems.FAIRSEQ_DYNAMIC, systems.FAIRSEQ_LIGHT):
         pytest.skip("fairseq's own convolutions are not covered by our search, and not measured with it")
     model = systems.build(system, SMALL, systems.task(words), tiny=True)
-    search = TorchSearch(kind, model, words, Settings(beam=2, length=9), CPU)
+    search = TorchSearch(kind, model, words, SearchSettings(beam=2, length=9), CPU)
     assert [len(tokens) for tokens in search.translate(batch)] == [8] * len(batch) and not model.training
 
 
@@ -85,7 +85,7 @@ def test_other_lengths_are_an_error(words, batch, monkeypatch):
         SequenceGenerator, "generate", lambda self, models, sample: [[{"tokens": torch.zeros(n)}] for n in (5, 4)]
     )
     model = systems.build(systems.LIGHT, SMALL, systems.task(words), tiny=True)
-    search = TorchSearch(FAIRSEQ, model, words, Settings(beam=2, length=5), CPU)
+    search = TorchSearch(FAIRSEQ, model, words, SearchSettings(beam=2, length=5), CPU)
     with pytest.raises(report.BenchmarkError, match=r"5 tokens were asked for, got lengths \[4, 5\]"):
         search.translate(batch[:2])
 
@@ -94,7 +94,7 @@ def test_both_searches_of_one_model_find_the_same(words, batch):
     found = []
     for kind in (FAST, FAIRSEQ):
         model = systems.build(systems.TRANSFORMER, SMALL, systems.task(words), tiny=True)
-        found.append(TorchSearch(kind, model, words, Settings(beam=3, length=9), CPU).translate(batch))
+        found.append(TorchSearch(kind, model, words, SearchSettings(beam=3, length=9), CPU).translate(batch))
     assert found[0] == found[1]
 
 
@@ -158,7 +158,7 @@ def test_ctranslate2_runs_the_same_model(words, batch, tmp_path):
     def build():
         return systems.build(systems.TRANSFORMER, SMALL, systems.task(words), tiny=True)
 
-    settings = Settings(beam=2, length=7)
+    settings = SearchSettings(beam=2, length=7)
     for kind in ctranslate2_peer.KINDS:
         folder = ctranslate2_peer.save(build(), words, words, tmp_path / kind, kind)
         search = ctranslate2_peer.EngineSearch(folder, words, words, settings, CPU, kind)

@@ -8,6 +8,7 @@ import zlib
 import torch
 from torch import Tensor
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHORT = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 # Relative to the root mean square of what is expected: the error's own, and the largest for a single element (relative
@@ -48,6 +49,12 @@ def check(case, what: str, operators, made: dict[str, Tensor | None] | None = No
     got = results(getattr(case, what)(operators.on(compute_capability=case.compute_capability), made))
     for name, ours, theirs in zip(case.RESULTS[what], got, results(case.expected(what, made)), strict=True):
         compare(name, ours, theirs)
+
+
+def check_both(case, operators, made: dict[str, Tensor | None]) -> None:
+    """`check` the full pass, forward and backward."""
+    check(case, "forward", operators, made)
+    check(case, "backward", operators, made)
 
 
 def results(answer: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

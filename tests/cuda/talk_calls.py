@@ -16,6 +16,9 @@ from torch import Tensor
 
 from .calls import SHORT, hash_of, lay_out, surroundings
 
+# Heads and channels per head: one channel, vectors of four, the matrix units' in half types.
+WIDTHS = [(3, 1), (4, 4), (2, 64)]
+
 
 @dataclasses.dataclass(frozen=True)
 class TalkCase:

@@ -11,12 +11,11 @@ import torch
 
 from lightconv_plugin.ops.normalize import NORMALIZATIONS
 
-from .calls import check
+from .calls import DTYPES, check
 from .convolution_calls import Case
 from .covering import covering, marked
 
 OPERATORS = ("lightconv", "dynamicconv")
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 KERNEL_SIZES = (1, 2, 3, 4, 5, 7, 8, 15, 16, 31, 32, 33, 63, 64, 100, 127, 254, 255)
 PER_HEAD = (1, 3, 8, 64)
 
@@ -255,11 +254,7 @@ def test_every_run_has_all_pairs_of_settings():
     )
 
 
+@pytest.mark.parametrize("what", ["forward", "backward"])
 @pytest.mark.parametrize("case", CHOSEN, ids=str)
-def test_forward(on_host, case):
-    check(case, "forward", on_host)
-
-
-@pytest.mark.parametrize("case", CHOSEN, ids=str)
-def test_backward(on_host, case):
-    check(case, "backward", on_host)
+def test_numbers(on_host, case, what):
+    check(case, what, on_host)

@@ -10,26 +10,20 @@ import torch
 from lightconv_plugin.ops.philox import dropout_scale
 from lightconv_plugin.ops.sequences import Sequence
 
-from .calls import check, compare
+from . import talk_calls
+from .calls import DTYPES, check_both, compare
 from .convolution_calls import Case
 from .host import HostError, Sparse
 from .operators import values
 from .talk_calls import TalkCase
 
 OPERATORS = ("lightconv", "dynamicconv")
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Short filters take kernels of their own, wide rows of half types the matrix units, the rest the tiles.
 WIDTHS = [(4, 3, 5), (2, 8, 4), (8, 1, 4), (4, 16, 7), (2, 8, 9), (2, 64, 3), (2, 64, 31), (2, 64, 49)]
-TALK_WIDTHS = [(3, 1), (4, 4), (2, 64)]
 
 
 def bits(tensor):
     return tensor.contiguous().view(torch.int32 if tensor.element_size() == 4 else torch.int16)
-
-
-def check_both(case, operators, made):
-    check(case, "forward", operators, made)
-    check(case, "backward", operators, made)
 
 
 def batches():
@@ -39,7 +33,7 @@ def batches():
             Case(operator, 37, 4, heads, per_head, size, size // 2, dtype, lengths=torch.int64, glu=glu),
             [37, 20, 1, 36],
         )
-    for dtype, (heads, per_head) in itertools.product(DTYPES, TALK_WIDTHS):
+    for dtype, (heads, per_head) in itertools.product(DTYPES, talk_calls.WIDTHS):
         yield TalkCase(100, 3, heads, per_head, 15, 7, dtype, top=1.5, lengths=torch.int64), [100, 20, 83]
 
 

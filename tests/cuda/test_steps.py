@@ -7,12 +7,11 @@ import torch
 
 from lightconv_plugin.ops.normalize import NORMALIZATIONS
 
-from .calls import check, compare
+from .calls import DTYPES, check, compare
 from .convolution_calls import Case
 from .talk_calls import TalkCase
 
 OPERATORS = ("lightconv", "dynamicconv")
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def cases():
@@ -66,14 +65,10 @@ def talk_cases():
 CASES = [*cases(), *talk_cases()]
 
 
+@pytest.mark.parametrize("what", ["step", "step_backward"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_step(on_host, case):
-    check(case, "step", on_host)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_step_backward(on_host, case):
-    check(case, "step_backward", on_host)
+def test_numbers(on_host, case, what):
+    check(case, what, on_host)
 
 
 @pytest.mark.parametrize("unused", ["grad", "grad_state"])

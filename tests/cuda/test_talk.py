@@ -8,10 +8,9 @@ import torch
 
 from lightconv_plugin.ops import reference
 
-from .calls import check, doubled, results
+from .calls import DTYPES, check, doubled, results
 from .talk_calls import TalkCase
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 REACHES = ((0, 0), (1, 1), (2, 0), (3, 3), (0, 5), (7, 7), (15, 15), (20, 3), (31, 31), (63, 0), (63, 63))
 PER_HEAD = (1, 3, 4, 16, 24, 64, 128)
 
@@ -79,14 +78,10 @@ def shapes():
 CASES = list(dict.fromkeys([*sizes(), *options(), *shapes()]))
 
 
+@pytest.mark.parametrize("what", ["forward", "backward"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_forward(on_host, case):
-    check(case, "forward", on_host)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_backward(on_host, case):
-    check(case, "backward", on_host)
+def test_numbers(on_host, case, what):
+    check(case, what, on_host)
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,9 @@ import math
 import pytest
 import torch
 
-from .calls import check
+from .calls import DTYPES, check_both
 from .host import HostError
-from .talk_calls import TalkCase
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# One channel a head, vectors of four, the matrix units' in half types.
-WIDTHS = [(3, 1), (4, 4), (2, 64)]
-
-
-def check_both(case, operators, made):
-    check(case, "forward", operators, made)
-    check(case, "backward", operators, made)
+from .talk_calls import WIDTHS, TalkCase
 
 
 @pytest.mark.parametrize("heads, per_head", WIDTHS, ids=str)

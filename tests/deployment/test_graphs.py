@@ -8,7 +8,7 @@ import torch
 from lightconv_plugin.deployment import export_start, export_step, state_tensors
 from lightconv_plugin.deployment.graphs import _Start, _Step
 from lightconv_plugin.modules import MIXERS
-from lightconv_plugin.modules.attention_convolution import AttentionConv
+from lightconv_plugin.modules.attention import AttentionConv
 from tests.checkpoints import exports
 from tests.deployment import toys
 

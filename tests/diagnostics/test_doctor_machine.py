@@ -28,7 +28,7 @@ def cache(monkeypatch, tmp_path):
 
 
 def findings(status):
-    report = checks.Report()
+    report = checks.DoctorReport()
     checks._machine(report)
     return {finding.name: finding for finding in report.findings if finding.status == status}
 

@@ -112,6 +112,9 @@ def test_a_command_of_the_pages_is_one(command):
             assert any(word.startswith("scripts/") for word in words)
         elif program.startswith("fairseq-"):
             check_fairseq(program.removeprefix("fairseq-"), words)
+        elif program == "python" and words[0] == "scripts/dev/calls.py":
+            assert words[2] == "lightconv"
+            check_lightconv(words[3:])
         elif program == "python" and words[:1] == ["-m"]:
             check_module(words[1], words[2:])
         elif program == "pip":

@@ -15,7 +15,7 @@ from lightconv_plugin.generation.beam_search import NoHypothesisError
 from lightconv_plugin.generation.native import NativeSearch, describe
 from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules import MixerSpec, ModelConfig, StackConfig, build_model
-from lightconv_plugin.modules.attention_convolution import KINDS, AttentionConv
+from lightconv_plugin.modules.attention import CONV_KINDS, AttentionConv
 from lightconv_plugin.modules.config import Activation
 from lightconv_plugin.ops import NORMALIZATIONS
 
@@ -166,7 +166,7 @@ def random_mixer(rng: random.Random, dim: int, *, causal: bool, kind: str | None
 
 def random_convolution(rng: random.Random) -> AttentionConv:
     projections = rng.choice((("q", "k", "v"), ("q", "v"), ("k",)))
-    return AttentionConv(projections, rng.choice((2, 4, 5)), rng.choice(KINDS))
+    return AttentionConv(projections, rng.choice((2, 4, 5)), rng.choice(CONV_KINDS))
 
 
 def _divisor(rng: random.Random, n: int) -> int:

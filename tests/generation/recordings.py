@@ -40,15 +40,14 @@ class Recordings:
     same one, and those made inside are made anew. `record` fails where the host would wait for a tensor, and where a
     tensor made inside is still there afterwards.
 
-    warmed, recorded, replayed: how many steps. outside: the tensors from outside that recordings use.
+    recorded, replayed: how many steps. outside: the tensors from outside that recordings use.
     """
 
     def __init__(self):
-        self.warmed = self.recorded = self.replayed = 0
+        self.recorded = self.replayed = 0
         self.outside: list[Tensor] = []
 
     def warm_up(self, function):
-        self.warmed += 1
         function()
 
     def record(self, function):

@@ -15,7 +15,7 @@ from lightconv_plugin.generation.batch_search import TorchSearch
 from lightconv_plugin.generation.native import NativeSearch
 from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules import ModelConfig, StackConfig, build_model
-from lightconv_plugin.modules.attention_convolution import AttentionConv
+from lightconv_plugin.modules.attention import AttentionConv
 from lightconv_plugin.ops import backends
 from lightconv_plugin.ops.instructions import compiled_for, instruction_set
 from tests import ROOT

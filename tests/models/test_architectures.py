@@ -17,7 +17,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.models.architectures import ARCHITECTURES, LANGUAGE_MODELS
 from lightconv_plugin.models.config import transformer_config
 from lightconv_plugin.modules import MIXERS
-from lightconv_plugin.modules.attention_convolution import AttentionConv
+from lightconv_plugin.modules.attention import AttentionConv
 from tests import ROOT
 from tests.warm_python import warm_python
 
@@ -256,7 +256,7 @@ def test_convolutions_in_attention_are_flags():
         )
     )
     assert [m.attention_conv for m in cfg.encoder.mixers] == [AttentionConv(("q", "v"), 3, "lightweight"), None]
-    assert cfg.decoder.cross_attention_conv == AttentionConv(("q",), 3, "lightweight")
+    assert cfg.decoder.convolved == AttentionConv(("q",), 3, "lightweight")
     with pytest.raises(ValueError, match="--decoder-cross-attention-conv cannot be used with --left-pad-target"):
         transformer_config(parse("--arch", "dynamicconv", "--decoder-cross-attention-conv", "q"), left_pad_target=True)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightconv_plugin.mixers import MIXERS
-from lightconv_plugin.modules.attention_convolution import AttentionConv
+from lightconv_plugin.modules.attention import AttentionConv
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.mixers import MixerSpec, build_mixer
 

@@ -50,7 +50,7 @@ def test_nothing_of_a_run_becomes_markup(tmp_path):
     (training,) = log.parse().trainings
     training.stretches[0].head.update(gpus=[EVIL], texts={EVIL: 3})
     run = runs.Run(EVIL, tmp_path, training=training, problems=[EVIL], checkpoint=tmp_path / f"{EVIL[-9:]}.pt")
-    run.settings = runs.Settings(
+    run.settings = runs.TrainingSettings(
         model={"_name": EVIL, "encoder_layers": 1, "encoder_conv_type": EVIL, "decoder_layers": 1},
         task={"data": EVIL, "source_lang": EVIL, "target_lang": EVIL},
         common={"seed": EVIL},
@@ -89,7 +89,7 @@ def test_nothing_on_the_page_is_fetched_from_elsewhere(tmp_path):
 def test_the_papers_number_stands_below_the_runs(tmp_path):
     run = runs.Run("mine", tmp_path)
     kernels = {f"{side}_kernel_size_list": [3, 7] for side in ("encoder", "decoder")}
-    run.settings = runs.Settings(
+    run.settings = runs.TrainingSettings(
         model={"_name": "dynamicconv_iwslt_de_en", "encoder_layers": 7, "decoder_layers": 6, **kernels},
         task={"data": "data/iwslt14_de_en/data-bin", "source_lang": "de", "target_lang": "en"},
     )
@@ -99,14 +99,14 @@ def test_the_papers_number_stands_below_the_runs(tmp_path):
     run.scores = run.scores[:1]
     assert "35.2" not in Tags(page.build([run], {}, [], "test")).text, "a test score stands beside a test score only"
     run.scores = [scores.Score("average10", "test", {"bleu": 35.0})]
-    run.settings = runs.Settings(model=run.settings.model, task={"data": "data/multi30k_en_de/data-bin"})
+    run.settings = runs.TrainingSettings(model=run.settings.model, task={"data": "data/multi30k_en_de/data-bin"})
     assert "paper:" not in Tags(page.build([run], {}, [], "test")).text
 
 
 def test_a_row_of_the_ablation_stands_below_the_validation_score(tmp_path):
     run = runs.Run("mine", tmp_path)
     model = {"_name": "lightweightconv_wmt_en_de_big", "encoder_layers": 7, "decoder_layers": 6, "encoder_glu": False}
-    run.settings = runs.Settings(
+    run.settings = runs.TrainingSettings(
         model={**model, "encoder_embed_dim": 1024, "weight_dropout": 0.1},
         task={"data": "data/wmt16_en_de/data-bin", "source_lang": "en", "target_lang": "de"},
     )

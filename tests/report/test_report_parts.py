@@ -77,7 +77,7 @@ def test_links_to_nowhere_are_passed_over(tmp_path):
 def test_settings_of_a_checkpoint_of_stock_fairseq():
     """Its lightconv keeps the model's options as a Namespace."""
     model = Namespace(arch="lightconv_iwslt_de_en", encoder_layers=1, encoder_conv_type="dynamic", decoder_layers=None)
-    settings = runs.Settings.read({"model": model, "task": {"source_lang": "de", "target_lang": "en"}})
+    settings = runs.TrainingSettings.read({"model": model, "task": {"source_lang": "de", "target_lang": "en"}})
     assert settings.architecture == "lightconv_iwslt_de_en" and settings.pair == ("de", "en")
     assert settings.mixers == {"encoder": ["dynamic"]}
 
@@ -124,7 +124,7 @@ def test_every_row_of_the_ablation_has_a_configuration_that_is_known_for_it(repo
     files = sorted((repository / "configs" / "wmt16_en_de" / "ablation").glob("*.yaml"))
     rows = []
     for path in files:
-        settings = runs.with_defaults(runs.Settings.read(yaml.safe_load(path.read_text(encoding="utf-8"))))
+        settings = runs.with_defaults(runs.TrainingSettings.read(yaml.safe_load(path.read_text(encoding="utf-8"))))
         mixers = [kind for kinds in settings.mixers.values() for kind in kinds]
         rows.append(paper.ablation_row(mixers, settings.model))
     assert set(rows) - {None} == set(paper.ABLATION)
@@ -379,4 +379,4 @@ def test_a_picture_of_nothing_but_zeros_or_nan_is_drawn():
 )
 def test_mixers_where_the_number_of_layers_is_known(model, expected):
     """fairseq's fconv has its convolutions as `encoder_layers`, in an expression."""
-    assert runs.Settings(model).mixers == expected
+    assert runs.TrainingSettings(model).mixers == expected

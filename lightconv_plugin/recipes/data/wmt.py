@@ -25,7 +25,7 @@ from lightconv_plugin.recipes.data.options import SPLITS, Request
 from lightconv_plugin.recipes.data.pairs import PairWriter, clean_pairs, iter_pairs, keep_pair, split_every
 from lightconv_plugin.recipes.data.stages import LineMap, Plan, Sides, Stage, scratch
 from lightconv_plugin.recipes.data.text_pool import map_file
-from lightconv_plugin.recipes.data.wmt_sources import TASKS, Source, Task, append_source, extract_sgm
+from lightconv_plugin.recipes.data.wmt_sources import TASKS, Source, WmtTask, append_source, extract_sgm
 from lightconv_plugin.text import moses
 from lightconv_plugin.text.recipe import Recipe
 
@@ -78,7 +78,7 @@ class Preparation:
     own_valid: validation text is a separate set, not taken from the training text
     """
 
-    def __init__(self, task: Task, request: Request) -> None:
+    def __init__(self, task: WmtTask, request: Request) -> None:
         self.task, self.request = task, request
         self.own_valid = isinstance(task.valid, Source)
         self.langs = task.src, task.tgt

@@ -31,7 +31,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Task:
+class WmtTask:
     """The parts of a task and how they are used."""
 
     src: str
@@ -42,7 +42,7 @@ class Task:
     joint: bool  # joint merges, and one dictionary for both languages unless the options separate them
 
 
-TASKS = {name: read(Task, table) for name, table in sources()["wmt"].items()}
+TASKS = {name: read(WmtTask, table) for name, table in sources()["wmt"].items()}
 
 
 def _numeric(path: Path) -> list[object]:

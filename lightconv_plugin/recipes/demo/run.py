@@ -36,7 +36,7 @@ SEARCH = ("--max-len-a", "2", "--max-len-b", "20")
 
 
 @dataclass(frozen=True)
-class Task:
+class DemoTask:
     """The settings for a corpus: the name of its folder of configurations, updates of a training, BPE merges."""
 
     configs: str
@@ -94,10 +94,10 @@ def demo(
     return table
 
 
-def task_of(raw: Path | None, corpus: Corpus, updates: int | None) -> Task:
+def task_of(raw: Path | None, corpus: Corpus, updates: int | None) -> DemoTask:
     """Small models for the grammar's corpus (`raw` None) and corpora of similar size, Multi30k's for larger ones."""
     small = raw is None or count_lines(locate(corpus.folder, corpus.train, corpus.src)) <= 20000
-    return Task("demo", updates or 1500, 2000) if small else Task("multi30k_en_de", updates or 1600, 10000)
+    return DemoTask("demo", updates or 1500, 2000) if small else DemoTask("multi30k_en_de", updates or 1600, 10000)
 
 
 def schedule(updates: int) -> dict[str, int | str]:
@@ -137,7 +137,7 @@ def threads_each(systems: int) -> tuple[int, bool]:
     return int(said or (cores() // systems if together else cores())), together
 
 
-def train_and_score(task: Task, seed: int, work: Path, data: Path, langs: tuple[str, str]) -> list[Result]:
+def train_and_score(task: DemoTask, seed: int, work: Path, data: Path, langs: tuple[str, str]) -> list[Result]:
     """Train, average and score both systems, unless their results exist."""
     text = digest(data / "data-bin")
     children = []
@@ -164,7 +164,7 @@ def train_and_score(task: Task, seed: int, work: Path, data: Path, langs: tuple[
     return [Result.read(work / system / "result.json") for system in SYSTEMS]
 
 
-def run_trainings(children: list[Child], task: Task, data: Path) -> None:
+def run_trainings(children: list[Child], task: DemoTask, data: Path) -> None:
     """Train, translate and score; writes each system's result.json."""
     threads, together = threads_each(len(SYSTEMS))
     for group in [children] if together else [[child] for child in children]:

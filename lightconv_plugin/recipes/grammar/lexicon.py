@@ -74,12 +74,12 @@ def _noun(row: str) -> Noun:
 def _compounds(firsts: str, heads: str) -> list[tuple[str, Noun]]:
     """(class, compound) for any first part with any head: one word in German, two in English."""
     head_of = {noun.de: (kind, noun) for kind, nouns in NOUNS.items() for noun in nouns}
-    found = []
+    compounds = []
     for de, en in map(str.split, _rows(firsts)):
         for kind, noun in (head_of[head] for head in heads.split() if head != de):
             joined = replace(noun, de=de + noun.de.lower(), de_plural=de + noun.de_plural.lower())
-            found.append((kind, replace(joined, en=f"{en} {noun.en}", en_plural=f"{en} {noun.en_plural}")))
-    return found
+            compounds.append((kind, replace(joined, en=f"{en} {noun.en}", en_plural=f"{en} {noun.en_plural}")))
+    return compounds
 
 
 def _verbs(words: str, takes: str, objects: str = "") -> tuple[Verb, ...]:
@@ -97,11 +97,11 @@ def _verb(row: str, takes: str, objects: str) -> Verb:
 
 
 def _adjectives(*tables: str) -> tuple[Adjective, ...]:
-    found = []
+    adjectives = []
     for de, en in (row.split() for table in tables for row in _rows(table)):
         word, _, stem = de.partition("/")
-        found.append(Adjective(word, stem or word, en))
-    return tuple(found)
+        adjectives.append(Adjective(word, stem or word, en))
+    return tuple(adjectives)
 
 
 _WORDS = read_toml(Path(__file__).with_suffix(".toml"))

@@ -86,9 +86,9 @@ def _score_text(model: Model) -> dict[str, Any]:
         raise InputError(f"a line of {model.task.sacrebleu} cannot be translated: {problem}")
     texts = [one.text for one in translations]
     report = bleu.score(texts, references, lang=model.task.pair[1], detok="none", lowercase=model.task.lowercase)
-    found = {name: getattr(report, name) for name in ("sacrebleu", "chrf", "signature", "chrf_signature")}
+    scores = {name: getattr(report, name) for name in ("sacrebleu", "chrf", "signature", "chrf_signature")}
     parameters = cache.known()[model.folder]["parameters"]
-    return {**found, "parameters": parameters, "sentences_per_second": speed}
+    return {**scores, "parameters": parameters, "sentences_per_second": speed}
 
 
 def _sacrebleu_text(name: str, pair: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -66,11 +66,11 @@ def reproduce(job: Job) -> Reproduced:
 
 def versions() -> dict[str, str | None]:
     """Versions of what computed a score: python, torch, fairseq, sacrebleu, and the commit if this is a checkout."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    installed: dict[str, str | None] = {"python": platform.python_version()}
     for name in ("torch", *fairseqs(), "sacrebleu"):
         with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found | {"commit": commit()}
+            installed[name] = version(name)
+    return installed | {"commit": commit()}
 
 
 def commit() -> str | None:

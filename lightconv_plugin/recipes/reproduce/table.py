@@ -151,7 +151,7 @@ def cells(section: Section, system: str) -> dict[str, str]:
     summary = row["summary"] if row else {}
     names = main_scores(row["metric"], row["by"]) if row else ()
     test, best = summary.get("test", {}), summary.get("test_of_best_seed", {})
-    found = {
+    cells = {
         "system": section.title_of(system),
         "seeds": str(len(runs)) if runs else DASH,
         "valid": with_sd(summary.get("valid")),
@@ -161,12 +161,12 @@ def cells(section: Section, system: str) -> dict[str, str]:
         "average": each([run["average"] for run in runs]) if runs else DASH,
     }
     if metric != "perplexity":
-        found["lenpen"] = each([run["lenpen"] for run in runs]) if runs else DASH
+        cells["lenpen"] = each([run["lenpen"] for run in runs]) if runs else DASH
     if metric == "bleu":
-        found |= {"sacreBLEU": with_sd(test.get("sacrebleu")), "chrF2": with_sd(test.get("chrf"))}
-    found["parameters"] = each([run["parameters"] for run in runs]) if runs else DASH
-    found["updates"] = each([run["updates"] for run in runs]) if runs else DASH
-    return found
+        cells |= {"sacreBLEU": with_sd(test.get("sacrebleu")), "chrF2": with_sd(test.get("chrf"))}
+    cells["parameters"] = each([run["parameters"] for run in runs]) if runs else DASH
+    cells["updates"] = each([run["updates"] for run in runs]) if runs else DASH
+    return cells
 
 
 def markdown(rows: Sequence[Mapping[str, str]], left: int = 1) -> str:
@@ -236,11 +236,11 @@ def render_released(rows: Mapping[str, Mapping[str, Any]]) -> str:
     table = []
     for row in rows.values():
         scores = [number(row["scores"].get(name)) for name in ("bleu_tok", "sacrebleu", "chrf")]
-        found = {"model": row["model"], "task": row["title"], "test set": row["test"]}
-        found |= dict(zip(("tokenised BLEU", "sacreBLEU", "chrF2"), scores, strict=True))
-        found |= {"paper": row["paper"] or DASH, "beam": str(row["beam"]), "lenpen": f"{row['lenpen']:g}"}
-        found |= {"parameters": f"{row['parameters']:,}", "seconds": f"{row['seconds']:,.0f}"}
-        table.append(found | {"sentences/s": f"{row['sentences_per_second']:,.1f}"})
+        cells = {"model": row["model"], "task": row["title"], "test set": row["test"]}
+        cells |= dict(zip(("tokenised BLEU", "sacreBLEU", "chrF2"), scores, strict=True))
+        cells |= {"paper": row["paper"] or DASH, "beam": str(row["beam"]), "lenpen": f"{row['lenpen']:g}"}
+        cells |= {"parameters": f"{row['parameters']:,}", "seconds": f"{row['seconds']:,.0f}"}
+        table.append(cells | {"sentences/s": f"{row['sentences_per_second']:,.1f}"})
     lines = [
         "## Released weights",
         "",

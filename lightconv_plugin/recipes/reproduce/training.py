@@ -63,10 +63,10 @@ def progress(folder: Path, settings: Mapping[str, str]) -> tuple[bool, int, dict
 
 def differences(settings: Mapping[str, str], stored: Mapping[str, Any]) -> list[str]:
     """Settings of a configuration that differ in a checkpoint, one line each; those it does not store are skipped."""
-    found = []
+    lines = []
     for key, wanted in settings.items():
         if key in stored and key not in SIZE and not is_machine(key) and canonical(stored[key]) != wanted:
-            found.append(f"{key} {canonical(stored[key])} instead of {wanted}")
+            lines.append(f"{key} {canonical(stored[key])} instead of {wanted}")
     if all(key in settings and key in stored for key in SIZE):
         processes = int(stored.get("distributed_training.distributed_world_size") or 1)
         frequency = float(canonical(stored[SIZE[1]]).split(",")[0])
@@ -74,35 +74,35 @@ def differences(settings: Mapping[str, str], stored: Mapping[str, Any]) -> list[
         used = float(stored[SIZE[0]]) * frequency * processes
         # The tokens are divided over the processes and rounded down.
         if not tokens - frequency * processes < used <= tokens:
-            found.append(f"tokens per update {used:.0f} instead of {tokens:.0f}")
-    return found
+            lines.append(f"tokens per update {used:.0f} instead of {tokens:.0f}")
+    return lines
 
 
 def data_differences(start: Mapping[str, Any], data: Path) -> list[str]:
     """How the data in the record of a start differ from `data`: sizes of dictionaries and numbers of sentences."""
-    found = []
+    lines = []
     for lang, types in start.get("dictionaries", {}).items():
         path = data / (f"dict.{lang}.txt" if lang else "dict.txt")
         # fairseq adds four special symbols to those of the file.
         here = count_lines(path) + 4 if path.is_file() else None
         if here != types:
-            found.append(f"a dictionary of {types:,} entries instead of {path.name}'s {here}")
+            lines.append(f"a dictionary of {types:,} entries instead of {path.name}'s {here}")
     for name, number in start.get("texts", {}).items():
         here = count_sentences(data / f"{name}.idx")
         if here is not None and here != number:
-            found.append(f"{name} with {number:,} sentences instead of {here}")
-    return sorted(found)
+            lines.append(f"{name} with {number:,} sentences instead of {here}")
+    return sorted(lines)
 
 
 def check_same(folder: Path, settings: Mapping[str, str], seed: int, stored: Mapping[str, Any], data: Path) -> None:
     """Check that a training not started by `reproduce` is the one asked for. InputError lists the differences."""
-    found = differences(settings, stored)
+    lines = differences(settings, stored)
     if stored.get("common.seed", seed) != seed:
-        found.append(f"common.seed {stored['common.seed']} instead of {seed}")
-    found += data_differences(last_start(read_folder(folder).records), data)
-    if found:
+        lines.append(f"common.seed {stored['common.seed']} instead of {seed}")
+    lines += data_differences(last_start(read_folder(folder).records), data)
+    if lines:
         raise InputError(
-            f"{folder} has another training, with {'; '.join(found)}: move it away, or set `runs` to another folder"
+            f"{folder} has another training, with {'; '.join(lines)}: move it away, or set `runs` to another folder"
         )
 
 

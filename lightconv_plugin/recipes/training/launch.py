@@ -28,7 +28,7 @@ HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # torc
 
 
 @dataclass(frozen=True)
-class Job:
+class LaunchJob:
     """A training on this machine, number `node_rank` of `nodes`; rendezvous: HOST:PORT, empty for one machine."""
 
     config: Path
@@ -59,7 +59,7 @@ def hydra_config(config: Path, folder: Path) -> Path:
     return linked / f"{name}.yaml"
 
 
-def torchrun_arguments(job: Job, starts: Path) -> list[str]:
+def torchrun_arguments(job: LaunchJob, starts: Path) -> list[str]:
     """The command line of torchrun; for `starts`, in a temporary folder, see worker.py."""
     settings = [f"--nproc-per-node={job.plan.processes}", f"--max-restarts={job.max_restarts}"]
     host = job.rendezvous.rpartition(":")[0]
@@ -75,8 +75,8 @@ def torchrun_arguments(job: Job, starts: Path) -> list[str]:
     if host in ("", "localhost", "127.0.0.1"):
         settings.append("--local-addr=localhost")  # no other machine needs this machine's name
     worker = [str(WORKER), str(job.plan.save_dir), str(starts), str(job.timeout)]
-    found = hydra_config(job.config, starts.parent)
-    config = ["--config-dir", str(found.parent), "--config-name", found.stem]
+    linked = hydra_config(job.config, starts.parent)
+    config = ["--config-dir", str(linked.parent), "--config-name", linked.stem]
     return [*settings, *worker, *config, *job.plan.overrides]
 
 
@@ -123,7 +123,7 @@ def why_it_ended(rank: int, status: int, starts: Path, max_restarts: int) -> str
     return f"process {rank} {ended}; not restarted, the number of restarts is {max_restarts}"
 
 
-def run_torchrun(job: Job, starts: Path) -> tuple[int, str]:
+def run_torchrun(job: LaunchJob, starts: Path) -> tuple[int, str]:
     """Run torchrun; the exit status and a message about it."""
     # Otherwise restarted processes would read, and connect to, the addresses of processes that have died.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -147,7 +147,7 @@ def run_torchrun(job: Job, starts: Path) -> tuple[int, str]:
     return 0, ""
 
 
-def launch(job: Job) -> int:
+def launch(job: LaunchJob) -> int:
     """Run torchrun until it ends; its exit status. Until then stdout and stderr also go to the log."""
     handlers = {number: signal.getsignal(number) for number in HANDLED}
     # torchrun handles SIGTERM once the processes run. Before that, it may block in a call that runs no Python handlers.

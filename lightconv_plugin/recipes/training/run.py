@@ -14,7 +14,7 @@ from lightconv_plugin.paths import find_config
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.environment import environment, settings
 from lightconv_plugin.recipes.steps import cores
-from lightconv_plugin.recipes.training.launch import Job, launch
+from lightconv_plugin.recipes.training.launch import LaunchJob, launch
 from lightconv_plugin.recipes.training.micro_batch import fitting
 from lightconv_plugin.recipes.training.plan import make_plan
 
@@ -56,7 +56,7 @@ def train(
     plan = make_plan(config, list(overrides), processes, nodes, micro_batch, partial(fitting, config))
     plan.save_dir.mkdir(parents=True, exist_ok=True)
     log = plan.save_dir / ("train.log" if nodes == 1 else f"train.node{node_rank}.log")
-    job = Job(config, plan, log, nodes, node_rank, rendezvous or "", max_restarts, timeout)
+    job = LaunchJob(config, plan, log, nodes, node_rank, rendezvous or "", max_restarts, timeout)
     threads = max(1, cores() // plan.processes)
     lock = locked(plan.save_dir / "lock", f"another training is writing to {plan.save_dir}")
     computing = environment(threads, trains_on_cpu=plan.on_cpu)

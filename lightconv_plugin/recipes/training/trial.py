@@ -69,9 +69,9 @@ class Host:
 
 
 def _known(path: Path, name: str) -> int:
-    if (found := machine.kernel_bytes(path, name)) is None:
+    if (size := machine.kernel_bytes(path, name)) is None:
         raise RuntimeError(f"{path} does not tell {name}: give a number of tokens instead of trials")
-    return found
+    return size
 
 
 class Updates:
@@ -123,8 +123,8 @@ def find(cfg: Any, folder: Path) -> None:
         trial = Trial(**earlier)
     else:
         updates, room = Updates(cfg, memory, request["processes"]), PART * memory.free()
-        found = largest(request["sizes"], lambda size: updates.needed(size) <= room)
-        trial = Trial(memory.name, memory.size, found)
+        tokens = largest(request["sizes"], lambda size: updates.needed(size) <= room)
+        trial = Trial(memory.name, memory.size, tokens)
     (folder / "trial.json").write_text(json.dumps(asdict(trial)), encoding="utf-8")
 
 

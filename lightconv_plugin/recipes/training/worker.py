@@ -56,10 +56,10 @@ def newest_state(save_dir: Path) -> str:
     try:
         # Open the file: network file systems refresh a file's attributes on open.
         with (save_dir / "checkpoint_last.pt").open("rb") as file:
-            found = os.fstat(file.fileno())
+            stat = os.fstat(file.fileno())
     except FileNotFoundError:
         return "none"
-    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"
+    return f"{stat.st_ino} {stat.st_size} {stat.st_mtime_ns}"
 
 
 def may_start(save_dir: Path, starts: Path) -> bool:

@@ -12,7 +12,7 @@ from lightconv_plugin.recipes.data.options import Options, Request
 from lightconv_plugin.recipes.data.stages import Plan
 from lightconv_plugin.recipes.data.wmt import Preparation, keep_raw, recipe, training_tokeniser
 from lightconv_plugin.recipes.data.wmt16 import extract
-from lightconv_plugin.recipes.data.wmt_sources import Source, Task, append_source, expect, extract_sgm, read_sgm
+from lightconv_plugin.recipes.data.wmt_sources import Source, WmtTask, append_source, expect, extract_sgm, read_sgm
 from lightconv_plugin.text.chinese import segmenter
 from tests.recipes.data import wmt_archives
 from tests.recipes.data.wmt_archives import as_bytes, sgm, tar
@@ -146,7 +146,7 @@ def test_no_line_is_lost_and_the_order_kept(tmp_path, seed):
             side += text
     every = draw.randint(1, 9)
     sgm_set(tmp_path, ["a", "b"], ["c", "d"])
-    write_texts(Task("en", "de", tuple(sources), every, SET, True), tmp_path)
+    write_texts(WmtTask("en", "de", tuple(sources), every, SET, True), tmp_path)
     for text, lang in zip(whole, ("en", "de"), strict=True):
         train, valid = [], []
         for i, line in enumerate(text, 1):
@@ -158,7 +158,7 @@ def test_no_line_is_lost_and_the_order_kept(tmp_path, seed):
 def test_a_changed_archive_is_taken_up_and_an_unchanged_one_is_not(tmp_path, capsys):
     source = archive(tmp_path, b"a\nb\n", b"c\nd\n")
     sgm_set(tmp_path, ["a", "b"], ["c", "d"])
-    task = Task("en", "de", (source,), 2, SET, True)
+    task = WmtTask("en", "de", (source,), 2, SET, True)
     for text, said in (
         (b"a\nb\n", "training text ..."),
         (b"a\nb\n", "done before"),
@@ -175,7 +175,7 @@ def test_a_failing_source_leaves_no_text(tmp_path):
     sources = archive(tmp_path, b"a\n", b"b\n", "first"), archive(tmp_path, b"a\n", b"b\nc\n", "second")
     sgm_set(tmp_path, ["a", "b"], ["c", "d"])
     with pytest.raises(CorpusError, match=r"second in second.tgz"):
-        write_texts(Task("en", "de", sources, 2, SET, True), tmp_path)
+        write_texts(WmtTask("en", "de", sources, 2, SET, True), tmp_path)
     assert not list((tmp_path / "out/text").glob("*"))
 
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from lightconv_plugin.modules import EncoderAttention, SelfAttention
-from lightconv_plugin.modules.attention_convolution import KINDS, AttentionConv
+from lightconv_plugin.modules.attention import CONV_KINDS, AttentionConv
 
 ALL = ("q", "k", "v")
 
@@ -43,7 +43,7 @@ def test_the_definition(causal, kernel_size, projections):
 
 
 @pytest.mark.parametrize("left", [True, False], ids=["left", "right"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONV_KINDS)
 @torch.no_grad()
 def test_what_stands_at_a_pad_is_never_read(kind, left):
     module = attention(AttentionConv(ALL, 4, kind))
@@ -56,7 +56,7 @@ def test_what_stands_at_a_pad_is_never_read(kind, left):
 
 @pytest.mark.parametrize("chunks", [[1] * 11, [4, 1, 6], [11], [2, 2, 7]])
 @pytest.mark.parametrize("window", [None, 0, 2])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONV_KINDS)
 @torch.no_grad()
 def test_any_chunks_equal_the_full_pass(kind, window, chunks):
     """With pads before one of the sentences, and rows that change places on the way."""

@@ -1,15 +1,14 @@
 """The models' options for convolutions in attention: how they are declared, checked, resolved and written back."""
 
 from argparse import Namespace
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from lightconv_plugin.mixers import MIXERS
-from lightconv_plugin.models.options import flag, option
-from lightconv_plugin.modules.attention_convolution import KINDS, PROJECTIONS, AttentionConv
+from lightconv_plugin.models.options import choice, flag, option
+from lightconv_plugin.modules.attention import CONV_KINDS, PROJECTIONS, AttentionConv
 from lightconv_plugin.modules.config import ModelConfig, StackConfig
 
 _HELP = (
@@ -31,37 +30,29 @@ class AttentionConvOptions(FairseqDataclass):
     )
     attention_conv_kernel_size: int = option(4, "kernel size of the convolutions in attention")
     # fairseq reads the choices from the annotation.
-    attention_conv_type: ChoiceEnum(KINDS) = option(  # type: ignore[valid-type]
+    attention_conv_type: ChoiceEnum(CONV_KINDS) = option(  # type: ignore[valid-type]
         "depthwise",
         "type of the convolutions in attention: depthwise (one filter per channel, not normalised, initialised to the "
         "identity), or lightweight or dynamic (one softmax-normalised filter per attention head)",
     )
 
 
-def check_attention_conv(c: Namespace, sides: tuple[str, ...]) -> None:
-    """Raise ValueError naming the option that is invalid."""
-    if c.attention_conv_type not in KINDS:
-        raise ValueError(f"--attention-conv-type: got {c.attention_conv_type!r}, allowed are {', '.join(KINDS)}")
-    if c.attention_conv_kernel_size < 2:
-        raise ValueError(f"--attention-conv-kernel-size must be at least 2, got {c.attention_conv_kernel_size}")
-    names = [f"{side}_attention_conv" for side in sides] + ["decoder_cross_attention_conv"]
-    # The quantisation noise does not find the Linear of a dynamic convolution (checks.py).
-    if c.quant_noise_scalar and c.attention_conv_type == "dynamic" and any(getattr(c, name, None) for name in names):
-        raise ValueError("--quant-noise-scalar cannot be used with --attention-conv-type dynamic")
+def self_attention_fields(c: Namespace, side: str, types: list[str]) -> list[dict[str, Any]]:
+    """The fields of MixerSpec that these options set in the layers of one side, which have these types.
 
-
-def self_attention_conv(c: Namespace, side: str, types: list[str]) -> AttentionConv | None:
-    """The convolution in the attention layers of one side, whose layers have these types; None if there is none."""
+    Raises ValueError naming the invalid option.
+    """
+    _check(c)
     convolved = _selected(c, f"{side}_attention_conv", PROJECTIONS)
     if convolved is not None and not any(MIXERS[kind].attends for kind in types):
         raise ValueError(
             f"--{side}-attention-conv needs a layer of type attention or window_attention: got --{side}-conv-type "
             + ",".join(types)
         )
-    return convolved
+    return [{"attention_conv": convolved} if MIXERS[kind].attends else {} for kind in types]
 
 
-def cross_attention_conv(c: Namespace, left_pad_target: bool) -> AttentionConv | None:
+def convolved_queries(c: Namespace, left_pad_target: bool) -> AttentionConv | None:
     """The convolution of the queries in the attention over the encoder; None if there is none."""
     convolved = _selected(c, "decoder_cross_attention_conv", ("q",))
     if convolved is not None and c.no_cross_attention:
@@ -69,6 +60,14 @@ def cross_attention_conv(c: Namespace, left_pad_target: bool) -> AttentionConv |
     if convolved is not None and left_pad_target:
         raise ValueError("--decoder-cross-attention-conv cannot be used with --left-pad-target")
     return convolved
+
+
+def _check(c: Namespace) -> None:
+    c.attention_conv_type = choice(c.attention_conv_type)
+    if c.attention_conv_type not in CONV_KINDS:
+        raise ValueError(f"--attention-conv-type: got {c.attention_conv_type!r}, allowed are {', '.join(CONV_KINDS)}")
+    if c.attention_conv_kernel_size < 2:
+        raise ValueError(f"--attention-conv-kernel-size must be at least 2, got {c.attention_conv_kernel_size}")
 
 
 def _selected(c: Namespace, name: str, allowed: tuple[str, ...]) -> AttentionConv | None:
@@ -80,12 +79,15 @@ def _selected(c: Namespace, name: str, allowed: tuple[str, ...]) -> AttentionCon
             f"{flag(name)}: got {getattr(c, name)!r}, allowed {'are some of' if allowed[1:] else 'is'} "
             f"{', '.join(allowed)}, each once"
         )
+    # The quantisation noise does not find the Linear of a dynamic convolution (checks.py).
+    if c.quant_noise_scalar and c.attention_conv_type == "dynamic":
+        raise ValueError("--quant-noise-scalar cannot be used with --attention-conv-type dynamic")
     projections = tuple(part for part in allowed if part in given)
     return AttentionConv(projections, c.attention_conv_kernel_size, c.attention_conv_type)
 
 
-def attention_conv_options(config: ModelConfig) -> dict[str, Any]:
-    """The options of an architecture with these convolutions, the inverse of the functions above."""
+def attention_options(config: ModelConfig) -> dict[str, Any]:
+    """The options of an architecture with such convolutions, the inverse of the functions above."""
     sides = {"decoder": config.decoder} | ({"encoder": config.encoder} if config.encoder is not None else {})
     options: dict[str, Any] = {}
     for side, stack in sides.items():
@@ -100,5 +102,5 @@ def attention_conv_options(config: ModelConfig) -> dict[str, Any]:
 
 
 def _first(stack: StackConfig) -> AttentionConv | None:
-    found: Iterator[AttentionConv | None] = (mixer.attention_conv for mixer in stack.mixers)
-    return next((conv for conv in found if conv is not None), None)
+    convs = (mixer.attention_conv for mixer in stack.mixers)
+    return next((conv for conv in convs if conv is not None), None)
