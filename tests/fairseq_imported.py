@@ -7,10 +7,27 @@ imports), and the tables of hydra's parser, which ANTLR fills as it reads.
 
 import contextlib
 import gc
-import io
 import logging
+import os
+import sys
+from collections.abc import Iterator
 
-with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(ImportError, AttributeError):
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """What is written to the file of standard error is lost; the loggers of torch, made inside, keep `sys.stderr`."""
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+with _silent(), contextlib.suppress(ImportError, AttributeError):
     import fairseq.checkpoint_utils
     import fairseq.criterions
     import fairseq.models

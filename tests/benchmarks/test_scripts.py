@@ -152,13 +152,15 @@ def test_help(repository, name):
 
 def test_a_share_of_the_tests(repository):
     """Two processes together run every test once."""
+    plain = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
     def collected(share):
         options = ("--collect-only", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/gpu/test_torch.py")
         done = subprocess.run(
             [warm_python(), "-m", "pytest", *options],
             cwd=repository,
-            env=os.environ | ({"LIGHTCONV_TEST_SHARE": share} if share else {}),
+            # Plugins of other packages take longer than the rest.
+            env=os.environ | plain | ({"LIGHTCONV_TEST_SHARE": share} if share else {}),
             capture_output=True,
             text=True,
             check=False,

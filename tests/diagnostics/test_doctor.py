@@ -1,5 +1,6 @@
 """`lightconv doctor`: a good installation, one without fairseq, and each problem that it finds."""
 
+import functools
 import json
 import os
 import re
@@ -37,6 +38,17 @@ def statuses(report, status):
 def _compiled():
     """The kernels, before a test takes the compiler away."""
     backends.backend("cpu")
+
+
+PACKAGES = metadata.packages_distributions
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _packages_are_listed_once():
+    """Which takes longer than all other checks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metadata, "packages_distributions", functools.cache(PACKAGES))
+        yield
 
 
 @pytest.fixture
@@ -337,6 +349,7 @@ def test_two_fairseqs_are_a_failure(no_fairseq, tmp_path, monkeypatch):
     """Whatever they are called: each installs the package fairseq over the other's."""
     for name in ("fairseq-built", "ve-fairseq"):
         install(tmp_path, name)
+    monkeypatch.setattr(metadata, "packages_distributions", PACKAGES)
     monkeypatch.syspath_prepend(tmp_path)
     report = checks.examine()
     finding = statuses(report, checks.FAILURE)["fairseq"]

@@ -4,6 +4,7 @@ The options are the fields of fairseq's GenerationConfig: one that a new fairseq
 becomes of it. In every case both tasks must write the same lines, or fail with the same error.
 """
 
+import copy
 import dataclasses
 import io
 import logging
@@ -19,7 +20,7 @@ from fairseq import options
 from fairseq.dataclass.configs import GenerationConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import generate
-from omegaconf import open_dict
+from omegaconf import DictConfig, open_dict
 
 from tests import fairseq_cli
 
@@ -131,17 +132,33 @@ def trained(toy_data, toy_training, tmp_path_factory):
     return {"DATA": data, "DICT": folder / "words.txt", **checkpoints}
 
 
-def configuration(trained, *arguments: str):
-    """Of `fairseq-generate` on the test set, from its command line."""
+def read(trained, *arguments: str):
+    """What the parser of `fairseq-generate` on the test set reads."""
     common = f"DATA --path MODEL --user-dir {fairseq_cli.USER_DIR} --cpu --batch-size 5 --num-workers 0 --max-len-b 20"
     given = [str(trained.get(word, word)) for word in (*common.split(), *arguments)]
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_generation_parser(), given))
+    return options.parse_args_and_arch(options.get_generation_parser(), given)
+
+
+@pytest.fixture(scope="module")
+def plain(trained):
+    """The configuration without other options."""
+    return convert_namespace_to_omegaconf(read(trained))
 
 
 @pytest.fixture(scope="module")
 def fast(trained):
     """The group `task` of the configuration with this task."""
-    return configuration(trained, "--task", "translation_fast").task
+    return convert_namespace_to_omegaconf(read(trained, "--task", "translation_fast")).task
+
+
+def configuration(trained, plain, *arguments: str):
+    """That of a command line, as fairseq makes it with hydra, which takes longer than to translate."""
+    given, cfg = vars(read(trained, *arguments)), copy.deepcopy(plain)
+    for group in cfg.values():
+        if isinstance(group, DictConfig):
+            with open_dict(group):
+                group.update({name: given[name] for name in group if name in given})
+    return cfg
 
 
 def translate(cfg, caplog) -> tuple[list[str], str | None, str]:
@@ -158,13 +175,19 @@ def translate(cfg, caplog) -> tuple[list[str], str | None, str]:
     return written.getvalue().splitlines(), said[0] if said else None, error
 
 
+def test_the_configuration_is_the_one_that_hydra_makes(trained, plain):
+    command = "--beam 7 --lenpen 2.5 --sacrebleu --replace-unk DICT --dataset-impl raw --print-alignment soft --seed 4"
+    command = [*command.split(), "--retain-dropout-modules", "LightConvDecoder"]
+    assert configuration(trained, plain, *command) == convert_namespace_to_omegaconf(read(trained, *command))
+
+
 def test_no_option_is_left_out():
     assert set(OPTIONS) == FIELDS
 
 
 @pytest.mark.parametrize("command", dict.fromkeys(c for commands in OPTIONS.values() for c in commands), ids=str)
-def test_both_do_the_same(command, trained, fast, caplog):
-    cfg = configuration(trained, *command.options.split())
+def test_both_do_the_same(command, trained, plain, fast, caplog):
+    cfg = configuration(trained, plain, *command.options.split())
     expected, nothing, their_error = translate(cfg, caplog)
     with open_dict(cfg):
         cfg.task = fast

@@ -376,7 +376,8 @@ def test_gradcheck(kind, left, right, sequences):
         torch.manual_seed(2)
         return type(call)(call.operator, call.tensors | dict(zip(call.given, tensors, strict=True)), call.options)()
 
-    assert torch.autograd.gradcheck(run, [*call.given.values()])
+    exact = {"atol": 1e-7, "rtol": 1e-6}  # of random sums of derivatives, an error of one is only a part
+    assert torch.autograd.gradcheck(run, [*call.given.values()], fast_mode=call.operator != "talkconv", **exact)
 
 
 @pytest.mark.parametrize("edges", [[0, 100, -7, 9], [5, 3, 2, 4], [-3, 50]], ids=str)

@@ -8,7 +8,7 @@ import torch
 from lightconv_plugin import ops
 
 from . import oracle
-from .operators import CONVOLUTIONS, KINDS, OPERATORS, random_call, relative_error
+from .operators import CONVOLUTIONS, KINDS, OPERATORS, pairwise, random_call, relative_error
 
 pytestmark = pytest.mark.usefixtures("backend")
 every_operator = pytest.mark.parametrize("operator", OPERATORS)
@@ -35,9 +35,12 @@ def test_every_shape(operator, steps, batch, heads, per_head, left, right):
 
 
 # As many heads as the papers have, each wider than a vector, and more rows than are walked at once.
-@pytest.mark.parametrize("sequences", ["whole", "lengths", "packed"])
-@pytest.mark.parametrize("size", [7, 9, 15, 31])
-@pytest.mark.parametrize("kind", ["lightconv", "lightconv-glu", "dynamicconv", "dynamicconv-glu"])
+@pytest.mark.parametrize(
+    "kind, size, sequences",
+    pairwise(
+        ("lightconv", "lightconv-glu", "dynamicconv", "dynamicconv-glu"), (7, 9, 15, 31), ("whole", "lengths", "packed")
+    ),
+)
 @pytest.mark.parametrize("backend", ["native"], indirect=True)
 def test_sixteen_wide_heads(kind, size, sequences):
     options = {

@@ -268,11 +268,12 @@ def test_compile_packed(operator):
     assert torch.equal(compiled(run)(call.tensors, call.options), call())
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3], ids=["whole", "dropped"])
-@every_operator
+@pytest.mark.parametrize(
+    "backend, operator, dropout",
+    [*pairwise(BACKENDS, CONVOLUTIONS, (0.0, 0.3)), ("native", "talkconv", 0.0)],
+    indirect=["backend"],
+)
 def test_compile_steps_of_a_growing_state(operator, dropout):
-    if operator == "talkconv" and dropout:
-        pytest.skip("talkconv has no dropout")
     call = random_call(operator, 8, 2, 2, 3, 3)
     options = {"max_left": 3} if operator == "talkconv" else {"dropout": dropout}
 

@@ -4,6 +4,8 @@ import itertools
 import os
 import signal
 import subprocess
+import sys
+from unittest import mock
 
 import pytest
 
@@ -70,7 +72,8 @@ def prepared(tmp_path_factory):
     base = tmp_path_factory.mktemp("mini, corpus")
     raw = write_parts(base / "raw text", ("train", "val", "test_2016_flickr"), (300, 20, 20))
     out = base / "prepared"
-    prepare("multi30k_en_de", ["--data", str(raw), "--out", str(out), "--bpe", "200", "--workers", "2"])
+    with mock.patch.object(sys, "executable", warm_python()):  # by which fairseq-preprocess is started
+        prepare("multi30k_en_de", ["--data", str(raw), "--out", str(out), "--bpe", "200", "--workers", "2"])
     return raw, out
 
 

@@ -78,10 +78,10 @@ def test_new_raw_text_is_taken_up(prepared, tmp_path):
 def test_an_interruption_heals(tmp_path, stop):
     raw = write_parts(tmp_path / "raw", ("train", "valid", "test"), (4000, 10, 10))
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "lightconv_plugin", "prepare", "multi30k_en_de", "--data", raw, "--out", out]
-    command += ["--valid-prefix", "valid", "--test-prefix", "test", "--bpe", "50", "--workers", "2"]
+    arguments = ("multi30k_en_de", "--data", raw, "--out", out, "--valid-prefix", "valid", "--test-prefix", "test")
+    arguments += ("--bpe", "50", "--workers", "2")
     process = subprocess.Popen(
-        command,
+        [sys.executable, "-m", "lightconv_plugin", "prepare", *arguments],
         env=script_environment(sys.executable),
         stderr=subprocess.PIPE,
         text=True,
@@ -102,7 +102,7 @@ def test_an_interruption_heals(tmp_path, stop):
         assert "Traceback" not in error
         assert not list(out.rglob("*.tmp"))
         return  # what goes on is the same
-    done = subprocess.run(command, env=script_environment(sys.executable), capture_output=True, text=True, check=False)
+    done = prepare(tmp_path, *arguments)
     assert done.returncode == 0, done.stderr
     assert "raw text: done before" in done.stderr and "tokenise: done before" not in done.stderr
     assert len((out / "tok/train.de").read_text().splitlines()) == 4000

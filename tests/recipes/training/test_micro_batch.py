@@ -1,6 +1,7 @@
 """The largest batch that fits into memory: which sizes there are, how one is found, and a training that uses it."""
 
 import json
+import sys
 
 import pytest
 
@@ -12,6 +13,7 @@ from lightconv_plugin.recipes.training import micro_batch
 from lightconv_plugin.recipes.training.micro_batch import MOST, fitting, largest, sizes_of
 from lightconv_plugin.recipes.training.plan import Batch, largest_batch, make_plan, plan
 from tests.recipes.training.trainings import write_config
+from tests.warm_python import warm_python
 
 WMT = Batch(tokens=458_752, max_tokens=3_584, processes=1)
 
@@ -90,6 +92,7 @@ def test_a_training_finds_its_batch_once(tmp_path, capfd, monkeypatch):
     if not can_reset_the_peak():
         pytest.skip("this kernel does not let a process reset its largest use of memory")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", warm_python())  # by which trials and trainings are started
     config, folder = write_config(tmp_path), tmp_path / "run"
     command = ["train", str(config), f"checkpoint.save_dir={folder}", "--micro-batch", "auto"]
     assert main([*command, "optimization.max_update=4"]) == 0

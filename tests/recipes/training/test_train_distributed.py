@@ -129,7 +129,7 @@ def test_the_first_of_two_processes_records_and_the_signal_is_the_end(two):
 
 def test_a_killed_process_is_started_again(config, with_dropout):
     """One process, killed in the middle of an epoch; dropout on, and the next batches already read."""
-    training = Training(config, "killed", "--max-restarts", "1")
+    training = Training(config, "killed", "--max-restarts", "1", python=warm_python())
     training.checkpoint(4)
     os.kill(training.workers()[0], signal.SIGKILL)
     assert training.end() and training.process.returncode == 0, training.output[-5000:]
