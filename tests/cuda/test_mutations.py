@@ -18,6 +18,7 @@ from . import host
 from .calls import check, compare
 from .convolution_calls import Case
 from .host import Sparse
+from .loss_calls import LossCase
 from .operators import Operators
 from .talk_calls import TalkCase
 
@@ -27,7 +28,7 @@ UNITS = tuple(
     f"{name}.cu"
     for name in (
         *("convolution/forward_float32", "convolution/backward_float32", "convolution/band_forward"),
-        *("convolution/band_backward", "convolution/slabs", "talk/talk_float32", "talk/talk_band"),
+        *("convolution/band_backward", "convolution/slabs", "talk/talk_float32", "talk/talk_band", "loss/loss"),
     )
 )
 
@@ -68,6 +69,9 @@ CASES = {
     "TALK_BAND": BAND,
     "TALK_BAND_FAR": TalkCase(330, 1, 1, 16, 3, 3, torch.float16, top=80),
     "TALK_SHORT_BAND": TalkCase(37, 1, 1, 16, 3, 3, torch.float16),
+    "LOSS": LossCase(2048, 2048),
+    "LOSS_ODD": LossCase(64, 65),
+    "LOSS_SUMMED": LossCase(64, 64, summed=True),
 }
 
 
