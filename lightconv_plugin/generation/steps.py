@@ -7,6 +7,7 @@ only the arithmetic, on rows (hypotheses, channels).
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -60,7 +61,8 @@ class StepModel:
 
     Args:
         model: in evaluation mode.
-        dtype: the arithmetic of the linear layers, see PackedLinear.
+        dtype: the arithmetic of the linear layers, see PackedLinear. On a GPU "bfloat16" is that of the whole model:
+            there, converting the inputs and results of each linear layer would take longer than it saves.
 
     Raises:
         UnsupportedModelError: the model is not supported; the message names the unsupported part.
@@ -68,6 +70,8 @@ class StepModel:
     """
 
     def __init__(self, model: EncoderDecoder, dtype: str = "float32"):
+        if dtype == "bfloat16" and model.decoder.embed_tokens.weight.device.type != "cpu":
+            model, dtype = copy.deepcopy(model).to(torch.bfloat16), "float32"  # its own type
         decoder = model.decoder
         if decoder.adaptive_softmax is not None:
             raise UnsupportedModelError("an adaptive softmax (adaptive_softmax_cutoff)")

@@ -4,12 +4,14 @@ There is no GPU here: tests/generation/recordings.py stands in for CUDA graphs, 
 captured. Against fairseq's generator: test_beam_search.py. On a GPU: tests/gpu/test_generation.py.
 """
 
+import copy
 import random
 from dataclasses import replace
 
 import pytest
 import torch
 
+from benchmarks.launches import Counter
 from lightconv_plugin.generation import BatchSearch, SearchOptions
 from lightconv_plugin.generation.batch_search import TorchSearch
 from lightconv_plugin.generation.beam_search import Search
@@ -98,6 +100,26 @@ def test_nothing_goes_between_host_and_device(mixer):
         with RefuseToWait("meta") as mode, torch.no_grad():
             search._step(search._kind(time))
         assert mode.seen > 50
+
+
+def step_on_meta(model, dtype):
+    """The launches of a step on "meta", and the type of the logits."""
+    steps = StepModel(model, dtype)
+    encoded = torch.zeros(9, 3, model.config.encoder.embed_dim, device="meta", dtype=steps.embedding.dtype)
+    steps.encoder = lambda source: (encoded, source.eq(PAD))
+    state = steps.start(torch.ones(3, 9, dtype=torch.int64, device="meta"), 3, 32)
+    with Counter() as counter, torch.no_grad():
+        logits = steps.step(state, torch.ones(12, dtype=torch.int64, device="meta"))
+    return counter.counts.launches, logits.dtype
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_on_a_gpu_bfloat16_is_the_type_of_the_whole_model(mixer):
+    """As if the model had been converted: nothing is converted around each linear layer. The model itself is kept."""
+    model = model_of(mixer).to("meta")
+    launches, dtype = step_on_meta(model, "bfloat16")
+    assert (launches, dtype) == step_on_meta(copy.deepcopy(model).bfloat16(), "float32")
+    assert dtype == torch.bfloat16 and model.decoder.embed_tokens.weight.dtype == torch.float32
 
 
 def test_what_overflowed_in_one_batch_does_not_reach_the_next():
