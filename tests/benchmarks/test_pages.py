@@ -16,7 +16,10 @@ from benchmarks.report import BenchmarkError
 # A measurement in running text, as opposed to a size or a setting.
 MEASURED = re.compile(r"\d (?:tokens/s|sentences/s|updates/s|BLEU\b|GB/s|TB/s|GFLOP/s|times as fast|times faster)")
 # What these pages say was measured stands in a generated table or carries a mark.
-MARKED = ("README.md", "index.md", "tutorial.md", "models.md", "decoding.md", "evaluation.md", "performance.md")
+MARKED = (
+    *("README.md", "index.md", "tutorial.md", "models.md", "decoding.md", "evaluation.md", "performance.md"),
+    *("choose.md", "faq.md", "migration.md"),
+)
 
 
 def names(page):
