@@ -17,8 +17,8 @@ from benchmarks.report import BenchmarkError
 MEASURED = re.compile(r"\d (?:tokens/s|sentences/s|updates/s|BLEU\b|GB/s|TB/s|GFLOP/s|times as fast|times faster)")
 # What these pages say was measured stands in a generated table or carries a mark.
 MARKED = (
-    *("README.md", "index.md", "tutorial.md", "models.md", "decoding.md", "evaluation.md", "performance.md"),
-    *("choose.md", "faq.md", "migration.md"),
+    *("README.md", "index.md", "tutorial.md", "models.md", "decoding.md", "evaluation.md"),
+    *("choose.md", "faq.md", "migration.md", "performance.md", "performance_cpu.md", "performance_gpu.md"),
 )
 
 
