@@ -204,7 +204,9 @@ def test_recipes_and_data_that_the_pages_name_exist():
 def sources():
     """The text in which an option or a variable of the environment is defined: ours, and fairseq's."""
     fairseq = pytest.importorskip("fairseq")
-    ours = [REPOSITORY / name for name in ("lightconv_plugin", "scripts", "benchmarks", "tests/robustness", "tests/cuda")]
+    ours = [
+        REPOSITORY / name for name in ("lightconv_plugin", "scripts", "benchmarks", "tests/robustness", "tests/cuda")
+    ]
     theirs = [Path(fairseq.__file__).parent / name for name in ("options.py", "dataclass", "tasks", "models")]
     files = [file for place in (*ours, *theirs) for file in (place.rglob("*") if place.is_dir() else [place])]
     return "\n".join(f.read_text(encoding="utf-8") for f in files if f.suffix in (".py", ".sh", ".h", ".cpp"))
