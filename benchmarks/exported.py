@@ -4,7 +4,7 @@
 
 --source and --reference are raw text. BLEU is tokenised, lower-cased if the training text was, with the beam and length
 penalty of --beam and --lenpen. Start-up is `lightconv translate DIR` with one line, in a separate process: wall and
-processor time, medians of interleaved runs, compared with only `import torch` and with --path CHECKPOINT.
+processor time, medians of interleaved runs, compared with only `import torch` and with the checkpoint.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         commands: dict[str, list[str]] = {_TORCH: [sys.executable, "-c", "import torch"]}
         for name, checkpoint in paths.items():
-            commands[f"{name}, checkpoint"] = _translate("--path", str(checkpoint))
+            commands[f"{name}, checkpoint"] = _translate(str(checkpoint))
             for kind in _TYPES:
                 directory = Path(folder) / f"{name}-{kind}"
                 _export(checkpoint, directory, options, kind)

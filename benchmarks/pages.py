@@ -23,7 +23,16 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from benchmarks import costs, report, tables_counted, tables_cpu, tables_gpu, tables_headlines, tables_scores
+from benchmarks import (
+    costs,
+    report,
+    tables_counted,
+    tables_cpu,
+    tables_gpu,
+    tables_like_for_like,
+    tables_scores,
+    tables_sizes,
+)
 from benchmarks.report import BenchmarkError
 from benchmarks.tables import Cell, Table
 from lightconv_plugin.paths import configs_dir
@@ -32,7 +41,7 @@ from lightconv_plugin.recipes.reproduce.table import table_text
 ROOT = Path(__file__).resolve().parents[1]
 TABLES: dict[str, Callable[[], Table]] = {
     name: table
-    for module in (tables_counted, tables_cpu, tables_gpu, tables_scores, tables_headlines)
+    for module in (tables_counted, tables_cpu, tables_gpu, tables_scores, tables_sizes, tables_like_for_like)
     for name, table in module.TABLES.items()
 }
 WHOLE = {

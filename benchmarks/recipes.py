@@ -2,10 +2,10 @@
 
     python -m benchmarks.recipes --data DATA_BIN --device cuda --dtype bfloat16 --updates 1500 --json FILE
 
-Each runs `scripts/train.sh` with its configuration and a learning rate schedule of `--updates`, then `scripts/score.sh`
-on the test set with beam 5. They show whether training works on this device and in this type: the loss falls,
-checkpoints load, translations have a score. They share the device, so their speed says nothing about a mixer;
-benchmarks.training measures that. A training that is not done after `--seconds` is stopped (fairseq then saves a
+Each runs `scripts/train.sh` with its configuration and a learning rate schedule of `--updates`, then
+`scripts/evaluate.sh` on the test set with beam 5. They show whether training works on this device and in this type: the
+loss falls, checkpoints load, translations have a score. They share the device, so their speed says nothing about a
+mixer; benchmarks.training measures that. A training that is not done after `--seconds` is stopped (fairseq then saves a
 checkpoint) and scored in that state. The exit status is 1 if any training failed or did not learn.
 """
 
@@ -166,7 +166,7 @@ def _quoted(value: object) -> str:
 
 
 def scoring_command(folder: Path, options: argparse.Namespace) -> list[str]:
-    script, checkpoint = ROOT / "scripts" / "score.sh", folder / "checkpoint_last.pt"
+    script, checkpoint = ROOT / "scripts" / "evaluate.sh", folder / "checkpoint_last.pt"
     return [str(script), str(options.data.resolve()), str(checkpoint), "--json", *["--cpu"] * (options.device == "cpu")]
 
 

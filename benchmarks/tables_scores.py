@@ -135,7 +135,20 @@ def training(*tasks: str) -> Table:
     return Table("reproduction", ["row", "least tokens/s", "most tokens/s", "hours"], rows)
 
 
+_NUMBERS = (1, 5, 10, 20)  # of averaged checkpoints, as the protocols try them
+
+
+def averages(*tasks: str) -> Table:
+    """How many seeds chose each number of averaged checkpoints on the validation set."""
+    rows = []
+    for task in tasks:
+        chosen = [run["average"] for row in read_rows(_FOLDER)[task].values() for run in row["runs"]]
+        rows.append([f"`{task}`", *(cell(chosen.count(number), Form(0)) for number in _NUMBERS)])
+    return Table("reproduction", ["recipe", "none", *(f"last {number}" for number in _NUMBERS[1:])], rows)
+
+
 TABLES: dict[str, Callable[[], Table]] = {
+    "averages": lambda: averages(_TASK, _DROPOUT, f"{_TASK}/ablation", "tatoeba_de_en"),
     "Multi30k": lambda: scores(_TASK, *_FOUR, each=True),
     "Multi30k overview": overview,
     "BPE-dropout": bpe_dropout,

@@ -1,16 +1,4 @@
 #!/usr/bin/env bash
-# Translate or summarise a test set by beam search and score it: BLEU or ROUGE, parameters, sentences per second.
-#
-#   scripts/score.sh DATA_BIN CHECKPOINT [--subset test] [--json] [@FILE] [fairseq-generate options …]
-#   scripts/score.sh data/multi30k_en_de/data-bin runs/multi30k_en_de/dynamicconv/average10.pt --lenpen 1.2
-#   scripts/score.sh data/cnndm/data-bin runs/cnndm/dynamicconv/average10.pt @configs/cnndm/generate.args
-#
-# This is `lightconv evaluate`; see its --help for details.
-
-# shellcheck source=scripts/lib.sh
-source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-
-case ${1:-} in
-    -h | --help) usage; exit 0 ;;
-esac
-be_lightconv evaluate "$@"
+# The old name of scripts/evaluate.sh: `lightconv score` scores files that exist. It is gone in version 0.3.
+echo "scripts/score.sh is now scripts/evaluate.sh; the old word is gone in version 0.3" >&2
+exec "$(dirname "${BASH_SOURCE[0]}")/evaluate.sh" "$@"

@@ -215,7 +215,7 @@ def _finite(path: Path, key: str, value):
         # fairseq's own DynamicConv saves this bias of shape (1, 1, C), but never initialises or uses it.
         return value.where(finite, 0)
     bad = int((~finite).sum())
-    raise InputError(f"{path}: {bad} of {value.numel()} values of {key} are NaN or infinite")
+    raise InputError(f"{path}: {bad} of {value.numel()} values of {key} are NaN or infinite: leave this checkpoint out")
 
 
 def _some(names: Sequence[str]) -> str:

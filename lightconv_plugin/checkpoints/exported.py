@@ -226,7 +226,8 @@ def _read_config(directory: Path) -> tuple[ModelConfig, Settings]:
     version = known.get("format_version")
     if type(version) is not int or version != FORMAT_VERSION:
         raise InputError(
-            f"{path}: format_version {shown(repr(version))} is not supported: this version reads {FORMAT_VERSION}"
+            f"{path}: format_version {shown(repr(version))} is not supported: this version reads {FORMAT_VERSION}; "
+            "update lightconv-plugin, or export the checkpoint again with this version"
         )
     with naming(path):
         _check_sizes(known.get("encoder_stack"), known.get("decoder_stack"))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from lightconv_plugin.arguments import add_text_options, positive
+from lightconv_plugin.cli import old_words
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write
 from lightconv_plugin.quiet import quietly
@@ -32,13 +33,13 @@ Lines are UTF-8 and end at a line feed; a carriage return before it is removed. 
 does a line that cannot be translated (not UTF-8, a NUL, longer than the model allows): standard error gives its number
 and the reason, the other lines are translated, and the exit status is 1.
 
-output: one translation per input line, in the same order. --scores puts the score and a tab before it: the base-2
+output: one translation per input line, in the same order. --with-scores puts the score and a tab before it: the base-2
 log-probability divided by (number of pieces)^lenpen, as on fairseq's H- lines. --nbest N writes N lines per input line,
 best first, each starting with the number of the input line (from 1) and a tab. An empty line has an empty score and
 gives one line for any N.
 
 --score REF translates nothing: it writes the score of each line of REF as the translation of the input line with the
-same number (with --scores: score, tab, that line).
+same number (with --with-scores: score, tab, that line).
 
 --split sentences is for running text: each line, however long, is split into sentences by the package
 sentencex, and their translations are joined into one line. A sentence longer than the model allows is cut as well.
@@ -53,19 +54,22 @@ data-bin or from the checkpoint's folder; merges, tokeniser and case come from t
 
 example:
   lightconv translate exported/iwslt14_de_en < in.txt > out.txt
-  lightconv translate --path runs/iwslt14_de_en/dynamicconv/average10.pt < in.txt > out.txt
+  lightconv translate runs/iwslt14_de_en/dynamicconv/average10.pt < in.txt > out.txt
+  lightconv translate dynamicconv.glu.wmt16.en-de < in.txt > out.txt
 """
 
 
 def run(args: argparse.Namespace) -> int:
     nbest = args.nbest or 1
-    if bool(args.model) == bool(args.path):
-        got = "both" if args.model else "neither"
-        raise InputError(f"give the directory of an exported model, or checkpoints by --path: got {got}")
+    _renamed(args)
+    if not args.path:
+        raise InputError("give a model: an exported directory, a checkpoint, or a name of lightconv released")
     if args.beam is not None and nbest > args.beam:
         raise InputError(f"--nbest {nbest} is more than --beam {args.beam}")
-    if args.split and (args.nbest is not None or args.scores or args.score):
-        raise InputError("--split writes whole lines of several sentences: --nbest, --scores and --score are not valid")
+    if args.split and (args.nbest is not None or args.with_scores or args.score):
+        raise InputError(
+            "--split writes whole lines of several sentences: --nbest, --with-scores and --score are not valid"
+        )
     if args.score and args.nbest is not None:
         raise InputError("--score scores one translation of each line: --nbest is not valid")
     if args.score and args.dtype not in ("auto", "float32"):
@@ -117,6 +121,16 @@ def run(args: argparse.Namespace) -> int:
             bar.close()
             _say(args, work.speed(time.perf_counter() - begin))
     return 1 if work.bad else 0
+
+
+def _renamed(args: argparse.Namespace) -> None:
+    """Take the old words for the model and the scores."""
+    if args.old_path:
+        old_words.warn(args.command, "--path CHECKPOINT", "CHECKPOINT alone")
+        args.path = [*args.path, *args.old_path]
+    if args.scores:
+        old_words.warn(args.command, "--scores", "--with-scores")
+        args.with_scores = True
 
 
 class _Work:
@@ -181,9 +195,11 @@ class _Work:
         for number, translation in enumerate(translations, self.done + 1):
             self._count(translation, number, " left empty")
             if args.score:
-                self._out.write(format_score(translation, args.scores) + "\n")
+                self._out.write(format_score(translation, args.with_scores) + "\n")
             else:
-                self._out.writelines(f"{line}\n" for line in format_lines(translation, number, args.nbest, args.scores))
+                self._out.writelines(
+                    f"{line}\n" for line in format_lines(translation, number, args.nbest, args.with_scores)
+                )
         self.done += len(translations)
         self._out.flush()  # a reader gets these translations before the next buffer is read
 
@@ -201,14 +217,14 @@ class _Work:
 
 
 def format_lines(translation: "Translation", number: int, nbest: int | None, scores: bool) -> list[str]:
-    """The output lines for one input line, with the options --nbest (None: not given) and --scores."""
+    """The output lines for one input line, with the options --nbest (None: not given) and --with-scores."""
     rows = [(f"{hypothesis.score:.4f}", hypothesis.text) for hypothesis in translation.hypotheses] or [("", "")]
     before = [] if nbest is None else [str(number)]
     return ["\t".join([*before, *([score] if scores else []), text]) for score, text in rows]
 
 
 def format_score(translation: "Translation", text: bool) -> str:
-    """The output line for one input line with --score; text: with --scores."""
+    """The output line for one input line with --score; text: with --with-scores."""
     score = "" if translation.score is None else f"{translation.score:.4f}"
     return f"{score}\t{translation.text}" if text else score
 
@@ -238,7 +254,7 @@ def _load(args: argparse.Namespace):
     options = {option.name: getattr(args, option.name) for option in parameters if option.kind is option.KEYWORD_ONLY}
     if args.score:
         options["dtype"] = "float32"
-    translator = Translator(args.model or args.path, args.data, **options)
+    translator = Translator(args.path, args.data, **options)
     logging.getLogger().setLevel(logging.WARNING)  # fairseq has set it to DEBUG
     return translator
 
@@ -261,13 +277,11 @@ def add_parser(commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "model", type=Path, nargs="*", metavar="DIR",
-        help="a model written by lightconv export, or the name of one of lightconv released; several: an ensemble",
+        "path", type=Path, nargs="*", metavar="MODEL",
+        help="a directory written by lightconv export, a fairseq checkpoint, or a name of lightconv released; "
+        "several of one kind: an ensemble",
     )  # fmt: skip
-    parser.add_argument(
-        "--path", type=Path, action="append", default=[], metavar="CHECKPOINT",
-        help="a fairseq checkpoint instead of DIR; repeat it for an ensemble",
-    )  # fmt: skip
+    parser.add_argument("--path", dest="old_path", type=Path, action="append", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, metavar="DATA_BIN", help="folder of a checkpoint's dictionaries")
     files = parser.add_argument_group("input and output")
     files.add_argument("--input", type=Path, metavar="FILE", help="read this instead of standard input")
@@ -277,7 +291,8 @@ def add_parser(commands) -> None:
         help=f"lines to read before translating and writing them (default: {_BUFFER}; 1 at a terminal)",
     )  # fmt: skip
     files.add_argument("--nbest", type=positive, metavar="N", help="write the N best translations of each line")
-    files.add_argument("--scores", action="store_true", help="write the score before each translation")
+    files.add_argument("--with-scores", action="store_true", help="write the score before each translation")
+    files.add_argument("--scores", action="store_true", help=argparse.SUPPRESS)
     files.add_argument(
         "--score", type=Path, metavar="REF", help="score the lines of this file as translations; translate nothing"
     )
@@ -286,14 +301,23 @@ def add_parser(commands) -> None:
     files.add_argument("--unk", default="<unk>", metavar="TEXT", help="written for an unknown word ('': nothing)")
     add_text_options(parser)
     search = parser.add_argument_group("search (defaults: those of the exported model or of fairseq-generate)")
-    search.add_argument("--beam", type=positive, metavar="N", help="(default: 5)")
+    search.add_argument(
+        "--beam", type=positive, metavar="N",
+        help="hypotheses kept for each sentence: 1 is greedy and the fastest (default: 5)",
+    )  # fmt: skip
     search.add_argument("--lenpen", type=float, metavar="X", help="length penalty: above 1, longer (default: 1)")
     search.add_argument("--unkpen", type=float, default=0.0, metavar="X", help="above 0: fewer unknown words")
     search.add_argument("--min-len", type=int, metavar="N", help="minimum number of pieces (default: 1)")
-    search.add_argument("--max-len-a", type=float, default=0.0, metavar="A", help="at most A·T + B pieces, where T is")
-    search.add_argument("--max-len-b", type=int, metavar="B", help="the longest source of the batch (default: 200)")
+    search.add_argument(
+        "--max-len-a", type=float, default=0.0, metavar="A",
+        help="longest translation in pieces: A times the longest source of the batch, plus B (default: 0)",
+    )  # fmt: skip
+    search.add_argument("--max-len-b", type=int, metavar="B", help="see --max-len-a (default: 200)")
     search.add_argument("--no-repeat-ngram-size", type=int, metavar="N", help="no N-gram occurs twice")
-    search.add_argument("--temperature", type=float, default=1.0, metavar="X")
+    search.add_argument(
+        "--temperature", type=float, default=1.0, metavar="X",
+        help="divide the model's scores of words by X: above 1, they differ less (default: 1)",
+    )  # fmt: skip
     speed = parser.add_argument_group("speed")
     speed.add_argument(
         "--dtype",
@@ -306,5 +330,8 @@ def add_parser(commands) -> None:
         "--cuda-graphs", action="store_true", help="capture the steps of the search in CUDA graphs (with --device cuda)"
     )
     speed.add_argument("--threads", type=positive, metavar="N", help="cores to use (default: all)")
-    speed.add_argument("--batch-tokens", type=positive, default=4096, metavar="N", help="(default: %(default)s)")
+    speed.add_argument(
+        "--batch-tokens", type=positive, default=4096, metavar="N",
+        help="most tokens of a batch, paddings included; fewer need less memory (default: %(default)s)",
+    )  # fmt: skip
     speed.add_argument("--batch-size", type=positive, metavar="N", help="maximum number of sentences per batch")

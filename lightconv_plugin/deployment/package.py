@@ -110,7 +110,7 @@ def _compile(graph: ExportedProgram, path: Path) -> None:
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
         raise InputError(
             f"AOTInductor cannot compile here: {type(error).__name__}: {first[:300]}. It needs a C++ compiler (CXX, or "
-            "g++); `format` export needs none"
+            "g++); `format` torch.export needs none"
         ) from error
 
 

@@ -169,8 +169,8 @@ def _check_arguments(
     if by not in MEASURES:
         raise InputError(f"`by` must be one of {', '.join(MEASURES)}, got {by!r}")
     if subset.startswith("test") and not allow_test:
-        problem = "settings chosen on a test set inflate its score; tune on valid, or allow it explicitly"
-        raise InputError(f"`subset` {subset}: {problem}")
+        problem = "settings chosen on a test set inflate its score"
+        raise InputError(f"`subset` {subset}: {problem}: tune on valid, or set `allow_test`")
     check_options(options, (*OWN, "--lenpen"))
     for name, values in (("average", average), ("lenpen", lenpen)):
         if len(set(values)) < len(values):

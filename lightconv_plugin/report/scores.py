@@ -1,4 +1,4 @@
-"""Scores and translations in a run's folder, as scripts/score.sh and fairseq's commands write them.
+"""Scores and translations in a run's folder, as scripts/evaluate.sh and fairseq's commands write them.
 
 CHECKPOINT.SUBSET.score    what `lightconv score` printed, text or JSON
 CHECKPOINT.SUBSET.gen      what fairseq-generate printed; generate-SUBSET.txt with its --results-path

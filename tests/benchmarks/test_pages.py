@@ -1,5 +1,6 @@
 """benchmarks/pages.py: the figures of README.md and docs/ are those of benchmarks/results."""
 
+import importlib
 import json
 import re
 import shutil
@@ -15,7 +16,10 @@ from benchmarks.report import BenchmarkError
 # A measurement in running text, as opposed to a size or a setting.
 MEASURED = re.compile(r"\d (?:tokens/s|sentences/s|updates/s|BLEU\b|GB/s|TB/s|GFLOP/s|times as fast|times faster)")
 # What these pages say was measured stands in a generated table or carries a mark.
-MARKED = ("README.md", "index.md", "tutorial.md", "models.md", "decoding.md", "evaluation.md", "performance.md")
+MARKED = (
+    *("README.md", "index.md", "tutorial.md", "models.md", "decoding.md", "evaluation.md"),
+    *("choose.md", "faq.md", "migration.md", "performance.md", "performance_cpu.md", "performance_gpu.md"),
+)
 
 
 def names(page):
@@ -125,3 +129,12 @@ def test_what_was_measured_comes_from_a_file(page):
         if MEASURED.search(line) and not line.startswith("|")
     ]
     assert not unmarked
+
+
+def test_the_commands_beside_the_figures_are_commands():
+    """Those of the README's table of speed: their programs and options exist."""
+    table = pages.TABLES["like for like"]()
+    lines = [re.fullmatch(r"`python -m (benchmarks\.\w+)(.*)`", str(row[-1])) for row in table.rows]
+    assert all(lines) and len(lines) == 7
+    for line in lines:
+        importlib.import_module(line[1]).parser().parse_args(line[2].split())

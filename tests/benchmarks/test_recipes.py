@@ -163,7 +163,7 @@ def test_the_commands(tmp_path):
     assert settings["lr_scheduler.warmup_updates"] == "10" and settings["optimization.stop_time_hours"] == "0.005"
     assert (settings["common.bf16"], settings["common.cpu"]) == ("true", "false")
     script, *arguments = recipes.scoring_command(tmp_path, options)
-    assert script.endswith("scripts/score.sh") and "--cpu" not in arguments
+    assert script.endswith("scripts/evaluate.sh") and "--cpu" not in arguments
     options.device = "cpu"
     assert "--cpu" in recipes.scoring_command(tmp_path, options)
 

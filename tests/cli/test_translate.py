@@ -41,10 +41,10 @@ def best(made):
 def run(monkeypatch, capfd, made):
     """The command on bytes: (exit status, standard output, standard error)."""
 
-    def command(content: bytes, *arguments):
+    def command(content: bytes, *arguments, models=(made[1],)):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
         capfd.readouterr()
-        status = main.main(["translate", "--path", str(made[1]), "--max-len-b", "20", *map(str, arguments)])
+        status = main.main(["translate", *map(str, models), "--max-len-b", "20", *map(str, arguments)])
         return status, *capfd.readouterr()
 
     return command
@@ -65,7 +65,7 @@ def test_a_closed_stream_is_named(made, monkeypatch, capsys, stream, said):
     """As after <&- and >&- in a shell."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     monkeypatch.setattr(sys, stream, None)
-    assert main.main(["translate", "--path", str(made[1])]) == 2
+    assert main.main(["translate", str(made[1])]) == 2
     assert capsys.readouterr().err == f"lightconv translate: error: {said}\n"
 
 
@@ -81,7 +81,7 @@ def test_a_pipe_is_read_like_a_file(run, best, tmp_path):
 
 def test_the_installed_command_streams(made, best, repository):
     """A process of its own, as in a shell; with --buffer 1 each line is answered before the next is there."""
-    command = [sys.executable, "-m", "lightconv_plugin", "translate", "--path", made[1], "--max-len-b", "20"]
+    command = [sys.executable, "-m", "lightconv_plugin", "translate", made[1], "--max-len-b", "20"]
     environment = {**os.environ, "PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen([*map(str, command), "--buffer", "1"], env=environment, **pipes)
@@ -129,14 +129,14 @@ def test_bad_lines_are_named_and_left_empty(buffer, run, best):
 
 def test_n_best_and_scores(run, best):
     content = encoded([LINES[0], "", LINES[1]])
-    rows = [line.split("\t") for line in run(content, "--nbest", 3, "--scores")[1].splitlines()]
+    rows = [line.split("\t") for line in run(content, "--nbest", 3, "--with-scores")[1].splitlines()]
     assert [row[0] for row in rows] == ["1", "1", "1", "2", "3", "3", "3"]
     assert rows[3] == ["2", "", ""]
     assert (rows[0][2], rows[4][2]) == (best[0], best[1])
     for some in (rows[:3], rows[4:]):
         scores = [float(row[1]) for row in some]
         assert scores == sorted(scores, reverse=True) and scores[0] < 0
-    assert run(content, "--scores")[1].splitlines() == ["\t".join(rows[0][1:]), "\t", "\t".join(rows[4][1:])]
+    assert run(content, "--with-scores")[1].splitlines() == ["\t".join(rows[0][1:]), "\t", "\t".join(rows[4][1:])]
     assert run(content, "--nbest", 1)[1].splitlines() == [f"1\t{best[0]}", "2\t", f"3\t{best[1]}"]
 
 
@@ -171,7 +171,7 @@ def test_a_reader_that_leaves_is_no_error(made, repository):
     """As `lightconv translate … | head -1`: no traceback."""
     script = (
         "set -o pipefail; yes 'Zwei Hunde' | head -20000 |"
-        f" {shlex.quote(warm_python())} -m lightconv_plugin translate --path '{made[1]}'"
+        f" {shlex.quote(warm_python())} -m lightconv_plugin translate '{made[1]}'"
         " --max-len-b 2 --beam 1 --buffer 1"
         " | head -1"
     )
@@ -191,10 +191,11 @@ def test_options_reach_the_translator(made, monkeypatch, run):
     monkeypatch.setattr("lightconv_plugin.generation.translator.Translator", translator)
     status, _, _ = run(
         b"",
-        *("--path", "b.pt", "--data", "d", "-s", "de", "-t", "en", "--bpe-codes", "c", "--tokenizer", "none"),
+        *("--data", "d", "-s", "de", "-t", "en", "--bpe-codes", "c", "--tokenizer", "none"),
         *("--lowercase", "--beam", 7, "--lenpen", 0.6, "--unkpen", 1, "--min-len", 2, "--max-len-a", 1.5),
         *("--max-len-b", 10, "--no-repeat-ngram-size", 3, "--temperature", 2, "--dtype", "int8", "--device", "cuda:1"),
         *("--cuda-graphs", "--threads", 3, "--batch-tokens", 100, "--batch-size", 4, "--unk", "?"),
+        models=(made[1], "b.pt"),
     )
     assert status == 130
     assert list(map(str, taken.pop("path"))) == [str(made[1]), "b.pt"] and str(taken.pop("data")) == "d"
@@ -215,7 +216,6 @@ def test_options_reach_the_translator(made, monkeypatch, run):
         (["--input", "nowhere.txt"], "--input: no such file: nowhere.txt"),
         (["--input", "/"], "--input: / is a folder"),
         (["--output", "no/such/folder/out.txt"], "there is no folder"),
-        (["--path", "nowhere.pt"], "no such checkpoint or exported directory: nowhere.pt"),
         (["--bpe-codes", "nowhere"], "--bpe-codes: no such file: nowhere"),
         (["--data", "nowhere"], "no dictionaries (dict.XX.txt) in nowhere: give their folder as --data"),
         (["--min-len", -1], "--min-len must be a whole number of at least 0"),
@@ -226,6 +226,11 @@ def test_wrong_words(arguments, said, run):
     status, out, err = run(encoded(LINES), *arguments)
     assert (status, out) == (2, "")
     assert err.startswith("lightconv translate: error: ") and said in err and err.count("\n") == 1
+
+
+def test_a_model_that_does_not_exist(run):
+    error = "lightconv translate: error: no such checkpoint or exported directory: nowhere.pt\n"
+    assert run(encoded(LINES), models=["nowhere.pt"]) == (2, "", error)
 
 
 def test_the_input_is_not_overwritten(run, tmp_path):
@@ -246,7 +251,7 @@ def test_a_terminal_is_answered_line_by_line(made, monkeypatch, capfd):
     monkeypatch.setattr(Translator, "translate", keep)
     stdin = SimpleNamespace(isatty=lambda: True, buffer=io.BytesIO(encoded(LINES[:3])))
     monkeypatch.setattr(sys, "stdin", stdin)
-    assert main.main(["translate", "--path", str(made[1])]) == 0
+    assert main.main(["translate", str(made[1])]) == 0
     assert [len(buffer) for buffer in buffers] == [1, 1, 1]
     assert "type de sentences, one per line; Ctrl-D ends" in capfd.readouterr().err
 
@@ -273,7 +278,7 @@ def test_scores_of_given_translations(run, best, tmp_path):
         "lightconv translate: line 4 left empty: the reference is not UTF-8: byte 0xff at 1",
         "lightconv translate: 1 of 4 lines could not be scored",
     ]
-    rows = run(content, "--score", reference, "--scores")[1].split("\n")
+    rows = run(content, "--score", reference, "--with-scores")[1].split("\n")
     assert rows[:3] == [f"{scores[0]}\t{best[0]}", "\t", f"{scores[2]}\tTwo men"]
     status, _, err = run(encoded(LINES), "--score", reference)
     assert status == 2 and f"--score {reference} has 4 lines, the input has more" in err
@@ -305,7 +310,7 @@ def test_verbose_says_the_type_and_the_speed(run):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["--split", "sentences", "--scores"], "--nbest, --scores and --score are not valid"),
+        (["--split", "sentences", "--with-scores"], "--nbest, --with-scores and --score are not valid"),
         (["--score", "ref.txt", "--nbest", 2], "--score scores one translation of each line: --nbest is not valid"),
         (["--score", "ref.txt", "--dtype", "int8"], "--score computes in float32: --dtype int8 is not valid"),
         (["--score", "nowhere.txt"], "--score: no such file: nowhere.txt"),
@@ -315,3 +320,16 @@ def test_verbose_says_the_type_and_the_speed(run):
 def test_what_does_not_go_together(arguments, said, run):
     status, out, err = run(encoded(LINES), *arguments)
     assert (status, out) == (2, "") and said in err and err.count("\n") == 1
+
+
+def test_old_words_work_and_say_the_new_ones(run, made, capfd):
+    content = encoded(LINES[:2])
+    expected = run(content, "--with-scores")[1]
+    status, out, err = run(content, "--scores")
+    assert (status, out) == (0, expected)
+    assert err == "lightconv translate: --scores is now --with-scores; the old word is gone in version 0.3\n"
+    (made[1].parent / "in.txt").write_bytes(content)
+    command = ["translate", "--path", str(made[1]), "--max-len-b", "20", "--input", str(made[1].parent / "in.txt")]
+    assert main.main([*command, "--with-scores"]) == 0
+    out, err = capfd.readouterr()
+    assert out == expected and err.count("\n") == 1 and "--path CHECKPOINT is now CHECKPOINT alone" in err

@@ -31,10 +31,10 @@ def graphs(deployed_model):
 
 @pytest.fixture(scope="session")
 def deployed(exported, graphs, tmp_path_factory):
-    """What `lightconv deploy --format export` writes of it; the graphs are not made twice."""
+    """What `lightconv deploy --format torch.export` writes of it; the graphs are not made twice."""
     output = tmp_path_factory.mktemp("deployed") / "out"
     with pytest.MonkeyPatch.context() as patch:
         for name, graph in zip(("export_start", "export_step"), graphs, strict=True):
             patch.setattr(package, name, lambda model, graph=graph: graph)
-        assert main.main(["deploy", str(exported), str(output), "--format", "export"]) == 0
+        assert main.main(["deploy", str(exported), str(output), "--format", "torch.export"]) == 0
     return output

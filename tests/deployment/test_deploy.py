@@ -80,17 +80,21 @@ def test_what_is_there_is_replaced_on_demand_only(exported, tmp_path, monkeypatc
     graph = torch.export.export(torch.nn.Identity(), (torch.zeros(1),))
     monkeypatch.setattr(package, "export_start", lambda model: graph)
     monkeypatch.setattr(package, "export_step", lambda model: graph)
-    command = (exported, tmp_path / "out", "--format", "export")
+    command = (exported, tmp_path / "out", "--format", "torch.export")
     assert deploy(*command) == 0
+    assert json.loads((tmp_path / "out" / "deployment.json").read_text(encoding="utf-8"))["format"] == "export"
     assert deploy(*command) == 2
     assert "give --force to replace it" in capsys.readouterr().err
+    assert deploy(exported, tmp_path / "old word", "--format", "export") == 0
+    said = "lightconv deploy: --format export is now --format torch.export; the old word is gone in version 0.3\n"
+    assert capsys.readouterr().err == said
     (tmp_path / "out" / "notes.txt").write_text("mine")
     assert deploy(*command, "--force") == 2
     assert "has files that are not of a deployed model: notes.txt; move them away" in capsys.readouterr().err
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
     (tmp_path / "out" / "notes.txt").unlink()
     assert deploy(*command, "--force") == 0
-    assert deploy(exported, exported, "--format", "export", "--force") == 2
+    assert deploy(exported, exported, "--format", "torch.export", "--force") == 2
     assert "is not a deployed model" in capsys.readouterr().err
 
 
@@ -102,7 +106,7 @@ def test_without_a_compiler(exported, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(package, "export_start", lambda model: None)
     assert deploy(exported, tmp_path / "out") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "No working C++ compiler" in line and "--format export needs none" in line
+    assert "No working C++ compiler" in line and "--format torch.export needs none" in line
     assert not [*tmp_path.iterdir()]
 
 

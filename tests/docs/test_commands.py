@@ -120,7 +120,7 @@ def test_a_command_of_the_pages_is_one(command):
         elif program == "pip":
             check_pip(words)
         else:
-            assert program in ("git", "mkdocs", "pre-commit", "ncu", "nsys"), "no test knows this program"
+            assert program in ("git", "cd", "mkdocs", "pre-commit", "ncu", "nsys"), "no test knows this program"
     except SystemExit as error:
         raise AssertionError(f"{command}: the parser refuses it, see its output") from error
 
@@ -142,8 +142,8 @@ def test_cheap_commands_run(command):
     assert done.stdout
 
 
-@pytest.mark.parametrize("page", [README, REPOSITORY / "docs" / "operators.md"], ids=lambda page: page.name)
-def test_the_operators_block_runs(page):
+def test_the_operators_block_runs():
+    page = REPOSITORY / "docs" / "operators.md"
     (block,) = [block for block in blocks(page, "python") if "lightconv_plugin.ops" in block.text]
     names = {}
     exec(compile(block.text, str(block), "exec"), names)
@@ -177,7 +177,7 @@ def test_links_of_the_readme_exist():
 
 
 def test_the_readme_is_short():
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= 160
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
 
 
 def words_of(text: str) -> set[str]:
@@ -207,7 +207,9 @@ def test_recipes_and_data_that_the_pages_name_exist():
 def sources():
     """The text in which an option or a variable of the environment is defined: ours, and fairseq's."""
     fairseq = pytest.importorskip("fairseq")
-    ours = [REPOSITORY / name for name in ("lightconv_plugin", "scripts", "benchmarks", "tests/robustness")]
+    ours = [
+        REPOSITORY / name for name in ("lightconv_plugin", "scripts", "benchmarks", "tests/robustness", "tests/cuda")
+    ]
     theirs = [Path(fairseq.__file__).parent / name for name in ("options.py", "dataclass", "tasks", "models")]
     files = [file for place in (*ours, *theirs) for file in (place.rglob("*") if place.is_dir() else [place])]
     return "\n".join(f.read_text(encoding="utf-8") for f in files if f.suffix in (".py", ".sh", ".h", ".cpp"))

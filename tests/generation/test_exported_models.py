@@ -119,10 +119,16 @@ def test_what_does_not_go_together_is_said(made, tmp_path):
         Translator([directory, tmp_path / "exported"])
 
 
-@pytest.mark.parametrize("arguments", [[], ["{directory}", "--path", "{checkpoint}"]])
-def test_the_command_wants_one_kind_of_model(made, capsys, arguments):
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ([], "give a model: an exported directory, a checkpoint, or a name of lightconv released"),
+        (["{directory}", "{checkpoint}"], "MODEL must be directories or checkpoints, not both: got "),
+    ],
+)
+def test_the_command_wants_one_kind_of_model(made, capsys, arguments, said):
     checkpoint, directory = made["dynamicconv"]
-    given = [argument.format(checkpoint=checkpoint, directory=directory) for argument in arguments]
-    assert main.main(["translate", *given]) == 2
-    got = "both" if given else "neither"
-    assert f"give the directory of an exported model, or checkpoints by --path: got {got}" in capsys.readouterr().err
+    assert (
+        main.main(["translate", *(word.format(checkpoint=checkpoint, directory=directory) for word in arguments)]) == 2
+    )
+    assert said in capsys.readouterr().err

@@ -119,7 +119,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [
-        (["translate", "--path", "x.pt"], "fairseq"),
+        (["translate", "x.pt"], "fairseq"),
         (["convert", "x.pt", "y.pt", "--to", "fairseq"], "fairseq"),
         (["average", "--inputs", "x.pt", "--output", "y.pt"], "recipes"),
         (["score", "--sys", "x.txt", "--ref", "x.txt", "--lang", "de"], "recipes"),

@@ -29,7 +29,9 @@ CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.nam
 PLAIN_GROUPS = ("common", "dataset", "optimization", "checkpoint", "distributed_training", "generation")
 SYSTEMS = ("dynamicconv", "lightweightconv", "talkconv", "transformer")
 TRANSLATION = [path for path in CONFIGS if path.parent.parent.name == "configs" or path.parent.name == "small"]
-TRANSLATION = [path for path in TRANSLATION if re.match("(multi30k|iwslt|tatoeba|wmt|small)", path.parent.name)]
+TRANSLATION = [
+    path for path in TRANSLATION if re.match("(multi30k|iwslt|tatoeba|wmt|small|parallel)", path.parent.name)
+]
 MATRIX = re.compile(r"^#   .*?(?:embeddings|projection)\b.*? ([\d,]+)·\d+ ", re.MULTILINE)
 
 

@@ -78,7 +78,7 @@ def main() -> int:
                 run("export", unpack(CHECKPOINTS, mixer, folder), model, "--data", data, "--dtype", dtype, *text)
                 pack(model, out / f"{model.name}.tar.gz")
             if mixer in DEPLOYED:
-                run("deploy", folder / f"{mixer}-float32", folder / f"{mixer}-graphs", "--format", "export")
+                run("deploy", folder / f"{mixer}-float32", folder / f"{mixer}-graphs", "--format", "torch.export")
                 pack(folder / f"{mixer}-graphs", out / f"{mixer}-graphs.tar.gz")
     steps, batch = torch.export.Dim("steps", min=4), torch.export.Dim("batch", min=2)
     shape = {0: steps, 1: batch}

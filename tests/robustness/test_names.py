@@ -21,7 +21,7 @@ printf '%s\\0' "$@" "<end>" >>"$RECORD"
 """
 CALLS = {
     "average.sh": ["{run}", "2"],
-    "score.sh": ["{data}", "{run}/checkpoint.pt"],
+    "evaluate.sh": ["{data}", "{run}/checkpoint.pt"],
     "perplexity.sh": ["{data}", "{run}/checkpoint.pt"],
 }
 

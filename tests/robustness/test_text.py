@@ -107,7 +107,7 @@ def test_translate_answers_every_line(tmp_path, monkeypatch, capfd):
     lines = [*ODD.values(), *EMPTY, *NOT_UTF8.values(), LONG_WORDS, LONG_WORD, "der kleine Hund"]
     content = b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-    assert main.main(["translate", "--path", str(path), "--max-len-b", "5", "--beam", "1"]) == 1
+    assert main.main(["translate", str(path), "--max-len-b", "5", "--beam", "1"]) == 1
     out, err = capfd.readouterr()
     answers = out.split("\n")
     assert len(answers) == len(lines) + 1 and answers[-1] == "" and answers[-2]

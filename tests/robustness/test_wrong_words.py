@@ -106,7 +106,7 @@ def test_options_of_the_tasks_of_prepare(task, tmp_path, monkeypatch, capsys):
         "score --sys /no/where --ref /no/where/either",
         "score --gen /no/where",
         "score --metric perplexity --log /no/where",
-        "translate --path /no/where",
+        "translate /no/where",
         "convert /no/where out.pt --to plugin",
         "train /no/where",
         "evaluate /no/where /no/where/either",
@@ -137,14 +137,14 @@ def test_numbers_of_the_search_that_make_no_sense(option, value, tmp_path, capsy
     """They are refused before the checkpoint is opened: this one could not be."""
     pytest.importorskip("fairseq")
     (tmp_path / "empty.pt").touch()
-    assert main.main(["translate", "--path", str(tmp_path / "empty.pt"), f"{option}={value}"]) == 2
+    assert main.main(["translate", str(tmp_path / "empty.pt"), f"{option}={value}"]) == 2
     assert_one_line(capsys.readouterr().err, option, option.lstrip("-").replace("-", "_"), value)
 
 
 # ------------------------------------------------------------------------------------------------ shell scripts
 
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.sh") if path.read_bytes().startswith(b"#!"))
-PASSES_ON = {"test.sh", "score.sh", "perplexity.sh", "slurm_train.sh"}
+PASSES_ON = {"test.sh", "evaluate.sh", "score.sh", "perplexity.sh", "slurm_train.sh"}
 """Scripts whose further arguments are another program's: pytest's, fairseq's, those of train.sh."""
 
 

@@ -1,4 +1,4 @@
-"""`lightconv evaluate`, which is scripts/score.sh: what goes to fairseq-generate and what to the scorers."""
+"""`lightconv evaluate`, which is scripts/evaluate.sh: what goes to fairseq-generate and what to the scorers."""
 
 import json
 from pathlib import Path

@@ -61,9 +61,9 @@ def trained(data, run_script, tmp_path_factory):  # noqa: F811
 
 @pytest.fixture(scope="module")
 def generated(data, trained, run_script):  # noqa: F811
-    """(the printed score, the log's lines by their kind and number) of score.sh with the arguments of cnndm."""
+    """(the printed score, the log's lines by their kind and number) of evaluate.sh with the arguments of cnndm."""
     checkpoint = trained[0] / "checkpoint_last.pt"
-    done = run_script("score.sh", data, checkpoint, "@cnndm/generate.args", "--json", "--batch-size", "3")
+    done = run_script("evaluate.sh", data, checkpoint, "@cnndm/generate.args", "--json", "--batch-size", "3")
     assert done.returncode == 0, done.stderr
     log = (trained[0] / "checkpoint_last.test.gen").read_text(encoding="utf-8")
     lines = re.findall(r"^([STHD])-(\d+)\t(?:-?[\d.]+\t)?(.*)$", log, re.MULTILINE)

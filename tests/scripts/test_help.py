@@ -23,8 +23,8 @@ def checkout(tmp_path_factory):
 def test_help_needs_no_environment(script, checkout):
     done = subprocess.run([checkout / script, "--help"], env=BARE, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    # The names of 0.1.0 show the help of the script that they call.
-    called = "scripts/prepare.sh" if "prepare" in script else script
+    # Old names show the help of the script that they call.
+    called = "scripts/prepare.sh" if "prepare" in script else script.replace("score.sh", "evaluate.sh")
     assert called in done.stdout and "shellcheck source" not in done.stdout
     if called == "scripts/prepare.sh":
         assert done.stderr == "(run scripts/setup.sh first for the complete --help)\n"
@@ -47,3 +47,8 @@ def test_help_takes_an_environment_as_it_is(checkout):
     done = subprocess.run([checkout / "scripts/prepare.sh", "gbw", "--help"], env=BARE, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "python -m lightconv_plugin prepare gbw --help\n")
     shutil.rmtree(checkout / ".venv")
+
+
+def test_the_old_name_of_evaluate_says_the_new_one(checkout):
+    done = subprocess.run([checkout / "scripts/score.sh", "--help"], env=BARE, capture_output=True, text=True)
+    assert done.stderr == "scripts/score.sh is now scripts/evaluate.sh; the old word is gone in version 0.3\n"

@@ -83,7 +83,7 @@ class Preparation:
         if options.bpe_copies == 1:
             raise InputError("`bpe_copies` must be at least 2 with `bpe_dropout`, got 1: the first copy has all merges")
         self.corpus, self.options, self.langs = corpus, options, (corpus.src, corpus.tgt)
-        self.copies = (options.bpe_copies or COPIES) if options.bpe_dropout else 1
+        self.copies = encodings(options)
         self.held_out = held_out(options)
         self.recipes = {lang: recipe(options, lang, keep_last) for lang in self.langs}
         self.steps = self.recipes  # from raw/ to tok/
@@ -150,16 +150,25 @@ class Preparation:
         bounds: dict[str, object] = {"max_len": options.max_len, "max_ratio": options.max_ratio}
         if options.bpe_dropout:
             bounds |= {"bpe_dropout": options.bpe_dropout, "bpe_copies": self.copies}
-        joined = not (options.separate_dictionaries or options.separate_bpe)
         stages = [
             Stage("raw", "raw text", self.raw, texts, sides.files("raw"), chosen),
             Stage("tok", "tokenise", self.tokenise, sides.files("raw"), sides.files("tok"), how),
             *sides.learned(options.bpe),
             sides.encoded(self.encode, bounds),
-            sides.binarised(joined, {"joined": joined, "langs": self.langs}),
+            sides.binarised(joined(options), {"joined": joined(options), "langs": self.langs}),
         ]
         about = sides.about(self.splits, options.lowercase, options.bpe, self.recipes)
         return Plan(sides.out, stages, lambda: about)
+
+
+def encodings(options: Options) -> int:
+    """How many times the training text is encoded."""
+    return (options.bpe_copies or COPIES) if options.bpe_dropout else 1
+
+
+def joined(options: Options) -> bool:
+    """Whether both languages have one dictionary."""
+    return not (options.separate_dictionaries or options.separate_bpe)
 
 
 def held_out(options: Options) -> Mapping[str, int]:

@@ -108,15 +108,15 @@ def parse(name: str, words: Sequence[str]) -> Options:
     return replace(find(name).defaults, **vars(parser_of(name).parse_args(list(words))))
 
 
-def prepare(name: str, words: Sequence[str] = ()) -> None:
+def prepare(name: str, words: Sequence[str] = ()) -> Request:
     """`run` with options as typed on the command line; its errors name them so, too."""
     try:
-        run(name, parse(name, words))
+        return run(name, parse(name, words))
     except InputError as error:
         raise InputError(as_typed(str(error))) from error
 
 
-def run(name: str, chosen: Options) -> None:
+def run(name: str, chosen: Options) -> Request:
     """Prepare the corpus of a task: download what is missing, check it, tokenise, encode and binarise it.
 
     Finished stages are not repeated; after an interruption, the same call resumes.
@@ -124,6 +124,9 @@ def run(name: str, chosen: Options) -> None:
     Args:
         name: one of TASKS, such as multi30k_en_de
         chosen: such as replace(TASKS[name].defaults, bpe=2000)
+
+    Returns:
+        The request: where the data is, and with which options it was made.
 
     Raises:
         InputError: an unknown task, a wrong option, damaged or unexpected data, a failed download, a full disk.
@@ -145,6 +148,7 @@ def run(name: str, chosen: Options) -> None:
         raise InputError(
             f"no space left on the disk{where}: free some and run the same command again to resume"
         ) from error
+    return request
 
 
 def obtain(request: Request) -> None:

@@ -142,7 +142,7 @@ def test_a_summariser_trains_on_it_and_is_scored(prepared, run_script, tmp_path)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr
     generate = (f"@{ROOT / 'configs/cnndm/generate.args'}", "--max-source-positions", "40", "--beam", "2")
     lengths = ("--min-len", "2", "--max-len-b", "8", "--cpu", "--json")
-    done = run_script("score.sh", data, tmp_path / "run/checkpoint_last.pt", *generate, *lengths)
+    done = run_script("evaluate.sh", data, tmp_path / "run/checkpoint_last.pt", *generate, *lengths)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     report = json.loads(done.stdout)
     assert report["n"] == 7 and 0 <= report["rouge1"] <= 100

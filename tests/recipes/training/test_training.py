@@ -1,4 +1,4 @@
-"""train.sh → average.sh → score.sh on a miniature, and what the configurations build."""
+"""train.sh → average.sh → evaluate.sh on a miniature, and what the configurations build."""
 
 import fcntl
 import json
@@ -94,7 +94,7 @@ def test_average_and_score(trained, prepared, run_script, tmp_path):
     save_dir, data = trained[0], prepared[1] / "data-bin"
     averaged = run_script("average.sh", save_dir, "2")
     assert averaged.returncode == 0, averaged.stderr
-    done = run_script("score.sh", data, save_dir / "average2.pt", "--json", "--max-len-b", "5", cwd=tmp_path)
+    done = run_script("evaluate.sh", data, save_dir / "average2.pt", "--json", "--max-len-b", "5", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
     assert report == json.loads((save_dir / "average2.test.score").read_text())
