@@ -143,13 +143,13 @@ class FusedEncoderAttention(MultiheadAttention):
     def fused(self, query: Tensor, key: Tensor | None, value: Tensor | None, key_padding_mask: Tensor | None) -> Tensor:
         """The output alone, with dropout, by torch's kernels; the arguments are those of `forward`."""
         projected = self.q_proj(query), self.k_proj(key), self.v_proj(value)
-        heads = (split_heads(x, self.num_heads) for x in projected)
+        queries, keys, values = (split_heads(x, self.num_heads) for x in projected)
         mask = None
         if key_padding_mask is not None:
             # Made here from bools, since torch takes twice as many launches to do so.
             mask = query.new_zeros(key_padding_mask.shape).masked_fill_(key_padding_mask, -torch.inf)[:, None, None]
         # Contiguous rows: the product then adds the bias too.
-        return self.out_proj(attend(*heads, mask, self.dropout_module.p).contiguous())
+        return self.out_proj(attend(queries, keys, values, mask, self.dropout_module.p).contiguous())
 
 
 @with_incremental_state
