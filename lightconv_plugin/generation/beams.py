@@ -7,6 +7,8 @@ from torch import Tensor
 
 _FIRST_ROOM = 32
 _LEAST_STEPS = 8
+# There are more numbers than taps or heads of most models.
+_NUMBERS = 1024
 
 
 class Beams:
@@ -46,6 +48,7 @@ class Beams:
         self._fixed = room is not None
         self._ancestors = torch.zeros(self.capacity, width, self.room, dtype=torch.int64, device=device)
         self._itself = torch.arange(width, device=device)
+        self._numbers = torch.arange(_NUMBERS, device=device)
         self._first_row = torch.arange(0, self.capacity * width, width, device=device).view(-1, 1, 1)
         self._cache: dict[tuple, Tensor] = {}
 
@@ -135,7 +138,7 @@ class Beams:
 
     def ages(self, taps: int) -> Tensor:
         """(taps,) int64: 0, 1, 2 …"""
-        return torch.arange(taps, device=self.now.device)
+        return self._numbers[:taps] if taps <= _NUMBERS else torch.arange(taps, device=self.now.device)
 
     def addresses(self, taps: int, slots: int, heads: int) -> Tensor:
         """Where the last `taps` inputs of each row lie in a ring (slots, capacity, width, heads, …) flattened to rows.
@@ -147,7 +150,7 @@ class Beams:
         if key not in self._cache:
             ages = self.ages(taps)
             rows = self._ancestors_of(ages) + self._first_row[: self.live]
-            rows += (self.now - ages).remainder_(slots) * (self.capacity * self.width)
+            rows.add_((self.now - ages).remainder_(slots), alpha=self.capacity * self.width)
             if heads > 1:
                 rows = (rows * heads).unsqueeze(2) + self.ages(heads).unsqueeze(1)
             self._cache[key] = rows.view(self.rows * heads, taps)
