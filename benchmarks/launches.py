@@ -65,8 +65,8 @@ class Counts:
 class Counter(TorchDispatchMode):
     """Counts everything that runs inside, and stands in for the numbers that "meta" does not have.
 
-    Where the host reads a number of a tensor on "meta", it is given 1 or True. A tensor copied from there to the CPU is
-    one of ones.
+    Where the host reads a number of a tensor on "meta", it is given 1 or True. A tensor copied from there to the CPU
+    becomes a tensor of ones.
 
     counts: what was counted since the start, or since `begin`; parts: the same by the name given to `begin`.
     """

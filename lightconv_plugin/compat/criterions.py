@@ -15,8 +15,8 @@ from lightconv_plugin.ops import backends
 def label_smoothing_passes() -> None:
     """fairseq's label smoothing goes over the logits of all words about ten times, each time a tensor of float32.
 
-    Where there are native kernels, the logits are read twice and their gradient is written once. Other definitions of
-    probabilities (adaptive softmax) use fairseq's own code.
+    Native kernels read them once in each pass and store no probabilities. Other definitions of probabilities (adaptive
+    softmax) use fairseq's own code.
     """
     from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion as Criterion
 
@@ -32,7 +32,8 @@ def label_smoothing_passes() -> None:
         target = model.get_targets(sample, net_output)
         if self.ignore_prefix_size > 0:
             logits, target = logits[:, self.ignore_prefix_size :], target[:, self.ignore_prefix_size :]
-        losses = ops.label_smoothed_nll_loss(logits, target, self.eps, self.padding_idx)
+        rows = logits.reshape(-1, logits.shape[-1])
+        losses = ops.label_smoothed_nll_loss(rows, target.reshape(-1), self.eps, self.padding_idx)
         loss, nll_loss = (numbers.sum() if reduce else numbers.reshape(-1, 1) for numbers in losses)
         return loss, nll_loss
 

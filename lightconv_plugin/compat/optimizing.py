@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.compat.registry import patch
+from lightconv_plugin.ops.backends import on_gpu
 
 
 @patch(versions="all versions of fairseq")
@@ -28,10 +29,11 @@ def adam_launches() -> None:
 
     @functools.wraps(original)
     def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None if closure is None else closure()
         groups = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
         if not all(_plain(group, parameters) for group, parameters in groups):
-            return original(self, closure)
-        loss = None if closure is None else closure()
+            original(self)
+            return loss
         for group, parameters in groups:
             fused_adam(group, parameters, [_state(self.state[p], p) for p in parameters])
         return loss
@@ -41,7 +43,7 @@ def adam_launches() -> None:
 
 def _plain(group: dict, parameters: list[Tensor]) -> bool:
     return not group.get("amsgrad") and all(
-        p.device.type != "cpu" and p.dtype == p.grad.dtype == torch.float32 and not p.grad.is_sparse
+        on_gpu(p) and p.dtype == p.grad.dtype == torch.float32 and not p.grad.is_sparse
         for p in parameters
         if p.grad is not None
     )

@@ -1,4 +1,4 @@
-"""A patch for when fairseq's Trainer reads numbers from a GPU."""
+"""A patch that changes when fairseq's Trainer reads numbers from a GPU."""
 
 import contextlib
 import functools
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.compat.registry import patch
+from lightconv_plugin.ops.backends import on_gpu
 
 
 @patch(versions="all versions of fairseq")
@@ -69,11 +70,14 @@ def _noting(step: Callable[..., Any], logged: list[dict]) -> Callable[..., Any]:
 def read_at_once(norm: Tensor, logged: list[dict]) -> Tensor:
     """`norm` on the CPU; in the logging outputs, the single numbers on its device are replaced by such on the CPU."""
     places = [(log, key) for log in logged for key, value in log.items() if _on_device(value) and value.numel() == 1]
-    numbers = torch.stack([norm.reshape(()).double(), *(log[key].reshape(()).double() for log, key in places)]).cpu()
+    numbers = torch.stack(
+        [x.reshape(()).to(norm.device, torch.float64) for x in (norm, *(log[k] for log, k in places))]
+    )
+    numbers = numbers.cpu()
     for (log, key), number in zip(places, numbers[1:], strict=True):
         log[key] = number.to(log[key].dtype).view(log[key].shape)
     return numbers[0].to(norm.dtype).view(norm.shape)
 
 
 def _on_device(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.device.type != "cpu"
+    return isinstance(value, Tensor) and on_gpu(value)

@@ -14,13 +14,15 @@ from torch import Tensor
 from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
 
-OPERATORS = ("lightconv", "dynamicconv", "talkconv")
+OPERATORS = ("lightconv", "dynamicconv", "talkconv", "label_smoothed_nll_loss")
 
 # A sequence shorter than the filter, where padding and normalisation are easiest to get wrong.
 LENGTH, BATCH, CHANNELS, HEADS, KERNEL_SIZE = 6, 2, 12, 3, 7
 CHUNKS = (1, 2, 3)  # lengths of the parts for the step functions; they sum to LENGTH
 
 REACH = 4  # maximum reach of talkconv's windows; offsets of up to 1.5 exceed it
+
+ROWS, WORDS, EPSILON, IGNORED = 5, 21, 0.1, 1  # of the loss; the words are not a multiple of any vector
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
@@ -75,6 +77,21 @@ def expected_talk(
     return out.reshape_as(x), grad_x.reshape_as(x), grad_left, grad_right
 
 
+def expected_loss(logits: Tensor, target: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The label-smoothed loss (N,) of logits (N,V) in float64, and the gradient of the logits for that of the loss."""
+    loss, grad_logits = torch.zeros(ROWS, dtype=torch.float64), torch.zeros_like(logits)
+    share = EPSILON / (WORDS - 1)
+    for row in range(ROWS):
+        if target[row] == IGNORED:
+            continue
+        probability = logits[row].exp() / logits[row].exp().sum()
+        for word in range(WORDS):
+            weight = 1 - EPSILON if word == target[row] else share
+            loss[row] -= weight * probability[word].log()
+            grad_logits[row, word] = grad[row] * (probability[word] - weight)
+    return loss, grad_logits
+
+
 def operator_error(name: str, device: torch.device, dtype: torch.dtype) -> float:
     """The largest absolute error of an operator's forward, backward and step, with values near 1.
 
@@ -92,6 +109,8 @@ def operator_error(name: str, device: torch.device, dtype: torch.dtype) -> float
 
     if name == "talkconv":
         _compare_talk(compare, device, dtype)
+    elif name == "label_smoothed_nll_loss":
+        _compare_loss(compare, device, dtype)
     else:
         _compare_convolution(name, compare, device, dtype)
     return max(errors)
@@ -124,6 +143,19 @@ def _compare_talk(compare: Callable[[Tensor | None, Tensor], None], device: torc
         causal.append(chunk)
         start += size
     compare(torch.cat(causal), out)  # the last expectation above is the causal one
+
+
+def _compare_loss(compare: Callable[[Tensor | None, Tensor], None], device: torch.device, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(32)
+    logits = torch.randn(ROWS, WORDS, generator=generator).to(dtype).double()
+    grad = torch.rand(ROWS, generator=generator).double()
+    target = torch.tensor([3, IGNORED, 0, WORDS - 1, 9])
+    leaf = logits.to(device, dtype).requires_grad_()
+    loss, _ = ops.label_smoothed_nll_loss(leaf, target.to(device), EPSILON, IGNORED)
+    loss.backward(grad.to(device, loss.dtype))
+    want, grad_logits = expected_loss(logits, target, grad)
+    compare(loss, want)
+    compare(leaf.grad, grad_logits)
 
 
 def _compare_convolution(
@@ -166,7 +198,10 @@ def reference_error(name: str, device: torch.device, dtype: torch.dtype) -> floa
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype)
 
-    calls = _talk_calls(normal, device) if name == "talkconv" else _convolution_calls(name, normal, device)
+    if name == "label_smoothed_nll_loss":
+        calls = _loss_calls(normal, device)
+    else:
+        calls = _talk_calls(normal, device) if name == "talkconv" else _convolution_calls(name, normal, device)
     errors = []
     for operator, arguments in calls.items():
         got, want = getattr(torch.ops.lightconv, operator)(*arguments), getattr(reference, operator)(*arguments)
@@ -203,6 +238,16 @@ def _talk_calls(normal: Callable[..., Tensor], device: torch.device) -> dict[str
         "talkconv_backward": (grad, *full, True, True, True),
         "talkconv_step": (x, state, left, REACH),
         "talkconv_step_backward": (grad, grad_state, x, state, left, REACH, True, True, True),
+    }
+
+
+def _loss_calls(normal: Callable[..., Tensor], device: torch.device) -> dict[str, tuple]:
+    logits, target = normal(ROWS, WORDS), torch.tensor([3, IGNORED, 0, WORDS - 1, 9], device=device)
+    grads = normal(2, ROWS).float()
+    normaliser = logits.float().logsumexp(dim=-1)
+    return {
+        "label_smoothed_nll": (logits, target, EPSILON, IGNORED),
+        "label_smoothed_nll_backward": (grads[0], grads[1], logits, target, normaliser, EPSILON, IGNORED),
     }
 
 

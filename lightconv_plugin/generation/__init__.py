@@ -8,7 +8,7 @@ import importlib
 
 from lightconv_plugin.errors import TranslationError, UnsupportedModelError
 
-DTYPES = ("float32", "bfloat16", "int8")  # of the linear layers in a search
+DTYPES = ("float32", "bfloat16", "int8")  # of a search, see steps.StepModel
 AUTO = "auto"  # the fastest of them on this CPU, see dtypes.py
 
 _HOMES = {

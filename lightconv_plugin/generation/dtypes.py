@@ -5,7 +5,7 @@ TABLE was measured by `python -m benchmarks.decoding_dtypes --threads 1 --sizes 
 to float32, for one sentence and for a batch of 32, on one CPU that was limited to each instruction set.
 
 "auto" chooses the type that is fastest for both together, among those that are not slower than float32 for either.
-Both types cost at most 0.1 BLEU (docs/performance_cpu.md).
+Both types cost at most 0.1 BLEU on a CPU (docs/performance_cpu.md).
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ class FastGenerator(SequenceGenerator):
     Args:
         models: an ensemble of encoder-decoders.
         tgt_dict: their target dictionary.
-        dtype: arithmetic of the linear layers, one of DTYPES, or "auto" for the fastest on this CPU, which is
-            chosen at the first batch. If it falls back to fairseq's generator, the models run in their own type.
+        dtype: arithmetic of the linear layers (StepModel), one of DTYPES, or "auto" for the fastest on this CPU,
+            which is chosen at the first batch. If it falls back to fairseq's generator, the models run in their own type.
         threads, cuda_graphs: see SearchOptions; fairseq's generator does not use them.
         options: SequenceGenerator's options.
 

@@ -173,8 +173,8 @@ class _TaLK:
 
     def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
         taps = min(self.slots, beams.steps)
-        reach = torch.sigmoid(self.offsets(x))
-        reach = reach.to(torch.promote_types(x.dtype, torch.float32)).view(-1, 1) * (self.slots - 1) + 1
+        reach = torch.sigmoid(self.offsets(x.to(torch.promote_types(x.dtype, torch.float32))))
+        reach = reach.view(-1, 1) * (self.slots - 1) + 1
         parts = (reach - beams.ages(taps)).clamp_(0, 1)
         parts[:, 0].fill_(1)
         return memory.weighted_sum(parts.div_(self.slots), beams).to(x.dtype)

@@ -21,7 +21,9 @@ from lightconv_plugin.generation.mixers import EncoderAttention, Memory, Source,
 from lightconv_plugin.generation.sublayers import FeedForward, PackedLinear, Residual, optional_norm, pack
 from lightconv_plugin.modules.embeddings import LearnedPositions
 from lightconv_plugin.modules.layer import Layer
+from lightconv_plugin.modules.talk import TaLKConv
 from lightconv_plugin.modules.transformer import EncoderDecoder
+from lightconv_plugin.ops.backends import on_gpu
 
 _FIRST_POSITIONS = 64
 _LEAST_SOURCE = 16
@@ -70,8 +72,8 @@ class StepModel:
     """
 
     def __init__(self, model: EncoderDecoder, dtype: str = "float32"):
-        if dtype == "bfloat16" and model.decoder.embed_tokens.weight.device.type != "cpu":
-            model, dtype = copy.deepcopy(model).to(torch.bfloat16), "float32"  # its own type
+        if dtype == "bfloat16" and on_gpu(model.decoder.embed_tokens.weight):
+            model, dtype = _in_bfloat16(model), "float32"  # which stands for the type of each weight
         decoder = model.decoder
         if decoder.adaptive_softmax is not None:
             raise UnsupportedModelError("an adaptive softmax (adaptive_softmax_cutoff)")
@@ -185,6 +187,15 @@ class StepModel:
             memory.keep(sources, targets)
         if state.source_mask is not None:
             move(state.source_mask, 0, sources, targets)
+
+
+def _in_bfloat16(model: EncoderDecoder) -> EncoderDecoder:
+    """A copy. TaLK's offsets stay in float32: there are few, and they decide how far the windows reach."""
+    model = copy.deepcopy(model).to(torch.bfloat16)
+    for module in model.modules():
+        if isinstance(module, TaLKConv):
+            module.offsets.float()
+    return model
 
 
 class _Layer:

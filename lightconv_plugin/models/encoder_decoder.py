@@ -124,23 +124,6 @@ class MixerDecoder(_NotScripted, TransformerDecoderBase):
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
         return wrap_layer(MixerDecoderLayer(cfg, next(self._specs), no_encoder_attn=no_encoder_attn), cfg)
 
-    def extract_features_scriptable(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: dict[str, list[Tensor]] | None,
-        incremental_state: dict | None = None,
-        full_context_alignment: bool = False,
-        alignment_layer: int | None = None,
-        alignment_heads: int | None = None,
-    ) -> tuple[Tensor, dict]:
-        """As fairseq's decoder. In training, attention weights are returned only if `alignment_layer` asks for them:
-        by default fairseq computes those of the last layer, for alignments that are made when translating."""
-        if self.training and alignment_layer is None:
-            alignment_layer = self.num_layers
-        return super().extract_features_scriptable(
-            prev_output_tokens, encoder_out, incremental_state, full_context_alignment, alignment_layer, alignment_heads
-        )
-
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
         """tensor (T,…) → (T,T): −∞ for later positions, otherwise 0.
 

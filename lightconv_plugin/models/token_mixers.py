@@ -17,6 +17,7 @@ from lightconv_plugin.modules.block import ConvBlock
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.mixers import MixerSpec
 from lightconv_plugin.modules.mixers import build_mixer as build_plain_mixer
+from lightconv_plugin.ops.backends import on_gpu
 
 # Upstream's LightConv has the block's parameters directly in the layer, and other names for the norms.
 _UPSTREAM_NAMES = {
@@ -117,8 +118,12 @@ class FusedEncoderAttention(MultiheadAttention):
     """fairseq's attention over the encoder, which takes torch's fused kernels in training on a GPU.
 
     fairseq takes them for self-attention only. Everything else runs fairseq's code: where attention weights are asked
-    for, evaluation and decoding, and a CPU, where dropout is faster without them.
+    for (by default, in the last layer), evaluation and decoding, and a CPU, where dropout is faster without them.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.dropout_module.module_name = MultiheadAttention.__name__  # for --retain-dropout-modules
 
     def forward(
         self,
@@ -134,8 +139,8 @@ class FusedEncoderAttention(MultiheadAttention):
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """query (T,B,d), key and value (S,B,e) the encoder's output, key_padding_mask (B,S) → ((T,B,d), weights)."""
-        weights = need_weights or before_softmax or need_head_weights
-        if weights or incremental_state is not None or not self.training or query.device.type == "cpu":
+        special = need_weights or before_softmax or need_head_weights or attn_mask is not None
+        if special or incremental_state is not None or not self.training or not on_gpu(query):
             options = (need_weights, static_kv, attn_mask, before_softmax, need_head_weights)
             return super().forward(query, key, value, key_padding_mask, incremental_state, *options)
         return self.fused(query, key, value, key_padding_mask), None
@@ -147,7 +152,9 @@ class FusedEncoderAttention(MultiheadAttention):
         mask = None
         if key_padding_mask is not None:
             # Made here from bools, since torch takes twice as many launches to do so.
-            mask = query.new_zeros(key_padding_mask.shape).masked_fill_(key_padding_mask, -torch.inf)[:, None, None]
+            mask = query.new_zeros(key_padding_mask.shape).masked_fill_(key_padding_mask.bool(), -torch.inf)[
+                :, None, None
+            ]
         # Contiguous rows: the product then adds the bias too.
         return self.out_proj(attend(queries, keys, values, mask, self.dropout_module.p).contiguous())
 

@@ -91,6 +91,11 @@ def chosen(device_type: str) -> str | None:
     return decided.backend if decided else None
 
 
+def on_gpu(tensor: torch.Tensor) -> bool:
+    """Whether what is written for GPUs is meant for this tensor; those on "meta" stand in (benchmarks/launches.py)."""
+    return tensor.device.type in ("cuda", "meta")
+
+
 def has_kernel(operator: str, device_type: str) -> bool:
     """Whether an operator currently has a kernel of its own for a device type."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"lightconv::{operator}", device_type.upper())

@@ -1,4 +1,4 @@
-"""Cross-entropy with label smoothing as one operator, which reads the logits once and keeps no probabilities."""
+"""Cross-entropy with label smoothing as one operator, which keeps no probabilities."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def label_smoothed_nll_loss(
     Args:
         logits: (…, V), V ≥ 2, in one of the convolutions' types; sums are in float32, or float64 for float64.
         target: (…) int64, in 0 … V − 1 or `ignore_index`.
-        epsilon: 0 ≤ ε < 1; 0 is plain cross-entropy.
+        epsilon: 0 ≤ ε < 1; with 0 the loss is nll.
         ignore_index: a token with this target has the losses 0 and no gradient; its logits are not read.
 
     Returns:

@@ -48,8 +48,8 @@ class Measuring:
 
         The target language comes from the file names, or from corpus.json if the text has the rules of another one
         (English for a language that Moses does not know), and the raw references from raw/SUBSET.LANG. If corpus.json
-        says that the text was lower-cased, it is scored without case; if it says that the text was not tokenised, it is not
-        detokenised. Missing files change nothing.
+        says that the text was lower-cased, it is scored without case; if it says that the text was not tokenised, it is
+        not detokenised. Missing files change nothing.
 
         languages: (source, target), to choose among several directions; None for whatever the folder has.
 

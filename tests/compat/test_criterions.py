@@ -1,4 +1,4 @@
-"""The criterion of label smoothing by our operator: fairseq's losses and gradients."""
+"""The criterion of label smoothing by our operator (label_smoothing_passes): fairseq's losses and gradients."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_the_losses_and_gradients_are_fairseqs(dtype, reduce, prefix):
 
 @native
 def test_a_wrapped_model_and_fairseqs_own():
-    from fairseq.models.transformer import TransformerModelBase
+    from benchmarks import systems
 
     class Wrapped(torch.nn.Module):
         def __init__(self, module):
@@ -66,7 +66,10 @@ def test_a_wrapped_model_and_fairseqs_own():
     model = build()
     output = model(**sample()["net_input"])
     assert criterions._plain_logits(Wrapped(model), output) is output[0]
-    assert isinstance(model, TransformerModelBase)
+    preset = systems.sized(systems.PRESETS["iwslt_de_en"], True, None, None)
+    theirs = systems.build(systems.TRANSFORMER, preset, systems.task(systems.dictionary(50)), tiny=True)
+    tokens = torch.full((2, 3), 7)
+    assert criterions._plain_logits(theirs, theirs(tokens, torch.tensor([3, 3]), tokens)) is not None
 
 
 def test_other_probabilities_take_fairseqs_code(monkeypatch):

@@ -98,9 +98,19 @@ def test_adam_launches_as_much_for_many_parameters_as_for_one():
     assert counts[0] <= 2 and counts[1] >= 7 * COUNT
 
 
-def test_adam_calls_the_closure():
-    tensors = parameters()
-    assert Adam(tensors).step(lambda: 7) == 7
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_adam_updates_with_the_gradients_of_the_closure(device):
+    tensors = [torch.nn.Parameter(tensor.detach().to(device)) for tensor in parameters()]
+    optimizer = Adam(tensors)
+
+    def closure():
+        for tensor in tensors:
+            tensor.grad = torch.zeros_like(tensor)
+        return 7
+
+    with Counter():
+        assert optimizer.step(closure) == 7
+    assert len(optimizer.state) == COUNT and all(state["step"] == 1 for state in optimizer.state.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -213,7 +213,9 @@ def raising(value):
     ],
     ids=["value", "nan", "shape", "error"],
 )
-@pytest.mark.parametrize("operator", [name + kind for name in selfcheck.OPERATORS for kind in ("", "_step")])
+@pytest.mark.parametrize(
+    "operator", [name for name in ops.__all__ if name.removesuffix("_step") in selfcheck.OPERATORS]
+)
 def test_a_wrong_operator_is_found(operator, how, said, no_fairseq, monkeypatch, capsys):
     monkeypatch.setattr(ops, operator, spoiled(getattr(ops, operator), how))
     assert main.main(["doctor"]) == 1
@@ -243,7 +245,7 @@ def test_a_kernel_that_differs_from_the_reference_is_found(operator, wrong, no_f
 
     computed = getattr(reference, operator)
     monkeypatch.setattr(reference, operator, lambda *arguments: spoil(computed(*arguments)))
-    name = operator.partition("_")[0]
+    (name,) = (name for name in selfcheck.OPERATORS if name.startswith(operator.partition("_")[0]))
     found = statuses(checks.examine(), checks.FAILURE)[f"{name} on cpu, float32"]
     assert "with all options from the reference by up to" in found.detail
 

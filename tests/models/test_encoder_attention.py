@@ -67,13 +67,16 @@ def test_training_on_a_gpu_takes_the_kernels():
     assert launches(attention.eval(), need_weights=False) == launches(theirs, need_weights=False)
 
 
-def test_a_decoder_in_training_computes_weights_that_are_asked_for_only():
-    rates = ("dropout", "input_dropout", "attention_dropout", "weight_dropout", "relu_dropout")
-    model = build(**dict.fromkeys(rates, 0.0)).train()
+def test_the_dropout_keeps_its_name():
+    """--retain-dropout-modules selects it by fairseq's class."""
+    model = build(attention_dropout=0.2)
+    model.make_generation_fast_(retain_dropout=True, retain_dropout_modules=["MultiheadAttention"])
+    dropouts = [layer.encoder_attn.dropout_module for layer in model.decoder.layers]
+    assert all(dropout.apply_during_inference for dropout in dropouts)
+
+
+def test_the_criterion_of_alignments_still_gets_weights():
+    model = build().train()
     source, lengths, previous = batch()
-    encoded = model.encoder(source, lengths)
-    logits, extra = model.decoder(previous, encoded)
-    asked, weights = model.decoder(previous, encoded, alignment_layer=0)
-    assert extra["attn"] == [None] and weights["attn"][0].shape == (*previous.shape, source.shape[1])
-    assert torch.equal(logits, asked)
-    assert model.eval().decoder(previous, encoded)[1]["attn"][0] is not None
+    _, extra = model.decoder(previous, model.encoder(source, lengths))
+    assert extra["attn"][0].shape == (*previous.shape, source.shape[1])

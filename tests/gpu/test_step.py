@@ -1,0 +1,76 @@
+"""What a training step does on a GPU alone: the loss, Adam in one launch, cross-attention, reading at once."""
+
+import pytest
+import torch
+
+from lightconv_plugin import ops
+
+PAD = 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("words", [41, 8368, 32768])
+def test_the_loss_is_the_cpus(words, dtype, cuda):
+    generator = torch.Generator().manual_seed(words)
+    logits = torch.randn(300, words, generator=generator).to(dtype)
+    target = torch.randint(words, (300,), generator=generator)
+    target[::7] = PAD
+    results = []
+    for device in ("cpu", cuda):
+        leaf = logits.to(device).requires_grad_()
+        loss, nll = ops.label_smoothed_nll_loss(leaf, target.to(device), 0.1, PAD)
+        loss.sum().backward()
+        results.append([x.detach().cpu().float() for x in (loss, nll, leaf.grad)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2 if dtype != torch.float32 else 1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1, "betas": (0.9, 0.98)}], ids=["plain", "decay"])
+def test_adam_is_fairseqs_on_the_cpu(options, cuda):
+    Adam = pytest.importorskip("fairseq.optim.adam", reason="fairseq is not installed").Adam
+    import lightconv_plugin.models  # noqa: F401 (the patches)
+
+    results = []
+    for device in ("cpu", cuda):
+        generator = torch.Generator().manual_seed(0)
+        draw = [torch.randn(shape, generator=generator) for shape in ((30, 7), (5,), ())]
+        parameters = [torch.nn.Parameter(tensor.to(device)) for tensor in draw]
+        optimizer = Adam(parameters, lr=0.01, **options)
+        for _ in range(100):
+            for parameter in parameters:
+                parameter.grad = torch.randn(parameter.shape, generator=generator).to(device)
+            optimizer.step()
+        results.append([parameter.detach().cpu() for parameter in parameters])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_over_the_encoder(dtype, cuda):
+    fairseq = pytest.importorskip("fairseq.modules", reason="fairseq is not installed")
+    from lightconv_plugin.models.token_mixers import FusedEncoderAttention
+
+    options = {"kdim": 48, "vdim": 48, "encoder_decoder_attention": True}
+    attention = FusedEncoderAttention(64, 4, **options).to(cuda, dtype).train()
+    query, encoded = torch.randn(9, 5, 64, device=cuda, dtype=dtype), torch.randn(11, 5, 48, device=cuda, dtype=dtype)
+    pads = torch.arange(11, device=cuda) >= torch.tensor([11, 7, 3, 1, 9], device=cuda)[:, None]
+    results = []
+    for forward in (FusedEncoderAttention.forward, fairseq.MultiheadAttention.forward):
+        attention.zero_grad()
+        out, _ = forward(attention, query, encoded, encoded, key_padding_mask=pads, need_weights=False, static_kv=True)
+        out.float().square().sum().backward()
+        results.append([out.detach(), *(parameter.grad for parameter in attention.parameters())])
+    limit = 1e-4 if dtype == torch.float32 else 5e-2
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=limit, atol=limit)
+
+
+def test_norm_and_losses_are_read_at_once(cuda):
+    pytest.importorskip("fairseq", reason="fairseq is not installed")
+    from lightconv_plugin.compat.reading import read_at_once
+
+    logged = [{"loss": torch.tensor(0.25, device=cuda), "ntokens": 7}, {"loss": torch.tensor([3], device=cuda)}]
+    norm = read_at_once(torch.tensor(1.5, device=cuda), logged)
+    assert norm.device.type == "cpu" and norm == 1.5
+    assert [log["loss"].device.type for log in logged] == ["cpu", "cpu"]
+    assert logged[0]["loss"] == 0.25 and torch.equal(logged[1]["loss"], torch.tensor([3]))
