@@ -39,7 +39,7 @@ class FastGenerator(SequenceGenerator):
         models: an ensemble of encoder-decoders.
         tgt_dict: their target dictionary.
         dtype: arithmetic of the linear layers (StepModel), one of DTYPES, or "auto" for the fastest on this CPU,
-            which is chosen at the first batch. If it falls back to fairseq's generator, the models run in their own type.
+            which is chosen at the first batch. If it falls back to fairseq's generator, the models keep their type.
         threads, cuda_graphs: see SearchOptions; fairseq's generator does not use them.
         options: SequenceGenerator's options.
 

@@ -29,9 +29,9 @@ class TranslationFastConfig(TranslationConfig):
     generation_dtype: ChoiceEnum((AUTO, *DTYPES)) = field(  # type: ignore[valid-type]  # where fairseq looks for them
         default="float32",
         metadata={
-            "help": "arithmetic of the linear layers (bfloat16 on a GPU: of the whole model): float32 is the model's own and gives the results of "
-            "--task translation; bfloat16 and int8 are faster if the CPU has instructions for them; auto "
-            "chooses the fastest"
+            "help": "arithmetic of the linear layers (bfloat16 on a GPU: of the whole model): float32 is the model's "
+            "own and gives the results of --task translation; bfloat16 and int8 are faster if the CPU has "
+            "instructions for them; auto chooses the fastest"
         },
     )
     generation_cuda_graphs: bool = field(
