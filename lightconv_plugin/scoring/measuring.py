@@ -46,8 +46,9 @@ class Measuring:
     def with_data(self, data: Path, subset: str, languages: Languages = (None, None)) -> "Measuring":
         """These settings, completed for BLEU from a folder of binarised data and the folder above it.
 
-        The target language comes from the file names, and the raw references from raw/SUBSET.LANG. If corpus.json says
-        that the text was lower-cased, it is scored without case; if it says that the text was not tokenised, it is not
+        The target language comes from the file names, or from corpus.json if the text has the rules of another one
+        (English for a language that Moses does not know), and the raw references from raw/SUBSET.LANG. If corpus.json
+        says that the text was lower-cased, it is scored without case; if it says that the text was not tokenised, it is not
         detokenised. Missing files change nothing.
 
         languages: (source, target), to choose among several directions; None for whatever the folder has.
@@ -68,10 +69,12 @@ class Measuring:
             except ValueError as error:
                 raise InputError(f"{about} is not JSON: prepare the data again ({error})") from error
         known = known if isinstance(known, dict) else {}
+        recipe = _recipe(known.get("text"), target)
+        rules = recipe.get("lang")
         return replace(
             self,
-            lang=self.lang or target,
-            detok=self.detok or ("none" if _is_plain(known.get("text"), target) else None),
+            lang=self.lang or (rules if isinstance(rules, str) else target),
+            detok=self.detok or ("none" if recipe.get("tokeniser") == "none" else None),
             raw_ref=raw if self.raw_ref is None and raw.is_file() else self.raw_ref,
             lowercase=self.lowercase or bool(known.get("lowercase")),
         )
@@ -204,7 +207,7 @@ def languages_of(
     return pairs[0]
 
 
-def _is_plain(text: object, lang: str) -> bool:
-    """Whether the recipes of corpus.json (text/recipe.py) say that the text of a language was not tokenised."""
+def _recipe(text: object, lang: str) -> dict[str, Any]:
+    """How the text of a language was prepared, by `text` of corpus.json (text/recipe.py); {} if it does not say."""
     recipe = text.get(lang) if isinstance(text, dict) else None
-    return isinstance(recipe, dict) and recipe.get("tokeniser") == "none"
+    return recipe if isinstance(recipe, dict) else {}
