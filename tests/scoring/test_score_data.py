@@ -43,6 +43,17 @@ def test_other_text_is_detokenised(text, corpus, files, capsys):
     assert (got["detok"], got["sacrebleu"]) == ("moses", pytest.approx(100))
 
 
+def test_a_language_without_rules_is_scored_by_those_of_its_tokens(corpus, files, capsys):
+    """Moses has none for Vietnamese; corpus.json says that its text has the English ones."""
+    data = corpus("en-vi", about={"text": {"vi": {"tokeniser": "moses", "lang": "en"}}})
+    write(data.parent / "raw/test.vi", PLAIN)
+    got = as_json(capsys, *files(TOKENISED, TOKENISED), "--data", data)
+    assert got["lang"] == "en" and got["bleu_tok"] == pytest.approx(100)
+    (data.parent / "corpus.json").unlink()
+    said = refused(capsys, *files(TOKENISED, TOKENISED), "--data", data)
+    assert "Moses has no rules for the language 'vi'" in said
+
+
 def test_of_two_directions_the_language_chooses(corpus, files, capsys):
     data = corpus("de-en", "en-de")
     said = refused(capsys, *files(TOKENISED, TOKENISED), "--data", data)
