@@ -63,7 +63,8 @@ def test_interrupted_continued_and_reused(corpus, environment, tmp_path):
     report = json.loads((work / "report.json").read_text())
     assert [system["system"] for system in report["systems"]] == ["dynamicconv", "transformer"]
     for system in report["systems"]:
-        assert system["score"]["n"] == 20 and system["parameters"] > 1e4 and system["seconds"] > 0
+        assert system["score"]["n"] == 20 and system["parameters"] > 1e4
+        assert 0 <= system["seconds"] < 240  # fairseq counts whole seconds, and twelve updates may take half of one
     assert len(report["translations"]) == 5
     assert set(report["translations"][0]) == {"source", "reference", "dynamicconv", "transformer"}
     assert "| DynamicConv " in done.stdout and "tok:13a" in done.stdout
