@@ -2,7 +2,6 @@
 
 import json
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,13 +10,13 @@ import yaml
 pytest.importorskip("fairseq")
 
 from fairseq import options
-from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
 from lightconv_plugin.models.architectures import DynamicconvIwsltDeEnModel
 from tests import ROOT, fairseq_cli
 from tests.docs.pages import blocks, commands_of
+from tests.models.toys import dictionary, task
 
 CONFIG = ROOT / "configs/iwslt14_de_en/dynamicconv.yaml"
 # The folder of checkpoints is another one, and fairseq finds the languages by itself.
@@ -60,18 +59,11 @@ def test_what_the_command_sets_is_in_the_recipe(words, parsed):
     assert typed - known - groups == {"user_dir"}
 
 
-def dictionary(entries):
-    made = Dictionary()
-    for number in range(entries - len(made)):
-        made.add_symbol(f"w{number}")
-    return made
-
-
 def test_it_builds_the_recipes_model(parsed):
     claimed = re.search(r"^#.* total +([\d,]+)$", CONFIG.read_text(encoding="utf-8"), re.MULTILINE)[1]
-    task = SimpleNamespace(source_dictionary=dictionary(8848), target_dictionary=dictionary(6632))
+    pair = task(dictionary(8848), dictionary(6632))
     with torch.device("meta"):
-        model = DynamicconvIwsltDeEnModel.build_model(parsed.model, task)
+        model = DynamicconvIwsltDeEnModel.build_model(parsed.model, pair)
     assert f"{sum(parameter.numel() for parameter in model.parameters()):,}" == claimed
 
 

@@ -14,6 +14,15 @@ import torch
 EPSILON = 1e-6
 
 
+def label_smoothed(logits, target, epsilon, ignored):
+    """fairseq's label_smoothed_nll_loss for each token: the loss and nll, from probabilities, differentiable."""
+    losses = -torch.log_softmax(logits.double(), dim=-1)
+    share = epsilon / (logits.shape[-1] - 1)
+    nll = losses.gather(-1, target[..., None])[..., 0]
+    loss = (1 - epsilon - share) * nll + share * losses.sum(-1)
+    return tuple(numbers.masked_fill(target == ignored, 0) for numbers in (loss, nll))
+
+
 def philox(counter, key):
     """Ten rounds of Philox-4x32 on four and two Python integers."""
     c, k = list(counter), list(key)

@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 pytest.importorskip("fairseq", reason="fairseq is not installed")
 
 from fairseq import models
-from fairseq.data import Dictionary
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models.transformer import TransformerModel, base_architecture
 from fairseq.registry import REGISTRIES
@@ -24,6 +23,7 @@ import lightconv_plugin.models  # noqa: F401 (registers the architectures)
 from lightconv_plugin.recipes.data import wmt, wmt_sources
 from lightconv_plugin.recipes.reproduce.protocol import read_protocol
 from tests import ROOT
+from tests.models.toys import dictionary
 
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.name != "protocol.yaml")
 PLAIN_GROUPS = ("common", "dataset", "optimization", "checkpoint", "distributed_training", "generation")
@@ -97,13 +97,6 @@ def test_the_last_update_is_saved_where_updates_are(config):
     settings = yaml.safe_load(config.read_text(encoding="utf-8"))
     if every := settings["checkpoint"].get("save_interval_updates"):
         assert settings["optimization"]["max_update"] % every == 0
-
-
-def dictionary(entries: int) -> Dictionary:
-    made = Dictionary()
-    for number in range(entries - len(made)):
-        made.add_symbol(f"w{number}")
-    return made
 
 
 @pytest.mark.parametrize("config", TRANSLATION, ids=name_of)
