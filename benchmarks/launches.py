@@ -86,13 +86,18 @@ class Counter(TorchDispatchMode):
             self.counts.waits.append(_place())
             return answer
         out = None if _is_fused_adam(function, args) else function(*args, **kwargs)
-        if not function.is_view and function.overloadpacket not in _NO_KERNEL:
+        if not function.is_view and function.overloadpacket not in _NO_KERNEL and _on_meta((args, kwargs, out)):
             flops, moved = _flops(function, args, kwargs, out), _bytes(function, (args, kwargs), out)
             self.counts.launches[str(function.overloadpacket)] += 1
             self.counts.bytes[str(function.overloadpacket)] += moved
             self.counts.flops += flops
             self.counts.product_bytes += moved if flops else 0
         return out
+
+
+def _on_meta(things: Any) -> bool:
+    """Whether any tensor is on the device: what has tensors of the CPU alone is computed by the host."""
+    return any(leaf.device.type == "meta" for leaf in tree_leaves(things) if isinstance(leaf, Tensor))
 
 
 def _read_from_meta(function: Any, args: tuple, kwargs: dict) -> Any:

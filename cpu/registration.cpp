@@ -11,6 +11,7 @@
 #include "boxed.h"
 #include "common/dropout_operator.h"
 #include "common/loss_operator.h"
+#include "common/residual_operator.h"
 #include "convolution/operators.h"
 #include "explain.h"
 #include "search/engine.h"
@@ -24,6 +25,10 @@ TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
   m.impl("talkconv_step", boxed<&talkconv_step_op>());
   m.impl("talkconv_step_backward", boxed<&talkconv_step_backward_op>());
   m.impl("dropout", boxed<&dropout_op>());
+  m.impl("relu_dropout", boxed<&relu_dropout_op>());
+  m.impl("relu_dropout_backward", boxed<&relu_dropout_backward_op>());
+  m.impl("dropout_add_norm", boxed<&dropout_add_norm_op>());
+  m.impl("dropout_add_norm_backward", boxed<&dropout_add_norm_backward_op>());
   m.impl("label_smoothed_nll", boxed<&label_smoothed_nll_op>());
   m.impl("label_smoothed_nll_backward", boxed<&label_smoothed_nll_backward_op>());
   m.impl("explain", boxed<&explain_op>());

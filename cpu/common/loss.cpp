@@ -9,22 +9,6 @@ namespace {
 
 constexpr int64_t kRowsAtOnce = 4;
 
-// Lanes below n: those of a vector that has n words of a row.
-template <class S>
-LIGHTCONV_INLINE Lanes<S> lanes_below(int64_t n) {
-  using I = std::conditional_t<sizeof(S) == 4, int32_t, int64_t>;
-  return lane_numbers<S>() < I(n);
-}
-
-// Calls f(first word, how many words) for each vector of a row.
-template <class S, class F>
-LIGHTCONV_INLINE void each_vector(int64_t words, F f) {
-  constexpr int64_t w = kWidth<S>;
-  int64_t at = 0;
-  for (; at + w <= words; at += w) f(at, w);
-  if (at < words) f(at, words - at);
-}
-
 // The shares of the target's and of every word's −log p in the loss.
 template <class T>
 struct Shares {

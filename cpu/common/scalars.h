@@ -163,4 +163,20 @@ LIGHTCONV_INLINE void store_some(float* to, Vector<float> v, int64_t n) {
 }
 #endif
 
+// Lanes below n: those of a vector that has n elements of a row.
+template <class S>
+LIGHTCONV_INLINE Lanes<S> lanes_below(int64_t n) {
+  using I = std::conditional_t<sizeof(S) == 4, int32_t, int64_t>;
+  return lane_numbers<S>() < I(n);
+}
+
+// Calls f(first element, how many) for each vector of a row of n elements.
+template <class S, class F>
+LIGHTCONV_INLINE void each_vector(int64_t elements, F f) {
+  constexpr int64_t w = kWidth<S>;
+  int64_t at = 0;
+  for (; at + w <= elements; at += w) f(at, w);
+  if (at < elements) f(at, elements - at);
+}
+
 }  // namespace lightconv

@@ -104,6 +104,12 @@ inline void set_state(lightconv::Problem& p, const Tensor& state) {
   if (p.state_rows > 0) p.state = rows(state);
 }
 
+// `seed` must live as long as the launch's parameters.
+inline lightconv::Seed seed_of(const Tensor& seed) {
+  const auto* at = seed.const_data_ptr<int64_t>();
+  return seed.is_cpu() ? lightconv::Seed{nullptr, static_cast<uint64_t>(*at)} : lightconv::Seed{at, 0};
+}
+
 inline void check_launch(cudaError_t error, const char* operation) {
   TORCH_CHECK(error == cudaSuccess, "lightconv::", operation, ": ", cudaGetErrorString(error));
 }

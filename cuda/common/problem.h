@@ -27,6 +27,12 @@ struct MutableRows {
   int64_t stride_b = 0;
 };
 
+// The seed of a launch's dropout: one element on the device or, if there is none, a number of the host's.
+struct Seed {
+  const int64_t* at = nullptr;
+  uint64_t value = 0;
+};
+
 // The parameters of all operators: sizes, rows, sequences, the device.
 struct Problem {
   Type type = Type::kFloat32;  // of every floating tensor

@@ -29,7 +29,7 @@ inline int chunks_in_registers(const ConvParams& p) {
 inline bool operands_supported(const ConvParams& p) {
   const bool half = p.type == Type::kBFloat16 || p.type == Type::kFloat16;
   const bool grows = p.normalize == Normalize::kSquare ||
-                     (p.seed != nullptr && (p.normalize == Normalize::kNone || p.normalize == Normalize::kAbs));
+                     (p.drop_below != 0 && (p.normalize == Normalize::kNone || p.normalize == Normalize::kAbs));
   return p.compute_capability >= 80 && half && !(grows && p.type == Type::kFloat16) &&
          (p.kernel_size >= 8 || (p.kernel_size >= 3 && per_head(p) >= kSlice && chunks_in_registers(p) > 0)) &&
          per_head(p) >= 16 && per_head(p) % 8 == 0 && aligned(p.x, 2, 16);

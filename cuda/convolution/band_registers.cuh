@@ -98,7 +98,7 @@ template <int kChunks>
 __device__ __forceinline__ void kept_taps(const ConvParams& p, const Place& place, const TapTile& tile,
                                           uint32_t (&kept)[2]) {
   const int q = lane_index() % 4;
-  const uint64_t seed = static_cast<uint64_t>(p.seed[0]);
+  const uint64_t seed = bits(p.seed);
   uint64_t block[2];
   int shift[2];
 #pragma unroll
@@ -160,7 +160,7 @@ __device__ __forceinline__ void make_fragments(const ConvParams& p, const Place&
       if (to.uses(r, n)) weights[r][n] = from[column_of(n)];
     }
   }
-  const bool dropout = p.seed != nullptr, inside = tile.low <= 0 && tile.high >= kTile * kChunks;
+  const bool dropout = p.drop_below != 0, inside = tile.low <= 0 && tile.high >= kTile * kChunks;
   uint32_t kept[2];
   if (dropout) kept_taps<kChunks>(p, place, tile, kept);  // while the weights are being loaded
 #pragma unroll
@@ -236,9 +236,9 @@ __device__ __forceinline__ void make_light_band(const ConvParams& p, int head, i
     tap = flushed_exponential(tap - group_max(tap, 32));
     tap *= 1.0f / group_sum(tap, 32);
   }
-  if (p.seed != nullptr) {
+  if (p.drop_below != 0) {
     const uint64_t flat = flat_index(p, 0, 0, head) + k;
-    tap *= component(dropout_factors(p, flat / 4, p.seed[0]), static_cast<int>(flat % 4));
+    tap *= component(dropout_factors(p, flat / 4, bits(p.seed)), static_cast<int>(flat % 4));
   }
   clear_band(band, pitch);
   if (!real) return;
@@ -295,7 +295,7 @@ __device__ __forceinline__ void differentiate(const ConvBackwardParams& p, const
       along = group_sum(along, 4) * fast_reciprocal(filters.keep);
 #pragma unroll
       for (int n = 0; n < kColumns; ++n) gradient[n] = (gradient[n] - along) * filters.tap[r][n];
-    } else if (p.seed != nullptr) {
+    } else if (p.drop_below != 0) {
 #pragma unroll
       for (int n = 0; n < kColumns; ++n) gradient[n] *= filters.keep;
     }

@@ -46,7 +46,7 @@ template <class Use>
 __device__ __forceinline__ void for_each_dropped(const ConvParams& p, const Place& place, const TapTile& tile, int i,
                                                  const TapRange& range, Use use) {
   if (range.begin >= range.end) return;
-  const uint64_t flat = flat_index(p, int64_t{tile.t} + i, place.b, place.head), seed = p.seed[0];
+  const uint64_t flat = flat_index(p, int64_t{tile.t} + i, place.b, place.head), seed = bits(p.seed);
   const uint64_t last = (flat + range.end - 1) / 4;
   for (uint64_t quad = (flat + range.begin) / 4 + lane_index() % 2; quad <= last; quad += 2) {
     const float4 factors = dropout_factors(p, quad, seed);
@@ -105,7 +105,7 @@ __device__ __forceinline__ FilterStats softmax_taps(const ConvParams& p, const P
     sum += row[k];
   });
   const FilterStats stats = finish_stats(kind, group_sum(sum, 2), maximum);
-  if (p.seed == nullptr) {
+  if (p.drop_below == 0) {
     if (to != nullptr) used.for_each([&](int k) { to[k] = from_float<T>(row[k] * stats.scale); });
     return stats;
   }
@@ -122,7 +122,7 @@ __device__ __forceinline__ FilterStats softmax_taps(const ConvParams& p, const P
 __device__ __forceinline__ void softmax_backward(const ConvParams& p, const TapTile& tile, int i,
                                                  const FilterStats& stats, const float* row, float* drow) {
   const TapRange counted = counting(p, tile, i);
-  const float keep = p.seed == nullptr ? 1.0f : p.keep_scale;
+  const float keep = p.drop_below == 0 ? 1.0f : p.keep_scale;
   float along = 0.0f;
   counted.for_each([&](int k) {
     const float gradient = drow[k] * (__float_as_int(row[k]) < 0 ? 0.0f : keep);
@@ -151,7 +151,7 @@ __device__ __forceinline__ FilterStats other_taps(const ConvParams& p, const Pla
   }
   if (to == nullptr) return stats;
   const auto put = [&](int k, float factor) { to[k] = from_float<T>(normalized(kind, row[k], stats) * factor); };
-  if (p.seed == nullptr) {
+  if (p.drop_below == 0) {
     used.for_each([&](int k) { put(k, 1.0f); });
   } else {
     for_each_dropped(p, place, tile, i, used, put);
@@ -163,7 +163,7 @@ __device__ __forceinline__ void other_backward(const ConvParams& p, const Place&
                                                const FilterStats& stats, const float* row, float* drow) {
   const Normalize kind = p.normalize;
   const TapRange counted = counting(p, tile, i), all{0, p.kernel_size};
-  if (p.seed != nullptr) {
+  if (p.drop_below != 0) {
     for_each_dropped(p, place, tile, i, all, [&](int k, float factor) { drow[k] *= factor; });
     __syncwarp();
   }

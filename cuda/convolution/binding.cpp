@@ -47,7 +47,7 @@ void set_common(ConvParams& p, const Tensor& x, const Tensor& weight, const Opti
   p.weight.stride_k = weight.stride(-1);
   if (dropout > 0) {
     TORCH_CHECK_VALUE(seed.has_value(), "dropout > 0 needs a seed");
-    p.seed = seed->const_data_ptr<int64_t>();
+    p.seed = seed_of(*seed);
     p.drop_below = static_cast<uint64_t>(std::ceil(dropout * 4294967296.0));
     p.keep_scale = static_cast<float>(1.0 / (1.0 - dropout));
   }

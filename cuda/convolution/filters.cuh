@@ -61,11 +61,11 @@ struct FilterReader {
 // weights share one counter of the generator, so a lane takes four neighbours.
 template <class Each>
 __device__ __forceinline__ void for_taps(const ConvParams& p, uint64_t flat, int begin, int end, int lane, Each each) {
-  if (p.seed == nullptr) {
+  if (p.drop_below == 0) {
     for (int k = begin + lane; k < end; k += kFilterLanes) each(k, 1.0f);
     return;
   }
-  const uint64_t seed = static_cast<uint64_t>(*p.seed);
+  const uint64_t seed = bits(p.seed);
   for (uint64_t quad = (flat + begin) / 4 + lane; quad * 4 < flat + end; quad += kFilterLanes) {
     const float4 factors = dropout_factors(p, quad, seed);
 #pragma unroll
@@ -126,7 +126,7 @@ __device__ __forceinline__ void stage_known_filters(const ConvParams& p, const P
         if (own_tap(i)) taps[(lane + i * kFilterLanes) * kStep] = own[i];
       }
     }
-    if (p.seed == nullptr) continue;
+    if (p.drop_below == 0) continue;
     __syncwarp();
     if (!active) continue;
     for_taps(p, flat_index(p, first + row, place.b, place.head + h), 0, K, lane, [&](int k, float factor) {

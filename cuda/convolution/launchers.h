@@ -38,8 +38,8 @@ struct ConvParams : Problem {
   bool glu = false;
   bool renorm_padding = false;  // normalise over the taps inside the sequence only (dynamic only)
 
-  const int64_t* seed = nullptr;   // one element on the device; null: no dropout
-  uint64_t drop_below = 0;         // keep a weight when its Philox word >= drop_below = ceil(p * 2^32)
+  Seed seed;
+  uint64_t drop_below = 0;         // keep a weight when its Philox word >= drop_below = ceil(p * 2^32); 0: no dropout
   float keep_scale = 1.0f;         // 1/(1-p)
 
   Filters weight;

@@ -30,7 +30,7 @@ template <int N>
 constexpr bool kReadsFirst = N <= 2;
 template <int N>
 __host__ __device__ __forceinline__ bool reads_first(const ConvParams& p) {
-  return kReadsFirst<N> && !p.glu && p.state_rows == 0 && p.seed == nullptr;
+  return kReadsFirst<N> && !p.glu && p.state_rows == 0 && p.drop_below == 0;
 }
 // Enough walking threads for some hundreds on each multiprocessor of the largest devices.
 constexpr int64_t kWantedThreads = 1 << 17;
@@ -136,11 +136,11 @@ template <int K>
 __device__ __forceinline__ void short_dropout(const ConvParams& p, uint64_t flat, float (&factors)[K]) {
 #pragma unroll
   for (int k = 0; k < K; ++k) factors[k] = 1.0f;
-  if (p.seed == nullptr) return;
+  if (p.drop_below == 0) return;
   // The taps begin at word `shift` of these quads. (Registers cannot be indexed, so every shift is written out.)
   constexpr int kQuads = K % 4 == 0 ? K / 4 : (K + 3 + 3) / 4;
   const int shift = K % 4 == 0 ? 0 : static_cast<int>(flat % 4);
-  const uint64_t seed = static_cast<uint64_t>(*p.seed);
+  const uint64_t seed = bits(p.seed);
   float words[4 * kQuads];
 #pragma unroll
   for (int quad = 0; quad < kQuads; ++quad) {
@@ -227,7 +227,7 @@ __device__ __forceinline__ void make_weights(const ConvParams& p, const T (&read
     normalize_short<T, false, N, K>(softmax, taps, read, weights);
   }
   if constexpr (N == 1) {
-    if (p.seed == nullptr) return;
+    if (p.drop_below == 0) return;
     float factors[K];
     short_dropout<K>(p, flat_index(p, t, b, head), factors);
 #pragma unroll

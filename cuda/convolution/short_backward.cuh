@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(kShortThreads, kShortBlocks<kDynamic, N, K>)
         normalize_short<T, false, N, K>(softmax, taps, next_weights, weights);
       }
       if constexpr (N == 1) {
-        if (p.seed != nullptr) short_dropout<K>(p, exists(n) ? flat_index(p, t, b, head) : 0, factors);
+        if (p.drop_below != 0) short_dropout<K>(p, exists(n) ? flat_index(p, t, b, head) : 0, factors);
       }
 #pragma unroll
       for (int h = 0; h < N; ++h) {
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kShortThreads, kShortBlocks<kDynamic, N, K>)
     // lightconv's gradient is a sum over the steps: the steps before the walk's own belong to another walk.
     const bool own = n >= K - 1;
     const auto add_tap = [&](int k) {
-      const float one = N == 1 ? p.seed != nullptr ? dropped(weights[0][k], factors[k]) : weights[0][k] : 0.0f;
+      const float one = N == 1 ? p.drop_below != 0 ? dropped(weights[0][k], factors[k]) : weights[0][k] : 0.0f;
 #pragma unroll
       for (int e = 0; e < V; ++e) {
         sums[k][e] = fmaf(N == 1 ? one : weights[e * N / V][k], grad[e], sums[k][e]);
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(kShortThreads, kShortBlocks<kDynamic, N, K>)
     if (kDynamic && p.dweight != nullptr && own) {
       if constexpr (N == 1) {
         sum_over_lanes<K>(gradient[0], lanes);
-        if (p.seed != nullptr) {
+        if (p.drop_below != 0) {
 #pragma unroll
           for (int k = 0; k < K; ++k) gradient[0][k] = dropped(gradient[0][k], factors[k]);
         }
@@ -308,7 +308,7 @@ template <class T>
 bool short_backward_supported(const ConvBackwardParams& p) {
   constexpr int size = sizeof(T);
   const int heads = heads_of_vector<T>(p), lanes = p.channels / p.heads / kWide<T>;
-  const bool whole = heads > 1 ? p.kernel_size == 4 && p.seed == nullptr
+  const bool whole = heads > 1 ? p.kernel_size == 4 && p.drop_below == 0
                                : heads == 1 && lanes <= 32 && (lanes & (lanes - 1)) == 0;
   return short_options(p) && whole && (p.dynamic || heads == 1) && p.state_rows == 0 && p.grad_state.data == nullptr &&
          p.grad.data != nullptr && aligned(p.x, size, 16) && aligned(p.grad, size, 16) && aligned(p.dx, size, 16);

@@ -142,7 +142,7 @@ template <class T>
 bool short_forward_supported(const ConvParams& p) {
   constexpr int size = sizeof(T);
   const int heads = heads_of_vector<T>(p);
-  return short_options(p) && (heads == 1 || (heads > 1 && p.dynamic && p.kernel_size == 4 && p.seed == nullptr)) &&
+  return short_options(p) && (heads == 1 || (heads > 1 && p.dynamic && p.kernel_size == 4 && p.drop_below == 0)) &&
          aligned(p.x, size, 16) && aligned(p.state, size, 16) && aligned(p.out, size, 16) &&
          aligned(p.next_state, size, 16) && reinterpret_cast<uintptr_t>(p.bias) % 16 == 0;
 }

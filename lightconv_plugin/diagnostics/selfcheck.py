@@ -14,7 +14,14 @@ from torch import Tensor
 from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
 
-OPERATORS = ("lightconv", "dynamicconv", "talkconv", "label_smoothed_nll_loss")
+OPERATORS = (
+    "lightconv",
+    "dynamicconv",
+    "talkconv",
+    "label_smoothed_nll_loss",
+    "dropout_add_layer_norm",
+    "relu_dropout",
+)
 
 # A sequence shorter than the filter, where padding and normalisation are easiest to get wrong.
 LENGTH, BATCH, CHANNELS, HEADS, KERNEL_SIZE = 6, 2, 12, 3, 7
@@ -23,6 +30,8 @@ CHUNKS = (1, 2, 3)  # lengths of the parts for the step functions; they sum to L
 REACH = 4  # maximum reach of talkconv's windows; offsets of up to 1.5 exceed it
 
 ROWS, WORDS, EPSILON, IGNORED = 5, 21, 0.1, 1  # of the loss; the words are not a multiple of any vector
+
+NORM_EPSILON, DROPPED = 1e-5, 0.25
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
@@ -92,6 +101,21 @@ def expected_loss(logits: Tensor, target: Tensor, grad: Tensor) -> tuple[Tensor,
     return loss, grad_logits
 
 
+def expected_norm(x: Tensor, residual: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The norm of residual + x (N,C) in float64, without a bias → out, gradients of x, weight and bias."""
+    out, grad_x = torch.zeros_like(x), torch.zeros_like(x)
+    grad_weight = torch.zeros_like(weight)
+    for row in range(x.shape[0]):
+        total = x[row] + residual[row]
+        centred = total - total.sum() / CHANNELS
+        deviation = ((centred * centred).sum() / CHANNELS + NORM_EPSILON) ** 0.5
+        normed, along = centred / deviation, grad[row] * weight
+        out[row] = normed * weight
+        grad_x[row] = (along - along.sum() / CHANNELS - normed * (along * normed).sum() / CHANNELS) / deviation
+        grad_weight += grad[row] * normed
+    return out, grad_x, grad_weight, grad.sum(dim=0)
+
+
 def operator_error(name: str, device: torch.device, dtype: torch.dtype) -> float:
     """The largest absolute error of an operator's forward, backward and step, with values near 1.
 
@@ -111,6 +135,10 @@ def operator_error(name: str, device: torch.device, dtype: torch.dtype) -> float
         _compare_talk(compare, device, dtype)
     elif name == "label_smoothed_nll_loss":
         _compare_loss(compare, device, dtype)
+    elif name == "dropout_add_layer_norm":
+        _compare_norm(compare, device, dtype)
+    elif name == "relu_dropout":
+        _compare_relu(compare, device, dtype)
     else:
         _compare_convolution(name, compare, device, dtype)
     return max(errors)
@@ -158,6 +186,31 @@ def _compare_loss(compare: Callable[[Tensor | None, Tensor], None], device: torc
     compare(leaf.grad, grad_logits)
 
 
+def _compare_norm(compare: Callable[[Tensor | None, Tensor], None], device: torch.device, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(33)
+    x, residual, grad = (torch.randn(ROWS, CHANNELS, generator=generator).to(dtype).double() for _ in range(3))
+    weight = (0.5 + torch.rand(CHANNELS, generator=generator)).to(dtype).double()
+    given = (x, residual, weight, torch.zeros(CHANNELS))
+    leaves = one, other, scale, bias = [tensor.to(device, dtype).requires_grad_() for tensor in given]
+    got = ops.dropout_add_layer_norm(one, other, scale, bias, eps=NORM_EPSILON)
+    got.backward(grad.to(device, dtype))
+    out, grad_x, grad_weight, grad_bias = expected_norm(x, residual, weight, grad)
+    compare(got, out)
+    for leaf, want in zip(leaves, (grad_x, grad_x, grad_weight, grad_bias), strict=True):
+        compare(leaf.grad, want)
+
+
+def _compare_relu(compare: Callable[[Tensor | None, Tensor], None], device: torch.device, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(34)
+    x, grad = (torch.randn(ROWS, CHANNELS, generator=generator).to(dtype).double() for _ in range(2))
+    leaf = x.to(device, dtype).requires_grad_()
+    got = ops.relu_dropout(leaf, DROPPED)
+    got.backward(grad.to(device, dtype))
+    kept = (got.detach().double().cpu() != 0) / (1 - DROPPED)  # what is dropped is random
+    compare(got, x.clamp(min=0) * kept)
+    compare(leaf.grad, grad * kept)
+
+
 def _compare_convolution(
     name: str, compare: Callable[[Tensor | None, Tensor], None], device: torch.device, dtype: torch.dtype
 ) -> None:
@@ -200,6 +253,10 @@ def reference_error(name: str, device: torch.device, dtype: torch.dtype) -> floa
 
     if name == "label_smoothed_nll_loss":
         calls = _loss_calls(normal, device)
+    elif name == "dropout_add_layer_norm":
+        calls = _norm_calls(normal, device)
+    elif name == "relu_dropout":
+        calls = _relu_calls(normal, device)
     else:
         calls = _talk_calls(normal, device) if name == "talkconv" else _convolution_calls(name, normal, device)
     errors = []
@@ -249,6 +306,18 @@ def _loss_calls(normal: Callable[..., Tensor], device: torch.device) -> dict[str
         "label_smoothed_nll": (logits, target, EPSILON, IGNORED),
         "label_smoothed_nll_backward": (grads[0], grads[1], logits, target, normaliser, EPSILON, IGNORED),
     }
+
+
+def _norm_calls(normal: Callable[..., Tensor], device: torch.device) -> dict[str, tuple]:
+    grad, x, residual = (normal(ROWS, CHANNELS) for _ in range(3))
+    seed = torch.tensor([1234567890123], device=device)
+    norm = (x, residual, normal(CHANNELS), normal(CHANNELS), seed, 0.3, NORM_EPSILON)
+    return {"dropout_add_norm": norm, "dropout_add_norm_backward": (grad, *norm, True, True, True, True)}
+
+
+def _relu_calls(normal: Callable[..., Tensor], device: torch.device) -> dict[str, tuple]:
+    grad, x, seed = normal(ROWS, CHANNELS), normal(ROWS, CHANNELS), torch.tensor([1234567890123], device=device)
+    return {"relu_dropout": (x, seed, 0.3), "relu_dropout_backward": (grad, x.relu(), seed, 0.3)}
 
 
 def decoding_error(architecture: str = "dynamicconv", device: str = "cpu") -> float:

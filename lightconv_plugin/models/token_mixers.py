@@ -11,6 +11,7 @@ from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.multihead_attention import MultiheadAttention
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from lightconv_plugin.modules.attention import AttentionConv, EncoderAttention, SelfAttention, attend, split_heads
 from lightconv_plugin.modules.block import ConvBlock
@@ -117,9 +118,14 @@ class WindowAttention(_FairseqCall, SelfAttention):  # type: ignore[misc]  # for
 class FusedEncoderAttention(MultiheadAttention):
     """fairseq's attention over the encoder, which takes torch's fused kernels in training on a GPU.
 
-    fairseq takes them for self-attention only. Everything else runs fairseq's code: where attention weights are asked
-    for (by default, in the last layer), evaluation and decoding, and a CPU, where dropout is faster without them.
+    fairseq takes them for self-attention only. Everything else runs fairseq's code: where attention weights are read
+    (fairseq asks for them in the last layer), evaluation and decoding, and a CPU, where dropout is faster without them.
+
+    Attributes:
+        weights_are_read: in training the weights that are asked for are returned.
     """
+
+    weights_are_read = True
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -139,7 +145,8 @@ class FusedEncoderAttention(MultiheadAttention):
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """query (T,B,d), key and value (S,B,e) the encoder's output, key_padding_mask (B,S) → ((T,B,d), weights)."""
-        special = need_weights or before_softmax or need_head_weights or attn_mask is not None
+        weights = self.weights_are_read and (need_weights or need_head_weights)
+        special = weights or before_softmax or attn_mask is not None
         if special or incremental_state is not None or not self.training or not on_gpu(query):
             options = (need_weights, static_kv, attn_mask, before_softmax, need_head_weights)
             return super().forward(query, key, value, key_padding_mask, incremental_state, *options)
@@ -149,14 +156,22 @@ class FusedEncoderAttention(MultiheadAttention):
         """The output alone, with dropout, by torch's kernels; the arguments are those of `forward`."""
         projected = self.q_proj(query), self.k_proj(key), self.v_proj(value)
         queries, keys, values = (split_heads(x, self.num_heads) for x in projected)
-        mask = None
-        if key_padding_mask is not None:
-            # Made here from bools, since torch takes twice as many launches to do so.
-            mask = query.new_zeros(key_padding_mask.shape).masked_fill_(key_padding_mask.bool(), -torch.inf)[
-                :, None, None
-            ]
+        mask = None if key_padding_mask is None else _additive(key_padding_mask, query)
         # Contiguous rows: the product then adds the bias too.
         return self.out_proj(attend(queries, keys, values, mask, self.dropout_module.p).contiguous())
+
+
+# The masks of the batches that are under way: all layers have the same, which torch would make in each of them.
+_masks = WeakTensorKeyDictionary()
+
+
+def _additive(pads: Tensor, like: Tensor) -> Tensor:
+    """pads (B,S) → (B,1,1,S) in the type of `like`: −∞ at pads, otherwise 0."""
+    made, version = _masks.get(pads, (None, None))
+    if made is None or version != pads._version or made.dtype != like.dtype:
+        made = like.new_zeros(pads.shape).masked_fill_(pads.bool(), -torch.inf)[:, None, None]
+        _masks[pads] = made, pads._version
+    return made
 
 
 @with_incremental_state

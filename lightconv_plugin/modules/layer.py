@@ -13,6 +13,7 @@ from lightconv_plugin.modules.config import StackConfig
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import Linear
 from lightconv_plugin.modules.mixers import MixerSpec, build_mixer
+from lightconv_plugin.modules.residual import add_and_norm
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -100,10 +101,10 @@ class Layer(nn.Module):
             x = self._residual(x, self.encoder_attn_layer_norm, attend)
         return self._residual(x, self.final_layer_norm, self._feed_forward), state, queries
 
-    def _residual(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+    def _residual(self, x: Tensor, norm: nn.LayerNorm, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.normalize_before:
             return x + self.dropout_module(sublayer(norm(x)))
-        return norm(x + self.dropout_module(sublayer(x)))
+        return add_and_norm(sublayer(x), x, norm, self.dropout_module)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         return self.fc2(self.activation_dropout_module(ACTIVATIONS[self.activation](self.fc1(x))))

@@ -36,21 +36,24 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from lightconv_plugin.ops import checks, registration  # noqa: F401  (registration registers the operators)
+from lightconv_plugin.ops import checks, registration, seeds  # noqa: F401  (registration registers the operators)
 
 from .loss import label_smoothed_nll_loss
 from .normalize import EPSILON, NORMALIZATIONS
+from .residual import dropout_add_layer_norm, relu_dropout
 from .transforms import call
 
 __all__ = [
     "EPSILON",
     "NORMALIZATIONS",
     "dropout",
+    "dropout_add_layer_norm",
     "dynamicconv",
     "dynamicconv_step",
     "label_smoothed_nll_loss",
     "lightconv",
     "lightconv_step",
+    "relu_dropout",
     "talkconv",
     "talkconv_step",
 ]
@@ -82,7 +85,7 @@ def lightconv(
         normalize: one of `NORMALIZATIONS`, over the K taps.
         dropout: probability p of DropConnect, 0 ≤ p < 1: each of the H·K normalised weights is set to 0 with
             probability p and otherwise multiplied by 1/(1−p). There is no evaluation mode: pass 0 there. Seeded from
-            torch's default generator for x's device (philox.py defines the mask).
+            torch's default generator (seeds.py says which; philox.py defines the mask).
         bias: (C,), added to every output.
         lengths: (B,) int32 or int64: positions ≥ lengths[b] of x read as zero. Their content, NaN included, affects
             no output and no gradient. The outputs at these positions are computed as if x were zero there.
@@ -278,8 +281,8 @@ def dropout(x: Tensor, p: float) -> Tensor:
     """Dropout: each element of x is set to 0 with probability p, otherwise multiplied by 1/(1−p).
 
     There is no evaluation mode: pass p = 0 there. philox.py defines the mask, which is recomputed for the gradient
-    instead of stored. Its seed is drawn from torch's default generator for x's device. This is meant for the CPU,
-    where it costs a fraction of torch's own dropout; there is no CUDA kernel.
+    instead of stored. Its seed is drawn from torch's default generator (seeds.py). This is meant for the CPU, where it
+    costs a fraction of torch's own dropout; there is no CUDA kernel.
 
     Args:
         x: any shape, in one of the convolutions' types. A dropped element becomes 0 only if it is finite.
@@ -297,7 +300,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
         return x
     if forward_ad._current_level >= 0:
         checks.no_tangents(x)
-    return call("dropout", x, _draw_seed(p, x), float(p))
+    return call("dropout", x, seeds.draw(p, x), float(p))
 
 
 def _convolve(
@@ -316,7 +319,7 @@ def _convolve(
     x, weight, bias = _prepare(("x", "weight", "bias"), x, weight, bias)
     checks.convolution(x, weight, bias, normalize, dropout, flags)
     checks.full_pass(x, weight, lengths, cu_seqlens, padding_l)
-    x, seed = _contiguous_channels(x), _draw_seed(dropout, x)
+    x, seed = _contiguous_channels(x), seeds.draw(dropout, x)
     return call(name, x, weight, bias, lengths, cu_seqlens, seed, padding_l, normalize, float(dropout), *flags)
 
 
@@ -337,7 +340,7 @@ def _convolve_step(
     if state is not None:
         checks.state(state, x, weight.shape[-1] - 1, "K-1", channels)
     x = _contiguous_channels(x)
-    state, seed = _begin(state, x, channels), _draw_seed(dropout, x)
+    state, seed = _begin(state, x, channels), seeds.draw(dropout, x)
     return call(name, x, state, weight, bias, seed, normalize, float(dropout), *flags)
 
 
@@ -361,13 +364,6 @@ def _prepare(names: tuple[str, ...], *tensors: Any) -> tuple[Any, ...]:
 
 def _contiguous_channels(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _draw_seed(dropout: float, x: Tensor) -> Tensor | None:
-    """A seed for this call, drawn on x's device: it follows torch.manual_seed, and the host does not wait for it."""
-    if dropout == 0:
-        return None
-    return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=x.device)
 
 
 def _begin(state: Tensor | None, x: Tensor, channels: int) -> Tensor:

@@ -3,8 +3,8 @@
 //
 // Included once by the library of the CPU and once by that of CUDA, beside the operators that it registers, each for its
 // own dispatch key (LIGHTCONV_AUTOGRAD is AutogradCPU or AutogradCUDA), which takes precedence over what registration.py
-// registers for `Autograd`. That one serves where no native library is loaded. Both save the inputs only and call the
-// same operators in the backward pass.
+// registers for `Autograd`. That one serves where no native library is loaded. Both save the same tensors and call the same
+// operators in the backward pass.
 //
 // All operators have one pattern, so one boxed kernel serves them all:
 //
@@ -39,6 +39,10 @@ struct Operator {
   bool bias = false;            // after them comes a bias (C,) or None, added to every output
   bool optional_grads = false;  // the backward operator takes None for the gradient of an output that nobody used
   bool own_transpose = false;   // linear in its first tensor: with a gradient in its place it gives the gradient
+  bool from_output = false;     // the backward operator takes the output in place of the first tensor
+
+  // Whether the backward operator is told which gradients are needed: one is always.
+  bool asks() const { return !own_transpose && !from_output; }
 };
 
 constexpr Operator kOperators[] = {
@@ -49,12 +53,16 @@ constexpr Operator kOperators[] = {
     {"talkconv", "talkconv_backward", 3},
     {"talkconv_step", "talkconv_step_backward", 3, false, true},
     {"dropout", "dropout", 1, false, false, true},
+    {"relu_dropout", "relu_dropout_backward", 1, false, false, false, true},
+    {"dropout_add_norm", "dropout_add_norm_backward", 4},
     {"lightconv_backward", nullptr, 0},
     {"dynamicconv_backward", nullptr, 0},
     {"lightconv_step_backward", nullptr, 0},
     {"dynamicconv_step_backward", nullptr, 0},
     {"talkconv_backward", nullptr, 0},
     {"talkconv_step_backward", nullptr, 0},
+    {"relu_dropout_backward", nullptr, 0},
+    {"dropout_add_norm_backward", nullptr, 0},
 };
 constexpr int64_t kCount = sizeof(kOperators) / sizeof(kOperators[0]);
 
@@ -94,12 +102,13 @@ struct Recorded : torch::autograd::Function<Recorded> {
       ctx->saved_data["bias"] = bias.defined();
       bias = Tensor();
     }
-    ctx->save_for_backward(saved);
     ctx->set_materialize_grads(!kOperators[which].optional_grads);
     const at::AutoDispatchBelowADInplaceOrView below;
     op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
     variable_list outputs;
     for (const IValue& output : *stack) outputs.push_back(output.toTensor());
+    if (kOperators[which].from_output) saved[0] = outputs[0];
+    ctx->save_for_backward(saved);
     return outputs;
   }
 
@@ -111,7 +120,7 @@ struct Recorded : torch::autograd::Function<Recorded> {
     const auto others = ctx->saved_data["others"].toTuple();
 
     Stack stack;
-    for (const Tensor& grad : grads) stack.push_back(op.own_transpose ? IValue(grad) : contiguous_channels(grad));
+    for (const Tensor& grad : grads) stack.push_back(op.asks() ? contiguous_channels(grad) : IValue(grad));
     for (size_t i = op.own_transpose ? 1 : 0; i < tensors.size(); ++i) {
       if (op.bias && i == op.gradients) continue;
       stack.push_back(tensors[i].defined() ? IValue(tensors[i]) : IValue());
@@ -124,13 +133,13 @@ struct Recorded : torch::autograd::Function<Recorded> {
     for (size_t i = 0; i < tensors.size(); ++i) {
       const bool is_bias = op.bias && i == op.gradients;
       if (!(is_bias ? ctx->saved_data["bias"].toBool() : tensors[i].defined())) {
-        if (i < op.gradients && !op.own_transpose) stack.emplace_back(false);
+        if (i < op.gradients && op.asks()) stack.emplace_back(false);
         continue;
       }
       const bool needed = ctx->needs_input_grad(gradients.size());
       if (i < op.gradients) {
         if (needed) place[i] = int64_t(gradients.size());
-        if (!op.own_transpose) stack.emplace_back(needed);
+        if (op.asks()) stack.emplace_back(needed);
         any |= needed;
       }
       gradients.emplace_back();

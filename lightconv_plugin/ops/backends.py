@@ -39,6 +39,10 @@ OPERATORS = (
     ),
     "label_smoothed_nll",
     "label_smoothed_nll_backward",
+    "relu_dropout",
+    "relu_dropout_backward",
+    "dropout_add_norm",
+    "dropout_add_norm_backward",
 )
 CPU_OPERATORS = ("dropout",)  # on a GPU torch's own is as fast
 

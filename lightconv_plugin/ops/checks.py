@@ -130,6 +130,25 @@ def loss(logits: Tensor, target: Tensor, epsilon: float, ignore_index: int) -> N
         raise ValueError(f"target must be on the device of logits, {logits.device}, got {target.device}")
 
 
+def residual(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, p: float, eps: float) -> None:
+    """The arguments of dropout_add_layer_norm."""
+    rows, channels = {"x": x, "residual": residual}, {"weight": weight, "bias": bias}
+    for name, tensor in (rows | channels).items():
+        _tensor(name, tensor, DTYPES)
+    probability("p", p)
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
+        raise TypeError(f"eps must be a float, got {_what(eps)}")
+    if not 0 < eps < float("inf"):
+        raise ValueError(f"eps must be above 0 and finite, got {eps}")
+    if x.dim() < 1 or x.shape[-1] < 1:
+        raise ValueError(f"x must have the shape (…, C) with C >= 1, got {_shape(x)}")
+    for name, tensor in (rows | channels).items():
+        shape = x.shape if name in rows else x.shape[-1:]
+        _same_kind(name, tensor, x)
+        if tensor.shape != shape:
+            raise ValueError(f"{name} must have the shape {tuple(shape)}, got {_shape(tensor)}")
+
+
 def _options(normalize: str, dropout: float, flags: tuple[bool, ...]) -> None:
     if not isinstance(normalize, str):
         raise TypeError(f"normalize must be a str, got {_what(normalize)}")

@@ -29,6 +29,12 @@ from lightconv_plugin.ops.philox import dropout_scale
 from .filters import Filter, widen, with_shared_filter
 from .normalize import sigmoid
 from .reference_loss import label_smoothed_nll, label_smoothed_nll_backward  # noqa: F401  (found here by name)
+from .reference_residual import (  # noqa: F401  (found here by name)
+    dropout_add_norm,
+    dropout_add_norm_backward,
+    relu_dropout,
+    relu_dropout_backward,
+)
 from .reference_talk import (  # noqa: F401  (the other operator's, found here by name)
     talkconv,
     talkconv_backward,

@@ -3,8 +3,8 @@
 The kernels registered here, under CompositeExplicitAutograd, serve devices whose native kernels are not loaded. On the
 first call, backends.py loads the native kernels, and the call goes to them, or to the reference if there are none. A
 kernel for the key CPU or CUDA takes precedence, so later calls go straight to it. Native kernels must allocate their
-results as the fake kernels below do. Only the inputs (and the dropout seed) are saved for the backward pass; normalised
-weights and masks are recomputed.
+results as the fake kernels below do. Only the inputs (and the dropout seed) are saved for the backward pass, of
+relu_dropout the output instead; normalised weights and masks are recomputed.
 
 The autograd registration here is in Python. A native library registers the same in C++ for its device (autograd.h),
 which takes a quarter of the host time.
@@ -33,6 +33,7 @@ _TALK = (
     "Tensor x, Tensor offset_left, Tensor? offset_right, Tensor? lengths, Tensor? cu_seqlens, "
     "SymInt max_left, SymInt max_right"
 )
+_NORM = "Tensor x, Tensor residual, Tensor weight, Tensor bias, Tensor? seed, float p, float epsilon"
 _CONVOLUTION = (
     f"dynamicconv(Tensor x, Tensor weight, Tensor? bias, {_FULL}, {_FLAGS}) -> Tensor",
     f"dynamicconv_backward(Tensor grad, Tensor x, Tensor weight, {_FULL}, {_FLAGS}, "
@@ -51,6 +52,11 @@ _SCHEMAS = (
     "talkconv_step_backward(Tensor? grad, Tensor? grad_state, Tensor x, Tensor state, Tensor offset_left, "
     "SymInt max_left, bool need_x, bool need_state, bool need_left) -> (Tensor, Tensor, Tensor)",
     "dropout(Tensor x, Tensor seed, float p) -> Tensor",
+    "relu_dropout(Tensor x, Tensor seed, float p) -> Tensor",
+    "relu_dropout_backward(Tensor grad, Tensor out, Tensor seed, float p) -> Tensor",
+    f"dropout_add_norm({_NORM}) -> Tensor",
+    f"dropout_add_norm_backward(Tensor grad, {_NORM}, bool need_x, bool need_residual, bool need_weight, "
+    "bool need_bias) -> (Tensor, Tensor, Tensor, Tensor)",
     "label_smoothed_nll(Tensor logits, Tensor target, float epsilon, int ignore_index) -> (Tensor, Tensor, Tensor)",
     "label_smoothed_nll_backward(Tensor? grad_loss, Tensor? grad_nll, Tensor logits, Tensor target, "
     "Tensor normaliser, float epsilon, int ignore_index) -> Tensor",
@@ -76,7 +82,7 @@ def _fake_talk_step(x: Tensor, state: Tensor, offset_left: Tensor, max_left: int
     return torch.empty_like(x), _next_state(x, state, max_left)
 
 
-def _fake_dropout(x: Tensor, seed: Tensor, p: float) -> Tensor:
+def _fake_contiguous(x: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -150,6 +156,15 @@ def _dropout_backward(ctx, grad):
     return call("dropout", grad, *ctx.saved_tensors, ctx.p), None, None
 
 
+def _save_relu(ctx, inputs, output) -> None:
+    _, seed, ctx.p = inputs
+    ctx.save_for_backward(output, seed)
+
+
+def _relu_backward(ctx, grad):
+    return call("relu_dropout_backward", grad, *ctx.saved_tensors, ctx.p), None, None
+
+
 def _save_loss(ctx, inputs, output) -> None:
     logits, target, *ctx.options = inputs
     ctx.save_for_backward(logits, target, output[2])
@@ -200,7 +215,9 @@ _library.define("last_path(Tensor like) -> str")
 
 # (name, fake kernel, setup_context, backward pass)
 OPERATORS: list[tuple[str, Callable[..., Any], Callable[..., Any] | None, Callable[..., Any]]] = [
-    ("dropout", _fake_dropout, _save_dropout, _dropout_backward),
+    ("dropout", _fake_contiguous, _save_dropout, _dropout_backward),
+    ("relu_dropout", _fake_contiguous, _save_relu, _relu_backward),
+    ("relu_dropout_backward", _fake_contiguous, None, _no_second_order),
     ("label_smoothed_nll", _fake_loss, _save_loss, _loss_backward),
     ("label_smoothed_nll_backward", _fake_loss_backward, None, _no_second_order),
 ]
@@ -212,6 +229,7 @@ for _name, _kernel, _outputs, _gradients, _bias in (
     ("lightconv_step", _fake_step, 2, 3, True),
     ("dynamicconv_step", _fake_step, 2, 3, True),
     ("talkconv_step", _fake_talk_step, 2, 3, False),
+    ("dropout_add_norm", _fake_contiguous, 1, 4, False),
 ):
     _save, _backward = _save_of(_name, _outputs, _gradients, _bias), _backward_of(_name, _gradients, _bias)
     OPERATORS += [

@@ -6,6 +6,7 @@
 // little-endian 64-bit words, is host.py's.
 
 #include "convolution/launchers.h"
+#include "dropout/launchers.h"
 #include "loss/launchers.h"
 #include "talk/launchers.h"
 
@@ -201,7 +202,7 @@ lightconv::ConvBackwardParams convolution(const Call& call) {
   p.normalize = static_cast<lightconv::Normalize>(call["normalize"]);
   p.glu = call["glu"];
   p.renorm_padding = call["renorm_padding"];
-  p.seed = static_cast<const std::int64_t*>(call.pointer("seed"));
+  p.seed.at = static_cast<const std::int64_t*>(call.pointer("seed"));
   p.drop_below = static_cast<std::uint64_t>(call["drop_below"]);
   p.keep_scale = static_cast<float>(call.fractions.at("keep_scale"));
   p.weight = filters(call.tensors.at("weight"), p.dynamic);
@@ -259,6 +260,47 @@ lightconv::LossParams loss(const Call& call) {
   return p;
 }
 
+lightconv::Mask mask(const Call& call) {
+  lightconv::Mask mask;
+  mask.seed.at = static_cast<const std::int64_t*>(call.pointer("seed"));
+  if (!mask.seed.at) mask.seed.value = static_cast<std::uint64_t>(call["host_seed"]);
+  mask.drop_below = static_cast<std::uint64_t>(call["drop_below"]);
+  mask.keep_scale = static_cast<float>(call.fractions.at("keep_scale"));
+  return mask;
+}
+
+lightconv::NormParams norm(const Call& call) {
+  lightconv::NormParams p;
+  p.type = static_cast<lightconv::Type>(call["type"]);
+  p.rows = call["rows"];
+  p.channels = call["norm_channels"];
+  p.epsilon = static_cast<float>(call.fractions.at("epsilon"));
+  p.mask = mask(call);
+  p.x = call.pointer("x");
+  p.residual = call.pointer("residual");
+  p.weight = call.pointer("weight");
+  p.bias = call.pointer("bias");
+  p.out = call.pointer("out");
+  p.grad = call.pointer("grad");
+  p.dx = call.pointer("dx");
+  p.dresidual = call.pointer("dresidual");
+  p.dweight = call.pointer("dweight");
+  p.dbias = call.pointer("dbias");
+  return p;
+}
+
+lightconv::ReluParams relu(const Call& call) {
+  lightconv::ReluParams p;
+  p.type = static_cast<lightconv::Type>(call["type"]);
+  p.elements = call["elements"];
+  p.mask = mask(call);
+  p.x = call.pointer("x");
+  p.out = call.pointer("out");
+  p.grad = call.pointer("grad");
+  p.dx = call.pointer("dx");
+  return p;
+}
+
 template <class Params>
 cudaError_t run_backward(Params p, std::size_t bytes, cudaError_t (*backward)(const Params&, cudaStream_t)) {
   p.workspace = bytes ? std::malloc(bytes) : nullptr;
@@ -274,6 +316,15 @@ cudaError_t run(const Call& call, lightconv_host::Order order) {
   if (call.numbers.count("words")) {
     return call["backward"] ? lightconv::smoothed_loss_backward(loss(call), nullptr)
                             : lightconv::smoothed_loss(loss(call), nullptr);
+  }
+  if (call.numbers.count("elements")) {
+    return call["backward"] ? lightconv::relu_dropout_backward(relu(call), nullptr)
+                            : lightconv::relu_dropout(relu(call), nullptr);
+  }
+  if (call.numbers.count("norm_channels")) {
+    const auto p = norm(call);
+    if (!call["backward"]) return lightconv::dropout_add_norm(p, nullptr);
+    return run_backward(p, lightconv::norm_workspace_bytes(p), lightconv::dropout_add_norm_backward);
   }
   if (call["talk"]) {
     const auto p = talk(call);

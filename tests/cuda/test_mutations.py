@@ -17,6 +17,7 @@ import torch
 from . import host
 from .calls import check, compare
 from .convolution_calls import Case
+from .dropout_calls import NormCase, ReluCase
 from .host import Sparse
 from .loss_calls import LossCase
 from .operators import Operators
@@ -29,6 +30,7 @@ UNITS = tuple(
     for name in (
         *("convolution/forward_float32", "convolution/backward_float32", "convolution/band_forward"),
         *("convolution/band_backward", "convolution/slabs", "talk/talk_float32", "talk/talk_band", "loss/loss"),
+        *("dropout/norm", "dropout/relu"),
     )
 )
 
@@ -72,6 +74,12 @@ CASES = {
     "LOSS": LossCase(2048, 2048),
     "LOSS_ODD": LossCase(64, 65),
     "LOSS_SUMMED": LossCase(64, 64, summed=True),
+    "NORM": NormCase(channels=40),
+    "NORM_WIDE": NormCase(channels=520),
+    "NORM_ROWS": NormCase(channels=16, rows=300),
+    "NORM_UNALIGNED": NormCase(unaligned=True),
+    "RELU": ReluCase(),
+    "RELU_ODD": ReluCase(elements=5001),
 }
 
 

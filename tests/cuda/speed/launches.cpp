@@ -57,7 +57,7 @@ cudaError_t run_convolution(Numbers& call) {
   if (!p.dynamic) p.weight.stride_t = p.weight.stride_b = 0;
   p.weight.stride_h = p.kernel_size, p.weight.stride_k = 1;
   if (call["dropout"]) {
-    p.seed = static_cast<const int64_t*>(at(7));
+    p.seed.at = static_cast<const int64_t*>(at(7));
     p.drop_below = 0x19999999;  // 0.1
     p.keep_scale = 1.0f / 0.9f;
   }

@@ -1,0 +1,38 @@
+"""What follows a sublayer of a post-norm layer: dropout, the residual connection and the layer norm, at once."""
+
+import torch
+from torch import Tensor, nn
+
+from lightconv_plugin import ops
+from lightconv_plugin.modules.dropout import Dropout
+from lightconv_plugin.modules.eager import eager
+from lightconv_plugin.ops import backends
+
+_MOST_CHANNELS = 4096  # of the CUDA kernel
+
+
+def add_and_norm(x: Tensor, residual: Tensor, norm: nn.LayerNorm, dropout: Dropout) -> Tensor:
+    """norm(residual + dropout(x)), for tensors (…,d): in training one native operator, where there is one."""
+    if torch.is_grad_enabled() and _one_operator(x, residual, norm):
+        return ops.dropout_add_layer_norm(x, residual, norm.weight, norm.bias, dropout.rate, norm.eps)
+    # With the methods themselves: `norm` and `dropout` may be what defers to this function.
+    return nn.LayerNorm.forward(norm, residual + Dropout.forward(dropout, x))
+
+
+def _one_operator(x: Tensor, residual: Tensor, norm: nn.LayerNorm) -> bool:
+    if norm.weight is None or norm.bias is None or not (x.dtype == residual.dtype == norm.weight.dtype):
+        return False
+    if x.shape != residual.shape or not native(x) or not eager(residual):
+        return False
+    return x.device.type == "cpu" or (x.dtype != torch.float64 and x.shape[-1] <= _MOST_CHANNELS)
+
+
+def native(x: Tensor) -> bool:
+    """Whether x's device has native operators that may be used here and now; not under autocast, which decides what is
+    computed in which type."""
+    device = x.device.type
+    if device == "meta":  # stands in for a GPU
+        return eager(x)
+    if device not in ("cpu", "cuda") or torch.is_autocast_enabled(device) or not eager(x):
+        return False
+    return backends.backend(device) == device
