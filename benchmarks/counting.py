@@ -3,9 +3,10 @@
     python -m benchmarks.counting                           # wmt_en_de_big, bfloat16, a table
     python -m benchmarks.counting --json benchmarks/results/counted_steps.json
 
-A training step is fairseq's Trainer's: forward, loss, backward, update, of each system of benchmarks/training.py. Its
-layers are counted alone too, forward and backward. A decoding step is one of our search in torch with beam 4. How it is
-counted, and what that leaves out, is in launches.py. Waits are the places where the host waits for the device.
+A training step is fairseq's Trainer's: forward, loss, backward, update, of each system of benchmarks/training.py, and
+of fairseq's Transformer without the plugin's patches. Its layers are counted alone too, forward and backward. A
+decoding step is one of our search in torch with beam 4. How it is counted, and what that leaves out, is in launches.py.
+Waits are the places where the host waits for the device.
 
 The table adds up how long the step takes if nothing overlaps: the matrix products at the rate of a product, the bytes
 of all other operators at the rate of a copy (both measured on an H100, benchmarks/results/gpu_timing.json), and 10 µs
@@ -17,6 +18,8 @@ from __future__ import annotations
 import collections
 import copy
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +35,11 @@ from benchmarks.launches import Counter, Counts, as_on_cuda
 HOST_SECONDS = 10e-6
 BATCHES = {3584: (128, 28), 16384: (512, 32)}
 _LAYER_STEPS = 28
+# The patches that make a training step faster and change nothing else.
+FASTER = (
+    *("adam_launches", "gradient_norm_launches", "gradient_clipping_launches", "half_precision_launches"),
+    *("label_smoothing_passes", "reads_after_the_norm", "residuals_in_one_pass"),
+)
 _BEAM, _SENTENCES, _SOURCE, _STEPS = 4, 256, 32, 13  # the thirteenth step of 256 sentences
 
 
@@ -54,10 +62,22 @@ def main(arguments: list[str] | None = None) -> None:
         ],
         "steps": {system: count_system(system, options.quick) for system in systems.SYSTEMS},
     }
+    if not options.quick:
+        content["steps"][f"{systems.TRANSFORMER} alone"] = _without_patches(systems.TRANSFORMER)
     print(f"{tables_counted.training(content).markdown()}\n{tables_counted.single(content).markdown()}")
     if options.json:
         tiny = content["steps"] if options.quick else {name: count_system(name, quick=True) for name in systems.SYSTEMS}
         report.write_json(options.json, content | {"tiny": _totals(tiny)})
+
+
+def _without_patches(system: str) -> dict[str, Any]:
+    """What a system needs when nothing that makes training faster is changed in fairseq; patches are made at import."""
+    call = f"from benchmarks import counting; import json; print(json.dumps(counting.count_system({system!r})))"
+    environment = os.environ | {"LIGHTCONV_SKIP_PATCHES": ",".join(FASTER)}
+    run = subprocess.run(
+        [sys.executable, "-c", call], cwd=machine.ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return json.loads(run.stdout)
 
 
 def _totals(steps: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.training import micro_batch
 from lightconv_plugin.recipes.training.micro_batch import MOST, fitting, largest, sizes_of
 from lightconv_plugin.recipes.training.plan import Batch, largest_batch, make_plan, plan
+from tests import fairseq_cli
+from tests.compat.fairseq_runs import losses
 from tests.recipes.training.trainings import write_config
 from tests.warm_python import warm_python
 
@@ -132,3 +134,24 @@ def can_reset_the_peak():
     except OSError:
         return False
     return True
+
+
+def test_the_curve_of_one_batch_is_that_of_its_parts(toy_data, tmp_path):
+    """200 updates with 16 sentences at once and with four times four: without dropout, the same up to rounding."""
+    kinds = ("dropout", "weight-dropout", "input-dropout", "attention-dropout", "relu-dropout")
+    none = [argument for kind in kinds for argument in (f"--{kind}", 0)]
+    curves = []
+    for sentences, update_freq in ((16, 1), (4, 4)):
+        log = fairseq_cli.run(
+            *("train", toy_data, "--user-dir", fairseq_cli.USER_DIR, "--arch", "dynamicconv_iwslt_de_en", *none),
+            *(*fairseq_cli.SIZE, *fairseq_cli.RECIPE, "--lr", 0.002, "--share-decoder-input-output-embed", "--no-save"),
+            # Sentences in the order of their lengths, so that four small batches are a large one.
+            *("--curriculum", 10**6, "--max-tokens", 10**5, "--batch-size", sentences, "--update-freq", update_freq),
+            *("--required-batch-size-multiple", 1, "--max-update", 200, "--disable-validation"),
+            *("--save-dir", tmp_path / str(sentences)),
+        )
+        curves.append(losses(log))
+    one, parts = curves
+    assert len(one) == 200 and one.keys() == parts.keys() and one[200] < 0.8 * one[1]
+    # fairseq logs three decimals.
+    assert max(abs(one[update] - parts[update]) for update in one) <= 0.002
