@@ -74,3 +74,58 @@ def test_norm_and_losses_are_read_at_once(cuda):
     assert norm.device.type == "cpu" and norm == 1.5
     assert [log["loss"].device.type for log in logged] == ["cpu", "cpu"]
     assert logged[0]["loss"] == 0.25 and torch.equal(logged[1]["loss"], torch.tensor([3]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(300, 1024), (7, 3, 257), (5, 4096)], ids=str)
+def test_norm_and_relu_with_dropout_are_the_cpus(shape, dtype, cuda):
+    """To the mask: the host draws the same seeds for both."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    given = [torch.randn(size, generator=generator).to(dtype) for size in (shape, shape, shape[-1:], shape[-1:])]
+    results = []
+    for device in ("cpu", cuda):
+        torch.manual_seed(5)
+        leaves = [tensor.to(device).requires_grad_() for tensor in given]
+        out = ops.dropout_add_layer_norm(*leaves, 0.3)
+        relu = ops.relu_dropout(leaves[0], 0.3)
+        (out.float().square().mean() + relu.float().square().mean()).backward()
+        results.append([x.detach().cpu().float() for x in (out, relu, *(leaf.grad for leaf in leaves))])
+    limit = 1e-5 if dtype == torch.float32 else 2e-2
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=limit, atol=limit * other.abs().max().item())
+
+
+def test_a_graph_draws_new_masks_when_it_is_replayed(cuda):
+    x = torch.ones(64, 64, device=cuda)
+    ops.relu_dropout(x, 0.5)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = ops.relu_dropout(x, 0.5)
+    seen = []
+    for _ in range(2):
+        graph.replay()
+        seen.append(out.cpu())
+    assert not torch.equal(*seen) and 0.4 < seen[0].count_nonzero() / seen[0].numel() < 0.6
+
+
+@pytest.mark.parametrize("arch", ["dynamicconv", "transformer"])
+def test_joined_layers_train_as_separate_ones(arch, cuda):
+    """Without dropout, in float32: outputs and gradients of a step."""
+    pytest.importorskip("fairseq", reason="fairseq is not installed")
+    from lightconv_plugin.models.joined import join_passes
+    from tests.models import toys
+
+    torch.manual_seed(0)
+    none = {"dropout": 0.0, "attention_dropout": 0.0, "relu_dropout": 0.0}
+    if arch == "transformer":
+        none["encoder_conv_type"] = none["decoder_conv_type"] = "attention"
+    model = toys.build("dynamicconv", **none).to(cuda).train()
+    batch, results = [tensor.to(cuda) for tensor in toys.batch()], []
+    for _ in range(2):
+        model.zero_grad()
+        out, _ = model(*batch)
+        out.square().mean().backward()
+        results.append([out.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+        join_passes(model)
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
