@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     refused = {
         "bleu": ROUGE_OPTIONS,
         "rouge": BLEU_OPTIONS,
-        "perplexity": ("lenpen", "grid", *BLEU_OPTIONS, *ROUGE_OPTIONS),
+        "perplexity": ("lenpen", "grid", "within", *BLEU_OPTIONS, *ROUGE_OPTIONS),
     }
     refuse(args, refused[metric], f"--by {args.by}")
     if args.output:
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
         average=args.average,
         lenpen=args.lenpen,
         grid=args.grid,
+        within=args.within,
         subset=args.subset,
         how=None if metric == "perplexity" else measuring(args, metric),
         options=rest,
@@ -66,7 +67,10 @@ def _for_people(result: dict[str, Any]) -> str:
         return f"{result['metric']} {setting['score']:.2f}  average {setting['average']}{lenpen}\n"
 
     search = f"search: {result['search']}\n" if "search" in result else ""
-    return "".join(map(line, result["tried"])) + f"best: {line(result).rstrip()}  {result['checkpoint']}\n{search}"
+    chosen = "best"
+    if "within" in result:
+        chosen = f"chosen (not worse than the best with p < {result['within']:g}: p = {result['p_value']:.3f})"
+    return "".join(map(line, result["tried"])) + f"{chosen}: {line(result).rstrip()}  {result['checkpoint']}\n{search}"
 
 
 def _finite(text: str) -> float:
@@ -85,7 +89,9 @@ Choose the number of averaged checkpoints and the length penalty by their score 
 For each N, the last N checkpoints (of epochs, or of updates if no epoch was saved) are averaged to
 SAVE_DIR/averageN.pt, unless that file is already the average of the same checkpoints. The subset is translated with
 each average and the length penalty closest to 1, then with the best average and every other penalty; with --grid, with
-all pairs. Ties go to fewer checkpoints, then to the penalty closest to 1.
+all pairs. Ties go to fewer checkpoints, then to the penalty closest to 1. Scores differ by chance, which pushes the
+best penalty to an end of the list; with --within 0.05, the penalty closest to 1 is chosen that is not significantly
+worse than the best (paired bootstrap test, p >= 0.05).
 
 --by perplexity is for language models: it runs fairseq-eval-lm and has no length penalty.
 
@@ -117,6 +123,10 @@ def add_parser(commands) -> None:
         "--lenpen", nargs="*", type=_finite, default=[], metavar="X", help="length penalties (default: 1)"
     )
     parser.add_argument("--grid", action="store_true", help="try every number with every length penalty")
+    parser.add_argument(
+        "--within", type=_finite, default=0.0, metavar="P",
+        help="choose the penalty closest to 1 that is not worse than the best with p < P (default: 0, the best)",
+    )  # fmt: skip
     parser.add_argument("--by", choices=MEASURES, default="bleu_tok", help="the score (default: %(default)s)")
     parser.add_argument("--subset", default="valid", metavar="NAME", help="default: %(default)s")
     parser.add_argument(

@@ -13,8 +13,9 @@ from lightconv_plugin.checkpoints.averaging import average_once, checkpoints_in_
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.recipes.evaluation import OWN, check_data, check_options, languages_in, measure_perplexity
-from lightconv_plugin.scoring.bleu import check_language
+from lightconv_plugin.scoring.bleu import Measure, check_language
 from lightconv_plugin.scoring.measuring import Measuring
+from lightconv_plugin.scoring.significance import compare
 
 BLEU_MEASURES = ("bleu_tok", "sacrebleu", "chrf")
 ROUGE_MEASURES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -73,6 +74,17 @@ def search(
     return sorted(tried, key=lambda setting: better(setting, lower))
 
 
+def plainest(tried: Sequence[Setting], as_good: Callable[[Setting, Setting], bool]) -> Setting:
+    """Of the settings with the best one's number of checkpoints, the length penalty closest to 1 that is as good.
+
+    Scores of a thousand sentences differ by chance, which pushes the best penalty to either end of the list.
+    `as_good(setting, best)` says whether a difference may be chance. tried: as `search` returns it.
+    """
+    best = tried[0]
+    same = sorted((one for one in tried if one.average == best.average), key=lambda one: _plainness(one.lenpen))
+    return next(one for one in same if one == best or as_good(one, best))
+
+
 def metric_of(by: str) -> str:
     """The metric that a measure belongs to: "bleu", "rouge" or "perplexity"."""
     return "bleu" if by in BLEU_MEASURES else "rouge" if by in ROUGE_MEASURES else "perplexity"
@@ -86,6 +98,7 @@ def tune(
     average: Sequence[int] = (1,),
     lenpen: Sequence[float] = (),
     grid: bool = False,
+    within: float = 0.0,
     subset: str = "valid",
     how: Measuring | None = None,
     options: Sequence[str] = (),
@@ -101,6 +114,8 @@ def tune(
 
     data: a folder of binarised data. save_dir: the checkpoints of a training.
     lenpen: length penalties, default (1,); none for perplexity. grid: try all pairs, see `search`.
+    within: above 0, choose the length penalty closest to 1 that a paired bootstrap test does not find worse than the
+        best with p < `within`, see `plainest`; for measures of translations.
     how: settings of BLEU or ROUGE; missing ones are read from the data folder.
     options: for fairseq-generate (or fairseq-eval-lm), added after `fairseq_generate.DEFAULTS`.
     context_window: for perplexity.
@@ -109,13 +124,13 @@ def tune(
 
     Returns {"average", "lenpen", "score", "checkpoint", "metric", "subset", "options", "tried"}, for translations
     "search", see `Generated`, and for BLEU "lang", "lowercase" and "compound_split". "tried" has all settings, best
-    first.
+    first; "p_value", with `within`, says how likely the difference from the best is by chance.
 
     Raises:
         InputError: an argument is wrong (checked before any work), or averaging, generating or scoring failed.
     """
     metric = metric_of(by)
-    _check_arguments(by, average, lenpen, subset, options, allow_test)
+    _check_arguments(by, average, lenpen, within, subset, options, allow_test)
     if metric == "perplexity":
         check_data(data, subset)
         penalties: Sequence[float | None] = [None]
@@ -130,6 +145,8 @@ def tune(
     checkpoints, average = _checkpoints(save_dir, average, skip_missing, warn)
     paths: dict[int, Path] = {}
     searches: set[str] = set()
+    translated: dict[tuple[int, float | None], Measure] = {}
+    chances: dict[float | None, float] = {}
 
     def score(number: int, penalty: float | None) -> float:
         if number not in paths:
@@ -140,17 +157,27 @@ def tune(
         log = fairseq_generate.generate(data, paths[number], subset, [*options, "--lenpen", repr(penalty)])
         how.check_decoded(log, "the text")
         searches.add(log.search or "fairseq's generator")
+        if within:
+            translated[number, penalty] = how.measures(log.hypotheses, log.references)[by]
         return getattr(how.report(log.hypotheses, log.references, warn), by)
 
+    def as_good(setting: Setting, best: Setting) -> bool:
+        ours, theirs = ({by: translated[one.average, one.lenpen]} for one in (setting, best))
+        chances[setting.lenpen] = compare(ours, theirs, "the best").measures[by].p_value
+        return chances[setting.lenpen] >= within
+
     tried = search(average, penalties, score, grid, lower=metric == "perplexity")
+    chosen = plainest(tried, as_good) if within else tried[0]
     result = {
-        **asdict(tried[0]),
-        "checkpoint": str(paths[tried[0].average]),
+        **asdict(chosen),
+        "checkpoint": str(paths[chosen.average]),
         "metric": by,
         "subset": subset,
         "options": list(options),
         "tried": [asdict(setting) for setting in tried],
     }
+    if within:
+        result |= {"within": within, "p_value": chances.get(chosen.lenpen, 1.0)}
     if searches:
         result["search"] = ", ".join(sorted(searches))
     if how is not None and metric == "bleu":
@@ -162,6 +189,7 @@ def _check_arguments(
     by: str,
     average: Sequence[int],
     lenpen: Sequence[float],
+    within: float,
     subset: str,
     options: Sequence[str],
     allow_test: bool,
@@ -171,6 +199,9 @@ def _check_arguments(
     if subset.startswith("test") and not allow_test:
         problem = "settings chosen on a test set inflate its score"
         raise InputError(f"`subset` {subset}: {problem}: tune on valid, or set `allow_test`")
+    if not 0 <= within < 1 or (within and by not in BLEU_MEASURES):
+        wanted = "0 to below 1" if by in BLEU_MEASURES else f"0 with {by}: the test is for {', '.join(BLEU_MEASURES)}"
+        raise InputError(f"`within` must be {wanted}, got {within:g}")
     check_options(options, (*OWN, "--lenpen"))
     for name, values in (("average", average), ("lenpen", lenpen)):
         if len(set(values)) < len(values):

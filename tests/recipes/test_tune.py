@@ -5,9 +5,12 @@ import os
 import re
 
 import pytest
+from sacrebleu.metrics import BLEU
+from sacrebleu.significance import PairedTest
 
 from lightconv_plugin.cli import main
-from lightconv_plugin.recipes.tuning import search
+from lightconv_plugin.recipes.tuning import Setting, plainest, search
+from lightconv_plugin.scoring.generate_log import Generated
 
 pytest.importorskip("fairseq")
 
@@ -163,6 +166,39 @@ def test_of_equal_scores_fewer_checkpoints_and_the_penalty_nearest_1_win():
     ]  # fmt: skip
 
 
+def test_the_plainest_of_what_is_as_good():
+    """Only penalties of the best number of checkpoints; the best itself if nothing else is as good."""
+    tried = [Setting(5, 1.8, 30.0), Setting(5, 1.4, 29.9), Setting(1, 1.0, 29.8), Setting(5, 1.0, 28.0)]
+    assert plainest(tried, lambda one, best: best.score - one.score < 0.5) == Setting(5, 1.4, 29.9)
+    assert plainest(tried, lambda one, best: True) == Setting(5, 1.0, 28.0)
+    assert plainest(tried, lambda one, best: False) == tried[0]
+
+
+def test_within_the_error_of_the_best(data, save_dir, capsys, monkeypatch):
+    """The p-value is sacreBLEU's. 1.8 is the best by chance, 1 as good, 0.6 worse."""
+    references = [f"the {n} quick brown foxes jump over {n + 1} lazy dogs" for n in range(60)]
+    errors = {0.6: 40, 1.0: 4, 1.8: 3}  # sentences with a wrong word
+
+    def generated(data, checkpoint, subset, options):
+        wrong = errors[float(options[-1])]
+        lines = [line.replace("lazy", "old") if n < wrong else line for n, line in enumerate(references)]
+        return Generated(lines, references, False, None, None)
+
+    monkeypatch.setattr("lightconv_plugin.recipes.tuning.fairseq_generate.generate", generated)
+    arguments = [data, save_dir, "--lenpen", 0.6, 1, 1.8]
+    assert as_json(capsys, *arguments)["lenpen"] == 1.8
+    plain = as_json(capsys, *arguments, "--within", 0.05)
+    assert plain["lenpen"] == 1 and plain["score"] < plain["tried"][0]["score"]
+    sides = {penalty: generated(None, None, None, [penalty]).hypotheses for penalty in errors}
+    results = PairedTest(
+        [("best", sides[1.8]), ("plain", sides[1.0])], {"bleu": BLEU(tokenize="none")}, [references], "bs", 1000
+    )()[1]
+    assert plain["p_value"] == results["BLEU"][1].p_value
+    assert as_json(capsys, *arguments, "--within", 0.9)["lenpen"] == 1.8
+    tune(*arguments, "--within", 0.05)
+    assert "chosen (not worse than the best with p < 0.05: p = 0." in capsys.readouterr().out
+
+
 def test_lower_is_better_for_perplexity():
     score, _ = scored({(1, None): 30.0, (5, None): 20.0, (10, None): 20.0})
     assert search([1, 10, 5], [None], score, lower=True)[0].average == 5
@@ -224,6 +260,8 @@ def test_numbers_without_enough_checkpoints_are_left_out_on_demand(data, save_di
         (["--by", "rougeL", "--lowercase"], "--lowercase is not valid with --by rougeL"),
         (["--by", "perplexity", "--lenpen", "1"], "--lenpen is not valid with --by perplexity"),
         (["--by", "perplexity"], "dict.txt is missing"),
+        (["--within", "1"], "--within must be 0 to below 1, got 1"),
+        (["--by", "rougeL", "--within", "0.05"], "--within must be 0 with rougeL: the test is for bleu_tok"),
         (["--", "--beam", "x"], "in the options for fairseq-generate: argument --beam: invalid int value: 'x'"),
         (["--", "--baem", "4"], "in the options for fairseq-generate: unrecognized arguments: --baem 4"),
         (["--", "--lenpen", "4"], "--lenpen is set by this command"),

@@ -54,13 +54,14 @@ OVERRIDE = re.compile(r"(?:\+{1,2}|~)?[A-Za-z_][\w./@-]*=.*|~[A-Za-z_][\w./@-]*"
 class Tuning:
     """What to try on the validation set: numbers of averaged checkpoints and length penalties.
 
-    by: the score to choose by, "" for the first of SCORES. grid: try all pairs.
+    by: the score to choose by, "" for the first of SCORES. grid: try all pairs. within: see `tuning.tune`.
     """
 
     average: tuple[int, ...]
     lenpen: tuple[float, ...] = ()
     by: str = ""
     grid: bool = False
+    within: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.average or min(self.average) < 1 or len(set(self.average)) < len(self.average):
@@ -127,6 +128,9 @@ class Protocol:
         if bool(self.tune.lenpen) == (self.metric == "perplexity"):
             wanted = "an empty list: perplexity has none" if self.tune.lenpen else "a list of different numbers"
             raise ValueError(f"tune.lenpen must be {wanted}, got {list(self.tune.lenpen)}")
+        if not 0 <= self.tune.within < 1 or (self.tune.within and self.metric != "bleu"):
+            wanted = "0 to below 1" if self.metric == "bleu" else "0: the test is for BLEU"
+            raise ValueError(f"tune.within must be {wanted}, got {self.tune.within}")
         if self.paper is not None and self.paper not in (names := [task.name for task in TASKS]):
             raise ValueError(f"paper must be null or one of {', '.join(names)}, got {self.paper!r}")
         for name, system in self.systems.items():
@@ -163,6 +167,7 @@ class Protocol:
         return [
             *(self.metric, self.generate_of(system), score),
             *(list(tune.average), list(tune.lenpen), self.by, tune.grid),
+            *([tune.within] if tune.within else []),  # rows from before this was a choice stay valid
         ]
 
 

@@ -163,7 +163,7 @@ class Reproduction:
         folder, tuning = self.job.folder / f"seed{seed}", self.job.protocol.tune
         generate, by = self.job.protocol.generate_of(self.job.system), self.job.protocol.by
         choices: dict[str, Any] = {"average": list(tuning.average), "lenpen": list(tuning.lenpen)}
-        choices |= {"by": by, "grid": tuning.grid}
+        choices |= {"by": by, "grid": tuning.grid} | ({"within": tuning.within} if tuning.within else {})
         depends = {
             "checkpoints": training.numbered(folder),
             **choices,
