@@ -94,7 +94,8 @@ def second_half_cut(model: Any, p: float, kept: int) -> Iterator[None]:
 def embeddings(model: Any) -> list[nn.Module]:
     """What embeds the tokens of each side of a model. ValueError if it has no such modules."""
     sides = [getattr(unwrapped(model), side, None) for side in ("encoder", "decoder")]
-    found = [side.embed_tokens for side in sides if isinstance(getattr(side, "embed_tokens", None), nn.Module)]
+    modules = [getattr(side, "embed_tokens", None) for side in sides]
+    found = [module for module in modules if isinstance(module, nn.Module)]
     if not found:
         raise ValueError(f"SimCut needs a model whose encoder or decoder has embed_tokens, got {type(model).__name__}")
     return found
