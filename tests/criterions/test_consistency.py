@@ -19,12 +19,12 @@ from benchmarks import systems
 from benchmarks.launches import Counter
 from lightconv_plugin.criterions import RDROP, SIMCUT, RDropCriterion, SimCutCriterion
 from lightconv_plugin.criterions.simcut import second_half_cut
+from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.ops import backends
 from tests.models.language_model_toys import build_lm
 from tests.models.toys import VARIANTS, batch, build, task
 
-MIXERS = ("lightweight", "dynamic", "talk", "attention", "window_attention", *VARIANTS)
 NOTHING = 4  # a word that no sentence has; where the tests cut tokens by hand, it has the embedding 0
 BOTH = pytest.mark.parametrize("name", ["rdrop", "simcut"])
 
@@ -127,7 +127,7 @@ def by_hand(name: str, model, given: dict, masks: Masks, cuts, prefix: int, epsi
 
 
 @BOTH
-@pytest.mark.parametrize("kind", [*MIXERS, "transformer"])
+@pytest.mark.parametrize("kind", [*MIXERS, *VARIANTS, "transformer"])
 @pytest.mark.parametrize("prefix, epsilon", [(0, 0.1), (2, 0.0)], ids=["plain", "prefix"])
 def test_one_pass_over_both_is_two_passes(monkeypatch, name, kind, prefix, epsilon):
     """The loss and all gradients, with ragged batches and padding on both sides."""
