@@ -1,9 +1,9 @@
 """LightConv and DynamicConv for fairseq (Wu et al. 2019, Pay Less Attention with Lightweight and Dynamic Convolutions).
 
 `fairseq-train --user-dir lightconv_plugin …` imports this package. It patches fairseq where it fails or is wrong with
-current versions of Python, torch and numpy (compat/), and registers the models (models/) and --task translation_fast
-(generation/). `import lightconv_plugin.ops` gives any PyTorch program the operators without importing fairseq, which
-takes seconds. The models are registered once fairseq is imported, before or after this package.
+current versions of Python, torch and numpy (compat/), and registers the models (models/), the criterions (criterions/)
+and --task translation_fast (generation/). `import lightconv_plugin.ops` gives any PyTorch program the operators without
+importing fairseq, which takes seconds. All are registered once fairseq is imported, before or after this package.
 """
 
 import importlib.util
@@ -18,6 +18,7 @@ def _register() -> None:
 
     compat.apply()
     importlib.import_module("lightconv_plugin.models")
+    importlib.import_module("lightconv_plugin.criterions")
     importlib.import_module("lightconv_plugin.generation.task")
 
 

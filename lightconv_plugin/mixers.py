@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 WU = "Wu et al. 2019, Pay Less Attention with Lightweight and Dynamic Convolutions"
+LFM2 = "Liquid AI 2025, LFM2 Technical Report"
 TALK = "Lioutas & Guo 2020, Time-aware Large Kernel Convolutions"
 
 _CONVOLUTION = ("kernel_size", "conv_dim", "glu", "input_dropout", "weight_dropout")
@@ -63,6 +64,12 @@ MIXERS = {
         system="TaLK",
         paper=TALK,
         url="https://arxiv.org/abs/2002.03184",
+    ),
+    "gated_short": Mixer(
+        ("kernel_size", "conv_dim", "input_dropout", "weight_dropout"),
+        fixed=True,
+        paper=LFM2,
+        url="https://arxiv.org/abs/2511.23404",
     ),
     "depthwise": Mixer(_CONVOLUTION, fixed=True),
     "conv": Mixer(_CONVOLUTION, fixed=True),

@@ -86,7 +86,7 @@ Norm::Norm(const Description& from, const std::string& name)
 Mixer::Mixer(const Description& from, const std::string& name)
     : kind(named(from, name + ".kind", kKinds)), left(from.integer(name + ".left")),
       right(from.integer(name + ".right")), channels(from.integer(name + ".channels")),
-      heads(from.integer(name + ".heads")), gated(from.number(name + ".gated") != 0),
+      heads(from.integer(name + ".heads")), parts(from.integer(name + ".parts")),
       normalize(normalization(from, name + ".normalize")), enter(from.linear(name + ".enter")),
       leave(from.linear(name + ".leave")), reduce(from.linear(name + ".reduce")),
       product(from.linear(name + ".product", kind == Kind::kTalk)),

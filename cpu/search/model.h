@@ -77,7 +77,7 @@ struct Mixer {
   Kind kind = Kind::kShared;
   int64_t left = 0, right = 0;  // attention: −1 for everything
   int64_t channels = 0, heads = 1;
-  bool gated = false;
+  int64_t parts = 1;  // of what `enter` returns: 2 for a GLU, 3 for gates before and after the convolution
   Normalize normalize = Normalize::kNone;
   Linear enter, leave;
   Linear reduce;               // kPredicted at low rank: what `product` reads, else empty

@@ -31,21 +31,40 @@ void feed_forward(const Layer& layer, const float* x, int64_t rows, int64_t dim,
   layer.fc2(hidden, width, rows, y, dim, shop);
 }
 
-// The input of a convolution, (rows, channels), after projection and gate.
+// The input of a convolution, (rows, channels), after projection and gate, to `to`. Returns what `leave` needs: the parts
+// that the projection made, in shop.hidden, or null.
 const float* enter(const Mixer& mixer, const float* x, int64_t rows, int64_t dim, float* to, Workshop& shop) {
   if (!mixer.enter) {
     std::copy_n(x, rows * dim, to);
-    return to;
+    return nullptr;
   }
-  const int64_t width = mixer.enter.outputs();
-  if (!mixer.gated) {
+  const int64_t width = mixer.enter.outputs(), channels = mixer.channels;
+  if (mixer.parts == 1) {
     mixer.enter(x, dim, rows, to, width, shop);
-    return to;
+    return nullptr;
   }
-  float* both = shop.hidden.get(rows * width);
-  mixer.enter(x, dim, rows, both, width, shop);
-  gate(both, rows, mixer.channels, to);
-  return to;
+  float* made = shop.hidden.get(rows * width);
+  mixer.enter(x, dim, rows, made, width, shop);
+  if (mixer.parts == 2) {
+    gate(made, rows, channels, to);
+    return nullptr;
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    const float *before = made + row * width, *values = before + 2 * channels;
+    for (int64_t c = 0; c < channels; ++c) to[row * channels + c] = before[c] * values[c];
+  }
+  return made;
+}
+
+// The output of a convolution, gated by the second of three parts and projected; `mixed` (rows, channels) is overwritten.
+void leave(
+    const Mixer& mixer, const float* made, float* mixed, int64_t rows, int64_t dim, float* y, Workshop& shop) {
+  const int64_t channels = mixer.channels;
+  for (int64_t row = 0; made && row < rows; ++row) {
+    const float* after = made + row * 3 * channels + channels;
+    for (int64_t c = 0; c < channels; ++c) mixed[row * channels + c] *= after[c];
+  }
+  mixer.leave(mixed, channels, rows, y, dim, shop);
 }
 
 void convolve_sentences(const Mixer& mixer, const Sentences& sentences, float* u, float* y, Workshop& shop) {
@@ -144,11 +163,11 @@ void encode(const Stack& stack, const Sentences& sentences, float* x, Workshop& 
     sublayer(layer.mixer_norm, layer.before, rows, dim, x, normed, out, [&](const float* in, float* y) {
       if (mixer.kind == Kind::kAttention) return attend_sentences(mixer, sentences, in, y, shop);
       float* u = u_memory.get(rows * mixer.channels);
-      enter(mixer, in, rows, dim, u, shop);
+      const float* made = enter(mixer, in, rows, dim, u, shop);
       if (!mixer.leave) return convolve_sentences(mixer, sentences, u, y, shop);
       float* mixed = shop.mixed.get(rows * mixer.channels);
       convolve_sentences(mixer, sentences, u, mixed, shop);
-      mixer.leave(mixed, mixer.channels, rows, y, dim, shop);
+      leave(mixer, made, mixed, rows, dim, y, shop);
     });
     sublayer(layer.final_norm, layer.before, rows, dim, x, normed, out, [&](const float* in, float* y) {
       feed_forward(layer, in, rows, dim, y, shop);
@@ -252,7 +271,7 @@ void Decoding::mix(const Layer& layer, LayerPast& pasts, const Rows& rows, const
     }
     return mixer.leave(out, channels, rows.count, y, dim, shop_);
   }
-  enter(mixer, x, rows.count, dim, now, shop_);
+  const float* made = enter(mixer, x, rows.count, dim, now, shop_);
   float* out = mixer.leave ? shop_.mixed.get(rows.count * channels) : y;
   if (mixer.kind == Kind::kFull) {
     const float** sources = shop_.sources.get(rows.count * taps);
@@ -261,7 +280,7 @@ void Decoding::mix(const Layer& layer, LayerPast& pasts, const Rows& rows, const
   } else {
     convolve(mixer, past, rows, out, channels);
   }
-  if (mixer.leave) mixer.leave(out, channels, rows.count, y, dim, shop_);
+  if (mixer.leave) leave(mixer, made, out, rows.count, dim, y, shop_);
 }
 
 void Decoding::attend_source(

@@ -10,7 +10,7 @@ from lightconv_plugin.paths import workspace
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.data_bin import count_sentences
 from lightconv_plugin.recipes.data.options import Request
-from lightconv_plugin.recipes.data.parallel_text import encodings, joined
+from lightconv_plugin.recipes.data.parallel_text import joined, repetitions
 from lightconv_plugin.recipes.data.sizes import size_for
 from lightconv_plugin.recipes.data.tasks import TASKS, prepare, sources
 
@@ -38,7 +38,7 @@ def next_step(request: Request) -> list[str]:
     found = [count_sentences(index) for index in sorted(data.glob("train.*.idx"))]
     if not found or not found[0]:
         return []
-    pairs = found[0] // encodings(options)
+    pairs = found[0] // repetitions(options)
     size = size_for(pairs)
     words = ["lightconv", "train", size.config, f"task.data={_shown(data)}"]
     words.append(f"checkpoint.save_dir={_shown(workspace() / 'runs' / request.out.name)}")

@@ -12,8 +12,8 @@ Prepares the data, trains the configuration with each seed, chooses the number o
 penalty on the validation set, and scores the test set: one row of the results. protocol.yaml next to the configuration
 defines each step. Rerun the same command to resume; a step is repeated only if something it depends on has changed.
 
-CONFIG is the name of a configuration such as iwslt14_de_en/dynamicconv, or a path. Overrides are hydra's, for the
-training; one that changes what is computed needs --runs.
+CONFIG is the name of a configuration such as iwslt14_de_en/dynamicconv, or a path. Overrides are those of
+`lightconv train`, for the training; one that changes what is computed needs --runs.
 
 A seed is trained in SAVE_DIR/seedN; an existing training with the same settings is resumed, or taken over if it is
 finished. By default, the row is written to results/reproduction/TASK/SYSTEM.json (in a checkout:

@@ -10,7 +10,8 @@ DESCRIPTION = """\
 Trains a configuration with fairseq-hydra-train. Rerun the same command to resume from the last checkpoint.
 
 CONFIG is the path of a YAML file, or the name of a configuration such as multi30k_en_de/dynamicconv. It is followed by
-hydra's overrides, such as optimization.max_epoch=30.
+hydra's overrides, such as optimization.max_epoch=30. +criterion/rdrop and +criterion/simcut change a recipe with
+label_smoothed_cross_entropy to consistency training, with the papers' settings.
 
 Checkpoints, records.jsonl (settings, statistics and the end, for the other commands), train.log (with several machines
 also train.nodeR.log: everything that machine R printed) and tensorboard/ go to checkpoint.save_dir
@@ -24,6 +25,7 @@ largest batches that fit into its memory are used, and fewer of them in an updat
 EXAMPLE = """\
 example:
   lightconv train multi30k_en_de/dynamicconv optimization.max_epoch=30 common.seed=2
+  lightconv train multi30k_en_de/dynamicconv +criterion/simcut checkpoint.save_dir=runs/simcut
   lightconv train my/config.yaml task.data=data/mine/data-bin checkpoint.save_dir=runs/mine
   lightconv train wmt16_en_de/dynamicconv --nodes 2 --node-rank 0 --rendezvous node0:29500"""
 

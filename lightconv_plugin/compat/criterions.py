@@ -26,8 +26,10 @@ def label_smoothing_passes() -> None:
     def compute_loss(
         self: Any, model: Any, net_output: Any, sample: dict, reduce: bool = True
     ) -> tuple[Tensor, Tensor]:
-        logits = _plain_logits(model, net_output)
-        if logits is None or type(self).get_lprobs_and_target is not Criterion.get_lprobs_and_target:
+        logits = plain_logits(model, net_output)
+        if logits is None or not _has_kernel(logits):
+            return original(self, model, net_output, sample, reduce)
+        if type(self).get_lprobs_and_target is not Criterion.get_lprobs_and_target:
             return original(self, model, net_output, sample, reduce)
         target = model.get_targets(sample, net_output)
         if self.ignore_prefix_size > 0:
@@ -40,14 +42,21 @@ def label_smoothing_passes() -> None:
     Criterion.compute_loss = compute_loss
 
 
-def _plain_logits(model: Any, net_output: Any) -> Tensor | None:
-    """The logits, if probabilities are their softmax and a native operator takes them."""
+def unwrapped(model: Any) -> Any:
+    """fairseq's model: distributed training and FSDP wrap it."""
+    from fairseq.models import BaseFairseqModel
+
+    while not isinstance(model, BaseFairseqModel) and isinstance(getattr(model, "module", None), torch.nn.Module):
+        model = model.module
+    return model
+
+
+def plain_logits(model: Any, net_output: Any) -> Tensor | None:
+    """The logits, if probabilities are their softmax."""
     from fairseq.models import BaseFairseqModel, FairseqDecoder
     from fairseq.models.transformer import TransformerModelBase
 
-    # Distributed training and FSDP wrap the model.
-    while not isinstance(model, BaseFairseqModel) and isinstance(getattr(model, "module", None), torch.nn.Module):
-        model = model.module
+    model = unwrapped(model)
     decoder = getattr(model, "decoder", None)
     if not isinstance(decoder, FairseqDecoder) or getattr(decoder, "adaptive_softmax", None) is not None:
         return None
@@ -55,7 +64,7 @@ def _plain_logits(model: Any, net_output: Any) -> Tensor | None:
         usual = [getattr(kind, name) for kind in (BaseFairseqModel, TransformerModelBase)]
         if getattr(type(decoder), name) is not getattr(FairseqDecoder, name) or getattr(type(model), name) not in usual:
             return None
-    return net_output[0] if _has_kernel(net_output[0]) else None
+    return net_output[0]
 
 
 def _has_kernel(logits: Tensor) -> bool:

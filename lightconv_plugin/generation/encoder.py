@@ -10,7 +10,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.sublayers import FeedForward, PackedLinear, Residual, optional_norm, pack
 from lightconv_plugin.modules.attention import PROJECTIONS, SelfAttention
-from lightconv_plugin.modules.block import ConvBlock
+from lightconv_plugin.modules.block import ConvBlock, gated, split_parts
 from lightconv_plugin.modules.convolutions import DynamicConv
 from lightconv_plugin.modules.layer import Layer
 from lightconv_plugin.modules.transformer import Encoder
@@ -94,7 +94,7 @@ class _ConvMixer:
     """A ConvBlock. The layers that predict dynamic filters are packed too."""
 
     def __init__(self, block: ConvBlock, dtype: str):
-        self.conv, self.glu, self.zero_pads = block.conv, block.glu, block.zero_pads
+        self.conv, self.parts, self.zero_pads = block.conv, block.parts, block.zero_pads
         project = isinstance(block.linear1, nn.Linear)
         self.linear1 = pack(block.linear1, dtype=dtype) if project else None
         self.linear2 = pack(block.linear2, dtype=dtype) if project else None
@@ -104,9 +104,7 @@ class _ConvMixer:
             self.predict = [pack(linear, dtype=dtype) for linear in linears if linear is not None]
 
     def __call__(self, x: Tensor, batch: _Batch) -> Tensor:
-        x = x.clone() if self.linear1 is None else self.linear1(x)
-        if self.glu:
-            x = F.glu(x, dim=1)
+        x, gate = split_parts(x.clone() if self.linear1 is None else self.linear1(x), self.parts)
         if self.zero_pads:
             batch.without_pads(batch.grid(x))
         grid = batch.grid(x)
@@ -125,7 +123,7 @@ class _ConvMixer:
                 bias=conv.conv_bias,
                 renorm_padding=conv.renorm_padding,
             )
-        y = y.flatten(0, 1)
+        y = gated(y.flatten(0, 1), gate)
         return y if self.linear2 is None else self.linear2(y)
 
 

@@ -27,7 +27,7 @@ from lightconv_plugin.generation.sublayers import PackedLinear, pack
 from lightconv_plugin.modules.attention import PROJECTIONS
 from lightconv_plugin.modules.attention import EncoderAttention as PlainEncoderAttention
 from lightconv_plugin.modules.attention import SelfAttention as PlainSelfAttention
-from lightconv_plugin.modules.block import ConvBlock
+from lightconv_plugin.modules.block import ConvBlock, gated, split_parts
 from lightconv_plugin.modules.convolutions import DynamicConv, StaticConv, is_static
 from lightconv_plugin.modules.full_convolution import FullConv
 from lightconv_plugin.modules.talk import TaLKConv
@@ -208,14 +208,14 @@ def _step_of(conv: Any, dtype: str) -> Any:
 
 
 class ConvMixer:
-    """A ConvBlock: Linear, GLU, convolution, Linear."""
+    """A ConvBlock: Linear, gates, convolution, Linear."""
 
     def __init__(self, block: ConvBlock, dtype: str):
         conv = block.conv
         self.conv = _step_of(conv, dtype)
         if getattr(conv, "padding_l", 0) != getattr(conv, "kernel_size", 1) - 1 and not isinstance(conv, TaLKConv):
             raise UnsupportedModelError("a convolution in the decoder that looks ahead")
-        self.glu = block.glu
+        self.parts = block.parts
         project = isinstance(block.linear1, nn.Linear)
         self.linear1 = pack(block.linear1, dtype=dtype) if project else None
         self.linear2 = pack(block.linear2, dtype=dtype) if project else None
@@ -226,10 +226,9 @@ class ConvMixer:
     def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
         if self.linear1 is not None:
             x = self.linear1(x)
-        if self.glu:
-            x = F.glu(x, dim=1)
+        x, gate = split_parts(x, self.parts)
         memory.append(x, beams)
-        x = self.conv(x, memory, beams)
+        x = gated(self.conv(x, memory, beams), gate)
         return x if self.linear2 is None else self.linear2(x)
 
 

@@ -206,7 +206,7 @@ class Description:
             f"{name}.right": -1 if attention.right is None else attention.right,
             f"{name}.channels": attention.embed_dim,
             f"{name}.heads": attention.num_heads,
-            f"{name}.gated": 0,
+            f"{name}.parts": 1,
             f"{name}.normalize": "none",
         }
         for part, conv in attention.convolutions().items():
@@ -217,13 +217,13 @@ class Description:
             self._linear(f"{name}.enter", block.linear1)
             self._linear(f"{name}.leave", block.linear2)
         self._convolution(name, block.conv)
-        self.numbers[f"{name}.gated"] = float(block.glu)
+        self.numbers[f"{name}.parts"] = block.parts
 
     def _convolution(self, name: str, conv: Any) -> None:
         self.numbers |= {
             f"{name}.channels": conv.channels,
             f"{name}.heads": conv.num_heads,
-            f"{name}.gated": 0,
+            f"{name}.parts": 1,
             f"{name}.normalize": "none",
         }
         if isinstance(conv, TaLKConv):

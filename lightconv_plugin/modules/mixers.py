@@ -21,7 +21,7 @@ class MixerSpec:
 
     kind: a name of MIXERS.
     kernel_size: K of a convolution; the window of "window_attention"; for "talk" the longest reach L (and R).
-    conv_dim, glu, input_dropout: see ConvBlock; attention does not use them.
+    conv_dim, glu, input_dropout: see ConvBlock; attention does not use them, and "gated_short" not the GLU.
     num_heads: heads that share a filter or an offset ("lightweight", "dynamic", "talk"), or of attention.
     weight_dropout: DropConnect of the filter; for "talk" the dropout of the offsets.
     normalize: how the filters of "lightweight" and "dynamic" are normalised, one of ops.NORMALIZATIONS.
@@ -128,6 +128,7 @@ def _conv(spec: MixerSpec) -> nn.Module:
 _CONVOLUTIONS: dict[str, Callable[[MixerSpec], nn.Module]] = {
     "lightweight": partial(_with_heads, LightweightConv),
     "dynamic": _dynamic,
+    "gated_short": _depthwise,
     "talk": _talk,
     "depthwise": _depthwise,
     "conv": _conv,
@@ -159,6 +160,7 @@ def build_mixer(
         embed_dim,
         _CONVOLUTIONS[spec.kind](spec),
         glu=spec.glu,
+        gates_output=spec.kind == "gated_short",
         project=spec.kind != "conv",
         input_dropout=spec.input_dropout,
         zero_pads=spec.zero_pads,

@@ -234,7 +234,8 @@ def _probe(side: str, number: int, mixer: Any) -> _Probe:
         if conv.weight.shape[1] > 1 or conv.channels == 1:
             return _Fixed(layer("conv", ["values", "gates"] if conv.glu else ["all channels"], *taps), conv)
         if conv.num_heads == conv.channels:
-            return _Fixed(layer("depthwise", ["all channels"], *taps), conv)
+            kind = "gated_short" if getattr(mixer, "parts", 1) == 3 else "depthwise"
+            return _Fixed(layer(kind, ["all channels"], *taps), conv)
         return _Fixed(layer("lightweight", heads, *taps), conv)
     if hasattr(conv, "q_proj"):
         if getattr(conv, "left", None) is not None:

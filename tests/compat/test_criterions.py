@@ -65,20 +65,20 @@ def test_a_wrapped_model_and_fairseqs_own():
 
     model = build()
     output = model(**sample()["net_input"])
-    assert criterions._plain_logits(Wrapped(model), output) is output[0]
+    assert criterions.plain_logits(Wrapped(model), output) is output[0]
     preset = systems.sized(systems.PRESETS["iwslt_de_en"], True, None, None)
     theirs = systems.build(systems.TRANSFORMER, preset, systems.task(systems.dictionary(50)), tiny=True)
     tokens = torch.full((2, 3), 7)
-    assert criterions._plain_logits(theirs, theirs(tokens, torch.tensor([3, 3]), tokens)) is not None
+    assert criterions.plain_logits(theirs, theirs(tokens, torch.tensor([3, 3]), tokens)) is not None
 
 
 def test_other_probabilities_take_fairseqs_code(monkeypatch):
     adaptive = build(adaptive_softmax_cutoff=[4, 8], share_all_embeddings=False, share_decoder_input_output_embed=False)
-    assert criterions._plain_logits(adaptive, adaptive(**sample()["net_input"])) is None
+    assert criterions.plain_logits(adaptive, adaptive(**sample()["net_input"])) is None
     model = build()
     output = model(**sample()["net_input"])
     monkeypatch.setattr(type(model.decoder), "get_normalized_probs", lambda *args: 0, raising=False)
-    assert criterions._plain_logits(model, output) is None
+    assert criterions.plain_logits(model, output) is None
 
 
 def test_a_criterion_with_other_targets_takes_fairseqs_code():
@@ -95,4 +95,4 @@ def test_a_criterion_with_other_targets_takes_fairseqs_code():
 @native
 def test_a_language_model():
     model = build_lm()
-    assert criterions._plain_logits(model, model(batch()[2])) is not None
+    assert criterions.plain_logits(model, model(batch()[2])) is not None

@@ -16,7 +16,7 @@ from lightconv_plugin.modules.linear import Linear
 from .language_model_toys import build_lm
 from .toys import VARIANTS, batch, build, dictionary, task
 
-CONVOLUTIONS = ["lightweight", "dynamic", "talk", "depthwise", "conv"]
+CONVOLUTIONS = ["lightweight", "dynamic", "talk", "gated_short", "depthwise", "conv"]
 OURS = [*CONVOLUTIONS, *VARIANTS, "window_attention"]
 MIXERS = [*CONVOLUTIONS, *VARIANTS, "attention", "window_attention", "lightweight,attention,dynamic"]
 

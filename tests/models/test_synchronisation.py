@@ -11,7 +11,7 @@ from tests.models.language_model_toys import build_lm
 from tests.models.toys import VARIANTS, batch, build
 from tests.waiting import RefuseToWait
 
-MIXERS = ("lightweight", "dynamic", "talk", "depthwise", "conv", "window_attention", *VARIANTS)
+MIXERS = ("lightweight", "dynamic", "talk", "gated_short", "depthwise", "conv", "window_attention", *VARIANTS)
 # fairseq's sinusoidal positions compare a length that lives on the host; only "meta" can tell that from a wait.
 LEARNED = {"encoder_learned_pos": True, "decoder_learned_pos": True}
 DROPOUT = {"dropout": 0.2, "input_dropout": 0.2, "attention_dropout": 0.1, "weight_dropout": 0.1, "relu_dropout": 0.1}

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 pytest.importorskip("fairseq")
 
 from lightconv_plugin.models.token_mixers import FairseqConvBlock as ConvBlock
-from lightconv_plugin.modules import DynamicConv, LightweightConv
+from lightconv_plugin.modules import DepthwiseConv, DynamicConv, LightweightConv
 
 
 def block(kind=DynamicConv, *, glu=True, causal=True, kernel_size=5, **options):
@@ -30,10 +30,31 @@ def test_it_is_the_papers_figure(kind, glu):
     torch.testing.assert_close(out, expected)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_gates_before_and_after_the_convolution(causal):
+    """The definition token by token, its gradient, and the state between steps: the convolution's inputs."""
+    b = ConvBlock(6, DepthwiseConv(4, 3, 2 if causal else 1), glu=True, gates_output=True).double()
+    assert b.linear1.weight.shape == (12, 6) and b.conv.weight.shape == (4, 1, 3)
+    x = torch.randn(5, 2, 6, dtype=torch.float64)
+    before, after, values = F.linear(x, b.linear1.weight, b.linear1.bias).split(4, dim=-1)
+    u = torch.cat([torch.zeros(2, 2, 4).double(), before * values, torch.zeros(2, 2, 4).double()])
+    first = 0 if causal else 1
+    mixed = [sum(u[t + first + k] * b.conv.weight[:, 0, k] for k in range(3)) for t in range(5)]
+    expected = F.linear(after * torch.stack(mixed), b.linear2.weight, b.linear2.bias)
+    torch.testing.assert_close(b(x)[0], expected)
+    parameters = list(b.parameters())
+    ours, theirs = (torch.autograd.grad(y.square().sum(), parameters) for y in (b(x)[0], expected))
+    torch.testing.assert_close(ours, theirs)
+    if causal:
+        y, state = b.step(x[:3], None)
+        torch.testing.assert_close((y, state), (expected[:3], u[3:5]))
+
+
+@pytest.mark.parametrize("gates", [{}, {"gates_output": True}], ids=["glu", "both"])
 @pytest.mark.parametrize("left", [True, False], ids=["left", "right"])
 @torch.no_grad()
-def test_what_stands_at_a_pad_is_never_read(left):
-    b = block(causal=False)
+def test_what_stands_at_a_pad_is_never_read(left, gates):
+    b = block(causal=False, **gates)
     x = torch.randn(9, 2, 16)
     mask = torch.zeros(2, 9, dtype=torch.bool)
     pads = slice(0, 3) if left else slice(6, 9)

@@ -7,7 +7,7 @@ import torch
 from lightconv_plugin.report import kernels
 from tests.models.toys import batch, build, dictionary, task
 
-MIXERS = ["lightweight", "dynamic", "talk", "depthwise", "conv", "attention", "window_attention"]
+MIXERS = ["lightweight", "dynamic", "talk", "gated_short", "depthwise", "conv", "attention", "window_attention"]
 DATA = ["dynamic", "talk", "attention", "window_attention"]
 
 

@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 import pytest
 
-from lightconv_plugin.recipes.training.plan import quote
+from lightconv_plugin.recipes.training.overrides import quote
 from tests import ROOT
 from tests.recipes.conftest import script_environment
 from tests.robustness.torture import ODD_NAMES

@@ -111,6 +111,9 @@ class Options:
         metavar="P",
     )
     bpe_copies: int | None = _option(None, "how many times, with `bpe_dropout` (default: 8)", positive, metavar="N")
+    bidirectional: bool = _flag(
+        "train in both directions: append the training text with its sides exchanged. Needs one dictionary"
+    )
     lowercase: bool = _option(True, "lower-case the text (default: %(default)s)", action=argparse.BooleanOptionalAction)
     separate_dictionaries: bool = _flag("one dictionary for each language")
     max_len: int = _option(250, "longest training side in tokens (default: {default})", positive, metavar="N")
@@ -155,7 +158,7 @@ BASIC = ("data", "out", "workers")
 DOWNLOAD = ("mirror", "any_size")  # of tasks with published files
 PARALLEL = (
     *("src", "tgt", "train_prefix", "valid_prefix", "test_prefix", "bpe", "bpe_dropout", "bpe_copies"),
-    *("lowercase", "separate_dictionaries", "max_len", "max_ratio"),
+    *("bidirectional", "lowercase", "separate_dictionaries", "max_len", "max_ratio"),
 )
 OWN_TEXT = ("name", "valid_lines", "test_lines", "split_seed", "separate_bpe", "tokenizer")
 SIZES = ("threshold", "expect", "expect_entries")

@@ -71,6 +71,18 @@ def append(source: Path, target: Path) -> None:
         shutil.copyfileobj(file, end, BLOCK)
 
 
+def append_exchanged(texts: Sequence[Path]) -> None:
+    """Append the text of each side to the other one."""
+    source, target = texts
+    first = source.with_suffix(".first")
+    try:
+        shutil.copyfile(source, first)
+        append(target, source)
+        append(first, target)
+    finally:
+        first.unlink(missing_ok=True)
+
+
 class Preparation:
     """The stages for one corpus, in the folder `out`.
 
@@ -82,6 +94,9 @@ class Preparation:
             raise InputError(f"`bpe_copies` {options.bpe_copies} needs `bpe_dropout`: the copies would all be the same")
         if options.bpe_copies == 1:
             raise InputError("`bpe_copies` must be at least 2 with `bpe_dropout`, got 1: the first copy has all merges")
+        if options.bidirectional and not joined(options):
+            wrong = "separate_bpe" if options.separate_bpe else "separate_dictionaries"
+            raise InputError(f"`bidirectional` needs one dictionary for both languages: it is not valid with `{wrong}`")
         self.corpus, self.options, self.langs = corpus, options, (corpus.src, corpus.tgt)
         self.copies = encodings(options)
         self.held_out = held_out(options)
@@ -120,6 +135,8 @@ class Preparation:
             for copy in range(1, self.copies):
                 self.append_copy(copy, lang, path)
         self.clean(outputs[:2])
+        if self.options.bidirectional:
+            append_exchanged(outputs[:2])
 
     def append_copy(self, copy: int, lang: str, output: Path) -> None:
         """Append another encoding of the training text, by BPE-dropout."""
@@ -150,20 +167,26 @@ class Preparation:
         bounds: dict[str, object] = {"max_len": options.max_len, "max_ratio": options.max_ratio}
         if options.bpe_dropout:
             bounds |= {"bpe_dropout": options.bpe_dropout, "bpe_copies": self.copies}
+        directions = {"bidirectional": True} if options.bidirectional else {}
         stages = [
             Stage("raw", "raw text", self.raw, texts, sides.files("raw"), chosen),
             Stage("tok", "tokenise", self.tokenise, sides.files("raw"), sides.files("tok"), how),
             *sides.learned(options.bpe),
-            sides.encoded(self.encode, bounds),
+            sides.encoded(self.encode, bounds | directions),
             sides.binarised(joined(options), {"joined": joined(options), "langs": self.langs}),
         ]
-        about = sides.about(self.splits, options.lowercase, options.bpe, self.recipes)
+        about = sides.about(self.splits, options.lowercase, options.bpe, self.recipes, **directions)
         return Plan(sides.out, stages, lambda: about)
 
 
 def encodings(options: Options) -> int:
     """How many times the training text is encoded."""
     return (options.bpe_copies or COPIES) if options.bpe_dropout else 1
+
+
+def repetitions(options: Options) -> int:
+    """How many times the binarised training text has each pair, in either direction."""
+    return encodings(options) * (2 if options.bidirectional else 1)
 
 
 def joined(options: Options) -> bool:

@@ -19,6 +19,7 @@ from lightconv_plugin.recipes.reproduce.protocol import (
     split_words,
 )
 from lightconv_plugin.recipes.reproduce.table import SMOKE, default_results, default_table
+from lightconv_plugin.recipes.training.overrides import expanded
 
 SMOKE_CONFIG, SMOKE_SEEDS = f"{SMOKE}/dynamicconv", (1, 2)
 
@@ -60,7 +61,7 @@ def plan(
     """Plan the work for a row.
 
     config: a name or a path, as for `find_config`, with a protocol.yaml next to it.
-    overrides: hydra's. One that changes what is computed needs `runs`.
+    overrides: hydra's, and named changes. One that changes what is computed needs `runs`.
     runs: trainings go to RUNS/TASK/SYSTEM instead of the configuration's save_dir.
     results: the row goes to RESULTS/TASK/SYSTEM.json and the table to RESULTS/RESULTS.md. Default: `default_results`
     and `default_table` for a published configuration, otherwise RUNS/results.
@@ -77,6 +78,7 @@ def plan(
         raise InputError(f"`seeds` must be different numbers from 0, got {' '.join(map(str, seeds)) or 'none'}")
     content = load_yaml(path)
     flat = flatten(content) if isinstance(content, dict) else {}
+    overrides = expanded(content, overrides)
     given = dict(split_override(item) for item in overrides)
     for key, instead in (("checkpoint.save_dir", "runs"), ("common.seed", "seeds")):
         if key in given:

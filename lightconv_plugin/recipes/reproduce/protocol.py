@@ -47,7 +47,7 @@ MACHINE = (
 )
 # What the papers call the systems of every task, by the names of their configurations.
 PAPER_NAMES = {kind.family: kind.system for kind in MIXERS.values() if kind.family}
-OVERRIDE = re.compile(r"(?:\+{1,2}|~)?[A-Za-z_][\w./@-]*=.*|~[A-Za-z_][\w./@-]*", re.DOTALL)
+OVERRIDE = re.compile(r"(?:\+{1,2}|~)?[A-Za-z_][\w./@-]*=.*|[+~][A-Za-z_][\w./@-]*", re.DOTALL)
 
 
 @dataclass(frozen=True)

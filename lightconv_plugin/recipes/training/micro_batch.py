@@ -22,7 +22,8 @@ from lightconv_plugin.paths import package_dir
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.steps import write_text
 from lightconv_plugin.recipes.training.launch import hydra_config
-from lightconv_plugin.recipes.training.plan import Batch, quote
+from lightconv_plugin.recipes.training.overrides import quote
+from lightconv_plugin.recipes.training.plan import Batch
 
 FILE = "micro_batch.json"
 MOST = 32_768  # tokens; nothing larger has been timed

@@ -13,7 +13,6 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +24,7 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import package_dir, workspace
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.data_bin import check_data
+from lightconv_plugin.recipes.training.overrides import expanded, get, given_values, quote, replaced
 
 # fairseq's groups. hydra takes a file with such a name for that group and rejects all other groups in it.
 GROUPS = (
@@ -36,41 +36,6 @@ MAX_TOKENS = "dataset.max_tokens"
 
 # The options that name a file to start from.
 _FILES = re.compile(r"checkpoint\.(restore_file|finetune_from_model)|model\.\w*embed_path")
-
-
-def get(config: dict[str, Any], key: str) -> Any:
-    """config["a"]["b"] for "a.b"; None if it is missing."""
-    value: Any = config
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
-
-
-def quote(value: str | Path) -> str:
-    r"""A string quoted for a hydra override.
-
-    Raises:
-        ValueError: hydra cannot read it: it contains ${, which would be interpolated, or, with hydra 1.0 (fairseq
-            0.12.2), a backslash before a quotation mark or at the end.
-    """
-    text = str(value)
-    if "${" in text:
-        raise ValueError(f"{text}: a name with ${{ cannot be passed to hydra, which reads it as a variable")
-    if re.search(r"\\('|\Z)", text) and version("hydra-core").startswith("1.0."):
-        raise ValueError(f"{text}: hydra 1.0 cannot read a name with a backslash before a quotation mark or at the end")
-    # A backslash is literal except before a quotation mark or at the end.
-    return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), text) + "'"
-
-
-def given_values(overrides: list[str]) -> dict[str, str]:
-    """Key -> value of the overrides that set a value."""
-    return dict(item.lstrip("+").split("=", 1) for item in overrides if "=" in item)
-
-
-def replaced(overrides: list[str], new: list[str]) -> list[str]:
-    """The overrides, with `new` replacing those with the same keys."""
-    keys = given_values(new).keys()
-    return [item for item in overrides if item.lstrip("+").split("=", 1)[0] not in keys] + new
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -365,6 +330,7 @@ def make_plan(
     root, cwd = workspace(), Path.cwd()
     try:
         config = read_config(path)
+        overrides = expanded(config, overrides)
         if micro_batch is not None and not get(config, MAX_TOKENS):
             raise ValueError(f"`micro_batch` {micro_batch} needs a configuration with {MAX_TOKENS}")
         processes, on_cpu = count_processes(config, overrides, processes, count_gpus)

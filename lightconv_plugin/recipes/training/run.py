@@ -39,7 +39,8 @@ def train(
 
     Args:
         config: a path or a name, as for `find_config`. Its relative paths are relative to the workspace.
-        overrides: hydra's, such as "optimization.max_update=20". Relative paths are relative to the working directory.
+        overrides: hydra's, such as "optimization.max_update=20", and named changes, as for `expanded`. Relative paths
+            are relative to the working directory.
         processes: number on this machine; 0: one per GPU, or one without a GPU or with common.cpu=true.
         nodes: number of machines that train together.
         node_rank: number of this machine, from 0.

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from lightconv_plugin.errors import CorpusError
+from lightconv_plugin.recipes.data.data_bin import count_sentences
 from lightconv_plugin.recipes.data.pairs import hold_out
 from lightconv_plugin.text.recipe import Recipe
 from tests.recipes.conftest import check_recipes, write_parts
@@ -88,6 +89,50 @@ def test_bpe_dropout_encodes_the_training_text_several_times(text, default, tmp_
     pieces = {piece for path in (out / "bpe").glob("train.*") for piece in path.read_text(encoding="utf-8").split()}
     known = {line.split(" ")[0] for line in lines(out / "data-bin/dict.de.txt")}
     assert pieces - known == set(), "pieces that only dropout makes are in the dictionary"
+
+
+@pytest.mark.parametrize("options", [(), ("--bpe-dropout", "0.3", "--bpe-copies", "2")], ids=["once", "dropout"])
+def test_training_text_in_both_directions(text, default, tmp_path, options):
+    """The other parts, the merges and the order of the dictionary are those of one direction."""
+    both, one = tmp_path / "both", default
+    base = ("parallel", "--data", text, "--src", "de", "--tgt", "en", *SMALL, *options)
+    if options:
+        one = tmp_path / "one"
+        assert prepare(tmp_path, *base, "--out", one).returncode == 0
+    done = prepare(tmp_path, *base, "--bidirectional", "--out", both)
+    assert done.returncode == 0, done.stderr
+    de, en = (lines(one / f"bpe/train.{lang}") for lang in ("de", "en"))
+    assert (lines(both / "bpe/train.de"), lines(both / "bpe/train.en")) == (de + en, en + de)
+    same = ("tok/train.de", "tok/train.en", "bpe/codes", "bpe/valid.de", "bpe/valid.en", "bpe/test.de", "bpe/test.en")
+    for name in same:
+        assert (both / name).read_bytes() == (one / name).read_bytes(), name
+    assert {path.name for path in (both / "bpe").iterdir()} == {path.name for path in (one / "bpe").iterdir()}
+    for lang in ("de", "en"):
+        assert count_sentences(both / f"data-bin/train.de-en.{lang}.idx") == 2 * len(de)
+        assert count_sentences(both / f"data-bin/test.de-en.{lang}.idx") == 12
+    words, ours = ([line.split(" ") for line in lines(folder / "data-bin/dict.de.txt")] for folder in (one, both))
+    assert ours == [[word, str(2 * int(count))] for word, count in words], "parameters can be loaded"
+    about, plain = (json.loads((folder / "corpus.json").read_text(encoding="utf-8")) for folder in (both, one))
+    assert about == {**plain, "bidirectional": True} and "bidirectional" not in plain
+    check_recipes(both)
+
+
+@pytest.mark.parametrize("option", ["--separate-bpe", "--separate-dictionaries"])
+def test_both_directions_need_one_dictionary(text, tmp_path, option):
+    done = prepare(tmp_path, "parallel", "--data", text, "--src", "de", "--tgt", "en", "--bidirectional", option)
+    assert done.returncode == 2 and not (tmp_path / "data").exists()
+    assert f"--bidirectional needs one dictionary for both languages: it is not valid with {option}" in done.stderr
+
+
+def test_the_option_changes_a_folder_that_is_there(text, tmp_path):
+    """The text is encoded again, in both directions or in one."""
+    base = ("parallel", "--data", text, "--src", "de", "--tgt", "en", "--out", tmp_path / "out", *SMALL)
+    sizes = []
+    for more in ((), ("--bidirectional",), ()):
+        assert prepare(tmp_path, *base, *more).returncode == 0
+        sizes.append(count_sentences(tmp_path / "out/data-bin/train.de-en.de.idx"))
+        assert ("bidirectional" in (tmp_path / "out/corpus.json").read_text(encoding="utf-8")) == bool(more)
+    assert sizes == [sizes[0], 2 * sizes[0], sizes[0]]
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ def index(folder, sentences):
         (12_000, Options(bpe=4000), ["parallel/small", "12,000 training pairs"]),
         (12_000 * 8, Options(bpe=4000, bpe_dropout=0.1), ["parallel/small", "12,000 training pairs"]),
         (12_000 * 3, Options(bpe=4000, bpe_dropout=0.1, bpe_copies=3), ["parallel/small", "12,000 training pairs"]),
+        (12_000 * 2, Options(bpe=4000, bidirectional=True), ["parallel/small", "12,000 training pairs"]),
         (160_000, Options(separate_bpe=True), ["parallel/medium", "model.share_all_embeddings=false"]),
         (2_000_000, Options(), ["parallel/large", "has 32,000 BPE merges (--bpe), this text 10,000"]),
     ],

@@ -54,6 +54,17 @@ def test_a_job(tmp_path, monkeypatch):
     assert changed.overrides == ("model.dropout=0.1", f"task.data={tmp_path}/d/data-bin")
     assert changed.changing == ("model.dropout=0.1",)
     assert job(folder, runs=runs, prepare=False).prepare is None
+    given = ("+criterion/simcut", "criterion.simcut_p=0.1")
+    criterion = plan("multi30k_en_de/dynamicconv", (1,), overrides=given, runs=runs)
+    assert (
+        criterion.changing
+        == criterion.overrides
+        == (
+            "criterion._name=label_smoothed_cross_entropy_with_simcut",
+            *("+criterion.simcut_alpha=3.0", "+criterion.simcut_p=0.1"),
+        )
+    )
+    assert criterion.settings["criterion.simcut_p"] == "0.1"
     smoke = plan_smoke()
     assert smoke.folder == tmp_path / "runs/smoke/smoke/dynamicconv"
     assert smoke.data == tmp_path / "runs/smoke/data/data-bin"

@@ -14,13 +14,13 @@ import yaml
 from lightconv_plugin import allocator
 from lightconv_plugin.recipes.training import run
 from lightconv_plugin.recipes.training.launch import hydra_config
+from lightconv_plugin.recipes.training.overrides import quote
 from lightconv_plugin.recipes.training.plan import (
     Plan,
     count_processes,
     divide_batch,
     file_paths,
     plan,
-    quote,
     read_config,
     repair_last_checkpoint,
     tensorboard,

@@ -1,0 +1,82 @@
+"""Overrides: hydra's, such as optimization.max_epoch=30, and named changes of a recipe, such as +criterion/rdrop."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from lightconv_plugin.errors import InputError
+
+_PLAIN = "label_smoothed_cross_entropy"
+# The values are the papers'.
+CHANGES: Mapping[str, Mapping[str, str]] = {
+    "criterion/rdrop": {"criterion._name": f"{_PLAIN}_with_rdrop", "criterion.rdrop_alpha": "5.0"},
+    "criterion/simcut": {
+        "criterion._name": f"{_PLAIN}_with_simcut",
+        "criterion.simcut_alpha": "3.0",
+        "criterion.simcut_p": "0.05",
+    },
+}
+"""The settings of each named change. They replace those of a recipe with the same keys."""
+
+
+def get(config: Mapping[str, Any], key: str) -> Any:
+    """config["a"]["b"] for "a.b"; None if it is missing."""
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def quote(value: str | Path) -> str:
+    r"""A string quoted for a hydra override.
+
+    Raises:
+        ValueError: hydra cannot read it: it contains ${, which would be interpolated, or, with hydra 1.0 (fairseq
+            0.12.2), a backslash before a quotation mark or at the end.
+    """
+    text = str(value)
+    if "${" in text:
+        raise ValueError(f"{text}: a name with ${{ cannot be passed to hydra, which reads it as a variable")
+    if re.search(r"\\('|\Z)", text) and version("hydra-core").startswith("1.0."):
+        raise ValueError(f"{text}: hydra 1.0 cannot read a name with a backslash before a quotation mark or at the end")
+    # A backslash is literal except before a quotation mark or at the end.
+    return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), text) + "'"
+
+
+def given_values(overrides: Sequence[str]) -> dict[str, str]:
+    """Key -> value of the overrides that set a value."""
+    return dict(item.lstrip("+").split("=", 1) for item in overrides if "=" in item)
+
+
+def replaced(overrides: Sequence[str], new: Sequence[str]) -> list[str]:
+    """The overrides, with `new` replacing those with the same keys."""
+    keys = given_values(new).keys()
+    return [item for item in overrides if item.lstrip("+").split("=", 1)[0] not in keys] + list(new)
+
+
+def expanded(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    """The overrides with the settings of a named change in its place; other overrides of the same settings win.
+
+    Raises:
+        InputError: there is no such change, there are two, or the configuration has another criterion.
+    """
+    named = [item for item in overrides if re.fullmatch(r"\+[^=]*", item)]
+    if not named:
+        return list(overrides)
+    if len(named) > 1:
+        raise InputError(f"{' and '.join(named)} change the same settings: give one of them")
+    name = named[0].removeprefix("+")
+    if name not in CHANGES:
+        raise InputError(f"there is no change +{name}; there are {', '.join(f'+{known}' for known in CHANGES)}")
+    if (criterion := get(config, "criterion._name")) != _PLAIN:
+        raise InputError(f"+{name} changes {_PLAIN}; the criterion of this configuration is {criterion}")
+    others = [item for item in overrides if item not in named]
+    given = given_values(others)
+    settings = {key: given.get(key, value) for key, value in CHANGES[name].items()}
+    # hydra's prefix for a key that the configuration does not have
+    new = [f"{'' if get(config, key) is not None else '+'}{key}={value}" for key, value in settings.items()]
+    return replaced(others, new)
