@@ -27,10 +27,12 @@ class ConsistencyCriterion(LabelSmoothedCrossEntropyCriterion):
 
     Attributes:
         alpha: the weight of the divergence.
+        reads_output_alone: models need not compute attention weights for it.
         logged_as: the divergence's name in the log. Like the loss, it is logged in bits per token (or per sentence).
     """
 
     alpha: float
+    reads_output_alone = True
     logged_as: ClassVar[str]
 
     @abstractmethod

@@ -22,7 +22,7 @@ from lightconv_plugin.models.layers import MixerDecoderLayer, MixerEncoderLayer
 from lightconv_plugin.models.token_mixers import FusedEncoderAttention, RetainableDropout
 from lightconv_plugin.modules.residual import add_and_norm, native
 
-# Criterions that read the logits and nothing else.
+# Criterions that read the logits and nothing else; ours say so themselves.
 _OUTPUT_ALONE = (CrossEntropyCriterion, LabelSmoothedCrossEntropyCriterion)
 # Others may have forward passes of their own.
 _LAYERS = (
@@ -47,7 +47,11 @@ def join_passes(model: nn.Module, criterion: nn.Module | None = None) -> None:
         if type(attention) is MultiheadAttention and not getattr(attention, "use_xformers", False):
             attention.__class__ = FusedEncoderAttention
         if type(attention) is FusedEncoderAttention:
-            attention.weights_are_read = type(criterion) not in _OUTPUT_ALONE
+            attention.weights_are_read = not _reads_output_alone(criterion)
+
+
+def _reads_output_alone(criterion: nn.Module | None) -> bool:
+    return type(criterion) in _OUTPUT_ALONE or getattr(criterion, "reads_output_alone", False)
 
 
 def _join_norms(layer: Any) -> None:

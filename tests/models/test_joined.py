@@ -15,6 +15,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEn
 from fairseq.models.transformer import TransformerModel, transformer_legacy
 from fairseq.modules import MultiheadAttention
 
+from lightconv_plugin.criterions.rdrop import RDropCriterion
 from lightconv_plugin.models.joined import join_passes
 from lightconv_plugin.models.plain import plain_encoder_decoder
 from lightconv_plugin.models.token_mixers import FusedEncoderAttention, replace_dropout
@@ -140,7 +141,11 @@ def test_under_autocast_and_in_other_types():
 def test_weights_of_attention_are_computed_for_criterions_that_read_them():
     model, target = example("dynamicconv"), task()
     target.target_dictionary = target.source_dictionary
-    plain = [CrossEntropyCriterion(target, False), LabelSmoothedCrossEntropyCriterion(target, False, 0.1)]
+    plain = [
+        CrossEntropyCriterion(target, False),
+        LabelSmoothedCrossEntropyCriterion(target, False, 0.1),
+        RDropCriterion(target, False, 0.1, rdrop_alpha=1.0),
+    ]
     for criterion, read in [*((kind, False) for kind in plain), (None, True), (torch.nn.Linear(1, 1), True)]:
         join_passes(model, criterion)
         attentions = [layer.encoder_attn for layer in model.decoder.layers]
