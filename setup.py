@@ -36,6 +36,7 @@ def readme() -> str:
     repository = re.search(r'^Repository = "(.+)"$', metadata, re.MULTILINE)[1]
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     text = re.sub(r"^(git clone) REPOSITORY\b(.*?)\. REPOSITORY: .*$", rf"\1 {repository}\2", text, flags=re.MULTILINE)
+    text = re.sub(r"(!\[[^]]*\]\()(?![a-z]+:)", rf"\1{repository}/raw/main/", text)
     return re.sub(r"\]\((?![a-z]+:|#)", f"]({repository}/blob/main/", text)
 
 
