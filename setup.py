@@ -1,20 +1,22 @@
-"""Compiles and copies the non-Python files of a wheel; all metadata are in pyproject.toml.
+"""Compiles and copies the non-Python files of a wheel; all metadata but the readme are in pyproject.toml.
 
 A wheel has the sources of the native kernels (lightconv_plugin/sources), which are compiled at first use. With
 
     LIGHTCONV_PREBUILD=1 pip install --no-build-isolation .
 
-they are compiled at build time, against the installed torch, and included in the wheel; for GPUs only if nvcc is found
-and TORCH_CUDA_ARCH_LIST or a GPU determines the architectures. An editable installation compiles into the cache, like
-`lightconv build`.
+they are compiled at build time, against the installed torch and for CPUs with and without AVX2 and AVX-512, and
+included in the wheel; for GPUs only if nvcc is found and TORCH_CUDA_ARCH_LIST or a GPU determines the architectures.
+An editable installation compiles into the cache, like `lightconv build`.
 """
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
 
 from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
@@ -26,6 +28,16 @@ COPIED = {  # folder of the checkout: (folder of the package, suffixes)
 PREBUILD = os.environ.get("LIGHTCONV_PREBUILD", "")
 if PREBUILD not in ("", "0", "1"):
     sys.exit(f"LIGHTCONV_PREBUILD must be 1, 0 or unset, got {PREBUILD!r}")
+
+
+def readme() -> str:
+    """README.md as a package index shows it: with the repository's address, which pyproject.toml holds."""
+    metadata = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    repository = re.search(r'^Repository = "(.+)"$', metadata, re.MULTILINE)[1]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"^(git clone) REPOSITORY\b(.*?)\. REPOSITORY: .*$", rf"\1 {repository}\2", text, flags=re.MULTILINE)
+    text = re.sub(r"(!\[[^]]*\]\()(?![a-z]+:)", rf"\1{repository}/raw/main/", text)
+    return re.sub(r"\]\((?![a-z]+:|#)", f"]({repository}/blob/main/", text)
 
 
 def prebuild() -> list[Path]:
@@ -77,4 +89,16 @@ class MaybeBinary(Distribution):
         return PREBUILD == "1"
 
 
-setup(cmdclass={"build_py": BuildWithKernels}, distclass=MaybeBinary)
+class WheelForAnyPython(bdist_wheel):
+    """The kernels are loaded by torch and use nothing of Python's: one wheel serves every version of Python."""
+
+    def get_tag(self):
+        return ("py3", "none", super().get_tag()[2])
+
+
+setup(
+    cmdclass={"build_py": BuildWithKernels, "bdist_wheel": WheelForAnyPython},
+    distclass=MaybeBinary,
+    long_description=readme(),
+    long_description_content_type="text/markdown",
+)

@@ -7,6 +7,9 @@
     benchmarks/cpu.sh, gpu.sh, gpu_fairseq.sh   all of them, with results in benchmarks/results/
     python -m benchmarks.targets        which targets the results reach
     python -m benchmarks.plots          time against T, with the floor
+    python -m benchmarks.bars           the speeds of README.md's table
+    python -m benchmarks.seeds          the scores of each seed
+    python -m benchmarks.diagram        the block and its mixers
 
 The first three interleave the candidates (one call of each per round), report medians, and check that the peers compute
 the same numbers before timing them. Other work on the machine makes every ratio meaningless.

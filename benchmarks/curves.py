@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.plots import COLOURS, figure_of
+from benchmarks.plots import COLOURS, figure_of, png
 from benchmarks.report import BenchmarkError
 from lightconv_plugin.recipes.reproduce.rows import read_rows
 from lightconv_plugin.recipes.reproduce.table import default_results
@@ -55,11 +55,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("task", metavar="TASK")
     parser.add_argument("--systems", nargs="+", metavar="NAME", help="default: all that have a row")
     parser.add_argument("--results", type=Path, default=default_results(), metavar="DIR", help="default: %(default)s")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a .png; default: TASK.png, with _ for /")
+    parser.add_argument("--out", type=png, metavar="FILE", help="a .png; default: TASK.png, with _ for /")
     options = parser.parse_args(arguments)
     out = options.out or Path(options.task.replace("/", "_") + ".png")
-    if out.suffix != ".png" or not out.parent.is_dir():
-        raise BenchmarkError(f"--out: must be a .png in a folder that exists, got {out}")
     known = read_rows(options.results).get(options.task, {})
     if missing := [name for name in options.systems or () if name not in known]:
         raise BenchmarkError(f"--systems: {options.results} has no row of {options.task}/{', '.join(missing)}")

@@ -96,6 +96,14 @@ def _labelled(steps: tuple[int, ...]) -> list[int]:
     return chosen
 
 
+def png(text: str) -> Path:
+    """The value of --out: the name of a picture in a folder that exists."""
+    path = Path(text)
+    if path.suffix != ".png" or not path.parent.is_dir():
+        raise BenchmarkError(f"--out: must be a .png in a folder that exists, got {text}")
+    return path
+
+
 def figure_of(size: tuple[float, float]) -> Figure:
     """An empty matplotlib figure of a size in inches; BenchmarkError without matplotlib."""
     try:

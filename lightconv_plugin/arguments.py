@@ -28,6 +28,11 @@ def places_first(argv: list[str]) -> list[str]:
     return places + argv[2:]
 
 
+def add_force(parser: argparse._ActionsContainer, written: str) -> None:
+    """--force, for a command that writes what its user names: `check_new_file` and `check_new_directory` ask for it."""
+    parser.add_argument("--force", action="store_true", help=f"replace {written} (default: refuse)")
+
+
 def add_text_options(parser: argparse.ArgumentParser) -> None:
     """The options about how a checkpoint's training text was prepared."""
     text = parser.add_argument_group("how a checkpoint's text was prepared (default: as in corpus.json)")

@@ -6,7 +6,9 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any
 
@@ -72,6 +74,54 @@ def atomic_write(path: Path, binary: bool = False) -> Iterator[IO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def check_new_file(path: Path, force: bool) -> None:
+    """Raise InputError unless a command can write the file that it was told to write.
+
+    A file with content is replaced only with `force`. Devices and pipes, such as /dev/stdout, lose nothing.
+    """
+    check_writable(path)
+    if not force and path.is_file() and path.stat().st_size > 0:
+        raise InputError(f"{path} exists already: give `force` to replace it")
+
+
+@dataclass(frozen=True)
+class DirectoryKind:
+    """A directory that a command writes as a whole.
+
+    name: such as "an exported model". recognise: whether a directory is one. files: patterns of the names of its files.
+    """
+
+    name: str
+    recognise: Callable[[Path], bool]
+    files: tuple[str, ...]
+
+
+def check_new_directory(path: Path, force: bool, kind: DirectoryKind) -> None:
+    """Raise InputError unless a command can write the directory that it was told to write.
+
+    It may be empty. Another directory of the same kind is replaced only with `force`, and only if it has no other
+    files; anything else is never replaced.
+    """
+    check_replaceable(path)
+    if not os.path.lexists(path):
+        return
+    if not path.is_dir():
+        raise InputError(f"{path} exists and is not a directory")
+    names = sorted(entry.name for entry in path.iterdir())
+    if not names:
+        return
+    if not kind.recognise(path):
+        raise InputError(f"{path} is not empty, and not {kind.name}: choose another directory")
+    if not force:
+        raise InputError(f"{path} is {kind.name} already: give `force` to replace it")
+    others = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in kind.files)]
+    if others:
+        raise InputError(
+            f"{path} has files that are not part of {kind.name}: {', '.join(others[:3])}; move them away before it is "
+            "replaced"
+        )
 
 
 def check_replaceable(directory: Path) -> None:

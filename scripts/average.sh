@@ -4,6 +4,8 @@
 #
 #   scripts/average.sh SAVE_DIR [N]      N: 10 by default
 #
+# An older averageN.pt is replaced.
+#
 # `lightconv average --help` has other ways to choose (updates, best, an upper bound).
 
 # shellcheck source=scripts/lib.sh
@@ -17,4 +19,5 @@ save_dir=$1 number=${2:-10}
 [[ $save_dir != -* ]] || save_dir=./$save_dir # not an option
 [[ -d $save_dir ]] || die "no folder $save_dir with checkpoints"
 [[ $number =~ ^[1-9][0-9]*$ && $# -le 2 ]] || die "N must be a positive number, got: ${*:2}"
-be_lightconv average --inputs "$save_dir" --num-last-checkpoints "$number" --output "$save_dir/average$number.pt"
+be_lightconv average --inputs "$save_dir" --num-last-checkpoints "$number" --force \
+    --output "$save_dir/average$number.pt"

@@ -3,7 +3,7 @@
 # scripts/constraints.txt; and compile the CPU kernels.
 #
 #   scripts/setup.sh [--quiet]           some minutes the first time; after that there is nothing to do
-#   PYTHON=python3.12 scripts/setup.sh   choose the interpreter (3.10, 3.11 or 3.12)
+#   PYTHON=python3.12 scripts/setup.sh   choose the interpreter (3.10 to 3.13)
 #   scripts/setup.sh --venv DIR --torch 2.6.0
 #                                        an environment elsewhere, with another torch (newest: whichever that is) than
 #                                        the pinned one (scripts/dev/test_matrix.sh makes several)
@@ -58,18 +58,18 @@ choose_python() {
     local candidate version
     if [[ -n ${PYTHON:-} ]]; then
         version=$(version_of "$PYTHON") || die "PYTHON=$PYTHON is not a Python interpreter"
-        [[ $version == 3.1[012] ]] || die "PYTHON=$PYTHON is Python $version; fairseq needs 3.10, 3.11 or 3.12"
+        [[ $version == 3.1[0123] ]] || die "PYTHON=$PYTHON is Python $version; fairseq needs 3.10, 3.11, 3.12 or 3.13"
         python=$PYTHON
         return
     fi
     # An existing environment keeps its version.
-    for candidate in "$venv/bin/python" python3.11 python3.12 python3.10 python3; do
+    for candidate in "$venv/bin/python" python3.11 python3.12 python3.13 python3.10 python3; do
         version=$(version_of "$candidate") || continue
-        [[ $version == 3.1[012] ]] || continue
+        [[ $version == 3.1[0123] ]] || continue
         python=$candidate
         return
     done
-    die "no Python 3.10, 3.11 or 3.12 found: install one (Debian 12: sudo apt install python3 python3-venv python3-dev)" \
+    die "no Python 3.10, 3.11, 3.12 or 3.13 found: install one (Debian 12: sudo apt install python3 python3-venv python3-dev)" \
         "or choose one with PYTHON=/path/to/python"
 }
 
@@ -132,14 +132,14 @@ install() {
 
 # install_fairseq PYTHON_VERSION
 install_fairseq() {
-    say "2/4 fairseq (compiled on Python 3.10 and 3.11: about two minutes)"
+    say "2/4 fairseq (compiled, but on Python 3.12: about two minutes)"
     pip_install numpy cython setuptools wheel ninja
     case $1 in
         3.10) # Its omegaconf 2.0.6 has metadata that pip 24.1 and later refuse; its build wants a setuptools of its own.
             pip_install 'pip<24.1'
             pip_install fairseq
             ;;
-        3.11) # Isolated, its build would download another torch, with 2.3 GB of CUDA.
+        3.11 | 3.13) # Isolated, its build would download another torch, with 2.3 GB of CUDA.
             pip_install --no-build-isolation fairseq-fixed
             ;;
         3.12) pip_install --only-binary fairseq-fixed fairseq-fixed ;;

@@ -14,6 +14,7 @@ from pathlib import Path
 from lightconv_plugin.checkpoints.layouts import as_mapping
 from lightconv_plugin.checkpoints.loading import is_cut_short, load_checkpoint, safe_torch_load, torch_save
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import check_new_file
 
 EPOCH_NAME = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE_NAME = re.compile(r"checkpoint_\d+_(\d+)\.pt")
@@ -226,10 +227,11 @@ def _listing(paths: Sequence[Path]) -> str:
     return f"{len(paths)}" + (f": {', '.join(path.name for path in paths)}" if paths else "")
 
 
-def average_once(files: Sequence[Path], output: Path) -> bool:
+def average_once(files: Sequence[Path], output: Path, *, force: bool) -> bool:
     """`average`, unless `output` is already the mean of these files in their current state; returns whether it ran.
 
-    Sizes and modification times are compared, not the contents, which may be many gigabytes.
+    Sizes and modification times are compared, not the contents, which may be many gigabytes. Another file of that name
+    is replaced only with `force`.
     """
     if output.is_file():
         try:
@@ -238,7 +240,7 @@ def average_once(files: Sequence[Path], output: Path) -> bool:
             state = None  # truncated or another kind of file: written again
         if isinstance(state, dict) and state.get("averaged_files") == _stamps(files):
             return False
-    average(files, output)
+    average(files, output, force=force)
     return True
 
 
@@ -247,10 +249,11 @@ def _stamps(files: Sequence[Path]) -> list[list]:
     return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
 
 
-def average(files: Sequence[Path], output: Path) -> dict:
+def average(files: Sequence[Path], output: Path, *, force: bool = False) -> dict:
     """Write the mean of the checkpoints `files` to `output` and return it.
 
-    Raises InputError for anything that would make the result wrong; nothing is written in that case.
+    Raises InputError for anything that would make the result wrong, and without `force` if `output` exists; nothing is
+    written in that case.
     """
     from tqdm import tqdm
 
@@ -261,6 +264,7 @@ def average(files: Sequence[Path], output: Path) -> dict:
         seen[path.resolve()] = path
     if output.resolve() in seen:
         raise InputError(f"`output` {output} is one of the checkpoints to average: choose another name")
+    check_new_file(output, force)
     mean = Mean()
     stamps = _stamps(files)  # before reading, so that changes while reading are noticed next time
     for path in tqdm(files, desc="averaging", unit="file"):

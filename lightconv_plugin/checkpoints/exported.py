@@ -33,6 +33,8 @@ from lightconv_plugin.validation import read
 FORMAT_VERSION = 1
 MODEL_TYPE = "lightconv"
 CONFIG, GENERATION, TEXT, WEIGHTS_FILE = "config.json", "generation_config.json", "text.json", "model.safetensors"
+# Patterns of the text files of any model, whatever its languages and subwords are.
+TEXT_FILES = (TEXT, "dict.txt", "dict.*.txt", "*.bpe", "sentencepiece.model", "*.sentencepiece.model")
 ARCHITECTURES = ("LightConvForConditionalGeneration", "LightConvForCausalLM")
 _LARGEST = 2**31 - 1  # limit for every size in config.json
 _TEXT_FILE = 2**28  # maximum bytes of a dictionary, of merges, of a sentencepiece model

@@ -24,10 +24,11 @@ from lightconv_plugin.checkpoints.opening import (
     set_up_task,
     task_settings,
 )
-from lightconv_plugin.checkpoints.saving import Side, check_target, save_exported
+from lightconv_plugin.checkpoints.saving import EXPORTED_MODEL, Side, save_exported
 from lightconv_plugin.checkpoints.training_text import entries, find_subwords, find_text, read_corpus
 from lightconv_plugin.checkpoints.weights import WEIGHTS, PlainModel
 from lightconv_plugin.errors import InputError, UnsupportedModelError
+from lightconv_plugin.files import check_new_directory
 from lightconv_plugin.models.plain import plain_model
 from lightconv_plugin.text.recipe import Recipe, Tokeniser
 from lightconv_plugin.text.sides import TextSide, TokeniserError
@@ -109,7 +110,7 @@ def export_checkpoint(
     """
     wanted = wanted or Export()
     wanted.check()
-    check_target(directory, force)
+    check_new_directory(directory, force, EXPORTED_MODEL)
     found = _open(checkpoint, data, wanted)
     card = ModelCard(found.corpus, checkpoint.name, _score(checkpoint, wanted))
     beam = wanted.beam or (1 if found.source is None else 5)

@@ -17,7 +17,7 @@ from lightconv_plugin.checkpoints.model_card import ModelCard
 from lightconv_plugin.checkpoints.untrusted import shown
 from lightconv_plugin.checkpoints.weights import PlainModel, tensors_of, write
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import atomic_directory, check_replaceable
+from lightconv_plugin.files import DirectoryKind, atomic_directory, check_new_directory
 from lightconv_plugin.modules import ModelConfig
 from lightconv_plugin.text.dictionary import BOS, EOS, PAD, UNK, Dictionary
 from lightconv_plugin.text.sides import TextSide
@@ -25,8 +25,27 @@ from lightconv_plugin.text.sides import TextSide
 TOKENIZER = "tokenizer_config.json"
 _LONGEST_TARGET = 200  # pieces, fairseq-generate's --max-len-b
 _FILES = {"bpe": "{}.bpe", "sentencepiece": "sentencepiece.model"}
-# Files that transformers writes when it saves a model or a tokeniser; `--force` may replace them.
-_MAY_GO = {"special_tokens_map.json", "added_tokens.json", "tokenizer.json", "training_args.bin", ".gitattributes"}
+# Files that transformers writes when it saves a model or a tokeniser; they may be replaced with the model.
+_OF_TRANSFORMERS = (
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.json",
+    "training_args.bin",
+    ".gitattributes",
+)
+EXPORTED_MODEL = DirectoryKind(
+    "an exported model",
+    exported.is_exported,
+    (
+        exported.CONFIG,
+        exported.GENERATION,
+        exported.WEIGHTS_FILE,
+        TOKENIZER,
+        "README.md",
+        *exported.TEXT_FILES,
+        *_OF_TRANSFORMERS,
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +94,7 @@ def save_exported(
         OSError: the directory cannot be written.
     """
     directory = Path(directory)
-    check_target(directory, force)
+    check_new_directory(directory, force, EXPORTED_MODEL)
     tensors = tensors_of(model, weights)
     config = model.config
     if ModelConfig.of_json(config.as_json()) != config:
@@ -117,34 +136,6 @@ def save_exported(
         path.chmod((new / exported.CONFIG).stat().st_mode & 0o777)  # safetensors creates it readable by the owner only
         # Nothing is kept that cannot be opened again.
         exported.open_exported(new)
-
-
-def check_target(directory: Path, force: bool) -> None:
-    """InputError unless an exported model can be written to `directory`."""
-    check_replaceable(directory)
-    if not os.path.lexists(directory):
-        return
-    if not directory.is_dir():
-        raise InputError(f"{directory} exists and is not a directory")
-    names = {entry.name for entry in directory.iterdir()}
-    if not names:
-        return
-    if not exported.is_exported(directory):
-        raise InputError(f"{directory} is not empty, and not an exported model: choose another directory")
-    if not force:
-        raise InputError(f"{directory} is an exported model already: give `force` to replace it")
-    known = {exported.CONFIG, exported.GENERATION, exported.TEXT, exported.WEIGHTS_FILE, TOKENIZER, "README.md"}
-    others = {name for name in names - known - _MAY_GO if not _is_text_file(name)}
-    if others:
-        raise InputError(
-            f"{directory} has files that an export does not write: {', '.join(sorted(others)[:3])}; move them away "
-            "before it is replaced"
-        )
-
-
-def _is_text_file(name: str) -> bool:
-    return name in ("dict.txt", "source.bpe", "target.bpe", "source.sentencepiece.model", "target.sentencepiece.model",
-                    "sentencepiece.model") or (name.startswith("dict.") and name.endswith(".txt"))  # fmt: skip
 
 
 def _text_files(source: Side | None, target: Side, config: ModelConfig) -> dict[str, bytes]:

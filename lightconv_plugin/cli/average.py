@@ -6,16 +6,18 @@ The options are those of fairseq's scripts/average_checkpoints.py, and --num-las
 import argparse
 from pathlib import Path
 
-from lightconv_plugin.arguments import positive
+from lightconv_plugin.arguments import add_force, positive
 from lightconv_plugin.errors import InputError
 
 
 def run(args: argparse.Namespace) -> int:
-    from lightconv_plugin.checkpoints.averaging import average
+    from lightconv_plugin.checkpoints.averaging import average_once
 
     files = _select(args)
-    average(files, args.output)
-    print(f"mean of {len(files)} checkpoints written to {args.output}:")
+    if average_once(files, args.output, force=args.force):
+        print(f"mean of {len(files)} checkpoints written to {args.output}:")
+    else:
+        print(f"{args.output} is already the mean of {len(files)} checkpoints:")
     for path in files:
         print(f"  {path}")
     return 0
@@ -61,6 +63,7 @@ def add_parser(commands) -> None:
         help="checkpoints, or one folder to choose from",
     )
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
+    add_force(parser, "FILE, if it is not already the mean of the same checkpoints")
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument(
         "--num-last-checkpoints",

@@ -59,6 +59,6 @@ def add_parser(commands) -> None:
     parser.add_argument(
         "--portable",
         action="store_true",
-        help="build the CPU kernels for every instruction set that runs here, not only for the best one: for an image "
-        "or a shared cache that is used on machines with other CPUs",
+        help="build the CPU kernels for every instruction set, not only for the best one that this CPU has: for an "
+        "image or a shared cache that is used on machines with other CPUs",
     )

@@ -3,8 +3,10 @@
 import argparse
 from pathlib import Path
 
+from lightconv_plugin.arguments import add_force
 from lightconv_plugin.checkpoints.layouts import LAYOUTS
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import check_new_file
 from lightconv_plugin.quiet import quietly
 
 
@@ -15,6 +17,7 @@ def run(args: argparse.Namespace) -> int:
     with quietly():
         if args.output.exists() and args.output.samefile(args.input):
             raise InputError(f"{args.output} is also the file to convert: choose another name")
+        check_new_file(args.output, args.force)
         converted, said = convert(args.input, args.to)
         torch_save(converted, args.output)
     for line in said:
@@ -53,3 +56,4 @@ def add_parser(commands) -> None:
     parser.add_argument("input", type=Path, metavar="IN", help="the checkpoint, or exported model, to convert")
     parser.add_argument("output", type=Path, metavar="OUT", help="the checkpoint to write")
     parser.add_argument("--to", choices=LAYOUTS, required=True, help="the layout to write")
+    add_force(parser, "OUT, if it exists")

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from lightconv_plugin.arguments import add_force
 from lightconv_plugin.cli import old_words
 from lightconv_plugin.quiet import quietly
 
@@ -59,4 +60,4 @@ def add_parser(commands) -> None:
         metavar="{" + ",".join(_FORMATS) + "}",
         help="type of graphs (default: %(default)s)",
     )
-    parser.add_argument("--force", action="store_true", help="replace OUT if it is a deployed model")
+    add_force(parser, "OUT, if it is a deployed model")

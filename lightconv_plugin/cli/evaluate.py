@@ -18,6 +18,7 @@ from lightconv_plugin.cli.score_options import (
     refuse,
     warner,
 )
+from lightconv_plugin.cli.search_options import fairseq_options
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import read_lines
 from lightconv_plugin.paths import find_config
@@ -25,11 +26,13 @@ from lightconv_plugin.paths import find_config
 DESCRIPTION = """\
 Runs fairseq-generate on a subset and scores the result: BLEU and chrF, or ROUGE for summaries, with the number of
 parameters, the sentences per second and which search it was. All other options are passed to fairseq-generate; the
-defaults are --task translation_fast --beam 5 --lenpen 1 --remove-bpe --max-tokens 8000.
+defaults are --task translation_fast --beam 5 --lenpen 1 --remove-bpe --max-tokens 8000. Those to know:
+
+{options}
 
 The language, the raw references and the case come from the folder that `lightconv prepare` made around DATA_BIN,
 unless options say otherwise. The log of fairseq-generate and the scores are written next to the checkpoint, as
-CHECKPOINT.SUBSET.gen and CHECKPOINT.SUBSET.score.
+CHECKPOINT.SUBSET.gen and CHECKPOINT.SUBSET.score, and replace those of an earlier run.
 
 @FILE inserts the arguments in a file, where # begins a comment: a path, or a name such as cnndm/generate.args. If an
 option is given several times, the last one counts."""
@@ -77,7 +80,8 @@ def with_files(argv: list[str]) -> list[str]:
 
 
 def add_parser(commands) -> None:
-    parser = add_evaluation(commands, "evaluate", "[@FILE] [fairseq-generate options]", DESCRIPTION, EXAMPLE)
+    about = DESCRIPTION.format(options=fairseq_options())
+    parser = add_evaluation(commands, "evaluate", "[@FILE] [fairseq-generate options]", about, EXAMPLE)
     parser.add_argument("--metric", choices=("bleu", "rouge"), default="bleu", help="default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print and write one JSON object, in one line")
     add_bleu_options(parser)

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import fields
 from pathlib import Path
 
-from lightconv_plugin.arguments import add_text_options, positive
+from lightconv_plugin.arguments import add_force, add_text_options, positive
 from lightconv_plugin.quiet import quietly
 
 _DTYPES = ("float32", "bfloat16", "float16", "int8")
@@ -53,7 +53,7 @@ def add_parser(commands) -> None:
     parser.add_argument("directory", type=Path, metavar="DIR", help="the directory to write")
     parser.add_argument("--data", type=Path, metavar="DATA_BIN", help="folder of the dictionaries")
     parser.add_argument("--dtype", choices=_DTYPES, default="float32", help="type of weights (default: %(default)s)")
-    parser.add_argument("--force", action="store_true", help="replace DIR if it is an exported model")
+    add_force(parser, "DIR, if it is an exported model")
     add_text_options(parser)
     search = parser.add_argument_group("default search of the exported model (generation_config.json)")
     search.add_argument("--beam", type=positive, metavar="N", help="default: 5, or 1 for a language model")

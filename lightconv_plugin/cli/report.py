@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from lightconv_plugin.files import atomic_write, check_writable
+from lightconv_plugin.arguments import add_force
+from lightconv_plugin.files import atomic_write, check_new_file
 
 FIGURES = (".png", ".svg", ".pdf")
 
@@ -11,7 +12,7 @@ FIGURES = (".png", ".svg", ".pdf")
 def run(args: argparse.Namespace) -> int:
     for path in (args.output, args.figure):  # fail before minutes of work
         if path is not None:
-            check_writable(path)
+            check_new_file(path, args.force)
     # Imported here, so that --help needs neither torch nor matplotlib.
     from lightconv_plugin.report.assemble import kernel_figure, make_report
 
@@ -69,3 +70,4 @@ def add_parser(commands) -> None:
     parser.add_argument(
         "--figure", type=_figure, metavar="FILE", help="also draw the kernels of all runs as a .png, .svg or .pdf"
     )
+    add_force(parser, "the page and the figure, if they exist")

@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from lightconv_plugin.arguments import positive
+from lightconv_plugin.arguments import add_force, positive
 from lightconv_plugin.checkpoints.loading import count_parameters
 from lightconv_plugin.cli.score_options import (
     BLEU_OPTIONS,
@@ -21,7 +21,7 @@ from lightconv_plugin.cli.score_options import (
     warner,
 )
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import atomic_write, check_writable, read_lines
+from lightconv_plugin.files import atomic_write, check_new_file, read_lines
 from lightconv_plugin.scoring.bleu import LEFT_OVER
 from lightconv_plugin.scoring.generate_log import parse_gen_log
 from lightconv_plugin.scoring.measuring import Scored, score, with_facts
@@ -40,7 +40,7 @@ OPTIONS = {
 def run(args: argparse.Namespace) -> int:
     _check_options(args)
     if args.output:
-        check_writable(args.output)
+        check_new_file(args.output, args.force)
     facts: dict[str, float | str | None] = {"parameters": count_parameters(args.checkpoint)} if args.checkpoint else {}
     if args.metric == "perplexity":
         result = parse_eval_lm_log(read_lines(args.log), args.log)
@@ -141,6 +141,7 @@ def add_parser(commands) -> None:
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="also print this model's number of parameters")
     parser.add_argument("--json", action="store_true", help="print one JSON object, in one line")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write what is printed to this file")
+    add_force(parser, "that file, if it exists")
     add_bleu_options(parser)
     corpus = parser.add_argument_group("BLEU of a corpus made by lightconv prepare")
     corpus.add_argument(

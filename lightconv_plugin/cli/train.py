@@ -32,7 +32,10 @@ example:
 
 def run(args: argparse.Namespace) -> int:
     if wrong := [argument for argument in args.unknown if argument.startswith("-")]:
-        raise InputError(f"there is no option {wrong[0]}: see lightconv train --help")
+        raise InputError(
+            f"there is no option {wrong[0]}: fairseq's are overrides, such as dataset.max_tokens=4000 (lightconv train "
+            "--help)"
+        )
     if args.nodes is None and (args.node_rank is not None or args.rendezvous is not None):
         raise InputError("--node-rank and --rendezvous need --nodes")
     if args.nodes is not None and (args.node_rank is None or args.rendezvous is None):

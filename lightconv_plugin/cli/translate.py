@@ -16,10 +16,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from lightconv_plugin.arguments import add_text_options, positive
+from lightconv_plugin.arguments import add_force, add_text_options, positive
 from lightconv_plugin.cli import old_words
+from lightconv_plugin.cli.search_options import add_batch_options, add_search_options
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import atomic_write
+from lightconv_plugin.files import atomic_write, check_new_file
 from lightconv_plugin.quiet import quietly
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
             raise InputError(f"{option}: {file} is a folder")
         if file and args.output and args.output.exists() and args.output.samefile(file):
             raise InputError(f"--output {args.output} is the {option}")
+    if args.output:
+        check_new_file(args.output, args.force)
     if args.input is None and sys.stdin is None:
         raise InputError("standard input is closed: give --input FILE")
     if args.output is None and sys.stdout is None:
@@ -286,6 +289,7 @@ def add_parser(commands) -> None:
     files = parser.add_argument_group("input and output")
     files.add_argument("--input", type=Path, metavar="FILE", help="read this instead of standard input")
     files.add_argument("--output", type=Path, metavar="FILE", help="write this instead of standard output, atomically")
+    add_force(files, "the file of --output, if it exists")
     files.add_argument(
         "--buffer", type=positive, metavar="LINES",
         help=f"lines to read before translating and writing them (default: {_BUFFER}; 1 at a terminal)",
@@ -300,24 +304,7 @@ def add_parser(commands) -> None:
     files.add_argument("--verbose", action="store_true", help="print the type and the speed, as on a terminal")
     files.add_argument("--unk", default="<unk>", metavar="TEXT", help="written for an unknown word ('': nothing)")
     add_text_options(parser)
-    search = parser.add_argument_group("search (defaults: those of the exported model or of fairseq-generate)")
-    search.add_argument(
-        "--beam", type=positive, metavar="N",
-        help="hypotheses kept for each sentence: 1 is greedy and the fastest (default: 5)",
-    )  # fmt: skip
-    search.add_argument("--lenpen", type=float, metavar="X", help="length penalty: above 1, longer (default: 1)")
-    search.add_argument("--unkpen", type=float, default=0.0, metavar="X", help="above 0: fewer unknown words")
-    search.add_argument("--min-len", type=int, metavar="N", help="minimum number of pieces (default: 1)")
-    search.add_argument(
-        "--max-len-a", type=float, default=0.0, metavar="A",
-        help="longest translation in pieces: A times the longest source of the batch, plus B (default: 0)",
-    )  # fmt: skip
-    search.add_argument("--max-len-b", type=int, metavar="B", help="see --max-len-a (default: 200)")
-    search.add_argument("--no-repeat-ngram-size", type=int, metavar="N", help="no N-gram occurs twice")
-    search.add_argument(
-        "--temperature", type=float, default=1.0, metavar="X",
-        help="divide the model's scores of words by X: above 1, they differ less (default: 1)",
-    )  # fmt: skip
+    add_search_options(parser)
     speed = parser.add_argument_group("speed")
     speed.add_argument(
         "--dtype",
@@ -330,8 +317,4 @@ def add_parser(commands) -> None:
         "--cuda-graphs", action="store_true", help="capture the steps of the search in CUDA graphs (with --device cuda)"
     )
     speed.add_argument("--threads", type=positive, metavar="N", help="cores to use (default: all)")
-    speed.add_argument(
-        "--batch-tokens", type=positive, default=4096, metavar="N",
-        help="most tokens of a batch, paddings included; fewer need less memory (default: %(default)s)",
-    )  # fmt: skip
-    speed.add_argument("--batch-size", type=positive, metavar="N", help="maximum number of sentences per batch")
+    add_batch_options(speed)

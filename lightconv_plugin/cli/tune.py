@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lightconv_plugin.arguments import positive
+from lightconv_plugin.arguments import add_force, positive
 from lightconv_plugin.cli.score_options import (
     BLEU_OPTIONS,
     ROUGE_OPTIONS,
@@ -20,7 +20,7 @@ from lightconv_plugin.cli.score_options import (
     refuse,
     warner,
 )
-from lightconv_plugin.files import atomic_write, check_writable
+from lightconv_plugin.files import atomic_write, check_new_file
 from lightconv_plugin.recipes.tuning import MEASURES, metric_of, tune
 from lightconv_plugin.scoring.perplexity import split_context_window
 
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     }
     refuse(args, refused[metric], f"--by {args.by}")
     if args.output:
-        check_writable(args.output)
+        check_new_file(args.output, args.force)
     # The batches of fairseq-eval-lm depend on it.
     args.context_window, rest = split_context_window(args.rest) if metric == "perplexity" else (0, args.rest)
     result = tune(
@@ -95,9 +95,9 @@ worse than the best (paired bootstrap test, p >= 0.05).
 
 --by perplexity is for language models: it runs fairseq-eval-lm and has no length penalty.
 
-Options after -- go to fairseq-generate (or fairseq-eval-lm), after the defaults
---task translation_fast --beam 5 --lenpen 1 --remove-bpe --max-tokens 8000. Target language and case are read from a
-prepared data folder; --lang and --lowercase override them."""
+Options after -- go to fairseq-generate (lightconv evaluate --help describes those to know) or fairseq-eval-lm, after
+the defaults --task translation_fast --beam 5 --lenpen 1 --remove-bpe --max-tokens 8000. Target language and
+case are read from a prepared data folder; --lang and --lowercase override them."""
 EXAMPLE = """\
 example:
   lightconv tune data/iwslt14_de_en/data-bin runs/iwslt14_de_en/dynamicconv --average 1 5 10 --lenpen 0.6 0.8 1.0 1.2
@@ -139,6 +139,7 @@ def add_parser(commands) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, in one line")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write what is printed to this file")
+    add_force(parser, "that file, if it exists")
     add_bleu_options(parser)
     add_rouge_options(parser)
     parser.set_defaults(rest=[])

@@ -6,34 +6,25 @@ import json
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 
-from lightconv_plugin.checkpoints.exported import TEXT, Exported, dictionary_name, load_model, open_exported
+from lightconv_plugin.checkpoints.exported import TEXT, TEXT_FILES, Exported, dictionary_name, load_model, open_exported
 from lightconv_plugin.deployment.graphs import export_start, export_step, state_tensors
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import atomic_directory, check_replaceable
+from lightconv_plugin.files import DirectoryKind, atomic_directory, check_new_directory
 
 FORMATS = ("aoti", "export")
 ABOUT = "deployment.json"
 FORMAT_VERSION = 1
 _GRAPHS = ("start", "step")
-# What `force` may replace. An exported model has these files of text, whatever its languages and subwords are.
-_WRITTEN = (
-    *(f"{name}.pt2" for name in _GRAPHS),
-    ABOUT,
-    TEXT,
-    "dict.txt",
-    "dict.*.txt",
-    "source.bpe",
-    "target.bpe",
-    "sentencepiece.model",
-    "source.sentencepiece.model",
-    "target.sentencepiece.model",
+DEPLOYED_MODEL = DirectoryKind(
+    "a deployed model",
+    recognise=lambda directory: (directory / ABOUT).is_file(),
+    files=(*(f"{name}.pt2" for name in _GRAPHS), ABOUT, *TEXT_FILES),
 )
 
 
@@ -64,7 +55,7 @@ def deploy(
     """
     if format not in FORMATS:
         raise InputError(f"`format` must be one of {', '.join(FORMATS)}, got {format!r}")
-    _check_output(output, force)
+    check_new_directory(output, force, DEPLOYED_MODEL)
     exported = open_exported(directory)
     model = load_model(exported, "float32")
     with atomic_directory(output, replace=force) as new:
@@ -83,22 +74,6 @@ def deploy(
             (new / path.name).write_bytes(path.read_bytes())
         about = _about(exported, format) | {"state": [asdict(tensor) for tensor in state_tensors(model)]}
         (new / ABOUT).write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _check_output(output: Path, force: bool) -> None:
-    check_replaceable(output)
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
-        return
-    if not (output / ABOUT).is_file():
-        raise InputError(f"{output} exists, and is not a deployed model: choose another directory")
-    if not force:
-        raise InputError(f"{output} is a deployed model already: give `force` to replace it")
-    others = [path.name for path in output.iterdir() if not any(fnmatchcase(path.name, name) for name in _WRITTEN)]
-    if others:
-        raise InputError(
-            f"{output} has files that are not of a deployed model: {', '.join(sorted(others)[:3])}; move them "
-            "away before it is replaced"
-        )
 
 
 def _compile(graph: ExportedProgram, path: Path) -> None:

@@ -1,9 +1,9 @@
 """What goes into a native library, and where to find a finished one.
 
-A library is named after a hash of everything that determines its content: the sources, the flags, torch, its CUDA
-version and C++ ABI, and the machine's architecture. A stale library is therefore never loaded after an edit or an
-upgrade. The compiler is not part of the hash: a library works whichever compiler built it, and a machine without a
-compiler can use a library from the installation or from a shared cache.
+A library is named after a hash of everything that determines its content: the sources, the flags, torch, its C++
+ABI and (of CUDA kernels) CUDA version, and the machine's architecture. A stale library is therefore never loaded after
+an edit or an upgrade. The compiler is not part of the hash: a library works whichever compiler built it, and a machine
+without a compiler can use a library from the installation or from a shared cache.
 
     lightconv_plugin/prebuilt/lightconv_cpu/HASH/lightconv_cpu.so         by LIGHTCONV_PREBUILD=1 pip install ., for
                                                                           each instruction set
@@ -141,8 +141,8 @@ def recipe(kind: str, architectures: Iterable[str] = (), simd: str | None = None
         cflags, cuda_cflags = ("-O3", autograd), ("-O3",)
     made_of = {
         "kind": kind,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
+        "torch": _torch_of(kind),
+        "cuda": torch.version.cuda if kind == "cuda" else None,
         "cxx11_abi": torch.compiled_with_cxx11_abi(),
         "machine": f"{sys.platform}-{platform.machine()}",
         "flags": [cflags, cuda_cflags],
@@ -154,6 +154,21 @@ def recipe(kind: str, architectures: Iterable[str] = (), simd: str | None = None
     architectures = tuple(architectures)
     cuda_cflags = (*cuda_cflags, *gencode(architectures))
     return BuildRecipe(kind, architectures, simd or "", root, sources, cflags, cuda_cflags, digest.hexdigest()[:16])
+
+
+def _torch_of(kind: str) -> str:
+    """The version of torch that a library is for.
+
+    CPU libraries serve a release with and without CUDA ("2.13.0+cpu", "2.13.0+cu130"): they use the same parts of it.
+    """
+    release = re.fullmatch(r"(\d+\.\d+\.\d+)(\+(cpu|cu\d+))?", torch.__version__)
+    return release[1] if kind == "cpu" and release else torch.__version__
+
+
+def prebuilt_for() -> list[str]:
+    """The versions of torch for which the installed package contains compiled CPU kernels."""
+    libraries = PREBUILT.glob("lightconv_cpu/*/lightconv_cpu.so")
+    return sorted({str(information(library).get("torch")).partition("+")[0] for library in libraries})
 
 
 def _name_of(source: Path, root: Path) -> str:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from lightconv_plugin.ops import artifacts
+from lightconv_plugin.ops import artifacts, instructions
 from lightconv_plugin.ops.artifacts import BuildRecipe, NativeError
 
 _RUN = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
@@ -157,10 +157,10 @@ def _compiler() -> str:
             raise NativeError(cause, "correct CXX, or unset it") from None
         if shutil.which(words[0]):
             return command
-    raise NativeError(
-        f"no C++ compiler was found (looked for {chosen or 'c++ and g++'})",
-        "install g++ (on Debian and Ubuntu: apt install g++), or set CXX to a compiler",
-    )
+    remedy = "install g++ (on Debian and Ubuntu: apt install g++), or set CXX to a compiler"
+    if versions := artifacts.prebuilt_for():
+        remedy += f", or install torch {' or '.join(versions)}, for which this package contains compiled CPU kernels"
+    raise NativeError(f"no C++ compiler was found (looked for {chosen or 'c++ and g++'})", remedy)
 
 
 def _ninja() -> Path:
@@ -268,11 +268,13 @@ def _run(recipe: BuildRecipe, folder: Path, environment: dict[str, str], progres
         "with_cuda": recipe.kind == "cuda",
         "build_directory": str(folder),
     }
+    # Loading it finds missing symbols, but instructions that this CPU lacks could end the process.
+    load = recipe.kind != "cpu" or recipe.simd in instructions.runnable()
     script = str(Path(__file__).with_name("compile_worker.py"))
     log, seen = folder / "build.log", 0
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-c", _RUN, script, json.dumps(arguments)],
+            [sys.executable, "-c", _RUN, script, json.dumps(arguments), json.dumps(load)],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

@@ -53,10 +53,19 @@ def cpu_name() -> str:
     return ", ".join([fields.get("model name") or platform.processor() or platform.machine(), *named])
 
 
+def compilable() -> tuple[str, ...]:
+    """All values of `compiled_for` for CPUs of this architecture, the best first."""
+    return ("AVX512", "AVX2", "") if _is_x86() else ("",)
+
+
 def runnable() -> tuple[str, ...]:
     """The values of `compiled_for` whose libraries run on this CPU, the best first."""
-    sets = ("AVX512", "AVX2", "")
+    sets = compilable()
     return sets[sets.index(compiled_for()) :]
+
+
+def _is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def _held() -> str:
@@ -68,7 +77,7 @@ def _held() -> str:
 
 def _level_of_this_cpu() -> str | None:
     capability = torch.backends.cpu.get_cpu_capability()  # respects ATEN_CPU_CAPABILITY
-    if platform.machine().lower() not in ("x86_64", "amd64") or capability not in ("AVX2", "AVX512"):
+    if not _is_x86() or capability not in ("AVX2", "AVX512"):
         return None
     if capability == "AVX2":
         return "AVX2"

@@ -40,8 +40,8 @@ def build_all(
         architectures: GPU architectures as returned by `artifacts.parse_architectures`. None: those in
             TORCH_CUDA_ARCH_LIST, otherwise those of this machine's GPUs.
         say: receives the progress, such as "cpu: compiling 4 files".
-        portable: build the CPU library for every instruction set that runs here, so that it can be copied to other
-            machines; otherwise only for the best one.
+        portable: build the CPU library for every instruction set, also for those that this CPU lacks, so that it can
+            be copied to other machines; otherwise only for the best one that runs here.
 
     Raises:
         ValueError: TORCH_CUDA_ARCH_LIST is not a list of architectures.
@@ -63,7 +63,8 @@ def build_all(
 
 
 def _cpu_recipes(portable: bool) -> list[BuildRecipe]:
-    return [artifacts.recipe("cpu", simd=simd) for simd in instructions.runnable()[: None if portable else 1]]
+    sets = instructions.compilable() if portable else (instructions.compiled_for(),)
+    return [artifacts.recipe("cpu", simd=simd) for simd in sets]
 
 
 def _cuda_recipe(architectures: tuple[str, ...] | None) -> BuildRecipe:

@@ -150,7 +150,7 @@ def tune(
 
     def score(number: int, penalty: float | None) -> float:
         if number not in paths:
-            average_once(checkpoints[:number], path := save_dir / f"average{number}.pt")
+            average_once(checkpoints[:number], path := save_dir / f"average{number}.pt", force=True)
             paths[number] = path
         if penalty is None or how is None:
             return measure_perplexity(data, paths[number], subset, context_window, options)["perplexity"]

@@ -173,7 +173,7 @@ def _check(hypotheses, references, raw_references, lang, detok) -> None:
     if raw_references is not None and len(raw_references) != len(hypotheses):
         raise InputError(f"{len(hypotheses)} translations, but {len(raw_references)} raw references")
     if detok == "moses" and lang is None:
-        raise InputError("`lang` is missing: detokenising needs the target language (plain text needs detok none)")
+        raise InputError("`lang` is missing: detokenising needs the target language (for plain text: `detok` none)")
     if detok == "moses":
         check_language(lang)
     elif lang is not None and not CODE.fullmatch(lang):

@@ -8,6 +8,7 @@
 #   --only      only some of the environments:
 #                 py3.10          fairseq 0.12.2,  the pinned torch      py3.11-oldest   fairseq-fixed, torch 2.6.0
 #                 py3.11, py3.12  fairseq-fixed,   the pinned torch      py3.12-newest   fairseq-fixed, the newest torch
+#                 py3.13          fairseq-fixed,   the pinned torch
 #                 py3.11-alone    no fairseq: operators, modules, exported models and Hugging Face's classes
 #   --add       one more, with a version of torch, "pinned" or "newest", as in --add mine:3.12:2.9.1
 #   --all       all of scripts/test.sh, a quarter of an hour each. Without it, only tests of code that depends on
@@ -23,7 +24,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
 environments=(
-    py3.10:3.10:pinned py3.11:3.11:pinned py3.12:3.12:pinned py3.11-oldest:3.11:2.6.0 py3.12-newest:3.12:newest
+    py3.10:3.10:pinned py3.11:3.11:pinned py3.12:3.12:pinned py3.13:3.13:pinned py3.11-oldest:3.11:2.6.0 py3.12-newest:3.12:newest
     py3.11-alone:3.11:without-fairseq
 )
 subset=(

@@ -199,11 +199,13 @@ def test_an_input_is_never_overwritten(kind, tmp_path, capsys):
     assert (tmp_path / "checkpoint1.pt").read_bytes() == before
 
 
-def test_an_earlier_average_is_replaced(tmp_path, output):
+def test_an_earlier_average_is_replaced_only_with_force(tmp_path, output, capsys):
     make(tmp_path, *EPOCHS)
-    for number in (1, 2):
-        lightconv("--inputs", tmp_path, "--num-epoch-checkpoints", number, "--output", output)
-    assert len(torch.load(output)["averaged_from"]) == 2
+    for number, options, status in ((1, (), 0), (2, (), 2), (2, ("--force",), 0), (2, (), 0)):
+        arguments = ("--inputs", tmp_path, "--num-epoch-checkpoints", number, "--output", output)
+        assert lightconv(*arguments, *options) == status
+        assert len(torch.load(output)["averaged_from"]) == (1 if status else number)
+    assert f"{output} is already the mean of 2 checkpoints:\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -239,7 +241,7 @@ def test_a_failed_write_leaves_nothing(existed, error, tmp_path, output, monkeyp
         raise error
 
     monkeypatch.setattr(torch, "save", fail)
-    assert lightconv("--inputs", tmp_path / "checkpoint1.pt", "--output", output) in (2, 130)
+    assert lightconv("--inputs", tmp_path / "checkpoint1.pt", "--output", output, "--force") in (2, 130)
     assert [path.name for path in output.parent.iterdir()] == (["average.pt"] if existed else [])
     assert not existed or output.read_bytes() == b"the old one"
 

@@ -56,7 +56,7 @@ def test_the_bias_that_fairseq_never_initialises_may_hold_anything(tmp_path, out
     assert lightconv("--inputs", *files, "--output", output) == 0
     assert torch.load(output)["model"][key].tolist() == [[[2.0, 3.0, 2.0]]]
     with pytest.raises(InputError, match="NaN"):
-        averaging.average([save(tmp_path / "ours.pt", {key: values[0].flatten()})], output)
+        averaging.average([save(tmp_path / "ours.pt", {key: values[0].flatten()})], output, force=True)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,12 @@ def test_an_exported_model_is_replaced_by_force_alone(tmp_path):
     exports.export(tmp_path / "m", model, weights="int8", force=True)
     assert open_exported(tmp_path / "m").settings.weights == "int8"
     (tmp_path / "m/notes.txt").write_text("mine")
-    refused(r"m has files that an export does not write: notes\.txt; move them away", tmp_path / "m", model, force=True)
+    refused(
+        r"m has files that are not part of an exported model: notes\.txt; move them away",
+        tmp_path / "m",
+        model,
+        force=True,
+    )
     assert {path.name for path in tmp_path.iterdir()} == {"m", "codes"}
 
 

@@ -90,12 +90,12 @@ def test_what_is_there_is_replaced_on_demand_only(exported, tmp_path, monkeypatc
     assert capsys.readouterr().err == said
     (tmp_path / "out" / "notes.txt").write_text("mine")
     assert deploy(*command, "--force") == 2
-    assert "has files that are not of a deployed model: notes.txt; move them away" in capsys.readouterr().err
+    assert "has files that are not part of a deployed model: notes.txt; move them away" in capsys.readouterr().err
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
     (tmp_path / "out" / "notes.txt").unlink()
     assert deploy(*command, "--force") == 0
     assert deploy(exported, exported, "--format", "torch.export", "--force") == 2
-    assert "is not a deployed model" in capsys.readouterr().err
+    assert "not a deployed model" in capsys.readouterr().err
 
 
 def test_without_a_compiler(exported, tmp_path, monkeypatch, capsys):

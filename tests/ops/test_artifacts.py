@@ -92,7 +92,6 @@ CHANGES = [
     move_a_file,
     edit_a_header_in_a_folder,
     upgrade_torch,
-    upgrade_cuda,
     other_abi,
     other_machine,
     other_processor,
@@ -109,6 +108,31 @@ def test_whatever_decides_what_is_in_a_library_is_in_its_name(change, plain, mon
     change(plain, monkeypatch)
     assert artifacts.recipe("cpu").name != before.name
     assert artifacts.find("cpu") is None
+
+
+def test_the_version_of_cuda_is_in_the_name_of_cuda_libraries(cuda, monkeypatch):
+    before = artifacts.recipe("cuda").name
+    upgrade_cuda(cuda, monkeypatch)
+    assert artifacts.recipe("cuda").name != before
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("2.13.0+cpu", "2.13.0+cu130", True),
+        ("2.13.0", "2.13.0+cpu", True),
+        ("2.13.0+cpu", "2.13.1+cpu", False),
+        ("2.13.0+cpu", "2.13.0a0+git1234", False),
+        ("2.13.0+cpu", "2.13.0+mine", False),
+    ],
+)
+def test_builds_of_one_release_of_torch_share_cpu_libraries(one, other, same, cuda, monkeypatch):
+    names = {"cpu": set(), "cuda": set()}
+    for version in (one, other):
+        monkeypatch.setattr(torch, "__version__", version)
+        for kind, found in names.items():
+            found.add(artifacts.recipe(kind).name)
+    assert len(names["cpu"]) == (1 if same else 2) and len(names["cuda"]) == 2
 
 
 def test_what_does_not_go_into_a_library_is_not_in_its_name(plain, monkeypatch, tmp_path):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightconv_plugin.ops import artifacts, compilation
+from lightconv_plugin.ops import artifacts, compilation, instructions
 from lightconv_plugin.ops.artifacts import NativeError
 from lightconv_plugin.ops.instructions import compiled_for
 from tests.warm_python import PYTHON
@@ -42,6 +42,33 @@ def wait_for(path):
 
 
 # ------------------------------------------------------------------------------------------------ it works
+
+
+@pytest.mark.parametrize("runnable", [(), ("AVX2",)], ids=["not-here", "here"])
+def test_a_library_for_other_cpus_is_compiled_but_not_loaded(runnable, plain, monkeypatch):
+    """Its initialisers may use instructions that this CPU lacks."""
+    plain.write("#include <cstdlib>\nnamespace { struct Loaded { Loaded() { abort(); } } loaded; }\n" + PLAIN)
+    monkeypatch.setattr(instructions, "runnable", lambda: runnable)
+    recipe = artifacts.recipe("cpu", simd="AVX2")
+    if runnable:
+        with pytest.raises(NativeError):
+            compilation.build(recipe)
+    else:
+        assert compilation.build(recipe).is_file()
+
+
+def test_without_a_compiler_a_torch_with_prebuilt_kernels_is_named(plain, tmp_path, monkeypatch):
+    for number, version in enumerate(("2.12.1", "2.13.0+cpu", "2.13.0+cpu")):
+        library = tmp_path / "prebuilt" / "lightconv_cpu" / str(number) / "lightconv_cpu.so"
+        library.parent.mkdir(parents=True)
+        library.touch()
+        library.with_name("build.json").write_text(json.dumps({"torch": version}))
+    monkeypatch.setattr(artifacts, "PREBUILT", tmp_path / "prebuilt")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(NativeError, match="no C\\+\\+ compiler was found") as error:
+        build()
+    assert "or install torch 2.12.1 or 2.13.0, for which this package contains" in error.value.remedy
 
 
 def test_a_library_is_built_once(plain, monkeypatch):

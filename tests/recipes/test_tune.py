@@ -213,18 +213,18 @@ def test_an_average_is_kept_while_its_checkpoints_are_the_same(data, save_dir, c
     files = checkpoints_in_order(save_dir)
     assert [path.name for path in files] == [f"checkpoint{n}.pt" for n in (4, 3, 2, 1)]
     output = save_dir / "average2.pt"
-    assert average_once(files[:2], output)
+    assert average_once(files[:2], output, force=True)
     first = output.read_bytes(), output.stat().st_mtime_ns
-    assert not average_once(files[:2], output)
+    assert not average_once(files[:2], output, force=True)
     assert (output.read_bytes(), output.stat().st_mtime_ns) == first
-    assert average_once(files[1:3], output)  # others
-    assert average_once(files[:2], output)
+    assert average_once(files[1:3], output, force=True)  # others
+    assert average_once(files[:2], output, force=True)
     moment = files[0].stat()
     os.utime(files[0], ns=(moment.st_atime_ns, moment.st_mtime_ns + 1))
-    assert average_once(files[:2], output)  # written since
+    assert average_once(files[:2], output, force=True)  # written since
     output.write_bytes(first[0][:1000])
-    assert average_once(files[:2], output)  # cut off
-    assert not average_once(files[:2], output)
+    assert average_once(files[:2], output, force=True)  # cut off
+    assert not average_once(files[:2], output, force=True)
 
 
 def test_without_epochs_the_last_by_updates_count(toy_training, tmp_path):

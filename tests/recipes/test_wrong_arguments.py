@@ -29,7 +29,7 @@ WRONG = {
         ("demo/dynamicconv --nodes 2 --node-rank 1 --rendezvous a", "--rendezvous: must be HOST:PORT, got 'a'"),
         ("demo/dynamicconv --timeout 0", f"--timeout: {WHOLE} 1, got '0'"),
         ("demo/dynamicconv --rendezvous a:1", "--node-rank and --rendezvous need --nodes"),
-        ("demo/dynamicconv --gpus 2", "there is no option --gpus: see lightconv train --help"),
+        ("demo/dynamicconv --gpus 2", "there is no option --gpus: fairseq's are overrides, such as"),
     ],
     "evaluate": [
         ("/tmp", "the following arguments are required: CHECKPOINT"),

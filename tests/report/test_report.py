@@ -183,7 +183,7 @@ def test_a_multilingual_model_is_shown_in_its_first_direction(trained, tmp_path)
 def test_data_bin_takes_the_place_of_what_the_checkpoint_names(trained, tmp_path):
     run = moved(trained.language, tmp_path / "run", tmp_path / "gone")
     for data, missing in ((trained.plain, False), (tmp_path, True)):
-        assert report(run, "-o", tmp_path / "report.html", "--data-bin", data) == 0
+        assert report(run, "-o", tmp_path / "report.html", "--data-bin", data, "--force") == 0
         text = Tags((tmp_path / "report.html").read_text(encoding="utf-8")).text
         assert ("does not hold the run's binarised data: no dict.txt" in text) == missing
         assert ("No kernels of dynamic, window_attention" in text) == missing
@@ -239,7 +239,7 @@ def test_a_checkpoint_by_name_that_a_run_lacks_is_said(trained, tmp_path):
 def test_wrong_arguments_are_one_line_and_write_nothing(arguments, said, trained, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "report.html").write_text("before")
-    assert report(*(trained.hybrid if argument == "RUN" else argument for argument in arguments)) == 2
+    assert report(*(trained.hybrid if argument == "RUN" else argument for argument in arguments), "--force") == 2
     err = capsys.readouterr().err
     assert said in err and err.startswith("lightconv report: error: ") and err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]

@@ -77,7 +77,16 @@ class Average(Work):
     def start(self, place: Path, log: Path, token: str) -> Process:
         from lightconv_plugin.cli import main
 
-        arguments = ["average", "--inputs", place, "--num-last-checkpoints", "4", "--output", place / "average4.pt"]
+        arguments = [
+            "average",
+            "--inputs",
+            place,
+            "--num-last-checkpoints",
+            "4",
+            "--output",
+            place / "average4.pt",
+            "--force",
+        ]
         return Fork(main.main, [str(argument) for argument in arguments], log=log, token=token)
 
     def outcome(self, place: Path) -> dict[str, str]:

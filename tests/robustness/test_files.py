@@ -221,7 +221,7 @@ def test_an_average_on_a_full_disk(small_disk, tmp_path, capsys):
     with contextlib.suppress(OSError), (small_disk / "other").open("wb", buffering=0) as other:
         while True:
             other.write(bytes(512))
-    command = ["average", "--inputs", str(tmp_path), "--num-last-checkpoints", "2", "--output", str(output)]
+    command = ["average", "--inputs", str(tmp_path), "--num-last-checkpoints", "2", "--output", str(output), "--force"]
     assert main.main(command) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert len(said) == 1 and "No space left on device" in said[0], said

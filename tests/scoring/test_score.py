@@ -325,7 +325,7 @@ def test_human_output_and_the_file_are_the_same(files, tmp_path, capsys):
 def test_json_output_and_the_file_are_the_same(files, tmp_path, capsys):
     target = tmp_path / "score.json"
     target.write_text("old")
-    got = as_json(capsys, *files(*CORPORA["good"]), "--lang", "de", "--output", target)
+    got = as_json(capsys, *files(*CORPORA["good"]), "--lang", "de", "--output", target, "--force")
     assert json.loads(target.read_text(encoding="utf-8")) == got
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ref", "score.json", "sys"]
     assert set(got) >= {"bleu_tok", "precisions", "bp", "ratio", "sys_len", "ref_len", "sacrebleu", "signature", "chrf"}

@@ -173,8 +173,8 @@ def test_two_calls_at_once_install_once(checkout):
     "fakes, message",
     [
         ({"PYTHON": "/nowhere/python"}, "PYTHON=/nowhere/python is not a Python interpreter"),
-        ({"PYTHON": "python3.11", "FAKE_VERSION": "3.9"}, "is Python 3.9; fairseq needs 3.10, 3.11 or 3.12"),
-        ({"PYTHON": "python3.11", "FAKE_VERSION": "3.13"}, "is Python 3.13; fairseq needs 3.10, 3.11 or 3.12"),
+        ({"PYTHON": "python3.11", "FAKE_VERSION": "3.9"}, "is Python 3.9; fairseq needs 3.10, 3.11, 3.12 or 3.13"),
+        ({"PYTHON": "python3.11", "FAKE_VERSION": "3.14"}, "is Python 3.14; fairseq needs 3.10, 3.11, 3.12 or 3.13"),
         ({"FAKE_NO_VENV": "1"}, "has no venv module: sudo apt install python3.11-venv"),
         ({"CXX": "no-such-compiler"}, "no C++ compiler (no-such-compiler), which fairseq needs: sudo apt install g++"),
         ({"FAKE_INCLUDE": "/nowhere"}, "which fairseq needs: sudo apt install python3.11-dev"),
@@ -226,7 +226,7 @@ def test_no_interpreter_at_all(checkout, tmp_path):
         os.symlink(shutil.which(name), tools / name)
     done = checkout(PATH=str(tools))
     assert done.returncode == 1
-    assert "no Python 3.10, 3.11 or 3.12 found" in done.stderr and "sudo apt install python3" in done.stderr
+    assert "no Python 3.10, 3.11, 3.12 or 3.13 found" in done.stderr and "sudo apt install python3" in done.stderr
 
 
 def test_unknown_arguments_are_refused(checkout):

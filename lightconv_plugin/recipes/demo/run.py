@@ -175,7 +175,7 @@ def run_trainings(children: list[Child], task: DemoTask, data: Path) -> None:
         folder = child.folder
         say(f"{child.name}: averaging the last {AVERAGED} checkpoints, beam search on the test set")
         checkpoint = folder / f"average{AVERAGED}.pt"
-        average_once(last_checkpoints(candidates([folder]), AVERAGED, update_based=True), checkpoint)
+        average_once(last_checkpoints(candidates([folder]), AVERAGED, update_based=True), checkpoint, force=True)
         score = evaluate(data / "data-bin", checkpoint, options=SEARCH)
         parameters, speed, seconds = costs(folder)
         Result(
