@@ -12,8 +12,9 @@ from torch import Tensor
 
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation import AUTO
-from lightconv_plugin.generation.beam_search import Hypotheses, Search, SearchOptions
+from lightconv_plugin.generation.beam_search import Search, SearchOptions
 from lightconv_plugin.generation.dtypes import fastest_type, slow_type
+from lightconv_plugin.generation.finished import Hypotheses
 from lightconv_plugin.generation.graphs import CapturedSearch, CudaGraphs
 from lightconv_plugin.generation.native import Description, NativeSearch, describe
 from lightconv_plugin.generation.steps import StepModel

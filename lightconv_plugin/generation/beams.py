@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -103,16 +105,17 @@ class Beams:
         table[: parents.shape[0], : self.steps] = table[:, : self.steps].index_select(0, parents)
         self.forget()
 
-    def keep(self, sentences: Tensor) -> tuple[Tensor, Tensor]:
-        """Replace sentence i with the former sentence sentences[i]; (live',) int64, without repetition.
+    def keep(self, sentences: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Replace sentence i with the former sentence sentences[i], without repetition. The host waits for nothing.
 
         Returns (sources, targets): the sentences that actually moved. Apply `move` with them to every other tensor of
         the state.
         """
-        self.live = sentences.shape[0]
-        places = torch.arange(self.live, device=sentences.device)
-        moved = sentences != places
-        sources, targets = sentences[moved], places[moved]
+        self.live = len(sentences)
+        moves = [(source, target) for target, source in enumerate(sentences) if source != target]
+        # Not from pinned memory, so the list's copy may go as soon as this returns.
+        pairs = torch.tensor(moves, dtype=torch.int64).view(-1, 2).to(self.now.device, non_blocking=True)
+        sources, targets = pairs.unbind(1)
         move(self._ancestors, 0, sources, targets)
         self.forget()
         return sources, targets

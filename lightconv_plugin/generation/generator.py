@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation import AUTO, DTYPES
 from lightconv_plugin.generation.batch_search import BatchSearch
-from lightconv_plugin.generation.beam_search import Hypotheses, SearchOptions
+from lightconv_plugin.generation.beam_search import SearchOptions
+from lightconv_plugin.generation.finished import Hypotheses
 from lightconv_plugin.models.plain import plain_encoder_decoder
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lightconv_plugin.generation.beam_search import Hypotheses, Kind, Search, SearchOptions
+from lightconv_plugin.generation.beam_search import Kind, Search, SearchOptions
 from lightconv_plugin.generation.beams import power_of_two
+from lightconv_plugin.generation.finished import Hypotheses
 from lightconv_plugin.generation.steps import StepModel
 from lightconv_plugin.modules.transformer import EncoderDecoder
 

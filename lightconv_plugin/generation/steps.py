@@ -8,6 +8,7 @@ only the arithmetic, on rows (hypotheses, channels).
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -177,8 +178,9 @@ class StepModel:
         """
         state.beams.reorder(parents)
 
-    def keep(self, state: State, sentences: Tensor) -> None:
-        """Replace sentence i with the former sentence sentences[i]; (live',) int64. All others are dropped.
+    def keep(self, state: State, sentences: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Replace sentence i with the former sentence sentences[i]. All others are dropped. Returns what `Beams.keep`
+        does.
 
         Only sentences that change places are copied: leave as many as possible where they are.
         """
@@ -187,6 +189,7 @@ class StepModel:
             memory.keep(sources, targets)
         if state.source_mask is not None:
             move(state.source_mask, 0, sources, targets)
+        return sources, targets
 
 
 def _in_bfloat16(model: EncoderDecoder) -> EncoderDecoder:

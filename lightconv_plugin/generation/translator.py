@@ -23,8 +23,8 @@ import torch
 from lightconv_plugin.errors import TranslationError
 from lightconv_plugin.generation import AUTO, DTYPES
 from lightconv_plugin.generation.batch_search import BatchSearch, torch_threads
-from lightconv_plugin.generation.beam_search import Hypotheses, NoHypothesisError
 from lightconv_plugin.generation.documents import TranslatedPart, fit, parts, translate_document
+from lightconv_plugin.generation.finished import Hypotheses, NoHypothesisError
 from lightconv_plugin.generation.scorer import Scorer
 from lightconv_plugin.generation.translation_models import (
     TranslationModels,
