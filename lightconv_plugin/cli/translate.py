@@ -46,7 +46,8 @@ sentencex, and their translations are joined into one line. A sentence longer th
 Memory does not grow with the text.
 
 --dtype auto is int8 for a model exported with 8-bit weights, otherwise the fastest type on this CPU for a model of this
-size (docs/decoding.md has the table). On a terminal or with --verbose, standard error shows the choice.
+size (docs/decoding.md has the table); on a GPU, bfloat16 or, if it has no bfloat16, float16. On a terminal or with
+--verbose, standard error shows the choice.
 
 An exported directory is complete and does not need fairseq. For a checkpoint, the dictionaries come from the training's
 data-bin or from the checkpoint's folder; merges, tokeniser and case come from the folder around data-bin
@@ -321,7 +322,7 @@ def add_parser(commands) -> None:
     speed = parser.add_argument_group("speed")
     speed.add_argument(
         "--dtype",
-        choices=("auto", "float32", "bfloat16", "int8"),
+        choices=("auto", "float32", "bfloat16", "float16", "int8"),
         default="auto",
         help="type of the weights (default: %(default)s, see below)",
     )

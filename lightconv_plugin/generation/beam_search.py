@@ -33,7 +33,8 @@ class SearchOptions:
     suppress: indices of the words in its tokens_to_suppress.
     max_len_a, max_len_b, max_len: a hypothesis has at most max_len_a·T + max_len_b words, where T is the longest source
         of the batch, and fewer than max_len (None: the smallest max_positions of the decoders).
-    dtype: arithmetic of the linear layers (StepModel), one of DTYPES, or "auto" for the fastest on this CPU.
+    dtype: arithmetic of the linear layers (StepModel), one of DTYPES or GPU_DTYPES, or "auto" for the fastest on this
+        machine.
     threads: number of threads that share the work on a CPU; None for as many as torch has. The results do not depend on
         it.
     cuda_graphs: capture the steps of the search in CUDA graphs.

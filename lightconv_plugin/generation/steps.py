@@ -64,8 +64,8 @@ class StepModel:
 
     Args:
         model: in evaluation mode.
-        dtype: the arithmetic of the linear layers, see PackedLinear. On a GPU "bfloat16" is that of the whole model:
-            there, converting the inputs and results of each linear layer would take longer than it saves.
+        dtype: the arithmetic of the linear layers, see PackedLinear. On a GPU "bfloat16" and "float16" are that of the
+            whole model: there, converting the inputs and results of each linear layer would take longer than it saves.
 
     Raises:
         UnsupportedModelError: the model is not supported; the message names the unsupported part.
@@ -73,8 +73,8 @@ class StepModel:
     """
 
     def __init__(self, model: EncoderDecoder, dtype: str = "float32"):
-        if dtype == "bfloat16" and on_gpu(model.decoder.embed_tokens.weight):
-            model, dtype = _in_bfloat16(model), "float32"  # which stands for the type of each weight
+        if dtype in ("bfloat16", "float16") and on_gpu(model.decoder.embed_tokens.weight):
+            model, dtype = _converted(model, getattr(torch, dtype)), "float32"  # which stands for each weight's own
         decoder = model.decoder
         if decoder.adaptive_softmax is not None:
             raise UnsupportedModelError("an adaptive softmax (adaptive_softmax_cutoff)")
@@ -192,9 +192,12 @@ class StepModel:
         return sources, targets
 
 
-def _in_bfloat16(model: EncoderDecoder) -> EncoderDecoder:
-    """A copy. TaLK's offsets stay in float32: there are few, and they decide how far the windows reach."""
-    model = copy.deepcopy(model).to(torch.bfloat16)
+def _converted(model: EncoderDecoder, dtype: torch.dtype) -> EncoderDecoder:
+    """A copy in half precision.
+
+    TaLK's offsets stay in float32: there are few, and they decide how far the windows reach.
+    """
+    model = copy.deepcopy(model).to(dtype)
     for module in model.modules():
         if isinstance(module, TaLKConv):
             module.offsets.float()

@@ -17,7 +17,7 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from lightconv_plugin.generation import AUTO, DTYPES
+from lightconv_plugin.generation import CHOICES
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 class TranslationFastConfig(TranslationConfig):
     """fairseq's translation options, and those of the fast search."""
 
-    generation_dtype: ChoiceEnum((AUTO, *DTYPES)) = field(  # type: ignore[valid-type]  # where fairseq looks for them
+    generation_dtype: ChoiceEnum(CHOICES) = field(  # type: ignore[valid-type]  # where fairseq looks for them
         default="float32",
         metadata={
-            "help": "arithmetic of the linear layers (bfloat16 on a GPU: of the whole model): float32 is the model's "
-            "own and gives the results of --task translation; bfloat16 and int8 are faster if the CPU has "
+            "help": "arithmetic of the linear layers (bfloat16 and float16 on a GPU: of the whole model): float32 is "
+            "the model's own and gives the results of --task translation; bfloat16 and int8 are faster if the CPU has "
             "instructions for them; auto chooses the fastest"
         },
     )

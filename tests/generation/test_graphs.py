@@ -113,17 +113,19 @@ def step_on_meta(model, dtype):
     return counter.counts.launches, logits.dtype
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_on_a_gpu_bfloat16_is_the_type_of_the_whole_model(mixer):
+def test_on_a_gpu_half_precision_is_the_type_of_the_whole_model(mixer, dtype):
     """As if the model had been converted: nothing is converted around each linear layer. The model itself is kept.
 
     TaLK's offsets stay in float32, which their inputs are converted to in either case.
     """
     model = model_of(mixer).to("meta")
-    launches, dtype = step_on_meta(model, "bfloat16")
-    converted, same = step_on_meta(copy.deepcopy(model).bfloat16(), "float32")
-    assert dtype == same and (launches == converted or (mixer == "talk" and launches.total() < converted.total()))
-    assert dtype == torch.bfloat16 and model.decoder.embed_tokens.weight.dtype == torch.float32
+    kind = getattr(torch, dtype)
+    launches, found = step_on_meta(model, dtype)
+    converted, same = step_on_meta(copy.deepcopy(model).to(kind), "float32")
+    assert found == same and (launches == converted or (mixer == "talk" and launches.total() < converted.total()))
+    assert found == kind and model.decoder.embed_tokens.weight.dtype == torch.float32
 
 
 def test_what_overflowed_in_one_batch_does_not_reach_the_next():
