@@ -328,8 +328,10 @@ def add_parser(commands) -> None:
     )
     speed.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1 … (default: %(default)s)")
     speed.add_argument(
-        "--cuda-graphs", action="store_true", help="capture the steps of the search in CUDA graphs (with --device cuda)"
-    )
+        "--cuda-graphs", action=argparse.BooleanOptionalAction,
+        help="with --device cuda: capture the steps of the search in CUDA graphs for every batch, or never (default: "
+        "from the second batch of a size)",
+    )  # fmt: skip
     speed.add_argument("--threads", type=positive, metavar="N", help="cores to use (default: all)")
     speed.add_argument(
         "--batch-tokens", type=positive, default=4096, metavar="N",

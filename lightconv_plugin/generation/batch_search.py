@@ -110,8 +110,9 @@ def _choose(
             f'dtype "int8" needs float32 models and the CPU kernels ({described}): use "float32" or "bfloat16"'
         )
     _logger.debug("the search runs in torch: %s", described)
-    if options.cuda_graphs:
-        return CapturedSearch(models, options, recorder=CudaGraphs(device))
+    if device.type == "cuda" and options.cuda_graphs is not False:
+        first = 1 if options.cuda_graphs else 2
+        return CapturedSearch(models, options, recorder=CudaGraphs(device), from_batch=first)
     return TorchSearch(models, options)
 
 

@@ -37,7 +37,7 @@ class SearchOptions:
         machine.
     threads: number of threads that share the work on a CPU; None for as many as torch has. The results do not depend on
         it.
-    cuda_graphs: capture the steps of the search in CUDA graphs.
+    cuda_graphs: capture the steps of the search in CUDA graphs. None: on a GPU, from the second batch of a size.
     """
 
     pad: int
@@ -57,7 +57,7 @@ class SearchOptions:
     suppress: tuple[int, ...] = ()
     dtype: str = "float32"
     threads: int | None = None
-    cuda_graphs: bool = False
+    cuda_graphs: bool | None = None
 
 
 class Kind(NamedTuple):

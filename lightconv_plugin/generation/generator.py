@@ -56,7 +56,7 @@ class FastGenerator(SequenceGenerator):
         *,
         dtype: str = "float32",
         threads: int | None = None,
-        cuda_graphs: bool = False,
+        cuda_graphs: bool | None = None,
         **options: Any,
     ):
         _check(models, tgt_dict, dtype=dtype, threads=threads, **options)

@@ -100,13 +100,12 @@ class StepModel:
         """Encode src_tokens (S,T), with pads on either side, once per sentence. Returns the state of a search with
         `beam` hypotheses per sentence.
 
-        room: the maximum number of steps. If it is given, S and T are rounded up to powers of two, so that few sizes
-        occur; the results for the added sentences are meaningless.
+        room: the maximum number of steps. If it is given, S and T are those of `rounded`; the results for the added
+        sentences are meaningless.
         """
         output, pads = self.encoder(src_tokens)
         if room is not None:
-            sentences, steps = pads.shape
-            more = power_of_two(sentences) - sentences, max(_LEAST_SOURCE, power_of_two(steps)) - steps
+            more = [size - given for size, given in zip(rounded(src_tokens), pads.shape, strict=True)]
             output = F.pad(output, (0, 0, 0, more[0], 0, more[1]))
             # The added sentences have no pads at all, because no softmax may be over nothing.
             pads = F.pad(F.pad(pads, (0, more[1]), value=True), (0, 0, 0, more[0]), value=False)
@@ -190,6 +189,12 @@ class StepModel:
         if state.source_mask is not None:
             move(state.source_mask, 0, sources, targets)
         return sources, targets
+
+
+def rounded(src_tokens: Tensor) -> tuple[int, int]:
+    """Shape (S,T) of a batch rounded up to powers of two, so that few sizes occur."""
+    sentences, steps = src_tokens.shape
+    return power_of_two(sentences), max(_LEAST_SOURCE, power_of_two(steps))
 
 
 def _converted(model: EncoderDecoder, dtype: torch.dtype) -> EncoderDecoder:

@@ -74,7 +74,8 @@ class Translator:
             this machine for models of this size, see generation/dtypes.py; on a CPU, int8 for a directory with 8-bit
             weights
         device: "cpu", "cuda", "cuda:1" …
-        cuda_graphs: capture the steps of the search in CUDA graphs; for a GPU
+        cuda_graphs: capture the steps of the search in CUDA graphs, for a GPU: True for every batch, False for none,
+            None from the second batch of a size
         unk: what to write for an unknown word in a translation; "" omits it
 
     Raises:
@@ -105,7 +106,7 @@ class Translator:
         threads: int | None = None,
         dtype: str | None = "auto",
         device: str = "cpu",
-        cuda_graphs: bool = False,
+        cuda_graphs: bool | None = None,
         unk: str = "<unk>",
     ) -> None:
         self._search: BatchSearch | None = None
@@ -345,7 +346,7 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
-def _check_device(device: str, dtype: str, cuda_graphs: bool) -> None:
+def _check_device(device: str, dtype: str, cuda_graphs: bool | None) -> None:
     """Raise TranslationError unless the device is available and supports this type, and CUDA graphs if requested."""
     if dtype not in CHOICES:
         raise TranslationError(f"`dtype` must be one of {', '.join(CHOICES)}, got {dtype!r}")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.launches import Counter
-from lightconv_plugin.generation import BatchSearch, SearchOptions
+from lightconv_plugin.generation import BatchSearch, SearchOptions, batch_search
 from lightconv_plugin.generation.batch_search import TorchSearch
 from lightconv_plugin.generation.beam_search import Search
 from lightconv_plugin.generation.graphs import CapturedSearch
@@ -166,6 +166,33 @@ def test_bfloat16():
 def test_a_gpu_is_needed():
     with pytest.raises(ValueError, match=r"^`cuda_graphs` needs a GPU, got a model on cpu"):
         BatchSearch([build_model(pair("dynamic"))], replace(OPTIONS, cuda_graphs=True))
+
+
+def test_recordings_begin_with_the_second_batch_of_a_size():
+    model = build_model(pair("dynamic"))
+    words = model.config.encoder.vocab_size
+    search = Captured([model], OPTIONS, from_batch=2)
+    counts = []
+    for sentences, longest in (5, 9), (3, 17), (8, 12), (4, 20), (7, 9):  # the first and the third are of one size
+        case = Case([model], OPTIONS, random_batch(random.Random(longest), sentences, longest, words), 10)
+        random_models.assert_same(case.search(TorchSearch), case.search(search))
+        counts.append((search.recordings.recorded, len(search.captured._searches)))
+    assert counts[0] == counts[1] == (0, 0)
+    assert 0 < counts[2][0] < counts[3][0]
+    assert [number for _, number in counts] == [0, 0, 1, 2, 2]
+
+
+@pytest.mark.parametrize(("asked", "first"), [(None, 2), (True, 1), (False, None)])
+def test_which_batches_are_captured_on_a_gpu(asked, first, monkeypatch):
+    """The device exists by name only."""
+    monkeypatch.setattr(batch_search, "CudaGraphs", lambda device: Recordings())
+    made = []
+    monkeypatch.setattr(batch_search, "CapturedSearch", lambda *given, from_batch, **more: made.append(from_batch))
+    model = build_model(pair("dynamic"))
+    options, gpu = replace(OPTIONS, cuda_graphs=asked), torch.device("cuda")
+    search = batch_search._choose([model], ValueError("a model is float32 on cuda"), options, gpu)
+    assert (made, search is None) == (([first], True) if first else ([], False))
+    assert first or isinstance(search, TorchSearch)
 
 
 class _Reads:

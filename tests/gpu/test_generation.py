@@ -15,7 +15,7 @@ from tests.generation.random_models import EOS, PAD, UNK, assert_same, model_of,
 LONGEST = 28
 
 
-@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("graphs", [False, True, None], ids=["eager", "graphs", "default"])
 @pytest.mark.parametrize("beam", [1, 5])
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_search(mixer, beam, graphs, cuda):
@@ -34,7 +34,7 @@ def test_search(mixer, beam, graphs, cuda):
         found = search.search(*(tensor.to(cuda) for tensor in batch))
         ours = [[{name: tensor.cpu() for name, tensor in one.items()} for one in ranked] for ranked in found]
         assert_same(theirs, ours, f"batch {number}:")
-    if graphs:
+    if graphs is not False:
         (recorded,) = search._search._searches.values()
         assert any(recorded._replays.values())
 
