@@ -158,7 +158,7 @@ class StepModel:
         if self.project_in is not None:
             x = self.project_in(x)
         if state.positions is not None:
-            x += state.positions.index_select(0, beams.now + 1)
+            x += state.positions[1:].index_select(0, beams.now)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         for layer, memory, source in zip(self.layers, state.mixers, state.sources, strict=True):
