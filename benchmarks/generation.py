@@ -206,14 +206,12 @@ def _measured(parameters: int | None, seconds: list[float], sentences: int) -> d
 
 
 def _table(results: dict, transformer: str) -> str:
-    bases = [
-        results.get(name, {}).get("sentences_per_s") for name in (transformer, f"{ENGINE}, float32", f"{ENGINE}, int8")
-    ]
+    bases = [results.get(name) for name in (transformer, f"{ENGINE}, float32", f"{ENGINE}, int8")]
     rows = []
     for system, measured in results.items():
         speed = measured["sentences_per_s"]
         parameters = f"{measured['parameters']:,}" if "parameters" in measured else "–"
-        against = [report.digits(speed / base) if base else "–" for base in bases]
+        against = [str(timing.ratio(base, measured) or "–") for base in bases]
         peak = report.digits(measured.get("peak_bytes"), 2**20)
         rows.append(
             [system, parameters, report.milliseconds(measured["median_s"]), report.digits(speed), *against, peak]

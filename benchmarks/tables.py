@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks import targets
+from benchmarks import targets, timing
 from benchmarks.figures import OURS, median, read
 from benchmarks.report import digits
 
@@ -19,13 +19,14 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 @dataclass(frozen=True)
 class Cell:
-    """A number, in the unit in which a page shows it, and its text there."""
+    """A number, in the unit in which a page shows it, its text there, and what a table shows after it."""
 
     value: float
     text: str
+    interval: str = ""
 
     def __str__(self) -> str:
-        return self.text
+        return self.text + self.interval
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,15 @@ def cell(value: float | None, form: Form = NUMBER) -> Cell | str:
         return "–"
     value /= form.unit
     return Cell(value, (digits(value) if form.decimals is None else f"{value:,.{form.decimals}f}") + form.suffix)
+
+
+def ratio_cell(found: timing.Ratio | None, form: Form = NUMBER) -> Cell | str:
+    """With its confidence interval, if the calls behind it were kept."""
+    if found is None:
+        return "–"
+    shown = cell(found.value, form)
+    assert isinstance(shown, Cell)
+    return replace(shown, interval=found.interval(form.decimals))
 
 
 def sizes(case: dict[str, Any]) -> str:

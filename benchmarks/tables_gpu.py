@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks import timing
 from benchmarks.figures import OURS, median
-from benchmarks.tables import SHARE, Cell, Form, Table, cell, judged, load, ratio, sizes, source
+from benchmarks.tables import SHARE, Cell, Form, Table, cell, judged, load, ratio, ratio_cell, sizes, source
 
 _MS = Form(None, 1e-3)
 _FILE, _MODELS, _SEARCH = "gpu_timing", "gpu_fairseq_timing", "gpu_fairseq_generation"
@@ -84,7 +85,7 @@ def training() -> Table:
             name.replace(" (ours)", ", ours"),
             cell(of["tokens_per_s"], Form(0)),
             cell(before[name]["tokens_per_s"], Form(0)),
-            cell(of["tokens_per_s"] / systems[_TRANSFORMER]["tokens_per_s"]),
+            ratio_cell(timing.ratio(systems[_TRANSFORMER], of)),
             cell(of["peak_bytes"], Form(0, 2**20)),
         ]
         for name, of in systems.items()
@@ -101,7 +102,10 @@ def generation() -> Table:
         row: list[Cell | str] = [name.replace(" (ours)", ", ours").replace("fairseq ", "fairseq's ")]
         for systems, places in ((one, 2), (many, 0)):
             speed = systems[name]["sentences_per_s"]
-            row += [cell(speed, Form(places)), cell(speed / systems[_TRANSFORMER]["sentences_per_s"], Form(2))]
+            row += [
+                cell(speed, Form(places)),
+                ratio_cell(timing.ratio(systems[_TRANSFORMER], systems[name]), Form(2)),
+            ]
         rows.append(row)
     headers = ["", "1 sentence", "× fairseq's Transformer", "256 sentences", "× fairseq's Transformer"]
     return Table(source(_SEARCH), headers, rows)

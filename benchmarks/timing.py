@@ -13,14 +13,18 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks import report
+
 _FLUSH_BYTES = 512 * 2**20
 _SLEEP_CYCLES = 2_000_000  # about a millisecond
+_RESAMPLES = 4000
 
 
 class WallClock:
@@ -105,13 +109,60 @@ def best(call: Callable[[], object], repeats: int, timer: WallClock | CudaClock)
 
 
 def summary(seconds: list[float]) -> dict:
-    """The summary of one candidate's calls that is stored."""
+    """The summary of one candidate's calls that is stored, with the calls themselves in their order, for `ratio`."""
     return {
         "median_s": statistics.median(seconds),
         "best_s": min(seconds),
         "worst_s": max(seconds),
         "calls": len(seconds),
+        "samples_s": [float(f"{one:.6g}") for one in seconds],
     }
+
+
+class Ratio(NamedTuple):
+    """How many times as long something takes as something else, and the 95 % confidence interval, if it is known."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    def __str__(self) -> str:
+        return f"{report.digits(self.value)}{self.interval()}"
+
+    def interval(self, decimals: int | None = None) -> str:
+        """The interval in brackets, after a space; nothing if it is not known."""
+        if self.low is None or self.high is None:
+            return ""
+        low, high = (
+            report.digits(end) if decimals is None else f"{end:,.{decimals}f}" for end in (self.low, self.high)
+        )
+        return f" ({low}–{high})"
+
+
+def ratio(theirs: Mapping[str, Any] | None, ours: Mapping[str, Any] | None) -> Ratio | None:
+    """Of the medians of two summaries; None if one is missing. Summaries without samples are of older files."""
+    if not theirs or not ours:
+        return None
+    value = theirs["median_s"] / ours["median_s"]
+    if "samples_s" not in theirs or "samples_s" not in ours:
+        return Ratio(value)
+    return Ratio(value, *_bootstrap(theirs["samples_s"], ours["samples_s"]))
+
+
+def _bootstrap(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of median(theirs) / median(ours).
+
+    If both were called equally often, the n-th calls belong to one turn, and turns are drawn: what slows down the whole
+    machine for a while then cancels out.
+    """
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(len(theirs), (_RESAMPLES, len(theirs)), generator=generator)
+    paired = len(theirs) == len(ours)
+    others = drawn if paired else torch.randint(len(ours), (_RESAMPLES, len(ours)), generator=generator)
+    above = torch.tensor(theirs, dtype=torch.float64)[drawn].quantile(0.5, dim=1)
+    below = torch.tensor(ours, dtype=torch.float64)[others].quantile(0.5, dim=1)
+    low, high = (above / below).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return low, high
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device) -> int:

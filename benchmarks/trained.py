@@ -215,13 +215,13 @@ def _latencies(places: dict, sources: list[list[int]]) -> dict[str, dict]:
 
 
 def _table(results: dict, transformers: list[str]) -> str:
-    base = results.get(f"{transformers[0]}, fairseq's search" if transformers else "", {}).get("sentences_per_s")
+    base = results.get(f"{transformers[0]}, fairseq's search" if transformers else "")
     rows = [
         [
             name,
             f"{measured['bleu']:.2f}",
             report.digits(measured["sentences_per_s"]),
-            report.digits(measured["sentences_per_s"] / base) if base else "–",
+            str(timing.ratio(base, measured) or "–"),
             report.milliseconds(measured["latency_p50_s"]),
             report.milliseconds(measured["latency_p95_s"]),
         ]

@@ -91,8 +91,8 @@ def _table(results: dict, systems) -> str:
     rows = []
     for system, measured in results.items():
         speed = measured["tokens_per_s"]
-        against = [results.get(peer, {}).get("tokens_per_s") for peer in (systems.FAIRSEQ_DYNAMIC, systems.TRANSFORMER)]
-        ratios = [report.digits(speed / other) if other else "–" for other in against]
+        peers = (results.get(peer) for peer in (systems.FAIRSEQ_DYNAMIC, systems.TRANSFORMER))
+        ratios = [str(timing.ratio(peer, measured) or "–") for peer in peers]
         rows.append(
             [
                 system,

@@ -47,7 +47,8 @@ sentencex, and their translations are joined into one line. A sentence longer th
 Memory does not grow with the text.
 
 --dtype auto is int8 for a model exported with 8-bit weights, otherwise the fastest type on this CPU for a model of this
-size (docs/decoding.md has the table). On a terminal or with --verbose, standard error shows the choice.
+size (docs/decoding.md has the table); on a GPU, bfloat16 or, if it has no bfloat16, float16. On a terminal or with
+--verbose, standard error shows the choice.
 
 An exported directory is complete and does not need fairseq. For a checkpoint, the dictionaries come from the training's
 data-bin or from the checkpoint's folder; merges, tokeniser and case come from the folder around data-bin
@@ -308,13 +309,15 @@ def add_parser(commands) -> None:
     speed = parser.add_argument_group("speed")
     speed.add_argument(
         "--dtype",
-        choices=("auto", "float32", "bfloat16", "int8"),
+        choices=("auto", "float32", "bfloat16", "float16", "int8"),
         default="auto",
         help="type of the weights (default: %(default)s, see below)",
     )
     speed.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1 … (default: %(default)s)")
     speed.add_argument(
-        "--cuda-graphs", action="store_true", help="capture the steps of the search in CUDA graphs (with --device cuda)"
-    )
+        "--cuda-graphs", action=argparse.BooleanOptionalAction,
+        help="with --device cuda: capture the steps of the search in CUDA graphs for every batch, or never (default: "
+        "from the second batch of a size)",
+    )  # fmt: skip
     speed.add_argument("--threads", type=positive, metavar="N", help="cores to use (default: all)")
     add_batch_options(speed)

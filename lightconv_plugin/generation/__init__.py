@@ -8,8 +8,10 @@ import importlib
 
 from lightconv_plugin.errors import TranslationError, UnsupportedModelError
 
-DTYPES = ("float32", "bfloat16", "int8")  # of a search, see steps.StepModel
-AUTO = "auto"  # the fastest of them on this CPU, see dtypes.py
+DTYPES = ("float32", "bfloat16", "int8")  # of a search on a CPU, see steps.StepModel
+GPU_DTYPES = ("float32", "bfloat16", "float16")  # of a search on a GPU, each that of the whole model
+AUTO = "auto"  # the fastest of them on this machine, see dtypes.py
+CHOICES = (AUTO, "float32", "bfloat16", "float16", "int8")
 
 _HOMES = {
     "BatchSearch": "batch_search",
@@ -20,7 +22,7 @@ _HOMES = {
     "Translator": "translator",
 }
 
-__all__ = ["DTYPES", "TranslationError", "UnsupportedModelError", *_HOMES]
+__all__ = ["DTYPES", "GPU_DTYPES", "TranslationError", "UnsupportedModelError", *_HOMES]
 
 
 def __getattr__(name: str):

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation import AUTO
-from lightconv_plugin.generation.beam_search import Hypotheses, Search, SearchOptions
-from lightconv_plugin.generation.dtypes import fastest_type, slow_type
+from lightconv_plugin.generation.beam_search import Search, SearchOptions
+from lightconv_plugin.generation.dtypes import fastest_type, products, slow_type
+from lightconv_plugin.generation.finished import Hypotheses
 from lightconv_plugin.generation.graphs import CapturedSearch, CudaGraphs
 from lightconv_plugin.generation.native import Description, NativeSearch, describe
 from lightconv_plugin.generation.steps import StepModel
@@ -33,7 +34,7 @@ class BatchSearch:
 
     Attributes:
         options: those given, with the chosen dtype instead of "auto".
-        dtype_reason: why it was chosen.
+        dtype_reason: why it was chosen; for float32 on a GPU also whether its products use TF32.
         dtype_warning: one line if this CPU has no instructions for the requested dtype, otherwise None.
 
     Raises:
@@ -55,6 +56,8 @@ class BatchSearch:
             without = described if isinstance(described, ValueError) else None
             dtype, self.dtype_reason = fastest_type(models, device, without)
             options = replace(options, dtype=dtype)
+        if device.type == "cuda" and options.dtype == "float32":
+            self.dtype_reason += f", {products()}"
         self.options = options
         self._longest = options.max_len or min(model.config.decoder.max_positions for model in models)
         self._search = _choose(models, described, options, device)
@@ -107,8 +110,9 @@ def _choose(
             f'dtype "int8" needs float32 models and the CPU kernels ({described}): use "float32" or "bfloat16"'
         )
     _logger.debug("the search runs in torch: %s", described)
-    if options.cuda_graphs:
-        return CapturedSearch(models, options, recorder=CudaGraphs(device))
+    if device.type == "cuda" and options.cuda_graphs is not False:
+        first = 1 if options.cuda_graphs else 2
+        return CapturedSearch(models, options, recorder=CudaGraphs(device), from_batch=first)
     return TorchSearch(models, options)
 
 

@@ -21,14 +21,9 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.generation.candidates import best_continuations, block_repeated, log_normalisers, without_nan
+from lightconv_plugin.generation.finished import End, Hypotheses, in_fairseqs_format
 from lightconv_plugin.generation.steps import State, StepModel
 from lightconv_plugin.generation.tables import Tables
-
-Hypotheses = list[list[dict[str, Tensor]]]
-
-
-class NoHypothesisError(RuntimeError):
-    """A sentence without a single possible hypothesis: weights with NaN, or forbidden words."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +33,11 @@ class SearchOptions:
     suppress: indices of the words in its tokens_to_suppress.
     max_len_a, max_len_b, max_len: a hypothesis has at most max_len_a·T + max_len_b words, where T is the longest source
         of the batch, and fewer than max_len (None: the smallest max_positions of the decoders).
-    dtype: arithmetic of the linear layers (StepModel), one of DTYPES, or "auto" for the fastest on this CPU.
+    dtype: arithmetic of the linear layers (StepModel), one of DTYPES or GPU_DTYPES, or "auto" for the fastest on this
+        machine.
     threads: number of threads that share the work on a CPU; None for as many as torch has. The results do not depend on
         it.
-    cuda_graphs: capture the steps of the search in CUDA graphs.
+    cuda_graphs: capture the steps of the search in CUDA graphs. None: on a GPU, from the second batch of a size.
     """
 
     pad: int
@@ -61,7 +57,7 @@ class SearchOptions:
     suppress: tuple[int, ...] = ()
     dtype: str = "float32"
     threads: int | None = None
-    cuda_graphs: bool = False
+    cuda_graphs: bool | None = None
 
 
 class Kind(NamedTuple):
@@ -112,12 +108,15 @@ class Search:
         self._beams = states[0].beams
         begin = options.eos if begin is None else begin
         symbols = {"begin": begin, "eos": options.eos, "pad": options.pad}
-        self._tables = Tables(self._beams, columns or max_len + 1, lengths, prefix, **symbols)
-        self._suppress = torch.tensor(options.suppress, dtype=torch.int64, device=lengths.device)
+        looks_back = options.no_repeat_ngram_size > 0
+        self._tables = Tables(self._beams, columns or max_len + 1, prefix, **symbols, with_tokens=looks_back)
+        self._lengths = lengths
+        suppressed = torch.tensor(options.suppress, dtype=torch.int64)
+        self._suppress = suppressed.to(lengths.device, non_blocking=True)
 
     def copy_(self, other: Search) -> None:
         """Copy the state of `other`, which has tables of the same sizes, into this search's tensors."""
-        self._sentences, self._max_len = other._sentences, other._max_len
+        self._sentences, self._max_len, self._lengths = other._sentences, other._max_len, other._lengths
         for mine, theirs in zip(self._states, other._states, strict=True):
             mine.copy_(theirs)
         self._tables.copy_(other._tables)
@@ -130,33 +129,55 @@ class Search:
             same kind.
 
         Returns:
-            For each sentence at most beam_size dicts as fairseq's generator returns them, sorted: tokens (n,) with the
-            end, score and positional_scores (n,) in float32; attention and alignment are empty.
+            For each sentence at most beam_size dicts as fairseq's generator returns them, sorted, with tensors on the
+            CPU: tokens (n,) with the end, score and positional_scores (n,) in float32; attention and alignment are
+            empty. The host waits for a GPU once a step, to see which hypotheses ended, and once for the results.
 
         Raises:
             NoHypothesisError: a sentence without a single possible hypothesis.
         """
         tables, beam = self._tables, self._options.beam_size
+        ends: list[End] = []
         # Sentences that only pad the batch count as finished.
-        finished: Hypotheses = [[] if i < self._sentences else [{}] * beam for i in range(tables.live)]
+        counts = [0 if i < self._sentences else beam for i in range(tables.live)]
         for step in range(self._max_len + 1):
             for model, state in zip(self._models, self._states, strict=True):
                 # At first all hypotheses of a sentence are the same: one row is enough.
                 model.advance(state, tables.live if step == 0 else tables.live * beam)
             kind = self._kind(step)
             run(kind, partial(self._step, kind))
-            complete = tables.ends[: tables.live, :beam]
-            if bool(complete.any()):
-                _finish(complete, tables, finished, step, self._options)
+            if new := _ends(tables.ended[: tables.live].tolist(), tables.numbers, step, counts, beam):
+                ends += new
                 enough = beam if step < self._max_len else 1
-                done = [len(finished[number]) >= enough for number in tables.numbers]
+                done = [counts[number] >= enough for number in tables.numbers]
                 if all(done):
                     break
                 if (size := self._beams.size(done.count(False))) < tables.live:
-                    index = tables.keep(_fill_holes(done, size))
-                    for model, state in zip(self._models, self._states, strict=True):
-                        model.keep(state, index)
-        return check_hypotheses([_ranked(hypotheses) for hypotheses in finished[: self._sentences]])
+                    self._keep(_fill_holes(done, size))
+        return self._hypotheses(ends)
+
+    def _keep(self, order: list[int]) -> None:
+        for model, state in zip(self._models, self._states, strict=True):
+            moved = model.keep(state, order)
+        self._tables.keep(order, *moved)
+
+    def _hypotheses(self, ends: list[End]) -> Hypotheses:
+        """Finished hypotheses, sorted by score; ties in the order in which they finished."""
+        options = self._options
+        words, cumulative = self._tables.history(self._beams.time + 1).read(ends)
+        sentences, last, _ = torch.tensor(ends, dtype=torch.int64).view(-1, 3).unbind(1)
+        scores = cumulative.gather(1, last.unsqueeze(1))[:, 0]
+        if options.normalize_scores:
+            scores /= torch.tensor([(step + 1) ** options.len_penalty for step in last.tolist()])
+        if options.match_source_len:
+            scores.masked_fill_(last > self._lengths.cpu()[sentences], -torch.inf)
+        positional = torch.cat([cumulative[:, :1], cumulative.diff(dim=1)], dim=1)
+        ranks = [(end.sentence, -score) for end, score in zip(ends, scores.tolist(), strict=True)]
+        best = sorted(range(len(ends)), key=ranks.__getitem__)
+        order, sizes = torch.tensor(best, dtype=torch.int64), last + 1
+        kept = (torch.arange(words.shape[1]) < sizes.unsqueeze(1))[order]
+        parts = words[order][kept], positional[order][kept], sizes[order], scores[order]
+        return in_fairseqs_format(*parts, sentences.bincount(minlength=self._sentences))
 
     def _kind(self, step: int) -> Kind:
         prefix, last = self._tables.prefix, step == self._max_len
@@ -165,18 +186,16 @@ class Search:
         return Kind(self._tables.live, self._beams.steps, step == 0, last, early, forced)
 
     def _step(self, kind: Kind) -> None:
-        """From the candidates of the previous step to those of this one."""
+        """One step, up to which hypotheses the next one continues."""
         tables, beam = self._tables, self._options.beam_size
-        if not kind.first:
-            rows = tables.choose()
-            for model, state in zip(self._models, self._states, strict=True):
-                model.reorder(state, rows)
         width = 1 if kind.first else beam
         logits, normalisers = self._predict(tables.last(width))
         self._constrain(logits, normalisers, kind)
         count = min(2 * beam, width * logits.shape[1] - 1)
-        totals = None if kind.first else tables.past_totals()
-        tables.offer(*best_continuations(logits, normalisers, totals, tables.live, count))
+        totals = None if kind.first else tables.totals[: tables.live]
+        rows = tables.offer(*best_continuations(logits, normalisers, totals, tables.live, count))
+        for model, state in zip(self._models, self._states, strict=True):
+            model.reorder(state, rows)
 
     def _predict(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """(N,V) logits in float32 and their (N,) normalisers; for an ensemble, those of the mean probabilities."""
@@ -211,16 +230,9 @@ class Search:
                 logits[:, options.eos].fill_(-torch.inf)
             if options.suppress:
                 logits.index_fill_(1, self._suppress, -torch.inf)
-        if options.no_repeat_ngram_size > 0 and not kind.first:
+        if tables.tokens is not None and not kind.first:
             tokens = tables.tokens[: tables.live, :, : kind.steps].flatten(0, 1)
             block_repeated(tokens, logits, self._beams.now, options.no_repeat_ngram_size, options.pad)
-
-
-def check_hypotheses(hypotheses: Hypotheses) -> Hypotheses:
-    """Raises NoHypothesisError if a sentence has none; it may have fewer than beam_size."""
-    if lost := [number for number, ranked in enumerate(hypotheses) if not ranked]:
-        raise NoHypothesisError(f"no hypothesis of sentences {lost} of the batch has a probability above 0")
-    return hypotheses
 
 
 def _log_probabilities(logits: Tensor, normalisers: Tensor) -> Tensor:
@@ -242,43 +254,20 @@ def _force_prefix(logits: Tensor, normalisers: Tensor, tables: Tables, step: int
         logits[rows] = torch.full_like(given, -torch.inf).scatter_(1, target, given.gather(1, target))
     over = words.eq(options.eos)
     if width > 1 and bool(over.any()):
-        histories = tables.tokens[: tables.live], tables.scores[: tables.live]
-        for tensor in (*histories, logits.view(tables.live, width, -1), normalisers.view(-1, width)):
+        tables.become_the_first(over)
+        for tensor in (logits.view(tables.live, width, -1), normalisers.view(-1, width)):
             tensor[over] = tensor[over][:, :1].expand_as(tensor[over])
 
 
-def _finish(
-    complete: Tensor,
-    tables: Tables,
-    finished: Hypotheses,
-    step: int,
-    options: SearchOptions,
-) -> None:
-    """Append the hypotheses that end in this step, `complete` (S,beam) of the candidates, to their sentences' lists."""
-    sentences, slots = complete.nonzero(as_tuple=True)
-    hypotheses = tables.parents[sentences, slots]
-    totals = tables.totals[sentences, slots]
-    tokens = tables.tokens[sentences, hypotheses, 1 : step + 2]
-    tokens[:, step] = options.eos
-    cumulative = tables.scores[sentences, hypotheses, : step + 1]
-    cumulative[:, step] = totals
-    positional = torch.cat([cumulative[:, :1], cumulative.diff(dim=1)], dim=1)
-    if options.normalize_scores:
-        totals = totals / (step + 1) ** options.len_penalty
-    if options.match_source_len:
-        totals = totals.masked_fill(step > tables.lengths[sentences], -torch.inf)
-    for i, sentence in enumerate(sentences.tolist()):
-        hypotheses_of_sentence = finished[tables.numbers[sentence]]
-        if len(hypotheses_of_sentence) < options.beam_size:
-            hypotheses_of_sentence.append(
-                {
-                    "tokens": tokens[i],
-                    "score": totals[i],
-                    "attention": torch.empty(0),
-                    "alignment": torch.empty(0),
-                    "positional_scores": positional[i],
-                }
-            )
+def _ends(ended: list[list[bool]], numbers: list[int], step: int, counts: list[int], beam: int) -> list[End]:
+    """The hypotheses that end in this step, at most `beam` of each sentence in all: `counts` are how many it has."""
+    found = []
+    for number, slots in zip(numbers, ended, strict=True):
+        for slot, ends in enumerate(slots):
+            if ends and counts[number] < beam:
+                counts[number] += 1
+                found.append(End(number, step, slot))
+    return found
 
 
 def _fill_holes(done: list[bool], size: int) -> list[int]:
@@ -286,9 +275,3 @@ def _fill_holes(done: list[bool], size: int) -> list[int]:
     unfinished ones fill the holes."""
     movers = [i for i in range(size, len(done)) if not done[i]]
     return [movers.pop() if done[i] and movers else i for i in range(size)]
-
-
-def _ranked(hypotheses: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """Sorted by score, best first; ties in the order in which they finished."""
-    scores = torch.stack([hypothesis["score"] for hypothesis in hypotheses]).tolist() if hypotheses else []
-    return [hypotheses[i] for i in sorted(range(len(hypotheses)), key=lambda i: -scores[i])]

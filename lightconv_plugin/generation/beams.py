@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -51,6 +53,8 @@ class Beams:
         self._numbers = torch.arange(_NUMBERS, device=device)
         self._first_row = torch.arange(0, self.capacity * width, width, device=device).view(-1, 1, 1)
         self._cache: dict[tuple, Tensor] = {}
+        self._multiples: dict[tuple[int, int], Tensor] = {}
+        self._most_taps = 1
 
     @property
     def rows(self) -> int:
@@ -103,16 +107,17 @@ class Beams:
         table[: parents.shape[0], : self.steps] = table[:, : self.steps].index_select(0, parents)
         self.forget()
 
-    def keep(self, sentences: Tensor) -> tuple[Tensor, Tensor]:
-        """Replace sentence i with the former sentence sentences[i]; (live',) int64, without repetition.
+    def keep(self, sentences: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Replace sentence i with the former sentence sentences[i], without repetition. The host waits for nothing.
 
         Returns (sources, targets): the sentences that actually moved. Apply `move` with them to every other tensor of
         the state.
         """
-        self.live = sentences.shape[0]
-        places = torch.arange(self.live, device=sentences.device)
-        moved = sentences != places
-        sources, targets = sentences[moved], places[moved]
+        self.live = len(sentences)
+        moves = [(source, target) for target, source in enumerate(sentences) if source != target]
+        # Not from pinned memory, so the list's copy may go as soon as this returns.
+        pairs = torch.tensor(moves, dtype=torch.int64).view(-1, 2).to(self.now.device, non_blocking=True)
+        sources, targets = pairs.unbind(1)
         move(self._ancestors, 0, sources, targets)
         self.forget()
         return sources, targets
@@ -125,20 +130,41 @@ class Beams:
 
     def slot(self, slots: int) -> Tensor:
         """(1,) int64: the current step's slot in a ring of `slots`."""
-        key = (slots,)
-        if key not in self._cache:
-            self._cache[key] = self.now.remainder(slots)
-        return self._cache[key]
-
-    def _ancestors_of(self, ages: Tensor) -> Tensor:
-        """The beam numbers (live, active, n) of the ancestors `ages` (n,) int64 steps ago; before the beginning, those
-        of the first step."""
-        beams = self._ancestors[: self.live, : self.active]
-        return beams.index_select(2, (self.now - ages).clamp_min_(0))
+        return self._slots(slots, 1)
 
     def ages(self, taps: int) -> Tensor:
         """(taps,) int64: 0, 1, 2 …"""
         return self._numbers[:taps] if taps <= _NUMBERS else torch.arange(taps, device=self.now.device)
+
+    def multiples(self, step: int, count: int) -> Tensor:
+        """(count,) int64: 0, step, 2 · step …, made once."""
+        key = (step, count)
+        if key not in self._multiples:
+            self._multiples[key] = torch.arange(0, step * count, step, device=self.now.device)
+        return self._multiples[key]
+
+    def _times(self) -> Tensor:
+        """The last steps, this one first, as many as any layer has asked for; negative before the beginning."""
+        key = ("times", self._most_taps)
+        if key not in self._cache:
+            self._cache[key] = self.now - self.ages(self._most_taps)
+        return self._cache[key]
+
+    def _slots(self, slots: int, taps: int) -> Tensor:
+        """(taps,) int64: the slots of the last steps in a ring of `slots`."""
+        key = ("slots", slots, self._most_taps)
+        if key not in self._cache:
+            self._cache[key] = self._times().remainder(slots)
+        return self._cache[key][:taps]
+
+    def _past(self, taps: int) -> Tensor:
+        """The beam numbers of each row's ancestors in the last steps, (live, active, taps); before the beginning, those
+        in the first step."""
+        key = ("past", self._most_taps)
+        if key not in self._cache:
+            beams = self._ancestors[: self.live, : self.active]
+            self._cache[key] = beams.index_select(2, self._times().clamp_min(0))
+        return self._cache[key][:, :, :taps]
 
     def addresses(self, taps: int, slots: int, heads: int) -> Tensor:
         """Where the last `taps` inputs of each row lie in a ring (slots, capacity, width, heads, …) flattened to rows.
@@ -148,11 +174,12 @@ class Beams:
         """
         key = (taps, slots, heads)
         if key not in self._cache:
-            ages = self.ages(taps)
-            rows = self._ancestors_of(ages) + self._first_row[: self.live]
-            rows.add_((self.now - ages).remainder_(slots), alpha=self.capacity * self.width)
+            self._most_taps = max(self._most_taps, taps)
+            slot_size = self.capacity * self.width
+            first_rows = torch.add(self._first_row[: self.live], self._slots(slots, taps), alpha=slot_size)
+            rows = (first_rows + self._past(taps)).unsqueeze(2)
             if heads > 1:
-                rows = (rows * heads).unsqueeze(2) + self.ages(heads).unsqueeze(1)
+                rows = torch.add(self.ages(heads).unsqueeze(1), rows, alpha=heads)
             self._cache[key] = rows.view(self.rows * heads, taps)
         return self._cache[key]
 
@@ -166,7 +193,9 @@ class Beams:
         key = (taken, slots, dtype)
         if key not in self._cache:
             ages = (self.now - self.ages(taken)).remainder_(slots)
-            others = (self._ancestors_of(ages).unsqueeze(-1) != self._itself) | (ages > self.now).unsqueeze(1)
+            beams = self._ancestors[: self.live, : self.active]
+            ancestors = beams.index_select(2, (self.now - ages).clamp_min_(0))
+            others = (ancestors.unsqueeze(-1) != self._itself) | (ages > self.now).unsqueeze(1)
             mask = torch.zeros(others.shape, dtype=dtype, device=others.device).masked_fill_(others, -torch.inf)
             self._cache[key] = mask.view(self.live, 1, self.active, taken * self.width)
         return self._cache[key]

@@ -13,8 +13,7 @@ def log_normalisers(logits: Tensor) -> Tensor:
     All probabilities of such a row are then 0, if its normalised logits are taken as −∞ where they are NaN
     (`without_nan`). fairseq's search treats such rows in the same way.
     """
-    normalisers = torch.logsumexp(logits, dim=1)
-    return normalisers.masked_fill_(~normalisers.isfinite(), torch.inf)
+    return torch.logsumexp(logits, dim=1).nan_to_num_(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
 
 
 def without_nan(log_probabilities: Tensor) -> Tensor:

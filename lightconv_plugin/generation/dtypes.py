@@ -1,4 +1,8 @@
-"""Which type decodes fastest on this CPU: the choice of "auto", and the warning about a type without CPU instructions.
+"""Which type decodes fastest on this machine: the choice of "auto", and the warning about a type without CPU
+instructions.
+
+On a GPU it is the type that the tensor cores have: bfloat16 from compute capability 8.0, float16 in 7.x.
+On a CPU it is chosen from a table.
 
 TABLE was measured by `python -m benchmarks.decoding_dtypes --threads 1 --sizes 128 256 512 --length 14 --repeats 4`
 (benchmarks/results/cpu_decoding_dtypes.json; docs/decoding.md shows it). It gives the speed of the other types relative
@@ -46,12 +50,12 @@ TABLE: dict[str, dict[int, dict[str, tuple[float, float]]]] = {
 def fastest_type(
     models: Sequence[EncoderDecoder], device: torch.device, not_native: ValueError | None
 ) -> tuple[str, str]:
-    """(type, reason): the fastest type for an ensemble on this CPU, from TABLE; float32 if nothing was measured.
+    """(type, reason): the fastest type for an ensemble on this device; float32 if there is no table for it.
 
     not_native: why the native search cannot run the models, if it cannot.
     """
-    if device.type != "cpu":
-        return "float32", "nothing else was measured on a GPU"
+    if device.type == "cuda":
+        return fastest_on_gpu(models, device)
     instructions = instruction_set()
     if instructions is None:
         return "float32", f"nothing else was measured on this CPU ({platform.machine()})"
@@ -60,6 +64,22 @@ def fastest_type(
     size = max(model.config.decoder.embed_dim for model in models)
     dtype = best(instructions, size)
     return dtype, f"the fastest for {size} channels on a CPU with {instructions}"
+
+
+def fastest_on_gpu(models: Sequence[EncoderDecoder], device: torch.device) -> tuple[str, str]:
+    """(type, reason), by the GPU's compute capability; models in another type than float32 keep it."""
+    for model in models:
+        own = next(model.parameters()).dtype
+        if own != torch.float32:
+            return "float32", f"the model is already in {str(own).removeprefix('torch.')}"
+    major, minor = torch.cuda.get_device_capability(device)
+    dtype = "bfloat16" if major >= 8 else "float16" if major == 7 else "float32"
+    return dtype, f"the fastest on a GPU of compute capability {major}.{minor}"
+
+
+def products() -> str:
+    """How a GPU multiplies float32."""
+    return "without TF32" if torch.get_float32_matmul_precision() == "highest" else "with TF32"
 
 
 def best(instructions: str, size: int) -> str:

@@ -12,9 +12,10 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
 from lightconv_plugin.errors import UnsupportedModelError
-from lightconv_plugin.generation import AUTO, DTYPES
+from lightconv_plugin.generation import AUTO, CHOICES
 from lightconv_plugin.generation.batch_search import BatchSearch
-from lightconv_plugin.generation.beam_search import Hypotheses, SearchOptions
+from lightconv_plugin.generation.beam_search import SearchOptions
+from lightconv_plugin.generation.finished import Hypotheses
 from lightconv_plugin.models.plain import plain_encoder_decoder
 
 logger = logging.getLogger(__name__)
@@ -38,8 +39,8 @@ class FastGenerator(SequenceGenerator):
     Args:
         models: an ensemble of encoder-decoders.
         tgt_dict: their target dictionary.
-        dtype: arithmetic of the linear layers (StepModel), one of DTYPES, or "auto" for the fastest on this CPU,
-            which is chosen at the first batch. If it falls back to fairseq's generator, the models keep their type.
+        dtype: arithmetic of the linear layers (StepModel), one of CHOICES. "auto" is the fastest on this machine and
+            chosen at the first batch. If it falls back to fairseq's generator, the models keep their type.
         threads, cuda_graphs: see SearchOptions; fairseq's generator does not use them.
         options: SequenceGenerator's options.
 
@@ -55,7 +56,7 @@ class FastGenerator(SequenceGenerator):
         *,
         dtype: str = "float32",
         threads: int | None = None,
-        cuda_graphs: bool = False,
+        cuda_graphs: bool | None = None,
         **options: Any,
     ):
         _check(models, tgt_dict, dtype=dtype, threads=threads, **options)
@@ -158,8 +159,8 @@ def _check(
     """Raise ValueError for values that fairseq rejects without naming the option, or accepts silently."""
     if not models:
         raise ValueError("models must be at least one model, got none")
-    if dtype not in (AUTO, *DTYPES):
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if dtype not in CHOICES:
+        raise ValueError(f"dtype must be one of {', '.join(CHOICES)}, got {dtype!r}")
     if beam_size < 1:
         raise ValueError(f"beam_size must be at least 1, got {beam_size}")
     if not temperature > 0:

@@ -7,6 +7,7 @@ them. A graph launches all of them at once, but it replays the same operations a
   of steps. Batches of the same sizes share their tensors.
 - Steps of the same Kind are the same operations. There are few kinds: the number of steps that are read doubles over
   time, and the number of sentences is halved when half of them are done.
+- The first batch of a size is searched without: a capture costs more than it saves in a single batch.
 - Checking whether hypotheses have ended, storing them and moving sentences stay outside the graphs.
 """
 
@@ -19,9 +20,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lightconv_plugin.generation.beam_search import Hypotheses, Kind, Search, SearchOptions
+from lightconv_plugin.generation.beam_search import Kind, Search, SearchOptions
 from lightconv_plugin.generation.beams import power_of_two
-from lightconv_plugin.generation.steps import StepModel
+from lightconv_plugin.generation.finished import Hypotheses
+from lightconv_plugin.generation.steps import StepModel, rounded
 from lightconv_plugin.modules.transformer import EncoderDecoder
 
 _SIZES = 4
@@ -78,6 +80,8 @@ class CapturedSearch:
         models, options: as for TorchSearch; the weights must stay at the same addresses.
         recorder: CudaGraphs, or a replacement for it.
         sizes: number of batch sizes for which tensors and recordings are kept; the least recently used are dropped.
+        from_batch: of the batches of a size, the first one whose steps are recorded, 1 or 2; the one before it is
+            searched as TorchSearch does.
     """
 
     def __init__(
@@ -87,10 +91,12 @@ class CapturedSearch:
         *,
         recorder: Recorder,
         sizes: int = _SIZES,
+        from_batch: int = 1,
     ):
         self._models = [StepModel(model, options.dtype) for model in models]
         self._options, self._recorder, self._sizes = options, recorder, sizes
         self._searches: OrderedDict[tuple[int, ...], _Recorded] = OrderedDict()
+        self._at_once, self._seen = from_batch == 1, set[tuple[int, ...]]()
 
     @torch.no_grad()
     def search(
@@ -98,9 +104,21 @@ class CapturedSearch:
     ) -> Hypotheses:
         """See BatchSearch.search."""
         room = max(_LEAST_ROOM, power_of_two(max_len + 1))
-        states = [model.start(source, self._options.beam_size, room) for model in self._models]
-        search = Search(self._models, states, lengths, self._options, max_len, prefix=prefix, begin=begin, columns=room)
-        size = (states[0].beams.capacity, states[0].source_length, room)
+        size = (*rounded(source), room)
+        records = self._at_once or size in self._seen
+        self._seen.add(size)
+        columns = room if records else None
+        states = [model.start(source, self._options.beam_size, columns) for model in self._models]
+        search = Search(
+            self._models, states, lengths, self._options, max_len, prefix=prefix, begin=begin, columns=columns
+        )
+        if not records:
+            return search.find()
+        kept = self._kept(size, search)
+        return kept.search.find(kept.run)
+
+    def _kept(self, size: tuple[int, ...], search: Search) -> _Recorded:
+        """The tensors of this size, with the state of `search`."""
         kept = self._searches.pop(size, None)
         if kept is None:
             while len(self._searches) >= self._sizes:
@@ -109,7 +127,7 @@ class CapturedSearch:
         else:
             kept.search.copy_(search)
         self._searches[size] = kept
-        return kept.search.find(kept.run)
+        return kept
 
 
 class _Recorded:

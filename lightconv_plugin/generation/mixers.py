@@ -55,25 +55,26 @@ class Memory(ABC):
 class Ring(Memory):
     """The last `slots` inputs of each row, (slots, capacity, width, channels); step t's input is in slot t mod slots.
 
-    Stored as float32 (float64 for a float64 model): half precision would save little, as sums are float32 anyway.
+    Stored in their own type, so that nothing is converted. Sums are float32 in any case.
     """
 
     def __init__(self, beams: Beams, slots: int, channels: int, like: Tensor):
-        dtype = torch.promote_types(like.dtype, torch.float32)
-        shape = (slots, beams.capacity, beams.width, channels)
-        self.rows = torch.zeros(shape, dtype=dtype, device=like.device)  # rows not yet written read as zero
+        # Rows not yet written read as zero.
+        self.rows = like.new_zeros(slots, beams.capacity, beams.width, channels)
 
     def append(self, x: Tensor, beams: Beams) -> None:
         """x (N,C) is the current step's input."""
         rows = self.rows[:, : beams.live, : beams.active]
-        rows.index_copy_(0, beams.slot(self.rows.shape[0]), x.view(1, *rows.shape[1:]).to(rows.dtype))
+        rows.index_copy_(0, beams.slot(self.rows.shape[0]), x.view(1, *rows.shape[1:]))
 
     def weighted_sum(self, weights: Tensor, beams: Beams) -> Tensor:
         """weights (N·H, taps), the current step's first → (N,C), each of the H heads over its own C/H channels."""
         taps, heads = weights.shape[1], weights.shape[0] // beams.rows
         table = self.rows.view(-1, self.rows.shape[-1] // heads)
-        addresses = beams.addresses(taps, self.rows.shape[0], heads)
-        sums = F.embedding_bag(addresses, table, mode="sum", per_sample_weights=weights.to(table.dtype))
+        addresses = beams.addresses(taps, self.rows.shape[0], heads).view(-1)
+        begins = beams.multiples(taps, weights.shape[0])
+        weights = weights.to(table.dtype).reshape(-1)
+        sums = F.embedding_bag(addresses, table, begins, mode="sum", per_sample_weights=weights)
         return sums.view(beams.rows, -1)
 
     def gather(self, taps: int, beams: Beams) -> Tensor:
@@ -96,23 +97,26 @@ class _Filtered(ABC):
         self.bias = None if conv.conv_bias is None else conv.conv_bias.detach()
 
     def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
-        # Taps that lie before the sentence are not read, or read as zero.
-        taps = min(self.slots, beams.steps)
-        y = memory.weighted_sum(self._filters(x, taps, beams), beams).to(x.dtype)
+        # Taps that lie before the sentence read as zero.
+        y = memory.weighted_sum(self._filters(x, beams), beams)
         return y if self.bias is None else y.add_(self.bias)
 
     @abstractmethod
-    def _filters(self, x: Tensor, taps: int, beams: Beams) -> Tensor:
-        """(N·H, taps), normalised, the current step's first."""
+    def _filters(self, x: Tensor, beams: Beams) -> Tensor:
+        """(N·H, K), normalised, the current step's first."""
 
 
 class _Static(_Filtered):
     def __init__(self, conv: StaticConv, dtype: str):
         super().__init__(conv)
-        self.filters = conv.filters().flip(1).contiguous()  # (H, K), the current token's tap first
+        # (H, K), the current token's tap first, in the type in which they are multiplied.
+        self.filters = conv.filters().flip(1).to(self._type(conv.weight.dtype)).contiguous()
 
-    def _filters(self, x: Tensor, taps: int, beams: Beams) -> Tensor:
-        return self.filters[:, :taps].repeat(beams.rows, 1)
+    def _type(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype
+
+    def _filters(self, x: Tensor, beams: Beams) -> Tensor:
+        return self.filters.repeat(beams.rows, 1)
 
 
 class _Dynamic(_Filtered):
@@ -130,20 +134,16 @@ class _Dynamic(_Filtered):
         bias = None if linear.bias is None else current_first(linear.bias)
         self.predict = PackedLinear(current_first(linear.weight), bias, dtype)
 
-    def _filters(self, x: Tensor, taps: int, beams: Beams) -> Tensor:
+    def _filters(self, x: Tensor, beams: Beams) -> Tensor:
         if self.reduce is not None:
             x = self.reduce(x)
         weights = self.predict(x).view(-1, self.slots)
-        if weights.dtype not in (torch.float32, torch.float64):
-            weights = weights.float()
         if self.renorm_padding:
-            before = beams.ages(taps) > beams.now
-            weights = weights[:, :taps].masked_fill(before, -torch.inf if self.normalize == "softmax" else 0)
-        if self.normalize == "softmax":
-            weights = torch.softmax(weights, dim=1)
-        else:
-            weights = normalize(weights.t(), self.normalize).t()
-        return weights[:, :taps].contiguous()
+            before = beams.ages(self.slots) > beams.now
+            weights = weights.masked_fill(before, -torch.inf if self.normalize == "softmax" else 0)
+        if self.normalize == "softmax":  # whose sums are float32 in half precision too
+            return torch.softmax(weights, dim=1)
+        return normalize(weights.t().to(torch.promote_types(weights.dtype, torch.float32)), self.normalize).t()
 
 
 class _Depthwise(_Static):
@@ -153,9 +153,13 @@ class _Depthwise(_Static):
         super().__init__(conv, dtype)
         self.filters = self.filters.t().contiguous()  # (K, C)
 
+    def _type(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.promote_types(dtype, torch.float32)
+
     def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
         taps = min(self.slots, beams.steps)
-        y = memory.gather(taps, beams).mul_(self.filters[:taps]).sum(dim=1).to(x.dtype)
+        rows = memory.gather(taps, beams).to(torch.promote_types(x.dtype, torch.float32))
+        y = rows.mul_(self.filters[:taps]).sum(dim=1).to(x.dtype)
         return y if self.bias is None else y.add_(self.bias)
 
 
@@ -170,14 +174,13 @@ class _TaLK:
         self.heads = conv.num_heads
         # There are few offsets, and they decide how far the windows reach: full precision costs nothing.
         self.offsets = pack(conv.offsets, dtype="float32")
+        wide = torch.promote_types(conv.offsets.weight.dtype, torch.float32)
+        self.nearer = 1 - torch.arange(self.slots, dtype=wide, device=conv.offsets.weight.device)
 
     def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
-        taps = min(self.slots, beams.steps)
-        reach = torch.sigmoid(self.offsets(x.to(torch.promote_types(x.dtype, torch.float32))))
-        reach = reach.view(-1, 1) * (self.slots - 1) + 1
-        parts = (reach - beams.ages(taps)).clamp_(0, 1)
-        parts[:, 0].fill_(1)
-        return memory.weighted_sum(parts.div_(self.slots), beams).to(x.dtype)
+        reach = torch.sigmoid(self.offsets(x.to(self.nearer.dtype))).view(-1, 1)
+        parts = torch.add(self.nearer, reach, alpha=self.slots - 1).clamp_(0, 1)
+        return memory.weighted_sum(parts.div_(self.slots), beams)
 
 
 class _Full:
@@ -191,7 +194,7 @@ class _Full:
         self.product = PackedLinear(weight.flatten(1), conv.bias, dtype)
 
     def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
-        y = self.product(memory.gather(self.slots, beams).flatten(1).to(x.dtype))
+        y = self.product(memory.gather(self.slots, beams).flatten(1))
         return F.glu(y, dim=1) if self.glu else y
 
 

@@ -7,14 +7,14 @@ batch_search.py chooses between the two.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lightconv_plugin.errors import UnsupportedModelError
-from lightconv_plugin.generation.beam_search import Hypotheses, SearchOptions, check_hypotheses
+from lightconv_plugin.generation.beam_search import SearchOptions
+from lightconv_plugin.generation.finished import Hypotheses, in_fairseqs_format
 from lightconv_plugin.generation.sublayers import side_by_side
 from lightconv_plugin.modules.attention import SelfAttention
 from lightconv_plugin.modules.block import ConvBlock
@@ -95,16 +95,7 @@ class NativeSearch:
             self._eos if begin is None else begin,
             torch.get_num_threads() if self._threads is None else self._threads,
         )
-        parts = zip(tokens.split(sizes.tolist()), scores, positional.split(sizes.tolist()), strict=True)
-        empty = torch.empty(0)
-        hypotheses = [
-            [
-                {"tokens": words, "score": score, "attention": empty, "alignment": empty, "positional_scores": each}
-                for words, score, each in islice(parts, count)
-            ]
-            for count in counts.tolist()
-        ]
-        return check_hypotheses(hypotheses)
+        return in_fairseqs_format(tokens, positional, sizes, scores, counts)
 
 
 def _has_instructions(dtype: str) -> bool:

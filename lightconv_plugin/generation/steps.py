@@ -8,6 +8,7 @@ only the arithmetic, on rows (hypotheses, channels).
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,8 +64,8 @@ class StepModel:
 
     Args:
         model: in evaluation mode.
-        dtype: the arithmetic of the linear layers, see PackedLinear. On a GPU "bfloat16" is that of the whole model:
-            there, converting the inputs and results of each linear layer would take longer than it saves.
+        dtype: the arithmetic of the linear layers, see PackedLinear. On a GPU "bfloat16" and "float16" are that of the
+            whole model: there, converting the inputs and results of each linear layer would take longer than it saves.
 
     Raises:
         UnsupportedModelError: the model is not supported; the message names the unsupported part.
@@ -72,8 +73,8 @@ class StepModel:
     """
 
     def __init__(self, model: EncoderDecoder, dtype: str = "float32"):
-        if dtype == "bfloat16" and on_gpu(model.decoder.embed_tokens.weight):
-            model, dtype = _in_bfloat16(model), "float32"  # which stands for the type of each weight
+        if dtype in ("bfloat16", "float16") and on_gpu(model.decoder.embed_tokens.weight):
+            model, dtype = _converted(model, getattr(torch, dtype)), "float32"  # which stands for each weight's own
         decoder = model.decoder
         if decoder.adaptive_softmax is not None:
             raise UnsupportedModelError("an adaptive softmax (adaptive_softmax_cutoff)")
@@ -99,13 +100,12 @@ class StepModel:
         """Encode src_tokens (S,T), with pads on either side, once per sentence. Returns the state of a search with
         `beam` hypotheses per sentence.
 
-        room: the maximum number of steps. If it is given, S and T are rounded up to powers of two, so that few sizes
-        occur; the results for the added sentences are meaningless.
+        room: the maximum number of steps. If it is given, S and T are those of `rounded`; the results for the added
+        sentences are meaningless.
         """
         output, pads = self.encoder(src_tokens)
         if room is not None:
-            sentences, steps = pads.shape
-            more = power_of_two(sentences) - sentences, max(_LEAST_SOURCE, power_of_two(steps)) - steps
+            more = [size - given for size, given in zip(rounded(src_tokens), pads.shape, strict=True)]
             output = F.pad(output, (0, 0, 0, more[0], 0, more[1]))
             # The added sentences have no pads at all, because no softmax may be over nothing.
             pads = F.pad(F.pad(pads, (0, more[1]), value=True), (0, 0, 0, more[0]), value=False)
@@ -158,7 +158,7 @@ class StepModel:
         if self.project_in is not None:
             x = self.project_in(x)
         if state.positions is not None:
-            x += state.positions.index_select(0, beams.now + 1)
+            x += state.positions[1:].index_select(0, beams.now)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         for layer, memory, source in zip(self.layers, state.mixers, state.sources, strict=True):
@@ -177,8 +177,9 @@ class StepModel:
         """
         state.beams.reorder(parents)
 
-    def keep(self, state: State, sentences: Tensor) -> None:
-        """Replace sentence i with the former sentence sentences[i]; (live',) int64. All others are dropped.
+    def keep(self, state: State, sentences: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Replace sentence i with the former sentence sentences[i]. All others are dropped. Returns what `Beams.keep`
+        does.
 
         Only sentences that change places are copied: leave as many as possible where they are.
         """
@@ -187,11 +188,21 @@ class StepModel:
             memory.keep(sources, targets)
         if state.source_mask is not None:
             move(state.source_mask, 0, sources, targets)
+        return sources, targets
 
 
-def _in_bfloat16(model: EncoderDecoder) -> EncoderDecoder:
-    """A copy. TaLK's offsets stay in float32: there are few, and they decide how far the windows reach."""
-    model = copy.deepcopy(model).to(torch.bfloat16)
+def rounded(src_tokens: Tensor) -> tuple[int, int]:
+    """Shape (S,T) of a batch rounded up to powers of two, so that few sizes occur."""
+    sentences, steps = src_tokens.shape
+    return power_of_two(sentences), max(_LEAST_SOURCE, power_of_two(steps))
+
+
+def _converted(model: EncoderDecoder, dtype: torch.dtype) -> EncoderDecoder:
+    """A copy in half precision.
+
+    TaLK's offsets stay in float32: there are few, and they decide how far the windows reach.
+    """
+    model = copy.deepcopy(model).to(dtype)
     for module in model.modules():
         if isinstance(module, TaLKConv):
             module.offsets.float()

@@ -17,7 +17,7 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from lightconv_plugin.generation import AUTO, DTYPES
+from lightconv_plugin.generation import CHOICES
 
 logger = logging.getLogger(__name__)
 
@@ -26,23 +26,37 @@ logger = logging.getLogger(__name__)
 class TranslationFastConfig(TranslationConfig):
     """fairseq's translation options, and those of the fast search."""
 
-    generation_dtype: ChoiceEnum((AUTO, *DTYPES)) = field(  # type: ignore[valid-type]  # where fairseq looks for them
+    generation_dtype: ChoiceEnum(CHOICES) = field(  # type: ignore[valid-type]  # where fairseq looks for them
         default="float32",
         metadata={
-            "help": "arithmetic of the linear layers (bfloat16 on a GPU: of the whole model): float32 is the model's "
-            "own and gives the results of --task translation; bfloat16 and int8 are faster if the CPU has "
+            "help": "arithmetic of the linear layers (bfloat16 and float16 on a GPU: of the whole model): float32 is "
+            "the model's own and gives the results of --task translation; bfloat16 and int8 are faster if the CPU has "
             "instructions for them; auto chooses the fastest"
         },
     )
     generation_cuda_graphs: bool = field(
         default=False,
-        metadata={"help": "capture the steps of the search in CUDA graphs: for small batches on a GPU"},
+        metadata={
+            "help": "on a GPU, capture the steps of the search in CUDA graphs for every batch, in validation too; by "
+            "default fairseq-generate does so from the second batch of a size"
+        },
     )
+    generation_no_cuda_graphs: bool = field(default=False, metadata={"help": "never capture them"})
 
 
 @register_task("translation_fast", dataclass=TranslationFastConfig)
 class TranslationFastTask(TranslationTask):
     """TranslationTask whose generators are FastGenerators, unless alignments are requested."""
+
+    _validates = False
+
+    def build_model(self, *args, **kwargs):
+        """Also builds the generator of --eval-bleu. By default it captures no graphs, because weights change."""
+        self._validates = True
+        try:
+            return super().build_model(*args, **kwargs)
+        finally:
+            self._validates = False
 
     def build_generator(self, models, args, seq_gen_cls=None, extra_gen_cls_kwargs=None, **kwargs):
         """As in fairseq, with its arguments; `seq_gen_cls` and --print-alignment still choose another generator."""
@@ -57,11 +71,18 @@ class TranslationFastTask(TranslationTask):
                 extra_gen_cls_kwargs = {
                     **(extra_gen_cls_kwargs or {}),
                     "dtype": str(getattr(dtype, "value", dtype)),  # an enum member or a string
-                    "cuda_graphs": self.cfg.generation_cuda_graphs,
+                    "cuda_graphs": self._cuda_graphs(),
                 }
         return super().build_generator(
             models, args, seq_gen_cls=seq_gen_cls, extra_gen_cls_kwargs=extra_gen_cls_kwargs, **kwargs
         )
+
+    def _cuda_graphs(self) -> bool | None:
+        """As SearchOptions has it."""
+        captured, never = self.cfg.generation_cuda_graphs, self.cfg.generation_no_cuda_graphs
+        if captured and never:
+            raise ValueError("--generation-cuda-graphs and --generation-no-cuda-graphs exclude each other")
+        return True if captured else False if never or self._validates else None
 
     def begin_valid_epoch(self, epoch, model):
         """--eval-bleu keeps one generator for the whole training, so it must reread the weights."""

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from lightconv_plugin.errors import TranslationError
-from lightconv_plugin.generation import AUTO, DTYPES
+from lightconv_plugin.generation import AUTO, CHOICES, DTYPES, GPU_DTYPES
 from lightconv_plugin.generation.batch_search import BatchSearch, torch_threads
-from lightconv_plugin.generation.beam_search import Hypotheses, NoHypothesisError
 from lightconv_plugin.generation.documents import TranslatedPart, fit, parts, translate_document
+from lightconv_plugin.generation.finished import Hypotheses, NoHypothesisError
 from lightconv_plugin.generation.scorer import Scorer
 from lightconv_plugin.generation.translation_models import (
     TranslationModels,
@@ -70,10 +70,12 @@ class Translator:
         batch_size: maximum number of sentences in a batch
         threads: cores to use; None for as many as torch has threads. Torch's own number is the same again after a
             call
-        dtype: "float32", "bfloat16", "int8", or "auto" (also None): int8 for a directory with 8-bit weights, otherwise
-            the fastest on this CPU for models of this size, see generation/dtypes.py
+        dtype: "float32", "bfloat16", "int8" (on a CPU), "float16" (on a GPU), or "auto" (also None): the fastest on
+            this machine for models of this size, see generation/dtypes.py; on a CPU, int8 for a directory with 8-bit
+            weights
         device: "cpu", "cuda", "cuda:1" …
-        cuda_graphs: capture the steps of the search in CUDA graphs; for a GPU
+        cuda_graphs: capture the steps of the search in CUDA graphs, for a GPU: True for every batch, False for none,
+            None from the second batch of a size
         unk: what to write for an unknown word in a translation; "" omits it
 
     Raises:
@@ -104,7 +106,7 @@ class Translator:
         threads: int | None = None,
         dtype: str | None = "auto",
         device: str = "cpu",
-        cuda_graphs: bool = False,
+        cuda_graphs: bool | None = None,
         unk: str = "<unk>",
     ) -> None:
         self._search: BatchSearch | None = None
@@ -344,10 +346,10 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
-def _check_device(device: str, dtype: str, cuda_graphs: bool) -> None:
+def _check_device(device: str, dtype: str, cuda_graphs: bool | None) -> None:
     """Raise TranslationError unless the device is available and supports this type, and CUDA graphs if requested."""
-    if dtype not in (AUTO, *DTYPES):
-        raise TranslationError(f"`dtype` must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
+    if dtype not in CHOICES:
+        raise TranslationError(f"`dtype` must be one of {', '.join(CHOICES)}, got {dtype!r}")
     try:
         kind = torch.device(device)
     except RuntimeError:
@@ -358,8 +360,9 @@ def _check_device(device: str, dtype: str, cuda_graphs: bool) -> None:
         raise TranslationError(f"`cuda_graphs` needs a GPU, such as `device` 'cuda': got `device` {device!r}")
     if kind.type == "cuda" and (kind.index or 0) >= torch.cuda.device_count():
         raise TranslationError(f"`device` {device!r} is not available: torch sees {torch.cuda.device_count()} GPUs")
-    if kind.type == "cuda" and dtype == "int8":
-        raise TranslationError("`dtype` 'int8' runs on the CPU only: use 'bfloat16' or 'float32' on a GPU")
+    here, place, other = (GPU_DTYPES, "a GPU", "a CPU") if kind.type == "cuda" else (DTYPES, "a CPU", "a GPU")
+    if dtype not in (AUTO, *here):
+        raise TranslationError(f"`dtype` {dtype!r} runs on {other} only: on {place} use one of auto, {', '.join(here)}")
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.generation import SearchOptions
-from lightconv_plugin.generation.beam_search import NoHypothesisError
+from lightconv_plugin.generation.finished import NoHypothesisError
 from lightconv_plugin.generation.native import NativeSearch, describe
 from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules import MixerSpec, ModelConfig, StackConfig, build_model

@@ -9,7 +9,7 @@ import torch
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation import BatchSearch, SearchOptions, batch_search, dtypes, mixers
 from lightconv_plugin.generation.batch_search import TorchSearch
-from lightconv_plugin.generation.beam_search import NoHypothesisError
+from lightconv_plugin.generation.finished import NoHypothesisError
 from lightconv_plugin.generation.native import describe
 from lightconv_plugin.generation.steps import StepModel
 from lightconv_plugin.modules.convolutions import LightweightConv

@@ -209,7 +209,7 @@ def test_plain_beam_search_as_a_strategy_is_fast():
         ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be at least 0, got -1"),
         ({"threads": 0}, "threads must be at least 1, got 0"),
-        ({"dtype": "float8"}, "dtype must be one of float32, bfloat16, int8, got 'float8'"),
+        ({"dtype": "float8"}, "dtype must be one of auto, float32, bfloat16, float16, int8, got 'float8'"),
         ({"tokens_to_suppress": ("w1", "nowhere")}, "got 'nowhere'"),
     ],
 )

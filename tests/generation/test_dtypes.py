@@ -52,10 +52,28 @@ def test_where_nothing_was_measured_it_is_float32(cpu):
     models = [plain_model(toys.ours())]
     cpu("AVX-512 VNNI BF16")
     assert dtypes.fastest_type(models, CPU, None)[0] == "float32"  # few channels
-    gpu = torch.device("cuda:1")
-    assert dtypes.fastest_type(models, gpu, None) == ("float32", "nothing else was measured on a GPU")
     cpu(None, machine="aarch64")
     assert dtypes.fastest_type(models, CPU, None) == ("float32", "nothing else was measured on this CPU (aarch64)")
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [((6, 1), "float32"), ((7, 0), "float16"), ((7, 5), "float16"), ((8, 0), "bfloat16"), ((9, 0), "bfloat16")],
+)
+def test_on_a_gpu_it_is_the_type_of_its_tensor_cores(capability, dtype, monkeypatch):
+    models, gpu = [plain_model(toys.ours())], torch.device("cuda:1")
+    asked = []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: asked.append(device) or capability)
+    reason = f"the fastest on a GPU of compute capability {capability[0]}.{capability[1]}"
+    assert dtypes.fastest_type(models, gpu, None) == (dtype, reason) and asked == [gpu]
+    models.append(plain_model(toys.ours()).half())
+    assert dtypes.fastest_type(models, gpu, None) == ("float32", "the model is already in float16")
+
+
+def test_tf32_is_stated(monkeypatch):
+    assert dtypes.products() == "without TF32"
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert dtypes.products() == "with TF32"
 
 
 def test_a_type_without_instructions_is_warned_about(cpu):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.launches import Counter
-from lightconv_plugin.generation import BatchSearch, SearchOptions
+from lightconv_plugin.generation import BatchSearch, SearchOptions, batch_search
 from lightconv_plugin.generation.batch_search import TorchSearch
 from lightconv_plugin.generation.beam_search import Search
 from lightconv_plugin.generation.graphs import CapturedSearch
@@ -113,17 +113,19 @@ def step_on_meta(model, dtype):
     return counter.counts.launches, logits.dtype
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_on_a_gpu_bfloat16_is_the_type_of_the_whole_model(mixer):
+def test_on_a_gpu_half_precision_is_the_type_of_the_whole_model(mixer, dtype):
     """As if the model had been converted: nothing is converted around each linear layer. The model itself is kept.
 
     TaLK's offsets stay in float32, which their inputs are converted to in either case.
     """
     model = model_of(mixer).to("meta")
-    launches, dtype = step_on_meta(model, "bfloat16")
-    converted, same = step_on_meta(copy.deepcopy(model).bfloat16(), "float32")
-    assert dtype == same and (launches == converted or (mixer == "talk" and launches.total() < converted.total()))
-    assert dtype == torch.bfloat16 and model.decoder.embed_tokens.weight.dtype == torch.float32
+    kind = getattr(torch, dtype)
+    launches, found = step_on_meta(model, dtype)
+    converted, same = step_on_meta(copy.deepcopy(model).to(kind), "float32")
+    assert found == same and (launches == converted or (mixer == "talk" and launches.total() < converted.total()))
+    assert found == kind and model.decoder.embed_tokens.weight.dtype == torch.float32
 
 
 def test_what_overflowed_in_one_batch_does_not_reach_the_next():
@@ -164,6 +166,33 @@ def test_bfloat16():
 def test_a_gpu_is_needed():
     with pytest.raises(ValueError, match=r"^`cuda_graphs` needs a GPU, got a model on cpu"):
         BatchSearch([build_model(pair("dynamic"))], replace(OPTIONS, cuda_graphs=True))
+
+
+def test_recordings_begin_with_the_second_batch_of_a_size():
+    model = build_model(pair("dynamic"))
+    words = model.config.encoder.vocab_size
+    search = Captured([model], OPTIONS, from_batch=2)
+    counts = []
+    for sentences, longest in (5, 9), (3, 17), (8, 12), (4, 20), (7, 9):  # the first and the third are of one size
+        case = Case([model], OPTIONS, random_batch(random.Random(longest), sentences, longest, words), 10)
+        random_models.assert_same(case.search(TorchSearch), case.search(search))
+        counts.append((search.recordings.recorded, len(search.captured._searches)))
+    assert counts[0] == counts[1] == (0, 0)
+    assert 0 < counts[2][0] < counts[3][0]
+    assert [number for _, number in counts] == [0, 0, 1, 2, 2]
+
+
+@pytest.mark.parametrize(("asked", "first"), [(None, 2), (True, 1), (False, None)])
+def test_which_batches_are_captured_on_a_gpu(asked, first, monkeypatch):
+    """The device exists by name only."""
+    monkeypatch.setattr(batch_search, "CudaGraphs", lambda device: Recordings())
+    made = []
+    monkeypatch.setattr(batch_search, "CapturedSearch", lambda *given, from_batch, **more: made.append(from_batch))
+    model = build_model(pair("dynamic"))
+    options, gpu = replace(OPTIONS, cuda_graphs=asked), torch.device("cuda")
+    search = batch_search._choose([model], ValueError("a model is float32 on cuda"), options, gpu)
+    assert (made, search is None) == (([first], True) if first else ([], False))
+    assert first or isinstance(search, TorchSearch)
 
 
 class _Reads:

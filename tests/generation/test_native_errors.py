@@ -11,7 +11,7 @@ import torch
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation import DTYPES, BatchSearch, SearchOptions
 from lightconv_plugin.generation.batch_search import TorchSearch
-from lightconv_plugin.generation.beam_search import NoHypothesisError
+from lightconv_plugin.generation.finished import NoHypothesisError
 from lightconv_plugin.generation.native import NativeSearch, describe
 from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules import AdaptiveInputConfig, AdaptiveSoftmaxConfig, ModelConfig

@@ -50,7 +50,7 @@ def test_steps_reorders_and_leaving_sentences(mixer, sentences, beam):
             remaining = sorted(order.tolist())
             movers = [i for i in remaining if i >= len(remaining)]
             order = torch.tensor([i if i in remaining else movers.pop() for i in range(len(remaining))])
-            steps.keep(state, order)
+            steps.keep(state, order.tolist())
             alive, history = alive[order], history[order]
         parents = torch.randint(history.shape[1], (len(alive), beam))
         history = history.gather(1, parents.unsqueeze(2).expand(-1, -1, history.shape[2]))

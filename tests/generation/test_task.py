@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("fairseq")
 
 from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
+from fairseq.tasks import FairseqTask
 
 from lightconv_plugin.generation import FastGenerator, batch_search
 from lightconv_plugin.generation import generator as generator_module
@@ -85,7 +86,7 @@ def test_builds_the_generator_that_was_asked_for():
     assert (type(generator), generator.options.dtype, generator.beam_size) == (FastGenerator, "int8", 3)
     assert (generator.options.len_penalty, generator.options.no_repeat_ngram_size) == (0.5, 2)
     assert not generator.options.normalize_scores
-    assert not generator.options.cuda_graphs
+    assert generator.options.cuda_graphs is None
     aligned = task.build_generator(models, Namespace(print_alignment="hard"))
     assert type(aligned) is SequenceGeneratorWithAlignment
     assert type(task.build_generator(models, Namespace(), seq_gen_cls=SequenceGenerator)) is SequenceGenerator
@@ -107,6 +108,25 @@ def test_cuda_graphs_need_a_gpu():
     generator = task.build_generator([toys.ours()], Namespace(beam=2))
     with pytest.raises(ValueError, match="`cuda_graphs` needs a GPU, got a model on cpu"):
         generator.generate([], toys.batch())
+
+
+def test_cuda_graphs_are_off_during_validation_and_can_be_turned_off(monkeypatch):
+    """`task` builds the generator of --eval-bleu with the model, and fairseq-generate's afterwards."""
+    words = dictionary(toys.VOCABULARY)
+    monkeypatch.setattr(FairseqTask, "build_model", lambda task, cfg, from_checkpoint: toys.ours())
+    for options, validating, generating in (
+        ({}, False, None),
+        ({"generation_cuda_graphs": True}, True, True),
+        ({"generation_no_cuda_graphs": True}, False, False),
+    ):
+        config = TranslationFastConfig(eval_bleu=True, eval_bleu_args="{}", **options)
+        task = TranslationFastTask(config, words, words)
+        model = task.build_model(Namespace())
+        assert task.sequence_generator.options.cuda_graphs is validating
+        assert task.build_generator([model], Namespace()).options.cuda_graphs is generating
+    task.cfg.generation_cuda_graphs = True
+    with pytest.raises(ValueError, match="--generation-cuda-graphs and --generation-no-cuda-graphs exclude"):
+        task.build_generator([model], Namespace())
 
 
 def test_auto_is_resolved_at_the_first_batch(monkeypatch, caplog):

@@ -14,7 +14,7 @@ from sacremoses import MosesDetokenizer
 
 from lightconv_plugin.errors import TranslationError
 from lightconv_plugin.generation import Translator
-from lightconv_plugin.generation.beam_search import NoHypothesisError
+from lightconv_plugin.generation.finished import NoHypothesisError
 from lightconv_plugin.generation.translation_models import make_batches
 from tests import fairseq_cli
 from tests.generation import translation_toys as toys

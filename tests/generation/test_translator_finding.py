@@ -192,7 +192,11 @@ def test_what_is_no_checkpoint_of_a_translation_model(made, tmp_path):
         ({"min_len": 9, "max_len_b": 8}, "`min_len` must be at most `max_len_b` = 8, got 9"),
         ({"lenpen": float("nan")}, "`lenpen` must be a number, got nan"),
         ({"temperature": 0}, "`temperature` must be positive"),
-        ({"dtype": "float16"}, "`dtype` must be one of auto, float32, bfloat16, int8, got 'float16'"),
+        ({"dtype": "float8"}, "`dtype` must be one of auto, float32, bfloat16, float16, int8, got 'float8'"),
+        (
+            {"dtype": "float16"},
+            "`dtype` 'float16' runs on a GPU only: on a CPU use one of auto, float32, bfloat16, int8",
+        ),
         ({"device": "tpu7"}, "`device` must be cpu, cuda or cuda:N, got 'tpu7'"),
         ({"device": "cuda:99"}, "`device` 'cuda:99' is not available"),
         ({"cuda_graphs": True}, "`cuda_graphs` needs a GPU, such as `device` 'cuda': got `device` 'cpu'"),
@@ -209,6 +213,12 @@ def test_smaller_types_translate(dtype, made):
     """How near they come is tested where they are computed."""
     for translation in Translator(made[1], dtype=dtype, **SHORT).translate(LINES):
         assert translation.text and translation.score < 0
+
+
+def test_a_type_of_the_cpu_on_a_gpu(made, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    said = "`dtype` 'int8' runs on a CPU only: on a GPU use one of auto, float32, bfloat16, float16"
+    refused(said, made[1], device="cuda", dtype="int8")
 
 
 def test_a_closed_translator_says_so_and_holds_no_models(made):

@@ -4,16 +4,18 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 
 from lightconv_plugin.generation import BatchSearch, SearchOptions
 from lightconv_plugin.generation.batch_search import TorchSearch
+from lightconv_plugin.generation.dtypes import fastest_on_gpu
 from lightconv_plugin.mixers import MIXERS
 from tests.generation.random_models import EOS, PAD, UNK, assert_same, model_of, random_batch
 
 LONGEST = 28
 
 
-@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("graphs", [False, True, None], ids=["eager", "graphs", "default"])
 @pytest.mark.parametrize("beam", [1, 5])
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_search(mixer, beam, graphs, cuda):
@@ -32,6 +34,23 @@ def test_search(mixer, beam, graphs, cuda):
         found = search.search(*(tensor.to(cuda) for tensor in batch))
         ours = [[{name: tensor.cpu() for name, tensor in one.items()} for one in ranked] for ranked in found]
         assert_same(theirs, ours, f"batch {number}:")
-    if graphs:
+    if graphs is not False:
         (recorded,) = search._search._searches.values()
         assert any(recorded._replays.values())
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16"])
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_half_precision(mixer, dtype, cuda):
+    """Scores of forced translations come near those in float32."""
+    model = model_of(mixer)
+    options = SearchOptions(pad=PAD, unk=UNK, eos=EOS, beam_size=1, min_len=LONGEST, max_len_b=LONGEST)
+    source = random_batch(random.Random(3), 7, 9, 50)
+    expected = TorchSearch([model], options).search(source, source.ne(PAD).sum(dim=1), LONGEST)
+    search = BatchSearch([model.to(cuda)], replace(options, dtype=dtype))
+    assert search.options.dtype == (fastest_on_gpu([model], cuda)[0] if dtype == "auto" else dtype)
+    prefix = torch.stack([ranked[0]["tokens"][:-1] for ranked in expected])
+    found = search.search(source.to(cuda), prefix=prefix.to(cuda))
+    for theirs, ours in zip(expected, found, strict=True):
+        assert torch.equal(theirs[0]["tokens"], ours[0]["tokens"])
+        assert abs(float(theirs[0]["score"] - ours[0]["score"])) < 0.1
