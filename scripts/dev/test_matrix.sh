@@ -28,7 +28,7 @@ environments=(
     py3.11-alone:3.11:without-fairseq
 )
 subset=(
-    tests/compat tests/recipes/test_configs.py tests/models tests/modules tests/ops/test_registration.py
+    tests/compat tests/criterions tests/recipes/test_configs.py tests/models tests/modules tests/ops/test_registration.py
     tests/generation/test_models.py tests/generation/test_translator.py tests/checkpoints/test_average.py
     tests/checkpoints/test_convert.py tests/recipes/training/test_training.py tests/recipes/training/test_train_distributed.py
     tests/robustness/test_golden.py tests/robustness/test_wrong_configurations.py
