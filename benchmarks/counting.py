@@ -35,9 +35,10 @@ from benchmarks.launches import Counter, Counts, as_on_cuda
 HOST_SECONDS = 10e-6
 BATCHES = {3584: (128, 28), 16384: (512, 32)}
 _LAYER_STEPS = 28
-# The patches that make a training step faster and change nothing else.
+# The patches that make a training step faster and change nothing else. That of the norm stays: without a GPU fairseq
+# would copy each parameter's norm to the CPU.
 FASTER = (
-    *("adam_launches", "gradient_norm_launches", "gradient_clipping_launches", "half_precision_launches"),
+    *("adam_launches", "gradient_clipping_launches", "half_precision_launches"),
     *("label_smoothing_passes", "reads_after_the_norm", "residuals_in_one_pass"),
 )
 _BEAM, _SENTENCES, _SOURCE, _STEPS = 4, 256, 32, 13  # the thirteenth step of 256 sentences
