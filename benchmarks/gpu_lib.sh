@@ -145,13 +145,13 @@ decided = backends.decision(sys.argv[1])
 print(f"{decided.library}: built and loaded in {time.perf_counter() - start:.1f} s")' "$1"
 }
 
-# fairseq_program PROGRAM OPTIONS…: a benchmark that needs fairseq.
+# fairseq_program NAME PROGRAM OPTIONS…: a benchmark that needs fairseq, into NAME.json.
 fairseq_program() {
     if ! "$PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("fairseq") is None)'; then
         echo "fairseq is not installed"
         return 77
     fi
-    "$PYTHON" -m "benchmarks.$1" --json "$work/json/$1.json" "${@:2}"
+    "$PYTHON" -m "benchmarks.$2" --json "$work/json/$1.json" "${@:3}"
 }
 export -f build fairseq_program
 

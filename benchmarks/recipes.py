@@ -1,4 +1,4 @@
-"""Short real trainings of the four mixers of configs/multi30k_en_de, all at the same time, and their scores.
+"""Short real trainings of the four mixers of a folder of configs/, all at the same time, and their scores.
 
     python -m benchmarks.recipes --data DATA_BIN --device cuda --dtype bfloat16 --updates 1500 --json FILE
 
@@ -31,7 +31,7 @@ from lightconv_plugin.records.file import read_folder
 from lightconv_plugin.records.trainings import Training, trainings
 
 SYSTEMS = ("dynamicconv", "lightweightconv", "talkconv", "transformer")
-_CONFIGS = ROOT / "configs" / "multi30k_en_de"
+_CONFIGS = ROOT / "configs"
 _WARM_UP = 9  # the recipes' learning rates rise for a ninth of their updates
 _POINTS = 20  # number of points of the training loss
 _EXCEPTION = re.compile(r"[\w.]*(Error|Exception)(: .*)?$")
@@ -43,7 +43,10 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.recipes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     result.add_argument(
-        "--data", type=Path, required=True, metavar="DIR", help="data-bin of scripts/prepare.sh multi30k_en_de"
+        "--data", type=Path, required=True, metavar="DIR", help="data-bin of scripts/prepare.sh for the configurations"
+    )
+    result.add_argument(
+        "--configs", default="multi30k_en_de", metavar="NAME", help="folder of configs/ (default: %(default)s)"
     )
     result.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     result.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
@@ -66,6 +69,8 @@ def main(arguments: list[str] | None = None) -> None:
     device = machine.prepare(options)
     if not list(options.data.glob("dict.*.txt")):
         raise BenchmarkError(f"--data: {options.data} is not a data-bin folder: it has no dict.*.txt")
+    if missing := [name for name in options.systems if not (_CONFIGS / options.configs / f"{name}.yaml").is_file()]:
+        raise BenchmarkError(f"--configs: configs/{options.configs} has no {missing[0]}.yaml")
     description = machine.describe(device)
     # `timeout` ends a part by this signal; no child process may outlive it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -76,7 +81,9 @@ def main(arguments: list[str] | None = None) -> None:
         stack.callback(stop, runs)
         results = measure(runs, options)
     print(machine.headline(description))
-    print(f"configs/multi30k_en_de, {options.dtype}, {options.updates} updates, {len(runs)} trainings at the same time")
+    print(
+        f"configs/{options.configs}, {options.dtype}, {options.updates} updates, {len(runs)} trainings at the same time"
+    )
     print(_table(results))
     if options.json:
         content = {
@@ -84,6 +91,7 @@ def main(arguments: list[str] | None = None) -> None:
             "machine": description,
             "dtype": options.dtype,
             "data": str(options.data),
+            "configs": options.configs,
             "updates": options.updates,
             "at_the_same_time": len(runs),
             "systems": results,
@@ -157,7 +165,8 @@ def training_command(name: str, folder: Path, options: argparse.Namespace, secon
     }
     settings = [f"{key}={_quoted(value)}" for key, value in overrides.items()]
     script = ROOT / "scripts" / "train.sh"
-    return [str(script), "--processes", "1", "--max-restarts", "0", str(_CONFIGS / f"{name}.yaml"), *settings]
+    configuration = _CONFIGS / options.configs / f"{name}.yaml"
+    return [str(script), "--processes", "1", "--max-restarts", "0", str(configuration), *settings]
 
 
 def _quoted(value: object) -> str:

@@ -95,7 +95,8 @@ def training() -> Table:
 
 
 def generation() -> Table:
-    one, many = (setting["systems"] for setting in load(_SEARCH)["results"]["generation"]["settings"])
+    settings = {of["sentences"]: of["systems"] for of in load(_SEARCH)["results"]["generation"]["settings"]}
+    one, many = settings[1], settings[256]
     names = sorted(one, key=lambda name: name.startswith("fairseq"))
     rows = []
     for name in names:

@@ -13,7 +13,10 @@ from tests.benchmarks.conftest import states
 
 # Not find_spec("pip"): setuptools takes that for a running pip, and leaves its distutils out of this process for good.
 HAS_PIP = any(importlib.metadata.distributions(name="pip"))
-PARTS = ["environment", "build", "training", "generation"]
+PARTS = ["environment", "build", "profile", "training", "training_16k", "training_32k", "ragged"]
+
+
+BIG = "--device cuda --dtype bfloat16 --preset wmt_en_de_big"
 
 
 @pytest.fixture
@@ -45,13 +48,37 @@ def wheel(folder, name, **files):
 def test_timing_in_order(script):
     done, content, calls = script("timing", FAIRSEQ_MISSING=0)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert content["benchmark"] == "gpu_fairseq_timing" and states(content) == dict.fromkeys(PARTS, "ok")
-    assert set(content["results"]) == {"training", "generation"}
-    training, generation = calls
-    big = "--device cuda --dtype bfloat16 --preset wmt_en_de_big"
-    assert training.startswith("-m benchmarks.training --json ") and training.endswith(big)
-    assert f"{big} --beam 4 --sentences 1 256 --systems DynamicConv (ours)" in generation
-    assert generation.endswith("DynamicConv (ours), CUDA graphs")
+    assert content["benchmark"] == "gpu_fairseq_timing"
+    assert states(content) == dict.fromkeys(PARTS, "ok") | {"ragged": "not here"}
+    assert set(content["results"]) == {"profile", "training", "training_16k", "training_32k"}
+    profile, *trainings = calls
+    assert profile.startswith("-m benchmarks.gpu_profile --json ") and profile.endswith(BIG)
+    sizes = ("", "--sentences 512 --length 32", "--sentences 1024 --length 32")
+    for call, size in zip(trainings, sizes, strict=True):
+        assert call.startswith("-m benchmarks.training --json ")
+        assert f"{BIG} --repeats 50" in call and call.endswith(size)
+
+
+def test_batches_of_real_text(script, data):
+    done, content, (call,) = script("timing", "--parts", "ragged", "--data", data, FAIRSEQ_MISSING=0)
+    assert done.returncode == 0 and states(content) == {"ragged": "ok"} and set(content["results"]) == {"ragged"}
+    assert f"--data {data} {BIG} --repeats 50 --systems DynamicConv (ours)" in call
+    assert call.endswith("--max-tokens 16384")
+
+
+def test_generation_in_order(script, data, tmp_path):
+    done, content, (call,) = script("generation", FAIRSEQ_MISSING=0)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert states(content)["generation"] == "ok" and states(content)["trained"] == "not here"
+    assert f"{BIG} --beam 4 --sentences 1 32 256 --repeats 7 --systems DynamicConv (ours)" in call
+    assert call.endswith("fairseq Transformer, our search, CUDA graphs")
+    for name in "dynamicconv", "transformer":
+        (tmp_path / f"{name}.pt").touch()
+    options = ("--parts", "trained", "--data", data, "--checkpoints", tmp_path)
+    done, content, (call,) = script("generation", *options, FAIRSEQ_MISSING=0)
+    assert done.returncode == 0 and states(content) == {"trained": "ok"}
+    paths = f"DynamicConv={tmp_path}/dynamicconv.pt Transformer={tmp_path}/transformer.pt"
+    assert f"--data {data} --path {paths} --device cuda --dtype bfloat16 --beam 4" in call
 
 
 def test_recipes(script, data):
@@ -59,13 +86,15 @@ def test_recipes(script, data):
     assert done.returncode == 0, done.stdout + done.stderr
     assert states(content) == dict.fromkeys(["environment", "build", "recipes"], "ok")
     assert set(content["results"]) == {"recipes"}
-    assert f"--data {data} --device cuda --dtype bfloat16 --updates 1500 --seconds 285" in recipes
+    assert (
+        f"--data {data} --device cuda --dtype bfloat16 --updates 1500 --seconds 285 --configs multi30k_en_de" in recipes
+    )
 
 
 def test_what_is_not_there_is_said(script):
     done, content, calls = script("timing")
     assert done.returncode == 0 and not calls and "no --wheels" in done.stdout
-    assert states(content) == dict.fromkeys(PARTS, "ok") | dict.fromkeys(["training", "generation"], "not here")
+    assert states(content) == dict.fromkeys(PARTS[:2], "ok") | dict.fromkeys(PARTS[2:], "not here")
     assert "fairseq is not installed" in done.stdout
     done, content, calls = script("recipes")
     assert done.returncode == 0 and not calls and "no --data: nothing to train on" in done.stdout
@@ -75,16 +104,17 @@ def test_what_is_not_there_is_said(script):
 def test_a_failure_costs_the_other_parts_nothing(script):
     done, content, _ = script("timing", plan="benchmarks.training|exit 3\n", FAIRSEQ_MISSING=0)
     assert done.returncode == 1
-    assert states(content) == dict.fromkeys(PARTS, "ok") | {"training": "failed (3)"}
+    failed = dict.fromkeys(["training", "training_16k", "training_32k"], "failed (3)")
+    assert states(content) == dict.fromkeys(PARTS[:3], "ok") | failed | {"ragged": "not here"}
 
 
 def test_chosen_parts_updates_and_the_cpu(script, data):
     done, content, (call,) = script("timing", "--parts", "training", "--device", "cpu", FAIRSEQ_MISSING=0)
     assert done.returncode == 0 and list(states(content)) == ["training"]
-    assert call.endswith("--device cpu --dtype bfloat16 --preset wmt_en_de_big --quick")
-    options = ("--parts", "recipes", "--data", data, "--updates", "7", "--device", "cpu")
+    assert call.endswith("--device cpu --dtype bfloat16 --preset wmt_en_de_big --quick --repeats 50")
+    options = ("--parts", "recipes", "--data", data, "--updates", "7", "--device", "cpu", "--configs", "iwslt15_en_vi")
     _, _, (call,) = script("recipes", *options, FAIRSEQ_MISSING=0)
-    assert "--device cpu --dtype bfloat16 --updates 7" in call
+    assert "--device cpu --dtype bfloat16 --updates 7" in call and call.endswith("--configs iwslt15_en_vi")
 
 
 @pytest.mark.parametrize(
@@ -93,9 +123,11 @@ def test_chosen_parts_updates_and_the_cpu(script, data):
         (["timing", "--frobnicate"], "unknown argument --frobnicate"),
         (["timing", "--data"], "--data needs a value"),
         (["timing", "--parts", "build recipes"], "--parts: recipes is none of: environment build"),
-        (["everything"], 'the first argument must be timing or recipes, got "everything"'),
+        (["everything"], 'the first argument must be timing, generation or recipes, got "everything"'),
         (["timing", "--wheels", "/nowhere"], "--wheels: /nowhere has no *.whl (benchmarks/wheels.sh)"),
         (["timing", "--data", "/nowhere"], "--data: /nowhere is not a data-bin folder"),
+        (["recipes", "--configs", "nowhere"], "--configs: configs/nowhere has no dynamicconv.yaml"),
+        (["generation", "--checkpoints", "/nowhere"], "--checkpoints: /nowhere has no dynamicconv.pt"),
         (["timing", "--device", "tpu"], "--device must be cuda or cpu, got: tpu"),
         (["timing", "--updates", "0"], "--updates must be a whole number from 1, got: 0"),
     ],
