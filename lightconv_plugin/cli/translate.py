@@ -50,6 +50,9 @@ Memory does not grow with the text.
 size (docs/decoding.md has the table); on a GPU, bfloat16 or, if it has no bfloat16, float16. On a terminal or with
 --verbose, standard error shows the choice.
 
+With --device cuda, the steps of the search are captured in CUDA graphs from the second batch of a size on.
+--no-cuda-graphs turns this off, --cuda-graphs captures every batch.
+
 An exported directory is complete and does not need fairseq. For a checkpoint, the dictionaries come from the training's
 data-bin or from the checkpoint's folder; merges, tokeniser and case come from the folder around data-bin
 (lightconv prepare).
