@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.models.transformer import TransformerDecoder, TransformerDecoderBase, TransformerModelBase
+from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.multihead_attention import MultiheadAttention
 from fairseq.modules.transformer_layer import (
     TransformerDecoderLayer,
@@ -18,10 +20,13 @@ from fairseq.modules.transformer_layer import (
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
+from lightconv_plugin.models.encoder_decoder import MixerDecoder
 from lightconv_plugin.models.layers import MixerDecoderLayer, MixerEncoderLayer
 from lightconv_plugin.models.token_mixers import FusedEncoderAttention, RetainableDropout
-from lightconv_plugin.modules.residual import add_and_norm, native
+from lightconv_plugin.modules.residual import dropped_added_normed, native
 
+_DECODERS = (TransformerDecoderBase, TransformerDecoder, MixerDecoder)
+_DROPOUTS = (FairseqDropout, RetainableDropout)
 # Criterions that read the logits and nothing else; ours say so themselves.
 _OUTPUT_ALONE = (CrossEntropyCriterion, LabelSmoothedCrossEntropyCriterion)
 # Others may have forward passes of their own.
@@ -35,19 +40,25 @@ def join_passes(model: nn.Module, criterion: nn.Module | None = None) -> None:
     """Change the Transformer layers of a model, in place. Parameters, their names and all results remain.
 
     Only classes are changed, so hooks, buffers and copies of the modules stay what they are. With a `criterion` that
-    reads the model's output alone, training computes no attention weights.
+    reads the model's output alone, and a model whose forward pass is fairseq's, training computes no attention weights.
     """
     layers: list[Any] = [module for module in model.modules() if type(module) in _LAYERS]
     for layer in layers:
-        _join_norms(layer)
-        if layer.activation_fn is F.relu and layer.activation_dropout_module.p > 0:
+        if layer.normalize_before is False and "residual_connection" not in vars(layer):
+            _join_norms(layer)
+        dropout = layer.activation_dropout_module
+        if layer.activation_fn is F.relu and type(dropout) in _DROPOUTS and dropout.p > 0:
             layer.activation_fn = _linear
-            layer.activation_dropout_module.__class__ = _ReluDropout
+            dropout.__class__ = _ReluDropout
         attention = getattr(layer, "encoder_attn", None)
         if type(attention) is MultiheadAttention and not getattr(attention, "use_xformers", False):
             attention.__class__ = FusedEncoderAttention
-        if type(attention) is FusedEncoderAttention:
-            attention.weights_are_read = not _reads_output_alone(criterion)
+    read = not (
+        _reads_output_alone(criterion) and getattr(type(model), "forward", None) is TransformerModelBase.forward
+    )
+    for decoder in (module for module in model.modules() if type(module) in _DECODERS):
+        for attention in (module for module in decoder.modules() if type(module) is FusedEncoderAttention):
+            attention.weights_are_read = read
 
 
 def _reads_output_alone(criterion: nn.Module | None) -> bool:
@@ -57,7 +68,7 @@ def _reads_output_alone(criterion: nn.Module | None) -> bool:
 def _join_norms(layer: Any) -> None:
     norms = [getattr(layer, f"{name}_layer_norm", None) for name in ("self_attn", "encoder_attn", "final")]
     norms = [norm for norm in norms if norm is not None]
-    if layer.normalize_before or any(type(norm) is not nn.LayerNorm for norm in norms):
+    if type(layer.dropout_module) not in _DROPOUTS or any(type(norm) is not nn.LayerNorm for norm in norms):
         return
     layer.dropout_module.__class__ = _DeferredDropout
     layer.residual_connection = _connect
@@ -85,7 +96,10 @@ class _ResidualNorm(nn.LayerNorm):
             return super().forward(x)
         if x.residual is None:
             raise TypeError("the layer has a norm between dropout and the residual connection")
-        return add_and_norm(x.x, x.residual, self, x.dropout)
+        joined = dropped_added_normed(x.x, x.residual, self, x.dropout)
+        if joined is not None:
+            return joined
+        return super().forward(x.residual + RetainableDropout.forward(x.dropout, x.x))
 
 
 def _linear(x: Tensor) -> Tensor:
@@ -106,6 +120,6 @@ class _ReluDropout(RetainableDropout):
 
     def forward(self, x: Tensor, inplace: bool = False) -> Tensor:
         on_cpu = x.device.type == "cpu"
-        if self.training and torch.is_grad_enabled() and native(x) and (on_cpu or x.dtype != torch.float64):
-            return ops.relu_dropout(x, self.p) if self.p < 1 else torch.zeros_like(x)
+        if self.training and self.p < 1 and native(x) and (on_cpu or x.dtype != torch.float64):
+            return ops.relu_dropout(x, self.p)
         return super().forward(F.relu(x), inplace)

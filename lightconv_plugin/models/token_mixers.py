@@ -167,11 +167,18 @@ _masks = WeakTensorKeyDictionary()
 
 def _additive(pads: Tensor, like: Tensor) -> Tensor:
     """pads (B,S) → (B,1,1,S) in the type of `like`: −∞ at pads, otherwise 0."""
-    made, version = _masks.get(pads, (None, None))
+    # A compiled or captured program would find the mask of another batch, and an inference tensor has no version.
+    lasting = not torch.compiler.is_compiling() and not _capturing(pads) and not pads.is_inference()
+    made, version = _masks.get(pads, (None, None)) if lasting else (None, None)
     if made is None or version != pads._version or made.dtype != like.dtype:
         made = like.new_zeros(pads.shape).masked_fill_(pads.bool(), -torch.inf)[:, None, None]
-        _masks[pads] = made, pads._version
+        if lasting:
+            _masks[pads] = made, pads._version
     return made
+
+
+def _capturing(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 @with_incremental_state

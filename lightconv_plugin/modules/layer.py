@@ -13,7 +13,7 @@ from lightconv_plugin.modules.config import StackConfig
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import Linear
 from lightconv_plugin.modules.mixers import MixerSpec, build_mixer
-from lightconv_plugin.modules.residual import add_and_norm
+from lightconv_plugin.modules.residual import dropped_added_normed, unchanged
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -104,7 +104,10 @@ class Layer(nn.Module):
     def _residual(self, x: Tensor, norm: nn.LayerNorm, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.normalize_before:
             return x + self.dropout_module(sublayer(norm(x)))
-        return add_and_norm(sublayer(x), x, norm, self.dropout_module)
+        out, joined = sublayer(x), None
+        if unchanged(norm, nn.LayerNorm) and unchanged(self.dropout_module, Dropout):
+            joined = dropped_added_normed(out, x, norm, self.dropout_module)
+        return norm(x + self.dropout_module(out)) if joined is None else joined
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         return self.fc2(self.activation_dropout_module(ACTIVATIONS[self.activation](self.fc1(x))))

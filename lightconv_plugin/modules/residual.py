@@ -11,20 +11,20 @@ from lightconv_plugin.ops import backends
 _MOST_CHANNELS = 4096  # of the CUDA kernel
 
 
-def add_and_norm(x: Tensor, residual: Tensor, norm: nn.LayerNorm, dropout: Dropout) -> Tensor:
-    """norm(residual + dropout(x)), for tensors (…,d): in training one native operator, where there is one."""
-    if torch.is_grad_enabled() and _one_operator(x, residual, norm):
-        return ops.dropout_add_layer_norm(x, residual, norm.weight, norm.bias, dropout.rate, norm.eps)
-    # With the methods themselves: `norm` and `dropout` may be what defers to this function.
-    return nn.LayerNorm.forward(norm, residual + Dropout.forward(dropout, x))
+def dropped_added_normed(x: Tensor, residual: Tensor, norm: nn.LayerNorm, dropout: Dropout) -> Tensor | None:
+    """norm(residual + dropout(x)) by one native operator, for tensors (…,d) in training; None where there is none.
+
+    It does not depend on whether gradients are recorded: activation checkpointing runs a layer with and without, and
+    must meet the same masks.
+    """
+    usable = dropout.training and dropout.p < 1 and _one_operator(x, residual, norm)
+    return ops.dropout_add_layer_norm(x, residual, norm.weight, norm.bias, dropout.rate, norm.eps) if usable else None
 
 
-def _one_operator(x: Tensor, residual: Tensor, norm: nn.LayerNorm) -> bool:
-    if norm.weight is None or norm.bias is None or not (x.dtype == residual.dtype == norm.weight.dtype):
-        return False
-    if x.shape != residual.shape or not native(x) or not eager(residual):
-        return False
-    return x.device.type == "cpu" or (x.dtype != torch.float64 and x.shape[-1] <= _MOST_CHANNELS)
+def unchanged(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module does what `kind` does and nothing else, so that something else may do it."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return type(module) is kind and not any(hooks) and "forward" not in vars(module)
 
 
 def native(x: Tensor) -> bool:
@@ -36,3 +36,11 @@ def native(x: Tensor) -> bool:
     if device not in ("cpu", "cuda") or torch.is_autocast_enabled(device) or not eager(x):
         return False
     return backends.backend(device) == device
+
+
+def _one_operator(x: Tensor, residual: Tensor, norm: nn.LayerNorm) -> bool:
+    if norm.weight is None or norm.bias is None or not (x.dtype == residual.dtype == norm.weight.dtype):
+        return False
+    if x.shape != residual.shape or not native(x) or not eager(residual):
+        return False
+    return x.device.type == "cpu" or (x.dtype != torch.float64 and x.shape[-1] <= _MOST_CHANNELS)

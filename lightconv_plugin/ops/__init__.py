@@ -300,7 +300,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
         return x
     if forward_ad._current_level >= 0:
         checks.no_tangents(x)
-    return call("dropout", x, seeds.draw(p, x), float(p))
+    return call("dropout", x, seeds.draw(p, x, on_device=True), float(p))
 
 
 def _convolve(

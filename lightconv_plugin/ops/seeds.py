@@ -10,16 +10,16 @@ from lightconv_plugin.ops import backends
 _HIGHEST = 2**63 - 1
 
 
-def draw(p: float, like: Tensor) -> Tensor | None:
+def draw(p: float, like: Tensor, on_device: bool = False) -> Tensor | None:
     """A seed (1,) int64 for a dropout of `like` with probability p; None for p = 0.
 
     The native kernels for GPUs take a seed of the host's, which is passed with the launch: drawing one on the device
     would be a launch of its own. They also take one on the device, which a graph needs: it must draw anew when it is
-    replayed.
+    replayed. on_device: the operator has no kernel for GPUs, and so wants its seed there too.
     """
     if p == 0:
         return None
-    device = torch.device("cpu") if _by_host(like) else like.device
+    device = torch.device("cpu") if not on_device and _by_host(like) else like.device
     return torch.randint(_HIGHEST, (1,), dtype=torch.int64, device=device)
 
 

@@ -14,8 +14,11 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.models.transformer import TransformerModel, transformer_legacy
 from fairseq.modules import MultiheadAttention
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 
+from benchmarks.launches import Counter, as_on_cuda
 from lightconv_plugin.criterions.rdrop import RDropCriterion
+from lightconv_plugin.models.encoder_decoder import MixerDecoder
 from lightconv_plugin.models.joined import join_passes
 from lightconv_plugin.models.plain import plain_encoder_decoder
 from lightconv_plugin.models.token_mixers import FusedEncoderAttention, replace_dropout
@@ -150,6 +153,81 @@ def test_weights_of_attention_are_computed_for_criterions_that_read_them():
         join_passes(model, criterion)
         attentions = [layer.encoder_attn for layer in model.decoder.layers]
         assert [attention.weights_are_read for attention in attentions] == [read] * 3
+
+
+def test_weights_of_attention_are_computed_for_models_that_read_them():
+    """A decoder, or a model, with a forward pass of its own may look at them."""
+
+    class Reading(MixerDecoder):
+        pass
+
+    class Whole(type(example("dynamicconv"))):
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
+
+    target = task()
+    target.target_dictionary = target.source_dictionary
+    for part, kind in (("decoder", Reading), (None, Whole)):
+        model = example("dynamicconv")
+        (model if part is None else model.decoder).__class__ = kind
+        join_passes(model, CrossEntropyCriterion(target, False))
+        assert all(layer.encoder_attn.weights_are_read for layer in model.decoder.layers)
+
+
+def operators_on_meta(call):
+    with Counter() as counter, as_on_cuda():
+        call()
+    return counter.counts.launches
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("kind", ["dynamicconv", "transformer"])
+def test_checkpointed_activations_meet_the_same_masks(kind, device):
+    """fairseq runs a layer without gradients, and again with them: the same operators both times."""
+    model = example(kind)
+    join_passes(model)
+    layer = model.to(device, torch.float32).encoder.layers[0]
+    x, pads = torch.randn(5, 3, 16, device=device), torch.zeros(3, 5, dtype=torch.bool, device=device)
+    found = []
+    for recorded in (False, True):
+        torch.manual_seed(3)
+
+        def run(recorded=recorded):
+            with torch.set_grad_enabled(recorded):
+                found.append(layer(x, encoder_padding_mask=pads))
+
+        found.append(operators_on_meta(run))
+    assert found[1] == found[3]
+    if device == "cpu":
+        torch.testing.assert_close(found[0], found[2], rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiled_decoder_layer_is_one_graph():
+    layer = example("dynamicconv").to("meta", torch.float32).decoder.layers[0]
+    x, pads = torch.randn(5, 3, 16, device="meta"), torch.zeros(3, 6, dtype=torch.bool, device="meta")
+    explained = torch._dynamo.explain(TransformerDecoderLayerBase.forward)(layer, x, x.new_zeros(6, 3, 16), pads)
+    assert explained.graph_count == 1, explained.break_reasons
+
+
+def test_dropout_of_everything():
+    model = example("dynamicconv")
+    model.encoder.layers[0].dropout_module.p = model.decoder.layers[0].activation_dropout_module.p = 1.0
+    joined = copy.deepcopy(model)
+    join_passes(joined)
+    torch.testing.assert_close(trained(joined)[0], trained(model)[0])
+
+
+def test_modules_that_were_replaced_are_called():
+    """In the models without fairseq too, where the layer knows its norm and its dropout."""
+    seen = []
+    plain = plain_encoder_decoder(example("dynamicconv")).float().train()
+    norm, dropout = (getattr(plain.encoder.layers[0], name) for name in ("final_layer_norm", "dropout_module"))
+    norm.register_forward_hook(lambda *_: seen.append("norm"))
+    dropout.register_forward_pre_hook(lambda *_: seen.append("dropout"))
+    plain.encoder.layers[1].final_layer_norm = torch.nn.RMSNorm(16)
+    plain.encoder.layers[2].dropout_module = torch.nn.Dropout(0.1)
+    plain(BATCH[0], BATCH[2]).logits.sum().backward()
+    assert seen.count("norm") == 1 and seen.count("dropout") == 2
 
 
 def test_attention_of_fairseqs_transformer_takes_the_fused_kernels():
