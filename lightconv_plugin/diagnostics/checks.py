@@ -32,7 +32,7 @@ OPTIONAL = {
     "subword-nmt": "data preparation with BPE needs it",
 }
 TESTED_FAIRSEQS = ("fairseq", "fairseq-fixed")
-FAMILIES = [mixer.family for mixer in MIXERS.values() if mixer.paper]
+FAMILIES = [mixer.family for mixer in MIXERS.values() if mixer.paper and mixer.family]
 REPORT_IT = "please report this with the output of lightconv doctor --json"
 OK, INFO, WARNING, FAILURE = "ok", "info", "warning", "failure"
 
