@@ -68,11 +68,13 @@ class Counter(TorchDispatchMode):
     Where the host reads a number of a tensor on "meta", it is given 1 or True. A tensor copied from there to the CPU
     becomes a tensor of ones.
 
+    device: what runs on tensors of this device is counted; a host computes what is on the CPU alone.
     counts: what was counted since the start, or since `begin`; parts: the same by the name given to `begin`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "meta") -> None:
         super().__init__()
+        self.device = device
         self.counts = Counts()
         self.parts: dict[str, Counts] = {}
 
@@ -86,7 +88,7 @@ class Counter(TorchDispatchMode):
             self.counts.waits.append(_place())
             return answer
         out = None if _is_fused_adam(function, args) else function(*args, **kwargs)
-        if not function.is_view and function.overloadpacket not in _NO_KERNEL and _on_meta((args, kwargs, out)):
+        if not function.is_view and function.overloadpacket not in _NO_KERNEL and self._on_device((args, kwargs, out)):
             flops, moved = _flops(function, args, kwargs, out), _bytes(function, (args, kwargs), out)
             self.counts.launches[str(function.overloadpacket)] += 1
             self.counts.bytes[str(function.overloadpacket)] += moved
@@ -94,10 +96,8 @@ class Counter(TorchDispatchMode):
             self.counts.product_bytes += moved if flops else 0
         return out
 
-
-def _on_meta(things: Any) -> bool:
-    """Whether any tensor is on the device: what has tensors of the CPU alone is computed by the host."""
-    return any(leaf.device.type == "meta" for leaf in tree_leaves(things) if isinstance(leaf, Tensor))
+    def _on_device(self, things: Any) -> bool:
+        return any(leaf.device.type == self.device for leaf in tree_leaves(things) if isinstance(leaf, Tensor))
 
 
 def _read_from_meta(function: Any, args: tuple, kwargs: dict) -> Any:

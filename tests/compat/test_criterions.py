@@ -31,7 +31,7 @@ def compute(function, model, criterion, reduce=True):
     model.zero_grad()
     torch.manual_seed(1)
     output = model(**sample()["net_input"])
-    with Counter() as counter:
+    with Counter("cpu") as counter:
         losses = function(criterion, model, output, sample(), reduce)
         losses[0].sum().backward()
     return [*losses, *(parameter.grad for parameter in model.parameters())], counter.counts.launches

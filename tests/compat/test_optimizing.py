@@ -122,7 +122,7 @@ def test_the_gradients_norm(limit, dtype, monkeypatch):
         monkeypatch.setattr(utils, "multi_tensor_l2norm_available", together)
         tensors = parameters(dtype)
         draw_gradients(tensors, 3)
-        with Counter() as counter:
+        with Counter("cpu") as counter:
             norm = utils.clip_grad_norm_(tensors, limit)
         results.append((norm, [tensor.grad for tensor in tensors], counter.counts.launches.total()))
     assert torch.equal(results[0][0], results[1][0]) and results[0][0].dtype == torch.float32
@@ -156,7 +156,7 @@ class HalfPrecision(Mixin):
         for seed in range(3):
             draw_gradients(self.fp16_params, seed)
             self._needs_sync = True
-            with Counter() as counter:
+            with Counter("cpu") as counter:
                 self._sync_fp16_grads_to_fp32()
                 for full in self.fp32_params.values() if self.has_flat_params else self.fp32_params:
                     full.data += 0.1 * full.grad

@@ -174,8 +174,8 @@ def test_weights_of_attention_are_computed_for_models_that_read_them():
         assert all(layer.encoder_attn.weights_are_read for layer in model.decoder.layers)
 
 
-def operators_on_meta(call):
-    with Counter() as counter, as_on_cuda():
+def operators_of_a_call(device, call):
+    with Counter(device) as counter, as_on_cuda():
         call()
     return counter.counts.launches
 
@@ -196,8 +196,8 @@ def test_checkpointed_activations_meet_the_same_masks(kind, device):
             with torch.set_grad_enabled(recorded):
                 found.append(layer(x, encoder_padding_mask=pads))
 
-        found.append(operators_on_meta(run))
-    assert found[1] == found[3]
+        found.append(operators_of_a_call(device, run))
+    assert found[1] == found[3] and found[1]["lightconv.dropout_add_norm"] == 2
     if device == "cpu":
         torch.testing.assert_close(found[0], found[2], rtol=1e-5, atol=1e-6)
 
