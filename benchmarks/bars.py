@@ -8,14 +8,13 @@ Needs matplotlib (pip install '.[report]').
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import report
-from benchmarks.plots import COLOURS, figure_of, png
+from benchmarks.plots import COLOURS, chosen_file, figure_of
 from benchmarks.tables import Cell, Table
 from benchmarks.tables_like_for_like import like_for_like
 
@@ -68,13 +67,9 @@ def draw(table: Table, file: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Draw the picture and print its name."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.bars", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=png, default=OUT, metavar="FILE", help="a .png; default: %(default)s")
-    options = parser.parse_args(arguments)
-    draw(like_for_like(), options.out)
-    print(options.out)
+    out = chosen_file("bars", __doc__, OUT, arguments)
+    draw(like_for_like(), out)
+    print(out)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Needs torch and matplotlib (pip install '.[report]').
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import report
-from benchmarks.plots import figure_of, png
+from benchmarks.plots import chosen_file, figure_of
 from lightconv_plugin import ops
 
 if TYPE_CHECKING:
@@ -127,13 +126,9 @@ def draw(file: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Draw the picture and print its name."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.diagram", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=png, default=OUT, metavar="FILE", help="a .png; default: %(default)s")
-    options = parser.parse_args(arguments)
-    draw(options.out)
-    print(options.out)
+    out = chosen_file("diagram", __doc__, OUT, arguments)
+    draw(out)
+    print(out)
 
 
 if __name__ == "__main__":

@@ -104,6 +104,15 @@ def png(text: str) -> Path:
     return path
 
 
+def chosen_file(command: str, doc: str | None, default: Path, arguments: list[str] | None) -> Path:
+    """--out of a command that draws one picture and has no other option."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{command}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=png, default=default, metavar="FILE", help="a .png; default: %(default)s")
+    return parser.parse_args(arguments).out
+
+
 def figure_of(size: tuple[float, float]) -> Figure:
     """An empty matplotlib figure of a size in inches; BenchmarkError without matplotlib."""
     try:

@@ -39,8 +39,9 @@ _LAYERS = (
 def join_passes(model: nn.Module, criterion: nn.Module | None = None) -> None:
     """Change the Transformer layers of a model, in place. Parameters, their names and all results remain.
 
-    Only classes are changed, so hooks, buffers and copies of the modules stay what they are. With a `criterion` that
-    reads the model's output alone, and a model whose forward pass is fairseq's, training computes no attention weights.
+    Classes of modules and functions of layers are changed, so hooks, buffers and copies stay what they are. With a
+    `criterion` that reads the model's output alone, and a model whose forward pass is fairseq's, training computes no
+    attention weights.
     """
     layers: list[Any] = [module for module in model.modules() if type(module) in _LAYERS]
     for layer in layers:

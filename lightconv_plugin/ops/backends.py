@@ -190,7 +190,7 @@ def _build(kind: str) -> Path:
     )
 
 
-_SECONDS = {"cpu": 20, "cuda": 60}
+_SECONDS = {"cpu": 35, "cuda": 60}
 
 
 def _say(message: str) -> None:

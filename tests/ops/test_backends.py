@@ -38,7 +38,7 @@ def test_processes_at_once_compile_once(first_calls):
     toy, said = first_calls
     (library,) = (toy.cache / name for name in toy.built() if name.endswith(".so"))
     assert [out for out, _ in said] == [f"[101.0] {library}\n"] * 4
-    compiling = "lightconv_plugin: compiling the CPU kernels (once, about 20 s) ...\n"
+    compiling = "lightconv_plugin: compiling the CPU kernels (once, about 35 s) ...\n"
     waiting = "lightconv_plugin: waiting for another process that is compiling the CPU kernels ...\n"
     errors = sorted(err for _, err in said)
     assert errors.count(compiling) == 1 and set(errors) <= {compiling, waiting, ""}
@@ -197,7 +197,7 @@ def test_a_failure_is_told_once_and_the_reference_computes(tmp_path):
     """
     out, err = toy.run(program, PYTHONWARNINGS="error")
     compiling, warning = err.splitlines()
-    assert compiling == "lightconv_plugin: compiling the CPU kernels (once, about 20 s) ..."
+    assert compiling == "lightconv_plugin: compiling the CPU kernels (once, about 35 s) ..."
     assert warning.startswith("the CPU kernels cannot be used: ") and "three" in warning
     assert f"log: {out.strip()}" in warning and warning.endswith("Falling back to the reference, which is slower")
 
