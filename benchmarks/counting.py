@@ -4,7 +4,8 @@
     python -m benchmarks.counting --json benchmarks/results/counted_steps.json
 
 A training step is fairseq's Trainer's: forward, loss, backward, update, of each system of benchmarks/training.py, and
-of fairseq's Transformer without the plugin's patches. Its layers are counted alone too, forward and backward. A
+of fairseq's Transformer without the plugin's patches. For ours and that Transformer, what remains outside CUDA graphs
+is counted too. Its layers are counted alone too, forward and backward. A
 decoding step is one of our search in torch with beam 4. How it is counted, and what that leaves out, is in launches.py.
 Waits are the places where the host waits for the device.
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import json
 import os
 import subprocess
@@ -111,6 +113,8 @@ def count_system(system: str, quick: bool = False) -> dict[str, Any]:
             sized = systems.sized(systems.PRESETS["wmt_en_de_big"], False, sentences, length)
             (batch,) = systems.random_batches(sized, task.target_dictionary, 1)
             result[f"training, {tokens} tokens"] = step(on_meta(batch))
+        if system in systems.WITH_GRAPHS:
+            result["repeated graph"] = _repeated_graph(step, on_meta(batch))
         result |= _layers(model)
     return result | {"decoding": decoded}
 
@@ -144,6 +148,27 @@ def _training_step(model: torch.nn.Module, task: Any) -> Callable[[dict], dict]:
         return _summary(counter.parts)
 
     return step
+
+
+def _repeated_graph(step: Callable[[dict], dict], batch: dict) -> dict[str, Any]:
+    """What remains in an update whose forward and backward pass were recorded (LIGHTCONV_GRAPHS=1)."""
+    from benchmarks import trainers
+    from lightconv_plugin.compat import step_graphs
+
+    with mock.patch.object(step_graphs, "CudaGraphs", lambda device: _OneLaunch()), trainers.in_graphs():
+        step(batch)
+        return step(batch)
+
+
+class _OneLaunch:
+    """Stands in for CUDA graphs: to repeat a recording is one launch, which reads and writes a number."""
+
+    def warm_up(self, function: Callable[[], None]) -> None:
+        function()
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        function()
+        return functools.partial(torch.zeros((), device="meta").add_, 1)
 
 
 def _layers(model: torch.nn.Module) -> dict[str, Any]:

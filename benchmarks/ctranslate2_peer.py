@@ -15,14 +15,12 @@ from torch import nn
 from benchmarks.report import BenchmarkError
 from benchmarks.searches import Batch, SearchSettings, collate
 
-KINDS = ("float32", "int8")
-
 
 @torch.no_grad()
 def save(model: nn.Module, source, target, folder: Path, kind: str) -> Path:
-    """Write fairseq's Transformer in the engine's format, in float32 or with 8-bit weights; returns the folder.
+    """Write fairseq's Transformer in the engine's format; returns the folder.
 
-    source, target: the dictionaries.
+    source, target: the dictionaries. kind: the engine's name of the weights' type, such as "float32" or "int8".
     """
     layers = (len(model.encoder.layers), len(model.decoder.layers))
     heads = model.encoder.layers[0].self_attn.num_heads

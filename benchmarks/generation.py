@@ -11,14 +11,16 @@ shown with the speed: batches of similar lengths, then the first sentences one b
 On a CPU, each system runs in its own process, since spinning threads of one engine would slow down the next. Peak is
 then its memory for model, packed weights and a batch; on a GPU, only that of a batch.
 "(ours)" alone is our search with our model in its own type; "bfloat16" and "int8" are the types of its linear layers.
-CTranslate2 (`pip install ctranslate2`) runs fairseq's Transformer with the same weights, in float32 and with 8-bit
-integers, with the same number of threads, used within a batch or across its sentences, whichever is faster. The systems
-take turns, one call each; medians.
+CTranslate2 (`pip install ctranslate2`) runs fairseq's Transformer with the same weights, in the models' type (on a CPU
+float32 only) and with 8-bit integers, with the same number of threads, used within a batch or across its sentences,
+whichever is faster. transformers' Marian (`pip install transformers`) has the same sizes and weights of its own. The
+systems take turns, one call each; medians.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 import tempfile
@@ -35,12 +37,15 @@ from benchmarks.searches import (
     CTRANSLATE2,
     ENGINE,
     FAIRSEQ,
+    MARIAN,
+    TRANSFORMERS,
     Batch,
     Candidate,
     SearchSettings,
     TorchSearch,
     choose,
     engines,
+    kinds,
     ours,
 )
 from lightconv_plugin.ops import instructions
@@ -100,8 +105,10 @@ def _candidates(options: argparse.Namespace, device: torch.device, systems) -> d
     found[f"{systems.DYNAMIC}, fairseq's search"] = Candidate(systems.DYNAMIC, FAIRSEQ)
     for system in (systems.FAIRSEQ_DYNAMIC, systems.FAIRSEQ_LIGHT, systems.TRANSFORMER):
         found[system] = Candidate(system, FAIRSEQ)
+    if importlib.util.find_spec("transformers") is not None:
+        found[MARIAN] = Candidate(systems.TRANSFORMER, TRANSFORMERS)
     found |= ours(systems.TRANSFORMER, f"{systems.TRANSFORMER}, our search", options, device, ("int8",))
-    return choose(found | engines(systems.TRANSFORMER, options), options.systems)
+    return choose(found | engines(systems.TRANSFORMER, options, device), options.systems)
 
 
 # ------------------------------------------------------------------------------ random weights, forced lengths
@@ -130,6 +137,10 @@ class Job:
         words = systems.dictionary(self.preset.vocabulary)
         model = systems.build(self.candidate.model, self.preset, systems.task(words), tiny=self.tiny)
         device, kind = torch.device(self.device), self.candidate.dtype
+        if self.candidate.search == TRANSFORMERS:
+            from benchmarks import marian_peer
+
+            return marian_peer.MarianSearch(model, words, self.settings, device, machine.DTYPES[self.dtype])
         if self.candidate.search != CTRANSLATE2:
             model = model.to(device, machine.DTYPES[self.dtype])
             graphs = self.candidate.graphs
@@ -170,7 +181,7 @@ def _random(options: argparse.Namespace, device: torch.device) -> dict:
                     place.close()
     for setting in settings:
         print(f"\n{options.preset}, {options.dtype}, beam {setting['beam']}, {setting['sentences']} × {length} tokens")
-        print(_table(setting["systems"], systems.TRANSFORMER))
+        print(_table(setting["systems"], systems.TRANSFORMER, options.dtype))
     return {
         "benchmark": "generation",
         "machine": description,
@@ -205,8 +216,8 @@ def _measured(parameters: int | None, seconds: list[float], sentences: int) -> d
     return found | ({"parameters": parameters} if parameters else {})
 
 
-def _table(results: dict, transformer: str) -> str:
-    bases = [results.get(name) for name in (transformer, f"{ENGINE}, float32", f"{ENGINE}, int8")]
+def _table(results: dict, transformer: str, dtype: str) -> str:
+    bases = [results.get(name) for name in (transformer, *(f"{ENGINE}, {kind}" for kind in kinds(dtype)))]
     rows = []
     for system, measured in results.items():
         speed = measured["sentences_per_s"]

@@ -1,30 +1,35 @@
 #!/usr/bin/env bash
-# What of the GPU's measurements needs fairseq, in three calls of at most nine minutes each, in bfloat16.
+# What of the GPU's measurements needs fairseq, in calls of at most nine minutes each, in bfloat16.
 #
-#   benchmarks/gpu_fairseq.sh timing|generation|recipes [--wheels DIR] [--data DATA_BIN] [--checkpoints DIR] [--out DIR]
-#                             [--parts "environment build …"] [--updates N] [--configs NAME] [--plan]
+#   benchmarks/gpu_fairseq.sh timing|steps|generation|recipes|rows [--wheels DIR] [--data DATA_BIN] [--checkpoints DIR]
+#                             [--out DIR] [--parts "environment build …"] [--updates N] [--configs NAME] [--plan]
 #
 #   timing           training of the big models of WMT'14 En-De beside fairseq's Transformer: first what a launch costs the
 #                    host and where a step's time goes, then steps of 3,584, 16,384 and 32,768 tokens; with --data also
 #                    steps of its batches, whose sentences differ in length
-#   generation       the same models' search with and without CUDA graphs, for 1, 32 and 256 sentences; with --checkpoints
-#                    also trained models on their test set, whose batches differ in size
+#   steps            updates of the same models in other ways: small and large models in CUDA graphs, float16, and 28 batches
+#                    of 16,384 tokens, a recipe's update
+#   generation       the same models' search with and without CUDA graphs, for 1, 32 and 256 sentences, and transformers'
+#                    Marian; CTranslate2, if it is installed; with --checkpoints also trained models on their test set,
+#                    whose batches differ in size
 #   recipes          short trainings of all four mixers on real text, at the same time
+#   rows             whole rows of the results, all four mixers at the same time. They are kept in build/gpu/rows, and the same
+#                    call again goes on with them
 #   --wheels DIR     fairseq and what it needs, as benchmarks/wheels.sh collects them on a machine with a network. They go
 #                    into an environment that is thrown away afterwards and sees torch and all else of python3's
 #                    (or PYTHON's). Default: $WHEELS; without either, fairseq has to be installed there already
 #   --data DATA_BIN  the folder that scripts/prepare.sh multi30k_en_de makes (data/multi30k_en_de/data-bin); the two folders above
 #                    it, when they are there, have the references. Without it nothing is trained
-#   --configs NAME   the folder of configs/ that recipes trains (default multi30k_en_de; iwslt15_en_vi is a row of the papers)
+#   --configs NAME   the folder of configs/ that recipes and rows train (default multi30k_en_de; or iwslt15_en_vi)
 #   --checkpoints DIR  checkpoints DIR/dynamicconv.pt and DIR/transformer.pt, trained on --data
-#   --updates N      of each of those trainings (default 1500)
+#   --updates N      of each training of recipes (default 1500)
 #   --device cpu     everything at tiny sizes and without a GPU, to see that it runs; the figures mean nothing
 #   --plan           print the parts and the seconds that each may take
 #
-# What is compiled stays in build/gpu (or LIGHTCONV_GPU_CACHE). Writes DIR/gpu_fairseq_timing.json or
-# DIR/gpu_fairseq_recipes.json (everything measured, with card, driver and versions, and what became of each part) and a .log;
-# DIR is $OUT, or benchmarks/results. A part that fails or takes too long costs the others nothing, and a call that is killed
-# leaves the results of its parts; the exit status is 1 if a part failed.
+# What is compiled stays in build/gpu (or LIGHTCONV_GPU_CACHE). Writes DIR/gpu_fairseq_CALL.json (everything measured, with card,
+# driver and versions, and what became of each part) and a .log; DIR is $OUT, or benchmarks/results. A part that fails or takes
+# too long costs the others nothing, and a call that is killed leaves the results of its parts; the exit status is 1 if a part
+# failed.
 
 # Functions are called through `run`:
 # shellcheck disable=SC2317,SC2329
@@ -35,9 +40,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/gpu_lib.sh"
 case ${1:-} in
     -h | --help) usage && exit ;;
     timing) parts="environment 60 build 110 profile 90 training 80 training_16k 60 training_32k 60 ragged 40" ;;
-    generation) parts="environment 60 build 110 generation 230 trained 100" ;;
+    steps) parts="environment 60 build 110 small_graphs 70 graphs 80 half 70 update_28 110" ;;
+    generation) parts="environment 60 build 110 generation 200 ctranslate2 50 trained 80" ;;
     recipes) parts="environment 60 build 110 recipes 310" ;;
-    *) die "the first argument must be timing, generation or recipes, got \"${1:-}\"" ;;
+    rows) parts="environment 60 build 110 rows 330" ;;
+    *) die "the first argument must be timing, steps, generation, recipes or rows, got \"${1:-}\"" ;;
 esac
 call=$1
 shift
@@ -119,6 +126,33 @@ recipes() {
     fairseq_program recipes recipes --data "$@"
 }
 
+# rows DATA CONFIGS OPTIONS…: whole rows, which the next call goes on with.
+rows() {
+    if [[ -z $1 ]]; then
+        echo "no --data: nothing to train on"
+        return 77
+    fi
+    local names=("$2"/{dynamicconv,lightweightconv,talkconv,transformer})
+    fairseq_program rows rows "${names[@]}" --data "$1" --folder "$cache/rows" "${@:3}"
+}
+
+# ctranslate2 OPTIONS…: the engine looks for the libraries of CUDA 12 by their names; those of 13 have the same functions.
+ctranslate2() {
+    if ! has ctranslate2; then
+        echo "ctranslate2 is not installed"
+        return 77
+    fi
+    local library
+    mkdir -p "$work/lib"
+    while read -r library; do
+        [[ ! -f ${library}13 ]] || ln -sf "${library}13" "$work/lib/${library##*/}12"
+    done < <("$PYTHON" -c '
+import pathlib, torch
+for folder in pathlib.Path(torch.__file__).parents[1].glob("nvidia/*/lib"):
+    print(*(f"{folder}/{name}.so." for name in ("libcublas", "libcublasLt")), sep="\n")')
+    LD_LIBRARY_PATH=$work/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} fairseq_program ctranslate2 generation "$@"
+}
+
 # ragged DATA OPTIONS…: training on batches of real text.
 ragged() {
     if [[ -z $1 ]]; then
@@ -140,10 +174,11 @@ trained() {
     done
     fairseq_program trained generation --data "$2" --path "${paths[@]}" "${@:3}"
 }
-export -f environment recipes ragged trained
+export -f environment recipes rows ctranslate2 ragged trained
 
 quick=()
 [[ $device == cuda ]] || quick=(--quick)
+half=()
 options=(--device "$device" --dtype bfloat16)
 big=("${options[@]}" --preset wmt_en_de_big "${quick[@]}")
 run environment environment "$wheels"
@@ -153,24 +188,41 @@ case $call in
     timing)
         steps=(training "${big[@]}" --repeats 50)
         run profile fairseq_program profile gpu_profile "${big[@]}"
-        run training fairseq_program training "${steps[@]}"
-        # Without fairseq's own convolutions: their share is known from the small batch.
         systems=(--systems "DynamicConv (ours)" "LightConv (ours)" "TaLK (ours)" "fairseq Transformer")
+        run training fairseq_program training "${steps[@]}" "${systems[@]}" "fairseq DynamicConv" "fairseq LightConv"
+        # Without fairseq's own convolutions: their share is known from the small batch.
         run training_16k fairseq_program training_16k "${steps[@]}" "${systems[@]}" --sentences 512 --length 32
         run training_32k fairseq_program training_32k "${steps[@]}" "${systems[@]}" --sentences 1024 --length 32
         run ragged ragged "$data" "${big[@]}" --repeats 50 "${systems[@]}" --max-tokens 16384
         ;;
+    steps)
+        both=(--systems "DynamicConv (ours)" "fairseq Transformer")
+        graphs=("DynamicConv (ours), CUDA graphs" "fairseq Transformer, CUDA graphs")
+        [[ $device == cuda ]] || graphs=()
+        # The batches of the recipes of IWSLT's size: 4,096 tokens.
+        run small_graphs fairseq_program small_graphs training "${options[@]}" --preset multi30k_en_de "${quick[@]}" \
+            --repeats 50
+        run graphs fairseq_program graphs training "${big[@]}" --repeats 50 "${both[@]}" "${graphs[@]}"
+        [[ $device == cpu ]] || half=(--dtype float16)
+        run half fairseq_program half training "${big[@]}" "${half[@]}" --repeats 30 "${both[@]}" --sentences 512 --length 32
+        run update_28 fairseq_program update_28 training "${big[@]}" --repeats 5 "${both[@]}" --update-freq 28 \
+            --sentences 512 --length 32
+        ;;
     generation)
         # Not fairseq's own convolutions: building models of 200 million parameters takes seconds each.
         searches=("DynamicConv (ours)" "LightConv (ours)" "TaLK (ours)" "fairseq Transformer" "fairseq Transformer, our search")
+        ! has transformers || searches+=("transformers Marian")
         if [[ $device == cuda ]]; then
             searches+=("DynamicConv (ours), CUDA graphs" "LightConv (ours), CUDA graphs" "TaLK (ours), CUDA graphs"
                 "fairseq Transformer, our search, CUDA graphs")
         fi
         run generation fairseq_program generation generation "${big[@]}" --beam 4 --sentences 1 32 256 --repeats 7 \
             --systems "${searches[@]}"
+        run ctranslate2 ctranslate2 "${big[@]}" --beam 4 --sentences 256 --repeats 5 --systems "fairseq Transformer" \
+            "CTranslate2 Transformer, bfloat16" "CTranslate2 Transformer, int8_bfloat16"
         run trained trained "$checkpoints" "$data" "${options[@]}" --beam 4
         ;;
+    rows) run rows rows "$data" "$configs" --seconds 300 -- common.bf16=true ;;
     recipes) run recipes recipes "$data" "${options[@]}" --updates "${updates:-1500}" --seconds 285 --configs "$configs" ;;
 esac
 end_run

@@ -87,7 +87,7 @@ begin_run() {
     rm -rf -- "$work"
     mkdir -p "$work/json"
     # What is compiled and tuned stays: it takes longer than most measurements.
-    cache=${LIGHTCONV_GPU_CACHE:-$ROOT/build/gpu}
+    export cache=${LIGHTCONV_GPU_CACHE:-$ROOT/build/gpu}
     export TORCH_EXTENSIONS_DIR=${TORCH_EXTENSIONS_DIR:-$cache/extensions}
     export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$cache/inductor}
     export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$cache/triton} TRITON_CACHE_AUTOTUNING=1
@@ -145,15 +145,18 @@ decided = backends.decision(sys.argv[1])
 print(f"{decided.library}: built and loaded in {time.perf_counter() - start:.1f} s")' "$1"
 }
 
+# has PACKAGE: whether $PYTHON can import it.
+has() { "$PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)' "$1"; }
+
 # fairseq_program NAME PROGRAM OPTIONS…: a benchmark that needs fairseq, into NAME.json.
 fairseq_program() {
-    if ! "$PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("fairseq") is None)'; then
+    if ! has fairseq; then
         echo "fairseq is not installed"
         return 77
     fi
     "$PYTHON" -m "benchmarks.$2" --json "$work/json/$1.json" "${@:3}"
 }
-export -f build fairseq_program
+export -f has build fairseq_program
 
 end_run() {
     printf '\n'

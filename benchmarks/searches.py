@@ -17,14 +17,13 @@ from torch import Tensor, nn
 from benchmarks.report import BenchmarkError
 
 Batch = Sequence[Sequence[int]]
-FAST, FAIRSEQ, CTRANSLATE2 = "ours", "fairseq", "CTranslate2"
-ENGINE = "CTranslate2 Transformer"
-_KINDS = ("float32", "int8")  # CTranslate2's
+FAST, FAIRSEQ, CTRANSLATE2, TRANSFORMERS = "ours", "fairseq", "CTranslate2", "transformers"
+ENGINE, MARIAN = "CTranslate2 Transformer", "transformers Marian"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """model: a name of systems.SYSTEMS, or of --path. search: FAST, FAIRSEQ or CTRANSLATE2.
+    """model: a name of systems.SYSTEMS, or of --path. search: FAST, FAIRSEQ, CTRANSLATE2 or TRANSFORMERS.
 
     dtype: of the linear layers. graphs: CUDA graphs of our search.
     """
@@ -116,9 +115,14 @@ def collate(batch: Batch, pad: int, device: torch.device) -> dict[str, Tensor]:
     return {"src_tokens": tokens.to(device), "src_lengths": lengths.to(device)}
 
 
-def with_ctranslate2(dtype: str) -> bool:
-    """Whether CTranslate2 takes part: it is installed, and the others compute in float32."""
-    return dtype == "float32" and importlib.util.find_spec("ctranslate2") is not None
+def kinds(dtype: str) -> tuple[str, str]:
+    """CTranslate2's names of a type and of its 8-bit weights beside it."""
+    return dtype, "int8" if dtype == "float32" else f"int8_{dtype}"
+
+
+def with_ctranslate2(dtype: str, device: torch.device) -> bool:
+    """Whether CTranslate2 takes part: it is installed and has the type, on a CPU float32 and 8 bits."""
+    return (dtype == "float32" or device.type == "cuda") and importlib.util.find_spec("ctranslate2") is not None
 
 
 def ours(
@@ -134,10 +138,10 @@ def ours(
     return found
 
 
-def engines(model: str, options: argparse.Namespace) -> dict[str, Candidate]:
-    if not with_ctranslate2(options.dtype):
+def engines(model: str, options: argparse.Namespace, device: torch.device) -> dict[str, Candidate]:
+    if not with_ctranslate2(options.dtype, device):
         return {}
-    return {f"{ENGINE}, {kind}": Candidate(model, CTRANSLATE2, kind) for kind in _KINDS}
+    return {f"{ENGINE}, {kind}": Candidate(model, CTRANSLATE2, kind) for kind in kinds(options.dtype)}
 
 
 def choose(candidates: dict[str, Candidate], names: list[str] | None) -> dict[str, Candidate]:

@@ -7,7 +7,6 @@ model is checked: it must have exactly the convolutions that its name says, one 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,6 +31,8 @@ from lightconv_plugin.models import architectures
 DYNAMIC, LIGHT, TALK = "DynamicConv (ours)", "LightConv (ours)", "TaLK (ours)"
 FAIRSEQ_DYNAMIC, FAIRSEQ_LIGHT, TRANSFORMER = "fairseq DynamicConv", "fairseq LightConv", "fairseq Transformer"
 SYSTEMS = (DYNAMIC, LIGHT, TALK, FAIRSEQ_DYNAMIC, FAIRSEQ_LIGHT, TRANSFORMER)
+# Their training steps never wait for the device.
+WITH_GRAPHS = (DYNAMIC, LIGHT, TALK, TRANSFORMER)
 
 
 @dataclass(frozen=True)
@@ -189,8 +190,3 @@ def _check(system: str, model: nn.Module) -> None:
 
 def parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def choose(names: Sequence[str] | None) -> list[str]:
-    """The systems to measure: all, or those with these names, in the order of SYSTEMS."""
-    return [system for system in SYSTEMS if names is None or system in names]

@@ -127,7 +127,7 @@ def _candidates(
     for name in names:
         candidates |= ours(name, name, options, device, ("bfloat16", "int8"))
         candidates[f"{name}, fairseq's search"] = Candidate(name, FAIRSEQ)
-    return candidates | (engines(transformers[0], options) if transformers else {})
+    return candidates | (engines(transformers[0], options, device) if transformers else {})
 
 
 def _paths(given: list[str]) -> dict[str, Path]:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import torch
 from fairseq import options as fairseq_options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.translation import TranslationTask
 from fairseq.trainer import Trainer
 from torch import nn
 
 from benchmarks import systems
 from benchmarks.report import BenchmarkError
+from lightconv_plugin.compat import step_graphs
 
 # Warnings about fairseq's use of old torch interfaces.
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"fairseq\.")
@@ -54,16 +58,33 @@ def task_and_batches(
 
 
 def steps(
-    model: nn.Module, task: TranslationTask, device: torch.device, dtype: str, batches: Iterator[dict]
+    model: nn.Module,
+    task: TranslationTask,
+    device: torch.device,
+    dtype: str,
+    batches: Iterator[dict],
+    *,
+    update_freq: int = 1,
+    graphs: bool = False,
 ) -> Callable[[], None]:
-    """A function that makes one update of the model with the next batch."""
+    """A function that updates the model once with the next `update_freq` batches, with CUDA graphs or without."""
     updating = trainer(model, task, device, dtype)
 
     def step() -> None:
-        if updating.train_step([next(batches)]) is None:
+        with in_graphs() if graphs else contextlib.nullcontext():
+            results = updating.train_step([next(batches) for _ in range(update_freq)])
+        if results is None and dtype != "float16":  # whose loss scale is found by overflows
             raise BenchmarkError("a training step failed: out of memory, or gradients overflowed")
 
     return step
+
+
+@contextlib.contextmanager
+def in_graphs() -> Iterator[None]:
+    """Inside, training steps are CUDA graphs, as with LIGHTCONV_GRAPHS=1."""
+    with mock.patch.object(FairseqTask, "train_step", FairseqTask.train_step):
+        step_graphs.steps_in_graphs.apply()
+        yield
 
 
 def trainer(model: nn.Module, task: TranslationTask, device: torch.device, dtype: str) -> Trainer:
@@ -74,7 +95,8 @@ def trainer(model: nn.Module, task: TranslationTask, device: torch.device, dtype
 
 def _configuration(device: str, dtype: str, data: str):
     """The complete configuration of fairseq-train with the recipe's options."""
-    arguments = [data, *_RECIPE, *["--cpu"] * (device == "cpu"), *["--bf16"] * (dtype == "bfloat16")]
+    half = {"bfloat16": ["--bf16"], "float16": ["--fp16"]}.get(dtype, [])
+    arguments = [data, *_RECIPE, *["--cpu"] * (device == "cpu"), *half]
     parsed = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), arguments)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # hydra's warnings about how fairseq uses it

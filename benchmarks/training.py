@@ -4,7 +4,8 @@
     python -m benchmarks.training --preset multi30k_en_de --data DIR     # batches of a data-bin folder
     python -m benchmarks.training --preset wmt_en_de_big --device cuda --dtype bfloat16
 
-Tokens are target tokens. All systems use the same batches and take turns, one step each; medians.
+Tokens are target tokens. All systems use the same batches and take turns, one step each; medians. On a GPU the models
+whose forward pass never waits are measured with CUDA graphs too (LIGHTCONV_GRAPHS=1).
 """
 
 from __future__ import annotations
@@ -15,20 +16,24 @@ import statistics
 import sys
 from pathlib import Path
 
+import torch
+
 from benchmarks import machine, report, timing
 from benchmarks.report import BenchmarkError
 
 _BATCHES = 4
+_GRAPHS = ", CUDA graphs"
 
 
 def parser() -> argparse.ArgumentParser:
     result = machine.parser("training", __doc__)
     result.add_argument("--preset", choices=("iwslt_de_en", "multi30k_en_de", "wmt_en_de_big"), default="iwslt_de_en")
-    result.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    result.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     result.add_argument("--data", type=Path, metavar="DIR", help="a data-bin folder, instead of random tokens")
     result.add_argument("--max-tokens", type=machine.positive, default=4096, help="tokens a batch with --data")
     result.add_argument("--sentences", type=machine.positive, help="sentences a batch of random tokens")
     result.add_argument("--length", type=machine.positive, help="tokens a sentence of random tokens")
+    result.add_argument("--update-freq", type=machine.positive, default=1, metavar="N", help="batches an update")
     result.add_argument("--systems", nargs="+", metavar="NAME", help="only these, as they are called in the table")
     return result
 
@@ -41,12 +46,15 @@ def main(arguments: list[str] | None = None) -> None:
         raise BenchmarkError("--sentences and --length are for random tokens, not for --data")
     if options.data and not list(options.data.glob("dict.*.txt")):
         raise BenchmarkError(f"--data: {options.data} is not a data-bin folder: it has no dict.*.txt")
+    if options.dtype == "float16" and device.type == "cpu":
+        raise BenchmarkError("--dtype float16 needs --device cuda")
     # Imported late, since it takes seconds and wrong options should be reported at once.
     from benchmarks import systems, trainers
 
-    chosen = systems.choose(options.systems)
+    candidates = _candidates(systems, device)
+    chosen = [name for name in candidates if not options.systems or name in options.systems]
     if options.systems and set(options.systems) != set(chosen):
-        raise BenchmarkError(f"--systems: allowed are {', '.join(map(repr, systems.SYSTEMS))}, got {options.systems}")
+        raise BenchmarkError(f"--systems: allowed are {', '.join(map(repr, candidates))}, got {options.systems}")
     preset = systems.sized(systems.PRESETS[options.preset], options.quick, options.sentences, options.length)
     repeats = options.repeats or (2 if options.quick else 10)
     description = machine.describe(device)
@@ -54,13 +62,18 @@ def main(arguments: list[str] | None = None) -> None:
     task, batches = trainers.task_and_batches(options, preset, _BATCHES)
     steps, results = {}, {}
     for system in chosen:
-        model = systems.build(system, preset, task, tiny=options.quick)
+        model = systems.build(candidates[system], preset, task, tiny=options.quick)
         results[system] = {"parameters": systems.parameters(model)}
-        steps[system] = trainers.steps(model, task, device, options.dtype, itertools.cycle(batches))
-    order = list(itertools.islice(itertools.cycle(range(len(batches))), repeats + trainers.WARM_UP))
+        how = {"update_freq": options.update_freq, "graphs": system.endswith(_GRAPHS)}
+        steps[system] = trainers.steps(model, task, device, options.dtype, itertools.cycle(batches), **how)
+    # A graph of each batch's size is recorded when it comes for the second time.
+    recorded = 0 if device.type == "cpu" else 2 * len(batches) // options.update_freq
+    warm_up = max(trainers.WARM_UP, recorded)
+    order = itertools.cycle([batch["ntokens"] for batch in batches])
+    tokens_of_steps = [sum(itertools.islice(order, options.update_freq)) for _ in range(warm_up + repeats)]
     timer = timing.WallClock(device)
-    for system, seconds in timing.interleaved(steps, repeats, timer, trainers.WARM_UP, even=True).items():
-        tokens = [batches[number]["ntokens"] for number in order[trainers.WARM_UP :]]
+    for system, seconds in timing.interleaved(steps, repeats, timer, warm_up, even=True).items():
+        tokens = tokens_of_steps[warm_up:]
         rates = [count / second for count, second in zip(tokens, seconds, strict=True)]
         results[system] |= timing.summary(seconds) | {"tokens_per_s": statistics.median(rates)}
     for system in chosen:
@@ -79,12 +92,21 @@ def main(arguments: list[str] | None = None) -> None:
             "data": data,
             "vocabulary": len(task.target_dictionary),
             "tokens_per_batch": tokens,
+            "update_freq": options.update_freq,
             "repeats": repeats,
             "quick": options.quick,
             "busy_cores_at_end": round(machine.busy_cores(), 2),
             "systems": results,
         }
         report.write_json(options.json, content)
+
+
+def _candidates(systems, device: torch.device) -> dict[str, str]:
+    """The model of each system that can be measured, by the system's name."""
+    found = {system: system for system in systems.SYSTEMS}
+    if device.type == "cuda":
+        found |= {system + _GRAPHS: system for system in systems.WITH_GRAPHS}
+    return found
 
 
 def _table(results: dict, systems) -> str:

@@ -34,6 +34,7 @@ from lightconv_plugin.compat import (
     residuals,
     resuming,
     settings,
+    step_graphs,
     tasks,
 )
 from lightconv_plugin.compat.registry import Patch, patches_of
@@ -52,6 +53,7 @@ PATCHES: dict[str, Patch] = patches_of(
     resuming,
     recording,
     residuals,
+    step_graphs,
     dictionaries,
     preprocessing,
     tasks,

@@ -15,9 +15,10 @@ from lightconv_plugin.generation import AUTO
 from lightconv_plugin.generation.beam_search import Search, SearchOptions
 from lightconv_plugin.generation.dtypes import fastest_type, products, slow_type
 from lightconv_plugin.generation.finished import Hypotheses
-from lightconv_plugin.generation.graphs import CapturedSearch, CudaGraphs
+from lightconv_plugin.generation.graphs import CapturedSearch
 from lightconv_plugin.generation.native import Description, NativeSearch, describe
 from lightconv_plugin.generation.steps import StepModel
+from lightconv_plugin.modules.recorder import CudaGraphs
 from lightconv_plugin.modules.transformer import EncoderDecoder
 
 _logger = logging.getLogger("lightconv_plugin")

@@ -14,8 +14,7 @@ them. A graph launches all of them at once, but it replays the same operations a
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,53 +23,11 @@ from lightconv_plugin.generation.beam_search import Kind, Search, SearchOptions
 from lightconv_plugin.generation.beams import power_of_two
 from lightconv_plugin.generation.finished import Hypotheses
 from lightconv_plugin.generation.steps import StepModel, rounded
+from lightconv_plugin.modules.recorder import Recorder, Step
 from lightconv_plugin.modules.transformer import EncoderDecoder
 
 _SIZES = 4
 _LEAST_ROOM = 32
-
-Step = Callable[[], None]
-
-
-class Recorder(Protocol):
-    """Records functions without arguments that return nothing and work on tensors that stay in place."""
-
-    def warm_up(self, function: Step) -> None:
-        """Run the function normally, which is necessary once before `record`."""
-
-    def record(self, function: Step) -> Step:
-        """Run the function, and return one that repeats the same operations on the same tensors."""
-
-
-class CudaGraphs:
-    """The Recorder for a GPU.
-
-    Recordings share the memory for their allocations: only one of them runs at a time, and none leaves anything there
-    for another.
-    """
-
-    def __init__(self, device: torch.device):
-        self._device = device
-        with torch.cuda.device(device):
-            self._stream = torch.cuda.Stream()
-            self._pool = torch.cuda.graph_pool_handle()
-
-    def warm_up(self, function: Step) -> None:
-        with torch.cuda.device(self._device):
-            current = torch.cuda.current_stream()
-            self._stream.wait_stream(current)
-            with torch.cuda.stream(self._stream):
-                function()
-            current.wait_stream(self._stream)
-
-    def record(self, function: Step) -> Step:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._device):
-            # Threads that load data may use the device meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                function()
-            graph.replay()  # capturing runs nothing
-        return graph.replay
 
 
 class CapturedSearch:

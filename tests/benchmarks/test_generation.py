@@ -11,7 +11,7 @@ pytest.importorskip("fairseq")
 from fairseq.data import Dictionary, indexed_dataset
 from fairseq.sequence_generator import SequenceGenerator
 
-from benchmarks import generation, isolated, machine, report, systems
+from benchmarks import generation, isolated, machine, report, searches, systems
 from benchmarks.searches import FAIRSEQ, FAST, SearchSettings, TorchSearch
 from tests.generation import translation_toys as toys
 
@@ -159,7 +159,7 @@ def test_ctranslate2_runs_the_same_model(words, batch, tmp_path):
         return systems.build(systems.TRANSFORMER, SMALL, systems.task(words), tiny=True)
 
     settings = SearchSettings(beam=2, length=7)
-    for kind in ctranslate2_peer.KINDS:
+    for kind in searches.kinds("float32"):
         folder = ctranslate2_peer.save(build(), words, words, tmp_path / kind, kind)
         search = ctranslate2_peer.EngineSearch(folder, words, words, settings, CPU, kind)
         assert [len(tokens) for tokens in search.translate(batch)] == [7] * len(batch)
@@ -170,6 +170,35 @@ def test_ctranslate2_runs_the_same_model(words, batch, tmp_path):
             torch.nn.init.normal_(other.decoder.layers[0].fc1.weight)
             with pytest.raises(report.BenchmarkError, match="CTranslate2 computes another model"):
                 ctranslate2_peer.check(search, other, batch, batch[::-1])
+
+
+def test_on_a_gpu_ctranslate2_has_half_precision(monkeypatch):
+    monkeypatch.setattr(searches.importlib.util, "find_spec", lambda name: True)
+    options = generation.parser().parse_args(["--dtype", "bfloat16", "--device", "cuda"])
+    found = generation._candidates(options, torch.device("cuda"), systems)
+    assert {c.dtype for c in found.values() if c.search == searches.CTRANSLATE2} == {"bfloat16", "int8_bfloat16"}
+    on_cpu = searches.engines(systems.TRANSFORMER, options, CPU)
+    assert not on_cpu  # which would compare float32 with bfloat16
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_marian_has_the_transformers_sizes(beam, words, batch):
+    pytest.importorskip("transformers")
+    from benchmarks import marian_peer
+
+    model = systems.build(systems.TRANSFORMER, SMALL, systems.task(words), tiny=True)
+    search = marian_peer.MarianSearch(model, words, SearchSettings(beam=beam, length=7), CPU, torch.float32)
+    assert [len(tokens) for tokens in search.translate(batch)] == [6] * len(batch)
+    theirs = sum(p.numel() for p in search.model.model.parameters())
+    # Marian stores its positions, and the dictionaries are shared there.
+    positions = 2 * search.model.config.max_position_embeddings * search.model.config.d_model
+    embeddings = len(words) * search.model.config.d_model
+    separate = {id(p): p.numel() for p in model.parameters()}
+    assert theirs - positions == sum(separate.values()) - embeddings * (len(_matrices(model, len(words))) - 1)
+
+
+def _matrices(model, size):
+    return [p for p in model.parameters() if p.dim() == 2 and len(p) == size]
 
 
 # ------------------------------------------------------------------------------------------------ trained models

@@ -16,8 +16,10 @@ CALLS = [
     ("gpu", "correctness"),
     ("gpu", "timing"),
     ("gpu_fairseq", "timing"),
+    ("gpu_fairseq", "steps"),
     ("gpu_fairseq", "generation"),
     ("gpu_fairseq", "recipes"),
+    ("gpu_fairseq", "rows"),
 ]
 SECONDS = 25  # of a dry run
 LATE = 2.5  # seconds that the bookkeeping of a whole dry run may take on a busy machine
@@ -68,11 +70,11 @@ def test_what_a_part_does_not_need_the_next_one_has(stand_in, repository):
     plan = "benchmarks.generation|exec sleep 100\n"
     _, content, _ = stand_in("gpu_fairseq", "generation", plan=plan, LIGHTCONV_GPU_SECONDS=10, FAIRSEQ_MISSING=0)
     took = {part["name"]: (part["status"], part["seconds"]) for part in content["parts"]}
-    assert [status for status, _ in took.values()] == ["ok", "ok", "out of time", "not here"]
+    assert [status for status, _ in took.values()] == ["ok", "ok", "out of time", "out of time", "not here"]
     before = took["environment"][1] + took["build"][1]
     mine = (share["environment"] + share["build"] + share["generation"]) * 10 / total
     assert share["generation"] * 10 / total + 1 < took["generation"][1] <= mine - before + 1
-    assert set(content["results"]) == {"generation"}
+    assert set(content["results"]) == {"generation", "ctranslate2"}
 
 
 def test_too_little_time_is_said(stand_in):

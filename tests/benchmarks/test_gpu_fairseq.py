@@ -53,10 +53,20 @@ def test_timing_in_order(script):
     assert set(content["results"]) == {"profile", "training", "training_16k", "training_32k"}
     profile, *trainings = calls
     assert profile.startswith("-m benchmarks.gpu_profile --json ") and profile.endswith(BIG)
-    sizes = ("", "--sentences 512 --length 32", "--sentences 1024 --length 32")
-    for call, size in zip(trainings, sizes, strict=True):
+    sizes = ("fairseq LightConv", "--sentences 512 --length 32", "--sentences 1024 --length 32")
+    for call, end in zip(trainings, sizes, strict=True):
         assert call.startswith("-m benchmarks.training --json ")
-        assert f"{BIG} --repeats 50" in call and call.endswith(size)
+        assert f"{BIG} --repeats 50 --systems DynamicConv (ours)" in call and call.endswith(end)
+
+
+def test_other_steps_in_order(script):
+    done, content, (small, graphs, half, update) = script("steps", FAIRSEQ_MISSING=0)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(states(content)) == ["environment", "build", "small_graphs", "graphs", "half", "update_28"]
+    assert small.endswith("--preset multi30k_en_de --repeats 50")  # all systems, with graphs too
+    assert graphs.endswith("DynamicConv (ours), CUDA graphs fairseq Transformer, CUDA graphs")
+    assert f"{BIG} --dtype float16" in half
+    assert "--update-freq 28 --sentences 512 --length 32" in update
 
 
 def test_batches_of_real_text(script, data):
@@ -67,10 +77,12 @@ def test_batches_of_real_text(script, data):
 
 
 def test_generation_in_order(script, data, tmp_path):
-    done, content, (call,) = script("generation", FAIRSEQ_MISSING=0)
+    done, content, calls = script("generation", FAIRSEQ_MISSING=0)
     assert done.returncode == 0, done.stdout + done.stderr
     assert states(content)["generation"] == "ok" and states(content)["trained"] == "not here"
+    call, engine = calls
     assert f"{BIG} --beam 4 --sentences 1 32 256 --repeats 7 --systems DynamicConv (ours)" in call
+    assert "transformers Marian" in call and engine.endswith("CTranslate2 Transformer, int8_bfloat16")
     assert call.endswith("fairseq Transformer, our search, CUDA graphs")
     for name in "dynamicconv", "transformer":
         (tmp_path / f"{name}.pt").touch()
@@ -89,6 +101,14 @@ def test_recipes(script, data):
     assert (
         f"--data {data} --device cuda --dtype bfloat16 --updates 1500 --seconds 285 --configs multi30k_en_de" in recipes
     )
+
+
+def test_rows_are_kept_for_the_next_call(script, data, tmp_path):
+    done, content, (call,) = script("rows", "--data", data, "--configs", "iwslt15_en_vi", FAIRSEQ_MISSING=0)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert states(content) == dict.fromkeys(["environment", "build", "rows"], "ok")
+    names = "iwslt15_en_vi/dynamicconv iwslt15_en_vi/lightweightconv iwslt15_en_vi/talkconv iwslt15_en_vi/transformer"
+    assert f"{names} --data {data} --folder {tmp_path}/a folder/cache/rows --seconds 300 -- common.bf16=true" in call
 
 
 def test_what_is_not_there_is_said(script):
@@ -111,7 +131,7 @@ def test_a_failure_costs_the_other_parts_nothing(script):
 def test_chosen_parts_updates_and_the_cpu(script, data):
     done, content, (call,) = script("timing", "--parts", "training", "--device", "cpu", FAIRSEQ_MISSING=0)
     assert done.returncode == 0 and list(states(content)) == ["training"]
-    assert call.endswith("--device cpu --dtype bfloat16 --preset wmt_en_de_big --quick --repeats 50")
+    assert "--device cpu --dtype bfloat16 --preset wmt_en_de_big --quick --repeats 50 --systems" in call
     options = ("--parts", "recipes", "--data", data, "--updates", "7", "--device", "cpu", "--configs", "iwslt15_en_vi")
     _, _, (call,) = script("recipes", *options, FAIRSEQ_MISSING=0)
     assert "--device cpu --dtype bfloat16 --updates 7" in call and call.endswith("--configs iwslt15_en_vi")
@@ -123,7 +143,7 @@ def test_chosen_parts_updates_and_the_cpu(script, data):
         (["timing", "--frobnicate"], "unknown argument --frobnicate"),
         (["timing", "--data"], "--data needs a value"),
         (["timing", "--parts", "build recipes"], "--parts: recipes is none of: environment build"),
-        (["everything"], 'the first argument must be timing, generation or recipes, got "everything"'),
+        (["everything"], 'the first argument must be timing, steps, generation, recipes or rows, got "everything"'),
         (["timing", "--wheels", "/nowhere"], "--wheels: /nowhere has no *.whl (benchmarks/wheels.sh)"),
         (["timing", "--data", "/nowhere"], "--data: /nowhere is not a data-bin folder"),
         (["recipes", "--configs", "nowhere"], "--configs: configs/nowhere has no dynamicconv.yaml"),

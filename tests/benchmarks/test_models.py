@@ -123,6 +123,35 @@ def test_a_step_trains(task):
         assert all(name.endswith("conv_bias") for name in same)
 
 
+def test_an_update_of_several_batches_and_steps_in_graphs(task, monkeypatch):
+    from benchmarks import trainers
+    from lightconv_plugin.compat import step_graphs
+    from tests.generation.recordings import Recordings
+
+    recordings = Recordings()
+    monkeypatch.setattr(step_graphs, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(step_graphs, "CudaGraphs", lambda device: recordings)
+    model = build_with_learned_positions(task)
+    batches = iter(systems.random_batches(SMALL, task.target_dictionary, 6))
+    step = trainers.steps(model, task, torch.device("cpu"), "float32", batches, update_freq=3, graphs=True)
+    for _ in range(2):
+        step()
+    assert next(batches, None) is None and (recordings.recorded, recordings.replayed) == (1, 4)
+
+
+def build_with_learned_positions(task):
+    """Those of fairseq's sinusoids ask for a length that is on the host, which a recording on the CPU refuses."""
+    from tests.models import toys
+
+    return toys.build(task_=task, encoder_learned_pos=True, decoder_learned_pos=True)
+
+
+def test_on_a_gpu_graphs_are_measured_too():
+    names = list(training._candidates(systems, torch.device("cuda")))
+    assert names == [*systems.SYSTEMS, *(f"{name}, CUDA graphs" for name in systems.WITH_GRAPHS)]
+    assert list(training._candidates(systems, torch.device("cpu"))) == list(systems.SYSTEMS)
+
+
 def test_only_the_named_systems(capsys, tmp_path):
     file = tmp_path / "t.json"
     status, out, _ = run(training, capsys, "--quick", "--systems", systems.LIGHT, "--json", file, "--repeats", 3)
@@ -151,6 +180,7 @@ def test_batches_of_a_data_bin_folder(capsys, tmp_path, toy_data):
             "--systems: allowed are 'DynamicConv (ours)', 'LightConv (ours)', 'TaLK (ours)', 'fairseq",
         ),
         ("--json /nowhere/t.json", "--json: /nowhere is not a folder"),
+        ("--dtype float16", "--dtype float16 needs --device cuda"),
     ],
 )
 def test_training_refuses(capsys, arguments, message):

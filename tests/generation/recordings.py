@@ -34,7 +34,7 @@ def searching(kind: str) -> Iterator[None]:
 
 
 class Recordings:
-    """A Recorder (generation/graphs.py) that notes what torch was called with, once, and calls it with the same again.
+    """A Recorder (modules/recorder.py) that notes what torch was called with, once, and calls it with the same again.
 
     Like a CUDA graph, a recording knows nothing of Python: every number is as it was, every tensor from outside is the
     same one, and those made inside are made anew. `record` fails where the host would wait for a tensor, and where a

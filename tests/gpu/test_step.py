@@ -129,3 +129,49 @@ def test_joined_layers_train_as_separate_ones(arch, cuda):
         join_passes(model)
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("arch", ["dynamicconv", "transformer"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_steps_in_graphs_have_the_same_gradients(arch, dtype, cuda):
+    """Without dropout, over batches of several sizes, the longest in the middle."""
+    pytest.importorskip("fairseq", reason="fairseq is not installed")
+    from lightconv_plugin.models.joined import join_passes
+    from lightconv_plugin.models.step_graphs import StepGraphs
+    from lightconv_plugin.modules.recorder import CudaGraphs
+    from tests.models import test_step_graphs as cases
+    from tests.models import toys
+
+    mixer = {"encoder_conv_type": "attention", "decoder_conv_type": "attention"} if arch == "transformer" else {}
+    model = toys.build("dynamicconv", **cases.STILL, **mixer).to(cuda, dtype).train()
+    join_passes(model)
+    loss = cases.criterion()
+    graphs = StepGraphs(model, loss, recorder=CudaGraphs(cuda), pad=cases.PAD, left_pad_source=True)
+    limit = 1e-4 if dtype == torch.float32 else 5e-2
+    for batch in [*cases.BATCHES, cases.sample(20, 30, 30)] * 3:
+        inputs = {name: tensor.to(cuda) for name, tensor in batch["net_input"].items()}
+        batch = {**batch, "net_input": inputs, "target": batch["target"].to(cuda)}
+        model.zero_grad(set_to_none=True)
+        wanted = cases.plain_step(model, loss, batch)[0]
+        wanted_gradients = cases.gradients(model)
+        model.zero_grad(set_to_none=True)
+        found = graphs.step(batch, cases.PLAIN)[0]
+        torch.testing.assert_close(found, wanted, rtol=limit, atol=limit)
+        for name, gradient in cases.gradients(model).items():
+            scale = wanted_gradients[name].abs().max().item()
+            torch.testing.assert_close(gradient, wanted_gradients[name], rtol=limit, atol=limit * scale + 1e-6)
+
+
+def test_a_graph_of_a_step_drops_anew(cuda):
+    pytest.importorskip("fairseq", reason="fairseq is not installed")
+    from lightconv_plugin.models.step_graphs import StepGraphs
+    from lightconv_plugin.modules.recorder import CudaGraphs
+    from tests.models import test_step_graphs as cases
+    from tests.models import toys
+
+    model = toys.build("dynamicconv", dropout=0.3).to(cuda).train()
+    graphs = StepGraphs(model, cases.criterion(), recorder=CudaGraphs(cuda), pad=cases.PAD, left_pad_source=True)
+    batch = cases.BATCHES[0]
+    inputs = {name: tensor.to(cuda) for name, tensor in batch["net_input"].items()}
+    batch = {**batch, "net_input": inputs, "target": batch["target"].to(cuda)}
+    assert len({float(graphs.step(batch, cases.PLAIN)[0]) for _ in range(6)}) == 6

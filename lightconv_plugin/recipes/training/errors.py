@@ -6,6 +6,8 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
+from lightconv_plugin.errors import InputError
+
 MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 CLOSED = ("connection closed", "connection reset", "broken pipe", "connection refused")
 LATE = ("timed out waiting", "wait timeout", "timeout after", "timed out after", "timed out.")
@@ -58,7 +60,7 @@ def explain(error: BaseException, timeout: int) -> str:
 
     said = " ".join(str(error).split())
     text = said.lower()
-    if isinstance(error, (ConfigError, OmegaConfBaseException)):
+    if isinstance(error, (ConfigError, InputError, OmegaConfBaseException)):
         return said
     if isinstance(error, HydraException):
         # The cause says what is wrong, the exception itself says where.

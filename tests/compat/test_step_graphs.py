@@ -1,0 +1,70 @@
+"""steps_in_graphs: who asks for it trains with recorded steps, and gets the same model."""
+
+import contextlib
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq", reason="fairseq is not installed")
+
+from fairseq.tasks.fairseq_task import FairseqTask
+
+from benchmarks import systems, trainers
+from lightconv_plugin.compat import step_graphs as patch
+from lightconv_plugin.errors import InputError
+from tests.generation.recordings import Recordings
+from tests.models.test_step_graphs import LEARNED, STILL, criterion
+from tests.models.toys import build
+
+
+@contextlib.contextmanager
+def patched(monkeypatch, recordings):
+    with monkeypatch.context() as patches:
+        patches.setattr(FairseqTask, "train_step", FairseqTask.train_step)
+        patches.setattr(patch, "on_gpu", lambda tensor: True)
+        patches.setattr(patch, "CudaGraphs", lambda device: recordings)
+        patch.steps_in_graphs.apply()
+        yield
+
+
+def trained(updates, dtype="float32"):
+    """Averages of the gradients after updates of one or two batches each, by fairseq's Trainer."""
+    preset = systems.sized(systems.PRESETS["iwslt_de_en"], True, None, None)
+    task = systems.task(systems.dictionary(preset.vocabulary))
+    torch.manual_seed(1)
+    trainer = trainers.trainer(build(task_=task, **LEARNED, **STILL), task, torch.device("cpu"), dtype)
+    for number in range(updates):
+        batches = systems.random_batches(preset, task.target_dictionary, 2)
+        trainer.train_step(batches if number % 3 else batches[:1])
+    optimizer = getattr(trainer.optimizer, "fp32_optimizer", trainer.optimizer).optimizer
+    return [state["exp_avg"] for state in optimizer.state.values()]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_training_of_fairseqs(dtype, monkeypatch):
+    wanted, recordings = trained(8, dtype), Recordings()
+    with patched(monkeypatch, recordings):
+        found = trained(8, dtype)
+    assert (recordings.recorded, recordings.replayed) == (1, 11)
+    for one, other in zip(found, wanted, strict=True):
+        limit = 1e-2 if dtype == "bfloat16" else 1e-5
+        torch.testing.assert_close(one, other, rtol=limit, atol=limit * other.abs().max().item())
+
+
+@pytest.mark.parametrize("value, needed", [("", False), ("0", False), ("1", True)])
+def test_it_is_asked_for(value, needed, monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_GRAPHS", value)
+    assert patch.steps_in_graphs.needed() is needed
+
+
+def test_other_values_are_refused(monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_GRAPHS", "yes")
+    with pytest.raises(ValueError, match="LIGHTCONV_GRAPHS must be 0, 1 or unset, got 'yes'"):
+        patch.steps_in_graphs.needed()
+
+
+def test_processes_that_train_together_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with patched(monkeypatch, Recordings()), pytest.raises(InputError, match="LIGHTCONV_GRAPHS=1 is for one GPU"):
+        FairseqTask.train_step(None, {}, build(**LEARNED), criterion(), None, 0)

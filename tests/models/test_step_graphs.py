@@ -1,0 +1,251 @@
+"""Training steps as CUDA graphs; recordings on the CPU stand in for graphs."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq", reason="fairseq is not installed")
+
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.models.transformer import TransformerConfig, TransformerModelBase
+
+from lightconv_plugin.criterions.rdrop import RDropCriterion
+from lightconv_plugin.criterions.simcut import SimCutCriterion
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.models.joined import join_passes
+from lightconv_plugin.models.step_graphs import StepGraphs, rounded
+from tests.generation.recordings import Recordings
+from tests.models.language_model_toys import build_lm
+from tests.models.toys import VARIANTS, build, dictionary
+
+PAD, EOS = 1, 2
+MIXERS = ("lightweight", "dynamic", "talk", "gated_short", "attention", *VARIANTS)
+# See test_synchronisation.py.
+LEARNED = {"encoder_learned_pos": True, "decoder_learned_pos": True}
+STILL = dict.fromkeys(("dropout", "attention_dropout", "weight_dropout", "relu_dropout", "input_dropout"), 0.0)
+PLAIN = SimpleNamespace()  # an optimizer without a loss scale
+TASK = SimpleNamespace(target_dictionary=dictionary(), source_dictionary=dictionary())
+
+
+def criterion(kind=LabelSmoothedCrossEntropyCriterion, **options):
+    return kind(TASK, sentence_avg=False, label_smoothing=0.1, **options)
+
+
+def sample(sentences, source, target, seed=0, left_pad_source=True):
+    """A batch with sentences of different lengths, as fairseq collates them."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def side(length, left):
+        tokens = torch.randint(4, 30, (sentences, length), generator=generator)
+        pads = torch.randint(0, length - 1, (sentences, 1), generator=generator)
+        pads[0] = 0
+        columns = torch.arange(length)
+        tokens[(columns < pads) if left else (columns >= length - pads)] = PAD
+        return tokens
+
+    source, target = side(source, left_pad_source), side(target, False)
+    previous = torch.cat([torch.full((sentences, 1), EOS), target[:, :-1]], 1)
+    inputs = {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1), "prev_output_tokens": previous}
+    tokens = int(target.ne(PAD).sum())
+    return {
+        "id": torch.arange(sentences),
+        "net_input": inputs,
+        "target": target,
+        "ntokens": tokens,
+        "nsentences": sentences,
+    }
+
+
+def plain_step(model, criterion, batch):
+    loss, size, logged = criterion(model, batch)
+    loss.backward()
+    return loss.detach(), size, logged
+
+
+def gradients(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def compare(model, loss, batches, **options):
+    """Loss, what is logged and gradients with recordings against those without, for each batch."""
+    recordings = Recordings()
+    graphs = StepGraphs(model, loss, recorder=recordings, pad=PAD, **{"left_pad_source": True, **options})
+    for batch in batches:
+        model.zero_grad(set_to_none=True)
+        wanted, size, logged = plain_step(model, loss, batch)
+        wanted_gradients = gradients(model)
+        model.zero_grad(set_to_none=True)
+        found, found_size, found_logged = graphs.step(batch, PLAIN)
+        assert (found_size, found_logged.keys()) == (size, logged.keys())
+        torch.testing.assert_close((found, found_logged), (wanted, logged), rtol=1e-7, atol=1e-7)
+        torch.testing.assert_close(gradients(model), wanted_gradients, rtol=1e-4, atol=1e-6)
+    return recordings
+
+
+# Three sizes: 8 × 8, 8 × 16 and 16 × 8.
+BATCHES = [
+    sample(*size, seed=seed)
+    for seed, size in enumerate([(3, 5, 6), (8, 8, 8), (5, 12, 9), (1, 7, 8), (2, 4, 16), (9, 3, 4), (5, 13, 2)])
+]
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_losses_and_gradients_are_those_of_the_batch_itself(mixer):
+    model = build(encoder_conv_type=mixer, decoder_conv_type=mixer, **LEARNED, **STILL).double().train()
+    join_passes(model)
+    recordings = compare(model, criterion(), BATCHES)
+    assert (recordings.recorded, recordings.replayed) == (2, 2)
+
+
+@pytest.mark.parametrize("normalize_before", [False, True])
+def test_fairseqs_own_transformer(normalize_before):
+    config = TransformerConfig()
+    config.encoder.learned_pos = config.decoder.learned_pos = True
+    config.encoder.normalize_before = config.decoder.normalize_before = normalize_before
+    config.dropout, config.share_all_embeddings = 0.0, True
+    for side in (config.encoder, config.decoder):
+        side.embed_dim, side.ffn_embed_dim, side.layers, side.attention_heads = 16, 24, 2, 4
+        side.input_dim = side.output_dim = 16
+    model = TransformerModelBase.build_model(config, TASK).double().train()
+    join_passes(model)
+    recordings = compare(model, criterion(), BATCHES)
+    assert recordings.replayed == 2
+
+
+@pytest.mark.parametrize(
+    "kind, options", [(RDropCriterion, {"rdrop_alpha": 5.0}), (SimCutCriterion, {"simcut_alpha": 3.0, "simcut_p": 0.0})]
+)
+def test_consistency_training(kind, options):
+    model = build(**LEARNED, **STILL).double().train()
+    assert compare(model, criterion(kind, **options), BATCHES).replayed == 2
+
+
+def test_a_language_model():
+    model = build_lm(decoder_learned_pos=True, **STILL).double().train()
+    batches = []
+    for size in [(3, 6), (7, 8), (2, 3), (8, 5)]:
+        batch = sample(size[0], size[1], size[1])
+        batch["net_input"] = {"src_tokens": batch["net_input"]["prev_output_tokens"], "src_lengths": None}
+        batches.append(batch)
+    assert compare(model, criterion(), batches).replayed == 2
+
+
+def test_targets_with_pads_on_their_left():
+    from tests.models.toys import task
+
+    model = build("dynamicconv", task(left_pad_target=True), **LEARNED, **STILL).double().train()
+    batches = []
+    for batch in BATCHES:
+        inputs = batch["net_input"]
+        flipped = {
+            "src_tokens": inputs["src_tokens"].flip(1),
+            "prev_output_tokens": inputs["prev_output_tokens"].flip(1),
+        }
+        batches.append({**batch, "net_input": {**inputs, **flipped}, "target": batch["target"].flip(1)})
+    compare(model, criterion(), batches, left_pad_source=False, left_pad_target=True)
+
+
+def test_gradients_of_several_batches_add_up_whether_recorded_or_not():
+    model = build(**LEARNED, **STILL).double().train()
+    loss = criterion()
+    graphs = StepGraphs(model, loss, recorder=Recordings(), pad=PAD, left_pad_source=True, sizes=2)
+    updates = [BATCHES[:2], BATCHES[2:6], BATCHES[5:2:-1], BATCHES[::-1]]
+    unrecorded = 0
+    for update in updates:
+        model.zero_grad(set_to_none=True)
+        for batch in update:
+            plain_step(model, loss, batch)
+        wanted = gradients(model)
+        model.zero_grad(set_to_none=True)
+        for batch in update:
+            if graphs.step(batch, PLAIN) is None:
+                unrecorded += 1
+                plain_step(model, loss, batch)
+        torch.testing.assert_close(gradients(model), wanted, rtol=1e-4, atol=1e-6)
+    assert unrecorded == 3
+
+
+def test_every_repetition_drops_anew():
+    model = build(**LEARNED).train()
+    join_passes(model)
+    graphs = StepGraphs(model, criterion(), recorder=Recordings(), pad=PAD, left_pad_source=True)
+    losses = [float(graphs.step(BATCHES[0], PLAIN)[0]) for _ in range(6)]
+    assert len(set(losses)) == 6
+
+
+def test_results_of_a_step_survive_the_next():
+    graphs = StepGraphs(build(**LEARNED, **STILL).train(), criterion(), recorder=Recordings(), pad=PAD)
+    first = [graphs.step(BATCHES[0], PLAIN) for _ in range(3)][-1]
+    before = [first[0].clone(), first[2]["nll_loss"].clone()]
+    graphs.step(BATCHES[3], PLAIN)
+    assert [first[0], first[2]["nll_loss"]] == before
+
+
+def test_the_loss_is_scaled_by_what_the_optimizer_says_now():
+    model = build(**LEARNED, **STILL).double().train()
+    graphs = StepGraphs(model, criterion(), recorder=Recordings(), pad=PAD, left_pad_source=True)
+    found = []
+    for scale in (1.0, 4.0, 2.0, 0.5):
+        model.zero_grad(set_to_none=True)
+        optimizer = SimpleNamespace(scaler=SimpleNamespace(loss_scale=scale), _needs_sync=False)
+        graphs.step(BATCHES[0], optimizer)
+        assert optimizer._needs_sync
+        found.append({name: gradient / scale for name, gradient in gradients(model).items()})
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
+
+
+def test_what_a_recording_uses_is_kept():
+    """A mask that a longer batch replaces must not be freed."""
+    model = build(encoder_conv_type="attention", decoder_conv_type="attention", **LEARNED, **STILL).train()
+    recordings = Recordings()
+    graphs = StepGraphs(model, criterion(), recorder=recordings, pad=PAD, left_pad_source=True)
+    for batch in (BATCHES[0], BATCHES[1]):
+        graphs.step(batch, PLAIN)
+    mask = model.decoder._future_mask
+    kept = {x.untyped_storage().data_ptr() for size in graphs._recorded.values() for x in size.outside}
+    assert mask.untyped_storage().data_ptr() in kept
+    assert {x.untyped_storage().data_ptr() for x in recordings.outside} <= kept
+
+
+@pytest.mark.parametrize("size, up", [(1, 8), (8, 8), (9, 16), (64, 64), (65, 80), (128, 128), (129, 160), (300, 320)])
+def test_sizes_are_rounded_up(size, up):
+    assert rounded(size) == up
+
+
+def test_few_sizes_hold_most_of_what_is_added():
+    sizes = range(1, 1025)
+    assert len({rounded(size) for size in sizes}) == 24
+    assert max(rounded(size) / size for size in sizes if size > 64) < 1.25
+
+
+class Counting(LabelSmoothedCrossEntropyCriterion):
+    def forward(self, model, sample, reduce=True):
+        loss, size, logged = super().forward(model, sample, reduce)
+        return loss, size, logged | {"longest": sample["target"].shape[1]}
+
+
+@pytest.mark.parametrize(
+    "options, loss, change, optimizer, message",
+    [
+        ({"encoder_layerdrop": 0.1}, criterion(), {}, PLAIN, "LayerDrop"),
+        ({}, criterion(), {"prefix": 0}, PLAIN, "batches have prefix"),
+        ({}, criterion(Counting), {}, PLAIN, "Counting logs longest"),
+        ({}, criterion(report_accuracy=True), {}, PLAIN, "logs n_correct, total"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused(options, loss, change, optimizer, message):
+    model = build(**LEARNED, **STILL, **options).train()
+    with pytest.raises(InputError, match=message):
+        graphs = StepGraphs(model, loss, recorder=Recordings(), pad=PAD)
+        for _ in range(2):
+            graphs.step({**BATCHES[0], **change}, optimizer)
+
+
+def test_automatic_mixed_precision_is_refused():
+    from fairseq.optim.amp_optimizer import AMPOptimizer
+
+    graphs = StepGraphs(build(**LEARNED), criterion(), recorder=Recordings(), pad=PAD)
+    with pytest.raises(InputError, match="--amp"):
+        graphs.step(BATCHES[0], AMPOptimizer.__new__(AMPOptimizer))
