@@ -3,6 +3,7 @@
 import argparse
 import inspect
 import os
+import shlex
 from pathlib import Path
 
 from lightconv_plugin.arguments import add_force, positive
@@ -19,9 +20,9 @@ smaller model, is trained on it. Validation and test text stay as they are.
 TEACHER is a model as for `lightconv translate`; several are an ensemble. DATA is a folder that `lightconv prepare` made
 with the teacher's merges and dictionaries. The new folder keeps them.
 
-The text is translated in blocks. Rerun the same command to resume: the result is the same, byte for byte, with any
-number of workers. --force is needed if OUT was made with another teacher or other options of the search. Other limits
-for the pairs that are kept need no new translations."""
+The text is translated in blocks. Rerun the same command to resume: on a CPU, the result is the same, byte for byte,
+with any number of workers. --force is needed if OUT was made with another teacher or other options of the search. Other
+limits for the pairs that are kept need no new translations."""
 EXAMPLE = """\
 example:
   lightconv distill runs/multi30k_en_de/dynamicconv/average10.pt data/multi30k_en_de
@@ -60,7 +61,7 @@ def _distill(args: argparse.Namespace) -> None:
     )
     done = distill(job)
     say(f"{done.kept:,} training pairs in {done.out}; a student on them:")
-    say(f"  lightconv train CONFIG task.data={done.out / 'data-bin'}")
+    say("  " + shlex.join(["lightconv", "train", "CONFIG", f"task.data={done.out / 'data-bin'}"]))
 
 
 def add_parser(commands) -> None:
@@ -76,7 +77,7 @@ def add_parser(commands) -> None:
         "of one kind: an ensemble",
     )  # fmt: skip
     parser.add_argument("data", type=folder, metavar="DATA", help="the prepared folder")
-    parser.add_argument("--out", type=folder, metavar="DIR", help="the folder to fill (default: DATA_distilled)")
+    parser.add_argument("--out", type=folder, metavar="OUT", help="the folder to fill (default: DATA_distilled)")
     add_force(parser, "what another teacher or other options left in OUT")
     parser.add_argument(
         "--workers", type=positive, default=1, metavar="N",

@@ -78,6 +78,9 @@ class Translator:
             None from the second batch of a size
         unk: what to write for an unknown word in a translation; "" omits it
 
+    Attributes: `source_lang`, `target_lang` and `dictionaries` of both, source first; `options` of the search, and of
+    these `beam` and the `dtype` that was chosen, with the reason; `notes`, assumptions that the user should know about.
+
     Raises:
         TranslationError: (a ValueError) something is not valid, is missing, or does not match; the message says what.
     """

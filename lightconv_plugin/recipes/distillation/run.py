@@ -125,7 +125,7 @@ class _Distillation:
         if steps.is_known(_TRANSLATION) and (changed := steps.changed(_TRANSLATION, settings)):
             if not self.job.force:
                 raise InputError(
-                    f"`out` {self.out} was begun with another teacher or other options ({shorten(changed)}): give "
+                    f"`out` {self.out} was made with another teacher or other options ({shorten(changed)}): give "
                     "`force` to replace it, or name another folder"
                 )
             say(f"translate again, changed: {shorten(changed)} ...")

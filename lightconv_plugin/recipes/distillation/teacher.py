@@ -76,8 +76,8 @@ class Teacher:
     def _check(self, translator: Translator, source: Source) -> None:
         langs = translator.source_lang, translator.target_lang
         if langs != source.langs:
-            ours, theirs = (" → ".join(pair) for pair in (source.langs, langs))
-            raise InputError(f"`path` {self.paths[0]} translates {theirs}, but `data` {source.folder} is {ours}")
+            wanted, found = (" → ".join(pair) for pair in (source.langs, langs))
+            raise InputError(f"`path` {self.paths[0]} translates {found}, but `data` {source.folder} is {wanted}")
         for lang, theirs in zip(langs, translator.dictionaries, strict=True):
             ours = source.dictionary(lang)
             if theirs.symbols != ours.symbols:

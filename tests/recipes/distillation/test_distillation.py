@@ -204,7 +204,7 @@ def test_other_options_need_force(data, teacher, distilled, tmp_path, capsys):
         ((teacher, data, *SEARCH, "--nbest", "2"), "nbest 1 → 2; reference is new"),
     ):
         assert distill(*command, "--out", out) == 2
-        refusal = f"--out {out} was begun with another teacher or other options ({said}): give --force to replace it"
+        refusal = f"--out {out} was made with another teacher or other options ({said}): give --force to replace it"
         assert refusal in capsys.readouterr().err
         assert (out / "teacher/blocks/000000").read_bytes() == block
     assert distill(other, data, *SEARCH, "--out", out, "--force") == 0
