@@ -35,6 +35,7 @@ from lightconv_plugin.errors import InputError, how_to_get
 COMMANDS = {
     "data": {
         "prepare": "download, tokenise and binarise a corpus",
+        "distill": "translate a training text by a teacher, for a student",
     },
     "train": {
         "train": "train a configuration, or resume its training",

@@ -39,11 +39,25 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--temperature", type=float, default=1.0, metavar="X", help=_TEMPERATURE)
 
 
-def add_batch_options(parser: argparse._ArgumentGroup) -> None:
-    """The sizes of batches."""
+def add_speed_options(parser: argparse.ArgumentParser) -> None:
+    """Where and how the search of a command that translates itself is computed, and the sizes of its batches."""
+    speed = parser.add_argument_group("speed")
+    speed.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16", "int8"),
+        default="auto",
+        help="type of the weights (default: %(default)s, the fastest for the model; docs/decoding.md has the table)",
+    )
+    speed.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1 … (default: %(default)s)")
+    speed.add_argument(
+        "--cuda-graphs", action=argparse.BooleanOptionalAction,
+        help="with --device cuda: capture the steps of the search in CUDA graphs for every batch, or never (default: "
+        "from the second batch of a size)",
+    )  # fmt: skip
+    speed.add_argument("--threads", type=positive, metavar="N", help="cores to use (default: all)")
     tokens = 4096
-    parser.add_argument("--batch-tokens", type=positive, default=tokens, metavar="N", help=_BATCH.format(tokens))
-    parser.add_argument("--batch-size", type=positive, metavar="N", help="most sentences of a batch (default: any)")
+    speed.add_argument("--batch-tokens", type=positive, default=tokens, metavar="N", help=_BATCH.format(tokens))
+    speed.add_argument("--batch-size", type=positive, metavar="N", help="most sentences of a batch (default: any)")
 
 
 def fairseq_options() -> str:

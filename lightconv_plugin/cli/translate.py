@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING
 
 from lightconv_plugin.arguments import add_force, add_text_options, positive
 from lightconv_plugin.cli import old_words
-from lightconv_plugin.cli.search_options import add_batch_options, add_search_options
+from lightconv_plugin.cli.search_options import add_search_options, add_speed_options
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write, check_new_file
 from lightconv_plugin.quiet import quietly
@@ -309,18 +309,4 @@ def add_parser(commands) -> None:
     files.add_argument("--unk", default="<unk>", metavar="TEXT", help="written for an unknown word ('': nothing)")
     add_text_options(parser)
     add_search_options(parser)
-    speed = parser.add_argument_group("speed")
-    speed.add_argument(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16", "float16", "int8"),
-        default="auto",
-        help="type of the weights (default: %(default)s, see below)",
-    )
-    speed.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1 … (default: %(default)s)")
-    speed.add_argument(
-        "--cuda-graphs", action=argparse.BooleanOptionalAction,
-        help="with --device cuda: capture the steps of the search in CUDA graphs for every batch, or never (default: "
-        "from the second batch of a size)",
-    )  # fmt: skip
-    speed.add_argument("--threads", type=positive, metavar="N", help="cores to use (default: all)")
-    add_batch_options(speed)
+    add_speed_options(parser)

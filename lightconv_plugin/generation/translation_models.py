@@ -60,7 +60,11 @@ class TranslationModels:
     def encode(self, line: str) -> tuple[list[int], str | None]:
         """A sentence as the models read it, with its end symbol, and what is wrong with it, if anything; [] if no
         pieces are left."""
-        indices = word_indices(self.source, self.pipeline.encode(line))
+        return self.indices(self.pipeline.encode(line))
+
+    def indices(self, pieces: Iterable[str]) -> tuple[list[int], str | None]:
+        """As `encode`, for a sentence that is split into pieces already."""
+        indices = word_indices(self.source, pieces)
         longest = self.positions - 1
         if len(indices) > longest and not self.truncates:
             return [], f"{TOO_LONG}: {len(indices)} pieces, the model takes {longest}"

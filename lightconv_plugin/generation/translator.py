@@ -78,6 +78,9 @@ class Translator:
             None from the second batch of a size
         unk: what to write for an unknown word in a translation; "" omits it
 
+    Attributes: `source_lang`, `target_lang` and `dictionaries` of both, source first; `options` of the search, and of
+    these `beam` and the `dtype` that was chosen, with the reason; `notes`, assumptions that the user should know about.
+
     Raises:
         TranslationError: (a ValueError) something is not valid, is missing, or does not match; the message says what.
     """
@@ -143,6 +146,7 @@ class Translator:
         except ValueError as error:
             raise TranslationError(str(error)) from error
         self.source_lang, self.target_lang, self.beam = opened.source_lang, opened.target_lang, options.beam_size
+        self.options, self.dictionaries = options, (opened.source, opened.target)
         self.dtype, self.dtype_reason = search.options.dtype, search.dtype_reason
         warnings = () if search.dtype_warning is None else (search.dtype_warning,)
         self.notes = (*opened.pipeline.notes, *warnings)
@@ -155,6 +159,7 @@ class Translator:
         nbest: int = 1,
         progress: Callable[[int], object] | None = None,
         finished: Callable[[int, Translation], object] | None = None,
+        pieces: bool = False,
     ) -> list[Translation]:
         """Translate each line separately. Returns one translation per line, in the same order.
 
@@ -163,6 +168,8 @@ class Translator:
             nbest: number of hypotheses per line
             progress: called with the number of lines that were finished since the previous call
             finished: called with the number of each line, from 0, and its translation, as soon as it is found
+            pieces: the lines are pieces of the source dictionary, separated by spaces, as in the folder bpe/ of
+                `lightconv prepare`
 
         Raises:
             TranslationError: nbest is not in 1 … beam. A line that cannot be translated raises nothing: its Translation
@@ -170,7 +177,7 @@ class Translator:
         """
         self._check_lines(lines, nbest)
         results: dict[int, Translation] = {}
-        for group in self._translated(lines, nbest):
+        for group in self._translated(lines, nbest, pieces):
             results.update(group)
             if finished is not None:
                 for number, translation in group.items():
@@ -260,7 +267,9 @@ class Translator:
         if not 1 <= nbest <= self.beam:
             raise TranslationError(f"`nbest` must be in 1 … `beam` = {self.beam}, got {nbest}")
 
-    def _translated(self, lines: Iterable[str | bytes], nbest: int) -> Iterator[dict[int, Translation]]:
+    def _translated(
+        self, lines: Iterable[str | bytes], nbest: int, pieces: bool = False
+    ) -> Iterator[dict[int, Translation]]:
         """Translations by line number: first those that need no search, then batch by batch."""
         done: dict[int, Translation] = {}
         sentences: dict[int, list[int]] = {}
@@ -269,7 +278,8 @@ class Translator:
             source, problem = read_line(line)
             indices: list[int] = []
             if problem is None and source.strip():
-                indices, problem = self._opened.encode(source)
+                opened = self._opened
+                indices, problem = opened.indices(source.split()) if pieces else opened.encode(source)
             if indices:
                 sentences[number], sources[number] = indices, source
             else:

@@ -16,7 +16,8 @@ FILES = {
     "translate": "none --output OUT",
     "tune": "none none --output OUT",
 }
-DIRECTORIES = ("export", "deploy")  # tests/cli/test_export.py and tests/deployment/test_deploy.py try these
+# tests/cli/test_export.py, tests/deployment/test_deploy.py and tests/recipes/distillation try these.
+DIRECTORIES = ("export", "deploy", "distill")
 # The help of a command whose names are its own says what a second run does.
 OWN_NAMES = {
     "prepare": "run the same command again to resume",

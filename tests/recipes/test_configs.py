@@ -28,9 +28,11 @@ from tests.models.toys import dictionary
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.name != "protocol.yaml")
 PLAIN_GROUPS = ("common", "dataset", "optimization", "checkpoint", "distributed_training", "generation")
 SYSTEMS = ("dynamicconv", "lightweightconv", "talkconv", "transformer")
-TRANSLATION = [path for path in CONFIGS if path.parent.parent.name == "configs" or path.parent.name == "small"]
 TRANSLATION = [
-    path for path in TRANSLATION if re.match("(multi30k|iwslt|tatoeba|wmt|small|parallel)", path.parent.name)
+    path for path in CONFIGS if path.parent.parent.name == "configs" or path.parent.name in ("small", "student")
+]
+TRANSLATION = [
+    path for path in TRANSLATION if re.match("(multi30k|iwslt|tatoeba|wmt|small|student|parallel)", path.parent.name)
 ]
 MATRIX = re.compile(r"^#   .*?(?:embeddings|projection)\b.*? ([\d,]+)·\d+ ", re.MULTILINE)
 

@@ -1,4 +1,5 @@
-"""What `torture.py` kills: averaging, exporting, the build of a library, each preparation, a training, a reproduction.
+"""What `torture.py` kills: averaging, exporting, the build of a library, each preparation, distilling, training, and a
+reproduction.
 
 Everything runs on the miniatures of the other tests, by the commands that a user gives.
 """
@@ -196,6 +197,39 @@ PREPARATIONS = (
 )
 
 
+class Distill(Work):
+    """`lightconv distill` of 300 pairs in eight blocks by a teacher with random weights."""
+
+    name, title = "distill", "`lightconv distill`, 8 blocks"
+
+    def build(self, world: Path) -> None:
+        from lightconv_plugin.recipes.data.tasks import prepare
+        from tests.recipes.distillation.toys import export_teacher
+
+        parts = conftest.write_parts(world / "text", ("train", "val", "test_2016_flickr"), (300, 20, 20))
+        options = ["--data", str(parts), "--out", str(world / "data"), "--bpe", "200", "--workers", "1"]
+        prepare("multi30k_en_de", options)
+        export_teacher(world / "teacher", world / "data")
+
+    def start(self, place: Path, log: Path, token: str) -> Process:
+        return Fork(self._distill, place, log=log, token=token)
+
+    @staticmethod
+    def _distill(place: Path) -> int:
+        from lightconv_plugin.cli.main import main
+        from lightconv_plugin.recipes.distillation import translating
+
+        translating.PAIRS = 40
+        options = ["--beam", "3", "--max-len-b", "12", "--max-repeats", "20", "--dtype", "float32", "--threads", "1"]
+        return main(["distill", str(place / "teacher"), str(place / "data"), *options])
+
+    def progress(self, place: Path) -> int:
+        return int((place / "data_distilled").exists())
+
+    def outcome(self, place: Path) -> dict[str, str]:
+        return listing(place / "data_distilled", ("digests.json", "preprocess.log", "lock"), place)
+
+
 class Train(Work):
     """`train.sh` on sixty sentences: three epochs of eight updates, a checkpoint after every third and every epoch."""
 
@@ -314,7 +348,8 @@ class ReproduceSmoke(Work):
 
 
 WORKS: dict[str, Work] = {
-    work.name: work for work in (Average(), Export(), Build(), Reproduce(), *PREPARATIONS, Train(), ReproduceSmoke())
+    work.name: work
+    for work in (Average(), Export(), Build(), Reproduce(), *PREPARATIONS, Distill(), Train(), ReproduceSmoke())
 }
 
 

@@ -16,6 +16,7 @@ from lightconv_plugin.paths import workspace
 from lightconv_plugin.recipes.steps import cores
 
 SPLITS = ("train", "valid", "test")
+DISTILLED = Path(".steps/teacher.json")  # in a folder that `lightconv distill` fills
 
 
 def folder(text: str) -> Path:
@@ -194,6 +195,11 @@ def make_request(options: Options, variant: str, data: str, out: str) -> Request
     if options.data is not None and not options.data.is_dir():
         raise InputError(f"`data`: there is no folder {options.data}")
     out_folder = options.out or workspace() / out
+    if (out_folder / DISTILLED).exists():
+        raise InputError(
+            f"`out` {out_folder} has a text that lightconv distill made: name another folder (to reproduce with this "
+            "one, set `no_prepare`)"
+        )
     return Request(variant, options.data or workspace() / data.format(out=out_folder), out_folder, options)
 
 

@@ -50,10 +50,15 @@ class Plan(NamedTuple):
     def run(self) -> None:
         """Run the stages that are not done."""
         with Steps(self.out) as steps:
-            for name, title, make, inputs, outputs, params in self.stages:
-                steps.run(name, title, make, inputs=inputs, outputs=outputs, params=params)
+            run_stages(steps, self.stages)
             if self.about:
                 write_text(self.out / "corpus.json", json.dumps(self.about(), indent=1) + "\n")
+
+
+def run_stages(steps: Steps, stages: Sequence[Stage]) -> None:
+    """Run the stages that are not done."""
+    for name, title, make, inputs, outputs, params in stages:
+        steps.run(name, title, make, inputs=inputs, outputs=outputs, params=params)
 
 
 @contextlib.contextmanager

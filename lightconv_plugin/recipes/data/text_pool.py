@@ -128,14 +128,15 @@ def _forking() -> Iterator[None]:
             signal.raise_signal(signal_number)
 
 
-def _begin() -> None:
+def begin_process() -> None:
+    """In a process that works for another: Ctrl-C is for the other one, with which this one ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _run(sender: Connection, function: Callable[..., None], arguments: tuple) -> None:
-    _begin()
+    begin_process()
     try:
         function(*arguments)
     except Exception as error:
@@ -167,7 +168,7 @@ def in_a_process(function: Callable[..., None], *arguments: object) -> None:
 
 def _start(factory: Callable[..., Callable[[str], str]], arguments: tuple) -> None:
     global _work
-    _begin()
+    begin_process()
     try:
         _work = factory(*arguments)
     except Exception as error:  # if raised here, the caller would only see a broken pool

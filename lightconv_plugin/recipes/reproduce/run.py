@@ -116,10 +116,10 @@ class Reproduction:
             say(f"preparing {task}")
             prepare(task, options)
         if not list(self.job.data.glob("train.*.idx")) + list(self.job.data.glob("train.idx")):
-            raise InputError(
-                f"{self.job.data} has no binarised training text (train*.idx): "
-                "run lightconv prepare first, or leave out `no_prepare`"
-            )
+            hint = "run lightconv prepare first, or leave out `no_prepare`"
+            if self.job.prepare is not None:  # it prepares what the text was distilled from
+                hint = f"the comment in {self.job.config} says how it is made"
+            raise InputError(f"{self.job.data} has no binarised training text (train*.idx): {hint}")
 
     def train(self, seed: int) -> dict[str, Any]:
         """Train a seed unless it is trained already; returns the facts about its training."""
