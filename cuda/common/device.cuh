@@ -45,6 +45,14 @@ __device__ __forceinline__ T from_float(float value) {
   }
 }
 
+// Host: f(T{}) for the T that `type` stands for, such as [&](auto zero) { return launch<decltype(zero)>(params); }.
+template <class F>
+inline auto by_type(Type type, F f) {
+  if (type == Type::kFloat32) return f(float{});
+  if (type == Type::kFloat16) return f(__half{});
+  return f(__nv_bfloat16{});
+}
+
 // exp2 of a product: relative error about 2^-22 (1 + |x|), far below a weight's own rounding for the x <= 0 that
 // matter.
 __device__ __forceinline__ float exponential(float x) { return __expf(x); }

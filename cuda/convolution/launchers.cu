@@ -17,40 +17,21 @@ std::string explain_backward(const ConvBackwardParams& params);
 
 cudaError_t forward(const ConvParams& params, cudaStream_t stream) {
   if (params.batch == 0) return cudaSuccess;
-  switch (params.type) {
-    case Type::kFloat32: return forward_of<float>(params, stream);
-    case Type::kFloat16: return forward_of<__half>(params, stream);
-    case Type::kBFloat16: return forward_of<__nv_bfloat16>(params, stream);
-  }
-  return cudaErrorInvalidValue;
+  return by_type(params.type, [&](auto zero) { return forward_of<decltype(zero)>(params, stream); });
 }
 
 cudaError_t backward(const ConvBackwardParams& params, cudaStream_t stream) {
-  switch (params.type) {
-    case Type::kFloat32: return backward_of<float>(params, stream);
-    case Type::kFloat16: return backward_of<__half>(params, stream);
-    case Type::kBFloat16: return backward_of<__nv_bfloat16>(params, stream);
-  }
-  return cudaErrorInvalidValue;
+  return by_type(params.type, [&](auto zero) { return backward_of<decltype(zero)>(params, stream); });
 }
 
 size_t workspace_bytes(const ConvBackwardParams& params) {
-  switch (params.type) {
-    case Type::kFloat32: return workspace_bytes_of<float>(params);
-    case Type::kFloat16: return workspace_bytes_of<__half>(params);
-    case Type::kBFloat16: return workspace_bytes_of<__nv_bfloat16>(params);
-  }
-  return 0;
+  return by_type(params.type, [&](auto zero) { return workspace_bytes_of<decltype(zero)>(params); });
 }
 
 std::string explain(const ConvBackwardParams& params, bool backward) {
-  switch (params.type) {
-    case Type::kFloat32: return backward ? explain_backward<float>(params) : explain_forward<float>(params);
-    case Type::kFloat16: return backward ? explain_backward<__half>(params) : explain_forward<__half>(params);
-    case Type::kBFloat16:
-      return backward ? explain_backward<__nv_bfloat16>(params) : explain_forward<__nv_bfloat16>(params);
-  }
-  return "";
+  return by_type(params.type, [&](auto zero) {
+    return backward ? explain_backward<decltype(zero)>(params) : explain_forward<decltype(zero)>(params);
+  });
 }
 
 }  // namespace lightconv

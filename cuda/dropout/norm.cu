@@ -206,19 +206,14 @@ cudaError_t launch(const NormParams& p, bool backward, cudaStream_t stream) {
                      : launch<T, 1, 4>(p, backward, layout, stream);
 }
 
-cudaError_t launch(const NormParams& p, bool backward, cudaStream_t stream, Type type) {
-  switch (type) {
-    case Type::kFloat32: return launch<float>(p, backward, stream);
-    case Type::kFloat16: return launch<__half>(p, backward, stream);
-    case Type::kBFloat16: return launch<__nv_bfloat16>(p, backward, stream);
-  }
-  return cudaErrorInvalidValue;
+cudaError_t launch_by_type(const NormParams& p, bool backward, cudaStream_t stream) {
+  return by_type(p.type, [&](auto zero) { return launch<decltype(zero)>(p, backward, stream); });
 }
 
 }  // namespace
 
 cudaError_t dropout_add_norm(const NormParams& params, cudaStream_t stream) {
-  return launch(params, false, stream, params.type);
+  return launch_by_type(params, false, stream);
 }
 
 size_t norm_workspace_bytes(const NormParams& params) {
@@ -226,7 +221,7 @@ size_t norm_workspace_bytes(const NormParams& params) {
 }
 
 cudaError_t dropout_add_norm_backward(const NormParams& params, cudaStream_t stream) {
-  return launch(params, true, stream, params.type);
+  return launch_by_type(params, true, stream);
 }
 
 }  // namespace lightconv

@@ -42,23 +42,18 @@ cudaError_t launch(const ReluParams& p, bool backward, cudaStream_t stream) {
   return launch_blocks(kernel, divide_up(packs, int64_t{kThreads}), kThreads, 0, stream, p);
 }
 
-cudaError_t launch(const ReluParams& p, bool backward, cudaStream_t stream, Type type) {
-  switch (type) {
-    case Type::kFloat32: return launch<float>(p, backward, stream);
-    case Type::kFloat16: return launch<__half>(p, backward, stream);
-    case Type::kBFloat16: return launch<__nv_bfloat16>(p, backward, stream);
-  }
-  return cudaErrorInvalidValue;
+cudaError_t launch_by_type(const ReluParams& p, bool backward, cudaStream_t stream) {
+  return by_type(p.type, [&](auto zero) { return launch<decltype(zero)>(p, backward, stream); });
 }
 
 }  // namespace
 
 cudaError_t relu_dropout(const ReluParams& params, cudaStream_t stream) {
-  return launch(params, false, stream, params.type);
+  return launch_by_type(params, false, stream);
 }
 
 cudaError_t relu_dropout_backward(const ReluParams& params, cudaStream_t stream) {
-  return launch(params, true, stream, params.type);
+  return launch_by_type(params, true, stream);
 }
 
 }  // namespace lightconv

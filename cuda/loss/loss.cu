@@ -1,8 +1,6 @@
 // A block goes over a row: once for the loss, once for the gradient. Probabilities are never stored.
-#include "common/device.cuh"
+#include "common/log_sum.cuh"
 #include "loss/launchers.h"
-
-#include <cmath>
 
 namespace lightconv {
 namespace {
@@ -20,47 +18,22 @@ inline Shares shares_of(const LossParams& p) {
   return {static_cast<float>(1 - p.epsilon - each), static_cast<float>(each)};
 }
 
-// Of some logits: the largest, the sum of exp(logit - top), and the sum.
+// Of some logits: log Σ exp, and the sum.
 struct Sums {
-  float top, powers, total;
-
-  __device__ __forceinline__ void raise(float new_top) {
-    if (new_top > top) {
-      powers *= exponential(top - new_top);
-      top = new_top;
-    }
-  }
-
-  template <int V>
-  __device__ __forceinline__ void add(const float (&values)[V]) {
-    float highest = values[0];
-#pragma unroll
-    for (int v = 1; v < V; ++v) highest = fmaxf(highest, values[v]);
-    raise(highest);
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      // A word that is forbidden by -inf adds nothing, also before any other has been seen.
-      powers += values[v] == -INFINITY ? 0.0f : exponential(values[v] - top);
-      total += values[v];
-    }
-  }
+  LogSum powers;
+  float total = 0.0f;
 };
 
 // The sums of all threads of the block, in each of them; `shared` has room for a Sums per warp.
 __device__ __forceinline__ Sums over_block(Sums mine, Sums* shared) {
-  const float top = group_max(mine.top, 32);
-  mine.raise(top);
-  mine.powers = group_sum(mine.powers, 32);
+  mine.powers.over_warp();
   mine.total = group_sum(mine.total, 32);
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = mine;
   __syncthreads();
   Sums all = shared[0];
   for (int warp = 1; warp < kWarps; ++warp) {
-    Sums other = shared[warp];
-    all.raise(other.top);
-    other.raise(all.top);
-    all.powers += other.powers;
-    all.total += other.total;
+    all.powers.add(shared[warp].powers);
+    all.total += shared[warp].total;
   }
   return all;
 }
@@ -78,15 +51,17 @@ __global__ void __launch_bounds__(kThreads) loss_kernel(const LossParams p, cons
     return;
   }
   const T* logits = static_cast<const T*>(p.logits) + row * p.pitch;
-  Sums mine{-INFINITY, 0.0f, 0.0f};
+  Sums mine;
   for (int64_t at = static_cast<int64_t>(threadIdx.x) * V; at < p.words; at += kThreads * V) {
     float values[V];
     widen(load_pack<T, V>(logits + at), values);
-    mine.add(values);
+    mine.powers.add(values);
+#pragma unroll
+    for (int v = 0; v < V; ++v) mine.total += values[v];
   }
   const Sums all = over_block(mine, shared);
   if (threadIdx.x != 0) return;
-  const float normaliser = all.top + logf(all.powers);
+  const float normaliser = all.powers.value();
   const float nll = inside(p, target) ? normaliser - to_float(logits[target]) : NAN;
   p.normaliser[row] = normaliser;
   p.nll[row] = nll;
@@ -133,23 +108,18 @@ cudaError_t launch(const LossParams& p, bool backward, cudaStream_t stream) {
   return launch_blocks(kernel, p.rows, kThreads, backward ? 0 : kWarps * sizeof(Sums), stream, p, shares_of(p));
 }
 
-cudaError_t launch(const LossParams& p, bool backward, cudaStream_t stream, Type type) {
-  switch (type) {
-    case Type::kFloat32: return launch<float>(p, backward, stream);
-    case Type::kFloat16: return launch<__half>(p, backward, stream);
-    case Type::kBFloat16: return launch<__nv_bfloat16>(p, backward, stream);
-  }
-  return cudaErrorInvalidValue;
+cudaError_t launch_by_type(const LossParams& p, bool backward, cudaStream_t stream) {
+  return by_type(p.type, [&](auto zero) { return launch<decltype(zero)>(p, backward, stream); });
 }
 
 }  // namespace
 
 cudaError_t smoothed_loss(const LossParams& params, cudaStream_t stream) {
-  return launch(params, false, stream, params.type);
+  return launch_by_type(params, false, stream);
 }
 
 cudaError_t smoothed_loss_backward(const LossParams& params, cudaStream_t stream) {
-  return launch(params, true, stream, params.type);
+  return launch_by_type(params, true, stream);
 }
 
 }  // namespace lightconv

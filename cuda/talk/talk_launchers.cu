@@ -14,32 +14,17 @@ std::string explain_talk(const TalkBackwardParams& params, bool backward);
 cudaError_t talk_forward(const TalkParams& params, cudaStream_t stream) {
   if (params.batch == 0) return cudaSuccess;
   if (params.steps + params.state_rows > kMostTalkRows) return cudaErrorInvalidConfiguration;
-  switch (params.type) {
-    case Type::kFloat32: return talk_forward_of<float>(params, stream);
-    case Type::kFloat16: return talk_forward_of<__half>(params, stream);
-    case Type::kBFloat16: return talk_forward_of<__nv_bfloat16>(params, stream);
-  }
-  return cudaErrorInvalidValue;
+  return by_type(params.type, [&](auto zero) { return talk_forward_of<decltype(zero)>(params, stream); });
 }
 
 cudaError_t talk_backward(const TalkBackwardParams& params, cudaStream_t stream) {
   if (params.batch == 0) return cudaSuccess;
   if (params.steps + params.state_rows > kMostTalkRows) return cudaErrorInvalidConfiguration;
-  switch (params.type) {
-    case Type::kFloat32: return talk_backward_of<float>(params, stream);
-    case Type::kFloat16: return talk_backward_of<__half>(params, stream);
-    case Type::kBFloat16: return talk_backward_of<__nv_bfloat16>(params, stream);
-  }
-  return cudaErrorInvalidValue;
+  return by_type(params.type, [&](auto zero) { return talk_backward_of<decltype(zero)>(params, stream); });
 }
 
 std::string explain(const TalkBackwardParams& params, bool backward) {
-  switch (params.type) {
-    case Type::kFloat32: return explain_talk<float>(params, backward);
-    case Type::kFloat16: return explain_talk<__half>(params, backward);
-    case Type::kBFloat16: return explain_talk<__nv_bfloat16>(params, backward);
-  }
-  return "";
+  return by_type(params.type, [&](auto zero) { return explain_talk<decltype(zero)>(params, backward); });
 }
 
 size_t talk_workspace_bytes(const TalkBackwardParams& params) {

@@ -6,15 +6,17 @@ operators. Native kernels are also compared with the package's reference, with e
 """
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
 from lightconv_plugin import ops
+from lightconv_plugin.diagnostics import selfcheck_decoding
 from lightconv_plugin.ops import reference
 
-OPERATORS = (
+DIFFERENTIABLE = (
     "lightconv",
     "dynamicconv",
     "talkconv",
@@ -22,6 +24,7 @@ OPERATORS = (
     "dropout_add_layer_norm",
     "relu_dropout",
 )
+OPERATORS = (*DIFFERENTIABLE, "ring_step", "best_words")
 
 # A sequence shorter than the filter, where padding and normalisation are easiest to get wrong.
 LENGTH, BATCH, CHANNELS, HEADS, KERNEL_SIZE = 6, 2, 12, 3, 7
@@ -131,16 +134,7 @@ def operator_error(name: str, device: torch.device, dtype: torch.dtype) -> float
         # NaN counts as an infinite error; max() would skip it.
         errors.append((got.detach().double().cpu() - want).abs().nan_to_num(torch.inf).max().item())
 
-    if name == "talkconv":
-        _compare_talk(compare, device, dtype)
-    elif name == "label_smoothed_nll_loss":
-        _compare_loss(compare, device, dtype)
-    elif name == "dropout_add_layer_norm":
-        _compare_norm(compare, device, dtype)
-    elif name == "relu_dropout":
-        _compare_relu(compare, device, dtype)
-    else:
-        _compare_convolution(name, compare, device, dtype)
+    _COMPARISONS[name](compare, device, dtype)
     return max(errors)
 
 
@@ -251,14 +245,7 @@ def reference_error(name: str, device: torch.device, dtype: torch.dtype) -> floa
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype)
 
-    if name == "label_smoothed_nll_loss":
-        calls = _loss_calls(normal, device)
-    elif name == "dropout_add_layer_norm":
-        calls = _norm_calls(normal, device)
-    elif name == "relu_dropout":
-        calls = _relu_calls(normal, device)
-    else:
-        calls = _talk_calls(normal, device) if name == "talkconv" else _convolution_calls(name, normal, device)
+    calls = _CALLS[name](normal, device)
     errors = []
     for operator, arguments in calls.items():
         got, want = getattr(torch.ops.lightconv, operator)(*arguments), getattr(reference, operator)(*arguments)
@@ -318,6 +305,28 @@ def _norm_calls(normal: Callable[..., Tensor], device: torch.device) -> dict[str
 def _relu_calls(normal: Callable[..., Tensor], device: torch.device) -> dict[str, tuple]:
     grad, x, seed = normal(ROWS, CHANNELS), normal(ROWS, CHANNELS), torch.tensor([1234567890123], device=device)
     return {"relu_dropout": (x, seed, 0.3), "relu_dropout_backward": (grad, x.relu(), seed, 0.3)}
+
+
+_COMPARISONS: dict[str, Callable[..., None]] = {
+    "lightconv": partial(_compare_convolution, "lightconv"),
+    "dynamicconv": partial(_compare_convolution, "dynamicconv"),
+    "talkconv": _compare_talk,
+    "label_smoothed_nll_loss": _compare_loss,
+    "dropout_add_layer_norm": _compare_norm,
+    "relu_dropout": _compare_relu,
+    "ring_step": selfcheck_decoding.compare_ring,
+    "best_words": selfcheck_decoding.compare_best,
+}
+_CALLS: dict[str, Callable[..., dict[str, tuple]]] = {
+    "lightconv": partial(_convolution_calls, "lightconv"),
+    "dynamicconv": partial(_convolution_calls, "dynamicconv"),
+    "talkconv": _talk_calls,
+    "label_smoothed_nll_loss": _loss_calls,
+    "dropout_add_layer_norm": _norm_calls,
+    "relu_dropout": _relu_calls,
+    "ring_step": selfcheck_decoding.ring_calls,
+    "best_words": selfcheck_decoding.best_calls,
+}
 
 
 def decoding_error(architecture: str = "dynamicconv", device: str = "cpu") -> float:

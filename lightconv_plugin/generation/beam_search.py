@@ -20,10 +20,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightconv_plugin.generation.candidates import best_continuations, block_repeated, log_normalisers, without_nan
+from lightconv_plugin.generation.candidates import best_continuations, block_repeated
 from lightconv_plugin.generation.finished import End, Hypotheses, in_fairseqs_format
 from lightconv_plugin.generation.steps import State, StepModel
 from lightconv_plugin.generation.tables import Tables
+from lightconv_plugin.ops.reference_decoding import log_normalisers, without_nan
 
 
 @dataclass(frozen=True)
@@ -189,55 +190,69 @@ class Search:
         """One step, up to which hypotheses the next one continues."""
         tables, beam = self._tables, self._options.beam_size
         width = 1 if kind.first else beam
-        logits, normalisers = self._predict(tables.last(width))
-        self._constrain(logits, normalisers, kind)
+        logits, normalisers = self._predict(tables.last(width), self._constrains(kind))
+        if normalisers is not None:  # otherwise nothing is to be changed
+            self._constrain(logits, normalisers, kind)
         count = min(2 * beam, width * logits.shape[1] - 1)
         totals = None if kind.first else tables.totals[: tables.live]
-        rows = tables.offer(*best_continuations(logits, normalisers, totals, tables.live, count))
+        best = best_continuations(logits, normalisers, self._penalties(kind), totals, tables.live, count)
+        rows = tables.offer(*best)
         for model, state in zip(self._models, self._states, strict=True):
             model.reorder(state, rows)
 
-    def _predict(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """(N,V) logits in float32 and their (N,) normalisers; for an ensemble, those of the mean probabilities."""
-        logits, normalisers = self._logits(0, tokens)
-        if len(self._models) == 1:
-            return logits, normalisers
-        total = _log_probabilities(logits, normalisers)
-        for i in range(1, len(self._models)):
-            torch.logaddexp(total, _log_probabilities(*self._logits(i, tokens)), out=total)
-        return total, torch.full_like(normalisers, math.log(len(self._models)))
+    def _predict(self, tokens: Tensor, constrained: bool) -> tuple[Tensor, Tensor | None]:
+        """(N,V) logits and their (N,) normalisers; for an ensemble, those of the mean probabilities.
 
-    def _logits(self, i: int, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The (N,V) logits of model i, divided by the temperature, and their (N,) normalisers."""
-        logits = self._models[i].logits(self._states[i], tokens).float()
-        if self._options.temperature != 1:
-            logits.div_(self._options.temperature)
-        return logits, log_normalisers(logits)
+        constrained: the logits will be changed. The normalisers are None if they will not, and are their own.
+        """
+        if len(self._models) == 1:
+            logits = self._logits(0, tokens)
+            return logits, log_normalisers(logits.float()) if constrained else None
+        total = _log_probabilities(self._logits(0, tokens).float())
+        for i in range(1, len(self._models)):
+            torch.logaddexp(total, _log_probabilities(self._logits(i, tokens).float()), out=total)
+        return total, torch.full_like(total[:, 0], math.log(len(self._models)))
+
+    def _logits(self, i: int, tokens: Tensor) -> Tensor:
+        """The (N,V) logits of model i, divided by the temperature; float32, or half precision as they are."""
+        logits = self._models[i].logits(self._states[i], tokens)
+        if logits.dtype == torch.float64:
+            logits = logits.float()
+        return logits if self._options.temperature == 1 else logits.float().div_(self._options.temperature)
+
+    def _penalties(self, kind: Kind) -> dict[int, float]:
+        """What is subtracted from the logits of single words: ∞ if they are forbidden."""
+        options = self._options
+        penalties = {options.unk: options.unk_penalty} if options.unk_penalty else {}
+        penalties[options.pad] = math.inf
+        if kind.early and not kind.forced:
+            penalties[options.eos] = math.inf
+        return penalties
+
+    def _constrains(self, kind: Kind) -> bool:
+        """Whether `_constrain` changes the logits of this step."""
+        looks_back = self._tables.tokens is not None and not kind.first
+        return kind.last or kind.forced or looks_back or bool(self._options.suppress)
 
     def _constrain(self, logits: Tensor, normalisers: Tensor, kind: Kind) -> None:
-        """Set the logits of forbidden words to −∞, in place, and force the words of a prefix."""
+        """Set the logits of words that are forbidden besides those with penalties to −∞, in place, and force the words
+        of a prefix."""
         options, tables = self._options, self._tables
-        logits[:, options.pad].fill_(-torch.inf)
-        if options.unk_penalty:
-            logits[:, options.unk].sub_(options.unk_penalty)
         if kind.last:
             logits[:, : options.eos].fill_(-torch.inf)
             logits[:, options.eos + 1 :].fill_(-torch.inf)
         if kind.forced:
             _force_prefix(logits, normalisers, tables, self._beams.time, options)
-        else:
-            if kind.early:
-                logits[:, options.eos].fill_(-torch.inf)
-            if options.suppress:
-                logits.index_fill_(1, self._suppress, -torch.inf)
+        elif options.suppress:
+            logits.index_fill_(1, self._suppress, -torch.inf)
         if tables.tokens is not None and not kind.first:
             tokens = tables.tokens[: tables.live, :, : kind.steps].flatten(0, 1)
             block_repeated(tokens, logits, self._beams.now, options.no_repeat_ngram_size, options.pad)
 
 
-def _log_probabilities(logits: Tensor, normalisers: Tensor) -> Tensor:
+def _log_probabilities(logits: Tensor) -> Tensor:
     """Overwrites the logits."""
-    return without_nan(logits.sub_(normalisers.unsqueeze(1)))
+    return without_nan(logits.sub_(log_normalisers(logits).unsqueeze(1)))
 
 
 def _force_prefix(logits: Tensor, normalisers: Tensor, tables: Tables, step: int, options: SearchOptions) -> None:

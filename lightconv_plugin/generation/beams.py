@@ -53,13 +53,17 @@ class Beams:
         self._numbers = torch.arange(_NUMBERS, device=device)
         self._first_row = torch.arange(0, self.capacity * width, width, device=device).view(-1, 1, 1)
         self._cache: dict[tuple, Tensor] = {}
-        self._multiples: dict[tuple[int, int], Tensor] = {}
         self._most_taps = 1
 
     @property
     def rows(self) -> int:
         """N, the rows of the current step."""
         return self.live * self.active
+
+    @property
+    def ancestors(self) -> Tensor:
+        """(live, active, room) int64: the beam number of each row's ancestor in each step so far."""
+        return self._ancestors[: self.live, : self.active]
 
     @property
     def steps(self) -> int:
@@ -136,13 +140,6 @@ class Beams:
         """(taps,) int64: 0, 1, 2 …"""
         return self._numbers[:taps] if taps <= _NUMBERS else torch.arange(taps, device=self.now.device)
 
-    def multiples(self, step: int, count: int) -> Tensor:
-        """(count,) int64: 0, step, 2 · step …, made once."""
-        key = (step, count)
-        if key not in self._multiples:
-            self._multiples[key] = torch.arange(0, step * count, step, device=self.now.device)
-        return self._multiples[key]
-
     def _times(self) -> Tensor:
         """The last steps, this one first, as many as any layer has asked for; negative before the beginning."""
         key = ("times", self._most_taps)
@@ -162,25 +159,21 @@ class Beams:
         in the first step."""
         key = ("past", self._most_taps)
         if key not in self._cache:
-            beams = self._ancestors[: self.live, : self.active]
-            self._cache[key] = beams.index_select(2, self._times().clamp_min(0))
+            self._cache[key] = self.ancestors.index_select(2, self._times().clamp_min(0))
         return self._cache[key][:, :, :taps]
 
-    def addresses(self, taps: int, slots: int, heads: int) -> Tensor:
-        """Where the last `taps` inputs of each row lie in a ring (slots, capacity, width, heads, …) flattened to rows.
+    def addresses(self, taps: int, slots: int) -> Tensor:
+        """Where the last `taps` inputs of each row lie in a ring (slots, capacity, width, …) flattened to rows.
 
-        The input of step t is in slot t mod `slots`. → (N · heads, taps) int64, the current step's first. Taps may
-        reach before the beginning; their addresses are those of slots that are not written yet.
+        The input of step t is in slot t mod `slots`. → (N, taps) int64, the current step's first. Taps may reach
+        before the beginning; their addresses are those of slots that are not written yet.
         """
-        key = (taps, slots, heads)
+        key = (taps, slots)
         if key not in self._cache:
             self._most_taps = max(self._most_taps, taps)
             slot_size = self.capacity * self.width
             first_rows = torch.add(self._first_row[: self.live], self._slots(slots, taps), alpha=slot_size)
-            rows = (first_rows + self._past(taps)).unsqueeze(2)
-            if heads > 1:
-                rows = torch.add(self.ages(heads).unsqueeze(1), rows, alpha=heads)
-            self._cache[key] = rows.view(self.rows * heads, taps)
+            self._cache[key] = (first_rows + self._past(taps)).view(self.rows, taps)
         return self._cache[key]
 
     def mask(self, taken: int, slots: int, dtype: torch.dtype) -> Tensor:
@@ -193,8 +186,7 @@ class Beams:
         key = (taken, slots, dtype)
         if key not in self._cache:
             ages = (self.now - self.ages(taken)).remainder_(slots)
-            beams = self._ancestors[: self.live, : self.active]
-            ancestors = beams.index_select(2, (self.now - ages).clamp_min_(0))
+            ancestors = self.ancestors.index_select(2, (self.now - ages).clamp_min_(0))
             others = (ancestors.unsqueeze(-1) != self._itself) | (ages > self.now).unsqueeze(1)
             mask = torch.zeros(others.shape, dtype=dtype, device=others.device).masked_fill_(others, -torch.inf)
             self._cache[key] = mask.view(self.live, 1, self.active, taken * self.width)

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lightconv_plugin import ops
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.beams import Beams, move
 from lightconv_plugin.generation.sublayers import PackedLinear, pack
@@ -55,76 +56,60 @@ class Memory(ABC):
 class Ring(Memory):
     """The last `slots` inputs of each row, (slots, capacity, width, channels); step t's input is in slot t mod slots.
 
-    Stored in their own type, so that nothing is converted. Sums are float32 in any case.
+    In the model's type, so that nothing is converted.
     """
 
     def __init__(self, beams: Beams, slots: int, channels: int, like: Tensor):
         # Rows not yet written read as zero.
         self.rows = like.new_zeros(slots, beams.capacity, beams.width, channels)
 
-    def append(self, x: Tensor, beams: Beams) -> None:
-        """x (N,C) is the current step's input."""
+    def convolve(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        beams: Beams,
+        bias: Tensor | None = None,
+        *,
+        softmax: bool = False,
+        renorm_padding: bool = False,
+    ) -> Tensor:
+        """x (N,C) is the current step's input, which is stored; weight (N,H,K) or (H,K) → (N,C), see ops.ring_step."""
+        options = {"softmax": softmax, "renorm_padding": renorm_padding}
+        return ops.ring_step(x, self.rows, weight, beams.ancestors, beams.now, bias=bias, **options)
+
+    def gather(self, x: Tensor, taps: int, beams: Beams) -> Tensor:
+        """x (N,C) is the current step's input, which is stored → (N, taps, C), the last inputs, this one first."""
         rows = self.rows[:, : beams.live, : beams.active]
         rows.index_copy_(0, beams.slot(self.rows.shape[0]), x.view(1, *rows.shape[1:]))
-
-    def weighted_sum(self, weights: Tensor, beams: Beams) -> Tensor:
-        """weights (N·H, taps), the current step's first → (N,C), each of the H heads over its own C/H channels."""
-        taps, heads = weights.shape[1], weights.shape[0] // beams.rows
-        table = self.rows.view(-1, self.rows.shape[-1] // heads)
-        addresses = beams.addresses(taps, self.rows.shape[0], heads).view(-1)
-        begins = beams.multiples(taps, weights.shape[0])
-        weights = weights.to(table.dtype).reshape(-1)
-        sums = F.embedding_bag(addresses, table, begins, mode="sum", per_sample_weights=weights)
-        return sums.view(beams.rows, -1)
-
-    def gather(self, taps: int, beams: Beams) -> Tensor:
-        """(N, taps, C): the last `taps` inputs of each row's history, the current step's first."""
-        addresses = beams.addresses(taps, self.rows.shape[0], 1)
+        addresses = beams.addresses(taps, self.rows.shape[0])
         return self.rows.view(-1, self.rows.shape[-1]).index_select(0, addresses.view(-1)).view(beams.rows, taps, -1)
 
     def parts(self) -> list[tuple[Tensor, int]]:
         return [(self.rows, 1)]
 
 
-class _Filtered(ABC):
-    """Lightweight and dynamic convolutions: Σ over the taps, one filter for the channels of a head."""
+class _Static:
+    """Lightweight and depthwise convolutions: one filter for the channels of a head."""
 
-    def __init__(self, conv: StaticConv | DynamicConv):
-        self.slots = conv.kernel_size
-        self.channels = conv.channels
-        self.heads = conv.num_heads
-        self.normalize = conv.normalize
+    def __init__(self, conv: StaticConv, dtype: str):
+        self.slots, self.channels = conv.kernel_size, conv.channels
         self.bias = None if conv.conv_bias is None else conv.conv_bias.detach()
+        # (H, K), the current token's tap first. Neighbouring channels' taps lie side by side.
+        self.filters = conv.filters().flip(1).t().contiguous().t()
 
     def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
-        # Taps that lie before the sentence read as zero.
-        y = memory.weighted_sum(self._filters(x, beams), beams)
-        return y if self.bias is None else y.add_(self.bias)
-
-    @abstractmethod
-    def _filters(self, x: Tensor, beams: Beams) -> Tensor:
-        """(N·H, K), normalised, the current step's first."""
+        return memory.convolve(x, self.filters, beams, self.bias)
 
 
-class _Static(_Filtered):
-    def __init__(self, conv: StaticConv, dtype: str):
-        super().__init__(conv)
-        # (H, K), the current token's tap first, in the type in which they are multiplied.
-        self.filters = conv.filters().flip(1).to(self._type(conv.weight.dtype)).contiguous()
+class _Dynamic:
+    """A dynamic convolution: each step predicts its filters."""
 
-    def _type(self, dtype: torch.dtype) -> torch.dtype:
-        return dtype
-
-    def _filters(self, x: Tensor, beams: Beams) -> Tensor:
-        return self.filters.repeat(beams.rows, 1)
-
-
-class _Dynamic(_Filtered):
     def __init__(self, conv: DynamicConv, dtype: str):
-        super().__init__(conv)
         if conv.query_size != conv.channels:
             raise UnsupportedModelError("a dynamic convolution whose filters are predicted from another tensor")
-        self.renorm_padding = conv.renorm_padding
+        self.slots, self.channels, self.heads = conv.kernel_size, conv.channels, conv.num_heads
+        self.bias = None if conv.conv_bias is None else conv.conv_bias.detach()
+        self.normalize, self.renorm_padding = conv.normalize, conv.renorm_padding
 
         def current_first(parameter: Tensor) -> Tensor:
             return parameter.detach().unflatten(0, (self.heads, self.slots)).flip(1).flatten(0, 1)
@@ -134,33 +119,14 @@ class _Dynamic(_Filtered):
         bias = None if linear.bias is None else current_first(linear.bias)
         self.predict = PackedLinear(current_first(linear.weight), bias, dtype)
 
-    def _filters(self, x: Tensor, beams: Beams) -> Tensor:
-        if self.reduce is not None:
-            x = self.reduce(x)
-        weights = self.predict(x).view(-1, self.slots)
-        if self.renorm_padding:
-            before = beams.ages(self.slots) > beams.now
-            weights = weights.masked_fill(before, -torch.inf if self.normalize == "softmax" else 0)
-        if self.normalize == "softmax":  # whose sums are float32 in half precision too
-            return torch.softmax(weights, dim=1)
-        return normalize(weights.t().to(torch.promote_types(weights.dtype, torch.float32)), self.normalize).t()
-
-
-class _Depthwise(_Static):
-    """A filter per channel. With heads of one channel each, gathering whole rows is faster."""
-
-    def __init__(self, conv: StaticConv, dtype: str):
-        super().__init__(conv, dtype)
-        self.filters = self.filters.t().contiguous()  # (K, C)
-
-    def _type(self, dtype: torch.dtype) -> torch.dtype:
-        return torch.promote_types(dtype, torch.float32)
-
     def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
-        taps = min(self.slots, beams.steps)
-        rows = memory.gather(taps, beams).to(torch.promote_types(x.dtype, torch.float32))
-        y = rows.mul_(self.filters[:taps]).sum(dim=1).to(x.dtype)
-        return y if self.bias is None else y.add_(self.bias)
+        weight = self.predict(x if self.reduce is None else self.reduce(x)).view(-1, self.heads, self.slots)
+        if self.normalize == "softmax":
+            return memory.convolve(x, weight, beams, self.bias, softmax=True, renorm_padding=self.renorm_padding)
+        if self.renorm_padding:
+            weight = weight.masked_fill(beams.ages(self.slots) > beams.now, 0)
+        wide = weight.to(torch.promote_types(weight.dtype, torch.float32)).movedim(-1, 0)
+        return memory.convolve(x, normalize(wide, self.normalize).movedim(0, -1), beams, self.bias)
 
 
 class _TaLK:
@@ -171,16 +137,15 @@ class _TaLK:
             raise UnsupportedModelError("a TaLK convolution in the decoder that looks ahead")
         self.slots = conv.max_left + 1
         self.channels = conv.channels
-        self.heads = conv.num_heads
         # There are few offsets, and they decide how far the windows reach: full precision costs nothing.
         self.offsets = pack(conv.offsets, dtype="float32")
         wide = torch.promote_types(conv.offsets.weight.dtype, torch.float32)
         self.nearer = 1 - torch.arange(self.slots, dtype=wide, device=conv.offsets.weight.device)
 
     def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
-        reach = torch.sigmoid(self.offsets(x.to(self.nearer.dtype))).view(-1, 1)
+        reach = torch.sigmoid(self.offsets(x.to(self.nearer.dtype))).unsqueeze(-1)
         parts = torch.add(self.nearer, reach, alpha=self.slots - 1).clamp_(0, 1)
-        return memory.weighted_sum(parts.div_(self.slots), beams)
+        return memory.convolve(x, parts.div_(self.slots), beams)
 
 
 class _Full:
@@ -194,7 +159,7 @@ class _Full:
         self.product = PackedLinear(weight.flatten(1), conv.bias, dtype)
 
     def __call__(self, x: Tensor, memory: Ring, beams: Beams) -> Tensor:
-        y = self.product(memory.gather(self.slots, beams).flatten(1))
+        y = self.product(memory.gather(x, self.slots, beams).flatten(1))
         return F.glu(y, dim=1) if self.glu else y
 
 
@@ -204,7 +169,7 @@ _CONVOLUTIONS = {DynamicConv: _Dynamic, TaLKConv: _TaLK, FullConv: _Full}
 def _step_of(conv: Any, dtype: str) -> Any:
     """A convolution's step; UnsupportedModelError if there is none."""
     if is_static(conv):
-        return (_Depthwise if conv.num_heads == conv.channels else _Static)(conv, dtype)
+        return _Static(conv, dtype)
     if type(conv) not in _CONVOLUTIONS:
         raise UnsupportedModelError(f"a convolution of type {type(conv).__name__}")
     return _CONVOLUTIONS[type(conv)](conv, dtype)
@@ -230,7 +195,6 @@ class ConvMixer:
         if self.linear1 is not None:
             x = self.linear1(x)
         x, gate = split_parts(x, self.parts)
-        memory.append(x, beams)
         x = gated(self.conv(x, memory, beams), gate)
         return x if self.linear2 is None else self.linear2(x)
 
@@ -249,7 +213,6 @@ class _Projections:
         if name not in self.convs:
             return x
         rows = x.reshape(beams.rows, -1)
-        rings[name].append(rows, beams)
         return self.convs[name](rows, rings[name], beams).view(x.shape)
 
 

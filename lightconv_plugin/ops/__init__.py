@@ -22,7 +22,8 @@ tensor needs no copy), those of channels, taps and heads at most a copy. The res
 `torch.empty_like(x)`, or is contiguous where x is copied. Every floating tensor argument has a first-order gradient,
 also in torch.func.grad, vjp and jacrev; forward-mode derivatives raise NotImplementedError. An empty batch is allowed.
 The result for one sentence does not depend on the batch it is in. Wrong arguments raise TypeError (types) or ValueError
-(shapes, devices, values).
+(shapes, devices, values). None of this is said of `ring_step` and `best_words`, which are for a step of beam search
+(decoding.py).
 
 Sources: Wu, Fan, Baevski, Dauphin and Auli, "Pay Less Attention with Lightweight and Dynamic Convolutions", ICLR 2019;
 Lioutas and Guo, "Time-aware Large Kernel Convolutions", ICML 2020.
@@ -38,6 +39,7 @@ from torch.autograd import forward_ad
 
 from lightconv_plugin.ops import checks, registration, seeds  # noqa: F401  (registration registers the operators)
 
+from .decoding import best_words, ring_step
 from .loss import label_smoothed_nll_loss
 from .normalize import EPSILON, NORMALIZATIONS
 from .residual import dropout_add_layer_norm, relu_dropout
@@ -46,6 +48,7 @@ from .transforms import call
 __all__ = [
     "EPSILON",
     "NORMALIZATIONS",
+    "best_words",
     "dropout",
     "dropout_add_layer_norm",
     "dynamicconv",
@@ -54,6 +57,7 @@ __all__ = [
     "lightconv",
     "lightconv_step",
     "relu_dropout",
+    "ring_step",
     "talkconv",
     "talkconv_step",
 ]

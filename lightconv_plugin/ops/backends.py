@@ -45,6 +45,7 @@ OPERATORS = (
     "dropout_add_norm_backward",
 )
 CPU_OPERATORS = ("dropout",)  # on a GPU torch's own is as fast
+CUDA_OPERATORS = ("ring_step", "best_words")  # a search on a CPU has kernels for whole batches (cpu/search)
 
 _logger = logging.getLogger("lightconv_plugin")
 _lock = threading.RLock()
@@ -149,7 +150,7 @@ def _load(kind: str) -> Path:
             f"delete {library.parent} to recompile it",
             library.with_name("build.log"),
         ) from error
-    wanted = OPERATORS + CPU_OPERATORS if kind == "cpu" else OPERATORS
+    wanted = OPERATORS + (CPU_OPERATORS if kind == "cpu" else CUDA_OPERATORS)
     missing = [name for name in wanted if not has_kernel(name, kind)]
     if missing:
         raise NativeError(f"{library} has no kernel for {', '.join(missing)}", log=library.with_name("build.log"))

@@ -6,6 +6,8 @@ value. NotImplementedError: a forward-mode derivative.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import NoReturn
 
 import torch
@@ -19,6 +21,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 _FLAGS = ("renorm_padding", "glu")
+MOST_PENALTIES = 4  # of best_words; kMostPenalties in cuda/decoding/launchers.h
 OPTIONAL = ("bias", "state", "offset_right")
 
 
@@ -147,6 +150,87 @@ def residual(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, p: float
         _same_kind(name, tensor, x)
         if tensor.shape != shape:
             raise ValueError(f"{name} must have the shape {tuple(shape)}, got {_shape(tensor)}")
+
+
+def ring_step(x: Tensor, ring: Tensor, weight: Tensor, ancestors: Tensor, now: Tensor, bias: Tensor | None) -> None:
+    """The arguments of ring_step."""
+    floating(("x", "ring", "bias"), (x, ring, bias))
+    _tensor("weight", weight, (x.dtype, torch.promote_types(x.dtype, torch.float32)))
+    _tensor("ancestors", ancestors, (torch.int64,))
+    _tensor("now", now, (torch.int64,))
+    others = {"ring": ring, "weight": weight, "ancestors": ancestors, "now": now} | (
+        {} if bias is None else {"bias": bias}
+    )
+    for name, tensor in others.items():
+        _same_device(name, tensor, x)
+    if x.dim() != 2 or ancestors.dim() != 3 or x.shape[0] != ancestors.shape[0] * ancestors.shape[1]:
+        raise ValueError(
+            f"x and ancestors must have the shapes (S·B, C) and (S, B, steps), got {_shape(x)} and {_shape(ancestors)}"
+        )
+    if weight.dim() not in (2, 3) or weight.shape[:-2] not in ((), x.shape[:1]) or 0 in weight.shape[-2:]:
+        raise ValueError(f"weight must have the shape (H, K) or (S·B, H, K), S·B = {x.shape[0]}, got {_shape(weight)}")
+    heads, taps = weight.shape[-2:]
+    _ring(ring, x, ancestors, taps)
+    if x.shape[1] % heads:
+        raise ValueError(f"weight must have a number of heads H that divides C = {x.shape[1]}, got {_shape(weight)}")
+    if now.shape != (1,):
+        raise ValueError(f"now must have the shape (1,), got {_shape(now)}")
+    if bias is not None and (bias.dtype != x.dtype or bias.shape != x.shape[1:]):
+        raise ValueError(
+            f"bias must have the shape (C,) = ({x.shape[1]},) and x's dtype, got {_shape(bias)}, {bias.dtype}"
+        )
+    _no_gradient("ring_step", x, ring, weight, bias)
+
+
+def _ring(ring: Tensor, x: Tensor, ancestors: Tensor, taps: int) -> None:
+    if ring.dtype != x.dtype:
+        raise TypeError(f"ring must have x's dtype {x.dtype}, got {ring.dtype}")
+    sentences, beams, _ = ancestors.shape
+    least = (taps, sentences, beams)
+    if (
+        ring.dim() != 4
+        or ring.shape[3] != x.shape[1]
+        or any(size < n for size, n in zip(ring.shape, least, strict=False))
+    ):
+        raise ValueError(
+            f"ring must have the shape (slots, sentences, beams, C), at least {least} and with C = {x.shape[1]}, "
+            f"got {_shape(ring)}"
+        )
+    if not ring.is_contiguous():
+        raise ValueError(f"ring must be contiguous, got strides {ring.stride()}")
+
+
+def best_words(
+    logits: Tensor, count: int, normalisers: Tensor | None, scores: Tensor | None, penalties: Mapping[int, float]
+) -> None:
+    """The arguments of best_words."""
+    _tensor("logits", logits, DTYPES[:3])
+    if logits.dim() != 2:
+        raise ValueError(f"logits must have the shape (N, V), got {_shape(logits)}")
+    rows, words = logits.shape
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(f"count must be an int, got {_what(count)}")
+    if not 1 <= count <= words:
+        raise ValueError(f"count must satisfy 1 <= count <= V = {words}, got {count}")
+    for name, tensor in (("normalisers", normalisers), ("scores", scores)):
+        if tensor is not None:
+            _tensor(name, tensor, (torch.float32,))
+            _same_device(name, tensor, logits)
+            if tensor.shape != (rows,):
+                raise ValueError(f"{name} must have the shape (N,) = ({rows},), got {_shape(tensor)}")
+    if len(penalties) > MOST_PENALTIES:
+        raise ValueError(f"penalties must be for at most {MOST_PENALTIES} words, got {len(penalties)}")
+    for word, penalty in penalties.items():
+        if not 0 <= word < words or not penalty > -math.inf:
+            raise ValueError(
+                f"penalties must be numbers above −∞ for words in 0 … V − 1 = {words - 1}, got {word}: {penalty}"
+            )
+    _no_gradient("best_words", logits, normalisers, scores)
+
+
+def _no_gradient(operator: str, *tensors: Tensor | None) -> None:
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        raise RuntimeError(f"{operator} has no gradients: call it under torch.no_grad(), or detach its arguments")
 
 
 def _options(normalize: str, dropout: float, flags: tuple[bool, ...]) -> None:

@@ -28,6 +28,7 @@ from lightconv_plugin.ops.philox import dropout_scale
 
 from .filters import Filter, widen, with_shared_filter
 from .normalize import sigmoid
+from .reference_decoding import best_words, ring_step  # noqa: F401  (found here by name)
 from .reference_loss import label_smoothed_nll, label_smoothed_nll_backward  # noqa: F401  (found here by name)
 from .reference_residual import (  # noqa: F401  (found here by name)
     dropout_add_norm,

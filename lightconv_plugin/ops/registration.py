@@ -60,6 +60,10 @@ _SCHEMAS = (
     "label_smoothed_nll(Tensor logits, Tensor target, float epsilon, int ignore_index) -> (Tensor, Tensor, Tensor)",
     "label_smoothed_nll_backward(Tensor? grad_loss, Tensor? grad_nll, Tensor logits, Tensor target, "
     "Tensor normaliser, float epsilon, int ignore_index) -> Tensor",
+    "ring_step(Tensor x, Tensor(a!) ring, Tensor weight, Tensor? bias, Tensor ancestors, Tensor now, bool softmax, "
+    "bool renorm_padding) -> Tensor",
+    "best_words(Tensor logits, Tensor? normalisers, Tensor? scores, int count, int[] penalised, float[] penalties) "
+    "-> (Tensor, Tensor)",
 )
 
 
@@ -93,6 +97,11 @@ def _fake_loss(logits: Tensor, target: Tensor, *options) -> tuple[Tensor, ...]:
 
 def _fake_loss_backward(grad_loss: Tensor | None, grad_nll: Tensor | None, logits: Tensor, *options) -> Tensor:
     return torch.empty_like(logits)
+
+
+def _fake_best(logits: Tensor, normalisers: Tensor | None, scores: Tensor | None, count: int, *options):
+    shape = (logits.shape[0], count)
+    return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int64)
 
 
 def _like_channels(x: Tensor, *, glu: bool) -> Tensor:
@@ -236,8 +245,11 @@ for _name, _kernel, _outputs, _gradients, _bias in (
         (_name, _kernel, _save, _backward),
         (_name + "_backward", _fake_backward_of(_outputs, _gradients), None, _no_second_order),
     ]
-for _operator, _kernel, _setup, _gradient in OPERATORS:
+# Without gradients; the functions of decoding.py refuse them.
+_DECODING: list[tuple[str, Callable[..., Any]]] = [("ring_step", _fake_contiguous), ("best_words", _fake_best)]
+for _operator, _fake_kernel in [*_DECODING, *(_entry[:2] for _entry in OPERATORS)]:
     _library.impl(_operator, _native_or_reference(_operator), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"lightconv::{_operator}", _kernel, lib=_library)
+    torch.library.register_fake(f"lightconv::{_operator}", _fake_kernel, lib=_library)
+for _operator, _, _setup, _gradient in OPERATORS:
     torch.library.register_autograd(f"lightconv::{_operator}", _gradient, setup_context=_setup, lib=_library)
     transforms.register(_operator, _setup, _gradient)

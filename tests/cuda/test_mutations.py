@@ -17,6 +17,7 @@ import torch
 from . import host
 from .calls import check, compare
 from .convolution_calls import Case
+from .decoding_calls import BestCase, RingCase
 from .dropout_calls import NormCase, ReluCase
 from .host import Sparse
 from .loss_calls import LossCase
@@ -30,7 +31,7 @@ UNITS = tuple(
     for name in (
         *("convolution/forward_float32", "convolution/backward_float32", "convolution/band_forward"),
         *("convolution/band_backward", "convolution/slabs", "talk/talk_float32", "talk/talk_band", "loss/loss"),
-        *("dropout/norm", "dropout/relu"),
+        *("dropout/norm", "dropout/relu", "decoding/ring", "decoding/words"),
     )
 )
 
@@ -80,6 +81,16 @@ CASES = {
     "NORM_UNALIGNED": NormCase(unaligned=True),
     "RELU": ReluCase(),
     "RELU_ODD": ReluCase(elements=5001),
+    "RING": RingCase(),
+    "RING_BEGINS": RingCase(now=2),
+    "RING_RENORM": RingCase(now=2, renorm=True),
+    "RING_ODD": RingCase(rows="odd"),
+    "RING_NARROW": RingCase(heads=8, per_head=2),
+    "WORDS": BestCase(5004, penalties=((7, math.inf), (70, -30.0)), scores=True),
+    "WORDS_TIES": BestCase(5004, ties=True),
+    "WORDS_MANY": BestCase(5004, 20, crowded=True),
+    "WORDS_GIVEN": BestCase(204, normalisers=True),
+    "WORDS_ODD": BestCase(204, pitch=205),
 }
 
 

@@ -211,3 +211,36 @@ def shifts(x, offset_left, offset_right, left, right, furthest):
             else:
                 out[:-distance] += part[:-distance] * x[distance:]
     return out / (left + right + 1)
+
+
+def ring_step(x, ring, weight, ancestors, now, bias=None, softmax=False, renorm_padding=False):
+    """ops.ring_step row by row and head by head → its result, and the ring after it."""
+    slots, beams, (heads, taps) = ring.shape[0], ancestors.shape[1], weight.shape[-2:]
+    kept, out = ring.double(), torch.zeros(x.shape, dtype=torch.float64)
+    for n in range(len(x)):
+        kept[now % slots, n // beams, n % beams] = x[n].double()
+    for n in range(len(x)):
+        sentence, beam = divmod(n, beams)
+        for h in range(heads):
+            tap = (weight[h] if weight.dim() == 2 else weight[n, h]).double()
+            inside = min(taps, now + 1)
+            if softmax:
+                tap = tap.exp() / tap[: inside if renorm_padding else taps].exp().sum()
+            channels = slice(h * x.shape[1] // heads, (h + 1) * x.shape[1] // heads)
+            for k in range(inside):
+                ancestor = ancestors[sentence, beam, now - k]
+                out[n, channels] += tap[k] * kept[(now - k) % slots, sentence, ancestor, channels]
+    return (out if bias is None else out + bias.double()), kept
+
+
+def best_words(logits, count, normalisers=None, scores=None, penalties=None):
+    """ops.best_words → log-probabilities and words; of equally good words the first comes first."""
+    values = logits.double()
+    if normalisers is None:
+        normalisers = values.logsumexp(1)
+    values = values.clone()
+    for word, penalty in (penalties or {}).items():
+        values[:, word] -= penalty
+    words = values.sort(dim=1, descending=True, stable=True).indices[:, :count]
+    found = values.gather(1, words) - normalisers.double().unsqueeze(1)
+    return (found if scores is None else found + scores.double().unsqueeze(1)), words
