@@ -20,7 +20,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightconv_plugin.generation.candidates import best_continuations, block_repeated, log_normalisers, without_nan
+from lightconv_plugin.generation.candidates import (
+    Columns,
+    best_continuations,
+    block_repeated,
+    log_normalisers,
+    without_nan,
+)
 from lightconv_plugin.generation.finished import End, Hypotheses, in_fairseqs_format
 from lightconv_plugin.generation.steps import State, StepModel
 from lightconv_plugin.generation.tables import Tables
@@ -88,6 +94,9 @@ class Search:
         max_len: maximum number of words of a hypothesis, not counting the end symbol.
         prefix: (S,P) words that hypotheses must begin with, filled up with pads.
         begin: the symbol before the first word, eos by default.
+        words: (W,) int64 in ascending order, those that may be chosen, with the symbols of the options and the words of
+            the prefix; None for all. Probabilities are normalised over them. The states must have been started with
+            them.
         columns: number of steps that the tables have room for, max_len + 1 by default.
     """
 
@@ -101,6 +110,7 @@ class Search:
         *,
         prefix: Tensor | None = None,
         begin: int | None = None,
+        words: Tensor | None = None,
         columns: int | None = None,
     ):
         self._models, self._states, self._options = models, states, options
@@ -111,8 +121,8 @@ class Search:
         looks_back = options.no_repeat_ngram_size > 0
         self._tables = Tables(self._beams, columns or max_len + 1, prefix, **symbols, with_tokens=looks_back)
         self._lengths = lengths
-        suppressed = torch.tensor(options.suppress, dtype=torch.int64)
-        self._suppress = suppressed.to(lengths.device, non_blocking=True)
+        suppress = torch.tensor(options.suppress, dtype=torch.int64).to(lengths.device, non_blocking=True)
+        self._columns = Columns(words, suppress, pad=options.pad, unk=options.unk, eos=options.eos)
 
     def copy_(self, other: Search) -> None:
         """Copy the state of `other`, which has tables of the same sizes, into this search's tensors."""
@@ -193,12 +203,13 @@ class Search:
         self._constrain(logits, normalisers, kind)
         count = min(2 * beam, width * logits.shape[1] - 1)
         totals = None if kind.first else tables.totals[: tables.live]
-        rows = tables.offer(*best_continuations(logits, normalisers, totals, tables.live, count))
+        scores, best, parents = best_continuations(logits, normalisers, totals, tables.live, count)
+        rows = tables.offer(scores, self._columns.words(best), parents)
         for model, state in zip(self._models, self._states, strict=True):
             model.reorder(state, rows)
 
     def _predict(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """(N,V) logits in float32 and their (N,) normalisers; for an ensemble, those of the mean probabilities."""
+        """(N,W) logits in float32 and their (N,) normalisers; for an ensemble, those of the mean probabilities."""
         logits, normalisers = self._logits(0, tokens)
         if len(self._models) == 1:
             return logits, normalisers
@@ -208,7 +219,7 @@ class Search:
         return total, torch.full_like(normalisers, math.log(len(self._models)))
 
     def _logits(self, i: int, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The (N,V) logits of model i, divided by the temperature, and their (N,) normalisers."""
+        """The (N,W) logits of model i, divided by the temperature, and their (N,) normalisers."""
         logits = self._models[i].logits(self._states[i], tokens).float()
         if self._options.temperature != 1:
             logits.div_(self._options.temperature)
@@ -216,23 +227,23 @@ class Search:
 
     def _constrain(self, logits: Tensor, normalisers: Tensor, kind: Kind) -> None:
         """Set the logits of forbidden words to −∞, in place, and force the words of a prefix."""
-        options, tables = self._options, self._tables
-        logits[:, options.pad].fill_(-torch.inf)
+        options, tables, columns = self._options, self._tables, self._columns
+        logits[:, columns.pad].fill_(-torch.inf)
         if options.unk_penalty:
-            logits[:, options.unk].sub_(options.unk_penalty)
+            logits[:, columns.unk].sub_(options.unk_penalty)
         if kind.last:
-            logits[:, : options.eos].fill_(-torch.inf)
-            logits[:, options.eos + 1 :].fill_(-torch.inf)
+            logits[:, : columns.eos].fill_(-torch.inf)
+            logits[:, columns.eos + 1 :].fill_(-torch.inf)
         if kind.forced:
-            _force_prefix(logits, normalisers, tables, self._beams.time, options)
+            _force_prefix(logits, normalisers, tables, self._beams.time, options, columns)
         else:
             if kind.early:
-                logits[:, options.eos].fill_(-torch.inf)
-            if options.suppress:
-                logits.index_fill_(1, self._suppress, -torch.inf)
+                logits[:, columns.eos].fill_(-torch.inf)
+            if len(columns.suppress):
+                logits.index_fill_(1, columns.suppress, -torch.inf)
         if tables.tokens is not None and not kind.first:
             tokens = tables.tokens[: tables.live, :, : kind.steps].flatten(0, 1)
-            block_repeated(tokens, logits, self._beams.now, options.no_repeat_ngram_size, options.pad)
+            block_repeated(tokens, logits, self._beams.now, options.no_repeat_ngram_size, columns)
 
 
 def _log_probabilities(logits: Tensor, normalisers: Tensor) -> Tensor:
@@ -240,7 +251,9 @@ def _log_probabilities(logits: Tensor, normalisers: Tensor) -> Tensor:
     return without_nan(logits.sub_(normalisers.unsqueeze(1)))
 
 
-def _force_prefix(logits: Tensor, normalisers: Tensor, tables: Tables, step: int, options: SearchOptions) -> None:
+def _force_prefix(
+    logits: Tensor, normalisers: Tensor, tables: Tables, step: int, options: SearchOptions, columns: Columns
+) -> None:
     """Allow only the prefix's next word, if there is one. If it is the end symbol, all hypotheses become the first one,
     as in fairseq: the n-best list of that sentence contains one hypothesis several times."""
     assert tables.prefix is not None
@@ -249,7 +262,7 @@ def _force_prefix(logits: Tensor, normalisers: Tensor, tables: Tables, step: int
     forced = words.ne(options.pad)
     if bool(forced.any()):
         rows = forced.repeat_interleave(width)
-        target = words.repeat_interleave(width)[rows].unsqueeze(1)
+        target = columns.of(words.repeat_interleave(width)[rows]).unsqueeze(1)
         given = logits[rows]
         logits[rows] = torch.full_like(given, -torch.inf).scatter_(1, target, given.gather(1, target))
     over = words.eq(options.eos)

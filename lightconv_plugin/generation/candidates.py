@@ -7,6 +7,34 @@ import torch
 from torch import Tensor
 
 
+class Columns:
+    """Which column of the logits belongs to which word.
+
+    Args:
+        words: (W,) int64 in ascending order, the words that have columns; None if all have, in their own order.
+        symbols: those of the dictionary, among the words.
+        suppress: words, some of which may have no column.
+
+    Attributes:
+        pad, unk, eos: their columns. suppress: (n,), those of the words to suppress.
+    """
+
+    def __init__(self, words: Tensor | None, suppress: Tensor, *, pad: int, unk: int, eos: int):
+        self._words = words
+        self.pad, self.unk, self.eos, self.suppress = pad, unk, eos, suppress
+        if words is not None:
+            symbols = torch.tensor([pad, unk, eos], device=words.device)
+            self.pad, self.unk, self.eos = torch.searchsorted(words, symbols).tolist()
+            self.suppress = torch.searchsorted(words, suppress[torch.isin(suppress, words)])
+
+    def of(self, words: Tensor) -> Tensor:
+        """The columns of words that have one."""
+        return words if self._words is None else torch.searchsorted(self._words, words.contiguous())
+
+    def words(self, columns: Tensor) -> Tensor:
+        return columns if self._words is None else self._words[columns]
+
+
 def log_normalisers(logits: Tensor) -> Tensor:
     """log Σ_v exp(logits[n, v]), (N,V) → (N,); +∞ where a logit is NaN or +∞, or all are −∞.
 
@@ -43,15 +71,15 @@ def best_continuations(
     return best, words.view(sentences, -1).gather(1, at), at.div(values.shape[2], rounding_mode="floor")
 
 
-def block_repeated(tokens: Tensor, scores: Tensor, now: Tensor, n: int, forbidden: int) -> None:
+def block_repeated(tokens: Tensor, scores: Tensor, now: Tensor, n: int, columns: Columns) -> None:
     """Set the scores of words that would complete an n-gram for the second time to −∞, in place (Paulus et al. 2018).
 
     Args:
         tokens: (N,L) hypotheses; words 1 … now are chosen, word 0 is the beginning symbol, later ones are ignored.
-        scores: (N,V) scores of the next word.
+        scores: (N,W) scores of the next word; those of the pad are already −∞.
         now: (1,) int64, on the device; the host does not read it.
         n: at least 1.
-        forbidden: a word whose scores are already −∞.
+        columns: those of the scores.
     """
     if tokens.shape[1] <= n:
         return
@@ -59,4 +87,4 @@ def block_repeated(tokens: Tensor, scores: Tensor, now: Tensor, n: int, forbidde
     last = tokens.index_select(1, (now + torch.arange(2 - n, 1, device=now.device)).clamp_min_(0))
     repeats = (ngrams[:, :, :-1] == last.unsqueeze(1)).all(dim=2)
     repeats &= torch.arange(n, tokens.shape[1], device=now.device) <= now
-    scores.scatter_(1, ngrams[:, :, -1].masked_fill(~repeats, forbidden), -torch.inf)
+    scores.scatter_(1, columns.of(ngrams[:, :, -1]).masked_fill(~repeats, columns.pad), -torch.inf)
