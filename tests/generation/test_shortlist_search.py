@@ -39,28 +39,9 @@ def _small(seed: int, mixer: str) -> models.Case:
     return models.Case([model], options, models.random_batch(rng, 2, 4, 12), 3)
 
 
-def _words_of(case: models.Case) -> int:
-    return case.models[0].config.decoder.vocab_size
-
-
-def _some_words(case: models.Case, seed: int) -> torch.Tensor:
-    """Some of the vocabulary: the symbols, forced words, more than a step chooses, and others."""
-    rng = random.Random(seed)
-    all_words = range(4, _words_of(case))
-    least = min(len(all_words), 2 * case.options.beam_size + 4)
-    chosen = {*SYMBOLS, *rng.sample(all_words, rng.randint(least, len(all_words)))}
-    if (prefix := case.extra.get("prefix")) is not None:
-        chosen.update(prefix.flatten().tolist())
-    return torch.tensor(sorted(chosen))
-
-
-def _with_words(case: models.Case, words: torch.Tensor) -> models.Case:
-    return replace(case, extra={**case.extra, "words": words})
-
-
 def _impossible(case: models.Case, words: torch.Tensor, dtype: torch.dtype = torch.float64) -> models.Case:
     """The case with models in which the logits of all other words are −∞, whatever the hypothesis."""
-    bias = torch.full((_words_of(case),), -torch.inf, dtype=dtype)
+    bias = torch.full((models.vocabulary(case),), -torch.inf, dtype=dtype)
     bias[words] = 0
     changed = []
     for model in case.models:
@@ -80,7 +61,7 @@ def test_all_words_change_no_bit(mixer):
     """More than 500 random models."""
     for seed in range(63):
         case = _small(seed, mixer)
-        everything = _with_words(case, torch.arange(_words_of(case)))
+        everything = models.with_words(case, torch.arange(models.vocabulary(case)))
         for kind in KINDS:
             models.assert_equal(case.search(kind, threads=1), everything.search(kind, threads=1), f"seed {seed}:")
 
@@ -90,7 +71,7 @@ def test_all_words_change_no_bit(mixer):
 def test_all_words_change_no_bit_with_any_options(dtype):
     for seed in range(12):
         case = models.random_case(seed)
-        everything = _with_words(case, torch.arange(_words_of(case)))
+        everything = models.with_words(case, torch.arange(models.vocabulary(case)))
         for threads in (1, 3):
             expected = case.search(models.native_search, dtype=dtype, threads=threads)
             found = everything.search(models.native_search, dtype=dtype, threads=threads)
@@ -102,11 +83,11 @@ def test_other_words_are_impossible():
     restricted = 0
     for seed in range(24):
         case = models.random_case(seed)
-        words = _some_words(case, seed)
+        words = models.some_words(case, seed)
         expected = _in_float32(_impossible(case, words).search(TorchSearch))
         for kind in KINDS:
-            models.assert_same(expected, _with_words(case, words).search(kind, threads=1), f"seed {seed}:")
-        restricted += isinstance(expected, list) and len(words) < _words_of(case)
+            models.assert_same(expected, models.with_words(case, words).search(kind, threads=1), f"seed {seed}:")
+        restricted += isinstance(expected, list) and len(words) < models.vocabulary(case)
     assert restricted > 12
 
 
@@ -123,10 +104,11 @@ def test_other_words_are_impossible_in_any_type(dtype):
     """Packed rows are the same rows: the models with logits of −∞ have the same products."""
     for seed in range(12):
         case = models.random_case(seed)
-        words = _some_words(case, seed)
+        words = models.some_words(case, seed)
         expected = _impossible(case, words, torch.float32).search(models.native_search, dtype=dtype, threads=1)
         found = [
-            _with_words(case, words).search(models.native_search, dtype=dtype, threads=threads) for threads in (1, 4)
+            models.with_words(case, words).search(models.native_search, dtype=dtype, threads=threads)
+            for threads in (1, 4)
         ]
         models.assert_same(expected, found[0], f"seed {seed}:", tolerance=1e-5)
         models.assert_equal(*found, f"seed {seed}:")
@@ -137,9 +119,9 @@ def test_a_greedy_search_is_the_formula():
     """Step by step: the likeliest word by a softmax over the listed words, from the model's own logits in float64."""
     for seed, mixer in enumerate(MIXERS):
         case = _small(seed, mixer)
-        words = _some_words(case, seed)
+        words = models.some_words(case, seed)
         options = replace(case.options, beam_size=1, min_len=0, no_repeat_ngram_size=0, suppress=(), unk_penalty=0.0)
-        found = _with_words(replace(case, options=options), words).search(models.native_search)
+        found = models.with_words(replace(case, options=options), words).search(models.native_search)
         model = copy.deepcopy(case.models[0]).double()
         for sentence, (hypothesis, *_) in zip(case.source, found, strict=True):
             sentence = sentence[sentence != models.PAD].unsqueeze(0)
@@ -179,7 +161,7 @@ def test_a_search_of_batches(dtype):
     if dtype == "int8" and not WITH_KERNELS:
         pytest.skip("no native kernels")
     case = _small(3, "dynamic")
-    words = _words_of(case)
+    words = models.vocabulary(case)
     options = replace(case.options, beam_size=2, dtype=dtype, no_repeat_ngram_size=0, suppress=(), max_len_b=3)
     some = [*SYMBOLS, *range(4, words, 2)]
     search = BatchSearch(case.models, options, shortlist=Shortlist({(): some, (5,): range(words)}))
@@ -198,10 +180,10 @@ def test_a_search_of_batches(dtype):
 @needs_kernels
 def test_wrong_words():
     case = _small(1, "talk")
-    words, most = _words_of(case), _words_of(case) - 1
+    words, most = models.vocabulary(case), models.vocabulary(case) - 1
 
     def search(some, **changes):
-        return _with_words(replace(case, **changes), torch.tensor(some)).search(models.native_search)
+        return models.with_words(replace(case, **changes), torch.tensor(some)).search(models.native_search)
 
     for wrong in (-1, words, 2**40):
         with pytest.raises(ValueError, match=f"^shortlist must be words in 0 … {most}, got {wrong}$"):
