@@ -110,7 +110,7 @@ class FastGenerator(SequenceGenerator):
         reason = self._why_not(net_input, constraints)
         if reason is not None:
             if self._shortlist is not None:
-                raise ValueError(f"with a shortlist (--generation-shortlist), {reason} is not supported")
+                raise ValueError(f"--generation-shortlist does not support {reason}")
             asked = "" if self.options.dtype in ("float32", AUTO) else f", not in {self.options.dtype}"
             self._say(f"falling back to fairseq's generator{asked}: {reason} is not supported")
             return super()._generate(sample, prefix_tokens, constraints, bos_token)

@@ -59,7 +59,8 @@ def read_text(data: Path, source_lang: str | None, target_lang: str | None, most
     pairs = list(_pairs(texts, dictionaries[0].eos(), most))
     if not pairs:
         raise InputError(f"{data} has no training sentences with words in both languages")
-    return ParallelText(*dictionaries, pairs)
+    source, target = dictionaries
+    return ParallelText(source, target, pairs)
 
 
 def _pairs(texts: Sequence[Any], eos: int, most: int) -> Iterator[tuple[Tensor, Tensor]]:

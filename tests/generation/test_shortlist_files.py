@@ -11,6 +11,7 @@ pytest.importorskip("fairseq")
 from lightconv_plugin.cli import main
 from lightconv_plugin.errors import InputError, TranslationError
 from lightconv_plugin.generation import FastGenerator
+from lightconv_plugin.generation.fairseq_generate import parse_options
 from lightconv_plugin.generation.shortlist import Shortlist, read_shortlist
 from lightconv_plugin.generation.task import TranslationFastConfig, TranslationFastTask
 from lightconv_plugin.generation.translator import Translator
@@ -210,6 +211,12 @@ def test_the_generator_of_the_task(all_words, few_are_frequent, tmp_path):
     assert chosen <= {*SYMBOLS, *range(4, 10), 20} and chosen - SYMBOLS
 
 
+def test_the_option_of_fairseqs_commands():
+    words = ["data-bin", "--path", "model.pt", "--task", "translation_fast"]
+    assert parse_options(words).task.generation_shortlist == ""
+    assert parse_options([*words, "--generation-shortlist", "list.txt"]).task.generation_shortlist == "list.txt"
+
+
 def test_what_only_fairseqs_generator_can_do(all_words, caplog):
     torch.manual_seed(1)
     ensemble, batch = [models.ours()], models.batch()
@@ -218,10 +225,13 @@ def test_what_only_fairseqs_generator_can_do(all_words, caplog):
         with pytest.raises(ValueError, match=f"--generation-shortlist and --{option.replace('_', '-')} exclude"):
             task.build_generator(ensemble, Namespace(**{option: value}))
     sampling = task.build_generator(ensemble, Namespace(beam=2, sampling=True))
-    with caplog.at_level(logging.INFO), pytest.raises(ValueError, match="search by Sampling is not supported"):
+    with (
+        caplog.at_level(logging.INFO),
+        pytest.raises(ValueError, match="--generation-shortlist does not support search by Sampling"),
+    ):
         sampling.generate([], batch)
     assert "falling back" not in caplog.text
     searching = task.build_generator(ensemble, Namespace(beam=2, max_len_b=5))
     assert isinstance(searching, FastGenerator)
-    with pytest.raises(ValueError, match=r"with a shortlist \(--generation-shortlist\), constraints is not supported"):
+    with pytest.raises(ValueError, match="--generation-shortlist does not support constraints"):
         searching.generate([], batch, constraints=torch.zeros(8, 1, dtype=torch.int64))
