@@ -12,11 +12,11 @@ class Columns:
 
     Args:
         words: (W,) int64 in ascending order, the words that have columns; None if all have, in their own order.
-        symbols: those of the dictionary, among the words.
-        suppress: words, some of which may have no column.
+        suppress: (n,) words that are never chosen; some may have no column.
+        pad, unk, eos: symbols, which have columns.
 
     Attributes:
-        pad, unk, eos: their columns. suppress: (n,), those of the words to suppress.
+        suppress, pad, unk, eos: the columns of these words.
     """
 
     def __init__(self, words: Tensor | None, suppress: Tensor, *, pad: int, unk: int, eos: int):
