@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
@@ -39,10 +40,10 @@ struct Table {
 class Search {
  public:
   Search(
-      const std::vector<const Model*>& ensemble, const Options& options, const Batch& batch,
+      const std::vector<const Model*>& ensemble, const Outputs& outputs, const Options& options, const Batch& batch,
       std::vector<int64_t> numbers, Team& team, Finished& finished)
       : options_(options), batch_(batch), live_(std::move(numbers)), finished_(finished), shop_(team),
-        vocabulary_(ensemble, options, shop_) {
+        vocabulary_(outputs, options, shop_) {
     for (int64_t number : live_) {
       if (!sentences_.add(batch.source + number * batch.source_steps, batch.source_steps, ensemble[0]->encoder.pad)) {
         throw std::invalid_argument("sentence " + std::to_string(number) + " of the batch has no words");
@@ -229,16 +230,34 @@ class Search {
   std::vector<char> over_;
 };
 
-void check(const std::vector<const Model*>& ensemble, const Options& options, const Batch& batch) {
-  const auto inside = [](const int64_t* words, int64_t n, int64_t most, const char* what) {
-    for (int64_t i = 0; i < n; ++i) {
-      if (words[i] < 0 || words[i] >= most) {
-        throw std::invalid_argument(
-            std::string(what) + " must be words in 0 … " + std::to_string(most - 1) + ", got " +
-            std::to_string(words[i]));
-      }
+void inside(const int64_t* words, int64_t n, int64_t most, const char* what) {
+  for (int64_t i = 0; i < n; ++i) {
+    if (words[i] < 0 || words[i] >= most) {
+      throw std::invalid_argument(
+          std::string(what) + " must be words in 0 … " + std::to_string(most - 1) + ", got " + std::to_string(words[i]));
+    }
+  }
+}
+
+// The shortlist must be in order, and have what the search may be forced to choose.
+void check_shortlist(const Options& options, const Batch& batch, int64_t words) {
+  const int64_t *first = batch.words, *last = first + batch.word_count;
+  inside(first, batch.word_count, words, "shortlist");
+  if (std::adjacent_find(first, last, std::greater_equal<int64_t>()) != last) {
+    throw std::invalid_argument("the words of the shortlist must be in ascending order");
+  }
+  const auto needs = [&](int64_t word, const char* what) {
+    if (!std::binary_search(first, last, word)) {
+      throw std::invalid_argument(std::string(what) + " " + std::to_string(word) + " is not in the shortlist");
     }
   };
+  needs(options.eos, "eos");
+  for (int64_t i = 0; batch.prefix && i < batch.sentences * batch.prefix_steps; ++i) {
+    if (batch.prefix[i] != options.pad) needs(batch.prefix[i], "prefix");
+  }
+}
+
+void check(const std::vector<const Model*>& ensemble, const Options& options, const Batch& batch) {
   const int64_t words = ensemble[0]->output.outputs();
   const auto at_least = [](int64_t least, int64_t value, const char* what) {
     if (value < least) {
@@ -252,10 +271,12 @@ void check(const std::vector<const Model*>& ensemble, const Options& options, co
   inside(&options.unk, 1, words, "unk");
   inside(&options.eos, 1, words, "eos");
   inside(options.suppress.data(), options.suppress.size(), words, "suppress");
-  if (options.beam >= words) {
+  if (batch.words) check_shortlist(options, batch, words);
+  const int64_t choices = batch.words ? batch.word_count : words;
+  if (options.beam >= choices) {
     throw std::invalid_argument(
-        "beam_size must be below the " + std::to_string(words) + " words of the vocabulary, got " +
-        std::to_string(options.beam));
+        "beam_size must be below the " + std::to_string(choices) + " words of the " +
+        (batch.words ? "shortlist" : "vocabulary") + ", got " + std::to_string(options.beam));
   }
   if (batch.sentences > 0) {
     // Of a table. Beyond it, a table would not fit into any memory, and its size might overflow.
@@ -281,6 +302,7 @@ Finished search(const std::vector<const Model*>& ensemble, const Options& option
   check(ensemble, options, batch);
   Finished finished(batch.sentences);
   if (batch.sentences == 0) return finished;
+  const Outputs outputs(ensemble, batch);
   // With fewer than two sentences for each, threads share products instead.
   const int parts = int(std::clamp<int64_t>(batch.sentences / 2, 1, threads));
   Team team(parts);
@@ -289,7 +311,7 @@ Finished search(const std::vector<const Model*>& ensemble, const Options& option
     std::vector<int64_t> numbers;
     for (int64_t number = part; number < batch.sentences; number += parts) numbers.push_back(number);
     Team members(threads / parts + (part < threads % parts));
-    Search some(ensemble, options, batch, std::move(numbers), members, finished);
+    Search some(ensemble, outputs, options, batch, std::move(numbers), members, finished);
     some.run();
   });
   for (std::vector<Hypothesis>& hypotheses : finished) {

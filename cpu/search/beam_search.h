@@ -16,10 +16,10 @@ struct Options {
 };
 
 // A batch: source (sentences, source_steps) with pads on either side, lengths (sentences,), prefix (sentences, prefix_steps)
-// or null.
+// or null, words (word_count,) in ascending order, which alone may be chosen, or null for all.
 struct Batch {
-  const int64_t *source, *lengths, *prefix;
-  int64_t sentences, source_steps, prefix_steps, max_len, begin;
+  const int64_t *source, *lengths, *prefix, *words;
+  int64_t sentences, source_steps, prefix_steps, word_count, max_len, begin;
 };
 
 struct Hypothesis {

@@ -81,17 +81,18 @@ class BeamSearch : public torch::CustomClassHolder {
   // Returns the tokens and positional scores of all hypotheses, concatenated; their lengths; their scores; and the
   // number of hypotheses per sentence. See beam_search.h for the arguments.
   std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> search(
-      const at::Tensor& source, const at::Tensor& lengths, const std::optional<at::Tensor>& prefix, int64_t max_len,
-      int64_t begin, int64_t threads) {
+      const at::Tensor& source, const at::Tensor& lengths, const std::optional<at::Tensor>& prefix,
+      const std::optional<at::Tensor>& words, int64_t max_len, int64_t begin, int64_t threads) {
     TORCH_CHECK_VALUE(!models_.empty(), "there is no model");
     TORCH_CHECK_VALUE(source.dim() == 2, "source must be (S, T), got ", source.sizes());
     TORCH_CHECK_VALUE(!prefix || prefix->dim() == 2, "prefix must be (S, P), got ", prefix->sizes());
     TORCH_CHECK_VALUE(threads >= 1, "threads must be at least 1, got ", threads);
-    const int64_t sentences = source.size(0);
+    TORCH_CHECK_VALUE(!words || words->dim() == 1, "the shortlist must be (W,), got ", words->sizes());
+    const int64_t sentences = source.size(0), count = words ? words->size(0) : 0;
     const Batch batch{
         words_of(source, sentences, "source"), words_of(lengths, sentences, "lengths"),
-        prefix ? words_of(*prefix, sentences, "prefix") : nullptr, sentences, source.size(1),
-        prefix ? prefix->size(1) : 0, max_len, begin};
+        prefix ? words_of(*prefix, sentences, "prefix") : nullptr, words ? words_of(*words, count, "shortlist") : nullptr,
+        sentences, source.size(1), prefix ? prefix->size(1) : 0, count, max_len, begin};
     std::vector<const Model*> ensemble;
     for (const auto& model : models_) ensemble.push_back(model.get());
     return with_torch_errors([&] { return as_tensors(decoding::search(ensemble, options_, batch, int(threads))); });

@@ -74,14 +74,41 @@ Linear::Linear(
       choice_(choice) {
   if (bias) bias_.assign(bias, bias + outputs);
   group_ = arithmetic == Arithmetic::kFloat32 ? 1 : arithmetic == Arithmetic::kBFloat16 ? 2 : 4;
-  const int64_t element = 4 / group_;
-  const int64_t bytes = panels_ * kPanel * round_to(inputs, group_) * element;
-  char* memory = static_cast<char*>(::operator new[](bytes, std::align_val_t(64)));
-  weights_.reset(memory, [](char* memory) { ::operator delete[](memory, std::align_val_t(64)); });
-  std::memset(memory, 0, bytes);
+  allocate();
   if (arithmetic == Arithmetic::kFloat32) pack_floats(weight);
   if (arithmetic == Arithmetic::kBFloat16) pack_bfloat16(weight);
   if (arithmetic == Arithmetic::kInt8) pack_int8(weight);
+}
+
+// Makes room for the panels, filled with zeros: a group of inputs takes four bytes of each output.
+void Linear::allocate() {
+  const int64_t bytes = panels_ * kPanel * round_to(inputs_, group_) / group_ * 4;
+  char* memory = static_cast<char*>(::operator new[](bytes, std::align_val_t(64)));
+  weights_.reset(memory, [](char* memory) { ::operator delete[](memory, std::align_val_t(64)); });
+  std::memset(memory, 0, bytes);
+}
+
+Linear Linear::select(const int64_t* outputs, int64_t count) const {
+  Linear some = *this;
+  some.outputs_ = count;
+  some.panels_ = round_to(count, kPanel) / kPanel;
+  some.allocate();
+  const int64_t steps = round_to(inputs_, group_) / group_;
+  for (int64_t n = 0; n < count; ++n) {
+    const int64_t output = outputs[n];
+    const char* from = weights_.get() + (output / kPanel * kPanel * steps + output % kPanel) * 4;
+    char* to = some.weights_.get() + (n / kPanel * kPanel * steps + n % kPanel) * 4;
+    for (int64_t k = 0; k < steps; ++k) std::memcpy(to + k * kPanel * 4, from + k * kPanel * 4, 4);
+  }
+  const auto gather = [&](const auto& all, auto& chosen) {
+    if (all.empty()) return;
+    chosen.resize(count);
+    for (int64_t n = 0; n < count; ++n) chosen[n] = all[outputs[n]];
+  };
+  gather(bias_, some.bias_);
+  gather(column_scales_, some.column_scales_);
+  gather(column_sums_, some.column_sums_);
+  return some;
 }
 
 void Linear::pack_floats(const float* weight) {

@@ -63,6 +63,9 @@ class Linear {
   int64_t outputs() const { return outputs_; }
   int64_t inputs() const { return inputs_; }
 
+  // A layer with only these outputs, in this order: the same bits of each.
+  Linear select(const int64_t* outputs, int64_t count) const;
+
   // x: `rows` rows, x_pitch floats apart → y: rows y_pitch floats apart.
   void operator()(const float* x, int64_t x_pitch, int64_t rows, float* y, int64_t y_pitch, Workshop& shop) const;
 
@@ -73,6 +76,7 @@ class Linear {
   void compute(Product product, float* y, int64_t y_pitch, int64_t first, int64_t last, Team& team) const;
 
  private:
+  void allocate();
   void pack_floats(const float* weight);
   void pack_bfloat16(const float* weight);
   void pack_int8(const float* weight);

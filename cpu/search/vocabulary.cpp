@@ -24,8 +24,26 @@ float log_normaliser(const float* logits, int64_t n) {
 
 }  // namespace
 
-Vocabulary::Vocabulary(const std::vector<const Model*>& ensemble, const Options& options, Workshop& shop)
-    : ensemble_(ensemble), options_(options), shop_(shop), words_(ensemble[0]->output.outputs()) {}
+Outputs::Outputs(const std::vector<const Model*>& ensemble, const Batch& batch) : words_(batch.words) {
+  if (words_) {
+    for (const Model* model : ensemble) selected_.push_back(model->output.select(words_, batch.word_count));
+    for (const Linear& layer : selected_) layers_.push_back(&layer);
+  } else {
+    for (const Model* model : ensemble) layers_.push_back(&model->output);
+  }
+}
+
+int64_t Outputs::column(int64_t word) const {
+  if (!words_) return word;
+  const int64_t *end = words_ + columns(), *found = std::lower_bound(words_, end, word);
+  return found != end && *found == word ? found - words_ : -1;
+}
+
+Vocabulary::Vocabulary(const Outputs& outputs, const Options& options, Workshop& shop)
+    : outputs_(outputs), options_(options), shop_(shop), pad_(outputs.column(options.pad)),
+      unk_(outputs.column(options.unk)), eos_(outputs.column(options.eos)), words_(outputs.columns()) {
+  for (int64_t word : options.suppress) suppress_.push_back(outputs.column(word));
+}
 
 // Calls f(first, last) for all rows of `columns` logits, on several threads if that is worth it.
 template <class F>
@@ -42,12 +60,12 @@ void Vocabulary::best(
   const bool forced = std::any_of(constraints.begin(), constraints.end(), [](const Constraint& constraint) {
     return constraint.forced >= 0 || constraint.copy_of >= 0;
   });
-  if (ensemble_.size() == 1 && !forced) in_pieces(hidden[0], rows, constraints);
+  if (outputs_.models() == 1 && !forced) in_pieces(hidden[0], rows, constraints);
   else at_once(hidden, rows, constraints);
 }
 
 void Vocabulary::in_pieces(const float* hidden, int64_t rows, const std::vector<Constraint>& constraints) {
-  const Linear& output = ensemble_[0]->output;
+  const Linear& output = outputs_.layer(0);
   const int64_t width = std::max(kPiece, kCached / rows / kPiece * kPiece);
   float* logits = logits_.get(rows * std::min(width, words_));
   const Product product = output.prepare(hidden, output.inputs(), rows, shop_);
@@ -74,8 +92,8 @@ void Vocabulary::at_once(
     const std::vector<const float*>& hidden, int64_t rows, const std::vector<Constraint>& constraints) {
   float* logits = logits_.get(rows * words_);
   std::vector<float> normalisers(rows);
-  for (size_t m = 0; m < ensemble_.size(); ++m) {
-    const Linear& output = ensemble_[m]->output;
+  for (int64_t m = 0; m < outputs_.models(); ++m) {
+    const Linear& output = outputs_.layer(m);
     float* mine = m == 0 ? logits : others_.get(rows * words_);
     output(hidden[m], output.inputs(), rows, mine, words_, shop_);
     each_row(rows, words_, [&](int64_t from, int64_t to) {
@@ -88,14 +106,14 @@ void Vocabulary::at_once(
           normaliser = kInfinity;
         }
         normalisers[row] = normaliser;
-        if (ensemble_.size() == 1) continue;
+        if (outputs_.models() == 1) continue;
         for (int64_t w = 0; w < words_; ++w) of_row[w] -= normaliser;
         for (int64_t w = 0; m > 0 && w < words_; ++w) {
           // log(exp(a) + exp(b)); both may be −∞.
           const float high = std::max(total[w], of_row[w]), low = std::min(total[w], of_row[w]);
           total[w] = high == -kInfinity ? high : high + std::log1p(std::exp(low - high));
         }
-        normalisers[row] = std::log(float(ensemble_.size()));
+        normalisers[row] = std::log(float(outputs_.models()));
       }
     });
   }
@@ -103,10 +121,10 @@ void Vocabulary::at_once(
     float* mine = logits + row * words_;
     constrain(mine, 0, words_, constraints[row]);
     if (constraints[row].forced >= 0) {
-      const int64_t word = constraints[row].forced;
-      const float value = mine[word];
+      const int64_t column = outputs_.column(constraints[row].forced);
+      const float value = mine[column];
       std::fill_n(mine, words_, -kInfinity);
-      mine[word] = value;
+      mine[column] = value;
     }
     if (constraints[row].copy_of >= 0) {
       std::copy_n(logits + constraints[row].copy_of * words_, words_, mine);
@@ -124,21 +142,19 @@ void Vocabulary::cool(float* logits, int64_t n) const {
 }
 
 void Vocabulary::constrain(float* logits, int64_t first, int64_t last, const Constraint& constraint) const {
-  const auto forbid = [&](int64_t word) {
-    if (word >= first && word < last) logits[word - first] = -kInfinity;
+  const auto forbid = [&](int64_t column) {
+    if (column >= first && column < last) logits[column - first] = -kInfinity;
   };
-  forbid(options_.pad);
-  if (options_.unk_penalty != 0 && options_.unk >= first && options_.unk < last) {
-    logits[options_.unk - first] -= float(options_.unk_penalty);
-  }
+  forbid(pad_);
+  if (options_.unk_penalty != 0 && unk_ >= first && unk_ < last) logits[unk_ - first] -= float(options_.unk_penalty);
   if (constraint.only_end) {
-    for (int64_t word = first; word < last; ++word) {
-      if (word != options_.eos) logits[word - first] = -kInfinity;
+    for (int64_t column = first; column < last; ++column) {
+      if (column != eos_) logits[column - first] = -kInfinity;
     }
   }
-  if (constraint.no_end) forbid(options_.eos);
-  if (constraint.suppress) for (int64_t word : options_.suppress) forbid(word);
-  for (int64_t word : constraint.blocked) forbid(word);
+  if (constraint.no_end) forbid(eos_);
+  if (constraint.suppress) for (int64_t column : suppress_) forbid(column);
+  for (int64_t word : constraint.blocked) forbid(outputs_.column(word));
 }
 
 // Turns a row's best logits into log-probabilities; a broken row (NaN, infinities) has none above −∞.

@@ -52,6 +52,7 @@ COMMANDS = {
     },
     "use": {
         "translate": "translate raw text",
+        "shortlist": "learn which target words are likely, to translate faster",
         "released": "get the models that the papers' authors released",
         "export": "write a model as a directory that needs no fairseq",
         "deploy": "compile an exported model for programs without Python",

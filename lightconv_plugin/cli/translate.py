@@ -50,6 +50,10 @@ Memory does not grow with the text.
 size (docs/decoding.md has the table); on a GPU, bfloat16 or, if it has no bfloat16, float16. On a terminal or with
 --verbose, standard error shows the choice.
 
+--shortlist FILE restricts each batch to likely words, and their probabilities are normalised over these. A translation
+then depends on the other sentences of its batch, which allow more words: smaller batches (--batch-size) are faster, and
+lists fit a sentence more closely. It changes translations: compare BLEU on validation data with and without it.
+
 With --device cuda, the steps of the search are captured in CUDA graphs from the second batch of a size on.
 --no-cuda-graphs turns this off, --cuda-graphs captures every batch.
 
@@ -79,9 +83,11 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--score scores one translation of each line: --nbest is not valid")
     if args.score and args.dtype not in ("auto", "float32"):
         raise InputError(f"--score computes in float32: --dtype {args.dtype} is not valid")
+    if args.score and args.shortlist:
+        raise InputError("--score takes the whole vocabulary into account: --shortlist is not valid")
     if args.cuda_graphs and not args.device.startswith("cuda"):
         raise InputError(f"--cuda-graphs needs a GPU, such as --device cuda: got --device {args.device}")
-    for option, file in (("--input", args.input), ("--score", args.score)):
+    for option, file in (("--input", args.input), ("--score", args.score), ("--shortlist", args.shortlist)):
         if file and not file.exists():  # it may be a pipe
             raise InputError(f"{option}: no such file: {file}")
         if file and file.is_dir():

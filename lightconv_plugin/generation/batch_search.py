@@ -17,6 +17,7 @@ from lightconv_plugin.generation.dtypes import fastest_type, products, slow_type
 from lightconv_plugin.generation.finished import Hypotheses
 from lightconv_plugin.generation.graphs import CapturedSearch
 from lightconv_plugin.generation.native import Description, NativeSearch, describe
+from lightconv_plugin.generation.shortlist import Shortlist
 from lightconv_plugin.generation.steps import StepModel
 from lightconv_plugin.modules.recorder import CudaGraphs
 from lightconv_plugin.modules.transformer import EncoderDecoder
@@ -32,6 +33,8 @@ class BatchSearch:
         options: options of the search.
         exported: the type in which the weights were exported, one of DTYPES. dtype "auto" is this type if it is not
             float32 and the native search runs the models.
+        shortlist: the words that may be chosen for a batch, None for all. No steps are then captured in CUDA graphs,
+            because the number of words differs between batches.
 
     Attributes:
         options: those given, with the chosen dtype instead of "auto".
@@ -40,13 +43,25 @@ class BatchSearch:
 
     Raises:
         UnsupportedModelError: the search does not support a model, or dtype is "int8" and the native search does not.
-        ValueError: dtype "int8" if the native search cannot be used; cuda_graphs if the models are not on a GPU.
+        ValueError: dtype "int8" if the native search cannot be used; cuda_graphs if the models are not on a GPU, or
+            with a shortlist.
     """
 
-    def __init__(self, models: Sequence[EncoderDecoder], options: SearchOptions, *, exported: str = "float32"):
+    def __init__(
+        self,
+        models: Sequence[EncoderDecoder],
+        options: SearchOptions,
+        *,
+        exported: str = "float32",
+        shortlist: Shortlist | None = None,
+    ):
         device = next(models[0].parameters()).device
+        if shortlist is not None and options.cuda_graphs:
+            raise ValueError("`shortlist` and `cuda_graphs` exclude each other")
         if options.cuda_graphs and device.type != "cuda":
             raise ValueError(f"`cuda_graphs` needs a GPU, got a model on {device}")
+        if shortlist is not None:
+            options = replace(options, cuda_graphs=False)
         described = describe(models)
         self.dtype_reason, self.dtype_warning = "as requested", None
         if options.dtype != AUTO:
@@ -61,7 +76,7 @@ class BatchSearch:
             self.dtype_reason += f", {products()}"
         self.options = options
         self._longest = options.max_len or min(model.config.decoder.max_positions for model in models)
-        self._search = _choose(models, described, options, device)
+        self._search, self._shortlist = _choose(models, described, options, device), shortlist
 
     @torch.no_grad()
     def search(
@@ -93,7 +108,11 @@ class BatchSearch:
             max_len = int(lengths.max())
         if options.min_len > max_len:
             raise ValueError(f"min_len must be at most max_len = {max_len}, got {options.min_len}")
-        return self._search.search(source, lengths, max_len, prefix=prefix, begin=begin)
+        if self._shortlist is None:
+            return self._search.search(source, lengths, max_len, prefix=prefix, begin=begin)
+        assert not isinstance(self._search, CapturedSearch)
+        words = self._shortlist.words(source, prefix).to(source.device)
+        return self._search.search(source, lengths, max_len, prefix=prefix, begin=begin, words=words)
 
 
 def _choose(
@@ -126,12 +145,21 @@ class TorchSearch:
         self._steps = [StepModel(model, options.dtype) for model in models]
 
     def search(
-        self, source: Tensor, lengths: Tensor, max_len: int, *, prefix: Tensor | None = None, begin: int | None = None
+        self,
+        source: Tensor,
+        lengths: Tensor,
+        max_len: int,
+        *,
+        prefix: Tensor | None = None,
+        begin: int | None = None,
+        words: Tensor | None = None,
     ) -> Hypotheses:
         """See `Search`."""
-        with torch_threads(self._options.threads):
-            states = [steps.start(source, self._options.beam_size) for steps in self._steps]
-            return Search(self._steps, states, lengths, self._options, max_len, prefix=prefix, begin=begin).find()
+        options = self._options
+        with torch_threads(options.threads):
+            states = [steps.start(source, options.beam_size, words=words) for steps in self._steps]
+            search = Search(self._steps, states, lengths, options, max_len, prefix=prefix, begin=begin, words=words)
+            return search.find()
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightconv_plugin.generation.candidates import best_continuations, block_repeated
+from lightconv_plugin.generation.candidates import Columns, best_continuations, block_repeated
 from lightconv_plugin.generation.finished import End, Hypotheses, in_fairseqs_format
 from lightconv_plugin.generation.steps import State, StepModel
 from lightconv_plugin.generation.tables import Tables
@@ -89,6 +89,9 @@ class Search:
         max_len: maximum number of words of a hypothesis, not counting the end symbol.
         prefix: (S,P) words that hypotheses must begin with, filled up with pads.
         begin: the symbol before the first word, eos by default.
+        words: (W,) int64 in ascending order, those that may be chosen, with the symbols of the options and the words of
+            the prefix; None for all. Probabilities are normalised over them. The states must have been started with
+            them.
         columns: number of steps that the tables have room for, max_len + 1 by default.
     """
 
@@ -102,6 +105,7 @@ class Search:
         *,
         prefix: Tensor | None = None,
         begin: int | None = None,
+        words: Tensor | None = None,
         columns: int | None = None,
     ):
         self._models, self._states, self._options = models, states, options
@@ -112,8 +116,8 @@ class Search:
         looks_back = options.no_repeat_ngram_size > 0
         self._tables = Tables(self._beams, columns or max_len + 1, prefix, **symbols, with_tokens=looks_back)
         self._lengths = lengths
-        suppressed = torch.tensor(options.suppress, dtype=torch.int64)
-        self._suppress = suppressed.to(lengths.device, non_blocking=True)
+        suppress = torch.tensor(options.suppress, dtype=torch.int64).to(lengths.device, non_blocking=True)
+        self._columns = Columns(words, suppress, pad=options.pad, unk=options.unk, eos=options.eos)
 
     def copy_(self, other: Search) -> None:
         """Copy the state of `other`, which has tables of the same sizes, into this search's tensors."""
@@ -195,13 +199,14 @@ class Search:
             self._constrain(logits, normalisers, kind)
         count = min(2 * beam, width * logits.shape[1] - 1)
         totals = None if kind.first else tables.totals[: tables.live]
-        best = best_continuations(logits, normalisers, self._penalties(kind), totals, tables.live, count)
-        rows = tables.offer(*best)
+        penalties = self._penalties(kind)
+        scores, best, parents = best_continuations(logits, normalisers, penalties, totals, tables.live, count)
+        rows = tables.offer(scores, self._columns.words(best), parents)
         for model, state in zip(self._models, self._states, strict=True):
             model.reorder(state, rows)
 
     def _predict(self, tokens: Tensor, constrained: bool) -> tuple[Tensor, Tensor | None]:
-        """(N,V) logits and their (N,) normalisers; for an ensemble, those of the mean probabilities.
+        """(N,W) logits and their (N,) normalisers; for an ensemble, those of the mean probabilities.
 
         constrained: the logits will be changed. The normalisers are None if they will not, and are their own.
         """
@@ -214,40 +219,40 @@ class Search:
         return total, torch.full_like(total[:, 0], math.log(len(self._models)))
 
     def _logits(self, i: int, tokens: Tensor) -> Tensor:
-        """The (N,V) logits of model i, divided by the temperature; float32, or half precision as they are."""
+        """The (N,W) logits of model i, divided by the temperature; float32, or half precision as they are."""
         logits = self._models[i].logits(self._states[i], tokens)
         if logits.dtype == torch.float64:
             logits = logits.float()
         return logits if self._options.temperature == 1 else logits.float().div_(self._options.temperature)
 
     def _penalties(self, kind: Kind) -> dict[int, float]:
-        """What is subtracted from the logits of single words: ∞ if they are forbidden."""
-        options = self._options
-        penalties = {options.unk: options.unk_penalty} if options.unk_penalty else {}
-        penalties[options.pad] = math.inf
+        """What is subtracted from the logits of single columns: ∞ if their words are forbidden."""
+        options, columns = self._options, self._columns
+        penalties = {columns.unk: options.unk_penalty} if options.unk_penalty else {}
+        penalties[columns.pad] = math.inf
         if kind.early and not kind.forced:
-            penalties[options.eos] = math.inf
+            penalties[columns.eos] = math.inf
         return penalties
 
     def _constrains(self, kind: Kind) -> bool:
         """Whether `_constrain` changes the logits of this step."""
         looks_back = self._tables.tokens is not None and not kind.first
-        return kind.last or kind.forced or looks_back or bool(self._options.suppress)
+        return kind.last or kind.forced or looks_back or len(self._columns.suppress) > 0
 
     def _constrain(self, logits: Tensor, normalisers: Tensor, kind: Kind) -> None:
         """Set the logits of words that are forbidden besides those with penalties to −∞, in place, and force the words
         of a prefix."""
-        options, tables = self._options, self._tables
+        options, tables, columns = self._options, self._tables, self._columns
         if kind.last:
-            logits[:, : options.eos].fill_(-torch.inf)
-            logits[:, options.eos + 1 :].fill_(-torch.inf)
+            logits[:, : columns.eos].fill_(-torch.inf)
+            logits[:, columns.eos + 1 :].fill_(-torch.inf)
         if kind.forced:
-            _force_prefix(logits, normalisers, tables, self._beams.time, options)
-        elif options.suppress:
-            logits.index_fill_(1, self._suppress, -torch.inf)
+            _force_prefix(logits, normalisers, tables, self._beams.time, options, columns)
+        elif len(columns.suppress):
+            logits.index_fill_(1, columns.suppress, -torch.inf)
         if tables.tokens is not None and not kind.first:
             tokens = tables.tokens[: tables.live, :, : kind.steps].flatten(0, 1)
-            block_repeated(tokens, logits, self._beams.now, options.no_repeat_ngram_size, options.pad)
+            block_repeated(tokens, logits, self._beams.now, options.no_repeat_ngram_size, columns)
 
 
 def _log_probabilities(logits: Tensor) -> Tensor:
@@ -255,7 +260,9 @@ def _log_probabilities(logits: Tensor) -> Tensor:
     return without_nan(logits.sub_(log_normalisers(logits).unsqueeze(1)))
 
 
-def _force_prefix(logits: Tensor, normalisers: Tensor, tables: Tables, step: int, options: SearchOptions) -> None:
+def _force_prefix(
+    logits: Tensor, normalisers: Tensor, tables: Tables, step: int, options: SearchOptions, columns: Columns
+) -> None:
     """Allow only the prefix's next word, if there is one. If it is the end symbol, all hypotheses become the first one,
     as in fairseq: the n-best list of that sentence contains one hypothesis several times."""
     assert tables.prefix is not None
@@ -264,7 +271,7 @@ def _force_prefix(logits: Tensor, normalisers: Tensor, tables: Tables, step: int
     forced = words.ne(options.pad)
     if bool(forced.any()):
         rows = forced.repeat_interleave(width)
-        target = words.repeat_interleave(width)[rows].unsqueeze(1)
+        target = columns.of(words.repeat_interleave(width)[rows]).unsqueeze(1)
         given = logits[rows]
         logits[rows] = torch.full_like(given, -torch.inf).scatter_(1, target, given.gather(1, target))
     over = words.eq(options.eos)

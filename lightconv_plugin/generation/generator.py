@@ -16,6 +16,7 @@ from lightconv_plugin.generation import AUTO, CHOICES
 from lightconv_plugin.generation.batch_search import BatchSearch
 from lightconv_plugin.generation.beam_search import SearchOptions
 from lightconv_plugin.generation.finished import Hypotheses
+from lightconv_plugin.generation.shortlist import Shortlist
 from lightconv_plugin.models.plain import plain_encoder_decoder
 
 logger = logging.getLogger(__name__)
@@ -42,11 +43,13 @@ class FastGenerator(SequenceGenerator):
         dtype: arithmetic of the linear layers (StepModel), one of CHOICES. "auto" is the fastest on this machine and
             chosen at the first batch. If it falls back to fairseq's generator, the models keep their type.
         threads, cuda_graphs: see SearchOptions; fairseq's generator does not use them.
+        shortlist: see BatchSearch. What fairseq's generator would have to translate is then an error.
         options: SequenceGenerator's options.
 
     Raises:
         ValueError: an option is out of range; the message names it. At the first batch: "int8" if the native search
-            cannot be used, or cuda_graphs without a GPU.
+            cannot be used, cuda_graphs without a GPU or with a shortlist, or a shortlist with anything that is not
+            supported.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class FastGenerator(SequenceGenerator):
         dtype: str = "float32",
         threads: int | None = None,
         cuda_graphs: bool | None = None,
+        shortlist: Shortlist | None = None,
         **options: Any,
     ):
         _check(models, tgt_dict, dtype=dtype, threads=threads, **options)
@@ -83,6 +87,7 @@ class FastGenerator(SequenceGenerator):
             threads=threads,
             cuda_graphs=cuda_graphs,
         )
+        self._shortlist = shortlist
         self._search: BatchSearch | None = None
         self._said: set[str] = set()
 
@@ -104,6 +109,8 @@ class FastGenerator(SequenceGenerator):
         net_input = sample["net_input"]
         reason = self._why_not(net_input, constraints)
         if reason is not None:
+            if self._shortlist is not None:
+                raise ValueError(f"--generation-shortlist does not support {reason}")
             asked = "" if self.options.dtype in ("float32", AUTO) else f", not in {self.options.dtype}"
             self._say(f"falling back to fairseq's generator{asked}: {reason} is not supported")
             return super()._generate(sample, prefix_tokens, constraints, bos_token)
@@ -126,7 +133,8 @@ class FastGenerator(SequenceGenerator):
             return f"a batch with {', '.join(sorted(others))}"
         if self._search is None:
             try:
-                search = BatchSearch([plain_encoder_decoder(model) for model in self.models], self.options)
+                models = [plain_encoder_decoder(model) for model in self.models]
+                search = BatchSearch(models, self.options, shortlist=self._shortlist)
             except UnsupportedModelError as error:
                 return str(error)
             if self.options.dtype == AUTO:

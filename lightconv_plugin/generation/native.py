@@ -77,12 +77,20 @@ class NativeSearch:
             self._search.add_model(model.tensors, numbers, words)
 
     def search(
-        self, source: Tensor, lengths: Tensor, max_len: int, *, prefix: Tensor | None = None, begin: int | None = None
+        self,
+        source: Tensor,
+        lengths: Tensor,
+        max_len: int,
+        *,
+        prefix: Tensor | None = None,
+        begin: int | None = None,
+        words: Tensor | None = None,
     ) -> Hypotheses:
         """The finished hypotheses of each sentence, best first; arguments and results are those of `Search`.
 
         Raises:
-            ValueError: words that a model does not have, an empty sentence, or a beam that is too large.
+            ValueError: words that a model or the shortlist does not have, an empty sentence, or a beam that is too
+                large.
             NoHypothesisError: a sentence without a single possible hypothesis.
             torch.OutOfMemoryError: too little memory.
             RuntimeError: more threads than the system can start.
@@ -91,6 +99,7 @@ class NativeSearch:
             source.to(torch.int64).contiguous(),
             lengths.to(torch.int64).contiguous(),
             None if prefix is None else prefix.to(torch.int64).contiguous(),
+            None if words is None else words.to(torch.int64).contiguous(),
             max_len,
             self._eos if begin is None else begin,
             torch.get_num_threads() if self._threads is None else self._threads,

@@ -32,7 +32,8 @@ _LEAST_SOURCE = 16
 
 @dataclass
 class State:
-    """One search of one model: the live hypotheses, what each layer stores, and the vectors of the positions (n,d).
+    """One search of one model: the live hypotheses, what each layer stores, the vectors of the positions (n,d), and the
+    output layer.
 
     source_length: T of the encoder's output.
     """
@@ -43,6 +44,7 @@ class State:
     sources: list[Source | None]
     source_mask: Tensor | None
     positions: Tensor | None
+    output: PackedLinear
 
     def memories(self) -> list[Memory]:
         return [memory for memory in (*self.mixers, *self.sources) if memory is not None]
@@ -96,12 +98,13 @@ class StepModel:
         self._positions: Tensor | None = None
 
     @torch.no_grad()
-    def start(self, src_tokens: Tensor, beam: int, room: int | None = None) -> State:
+    def start(self, src_tokens: Tensor, beam: int, room: int | None = None, *, words: Tensor | None = None) -> State:
         """Encode src_tokens (S,T), with pads on either side, once per sentence. Returns the state of a search with
         `beam` hypotheses per sentence.
 
         room: the maximum number of steps. If it is given, S and T are those of `rounded`; the results for the added
         sentences are meaningless.
+        words: (W,) int64, the words of which `logits` has columns; None for all.
         """
         output, pads = self.encoder(src_tokens)
         if room is not None:
@@ -116,7 +119,8 @@ class StepModel:
             mask[:, 0, 0].masked_fill_(pads, -torch.inf)
         mixers = [layer.mixer.memory(beams, output.new_empty(0)) for layer in self.layers]
         sources = [layer.source(output, mask, beams) for layer in self.layers]
-        return State(beams, output.shape[0], mixers, sources, mask, self._position_table(beams.room))
+        layer = self.output if words is None else self.output.select(words)
+        return State(beams, output.shape[0], mixers, sources, mask, self._position_table(beams.room), layer)
 
     def _position_table(self, longest: int) -> Tensor | None:
         """(n,d): the vectors of positions, n > longest if there are that many; shared by all searches, doubled."""
@@ -142,7 +146,7 @@ class StepModel:
 
     @torch.no_grad()
     def logits(self, state: State, tokens: Tensor) -> Tensor:
-        """tokens (N,) int64, the last of each hypothesis → logits (N,V) of the next, a new tensor. Call `advance`
+        """tokens (N,) int64, the last of each hypothesis → logits (N,W) of the next, a new tensor. Call `advance`
         first.
 
         Row n is hypothesis n mod beam of live sentence n div beam. The first step may instead be given one token per
@@ -168,7 +172,7 @@ class StepModel:
         if self.project_out is not None:
             x = self.project_out(x)
         beams.forget()
-        return self.output(x)
+        return state.output(x)
 
     def reorder(self, state: State, parents: Tensor) -> None:
         """Let row n continue the former row parents[n]; (live · beam,) int64, each from n's own sentence.

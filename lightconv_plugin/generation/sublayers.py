@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -59,6 +61,12 @@ class PackedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """(rows, inputs) → (rows, outputs), a new tensor in x's dtype."""
         return F.linear(x.to(self._weight.dtype), self._weight, self._bias).to(x.dtype)
+
+    def select(self, outputs: Tensor) -> PackedLinear:
+        """The layer with only these outputs, (n,) int64."""
+        some = copy.copy(self)
+        some._weight, some._bias = self._weight[outputs], None if self._bias is None else self._bias[outputs]
+        return some
 
 
 def pack(*linears: nn.Module, dtype: str) -> PackedLinear:

@@ -12,12 +12,14 @@ generator.py passes them on as `SearchOptions`.
 
 import logging
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from lightconv_plugin.generation import CHOICES
+from lightconv_plugin.generation.shortlist import Shortlist, read_shortlist
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,13 @@ class TranslationFastConfig(TranslationConfig):
         },
     )
     generation_no_cuda_graphs: bool = field(default=False, metadata={"help": "never capture them"})
+    generation_shortlist: str = field(
+        default="",
+        metadata={
+            "help": "choose only among the target words that this file, from lightconv shortlist, lists for the source "
+            "words of a batch; with options that need fairseq's generator this is an error"
+        },
+    )
 
 
 @register_task("translation_fast", dataclass=TranslationFastConfig)
@@ -60,8 +69,12 @@ class TranslationFastTask(TranslationTask):
 
     def build_generator(self, models, args, seq_gen_cls=None, extra_gen_cls_kwargs=None, **kwargs):
         """As in fairseq, with its arguments; `seq_gen_cls` and --print-alignment still choose another generator."""
+        if self.cfg.generation_shortlist and getattr(args, "score_reference", False):
+            raise ValueError("--generation-shortlist and --score-reference exclude each other")
         if seq_gen_cls is None:
             if getattr(args, "print_alignment", None):
+                if self.cfg.generation_shortlist:
+                    raise ValueError("--generation-shortlist and --print-alignment exclude each other")
                 logger.info("falling back to fairseq's generator: --print-alignment is not supported")
             else:
                 from lightconv_plugin.generation.generator import FastGenerator  # most trainings never search
@@ -72,10 +85,17 @@ class TranslationFastTask(TranslationTask):
                     **(extra_gen_cls_kwargs or {}),
                     "dtype": str(getattr(dtype, "value", dtype)),  # an enum member or a string
                     "cuda_graphs": self._cuda_graphs(),
+                    "shortlist": self._shortlist(getattr(args, "beam", 5)),
                 }
         return super().build_generator(
             models, args, seq_gen_cls=seq_gen_cls, extra_gen_cls_kwargs=extra_gen_cls_kwargs, **kwargs
         )
+
+    def _shortlist(self, beam: int) -> Shortlist | None:
+        if not self.cfg.generation_shortlist:
+            return None
+        path = Path(self.cfg.generation_shortlist)
+        return read_shortlist(path, self.source_dictionary, self.target_dictionary, beam)
 
     def _cuda_graphs(self) -> bool | None:
         """As SearchOptions has it."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from lightconv_plugin.checkpoints.exported import Exported, SearchDefaults, load_model, open_exported
 from lightconv_plugin.errors import InputError, TranslationError
 from lightconv_plugin.generation.beam_search import SearchOptions
+from lightconv_plugin.generation.shortlist import Shortlist, read_shortlist
 from lightconv_plugin.generation.translations import Hypothesis
 from lightconv_plugin.modules.transformer import EncoderDecoder
 from lightconv_plugin.text.sides import TextSide
@@ -69,6 +70,14 @@ class TranslationModels:
         if len(indices) > longest and not self.truncates:
             return [], f"{TOO_LONG}: {len(indices)} pieces, the model takes {longest}"
         return [*indices[:longest], self.source.eos()] if indices else [], None
+
+    def shortlist(self, path: Path, beam: int) -> Shortlist:
+        """The shortlist in a file, for searches with this beam. Raises TranslationError for the errors of
+        `read_shortlist`."""
+        try:
+            return read_shortlist(path, self.source, self.target, beam)
+        except InputError as error:
+            raise TranslationError(str(error)) from error
 
     def is_too_long(self, line: str) -> bool:
         problem = self.encode(line)[1]

@@ -77,6 +77,8 @@ class Translator:
         cuda_graphs: capture the steps of the search in CUDA graphs, for a GPU: True for every batch, False for none,
             None from the second batch of a size
         unk: what to write for an unknown word in a translation; "" omits it
+        shortlist: a lexical table or a vocabulary map (`lightconv shortlist` writes one): for each source word, the
+            target words that it allows. The search chooses among those of its batch, not the whole vocabulary
 
     Attributes: `source_lang`, `target_lang` and `dictionaries` of both, source first; `options` of the search, and of
     these `beam` and the `dtype` that was chosen, with the reason; `notes`, assumptions that the user should know about.
@@ -111,6 +113,7 @@ class Translator:
         device: str = "cpu",
         cuda_graphs: bool | None = None,
         unk: str = "<unk>",
+        shortlist: str | Path | None = None,
     ) -> None:
         self._search: BatchSearch | None = None
         paths = tuple(Path(resolve(p)) for p in ([path] if isinstance(path, (str, os.PathLike)) else path))
@@ -118,6 +121,8 @@ class Translator:
             raise TranslationError("`path` must name a model, got none")
         for missing in (p for p in paths if not p.exists()):  # check all of them before loading any
             raise TranslationError(f"no such checkpoint or exported directory: {missing}")
+        if shortlist is not None and not Path(shortlist).exists():
+            raise TranslationError(f"`shortlist`: no such file: {shortlist}")
         numbers = {
             "beam": beam,
             "lenpen": lenpen,
@@ -139,10 +144,11 @@ class Translator:
         if max_len_a == 0 and options.min_len > options.max_len_b:
             most = options.max_len_b
             raise TranslationError(f"`min_len` must be at most `max_len_b` = {most}, got {options.min_len}")
+        words = None if shortlist is None else opened.shortlist(Path(shortlist), options.beam_size)
         for model in opened.models:
             model.eval().to(device)
         try:
-            search = BatchSearch(opened.models, options, exported=opened.dtype)
+            search = BatchSearch(opened.models, options, exported=opened.dtype, shortlist=words)
         except ValueError as error:
             raise TranslationError(str(error)) from error
         self.source_lang, self.target_lang, self.beam = opened.source_lang, opened.target_lang, options.beam_size
@@ -151,6 +157,7 @@ class Translator:
         warnings = () if search.dtype_warning is None else (search.dtype_warning,)
         self.notes = (*opened.pipeline.notes, *warnings)
         self._opened, self._search, self._device, self._unk = opened, search, device, unk
+        self._shortlisted = words is not None
         self._make_batches = functools.partial(make_batches, tokens=batch_tokens, size=batch_size)
 
     def translate(
@@ -250,9 +257,11 @@ class Translator:
             a `problem`.
 
         Raises:
-            TranslationError: the numbers of references and lines differ, or the target language cannot be split into
-                pieces.
+            TranslationError: the numbers of references and lines differ, the target language cannot be split into
+                pieces, or there is a shortlist, which gives words outside it no score.
         """
+        if self._shortlisted:
+            raise TranslationError("references are scored with the whole vocabulary: `shortlist` is not valid")
         for some in (lines, references):
             self._check_lines(some, 1)
         options = self._open_search().options

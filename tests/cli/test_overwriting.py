@@ -13,6 +13,7 @@ FILES = {
     "report": "none -o OUT",
     "report --figure": "none -o page.html --figure OUT.png",
     "score": "--sys none --ref none --lang de --output OUT",
+    "shortlist": "none --output OUT",
     "translate": "none --output OUT",
     "tune": "none none --output OUT",
 }

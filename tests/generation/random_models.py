@@ -195,6 +195,26 @@ def random_prefix(rng: random.Random, sentences: int, words: int) -> Tensor:
     return torch.tensor(rows)
 
 
+def vocabulary(case: Case) -> int:
+    return case.models[0].config.decoder.vocab_size
+
+
+def some_words(case: Case, seed: int) -> Tensor:
+    """A shortlist: the symbols, forced words, more words than a step chooses, and others."""
+    rng = random.Random(seed)
+    words = range(4, vocabulary(case))
+    least = min(len(words), 2 * case.options.beam_size + 4)
+    chosen = {*range(4), *rng.sample(words, rng.randint(least, len(words)))}
+    if (prefix := case.extra.get("prefix")) is not None:
+        chosen.update(prefix.flatten().tolist())
+    return torch.tensor(sorted(chosen))
+
+
+def with_words(case: Case, words: Tensor) -> Case:
+    """The case with a shortlist."""
+    return replace(case, extra={**case.extra, "words": words})
+
+
 def assert_same(expected, found, what: str = "", tolerance: float = 1e-4) -> None:
     """Equal errors, or equal words, scores, types; where scores tie within rounding, hypotheses may change places."""
     if isinstance(expected, str) or isinstance(found, str):

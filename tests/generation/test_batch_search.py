@@ -95,7 +95,9 @@ def test_the_number_of_threads_is_that_of_one_search(search, model, monkeypatch)
             native._search = SimpleNamespace(search=lambda *a, to=wrapped: seen.append(a[-1]) or to.search(*a))
     else:
         start = StepModel.start
-        monkeypatch.setattr(StepModel, "start", lambda *a: seen.append(torch.get_num_threads()) or start(*a))
+        monkeypatch.setattr(
+            StepModel, "start", lambda *a, **more: seen.append(torch.get_num_threads()) or start(*a, **more)
+        )
     for one in searches:
         one.search(torch.tensor([[5, 6, 7, 2], [1, 1, 9, 2]]))
         assert torch.get_num_threads() == before

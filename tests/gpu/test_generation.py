@@ -9,10 +9,34 @@ import torch
 from lightconv_plugin.generation import BatchSearch, SearchOptions
 from lightconv_plugin.generation.batch_search import TorchSearch
 from lightconv_plugin.generation.dtypes import fastest_on_gpu
+from lightconv_plugin.generation.shortlist import Shortlist
 from lightconv_plugin.mixers import MIXERS
 from tests.generation.random_models import EOS, PAD, UNK, assert_same, model_of, random_batch
 
 LONGEST = 28
+
+
+@pytest.mark.parametrize("beam", [1, 5])
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_search_with_a_shortlist(mixer, beam, cuda):
+    """The words of a batch differ in number, so no steps are captured."""
+    model = model_of(mixer)
+    options = SearchOptions(
+        pad=PAD, unk=UNK, eos=EOS, beam_size=beam, no_repeat_ngram_size=2, suppress=(7, 8), max_len_b=LONGEST
+    )
+    shortlist = Shortlist({(): range(16), **{(word,): [word, word + 1] for word in range(16, 50)}})
+    rng = random.Random(beam)
+    sources = [random_batch(rng, sentences, longest, 50) for sentences, longest in [(7, 9), (5, 16)]]
+    prefix = torch.tensor([[20], [PAD], [30], [PAD], [40]])
+    given = [(sources[0], {}), (sources[1], {"prefix": prefix})]
+    search = BatchSearch([model], options, shortlist=shortlist)
+    expected = [search.search(source, **extra) for source, extra in given]
+    search = BatchSearch([model.to(cuda)], options, shortlist=shortlist)
+    for (source, extra), theirs in zip(given, expected, strict=True):
+        found = search.search(source.to(cuda), **{name: tensor.to(cuda) for name, tensor in extra.items()})
+        assert_same(
+            theirs, [[{name: tensor.cpu() for name, tensor in one.items()} for one in ranked] for ranked in found]
+        )
 
 
 @pytest.mark.parametrize("graphs", [False, True, None], ids=["eager", "graphs", "default"])

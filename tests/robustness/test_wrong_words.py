@@ -106,6 +106,7 @@ def test_options_of_the_tasks_of_prepare(task, tmp_path, monkeypatch, capsys):
         "score --sys /no/where --ref /no/where/either",
         "score --gen /no/where",
         "score --metric perplexity --log /no/where",
+        "shortlist /no/where --output out.txt",
         "translate /no/where",
         "convert /no/where out.pt --to plugin",
         "train /no/where",

@@ -91,6 +91,17 @@ void check(Arithmetic arithmetic, bool instructions, int64_t outputs, int64_t in
       if (got != want) fail("in parts", arithmetic, outputs, inputs, most, got, want);
     }
   }
+  // Some outputs, in another order: the same bits.
+  std::vector<int64_t> some;
+  for (int64_t n = outputs - 1; n >= 0; n -= 1 + n % 2) some.push_back(n);
+  const int64_t count = static_cast<int64_t>(some.size());
+  linear.select(some.data(), count)(x.data(), pitch, most, y.data(), count, shared);
+  for (int64_t row = 0; row < most; ++row) {
+    for (int64_t n = 0; n < count; ++n) {
+      const float got = y[row * count + n], want = together[row * outputs + some[n]];
+      if (got != want) fail("selected", arithmetic, outputs, inputs, most, got, want);
+    }
+  }
   // What is not a number makes its own row not a number, and no other.
   x[1 * pitch + inputs / 2] = NAN;
   linear(x.data(), pitch, 3, y.data(), outputs, shop);

@@ -28,12 +28,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def one(seed: int) -> None:
-    """All types of arithmetic with the same results for any number of threads, and float32 with those in torch.
+    """All types of arithmetic with the same results for any number of threads, and float32 with those in torch; with
+    all words and with a shortlist.
 
     Raises:
         AssertionError: they differ.
     """
     case = random_models.random_case(seed)
+    for restricted in (case, random_models.with_words(case, random_models.some_words(case, seed))):
+        _search(restricted, seed)
+
+
+def _search(case: random_models.Case, seed: int) -> None:
     for dtype in DTYPES:
         found = case.search(random_models.native_search, dtype=dtype, threads=1)
         if dtype == "float32":
