@@ -124,7 +124,7 @@ install() {
     else
         pip_install --no-build-isolation -e "${ROOT}[text,dev]"
     fi
-    say "4/4 compiling the CPU kernels on $(nproc) cores (about 20 s)"
+    say "4/4 compiling the CPU kernels on $(nproc) cores (about 35 s on two)"
     # No reason to fail: without them the operators compute in plain PyTorch, and the first use tries again.
     "$venv/bin/python" -m lightconv_plugin build cpu >>"$log" 2>&1 ||
         say "warning: the CPU kernels could not be compiled: $(tail -n 1 "$log")"
