@@ -30,6 +30,12 @@ def workspace() -> Path:
     return Path(os.environ.get("LIGHTCONV_HOME") or os.getcwd()).absolute()
 
 
+def short(path: Path) -> Path:
+    """The same path, relative to the working directory if it is below it: for what is passed on to other people."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def user_caches() -> Path:
     """XDG_CACHE_HOME, or else ~/.cache. RuntimeError if the user has no home folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()).absolute()

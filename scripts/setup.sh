@@ -124,7 +124,7 @@ install() {
     else
         pip_install --no-build-isolation -e "${ROOT}[text,dev]"
     fi
-    say "4/4 compiling the CPU kernels on $(nproc) cores (about 20 s)"
+    say "4/4 compiling the CPU kernels on $(nproc) cores (about 35 s on two)"
     # No reason to fail: without them the operators compute in plain PyTorch, and the first use tries again.
     "$venv/bin/python" -m lightconv_plugin build cpu >>"$log" 2>&1 ||
         say "warning: the CPU kernels could not be compiled: $(tail -n 1 "$log")"
@@ -132,7 +132,7 @@ install() {
 
 # install_fairseq PYTHON_VERSION
 install_fairseq() {
-    say "2/4 fairseq (compiled, but on Python 3.12: about two minutes)"
+    if [[ $1 == 3.12 ]]; then say "2/4 fairseq"; else say "2/4 fairseq, which is compiled (about two minutes)"; fi
     pip_install numpy cython setuptools wheel ninja
     case $1 in
         3.10) # Its omegaconf 2.0.6 has metadata that pip 24.1 and later refuse; its build wants a setuptools of its own.

@@ -55,7 +55,7 @@ class LightConvEncoder(Encoder):
 
 
 class EndKeepsItsScore(ForcedEOSTokenLogitsProcessor):
-    """At the maximum length, only </s> is possible, with its own score, as in fairseq.
+    """At the maximum length, only `</s>` is possible, with its own score, as in fairseq.
 
     transformers gives it the best possible score, so that truncated sentences would be preferred.
     """

@@ -79,14 +79,14 @@ class LightConvForConditionalGeneration(LightConvPreTrainedModel, GenerationMixi
     ) -> ModelOutput | tuple:
         """
         Args:
-            input_ids: (B,S) words of the source, including </s>; pads on either side.
+            input_ids: (B,S) words of the source, including `</s>`; pads on either side.
             attention_mask, decoder_attention_mask: (B,S), (B,T with those in the cache), 0 at pads; default: pads are
                 recognised by their id.
             decoder_input_ids: (B,T) the start symbol, then words; by default derived from the labels.
             encoder_outputs: the encoder's output, instead of input_ids.
             past_key_values: a cache to continue from; it is changed in place.
             inputs_embeds, decoder_inputs_embeds: (B,S,d), (B,T,d) embeddings instead of ids.
-            labels: (B,T) words, including </s>; pads and −100 are excluded from the loss.
+            labels: (B,T) words, including `</s>`; pads and −100 are excluded from the loss.
             use_cache: return a cache. Default: as in the configuration, but not in training or with labels.
             output_hidden_states: return the input of each layer and the output of the last.
             logits_to_keep: compute logits only for this many last positions, or for these positions; 0 for all.

@@ -55,9 +55,9 @@ class LightConvTokenizer(PreTrainedTokenizer):
         tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)
 
     Text is in the source language, `text_target` in the target language. `decode` takes ids of the target, or of the
-    source with use_source_tokenizer=True. A translation model's text ends with </s>; a language model's begins with it,
-    as in fairseq's training. Ids that do not begin with it continue a text: `decode` keeps the space before them. Words
-    such as </s> in a text are unknown words. `decode` keeps unknown words as <unk>.
+    source with use_source_tokenizer=True. A translation model's text ends with `</s>`; a language model's begins with
+    it, as in fairseq's training. Ids that do not begin with it continue a text: `decode` keeps the space before them.
+    Words such as `</s>` in a text are unknown words. `decode` keeps unknown words as `<unk>`.
 
     Args:
         text_file: text.json; the other files are next to it.
@@ -201,7 +201,7 @@ class LightConvTokenizer(PreTrainedTokenizer):
         return self._target.dictionary[_index(index)]
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int], skip_special_tokens: bool = False) -> str | list[str]:  # type: ignore[override]
-        """Ids of the target as pieces; <s>, <pad> and </s> can be skipped, <unk> is kept."""
+        """Ids of the target as pieces; `<s>`, `<pad>` and `</s>` can be skipped, `<unk>` is kept."""
         if isinstance(ids, int):
             return self._convert_id_to_token(ids)
         return _pieces(self._target.dictionary, ids, skip_special_tokens)
@@ -228,7 +228,7 @@ class LightConvTokenizer(PreTrainedTokenizer):
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
     ) -> list[int]:
-        """ids, followed by </s>; for a language model, </s> followed by ids. ValueError for pairs."""
+        """ids, followed by `</s>`; for a language model, `</s>` followed by ids. ValueError for pairs."""
         if token_ids_1 is not None:
             raise ValueError("text_pair is not supported: use text_target for the other language")
         end = self._target.dictionary.eos()
@@ -237,7 +237,7 @@ class LightConvTokenizer(PreTrainedTokenizer):
     def get_special_tokens_mask(
         self, token_ids_0: list, token_ids_1: list | None = None, already_has_special_tokens: bool = False
     ) -> list[int]:
-        """1 at <s>, <pad> and </s>, else 0."""
+        """1 at `<s>`, `<pad>` and `</s>`, else 0."""
         ids = token_ids_0 if already_has_special_tokens else self.build_inputs_with_special_tokens(token_ids_0)
         dictionary = self._target.dictionary
         outside = (dictionary.bos(), dictionary.pad(), dictionary.eos())

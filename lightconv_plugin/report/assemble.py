@@ -5,13 +5,13 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 
 import torch
 
 import lightconv_plugin
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.paths import short
 from lightconv_plugin.report import kernels, loading, page, plots, translate
 from lightconv_plugin.report.page import Shown
 from lightconv_plugin.report.runs import Run, check_folder, names_of, read_run
@@ -43,6 +43,7 @@ def make_report(
     """
     from tqdm import tqdm
 
+    run_dirs = [short(folder) for folder in run_dirs]
     for folder in run_dirs:
         check_folder(folder)
     if data_bin is not None and not data_bin.is_dir():
@@ -55,7 +56,8 @@ def make_report(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch and fairseq warn about each other
                 _read_model(run, run.checkpoint, data_bin, number, shown, groups)
-    made = f"lightconv report {lightconv_plugin.__version__}, {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
+    # Without the time: the same trainings give the same page.
+    made = f"lightconv report {lightconv_plugin.__version__}"
     return Report(page.build(runs, shown, groups, made), sum(len(run.problems) for run in runs), shown)
 
 

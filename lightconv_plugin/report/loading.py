@@ -11,6 +11,7 @@ from torch import nn
 
 import lightconv_plugin  # noqa: F401  (registers the models with fairseq)
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.paths import short
 from lightconv_plugin.quiet import quietly
 from lightconv_plugin.report.kernels import LONGEST_SHOWN
 
@@ -67,7 +68,7 @@ def open_model(checkpoint: Path, data_bin: Path | None) -> Opened:
     try:
         model = opening.build_model(state, checkpoint, task)
     except InputError as error:
-        where = "" if missing else f" with the dictionaries of {settings['data']}"
+        where = "" if missing else f" with the dictionaries of {_folder(settings)}"
         why = " ".join(str(error.__cause__).split())[:300]
         raise InputError(f"{checkpoint.name} cannot be loaded{where}: {why}") from error
     return Opened(model, checkpoint.name, None if missing else task, _folder(settings), missing)
@@ -82,14 +83,14 @@ def _choose_direction(settings) -> None:
 
 
 def _folder(settings) -> Path:
-    return Path(str(settings.get("data")).split(":")[0])  # fairseq accepts several, used in turn by epoch
+    return short(Path(str(settings.get("data")).split(":")[0]))  # fairseq accepts several, used in turn by epoch
 
 
 def find_missing(settings) -> str:
     """What is missing from the binarised data named in the task's settings, as a sentence; "" if nothing is."""
     folder = _folder(settings)
     if not settings.get("data") or not folder.is_dir():
-        return f"the binarised data are not found: there is no folder {settings.get('data') or 'named'}"
+        return f"the binarised data are not found: there is no folder {folder if settings.get('data') else 'named'}"
     languages = [settings.get("source_lang"), settings.get("target_lang")]
     names = [f"dict.{lang}.txt" for lang in languages if lang] or ["dict.txt"]
     if settings.get("_name", settings.get("task")) == "translation" and not all(languages):

@@ -42,6 +42,7 @@ class Table:
 
 def build(runs: Sequence[Run], kernels: Mapping[str, Shown], groups: Sequence[Group], made: str) -> str:
     """Render the page. kernels: by run name. made: a line about how the page was made."""
+    plots.start_page()
     environment = Environment(
         loader=PackageLoader(__package__),
         autoescape=True,
@@ -87,7 +88,7 @@ def _facts_of(run: Run) -> dict:
         "token mixers": "; ".join(f"{side}: {_grouped(kinds)}" for side, kinds in settings.mixers.items()),
         "parameters": run.parameters and f"{run.parameters:,}",
         "languages": " → ".join(settings.pair or ()),
-        "data": settings.task.get("data"),
+        "data": settings.data,
         "sentences": training and ", ".join(f"{subset} {number:,}" for subset, number in training.sentences.items()),
         "seed": None if seed is None else str(seed),
         "max_tokens × update_freq": batch and f"{batch} × {frequency}",

@@ -33,6 +33,7 @@ _WIDTH = 5.2  # inches of 96 CSS pixels
 _TITLE = 0.36  # inches above a panel
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
+    "svg.hashsalt": "lightconv",  # otherwise ids are random
     "font.size": 9,
     "text.parse_math": False,  # a token may be "$"
     "text.color": _INK,
@@ -50,6 +51,12 @@ _STYLE: dict[Any, Any] = {
     "savefig.facecolor": "none",
 }
 _numbers = itertools.count()
+
+
+def start_page() -> None:
+    """Number the pictures anew: the same page gets the same ids each time."""
+    global _numbers
+    _numbers = itertools.count()
 
 
 def _svg(figure: Figure, alt: str, minimum: int = 0) -> Markup:

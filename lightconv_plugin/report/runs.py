@@ -10,6 +10,7 @@ from lightconv_plugin.checkpoints.layouts import as_mapping
 from lightconv_plugin.checkpoints.loading import count_parameters, load_checkpoint
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.mixers import mixer_of
+from lightconv_plugin.paths import short
 from lightconv_plugin.records.file import FILE, LOGS, read_folder
 from lightconv_plugin.records.trainings import Training, trainings
 from lightconv_plugin.report.scores import (
@@ -38,6 +39,12 @@ class TrainingSettings:
     @property
     def architecture(self) -> str | None:
         return self.model.get("_name") or self.model.get("arch")
+
+    @property
+    def data(self) -> str:
+        """The folders of binarised data, as fairseq's `data` lists them."""
+        folders = filter(None, str(self.task.get("data") or "").split(":"))
+        return ":".join(str(short(Path(folder))) for folder in folders)
 
     @property
     def pair(self) -> tuple[str, str] | None:

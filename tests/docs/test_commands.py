@@ -117,10 +117,13 @@ def test_a_command_of_the_pages_is_one(command):
             check_lightconv(words[3:])
         elif program == "python" and words[:1] == ["-m"]:
             check_module(words[1], words[2:])
+        elif program == "python":
+            check_script(words[0], words[1:])
         elif program == "pip":
             check_pip(words)
         else:
-            assert program in ("git", "cd", "mkdocs", "pre-commit", "ncu", "nsys"), "no test knows this program"
+            known = ("git", "cd", "chromium", "mkdocs", "pre-commit", "ncu", "nsys")
+            assert program in known, "no test knows this program"
     except SystemExit as error:
         raise AssertionError(f"{command}: the parser refuses it, see its output") from error
 

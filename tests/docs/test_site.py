@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 
@@ -12,6 +13,11 @@ from lightconv_plugin import ops
 pytestmark = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("mkdocs", "material", "mkdocstrings_handlers"))),
     reason="mkdocs is not installed: pip install '.[docs]'",
+)
+
+needs_browser = pytest.mark.skipif(
+    not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
+    reason="no Chromium is installed (Debian: apt install chromium)",
 )
 
 
@@ -47,3 +53,25 @@ def test_pages_load_nothing_from_other_hosts(site):
             part for part in text.split("<")[1:] if part.startswith(("script src=", 'link rel="stylesheet"', "img"))
         ]
         assert not [part[:120] for part in loaded if "//" in part.split(">")[0]], page.name
+
+
+def pages_at(site, repository):
+    """(exit status, output) of scripts/dev/pages_at.py."""
+    command = [sys.executable, repository / "scripts/dev/pages_at.py", site]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    return done.returncode, done.stdout + done.stderr
+
+
+@needs_browser
+def test_every_page_fits_the_window_of_a_phone_and_of_a_desktop(site, repository):
+    status, said = pages_at(site, repository)
+    assert (status, said.partition(" pages fit at ")[2]) == (0, "400, 1200 pixels\n"), said
+
+
+@needs_browser
+def test_what_is_too_wide_is_named(tmp_path, repository):
+    scrolls = '<div style="overflow-x: auto"><p style="width: 2000px">scrolls</p></div>'
+    (tmp_path / "wide.html").write_text(f'<!DOCTYPE html><body>{scrolls}<p class="big" style="width: 600px">text</p>')
+    status, said = pages_at(tmp_path, repository)
+    assert status == 1
+    assert said == "wide.html: 608 pixels wide in a window of 400\n  p.big, to 608: text\n"

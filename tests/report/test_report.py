@@ -144,15 +144,29 @@ def test_translations_of_a_search_are_those_of_a_log(page, trained, tmp_path):
     assert samples(text) == samples(page)
 
 
+def test_the_page_can_be_published(trained, tmp_path, monkeypatch):
+    """It is the same each time, and shows nothing of the folders above the working directory."""
+    above = trained.folder.parent
+    monkeypatch.chdir(above)
+    pages = [tmp_path / "first.html", tmp_path / "second.html"]
+    for path in pages:
+        assert report(trained.hybrid, "-o", path, "--sentences", 1) == 0
+    first, second = (path.read_text(encoding="utf-8") for path in pages)
+    assert first == second
+    assert str(trained.data.relative_to(above)) in first and str(above) not in first
+
+
 # ------------------------------------------------------------------------------------------------ what is missing
 
 
-def test_without_data_the_kernels_that_need_none_are_shown_and_the_rest_is_said(trained, tmp_path):
+def test_without_data_the_kernels_that_need_none_are_shown_and_the_rest_is_said(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     run = moved(trained.hybrid, tmp_path / "run", tmp_path / "gone")
     assert report(run, "-o", tmp_path / "report.html") == 0
     text = Tags((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert "No kernels of attention, dynamic, talk, which depend on the text: the binarised data are" in text.text
     assert "No translations" in text.text and "No learning curve" in text.text
+    assert "there is no folder gone" in text.text and str(tmp_path) not in text.text
     labels = " ".join(value for name, value in text.attributes if name == "aria-label" and value)
     assert "Layer 1, lightweight, K = 3: strongest" in labels
     assert "Layer 1, talk, L = 3, R = 3: not known without data" in labels
@@ -203,7 +217,8 @@ class Harmful:
 
 
 @pytest.mark.parametrize("content", ["cut", "harmful", "other"])
-def test_a_checkpoint_that_cannot_be_used_does_not_lose_the_page(content, trained, tmp_path):
+def test_a_checkpoint_that_cannot_be_used_does_not_lose_the_page(content, trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
     run.mkdir()
     shutil.copy(trained.hybrid / "train.log", run)
@@ -214,7 +229,8 @@ def test_a_checkpoint_that_cannot_be_used_does_not_lose_the_page(content, traine
         torch.save({"harmful": {"model": Harmful()}, "other": {"a": 1}}[content], path)
     assert report(run, "-o", tmp_path / "report.html") == 0
     text = Tags((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert "The checkpoint cannot be loaded" in text.text
+    assert "The checkpoint cannot be loaded: run/checkpoint_best.pt " in text.text
+    assert str(tmp_path) not in text.text
     assert any(value.startswith("Loss by update.") for name, value in text.attributes if name == "aria-label" and value)
 
 
