@@ -14,13 +14,15 @@ from torch import nn
 
 from benchmarks.report import BenchmarkError
 from benchmarks.searches import Batch, SearchSettings, collate
+from lightconv_plugin.generation.shortlist import NULL
 
 
 @torch.no_grad()
-def save(model: nn.Module, source, target, folder: Path, kind: str) -> Path:
+def save(model: nn.Module, source, target, folder: Path, kind: str, shortlist: Path | None = None) -> Path:
     """Write fairseq's Transformer in the engine's format; returns the folder.
 
     source, target: the dictionaries. kind: the engine's name of the weights' type, such as "float32" or "int8".
+    shortlist: a lexical table, which becomes the engine's vocabulary map.
     """
     layers = (len(model.encoder.layers), len(model.decoder.layers))
     heads = model.encoder.layers[0].self_attn.num_heads
@@ -36,11 +38,26 @@ def save(model: nn.Module, source, target, folder: Path, kind: str) -> Path:
         register(["<blank>" if word == words.pad_word else word for word in words.symbols])
     spec.config.decoder_start_token = spec.config.eos_token
     spec.config.add_source_eos = True
+    if shortlist is not None:
+        spec.register_vocabulary_mapping(str(vocabulary_map(shortlist, folder.with_suffix(".vmap"))))
     spec.validate()
     spec.optimize(quantization=None if kind == "float32" else kind)
     folder.mkdir()
     spec.save(str(folder))
     return folder
+
+
+def vocabulary_map(table: Path, file: Path) -> Path:
+    """Write a lexical table as a vocabulary map: a source word, a tab, its target words; returns the file.
+
+    The target words of NULL, which a table always allows, are those of an empty phrase.
+    """
+    words: dict[str, list[str]] = {}
+    for line in table.read_text(encoding="utf-8").splitlines():
+        target, source, _ = line.split()
+        words.setdefault("" if source == NULL else source, []).append(target)
+    file.write_text("".join(f"{source}\t{' '.join(some)}\n" for source, some in words.items()), encoding="utf-8")
+    return file
 
 
 class EngineSearch:
@@ -56,6 +73,7 @@ class EngineSearch:
         self.folder, self.settings, self.device, self.kind = folder, settings, device, kind
         self._together = self._engine(1, torch.get_num_threads())
         self._apart: ctranslate2.Translator | None = None
+        self._has_map = (folder / "vmap.txt").exists()
         self._choice: dict[int, Callable[[list[list[str]]], list]] = {}
 
     def _engine(self, inter: int, intra: int) -> ctranslate2.Translator:
@@ -103,6 +121,7 @@ class EngineSearch:
     def _way(self, engine: ctranslate2.Translator, part: int) -> Callable[[list[list[str]]], list]:
         """part: number of sentences per thread; 0: all sentences together."""
         options = {"beam_size": self.settings.beam, "length_penalty": self.settings.lenpen, "max_batch_size": part}
+        options |= {"use_vmap": self._has_map}
         if self.settings.length is None:
             options |= {"max_decoding_length": self.settings.longest}
         else:

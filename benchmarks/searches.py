@@ -10,6 +10,8 @@ import argparse
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +27,14 @@ ENGINE, MARIAN = "CTranslate2 Transformer", "transformers Marian"
 class Candidate:
     """model: a name of systems.SYSTEMS, or of --path. search: FAST, FAIRSEQ, CTRANSLATE2 or TRANSFORMERS.
 
-    dtype: of the linear layers. graphs: CUDA graphs of our search.
+    dtype: of the linear layers. graphs: CUDA graphs of our search. shortlist: the file of one.
     """
 
     model: str
     search: str
     dtype: str = "float32"
     graphs: bool = False
+    shortlist: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,10 @@ class SearchSettings:
 
 
 class TorchSearch:
-    """fairseq's SequenceGenerator or our FastGenerator with one model, which it may modify. dtype, graphs: for ours."""
+    """fairseq's SequenceGenerator or our FastGenerator with one model, which it may modify.
+
+    dtype, graphs, shortlist (generation/shortlist.py): for ours.
+    """
 
     def __init__(
         self,
@@ -66,6 +72,7 @@ class TorchSearch:
         device: torch.device,
         dtype: str = "float32",
         graphs: bool = False,
+        shortlist: Any = None,
     ):
         self.words, self.length, self.device = words, settings.length, device
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -74,7 +81,8 @@ class TorchSearch:
         if kind == FAST:
             from lightconv_plugin.generation import FastGenerator
 
-            self.generator = FastGenerator([model], words, dtype=dtype, cuda_graphs=graphs, **settings.fairseqs())
+            ours = {"dtype": dtype, "cuda_graphs": graphs, "shortlist": shortlist}
+            self.generator = FastGenerator([model], words, **ours, **settings.fairseqs())
         elif kind == FAIRSEQ:
             from fairseq.sequence_generator import SequenceGenerator
 

@@ -26,6 +26,7 @@ from fairseq.models.transformer import TransformerEncoder, TransformerEncoderBas
 
 from lightconv_plugin.checkpoints.opening import Opened, build_model, open_first
 from lightconv_plugin.errors import TranslationError
+from lightconv_plugin.generation.shortlist import read_shortlist
 from lightconv_plugin.scoring.bleu import measures
 from lightconv_plugin.text.subwords import join, kind_of
 
@@ -51,11 +52,14 @@ class Job:
         device = torch.device(self.device)
         if self.candidate.search != CTRANSLATE2:
             model = model.to(device, machine.DTYPES[self.dtype])
-            graphs = self.candidate.graphs
-            return TorchSearch(self.candidate.search, model, target, self.settings, device, kind, graphs)
+            file = self.candidate.shortlist
+            words = None if file is None else read_shortlist(file, source, target, self.settings.beam)
+            how = {"dtype": kind, "graphs": self.candidate.graphs, "shortlist": words}
+            return TorchSearch(self.candidate.search, model, target, self.settings, device, **how)
         from benchmarks import ctranslate2_peer
 
-        saved = ctranslate2_peer.save(model, source, target, Path(tempfile.mkdtemp(dir=self.folder)) / kind, kind)
+        folder = Path(tempfile.mkdtemp(dir=self.folder)) / kind
+        saved = ctranslate2_peer.save(model, source, target, folder, kind, self.candidate.shortlist)
         return ctranslate2_peer.EngineSearch(saved, source, target, self.settings, device, kind)
 
 
@@ -64,33 +68,24 @@ def measure(options: argparse.Namespace, device: torch.device) -> dict:
     if len(options.beam or [5]) > 1 or len(options.sentences or [32]) > 1:
         raise BenchmarkError("--beam and --sentences: one of each with --data")
     beam, size = (options.beam or [5])[0], (options.sentences or [32])[0]
-    paths = _paths(options.path)
-    opened = {name: _open(path, options.data) for name, path in paths.items()}
-    models = [build_model(opened[name].state, path, opened[name].task) for name, path in paths.items()]
-    transformers = [name for name, model in zip(paths, models, strict=True) if _is_fairseqs(model)]
-    longest = min(200, *(model.max_decoder_positions() - 1 for model in models))
+    given = models(options.path, options.data)
+    paths, transformers, first = given.paths, given.transformers, given.first
     candidates = choose(_candidates(list(paths), transformers, options, device), options.systems)
-    first = next(iter(opened.values()))
-    sources, references = _test_set(first, 40 if options.quick else None)
+    sources, references = test_set(first, 40 if options.quick else None)
     alone = sources[: options.latency]
     description = machine.describe(device)
     print(machine.headline(description))
 
     with tempfile.TemporaryDirectory() as folder:
-        given = (
-            options.data,
-            SearchSettings(beam, options.lenpen, longest=longest),
-            options.dtype,
-            device.type,
-            Path(folder),
-        )
-        jobs = {name: Job(candidate, paths[candidate.model], *given) for name, candidate in candidates.items()}
+        search = SearchSettings(beam, options.lenpen, longest=given.longest)
+        rest = (options.data, search, options.dtype, device.type, Path(folder))
+        jobs = {name: Job(candidate, paths[candidate.model], *rest) for name, candidate in candidates.items()}
         places = isolated.begin(jobs, device)
         try:
             for place in places.values():
                 place.parameters()
             repeats = options.repeats or (2 if options.quick else 5)
-            seconds, found = _throughput(places, sources, size, repeats)
+            seconds, found = throughput(places, sources, size, repeats)
             waits = _latencies(places, alone)
         finally:
             for place in places.values():
@@ -98,10 +93,9 @@ def measure(options: argparse.Namespace, device: torch.device) -> dict:
 
     results = {}
     for name in candidates:
-        texts = _texts(found[name], first.task.target_dictionary)
-        bleu = measures(texts, references, detok="none")["bleu_tok"].score().score
         results[name] = timing.summary(seconds[name]) | waits[name]
-        results[name] |= {"sentences_per_s": len(sources) / results[name]["median_s"], "bleu": bleu}
+        score = bleu(found[name], references, first)
+        results[name] |= {"sentences_per_s": len(sources) / results[name]["median_s"], "bleu": score}
         results[name]["tokens"] = sum(map(len, found[name]))
     print(f"\n{options.dtype}, beam {beam}, batches of {size}; {len(sources)} sentences, {len(alone)} alone")
     print(_table(results, transformers))
@@ -118,6 +112,31 @@ def measure(options: argparse.Namespace, device: torch.device) -> dict:
         "quick": options.quick,
         "systems": results,
     }
+
+
+@dataclass(frozen=True)
+class Models:
+    """Checkpoints by name; those of fairseq's Transformer; the first one, opened; the longest translation of all."""
+
+    paths: dict[str, Path]
+    transformers: list[str]
+    first: Opened
+    longest: int
+
+
+def models(given: list[str], data: Path) -> Models:
+    """The models of --path; BenchmarkError if they cannot be opened with the data."""
+    paths = _paths(given)
+    opened = {name: _open(path, data) for name, path in paths.items()}
+    built = [build_model(opened[name].state, path, opened[name].task) for name, path in paths.items()]
+    transformers = [name for name, model in zip(paths, built, strict=True) if _is_fairseqs(model)]
+    longest = min(200, *(model.max_decoder_positions() - 1 for model in built))
+    return Models(paths, transformers, next(iter(opened.values())), longest)
+
+
+def bleu(translations: list[list[int]], references: list[str], opened: Opened) -> float:
+    texts = _texts(translations, opened.task.target_dictionary)
+    return measures(texts, references, detok="none")["bleu_tok"].score().score
 
 
 def _candidates(
@@ -155,7 +174,7 @@ def _is_fairseqs(model: nn.Module) -> bool:
     return type(model.encoder) in (TransformerEncoder, TransformerEncoderBase)
 
 
-def _test_set(opened: Opened, most: int | None) -> tuple[list[list[int]], list[str]]:
+def test_set(opened: Opened, most: int | None) -> tuple[list[list[int]], list[str]]:
     """(sources as indices, references as text without subwords)."""
     sides = []
     dictionaries = (opened.task.source_dictionary, opened.task.target_dictionary)
@@ -174,7 +193,7 @@ def _texts(sentences: list[list[int]], words) -> list[str]:
     return [join([words[i] for i in sentence if i not in left_out], kind) for sentence in sentences]
 
 
-def _throughput(places: dict, sources: list[list[int]], size: int, repeats: int) -> tuple[dict, dict]:
+def throughput(places: dict, sources: list[list[int]], size: int, repeats: int) -> tuple[dict, dict]:
     """(seconds for all sentences, longest first, in each round; translations in the order of the sources)."""
     batches = list(_batches(sources, size))
     contents = [[sources[number] for number in batch] for batch in batches]

@@ -1,0 +1,92 @@
+"""benchmarks.pareto: which ways are measured, what is written and drawn."""
+
+import json
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+from benchmarks import pareto, report, searches
+from tests.benchmarks.test_generation import data  # noqa: F401 (a fixture)
+from tests.generation import translation_toys as toys
+
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
+
+def run(capsys, *arguments):
+    status = report.run(lambda: pareto.main([str(argument) for argument in arguments]))
+    return status, *capsys.readouterr()
+
+
+def names(*arguments):
+    return [way.name for way in pareto.points(*arguments)]
+
+
+def test_every_way_is_there(tmp_path):
+    assert names(["a"], [], [1, 4], None, True) == [
+        f"a, ours, {dtype}, beam {beam}" for dtype in ("float32", "int8") for beam in (1, 4)
+    ]
+    listed = names(["a", "t"], ["t"], [1], tmp_path, True)
+    assert len(listed) == 4 + 8 and "t, CTranslate2, int8, beam 1, shortlist" in listed
+    assert not [name for name in names(["t"], ["t"], [1], None, False) if "CTranslate2" in name]
+
+
+def test_the_front_is_what_nothing_surpasses():
+    found = [{"sentences_per_s": speed, "bleu": bleu} for speed, bleu in [(1, 30), (2, 30), (3, 20), (2.5, 19), (9, 5)]]
+    assert [point["bleu"] for point in pareto.front(found)] == [5, 20, 30]
+    assert pareto.front(found)[-1]["sentences_per_s"] == 2
+
+
+def test_measured_and_drawn(capsys, tmp_path, data):  # noqa: F811
+    pytest.importorskip("matplotlib")
+    paths = {
+        "student": toys.make_checkpoint(tmp_path / "dynamic.pt", data, seed=1),
+        "other": toys.make_checkpoint(tmp_path / "transformer.pt", data, "transformer", seed=4),
+    }
+    dictionaries = [
+        [line.split()[0] for line in (data / f"dict.{lang}.txt").read_text(encoding="utf-8").splitlines()]
+        for lang in ("de", "en")
+    ]
+    table = tmp_path / "table.txt"
+    pairs = [f"{target} {source} 0.5\n" for source in dictionaries[0] for target in dictionaries[1]]
+    table.write_text("".join(pairs), encoding="utf-8")
+    chosen = [
+        "student, ours, float32, beam 2",
+        "student, ours, float32, beam 2, shortlist",
+        "other, ours, int8, beam 2",
+    ]
+    if searches.with_ctranslate2("float32", pareto.torch.device("cpu")):
+        chosen.append("other, CTranslate2, float32, beam 2, shortlist")
+    given = [f"{name}={path}" for name, path in paths.items()]
+    file, picture = tmp_path / "pareto.json", tmp_path / "pareto.png"
+    options = ["--beam", 2, "--threads", 1, 2, "--json", file, "--out", picture, "--systems", *chosen]
+    status, out, error = run(capsys, "--quick", "--data", data, "--path", *given, "--shortlist", table, *options)
+    assert status == 0, error
+    content = json.loads(file.read_text(encoding="utf-8"))
+    found = {(pareto.named(point), point["threads"]): point for point in content["points"]}
+    assert set(found) == {(name, threads) for name in chosen for threads in (1, 2)}
+    # A table of all words changes nothing; nor does the number of threads.
+    assert len({found[name, threads]["bleu"] for name in chosen[:2] for threads in (1, 2)}) == 1
+    for point in found.values():
+        assert point["sentences_per_s"] == pytest.approx(9 / point["median_s"]) and point["calls"] == 2
+    assert all(name in out for name in chosen)
+    before = picture.read_bytes()
+    assert before.startswith(b"\x89PNG")
+    picture.unlink()
+    status, _, _ = run(capsys, "--draw", file, "--out", picture)
+    assert status == 0 and picture.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "--data and --path are needed"),
+        ("--draw x.json", "--draw needs --out"),
+        ("--data x --path a=b --json /nowhere/p.json", "--json: /nowhere is not a folder"),
+        ("--data x --path a=b --shortlist nowhere", "--shortlist: no such file: nowhere"),
+        ("--data x --path a=nowhere.pt", "no such file: nowhere.pt"),
+    ],
+)
+def test_refuses(capsys, arguments, message):
+    status, out, error = run(capsys, *arguments.split())
+    assert status == 2 and not out and message in error
