@@ -190,6 +190,9 @@ def _table(content: Mapping[str, Any]) -> str:
 
 def draw(content: Mapping[str, Any], file: Path) -> None:
     """A panel for each number of threads: a colour for each model, a shape for each engine, filled with a shortlist."""
+    figure_of((1, 1))  # says what to install without matplotlib
+    from matplotlib.ticker import LogLocator
+
     threads = list(dict.fromkeys(point["threads"] for point in content["points"]))
     models = list(dict.fromkeys(point["model"] for point in content["points"]))
     figure = figure_of((1.0 + 5.2 * len(threads), 4.6))
@@ -209,6 +212,9 @@ def draw(content: Mapping[str, Any], file: Path) -> None:
             place = (point["sentences_per_s"], point["bleu"])
             axis.annotate(f" {point['beam']}", place, fontsize=7, color=colour, va="bottom")
         axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter("{x:,.0f}")
+        axis.xaxis.set_minor_formatter("")
         axis.set_title(f"{number} thread{'s' * (number > 1)}", fontsize=10)
         axis.set_xlabel("sentences/s")
         axis.grid(color="#DDDDDD", linewidth=0.6)
