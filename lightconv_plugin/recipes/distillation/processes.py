@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -13,6 +14,7 @@ from typing import Any
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.data.text_pool import begin_process
 
+_TO_END = 20  # seconds that a process has to end
 Factory = Callable[..., Callable[[Any], Any]]
 
 
@@ -47,7 +49,7 @@ def map_unordered(factory: Factory, arguments: Sequence[tuple], items: Iterable[
         for own in arguments:
             here, there = context.Pipe()
             process = context.Process(target=_serve, args=(there, factory, own), daemon=True)
-            stack.callback(_end, process, here)
+            stack.push(partial(_end, process, here))
             process.start()
             there.close()
             waiting.append(here)
@@ -80,9 +82,10 @@ def _alive() -> Iterator[None]:
         raise InputError("a process was killed, perhaps for lack of memory: try fewer `workers`") from None
 
 
-def _end(process: BaseProcess, connection: Connection) -> None:
-    """Nothing is lost: its results are here, or nobody wants them any more."""
+def _end(process: BaseProcess, connection: Connection, kind: type[BaseException] | None, *_: object) -> None:
+    """Let a process end that has nothing left to do; kill it if its results are not wanted any more."""
     connection.close()
     if process.pid is not None:
+        process.join(_TO_END if kind is None else 0)
         process.kill()
         process.join()

@@ -132,6 +132,7 @@ class _Distillation:
             remove(self.blocks)
         elif (known := steps.result(_TRANSLATION)) and self.text.is_file() and digest(self.text) == known:
             say("translate: done before")
+            remove(self.blocks)  # of a process that was killed at the end
             return
         else:
             say("translate ...")

@@ -10,10 +10,13 @@ from unittest import mock
 
 import pytest
 import sacrebleu
+import torch
 
 pytest.importorskip("fairseq")
 
 from lightconv_plugin.cli import main
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.recipes.distillation import teacher as teaching
 from lightconv_plugin.recipes.distillation import translating
 from lightconv_plugin.recipes.distillation.source import open_source
 from lightconv_plugin.recipes.distillation.teacher import Teacher, work_with
@@ -182,11 +185,13 @@ def test_what_is_done_is_not_repeated_and_limits_need_no_teacher(
 ):
     out = shutil.copytree(distilled, tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    (out / "teacher/blocks").mkdir()  # as after a kill at the end
+    (out / "teacher/blocks/000000").touch()
     monkeypatch.setattr(translating, "translate_blocks", lambda *_: pytest.fail("it is translated already"))
     assert distill(teacher, data, *SEARCH, "--out", out) == 0
     assert capsys.readouterr().err.count("done before") == 4
     changed = {path.name for path, when in before.items() if path.stat().st_mtime_ns != when}
-    assert changed <= {"corpus.json", "lock"}
+    assert changed <= {"corpus.json", "lock"} and not (out / "teacher/blocks").exists()
     command = ["distill", str(teacher), str(data), *SEARCH, "--out", str(out), "--max-ratio", "2"]
     assert main.main([*command, "--max-repeats", "9"]) == 0
     how, first = (json.loads((folder / "corpus.json").read_text())["distilled"] for folder in (out, distilled))
@@ -271,3 +276,26 @@ def test_a_checkpoint_whose_training_data_are_gone(data, tmp_path):
             source.dictionary(lang).symbols for lang in ("en", "de")
         ]
         assert translator.translate(["a@@ b", ""], pieces=True)[0].text
+
+
+def test_the_dictionaries_of_a_training_count(data, tmp_path):
+    """Those of the data would fit its embeddings as well, with other words."""
+    own = tmp_path / "own"
+    own.mkdir()
+    for path in (data / "data-bin").glob("dict.*.txt"):
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        (own / path.name).write_text("".join(reversed(lines)), encoding="utf-8")
+    languages = {"data": str(own), "source_lang": "en", "target_lang": "de"}
+    checkpoint = translation_toys.make_checkpoint(tmp_path / "m.pt", own, task=languages)
+    with pytest.raises(InputError, match="has another dictionary"):
+        Teacher((checkpoint,), {"dtype": "float32"}).open(open_source(data))
+
+
+def test_workers_share_the_cores_and_the_gpus(monkeypatch):
+    monkeypatch.setattr(teaching, "cores", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    shares = Teacher((), {"device": "cuda", "threads": None}).divided(3)
+    assert [(share.options["device"], share.options["threads"]) for share in shares] == [
+        ("cuda:0", 2), ("cuda:1", 2), ("cuda:0", 2)
+    ]  # fmt: skip
+    assert Teacher((), {"device": "cpu", "threads": 3}).divided(1)[0].options == {"device": "cpu", "threads": 3}

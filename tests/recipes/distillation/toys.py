@@ -1,7 +1,5 @@
-"""A teacher with random weights for a prepared folder, and work for processes that goes wrong."""
+"""A teacher with random weights for a prepared folder."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +27,3 @@ def export_teacher(directory: Path, data: Path, langs=("en", "de"), seed: int = 
         directory, model, source=sides[0], target=sides[1], max_source_positions=256, max_target_positions=256
     )
     return directory
-
-
-def double(offset: int):
-    return lambda number: 2 * number + offset
-
-
-def fails(number: int):
-    if number == 1:
-        raise ValueError("the model is gone")
-    return double(0)
-
-
-def dies(number: int):
-    return lambda item: os.kill(os.getpid(), signal.SIGKILL)

@@ -5,6 +5,7 @@ The real ones are in test_reproduce.py.
 
 import fcntl
 import os
+import re
 import shutil
 import threading
 import time
@@ -365,3 +366,12 @@ def test_changes_are_told_by_their_place():
     new = {"a": {"b": 2, "c": []}, "d": "y" * 64, "e": 5, "f": None}
     assert changes(old, new) == ["a.b 1 → 2", "a.c 1 2 → none", "d", "e is new", "f is gone"]
     assert changes(old, old) == []
+
+
+def test_missing_data_are_named_and_how_they_are_made(world, monkeypatch):
+    """A student's text is not made by the preparation that its protocol names."""
+    monkeypatch.setattr(reproduction_world.reproduce, "prepare", lambda name, options: None)
+    with pytest.raises(InputError, match=r"no binarised training text .* run lightconv prepare first, or leave out"):
+        world.row(prepare=False)
+    with pytest.raises(InputError, match=f"the comment in {re.escape(str(world.config))} says how it is made"):
+        world.row()
