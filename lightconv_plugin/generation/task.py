@@ -13,13 +13,16 @@ generator.py passes them on as `SearchOptions`.
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from lightconv_plugin.generation import CHOICES
-from lightconv_plugin.generation.shortlist import Shortlist, read_shortlist
+
+if TYPE_CHECKING:
+    from lightconv_plugin.generation.shortlist import Shortlist
 
 logger = logging.getLogger(__name__)
 
@@ -91,9 +94,11 @@ class TranslationFastTask(TranslationTask):
             models, args, seq_gen_cls=seq_gen_cls, extra_gen_cls_kwargs=extra_gen_cls_kwargs, **kwargs
         )
 
-    def _shortlist(self, beam: int) -> Shortlist | None:
+    def _shortlist(self, beam: int) -> "Shortlist | None":
         if not self.cfg.generation_shortlist:
             return None
+        from lightconv_plugin.generation.shortlist import read_shortlist
+
         path = Path(self.cfg.generation_shortlist)
         return read_shortlist(path, self.source_dictionary, self.target_dictionary, beam)
 

@@ -195,6 +195,7 @@ def test_options_reach_the_translator(made, monkeypatch, run):
         *("--lowercase", "--beam", 7, "--lenpen", 0.6, "--unkpen", 1, "--min-len", 2, "--max-len-a", 1.5),
         *("--max-len-b", 10, "--no-repeat-ngram-size", 3, "--temperature", 2, "--dtype", "int8", "--device", "cuda:1"),
         *("--cuda-graphs", "--threads", 3, "--batch-tokens", 100, "--batch-size", 4, "--unk", "?"),
+        *("--shortlist", made[1]),
         models=(made[1], "b.pt"),
     )
     assert status == 130
@@ -204,7 +205,7 @@ def test_options_reach_the_translator(made, monkeypatch, run):
         "lowercase": True, "beam": 7, "lenpen": 0.6, "unkpen": 1.0, "min_len": 2, "max_len_a": 1.5, "max_len_b": 10,
         "no_repeat_ngram_size": 3, "temperature": 2.0, "dtype": "int8", "device": "cuda:1", "threads": 3,
         "cuda_graphs": True,
-        "batch_tokens": 100, "batch_size": 4, "unk": "?",
+        "batch_tokens": 100, "batch_size": 4, "unk": "?", "shortlist": made[1],
     }  # fmt: skip
 
 
