@@ -22,7 +22,7 @@ Tensor ring_step(const Tensor& any_x, const Tensor& ring, const Tensor& weight, 
   p.type = type_of(x);
   p.float_weight = weight.scalar_type() == at::kFloat;
   p.rows = x.size(0);
-  p.beams = ancestors.size(1);
+  p.beams = checked_int(ancestors.size(1), "the number of hypotheses");
   p.channels = checked_int(x.size(1), "the number of channels C");
   p.heads = checked_int(weight.size(-2), "the number of heads H");
   p.taps = checked_int(weight.size(-1), "the kernel size K");

@@ -11,7 +11,7 @@ struct RingParams {
   Type type = Type::kFloat32;  // of every floating tensor
   bool float_weight = false;   // but the weight, if this is set: that is float32
   int64_t rows = 0;            // N: row n is hypothesis n mod `beams` of sentence n div `beams`
-  int64_t beams = 1;           // hypotheses of a sentence in this step
+  int beams = 1;               // hypotheses of a sentence in this step
   int channels = 0;            // C
   int heads = 1;               // H, divides C
   int taps = 1;                // K, at most `slots`

@@ -7,6 +7,7 @@ namespace lightconv {
 namespace {
 
 constexpr int kMostThreads = 256;
+constexpr int kBlocksAtOnce = 4;  // on a multiprocessor; without this the compiler spills a register or two for more
 constexpr int kAtOnce = 4;  // taps whose inputs are loaded together
 
 // A head's filter in a row, the newest input's tap first.
@@ -17,8 +18,8 @@ struct Taps {
   bool softmax;
   float top = 0.0f, scale = 1.0f;
 
-  __device__ __forceinline__ Taps(const RingParams& p, int64_t row, int head, int inside)
-      : first(static_cast<const W*>(p.weight) + row * p.weight_stride_n + offset(head, p.weight_stride_h)),
+  __device__ __forceinline__ Taps(const RingParams& p, int row, int head, int inside)
+      : first(static_cast<const W*>(p.weight) + offset(row, p.weight_stride_n) + offset(head, p.weight_stride_h)),
         step(p.weight_stride_k),
         softmax(p.softmax) {
     if (!softmax) return;
@@ -44,13 +45,13 @@ struct Past {
   int64_t step, sentence, sentences, width, channels;
   int slot, slots;
 
-  __device__ __forceinline__ Past(const RingParams& p, int64_t row, int64_t now)
+  __device__ __forceinline__ Past(const RingParams& p, int row, int64_t now)
       : step(p.ancestors_stride_t),
         sentence(row / p.beams),
         sentences(p.sentences),
         width(p.width),
         channels(p.channels),
-        slot(static_cast<int>(now % p.slots)),
+        slot(static_cast<int>(now) % p.slots),
         slots(p.slots) {
     newest = p.ancestors + sentence * p.ancestors_stride_s + row % p.beams * p.ancestors_stride_b + now * step;
   }
@@ -63,17 +64,18 @@ struct Past {
 };
 
 template <class T, class W, int V>
-__global__ void __launch_bounds__(kMostThreads) ring_kernel(const RingParams p, const int64_t parts) {
-  const int64_t row = blockIdx.x / parts, part = blockIdx.x % parts;
-  const int64_t c = (part * blockDim.x + threadIdx.x) * V;
+__global__ void __launch_bounds__(kMostThreads, kBlocksAtOnce) ring_kernel(const RingParams p, const int parts) {
+  // In 32 bits: the compiler makes a call of a division in 64.
+  const int block = static_cast<int>(blockIdx.x), row = block / parts, part = block % parts;
+  const int c = (part * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * V;
   if (c >= p.channels) return;
   const int64_t now = *p.now;
   // Taps that reach before the beginning meet zeros.
   const int inside = now + 1 < p.taps ? static_cast<int>(now + 1) : p.taps;
-  const Taps<W> taps(p, row, static_cast<int>(c) / (p.channels / p.heads), inside);
+  const Taps<W> taps(p, row, c / (p.channels / p.heads), inside);
   const Past past(p, row, now);
   T* ring = static_cast<T*>(p.ring) + c;
-  const Pack<T, V> newest = load_pack<T, V>(static_cast<const T*>(p.x) + row * p.x_stride + c);
+  const Pack<T, V> newest = load_pack<T, V>(static_cast<const T*>(p.x) + offset(row, p.x_stride) + c);
   float sums[V] = {};
   const auto add = [&](const Pack<T, V>& pack, float tap) {
     float values[V];
@@ -100,13 +102,13 @@ __global__ void __launch_bounds__(kMostThreads) ring_kernel(const RingParams p, 
 #pragma unroll
     for (int v = 0; v < V; ++v) sums[v] += bias[v];
   }
-  store_pack(static_cast<T*>(p.out) + row * p.channels + c, narrow<T, V>(sums));
+  store_pack(static_cast<T*>(p.out) + offset(row, p.channels) + c, narrow<T, V>(sums));
 }
 
 template <class T, class W, int V>
 cudaError_t launch(const RingParams& p, cudaStream_t stream) {
   const int packs = p.channels / V, all = round_up(packs, 32), threads = all < kMostThreads ? all : kMostThreads;
-  const int64_t parts = divide_up(packs, threads);
+  const int parts = divide_up(packs, threads);
   return launch_blocks(ring_kernel<T, W, V>, p.rows * parts, threads, 0, stream, p, parts);
 }
 

@@ -162,7 +162,7 @@ lightconv::RingParams ring(const Call& call) {
   p.type = static_cast<lightconv::Type>(call["type"]);
   p.float_weight = call["float_weight"];
   p.rows = call["rows"];
-  p.beams = call["beams"];
+  p.beams = static_cast<int>(call["beams"]);
   p.channels = static_cast<int>(call["channels"]);
   p.heads = static_cast<int>(call["heads"]);
   p.taps = static_cast<int>(call["taps"]);
