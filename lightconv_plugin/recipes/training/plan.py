@@ -122,7 +122,8 @@ class Batch:
         frequencies = [factor * ratio for ratio in self.ratios]
         totals = ", ".join(str(self.processes * max_tokens * each) for each in frequencies)
         shown = ", ".join(map(str, frequencies))
-        say(f"tokens per update: {self.processes} processes × {max_tokens} × update_freq {shown} = {totals}")
+        processes = "1 process" if self.processes == 1 else f"{self.processes} processes"
+        say(f"tokens per update: {processes} × {max_tokens} × update_freq {shown} = {totals}")
         return [f"{MAX_TOKENS}={max_tokens}", f"optimization.update_freq={frequencies}"]
 
 

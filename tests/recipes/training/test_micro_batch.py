@@ -100,7 +100,7 @@ def test_a_training_finds_its_batch_once(tmp_path, capfd, monkeypatch):
     assert main([*command, "optimization.max_update=4"]) == 0
     said = capfd.readouterr().err
     assert "batches of 80 tokens fit into the" in said
-    assert "1 processes × 80 × update_freq 1 = 80" in said
+    assert "1 process × 80 × update_freq 1 = 80" in said
     [start] = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()[:1]]
     settings = start["settings"]
     assert (settings["dataset"]["max_tokens"], settings["dataset"]["max_tokens_valid"]) == (80, 40)

@@ -84,7 +84,7 @@ def test_two_processes_equal_two_batches_an_update(one, two):
 
     Without dropout, whose masks are drawn for each batch by the number of the update and not that of the process.
     """
-    assert "1 processes × 40 × update_freq 2 = 80" in one.output
+    assert "1 process × 40 × update_freq 2 = 80" in one.output
     assert "2 processes × 40 × update_freq 1 = 80" in two.output
     first, second = state(one.checkpoint(UPDATES)), state(two.checkpoint(UPDATES))
     assert first.pop("place")["iterations_in_epoch"] == 2 * second.pop("place")["iterations_in_epoch"]

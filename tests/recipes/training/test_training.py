@@ -76,7 +76,7 @@ def test_its_records_tell_what_its_log_tells(trained):
 def test_the_batch_is_divided_as_said(trained):
     """1500 tokens an update in the configuration, 750 fit: two batches make an update."""
     _, first, _ = trained
-    assert "tokens per update: 1 processes × 750 × update_freq 2 = 1500" in first.stderr
+    assert "tokens per update: 1 process × 750 × update_freq 2 = 1500" in first.stderr
     assert "max tokens per device = 750" in first.stdout
     assert "'update_freq': [2]" in first.stdout
 
