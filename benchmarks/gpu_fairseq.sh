@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # What of the GPU's measurements needs fairseq, in calls of at most nine minutes each, in bfloat16.
 #
-#   benchmarks/gpu_fairseq.sh timing|steps|generation|recipes|rows [--wheels DIR] [--data DATA_BIN] [--checkpoints DIR]
-#                             [--out DIR] [--parts "environment build …"] [--updates N] [--configs NAME] [--plan]
+#   benchmarks/gpu_fairseq.sh timing|steps|compile|generation|recipes|rows [--wheels DIR] [--data DATA_BIN]
+#                             [--checkpoints DIR] [--out DIR] [--parts "environment build …"] [--updates N] [--configs NAME] [--plan]
 #
 #   timing           training of the big models of WMT'14 En-De beside fairseq's Transformer: first what a launch costs the
 #                    host and where a step's time goes, then steps of 3,584, 16,384 and 32,768 tokens; with --data also
 #                    steps of its batches, whose sentences differ in length
 #   steps            updates of the same models in other ways: small and large models in CUDA graphs, float16, and 28 batches
 #                    of 16,384 tokens, a recipe's update
+#   compile          steps with --compile-blocks, which is compiled first; what is compiled stays for the next call
 #   generation       the same models' search with and without CUDA graphs, for 1, 32 and 256 sentences, and transformers'
 #                    Marian; CTranslate2, if it is installed; with --checkpoints also trained models on their test set,
 #                    whose batches differ in size
@@ -41,10 +42,11 @@ case ${1:-} in
     -h | --help) usage && exit ;;
     timing) parts="environment 60 build 110 profile 90 training 80 training_16k 60 training_32k 60 ragged 40" ;;
     steps) parts="environment 60 build 110 small_graphs 70 graphs 80 half 70 update_28 110" ;;
+    compile) parts="environment 60 build 110 compiled 330" ;;
     generation) parts="environment 60 build 110 generation 200 ctranslate2 50 trained 80" ;;
     recipes) parts="environment 60 build 110 recipes 310" ;;
     rows) parts="environment 60 build 110 rows 330" ;;
-    *) die "the first argument must be timing, steps, generation, recipes or rows, got \"${1:-}\"" ;;
+    *) die "the first argument must be timing, steps, compile, generation, recipes or rows, got \"${1:-}\"" ;;
 esac
 call=$1
 shift
@@ -207,6 +209,10 @@ case $call in
         run half fairseq_program half training "${big[@]}" "${half[@]}" --repeats 30 "${both[@]}" --sentences 512 --length 32
         run update_28 fairseq_program update_28 training "${big[@]}" --repeats 5 "${both[@]}" --update-freq 28 \
             --sentences 512 --length 32
+        ;;
+    compile)
+        run compiled fairseq_program compiled training "${big[@]}" --repeats 50 --compile-blocks --systems \
+            "DynamicConv (ours)" "DynamicConv (ours), compiled" "fairseq Transformer"
         ;;
     generation)
         # Not fairseq's own convolutions: building models of 200 million parameters takes seconds each.

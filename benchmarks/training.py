@@ -22,7 +22,7 @@ from benchmarks import machine, report, timing
 from benchmarks.report import BenchmarkError
 
 _BATCHES = 4
-_GRAPHS = ", CUDA graphs"
+_GRAPHS, _COMPILED = ", CUDA graphs", ", compiled"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,6 +34,9 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--sentences", type=machine.positive, help="sentences a batch of random tokens")
     result.add_argument("--length", type=machine.positive, help="tokens a sentence of random tokens")
     result.add_argument("--update-freq", type=machine.positive, default=1, metavar="N", help="batches an update")
+    result.add_argument(
+        "--compile-blocks", action="store_true", help="ours also with --compile-blocks, which takes minutes to compile"
+    )
     result.add_argument("--systems", nargs="+", metavar="NAME", help="only these, as they are called in the table")
     return result
 
@@ -51,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
     # Imported late, since it takes seconds and wrong options should be reported at once.
     from benchmarks import systems, trainers
 
-    candidates = _candidates(systems, device)
+    candidates = _candidates(systems, device, options.compile_blocks)
     chosen = [name for name in candidates if not options.systems or name in options.systems]
     if options.systems and set(options.systems) != set(chosen):
         raise BenchmarkError(f"--systems: allowed are {', '.join(map(repr, candidates))}, got {options.systems}")
@@ -63,6 +66,9 @@ def main(arguments: list[str] | None = None) -> None:
     steps, results = {}, {}
     for system in chosen:
         model = systems.build(candidates[system], preset, task, tiny=options.quick)
+        for layer in model.modules() if system.endswith(_COMPILED) else ():
+            if hasattr(layer, "compile_block"):
+                layer.compile_block = True
         results[system] = {"parameters": systems.parameters(model)}
         how = {"update_freq": options.update_freq, "graphs": system.endswith(_GRAPHS)}
         steps[system] = trainers.steps(model, task, device, options.dtype, itertools.cycle(batches), **how)
@@ -101,9 +107,11 @@ def main(arguments: list[str] | None = None) -> None:
         report.write_json(options.json, content)
 
 
-def _candidates(systems, device: torch.device) -> dict[str, str]:
+def _candidates(systems, device: torch.device, compiled: bool) -> dict[str, str]:
     """The model of each system that can be measured, by the system's name."""
     found = {system: system for system in systems.SYSTEMS}
+    if compiled:
+        found |= {system + _COMPILED: system for system in (systems.DYNAMIC, systems.LIGHT, systems.TALK)}
     if device.type == "cuda":
         found |= {system + _GRAPHS: system for system in systems.WITH_GRAPHS}
     return found

@@ -17,6 +17,7 @@ CALLS = [
     ("gpu", "timing"),
     ("gpu_fairseq", "timing"),
     ("gpu_fairseq", "steps"),
+    ("gpu_fairseq", "compile"),
     ("gpu_fairseq", "generation"),
     ("gpu_fairseq", "recipes"),
     ("gpu_fairseq", "rows"),

@@ -103,6 +103,12 @@ def test_recipes(script, data):
     )
 
 
+def test_compiled_layers(script):
+    done, content, (call,) = script("compile", FAIRSEQ_MISSING=0)
+    assert done.returncode == 0 and list(states(content)) == ["environment", "build", "compiled"]
+    assert f"{BIG} --repeats 50 --compile-blocks --systems DynamicConv (ours) DynamicConv (ours), compiled" in call
+
+
 def test_rows_are_kept_for_the_next_call(script, data, tmp_path):
     done, content, (call,) = script("rows", "--data", data, "--configs", "iwslt15_en_vi", FAIRSEQ_MISSING=0)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -143,7 +149,10 @@ def test_chosen_parts_updates_and_the_cpu(script, data):
         (["timing", "--frobnicate"], "unknown argument --frobnicate"),
         (["timing", "--data"], "--data needs a value"),
         (["timing", "--parts", "build recipes"], "--parts: recipes is none of: environment build"),
-        (["everything"], 'the first argument must be timing, steps, generation, recipes or rows, got "everything"'),
+        (
+            ["everything"],
+            'the first argument must be timing, steps, compile, generation, recipes or rows, got "everything"',
+        ),
         (["timing", "--wheels", "/nowhere"], "--wheels: /nowhere has no *.whl (benchmarks/wheels.sh)"),
         (["timing", "--data", "/nowhere"], "--data: /nowhere is not a data-bin folder"),
         (["recipes", "--configs", "nowhere"], "--configs: configs/nowhere has no dynamicconv.yaml"),

@@ -147,9 +147,23 @@ def build_with_learned_positions(task):
 
 
 def test_on_a_gpu_graphs_are_measured_too():
-    names = list(training._candidates(systems, torch.device("cuda")))
+    names = list(training._candidates(systems, torch.device("cuda"), False))
     assert names == [*systems.SYSTEMS, *(f"{name}, CUDA graphs" for name in systems.WITH_GRAPHS)]
-    assert list(training._candidates(systems, torch.device("cpu"))) == list(systems.SYSTEMS)
+    assert list(training._candidates(systems, torch.device("cpu"), False)) == list(systems.SYSTEMS)
+
+
+def test_compiled_layers_are_measured_beside_the_others(capsys, tmp_path, monkeypatch):
+    from lightconv_plugin.models import layers
+
+    compiled = []
+    monkeypatch.setattr(layers, "_compiled", lambda forward: compiled.append(forward) or forward)
+    file, chosen = tmp_path / "t.json", [systems.LIGHT, f"{systems.LIGHT}, compiled"]
+    options = ("--quick", "--compile-blocks", "--repeats", 1, "--systems", *chosen, "--json", file)
+    status, _, error = run(training, capsys, *options)
+    assert status == 0, error
+    assert list(json.loads(file.read_text(encoding="utf-8"))["systems"]) == chosen
+    # Two warm-up steps, a timed one and one for the memory, of two layers on each side.
+    assert len(compiled) == 4 * 4
 
 
 def test_only_the_named_systems(capsys, tmp_path):
