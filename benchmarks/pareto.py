@@ -122,6 +122,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     from benchmarks import trained
 
     device = torch.device("cpu")
+    description = machine.describe(device)
     models = trained.models(options.path, options.data)
     engine = with_ctranslate2("float32", device)
     ways = {way.name: way for way in points(models.paths, models.transformers, options.beam, options.shortlist, engine)}
@@ -153,7 +154,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 found.append(way.described() | {"threads": threads} | measured)
     return {
         "benchmark": "pareto",
-        "machine": machine.describe(device),
+        "machine": description,
         "sentences": options.sentences,
         "lenpen": options.lenpen,
         "test_sentences": len(sources),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks import timing
 from benchmarks.figures import OURS, median
-from benchmarks.tables import Cell, Form, Table, cell, judged, load, ratio, sizes, source
+from benchmarks.tables import Cell, Form, Table, cell, judged, load, ratio, ratio_cell, sizes, source
 
 _MS = Form(None, 1e-3)
 _LOOP = "fused loop, no blocking"
@@ -265,6 +266,26 @@ def preparation() -> Table:
     return Table(source("cpu_preparation"), ["step", "seconds", "cores busy", "peak memory, MiB"], rows)
 
 
+def shortlists() -> Table:
+    """Trained models with and without a shortlist, compared with CTranslate2 of the same beam, with one or without."""
+    name = "cpu_pareto_iwslt15"
+    points = load(name)["points"]
+    engine = {(point["beam"], point["shortlist"]): point for point in points if point["engine"] == "CTranslate2"}
+    rows = []
+    for point in points:
+        base = engine[point["beam"], point["shortlist"]]
+        listed = ", shortlist" if point["shortlist"] else ""
+        rows.append(
+            [
+                f"{point['model']}, {point['engine']}, beam {point['beam']}{listed}",
+                cell(point["bleu"], Form(2)),
+                cell(point["sentences_per_s"], Form(0)),
+                "1" if point is base else ratio_cell(timing.ratio(base, point), Form(2)),
+            ]
+        )
+    return Table(source(name), ["int8, one thread", "BLEU", "sentences/s", "× CTranslate2"], rows)
+
+
 def rates() -> Table:
     """What the machine reached in two of the runs."""
     files = ("cpu_operators", "cpu_operators_lengths")
@@ -292,5 +313,6 @@ TABLES: dict[str, Callable[[], Table]] = {
     "exported": exported,
     "start": start,
     "preparation": preparation,
+    "shortlists": shortlists,
     "CPU targets": lambda: judged("CPU"),
 }
