@@ -202,7 +202,7 @@ def draw(content: Mapping[str, Any], file: Path) -> None:
         some = [point for point in content["points"] if point["threads"] == number]
         best = front(some)
         xs, ys = ([point[what] for point in best] for what in ("sentences_per_s", "bleu"))
-        axis.step(xs, ys, where="pre", color="#BBBBBB", linewidth=1, zorder=0)
+        axis.step(xs, ys, where="post", color="#BBBBBB", linewidth=1, zorder=0)
         for point in some:
             colour = COLOURS[models.index(point["model"]) % len(COLOURS)]
             shape = _SHAPES[point["engine"], point["dtype"]]

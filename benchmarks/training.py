@@ -72,9 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
         results[system] = {"parameters": systems.parameters(model)}
         how = {"update_freq": options.update_freq, "graphs": system.endswith(_GRAPHS)}
         steps[system] = trainers.steps(model, task, device, options.dtype, itertools.cycle(batches), **how)
-    # A graph of each batch's size is recorded when it comes for the second time.
-    recorded = 0 if device.type == "cpu" else 2 * len(batches) // options.update_freq
-    warm_up = max(trainers.WARM_UP, recorded)
+    warm_up = max(trainers.WARM_UP, _recording(len(batches), options.update_freq, device))
     order = itertools.cycle([batch["ntokens"] for batch in batches])
     tokens_of_steps = [sum(itertools.islice(order, options.update_freq)) for _ in range(warm_up + repeats)]
     timer = timing.WallClock(device)
@@ -115,6 +113,11 @@ def _candidates(systems, device: torch.device, compiled: bool) -> dict[str, str]
     if device.type == "cuda":
         found |= {system + _GRAPHS: system for system in systems.WITH_GRAPHS}
     return found
+
+
+def _recording(batches: int, update_freq: int, device: torch.device) -> int:
+    """The updates until all graphs are recorded: that of a batch's size is when it comes for the second time."""
+    return 0 if device.type == "cpu" else -(-2 * batches // update_freq)
 
 
 def _table(results: dict, systems) -> str:

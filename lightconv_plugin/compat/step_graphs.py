@@ -42,7 +42,8 @@ def steps_in_graphs() -> None:
         update_num: int,
         ignore_grad: bool = False,
     ) -> Any:
-        if ignore_grad or not on_gpu(next(model.parameters())):
+        # With forward hooks, fairseq looks for the operation that made a NaN: a graph would not call them.
+        if ignore_grad or model._forward_hooks or not on_gpu(next(model.parameters())):
             return original(self, sample, model, criterion, optimizer, update_num, ignore_grad)
         graphs = vars(criterion).get("step_graphs") or _graphs(self, model, criterion)
         model.train()

@@ -155,7 +155,7 @@ class StepGraphs:
 
     def _run(self, size: _Size) -> None:
         def function() -> None:
-            loss, _, logged = self._criterion(self._model, size.sample)
+            loss, _, logged = self._criterion(self._model, size.given())
             (loss if size.scale is None else loss * size.scale).backward()
             size.keep(loss, logged)
 
@@ -167,6 +167,8 @@ class StepGraphs:
             try:
                 with _Outside() as outside:
                     size.replay = self._recorder.record(function)
+            except torch.OutOfMemoryError:  # fairseq's Trainer skips the batch; the next one of the size is recorded
+                raise
             except RuntimeError as error:
                 names = f"{type(self._model).__name__} with {type(self._criterion).__name__}"
                 raise InputError(f"CUDA graphs: a training step of {names} cannot be recorded: {error}") from error
@@ -198,6 +200,10 @@ class _Size:
     scale: Tensor | None = None
     replay: Step | None = None
     outside: list[Tensor] = field(default_factory=list)
+
+    def given(self) -> dict[str, Any]:
+        """The batch for the criterion: some, such as fairseq's R-Drop, put other tensors into what they are given."""
+        return {**self.sample, "net_input": dict(self.sample["net_input"])}
 
     def copy_(self, sample: Mapping[str, Any]) -> None:
         inputs = self.sample["net_input"] | {"target": self.sample["target"]}

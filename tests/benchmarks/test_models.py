@@ -139,6 +139,13 @@ def test_an_update_of_several_batches_and_steps_in_graphs(task, monkeypatch):
     assert next(batches, None) is None and (recordings.recorded, recordings.replayed) == (1, 4)
 
 
+@pytest.mark.parametrize("update_freq, updates", [(1, 8), (2, 4), (3, 3), (28, 1)])
+def test_nothing_is_recorded_while_steps_are_timed(update_freq, updates):
+    """Every batch comes at least twice before."""
+    assert training._recording(4, update_freq, torch.device("cuda")) == updates
+    assert training._recording(4, update_freq, torch.device("cpu")) == 0
+
+
 def build_with_learned_positions(task):
     """Those of fairseq's sinusoids ask for a length that is on the host, which a recording on the CPU refuses."""
     from tests.models import toys

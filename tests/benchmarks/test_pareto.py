@@ -77,6 +77,24 @@ def test_measured_and_drawn(capsys, tmp_path, data):  # noqa: F811
     assert status == 0 and picture.read_bytes() == before
 
 
+def test_the_line_does_not_promise_more_than_was_measured(tmp_path, monkeypatch):
+    """Wherever it is, some point is as fast and as good."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.cbook import STEP_LOOKUP_MAP
+
+    shared = {"model": "a", "engine": "ours", "dtype": "int8", "shortlist": False, "threads": 1}
+    measured = [(100.0, 20.0), (50.0, 25.0), (10.0, 30.0), (9.0, 22.0)]
+    found = [{**shared, "sentences_per_s": speed, "bleu": bleu, "beam": 1} for speed, bleu in measured]
+    figures, figure_of = [], pareto.figure_of
+    monkeypatch.setattr(pareto, "figure_of", lambda size: figures.append(figure_of(size)) or figures[-1])
+    pareto.draw({"points": found}, tmp_path / "picture.png")
+    (line,) = (line for line in figures[-1].axes[0].lines if line.get_drawstyle().startswith("steps"))
+    corners = list(zip(*STEP_LOOKUP_MAP[line.get_drawstyle()](*line.get_data()), strict=True))
+    assert set(measured[:3]) < set(corners)
+    for corner in corners:
+        assert any(speed >= corner[0] and bleu >= corner[1] for speed, bleu in measured), corner
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

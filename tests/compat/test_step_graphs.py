@@ -51,6 +51,23 @@ def test_a_training_of_fairseqs(dtype, monkeypatch):
         torch.testing.assert_close(one, other, rtol=limit, atol=limit * other.abs().max().item())
 
 
+def test_forward_hooks_are_called(monkeypatch):
+    """fairseq's NanDetector sets them and computes a batch again, here one of a size that would be repeated."""
+    preset = systems.sized(systems.PRESETS["iwslt_de_en"], True, None, None)
+    task = systems.task(systems.dictionary(preset.vocabulary))
+    model = build(task_=task, **LEARNED, **STILL)
+    trainer = trainers.trainer(model, task, torch.device("cpu"), "float32")
+    batches = systems.random_batches(preset, task.target_dictionary, 1)
+    seen, recordings = [], Recordings()
+    with patched(monkeypatch, recordings):
+        for _ in range(3):
+            trainer.train_step(batches)
+        for module in model.modules():
+            module.register_forward_hook(lambda module, *_: seen.append(module))
+        trainer.train_step(batches)
+    assert recordings.replayed == 1 and {model, model.encoder, model.decoder.layers[0]} <= set(seen)
+
+
 @pytest.mark.parametrize("value, needed", [("", False), ("0", False), ("1", True)])
 def test_it_is_asked_for(value, needed, monkeypatch):
     monkeypatch.setenv("LIGHTCONV_GRAPHS", value)

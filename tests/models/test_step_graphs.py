@@ -220,6 +220,47 @@ def test_few_sizes_hold_most_of_what_is_added():
     assert max(rounded(size) / size for size in sizes if size > 64) < 1.25
 
 
+class Doubling(LabelSmoothedCrossEntropyCriterion):
+    """Changes the batch that it is given, as fairseq's own R-Drop does."""
+
+    def forward(self, model, sample, reduce=True):
+        inputs = sample["net_input"]
+        for name, tensor in inputs.items():
+            inputs[name] = torch.cat([tensor, tensor])
+        sample["target"] = torch.cat([sample["target"]] * 2)
+        return super().forward(model, sample, reduce)
+
+
+def test_a_criterion_may_change_its_batch():
+    model = build(**LEARNED, **STILL).double().train()
+    graphs = StepGraphs(model, criterion(Doubling), recorder=Recordings(), pad=PAD, left_pad_source=True)
+    for batch in (BATCHES[0], BATCHES[1], BATCHES[3]):  # of one size
+        wanted = 2 * plain_step(model, criterion(), batch)[0]
+        torch.testing.assert_close(graphs.step(batch, PLAIN)[0], wanted)
+
+
+class Full(Recordings):
+    """The memory is full when something is recorded for the first time."""
+
+    def record(self, function):
+        if not self.recorded:
+            self.recorded += 1
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return super().record(function)
+
+
+def test_a_recording_that_runs_out_of_memory_is_tried_again():
+    """fairseq's Trainer skips a batch for which the memory is too small, if it sees this very error."""
+    model = build(**LEARNED, **STILL).double().train()
+    graphs = StepGraphs(model, criterion(), recorder=Full(), pad=PAD, left_pad_source=True)
+    graphs.step(BATCHES[0], PLAIN)
+    with pytest.raises(torch.OutOfMemoryError):
+        graphs.step(BATCHES[0], PLAIN)
+    wanted = plain_step(model, criterion(), BATCHES[0])[0]
+    for _ in range(2):
+        torch.testing.assert_close(graphs.step(BATCHES[0], PLAIN)[0], wanted)
+
+
 class Counting(LabelSmoothedCrossEntropyCriterion):
     def forward(self, model, sample, reduce=True):
         loss, size, logged = super().forward(model, sample, reduce)

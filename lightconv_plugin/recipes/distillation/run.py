@@ -81,6 +81,8 @@ def distill(job: Job) -> Distilled:
         run_stages(steps, distillation.stages())
         counts = json.loads(distillation.counts.read_text(encoding="utf-8"))
         about = {"teachers": [str(path) for path in job.teacher.paths], **search_of(translator)}
+        if shortlist := job.teacher.options.get("shortlist"):
+            about["shortlist"] = str(Path(shortlist).absolute())
         about |= {"dtype": translator.dtype, "nbest": job.teacher.nbest, **asdict(job.limits), **counts}
         write_text(out / "corpus.json", json.dumps({**source.about, "distilled": about}, indent=1) + "\n")
     return Distilled(out, counts["kept"], counts["pairs"])
@@ -111,13 +113,8 @@ class _Distillation:
         """All that the translations depend on."""
         teacher, (source, target) = self.job.teacher, self.source.train
         digests = steps.digests(teacher.files(), self.out).values()
-        known = {"teacher": hashlib.sha256("".join(digests).encode()).hexdigest(), **search_of(translator)}
-        known |= {
-            "dtype": translator.dtype,
-            "nbest": teacher.nbest,
-            "block": translating.PAIRS,
-            "source": digest(source),
-        }
+        known = {"teacher": hashlib.sha256("".join(digests).encode()).hexdigest(), **teacher.settings(translator)}
+        known |= {"block": translating.PAIRS, "source": digest(source)}
         return known | ({"reference": digest(target)} if teacher.nbest > 1 else {})
 
     def translate(self, translator: Translator, steps: Steps, settings: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from lightconv_plugin.errors import InputError, TranslationError
 from lightconv_plugin.quiet import quietly
 from lightconv_plugin.recipes.distillation.choosing import closest_by_bleu
 from lightconv_plugin.recipes.distillation.source import Block, Source
-from lightconv_plugin.recipes.steps import cores
+from lightconv_plugin.recipes.steps import cores, digest
 from lightconv_plugin.text.subwords import join, kind_of
 
 if TYPE_CHECKING:
@@ -88,6 +88,16 @@ class Teacher:
                 )
         if not 1 <= self.nbest <= translator.beam:
             raise InputError(f"`nbest` must be in 1 … `beam` = {translator.beam}, got {self.nbest}")
+
+    def settings(self, translator: Translator) -> dict[str, Any]:
+        """What the translations depend on besides `files`, as JSON values."""
+        found = {**search_of(translator), "dtype": translator.dtype, "nbest": self.nbest}
+        shortlist = self.options.get("shortlist")
+        if shortlist is not None:
+            found["shortlist"] = digest(Path(shortlist))
+        if shortlist is not None or translator.options.max_len_a:  # words or lengths are allowed for a whole batch
+            found |= {name: self.options.get(name) for name in ("batch_tokens", "batch_size")}
+        return found
 
     def divided(self, workers: int) -> list[Teacher]:
         """This teacher for each of several processes, which share the cores and the GPUs."""

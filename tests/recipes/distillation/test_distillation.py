@@ -219,6 +219,34 @@ def test_other_options_need_force(data, teacher, distilled, tmp_path, capsys):
     assert f"--out {out} has a text that lightconv distill made" in capsys.readouterr().err
 
 
+def test_a_shortlist_and_what_it_is_applied_to_are_options(data, teacher, tmp_path, capsys):
+    """The words that may be chosen are those of a batch, whose sentences depend on its size."""
+    out, table = tmp_path / "out", tmp_path / "shortlist.txt"
+    words = [line.split()[0] for line in (data / "data-bin/dict.de.txt").read_text(encoding="utf-8").splitlines()]
+    table.write_text("".join(f"{word} NULL 0.1\n" for word in words[:150]), encoding="utf-8")
+    distilled = (teacher, data, *SEARCH, "--shortlist", table, "--out", out)
+    assert distill(*distilled) == 0
+    assert json.loads((out / "corpus.json").read_text())["distilled"]["shortlist"] == str(table)
+    for command, said in (
+        ((teacher, data, *SEARCH, "--out", out), "shortlist"),
+        ((*distilled, "--batch-tokens", "100"), "batch_tokens 4096 → 100"),
+        ((*distilled, "--batch-size", "3"), "batch_size is new"),
+    ):
+        assert distill(*command) == 2
+        assert said in capsys.readouterr().err
+    assert distill(*distilled) == 0 and capsys.readouterr().err.count("done before") == 4
+    table.write_text("".join(f"{word} NULL 0.1\n" for word in words[:140]), encoding="utf-8")
+    assert distill(*distilled) == 2
+    assert "shortlist" in capsys.readouterr().err
+
+
+def test_batches_count_if_the_longest_translations_depend_on_them(data, teacher, tmp_path, capsys):
+    command = (teacher, data, *SEARCH, "--max-len-a", "0.5", "--out", tmp_path / "out")
+    killed(1, *command)
+    assert distill(*command, "--batch-size", "3") == 2
+    assert "batch_size is new" in capsys.readouterr().err
+
+
 def make_wrong(what: str, data: Path, teacher: Path, place: Path) -> tuple[list, str]:
     """The arguments of a command that is wrong, and what is said about it."""
     copy = shutil.copytree(data, place / "copy")
