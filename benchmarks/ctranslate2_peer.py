@@ -14,6 +14,7 @@ from torch import nn
 
 from benchmarks.report import BenchmarkError
 from benchmarks.searches import Batch, SearchSettings, collate
+from lightconv_plugin.files import read_lines
 from lightconv_plugin.generation.shortlist import NULL
 
 
@@ -53,8 +54,8 @@ def vocabulary_map(table: Path, file: Path) -> Path:
     The target words of NULL, which a table always allows, are those of an empty phrase.
     """
     words: dict[str, list[str]] = {}
-    for line in table.read_text(encoding="utf-8").splitlines():
-        target, source, _ = line.split()
+    for line in read_lines(table):
+        target, source, _ = line.split(" ")  # a word may have spaces of other kinds
         words.setdefault("" if source == NULL else source, []).append(target)
     file.write_text("".join(f"{source}\t{' '.join(some)}\n" for source, some in words.items()), encoding="utf-8")
     return file

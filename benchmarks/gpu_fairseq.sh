@@ -140,8 +140,8 @@ rows() {
 
 # ctranslate2 OPTIONS…: the engine looks for the libraries of CUDA 12 by their names; those of 13 have the same functions.
 ctranslate2() {
-    if ! has ctranslate2; then
-        echo "ctranslate2 is not installed"
+    if ! has ctranslate2 || [[ " $* " == *" --device cpu "* ]]; then
+        echo "ctranslate2 is not installed, or without a GPU, where it has no bfloat16"
         return 77
     fi
     local library

@@ -37,6 +37,15 @@ def test_the_front_is_what_nothing_surpasses():
     assert pareto.front(found)[-1]["sentences_per_s"] == 2
 
 
+def test_a_vocabulary_map_is_the_same_table(tmp_path):
+    pytest.importorskip("ctranslate2")
+    from benchmarks.ctranslate2_peer import vocabulary_map
+
+    table = tmp_path / "table.txt"
+    table.write_text("x a 0.5\ny a 0.25\n10\u00a0000 b 1\n. NULL 1\n", encoding="utf-8")
+    assert vocabulary_map(table, tmp_path / "vmap.txt").read_text(encoding="utf-8") == "a\tx y\nb\t10\u00a0000\n\t.\n"
+
+
 def test_measured_and_drawn(capsys, tmp_path, data):  # noqa: F811
     pytest.importorskip("matplotlib")
     paths = {
