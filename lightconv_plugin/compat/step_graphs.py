@@ -11,13 +11,11 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.modules.recorder import CudaGraphs
 from lightconv_plugin.ops.backends import on_gpu
 
-VARIABLE = "LIGHTCONV_GRAPHS"
-
 
 def _asked_for() -> bool:
-    value = os.environ.get(VARIABLE) or "0"
+    value = os.environ.get("LIGHTCONV_GRAPHS") or "0"
     if value not in ("0", "1"):
-        raise ValueError(f"{VARIABLE} must be 0, 1 or unset, got {value!r}")
+        raise ValueError(f"LIGHTCONV_GRAPHS must be 0, 1 or unset, got {value!r}")
     return value == "1"
 
 
@@ -64,7 +62,9 @@ def _graphs(task: Any, model: torch.nn.Module, criterion: torch.nn.Module) -> An
         and torch.distributed.is_initialized()
         and torch.distributed.get_world_size() > 1
     ):
-        raise InputError(f"{VARIABLE}=1 is for one GPU: processes that train together exchange gradients in between")
+        raise InputError(
+            "LIGHTCONV_GRAPHS=1 is for one GPU: processes that train together exchange gradients in between"
+        )
     sides = {name: bool(getattr(task.cfg, name, False)) for name in ("left_pad_source", "left_pad_target")}
     recorder = CudaGraphs(next(model.parameters()).device)
     graphs = vars(criterion)["step_graphs"] = StepGraphs(

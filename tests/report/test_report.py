@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -146,7 +147,7 @@ def test_translations_of_a_search_are_those_of_a_log(page, trained, tmp_path):
 
 def test_the_page_can_be_published(trained, tmp_path, monkeypatch):
     """It is the same each time, and shows nothing of the folders above the working directory."""
-    above = trained.folder.parent
+    above = Path(os.path.commonpath([trained.folder, trained.data]))
     monkeypatch.chdir(above)
     pages = [tmp_path / "first.html", tmp_path / "second.html"]
     for path in pages:
