@@ -20,11 +20,10 @@ from tests.models.toys import build
 @contextlib.contextmanager
 def patched(monkeypatch, recordings):
     with monkeypatch.context() as patches:
-        patches.setattr(FairseqTask, "train_step", FairseqTask.train_step)
         patches.setattr(patch, "on_gpu", lambda tensor: True)
         patches.setattr(patch, "CudaGraphs", lambda device: recordings)
-        patch.steps_in_graphs.apply()
-        yield
+        with trainers.in_graphs():
+            yield
 
 
 def trained(updates, dtype="float32"):
