@@ -163,13 +163,13 @@ def training_command(name: str, folder: Path, options: argparse.Namespace, secon
         "common.log_interval": max(1, options.updates // _POINTS),
         "common.tensorboard_logdir": "null",
     }
-    settings = [f"{key}={_quoted(value)}" for key, value in overrides.items()]
+    settings = [f"{key}={quoted(value)}" for key, value in overrides.items()]
     script = ROOT / "scripts" / "train.sh"
     configuration = _CONFIGS / options.configs / f"{name}.yaml"
     return [str(script), "--processes", "1", "--max-restarts", "0", str(configuration), *settings]
 
 
-def _quoted(value: object) -> str:
+def quoted(value: object) -> str:
     """A path quoted for hydra's override grammar, whatever characters it has."""
     return "'" + str(value).replace("'", "\\'") + "'" if isinstance(value, Path) else str(value)
 

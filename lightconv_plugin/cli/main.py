@@ -69,6 +69,7 @@ EXTRAS = {
     "fairseq": ("fairseq", "fairseq_cli", "hydra", "omegaconf"),
     "text": ("regex", "sacremoses", "safetensors", "sentencepiece", "subword_nmt"),
     "chinese": ("jieba",),
+    "japanese": ("sudachidict_core", "sudachipy"),
     "sentences": ("sentencex",),
     "recipes": ("rouge_score", "sacrebleu", "tabulate", "tomli", "tqdm", "yaml"),
     "report": ("jinja2", "matplotlib"),

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from lightconv_plugin.validation import read
 
-Tokeniser = Literal["moses", "sacremoses", "jieba", "none"]
+Tokeniser = Literal["moses", "sacremoses", "jieba", "sudachi", "none"]
 Lowercase = Literal["", "first", "last"]
 
 
@@ -21,8 +21,8 @@ Lowercase = Literal["", "first", "last"]
 class Recipe:
     """The steps from raw text of one language to space-separated tokens, and back.
 
-    tokeniser: "moses" (text/moses.py), "sacremoses" (that library's, without escaping), "jieba" (Chinese words) or
-        "none" (the text is unchanged except for runs of white space)
+    tokeniser: "moses" (text/moses.py), "sacremoses" (that library's, without escaping), "jieba" (Chinese words),
+        "sudachi" (Japanese words) or "none" (the text is unchanged except for runs of white space)
     lang: language of the text, such as "de" or "pt_BR"; Moses' rules depend on it (see `moses_rules`)
     lowercase: "" to keep the case, "first" before anything else, "last" after the tokeniser
     normalise, aggressive, keep_last: see `moses.tokeniser`
@@ -99,15 +99,10 @@ class Recipe:
                 return " ".join(" ".join(parts).split())
 
             return tokens
-        if self.tokeniser == "jieba":
-            from lightconv_plugin.text.chinese import segmenter
+        if self.tokeniser != "none":
+            from lightconv_plugin.text.segmenters import SEGMENTERS
 
-            try:
-                return segmenter()
-            except ModuleNotFoundError as error:
-                raise RuntimeError(
-                    f"Chinese is segmented by {error.name}, which is not installed: pip install {error.name}"
-                ) from error
+            return SEGMENTERS[self.tokeniser].segment()
         return lambda line: " ".join(line.split())
 
     def detokenise(self) -> Callable[[str], str]:
@@ -121,10 +116,10 @@ class Recipe:
 
             moses = MosesDetokenizer(lang=moses_rules(self.lang))
             return lambda line: moses.detokenize(line.split())
-        if self.tokeniser == "jieba":
-            from lightconv_plugin.text.chinese import join
+        if self.tokeniser != "none":
+            from lightconv_plugin.text.segmenters import SEGMENTERS
 
-            return join
+            return SEGMENTERS[self.tokeniser].join
         return lambda line: line
 
 

@@ -1,6 +1,7 @@
 """Recipes: what each tokeniser does by them, the way back, and reading what a corpus.json holds."""
 
 import json
+import sys
 
 import pytest
 
@@ -14,6 +15,7 @@ RECIPES = [
     Recipe("moses", "de", aggressive=True, plain_apostrophe=True),
     Recipe("sacremoses", "en", lowercase="last"),
     Recipe("jieba", "zh"),
+    Recipe("sudachi", "ja"),
     Recipe("none", ""),
 ]
 
@@ -27,9 +29,12 @@ def test_a_recipe_survives_json(recipe):
     "known, said",
     [
         ([], "must be a mapping, got []"),
-        ({}, "tokeniser is missing: one of moses, sacremoses, jieba, none"),
+        ({}, "tokeniser is missing: one of moses, sacremoses, jieba, sudachi, none"),
         ({"tokeniser": "moses"}, "lang is missing: a text"),
-        ({"tokeniser": "perl", "lang": "de"}, "tokeniser must be one of moses, sacremoses, jieba, none, got 'perl'"),
+        (
+            {"tokeniser": "perl", "lang": "de"},
+            "tokeniser must be one of moses, sacremoses, jieba, sudachi, none, got 'perl'",
+        ),
         ({"tokeniser": "moses", "lang": ""}, "lang must be the code of a language, got ''"),
         ({"tokeniser": "none", "lang": None}, "lang must be"),
         ({"tokeniser": "moses", "lang": "de", "lowercase": True}, "lowercase must be one of '', first, last, got True"),
@@ -95,10 +100,27 @@ def test_chinese():
     assert recipe.detokenise()(tokens) == "联合国大会今天讨论了 GPU 机器翻译。"
 
 
-def test_a_missing_segmenter_is_named(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "jieba", None)
-    with pytest.raises(RuntimeError, match="pip install jieba"):
-        Recipe("jieba", "zh").tokenise()
+def test_japanese():
+    pytest.importorskip("sudachipy")
+    recipe = Recipe("sudachi", "ja")
+    tokens = recipe.tokenise()("1420年、GPU と\u3000画聖 を学んだ。")
+    assert tokens.split() == ["1420", "年", "、", "GPU", "と", "画聖", "を", "学ん", "だ", "。"]
+    assert recipe.detokenise()(tokens) == "1420年、GPUと画聖を学んだ。"
+    assert recipe.tokenise()("") == "" and recipe.tokenise()("New York 3.5 %").split() == ["New", "York", "3.5", "%"]
+
+
+@pytest.mark.parametrize(
+    "name, module, packages",
+    [
+        ("jieba", "jieba", "jieba"),
+        ("sudachi", "sudachipy", "sudachipy sudachidict-core"),
+        ("sudachi", "sudachidict_core", "sudachipy sudachidict-core"),
+    ],
+)
+def test_a_missing_segmenter_is_named(name, module, packages, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(RuntimeError, match=rf"{module}, which is not installed: pip install {packages}$"):
+        Recipe(name, "xx").tokenise()
 
 
 @pytest.mark.parametrize("name", ["moses", "sacremoses"])

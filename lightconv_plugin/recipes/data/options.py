@@ -127,8 +127,8 @@ class Options:
     separate_bpe: bool = _flag("as many merges, and a dictionary, for each language on its own")
     tokenizer: str = _option(
         "moses",
-        "done: the text is already tokenised, by Moses' script; none: in another way, with spaces between tokens "
-        "(default: {default})",
+        "moses: Moses' rules; Chinese is segmented by jieba, Japanese by SudachiPy. done: the text is already "
+        "tokenised, by Moses' script. none: in another way, with spaces between tokens (default: {default})",
         choices=("moses", "done", "none"),
     )
 

@@ -11,6 +11,7 @@ this reproduces (with `keep_last`). Validation and test sets without files are h
 from __future__ import annotations
 
 import shutil
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -27,6 +28,7 @@ from lightconv_plugin.recipes.grammar.corpus import write_corpus
 from lightconv_plugin.recipes.steps import remove
 from lightconv_plugin.text import moses
 from lightconv_plugin.text.recipe import Recipe, moses_rules
+from lightconv_plugin.text.segmenters import SEGMENTERS, segmented
 
 COPIES = 8  # copies of the training text with BPE-dropout
 MULTI30K_TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
@@ -37,11 +39,13 @@ def recipe(options: Options, lang: str, keep_last: bool) -> Recipe:
     """The steps from a language's raw text to tokens. CorpusError if the tokeniser has no rules for it.
 
     A region, as in pt_BR, has the rules of its language. Text that Moses' script has tokenised already may be in any
-    language: the script uses its English rules where it has no others.
+    language: the script uses its English rules where it has no others. InputError if a library is missing.
     """
     case: Literal["", "first"] = "first" if options.lowercase else ""
     if options.tokenizer == "none":
         return Recipe("none", lang, lowercase=case)
+    if options.tokenizer == "moses" and (segmenter := segmented(lang)):
+        return installed(Recipe(segmenter, lang, lowercase=case))
     try:
         rules = moses_rules(lang)
     except ValueError as error:
@@ -51,6 +55,15 @@ def recipe(options: Options, lang: str, keep_last: bool) -> Recipe:
     if options.tokenizer == "done":
         return Recipe("moses", rules, lowercase=case)
     return Recipe("moses", rules, lowercase=case, normalise=True, keep_last=keep_last)
+
+
+def installed(recipe: Recipe) -> Recipe:
+    """The recipe; InputError if its library is missing, before anything is written."""
+    try:
+        recipe.tokenise()
+    except RuntimeError as error:
+        raise InputError(f"{error} (or give text with spaces between its words, and `tokenizer` none)") from error
+    return recipe
 
 
 def copy_pair(sources: list[Path], outputs: list[Path]) -> int:
@@ -163,7 +176,9 @@ class Preparation:
         sides, options, corpus = self.sides, self.options, self.corpus
         texts = [locate(corpus.folder, prefix, lang) for prefix in corpus.splits().values() for lang in self.langs]
         chosen = {"held_out": self.held_out, "seed": options.split_seed} if self.held_out else {}
-        how = {**moses.versions(), "text": {lang: recipe.as_json() for lang, recipe in self.steps.items()}}
+        segmenters = {recipe.tokeniser for recipe in self.steps.values()} & SEGMENTERS.keys()
+        words = ChainMap(*(SEGMENTERS[name].versions() for name in segmenters))
+        how = {**moses.versions(), **words, "text": {lang: recipe.as_json() for lang, recipe in self.steps.items()}}
         bounds: dict[str, object] = {"max_len": options.max_len, "max_ratio": options.max_ratio}
         if options.bpe_dropout:
             bounds |= {"bpe_dropout": options.bpe_dropout, "bpe_copies": self.copies}

@@ -15,7 +15,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 from lightconv_plugin.errors import CorpusError
@@ -28,6 +27,7 @@ from lightconv_plugin.recipes.data.text_pool import map_file
 from lightconv_plugin.recipes.data.wmt_sources import TASKS, Source, WmtTask, append_source, extract_sgm
 from lightconv_plugin.text import moses
 from lightconv_plugin.text.recipe import Recipe
+from lightconv_plugin.text.segmenters import SEGMENTERS, segmented
 
 RATIO, MIN_LEN, MAX_LEN = 1.5, 1, 250  # limits of the pairs kept; lengths in pieces
 BOUNDS = {"ratio": RATIO, "min_len": MIN_LEN, "max_len": MAX_LEN}
@@ -40,13 +40,14 @@ def training_tokeniser(lang: str) -> Callable[[str], str]:
 
 def recipe(lang: str) -> Recipe:
     """For separate validation and test sets: their text is not normalised, except for the typographic apostrophe."""
-    return Recipe("jieba", lang) if lang == "zh" else Recipe("moses", lang, aggressive=True, plain_apostrophe=True)
+    segmenter = segmented(lang)
+    return Recipe(segmenter, lang) if segmenter else Recipe("moses", lang, aggressive=True, plain_apostrophe=True)
 
 
 def tokenising(lang: str, training: bool) -> tuple[LineMap, dict[str, object]]:
     """(the tokeniser, what its results depend on)."""
-    if lang == "zh":
-        return (Recipe.tokenise, (recipe(lang),)), {"jieba": version("jieba")}
+    if segmenter := segmented(lang):
+        return (Recipe.tokenise, (recipe(lang),)), SEGMENTERS[segmenter].versions()
     how: LineMap = (training_tokeniser, (lang,)) if training else (Recipe.tokenise, (recipe(lang),))
     return how, {**moses.versions(), "lang": lang, "training": training}
 

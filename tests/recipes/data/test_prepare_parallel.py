@@ -2,10 +2,12 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 
-from lightconv_plugin.errors import CorpusError
+from lightconv_plugin.errors import CorpusError, InputError
+from lightconv_plugin.recipes.data import tasks
 from lightconv_plugin.recipes.data.data_bin import count_sentences
 from lightconv_plugin.recipes.data.pairs import hold_out
 from lightconv_plugin.text.recipe import Recipe
@@ -195,6 +197,35 @@ def test_text_that_moses_has_tokenised_already(tmp_path):
     assert recipes == {lang: {"tokeniser": "moses", "lang": "en"} for lang in ("en", "vi")}
     assert Recipe.of_json(recipes["vi"]).detokenise()("Đây là &quot; &apos;một &quot; .") == 'Đây là "\'một".'
     assert Recipe.of_json(recipes["en"]).tokenise()("It isn't.") == "It isn &apos;t ."
+
+
+def test_japanese_is_segmented(tmp_path):
+    pytest.importorskip("sudachipy")
+    folder = write_parts(tmp_path / "text", ("train", "valid", "test"), (50, 5, 5))
+    for path in folder.glob("*.de"):
+        path.rename(path.with_suffix(".ja"))
+    (folder / "test.ja").write_text("雪舟は水墨画家で、1420年に生まれる。\n" * 5, encoding="utf-8")
+    options = ("--src", "ja", "--tgt", "en", "--out", tmp_path / "out", *SMALL)
+    done = prepare(tmp_path, "parallel", "--data", folder, *options)
+    assert done.returncode == 0, done.stderr
+    tokens = "雪舟 は 水墨 画家 で 、 1420 年 に 生まれる 。"
+    assert lines(tmp_path / "out/tok/test.ja")[0] == tokens
+    check_recipes(tmp_path / "out")
+    recipe = json.loads((tmp_path / "out/corpus.json").read_text(encoding="utf-8"))["text"]["ja"]
+    assert recipe == {"tokeniser": "sudachi", "lang": "ja"}
+    done = prepare(tmp_path, "parallel", "--data", folder, *options, "--tokenizer", "none")
+    assert done.returncode == 0, done.stderr
+    assert lines(tmp_path / "out/tok/test.ja")[0] == "雪舟は水墨画家で、1420年に生まれる。"
+
+
+def test_japanese_without_its_segmenter_is_one_clear_line(monkeypatch, tmp_path):
+    folder = write_parts(tmp_path / "text", ("train", "valid", "test"), (50, 5, 5))
+    for path in folder.glob("*.de"):
+        path.rename(path.with_suffix(".ja"))
+    monkeypatch.setitem(sys.modules, "sudachipy", None)
+    with pytest.raises(InputError, match=r"^Japanese is segmented by sudachipy, .* and --tokenizer none\)$"):
+        tasks.prepare("parallel", ["--data", str(folder), "--src", "ja", "--tgt", "en", "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
 
 
 def test_of_several_translations_the_first_is_held_out(tmp_path):

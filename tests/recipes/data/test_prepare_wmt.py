@@ -13,7 +13,7 @@ from lightconv_plugin.recipes.data.bpe import learn_codes
 from lightconv_plugin.recipes.data.tasks import TASKS as PREPARED
 from lightconv_plugin.recipes.data.wmt import recipe, training_tokeniser
 from lightconv_plugin.recipes.data.wmt_sources import TASKS
-from lightconv_plugin.text.chinese import segmenter
+from lightconv_plugin.text.segmenters import SEGMENTERS
 from tests.recipes.conftest import check_recipes
 from tests.recipes.data import wmt_archives
 from tests.recipes.data.archive_server import serve
@@ -169,7 +169,7 @@ def test_zh_en_with_cwmt_from_a_folder(tmp_path):
         assert len(lines(out / f"bpe/valid.{lang}")) == len(valid[side])  # sets of their own are not cleaned
         learn_codes([out / f"tok/train.{lang}"], 60, tmp_path / lang)
         assert (out / f"bpe/codes.{lang}").read_bytes() == (tmp_path / lang).read_bytes()
-    segment = segmenter()
+    segment = SEGMENTERS["jieba"].segment()
     assert lines(out / "tok/train.zh") == [segment(line) for line in joined(train)[0]]
     assert (out / "data-bin/dict.en.txt").read_bytes() != (out / "data-bin/dict.zh.txt").read_bytes()
 

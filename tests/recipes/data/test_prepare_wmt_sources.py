@@ -13,7 +13,7 @@ from lightconv_plugin.recipes.data.stages import Plan
 from lightconv_plugin.recipes.data.wmt import Preparation, keep_raw, recipe, training_tokeniser
 from lightconv_plugin.recipes.data.wmt16 import extract
 from lightconv_plugin.recipes.data.wmt_sources import Source, WmtTask, append_source, expect, extract_sgm, read_sgm
-from lightconv_plugin.text.chinese import segmenter
+from lightconv_plugin.text.segmenters import SEGMENTERS
 from tests.recipes.data import wmt_archives
 from tests.recipes.data.wmt_archives import as_bytes, sgm, tar
 
@@ -197,7 +197,7 @@ def test_test_sets_are_not_normalised_but_for_the_apostrophe():
 
 def test_chinese_is_divided_again_whatever_divided_it_before():
     pytest.importorskip("jieba")
-    segment = segmenter()
+    segment = SEGMENTERS["jieba"].segment()
     whole = segment("联合国大会今天讨论了机器翻译。")
     assert whole.split() == ["联合国大会", "今天", "讨论", "了", "机器翻译", "。"]
     assert segment("联合 国 大 会 今天 讨 论 了 机 器 翻译 。") == whole
