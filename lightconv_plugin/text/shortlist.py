@@ -17,6 +17,7 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import read_lines
 
 NULL = "NULL"  # a lexical table's source word for target words that translate none
+NO_SHORTLIST = Path("none")  # instead of a file: the whole vocabulary
 
 Phrase = tuple[int, ...]
 
@@ -48,7 +49,7 @@ def read_lists(path: Path, source: Any, target: Any) -> dict[Phrase, set[int]]:
 
 def _lexical_table(path: Path, lines: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
     for number, line in enumerate(lines, 1):
-        fields = re.split("[ \t]+", line.strip(" \t"))  # a word may have spaces of other kinds
+        fields = re.split("[ \t]+", line.strip(" \t"), maxsplit=3)  # a word may have spaces of other kinds
         if len(fields) != 3 or not _is_probability(fields[2]):
             raise InputError(
                 f"{path}, line {number}: expected a target word, a source word and a probability, got {line[:80]!r}"
