@@ -15,7 +15,7 @@ from torch import nn
 from benchmarks.report import BenchmarkError
 from benchmarks.searches import Batch, SearchSettings, collate
 from lightconv_plugin.files import read_lines
-from lightconv_plugin.generation.shortlist import NULL
+from lightconv_plugin.text.shortlist import NULL
 
 
 @torch.no_grad()

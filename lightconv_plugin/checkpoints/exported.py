@@ -33,11 +33,12 @@ from lightconv_plugin.validation import read
 FORMAT_VERSION = 1
 MODEL_TYPE = "lightconv"
 CONFIG, GENERATION, TEXT, WEIGHTS_FILE = "config.json", "generation_config.json", "text.json", "model.safetensors"
+SHORTLIST = "shortlist.txt"
 # Patterns of the text files of any model, whatever its languages and subwords are.
 TEXT_FILES = (TEXT, "dict.txt", "dict.*.txt", "*.bpe", "sentencepiece.model", "*.sentencepiece.model")
 ARCHITECTURES = ("LightConvForConditionalGeneration", "LightConvForCausalLM")
 _LARGEST = 2**31 - 1  # limit for every size in config.json
-_TEXT_FILE = 2**28  # maximum bytes of a dictionary, of merges, of a sentencepiece model
+_TEXT_FILE = 2**28  # maximum bytes of a dictionary, of merges, of a sentencepiece model, of a shortlist
 _TENSORS = 2**40
 
 
@@ -49,6 +50,7 @@ class Settings:
     source_lang, target_lang: None for a language model.
     truncate_source: sources that are too long were truncated in training.
     max_source_positions, max_target_positions: the longest source and target, including </s>.
+    shortlist: the directory has a shortlist, which translations use.
     """
 
     weights: Literal["float32", "bfloat16", "float16", "int8"]
@@ -57,6 +59,7 @@ class Settings:
     truncate_source: bool
     max_source_positions: int | None
     max_target_positions: int
+    shortlist: bool = False
 
     def __post_init__(self) -> None:
         for name in ("source_lang", "target_lang"):
@@ -102,6 +105,7 @@ class Exported:
     """An exported model whose files have been read and checked for consistency, except for the parameters' values.
 
     source, source_text: dictionary and text of the source; None for a language model.
+    shortlist: the file of the shortlist, which is checked when it is read (text/shortlist.py); None if there is none.
     """
 
     directory: Path
@@ -113,10 +117,11 @@ class Exported:
     source_text: TextSide | None
     target_text: TextSide
     weights: Weights
+    shortlist: Path | None = None
 
 
 def open_exported(directory: Path | str) -> Exported:
-    """Read the files of an exported directory; of the parameters, only names, shapes and types.
+    """Read the files of an exported directory; of the parameters, only names, shapes and types, and no shortlist.
 
     Raises:
         InputError: the directory does not exist, was not written by `save_exported` or by a newer version of it, or is
@@ -140,7 +145,8 @@ def open_exported(directory: Path | str) -> Exported:
     if config.encoder is not None:
         source = _read_dictionary(directory, dictionary_name(settings.source_lang), config.encoder, config)
     target = _read_dictionary(directory, dictionary_name(settings.target_lang), config.decoder, config)
-    return Exported(directory, config, settings, search, source, target, source_text, target_text, weights)
+    shortlist = file_in(directory, SHORTLIST, _TEXT_FILE) if settings.shortlist else None
+    return Exported(directory, config, settings, search, source, target, source_text, target_text, weights, shortlist)
 
 
 def load_model(exported: Exported, dtype: torch.dtype | str | None = None) -> PlainModel:
@@ -241,6 +247,8 @@ def _read_config(directory: Path) -> tuple[ModelConfig, Settings]:
             if is_pair == (getattr(settings, name) is None):
                 which = "missing for a model with" if is_pair else "not valid for a model without"
                 raise ValueError(f"{name} is {which} an encoder_stack")
+        if settings.shortlist and not is_pair:
+            raise ValueError("shortlist must be false for a model without an encoder_stack, got true")
         for name, stack in (("source", config.encoder), ("target", config.decoder)):
             most = getattr(settings, f"max_{name}_positions")
             if stack is not None and stack.positions == "learned" and most > stack.max_positions:
@@ -334,6 +342,9 @@ def _read_dictionary(directory: Path, name: str, stack: StackConfig, config: Mod
 def as_json(config: ModelConfig, settings: Settings) -> dict[str, Any]:
     """config.json of a model."""
     is_pair = config.encoder is not None
+    known = {name: getattr(settings, name) for name in Settings.__dataclass_fields__}
+    if not settings.shortlist:
+        del known["shortlist"]  # the file is then that of older versions, byte for byte
     return {
         "model_type": MODEL_TYPE,
         "architectures": [ARCHITECTURES[0 if is_pair else 1]],
@@ -343,6 +354,6 @@ def as_json(config: ModelConfig, settings: Settings) -> dict[str, Any]:
         "vocab_size": config.decoder.vocab_size,
         "tie_word_embeddings": config.decoder.share_input_output,
         "dtype": settings.weights if settings.weights in DTYPES else "float32",
-        **{name: getattr(settings, name) for name in Settings.__dataclass_fields__},
+        **known,
         **config.as_json(),
     }

@@ -44,6 +44,7 @@ class Export:
     dtype: "float32", "bfloat16", "float16" or "int8".
     source_lang, target_lang, bpe_codes, sentencepiece, tokenizer, lowercase: as for `Translator`.
     beam, lenpen: the directory's default search; None for 5 (1 for language models) and 1.
+    shortlist: a file of a shortlist (text/shortlist.py), which translations with the directory use by default.
     bleu, bleu_signature: from sacreBLEU, for the model card.
     """
 
@@ -56,6 +57,7 @@ class Export:
     lowercase: bool = False
     beam: int | None = None
     lenpen: float | None = None
+    shortlist: Path | None = None
     bleu: float | None = None
     bleu_signature: str | None = None
 
@@ -67,6 +69,8 @@ class Export:
             raise InputError(f"`beam` must be at least 1, got {self.beam}")
         if self.lenpen is not None and not math.isfinite(self.lenpen):
             raise InputError(f"`lenpen` must be a number, got {self.lenpen}")
+        if self.shortlist is not None and not self.shortlist.is_file():
+            raise InputError(f"`shortlist`: no such file: {self.shortlist}")
         if (self.bleu is None) != (self.bleu_signature is None):
             raise InputError("`bleu` and `bleu_signature` belong together: give both or neither")
         if self.bleu is not None and not 0 <= self.bleu <= 100:
@@ -124,6 +128,7 @@ def export_checkpoint(
         truncate_source=found.truncate_source,
         weights=wanted.dtype,
         search=SearchDefaults(num_beams=beam, length_penalty=1.0 if wanted.lenpen is None else wanted.lenpen),
+        shortlist=wanted.shortlist,
         card=card,
         force=force,
     )

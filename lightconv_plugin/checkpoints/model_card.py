@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 
 import lightconv_plugin
-from lightconv_plugin.checkpoints.exported import SearchDefaults, Settings
+from lightconv_plugin.checkpoints.exported import SHORTLIST, SearchDefaults, Settings
 from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules import ModelConfig, StackConfig
 
@@ -77,6 +77,8 @@ class ModelCard:
             rows += [("encoder", _stack(config.encoder))]
         rows += [("decoder", _stack(config.decoder))]
         rows += [("weights", settings.weights)]
+        if settings.shortlist:
+            rows += [("shortlist", f"`{SHORTLIST}`")]
         if self.checkpoint:
             rows += [("exported from", f"`{_cell(self.checkpoint)}`")]
         return [*rows, ("exported by", f"{_LIBRARY} {lightconv_plugin.__version__}")]
@@ -114,6 +116,10 @@ def _usage(name: str, config: ModelConfig, settings: Settings, search: SearchDef
             f"model = AutoModelForCausalLM.from_pretrained({quoted})",
             "```",
         ]  # fmt: skip
+    listed = ignored = ""
+    if settings.shortlist:
+        listed = f", among the words that `{SHORTLIST}` lists (`--shortlist none`: all words)"
+        ignored = ", which does not use the shortlist"
     return [
         _installation("text"),
         "",
@@ -121,7 +127,7 @@ def _usage(name: str, config: ModelConfig, settings: Settings, search: SearchDef
         f"lightconv translate {shlex.quote(name)} < in.{_cell(settings.source_lang)}",
         "```",
         "",
-        f"With beam {search.num_beams} and length penalty {search.length_penalty:g}. From Python:",
+        f"With beam {search.num_beams} and length penalty {search.length_penalty:g}{listed}. From Python:",
         "",
         "```python",
         "from lightconv_plugin.generation import Translator",
@@ -129,7 +135,7 @@ def _usage(name: str, config: ModelConfig, settings: Settings, search: SearchDef
         f'print(Translator({quoted}).translate(["…"])[0].text)',
         "```",
         "",
-        "With Hugging Face's transformers (`[hf]` instead of `[text]`):",
+        f"With Hugging Face's transformers (`[hf]` instead of `[text]`){ignored}:",
         "",
         "```python",
         "import lightconv_plugin.hf",

@@ -20,6 +20,7 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import DirectoryKind, atomic_directory, check_new_directory
 from lightconv_plugin.modules import ModelConfig
 from lightconv_plugin.text.dictionary import BOS, EOS, PAD, UNK, Dictionary
+from lightconv_plugin.text.shortlist import read_lists
 from lightconv_plugin.text.sides import TextSide
 
 TOKENIZER = "tokenizer_config.json"
@@ -40,6 +41,7 @@ EXPORTED_MODEL = DirectoryKind(
         exported.CONFIG,
         exported.GENERATION,
         exported.WEIGHTS_FILE,
+        exported.SHORTLIST,
         TOKENIZER,
         "README.md",
         *exported.TEXT_FILES,
@@ -73,6 +75,7 @@ def save_exported(
     truncate_source: bool = False,
     weights: str = "float32",
     search: SearchDefaults | None = None,
+    shortlist: Path | None = None,
     card: ModelCard | None = None,
     force: bool = False,
 ) -> None:
@@ -84,13 +87,14 @@ def save_exported(
         target, source: the sides; a language model has no source.
         max_target_positions, max_source_positions, truncate_source, weights: see `Settings`.
         search: the defaults for generation_config.json; without max_length, it gets that of fairseq-generate.
+        shortlist: a file of text/shortlist.py with words of the dictionaries, which is copied.
         card: additional facts for README.md.
         force: replace an exported directory.
 
     Raises:
         InputError: the directory holds something else, or a model and `force` is not set; parameters are not finite or
-            too large for `weights`; a dictionary does not match the model; its configuration or `search` cannot be
-            written.
+            too large for `weights`; a dictionary does not match the model, or `shortlist` the dictionaries; its
+            configuration or `search` cannot be written.
         OSError: the directory cannot be written.
     """
     directory = Path(directory)
@@ -101,6 +105,8 @@ def save_exported(
         raise InputError("mixers of a decoder must be causal, those of an encoder not, and all must zero the pads")
     if (source is None) != (config.encoder is None):
         raise InputError("`source` is required for a model with an encoder, and not allowed for others")
+    if shortlist is not None and source is None:
+        raise InputError("`shortlist` is not valid for a language model: only translations can have one")
     try:
         settings = Settings(
             weights=weights,  # type: ignore[arg-type]
@@ -109,6 +115,7 @@ def save_exported(
             truncate_source=truncate_source,
             max_source_positions=max_source_positions,
             max_target_positions=max_target_positions,
+            shortlist=shortlist is not None,
         )
     except ValueError as error:
         raise InputError(str(error)) from error
@@ -118,7 +125,7 @@ def save_exported(
             f"length penalty {search.length_penalty:g} needs a beam of at least 2: it chooses between hypotheses, and "
             "transformers refuses a generation_config.json with it"
         )
-    files = _text_files(source, target, config)
+    files = _text_files(source, target, config, shortlist)
     about = {
         exported.CONFIG: exported.as_json(config, settings),
         exported.GENERATION: _generation(config, settings, search),
@@ -138,9 +145,10 @@ def save_exported(
         exported.open_exported(new)
 
 
-def _text_files(source: Side | None, target: Side, config: ModelConfig) -> dict[str, bytes]:
-    """Dictionaries, merges or models, and text.json, by name."""
+def _text_files(source: Side | None, target: Side, config: ModelConfig, shortlist: Path | None) -> dict[str, bytes]:
+    """Dictionaries, merges or models, text.json and the shortlist, by name."""
     files: dict[str, bytes] = {}
+    dictionaries: list[Dictionary] = []
     about: dict[str, Any] = {}
     for which, side, stack in (("source", source, config.encoder), ("target", target, config.decoder)):
         if side is None or stack is None:
@@ -153,11 +161,15 @@ def _text_files(source: Side | None, target: Side, config: ModelConfig) -> dict[
                 f"the dictionary of the {which} has {len(dictionary):,} entries with fairseq's own, but the model's "
                 f"{stack.vocab_size:,}: it does not match the model"
             )
+        dictionaries.append(dictionary)
         files[name] = side.dictionary
         file = None
         if side.text.file is not None and side.text.subwords in _FILES:
             file = _add(files, which, side.text.subwords, side.text.file.read_bytes())
         about[which] = {"recipe": side.text.recipe.as_json(), "subwords": side.text.subwords, "file": file}
+    if shortlist is not None:
+        read_lists(shortlist, *dictionaries)
+        files[exported.SHORTLIST] = shortlist.read_bytes()
     return {**files, exported.TEXT: _json(about)}
 
 

@@ -48,6 +48,8 @@ def fairseq_checkpoint(directory: Path) -> tuple[dict[str, Any], list[str]]:
     notes = []
     if weights != "float32":
         notes.append(f"the weights are float32 again, but keep the rounding of the export to {weights}")
+    if exported.shortlist is not None:
+        notes.append(f"the shortlist is dropped: to translate with it, give {exported.shortlist} as --shortlist")
     content: dict[str, Any] = {
         "args": None,
         "cfg": _settings(exported, model),

@@ -31,6 +31,8 @@ Supports translation and language models of this plugin with every mixer, fairse
 averaged checkpoints. If a part of a model cannot be exported, the error names it. The directory is written completely
 or not at all."""
 EPILOG = """\
+--shortlist: lightconv translate uses it, unless --shortlist none is given there. transformers ignores it.
+
 int8: matrices with at least 16,384 weights are stored in 8 bits with one scale per output; the rest is float32.
 
 The model card (README.md) has the BLEU from CHECKPOINT.test.score, which `lightconv evaluate` writes, or the perplexity
@@ -55,9 +57,13 @@ def add_parser(commands) -> None:
     parser.add_argument("--dtype", choices=_DTYPES, default="float32", help="type of weights (default: %(default)s)")
     add_force(parser, "DIR, if it is an exported model")
     add_text_options(parser)
-    search = parser.add_argument_group("default search of the exported model (generation_config.json)")
+    search = parser.add_argument_group("default search of the exported model")
     search.add_argument("--beam", type=positive, metavar="N", help="default: 5, or 1 for a language model")
     search.add_argument("--lenpen", type=float, metavar="X", help="length penalty (default: 1)")
+    search.add_argument(
+        "--shortlist", type=Path, metavar="FILE",
+        help="a shortlist, from lightconv shortlist, to copy into DIR: translations with DIR use it by default",
+    )  # fmt: skip
     card = parser.add_argument_group("model card")
     card.add_argument("--bleu", type=float, metavar="X", help="the model's BLEU, by sacreBLEU")
     card.add_argument("--bleu-signature", metavar="TEXT", help="its sacreBLEU signature")

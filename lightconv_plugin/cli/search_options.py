@@ -41,7 +41,8 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     search.add_argument(
         "--shortlist", type=Path, metavar="FILE",
         help="choose only among the target words that FILE, from lightconv shortlist, lists for the source words of a "
-        "batch: faster, above all for small batches, but some translations change",
+        "batch: faster, above all for small batches, but some translations change. none: among all words (default: the "
+        "shortlist of the exported model, or none)",
     )  # fmt: skip
 
 

@@ -9,9 +9,9 @@ from lightconv_plugin.files import check_new_file
 from lightconv_plugin.quiet import quietly
 
 DESCRIPTION = """\
-Writes a lexical table for `lightconv translate --shortlist`: for each source word of the dictionary, the likeliest
-target words, learned from the training text with IBM Model 1. It also lists target words that are always allowed: the
-most frequent ones, and all without a letter (digits, punctuation)."""
+Writes a lexical table for `--shortlist` of `lightconv translate` and `lightconv export`: for each source word of the
+dictionary, the likeliest target words, learned from the training text with IBM Model 1. It also lists target words that
+are always allowed: the most frequent ones, and all without a letter (digits, punctuation)."""
 EPILOG = """\
 FILE is text, in the format of Marian's lexical tables: a target word, a source word and the target word's probability
 in each line. Words that are always allowed have the source word NULL, which Marian ignores. The words are those of the

@@ -22,6 +22,7 @@ from lightconv_plugin.cli.search_options import add_search_options, add_speed_op
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write, check_new_file
 from lightconv_plugin.quiet import quietly
+from lightconv_plugin.text.shortlist import NO_SHORTLIST
 
 if TYPE_CHECKING:
     from lightconv_plugin.generation.translations import Translation
@@ -52,7 +53,8 @@ size (docs/decoding.md has the table); on a GPU, bfloat16 or, if it has no bfloa
 
 --shortlist FILE restricts each batch to likely words, and their probabilities are normalised over these. A translation
 then depends on the other sentences of its batch, which allow more words: smaller batches (--batch-size) are faster, and
-lists fit a sentence more closely. It changes translations: compare BLEU on validation data with and without it.
+lists fit a sentence more closely. It changes translations: compare BLEU on validation data with and without it. An
+exported directory may have its own shortlist, which is used unless FILE, or --shortlist none, is given.
 
 With --device cuda, the steps of the search are captured in CUDA graphs from the second batch of a size on.
 --no-cuda-graphs turns this off, --cuda-graphs captures every batch.
@@ -83,11 +85,12 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--score scores one translation of each line: --nbest is not valid")
     if args.score and args.dtype not in ("auto", "float32"):
         raise InputError(f"--score computes in float32: --dtype {args.dtype} is not valid")
-    if args.score and args.shortlist:
+    listed = None if args.shortlist == NO_SHORTLIST else args.shortlist
+    if args.score and listed:
         raise InputError("--score takes the whole vocabulary into account: --shortlist is not valid")
     if args.cuda_graphs and not args.device.startswith("cuda"):
         raise InputError(f"--cuda-graphs needs a GPU, such as --device cuda: got --device {args.device}")
-    for option, file in (("--input", args.input), ("--score", args.score), ("--shortlist", args.shortlist)):
+    for option, file in (("--input", args.input), ("--score", args.score), ("--shortlist", listed)):
         if file and not file.exists():  # it may be a pipe
             raise InputError(f"{option}: no such file: {file}")
         if file and file.is_dir():
@@ -112,6 +115,8 @@ def run(args: argparse.Namespace) -> int:
         talks = args.verbose or sys.stderr.isatty()
         if talks and not args.score:
             _say(args, f"{translator.dtype}: {translator.dtype_reason}")
+            if translator.shortlist:
+                _say(args, f"shortlist: {translator.shortlist}")
         if interactive:
             _say(args, f"type {translator.source_lang} sentences, one per line; Ctrl-D ends")
         unit = " sentences" if args.split else " lines"

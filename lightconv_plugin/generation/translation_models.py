@@ -19,6 +19,7 @@ from lightconv_plugin.generation.beam_search import SearchOptions
 from lightconv_plugin.generation.shortlist import Shortlist, read_shortlist
 from lightconv_plugin.generation.translations import Hypothesis
 from lightconv_plugin.modules.transformer import EncoderDecoder
+from lightconv_plugin.text.shortlist import NO_SHORTLIST
 from lightconv_plugin.text.sides import TextSide
 
 TOO_LONG = "too long"  # how the problem of a line begins that has more pieces than the models take
@@ -44,7 +45,8 @@ class TranslationModels:
 
     source, target: dictionaries with fairseq's methods (index, pad, eos …).
     positions: maximum length of a sentence with its end symbol. truncates: whether the models were trained on truncated
-    sentences. search: the default options. dtype: the type of the weights in the files.
+    sentences. search: the default options. dtype: the type of the weights in the files. own_shortlist: the file of the
+    shortlist that an exported directory has.
     """
 
     models: list[EncoderDecoder]
@@ -57,6 +59,7 @@ class TranslationModels:
     pipeline: Pipeline
     search: SearchOptions
     dtype: str = "float32"
+    own_shortlist: Path | None = None
 
     def encode(self, line: str) -> tuple[list[int], str | None]:
         """A sentence as the models read it, with its end symbol, and what is wrong with it, if anything; [] if no
@@ -70,6 +73,12 @@ class TranslationModels:
         if len(indices) > longest and not self.truncates:
             return [], f"{TOO_LONG}: {len(indices)} pieces, the model takes {longest}"
         return [*indices[:longest], self.source.eos()] if indices else [], None
+
+    def shortlist_file(self, given: Path | None) -> Path | None:
+        """The file of the shortlist to use: the given one (NO_SHORTLIST: none), or the models' own."""
+        if given is None:
+            return self.own_shortlist
+        return None if given == NO_SHORTLIST else given
 
     def shortlist(self, path: Path, beam: int) -> Shortlist:
         """The shortlist in a file, for searches with this beam. Raises TranslationError for the errors of
@@ -124,7 +133,8 @@ def collate(sentences: Sequence[Sequence[int]], pad: int) -> Tensor:
 
 
 def open_exported_models(paths: Sequence[Path], source_lang: str | None, target_lang: str | None) -> TranslationModels:
-    """An ensemble of exported models. Text is processed as for the first one; all must have its dictionaries.
+    """An ensemble of exported models. Text, search and shortlist are those of the first one; all must have its
+    dictionaries.
 
     Raises TranslationError (or its base, InputError) if a directory is damaged, is a language model's, or does not
     match the others or the languages.
@@ -158,6 +168,7 @@ def open_exported_models(paths: Sequence[Path], source_lang: str | None, target_
             **_lengths(first.search),
         ),
         dtype="int8" if any(exported.settings.weights == "int8" for exported in opened) else "float32",
+        own_shortlist=first.shortlist,
     )
 
 

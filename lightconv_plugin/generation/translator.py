@@ -35,6 +35,7 @@ from lightconv_plugin.generation.translation_models import (
 from lightconv_plugin.generation.translations import Translation, read_line
 from lightconv_plugin.released.cache import resolve
 from lightconv_plugin.text.sentences import segmenter, separator
+from lightconv_plugin.text.shortlist import NO_SHORTLIST
 
 WINDOW = 2000  # lines of a stream that are read before any is translated: enough for batches of similar lengths
 _NAMES = {"beam": "beam_size", "lenpen": "len_penalty", "unkpen": "unk_penalty"}  # in SearchOptions
@@ -78,10 +79,12 @@ class Translator:
             None from the second batch of a size
         unk: what to write for an unknown word in a translation; "" omits it
         shortlist: a lexical table or a vocabulary map (`lightconv shortlist` writes one): for each source word, the
-            target words that it allows. The search chooses among those of its batch, not the whole vocabulary
+            target words that it allows. The search chooses among those of its batch, not the whole vocabulary. None
+            means that of the exported directory, if it has one; "none" means the whole vocabulary
 
     Attributes: `source_lang`, `target_lang` and `dictionaries` of both, source first; `options` of the search, and of
-    these `beam` and the `dtype` that was chosen, with the reason; `notes`, assumptions that the user should know about.
+    these `beam` and the `dtype` that was chosen, with the reason; the file of the `shortlist` that is used, or None;
+    `notes`, assumptions that the user should know about.
 
     Raises:
         TranslationError: (a ValueError) something is not valid, is missing, or does not match; the message says what.
@@ -121,8 +124,9 @@ class Translator:
             raise TranslationError("`path` must name a model, got none")
         for missing in (p for p in paths if not p.exists()):  # check all of them before loading any
             raise TranslationError(f"no such checkpoint or exported directory: {missing}")
-        if shortlist is not None and not Path(shortlist).exists():
-            raise TranslationError(f"`shortlist`: no such file: {shortlist}")
+        listed = None if shortlist is None else Path(shortlist)
+        if listed is not None and listed != NO_SHORTLIST and not listed.exists():
+            raise TranslationError(f"`shortlist`: no such file: {listed}")
         numbers = {
             "beam": beam,
             "lenpen": lenpen,
@@ -144,7 +148,10 @@ class Translator:
         if max_len_a == 0 and options.min_len > options.max_len_b:
             most = options.max_len_b
             raise TranslationError(f"`min_len` must be at most `max_len_b` = {most}, got {options.min_len}")
-        words = None if shortlist is None else opened.shortlist(Path(shortlist), options.beam_size)
+        self.shortlist = opened.shortlist_file(listed)
+        if self.shortlist is not None and cuda_graphs:
+            raise TranslationError(f"`cuda_graphs` excludes the shortlist {self.shortlist}: set `shortlist` to none")
+        words = None if self.shortlist is None else opened.shortlist(self.shortlist, options.beam_size)
         for model in opened.models:
             model.eval().to(device)
         try:
@@ -157,7 +164,6 @@ class Translator:
         warnings = () if search.dtype_warning is None else (search.dtype_warning,)
         self.notes = (*opened.pipeline.notes, *warnings)
         self._opened, self._search, self._device, self._unk = opened, search, device, unk
-        self._shortlisted = words is not None
         self._make_batches = functools.partial(make_batches, tokens=batch_tokens, size=batch_size)
 
     def translate(
@@ -258,9 +264,10 @@ class Translator:
 
         Raises:
             TranslationError: the numbers of references and lines differ, the target language cannot be split into
-                pieces, or there is a shortlist, which gives words outside it no score.
+                pieces, or a `shortlist` was given, which gives words outside it no score. That of an exported
+                directory is not used.
         """
-        if self._shortlisted:
+        if self.shortlist not in (None, self._opened.own_shortlist):
             raise TranslationError("references are scored with the whole vocabulary: `shortlist` is not valid")
         for some in (lines, references):
             self._check_lines(some, 1)

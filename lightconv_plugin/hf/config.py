@@ -107,6 +107,7 @@ class LightConvConfig(PretrainedConfig):
         **kwargs: Any,
     ):
         options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
+        kwargs.pop("shortlist", None)  # `generate` uses none, and `save_pretrained` does not copy its file
         if format_version != FORMAT_VERSION:
             raise ValueError(
                 f"format_version must be {FORMAT_VERSION}, got {format_version!r}: a newer version wrote it"

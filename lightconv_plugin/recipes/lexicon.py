@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write
-from lightconv_plugin.generation.shortlist import NULL
 from lightconv_plugin.text.dictionary import Dictionary
+from lightconv_plugin.text.shortlist import NULL
 
 _PAIRS = 1 << 21  # pairs of words, padding included, that are in memory at once
 _PAD = -1

@@ -264,6 +264,24 @@ DAMAGE = {
     "a folder for a file": (replace_by(os.mkdir), "model.safetensors is not a file"),
 }  # fmt: skip
 
+LISTED = {
+    "missing": (lambda d: (d / "shortlist.txt").unlink(), "incomplete: there is no shortlist.txt"),
+    "a link out of the directory": (link_to("shortlist.txt", "/etc/passwd"), "a link to a file outside its directory"),
+    "a pipe": (lambda d: replace_by(os.mkfifo)(d, "shortlist.txt"), "shortlist.txt is not a file"),
+    "empty": (write("shortlist.txt", b""), "shortlist.txt is empty"),
+    "random bytes": (write("shortlist.txt", random.Random(1).randbytes(999)), "shortlist.txt is not UTF-8"),
+    "a pickle": (write("shortlist.txt", pickle.dumps({"v1": ["w1"]})), "shortlist.txt is not UTF-8"),
+    "cut short": (cut("shortlist.txt", 0.6), "expected a target word, a source word and a probability, got "),
+    "unreadable characters": (write("shortlist.txt", b"v1 w1 1\n\x1b[31m\0\n"), "line 2: expected a target word"),
+    "a line of 9 MB": (write("shortlist.txt", b"v1 " * 3_000_000), "line 1: expected a target word"),
+    "no probability": (write("shortlist.txt", b"v1 w1 1e999\n"), "line 1: expected a target word"),
+    "words of another model": (
+        write("shortlist.txt", b"v1 w1 1\nv1 w500 1\nv500 w1 1\n"),
+        "shortlist.txt has 2 words that are not in the model's dictionaries, the first in line 2: source word 'w500'",
+    ),
+    "neither true nor false": (config(shortlist="../codes"), "shortlist must be true or false, got '../codes'"),
+}  # fmt: skip
+
 SMALL = {
     "a scale of another shape": (set_tensor(f"{FC1}_scale", lambda t: t[:-1].clone()), "scale has shape [143]"),
     "one scale for all": (set_tensor(f"{FC1}_scale", lambda t: t[0].clone()), "fc1.weight_scale has shape []"),

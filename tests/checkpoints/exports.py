@@ -57,6 +57,13 @@ def dictionary(words: int = WORDS, begin: str = "w") -> bytes:
     return "".join(f"{begin}{i} {words - i}\n" for i in range(words - 4)).encode()
 
 
+def shortlist(folder: Path) -> Path:
+    """A shortlist for the dictionaries of `export`, in a file of this folder."""
+    path = folder / "lists.txt"
+    path.write_text("".join(f"v{i + k} w{i} 0.5\n" for i in range(100) for k in (0, 7)) + "v150 NULL 0.1\n")
+    return path
+
+
 def export(directory: Path, model=None, **options) -> Path:
     """Write a model, by default a DynamicConv from German to English with merges, and return the directory."""
     model = build_model(pair()) if model is None else model

@@ -101,6 +101,20 @@ def test_fairseqs_loader_takes_it_and_exports_it_again(mixer, options, tmp_path,
     assert "written to" in capsys.readouterr().out
 
 
+def test_a_shortlist_is_dropped_and_said(tmp_path, capsys):
+    lists = tmp_path / "lists.txt"
+    lists.write_text("w9 w3 0.5\n")
+    export(plain_model(toys.build()), tmp_path / "model", shortlist=lists)
+    assert run(tmp_path / "model", tmp_path / "back.pt", "--to", "plugin") == 0
+    said = f"the shortlist is dropped: to translate with it, give {tmp_path / 'model' / 'shortlist.txt'} as --shortlist"
+    assert said in capsys.readouterr().out.splitlines()
+    export_checkpoint(tmp_path / "back.pt", tmp_path / "again")
+    assert open_exported(tmp_path / "again").shortlist is None
+    export(plain_model(toys.build()), tmp_path / "without")
+    assert run(tmp_path / "without", tmp_path / "other.pt", "--to", "plugin") == 0
+    assert "the shortlist" not in capsys.readouterr().out
+
+
 @torch.no_grad()
 def test_a_language_model_by_fairseqs_loader(tmp_path):
     model = stirred(build_lm(**LANGUAGE_MODELS["adaptive-tied"]))

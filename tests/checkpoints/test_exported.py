@@ -142,6 +142,28 @@ def test_the_files_are_those_of_the_format(tmp_path):
     assert (tmp_path / "m/model.safetensors").stat().st_mode == (tmp_path / "m/config.json").stat().st_mode
 
 
+def test_a_shortlist_is_one_more_file(tmp_path):
+    """And nothing else changes but config.json and the card, so that older versions read the rest."""
+    model, file = exports.build_model(exports.pair()), exports.shortlist(tmp_path)
+    without, listed = exports.export(tmp_path / "m", model), exports.export(tmp_path / "n", model, shortlist=file)
+    files = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in (without, listed)]
+    assert files[1].pop("shortlist.txt") == file.read_bytes()
+    assert files[0].keys() == files[1].keys()
+    assert {name for name in files[0] if files[0][name] != files[1][name]} == {"config.json", "README.md"}
+    configs = [json.loads(some["config.json"]) for some in files]
+    assert configs[1] == {**configs[0], "shortlist": True}
+    assert (open_exported(without).shortlist, open_exported(listed).shortlist) == (None, listed / "shortlist.txt")
+    (without / "shortlist.txt").write_bytes(file.read_bytes())
+    assert open_exported(without).shortlist is None, "config.json says whether it has one"
+
+
+def test_a_language_model_has_no_shortlist(tmp_path):
+    exports.export(tmp_path / "m", exports.build_model(exports.language_model()))
+    exports.change(tmp_path / "m/config.json", shortlist=True)
+    with pytest.raises(InputError, match=r"config\.json: shortlist must be false for a model without an encoder_stack"):
+        open_exported(tmp_path / "m")
+
+
 def test_the_files_of_a_language_model(tmp_path):
     exports.export(tmp_path / "m", exports.build_model(exports.language_model()), weights="int8")
     config = json.loads((tmp_path / "m/config.json").read_text())

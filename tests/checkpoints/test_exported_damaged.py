@@ -15,8 +15,9 @@ pytest.importorskip("safetensors")
 
 from lightconv_plugin.checkpoints.exported import load_model, open_exported
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.text.shortlist import read_lists
 from tests.checkpoints import exports
-from tests.checkpoints.export_damage import DAMAGE, FC1, SMALL, drop, set_tensor
+from tests.checkpoints.export_damage import DAMAGE, FC1, LISTED, SMALL, drop, set_tensor
 
 
 class Evil:
@@ -31,10 +32,14 @@ class Evil:
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory):
-    """A directory of float32 and one of 8 bits; to be read only."""
+    """A directory of float32, and one of 8 bits with a shortlist; to be read only."""
     folder = tmp_path_factory.mktemp("originals")
     model = exports.build_model(exports.pair())
-    return {weights: exports.export(folder / weights, model, weights=weights) for weights in ("float32", "int8")}
+    lists = {"float32": None, "int8": exports.shortlist(folder)}
+    return {
+        weights: exports.export(folder / weights, model, weights=weights, shortlist=file)
+        for weights, file in lists.items()
+    }
 
 
 @pytest.fixture
@@ -55,6 +60,8 @@ def use(directory):
     load_model(exported)
     exported.source_text.encode()("The dog.")
     exported.target_text.decode()(["dog"])
+    if exported.shortlist is not None:
+        read_lists(exported.shortlist, exported.source, exported.target)
 
 
 def refused(directory) -> str:
@@ -87,6 +94,21 @@ def test_damaged_8_bits(name, small):
     damage, said = SMALL[name]
     damage(small)
     assert said in refused(small)
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_damaged_shortlists(name, small):
+    damage, said = LISTED[name]
+    damage(small)
+    assert said in refused(small)
+
+
+def test_a_shortlist_of_any_size_is_not_read(small, monkeypatch):
+    monkeypatch.setattr("lightconv_plugin.checkpoints.exported._TEXT_FILE", 10_000)
+    use(small)
+    with (small / "shortlist.txt").open("ab") as file:
+        file.truncate(10_001)
+    assert "shortlist.txt has 10,001 bytes: at most 10,000 are read" in refused(small)
 
 
 def test_a_scale_that_is_not_json(made):
@@ -211,7 +233,9 @@ def test_a_file_that_is_changed_after_it_was_opened(made):
         load_model(exported)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "text.json", "dict.de.txt", "source.bpe"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "config.json", "text.json", "dict.de.txt", "source.bpe", "shortlist.txt"]
+)
 def test_random_damage_is_an_input_error_or_nothing(name, small):
     """Bytes changed, left out and repeated anywhere: no other exception, no crash."""
     path = small / name

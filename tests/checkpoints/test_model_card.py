@@ -70,7 +70,17 @@ def test_what_it_says(tmp_path):
         "arxiv.org/abs/1901.10430",
     ):
         assert said in text, said
-    assert "model-index" not in text
+    assert "model-index" not in text and "shortlist" not in text
+
+
+def test_a_shortlist(tmp_path):
+    text = card(tmp_path / "m", shortlist=exports.shortlist(tmp_path))
+    for said in (
+        "| shortlist | `shortlist.txt` |",
+        "length penalty 1, among the words that `shortlist.txt` lists (`--shortlist none`: all words). From Python:",
+        "transformers (`[hf]` instead of `[text]`), which does not use the shortlist:",
+    ):
+        assert said in text, said
 
 
 def test_mixtures_and_language_models(tmp_path):

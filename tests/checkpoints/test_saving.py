@@ -147,6 +147,22 @@ def test_merges_of_both_sides(tmp_path):
     assert found.target_text.encode()("dog") == ["do@@", "g"]
 
 
+def test_shortlists(tmp_path):
+    """One is replaced like the rest. Refused: of other dictionaries, and for a model that does not translate."""
+    file, model = exports.shortlist(tmp_path), exports.build_model(exports.pair())
+    content = file.read_bytes()
+    exports.export(tmp_path / "m", model, shortlist=file)
+    exports.export(tmp_path / "m", model, shortlist=tmp_path / "m/shortlist.txt", force=True)
+    assert open_exported(tmp_path / "m").shortlist.read_bytes() == content
+    exports.export(tmp_path / "m", model, force=True)
+    assert not (tmp_path / "m/shortlist.txt").exists()
+    language_model = exports.build_model(exports.language_model())
+    refused("`shortlist` is not valid for a language model", tmp_path / "n", language_model, shortlist=file)
+    refused("no such file: .*nowhere", tmp_path / "n", model, shortlist=tmp_path / "nowhere")
+    file.write_text("v1 w1 1\nw1 v1 1\n")
+    refused(r"lists\.txt has 2 words .* line 2: source word 'v1'", tmp_path / "n", model, shortlist=file)
+
+
 def fork(work) -> int:
     """A child that does this work; its number."""
     child = os.fork()

@@ -149,6 +149,27 @@ def test_the_options_say_what_is_not_found(corpus, checkpoint, tmp_path, capsys)
     assert found.source_text.encode()("do@@ g") == ["do@@", "g"]
 
 
+def test_a_shortlist(corpus, checkpoint, tmp_path, capsys):
+    """In either format, as it is; what is wrong with it is said before anything is written."""
+    source, target = ((corpus / f"dict.{lang}.txt").read_text().split()[0] for lang in ("de", "en"))
+    lists = tmp_path / "lists.txt"
+    for number, content in enumerate((f"{target} {source} 0.5\n", f"{source} {source}\t{target}\n\t{target}\n")):
+        lists.write_text(content)
+        assert lightconv(checkpoint, tmp_path / f"m{number}", "--shortlist", lists) == 0
+        assert open_exported(tmp_path / f"m{number}").shortlist.read_text() == content
+    capsys.readouterr()
+    lists.write_text(f"{target} unheard-of 0.5\n")
+    line = refused(capsys, checkpoint, tmp_path / "n", "--shortlist", lists)
+    assert "lists.txt has 1 words that are not in the model's dictionaries" in line
+    for wrong in (tmp_path / "nowhere", tmp_path):
+        line = refused(capsys, checkpoint, tmp_path / "n", "--shortlist", wrong)
+        assert f"--shortlist: no such file: {wrong}" in line
+    path, *_ = language_model(tmp_path)
+    assert "--shortlist is not valid for a language model" in refused(
+        capsys, path, tmp_path / "n", "--shortlist", lists
+    )
+
+
 def test_the_model_card(corpus, checkpoint, tmp_path):
     signature = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
     assert lightconv(checkpoint, tmp_path / "m", "--bleu", "34.567", "--bleu-signature", signature) == 0

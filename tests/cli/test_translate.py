@@ -13,6 +13,9 @@ import pytest
 
 pytest.importorskip("fairseq")
 
+import lightconv_plugin
+from lightconv_plugin import checkpoints, generation
+from lightconv_plugin.checkpoints import opening
 from lightconv_plugin.cli import main, translate
 from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.generation.translations import Hypothesis, Translation
@@ -261,6 +264,9 @@ def test_without_fairseq_the_command_says_what_is_missing(monkeypatch, run):
     imported = "lightconv_plugin.generation", "lightconv_plugin.checkpoints.opening"
     for name in [name for name in sys.modules if name.startswith(imported)]:
         monkeypatch.delitem(sys.modules, name)
+    # Importing them again sets these attributes, which are restored as well.
+    monkeypatch.setattr(lightconv_plugin, "generation", generation)
+    monkeypatch.setattr(checkpoints, "opening", opening)
     monkeypatch.setitem(sys.modules, "fairseq", None)
     status, _, err = run(b"")
     assert status == 2

@@ -93,7 +93,7 @@ def dictionary(symbols: list[str]) -> bytes:
     return "".join(f"{symbol} {100 - i}\n" for i, symbol in enumerate(symbols)).encode()
 
 
-def export_seq2seq(directory, weights: str = "float32", max_target_positions: int = 40, **options):
+def export_seq2seq(directory, weights: str = "float32", max_target_positions: int = 40, shortlist=None, **options):
     """A translation model of two dictionaries; its directory."""
     merges = directory.parent / f"{directory.name}.merges"
     merges.write_text(_merges())
@@ -106,6 +106,7 @@ def export_seq2seq(directory, weights: str = "float32", max_target_positions: in
         max_source_positions=40,
         max_target_positions=max_target_positions,
         weights=weights,
+        shortlist=shortlist,
     )
     return directory
 

@@ -138,6 +138,27 @@ def test_an_exported_directory_that_is_saved_again_is_the_same(tmp_path, exporte
     assert all((exported / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in names)
 
 
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_a_shortlist_is_ignored_and_not_saved(weights, tmp_path):
+    lists = tmp_path / "lists.txt"
+    lists.write_text("dog hund 1\n")
+    found = []
+    for name, shortlist in (("without", None), ("listed", lists)):
+        torch.manual_seed(4)
+        directory = export_seq2seq(tmp_path / name, weights, d_model=64, ffn_dim=256, shortlist=shortlist)
+        model = AutoModelForSeq2SeqLM.from_pretrained(directory)
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+        batch = tokenizer(["ein hund läuft", "zwei hunde"], return_tensors="pt", padding=True)
+        found.append(model.generate(**batch, max_length=9))
+    assert torch.equal(*found)
+    model.save_pretrained(tmp_path / "saved")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    assert open_exported(directory).shortlist is not None and open_exported(tmp_path / "saved").shortlist is None
+    shutil.copy(directory / "shortlist.txt", tmp_path / "saved")  # what the documentation says to keep it
+    settings(shortlist=True)(tmp_path / "saved")
+    assert open_exported(tmp_path / "saved").shortlist == tmp_path / "saved/shortlist.txt"
+
+
 def test_an_8_bit_model_is_saved_with_the_numbers_that_it_computes_with(tmp_path):
     directory = export_seq2seq(tmp_path / "model", "int8", d_model=64, ffn_dim=256)
     model = AutoModelForSeq2SeqLM.from_pretrained(directory)

@@ -81,8 +81,8 @@ def distill(job: Job) -> Distilled:
         run_stages(steps, distillation.stages())
         counts = json.loads(distillation.counts.read_text(encoding="utf-8"))
         about = {"teachers": [str(path) for path in job.teacher.paths], **search_of(translator)}
-        if shortlist := job.teacher.options.get("shortlist"):
-            about["shortlist"] = str(Path(shortlist).absolute())
+        if translator.shortlist is not None:
+            about["shortlist"] = str(translator.shortlist.absolute())
         about |= {"dtype": translator.dtype, "nbest": job.teacher.nbest, **asdict(job.limits), **counts}
         write_text(out / "corpus.json", json.dumps({**source.about, "distilled": about}, indent=1) + "\n")
     return Distilled(out, counts["kept"], counts["pairs"])

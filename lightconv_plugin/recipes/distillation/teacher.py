@@ -92,10 +92,10 @@ class Teacher:
     def settings(self, translator: Translator) -> dict[str, Any]:
         """What the translations depend on besides `files`, as JSON values."""
         found = {**search_of(translator), "dtype": translator.dtype, "nbest": self.nbest}
-        shortlist = self.options.get("shortlist")
-        if shortlist is not None:
-            found["shortlist"] = digest(Path(shortlist))
-        if shortlist is not None or translator.options.max_len_a:  # words or lengths are allowed for a whole batch
+        listed = translator.shortlist
+        if listed is not None:
+            found["shortlist"] = digest(listed)
+        if listed is not None or translator.options.max_len_a:  # words or lengths are allowed for a whole batch
             found |= {name: self.options.get(name) for name in ("batch_tokens", "batch_size")}
         return found
 

@@ -240,6 +240,23 @@ def test_a_shortlist_and_what_it_is_applied_to_are_options(data, teacher, tmp_pa
     assert "shortlist" in capsys.readouterr().err
 
 
+def test_a_shortlist_of_the_teacher(data, tmp_path, capsys):
+    out, table = tmp_path / "out", tmp_path / "table.txt"
+    words = [line.split()[0] for line in (data / "data-bin/dict.de.txt").read_text(encoding="utf-8").splitlines()]
+    table.write_text("".join(f"{word} NULL 0.1\n" for word in words[:150]), encoding="utf-8")
+    teacher = toys.export_teacher(tmp_path / "teacher", data, shortlist=table)
+    assert distill(teacher, data, *SEARCH, "--out", out) == 0
+    about = json.loads((out / "corpus.json").read_text())["distilled"]
+    assert about["shortlist"] == str(teacher / "shortlist.txt")
+    for option, said in ((("--batch-size", "3"), "batch_size is new"), (("--shortlist", "none"), "shortlist")):
+        assert distill(teacher, data, *SEARCH, *option, "--out", out) == 2
+        assert said in capsys.readouterr().err
+    whole = (teacher, data, *SEARCH, "--shortlist", "none", "--out", tmp_path / "whole")
+    assert distill(*whole) == 0
+    assert "shortlist" not in json.loads((tmp_path / "whole/corpus.json").read_text())["distilled"]
+    assert (tmp_path / "whole/teacher/train.de").read_bytes() != (out / "teacher/train.de").read_bytes()
+
+
 def test_batches_count_if_the_longest_translations_depend_on_them(data, teacher, tmp_path, capsys):
     command = (teacher, data, *SEARCH, "--max-len-a", "0.5", "--out", tmp_path / "out")
     killed(1, *command)

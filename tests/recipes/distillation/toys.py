@@ -10,7 +10,14 @@ from lightconv_plugin.text.sides import TextSide
 from tests.checkpoints.exports import DIM, build_model, stack
 
 
-def export_teacher(directory: Path, data: Path, langs=("en", "de"), seed: int = 3, words: int | None = None) -> Path:
+def export_teacher(
+    directory: Path,
+    data: Path,
+    langs=("en", "de"),
+    seed: int = 3,
+    words: int | None = None,
+    shortlist: Path | None = None,
+) -> Path:
     """An exported model that translates between these languages; `words`: with so many entries of the dictionaries."""
     from lightconv_plugin.checkpoints.saving import Side, save_exported
 
@@ -24,6 +31,12 @@ def export_teacher(directory: Path, data: Path, langs=("en", "de"), seed: int = 
     model = build_model(ModelConfig(decoder, stack(causal=False, **options)), seed)
     model.decoder.output_projection.weight.data.mul_(6)  # hypotheses differ clearly in their scores
     save_exported(
-        directory, model, source=sides[0], target=sides[1], max_source_positions=256, max_target_positions=256
+        directory,
+        model,
+        source=sides[0],
+        target=sides[1],
+        max_source_positions=256,
+        max_target_positions=256,
+        shortlist=shortlist,
     )
     return directory
