@@ -55,6 +55,7 @@ def scores(task: str, *systems: str, each: bool = False, more: Mapping[str, str]
 
 _FOUR = ("lightweightconv", "dynamicconv", "talkconv", "transformer")
 _TASK, _DROPOUT = "multi30k_en_de", "multi30k_en_de/bpe_dropout"
+_RDROP, _STUDENTS = "multi30k_en_de/rdrop", "multi30k_en_de/student"
 
 
 def bpe_dropout() -> Table:
@@ -160,7 +161,9 @@ TABLES: dict[str, Callable[[], Table]] = {
     ),
     "WikiText-2": lambda: scores(
         "wikitext2", "lightweightconv", "dynamicconv", "dynamicconv_residual", "dynamicconv_low_rank", "talkconv",
-        "transformer", "attention", "attention_conv",
+        "transformer", "attention", "attention_conv", "gated_short", "gated_short_k3",
     ),
+    "R-Drop": lambda: scores(_RDROP, "dynamicconv"),
+    "students": lambda: scores(_STUDENTS, "dynamicconv", "transformer"),
     "training times": lambda: training(_TASK, _DROPOUT, "tatoeba_de_en", "wikitext2"),
 }  # fmt: skip
