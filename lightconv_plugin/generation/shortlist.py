@@ -69,7 +69,7 @@ def read_shortlist(path: Path, source: Any, target: Any, beam: int) -> Shortlist
     entries = _vocabulary_map(path, lines) if lines[0].count("\t") == 1 else _lexical_table(path, lines)
     unknown: dict[tuple[str, str], int] = {}
     lists: dict[Phrase, set[int]] = {(): {target.bos(), target.pad(), target.eos(), target.unk()}}
-    lists[()].update(range(target.nspecial, min(target.nspecial + max(_FREQUENT, 2 * beam), len(target))))
+    lists[()].update(frequent(target, beam))
     for number, (phrase, words) in enumerate(entries, 1):
         for dictionary, side, some in ((source, "source", phrase), (target, "target", words)):
             for word in some:
@@ -83,6 +83,11 @@ def read_shortlist(path: Path, source: Any, target: Any, beam: int) -> Shortlist
             f"{side} word {word[:80]!r}. It must be made with the model's own dictionaries and subwords"
         )
     return Shortlist(lists)
+
+
+def frequent(target: Any, beam: int) -> range:
+    """The target dictionary's frequent words, which are always allowed in searches with this beam."""
+    return range(target.nspecial, min(target.nspecial + max(_FREQUENT, 2 * beam), len(target)))
 
 
 def _lexical_table(path: Path, lines: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
