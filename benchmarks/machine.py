@@ -36,7 +36,7 @@ _VARIABLES = (
     "FBGEMM_ENABLE_INSTRUCTIONS",
     "CT2_FORCE_CPU_ISA",
 )
-_PACKAGES = ("lightconv-plugin", "fairseq", "fairseq-fixed", "ctranslate2", "triton", "numpy")
+_PACKAGES = ("lightconv-plugin", "fairseq", "fairseq-fixed", "ctranslate2", "pymarian", "triton", "numpy")
 
 
 def hold(level: str) -> dict[str, str]:

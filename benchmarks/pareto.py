@@ -1,13 +1,14 @@
-"""BLEU against speed: trained models in our search, and Transformers in CTranslate2, by beam, type, shortlist, threads.
+"""BLEU against speed: trained models in our search, Transformers in two engines, by beam, type, shortlist and threads.
 
     python -m benchmarks.pareto --data DATA_BIN --path teacher=A.pt student=B.pt transformer=C.pt --shortlist FILE \\
         --threads 1 2 --json FILE --out PICTURE.png
     python -m benchmarks.pareto --draw FILE --out PICTURE.png
 
 Every model translates the test set of DATA_BIN in our search, with each beam and type, with the lexical table of
-`lightconv shortlist` and without. fairseq's Transformers also run in CTranslate2, if it is installed, where the table
-is a vocabulary map. For each number of threads, all take turns; medians. Each is a process of its own. Needs matplotlib
-for the picture (pip install '.[report]').
+`lightconv shortlist` and without. fairseq's Transformers also run in CTranslate2, where the table is a vocabulary map,
+and in Marian (marian_engine.py), if they are installed (`pip install ctranslate2 pymarian`; pymarian is for Linux on
+x86-64). For each number of threads, all take turns; medians. Each is a process of its own. Needs matplotlib for the
+picture (pip install '.[report]').
 """
 
 from __future__ import annotations
@@ -26,16 +27,18 @@ import torch
 from benchmarks import isolated, machine, report, timing
 from benchmarks.plots import COLOURS, figure_of, png
 from benchmarks.report import BenchmarkError
-from benchmarks.searches import CTRANSLATE2, FAST, Candidate, SearchSettings, with_ctranslate2
+from benchmarks.searches import CTRANSLATE2, FAST, PACKAGES, PYMARIAN, Candidate, SearchSettings, installed
 
 _TYPES = ("float32", "int8")
 _LISTED = ", shortlist"
-_ENGINES = {FAST: "ours", CTRANSLATE2: "CTranslate2"}
+_ENGINES = {FAST: "ours", CTRANSLATE2: "CTranslate2", PYMARIAN: "Marian"}
 _SHAPES = {
     ("ours", "float32"): "o",
     ("ours", "int8"): "s",
     ("CTranslate2", "float32"): "^",
     ("CTranslate2", "int8"): "v",
+    ("Marian", "float32"): "P",
+    ("Marian", "int8"): "X",
 }
 
 
@@ -58,12 +61,15 @@ class Point:
 
 
 def points(
-    names: Iterable[str], transformers: Sequence[str], beams: Iterable[int], shortlist: Path | None, engine: bool
+    names: Iterable[str],
+    transformers: Sequence[str],
+    beams: Iterable[int],
+    shortlist: Path | None,
+    engines: Sequence[str],
 ) -> Iterator[Point]:
-    """All ways; `transformers` are the models that CTranslate2 can run, if `engine`."""
+    """All ways; `transformers` are the models that the engines can run."""
     for name in names:
-        searches = [FAST, *[CTRANSLATE2] * (engine and name in transformers)]
-        for search in searches:
+        for search in (FAST, *(engines if name in transformers else ())):
             for dtype in _TYPES:
                 for file in (None, *[shortlist] * (shortlist is not None)):
                     for beam in beams:
@@ -124,8 +130,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     device = torch.device("cpu")
     description = machine.describe(device)
     models = trained.models(options.path, options.data)
-    engine = with_ctranslate2("float32", device)
-    ways = {way.name: way for way in points(models.paths, models.transformers, options.beam, options.shortlist, engine)}
+    engines = _engines() if models.transformers else []
+    given = (models.paths, models.transformers, options.beam, options.shortlist, engines)
+    ways = {way.name: way for way in points(*given)}
     if unknown := set(options.systems or ()) - ways.keys():
         allowed = ", ".join(map(repr, ways))
         raise BenchmarkError(f"--systems: allowed are {allowed}, got {', '.join(map(repr, sorted(unknown)))}")
@@ -161,6 +168,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "quick": options.quick,
         "points": found,
     }
+
+
+def _engines() -> list[str]:
+    """The engines that are installed; says which are not."""
+    for engine, package in PACKAGES.items():
+        if not installed(engine):
+            print(f"{engine} is left out: the package {package} is not installed", file=sys.stderr)
+    return [engine for engine in PACKAGES if installed(engine)]
 
 
 def named(point: Mapping[str, Any]) -> str:

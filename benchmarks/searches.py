@@ -1,4 +1,4 @@
-"""The searches in the benchmarks: ours, fairseq's, and CTranslate2's engine, with a common interface.
+"""The searches in the benchmarks: ours, fairseq's, and the engines of CTranslate2 and Marian, with a common interface.
 
 A search has `translate(batch)`: a batch is a list of sentences, each a list of token indices including the end of the
 sentence. It returns the indices of the best translations, without the ends.
@@ -20,12 +20,14 @@ from benchmarks.report import BenchmarkError
 
 Batch = Sequence[Sequence[int]]
 FAST, FAIRSEQ, CTRANSLATE2, TRANSFORMERS = "ours", "fairseq", "CTranslate2", "transformers"
+PYMARIAN = "Marian"
+PACKAGES = {CTRANSLATE2: "ctranslate2", PYMARIAN: "pymarian"}  # of the engines
 ENGINE, MARIAN = "CTranslate2 Transformer", "transformers Marian"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """model: a name of systems.SYSTEMS, or of --path. search: FAST, FAIRSEQ, CTRANSLATE2 or TRANSFORMERS.
+    """model: a name of systems.SYSTEMS, or of --path. search: one of the constants above.
 
     dtype: of the linear layers. graphs: CUDA graphs of our search. shortlist: the file of one.
     """
@@ -128,9 +130,14 @@ def kinds(dtype: str) -> tuple[str, str]:
     return dtype, "int8" if dtype == "float32" else f"int8_{dtype}"
 
 
+def installed(search: str) -> bool:
+    """Whether an engine's package is."""
+    return importlib.util.find_spec(PACKAGES[search]) is not None
+
+
 def with_ctranslate2(dtype: str, device: torch.device) -> bool:
     """Whether CTranslate2 takes part: it is installed and has the type, on a CPU float32 and 8 bits."""
-    return (dtype == "float32" or device.type == "cuda") and importlib.util.find_spec("ctranslate2") is not None
+    return (dtype == "float32" or device.type == "cuda") and installed(CTRANSLATE2)
 
 
 def ours(

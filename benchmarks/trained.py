@@ -16,7 +16,17 @@ from torch import nn
 from benchmarks import isolated, machine, report, timing
 from benchmarks.candidates import import_fairseq
 from benchmarks.report import BenchmarkError
-from benchmarks.searches import CTRANSLATE2, FAIRSEQ, Candidate, SearchSettings, TorchSearch, choose, engines, ours
+from benchmarks.searches import (
+    CTRANSLATE2,
+    FAIRSEQ,
+    PYMARIAN,
+    Candidate,
+    SearchSettings,
+    TorchSearch,
+    choose,
+    engines,
+    ours,
+)
 
 if import_fairseq() is None:
     raise BenchmarkError("fairseq is not installed: pip install '.[fairseq]', or scripts/setup.sh")
@@ -35,7 +45,7 @@ _FEW = 10  # sentences
 
 @dataclass(frozen=True)
 class Job:
-    """A candidate with a trained model, and what it is built from. folder: for CTranslate2's model."""
+    """A candidate with a trained model, and what it is built from. folder: for the models of CTranslate2 and Marian."""
 
     candidate: Candidate
     path: Path
@@ -50,15 +60,23 @@ class Job:
         model = build_model(opened.state, self.path, opened.task)
         source, target, kind = opened.task.source_dictionary, opened.task.target_dictionary, self.candidate.dtype
         device = torch.device(self.device)
-        if self.candidate.search != CTRANSLATE2:
+        if self.candidate.search not in (CTRANSLATE2, PYMARIAN):
             model = model.to(device, machine.DTYPES[self.dtype])
             file = self.candidate.shortlist
             words = None if file is None else read_shortlist(file, source, target, self.settings.beam)
             how = {"dtype": kind, "graphs": self.candidate.graphs, "shortlist": words}
             return TorchSearch(self.candidate.search, model, target, self.settings, device, **how)
+        folder = Path(tempfile.mkdtemp(dir=self.folder)) / kind
+        if self.candidate.search == PYMARIAN:
+            from benchmarks import marian_engine
+
+            saved = marian_engine.save(model, source, target, folder, kind, self.candidate.shortlist)
+            search = marian_engine.EngineSearch(saved, source, target, self.settings)
+            if kind == "float32" and self.candidate.shortlist is None:
+                marian_engine.check(search, model)
+            return search
         from benchmarks import ctranslate2_peer
 
-        folder = Path(tempfile.mkdtemp(dir=self.folder)) / kind
         saved = ctranslate2_peer.save(model, source, target, folder, kind, self.candidate.shortlist)
         return ctranslate2_peer.EngineSearch(saved, source, target, self.settings, device, kind)
 

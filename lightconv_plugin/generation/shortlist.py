@@ -60,5 +60,10 @@ def read_shortlist(path: Path, source: Any, target: Any, beam: int) -> Shortlist
     lists = read_lists(path, source, target)
     always = lists.setdefault((), set())
     always.update((target.bos(), target.pad(), target.eos(), target.unk()))
-    always.update(range(target.nspecial, min(target.nspecial + max(_FREQUENT, 2 * beam), len(target))))
+    always.update(frequent(target, beam))
     return Shortlist(lists)
+
+
+def frequent(target: Any, beam: int) -> range:
+    """The target dictionary's frequent words, which are always allowed in searches with this beam."""
+    return range(target.nspecial, min(target.nspecial + max(_FREQUENT, 2 * beam), len(target)))

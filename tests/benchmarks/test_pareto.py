@@ -10,6 +10,7 @@ from benchmarks import pareto, report, searches
 from tests.benchmarks.test_generation import data  # noqa: F401 (a fixture)
 from tests.generation import translation_toys as toys
 
+ENGINES = [searches.CTRANSLATE2, searches.PYMARIAN]
 pytestmark = pytest.mark.usefixtures("warm_processes")
 
 
@@ -23,12 +24,19 @@ def names(*arguments):
 
 
 def test_every_way_is_there(tmp_path):
-    assert names(["a"], [], [1, 4], None, True) == [
+    assert names(["a"], [], [1, 4], None, ENGINES) == [
         f"a, ours, {dtype}, beam {beam}" for dtype in ("float32", "int8") for beam in (1, 4)
     ]
-    listed = names(["a", "t"], ["t"], [1], tmp_path, True)
-    assert len(listed) == 4 + 8 and "t, CTranslate2, int8, beam 1, shortlist" in listed
-    assert not [name for name in names(["t"], ["t"], [1], None, False) if "CTranslate2" in name]
+    listed = names(["a", "t"], ["t"], [1], tmp_path, ENGINES)
+    assert len(listed) == 4 + 12 and "t, CTranslate2, int8, beam 1, shortlist" in listed
+    assert len(set(listed)) == len(listed) and "t, Marian, float32, beam 1" in listed
+    assert names(["t"], ["t"], [1], None, []) == ["t, ours, float32, beam 1", "t, ours, int8, beam 1"]
+
+
+def test_engines_that_are_not_installed_are_left_out(capsys, monkeypatch):
+    monkeypatch.setattr(pareto, "installed", lambda engine: engine == searches.CTRANSLATE2)
+    assert pareto._engines() == [searches.CTRANSLATE2]
+    assert capsys.readouterr().err == "Marian is left out: the package pymarian is not installed\n"
 
 
 def test_the_front_is_what_nothing_surpasses():
@@ -64,8 +72,10 @@ def test_measured_and_drawn(capsys, tmp_path, data):  # noqa: F811
         "student, ours, float32, beam 2, shortlist",
         "other, ours, int8, beam 2",
     ]
-    if searches.with_ctranslate2("float32", pareto.torch.device("cpu")):
+    if searches.installed(searches.CTRANSLATE2):
         chosen.append("other, CTranslate2, float32, beam 2, shortlist")
+    if searches.installed(searches.PYMARIAN):
+        chosen.append("other, Marian, float32, beam 2")
     given = [f"{name}={path}" for name, path in paths.items()]
     file, picture = tmp_path / "pareto.json", tmp_path / "pareto.png"
     options = ["--beam", 2, "--threads", 1, 2, "--json", file, "--out", picture, "--systems", *chosen]
