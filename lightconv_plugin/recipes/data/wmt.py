@@ -47,7 +47,7 @@ def recipe(lang: str) -> Recipe:
 def tokenising(lang: str, training: bool) -> tuple[LineMap, dict[str, object]]:
     """(the tokeniser, what its results depend on)."""
     if segmenter := segmented(lang):
-        return (Recipe.tokenise, (recipe(lang),)), SEGMENTERS[segmenter].versions()
+        return (Recipe.tokenise, (recipe(lang),)), {**SEGMENTERS[segmenter].versions()}
     how: LineMap = (training_tokeniser, (lang,)) if training else (Recipe.tokenise, (recipe(lang),))
     return how, {**moses.versions(), "lang": lang, "training": training}
 
