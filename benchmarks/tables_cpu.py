@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from benchmarks import timing
 from benchmarks.figures import OURS, median
@@ -268,22 +269,32 @@ def preparation() -> Table:
 
 def shortlists() -> Table:
     """Trained models with and without a shortlist, compared with CTranslate2 of the same beam, with one or without."""
-    name = "cpu_pareto_iwslt15"
-    points = load(name)["points"]
+    points = load(name := "cpu_pareto_iwslt15")["points"]
     engine = {(point["beam"], point["shortlist"]): point for point in points if point["engine"] == "CTranslate2"}
     rows = []
     for point in points:
-        base = engine[point["beam"], point["shortlist"]]
-        listed = ", shortlist" if point["shortlist"] else ""
-        rows.append(
-            [
-                f"{point['model']}, {point['engine']}, beam {point['beam']}{listed}",
-                cell(point["bleu"], Form(2)),
-                cell(point["sentences_per_s"], Form(0)),
-                "1" if point is base else ratio_cell(timing.ratio(base, point), Form(2)),
-            ]
-        )
+        title = f"{point['model']}, {point['engine']}, beam {point['beam']}"
+        rows.append(_speed(title, point, engine[point["beam"], point["shortlist"]]))
     return Table(source(name), ["int8, one thread", "BLEU", "sentences/s", "× CTranslate2"], rows)
+
+
+def student() -> Table:
+    """A student and its teacher, compared with the teacher in int8 with beam 4."""
+    points = load(name := "cpu_pareto_multi30k")["points"]
+    key = {"model": "teacher", "dtype": "int8", "beam": 4, "shortlist": False}
+    [base] = [point for point in points if key.items() <= point.items()]
+    rows = [_speed(f"{point['model']}, {point['dtype']}, beam {point['beam']}", point, base) for point in points]
+    return Table(source(name), ["one thread", "BLEU", "sentences/s", "× teacher"], rows)
+
+
+def _speed(title: str, point: Mapping[str, Any], base: Mapping[str, Any]) -> list[Cell | str]:
+    """A row about a point of benchmarks.pareto, and how many times as fast as `base` it is."""
+    return [
+        title + (", shortlist" if point["shortlist"] else ""),
+        cell(point["bleu"], Form(2)),
+        cell(point["sentences_per_s"], Form(0)),
+        "1" if point is base else ratio_cell(timing.ratio(base, point), Form(2)),
+    ]
 
 
 def rates() -> Table:
@@ -314,5 +325,6 @@ TABLES: dict[str, Callable[[], Table]] = {
     "start": start,
     "preparation": preparation,
     "shortlists": shortlists,
+    "student": student,
     "CPU targets": lambda: judged("CPU"),
 }
