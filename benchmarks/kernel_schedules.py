@@ -70,6 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.updates > last:
         raise BenchmarkError(f"--updates {options.updates} is more than the {last} of {options.config}")
     wanted = schedules(of_model(settings["model"], options.config), options.schedules, options.seed)
+    options.folder.mkdir(parents=True, exist_ok=True)
     trials = [Trial(schedule, options, overrides) for schedule in wanted]
     description = machine.describe(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     halve(trials, options.updates, last)
@@ -95,13 +96,14 @@ def configuration(name: str) -> dict[str, Any]:
 
 
 def of_model(model: dict[str, Any], name: str) -> Schedule:
-    """The schedule of a configuration. BenchmarkError if its layers have no odd sizes of their own."""
+    """The schedule of a configuration. BenchmarkError if its layers have no odd sizes, from 3, of their own."""
     found = []
     for side in _SIDES:
         sizes = tuple(model.get(f"{side}_kernel_size_list", ()))
-        if len(sizes) != model.get(f"{side}_layers") or not all(size % 2 for size in sizes):
+        if len(sizes) != model.get(f"{side}_layers") or not all(size % 2 and size >= 3 for size in sizes):
             raise BenchmarkError(
-                f"CONFIG: {name} must have an odd {side}_kernel_size_list entry for each layer, got {list(sizes)}"
+                f"CONFIG: {name} must have an odd {side}_kernel_size_list entry of at least 3 for each layer, "
+                f"got {list(sizes)}"
             )
         found.append(sizes)
     return found[0], found[1]
@@ -169,6 +171,7 @@ class Trial:
 
     def train(self, updates: int) -> None:
         """Train to this many updates, on from where an earlier training ended. BenchmarkError if it fails."""
+        self._keep_command()
         if self._read(updates):
             return
         command = [*self.command, f"optimization.max_update={updates}"]
@@ -180,6 +183,14 @@ class Trial:
             raise BenchmarkError(f"{self.name}: training failed ({status}):\n{said[-2000:]}")
         if not self._read(updates):
             raise BenchmarkError(f"{self.name}: {self.folder} has no validation loss of update {updates}")
+
+    def _keep_command(self) -> None:
+        """BenchmarkError if the folder has a training with another seed, configuration, text or other overrides."""
+        file, command = self.folder.with_name(f"{self.folder.name}.json"), self.command[1:]
+        if not file.exists():
+            report.write_json(file, {"command": command})
+        elif json.loads(file.read_text(encoding="utf-8"))["command"] != command:
+            raise BenchmarkError(f"--folder: {self.folder} was trained by another command: see {file}")
 
     def _read(self, updates: int) -> bool:
         """Whether the training has a loss of this update."""

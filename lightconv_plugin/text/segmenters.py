@@ -14,6 +14,7 @@ import regex
 _UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\u3000-\u303f\u30fb\u30fc\uff01-\uff9f]"
 _BETWEEN = regex.compile(rf"(?<={_UNSPACED})\s+(?={_UNSPACED})")
 _BESIDE = regex.compile(rf"(?<={_UNSPACED})\s+|\s+(?={_UNSPACED})")
+_LONGEST = 12_000  # characters that SudachiPy segments at once: it takes at most 49,149 bytes
 _NON_PRINTING = regex.compile(r"\p{C}")
 
 
@@ -31,7 +32,12 @@ def _sudachi() -> Callable[[str], str]:
     from sudachipy import Dictionary, SplitMode
 
     tokenizer = Dictionary(dict="core").tokenizer(mode=SplitMode.A)
-    return lambda line: " ".join(word.surface() for word in tokenizer.tokenize(line))
+
+    def words(line: str) -> str:
+        parts = [line[start : start + _LONGEST] for start in range(0, len(line), _LONGEST)]
+        return " ".join(word.surface() for part in parts for word in tokenizer.tokenize(part))
+
+    return words
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,9 @@ def test_a_training_is_real_and_not_repeated(data, tmp_path, capsys, monkeypatch
     monkeypatch.setattr(kernel_schedules.sys, "executable", "/bin/false")  # nothing can be trained any more
     status, again = search(data, tmp_path / "kept", *options)
     assert status == 0 and again["schedules"] == content["schedules"]
+    other = [4 if option == 3 else option for option in options]
+    assert search(data, tmp_path / "kept", *other)[0] == 2, "the training of another seed is not taken for this one"
+    assert "3_7-3_7 was trained by another command" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -111,7 +114,10 @@ def test_what_is_wrong_is_said(data, tmp_path, capsys, monkeypatch, others, said
 
 def test_configurations_without_odd_sizes_of_their_own_are_refused(data, tmp_path, capsys):
     for name, said in (
-        ("multi30k_en_de/transformer", "must have an odd encoder_kernel_size_list entry for each layer, got []"),
+        (
+            "multi30k_en_de/transformer",
+            "must have an odd encoder_kernel_size_list entry of at least 3 for each layer, got []",
+        ),
         ("no/such", "there is no configuration no/such: "),
     ):
         arguments = [name, "--data", str(data), "--folder", str(tmp_path)]
