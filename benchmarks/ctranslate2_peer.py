@@ -14,8 +14,7 @@ from torch import nn
 
 from benchmarks.report import BenchmarkError
 from benchmarks.searches import Batch, SearchSettings, collate
-from lightconv_plugin.files import read_lines
-from lightconv_plugin.text.shortlist import NULL
+from lightconv_plugin.text.shortlist import entries
 
 
 @torch.no_grad()
@@ -49,14 +48,10 @@ def save(model: nn.Module, source, target, folder: Path, kind: str, shortlist: P
 
 
 def vocabulary_map(table: Path, file: Path) -> Path:
-    """Write a lexical table as a vocabulary map: a source word, a tab, its target words; returns the file.
-
-    The target words of NULL, which a table always allows, are those of an empty phrase.
-    """
+    """Write a shortlist as a vocabulary map: a source phrase, a tab, its target words; returns the file."""
     words: dict[str, list[str]] = {}
-    for line in read_lines(table):
-        target, source, _ = line.split(" ")  # a word may have spaces of other kinds
-        words.setdefault("" if source == NULL else source, []).append(target)
+    for phrase, some in entries(table):
+        words.setdefault(" ".join(phrase), []).extend(some)
     file.write_text("".join(f"{source}\t{' '.join(some)}\n" for source, some in words.items()), encoding="utf-8")
     return file
 

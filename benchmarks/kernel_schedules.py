@@ -28,7 +28,7 @@ import torch
 import yaml
 
 from benchmarks import machine, report
-from benchmarks.recipes import quoted
+from benchmarks.recipes import quoted, require_data_bin, with_overrides
 from benchmarks.report import BenchmarkError
 from lightconv_plugin.records.file import read_folder
 from lightconv_plugin.records.trainings import trainings
@@ -60,11 +60,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> None:
     """Search, print a table and write the JSON; BenchmarkError for wrong options and failed trainings."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    at = arguments.index("--") if "--" in arguments else len(arguments)
-    options, overrides = parser().parse_args(arguments[:at]), arguments[at + 1 :]
-    if not list(options.data.glob("dict.*.txt")):
-        raise BenchmarkError(f"--data: {options.data} is not a data-bin folder: it has no dict.*.txt")
+    options, overrides = with_overrides(parser(), arguments)
+    require_data_bin(options.data)
     settings = configuration(options.config)
     last = settings["optimization"]["max_update"]
     if options.updates > last:

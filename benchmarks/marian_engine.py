@@ -47,9 +47,8 @@ from torch import Tensor, nn
 
 from benchmarks.report import BenchmarkError
 from benchmarks.searches import Batch, SearchSettings, collate
-from lightconv_plugin.files import read_lines
 from lightconv_plugin.generation.shortlist import frequent
-from lightconv_plugin.text.shortlist import NULL
+from lightconv_plugin.text.shortlist import entries
 
 _EPSILON = 1e-6  # of Marian's layer norms
 _LENGTH = 4096  # positions
@@ -88,16 +87,17 @@ def save(model: nn.Module, source, target, folder: Path, kind: str, shortlist: P
 
 
 def lexical_table(table: Path, file: Path, source) -> Path:
-    """Write a lexical table that allows the same words in Marian; returns the file.
+    """Write a lexical table that allows the same words in Marian as a shortlist; returns the file.
 
     The probabilities do not matter, since no list is cut. Marian's lists end with the last source word in the file and
     are read beyond that for later words, so the dictionary's last word gets a line.
     """
     end = source[source.eos()]
     lines = [f"{end} {source[len(source) - 1]} 1\n"]
-    for line in read_lines(table):
-        target, word, _ = line.split(" ")  # a word may have spaces of other kinds
-        lines.append(f"{target} {end if word == NULL else word} 1\n")
+    for phrase, targets in entries(table):
+        if len(phrase) > 1:
+            raise BenchmarkError(f"Marian has no lists of phrases, but {table} has {' '.join(phrase)!r}")
+        lines += [f"{target} {phrase[0] if phrase else end} 1\n" for target in targets]
     file.write_text("".join(lines), encoding="utf-8")
     return file
 
@@ -318,7 +318,8 @@ def check(search: EngineSearch, model: nn.Module) -> None:
     source, end = search.source, search.source.eos()
     batch = [[*range(source.nspecial, source.nspecial + length), end] for length in (7, 3, 5)]
     for sentence, (tokens, score) in zip(batch, search.scored(batch), strict=True):
-        goal = torch.tensor([*tokens, end][: search.settings.longest])  # the longest translation has no end
+        cut = len(tokens) >= search.settings.longest  # a translation that was cut off has no end
+        goal = torch.tensor(tokens if cut else [*tokens, end])
         before = torch.cat([torch.tensor([end]), goal[:-1]]).unsqueeze(0)
         logits = model.eval()(**collate([sentence], source.pad(), torch.device("cpu")), prev_output_tokens=before)
         log_probabilities = model.get_normalized_probs(logits, log_probs=True)[0]

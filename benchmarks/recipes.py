@@ -67,8 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     share = options.threads or max(1, len(os.sched_getaffinity(0)) // len(options.systems))
     device = machine.prepare(options)
-    if not list(options.data.glob("dict.*.txt")):
-        raise BenchmarkError(f"--data: {options.data} is not a data-bin folder: it has no dict.*.txt")
+    require_data_bin(options.data)
     if missing := [name for name in options.systems if not (_CONFIGS / options.configs / f"{name}.yaml").is_file()]:
         raise BenchmarkError(f"--configs: configs/{options.configs} has no {missing[0]}.yaml")
     description = machine.describe(device)
@@ -167,6 +166,20 @@ def training_command(name: str, folder: Path, options: argparse.Namespace, secon
     script = ROOT / "scripts" / "train.sh"
     configuration = _CONFIGS / options.configs / f"{name}.yaml"
     return [str(script), "--processes", "1", "--max-restarts", "0", str(configuration), *settings]
+
+
+def require_data_bin(folder: Path) -> None:
+    if not list(folder.glob("dict.*.txt")):
+        raise BenchmarkError(f"--data: {folder} is not a data-bin folder: it has no dict.*.txt")
+
+
+def with_overrides(
+    parser: argparse.ArgumentParser, arguments: list[str] | None
+) -> tuple[argparse.Namespace, list[str]]:
+    """The options of a command line, and the overrides for trainings after its --."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    return parser.parse_args(arguments[:at]), arguments[at + 1 :]
 
 
 def quoted(value: object) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, report
-from benchmarks.recipes import stop
+from benchmarks.recipes import require_data_bin, stop, with_overrides
 from benchmarks.report import BenchmarkError
 from lightconv_plugin.records.file import read_folder
 from lightconv_plugin.records.trainings import trainings
@@ -43,11 +43,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run, print a table and write the JSON; BenchmarkError for wrong options and failed rows."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    at = arguments.index("--") if "--" in arguments else len(arguments)
-    options, overrides = parser().parse_args(arguments[:at]), arguments[at + 1 :]
-    if not list(options.data.glob("dict.*.txt")):
-        raise BenchmarkError(f"--data: {options.data} is not a data-bin folder: it has no dict.*.txt")
+    options, overrides = with_overrides(parser(), arguments)
+    require_data_bin(options.data)
     options.folder.mkdir(parents=True, exist_ok=True)
     threads = max(1, len(os.sched_getaffinity(0)) // len(options.configs))
     rows = [Row(name, options, overrides, threads) for name in options.configs]

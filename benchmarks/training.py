@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import machine, report, timing
+from benchmarks.recipes import require_data_bin
 from benchmarks.report import BenchmarkError
 
 _BATCHES = 4
@@ -47,8 +48,8 @@ def main(arguments: list[str] | None = None) -> None:
     device = machine.prepare(options)
     if options.data and (options.sentences or options.length):
         raise BenchmarkError("--sentences and --length are for random tokens, not for --data")
-    if options.data and not list(options.data.glob("dict.*.txt")):
-        raise BenchmarkError(f"--data: {options.data} is not a data-bin folder: it has no dict.*.txt")
+    if options.data:
+        require_data_bin(options.data)
     if options.dtype == "float16" and device.type == "cpu":
         raise BenchmarkError("--dtype float16 needs --device cuda")
     # Imported late, since it takes seconds and wrong options should be reported at once.

@@ -271,7 +271,7 @@ def _load(args: argparse.Namespace):
     parameters = inspect.signature(Translator).parameters.values()
     options = {option.name: getattr(args, option.name) for option in parameters if option.kind is option.KEYWORD_ONLY}
     if args.score:
-        options["dtype"] = "float32"
+        options |= {"dtype": "float32", "shortlist": NO_SHORTLIST}
     translator = Translator(args.path, args.data, **options)
     logging.getLogger().setLevel(logging.WARNING)  # fairseq has set it to DEBUG
     return translator

@@ -164,6 +164,7 @@ class Translator:
         warnings = () if search.dtype_warning is None else (search.dtype_warning,)
         self.notes = (*opened.pipeline.notes, *warnings)
         self._opened, self._search, self._device, self._unk = opened, search, device, unk
+        self._lists_given = listed not in (None, NO_SHORTLIST)
         self._make_batches = functools.partial(make_batches, tokens=batch_tokens, size=batch_size)
 
     def translate(
@@ -267,7 +268,7 @@ class Translator:
                 pieces, or a `shortlist` was given, which gives words outside it no score. That of an exported
                 directory is not used.
         """
-        if self.shortlist not in (None, self._opened.own_shortlist):
+        if self._lists_given:
             raise TranslationError("references are scored with the whole vocabulary: `shortlist` is not valid")
         for some in (lines, references):
             self._check_lines(some, 1)

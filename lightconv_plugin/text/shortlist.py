@@ -28,11 +28,9 @@ def read_lists(path: Path, source: Any, target: Any) -> dict[Phrase, set[int]]:
     Raises InputError if the file cannot be read, is empty, has a line of another form, or has words that are not in the
     dictionaries.
     """
-    lines = read_lines(path)
-    entries = _vocabulary_map(path, lines) if lines[0].count("\t") == 1 else _lexical_table(path, lines)
     unknown: dict[tuple[str, str], int] = {}
     lists: dict[Phrase, set[int]] = {}
-    for number, (phrase, words) in enumerate(entries, 1):
+    for number, (phrase, words) in enumerate(entries(path), 1):
         for dictionary, side, some in ((source, "source", phrase), (target, "target", words)):
             for word in some:
                 if word not in dictionary:
@@ -45,6 +43,15 @@ def read_lists(path: Path, source: Any, target: Any) -> dict[Phrase, set[int]]:
             f"{side} word {word[:80]!r}. It must be made with the model's own dictionaries and subwords"
         )
     return lists
+
+
+def entries(path: Path) -> Iterator[tuple[list[str], list[str]]]:
+    """Of each line of a file, the words of the source phrase, and target words that it allows; [] is the empty phrase.
+
+    Raises InputError if the file cannot be read, is empty, or has a line of another form.
+    """
+    lines = read_lines(path)
+    return _vocabulary_map(path, lines) if lines[0].count("\t") == 1 else _lexical_table(path, lines)
 
 
 def _lexical_table(path: Path, lines: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:

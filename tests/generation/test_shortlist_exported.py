@@ -85,8 +85,9 @@ def test_references_are_scored_with_all_words(made):
             return [found.score for found in translator.score(LINES[:3], ["The small dog runs.", "Two men", "dog"])]
 
     assert scores(made["float32"]) == scores(made["checkpoint"])
-    with pytest.raises(TranslationError, match="with the whole vocabulary: `shortlist` is not valid"):
-        scores(made["float32"], shortlist=made["map.txt"])
+    for given in (made["map.txt"], made["float32"] / "shortlist.txt"):
+        with pytest.raises(TranslationError, match="with the whole vocabulary: `shortlist` is not valid"):
+            scores(made["float32"], shortlist=given)
 
 
 def test_graphs_exclude_it(made, monkeypatch):
@@ -137,3 +138,6 @@ def test_a_damaged_one_is_an_error(name, made, tmp_path, capfd):
     assert main.main(["translate", str(directory), "--input", str(tmp_path / "in.txt")]) == 2
     out, error = capfd.readouterr()
     assert out == "" and error.count("\n") == 1 and str(directory) in error and said in error
+    scored = ["--input", str(tmp_path / "in.txt"), "--score", str(tmp_path / "in.txt")]
+    status = main.main(["translate", str(directory), *scored])
+    assert status == (2 if name == "missing" else 0), "scores do not need what the file says"

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from lightconv_plugin.checkpoints.exported import load_model, open_exported
+from lightconv_plugin.generation.translator import Translator
 from lightconv_plugin.hf import (
     LightConvConfig,
     LightConvForCausalLM,
@@ -139,7 +140,8 @@ def test_an_exported_directory_that_is_saved_again_is_the_same(tmp_path, exporte
 
 
 @pytest.mark.parametrize("weights", ["float32", "int8"])
-def test_a_shortlist_is_ignored_and_not_saved(weights, tmp_path):
+def test_a_shortlist_is_ignored_and_not_saved(weights, tmp_path, monkeypatch):
+    monkeypatch.setattr("lightconv_plugin.generation.shortlist._FREQUENT", 0)  # the dictionary has fewer words
     lists = tmp_path / "lists.txt"
     lists.write_text("dog hund 1\n")
     found = []
@@ -151,6 +153,8 @@ def test_a_shortlist_is_ignored_and_not_saved(weights, tmp_path):
         batch = tokenizer(["ein hund läuft", "zwei hunde"], return_tensors="pt", padding=True)
         found.append(model.generate(**batch, max_length=9))
     assert torch.equal(*found)
+    listed, whole = (Translator(directory, beam=1, shortlist=each) for each in (None, "none"))
+    assert listed.translate(["ein hund läuft"]) != whole.translate(["ein hund läuft"]), "it matters where it is used"
     model.save_pretrained(tmp_path / "saved")
     tokenizer.save_pretrained(tmp_path / "saved")
     assert open_exported(directory).shortlist is not None and open_exported(tmp_path / "saved").shortlist is None

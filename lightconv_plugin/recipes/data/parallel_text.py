@@ -175,9 +175,9 @@ class Preparation:
     def plan(self) -> Plan:
         sides, options, corpus = self.sides, self.options, self.corpus
         texts = [locate(corpus.folder, prefix, lang) for prefix in corpus.splits().values() for lang in self.langs]
-        chosen = {"held_out": self.held_out, "seed": options.split_seed} if self.held_out else {}
         segmenters = {recipe.tokeniser for recipe in self.steps.values()} & SEGMENTERS.keys()
         words = ChainMap(*(SEGMENTERS[name].versions() for name in segmenters))
+        chosen = {"held_out": self.held_out, "seed": options.split_seed, **words} if self.held_out else {}
         how = {**moses.versions(), **words, "text": {lang: recipe.as_json() for lang, recipe in self.steps.items()}}
         bounds: dict[str, object] = {"max_len": options.max_len, "max_ratio": options.max_ratio}
         if options.bpe_dropout:
