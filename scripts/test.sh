@@ -24,4 +24,5 @@ lightconv build cpu || true
 # share trained models. tests/conftest.py defines the order: longest first.
 cores=$(env -u OMP_NUM_THREADS nproc)
 export OMP_NUM_THREADS=1
-exec "$PY" -m pytest -n "$cores" --dist loadfile --no-loadscope-reorder "$@"
+# A process that a hanging test ended (pyproject.toml) is replaced twice, not once for each time that the test hangs.
+exec "$PY" -m pytest -n "$cores" --dist loadfile --no-loadscope-reorder --max-worker-restart 2 "$@"
