@@ -129,7 +129,12 @@ def _forking() -> Iterator[None]:
 
 
 def begin_process() -> None:
-    """In a process that works for another: Ctrl-C is for the other one, with which this one ends."""
+    """In a process that works for another: Ctrl-C is for the other one, with which this one ends.
+
+    Forked processes share the lock of tqdm's bars: one that another thread held at the fork would be held for ever, and
+    so would that of all others by a process that is killed. Each gets its own.
+    """
+    tqdm.set_lock(threading.RLock())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
+from tqdm import tqdm
 
 from lightconv_plugin.errors import CorpusError
+from lightconv_plugin.progress import progress
 from lightconv_plugin.recipes.data import text_pool
 from lightconv_plugin.recipes.data.text_pool import count_lines, iter_lines, map_file, write_lines
 from tests.recipes.conftest import ROOT
@@ -238,6 +241,37 @@ def test_a_process_of_its_own(tmp_path):
 def test_what_it_raises_is_raised(kind):
     with pytest.raises(kind, match="that is wrong"):
         text_pool.in_a_process(fail, kind, "that is wrong")
+
+
+def write_a_bar():
+    with progress(total=1) as bar:
+        bar.update()
+
+
+def test_bars_of_other_threads_do_not_stop_it():
+    """The process is forked while another thread, such as tqdm's own, holds the lock of all bars."""
+    held, free = threading.Event(), threading.Event()
+
+    def hold():
+        with tqdm.get_lock():
+            held.set()
+            free.wait()
+
+    def interrupt(*_):
+        raise TimeoutError
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    held.wait()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 20)
+    try:
+        text_pool.in_a_process(write_a_bar)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        free.set()
+        holding.join()
 
 
 def test_a_killed_process_is_an_error():
