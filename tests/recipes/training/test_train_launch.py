@@ -15,7 +15,9 @@ from lightconv_plugin.recipes.training.launch import watch
 from tests import ROOT
 from tests.robustness.machines import free_port
 
-FORKED = multiprocessing.get_context("fork")
+# Hosts are not forked from this process, where threads of other tests may hold locks.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["torch.distributed"])
 
 
 def _meet(port, ready):
@@ -28,8 +30,8 @@ def _meet(port, ready):
 @pytest.fixture
 def host():
     """(process, HOST:PORT) of a machine where machines meet."""
-    port, ready = free_port(), FORKED.Event()
-    process = FORKED.Process(target=_meet, args=(port, ready), daemon=True)
+    port, ready = free_port(), SERVER.Event()
+    process = SERVER.Process(target=_meet, args=(port, ready), daemon=True)
     process.start()
     assert ready.wait(60)
     yield process, f"localhost:{port}"
