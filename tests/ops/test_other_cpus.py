@@ -133,7 +133,7 @@ def test_kernels(case, tmp_path):
     if needed not in runnable():
         pytest.skip(f"needs a CPU with {needed}")
     if needed and needed == compiled_for():
-        pytest.skip(f"this CPU's library is compiled for {needed}: test_reference.py and others hold it against float64")
+        pytest.skip(f"this CPU's library is compiled for {needed}: test_reference.py holds it against float64")
     sources = [Path(__file__).with_name("kernels_alone.cpp")]
     for folder in ("convolution", "talk"):
         sources += sorted((artifacts.SOURCES["cpu"] / folder).glob("*.cpp"))
