@@ -15,8 +15,9 @@ In float32 it computes the same log-probabilities, up to rounding. How each diff
 The search differs: in Marian, a finished hypothesis is not replaced in the beam, and the search ends when the beam is
 empty. Greedy translations are the same as fairseq's; with a beam, some are not, with a higher score in most cases.
 
-int8 is Marian's `intgemm8`. The output layer is packed too, but not with a shortlist: Marian cannot select words from a
-packed matrix, so the output layer is tied to the embeddings, which are not packed. That needs shared embeddings.
+int8 is Marian's `intgemm8`. The output layer is packed too, but not with a shortlist, since Marian cannot select words
+from a packed matrix, and only if the number of words is a multiple of 16: with other multiples of 8, its results are
+wrong. In these cases the output layer is tied to the embeddings, which are not packed. That needs shared embeddings.
 Shortlists are lexical tables. Words that are always allowed (NULL) are listed under the end of the sentence, which
 every source has. Marian adds up to seven words, to get a multiple of eight.
 
@@ -54,6 +55,7 @@ _EPSILON = 1e-6  # of Marian's layer norms
 _LENGTH = 4096  # positions
 _VECTOR = 4  # numbers that Marian's masks are computed in
 _PACKED = "intgemm8"
+_PACKED_WORDS = 16  # a packed output layer is right for multiples of this
 _FLAVOUR = "TRANSFORMER_FLAVOR"
 _ALL = 1_000_000  # target words of a source word: as many as the table has
 _POSITIONS = {
@@ -69,7 +71,8 @@ def save(model: nn.Module, source, target, folder: Path, kind: str, shortlist: P
     source, target: the dictionaries. kind: "float32" or "int8". shortlist: a lexical table. BenchmarkError if Marian
     cannot run the model.
     """
-    output = "Wt" if kind == "float32" else "W" if shortlist is None else "tied"
+    packed = shortlist is None and len(target) % _PACKED_WORDS == 0
+    output = "Wt" if kind == "float32" else "W" if packed else "tied"
     _require(model, kind, output)
     folder.mkdir()
     file = folder / "model.npz"
@@ -227,7 +230,8 @@ def _problems_of_int8(model: nn.Module, output: str) -> dict[str, bool]:
     return {
         "sizes that are not multiples of 64, as int8 needs": any(size % 64 for size in sizes),
         "target words that are not a multiple of 8, as int8 needs": len(decoder.dictionary) % 8 != 0,
-        "an output layer of its own, which int8 cannot have with a shortlist": output == "tied" and not shared,
+        f"an output layer of its own, which int8 cannot have with a shortlist, or if the words are not a multiple of "
+        f"{_PACKED_WORDS}": output == "tied" and not shared,
     }
 
 

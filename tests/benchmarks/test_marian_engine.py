@@ -166,9 +166,12 @@ def test_other_models_are_refused(words, tmp_path, kind, listed, options, proble
         marian_engine.save(build(words, **options), words, words, tmp_path / "model", kind, table)
 
 
-def test_int8_needs_whole_groups_of_words(tmp_path):
-    words = systems.dictionary(WORDS + 1)
-    with pytest.raises(BenchmarkError, match=re.escape("target words that are not a multiple of 8")):
+@pytest.mark.parametrize(
+    ("more", "problem"), [(1, "target words that are not a multiple of 8"), (8, "an output layer of its own")]
+)
+def test_int8_needs_whole_groups_of_words(tmp_path, more, problem):
+    words = systems.dictionary(WORDS + more)
+    with pytest.raises(BenchmarkError, match=re.escape(problem)):
         marian_engine.save(build(words), words, words, tmp_path / "model", "int8")
 
 
@@ -188,14 +191,15 @@ def test_lengths_cannot_be_forced(words, tmp_path):
 
 
 @pytest.fixture
-def engine(words, tmp_path):
+def engine(tmp_path):
     """engine(model, beam, kind, shortlist): the model in Marian."""
     pytest.importorskip("pymarian", reason="pymarian is not installed: pip install pymarian (Linux on x86-64)")
 
     def search(model, beam, kind="float32", shortlist=None):
         folder = tmp_path / f"model{len(list(tmp_path.iterdir()))}"
-        marian_engine.save(model, words, words, folder, kind, shortlist)
-        return marian_engine.EngineSearch(folder, words, words, SearchSettings(beam, longest=12))
+        known = model.decoder.dictionary
+        marian_engine.save(model, known, known, folder, kind, shortlist)
+        return marian_engine.EngineSearch(folder, known, known, SearchSettings(beam, longest=12))
 
     return search
 
@@ -287,8 +291,11 @@ def test_a_table_restricts_the_words(words, batch, engine, tmp_path, monkeypatch
     assert set().union(*found) <= allowed and any(len(tokens) > 1 for tokens in found)
 
 
-def test_int8_is_near(words, batch, engine):
-    model = build(words)
+@pytest.mark.parametrize("size", [WORDS, WORDS + 8])
+def test_int8_is_near(size, batch, engine):
+    """Also where Marian's packed output layer would be wrong."""
+    words = systems.dictionary(size)
+    model = build(words, share_all_embeddings=True)
     for (tokens, score), source in zip(engine(model, 1, "int8").scored(batch), batch, strict=True):
         target = [*tokens, words.eos()][:12]
         expected = float(log_probabilities(model, source, target).sum())
