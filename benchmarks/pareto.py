@@ -236,11 +236,11 @@ def draw(content: Mapping[str, Any], file: Path) -> None:
         axis.grid(color="#DDDDDD", linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("BLEU")
-    _legend(figure, models, {(point["engine"], point["dtype"]) for point in content["points"]})
+    _legend(figure, models, {(point["engine"], point["dtype"]) for point in content["points"]}, 1 + 2 * len(threads))
     figure.savefig(file, dpi=130)
 
 
-def _legend(figure: Any, models: Sequence[str], kinds: set[tuple[str, str]]) -> None:
+def _legend(figure: Any, models: Sequence[str], kinds: set[tuple[str, str]], columns: int) -> None:
     from matplotlib.lines import Line2D
 
     handles = [
@@ -253,7 +253,7 @@ def _legend(figure: Any, models: Sequence[str], kinds: set[tuple[str, str]]) -> 
         if kind in kinds
     ]
     handles.append(Line2D([], [], marker="o", linestyle="", color="#555555", label="filled: shortlist; number: beam"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
 
 
 if __name__ == "__main__":

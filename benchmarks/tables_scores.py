@@ -164,6 +164,6 @@ TABLES: dict[str, Callable[[], Table]] = {
         "transformer", "attention", "attention_conv", "gated_short", "gated_short_k3",
     ),
     "R-Drop": lambda: scores(_RDROP, "dynamicconv"),
-    "students": lambda: scores(_STUDENTS, "dynamicconv"),
+    "students": lambda: scores(_STUDENTS, "dynamicconv", "dynamicconv_shallow", "transformer"),
     "training times": lambda: training(_TASK, _DROPOUT, "tatoeba_de_en", "wikitext2"),
 }  # fmt: skip
