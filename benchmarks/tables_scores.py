@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from benchmarks.tables import RESULTS, Cell, Form, Table, cell, load
+from benchmarks.kernel_schedules import named
+from benchmarks.tables import RESULTS, Cell, Form, Table, cell, load, source
 from lightconv_plugin.paths import configs_dir
 from lightconv_plugin.recipes.reproduce.rows import read_rows
 from lightconv_plugin.recipes.reproduce.table import number, sections, with_sd
@@ -136,6 +137,18 @@ def training(*tasks: str) -> Table:
     return Table("reproduction", ["row", "least tokens/s", "most tokens/s", "hours"], rows)
 
 
+def kernel_schedules() -> Table:
+    """The validation losses of a search over kernel sizes, those that were trained longest first."""
+    trials = load(name := "kernel_schedules")["schedules"]
+    updates = sorted({int(update) for trial in trials for update in trial["valid_loss"]})
+    rows: list[list[Cell | str]] = []
+    for trial in trials:
+        losses = {int(update): loss for update, loss in trial["valid_loss"].items()}
+        title = named((trial["encoder"], trial["decoder"]))
+        rows.append([title, *(cell(losses[update], Form(3)) if update in losses else "" for update in updates)])
+    return Table(source(name), ["kernel sizes", *(f"{update:,} updates" for update in updates)], rows)
+
+
 _NUMBERS = (1, 5, 10, 20)  # of averaged checkpoints, as the protocols try them
 
 
@@ -164,6 +177,7 @@ TABLES: dict[str, Callable[[], Table]] = {
         "transformer", "attention", "attention_conv", "gated_short", "gated_short_k3",
     ),
     "R-Drop": lambda: scores(_RDROP, "dynamicconv"),
+    "kernel schedules": kernel_schedules,
     "students": lambda: scores(_STUDENTS, "dynamicconv", "dynamicconv_shallow", "transformer"),
     "training times": lambda: training(_TASK, _DROPOUT, "tatoeba_de_en", "wikitext2"),
 }  # fmt: skip
