@@ -118,11 +118,10 @@ class TorchSearch:
 
 def collate(batch: Batch, pad: int, device: torch.device) -> dict[str, Tensor]:
     """net_input as in fairseq's batches, padded on the left like in fairseq-generate."""
+    from lightconv_plugin.generation import translation_models
+
     lengths = torch.tensor([len(sentence) for sentence in batch])
-    tokens = torch.full((len(batch), int(lengths.max())), pad)
-    for row, sentence in zip(tokens, batch, strict=True):
-        row[len(row) - len(sentence) :] = torch.as_tensor(sentence)
-    return {"src_tokens": tokens.to(device), "src_lengths": lengths.to(device)}
+    return {"src_tokens": translation_models.collate(batch, pad).to(device), "src_lengths": lengths.to(device)}
 
 
 def kinds(dtype: str) -> tuple[str, str]:

@@ -73,6 +73,7 @@ Linear::Linear(
     : outputs_(outputs), inputs_(inputs), panels_(round_to(outputs, kPanel) / kPanel), arithmetic_(arithmetic),
       choice_(choice) {
   if (bias) bias_.assign(bias, bias + outputs);
+  bias_.resize(bias ? panels_ * kPanel : 0);
   group_ = arithmetic == Arithmetic::kFloat32 ? 1 : arithmetic == Arithmetic::kBFloat16 ? 2 : 4;
   allocate();
   if (arithmetic == Arithmetic::kFloat32) pack_floats(weight);
@@ -102,7 +103,7 @@ Linear Linear::select(const int64_t* outputs, int64_t count) const {
   }
   const auto gather = [&](const auto& all, auto& chosen) {
     if (all.empty()) return;
-    chosen.resize(count);
+    chosen.assign(some.panels_ * kPanel, 0);
     for (int64_t n = 0; n < count; ++n) chosen[n] = all[outputs[n]];
   };
   gather(bias_, some.bias_);
@@ -131,8 +132,8 @@ void Linear::pack_bfloat16(const float* weight) {
 void Linear::pack_int8(const float* weight) {
   int8_t* panels = reinterpret_cast<int8_t*>(weights_.get());
   const int64_t pitch = round_to(inputs_, 4);
-  column_scales_.resize(outputs_);
-  column_sums_.resize(outputs_);
+  column_scales_.resize(panels_ * kPanel);
+  column_sums_.resize(panels_ * kPanel);
   for (int64_t n = 0; n < outputs_; ++n) {
     const float* from = weight + n * inputs_;
     float most = 0, broken = 0;

@@ -84,6 +84,7 @@ class Linear {
   int64_t outputs_ = 0, inputs_ = 0, panels_ = 0, group_ = 1;
   Arithmetic arithmetic_ = Arithmetic::kFloat32;
   Choice choice_{};
+  // Of whole panels.
   std::vector<float> bias_, column_scales_;
   std::vector<int32_t> column_sums_;
   std::shared_ptr<char> weights_;

@@ -24,13 +24,10 @@ LIGHTCONV_INLINE void sum_vectors(
 
 }  // namespace
 
-void Mixer::normalise(float* filters, int64_t count, float* room) const {
+// Filters are written in whole vectors, in order: what is beyond the end of one is overwritten by the next.
+void Mixer::normalise(const float* logits, int64_t count, float* filters) const {
   const int64_t n = taps();
-  for (float* filter = filters; filter < filters + count * n; filter += n) {
-    std::copy(filter, filter + n, room);
-    normalize_row<float>(normalize, room, n, {0, n}, room);
-    std::copy(room, room + n, filter);
-  }
+  for (int64_t i = 0; i < count; ++i) normalize_row<float>(normalize, logits + i * n, n, {0, n}, filters + i * n);
 }
 
 // TaLK: 1 for the rows inside a window and a fraction for the row at either end, divided by the length of the longest
@@ -55,15 +52,12 @@ const float* Mixer::filters_of(const float* x, int64_t rows, Workshop& shop) con
   if (kind == Kind::kShared) return nullptr;
   const int64_t size = heads * taps();
   if (kind == Kind::kPredicted) {
-    const int64_t rank = reduce.outputs();
-    float* filters = shop.filters.get(rows * (size + rank) + round_up<float>(taps()));
-    const float* query = x;
-    if (reduce) {
-      reduce(x, channels, rows, filters + rows * size, rank, shop);
-      query = filters + rows * size;
-    }
-    product(query, product.inputs(), rows, filters, size, shop);
-    normalise(filters, rows * heads, filters + rows * (size + rank));
+    const int64_t rank = reduce.outputs(), all = rows * size + kLanes;  // with room beyond the last filter
+    float* filters = shop.filters.get(2 * all + rows * rank);
+    float *logits = filters + all, *reduced = logits + all;
+    if (reduce) reduce(x, channels, rows, reduced, rank, shop);
+    product(reduce ? reduced : x, product.inputs(), rows, logits, size, shop);
+    normalise(logits, rows * heads, filters);
     return filters;
   }
   const int64_t offsets = product.outputs();
@@ -101,6 +95,7 @@ void Mixer::mix(const float* const* sources, const float* filter, float* y, Work
       int64_t c = h * width;
       const int64_t end = c + width;
       for (; c + 4 * kLanes <= end; c += 4 * kLanes) sum_vectors<4>(sources, inside, count, weights, c, y);
+      for (; c + 2 * kLanes <= end; c += 2 * kLanes) sum_vectors<2>(sources, inside, count, weights, c, y);
       for (; c + kLanes <= end; c += kLanes) sum_vectors<1>(sources, inside, count, weights, c, y);
       for (; c < end; ++c) {
         float sum = 0;

@@ -88,8 +88,8 @@ struct Mixer {
   bool narrow() const { return channels / heads < kWidth<float>; }  // than a vector: then each channel has a filter
 
  private:
-  // Normalises `count` filters of (taps,) in place; `room` has space for one filter in whole vectors.
-  void normalise(float* filters, int64_t count, float* room) const;
+  // `count` filters of (taps,) from their logits; both have room for a vector beyond their end.
+  void normalise(const float* logits, int64_t count, float* filters) const;
   void windows(const float* offsets, float* filter) const;
 };
 

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "common/vector.h"
@@ -25,7 +26,7 @@ struct Product {
   int64_t x_pitch, rows, steps;
   const char* panels;
   int64_t panel_bytes, outputs;
-  const float* bias;  // null for none
+  const float* bias;  // of whole panels, like all that belongs to outputs; null for none
   float* y;
   int64_t y_pitch;
   // 8-bit products only: x = (u − row_zeros) · row_scales, weight = s · column_scales; column_sums are Σ s.
@@ -38,18 +39,45 @@ struct Product {
 // Computes panels `first` … `last` − 1 of outputs.
 using Multiply = void (*)(const Product& product, int64_t first, int64_t last);
 
-inline void finish(const Product& p, int64_t row, int64_t column, int64_t n, const float* sums) {
-  float* y = p.y + row * p.y_pitch + column;
-  for (int64_t i = 0; i < n; ++i) y[i] = p.bias ? sums[i] + p.bias[column + i] : sums[i];
-}
+// A vector of outputs from `column` on, from their sums.
+struct FinishFloats {
+  V bias{};
 
-inline void finish(const Product& p, int64_t row, int64_t column, int64_t n, const int32_t* sums) {
-  float* y = p.y + row * p.y_pitch + column;
-  const int32_t zero = p.row_zeros[row];
-  const float scale = p.row_scales[row];
-  for (int64_t i = 0; i < n; ++i) {
-    const float x = float(sums[i] - zero * p.column_sums[column + i]) * (scale * p.column_scales[column + i]);
-    y[i] = p.bias ? x + p.bias[column + i] : x;
+  FinishFloats(const Product& p, int64_t column) {
+    if (p.bias) bias = load(p.bias + column);
+  }
+  V operator()(const Product&, int64_t, const float* sums) const { return load(sums) + bias; }
+};
+
+struct FinishInt8 {
+  V bias{}, scales;
+  Lanes<float> column_sums;
+
+  FinishInt8(const Product& p, int64_t column) : scales(load(p.column_scales + column)) {
+    if (p.bias) bias = load(p.bias + column);
+    std::memcpy(&column_sums, p.column_sums + column, sizeof(column_sums));
+  }
+  V operator()(const Product& p, int64_t row, const int32_t* sums) const {
+    Lanes<float> sum;
+    std::memcpy(&sum, sums, sizeof(sum));
+    return __builtin_convertvector(sum - p.row_zeros[row] * column_sums, V) * (p.row_scales[row] * scales) + bias;
+  }
+};
+
+template <class Sum>
+using Finish = std::conditional_t<std::is_same_v<Sum, float>, FinishFloats, FinishInt8>;
+
+// Writes the first `n` outputs of a panel for `rows` rows from `row` on, from sums[rows][kPanel].
+template <class Sum>
+inline void finish(const Product& p, int64_t row, int64_t rows, int64_t column, int64_t n, const Sum* sums) {
+  const Finish<Sum> left(p, column), right(p, column + kLanes);
+  alignas(64) float some[kPanel];
+  for (const int64_t end = row + rows; row < end; ++row, sums += kPanel) {
+    float* y = p.y + row * p.y_pitch + column;
+    float* out = n == kPanel ? y : some;
+    store(out, left(p, row, sums));
+    store(out + kLanes, right(p, row, sums + kLanes));
+    if (n < kPanel) std::copy_n(some, n, y);
   }
 }
 
@@ -65,16 +93,18 @@ constexpr std::array<Block<typename Kernel::Sum>, sizeof...(R)> blocks_of(std::i
 template <class Kernel>
 void multiply(const Product& p, int64_t first, int64_t last) {
   static constexpr auto blocks = blocks_of<Kernel>(std::make_index_sequence<Kernel::kRows>());
+  if (p.rows == 0) return;
   // Blocks of nearly equal size: a single last row would take as long as several rows.
-  const int64_t count = (p.rows + Kernel::kRows - 1) / Kernel::kRows;
+  const int64_t count = (p.rows + Kernel::kRows - 1) / Kernel::kRows, size = p.rows / count, larger = p.rows % count;
   alignas(64) typename Kernel::Sum sums[Kernel::kRows * kPanel];
   for (int64_t panel = first; panel < last; ++panel) {
     const char* weights = p.panels + panel * p.panel_bytes;
     const int64_t column = panel * kPanel, n = std::min(kPanel, p.outputs - column);
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t from = p.rows * i / count, to = p.rows * (i + 1) / count;
-      blocks[to - from - 1](p.x + from * p.x_pitch, p.x_pitch, weights, p.steps, sums);
-      for (int64_t row = from; row < to; ++row) finish(p, row, column, n, sums + (row - from) * kPanel);
+    for (int64_t i = 0, row = 0; i < count; ++i) {
+      const int64_t rows = size + (i < larger);
+      blocks[rows - 1](p.x + row * p.x_pitch, p.x_pitch, weights, p.steps, sums);
+      finish(p, row, rows, column, n, sums);
+      row += rows;
     }
   }
 }

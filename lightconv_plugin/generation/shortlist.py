@@ -25,26 +25,37 @@ class Shortlist:
     """
 
     def __init__(self, lists: Mapping[Phrase, Iterable[int]]):
-        self._lists = {phrase: frozenset(words) for phrase, words in lists.items()}
-        self._always = self._lists.pop((), frozenset())
-        self._lengths = sorted({len(phrase) for phrase in self._lists})
+        long = {phrase: frozenset(words) for phrase, words in lists.items() if len(phrase) > 1}
+        self._long, self._lengths = long, sorted({len(phrase) for phrase in long})
+        # The words that word w allows are _allowed[_begins[w] : _begins[w + 1]].
+        single = {phrase[0]: sorted(set(words)) for phrase, words in lists.items() if len(phrase) == 1}
+        sizes = [len(single.get(word, ())) for word in range(max(single, default=-1) + 1)]
+        self._begins = torch.tensor([0, *sizes]).cumsum(0)
+        self._allowed = torch.tensor([word for _, words in sorted(single.items()) for word in words], dtype=torch.int64)
+        always = torch.tensor(sorted(set(lists.get((), ()))), dtype=torch.int64)
+        last = max((int(words.max()) for words in (self._allowed, always) if len(words)), default=-1)
+        self._always = torch.zeros(last + 1, dtype=torch.bool).index_fill_(0, always, True)
 
     def words(self, source: Tensor, prefix: Tensor | None = None) -> Tensor:
         """(W,) int64 in ascending order, on the CPU: the words that the sentences of source (S,T) allow together, and
         those of prefix (S,P), which are forced."""
-        phrases = {phrase for sentence in source.tolist() for phrase in self._phrases(sentence)}
-        allowed = self._always.union(*(self._lists[phrase] for phrase in phrases))
+        known = source.cpu().unique()
+        known = known[(known >= 0) & (known < len(self._begins) - 1)]
+        begins, ends = self._begins[known], self._begins[known + 1]
+        # Positions in _allowed: 0, 1, 2 … shifted, for each word, to where its own begin.
+        sizes = ends - begins
+        places = torch.arange(int(sizes.sum())) + (begins - sizes.cumsum(0) + sizes).repeat_interleave(sizes)
+        words = self._always.index_fill(0, self._allowed[places], True).nonzero()[:, 0]
+        more = {word for sentence in source.tolist() for word in self._of_phrases(sentence)} if self._long else set()
         if prefix is not None:
-            allowed = allowed.union(prefix.flatten().tolist())
-        return torch.tensor(sorted(allowed), dtype=torch.int64)
+            more.update(prefix.flatten().tolist())
+        return torch.cat([words, torch.tensor(sorted(more), dtype=torch.int64)]).unique() if more else words
 
-    def _phrases(self, sentence: Sequence[int]) -> Iterator[Phrase]:
-        """Those of the sentence's phrases that have a list."""
+    def _of_phrases(self, sentence: Sequence[int]) -> Iterator[int]:
+        """The words that the sentence's phrases of several words allow."""
         for length in self._lengths:
             for begin in range(len(sentence) - length + 1):
-                phrase = tuple(sentence[begin : begin + length])
-                if phrase in self._lists:
-                    yield phrase
+                yield from self._long.get(tuple(sentence[begin : begin + length]), ())
 
 
 def read_shortlist(path: Path, source: Any, target: Any, beam: int) -> Shortlist:

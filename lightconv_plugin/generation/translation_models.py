@@ -127,9 +127,9 @@ def make_batches(sentences: Mapping[int, Sequence[int]], tokens: int, size: int 
 
 
 def collate(sentences: Sequence[Sequence[int]], pad: int) -> Tensor:
-    """The words (S,T), padded on the left as in fairseq-interactive."""
-    rows = [torch.tensor(sentence) for sentence in sentences]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad, padding_side="left")
+    """The words (S,T) int64, padded on the left as in fairseq-interactive."""
+    width = max(map(len, sentences))
+    return torch.tensor([[pad] * (width - len(sentence)) + list(sentence) for sentence in sentences])
 
 
 def open_exported_models(paths: Sequence[Path], source_lang: str | None, target_lang: str | None) -> TranslationModels:

@@ -155,6 +155,27 @@ def test_the_words_of_a_batch():
     assert shortlist.words(torch.tensor([[6, 2]]), torch.tensor([[60, 1], [2, 1]])).tolist() == [0, 1, 2, 3, 60]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_words_of_a_batch_are_the_union_of_its_lists(seed):
+    """Lists of single words and of phrases, empty ones, words without a list, pads, forced words."""
+    rng = random.Random(seed)
+    words = range(rng.choice([5, 40]))
+    longest = rng.choice([1, 3])
+    lists = {
+        tuple(rng.choices(words, k=rng.randint(0, longest))): rng.choices(range(90), k=rng.randint(0, 6))
+        for _ in range(rng.randint(0, 30))
+    }
+    batch = torch.tensor([rng.choices(range(50), k=7) for _ in range(3)])
+    prefix = torch.tensor([rng.choices(range(120), k=2) for _ in range(3)]) if rng.random() < 0.5 else None
+    expected = set(lists.get((), ())) | (set() if prefix is None else set(prefix.flatten().tolist()))
+    for sentence in batch.tolist():
+        for begin in range(7):
+            for end in range(begin + 1, 8):
+                expected.update(lists.get(tuple(sentence[begin:end]), ()))
+    found = Shortlist(lists).words(batch, prefix)
+    assert found.dtype == torch.int64 and found.tolist() == sorted(expected)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_a_search_of_batches(dtype):
     """It chooses among the words that the batch's own words list, and has forced words."""
