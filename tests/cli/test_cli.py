@@ -1,6 +1,8 @@
 """The command itself: its start, its ways out, and what the sub-commands share."""
 
+import contextlib
 import fcntl
+import gc
 import os
 import signal
 import stat
@@ -225,6 +227,23 @@ def test_a_termination_cleans_up(monkeypatch, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------ atomic_write
+
+
+@pytest.mark.parametrize("error", [None, InputError("wrong"), ZeroDivisionError])
+def test_pythons_search_for_garbage_is_rare_only_within_a_command(error, monkeypatch):
+    during = []
+
+    def run(args):
+        during.append(gc.get_threshold())
+        if error is not None:
+            raise error
+        return 0
+
+    monkeypatch.setattr(user_dir, "run", run)
+    before = gc.get_threshold()
+    with contextlib.suppress(ZeroDivisionError):
+        main.main(["user-dir"])
+    assert during == [(50_000, *before[1:])] and gc.get_threshold() == before
 
 
 def test_atomic_write_text_and_bytes(tmp_path):
