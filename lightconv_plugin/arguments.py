@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+MOST = 2**31 - 1  # of whole numbers: native code holds many of them in 32 bits
+
 
 def positive(text: str) -> int:
     """A whole number of at least 1."""
@@ -15,8 +17,10 @@ def natural(text: str) -> int:
 
 
 def _whole(text: str, least: int) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) >= least):
+    if not (text.isascii() and text.isdigit() and int(text[:20]) >= least):
         raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
+    if len(text) > 20 or int(text) > MOST:
+        raise argparse.ArgumentTypeError(f"must be at most {MOST:,}, got {text:.40}")
     return int(text)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from fairseq import tasks
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
+from lightconv_plugin.arguments import MOST
 from lightconv_plugin.checkpoints.exported import SearchDefaults, dictionary_name, is_language
 from lightconv_plugin.checkpoints.model_card import ModelCard, Score
 from lightconv_plugin.checkpoints.opening import (
@@ -65,8 +66,8 @@ class Export:
         """InputError for options that are invalid in themselves."""
         if self.dtype not in WEIGHTS:
             raise InputError(f"`dtype` must be one of {', '.join(WEIGHTS)}, got {self.dtype!r}")
-        if self.beam is not None and self.beam < 1:
-            raise InputError(f"`beam` must be at least 1, got {self.beam}")
+        if self.beam is not None and not 1 <= self.beam <= MOST:
+            raise InputError(f"`beam` must be in 1 … {MOST:,}, got {self.beam}")
         if self.lenpen is not None and not math.isfinite(self.lenpen):
             raise InputError(f"`lenpen` must be a number, got {self.lenpen}")
         if self.shortlist is not None and not self.shortlist.is_file():

@@ -16,6 +16,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks.translation import TranslationTask
 from omegaconf import OmegaConf
 
+from lightconv_plugin.checkpoints.contents import check_contents
 from lightconv_plugin.checkpoints.loading import safe_torch_load
 from lightconv_plugin.errors import TranslationError
 from lightconv_plugin.models.architectures import use_registered_architecture
@@ -51,7 +52,7 @@ def read_any_checkpoint(path: Path) -> dict[str, Any]:
         with quietly(user_warnings=False):
             state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
     except Exception as error:
-        safe_torch_load(path)  # raises a precise error if the file is the problem
+        check_contents(path, safe_torch_load(path))  # raises a precise error if the file is the problem
         raise TranslationError(
             f"{path} is not a checkpoint of fairseq: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         ) from error
@@ -85,6 +86,8 @@ def find_data(settings, checkpoint: Path, data: Path | None, dictionaries: str =
     dictionaries: the pattern of their names. Raises TranslationError if none of these folders has dictionaries.
     """
     named = [Path(part) for part in str(settings.get("data") or "").split(":")[:1] if part]
+    if data is not None and ":" in str(data):
+        raise TranslationError(f"`data` {data} has a colon, which separates folders in fairseq: name it by a link")
     tried = [data] if data is not None else [*named, checkpoint.absolute().parent]
     for folder in tried:
         if any(folder.glob(dictionaries)):

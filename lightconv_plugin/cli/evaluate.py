@@ -4,7 +4,6 @@ Options that its parser does not know are passed to fairseq-generate.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from lightconv_plugin.arguments import places_first, positive
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         as_json=args.json,
         warn=warner("evaluate"),
     )
-    sys.stdout.write(scored.text(args.json))
+    print(scored.text(args.json), end="")
     return 0
 
 

@@ -175,6 +175,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, *arguments = argv
     parser: argparse.ArgumentParser | None = None
     args: argparse.Namespace | None = None
+    if sys.stderr is None:  # closed by whoever started this process
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (as long as the process)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
             stream.reconfigure(errors="backslashreplace")  # a character that cannot be shown loses no result

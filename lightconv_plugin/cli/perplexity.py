@@ -5,7 +5,6 @@ Options that its parser does not know are passed to fairseq-eval-lm.
 
 import argparse
 import json
-import sys
 
 from lightconv_plugin.arguments import natural, places_first
 from lightconv_plugin.cli.score_options import add_evaluation
@@ -35,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         "{subset}: perplexity {perplexity:.2f} over {tokens:,} tokens, each with at least {context_window} before it "
         "where the text has them; {parameters:,} parameters"
     )
-    sys.stdout.write((json.dumps(result) if args.json else line.format(**result)) + "\n")
+    print(json.dumps(result) if args.json else line.format(**result))
     return 0
 
 

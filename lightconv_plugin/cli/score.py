@@ -4,7 +4,6 @@ bleu.py, rouge.py and significance.py define the measures.
 """
 
 import argparse
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         scored, search = _score_text(args)
         facts |= search if args.speed else {}
     text = with_facts(scored, facts).text(args.json)
-    sys.stdout.write(text)
+    print(text, end="")
     if args.output:
         with atomic_write(args.output) as file:
             file.write(text)

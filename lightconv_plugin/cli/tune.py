@@ -6,7 +6,6 @@ Arguments after -- are in `args.rest`: options for fairseq's own commands.
 import argparse
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         warn=warner("tune"),
     ) | {"options": args.rest}
     text = json.dumps(result, ensure_ascii=False) + "\n" if args.json else _for_people(result)
-    sys.stdout.write(text)
+    print(text, end="")
     if args.output:
         with atomic_write(args.output) as file:
             file.write(text)

@@ -103,11 +103,11 @@ class BatchSearch:
             return []
         if lengths is None:
             lengths = (source.ne(options.eos) & source.ne(options.pad)).sum(dim=1)
-        max_len = min(int(options.max_len_a * source.shape[1] + options.max_len_b), self._longest - 1)
+        max_len = int(min(options.max_len_a * source.shape[1] + options.max_len_b, self._longest - 1))
         if options.match_source_len:
             max_len = int(lengths.max())
         if options.min_len > max_len:
-            raise ValueError(f"min_len must be at most max_len = {max_len}, got {options.min_len}")
+            raise ValueError(f"`min_len` must be at most the maximum length, here {max_len}, got {options.min_len}")
         if self._shortlist is None:
             return self._search.search(source, lengths, max_len, prefix=prefix, begin=begin)
         assert not isinstance(self._search, CapturedSearch)

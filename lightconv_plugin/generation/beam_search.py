@@ -173,7 +173,7 @@ class Search:
         sentences, last, _ = torch.tensor(ends, dtype=torch.int64).view(-1, 3).unbind(1)
         scores = cumulative.gather(1, last.unsqueeze(1))[:, 0]
         if options.normalize_scores:
-            scores /= torch.tensor([(step + 1) ** options.len_penalty for step in last.tolist()])
+            scores /= (last + 1).double().pow(options.len_penalty).float()
         if options.match_source_len:
             scores.masked_fill_(last > self._lengths.cpu()[sentences], -torch.inf)
         positional = torch.cat([cumulative[:, :1], cumulative.diff(dim=1)], dim=1)

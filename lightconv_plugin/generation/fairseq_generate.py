@@ -54,7 +54,13 @@ def parse_options(arguments: Sequence[str], command: str = "generate"):
         utils.import_user_module(Namespace(user_dir=str(package_dir())))
         parser = options.get_generation_parser() if command == "generate" else options.get_eval_lm_parser()
         parser.error = fail
-        return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, list(arguments)))
+        parsed = options.parse_args_and_arch(parser, list(arguments))
+        try:
+            return convert_namespace_to_omegaconf(parsed)
+        except Exception as error:  # of hydra, whose own have no common base
+            unnamed = [f"--{side}-lang" for side in ("source", "target") if getattr(parsed, f"{side}_lang", "") is None]
+            needs = f"; --tokenizer needs {' and '.join(unnamed)}" if unnamed and parsed.tokenizer else ""
+            fail(f"{' '.join(str(error).split())}{needs}")
 
 
 def _run(command: str, data: Path, checkpoint: Path, subset: str, options: Sequence[str]) -> str:

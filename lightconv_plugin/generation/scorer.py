@@ -74,6 +74,9 @@ class Scorer:
         if problem is not None or not source.strip():
             return [], [], problem
         indices, problem = self._opened.encode(source)
+        if problem is None and not indices:
+            problem = "without a word, but its reference is not" if target.strip() else None
+            return [], [], problem
         words = word_indices(self._opened.target, self._encode(target))
         if problem is None and len(words) >= self._longest:
             problem = f"the reference is too long: {len(words)} pieces, the model takes {self._longest - 1}"
@@ -96,11 +99,9 @@ class Scorer:
         assert total is not None
         total -= math.log(len(models))
         total -= options.unk_penalty * target.eq(options.unk)
-        sums = total.masked_fill(target.eq(options.pad), 0).sum(dim=1).tolist()
-        return [
-            value / len(target) ** options.len_penalty / math.log(2)
-            for target, value in zip(targets, sums, strict=True)
-        ]
+        sums = total.masked_fill(target.eq(options.pad), 0).sum(dim=1)
+        lengths = torch.tensor([len(target) for target in targets], dtype=sums.dtype, device=device)
+        return (sums / lengths.pow(options.len_penalty) / math.log(2)).tolist()
 
     def _log_probabilities(self, model: EncoderDecoder, source: Tensor, read: Tensor, target: Tensor) -> Tensor:
         """(B,T) float64: the log-probability of each word of target, given those before it."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from lightconv_plugin.arguments import MOST
 from lightconv_plugin.errors import TranslationError
 from lightconv_plugin.generation import AUTO, CHOICES, DTYPES, GPU_DTYPES
 from lightconv_plugin.generation.batch_search import BatchSearch, torch_threads
@@ -139,6 +140,8 @@ class Translator:
             "threads": threads,
         }
         _check_numbers(**numbers, batch_tokens=batch_tokens, batch_size=batch_size)
+        if any(character in "\0\r\n" or "\ud800" <= character <= "\udfff" for character in unk):
+            raise TranslationError(f"`unk` must be text of one line in UTF-8, got {unk!a}")
         dtype = AUTO if dtype is None else dtype
         _check_device(device, dtype, cuda_graphs)
         text = {"bpe_codes": bpe_codes, "sentencepiece": sentencepiece, "tokenizer": tokenizer}
@@ -321,10 +324,14 @@ class Translator:
         try:
             return search.search(source.to(self._device))
         except ValueError as error:  # such as a min_len above the maximum length of this batch
-            raise TranslationError(str(error)) from error
+            raise TranslationError(_with_own_names(str(error))) from error
         except NoHypothesisError as error:
-            raise TranslationError("the model gives no translation a probability: are its weights NaN?") from error
+            raise TranslationError(
+                "the model gives no translation a probability: are its weights NaN, or is `temperature` near 0?"
+            ) from error
         except (MemoryError, RuntimeError) as error:
+            if "cannot start" in str(error):
+                raise TranslationError(f"`threads`: {error}") from error
             if not _is_out_of_memory(error):
                 raise
             size = " × ".join(map(str, source.shape))
@@ -397,6 +404,13 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def _with_own_names(message: str) -> str:
+    """The message with the Translator's names for the options of the search."""
+    for ours, theirs in _NAMES.items():
+        message = message.replace(theirs, f"`{ours}`")
+    return message
+
+
 def _check_numbers(**numbers: float | None) -> None:
     """Raise TranslationError for a number out of range; None is the models' own."""
     for name, number in numbers.items():
@@ -405,6 +419,8 @@ def _check_numbers(**numbers: float | None) -> None:
         if name in _LEAST:
             if not isinstance(number, int) or isinstance(number, bool) or number < _LEAST[name]:
                 raise TranslationError(f"`{name}` must be a whole number of at least {_LEAST[name]}, got {number!r}")
+            if number > MOST:
+                raise TranslationError(f"`{name}` must be at most {MOST:,}, got {number!s:.40}")
         elif name == "temperature":
             if not (math.isfinite(number) and number > 0):
                 raise TranslationError(f"`temperature` must be positive, got {number}")

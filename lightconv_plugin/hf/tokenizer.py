@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -191,7 +192,7 @@ class LightConvTokenizer(PreTrainedTokenizer):
         """
         if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
             raise ValueError(f"text has a NUL or a half of a surrogate pair: {ascii(text)[:80]}")
-        pieces = self._current.encode(" ".join(text.splitlines()))
+        pieces = self._current.encode(re.sub(r"[\r\n]+", " ", text))
         return [UNK if piece in _OUTSIDE else piece for piece in pieces]
 
     def _convert_token_to_id(self, token: str) -> int:

@@ -18,8 +18,9 @@ from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.progress import say
 from lightconv_plugin.scoring.bleu import check_language
 from lightconv_plugin.scoring.generate_log import parse_gen_log
-from lightconv_plugin.scoring.measuring import Languages, Measuring, Scored, score, with_facts
+from lightconv_plugin.scoring.measuring import Languages, Measuring, Scored, languages_of, score, with_facts
 from lightconv_plugin.scoring.perplexity import evaluation, parse_eval_lm_log, task_of
+from lightconv_plugin.scoring.significance import check_number, translations_in
 
 # Options of fairseq's commands that are set here, or that would suppress output that is parsed here.
 OWN = ("--path", "--gen-subset", "--user-dir", "--nbest", "--quiet", "--results-path", "--log-format")
@@ -75,6 +76,9 @@ def evaluate(
         if path is not None and not path.is_file():
             raise InputError(f"no {what} {path}")
     check_options(options)
+    if against is not None:
+        theirs, _ = translations_in(against, how.check_decoded)
+        check_number(against, theirs, sentences_of(data, subset, languages_in(options)))
     if how.raw_ref is not None:
         read_lines(how.raw_ref)
     if how.metric == "bleu" and how.detok != "none":
@@ -94,6 +98,14 @@ def evaluate(
     with atomic_write(result) as file:
         file.write(scored.text(as_json))
     return scored
+
+
+def sentences_of(data: Path, subset: str, languages: Languages) -> int:
+    """Number of sentences in a subset of binarised parallel text."""
+    from fairseq.data import data_utils
+
+    source, target = languages_of(data, subset, languages)
+    return len(data_utils.load_indexed_dataset(f"{data}/{subset}.{source}-{target}.{source}", None))
 
 
 def tokens_of(data: Path, subset: str) -> int:

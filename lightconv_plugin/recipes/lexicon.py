@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write
+from lightconv_plugin.scoring.measuring import languages_of
 from lightconv_plugin.text.dictionary import Dictionary
 from lightconv_plugin.text.shortlist import NULL
 
@@ -38,16 +39,12 @@ class ParallelText:
 def read_text(data: Path, source_lang: str | None, target_lang: str | None, most: int) -> ParallelText:
     """The training text in a folder of binarised data: at most `most` pairs of sentences, spread evenly over it.
 
-    The languages are those of the files' names if they are not given. Raises InputError if there is no such text.
+    A language that is not given is that of the files' names. Raises InputError if there is no such text, or if several
+    fit.
     """
-    if not data.is_dir():
-        raise InputError(f"no folder {data} with binarised data")
     from fairseq.data import data_utils
 
-    if source_lang is None or target_lang is None:
-        source_lang, target_lang = data_utils.infer_language_pair(str(data))
-        if source_lang is None or target_lang is None:
-            raise InputError(f"{data} has no files that name two languages: give `source_lang` and `target_lang`")
+    source_lang, target_lang = languages_of(data, "train", (source_lang, target_lang))
     dictionaries, texts = [], []
     for lang in (source_lang, target_lang):
         stem = f"{data}/train.{source_lang}-{target_lang}.{lang}"

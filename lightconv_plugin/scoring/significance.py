@@ -69,19 +69,31 @@ def read_other(
 
     Raises InputError if they are not translations of the same sentences as these references.
     """
+    hypotheses, others = translations_in(path, check)
+    for number, (ours, theirs) in enumerate(zip(references, others, strict=False)):
+        if joined(ours) != joined(theirs):
+            raise InputError(f"{path} has translations of another text: its reference T-{number} is {theirs[:60]!r}")
+    check_number(path, hypotheses, len(references))
+    return hypotheses
+
+
+def translations_in(path: Path, check: Callable[[Generated, object], None]) -> tuple[list[str], list[str]]:
+    """The translations in a fairseq-generate log and their references, or the lines of a file and no references.
+
+    check: called with a log and its name, raises InputError if it cannot be scored.
+    """
     lines = read_lines(path)
-    if is_gen_log(lines):
-        log = parse_gen_log(lines, path)
-        check(log, path)
-        for number, (ours, theirs) in enumerate(zip(references, log.references, strict=False)):
-            if joined(ours) != joined(theirs):
-                raise InputError(
-                    f"{path} has translations of another text: its reference T-{number} is {theirs[:60]!r}"
-                )
-        lines = log.hypotheses
-    if len(lines) != len(references):
-        raise InputError(f"{path} has {len(lines)} translations, but there are {len(references)} references")
-    return lines
+    if not is_gen_log(lines):
+        return lines, []
+    log = parse_gen_log(lines, path)
+    check(log, path)
+    return log.hypotheses, log.references
+
+
+def check_number(path: Path, hypotheses: Sequence[str], references: int) -> None:
+    """Raise InputError unless there are as many translations as references."""
+    if len(hypotheses) != references:
+        raise InputError(f"{path} has {len(hypotheses)} translations, but there are {references} references")
 
 
 def compare(

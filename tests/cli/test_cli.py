@@ -188,6 +188,24 @@ def test_nothing_is_said_when_the_reader_has_gone(repository, tmp_path):
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+def test_closed_streams(repository, tmp_path):
+    """Of a process that was started without them: messages are lost, files are written."""
+    (tmp_path / "text").write_text("a b c d\n")
+    score = ["-m", "lightconv_plugin", "score", "--sys", "text", "--ref", "text", "--detok", "none", "--output", "out"]
+    for closed in ("2>&-", ">&-"):
+        words = ["sh", "-c", f'exec "$@" {closed}', "sh", warm_python(), *score, "--force"]
+        environment = os.environ | {"PYTHONPATH": str(repository)}
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+        assert (done.returncode, done.stderr) == (0, "") and "BLEU" in (tmp_path / "out").read_text()
+        (tmp_path / "out").unlink()
+
+
+def test_messages_without_a_standard_error(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main.main(["average", "--inputs", "/no/where", "--output", "x.pt"]) == 2
+    assert sys.stderr is not None and capsys.readouterr().out == ""
+
+
 def test_what_the_terminal_cannot_show_is_escaped(repository, tmp_path):
     (tmp_path / "text").write_text("a b c d\n", encoding="utf-8")
     options = ["--sys", tmp_path / "text", "--ref", tmp_path / "text", "--against", tmp_path / "text"]

@@ -160,17 +160,18 @@ def test_references_are_split_as_the_target_language_is(translator, data):
 
 
 def test_lines_that_cannot_be_scored_do_not_stop_the_others(translator):
-    lines = [LINES[0], "", "", LINES[1], b"\xff", LINES[2], LINES[3], "a " * 64]
-    references = ["Two men", "", "Two men", "", "Two men", b"\xff", "dog " * 64, "Two men"]
+    lines = [LINES[0], "", "", LINES[1], b"\xff", LINES[2], LINES[3], "a " * 64, "\1", "\1"]
+    references = ["Two men", "", "Two men", "", "Two men", b"\xff", "dog " * 64, "Two men", "Two men", ""]
     counted = []
     found = translator.score(lines, references, counted.append)
     assert [one.problem for one in found] == [
         None, None, "empty, but its reference is not", None, "not UTF-8: byte 0xff at 1",
         "the reference is not UTF-8: byte 0xff at 1", found[6].problem, "too long: 64 pieces, the model takes 63",
+        "without a word, but its reference is not", None,
     ]  # fmt: skip
     assert found[6].problem.startswith("the reference is too long: ")
     assert found[1].score is None and found[3].score < 0 and found[3].tokens == () and sum(counted) == len(lines)
     [alone] = translator.score(lines[:1], references[:1])
     assert found[0].tokens == alone.tokens and found[0].score == pytest.approx(alone.score, rel=1e-5)
-    with pytest.raises(TranslationError, match="`references` must be one for each of 8 lines, got 1"):
+    with pytest.raises(TranslationError, match="`references` must be one for each of 10 lines, got 1"):
         translator.score(lines, references[:1])

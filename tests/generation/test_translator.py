@@ -2,6 +2,7 @@
 
 import functools
 import math
+import shutil
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from lightconv_plugin.generation.finished import NoHypothesisError
 from lightconv_plugin.generation.translation_models import make_batches
 from tests import fairseq_cli
 from tests.generation import translation_toys as toys
+from tests.generation.recordings import searching
 
 LINES = toys.lines(14, seed=3)
 SHORT = {"max_len_b": 20}
@@ -181,6 +183,28 @@ def test_unknown_words_are_written_as_asked(checkpoints):
         assert "<unk>" not in b.text and "(?)" in b.text.replace(" ", "") and "unk" not in c.text
 
 
+@pytest.mark.parametrize("unk", ["\udcff", "a\0", "a\nb", "\r"])
+def test_what_cannot_be_written_for_an_unknown_word(unk, checkpoints):
+    with pytest.raises(TranslationError, match="`unk` must be text of one line in UTF-8, got"):
+        Translator(checkpoints["dynamicconv"], unk=unk)
+
+
+@pytest.mark.parametrize("options", [{"lenpen": 1000.0}, {"lenpen": -1000.0}, {"max_len_a": 1e308, "max_len_b": 3}])
+@pytest.mark.parametrize("kind", ["native", "torch"])
+def test_numbers_beyond_all_lengths(kind, options, checkpoints):
+    with searching(kind), Translator(checkpoints["dynamicconv"], **options) as translator:
+        (found,) = translator.translate(LINES[:1])
+        assert found.text
+        if "lenpen" in options:
+            assert translator.score(LINES[:1], [found.text])[0].score is not None
+
+
+def test_a_folder_whose_name_means_several_to_fairseq(checkpoints, data, tmp_path):
+    shutil.copytree(data, tmp_path / "a:b")
+    with pytest.raises(TranslationError, match=r"`data` .*a:b has a colon, which separates folders in fairseq"):
+        Translator(checkpoints["dynamicconv"], tmp_path / "a:b")
+
+
 def test_a_model_trained_on_cut_texts_gets_them_cut(data, tmp_path):
     path = toys.make_checkpoint(tmp_path / "m.pt", data, seed=1, task={"truncate_source": True})
     translator = Translator(path, **SHORT)
@@ -191,7 +215,7 @@ def test_a_model_trained_on_cut_texts_gets_them_cut(data, tmp_path):
 
 def test_what_goes_wrong_with_a_batch_is_said(translator, checkpoints, monkeypatch):
     limited = Translator(checkpoints["dynamicconv"], min_len=9, max_len_a=1.0, max_len_b=2)
-    with pytest.raises(TranslationError, match="min_len must be at most max_len = "):
+    with pytest.raises(TranslationError, match="`min_len` must be at most the maximum length, here "):
         limited.translate(["Hund"])
 
     def fail(source):
@@ -207,6 +231,12 @@ def test_what_goes_wrong_with_a_batch_is_said(translator, checkpoints, monkeypat
     error = NoHypothesisError("of sentence 1")
     with pytest.raises(TranslationError, match="the model gives no translation a probability: are its weights NaN"):
         translator.translate(["Hund", "Haus"])
+    error = ValueError("beam_size must be below the 9 words")
+    with pytest.raises(TranslationError, match="`beam` must be below the 9 words"):
+        translator.translate(["Hund"])
+    error = RuntimeError("cannot start 99 threads: Resource temporarily unavailable")
+    with pytest.raises(TranslationError, match="`threads`: cannot start 99 threads"):
+        translator.translate(["Hund"])
     error = RuntimeError("a bug")
     with pytest.raises(RuntimeError, match="a bug"):
         translator.translate(["Hund"])

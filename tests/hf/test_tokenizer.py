@@ -52,7 +52,14 @@ def test_text_becomes_ids_of_the_source(tokenizer):
 def test_the_ids_are_those_of_the_exported_text(tokenizer, exported):
     opened = open_exported(exported)
     encode = opened.source_text.encode()
-    for line in (TEXT, "zwei Hunde.", "„Gras“ & Co.", "x_y z"):
+    for line in (
+        TEXT,
+        "zwei Hunde.",
+        "„Gras“ & Co.",
+        "x_y z",
+        "Hu\x1cnd Hun\x1dd \x1eHund",
+        "Hund\x0bHund\x85Hund\u2028Hund",
+    ):
         expected = [opened.source.index(piece) for piece in encode(line)]
         assert tokenizer(line)["input_ids"] == [*expected, EOS]
 

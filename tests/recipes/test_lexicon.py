@@ -119,7 +119,7 @@ def test_the_command(toy_data, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("-s fr -t en", "dict.fr.txt is missing: expected a folder of binarised fr-en text"),
+        ("-s fr -t en", "has no direction fr-en; train is there as de-en"),
         ("--min-probability 2", "--min-probability must be in 0 … 1, got 2.0"),
         ("--min-probability nan", "--min-probability must be in 0 … 1, got nan"),
     ],
@@ -132,7 +132,30 @@ def test_what_the_command_refuses(options, said, toy_data, tmp_path, capsys):
 def test_data_without_languages(toy_data, tmp_path, capsys):
     words = ["shortlist", str(toy_data.parent / "english"), "--output", str(tmp_path / "out")]
     assert main.main(words) == 2
-    assert "has no files that name two languages: give --source-lang and --target-lang" in capsys.readouterr().err
+    assert "has no subset train" in capsys.readouterr().err
+
+
+def test_of_several_languages_those_that_are_named(toy_data, tmp_path, capsys):
+    for path in toy_data.iterdir():
+        (tmp_path / path.name).hardlink_to(path)
+        if path.name.endswith((".en.bin", ".en.idx")) or path.name == "dict.en.txt":
+            (tmp_path / path.name.replace("-en.", "-fr.").replace(".en.", ".fr.")).hardlink_to(path)
+        elif "-en." in path.name:
+            (tmp_path / path.name.replace("-en.", "-fr.")).hardlink_to(path)
+    (tmp_path / "dict.fr.txt").unlink()
+    words = (toy_data / "dict.en.txt").read_text(encoding="utf-8").splitlines()
+    (tmp_path / "dict.fr.txt").write_text("".join(f"fr{line}\n" for line in words), encoding="utf-8")
+    out = tmp_path / "table"
+    assert main.main(["shortlist", str(tmp_path), "--output", str(out), "-t", "fr"]) == 0
+    assert all(line.startswith("fr") for line in out.read_text(encoding="utf-8").splitlines())
+    capsys.readouterr()
+    for options, said in (
+        ([], "has several directions: name the languages; train is there as de-en, de-fr"),
+        (["-s", "xx"], "has no direction xx-*"),
+        (["-s", "en"], "has no direction en-*"),
+    ):
+        assert main.main(["shortlist", str(tmp_path), "--output", str(tmp_path / "no"), *options]) == 2
+        assert said in capsys.readouterr().err and not (tmp_path / "no").exists()
 
 
 def test_fewer_sentences(toy_data):

@@ -116,6 +116,8 @@ def test_the_search_is_named(options, search, evaluate, checkpoint):
         (["--nbest=2"], "--nbest is set by this command"),
         (["--beem", "3"], "in the options for fairseq-generate: unrecognized arguments: --beem 3"),
         (["--beam", "x"], "in the options for fairseq-generate: argument --beam: invalid int value: 'x'"),
+        (["--tokenizer", "moses"], "--tokenizer needs --source-lang and --target-lang"),
+        (["--tokenizer", "moses", "-s", "de"], "--tokenizer needs --target-lang"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -130,11 +132,26 @@ def test_wrong_arguments_are_refused_before_any_work(
 
 
 def test_scores_do_not_outlive_the_log_they_are_of(evaluate, checkpoint, tmp_path):
-    old = tmp_path / "model.test.score"
+    old, other = tmp_path / "model.test.score", tmp_path / "other.gen"
     old.write_text("of an earlier log")
-    status, _, err = evaluate(checkpoint, *SEARCH, "--against", checkpoint)  # found to be no text after generating
-    assert status == 2 and "is not UTF-8" in err
+    lines = [f"S-{n}\ta\nT-{n}\tanother text\nH-{n}\t0\ta\nD-{n}\t0\ta\nP-{n}\t0" for n in range(12)]
+    other.write_text("\n".join([*lines, "Generate test with beam=5: chrF2 = 58.1"]))
+    status, _, err = evaluate(checkpoint, *SEARCH, "--against", other)  # whose text is compared after generating
+    assert status == 2 and "has translations of another text" in err
     assert (tmp_path / "model.test.gen").is_file() and not old.exists()
+
+
+@pytest.mark.parametrize(
+    "other, said",
+    [(b"\xff", "is not UTF-8"), (b"Hund\n" * 11, "has 11 translations, but there are 12 references")],
+)
+def test_a_wrong_file_to_compare_with_is_refused_before_any_work(other, said, evaluate, checkpoint, tmp_path):
+    (tmp_path / "model.test.score").write_text("of an earlier log")
+    (tmp_path / "other").write_bytes(other)
+    status, _, err = evaluate(checkpoint, *SEARCH, "--against", tmp_path / "other")
+    assert status == 2 and said in err and "generating" not in err
+    assert (tmp_path / "model.test.score").read_text() == "of an earlier log"
+    assert not (tmp_path / "model.test.gen").exists()
 
 
 def test_of_two_directions_the_one_that_is_generated_is_scored(evaluate, checkpoint, toy_data, tmp_path):
