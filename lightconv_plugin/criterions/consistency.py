@@ -56,8 +56,9 @@ class ConsistencyCriterion(LabelSmoothedCrossEntropyCriterion):
         scored = self.scored(output, sample)
         divergence = self._divergence_of_tokens(model, output, sample)
         # The losses of a token in both passes are added, if both have one.
+        passes = len(scored[1]["target"]) // len(sample["target"])
         loss, nll_loss = (
-            losses.view(-1, *divergence.shape).sum(0) for losses in self.compute_loss(model, *scored, reduce=False)
+            losses.view(passes, *divergence.shape).sum(0) for losses in self.compute_loss(model, *scored, reduce=False)
         )
         loss = loss + self.alpha * divergence
         if reduce:
@@ -84,6 +85,13 @@ class ConsistencyCriterion(LabelSmoothedCrossEntropyCriterion):
             total = sum(log.get(cls.logged_as, 0) for log in logging_outputs)
             size = sum(log.get("sample_size", 0) for log in logging_outputs)
             metrics.log_scalar(cls.logged_as, total / size / math.log(2), size, round=3)
+
+
+def checked_weight(option: str, alpha: float) -> float:
+    """The weight of a divergence; ValueError unless it is a number of at least 0."""
+    if not 0 <= alpha < math.inf:
+        raise ValueError(f"{option} must be a number of at least 0, got {alpha}")
+    return alpha
 
 
 def twice(net_input: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import torch
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterionConfig
 from torch import Tensor
 
-from lightconv_plugin.criterions.consistency import ConsistencyCriterion
+from lightconv_plugin.criterions.consistency import ConsistencyCriterion, checked_weight
 
 
 @dataclass
@@ -42,7 +42,7 @@ class RDropCriterion(ConsistencyCriterion):
         rdrop_alpha: float = 0.0,
     ) -> None:
         super().__init__(task, sentence_avg, label_smoothing, ignore_prefix_size, report_accuracy)
-        self.alpha = rdrop_alpha
+        self.alpha = checked_weight("--rdrop-alpha", rdrop_alpha)
 
     def passes(self, model: Any, net_input: dict[str, Any]) -> Any:
         return model(**net_input)

@@ -10,7 +10,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEn
 from torch import Tensor, nn
 
 from lightconv_plugin.compat.criterions import unwrapped
-from lightconv_plugin.criterions.consistency import ConsistencyCriterion
+from lightconv_plugin.criterions.consistency import ConsistencyCriterion, checked_weight
 
 
 @dataclass
@@ -54,7 +54,7 @@ class SimCutCriterion(ConsistencyCriterion):
         super().__init__(task, sentence_avg, label_smoothing, ignore_prefix_size, report_accuracy)
         if not 0 <= simcut_p <= 1:
             raise ValueError(f"--simcut-p must be a probability, 0 … 1, got {simcut_p}")
-        self.alpha, self.p = simcut_alpha, simcut_p
+        self.alpha, self.p = checked_weight("--simcut-alpha", simcut_alpha), simcut_p
         self.eos_idx = task.target_dictionary.eos()
 
     def passes(self, model: Any, net_input: dict[str, Any]) -> Any:

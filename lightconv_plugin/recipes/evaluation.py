@@ -144,6 +144,10 @@ def measure_perplexity(
         raise InputError(f"{checkpoint} is not a language model: its task has no tokens_per_sample")
     own = evaluation(task, words, context_window)
     config = fairseq_generate.parse_options([str(data), *own, *options], "eval_lm")
+    if context_window and config.dataset.num_workers > 1:
+        raise InputError(
+            "--num-workers must be 0 or 1 with `context_window`: each process would have a context of its own"
+        )
     text = fairseq_generate.eval_lm_log(data, checkpoint, subset, [*own, *options])
     log, values = results_of(checkpoint, subset, "eval_lm", "ppl")
     values.unlink(missing_ok=True)  # of another log

@@ -36,6 +36,8 @@ from typing import cast
 
 import regex
 
+from lightconv_plugin.text.case import lower
+
 _CACHED_WORDS = 500_000  # in each process: about 100 MB
 
 # Entries that end with a space in Moses' lists, so that no word ever equals them.
@@ -64,11 +66,6 @@ _ESCAPES = str.maketrans({character: f"&{name};" for character, name in _ENTITIE
 def versions() -> dict[str, str]:
     """The versions that the results depend on, for the parameters of a step."""
     return {"sacremoses": version("sacremoses"), "moses": "2"}  # "moses" counts changes in this module's results
-
-
-def lower(line: str) -> str:
-    """lowercase.perl: like str.lower, but Σ becomes σ even at the end of a word."""
-    return line.replace("Σ", "σ").lower()
 
 
 def _normaliser(lang: str) -> Callable[[str], str]:

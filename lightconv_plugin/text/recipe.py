@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Literal, get_args
 
+from lightconv_plugin.text.case import lower
 from lightconv_plugin.validation import read
 
 Tokeniser = Literal["moses", "sacremoses", "jieba", "sudachi", "none"]
@@ -80,11 +81,12 @@ class Recipe:
                 )
             )
             return _chain(steps)
+        case = lower if self.tokeniser == "none" else str.lower  # what is tokenised already is mostly Moses' work
         if self.lowercase == "first":
-            steps.append(str.lower)
+            steps.append(case)
         steps.append(self._other())
         if self.lowercase == "last":
-            steps.append(str.lower)
+            steps.append(case)
         return _chain(steps)
 
     def _other(self) -> Callable[[str], str]:

@@ -251,6 +251,21 @@ def test_a_language_model(name):
     assert loss > 5.0 * logged[criterion(name).logged_as] > 0
 
 
+@BOTH
+def test_a_batch_of_prefixes_alone_has_no_loss(name):
+    model, given = model_of("dynamic"), sample()
+    loss, size, logged = criterion(name, 3.0, ignore_prefix_size=given["target"].shape[1])(model, given)
+    loss.backward()
+    assert loss == logged["nll_loss"] == logged[criterion(name).logged_as] == 0 and size > 0
+
+
+@BOTH
+@pytest.mark.parametrize("alpha", [-1.0, math.nan, math.inf])
+def test_a_weight_that_is_none(name, alpha):
+    with pytest.raises(ValueError, match=f"--{name}-alpha must be a number of at least 0, got {alpha}"):
+        criterion(name, alpha)
+
+
 def test_wrong_options_and_models():
     with pytest.raises(ValueError, match=r"--simcut-p must be a probability, 0 … 1, got 1.5"):
         criterion("simcut", p=1.5)

@@ -86,7 +86,7 @@ def test_a_list_of_another_length(config):
     [
         ("dynamicconvv", "model._name: there is no model dynamicconvv; did you mean dynamicconv"),
         ("zzz", "model._name: there is no model zzz"),
-        (None, "model._name: there is no model None"),
+        (None, "model._name is missing: a configuration names its model"),
     ],
 )
 def test_a_model_that_is_none(name, said):
@@ -147,6 +147,13 @@ def put(group, key, value):
     return lambda content: content[group].update({key: value})
 
 
+def without(group, key=None):
+    def change(content):
+        del (content[group] if key else content)[key or group]
+
+    return change
+
+
 def nothing(content):
     pass
 
@@ -160,6 +167,19 @@ def nothing(content):
         (put("model", "dropout", "much"), [], "dropout"),
         (put("model", "encoder_kernel_size_list", [3, 5]), [], "--encoder-kernel-size-list needs one entry"),
         (put("model", "_name", "dynamicconvv"), [], "there is no model dynamicconvv; did you mean dynamicconv"),
+        (without("optimizer"), [], "optimizer._name is missing: a configuration names its optimizer"),
+        (without("lr_scheduler"), [], "lr_scheduler._name is missing"),
+        (without("criterion"), [], "criterion._name is missing"),
+        (without("task", "_name"), [], "task._name is missing"),
+        (put("task", "_name", "translate"), [], "there is no task translate; did you mean translation"),
+        (put("optimizer", "_name", "adm"), [], "there is no optimizer adm; did you mean adam"),
+        (put("criterion", "_name", "label_smooth"), [], "there is no criterion label_smooth"),
+        (without("dataset", "max_tokens"), [], "dataset.max_tokens is missing"),
+        (
+            put("criterion", "label_smoothing", 2.0),
+            [],
+            "criterion.label_smoothing must be in 0 … 1, but not 1, got 2.0",
+        ),
         (nothing, ["model.encoder_kernel_size_list=[3,5]"], "--encoder-kernel-size-list needs one entry"),
         (nothing, ["optimization.no_such_key=1"], "no_such_key"),
         (nothing, ["nonsense"], "nonsense"),

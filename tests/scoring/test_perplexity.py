@@ -143,12 +143,13 @@ def test_options_are_recorded_as_they_were_used(training, tmp_path):
         (["--subset", "dev"], "dev.idx is missing"),
         (["--lenpen", "1"], "--lenpen is not valid with --by perplexity"),
         (["--", "--context-window", "20"], "`context_window` must be in 0 … 19"),
+        (["--", "--cpu", "--context-window", "5", "--num-workers", "2"], "--num-workers must be 0 or 1 with"),
         (
             ["--", "--cpu", "--tokens-per-sample", "9999", "--no-such-option"],
             "in the options for fairseq-eval-lm: unrecognized arguments: --no-such-option",
         ),
     ],
-    ids=["test", "subset", "lenpen", "window", "option"],
+    ids=["test", "subset", "lenpen", "window", "workers", "option"],
 )
 def test_what_tuning_a_language_model_refuses(arguments, said, training, capsys):
     data, folder = training

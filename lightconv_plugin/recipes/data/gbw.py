@@ -13,10 +13,9 @@ from lightconv_plugin.downloads.archives import unpack
 from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.progress import progress, say
 from lightconv_plugin.recipes.data import language_model
-from lightconv_plugin.recipes.data.language_model import UNPACKED_LIMIT, Size
+from lightconv_plugin.recipes.data.language_model import UNPACKED_LIMIT, Size, copy_lines
 from lightconv_plugin.recipes.data.options import Request
 from lightconv_plugin.recipes.data.stages import Plan, scratch
-from lightconv_plugin.recipes.data.text_pool import BLOCK
 
 ARCHIVE = "1-billion-word-language-modeling-benchmark-r13output.tar.gz"
 
@@ -48,9 +47,7 @@ def join(paths: list[Path], output: Path) -> None:
     with output.open("wb") as file:
         for path in progress(paths, desc=f"  {output.stem}", unit=" files"):
             with path.open("rb") as part:
-                while block := part.read(BLOCK):
-                    # Only fairseq treats a carriage return as the end of a line.
-                    file.write(block.replace(b"\r", b" "))
+                copy_lines(part, file)
             path.unlink()
     if not output.stat().st_size:
         raise CorpusError(f"{paths[0].name} is empty")

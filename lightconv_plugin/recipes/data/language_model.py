@@ -9,8 +9,8 @@ The vocabulary is that of the training text; <unk> in the text is fairseq's own 
 from __future__ import annotations
 
 import gzip
+import io
 import re
-import shutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -68,11 +68,17 @@ def copy_text(source: Path, output: Path) -> None:
     opener = gzip.open if source.suffix == ".gz" else open
     try:
         with opener(source, "rb") as file, output.open("wb") as out:
-            shutil.copyfileobj(file, out, 1 << 20)
+            copy_lines(file, out)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise CorpusError(f"{source} cannot be decompressed: {error}") from error
     if not output.stat().st_size:
         raise CorpusError(f"{source} is empty")
+
+
+def copy_lines(source: io.BufferedIOBase, output: io.BufferedIOBase) -> None:
+    """Copy a text without its carriage returns, in which only fairseq sees ends of lines: each becomes a space."""
+    while block := source.read(1 << 20):
+        output.write(block.replace(b"\r", b" "))
 
 
 def size(text: Path) -> Size:

@@ -148,7 +148,10 @@ def hold_out(
         for path in rest:
             path.unlink()
         total = sum(sizes.values())
-        raise CorpusError(f"cannot hold out {total} pairs: the training text has {of}, and {left.count} would be left")
+        raise CorpusError(
+            f"cannot hold out {total} pairs: the training text has {of}, and {left.count} would be left that share no "
+            "sentence with them or with each other"
+        )
     for path, new in zip(train, rest, strict=True):
         new.replace(path)
     for part, pairs in parts.items():

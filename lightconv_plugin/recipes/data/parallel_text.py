@@ -52,9 +52,18 @@ def recipe(options: Options, lang: str, keep_last: bool) -> Recipe:
         if options.tokenizer != "done":
             raise CorpusError(str(error)) from None
         rules = "en"
-    if options.tokenizer == "done":
-        return Recipe("moses", rules, lowercase=case)
-    return Recipe("moses", rules, lowercase=case, normalise=True, keep_last=keep_last)
+    if options.tokenizer == "done":  # with case
+        return with_rules(Recipe("moses", rules, lowercase="last" if options.lowercase else ""))
+    return with_rules(Recipe("moses", rules, lowercase=case, normalise=True, keep_last=keep_last))
+
+
+def with_rules(recipe: Recipe) -> Recipe:
+    """The recipe; CorpusError if the tokeniser lacks rules that Moses' script has for the language."""
+    try:
+        recipe.tokenise()
+    except ValueError as error:
+        raise CorpusError(f"{error}: give tokenised text, and `tokenizer` none") from None
+    return recipe
 
 
 def installed(recipe: Recipe) -> Recipe:

@@ -4,6 +4,7 @@ do not respond."""
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection
 from typing import Any
 
 from lightconv_plugin.errors import InputError
@@ -15,11 +16,41 @@ PLAIN = (
     "could not infer language pair",
     "cannot load model parameters from checkpoint",
     "common.fp16 (--fp16) needs a gpu",
+    "requires a joined dictionary",
 )
 
 
 class ConfigError(ValueError):
     """An option is wrong; the message names it."""
+
+
+def check_parts(config: Any) -> None:
+    """Raise ConfigError if a composed configuration does not name a known task, criterion, optimizer and schedule, or
+    lacks the size of a batch, or has a label smoothing out of range."""
+    from fairseq.registry import REGISTRIES
+    from fairseq.tasks import TASK_REGISTRY
+
+    known = {"task": TASK_REGISTRY}
+    known |= {group: REGISTRIES[group]["registry"] for group in ("criterion", "optimizer", "lr_scheduler")}
+    for group, names in known.items():
+        check_name(group, getattr(config, group, None), names)
+    if config.dataset.max_tokens is None and config.dataset.batch_size is None:
+        raise ConfigError("dataset.max_tokens is missing, the size of a batch (or dataset.batch_size, in sentences)")
+    smoothing = getattr(config.criterion, "label_smoothing", 0.0)
+    if not 0 <= smoothing < 1:
+        raise ConfigError(f"criterion.label_smoothing must be in 0 … 1, but not 1, got {smoothing}")
+
+
+def check_name(group: str, options: Any, known: Collection[str]) -> str:
+    """The `_name` in a group of options; ConfigError if there is none, or if it is not known."""
+    name = getattr(options, "_name", None)
+    if name is None:
+        raise ConfigError(f"{group}._name is missing: a configuration names its {group}")
+    if name not in known:
+        alike = difflib.get_close_matches(str(name), known, n=3)
+        hint = f"; did you mean {' or '.join(alike)}?" if alike else ""
+        raise ConfigError(f"{group}._name: there is no {group} {name}{hint}")
+    return name
 
 
 def check_model(model: Any) -> None:
@@ -34,14 +65,8 @@ def check_model(model: Any) -> None:
     from lightconv_plugin.models.language_model import ConvLanguageModel
     from lightconv_plugin.models.language_model_config import language_model_config
 
-    name = getattr(model, "_name", None)
     known = {**MODEL_REGISTRY, **ARCH_MODEL_REGISTRY}
-    if name not in known:
-        alike = difflib.get_close_matches(str(name), known, n=3)
-        raise ConfigError(
-            f"model._name: there is no model {name}" + (f"; did you mean {' or '.join(alike)}?" if alike else "")
-        )
-    built = known[name]
+    built = known[check_name("model", model, known)]
     try:
         make_defaults = getattr(built, "__dataclass", None)  # None for fairseq's models of before 2021
         defaults = make_defaults() if make_defaults is not None else None

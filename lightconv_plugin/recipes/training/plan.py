@@ -55,6 +55,8 @@ def read_config(path: Path) -> dict[str, Any]:
             raise ValueError(f"{path}: there is no group {key}, only {', '.join(GROUPS)}")
         if key != "defaults" and not isinstance(value, dict):
             raise ValueError(f"{path}: {key} must hold options, got: {value!r}")
+    if text.startswith("\ufeff"):
+        raise ValueError(f"{path} begins with a byte order mark (BOM), which hydra does not read: save it without")
     if not re.match(r"(#.*\n|\s*\n)*#\s*@package\s+_global_\s*\n", text):
         raise ValueError(
             f"{path} must begin with the line '# @package _global_', which tells hydra that its groups are at the top"

@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lightconv_plugin.recipes.training.errors import check_model, explain
+from lightconv_plugin.recipes.training.errors import check_model, check_parts, explain
 from lightconv_plugin.recipes.training.plan import repair_last_checkpoint
 
 GAVE_UP = "gave up"
@@ -126,12 +126,13 @@ def resume_own_first() -> None:
 
 
 def check_before_work() -> None:
-    """Check the model's options before fairseq sets up its process group."""
+    """Check the options whose errors fairseq shows late and as a traceback, before it sets up its process group."""
     from fairseq.distributed import utils
 
     original = utils.call_main
 
     def call_main(cfg: Any, main: Any, **kwargs: Any) -> None:
+        check_parts(cfg)
         check_model(cfg.model)
         original(cfg, main, **kwargs)
 

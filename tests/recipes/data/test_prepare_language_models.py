@@ -86,6 +86,18 @@ def test_the_text_of_wikitext_is_as_it_came(prepared):
     assert (len({*made.words}) + 4) % 8 == 0
 
 
+@pytest.mark.parametrize("workers", ["1", "3"])
+def test_lines_end_at_line_feeds_alone(workers, tmp_path, home):
+    text = tmp_path / "text"
+    text.mkdir()
+    for part in ("train", "valid", "test"):
+        (text / f"{part}.txt").write_bytes(b"a b\rc d\n" * 20 + b"a c\r\n" * 20)
+    options = ("--data", text, "--out", tmp_path / "out", "--any-size", "--workers", workers)
+    done = prepare(home, "wikitext2", *options)
+    assert done.returncode == 0 and "train: 40 lines" in done.stderr, done.stderr
+    assert "train.txt: 40 sents, 160 tokens" in (tmp_path / "out/preprocess.log").read_text()
+
+
 def test_the_parts_are_those_of_the_one_billion_word_benchmark(prepared):
     made, files = prepared("gbw"), miniatures.gbw()
     train = b"".join(files[GBW_TRAIN.format(i)] for i in range(1, 100))

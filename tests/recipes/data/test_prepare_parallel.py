@@ -173,6 +173,33 @@ def test_a_language_code_that_file_names_cannot_have(text, tmp_path, code):
     assert f"--tgt: must be a language code such as de or pt_BR, without -, got {code!r}" in done.stderr
 
 
+def test_tokens_that_are_lower_cased_later(tmp_path):
+    """What is repeated on raw text tokenises first: a full stop before a small letter would stay at its word."""
+    folder = write_parts(tmp_path / "text", ("train", "valid", "test"), (50, 5, 5))
+    (folder / "test.en").write_text("Mr. Smith saw him . He left .\n" * 5, encoding="utf-8")
+    for part in ("train", "valid", "test"):
+        (folder / f"{part}.de").rename(folder / f"{part}.el")
+    (folder / "test.el").write_text("Ο δρόμος . Η ΟΔΟΣ .\n" * 5, encoding="utf-8")
+    options = ("--src", "el", "--tgt", "en", "--tokenizer", "done", "--lowercase", *SMALL)
+    done = prepare(tmp_path, "parallel", "--data", folder, "--out", tmp_path / "out", *options)
+    assert done.returncode == 0, done.stderr
+    about = json.loads((tmp_path / "out/corpus.json").read_text(encoding="utf-8"))
+    for lang, raw in (("en", "Mr. Smith saw him. He left."), ("el", "Ο δρόμος. Η ΟΔΟΣ.")):
+        assert Recipe.of_json(about["text"][lang]).tokenise()(raw) == lines(tmp_path / f"out/tok/test.{lang}")[0]
+
+
+@pytest.mark.parametrize("tokenizer", ["moses", "done"])
+@pytest.mark.parametrize("code", ["ca", "tdt", "ca_ES"])
+def test_languages_whose_rules_are_not_here(code, tokenizer, tmp_path):
+    folder = write_parts(tmp_path / "text", ("train", "valid", "test"), (50, 5, 5))
+    for path in folder.glob("*.de"):
+        path.rename(path.with_suffix(f".{code}"))
+    options = ("--tgt", "en", "--tokenizer", tokenizer, *SMALL)
+    done = prepare(tmp_path, "parallel", "--data", folder, "--out", tmp_path / "out", *options)
+    assert done.returncode == 2 and not (tmp_path / "out").exists()
+    assert f"no tokenising of {code[:3].rstrip('_')!r}" in done.stderr and "--tokenizer none" in done.stderr
+
+
 def test_text_that_is_in_tokens_already(tmp_path):
     folder = write_parts(tmp_path / "text", ("train", "valid", "test"), (50, 5, 5))
     (folder / "test.de").write_text("Das   ist &amp; bleibt so.\n" * 5, encoding="utf-8")

@@ -343,6 +343,7 @@ HEAD = "# @package _global_\n"
         ("model.yaml", HEAD + "model: {_name: x}\n", "NAME not one of bmuf, "),
         ("a.yml", HEAD + "model: {_name: x}\n", "a configuration must be called NAME.yaml"),
         ("a.yaml", "model: {_name: x}\n", "must begin with the line '# @package _global_'"),
+        ("a.yaml", "\ufeff" + HEAD + "model: {_name: x}\n", "begins with a byte order mark (BOM)"),
         ("a.yaml", HEAD + "modle: {_name: x}\n", "a.yaml: there is no group modle, only bmuf, "),
         ("a.yaml", HEAD + "max_update: 3\n", "a.yaml: there is no group max_update"),
         ("a.yaml", HEAD + "model: dynamicconv\n", "a.yaml: model must hold options, got: 'dynamicconv'"),
