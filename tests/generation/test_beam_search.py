@@ -219,7 +219,7 @@ def test_wrong_options(options, message):
 
 
 def test_wrong_lengths():
-    with pytest.raises(ValueError, match="min_len must be at most max_len = 4, got 5"):
+    with pytest.raises(ValueError, match="`min_len` must be at most the maximum length, here 4, got 5"):
         FastGenerator(models(), dictionary(toys.VOCABULARY), min_len=5, max_len_b=4).generate(None, toys.batch())
     with pytest.raises(ValueError, match="at least one model"):
         FastGenerator([], dictionary(toys.VOCABULARY))
