@@ -118,7 +118,7 @@ def test_lengths(model):
 
     def longest(lengths=None, **options):
         wanted = replace(OPTIONS, min_len=99, **options)
-        with pytest.raises(ValueError, match="min_len must be at most max_len = ") as error:
+        with pytest.raises(ValueError, match="`min_len` must be at most the maximum length, here ") as error:
             BatchSearch([model], wanted).search(source, lengths)
         return int(str(error.value).split()[7].rstrip(","))
 
