@@ -1,5 +1,6 @@
 """Which search is taken, what each of them refuses, and the options that they share."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -120,7 +121,7 @@ def test_lengths(model):
         wanted = replace(OPTIONS, min_len=99, **options)
         with pytest.raises(ValueError, match="`min_len` must be at most the maximum length, here ") as error:
             BatchSearch([model], wanted).search(source, lengths)
-        return int(str(error.value).split()[7].rstrip(","))
+        return int(re.search(r"here (\d+),", str(error.value))[1])
 
     assert longest(max_len_a=1.5, max_len_b=2) == 8
     assert longest(max_len_b=70) == 63 and longest(max_len_b=70, max_len=50) == 49
