@@ -66,7 +66,14 @@ def bpe_dropout() -> Table:
 
 
 def newer() -> Table:
-    names = ("dynamicconv", "dynamicconv_residual", "dynamicconv_low_rank", "transformer", "attention_conv", "gated_short")
+    names = (
+        "dynamicconv",
+        "dynamicconv_residual",
+        "dynamicconv_low_rank",
+        "transformer",
+        "attention_conv",
+        "gated_short",
+    )
     return scores(_TASK, *names)
 
 
