@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from lightconv_plugin.checkpoints.contents import check_contents
 from lightconv_plugin.checkpoints.loading import safe_torch_load
-from lightconv_plugin.errors import TranslationError
+from lightconv_plugin.errors import InputError, TranslationError
 from lightconv_plugin.models.architectures import use_registered_architecture
 from lightconv_plugin.quiet import quietly
 
@@ -52,7 +52,11 @@ def read_any_checkpoint(path: Path) -> dict[str, Any]:
         with quietly(user_warnings=False):
             state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
     except Exception as error:
-        check_contents(path, safe_torch_load(path))  # raises a precise error if the file is the problem
+        content = safe_torch_load(path)  # raises a precise error if the file is the problem
+        try:
+            check_contents(path, content)
+        except InputError as wrong:
+            raise TranslationError(str(wrong)) from error
         raise TranslationError(
             f"{path} is not a checkpoint of fairseq: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         ) from error
