@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+
+import lightconv_plugin.hf  # noqa: F401 (before transformers: it hides a torchaudio that does not match torch)
+
+# isort: split
 from transformers import MarianConfig, MarianMTModel
 
 from benchmarks.report import BenchmarkError
