@@ -1,6 +1,6 @@
 """From running text, already tokenised, to fairseq's binary data for language models.
 
-    raw/       train.txt, valid.txt, test.txt, unpacked and otherwise unchanged: one sentence or paragraph per line
+    raw/       train.txt, valid.txt, test.txt, unpacked, carriage returns as spaces: one sentence or paragraph per line
     data-bin/  what fairseq-train --task language_modeling reads; every line ends with </s>, even an empty one
 
 The vocabulary is that of the training text; <unk> in the text is fairseq's own unknown word.

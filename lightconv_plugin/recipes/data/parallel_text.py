@@ -45,7 +45,7 @@ def recipe(options: Options, lang: str, keep_last: bool) -> Recipe:
     if options.tokenizer == "none":
         return Recipe("none", lang, lowercase=case)
     if options.tokenizer == "moses" and (segmenter := segmented(lang)):
-        return installed(Recipe(segmenter, lang, lowercase=case))
+        return usable(Recipe(segmenter, lang, lowercase=case))
     try:
         rules = moses_rules(lang)
     except ValueError as error:
@@ -53,23 +53,17 @@ def recipe(options: Options, lang: str, keep_last: bool) -> Recipe:
             raise CorpusError(str(error)) from None
         rules = "en"
     if options.tokenizer == "done":  # with case
-        return with_rules(Recipe("moses", rules, lowercase="last" if options.lowercase else ""))
-    return with_rules(Recipe("moses", rules, lowercase=case, normalise=True, keep_last=keep_last))
+        return usable(Recipe("moses", rules, lowercase="last" if options.lowercase else ""))
+    return usable(Recipe("moses", rules, lowercase=case, normalise=True, keep_last=keep_last))
 
 
-def with_rules(recipe: Recipe) -> Recipe:
-    """The recipe; CorpusError if the tokeniser lacks rules that Moses' script has for the language."""
+def usable(recipe: Recipe) -> Recipe:
+    """The recipe, tried before anything is written. CorpusError if rules for the language are missing, InputError if a
+    library is."""
     try:
         recipe.tokenise()
     except ValueError as error:
         raise CorpusError(f"{error}: give tokenised text, and `tokenizer` none") from None
-    return recipe
-
-
-def installed(recipe: Recipe) -> Recipe:
-    """The recipe; InputError if its library is missing, before anything is written."""
-    try:
-        recipe.tokenise()
     except RuntimeError as error:
         raise InputError(f"{error} (or give text with spaces between its words, and `tokenizer` none)") from error
     return recipe
