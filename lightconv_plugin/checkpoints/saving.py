@@ -219,7 +219,7 @@ def _tokenizer(settings: Settings) -> dict[str, Any]:
         "tokenizer_class": "LightConvTokenizer",
         "source_lang": settings.source_lang,
         "target_lang": settings.target_lang,
-        "bos_token": BOS,
+        "bos_token": EOS if settings.target_lang is None else BOS,  # a language model's text begins with it
         "pad_token": PAD,
         "eos_token": EOS,
         "unk_token": UNK,

@@ -84,7 +84,7 @@ class LightConvPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: LightConvConfig):
         super().__init__(config)
-        self.generation_config.suppress_tokens = [config.pad_token_id]  # as in fairseq; the pad is not a word
+        self.generation_config.suppress_tokens = [config.model_config().pad]  # as in fairseq; the pad is not a word
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike | None, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
@@ -258,7 +258,7 @@ class LightConvPreTrainedModel(PreTrainedModel):
         if labels.shape != (x.shape[1], x.shape[0]):
             raise ValueError(f"labels must be of shape {(x.shape[1], x.shape[0])}, got {tuple(labels.shape)}")
         logits = self.decoder.logits(x)
-        left_out = labels.eq(self.config.pad_token_id)
+        left_out = labels.eq(self.decoder.pad)
         if excluded is not None:
             left_out = left_out | excluded
         wanted = labels.masked_fill(left_out, -100)[:, shift:]

@@ -41,11 +41,11 @@ _OPTIONS = {
     "source_vocab_size": None,
     "share_input_output": True,
 }
+_SYMBOLS = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id")
 _FORMAT_KEYS = (
-    "encoder_stack", "decoder_stack", "share_embeddings", "pad_token_id", "bos_token_id", "eos_token_id",
-    "unk_token_id", "format_version", "is_encoder_decoder", "decoder_start_token_id", "vocab_size",
-    "tie_word_embeddings", "weights", "source_lang", "target_lang", "truncate_source", "max_source_positions",
-    "max_target_positions",
+    "encoder_stack", "decoder_stack", "share_embeddings", "format_version", "is_encoder_decoder",
+    "decoder_start_token_id", "vocab_size", "tie_word_embeddings", "weights", "source_lang", "target_lang",
+    "truncate_source", "max_source_positions", "max_target_positions",
 )  # fmt: skip
 
 
@@ -62,7 +62,8 @@ class LightConvConfig(PretrainedConfig):
         share_embeddings: encoder and decoder share their embeddings.
         vocab_size: number of entries in the target dictionary.
         is_encoder_decoder: False for a language model; determined by the stacks if they are given.
-        pad_token_id, bos_token_id, eos_token_id, unk_token_id: fairseq's.
+        pad_token_id, bos_token_id, eos_token_id, unk_token_id: fairseq's. The architecture and what is saved keep these
+            values if the attributes are changed later.
         decoder_start_token_id: the first input of the decoder; in fairseq it is `</s>`.
         format_version, weights, source_lang, target_lang, truncate_source, max_source_positions, max_target_positions:
             of an exported directory. The positions default to 1024. With stacks, they are at most the number of learned
@@ -130,6 +131,8 @@ class LightConvConfig(PretrainedConfig):
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
         self.unk_token_id = unk_token_id
+        # Trainers change the attributes to the tokenizer's symbols, but a model is built for those of its dictionaries.
+        self._symbols = {name: getattr(self, name) for name in _SYMBOLS}
         self.share_embeddings = share_embeddings
         self.encoder_stack, self.decoder_stack = known["encoder_stack"], known["decoder_stack"]
         model = self.model_config()
@@ -162,7 +165,7 @@ class LightConvConfig(PretrainedConfig):
 
     def model_config(self) -> ModelConfig:
         """The architecture for the classes of modules/. ValueError: the stacks are not valid."""
-        return ModelConfig.of_json(self.__dict__)
+        return ModelConfig.of_json(self.__dict__ | self._symbols)
 
     @property
     def hidden_size(self) -> int:
@@ -195,11 +198,15 @@ class LightConvConfig(PretrainedConfig):
         """Returns self: both sides share one configuration (transformers would rename the decoder's keys)."""
         return self
 
+    def to_dict(self) -> dict[str, Any]:
+        written = super().to_dict()
+        return written | written.pop("_symbols")
+
     def to_diff_dict(self) -> dict[str, Any]:
         """The content of config.json: all keys of the format, even those that equal transformers' defaults."""
         written = super().to_diff_dict()
         written.update({name: self.__dict__[name] for name in _FORMAT_KEYS})
-        return written
+        return written | self._symbols
 
 
 def _longest(name: str, given: int | None, stack: StackConfig) -> int:

@@ -51,7 +51,7 @@ class LightConvForConditionalGeneration(LightConvPreTrainedModel, GenerationMixi
 
         Pads and −100 may be on either side.
         """
-        pad = self.config.pad_token_id
+        pad = self.decoder.pad
         words = labels.ne(-100) & labels.ne(pad)
         shifted = labels.masked_fill(~words, pad).roll(1, dims=1)
         shifted[:, 0] = pad
@@ -203,7 +203,7 @@ class LightConvForCausalLM(LightConvPreTrainedModel, GenerationMixin):
 
     def _firsts(self, labels: Tensor, tokens: Tensor | None, mask: Tensor | None) -> Tensor | None:
         """Where labels (B,T) come after a pad, which pads on the left put before the first word of a sentence."""
-        pads = tokens.eq(self.config.pad_token_id) if mask is None and tokens is not None else None
+        pads = tokens.eq(self.decoder.pad) if mask is None and tokens is not None else None
         if mask is not None:
             pads = mask[:, -labels.shape[1] :].eq(0)  # the mask begins with the words in the cache
         return None if pads is None or pads.shape != labels.shape else pads.roll(1, dims=1)

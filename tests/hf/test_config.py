@@ -60,6 +60,17 @@ def test_a_configuration_survives_json(tmp_path):
     assert language.to_diff_dict()["is_encoder_decoder"] is False
 
 
+def test_other_symbols_change_no_architecture(tmp_path):
+    """Trainers put the tokenizer's symbols into the configuration, and callers of from_pretrained their own."""
+    known = config()
+    architecture, written = known.model_config(), known.to_diff_dict()
+    known.pad_token_id, known.bos_token_id = 2, 3
+    assert known.model_config() == architecture and known.to_diff_dict() == written
+    known.save_pretrained(tmp_path)
+    again = LightConvConfig.from_pretrained(tmp_path, pad_token_id=0)
+    assert again.pad_token_id == 0 and again.model_config() == architecture
+
+
 WRONG = {
     "attention_conv.kernel_size must be at least 2, got 1": {
         "mixer": "attention",

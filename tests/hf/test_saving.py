@@ -20,13 +20,16 @@ from tests.checkpoints.export_damage import config as settings
 from tests.checkpoints.export_damage import cut, drop, tensors
 from tests.hf.models import (
     ENGLISH,
+    EOS,
     GERMAN,
     ONE_OF_EACH,
+    PAD,
     close,
     config,
     export_language_model,
     export_seq2seq,
     language_model,
+    padded,
     plain,
     seq2seq,
     stirred,
@@ -137,6 +140,25 @@ def test_an_exported_directory_that_is_saved_again_is_the_same(tmp_path, exporte
         assert getattr(before, name) == getattr(after, name), name
     names = ("model.safetensors", "text.json", "dict.de.txt", "dict.en.txt", "source.bpe")
     assert all((exported / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in names)
+
+
+@pytest.mark.parametrize("make", [export_seq2seq, export_language_model])
+def test_another_pad_changes_no_result(make, tmp_path):
+    """It is common to use `</s>` as the pad, and trainers put the tokenizer's pad into the configuration."""
+    directory = make(tmp_path / "model")
+    auto = AutoModelForSeq2SeqLM if make is export_seq2seq else AutoModelForCausalLM
+    model, other = auto.from_pretrained(directory), auto.from_pretrained(directory, pad_token_id=EOS)
+    tokens, labels = padded(words(2, 5, VOCABULARY), 2, "left")[0], words(2, 7, VOCABULARY)
+    labels[0, 3], labels[1, 5:] = EOS, PAD
+    expected = model(tokens, labels=labels)
+    model.config.pad_token_id = EOS
+    for i, each in enumerate((model, other)):
+        found, saved = each(tokens, labels=labels), tmp_path / str(i)
+        assert torch.equal(found.logits, expected.logits) and torch.equal(found.loss, expected.loss)
+        each.save_pretrained(saved)
+        AutoTokenizer.from_pretrained(directory).save_pretrained(saved)
+        assert open_exported(saved).config == open_exported(directory).config
+        assert torch.equal(auto.from_pretrained(saved)(tokens, labels=labels).logits, expected.logits)
 
 
 @pytest.mark.parametrize("weights", ["float32", "int8"])

@@ -169,6 +169,8 @@ def test_a_language_models_text_begins_with_the_end(language_tokenizer):
     assert language_tokenizer(text_target="the dog")["input_ids"] == expected[:3]
     assert language_tokenizer.get_special_tokens_mask([5]) == [1, 0]
     assert language_tokenizer.model_max_length == 50
+    # The trainers give it to generation_config.json, and programs that score texts put it before them.
+    assert language_tokenizer.bos_token_id == EOS
 
 
 def test_ids_without_the_beginning_continue_a_text(language_tokenizer, tmp_path):
