@@ -133,7 +133,7 @@ class _Start(_Graph):
             _, after = self.model.decoder.step(tokens, self._nested(state))
             return tuple(self._changed(after))
         encoded = self.model.encode(tokens)
-        sources = [self.model.decoder.source_of(layer, encoded) for layer in self.model.decoder.layers]
+        sources = [layer.source(encoded) for layer in self.model.decoder.layers]
         constant = [part for source in sources if source is not None for part in (source.keys, source.values)]
         return (*state, *_contiguous(constant), *([encoded.pads] if constant else []))
 

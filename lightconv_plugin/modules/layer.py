@@ -14,11 +14,12 @@ from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import Linear
 from lightconv_plugin.modules.mixers import MixerSpec, build_mixer
 from lightconv_plugin.modules.residual import dropped_added_normed, unchanged
+from lightconv_plugin.ops.filters import widen
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu_squared": lambda x: F.relu(x).square(),
-    "gelu": lambda x: F.gelu(x.float()).type_as(x),
+    "gelu": lambda x: F.gelu(widen(x)).type_as(x),
     "gelu_fast": lambda x: F.gelu(x, approximate="tanh"),
     "gelu_accurate": lambda x: F.gelu(x, approximate="tanh"),
     "swish": F.silu,
@@ -28,8 +29,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 """Activation functions under fairseq's names."""
 
 
+class Encoded(NamedTuple):
+    """An encoder's output (S,B,d), and the pads (B,S) bool of its input."""
+
+    output: Tensor
+    pads: Tensor
+
+
 class Source(NamedTuple):
-    """The encoder's output as a decoder layer reads it: keys and values (B,H,S,d/H), pads (B,S) or None."""
+    """The encoder's output as a decoder layer's attention reads it: keys and values (B,H,S,d/H), pads (B,S) or None."""
 
     keys: Tensor
     values: Tensor
@@ -65,13 +73,24 @@ class Layer(nn.Module):
         self.fc2 = Linear(config.ffn_dim, dim)
         self.final_layer_norm = nn.LayerNorm(dim)
 
-    def forward(self, x: Tensor, pads: Tensor | None = None, source: Source | None = None) -> Tensor:
-        """The whole sequence at once: x (T,B,d), pads (B,T) bool, `source` for a decoder's layer → (T,B,d)."""
+    def forward(self, x: Tensor, pads: Tensor | None = None, encoded: Encoded | None = None) -> Tensor:
+        """The whole sequence at once: x (T,B,d), pads (B,T) bool, `encoded` for a decoder's layer → (T,B,d).
+
+        Everything that reads the layer's parameters is within this call, as sharding (FSDP) needs it.
+        """
         x = self._residual(x, self.self_attn_layer_norm, lambda y: self.self_attn(y, pads))
         if self.encoder_attn is not None:
-            attention = self.encoder_attn
-            x = self._residual(x, self.encoder_attn_layer_norm, lambda y: attention(y, *_given(source), pads))
+            attention, source = self.encoder_attn, _given(self.source(encoded))
+            x = self._residual(x, self.encoder_attn_layer_norm, lambda y: attention(y, *source, pads))
         return self._residual(x, self.final_layer_norm, self._feed_forward)
+
+    def source(self, encoded: Encoded | None) -> Source | None:
+        """The encoder's output as `step` reads it; None if the layer does not attend to one."""
+        if self.encoder_attn is None:
+            return None
+        if encoded is None:
+            raise ValueError("encoded is missing: the layer attends to an encoder's output")
+        return Source(*self.encoder_attn.project(encoded.output), encoded.pads)
 
     def step(
         self,

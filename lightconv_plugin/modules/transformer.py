@@ -30,16 +30,10 @@ from lightconv_plugin.modules.embeddings import (
     positions_of,
     word_embedding,
 )
-from lightconv_plugin.modules.layer import Layer, Source
+from lightconv_plugin.modules.layer import Encoded, Layer, Source
 from lightconv_plugin.modules.linear import Linear
 from lightconv_plugin.modules.outputs import AdaptiveSoftmax
-
-
-class Encoded(NamedTuple):
-    """An encoder's output (S,B,d), and the pads (B,S) bool of its input."""
-
-    output: Tensor
-    pads: Tensor
+from lightconv_plugin.ops.filters import widen
 
 
 class Output(NamedTuple):
@@ -124,15 +118,15 @@ class _Stack(nn.Module):
             x = self.layernorm_embedding(x)
         return self.dropout_module(x).transpose(0, 1)
 
-    def run(self, layer: nn.Module, x: Tensor, pads: Tensor, source: Source | None = None) -> Tensor:
+    def run(self, layer: nn.Module, x: Tensor, pads: Tensor, encoded: Encoded | None = None) -> Tensor:
         """The layer's forward pass; in training it may be skipped (LayerDrop) or recomputed later (checkpointing)."""
         if self.training:
             if self.config.layerdrop and float(torch.rand(())) < self.config.layerdrop:
                 return x
             if self.gradient_checkpointing:
                 # Reentrant checkpointing finds only tensors that are arguments themselves, not those in a tuple.
-                return self._gradient_checkpointing_func(partial(_call, layer), x, pads, *(source or ()))
-        return layer(x, pads, source)
+                return self._gradient_checkpointing_func(partial(_call, layer), x, pads, *(encoded or ()))
+        return layer(x, pads, encoded)
 
     def _check_length(self, length: int) -> None:
         most = self.config.max_positions
@@ -183,14 +177,6 @@ class Decoder(_Stack):
             self.output_projection = nn.Linear(last, config.vocab_size, bias=config.output_bias)
             nn.init.normal_(self.output_projection.weight, std=last**-0.5)
 
-    def source_of(self, layer: Layer, encoded: Encoded | None) -> Source | None:
-        """The encoder's output as the layer reads it; None if it does not attend to one."""
-        if layer.encoder_attn is None:
-            return None
-        if encoded is None:
-            raise ValueError("encoded is missing: the decoder attends to an encoder's output")
-        return Source(*layer.encoder_attn.project(encoded.output), encoded.pads)
-
     def forward(
         self,
         tokens: Tensor | None,
@@ -204,12 +190,12 @@ class Decoder(_Stack):
         x = self.embed(tokens, pads, vectors=vectors)
         for layer in self.layers:
             _keep(kept, x)
-            x = self.run(layer, x, pads, self.source_of(layer, encoded))
+            x = self.run(layer, x, pads, encoded)
         return x if self.layer_norm is None else self.layer_norm(x)
 
     def start(self, batch: int, encoded: Encoded | None = None) -> DecoderState:
         """The state before the first token of `batch` sequences."""
-        sources = [self.source_of(layer, encoded) for layer in self.layers]
+        sources = [layer.source(encoded) for layer in self.layers]
         seen = torch.zeros(batch, dtype=torch.int64, device=next(self.parameters()).device)
         return DecoderState(seen, [None] * len(self.layers), sources, [None] * len(self.layers))
 
@@ -351,12 +337,12 @@ def token_loss(logits: Tensor, labels: Tensor | None, pad: int, label_smoothing:
         return None
     wanted = labels.masked_fill(labels.eq(pad), -100)
     return F.cross_entropy(
-        logits.flatten(0, 1).float(), wanted.flatten(), ignore_index=-100, label_smoothing=label_smoothing
+        widen(logits.flatten(0, 1)), wanted.flatten(), ignore_index=-100, label_smoothing=label_smoothing
     )
 
 
-def _call(layer: nn.Module, x: Tensor, pads: Tensor, *source: Any) -> Tensor:
-    return layer(x, pads, Source(*source) if source else None)
+def _call(layer: nn.Module, x: Tensor, pads: Tensor, *encoded: Any) -> Tensor:
+    return layer(x, pads, Encoded(*encoded) if encoded else None)
 
 
 def _keep(kept: list[Tensor] | None, x: Tensor) -> None:
