@@ -18,6 +18,7 @@ from lightconv_plugin.hf.config import LightConvConfig
 from lightconv_plugin.hf.weights import check_saved, checked_arguments
 from lightconv_plugin.modules.config import StackConfig
 from lightconv_plugin.modules.transformer import Decoder, Encoded, Encoder
+from lightconv_plugin.ops.filters import widen
 from lightconv_plugin.released.cache import resolve
 
 SHARED = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
@@ -154,15 +155,16 @@ class LightConvPreTrainedModel(PreTrainedModel):
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         return dict(SHARED) if self.config.share_embeddings else {}
 
-    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> nn.Module:
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, *args: Any, **kwargs: Any
+    ) -> nn.Module:
         """Not supported: ValueError for any size but the current one."""
-        table = self.get_input_embeddings()
-        if new_num_tokens not in (None, self.config.vocab_size):
-            raise ValueError(
-                f"new_num_tokens must be {self.config.vocab_size}, got {new_num_tokens}: the dictionaries of a model "
-                "are fixed when its training begins"
-            )
-        return table
+        size, fixed = self.config.vocab_size, "the dictionaries of a model are fixed when its training begins"
+        if new_num_tokens not in (None, size):
+            raise ValueError(f"new_num_tokens must be {size}, got {new_num_tokens}: {fixed}")
+        if pad_to_multiple_of and size % pad_to_multiple_of:
+            raise ValueError(f"pad_to_multiple_of must divide {size}, got {pad_to_multiple_of}: {fixed}")
+        return self.get_input_embeddings()
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The output projection; None if it shares the embeddings' weight."""
@@ -263,7 +265,7 @@ class LightConvPreTrainedModel(PreTrainedModel):
             left_out = left_out | excluded
         wanted = labels.masked_fill(left_out, -100)[:, shift:]
         loss = F.cross_entropy(
-            logits[:, : logits.shape[1] - shift].flatten(0, 1).float(),
+            widen(logits[:, : logits.shape[1] - shift].flatten(0, 1)),
             wanted.flatten(),
             reduction="mean" if items is None else "sum",
         )

@@ -258,6 +258,9 @@ def test_embeddings_keep_their_size():
     assert model.resize_token_embeddings() is model.resize_token_embeddings(29) is model.get_input_embeddings()
     with pytest.raises(ValueError, match="new_num_tokens must be 29, got 30"):
         model.resize_token_embeddings(30)
+    assert model.resize_token_embeddings(29, pad_to_multiple_of=29) is model.get_input_embeddings()
+    with pytest.raises(ValueError, match="pad_to_multiple_of must divide 29, got 8"):
+        model.resize_token_embeddings(29, pad_to_multiple_of=8)
 
 
 def test_the_wrong_class_for_a_configuration():
