@@ -21,7 +21,8 @@ def last_batch() -> None:
     """fairseq drops the last batch unless its size is a multiple of --required-batch-size-multiple, 8 by default.
 
     `fairseq-generate` then translates fewer sentences than the test set has, and computes BLEU over these, without a
-    warning. Validation and training lose the same batch, which has the longest sentences.
+    warning. Validation and training lose the same batch, which has the longest sentences. Where no sentence is short
+    enough, it fails with an IndexError instead of its message that the data set is empty.
     """
     from fairseq.data import data_utils
 
@@ -29,7 +30,7 @@ def last_batch() -> None:
 
     def batch_by_size(indices: Any, *args: Any, **kwargs: Any) -> list[np.ndarray]:
         indices = indices if isinstance(indices, np.ndarray) else np.fromiter(indices, dtype=np.int64)
-        batches = list(original(indices, *args, **kwargs))
+        batches = list(original(indices, *args, **kwargs)) if len(indices) else []  # it looks at the last of them
         kept = sum(map(len, batches))  # batches are consecutive slices of `indices`
         return [*batches, indices[kept:]] if kept < len(indices) else batches
 

@@ -15,8 +15,8 @@ and TaLK, the sum over a window whose ends are chosen for each position, without
 Layout is (T, B, C) throughout; channel c belongs to head h = c div (C/H), whose channels share one filter or window.
 
 Types: float32, bfloat16, float16 and float64 (not in the CUDA kernels); all floating tensors of a call have the same
-type. Sums, normalisation and sigmoid run in float32 (float64 for float64). Under autocast, floating tensors other than
-float64 are cast to autocast's dtype.
+type. Sums, normalisation and sigmoid run in float32 (float64 for float64). Under autocast, the convolutions cast
+floating tensors other than float64 to autocast's dtype; the other operators compute in the type that they are given.
 All tensors may have any strides, and may overlap. Strides in T and B cost nothing (`y.transpose(0, 1)` of a (B, T, C)
 tensor needs no copy), those of channels, taps and heads at most a copy. The result has the layout of
 `torch.empty_like(x)`, or is contiguous where x is copied. Every floating tensor argument has a first-order gradient,

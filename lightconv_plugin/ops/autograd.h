@@ -95,13 +95,13 @@ struct Recorded : torch::autograd::Function<Recorded> {
     ctx->saved_data["which"] = which;
     ctx->saved_data["others"] =
         c10::ivalue::Tuple::create(std::vector<IValue>(stack->begin() + tensors.size(), stack->end()));
+    int64_t present = 0;  // a bit for each of `tensors` that is not None
+    for (size_t i = 0; i < tensors.size(); ++i) present |= int64_t(tensors[i].defined()) << i;
+    ctx->saved_data["present"] = present;
+    // What the backward pass does not read is not kept.
     variable_list saved = tensors;
-    if (kOperators[which].bias) {
-      // Only whether there is one matters.
-      Tensor& bias = saved[kOperators[which].gradients];
-      ctx->saved_data["bias"] = bias.defined();
-      bias = Tensor();
-    }
+    if (kOperators[which].bias) saved[kOperators[which].gradients] = Tensor();
+    if (kOperators[which].own_transpose) saved[0] = Tensor();
     ctx->set_materialize_grads(!kOperators[which].optional_grads);
     const at::AutoDispatchBelowADInplaceOrView below;
     op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
@@ -128,11 +128,11 @@ struct Recorded : torch::autograd::Function<Recorded> {
     for (const IValue& other : others->elements()) stack.push_back(other);
 
     variable_list gradients;  // one for each of `given`, and none for the other arguments of `forward`
+    const int64_t present = ctx->saved_data["present"].toInt();
     std::vector<int64_t> place(op.gradients, -1);
     bool any = false;
     for (size_t i = 0; i < tensors.size(); ++i) {
-      const bool is_bias = op.bias && i == op.gradients;
-      if (!(is_bias ? ctx->saved_data["bias"].toBool() : tensors[i].defined())) {
+      if (!(present >> i & 1)) {
         if (i < op.gradients && op.asks()) stack.emplace_back(false);
         continue;
       }
@@ -143,7 +143,7 @@ struct Recorded : torch::autograd::Function<Recorded> {
         any |= needed;
       }
       gradients.emplace_back();
-      if (is_bias && needed && grads[0].defined()) {
+      if (op.bias && i == op.gradients && needed && grads[0].defined()) {
         gradients.back() = at::sum(grads[0], at::IntArrayRef({0, 1}));
       }
     }

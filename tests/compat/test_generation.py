@@ -29,6 +29,12 @@ def test_last_batch():
         assert [list(batch) for batch in unpatched(data_utils.batch_by_size)(*arguments)] == [[0, 1, 2, 3]]
 
 
+def test_no_sentence():
+    """As after all were too long: no batches, instead of an IndexError; fairseq-train then says that none are left."""
+    nothing = np.arange(0)
+    assert list(data_utils.batch_by_size(nothing, None, nothing, None, 4, 2)) == []
+
+
 def hypotheses(step):
     """Tokens of eight hypotheses after `step` words of a vocabulary of three."""
     tokens = torch.randint(3, 6, (8, 40))

@@ -98,3 +98,14 @@ def test_second_derivatives_are_those_of_a_linear_function():
         return ops.dropout(x, 0.5).square()
 
     assert torch.autograd.gradcheck(function, x) and torch.autograd.gradgradcheck(function, x)
+
+
+def test_only_the_seed_is_kept_for_the_backward_pass():
+    leaf, kept = torch.randn(5, 7, requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        x = leaf.clone()
+        out = ops.dropout(x, 0.5)
+    x.zero_()
+    (grad,) = torch.autograd.grad(out.sum(), leaf)
+    assert torch.equal(grad, torch.where(out == 0, 0.0, 2.0))
+    assert [tensor.shape for tensor in kept] == [(1,)]
