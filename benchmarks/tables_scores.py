@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
+import yaml
+
 from benchmarks.kernel_schedules import named
 from benchmarks.tables import RESULTS, Cell, Form, Table, cell, load, source
 from lightconv_plugin.paths import configs_dir
@@ -107,6 +109,27 @@ def choices() -> Table:
     return Table("multi30k_choices", headers, rows)
 
 
+def learning_rates() -> Table:
+    """Rows that were trained with another learning rate, each after the row of its configuration."""
+    tried = [load(f"learning_rates/{path.stem}") for path in sorted((RESULTS / "learning_rates").glob("*.json"))]
+    rows: list[list[Cell | str]] = []
+    for task, system in dict.fromkeys((row["task"], row["system"]) for row in tried):
+        others = [row for row in tried if (row["task"], row["system"]) == (task, system)]
+        for row in (read_rows(_FOLDER)[task][system], *others):
+            title = _ATTENTION if system == "transformer" else _titles()[task, system]
+            rows.append([f"`{task}`, {title}, {_learning_rate(row)}", *_scores(row)[1:]])
+    return Table("learning_rates", ["row, learning rate", "valid", "test"], rows)
+
+
+def _learning_rate(row: Mapping[str, Any]) -> str:
+    """As a table shows it."""
+    overridden = [text for text in row["overrides"] if text.startswith("optimization.lr=")]
+    if overridden:
+        return overridden[-1].partition("=")[2].strip("[]")
+    config = yaml.safe_load((configs_dir() / f"{row['config']}.yaml").read_text(encoding="utf-8"))
+    return f"{config['optimization']['lr'][0]}: the configuration"
+
+
 # The ablation's configurations, and the paper's names of their rows.
 _ROWS = {
     "self_attention": "self-attention",
@@ -175,6 +198,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "BPE-dropout": bpe_dropout,
     "newer mixers": newer,
     "choices": choices,
+    "learning rates": learning_rates,
     "ablation": ablation,
     "Tatoeba": lambda: scores(
         "tatoeba_de_en", "dynamicconv", "transformer", more={"sacrebleu": "sacreBLEU", "chrf": "chrF2"}

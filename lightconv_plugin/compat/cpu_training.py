@@ -123,7 +123,7 @@ def ddp_without_gpu() -> None:
 def fp16_without_gpu() -> None:
     """fairseq asks for the current CUDA device in a training with --fp16, and says nothing else without a GPU.
 
-    Its other half precisions do train on a CPU, and so does --fp16 with --fp16-no-flatten-grads.
+    --bf16 does train on a CPU. So do --memory-efficient-fp16 and --fp16-no-flatten-grads, until the first overflow.
     """
     from fairseq.optim.fp16_optimizer import FP16Optimizer
 
