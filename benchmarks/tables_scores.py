@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-import yaml
-
 from benchmarks.kernel_schedules import named
 from benchmarks.tables import RESULTS, Cell, Form, Table, cell, load, source
 from lightconv_plugin.paths import configs_dir
+from lightconv_plugin.recipes.reproduce.protocol import load_yaml
 from lightconv_plugin.recipes.reproduce.rows import read_rows
 from lightconv_plugin.recipes.reproduce.table import number, sections, with_sd
 from lightconv_plugin.scoring.paper import ABLATION
@@ -27,6 +26,10 @@ def _titles() -> dict[tuple[str, str], str]:
         for section in sections(_FOLDER, configs_dir(), not_run=False)
         for system in section.systems()
     }
+
+
+def _title(task: str, system: str) -> str:
+    return _ATTENTION if system == "transformer" else _titles()[task, system]
 
 
 def _score(summary: Mapping[str, float | None]) -> Cell:
@@ -49,8 +52,7 @@ def scores(task: str, *systems: str, each: bool = False, more: Mapping[str, str]
     more, rows = more or {}, []
     for system in systems:
         row = read_rows(_FOLDER)[task][system]
-        title = _ATTENTION if system == "transformer" else _titles()[task, system]
-        line = [title, *_scores(row), *(_score(row["summary"]["test"][name]) for name in more)]
+        line = [_title(task, system), *_scores(row), *(_score(row["summary"]["test"][name]) for name in more)]
         rows.append([*line, _each(row)] if each else line)
     headers = ["system", "parameters", "valid", "test", *more.values(), *(["each seed"] if each else [])]
     return Table(f"reproduction/{task}", headers, rows)
@@ -82,7 +84,7 @@ def newer() -> Table:
 def overview() -> Table:
     """Multi30k, a column for each system."""
     rows = read_rows(_FOLDER)
-    titles = [_ATTENTION if system == "transformer" else _titles()[_TASK, system] for system in _FOUR]
+    titles = [_title(_TASK, system) for system in _FOUR]
     lines = [
         ["test BLEU", *(_scores(rows[_TASK][system])[2] for system in _FOUR)],
         ["parameters", *(_scores(rows[_TASK][system])[0] for system in _FOUR)],
@@ -116,8 +118,7 @@ def learning_rates() -> Table:
     for task, system in dict.fromkeys((row["task"], row["system"]) for row in tried):
         others = [row for row in tried if (row["task"], row["system"]) == (task, system)]
         for row in (read_rows(_FOLDER)[task][system], *others):
-            title = _ATTENTION if system == "transformer" else _titles()[task, system]
-            rows.append([f"`{task}`, {title}, {_learning_rate(row)}", *_scores(row)[1:]])
+            rows.append([f"`{task}`, {_title(task, system)}, {_learning_rate(row)}", *_scores(row)[1:]])
     return Table("learning_rates", ["row, learning rate", "valid", "test"], rows)
 
 
@@ -126,7 +127,7 @@ def _learning_rate(row: Mapping[str, Any]) -> str:
     overridden = [text for text in row["overrides"] if text.startswith("optimization.lr=")]
     if overridden:
         return overridden[-1].partition("=")[2].strip("[]")
-    config = yaml.safe_load((configs_dir() / f"{row['config']}.yaml").read_text(encoding="utf-8"))
+    config = load_yaml(configs_dir() / f"{row['config']}.yaml")
     return f"{config['optimization']['lr'][0]}: the configuration"
 
 
