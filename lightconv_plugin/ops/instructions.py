@@ -30,6 +30,14 @@ def instruction_set() -> str | None:
     return names[min(names.index(here), names.index(held))]
 
 
+def bf16_advice() -> str | None:
+    """Why not to train in bfloat16 on this CPU; None with AVX-512, where torch's products are fast enough, and if this
+    is not known."""
+    if instruction_set() != LEVELS["avx2"]:
+        return None
+    return "with AVX2 alone, common.bf16 (--bf16) makes a training ten to twenty times as slow as float32: leave it out"
+
+
 def compiled_for() -> str:
     """What the whole CPU library is compiled for: "AVX512", "AVX2", or "" for what every CPU has.
 

@@ -13,6 +13,7 @@ pytest.importorskip("fairseq", reason="fairseq is not installed")
 
 import lightconv_plugin.models  # noqa: F401 (the patches)
 from lightconv_plugin.checkpoints.loading import safe_torch_load
+from lightconv_plugin.ops.instructions import instruction_set
 from tests.compat.fairseq_runs import NO_GPU, PLUGIN, RECIPE, TRANSFORMER, TWO, check_needed, losses, train
 from tests.fairseq_cli import REPOSITORY, USER_DIR, run
 from tests.warm_python import warm_python
@@ -175,6 +176,15 @@ print(*count)
 def test_fp16_needs_a_gpu(data, tmp_path, skipped, message):
     log = train(data, tmp_path, "--fp16", "--max-update", 1, LIGHTCONV_SKIP_PATCHES=skipped, fails=True)
     assert re.search(message, log.strip().splitlines()[-1])
+
+
+@pytest.mark.skipif(instruction_set() is None, reason="the processor has neither AVX2 nor AVX-512")
+@pytest.mark.parametrize("skipped", ["", "bf16_without_avx512"])
+def test_bf16_is_warned_about_where_it_is_slow(data, tmp_path, skipped):
+    limited = {"LIGHTCONV_CPU_ISA": "avx2", "LIGHTCONV_SKIP_PATCHES": skipped}
+    warning = "with AVX2 alone, common.bf16 (--bf16) makes a training ten to twenty times as slow"
+    assert (warning in train(data, tmp_path / "bf16", "--bf16", "--max-update", 1, **limited)) == (not skipped)
+    assert warning not in train(data, tmp_path / "float32", "--max-update", 1, **limited)
 
 
 @pytest.mark.skipif(os.confstr("CS_GNU_LIBC_VERSION") is None, reason="the C library is not glibc")

@@ -21,6 +21,7 @@ import yaml
 from lightconv_plugin.checkpoints.loading import is_cut_short
 from lightconv_plugin.diagnostics import machine
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.ops.instructions import bf16_advice
 from lightconv_plugin.paths import package_dir, workspace
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.data_bin import check_data
@@ -229,6 +230,11 @@ def tensorboard(config: dict[str, Any], overrides: list[str], save_dir: Path, ro
     return replaced(overrides, [f"{key}={quote((base / value).resolve())}"])
 
 
+def is_set(key: str, config: dict[str, Any], overrides: list[str]) -> bool:
+    """Whether the configuration with these overrides has true for this key."""
+    return str(given_values(overrides).get(key, get(config, key))).lower() == "true"
+
+
 def count_processes(
     config: dict[str, Any], overrides: list[str], asked: int, count_gpus: Callable[[], int]
 ) -> tuple[int, bool]:
@@ -241,7 +247,7 @@ def count_processes(
     for key in ("distributed_training.distributed_world_size", "distributed_training.distributed_num_procs"):
         if key in given or get(config, key) is not None:
             raise ValueError(f"{key} follows from `processes` and `nodes`: give these")
-    on_cpu = str(given.get("common.cpu", get(config, "common.cpu"))).lower() == "true"
+    on_cpu = is_set("common.cpu", config, overrides)
     gpus = 0 if on_cpu else count_gpus()
     if gpus and asked > gpus:
         raise ValueError(
@@ -338,6 +344,8 @@ def make_plan(
             raise ValueError(f"`micro_batch` {micro_batch} needs a configuration with {MAX_TOKENS}")
         processes, on_cpu = count_processes(config, overrides, processes, count_gpus)
         world = processes * nodes
+        if on_cpu and is_set("common.bf16", config, overrides) and (advice := bf16_advice()):
+            say(advice)
         overrides = file_paths(config, overrides, root, cwd)
         find = largest_batch(micro_batch, given_values(overrides), nodes, on_cpu, fitting)
         save_dir, overrides = plan(config, overrides, world, root, cwd, find)

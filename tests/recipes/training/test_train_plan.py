@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from lightconv_plugin import allocator
+from lightconv_plugin.ops import instructions
+from lightconv_plugin.paths import find_config
 from lightconv_plugin.recipes.training import run
 from lightconv_plugin.recipes.training.launch import hydra_config
 from lightconv_plugin.recipes.training.overrides import quote
@@ -20,6 +22,7 @@ from lightconv_plugin.recipes.training.plan import (
     count_processes,
     divide_batch,
     file_paths,
+    make_plan,
     plan,
     read_config,
     repair_last_checkpoint,
@@ -388,6 +391,24 @@ def test_hydra_gets_a_configuration_under_a_name_that_fairseq_does_not_have(tmp_
     found = hydra_config(mine / "config.yaml", given)
     assert found.stem not in ("config", "base", "config_yaml") and found.read_text() == "config.yaml"
     assert (found.parent / "base.yaml").read_text() == "base.yaml"
+
+
+@pytest.mark.parametrize(
+    "override, gpus, level, said",
+    [
+        ("common.bf16=true", 0, "AVX2", True),
+        ("common.bf16=false", 0, "AVX2", False),
+        ("common.bf16=true", 1, "AVX2", False),
+        ("common.bf16=true", 0, "AVX-512", False),
+    ],
+)
+def test_bf16_is_warned_about_where_it_is_slow(override, gpus, level, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(instructions, "instruction_set", lambda: level)
+    monkeypatch.setattr(f"{make_plan.__module__}.count_gpus", lambda: gpus)
+    monkeypatch.setattr(f"{make_plan.__module__}.check_data", lambda data: None)
+    overrides = [override, f"task.data={tmp_path}", f"checkpoint.save_dir={tmp_path}"]
+    make_plan(find_config("demo/dynamicconv"), overrides, 1, 1, 4000, lambda *arguments: 4000)
+    assert ("with AVX2 alone, common.bf16 (--bf16) makes" in capsys.readouterr().err) == said
 
 
 @pytest.mark.parametrize("on_cpu", [True, False], ids=["cpu", "gpu"])
