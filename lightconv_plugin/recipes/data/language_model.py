@@ -23,7 +23,7 @@ from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.binarise import binarise
 from lightconv_plugin.recipes.data.options import SPLITS, Request
 from lightconv_plugin.recipes.data.stages import Plan, Stage, scratch
-from lightconv_plugin.recipes.data.text_pool import count_lines
+from lightconv_plugin.recipes.data.text_pool import BOM, count_lines
 
 # Upper bound for text unpacked from an archive: a larger one is not the corpus.
 UNPACKED_LIMIT = 8 << 30
@@ -76,7 +76,10 @@ def copy_text(source: Path, output: Path) -> None:
 
 
 def copy_lines(source: io.BufferedIOBase, output: io.BufferedIOBase) -> None:
-    """Copy a text without its carriage returns, in which only fairseq sees ends of lines: each becomes a space."""
+    """Copy a text without a byte order mark, which would be a word, and without carriage returns, in which only fairseq
+    sees ends of lines: each becomes a space."""
+    if (start := source.read(len(BOM))) != BOM:
+        output.write(start.replace(b"\r", b" "))
     while block := source.read(1 << 20):
         output.write(block.replace(b"\r", b" "))
 

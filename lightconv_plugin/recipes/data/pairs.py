@@ -36,6 +36,16 @@ def keep_pair(source: str, target: str, max_len: int, max_ratio: float, min_len:
     return not any(len(side) > 1000 and _LONG_WORD.search(side) for side in (source, target))
 
 
+@contextlib.contextmanager
+def temporary(paths: Iterable[Path]) -> Iterator[None]:
+    """Remove these files at the end of the block, unless it has renamed them; also if it fails."""
+    try:
+        yield
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
 class PairWriter(contextlib.ExitStack):
     """Writes two texts, pair by pair; `count` is the number of pairs so far."""
 
@@ -139,21 +149,20 @@ def hold_out(
     parts, taken = _divide([pair for _, *pair in sorted(heap, reverse=True)], sizes, tokens)
     rest = [path.with_name(path.name + ".rest") for path in train]
     of = 0
-    with PairWriter(rest) as left:
-        for source, target in iter_pairs(*train):
-            of += 1
-            if source not in taken[0] and target not in taken[1]:
-                left.write((source, target))
-    if any(len(parts[part]) < size for part, size in sizes.items()) or not left.count:
-        for path in rest:
-            path.unlink()
-        total = sum(sizes.values())
-        raise CorpusError(
-            f"cannot hold out {total} pairs: the training text has {of}, and {left.count} would be left that share no "
-            "sentence with them or with each other"
-        )
-    for path, new in zip(train, rest, strict=True):
-        new.replace(path)
+    with temporary(rest):
+        with PairWriter(rest) as left:
+            for source, target in iter_pairs(*train):
+                of += 1
+                if source not in taken[0] and target not in taken[1]:
+                    left.write((source, target))
+        if any(len(parts[part]) < size for part, size in sizes.items()) or not left.count:
+            total = sum(sizes.values())
+            raise CorpusError(
+                f"cannot hold out {total} pairs: the training text has {of}, and {left.count} would be left that share "
+                "no sentence with them or with each other"
+            )
+        for path, new in zip(train, rest, strict=True):
+            new.replace(path)
     for part, pairs in parts.items():
         for side, path in enumerate(outputs[part]):
             write_lines(path, (pair[side] for pair in pairs))

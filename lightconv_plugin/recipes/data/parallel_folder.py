@@ -11,7 +11,9 @@ from lightconv_plugin.errors import CorpusError
 
 # train.en, val.de.gz, test_2016_flickr.en, dev-2013.de …: a part's name begins with one of these words.
 PARTS = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
-EXPECTED = "expected train.XX, valid.XX (or val.XX, dev.XX) and test*.XX, each for two languages XX, plain or .gz"
+EXPECTED = (
+    "expected train.XX, valid.XX (or val.XX, dev.XX) and test.XX or test_*.XX, each for two languages XX, plain or .gz"
+)
 # A language may have a region: pt_BR, zh_Hans, es_419. fairseq splits its own file names at "-".
 _NAME = re.compile(r"^(?P<prefix>[^.].*?)\.(?P<lang>[a-z]{2,3}(_[A-Za-z0-9]{2,8})?)(\.gz)?$")
 

@@ -20,7 +20,7 @@ from lightconv_plugin.errors import CorpusError, InputError
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data import bpe
 from lightconv_plugin.recipes.data.options import Options, Request
-from lightconv_plugin.recipes.data.pairs import clean_pairs, hold_out
+from lightconv_plugin.recipes.data.pairs import clean_pairs, hold_out, temporary
 from lightconv_plugin.recipes.data.parallel_folder import Corpus, find_corpus, locate
 from lightconv_plugin.recipes.data.stages import Plan, Sides, Stage
 from lightconv_plugin.recipes.data.text_pool import BLOCK, iter_lines, map_file, write_lines
@@ -168,11 +168,12 @@ class Preparation:
         """Remove the training pairs that are too long or too different in length."""
         cleaned = [path.with_suffix(".clean") for path in train]
         max_len, max_ratio = self.options.max_len, self.options.max_ratio
-        kept, of = clean_pairs(train, cleaned, max_ratio, 1, max_len)
-        if not kept:
-            raise CorpusError(f"no training pair is left with `max_len` {max_len} and `max_ratio` {max_ratio}")
-        for source, output in zip(cleaned, train, strict=True):
-            source.replace(output)
+        with temporary(cleaned):
+            kept, of = clean_pairs(train, cleaned, max_ratio, 1, max_len)
+            if not kept:
+                raise CorpusError(f"no training pair is left with `max_len` {max_len} and `max_ratio` {max_ratio}")
+            for source, output in zip(cleaned, train, strict=True):
+                source.replace(output)
         say(f"  train: {kept} of {of} pairs kept")
 
     def plan(self) -> Plan:

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.recipes.data import bpe
 from lightconv_plugin.recipes.data.binarise import binarise
 from lightconv_plugin.recipes.data.options import SPLITS
@@ -48,11 +49,25 @@ class Plan(NamedTuple):
     about: Callable[[], Mapping[str, object]] | None = None
 
     def run(self) -> None:
-        """Run the stages that are not done."""
+        """Run the stages that are not done. CorpusError if one of them would replace the user's text."""
+        self._check_inputs()
         with Steps(self.out) as steps:
             run_stages(steps, self.stages)
             if self.about:
                 write_text(self.out / "corpus.json", json.dumps(self.about(), indent=1) + "\n")
+
+    def _check_inputs(self) -> None:
+        """Raise CorpusError for an input that no stage makes in a place where one writes."""
+        written = {path.parent.resolve() / path.name for stage in self.stages for path in stage.outputs}
+        made: set[Path] = set()
+        for stage in self.stages:
+            for path in stage.inputs:
+                if path not in made and path.resolve() in written:
+                    raise CorpusError(
+                        f"`data`: {path} would be replaced by what is made of it in {self.out}: name another folder "
+                        "with `out`, or move the text"
+                    )
+            made.update(stage.outputs)
 
 
 def run_stages(steps: Steps, stages: Sequence[Stage]) -> None:

@@ -26,7 +26,7 @@ from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.progress import progress
 
 BLOCK = 1 << 20  # bytes of text sent to a process at a time, enough to make the cost of sending small
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 _work: Callable[[str], str] | Exception  # what a process of the pool applies to a line; set when it starts
@@ -55,7 +55,7 @@ def iter_lines(path: Path) -> Iterator[str]:
     try:
         with open_text(path) as file:
             for number, line in enumerate(file, 1):
-                text = (line.removeprefix(_BOM) if number == 1 else line).decode()
+                text = (line.removeprefix(BOM) if number == 1 else line).decode()
                 yield text.removesuffix("\n").rstrip("\r")
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path} is not UTF-8: line {number}: {error.reason}") from None
@@ -183,7 +183,7 @@ def _start(factory: Callable[..., Callable[[str], str]], arguments: tuple) -> No
 def _map_block(block: bytes, first: bool, work: Callable[[str], str] | None = None) -> tuple[bytes, int]:
     """(the mapped block, its number of lines)."""
     if first:
-        block = block.removeprefix(_BOM)
+        block = block.removeprefix(BOM)
     try:
         text = block.decode()
     except UnicodeDecodeError as error:

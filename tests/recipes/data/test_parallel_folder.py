@@ -84,11 +84,12 @@ def test_further_test_sets_take_fairseqs_names(folder):
         (("train.en", "train.de", "train.fr"), {}, r"\['de', 'en', 'fr'\]: choose with `src` and `tgt`"),
         (("train.en", "train.de", "test.en", "test.de"), {}, "no valid text for en-de.*expected.*found: test.de"),
         (("train.en", "train.de", "dev.en", "dev.de"), {}, "no test text for en-de"),
+        (("train.en", "train.de", "dev.en", "dev.de", "test1.en", "test1.de"), {}, r"and test\.XX or test_\*\.XX,"),
         ((*PLAIN, "val.en", "val.de"), {}, r"several valid texts, \['val', 'valid'\]: choose with `valid_prefix`"),
         (PLAIN, {"src": "en", "tgt": "fr"}, "no train text for en-fr"),
         (PLAIN, {"src": "de", "tgt": "de"}, "both 'de'"),
     ],
-    ids=["empty", "no-train", "three-languages", "no-valid", "no-test", "two-valid", "wrong-language", "same-language"],
+    ids="empty no-train three-languages no-valid no-test test1 two-valid wrong-language same-language".split(),
 )
 def test_says_what_was_found_and_what_is_expected(folder, names, arguments, message):
     with pytest.raises(CorpusError, match=message):

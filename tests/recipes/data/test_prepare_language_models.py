@@ -91,11 +91,13 @@ def test_lines_end_at_line_feeds_alone(workers, tmp_path, home):
     text = tmp_path / "text"
     text.mkdir()
     for part in ("train", "valid", "test"):
-        (text / f"{part}.txt").write_bytes(b"a b\rc d\n" * 20 + b"a c\r\n" * 20)
+        (text / f"{part}.txt").write_bytes(b"\xef\xbb\xbf" + b"a b\rc d\n" * 20 + b"a c\r\n" * 20)
     options = ("--data", text, "--out", tmp_path / "out", "--any-size", "--workers", workers)
     done = prepare(home, "wikitext2", *options)
     assert done.returncode == 0 and "train: 40 lines" in done.stderr, done.stderr
     assert "train.txt: 40 sents, 160 tokens" in (tmp_path / "out/preprocess.log").read_text()
+    words = {line.split()[0] for line in (tmp_path / "out/data-bin/dict.txt").read_text().splitlines()}
+    assert {word for word in words if not word.startswith("madeupword")} == set("abcd")  # no byte order mark
 
 
 def test_the_parts_are_those_of_the_one_billion_word_benchmark(prepared):

@@ -1,5 +1,6 @@
 """Anyone's parallel text: held-out parts, merges, text recipes, and one clear line for what is wrong."""
 
+import errno
 import json
 import shutil
 import sys
@@ -9,7 +10,7 @@ import pytest
 from lightconv_plugin.errors import CorpusError, InputError
 from lightconv_plugin.recipes.data import tasks
 from lightconv_plugin.recipes.data.data_bin import count_sentences
-from lightconv_plugin.recipes.data.pairs import hold_out
+from lightconv_plugin.recipes.data.pairs import PairWriter, hold_out
 from lightconv_plugin.text.recipe import Recipe
 from tests.recipes.conftest import check_recipes, write_parts
 from tests.recipes.data.preparations import prepare
@@ -417,6 +418,35 @@ def test_one_clear_line_for_what_is_wrong(text, tmp_path, monkeypatch, changes, 
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 2 and last.startswith("lightconv prepare: error: ") and message in last
     assert not list(tmp_path.glob("out/data-bin")) and not list(tmp_path.rglob("*.tmp"))
+    assert not list(tmp_path.rglob("*.clean"))
+
+
+def test_a_full_disk_leaves_no_half_of_a_text(tmp_path, monkeypatch):
+    train = write_pairs(tmp_path, [(f"s{i}", f"t{i}") for i in range(40)])
+
+    def full(writer, pair):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(PairWriter, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        hold_out(train, {"test": [tmp_path / "test.a", tmp_path / "test.b"]}, {"test": 2}, seed=1)
+    assert len(lines(train[0])) == 40 and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["the-folder", "a-link-to-it"])
+def test_text_in_the_folder_to_fill_is_not_replaced(text, tmp_path, linked):
+    """With pairs to hold out, each run would take some away from it."""
+    raw = shutil.copytree(text, tmp_path / "mine/raw")
+    before = {path.name: path.read_bytes() for path in raw.iterdir()}
+    if linked:
+        (tmp_path / "mine/raw").rename(tmp_path / "text")
+        (tmp_path / "mine/raw").symlink_to(tmp_path / "text")
+        raw = tmp_path / "text"
+    options = ("--src", "de", "--tgt", "en", "--out", tmp_path / "mine", "--valid-lines", "5", *SMALL)
+    done = prepare(tmp_path, "parallel", "--data", raw, *options)
+    assert done.returncode == 2
+    assert f"--data: {raw}/train.de would be replaced by what is made of it" in done.stderr.splitlines()[-1]
+    assert {path.name: path.read_bytes() for path in raw.iterdir()} == before
 
 
 def test_a_language_that_moses_does_not_know(text, tmp_path):
