@@ -36,12 +36,14 @@ def locked(path: Path, taken: str | None = None) -> Iterator[None]:
 
 
 def check_writable(path: Path) -> None:
-    """Raise InputError if `path` is a folder, or if the folder that it would be in does not exist."""
+    """Raise InputError if `path` is a folder, or if the folder that it would be in does not exist or is read-only."""
     if path.is_dir():
         raise InputError(f"{path} is a folder: name a file to write")
     for folder in (path.absolute().parent, Path(os.path.realpath(path)).parent):  # the latter of a link's target
         if not folder.is_dir():
             raise InputError(f"cannot write {path}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK) and (path.is_file() or not path.exists()):  # a device is opened as it is
+        raise InputError(f"cannot write {path}: the folder {folder} is read-only")
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 from lightconv_plugin.checkpoints.loading import count_parameters, safe_torch_load
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import atomic_write, read_lines
+from lightconv_plugin.files import atomic_write, check_writable, read_lines
 from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.progress import say
 from lightconv_plugin.scoring.bleu import check_language
@@ -84,6 +84,7 @@ def evaluate(
     if how.metric == "bleu" and how.detok != "none":
         check_language(how.lang)
     log, result = results_of(checkpoint, subset)
+    check_writable(log)
     say(f"generating for {subset}: {log}")
     text = fairseq_generate.generate_log(data, checkpoint, subset, options)
     result.unlink(missing_ok=True)  # the scores of another log
@@ -148,8 +149,9 @@ def measure_perplexity(
         raise InputError(
             "--num-workers must be 0 or 1 with `context_window`: each process would have a context of its own"
         )
-    text = fairseq_generate.eval_lm_log(data, checkpoint, subset, [*own, *options])
     log, values = results_of(checkpoint, subset, "eval_lm", "ppl")
+    check_writable(log)
+    text = fairseq_generate.eval_lm_log(data, checkpoint, subset, [*own, *options])
     values.unlink(missing_ok=True)  # of another log
     with atomic_write(log) as file:
         file.write(text)

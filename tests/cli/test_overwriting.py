@@ -1,5 +1,7 @@
 """What a command was told to write replaces nothing without --force; commands with names of their own resume."""
 
+import os
+
 import pytest
 
 from lightconv_plugin.cli import main
@@ -66,6 +68,15 @@ def test_an_empty_file_and_a_device_lose_nothing(tmp_path):
     (tmp_path / "full").write_text("x")
     with pytest.raises(InputError, match="link exists already"):
         check_new_file(tmp_path / "link", force=False)
+
+
+def test_a_read_only_folder_is_refused_before_any_work(tmp_path, monkeypatch):
+    (tmp_path / "old").write_text("x")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    for name in ("new", "old"):
+        with pytest.raises(InputError, match=f"cannot write .*{name}: the folder {tmp_path} is read-only"):
+            check_new_file(tmp_path / name, force=True)
+    check_new_file(tmp_path.joinpath("/dev/null"), force=False)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`lightconv evaluate`, which is scripts/evaluate.sh: what goes to fairseq-generate and what to the scorers."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,14 @@ def test_wrong_arguments_are_refused_before_any_work(
     status, _, err = evaluate(checkpoint, *arguments)
     assert status == 2 and said in err.splitlines()[-1], err
     assert [path.name for path in checkpoint.parent.iterdir()] == ["model.pt"]
+
+
+def test_a_checkpoint_in_a_read_only_folder_is_refused_before_any_work(evaluate, checkpoint, tmp_path, monkeypatch):
+    access = os.access  # root may write anywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
+    status, _, err = evaluate(checkpoint, *SEARCH)
+    assert status == 2 and "generating" not in err
+    assert err.endswith(f"cannot write {tmp_path}/model.test.gen: the folder {tmp_path} is read-only\n")
 
 
 def test_scores_do_not_outlive_the_log_they_are_of(evaluate, checkpoint, tmp_path):

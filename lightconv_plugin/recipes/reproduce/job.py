@@ -95,6 +95,8 @@ def plan(
             else f"{config} is not a published configuration"
         )
         raise InputError(f"{why}: `runs` must name a folder for its trainings and its row")
+    if prepare_options and not prepare:
+        raise InputError(f"`prepare_options` {prepare_options!r} is not valid with `no_prepare`: give one of them")
     data = workspace() / flat["task.data"]
     words, kept = split_words(prepare_options, "`prepare_options`"), list(overrides)
     if "task.data" in given:

@@ -101,6 +101,11 @@ def test_a_job_of_a_checkout(monkeypatch):
         ),
         ([], {"runs": Path("x"), "prepare_options": "--out x"}, "override task.data=DIR/data-bin instead of --out DIR"),
         ([], {"runs": Path("x"), "prepare_options": "--out 'x"}, "`prepare_options`: No closing quotation"),
+        (
+            [],
+            {"runs": Path("x"), "prepare": False, "prepare_options": "--bpe 9"},
+            "`prepare_options` '--bpe 9' is not valid with `no_prepare`",
+        ),
     ],
 )
 def test_a_job_that_cannot_be_done(tmp_path, overrides, options, message):
