@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import io
 import logging
+import os
 import sys
 import warnings
 from argparse import Namespace
@@ -73,13 +74,26 @@ def _run(command: str, data: Path, checkpoint: Path, subset: str, options: Seque
     config = parse_options([*args, *options], command)
     printed = io.StringIO()
     try:
-        with _messages_to(printed), contextlib.redirect_stdout(printed):
+        with _messages_to(printed), contextlib.redirect_stdout(printed), _whole_paths():
             importlib.import_module(f"fairseq_cli.{command}").main(config)
     except Exception as error:
         # fairseq raises a bare Exception for a sentence that is too long, RuntimeError for other parameters, …
         name = f"fairseq-{command.replace('_', '-')}"
         raise InputError(f"{name} failed for {checkpoint} on {subset}: {type(error).__name__}: {error}") from error
     return printed.getvalue()
+
+
+@contextlib.contextmanager
+def _whole_paths() -> Iterator[None]:
+    """Let fairseq take a path with a colon as one path, not as several: there is one folder of data and one model."""
+    from fairseq import utils
+
+    split = utils.split_paths
+    utils.split_paths = lambda paths, separator=os.pathsep: [paths]
+    try:
+        yield
+    finally:
+        utils.split_paths = split
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,20 @@ def test_of_two_directions_the_one_that_is_generated_is_scored(evaluate, checkpo
     finally:
         for copy in made:
             copy.unlink()
+
+
+def test_a_colon_in_a_path_does_not_divide_it(evaluate, checkpoint, toy_data, tmp_path, capsys):
+    """fairseq would read the data in `data`, the part before the colon."""
+    plain = evaluate(checkpoint, *SEARCH, "--json")
+    folder = tmp_path / "12:30"
+    folder.mkdir()
+    shutil.copy(checkpoint, folder)
+    shutil.copytree(toy_data, tmp_path / "data:2")
+    shutil.copytree(toy_data, tmp_path / "data", ignore=shutil.ignore_patterns("test.*"))
+    places = [str(tmp_path / "data:2"), str(folder / "model.pt")]
+    assert main.main(["evaluate", *places, *SEARCH, "--json"]) == plain[0] == 0
+    ours, theirs = (json.loads(text) for text in (capsys.readouterr().out, plain[1]))
+    assert ours | {"sentences_per_second": 0} == theirs | {"sentences_per_second": 0}
 
 
 def test_a_checkpoint_that_is_not_there(evaluate, tmp_path):
