@@ -130,8 +130,7 @@ def hold_out(
     Returns:
         (pairs left for training, all pairs)
     """
-    # Twice as many as needed if there are several parts, since some may be passed over.
-    most = sum(sizes.values()) * min(2, len(sizes))
+    most = 2 * sum(sizes.values())  # twice as many as needed, since some may be passed over
     heap: list[tuple[int, str, str]] = []  # (-hash, source, target): the largest hash comes first
     chosen: set[str] = set()
     for source, target in iter_pairs(*train):
@@ -176,9 +175,16 @@ def _divide(
     parts: dict[str, list[Sequence[str]]] = {}
     taken = [_Sentences(function) for function in tokens]
     rest = iter(pairs)
+
+    def new() -> Iterator[Sequence[str]]:
+        sources = _Sentences(tokens[0])  # of this part
+        for pair in rest:
+            if pair[0] not in sources and pair[0] not in taken[0] and pair[1] not in taken[1]:
+                sources.add([pair[0]])
+                yield pair
+
     for part, size in sizes.items():
-        new = (pair for pair in rest if pair[0] not in taken[0] and pair[1] not in taken[1])
-        parts[part] = list(islice(new, size))
+        parts[part] = list(islice(new(), size))
         for side, sentences in enumerate(taken):
             sentences.add(pair[side] for pair in parts[part])
     return parts, taken
