@@ -1,10 +1,12 @@
 """Patches for fairseq-preprocess on large texts: its slowest steps, and processes that it leaves idle."""
 
+import multiprocessing
 import os
+import signal
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
-from multiprocessing import Pool
+from multiprocessing.pool import Pool
 from typing import Any
 
 import torch
@@ -67,6 +69,26 @@ def word_counts() -> None:
     Dictionary._add_file_to_dictionary_single_worker = staticmethod(_count_words)
 
 
+def _pool(workers: int) -> Pool:
+    """A pool that ends with its `with` block, even if that fails while the workers start.
+
+    A pool ends its workers with SIGTERM. A handler inherited from this process, such as that of the command
+    `lightconv`, may raise where Python forgets what is raised, in a hook of the fork: the worker would live on, and the
+    pool wait for it for ever.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        return multiprocessing.Pool(workers, _end_at_once)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_at_once() -> None:
+    """In a worker: what SIGTERM does from here on, also if it has already come."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
 @patch(versions="all versions of fairseq")
 def idle_workers() -> None:
     """fairseq binarises the first of N parts only after the others are done: two workers take as long as one.
@@ -93,7 +115,7 @@ def idle_workers() -> None:
         offsets = find_offsets(input_file, num_workers)
         first, *others = pairwise(offsets)
         parts = [f"{output_prefix}.pt{number}" for number in range(1, len(others) + 1)]
-        with Pool(len(others)) as pool:
+        with _pool(len(others)) as pool:
             waiting = [
                 pool.apply_async(
                     cls._binarize_chunk_and_finalize, (binarizer, input_file, *chunk, part, dataset_impl, vocab_size)

@@ -3,6 +3,7 @@
 import importlib.util
 import multiprocessing
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -18,6 +19,8 @@ from fairseq.data import Dictionary, indexed_dataset
 from fairseq.tokenizer import tokenize_line
 
 from lightconv_plugin import compat
+from tests.fairseq_cli import REPOSITORY
+from tests.warm_python import warm_python
 
 
 @pytest.fixture
@@ -147,15 +150,30 @@ def test_no_idle_workers(dictionary, text, tmp_path, monkeypatch):
         theirs(FileBinarizer, str(text), "mmap", Meeting(dictionary), str(tmp_path / "a"), len(dictionary), 2)
 
 
-def test_an_error_in_a_part_is_raised(dictionary, tmp_path):
+FAILING = """
+import os, signal, sys, time
+import lightconv_plugin.models
+from fairseq.binarizer import FileBinarizer, VocabularyDatasetBinarizer
+from fairseq.data import Dictionary
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as the command lightconv does it
+os.register_at_fork(after_in_child=lambda: time.sleep(float(sys.argv[2])))
+binarizer = VocabularyDatasetBinarizer(Dictionary(), already_numberized=True)
+FileBinarizer.multiprocess_dataset(sys.argv[1], "mmap", binarizer, sys.argv[1] + ".out", 4, 2)
+"""
+
+
+@pytest.mark.parametrize("seconds", [0, 2], ids=["after-the-fork", "during-the-fork"])
+def test_an_error_in_a_part_is_raised(seconds, tmp_path):
+    """Also while the other process still starts, in a hook of the fork, where it forgets what a handler raises."""
     path = tmp_path / "text"
     path.write_text("1 2\n" * 50 + "not a number\n" * 50, encoding="utf-8")
-    with pytest.raises(ValueError, match="invalid literal for int"):
-        FileBinarizer.multiprocess_dataset(
-            str(path),
-            "mmap",
-            VocabularyDatasetBinarizer(dictionary, already_numberized=True),
-            str(tmp_path / "out"),
-            len(dictionary),
-            2,
-        )
+    done = subprocess.run(
+        [warm_python(), "-c", FAILING, path, str(seconds)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert "ValueError: invalid literal for int" in done.stderr.splitlines()[-1]
