@@ -19,6 +19,25 @@ struct Shares {
         each(logits.epsilon / (logits.words - 1)) {}
 };
 
+// A sum of vectors in two levels: the rounding of a single one grows with the vocabulary. With 32,769 words in vectors of
+// AVX2, the gradient was off by 4e-6.
+template <class S>
+class LongSum {
+ public:
+  void add(Vector<S> v) {
+    part_ += v;
+    if (++count_ % 64 == 0) {
+      whole_ += part_;
+      part_ = Vector<S>{};
+    }
+  }
+  S total() const { return sum_across<S>(whole_ + part_)[0]; }
+
+ private:
+  Vector<S> whole_{}, part_{};
+  int64_t count_ = 0;
+};
+
 template <class T>
 void row_loss(const Logits<T>& logits, int64_t i, const Shares<T>& shares, Sum<T>* loss, Sum<T>* nll,
               Sum<T>* normaliser) {
@@ -29,7 +48,8 @@ void row_loss(const Logits<T>& logits, int64_t i, const Shares<T>& shares, Sum<T
   }
   const T* row = logits.data + i * logits.pitch;
   const Vector<S> lowest = broadcast(-std::numeric_limits<S>::infinity());
-  Vector<S> top = lowest, powers{}, differences{};
+  Vector<S> top = lowest;
+  LongSum<S> powers, differences;
   each_vector<S>(logits.words, [&](int64_t at, int64_t n) {
     const Vector<S> v = load_some(row + at, n);
     top = larger<S>(lanes_below<S>(n) ? v : lowest, top);
@@ -38,14 +58,14 @@ void row_loss(const Logits<T>& logits, int64_t i, const Shares<T>& shares, Sum<T
   each_vector<S>(logits.words, [&](int64_t at, int64_t n) {
     const Vector<S> v = load_some(row + at, n) - top;
     const Lanes<S> there = lanes_below<S>(n);
-    powers += there ? exponential(v) : Vector<S>{};
-    differences += there ? v : Vector<S>{};
+    powers.add(there ? exponential(v) : Vector<S>{});
+    differences.add(there ? v : Vector<S>{});
   });
   // Relative to the largest logit, so that the sum over all words does not cancel.
-  const S beyond = std::log(sum_across<S>(powers)[0]);
+  const S beyond = std::log(powers.total());
   normaliser[i] = beyond + top[0];
   nll[i] = normaliser[i] - S(row[logits.target[i]]);
-  loss[i] = shares.target * nll[i] + shares.each * (S(logits.words) * beyond - sum_across<S>(differences)[0]);
+  loss[i] = shares.target * nll[i] + shares.each * (S(logits.words) * beyond - differences.total());
 }
 
 template <class T>

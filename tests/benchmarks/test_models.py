@@ -120,7 +120,8 @@ def test_a_step_trains(task):
         with pytest.raises(StopIteration):
             step()
         same = [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
-        assert all(name.endswith("conv_bias") for name in same)
+        # The bias of the keys has no gradient but for roundings, which may cancel.
+        assert not [name for name in same if not name.endswith(("conv_bias", "k_proj.bias"))]
 
 
 def test_an_update_of_several_batches_and_steps_in_graphs(task, monkeypatch):

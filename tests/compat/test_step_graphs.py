@@ -47,7 +47,8 @@ def test_a_training_of_fairseqs(dtype, monkeypatch):
     assert (recordings.recorded, recordings.replayed) == (1, 11)
     for one, other in zip(found, wanted, strict=True):
         limit = 1e-2 if dtype == "bfloat16" else 1e-5
-        torch.testing.assert_close(one, other, rtol=limit, atol=limit * other.abs().max().item())
+        # The bias of the keys has no gradient but for roundings, which may depend on where a tensor is in memory.
+        torch.testing.assert_close(one, other, rtol=limit, atol=max(limit * other.abs().max().item(), 1e-8))
 
 
 def test_forward_hooks_are_called(monkeypatch):

@@ -260,4 +260,4 @@ def test_tools_on_a_read_only_folder(small_disk, tmp_path, capsys):
         ["demo", "--work", str(small_disk / "demo")],
     ):
         assert main.main(command) == 2
-        assert "Read-only file system" in capsys.readouterr().err.splitlines()[-1]
+        assert "read-only" in capsys.readouterr().err.splitlines()[-1].lower()
