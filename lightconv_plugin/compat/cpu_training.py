@@ -146,7 +146,7 @@ def fp16_without_gpu() -> None:
 
 @patch(versions="all versions of fairseq", needed=lambda: bf16_advice() is not None)
 def bf16_without_avx512() -> None:
-    """fairseq does not warn of --bf16 on a CPU with AVX2 alone, where it is ten to twenty times as slow as float32."""
+    """fairseq does not warn of --bf16 on a CPU with AVX2 alone, where it is more than ten times as slow as float32."""
     from fairseq.trainer import Trainer
 
     original = Trainer.__init__

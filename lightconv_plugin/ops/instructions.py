@@ -35,7 +35,7 @@ def bf16_advice() -> str | None:
     is not known."""
     if instruction_set() != LEVELS["avx2"]:
         return None
-    return "with AVX2 alone, common.bf16 (--bf16) makes a training ten to twenty times as slow as float32: leave it out"
+    return "with AVX2 alone, common.bf16 (--bf16) makes a training more than ten times as slow as float32: leave it out"
 
 
 def compiled_for() -> str:
