@@ -86,10 +86,11 @@ def test_threads_do_not_show():
 
 
 def test_the_gradient_takes_no_longer_than_the_loss(backend):
-    """Which reads the logits twice. With masked stores of AVX2, AMD processors took twice as long, or more with large logits."""
+    """The loss reads the logits twice. Masked stores of AVX2 made the gradient twice as long on AMD processors."""
     if backend == "reference":
         pytest.skip("the reference is for correctness, not for speed")
-    logits, target = (tensor.detach() for tensor in example(10000, torch.float32, rows=(64,)))
+    logits, target = (tensor.detach() for tensor in example(4000, torch.float32, rows=(16,)))
+    target = target.clamp(min=PAD + 1)
     ones = torch.ones(16)
     of_loss, of_gradient = torch.ops.lightconv.label_smoothed_nll, torch.ops.lightconv.label_smoothed_nll_backward
     _, _, normaliser = of_loss(logits, target, 0.1, PAD)
