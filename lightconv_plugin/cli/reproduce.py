@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.table:
         if args.config or args.seeds or args.smoke or args.rest:
             raise InputError("--table takes no configuration, seeds or overrides: it only writes the table")
-        return _write_table(args.results or (args.runs / "results" if args.runs else None))
+        return _write_table(args.results, args.runs)
     if args.smoke and (args.config or args.seeds):
         raise InputError("--smoke has its own configuration and seeds: remove CONFIG and --seeds")
     if not args.smoke and not args.config:
@@ -83,10 +83,14 @@ def _released(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write_table(results: Path | None) -> int:
+def _write_table(results: Path | None, runs: Path | None) -> int:
     from lightconv_plugin.progress import say
     from lightconv_plugin.recipes.reproduce.table import default_results, default_table, write_table
 
+    if results is None and runs is not None:
+        results = runs / "results"
+    if results is not None and not results.is_dir():
+        raise InputError(f"--table: there is no folder {results}")
     table = results / "RESULTS.md" if results else default_table()
     write_table((results or default_results()).resolve(), table, configs_dir())
     say(f"table: {table}")

@@ -78,6 +78,10 @@ class TranslationFastTask(TranslationTask):
             if getattr(args, "print_alignment", None):
                 if self.cfg.generation_shortlist:
                     raise ValueError("--generation-shortlist and --print-alignment exclude each other")
+                if any(_without_weights(model) for model in models):
+                    raise ValueError(
+                        "--print-alignment: a model with --decoder-cross-attention-conv has no weights to print"
+                    )
                 logger.info("falling back to fairseq's generator: --print-alignment is not supported")
             else:
                 from lightconv_plugin.generation.generator import FastGenerator  # most trainings never search
@@ -115,3 +119,11 @@ class TranslationFastTask(TranslationTask):
         generator = getattr(self, "sequence_generator", None)
         if generator is not None and hasattr(generator, "refresh"):  # a FastGenerator
             generator.refresh()
+
+
+def _without_weights(model) -> bool:
+    """Whether the attention over the encoder returns no weights, which fairseq would print."""
+    from lightconv_plugin.models.token_mixers import ConvolvedEncoderAttention
+
+    layers = getattr(model.decoder, "layers", ())
+    return any(isinstance(getattr(layer, "encoder_attn", None), ConvolvedEncoderAttention) for layer in layers)

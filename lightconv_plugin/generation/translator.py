@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,9 @@ WINDOW = 2000  # lines of a stream that are read before any is translated: enoug
 _NAMES = {"beam": "beam_size", "lenpen": "len_penalty", "unkpen": "unk_penalty"}  # in SearchOptions
 _LEAST = {  # of the options that are whole numbers
     "beam": 1, "min_len": 0, "max_len_b": 0, "no_repeat_ngram_size": 0, "batch_tokens": 1, "batch_size": 1,
-    "threads": 1, "window": 1,
+    "threads": 1, "window": 1, "nbest": 1,
 }  # fmt: skip
+_MOST = {"threads": 1024}  # the system takes minutes to refuse more; for the others, MOST
 
 
 class Translator:
@@ -284,7 +286,8 @@ class Translator:
         if isinstance(lines, (str, bytes)):
             raise TypeError(f"lines must be a list of lines, got one {type(lines).__name__}")
         self._open_search()
-        if not 1 <= nbest <= self.beam:
+        _check_numbers(nbest=nbest)
+        if nbest > self.beam:
             raise TranslationError(f"`nbest` must be in 1 … `beam` = {self.beam}, got {nbest}")
 
     def _translated(
@@ -419,11 +422,13 @@ def _check_numbers(**numbers: float | None) -> None:
         if name in _LEAST:
             if not isinstance(number, int) or isinstance(number, bool) or number < _LEAST[name]:
                 raise TranslationError(f"`{name}` must be a whole number of at least {_LEAST[name]}, got {number!r}")
-            if number > MOST:
-                raise TranslationError(f"`{name}` must be at most {MOST:,}, got {number!s:.40}")
-        elif name == "temperature":
-            if not (math.isfinite(number) and number > 0):
-                raise TranslationError(f"`temperature` must be positive, got {number}")
-        elif not math.isfinite(number) or (name == "max_len_a" and number < 0):
+            if number > (most := _MOST.get(name, MOST)):
+                raise TranslationError(f"`{name}` must be at most {most:,}, got {number!s:.40}")
+            continue
+        known = isinstance(number, Real) and math.isfinite(number)
+        if name == "temperature":
+            if not (known and number > 0):
+                raise TranslationError(f"`temperature` must be positive, got {number!r}")
+        elif not known or (name == "max_len_a" and number < 0):
             least = " of at least 0" if name == "max_len_a" else ""
-            raise TranslationError(f"`{name}` must be a number{least}, got {number}")
+            raise TranslationError(f"`{name}` must be a number{least}, got {number!r}")

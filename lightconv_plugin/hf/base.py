@@ -85,7 +85,10 @@ class LightConvPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: LightConvConfig):
         super().__init__(config)
-        self.generation_config.suppress_tokens = [config.model_config().pad]  # as in fairseq; the pad is not a word
+        model = config.model_config()
+        self.generation_config.suppress_tokens = [model.pad]  # as in fairseq; the pad is not a word
+        if model.encoder is None:  # a text begins with the </s> of the preceding one
+            self.generation_config.bos_token_id = model.eos
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike | None, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]

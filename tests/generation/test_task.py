@@ -89,6 +89,11 @@ def test_builds_the_generator_that_was_asked_for():
     assert generator.options.cuda_graphs is None
     aligned = task.build_generator(models, Namespace(print_alignment="hard"))
     assert type(aligned) is SequenceGeneratorWithAlignment
+    models += [toys.ours(decoder_cross_attention_conv="q")]
+    with pytest.raises(
+        ValueError, match="--print-alignment: a model with --decoder-cross-attention-conv has no weights"
+    ):
+        task.build_generator(models, Namespace(print_alignment="hard"))
     assert type(task.build_generator(models, Namespace(), seq_gen_cls=SequenceGenerator)) is SequenceGenerator
 
 

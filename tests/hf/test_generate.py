@@ -250,8 +250,8 @@ def test_hidden_states_of_each_step():
 
 
 def test_the_generation_config_of_a_new_model_has_the_symbols():
-    for model in (seq2seq(), language_model()):
+    for model, first in ((seq2seq(), 0), (language_model(), EOS)):
         known: GenerationConfig = model.generation_config
-        assert (known.pad_token_id, known.bos_token_id, known.eos_token_id) == (PAD, 0, EOS)
+        assert (known.pad_token_id, known.bos_token_id, known.eos_token_id) == (PAD, first, EOS)
         assert known.suppress_tokens == [PAD]
     assert seq2seq().generation_config.decoder_start_token_id == EOS
