@@ -76,11 +76,58 @@ def test_fused_adam_is_fairseqs(options):
             )
 
 
-@pytest.mark.parametrize("options", [{}, {"amsgrad": True}], ids=["cpu", "amsgrad"])
-def test_adam_on_a_cpu_is_fairseqs_to_the_bit(options):
-    ours, theirs = (steps(step, parameters(), **options) for step in (Adam.step, FAIRSEQS_STEP))
+@pytest.mark.parametrize("case", ["amsgrad", "bfloat16", "float64"])
+def test_adam_that_torch_does_not_fuse_is_fairseqs_to_the_bit(case):
+    dtype = getattr(torch, case, torch.float32)
+    ours, theirs = (steps(step, parameters(dtype), amsgrad=case == "amsgrad") for step in (Adam.step, FAIRSEQS_STEP))
     for one, other in zip(ours.param_groups[0]["params"], theirs.param_groups[0]["params"], strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("turned", ["parameter", "gradient", "state", "all"])
+def test_adam_with_any_layout(turned):
+    """torch's kernels pair the elements as they are in memory."""
+    generator = torch.Generator().manual_seed(1)
+    plain = torch.randn(3, 4, 6, generator=generator)
+    results = []
+    for step in (Adam.step, FAIRSEQS_STEP):
+        weight, *others = (
+            plain.transpose(0, 2).contiguous().transpose(0, 2) if turned in (name, "all") else plain.clone()
+            for name in ("parameter", "gradient", "state", "state")
+        )
+        optimizer = Adam([torch.nn.Parameter(weight)], lr=0.1)
+        (parameter,) = optimizer.param_groups[0]["params"]
+        parameter.grad = others[0]
+        optimizer.state[parameter] = {"step": 1, "exp_avg": others[1], "exp_avg_sq": others[2].square()}
+        for _ in range(2):
+            step(optimizer)
+        results.append(parameter.detach())
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (1, 3), (9,), ()], ids=str)
+def test_adam_with_the_state_of_another_parameter(shape):
+    (parameter,) = tensors = [torch.nn.Parameter(torch.zeros(3, 3))]
+    parameter.grad = torch.ones(3, 3)
+    optimizer = Adam(tensors)
+    optimizer.state[parameter] = {"step": 1, "exp_avg": torch.zeros(3, 3), "exp_avg_sq": torch.zeros(shape)}
+    with pytest.raises(RuntimeError, match=r"exp_avg_sq of shape .* must match the size of its parameter"):
+        optimizer.step()
+    assert not parameter.any()
+
+
+def test_adam_on_a_cpu_passes_over_the_memory_once():
+    """Without adam_launches: eleven operations for each parameter."""
+    counts = []
+    for step in (Adam.step, FAIRSEQS_STEP):
+        tensors = parameters()
+        optimizer = Adam(tensors)
+        for seed in range(2):
+            draw_gradients(tensors, seed)
+            with Counter("cpu") as counter:
+                step(optimizer)
+        counts.append(counter.counts.launches.total())
+    assert counts[0] <= 4 and counts[1] >= 7 * (COUNT - 2)
 
 
 def test_adam_launches_as_much_for_many_parameters_as_for_one():
