@@ -133,14 +133,27 @@ def host_time() -> Table:
     return Table(source("cpu_host_time"), ["call", *(title for title, _, _ in columns)], rows)
 
 
+_IWSLT, _MULTI30K = "`_iwslt_de_en` sizes, 40 × 25 tokens", "`configs/multi30k_en_de` sizes, 256 × 16 tokens"
+
+
 def training() -> Table:
     names = {
-        "cpu_training_iwslt": "`_iwslt_de_en` sizes, 40 × 25 tokens",
+        "cpu_training_iwslt": _IWSLT,
         "cpu_training_iwslt_bfloat16": "`_iwslt_de_en` sizes with `--bf16`",
-        "cpu_training_multi30k": "`configs/multi30k_en_de` sizes, 256 × 16 tokens",
+        "cpu_training_multi30k": _MULTI30K,
         "cpu_training_multi30k_bfloat16": "`configs/multi30k_en_de` sizes with `--bf16`",
     }
-    systems = [*load("cpu_training_iwslt")["systems"]]
+    return _training(names)
+
+
+def training_avx2() -> Table:
+    titles = {"iwslt": _IWSLT, "multi30k": _MULTI30K}
+    return _training({f"instruction_sets/training_{name}_avx2_alone": title for name, title in titles.items()})
+
+
+def _training(names: Mapping[str, str]) -> Table:
+    """Tokens per second of all systems; a row for each of these files, with the row's title."""
+    systems = [*load(next(iter(names)))["systems"]]
     rows = [
         [title, *(cell(load(name)["systems"][system]["tokens_per_s"], Form(0)) for system in systems)]
         for name, title in names.items()
@@ -173,6 +186,7 @@ def generation() -> Table:
 def instruction_sets() -> Table:
     levels = {
         "AVX2": "instruction_sets/generation_avx2",
+        "a CPU with AVX2 alone": "instruction_sets/generation_avx2_alone",
         "AVX-512 without VNNI": "instruction_sets/generation_avx512",
         "AVX-512, VNNI, BF16": "cpu_generation",
     }
@@ -319,6 +333,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "without AVX-512": without_avx512,
     "host time": host_time,
     "training": training,
+    "training, AVX2": training_avx2,
     "generation": generation,
     "instruction sets": instruction_sets,
     "memory": memory,
