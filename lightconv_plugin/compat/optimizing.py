@@ -21,8 +21,8 @@ def adam_launches() -> None:
 
     torch's fused kernels update all parameters at once, each element being read and written once: on a CPU this takes a
     third of the time or less. torch adds eps to the square root after the correction of its bias, fairseq before it:
-    eps / √(1 − β₂ᵗ) gives fairseq's formula, with other roundings. Half-precision parameters, AMSGrad, and gradients
-    with another layout than their parameter, which torch's kernels would mix up, use fairseq's own loop.
+    eps / √(1 − β₂ᵗ) gives fairseq's formula, with other roundings. Half-precision parameters, AMSGrad, and parameters
+    or gradients that are not contiguous, whose elements torch's kernels would mix up, use fairseq's own loop.
     """
     from fairseq.optim.adam import Adam
 
@@ -44,27 +44,28 @@ def adam_launches() -> None:
 
 def _plain(group: dict, parameters: list[Tensor]) -> bool:
     return not group.get("amsgrad") and all(
-        (on_gpu(p) or p.is_cpu)
+        (p.is_cpu or on_gpu(p))
         and p.dtype == p.grad.dtype == torch.float32
-        and p.grad.layout == torch.strided
-        and p.stride() == p.grad.stride()
-        and torch.ops.aten.is_non_overlapping_and_dense(p)
+        and not p.grad.is_sparse
+        and p.is_contiguous()
+        and p.grad.is_contiguous()
         for p in parameters
         if p.grad is not None
     )
 
 
 def _state(state: dict, parameter: Tensor) -> dict:
-    """The parameter's state, created as in fairseq's Adam, on the parameter's device and in its layout."""
+    """The contiguous parameter's state, created as in fairseq's Adam, on the parameter's device."""
     if not state:
         state |= {"step": 0, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+    shape, device, dtype = parameter.shape, parameter.device, parameter.dtype
     for name in ("exp_avg", "exp_avg_sq"):
         known = state[name]
-        if known.shape != parameter.shape:  # torch's kernels would write beyond it
-            shapes = f"{tuple(known.shape)} must match the size of its parameter, {tuple(parameter.shape)}"
+        if known.shape != shape:  # torch's kernels would write beyond it
+            shapes = f"{tuple(known.shape)} must match the size of its parameter, {tuple(shape)}"
             raise RuntimeError(f"Adam's {name} of shape {shapes}")
-        if (known.device, known.dtype, known.stride()) != (parameter.device, parameter.dtype, parameter.stride()):
-            state[name] = torch.empty_like(parameter).copy_(known)
+        if known.device != device or known.dtype != dtype or not known.is_contiguous():
+            state[name] = known.to(parameter).contiguous()
     return state
 
 
