@@ -158,7 +158,7 @@ LIGHTCONV_INLINE void store_some(float* to, Vector<float> v, int64_t n) {
   _mm512_mask_storeu_ps(to, __mmask16((1u << n) - 1), (__m512)v);
 }
 #elif defined(__AVX2__)
-// A masked store takes an AMD processor ten times as long as a plain one.
+// Masked stores are slow on AMD processors: with them, the gradient of a loss took up to five times as long.
 LIGHTCONV_INLINE void store_some(float* to, Vector<float> v, int64_t n) {
   if (n == kWidth<float>) return store(to, v);
   _mm256_maskstore_ps(to, first_of(n), (__m256)v);
