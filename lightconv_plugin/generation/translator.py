@@ -43,7 +43,7 @@ WINDOW = 2000  # lines of a stream that are read before any is translated: enoug
 _NAMES = {"beam": "beam_size", "lenpen": "len_penalty", "unkpen": "unk_penalty"}  # in SearchOptions
 _LEAST = {  # of the options that are whole numbers
     "beam": 1, "min_len": 0, "max_len_b": 0, "no_repeat_ngram_size": 0, "batch_tokens": 1, "batch_size": 1,
-    "threads": 1, "window": 1, "nbest": 1,
+    "threads": 1, "window": 1,
 }  # fmt: skip
 _MOST = {"threads": 1024}  # the system takes minutes to refuse more; for the others, MOST
 
@@ -286,8 +286,9 @@ class Translator:
         if isinstance(lines, (str, bytes)):
             raise TypeError(f"lines must be a list of lines, got one {type(lines).__name__}")
         self._open_search()
-        _check_numbers(nbest=nbest)
-        if nbest > self.beam:
+        if not isinstance(nbest, int) or isinstance(nbest, bool):
+            raise TranslationError(f"`nbest` must be a whole number, got {nbest!r}")
+        if not 1 <= nbest <= self.beam:
             raise TranslationError(f"`nbest` must be in 1 … `beam` = {self.beam}, got {nbest}")
 
     def _translated(
