@@ -16,6 +16,13 @@ from benchmarks.launches import Counter
 from lightconv_plugin.compat import reading
 
 
+@pytest.fixture(autouse=True)
+def reported():
+    """What is reported on "meta" must not be added to what later trainings of this process report."""
+    yield
+    metrics.reset()
+
+
 def counted_step(dtype, monkeypatch, patched, samples):
     """The waits of a step before the optimizer's update, and those after it."""
     if not patched:
@@ -28,8 +35,7 @@ def counted_step(dtype, monkeypatch, patched, samples):
     trainer._model.to("meta")
     trainer.device = torch.device("meta")
     batches = on_meta(systems.random_batches(preset, task.target_dictionary, samples))
-    # A new root: what is on "meta" must not be added to what later trainings of this process report.
-    with metrics.aggregate(new_root=True), Counter() as counter:
+    with Counter() as counter:
         trainer.train_step(batches)
         counter.begin("before")
         update = task.optimizer_step

@@ -84,5 +84,10 @@ class Careless(Work):
     [("half_written", "output differs"), ("left_over", ".tmp is left over"), ("locked_for_ever", "ends with status 1")],
 )
 def test_what_does_not_survive_a_kill_is_found(way, said, tmp_path):
-    result = Torture(Careless(way), tmp_path).run(6)
-    assert any(said in line for line in result.differences), result.differences
+    found: list[str] = []
+    for attempt in range(3):  # on a busy machine, all kills of an attempt may come before anything is written
+        (tmp_path / str(attempt)).mkdir()
+        found += Torture(Careless(way), tmp_path / str(attempt)).run(6).differences
+        if any(said in line for line in found):
+            return
+    pytest.fail(f"what was found: {found}")
