@@ -22,7 +22,7 @@ def adam_launches() -> None:
     torch's fused kernels update all parameters at once, each element being read and written once: on a CPU this takes a
     third of the time or less. torch adds eps to the square root after the correction of its bias, fairseq before it:
     eps / √(1 − β₂ᵗ) gives fairseq's formula, with other roundings. Half-precision parameters, AMSGrad, and parameters
-    or gradients that are not contiguous, whose elements torch's kernels would mix up, use fairseq's own loop.
+    or gradients that are not contiguous, whose elements torch's kernels mix up on a CPU, use fairseq's own loop.
     """
     from fairseq.optim.adam import Adam
 

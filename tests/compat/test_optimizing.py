@@ -86,7 +86,7 @@ def test_adam_that_torch_does_not_fuse_is_fairseqs_to_the_bit(case):
 
 @pytest.mark.parametrize("turned", ["parameter", "gradient", "state", "all"])
 def test_adam_with_any_layout(turned):
-    """torch's kernels pair the elements as they are in memory."""
+    """On a CPU, torch's kernels pair the elements as they are in memory."""
     generator = torch.Generator().manual_seed(1)
     plain = torch.randn(3, 4, 6, generator=generator)
     results = []
