@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from fairseq.tokenizer import tokenize_line
 
 from lightconv_plugin import compat
 from tests.fairseq_cli import REPOSITORY
+from tests.fastest import fastest
 from tests.warm_python import warm_python
 
 
@@ -50,16 +50,6 @@ def fairseqs(patch, owner, name):
     return getattr(getattr(fresh, owner.__name__), name), getattr(owner, name)
 
 
-def fastest(call):
-    """In processor time, in which other processes hardly show."""
-    times = []
-    for _ in range(7):
-        start = time.process_time()
-        call()
-        times.append(time.process_time() - start)
-    return min(times)
-
-
 @pytest.mark.parametrize("options", [{}, {"append_eos": False}, {"reverse_order": True}])
 @pytest.mark.parametrize("add", [False, True])
 def test_line_encoding_gives_the_same_numbers(text, options, add):
@@ -81,7 +71,7 @@ def test_line_encoding_gives_the_same_numbers(text, options, add):
 def test_line_encoding_is_faster(dictionary):
     theirs, ours = fairseqs("line_encoding", Dictionary, "encode_line")
     line = " ".join(f"w{number % 60}" for number in range(5000))
-    slow, fast = (fastest(lambda e=encode: e(dictionary, line, add_if_not_exist=False)) for encode in (theirs, ours))
+    slow, fast = (fastest(lambda e=encode: e(dictionary, line, add_if_not_exist=False), 7) for encode in (theirs, ours))
     assert fast < 0.7 * slow
 
 
@@ -100,7 +90,7 @@ def test_word_counts_are_the_same_and_faster(tmp_path, text):
     long = tmp_path / "long"
     long.write_text(" ".join(f"w{number % 60}" for number in range(100_000)) + "\n", encoding="utf-8")
     size = long.stat().st_size
-    slow, fast = (fastest(lambda c=count: c(str(long), tokenize_line, "</s>", 0, size)) for count in (theirs, ours))
+    slow, fast = (fastest(lambda c=count: c(str(long), tokenize_line, "</s>", 0, size), 7) for count in (theirs, ours))
     assert fast < 0.7 * slow
 
 
