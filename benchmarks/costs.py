@@ -173,7 +173,8 @@ hours.
 
 COUNTED = """- *Counted*: not measured. Batches of 16,384 tokens; for each the sum of its matrix products, the bytes of
   everything else, and 10 µs of the host per launch, as if nothing overlapped, with an update after every batch
-  (`python -m benchmarks.counting`; `counted_steps.json`). The hours measured on that GPU are with batches of 3,584.
+  (`python -m benchmarks.counting`; `counted_steps.json`). The hours measured on that GPU are with such batches too, but
+  with an update after each.
 """
 
 TEXT = """# Cost of the rows that were not run

@@ -94,21 +94,36 @@ def training() -> Table:
     return Table(source(_MODELS, _BEFORE), headers, rows)
 
 
+def training_large() -> Table:
+    """Steps of a batch that fills the GPU."""
+    systems = load(_MODELS)["results"]["training_16k"]["systems"]
+    rows = [
+        [
+            name.replace(" (ours)", ", ours"),
+            cell(of["tokens_per_s"], Form(0)),
+            ratio_cell(timing.ratio(systems[_TRANSFORMER], of)),
+            cell(of["peak_bytes"], Form(0, 2**20)),
+        ]
+        for name, of in systems.items()
+    ]
+    return Table(source(_MODELS), ["", "tokens/s", "× fairseq's Transformer", "peak, MiB"], rows)
+
+
 def generation() -> Table:
     settings = {of["sentences"]: of["systems"] for of in load(_SEARCH)["results"]["generation"]["settings"]}
-    one, many = settings[1], settings[256]
-    names = sorted(one, key=lambda name: name.startswith("fairseq"))
+    names = sorted(settings[1], key=lambda name: "(ours)" not in name)
     rows = []
     for name in names:
         row: list[Cell | str] = [name.replace(" (ours)", ", ours").replace("fairseq ", "fairseq's ")]
-        for systems, places in ((one, 2), (many, 0)):
+        for systems, places in ((settings[1], 1), (settings[32], 0), (settings[256], 0)):
             speed = systems[name]["sentences_per_s"]
             row += [
                 cell(speed, Form(places)),
                 ratio_cell(timing.ratio(systems[_TRANSFORMER], systems[name]), Form(2)),
             ]
         rows.append(row)
-    headers = ["", "1 sentence", "× fairseq's Transformer", "256 sentences", "× fairseq's Transformer"]
+    ratios = "× fairseq's Transformer"
+    headers = ["", "1 sentence", ratios, "32 sentences", ratios, "256 sentences", ratios]
     return Table(source(_SEARCH), headers, rows)
 
 
@@ -118,6 +133,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "short filters": short,
     "bandwidth": bandwidth,
     "GPU training": training,
+    "GPU training, large batches": training_large,
     "GPU generation": generation,
     "GPU targets": lambda: judged("GPU"),
 }

@@ -122,3 +122,18 @@ def _initialise_marker(module: Any) -> None:
 def _zero_marker(module: Any, keys: Any = None) -> None:
     """Also called after loading: fairseq puts an uninitialised number into a state that has none."""
     module._float_tensor.zero_()
+
+
+def _cudnn_attends() -> bool:
+    return getattr(torch.backends.cuda, "cudnn_sdp_enabled", bool)()
+
+
+@patch(versions="all versions of fairseq, with torch 2.5 and later", needed=_cudnn_attends)
+def attention_without_cudnn() -> None:
+    """torch chooses cuDNN's attention on some GPUs for fairseq's Transformer; with masks its gradients can be wrong.
+
+    torch 2.11 to 2.13 prefer it on an H100 in half types: https://github.com/pytorch/pytorch/issues/196678, 193893,
+    150700. The kernels of torch itself (flash, memory-efficient) take over. `dot_product_attention` says it for our own
+    layers, which are used without fairseq too.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.sublayers import FeedForward, PackedLinear, Residual, optional_norm, pack
-from lightconv_plugin.modules.attention import PROJECTIONS, SelfAttention
+from lightconv_plugin.modules.attention import PROJECTIONS, SelfAttention, dot_product_attention
 from lightconv_plugin.modules.block import ConvBlock, gated, split_parts
 from lightconv_plugin.modules.convolutions import DynamicConv
 from lightconv_plugin.modules.layer import Layer
@@ -142,7 +141,7 @@ class _Attention:
         for i, conv in self.convs:
             parts[:, :, i] = conv(batch.without_pads(parts[:, :, i].contiguous()))
         query, keys, values = parts.unflatten(3, (self.heads, self.head_dim)).permute(2, 1, 3, 0, 4).unbind()
-        y = F.scaled_dot_product_attention(query, keys, values, attn_mask=batch.seen(self.left, self.right))
+        y = dot_product_attention(query, keys, values, batch.seen(self.left, self.right))
         return self.out_proj(y.permute(2, 0, 1, 3).reshape(-1, self.heads * self.head_dim))
 
 

@@ -25,7 +25,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.errors import UnsupportedModelError
 from lightconv_plugin.generation.beams import Beams, move
 from lightconv_plugin.generation.sublayers import PackedLinear, pack
-from lightconv_plugin.modules.attention import PROJECTIONS
+from lightconv_plugin.modules.attention import PROJECTIONS, dot_product_attention
 from lightconv_plugin.modules.attention import EncoderAttention as PlainEncoderAttention
 from lightconv_plugin.modules.attention import SelfAttention as PlainSelfAttention
 from lightconv_plugin.modules.block import ConvBlock, gated, split_parts
@@ -264,7 +264,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) ->
     heads = query.unflatten(2, (keys.shape[1], keys.shape[3])).transpose(1, 2)
     if mask is not None:
         mask = mask.expand(-1, -1, query.shape[1], -1)
-    return F.scaled_dot_product_attention(heads, keys, values, attn_mask=mask).transpose(1, 2).flatten(2)
+    return dot_product_attention(heads, keys, values, mask).transpose(1, 2).flatten(2)
 
 
 class SelfAttention:

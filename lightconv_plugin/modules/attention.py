@@ -9,10 +9,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightconv_plugin.modules.convolutions import DepthwiseConv, DynamicConv, LightweightConv
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import Linear
+from lightconv_plugin.ops.backends import on_gpu
 
 PROJECTIONS = ("q", "k", "v")
 CONV_KINDS = ("depthwise", "lightweight", "dynamic")
@@ -146,8 +148,22 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, d
     Returns:
         (n,B,d).
     """
-    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout)
-    return out.permute(2, 0, 1, 3).flatten(2)
+    return dot_product_attention(queries, keys, values, mask, dropout).permute(2, 0, 1, 3).flatten(2)
+
+
+def dot_product_attention(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
+    """torch's scaled_dot_product_attention, by any of its kernels but cuDNN's.
+
+    torch 2.11 to 2.13 prefer cuDNN's on some GPUs, an H100 among them, where results or gradients have been found to be
+    wrong without an error: https://github.com/pytorch/pytorch/issues/196678, 193893, 150700.
+    """
+    # In a training by fairseq they are off (compat/layers.py): choosing kernels takes the host several microseconds.
+    if on_gpu(queries) and getattr(torch.backends.cuda, "cudnn_sdp_enabled", bool)():
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout)
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout)
 
 
 def _without(x: Tensor, pads: Tensor | None) -> Tensor:

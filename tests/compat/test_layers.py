@@ -95,3 +95,13 @@ def test_tied_adaptive_outputs_save_no_uninitialised_number():
         assert torch.equal(outputs.state_dict()["head._float_tensor"], torch.zeros(1))
         outputs.load_state_dict({**outputs.state_dict(), "head._float_tensor": torch.full((1,), float("nan"))})
         assert torch.equal(outputs.state_dict()["head._float_tensor"], torch.zeros(1))
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda, "cudnn_sdp_enabled"), reason="this torch has no attention of cuDNN's")
+@pytest.mark.parametrize("skipped", ["", "attention_without_cudnn"])
+def test_attention_is_not_cudnns(skipped):
+    """In a process of its own, since the setting is torch's and lasts."""
+    environment = {**os.environ, "LIGHTCONV_SKIP_PATCHES": skipped, "PYTHONPATH": str(REPOSITORY)}
+    code = "import torch, lightconv_plugin.models; print(torch.backends.cuda.cudnn_sdp_enabled())"
+    result = subprocess.run([warm_python(), "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert result.stdout.split()[-1:] == [str(bool(skipped))], result.stderr[-2000:]

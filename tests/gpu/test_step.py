@@ -1,11 +1,22 @@
 """What a training step does on a GPU alone: the loss, Adam in one launch, cross-attention, reading at once."""
 
+import copy
+
 import pytest
 import torch
 
 from lightconv_plugin import ops
 
 PAD = 1
+
+
+def assert_close(found: dict, wanted: dict, limit: float):
+    """Tensors by name, to `limit` of the largest element. A softmax cancels the keys' bias: its gradient is rounding."""
+    for name, tensor in wanted.items():
+        scale = wanted[name.replace("k_proj.bias", "k_proj.weight")].abs().max().item()
+        torch.testing.assert_close(
+            found[name], tensor, rtol=limit, atol=limit * scale + 1e-6, msg=lambda m: f"{name}: {m}"
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -17,7 +28,7 @@ def test_the_loss_is_the_cpus(words, dtype, cuda):
     target[::7] = PAD
     results = []
     for device in ("cpu", cuda):
-        leaf = logits.to(device).requires_grad_()
+        leaf = logits.to(device, copy=True).requires_grad_()
         loss, nll = ops.label_smoothed_nll_loss(leaf, target.to(device), 0.1, PAD)
         loss.sum().backward()
         results.append([x.detach().cpu().float() for x in (loss, nll, leaf.grad)])
@@ -59,10 +70,30 @@ def test_attention_over_the_encoder(dtype, cuda):
         attention.zero_grad()
         out, _ = forward(attention, query, encoded, encoded, key_padding_mask=pads, need_weights=False, static_kv=True)
         out.float().square().sum().backward()
-        results.append([out.detach(), *(parameter.grad for parameter in attention.parameters())])
-    limit = 1e-4 if dtype == torch.float32 else 5e-2
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=limit, atol=limit)
+        results.append({"out": out.detach()} | {name: p.grad for name, p in attention.named_parameters()})
+    assert_close(*results, 1e-4 if dtype == torch.float32 else 5e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("keys", [23, 64, 128, 192])
+def test_attention_at_the_sizes_of_a_training(keys, dtype, cuda):
+    """Output and gradients against float64, with left pads: of cuDNN's kernels, some sizes had wrong gradients."""
+    from lightconv_plugin.modules.attention import dot_product_attention
+
+    generator = torch.Generator().manual_seed(keys)
+    sizes = ((32, 8, 27, 64), (32, 8, keys, 64), (32, 8, keys, 64))
+    given = [torch.randn(size, generator=generator) for size in sizes]
+    mask = (torch.arange(keys) < torch.arange(32)[:, None] * keys // 40)[:, None, None]
+    results = []
+    for there, kind in ((torch.device("cpu"), torch.float64), (cuda, dtype)):
+        leaves = [x.to(dtype).to(there, kind, copy=True).requires_grad_() for x in given]
+        added = torch.zeros(mask.shape, dtype=kind, device=there).masked_fill_(mask.to(there), -torch.inf)
+        out = dot_product_attention(*leaves, added)
+        out.square().sum().backward()
+        names = ("out", "queries", "keys", "values")
+        results.append({name: x.detach().cpu().double() for name, x in zip(names, (out, *(x.grad for x in leaves)))})
+    for name, wanted in results[0].items():
+        assert (results[1][name] - wanted).norm() < 2e-2 * wanted.norm(), name
 
 
 def test_norm_and_losses_are_read_at_once(cuda):
@@ -85,7 +116,7 @@ def test_norm_and_relu_with_dropout_are_the_cpus(shape, dtype, cuda):
     results = []
     for device in ("cpu", cuda):
         torch.manual_seed(5)
-        leaves = [tensor.to(device).requires_grad_() for tensor in given]
+        leaves = [tensor.to(device, copy=True).requires_grad_() for tensor in given]
         out = ops.dropout_add_layer_norm(*leaves, 0.3)
         relu = ops.relu_dropout(leaves[0], 0.3)
         (out.float().square().mean() + relu.float().square().mean()).backward()
@@ -113,13 +144,12 @@ def test_joined_layers_train_as_separate_ones(arch, cuda):
     """Without dropout, in float32: outputs and gradients of a step."""
     pytest.importorskip("fairseq", reason="fairseq is not installed")
     from lightconv_plugin.models.joined import join_passes
+    from tests.models import test_step_graphs as cases
     from tests.models import toys
 
     torch.manual_seed(0)
-    none = {"dropout": 0.0, "attention_dropout": 0.0, "relu_dropout": 0.0}
-    if arch == "transformer":
-        none["encoder_conv_type"] = none["decoder_conv_type"] = "attention"
-    model = toys.build("dynamicconv", **none).to(cuda).train()
+    mixer = {"encoder_conv_type": "attention", "decoder_conv_type": "attention"} if arch == "transformer" else {}
+    model = toys.build("dynamicconv", **cases.STILL, **mixer).to(cuda).train()
     batch, results = [tensor.to(cuda) for tensor in toys.batch()], []
     for _ in range(2):
         model.zero_grad()
@@ -129,6 +159,32 @@ def test_joined_layers_train_as_separate_ones(arch, cuda):
         join_passes(model)
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("arch", ["dynamicconv", "transformer"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_step_with_dropout_has_the_cpus_gradients(arch, dtype, cuda):
+    """A whole step: the host draws the same masks for both. Embeddings are dropped by torch, with the device's masks."""
+    pytest.importorskip("fairseq", reason="fairseq is not installed")
+    from lightconv_plugin.models.joined import join_passes
+    from tests.models import test_step_graphs as cases
+    from tests.models import toys
+
+    dropped = {"dropout": 0.3, "relu_dropout": 0.2, "weight_dropout": 0.2, "attention_dropout": 0.0}
+    mixer = {"encoder_conv_type": "attention", "decoder_conv_type": "attention"} if arch == "transformer" else {}
+    torch.manual_seed(0)
+    model, loss = toys.build("dynamicconv", **dropped, **mixer).to(dtype).train(), cases.criterion()
+    join_passes(model, loss)
+    for side in (model.encoder, model.decoder):
+        side.dropout_module.p = 0.0
+    results = []
+    for device in (torch.device("cpu"), cuda):
+        on_it, batch = copy.deepcopy(model).to(device), cases.BATCHES[0]
+        inputs = {name: tensor.to(device) for name, tensor in batch["net_input"].items()}
+        torch.manual_seed(3)
+        value = cases.plain_step(on_it, loss, {**batch, "net_input": inputs, "target": batch["target"].to(device)})[0]
+        results.append({name: x.cpu() for name, x in ({"loss": value.detach()} | cases.gradients(on_it)).items()})
+    assert_close(*results, 1e-3 if dtype == torch.float32 else 1e-1)
 
 
 @pytest.mark.parametrize("arch", ["dynamicconv", "transformer"])
@@ -157,9 +213,7 @@ def test_steps_in_graphs_have_the_same_gradients(arch, dtype, cuda):
         model.zero_grad(set_to_none=True)
         found = graphs.step(batch, cases.PLAIN)[0]
         torch.testing.assert_close(found, wanted, rtol=limit, atol=limit)
-        for name, gradient in cases.gradients(model).items():
-            scale = wanted_gradients[name].abs().max().item()
-            torch.testing.assert_close(gradient, wanted_gradients[name], rtol=limit, atol=limit * scale + 1e-6)
+        assert_close(cases.gradients(model), wanted_gradients, limit)
 
 
 def test_a_graph_of_a_step_drops_anew(cuda):

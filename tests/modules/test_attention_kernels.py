@@ -1,0 +1,34 @@
+"""Which of torch's attention kernels are taken: never cuDNN's, whose results with masks have been wrong."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lightconv_plugin.modules import attention
+
+SETTING = "cudnn_sdp_enabled"
+pytestmark = pytest.mark.skipif(not hasattr(torch.backends.cuda, SETTING), reason="this torch has no cuDNN attention")
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_not_cudnns(before, monkeypatch):
+    """On what passes for a GPU; the setting remains as it was."""
+    enabled, seen = getattr(torch.backends.cuda, SETTING), []
+    original = F.scaled_dot_product_attention
+    kept = enabled()
+
+    def noted(*args, **kwargs):
+        seen.append(enabled())
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(attention, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", noted)
+    torch.backends.cuda.enable_cudnn_sdp(before)
+    try:
+        x = torch.randn(2, 3, 5, 8)
+        mask = torch.zeros(2, 1, 1, 5).masked_fill_(torch.arange(5) > 3, -torch.inf)
+        found = attention.dot_product_attention(x, x, x, mask)
+        assert seen == [False] and enabled() is before
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(kept)
+    torch.testing.assert_close(found, original(x, x, x, attn_mask=mask))
