@@ -97,7 +97,7 @@ def test_tied_adaptive_outputs_save_no_uninitialised_number():
         assert torch.equal(outputs.state_dict()["head._float_tensor"], torch.zeros(1))
 
 
-@pytest.mark.skipif(not hasattr(torch.backends.cuda, "cudnn_sdp_enabled"), reason="this torch has no attention of cuDNN's")
+@pytest.mark.skipif(not hasattr(torch.backends.cuda, "cudnn_sdp_enabled"), reason="this torch has no cuDNN attention")
 @pytest.mark.parametrize("skipped", ["", "attention_without_cudnn"])
 def test_attention_is_not_cudnns(skipped):
     """In a process of its own, since the setting is torch's and lasts."""

@@ -11,12 +11,11 @@ PAD = 1
 
 
 def assert_close(found: dict, wanted: dict, limit: float):
-    """Tensors by name, to `limit` of the largest element. A softmax cancels the keys' bias: its gradient is rounding."""
+    """Tensors by name, to `limit` of the largest element. A softmax cancels the keys' bias: its gradient is noise."""
     for name, tensor in wanted.items():
         scale = wanted[name.replace("k_proj.bias", "k_proj.weight")].abs().max().item()
-        torch.testing.assert_close(
-            found[name], tensor, rtol=limit, atol=limit * scale + 1e-6, msg=lambda m: f"{name}: {m}"
-        )
+        said = f"{name}: {{}}".format
+        torch.testing.assert_close(found[name], tensor, rtol=limit, atol=limit * scale + 1e-6, msg=said)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -90,10 +89,9 @@ def test_attention_at_the_sizes_of_a_training(keys, dtype, cuda):
         added = torch.zeros(mask.shape, dtype=kind, device=there).masked_fill_(mask.to(there), -torch.inf)
         out = dot_product_attention(*leaves, added)
         out.square().sum().backward()
-        names = ("out", "queries", "keys", "values")
-        results.append({name: x.detach().cpu().double() for name, x in zip(names, (out, *(x.grad for x in leaves)))})
-    for name, wanted in results[0].items():
-        assert (results[1][name] - wanted).norm() < 2e-2 * wanted.norm(), name
+        results.append([x.detach().cpu().double() for x in (out, *(leaf.grad for leaf in leaves))])
+    for name, wanted, found in zip(("out", "queries", "keys", "values"), *results, strict=True):
+        assert (found - wanted).norm() < 2e-2 * wanted.norm(), name
 
 
 def test_norm_and_losses_are_read_at_once(cuda):
@@ -164,7 +162,7 @@ def test_joined_layers_train_as_separate_ones(arch, cuda):
 @pytest.mark.parametrize("arch", ["dynamicconv", "transformer"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_step_with_dropout_has_the_cpus_gradients(arch, dtype, cuda):
-    """A whole step: the host draws the same masks for both. Embeddings are dropped by torch, with the device's masks."""
+    """A whole step: the host draws the same masks for both. Embeddings are not dropped: their masks are the device's."""
     pytest.importorskip("fairseq", reason="fairseq is not installed")
     from lightconv_plugin.models.joined import join_passes
     from tests.models import test_step_graphs as cases
