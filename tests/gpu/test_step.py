@@ -162,7 +162,7 @@ def test_joined_layers_train_as_separate_ones(arch, cuda):
 @pytest.mark.parametrize("arch", ["dynamicconv", "transformer"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_step_with_dropout_has_the_cpus_gradients(arch, dtype, cuda):
-    """A whole step: the host draws the same masks for both. Embeddings are not dropped: their masks are the device's."""
+    """A whole step: the host draws the same masks for both. Embeddings are not dropped: torch draws those."""
     pytest.importorskip("fairseq", reason="fairseq is not installed")
     from lightconv_plugin.models.joined import join_passes
     from tests.models import test_step_graphs as cases
