@@ -32,3 +32,17 @@ def test_not_cudnns(before, monkeypatch):
     finally:
         torch.backends.cuda.enable_cudnn_sdp(kept)
     torch.testing.assert_close(found, original(x, x, x, attn_mask=mask))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_one_graph_when_compiled(before):
+    """Tensors on "meta" stand in for a GPU's."""
+    x, mask = torch.empty(2, 3, 5, 8, device="meta"), torch.empty(2, 1, 1, 5, device="meta")
+    kept = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(before)
+    try:
+        torch._dynamo.reset()
+        explained = torch._dynamo.explain(attention.dot_product_attention)(x, x, x, mask)
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(kept)
+    assert explained.graph_count == 1, explained.break_reasons
