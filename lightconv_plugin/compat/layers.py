@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from lightconv_plugin.compat.registry import patch
+from lightconv_plugin.modules.attention import cudnn_is_chosen
 
 
 def _encoder_layers_keep_copies() -> bool:
@@ -124,11 +125,7 @@ def _zero_marker(module: Any, keys: Any = None) -> None:
     module._float_tensor.zero_()
 
 
-def _cudnn_attends() -> bool:
-    return getattr(torch.backends.cuda, "cudnn_sdp_enabled", bool)()
-
-
-@patch(versions="all versions of fairseq, with torch 2.5 and later", needed=_cudnn_attends)
+@patch(versions="all versions of fairseq, with torch 2.5 and later", needed=cudnn_is_chosen)
 def attention_without_cudnn() -> None:
     """torch chooses cuDNN's attention on some GPUs for fairseq's Transformer; with masks its gradients can be wrong.
 

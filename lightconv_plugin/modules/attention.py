@@ -159,15 +159,15 @@ def dot_product_attention(
     torch 2.11 to 2.13 prefer cuDNN's on some GPUs, an H100 among them, where results or gradients have been found to be
     wrong without an error: https://github.com/pytorch/pytorch/issues/196678, 193893, 150700.
     """
-    if on_gpu(queries) and _cudnn_is_chosen():
+    if on_gpu(queries) and cudnn_is_chosen():
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
             return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout)
     return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout)
 
 
 @torch.compiler.assume_constant_result
-def _cudnn_is_chosen() -> bool:
-    """Not in a training by fairseq (compat/layers.py), where choosing kernels would take the host time in each call."""
+def cudnn_is_chosen() -> bool:
+    """Whether torch may take cuDNN's attention. Not in a process with fairseq, where compat/layers.py turns it off."""
     return getattr(torch.backends.cuda, "cudnn_sdp_enabled", bool)()
 
 
