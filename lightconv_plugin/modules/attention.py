@@ -159,13 +159,12 @@ def dot_product_attention(
     torch 2.11 to 2.13 prefer cuDNN's on some GPUs, an H100 among them, where results or gradients have been found to be
     wrong without an error: https://github.com/pytorch/pytorch/issues/196678, 193893, 150700.
     """
-    if on_gpu(queries) and cudnn_is_chosen():
+    if on_gpu(queries) and (torch.compiler.is_compiling() or cudnn_is_chosen()):  # torch.compile cannot trace a query
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
             return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout)
     return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout)
 
 
-@torch.compiler.assume_constant_result
 def cudnn_is_chosen() -> bool:
     """Whether torch may take cuDNN's attention. Not in a process with fairseq, where compat/layers.py turns it off."""
     return getattr(torch.backends.cuda, "cudnn_sdp_enabled", bool)()
