@@ -1,11 +1,30 @@
 """What the golden files have in common: their models, and the text that these read."""
 
 import gzip
+import json
 from pathlib import Path
+from typing import Any
+
+from lightconv_plugin.mixers import MIXERS
+
+
+def both_sides(**options: str) -> list[str]:
+    return [
+        f"--{side}-{name.replace('_', '-')}={value}"
+        for side in ("encoder", "decoder")
+        for name, value in options.items()
+    ]
+
 
 GOLDEN = Path(__file__).with_name("golden")
-MIXERS = ("lightweight", "dynamic", "talk", "depthwise", "conv", "window_attention", "attention")
 LANGUAGE_MODEL = "language_model"
+TRANSLATION = {
+    **{mixer: both_sides(conv_type=mixer) for mixer in MIXERS},
+    "low_rank": both_sides(conv_type="dynamic", dynamic_rank="2"),
+    "residual": [*both_sides(conv_type="dynamic"), "--dynamic-residual"],
+    "attention_conv": both_sides(conv_type="attention", attention_conv="q,k,v"),
+}
+"""Models of translation, each with its options."""
 SENTENCES = ("ich sieht den Hund", "du hört nicht die Katze oft", "er", "das Haus das Haus das Haus sieht er nicht")
 SOURCE = [[1, 1, 5, 9, 4, 2], [7, 8, 10, 6, 11, 2]]
 """(B,S) tokens with pads to the left, as fairseq's translation task has them."""
@@ -13,8 +32,13 @@ PREVIOUS = [[2, 6, 4, 12, 9], [2, 5, 13, 7, 7]]
 """(B,T) tokens that the decoder has written so far."""
 
 
-def unpack(golden: Path, mixer: str, folder: Path) -> Path:
+def expectations(golden: Path) -> dict[str, Any]:
+    """What a golden folder's models computed when they were made, and with what."""
+    return json.loads((golden / "expected.json").read_text(encoding="utf-8"))
+
+
+def unpack(golden: Path, name: str, folder: Path) -> Path:
     """A golden checkpoint as the file that fairseq reads."""
-    path = folder / f"{mixer}.pt"
-    path.write_bytes(gzip.decompress((golden / f"{mixer}.pt.gz").read_bytes()))
+    path = folder / f"{name}.pt"
+    path.write_bytes(gzip.decompress((golden / f"{name}.pt.gz").read_bytes()))
     return path

@@ -1,12 +1,13 @@
 """Makes the golden files: checkpoints of today's code, with what they compute, which every later version has to load.
 
-    python -m tests.robustness.make_golden tests/robustness/golden/NAME
+    python -m tests.robustness.make_golden tests/robustness/golden/NAME [MODEL …]
 
-Run once for a version worth remembering; a folder that is complete it leaves alone. Each mixer is trained for a few
-updates by `fairseq-train`; its checkpoint, without the optimiser, is kept packed (some KB), with the logits of a
-fixed batch and the translations of fixed sentences in expected.json.
+Run once for a version worth remembering, for all models or for those that are new; a folder that is complete it leaves
+alone. Each model is trained for a few updates by `fairseq-train`; its checkpoint, without the optimiser, is kept packed
+(some KB), with the logits of a fixed batch and the translations of fixed sentences in expected.json.
 """
 
+import argparse
 import gzip
 import importlib.metadata
 import json
@@ -21,8 +22,9 @@ from fairseq import checkpoint_utils
 import lightconv_plugin
 from lightconv_plugin.generation.translator import Translator
 from tests.fairseq_cli import USER_DIR, binarise, run
-from tests.robustness.golden_files import LANGUAGE_MODEL, MIXERS, PREVIOUS, SENTENCES, SOURCE, unpack
+from tests.robustness.golden_files import LANGUAGE_MODEL, PREVIOUS, SENTENCES, SOURCE, TRANSLATION, both_sides, unpack
 
+EVERY = [*TRANSLATION, LANGUAGE_MODEL]
 SIZES = {"embed-dim": 8, "ffn-embed-dim": 8, "attention-heads": 2, "layers": 2}
 RECIPE = (
     "--optimizer adam --lr 0.03 --lr-scheduler inverse_sqrt --warmup-updates 4 --max-tokens 200 --cpu --seed 1"
@@ -35,21 +37,20 @@ def sizes(*sides):
     return [f"--{side}-{name}={value}" for side in sides for name, value in SIZES.items()]
 
 
-def train(folder: Path, data: Path, mixer: str) -> Path:
+def train(folder: Path, data: Path, name: str) -> Path:
     """The checkpoint of a few updates."""
-    save_dir = folder / mixer
+    save_dir = folder / name
     common = [data, "--user-dir", USER_DIR, "--save-dir", save_dir, *RECIPE]
-    if mixer == LANGUAGE_MODEL:
+    if name == LANGUAGE_MODEL:
         run(
             "train", *common, *sizes("decoder"), "--arch=dynamicconv_lm", "--task=language_modeling",
             "--tokens-per-sample=16", "--decoder-kernel-size-list=3,7", "--dropout=0", "--criterion=cross_entropy",
         )  # fmt: skip
     else:
-        options = [f"--{side}-{name}" for side in ("encoder", "decoder") for name in (f"conv-type={mixer}",)]
-        options += [f"--{side}-kernel-size-list=3,7" for side in ("encoder", "decoder")]
         run(
-            "train", *common, *sizes("encoder", "decoder"), *options, "--arch=dynamicconv", "--dropout=0",
-            "--criterion=cross_entropy", "--share-decoder-input-output-embed",
+            "train", *common, "--arch=dynamicconv", *sizes("encoder", "decoder"), *TRANSLATION[name],
+            *both_sides(kernel_size_list="3,7"), "--dropout=0", "--criterion=cross_entropy",
+            "--share-decoder-input-output-embed",
         )  # fmt: skip
     return save_dir / "checkpoint_last.pt"
 
@@ -80,14 +81,18 @@ def translations(path: Path, data: Path) -> list[str]:
 
 
 def main() -> int:
-    out = Path(sys.argv[1])
+    parser = argparse.ArgumentParser("make_golden", description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("models", nargs="*", metavar="MODEL", choices=EVERY, default=EVERY)
+    arguments = parser.parse_args()
+    out = arguments.out
     if (out / "expected.json").exists():
         print(f"make_golden: error: {out} is complete: golden files stay as they are", file=sys.stderr)
         return 1
     expected = {"made": {"plugin": lightconv_plugin.__version__, "python": platform.python_version()}, "models": {}}
-    for name in ("torch", "numpy", "fairseq", "fairseq-fixed"):
+    for package in ("torch", "numpy", "fairseq", "fairseq-fixed"):
         try:
-            expected["made"][name] = importlib.metadata.version(name)
+            expected["made"][package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
     with tempfile.TemporaryDirectory() as temporary:
@@ -98,20 +103,20 @@ def main() -> int:
         out.mkdir(parents=True, exist_ok=True)
         for path in (*data.glob("dict.*.txt"), folder / "lm/dict.txt"):
             (out / path.name).write_bytes(path.read_bytes())
-        for mixer in (*MIXERS, LANGUAGE_MODEL):
-            where = folder / "lm" if mixer == LANGUAGE_MODEL else data
-            kept = out / f"{mixer}.pt.gz"  # of a run that was interrupted, or of this one
+        for name in arguments.models:
+            where = folder / "lm" if name == LANGUAGE_MODEL else data
+            kept = out / f"{name}.pt.gz"  # of a run that was interrupted, or of this one
             if not kept.exists():
-                packed = gzip.compress(train(folder, where, mixer).read_bytes(), mtime=0)
+                packed = gzip.compress(train(folder, where, name).read_bytes(), mtime=0)
                 kept.with_suffix(".tmp").write_bytes(packed)
                 kept.with_suffix(".tmp").replace(kept)
-            path = unpack(out, mixer, folder)
+            path = unpack(out, name, folder)
             values = logits(load(path, where))
             about = {"log_probabilities": [[[round(v, 6) for v in row] for row in rows] for rows in values.tolist()]}
-            if mixer != LANGUAGE_MODEL:
+            if name != LANGUAGE_MODEL:
                 about["translations"] = translations(path, data)
-            expected["models"][mixer] = about
-            print(mixer, *about.get("translations", ()), sep="\n    ")
+            expected["models"][name] = about
+            print(name, *about.get("translations", ()), sep="\n    ")
     lines = [f"{json.dumps(name)}: {json.dumps(about)}" for name, about in expected["models"].items()]
     text = f'{{"made": {json.dumps(expected["made"])},\n"models": {{\n' + ",\n".join(lines) + "\n}}\n"
     (out / "expected.json").write_text(text, encoding="utf-8")

@@ -1,9 +1,9 @@
 """Makes golden files that need no fairseq: exported models, their graphs, and a saved graph of the operators.
 
-    python -m tests.robustness.make_golden_exported tests/robustness/golden/NAME
+    python -m tests.robustness.make_golden_exported tests/robustness/golden/NAME tests/robustness/golden/CHECKPOINTS
 
-The models are those of the golden checkpoints (make_golden.py), so they must translate as these did. Like those, they
-are made once for a version worth remembering, and every later version has to load them.
+The models are those of golden checkpoints (make_golden.py), so they must translate as these did. Like those, they are
+made once for a version worth remembering, and every later version has to load them.
 """
 
 import gzip
@@ -18,10 +18,9 @@ import torch
 
 from lightconv_plugin import ops
 from lightconv_plugin.cli import main as command
-from tests.robustness.golden_files import GOLDEN, LANGUAGE_MODEL, MIXERS, unpack
+from tests.robustness.golden_files import LANGUAGE_MODEL, expectations, unpack
 
-CHECKPOINTS = GOLDEN / "0.1.0-fairseq-fixed"
-DEPLOYED = ("dynamic", "talk")
+DEPLOYED = ("dynamic", "talk", "gated_short")
 
 
 class Operators(torch.nn.Module):
@@ -62,31 +61,35 @@ def run(*arguments: object) -> None:
 
 
 def main() -> int:
-    out = Path(sys.argv[1])
+    out, checkpoints = map(Path, sys.argv[1:])
     out.mkdir()  # golden files stay as they are
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        for mixer in (*MIXERS, LANGUAGE_MODEL):
-            data = folder / f"data-{mixer}"
+        for name in expectations(checkpoints)["models"]:
+            data = folder / f"data-{name}"
             data.mkdir()
-            for path in CHECKPOINTS.glob("dict.txt" if mixer == LANGUAGE_MODEL else "dict.*.txt"):
+            for path in checkpoints.glob("dict.txt" if name == LANGUAGE_MODEL else "dict.*.txt"):
                 (data / path.name).write_bytes(path.read_bytes())
             text = ("-s", "de", "-t", "en", "--tokenizer", "none", "--bpe-codes", "none")
-            text = () if mixer == LANGUAGE_MODEL else text
-            for dtype in ("float32", "int8") if mixer == "dynamic" else ("float32",):
-                model = folder / f"{mixer}-{dtype}"
-                run("export", unpack(CHECKPOINTS, mixer, folder), model, "--data", data, "--dtype", dtype, *text)
+            text = () if name == LANGUAGE_MODEL else text
+            for dtype in ("float32", "int8") if name == "dynamic" else ("float32",):
+                model = folder / f"{name}-{dtype}"
+                run("export", unpack(checkpoints, name, folder), model, "--data", data, "--dtype", dtype, *text)
                 pack(model, out / f"{model.name}.tar.gz")
-            if mixer in DEPLOYED:
-                run("deploy", folder / f"{mixer}-float32", folder / f"{mixer}-graphs", "--format", "torch.export")
-                pack(folder / f"{mixer}-graphs", out / f"{mixer}-graphs.tar.gz")
+            if name in DEPLOYED:
+                run("deploy", folder / f"{name}-float32", folder / f"{name}-graphs", "--format", "torch.export")
+                pack(folder / f"{name}-graphs", out / f"{name}-graphs.tar.gz")
     steps, batch = torch.export.Dim("steps", min=4), torch.export.Dim("batch", min=2)
     shape = {0: steps, 1: batch}
     program = torch.export.export(
         Operators(), arguments(7, 3), dynamic_shapes=(shape, None, shape, shape, shape, {0: batch})
     )
     torch.export.save(program, out / "operators.pt2")
-    expected = {"torch": torch.__version__, "operators": Operators()(*arguments(9, 2)).tolist()}
+    expected = {
+        "torch": torch.__version__,
+        "checkpoints": checkpoints.name,
+        "operators": Operators()(*arguments(9, 2)).tolist(),
+    }
     (out / "expected.json").write_text(json.dumps(expected) + "\n", encoding="utf-8")
     return 0
 
