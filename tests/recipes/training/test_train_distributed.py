@@ -102,8 +102,9 @@ def test_tensorboard_has_the_losses(one):
         for line in one.output.splitlines()
         if "train_inner" in line and "num_updates=" in line
     )
-    found = losses(one.save_dir)
-    assert set(range(1, UPDATES + 1)) <= found.keys() <= logged.keys()
+    # Of an update after these, the signal may come between the one and the other.
+    found = {update: loss for update, loss in losses(one.save_dir).items() if update <= UPDATES}
+    assert {*range(1, UPDATES + 1)} == found.keys() <= logged.keys()
     for update, loss in found.items():
         assert float(logged[update].split(" loss=")[1].split(",")[0]) == pytest.approx(loss, abs=1e-5)
     assert {4, 8, 12} <= losses(one.save_dir, "valid").keys()
