@@ -29,6 +29,8 @@ from lightconv_plugin.modules.layer import Source
 PlainModel = EncoderDecoder | LanguageModel
 # Sizes for tracing the graphs, which become symbolic; 0 and 1 would become constants.
 _BATCH, _SOURCE, _SEEN = 3, 7, 5
+# Of the symbolic sizes: torch 2.6 traces no size without a limit that a view may reach.
+_LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,8 @@ def export_start(model: PlainModel) -> ExportedProgram:
     """
     tokens = torch.full((_BATCH, _SOURCE), model.config.unk)
     stack = model.config.encoder or model.config.decoder
-    longest = stack.max_positions if stack.positions == "learned" else None
-    return _export(_Start(model), (tokens,), ({0: Dim("batch"), 1: Dim("source", max=longest)},))
+    longest = stack.max_positions if stack.positions == "learned" else _LARGEST
+    return _export(_Start(model), (tokens,), ({0: Dim("batch", max=_LARGEST), 1: Dim("source", max=longest)},))
 
 
 @torch.no_grad()
@@ -164,7 +166,7 @@ def export_step(model: PlainModel) -> ExportedProgram:
     """
     graph = _Step(model)
     state = tuple(tensor.empty(_BATCH, seen=_SEEN) for tensor in graph.tensors)
-    dims = {"batch": Dim("batch"), "source": Dim("source"), "seen": Dim("seen")}
+    dims = {name: Dim(name, max=_LARGEST) for name in ("batch", "source", "seen")}
     shapes = tuple(
         {i: dims[size] for i, size in enumerate(tensor.shape) if isinstance(size, str)} for tensor in graph.tensors
     )

@@ -24,7 +24,7 @@ def dropped_added_normed(x: Tensor, residual: Tensor, norm: nn.LayerNorm, dropou
 def unchanged(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a module does what `kind` does and nothing else, so that something else may do it."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return type(module) is kind and not any(hooks) and "forward" not in vars(module)
+    return type(module) is kind and not any(hooks) and "forward" not in module.__dict__  # torch 2.6 traces no vars()
 
 
 def native(x: Tensor) -> bool:

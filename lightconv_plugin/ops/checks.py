@@ -135,8 +135,8 @@ def loss(logits: Tensor, target: Tensor, epsilon: float, ignore_index: int) -> N
 
 def residual(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, p: float, eps: float) -> None:
     """The arguments of dropout_add_layer_norm."""
-    rows, channels = {"x": x, "residual": residual}, {"weight": weight, "bias": bias}
-    for name, tensor in (rows | channels).items():
+    named = {"x": x, "residual": residual, "weight": weight, "bias": bias}
+    for name, tensor in named.items():
         _tensor(name, tensor, DTYPES)
     probability("p", p)
     if isinstance(eps, bool) or not isinstance(eps, (int, float)):
@@ -145,8 +145,8 @@ def residual(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, p: float
         raise ValueError(f"eps must be above 0 and finite, got {eps}")
     if x.dim() < 1 or x.shape[-1] < 1:
         raise ValueError(f"x must have the shape (…, C) with C >= 1, got {_shape(x)}")
-    for name, tensor in (rows | channels).items():
-        shape = x.shape if name in rows else x.shape[-1:]
+    for name, tensor in named.items():
+        shape = x.shape[-1:] if name in ("weight", "bias") else x.shape
         _same_kind(name, tensor, x)
         if tensor.shape != shape:
             raise ValueError(f"{name} must have the shape {tuple(shape)}, got {_shape(tensor)}")

@@ -13,8 +13,8 @@
 #   --add       one more, with a version of torch, "pinned" or "newest", as in --add mine:3.12:2.9.1
 #   --all       all of scripts/test.sh, a quarter of an hour each. Without it, only tests of code that depends on
 #               changing interfaces of torch and fairseq, half as long: fairseq's patches, configurations, models,
-#               modules, torch.library, decoding, checkpoints of older versions, averaging, conversion, training by
-#               one and several processes
+#               modules, torch.library, torch.export, decoding, checkpoints of older versions, averaging, conversion,
+#               training by one and several processes
 #   --python    path of an interpreter, if neither PATH nor ~/.pyenv/versions has pythonVERSION
 #
 # Prints a table of all runs in DIR so far: versions, numbers of tests passed, failed and skipped, date. Exit status 1
@@ -28,7 +28,8 @@ environments=(
     py3.11-alone:3.11:without-fairseq
 )
 subset=(
-    tests/compat tests/criterions tests/recipes/test_configs.py tests/models tests/modules tests/ops/test_registration.py
+    tests/compat tests/criterions tests/recipes/test_configs.py tests/models tests/modules tests/deployment
+    tests/ops/test_registration.py tests/ops/test_residual.py tests/ops/test_loss.py
     tests/generation/test_models.py tests/generation/test_translator.py tests/checkpoints/test_average.py
     tests/checkpoints/test_convert.py tests/recipes/training/test_training.py tests/recipes/training/test_train_distributed.py
     tests/robustness/test_golden.py tests/robustness/test_wrong_configurations.py

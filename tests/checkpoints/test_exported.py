@@ -221,7 +221,7 @@ def test_opening_and_loading_import_neither_fairseq_nor_what_is_slow(tmp_path):
     """torch takes most of the seconds that a start may take."""
     exports.export(tmp_path / "m", weights="int8")
     code = (
-        "import sys, torch; before = {*sys.modules}\n"
+        "import sys, torch.utils.checkpoint; before = {*sys.modules}\n"
         "from lightconv_plugin.checkpoints.exported import open_exported, load_model\n"
         f"load_model(open_exported({str(tmp_path / 'm')!r}))\n"
         "slow = {'fairseq', 'hydra', 'omegaconf', 'transformers', 'sympy', 'subword_nmt', 'torch._refs.special'}\n"

@@ -9,6 +9,10 @@ from torch.distributed.fsdp import fully_shard
 
 from tests.modules.plain_models import model_of, words
 
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="this torch cannot shard modules on a CPU"
+)
+
 
 @pytest.fixture
 def alone():
