@@ -83,8 +83,10 @@ def translations(path: Path, data: Path) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser("make_golden", description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("models", nargs="*", metavar="MODEL", choices=EVERY, default=EVERY)
+    parser.add_argument("models", nargs="*", metavar="MODEL", default=EVERY)
     arguments = parser.parse_args()
+    if unknown := ", ".join({*arguments.models} - {*EVERY}):
+        parser.error(f"there is no model {unknown}; there are {', '.join(EVERY)}")
     out = arguments.out
     if (out / "expected.json").exists():
         print(f"make_golden: error: {out} is complete: golden files stay as they are", file=sys.stderr)

@@ -18,7 +18,7 @@ def test_there_are_files_of_both_distributions_of_fairseq():
     assert any("fairseq" in each for each in made) and any("fairseq-fixed" in each for each in made)
 
 
-def test_there_are_files_of_every_mixer():
+def test_there_are_files_of_every_model():
     missing = sorted({*EVERY} - {model for _, model in CASES})
     assert not missing, f"run: python -m tests.robustness.make_golden tests/robustness/golden/NAME {' '.join(missing)}"
 
