@@ -218,7 +218,7 @@ def test_a_skeleton_has_the_parameters_and_no_memory():
 
 
 def test_opening_and_loading_import_neither_fairseq_nor_what_is_slow(tmp_path):
-    """torch takes most of the seconds that a start may take."""
+    """torch takes most of the seconds that a start may take; torch 2.6's own torch.utils.checkpoint imports sympy."""
     exports.export(tmp_path / "m", weights="int8")
     code = (
         "import sys, torch.utils.checkpoint; before = {*sys.modules}\n"
