@@ -210,7 +210,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     ),
     "R-Drop": lambda: scores(_RDROP, "dynamicconv"),
     "kernel schedules": kernel_schedules,
-    "kernel sizes": lambda: scores(f"{_TASK}/kernels", "all_7"),
+    "kernel sizes": lambda: scores(f"{_TASK}/kernels", "all_7", "all_31"),
     "students": lambda: scores(_STUDENTS, "dynamicconv", "dynamicconv_shallow", "transformer"),
     "training times": lambda: training(_TASK, _DROPOUT, "tatoeba_de_en", "wikitext2"),
 }  # fmt: skip
