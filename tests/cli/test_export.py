@@ -16,8 +16,8 @@ from lightconv_plugin.cli import main
 from tests.checkpoints.fairseq_files import state
 from tests.generation import translation_toys as toys
 from tests.models import language_model_toys
-from tests.robustness.golden_files import LANGUAGE_MODEL, MIXERS, PREVIOUS, SOURCE, unpack
-from tests.robustness.test_golden import EXPECTED, FOLDERS
+from tests.robustness.golden_files import GOLDEN, LANGUAGE_MODEL, PREVIOUS, SOURCE, unpack
+from tests.robustness.test_golden import CASES, EXPECTED
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +55,10 @@ def log_probabilities(directory) -> torch.Tensor:
     return out.logits.log_softmax(dim=-1)
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=[folder.name for folder in FOLDERS])
-@pytest.mark.parametrize("mixer", [*MIXERS, LANGUAGE_MODEL])
-def test_trained_checkpoints_compute_the_same(mixer, folder, tmp_path):
+@pytest.mark.parametrize(("name", "mixer"), CASES)
+def test_trained_checkpoints_compute_the_same(name, mixer, tmp_path):
     """Of every mixer, trained by both distributions of fairseq, and with the numbers that fairseq's model gave then."""
+    folder = GOLDEN / name
     data, langs = folder, ["-s", "de", "-t", "en", "--bpe-codes", "none", "--tokenizer", "none"]
     if mixer == LANGUAGE_MODEL:
         data, langs = tmp_path / "data", []
@@ -66,10 +66,10 @@ def test_trained_checkpoints_compute_the_same(mixer, folder, tmp_path):
         (data / "dict.txt").write_bytes((folder / "dict.txt").read_bytes())
     path = unpack(folder, mixer, tmp_path)
     assert lightconv(path, tmp_path / "m", "--data", data, *langs) == 0
-    want = torch.tensor(EXPECTED[folder.name]["models"][mixer]["log_probabilities"])
+    want = torch.tensor(EXPECTED[name]["models"][mixer]["log_probabilities"])
     torch.testing.assert_close(log_probabilities(tmp_path / "m"), want, rtol=0, atol=2e-5)
-    name = "dict.txt" if mixer == LANGUAGE_MODEL else "dict.de.txt"
-    assert (tmp_path / "m" / name).read_bytes() == (data / name).read_bytes()
+    dictionary = "dict.txt" if mixer == LANGUAGE_MODEL else "dict.de.txt"
+    assert (tmp_path / "m" / dictionary).read_bytes() == (data / dictionary).read_bytes()
 
 
 @pytest.mark.parametrize("architecture", ["dynamicconv", "transformer"])
