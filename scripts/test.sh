@@ -17,6 +17,8 @@ shellcheck -x scripts/*.sh scripts/dev/*.sh benchmarks/*.sh .ci/run
 "$PY" -m codespell_lib lightconv_plugin cpu cuda configs scripts benchmarks docs tests ./*.md ./*.py ./*.toml
 lint-imports --no-cache --no-logo
 "$PY" -m mypy
+# A test file that cannot be imported is said now: the processes below report it after all others have ended.
+collected=$("$PY" -m pytest --collect-only -qq "$@" 2>&1) || { echo "$collected" >&2; exit 1; }
 # Compile the kernels once here, so that it does not count for the time limit of the first test that needs them. A
 # failure shows in the tests.
 lightconv build cpu || true
