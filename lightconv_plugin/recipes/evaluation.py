@@ -16,7 +16,6 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write, check_writable, read_lines
 from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.progress import say
-from lightconv_plugin.scoring.bleu import check_language
 from lightconv_plugin.scoring.generate_log import parse_gen_log
 from lightconv_plugin.scoring.measuring import Languages, Measuring, Scored, languages_of, score, with_facts
 from lightconv_plugin.scoring.perplexity import evaluation, parse_eval_lm_log, task_of
@@ -80,9 +79,10 @@ def evaluate(
         theirs, _ = translations_in(against, how.check_decoded)
         check_number(against, theirs, sentences_of(data, subset, languages_in(options)))
     if how.raw_ref is not None:
-        read_lines(how.raw_ref)
-    if how.metric == "bleu" and how.detok != "none":
-        check_language(how.lang)
+        lines, sentences = len(read_lines(how.raw_ref)), sentences_of(data, subset, languages_in(options))
+        if lines != sentences:
+            raise InputError(f"{how.raw_ref} has {lines} lines, but {subset} has {sentences} sentences")
+    how.check_language()
     log, result = results_of(checkpoint, subset)
     check_writable(log)
     say(f"generating for {subset}: {log}")

@@ -13,7 +13,7 @@ from lightconv_plugin.checkpoints.averaging import average_once, checkpoints_in_
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.recipes.evaluation import OWN, check_data, check_options, languages_in, measure_perplexity
-from lightconv_plugin.scoring.bleu import Measure, check_language
+from lightconv_plugin.scoring.bleu import Measure
 from lightconv_plugin.scoring.measuring import Measuring
 from lightconv_plugin.scoring.significance import compare
 
@@ -137,8 +137,7 @@ def tune(
     else:
         penalties = lenpen or [1.0]
         how = replace(how or Measuring(), metric=metric).with_data(data, subset, languages_in(options))
-        if metric == "bleu" and how.detok != "none":
-            check_language(how.lang)
+        how.check_language()
         if by == "bleu_tok":
             how = replace(how, raw_ref=None)  # not needed, and not every corpus has one for its validation set
         fairseq_generate.parse_options([str(data), *options])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.text.recipe import Recipe, moses_rules
+from lightconv_plugin.text.recipe import Recipe, Tokeniser, moses_rules
 from lightconv_plugin.text.subwords import join
 
 # How a compound is written whose hyphen is a token already: by Moses' tokeniser with -a, and by `split_compounds`.
@@ -75,9 +75,19 @@ def split_compounds(line: str) -> str:
     return COMPOUND.sub(lambda m: m[0] if m[1] is None else m[1] + b" ##AT##-##AT## " + m[2], line.encode()).decode()
 
 
-def detokenise(lines: Sequence[str], lang: str) -> list[str]:
-    """Turn Moses tokens into plain text, by the rules for this language."""
-    return list(map(Recipe("moses", lang).detokenise(), lines))
+def detokenise(lines: Sequence[str], lang: str, tokeniser: Tokeniser = "moses") -> list[str]:
+    """Turn tokens into plain text, by the rules of their tokeniser for this language."""
+    return list(map(Recipe(tokeniser, lang).detokenise(), lines))
+
+
+def sacre_bleu(lang: str | None, lowercase: bool = False) -> Any:
+    """sacreBLEU's metric, with its tokeniser for this target language. InputError if a library of that is missing."""
+    from sacrebleu.metrics import BLEU
+
+    try:
+        return BLEU(lowercase=lowercase, trg_lang=re.split("[-_]", lang or "")[0].lower())
+    except (ImportError, RuntimeError) as error:  # its tokenisers for ja and ko need extra packages
+        raise InputError(f"sacreBLEU cannot score language {lang!r}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -97,7 +107,7 @@ def measures(
     hypotheses: Sequence[str],
     references: Sequence[str],
     lang: str | None = None,
-    detok: str = "moses",
+    detok: Tokeniser = "moses",
     raw_references: Sequence[str] | None = None,
     bpe: str | None = None,
     lowercase: bool = False,
@@ -106,7 +116,9 @@ def measures(
     """The measures bleu_tok, sacrebleu and chrf of translations, one for each reference, in the same order.
 
     hypotheses, references: tokenised sentences (plain text with detok="none").
-    lang: target language; detok "moses" needs it, and sacreBLEU uses it to choose its tokeniser for zh, ja and ko.
+    lang: target language; `detok` needs it unless it is "none", and sacreBLEU chooses its tokeniser for zh, ja and ko
+        by it.
+    detok: the tokeniser of the tokens, as in text/recipe.py.
     raw_references: raw references for sacreBLEU and chrF instead of the detokenised `references`.
     bpe: "@@" or "sentencepiece" if the text is still in subwords. lowercase: score without case.
     compound_split: for tokenised BLEU, split hyphenated compounds that the tokeniser has not split.
@@ -120,18 +132,15 @@ def measures(
     if bpe:
         hypotheses, references = ([remove_bpe(line, bpe) for line in side] for side in (hypotheses, references))
     plain, plain_references = hypotheses, references if raw_references is None else raw_references
-    if detok == "moses" and lang:  # `_check` has ensured that there is a language
-        plain = detokenise(hypotheses, lang)
-        plain_references = detokenise(references, lang) if raw_references is None else raw_references
+    if detok != "none" and lang:  # `_check` has ensured that there is a language
+        plain = detokenise(hypotheses, lang, detok)
+        plain_references = detokenise(references, lang, detok) if raw_references is None else raw_references
     if compound_split:
         _check_hyphens(hypotheses, references)
         hypotheses, references = ([split_compounds(line) for line in side] for side in (hypotheses, references))
     if lowercase:  # last: SPLIT_HYPHENS have capitals
         hypotheses, references = ([line.lower() for line in side] for side in (hypotheses, references))
-    try:
-        bleu = BLEU(lowercase=lowercase, trg_lang=re.split("[-_]", lang or "")[0].lower())
-    except (ImportError, RuntimeError) as error:  # its tokenisers for ja and ko need extra packages
-        raise InputError(f"sacreBLEU cannot score language {lang!r}: {error}") from error
+    bleu = sacre_bleu(lang, lowercase)
     # The tokens as they are, without smoothing: the number of multi-bleu.perl.
     tokenised = BLEU(tokenize="none", smooth_method="none", force=True)
     plain_sides = list(plain), list(plain_references)
@@ -172,7 +181,7 @@ def _check(hypotheses, references, raw_references, lang, detok) -> None:
         raise InputError(f"{len(hypotheses)} translations, but {len(references)} references: each needs one")
     if raw_references is not None and len(raw_references) != len(hypotheses):
         raise InputError(f"{len(hypotheses)} translations, but {len(raw_references)} raw references")
-    if detok == "moses" and lang is None:
+    if detok != "none" and lang is None:
         raise InputError("`lang` is missing: detokenising needs the target language (for plain text: `detok` none)")
     if detok == "moses":
         check_language(lang)

@@ -13,8 +13,10 @@ from lightconv_plugin.scoring import bleu
 from lightconv_plugin.scoring.generate_log import Generated
 from lightconv_plugin.scoring.rouge import RougeReport, rouge
 from lightconv_plugin.scoring.significance import SAMPLES, compare, read_other
+from lightconv_plugin.text.recipe import Tokeniser
 
 Languages = tuple[str | None, str | None]
+OTHER_TOKENISERS: tuple[Tokeniser, ...] = ("none", "jieba", "sudachi")  # their tokens do not have Moses' rules
 _FACTS = {
     "parameters": "parameters = {:,}",
     "sentences_per_second": "speed = {:.2f} sentences/s",
@@ -36,7 +38,7 @@ class Measuring:
     metric: str = "bleu"
     bpe: str | None = None
     lang: str | None = None
-    detok: str | None = None
+    detok: Tokeniser | None = None
     raw_ref: Path | None = None
     lowercase: bool = False
     compound_split: bool = False
@@ -47,9 +49,10 @@ class Measuring:
         """These settings, completed for BLEU from a folder of binarised data and the folder above it.
 
         The target language comes from the file names, or from corpus.json if the text has the rules of another one
-        (English for a language that Moses does not know), and the raw references from raw/SUBSET.LANG. If corpus.json
-        says that the text was lower-cased, it is scored without case; if it says that the text was not tokenised, it is
-        not detokenised. Missing files change nothing.
+        (English for a language that Moses does not know), and the raw references from raw/SUBSET.LANG, except for the
+        training text, of which a preparation leaves out pairs. If corpus.json says that the text was lower-cased, it is
+        scored without case; if it names another tokeniser than Moses', or none, the text is detokenised accordingly.
+        Missing files change nothing.
 
         languages: (source, target), to choose among several directions; None for whatever the folder has.
 
@@ -74,8 +77,8 @@ class Measuring:
         return replace(
             self,
             lang=self.lang or (rules if isinstance(rules, str) else target),
-            detok=self.detok or ("none" if recipe.get("tokeniser") == "none" else None),
-            raw_ref=raw if self.raw_ref is None and raw.is_file() else self.raw_ref,
+            detok=self.detok or next((name for name in OTHER_TOKENISERS if name == recipe.get("tokeniser")), None),
+            raw_ref=raw if self.raw_ref is None and subset != "train" and raw.is_file() else self.raw_ref,
             lowercase=self.lowercase or bool(known.get("lowercase")),
         )
 
@@ -86,6 +89,13 @@ class Measuring:
                 f"`detok` is missing: {name} was written by fairseq-generate with --bpe or --tokenizer. Give none if "
                 "its D- lines are plain text, moses if they are still tokens",
             )
+
+    def check_language(self) -> None:
+        """Raise InputError, before any work, if texts in this language cannot be scored."""
+        if self.metric == "bleu":
+            if self.detok in (None, "moses"):
+                bleu.check_language(self.lang)
+            bleu.sacre_bleu(self.lang)
 
     def joined(self, line: str) -> str:
         """A line whose subwords, if it has any, are joined to words."""

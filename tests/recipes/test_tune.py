@@ -274,6 +274,17 @@ def test_what_is_refused(arguments, said, data, save_dir, capsys):
     assert said in refused(capsys, data, save_dir, *arguments)
 
 
+def test_a_language_that_sacrebleu_cannot_score_is_refused_before_any_work(data, save_dir, capsys, monkeypatch):
+    def without_mecab(**options):
+        raise RuntimeError("please install sacrebleu[ja]")
+
+    monkeypatch.setattr("sacrebleu.metrics.BLEU", without_mecab)
+    assert "cannot score language 'ja': please install" in refused(
+        capsys, data, save_dir, "--lang", "ja", "--", *SEARCH
+    )
+    assert not list(save_dir.glob("average*"))
+
+
 def test_places_that_are_not_there(data, save_dir, tmp_path, capsys):
     output = tmp_path / "none/file"
     assert f"there is no folder {output.parent}" in refused(capsys, data, save_dir, "--output", output)

@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from lightconv_plugin.scoring import bleu
+from lightconv_plugin.scoring.measuring import Measuring
+from lightconv_plugin.text.recipe import Recipe
 from tests.scoring.corpora import PLAIN, TOKENISED, as_json, refused, write
 
 
@@ -35,6 +38,17 @@ def test_text_that_was_not_tokenised_is_not_detokenised(corpus, files, capsys):
     assert as_json(capsys, *files(TOKENISED, TOKENISED), "--data", data, "--detok", "moses")["sacrebleu"] < 90
 
 
+@pytest.mark.parametrize("tokeniser", ["jieba", "sudachi"])
+def test_text_of_another_tokeniser_is_detokenised_by_its_rules(tokeniser, corpus, files, capsys):
+    """As `lightconv translate` does: Moses' rules leave spaces at brackets and digits."""
+    tokens = ["北京 （ 2019 年 ） 的 人 ， 3 个 。"] * 3
+    data = corpus("en-zh", about={"text": {"zh": {"tokeniser": tokeniser, "lang": "zh"}}})
+    got = as_json(capsys, *files(tokens, tokens), "--data", data)
+    plain = bleu.measures(tokens, tokens, lang=got["lang"], detok=got["detok"])["chrf"]
+    assert plain.hypotheses == plain.references == list(map(Recipe(tokeniser, "zh").detokenise(), tokens))
+    assert "京（" in plain.hypotheses[0] and "的人，" in plain.hypotheses[0]
+
+
 @pytest.mark.parametrize(
     "text", [None, [], {"de": None}, {"en": {"tokeniser": "none"}}, {"de": {"tokeniser": "moses"}}]
 )
@@ -52,6 +66,15 @@ def test_a_language_without_rules_is_scored_by_those_of_its_tokens(corpus, files
     (data.parent / "corpus.json").unlink()
     said = refused(capsys, *files(TOKENISED, TOKENISED), "--data", data)
     assert "Moses has no rules for the language 'vi'" in said
+
+
+def test_raw_training_text_is_no_reference(corpus):
+    """Pairs of it were left out, or encoded several times."""
+    data = corpus("en-de")
+    (data / "train.en-de.de.idx").touch()
+    raw = write(data.parent / "raw/train.de", PLAIN)
+    assert raw.is_file() and Measuring().with_data(data, "train").raw_ref is None
+    assert Measuring().with_data(data, "test").raw_ref == data.parent / "raw/test.de"
 
 
 def test_of_two_directions_the_language_chooses(corpus, files, capsys):

@@ -113,6 +113,7 @@ def test_the_search_is_named(options, search, evaluate, checkpoint):
         (["@latin.args"], "latin.args is not UTF-8: byte 0xfc in line 1"),
         (["@none.args"], "there is no configuration none.args: did you mean cnndm/generate.args?"),
         (["--raw-ref", "/no/where"], "no such file: /no/where"),
+        (["--raw-ref", "two.txt"], "two.txt has 2 lines, but test has 12 sentences"),
         (["-s", "en", "-t", "de"], "has no direction en-de; test is there as de-en"),
         (["--results-path", "x"], "--results-path is set by this command"),
         (["--nbest=2"], "--nbest is set by this command"),
@@ -127,6 +128,7 @@ def test_wrong_arguments_are_refused_before_any_work(
     arguments, said, evaluate, checkpoint, tmp_path_factory, monkeypatch
 ):
     monkeypatch.chdir(tmp_path_factory.mktemp("here"))
+    Path("two.txt").write_text("a\nb\n")
     Path("latin.args").write_bytes("--beam 4 # für".encode("latin-1"))
     status, _, err = evaluate(checkpoint, *arguments)
     assert status == 2 and said in err.splitlines()[-1], err

@@ -20,7 +20,7 @@ from lightconv_plugin.paths import configs_dir, package_dir
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.tasks import prepare
 from lightconv_plugin.recipes.environment import compute_here
-from lightconv_plugin.recipes.evaluation import evaluate, measure_perplexity
+from lightconv_plugin.recipes.evaluation import evaluate, languages_in, measure_perplexity
 from lightconv_plugin.recipes.reproduce import training
 from lightconv_plugin.recipes.reproduce.job import Job
 from lightconv_plugin.recipes.reproduce.protocol import row_digest
@@ -121,6 +121,12 @@ class Reproduction:
                 hint = f"the comment in {self.job.config} says how it is made"
             raise InputError(f"{self.job.data} has no binarised training text (train*.idx): {hint}")
 
+    def check_scoring(self) -> None:
+        """Raise InputError, before any training, if translations of this data cannot be scored."""
+        how, options = self.job.protocol.measuring(), self.job.protocol.generate_of(self.job.system)
+        if how.metric == "bleu":
+            how.with_data(self.job.data, "test", languages_in(options)).check_language()
+
     def train(self, seed: int) -> dict[str, Any]:
         """Train a seed unless it is trained already; returns the facts about its training."""
         name, folder, settings = f"seed{seed}/train", self.job.folder / f"seed{seed}", self.job.settings
@@ -216,6 +222,7 @@ class Reproduction:
         """Run all steps; returns the row."""
         job, protocol = self.job, self.job.protocol
         self.prepare()
+        self.check_scoring()
         compute_here()
         runs, scored = [], []
         for seed in job.seeds:

@@ -80,7 +80,8 @@ def prepare(name, arguments):
     called("prepare", name, *arguments)
     data = Path(arguments[arguments.index("--out") + 1]) / "data-bin"
     data.mkdir(parents=True, exist_ok=True)
-    for name in ("dict.de.txt", *(f"{part}.en-de.de.bin" for part in ("train", "valid", "test")), "train.en-de.de.idx"):
+    parts = (f"{part}.en-de.de.{kind}" for part in ("train", "valid", "test") for kind in ("bin", "idx"))
+    for name in ("dict.de.txt", *parts):
         if not (data / name).exists():
             write_text(data / name, f"{name}\n")
 

@@ -48,6 +48,16 @@ def test_a_row_from_nothing_and_again(world, capfd):
     assert said.count("trained before, 100 updates") == 2 and said.count("done before") == 4
 
 
+def test_a_language_that_cannot_be_scored_is_refused_before_any_training(world, monkeypatch):
+    def without_mecab(**options):
+        raise RuntimeError("please install sacrebleu[ja]")
+
+    monkeypatch.setattr("sacrebleu.metrics.BLEU", without_mecab)
+    with pytest.raises(InputError, match="cannot score language 'de': please install"):
+        world.row()
+    assert world.calls()[0] == ["prepare"]
+
+
 def test_more_seeds_need_only_theirs(world):
     world.row(seeds=(1,))
     world.calls()
