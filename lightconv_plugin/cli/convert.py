@@ -11,10 +11,10 @@ from lightconv_plugin.quiet import quietly
 
 
 def run(args: argparse.Namespace) -> int:
-    from lightconv_plugin.checkpoints.conversion import convert
-    from lightconv_plugin.checkpoints.loading import torch_save
-
     with quietly():
+        from lightconv_plugin.checkpoints.conversion import convert
+        from lightconv_plugin.checkpoints.loading import torch_save
+
         if args.output.exists() and args.output.samefile(args.input):
             raise InputError(f"{args.output} is also the file to convert: choose another name")
         check_new_file(args.output, args.force)

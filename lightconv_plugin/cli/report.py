@@ -5,6 +5,7 @@ from pathlib import Path
 
 from lightconv_plugin.arguments import add_force
 from lightconv_plugin.files import atomic_write, check_new_file
+from lightconv_plugin.quiet import quietly
 
 FIGURES = (".png", ".svg", ".pdf")
 
@@ -13,16 +14,18 @@ def run(args: argparse.Namespace) -> int:
     for path in (args.output, args.figure):  # fail before minutes of work
         if path is not None:
             check_new_file(path, args.force)
-    # Imported here, so that --help needs neither torch nor matplotlib.
-    from lightconv_plugin.report.assemble import kernel_figure, make_report
+    with quietly():
+        # Imported here, so that --help needs neither torch nor matplotlib.
+        from lightconv_plugin.report.assemble import kernel_figure, make_report
 
-    report = make_report(args.run_dirs, args.data_bin, args.sentences, args.checkpoint)
+        report = make_report(args.run_dirs, args.data_bin, args.sentences, args.checkpoint)
     with atomic_write(args.output) as file:
         file.write(report.page)
     notes = f"; notes on the page: {report.problems}" if report.problems else ""
     print(f"{args.output}: {len(args.run_dirs)} runs, {len(report.page.encode()) / 1e6:.1f} MB{notes}")
     if args.figure is not None:
-        picture = kernel_figure(report, args.figure.suffix[1:])
+        with quietly():
+            picture = kernel_figure(report, args.figure.suffix[1:])
         with atomic_write(args.figure, binary=True) as file:
             file.write(picture)
         print(f"{args.figure}: {len(picture) / 1e3:.0f} kB")

@@ -1,5 +1,7 @@
 """`lightconv convert`: what cannot be converted is refused in one line, and nothing is written."""
 
+import subprocess
+import sys
 from importlib.metadata import version
 
 import pytest
@@ -159,3 +161,11 @@ def test_the_same_layout_and_the_same_file_are_refused(their_task, tmp_path, cap
     assert run(source, tmp_path / "link.pt", "--to", "fairseq") == 2
     assert "is also the file to convert: choose another name" in capsys.readouterr().err
     assert source.read_bytes() == before
+
+
+def test_what_fairseq_logs_while_it_is_imported_is_not_shown(tmp_path):
+    """In a process of its own, which has not imported it."""
+    command = [sys.executable, "-m", "lightconv_plugin", "convert", tmp_path / "none.pt", tmp_path / "out.pt"]
+    done = subprocess.run([*command, "--to", "fairseq"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1 and "none.pt" in done.stderr

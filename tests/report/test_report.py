@@ -2,6 +2,7 @@
 
 import html
 import json
+import logging
 import os
 import re
 import shutil
@@ -273,6 +274,24 @@ def test_options_out_of_range_are_refused(option, capsys):
         report("run", *option)
     assert stopped.value.code == 2
     assert option[1] in capsys.readouterr().err
+
+
+def test_what_libraries_log_is_not_shown(tmp_path, monkeypatch, caplog):
+    """fairseq sets the root logger's level to DEBUG when all of its models are imported."""
+
+    def make_report(*_):
+        logging.getLogger("fairseq.tasks").info("Please install this")
+        return SimpleNamespace(page="", problems=0)
+
+    def kernel_figure(*_):
+        logging.getLogger("matplotlib").debug("fonts")
+        return b""
+
+    monkeypatch.setattr("lightconv_plugin.report.assemble.make_report", make_report)
+    monkeypatch.setattr("lightconv_plugin.report.assemble.kernel_figure", kernel_figure)
+    with caplog.at_level(logging.DEBUG):
+        assert report("run", "-o", tmp_path / "page.html", "--figure", tmp_path / "kernels.png") == 0
+    assert not caplog.records
 
 
 def test_without_matplotlib_it_says_what_to_install(trained, tmp_path, monkeypatch, capsys):
