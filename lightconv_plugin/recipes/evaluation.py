@@ -70,16 +70,18 @@ def evaluate(
     Raises:
         InputError: an argument is wrong (checked before any work), or generating or scoring failed.
     """
-    how = (how or Measuring()).with_data(data, subset, languages_in(options))
+    how = how or Measuring()
+    languages, likely = languages_in(options), how.lang
+    how = how.with_data(data, subset, languages)
     for path, what in (checkpoint, "checkpoint"), (against, "file"):
         if path is not None and not path.is_file():
             raise InputError(f"no {what} {path}")
     check_options(options)
     if against is not None:
         theirs, _ = translations_in(against, how.check_decoded)
-        check_number(against, theirs, sentences_of(data, subset, languages_in(options)))
+        check_number(against, theirs, sentences_of(data, subset, languages, likely))
     if how.raw_ref is not None:
-        lines, sentences = len(read_lines(how.raw_ref)), sentences_of(data, subset, languages_in(options))
+        lines, sentences = len(read_lines(how.raw_ref)), sentences_of(data, subset, languages, likely)
         if lines != sentences:
             raise InputError(f"{how.raw_ref} has {lines} lines, but {subset} has {sentences} sentences")
     how.check_language()
@@ -101,11 +103,11 @@ def evaluate(
     return scored
 
 
-def sentences_of(data: Path, subset: str, languages: Languages) -> int:
-    """Number of sentences in a subset of binarised parallel text."""
+def sentences_of(data: Path, subset: str, languages: Languages, likely: str | None = None) -> int:
+    """Number of sentences in a subset of binarised parallel text, of the direction that `languages_of` chooses."""
     from fairseq.data import data_utils
 
-    source, target = languages_of(data, subset, languages)
+    source, target = languages_of(data, subset, languages, likely)
     return len(data_utils.load_indexed_dataset(f"{data}/{subset}.{source}-{target}.{source}", None))
 
 
