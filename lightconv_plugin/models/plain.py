@@ -137,6 +137,8 @@ def _stack(stack: Any) -> StackConfig:
     layers = [stack.layers[i] for i in range(len(stack.layers))]  # LayerDrop's list skips some in training
     for layer in layers:
         _check_layer(layer, side)
+    if not layers:
+        raise UnsupportedModelError(f"{side} without layers")
     cfg, first = stack.cfg, layers[0]
     dim = first.fc1.in_features
     positions = stack.embed_positions

@@ -138,13 +138,15 @@ def test_after_preparation_for_inference():
 REFUSED = {
     "adaptive softmax": {"adaptive_softmax_cutoff": "20,40"},
     "cross_self_attention": {"cross_self_attention": True, "no_cross_attention": True},
+    "an encoder without layers": {"encoder_layers": 0},
+    "a decoder without layers": {"decoder_layers": 0},
 }
 
 
 @pytest.mark.parametrize("reason", REFUSED)
 def test_refused_transformers(reason):
     sizes = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in toys.SIDE.items()}
-    arguments = Namespace(**sizes, max_source_positions=64, max_target_positions=64, **REFUSED[reason])
+    arguments = Namespace(**{**sizes, "max_source_positions": 64, "max_target_positions": 64, **REFUSED[reason]})
     transformer_legacy.base_architecture(arguments)
     model = TransformerModel.build_model(arguments, task(dictionary(toys.VOCABULARY))).eval()
     with pytest.raises(UnsupportedModelError, match=reason):
