@@ -30,6 +30,8 @@ def check_options(options: Sequence[str], own: Sequence[str] = OWN) -> None:
     for option in options:
         if (name := option.split("=")[0]) in own:
             raise InputError(f"{name} is set by this command: remove it from the options of fairseq-generate")
+        if name == "--score-reference":
+            raise InputError(f"{name} translates nothing: the BLEU of the references with themselves is 100")
 
 
 def languages_in(options: Sequence[str]) -> Languages:

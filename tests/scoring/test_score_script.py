@@ -117,6 +117,7 @@ def test_the_search_is_named(options, search, evaluate, checkpoint):
         (["-s", "en", "-t", "de"], "has no direction en-de; test is there as de-en"),
         (["--results-path", "x"], "--results-path is set by this command"),
         (["--nbest=2"], "--nbest is set by this command"),
+        (["--score-reference"], "--score-reference translates nothing"),
         (["--beem", "3"], "in the options for fairseq-generate: unrecognized arguments: --beem 3"),
         (["--beam", "x"], "in the options for fairseq-generate: argument --beam: invalid int value: 'x'"),
         (["--tokenizer", "moses"], "--tokenizer needs --source-lang and --target-lang"),
