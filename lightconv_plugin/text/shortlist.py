@@ -3,7 +3,7 @@
 A file with a single tab in its first line is a vocabulary map as CTranslate2 reads it: in each line a source phrase, a
 tab, and the target words that it allows, separated by spaces. Any other file is a lexical table as Marian reads it: in
 each line a target word, a source word and a probability. The target words of an empty phrase, or of the source word
-NULL, are always allowed.
+NULL, are always allowed. The target word NULL, for source words without a translation, allows nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import read_lines
 
-NULL = "NULL"  # a lexical table's source word for target words that translate none
+NULL = "NULL"  # a lexical table's source word for target words that translate none, and the other way around
 NO_SHORTLIST = Path("none")  # instead of a file: the whole vocabulary
 
 Phrase = tuple[int, ...]
@@ -31,6 +31,8 @@ def read_lists(path: Path, source: Any, target: Any) -> dict[Phrase, set[int]]:
     unknown: dict[tuple[str, str], int] = {}
     lists: dict[Phrase, set[int]] = {}
     for number, (phrase, words) in enumerate(entries(path), 1):
+        if words == [NULL] and NULL not in target:
+            continue
         for dictionary, side, some in ((source, "source", phrase), (target, "target", words)):
             for word in some:
                 if word not in dictionary:

@@ -16,6 +16,7 @@ from lightconv_plugin.generation.shortlist import Shortlist, read_shortlist
 from lightconv_plugin.generation.task import TranslationFastConfig, TranslationFastTask
 from lightconv_plugin.generation.translator import Translator
 from lightconv_plugin.text.dictionary import Dictionary
+from lightconv_plugin.text.shortlist import read_lists
 from tests.generation import toys as models
 from tests.generation import translation_toys as toys
 from tests.models.toys import dictionary
@@ -54,6 +55,15 @@ def test_a_lexical_table(tmp_path):
         assert beyond_the_frequent(shortlist, "der") == {"the", ",", "7"}
         assert beyond_the_frequent(shortlist, "haus", "hund") == {"house", "home", "dog", ",", "7"}
         assert beyond_the_frequent(shortlist, "NULL") == {",", "7"}
+
+
+def test_a_table_of_an_aligner_has_source_words_without_a_translation(tmp_path):
+    """Marian's extract_lex writes NULL on either side, and Marian reads neither."""
+    shortlist = read(tmp_path, "the der 0.9\nNULL der 0.1\nNULL hund 1\nNULL NULL 0\n, NULL 0.05\n")
+    assert beyond_the_frequent(shortlist, "der", "hund") == {"the", ","}
+    words = words_of("the dog NULL")
+    (tmp_path / "word").write_text("NULL der 0.1\n")
+    assert read_lists(tmp_path / "word", SOURCE, words) == {(SOURCE.index("der"),): {words.index("NULL")}}
 
 
 def test_a_vocabulary_map(tmp_path):
