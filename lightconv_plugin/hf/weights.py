@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig
-from transformers.utils import cached_file
+from transformers.utils import cached_file, find_adapter_config_file, is_peft_available
 
-from lightconv_plugin.checkpoints.exported import GENERATION, WEIGHTS_FILE, skeleton
+from lightconv_plugin.checkpoints.exported import CONFIG, GENERATION, WEIGHTS_FILE, skeleton
 from lightconv_plugin.checkpoints.weights import DTYPES, Int8, Weights, read_kinds
+from lightconv_plugin.errors import InputError
 
 _FLOATING = ("F64", "F32", "F16", "BF16")
 _WHERE = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
@@ -29,10 +31,12 @@ def checked_arguments(
 ) -> dict[str, Any] | None:
     """For a directory `path` with 8-bit weights: the arguments of `from_pretrained` that replace `path` and `kwargs`.
 
-    None if the weights are of another type. InputError if they are damaged or do not match the configuration.
+    None if the weights are of another type. InputError if they are damaged or do not match the configuration, or if
+    `path` is a PEFT adapter of a model with 8-bit weights: transformers would adapt the 8-bit numbers, or nothing.
     """
     if kwargs.get("state_dict") is not None:
         return None  # the directory's own weights are not read
+    adapter, path, kwargs = _adapted(path, kwargs)
     given = kwargs.get("config")
     if isinstance(given, PretrainedConfig):
         config, rest = given, {name: value for name, value in kwargs.items() if name != "config"}
@@ -53,12 +57,30 @@ def checked_arguments(
     checked = Weights.check(file, kinds, skeleton(config.model_config(), str(path)), "int8" if is_int8 else "float32")
     if not is_int8:
         return None
+    if adapter is not None:
+        raise InputError(
+            f"{path} has 8-bit weights: load it first, and then its adapter, model.load_adapter('{adapter}')"
+        )
     weights = checked.read()
     tensors = {name: stored.dequantise() if isinstance(stored, Int8) else stored for name, stored in weights.items()}
     generation = kwargs.get("generation_config")
     if generation is None and (file.parent / GENERATION).exists():
         generation = GenerationConfig.from_pretrained(file.parent)
     return {**rest, "config": config, "state_dict": tensors, "generation_config": generation}
+
+
+def _adapted(
+    path: str | os.PathLike, kwargs: dict[str, Any]
+) -> tuple[str | os.PathLike | None, str | os.PathLike, dict[str, Any]]:
+    """The PEFT adapter at `path`, if there is one, and where the model is that it adapts, as transformers finds it."""
+    adapter = (kwargs.get("adapter_kwargs") or {}).get("_adapter_model_path")
+    if adapter is not None or not is_peft_available():
+        return adapter, path, kwargs  # the auto classes have found it
+    found = find_adapter_config_file(path, **where(kwargs))
+    if found is None or os.path.isfile(os.path.join(path, CONFIG)):
+        return found and path, path, kwargs  # an adapter may be in the directory of its model
+    base = json.loads(Path(found).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    return path, base, {name: value for name, value in kwargs.items() if name not in ("revision", "subfolder")}
 
 
 def check_saved(state: Mapping[str, Any], max_shard_size: int | str) -> str:
