@@ -242,6 +242,7 @@ def fill_shared(c: Namespace) -> None:
         c.weight_normalization = "softmax" if c.weight_softmax else "none"
     c.weight_normalization, c.activation_fn = choice(c.weight_normalization), choice(c.activation_fn)
     c.activation_dropout = c.relu_dropout
+    c.checkpoint_activations = c.checkpoint_activations or c.offload_activations
     c.adaptive_softmax_cutoff = cutoff(c, "adaptive_softmax_cutoff")
 
 

@@ -186,6 +186,12 @@ def test_forms_of_a_cutoff(written):
     assert given.adaptive_softmax_cutoff == given.adaptive_input_cutoff == [8, 20]
 
 
+def test_offloaded_activations_are_recomputed():
+    """As in every encoder-decoder, --offload-activations means --checkpoint-activations too."""
+    layers = build_lm(offload_activations=True).decoder.layers
+    assert all("forward" in vars(layer) for layer in layers)  # fairseq's checkpoint_wrapper replaces it
+
+
 def test_one_mixer_per_layer():
     types = "lightweight,dynamic,talk,attention"
     cfg = configuration(decoder_layers=4, decoder_kernel_size_list=[5], decoder_conv_type=types)

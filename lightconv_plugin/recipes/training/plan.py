@@ -36,7 +36,9 @@ GROUPS = (
 MAX_TOKENS = "dataset.max_tokens"
 
 # The options that name a file to start from.
-_FILES = re.compile(r"checkpoint\.(restore_file|finetune_from_model)|model\.\w*embed_path")
+_FILES = re.compile(
+    r"checkpoint\.(restore_file|finetune_from_model|continue_once)|ema\.ema_seed_model|model\.\w*embed_path"
+)
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -143,7 +143,14 @@ def test_files_of_overrides_and_of_the_configuration(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "key", ["checkpoint.restore_file", "checkpoint.finetune_from_model", "model.decoder_embed_path"]
+    "key",
+    [
+        "checkpoint.restore_file",
+        "checkpoint.finetune_from_model",
+        "checkpoint.continue_once",
+        "ema.ema_seed_model",
+        "model.decoder_embed_path",
+    ],
 )
 def test_a_file_that_does_not_exist_is_named(key, tmp_path):
     group, option = key.split(".")
