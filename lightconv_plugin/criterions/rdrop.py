@@ -53,3 +53,7 @@ class RDropCriterion(ConsistencyCriterion):
     @staticmethod
     def divergence(first: Tensor, second: Tensor) -> Tensor:
         return ((first.exp() - second.exp()) * (first - second)).sum(-1) / 2
+
+
+# The name of fairseq's class, which a checkpoint has: a training that was begun with that one can be resumed.
+RDropCriterion.__name__ = "RdropLabelSmoothedCrossEntropyCriterion"

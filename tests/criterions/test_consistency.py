@@ -323,6 +323,10 @@ class TestFairseqsOwn:
         for mine, other in zip(gradients, their_gradients, strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
 
+    def test_a_training_begun_with_either_can_be_resumed_with_the_other(self, theirs):
+        """The Trainer compares the name in a checkpoint with that of the criterion's class."""
+        assert RDropCriterion.__name__ == theirs.__name__
+
     def test_why_it_is_replaced(self, theirs):
         model = build().eval()
         plain = Plain(task(), False, 0.1)(model, sample())[0]
