@@ -189,6 +189,20 @@ def test_one_line_and_nothing_begun(change, overrides, names, start):
     assert names in start(change, *overrides)
 
 
+def test_a_criterion_of_a_user_dir_is_known(data, tmp_path, start):
+    (tmp_path / "their_own").mkdir()
+    (tmp_path / "their_own/__init__.py").write_text(
+        "from fairseq.criterions import register_criterion\n"
+        "from fairseq.criterions import label_smoothed_cross_entropy as own\n"
+        "kind = type('Theirs', (own.LabelSmoothedCrossEntropyCriterion,), {})\n"
+        "options = own.LabelSmoothedCrossEntropyCriterionConfig\n"
+        "register_criterion('theirs_of_a_user_dir', dataclass=options)(kind)\n"
+    )
+    assert str(data) in start(
+        put("criterion", "_name", "theirs_of_a_user_dir"), f"common.user_dir={tmp_path}/their_own"
+    )
+
+
 def test_data_that_are_not_there(data, start):
     line = start(nothing)
     assert "valid" in line and str(data) in line and "is the data prepared, and complete? (task.data)" in line

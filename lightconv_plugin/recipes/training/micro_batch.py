@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.paths import package_dir
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.steps import write_text
 from lightconv_plugin.recipes.training.launch import hydra_config
@@ -77,7 +76,7 @@ def fitting(config: Path, batch: Batch, save_dir: Path, overrides: Sequence[str]
         say(f"trying which batches fit into memory, from {sizes[0]} to {sizes[-1]} tokens")
         command = [sys.executable, "-m", "lightconv_plugin.recipes.training.trial", name]
         command += ["--config-dir", str(found.parent), "--config-name", found.stem]
-        command += [f"hydra.run.dir={quote(folder / 'run')}", f"common.user_dir={quote(package_dir())}", *overrides]
+        command += [f"hydra.run.dir={quote(folder / 'run')}", *overrides]
         command.append("distributed_training.distributed_world_size=1")  # fairseq's default: one for each GPU
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         result = folder / "trial.json"

@@ -232,6 +232,21 @@ def tensorboard(config: dict[str, Any], overrides: list[str], save_dir: Path, ro
     return replaced(overrides, [f"{key}={quote((base / value).resolve())}"])
 
 
+def user_dir(config: dict[str, Any], overrides: list[str], root: Path, cwd: Path) -> list[str]:
+    """The overrides with an absolute common.user_dir: this package, which is always imported, if none is given.
+
+    Raises:
+        ValueError: the folder does not exist.
+    """
+    key = "common.user_dir"
+    given = given_values(overrides)
+    base, value = (cwd, given[key].strip("'\"")) if key in given else (root, get(config, key))
+    folder = package_dir() if value in (None, "", "null") else Path(os.path.abspath(base / value))
+    if not folder.exists():
+        raise ValueError(f"{key}: there is no folder {folder}")
+    return replaced(overrides, [f"{key}={quote(folder)}"])
+
+
 def is_set(key: str, config: dict[str, Any], overrides: list[str]) -> bool:
     """Whether the configuration with these overrides has true for this key."""
     return str(given_values(overrides).get(key, get(config, key))).lower() == "true"
@@ -348,11 +363,11 @@ def make_plan(
         world = processes * nodes
         if on_cpu and is_set("common.bf16", config, overrides) and (advice := bf16_advice()):
             say(advice)
-        overrides = file_paths(config, overrides, root, cwd)
+        overrides = user_dir(config, file_paths(config, overrides, root, cwd), root, cwd)
         find = largest_batch(micro_batch, given_values(overrides), nodes, on_cpu, fitting)
         save_dir, overrides = plan(config, overrides, world, root, cwd, find)
         overrides = tensorboard(config, overrides, save_dir, root, cwd)
-        own = [f"hydra.run.dir={quote(save_dir / 'hydra')}", f"common.user_dir={quote(package_dir())}"]
+        own = f"hydra.run.dir={quote(save_dir / 'hydra')}"
     except (ValueError, yaml.YAMLError) as error:
         raise InputError(str(error)) from error
-    return Plan(save_dir, processes, on_cpu, (*own, *overrides, f"distributed_training.distributed_world_size={world}"))
+    return Plan(save_dir, processes, on_cpu, (own, *overrides, f"distributed_training.distributed_world_size={world}"))

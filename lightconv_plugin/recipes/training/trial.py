@@ -80,8 +80,10 @@ class Updates:
     def __init__(self, cfg: Any, memory: Gpu | Host, processes: int) -> None:
         from fairseq import tasks
         from fairseq.trainer import Trainer
+        from fairseq.utils import import_user_module
 
         self.memory, self._cfg = memory, cfg
+        import_user_module(cfg.common)
         task = tasks.setup_task(cfg.task)
         model = task.build_model(cfg.model)
         task.load_dataset(cfg.dataset.train_subset, combine=False, epoch=1)

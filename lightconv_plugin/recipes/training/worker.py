@@ -128,10 +128,12 @@ def resume_own_first() -> None:
 def check_before_work() -> None:
     """Check the options whose errors fairseq shows late and as a traceback, before it sets up its process group."""
     from fairseq.distributed import utils
+    from fairseq.utils import import_user_module
 
     original = utils.call_main
 
     def call_main(cfg: Any, main: Any, **kwargs: Any) -> None:
+        import_user_module(cfg.common)  # which may register the parts
         check_parts(cfg)
         check_model(cfg.model)
         original(cfg, main, **kwargs)

@@ -13,7 +13,7 @@ import yaml
 
 from lightconv_plugin import allocator
 from lightconv_plugin.ops import instructions
-from lightconv_plugin.paths import find_config
+from lightconv_plugin.paths import find_config, package_dir
 from lightconv_plugin.recipes.training import run
 from lightconv_plugin.recipes.training.launch import hydra_config
 from lightconv_plugin.recipes.training.overrides import quote
@@ -27,6 +27,7 @@ from lightconv_plugin.recipes.training.plan import (
     read_config,
     repair_last_checkpoint,
     tensorboard,
+    user_dir,
 )
 from lightconv_plugin.recipes.training.worker import resume_own
 from tests.recipes.conftest import ROOT
@@ -158,6 +159,18 @@ def test_a_file_that_does_not_exist_is_named(key, tmp_path):
         file_paths({}, [f"{key}=gone.pt"], tmp_path / "root", tmp_path / "here")
     with pytest.raises(ValueError, match=rf"{key}: there is no file {tmp_path}/root/gone\.pt"):
         file_paths({group: {option: "gone.pt"}}, [], tmp_path / "root", tmp_path / "here")
+
+
+def test_a_user_dir_of_the_configuration_or_an_override(tmp_path):
+    for name in ("root/mine", "here/mine"):
+        (tmp_path / name).mkdir(parents=True)
+    places = tmp_path / "root", tmp_path / "here"
+    of_config = {"common": {"user_dir": "mine"}}
+    assert user_dir({}, ["common.seed=2"], *places) == ["common.seed=2", f"common.user_dir='{package_dir()}'"]
+    assert user_dir(of_config, [], *places) == [f"common.user_dir='{places[0]}/mine'"]
+    assert user_dir(of_config, ["common.user_dir=mine"], *places) == [f"common.user_dir='{places[1]}/mine'"]
+    with pytest.raises(ValueError, match=rf"common\.user_dir: there is no folder {tmp_path}/here/gone"):
+        user_dir({}, ["common.user_dir=gone"], *places)
 
 
 def test_a_training_resumes_from_its_own_checkpoint_instead_of_restore_file(tmp_path, capsys):
