@@ -47,6 +47,17 @@ def check_writable(path: Path) -> None:
 
 
 @contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """The error of a full disk, which names no file, names this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            error.filename = str(path)
+        raise
+
+
+@contextlib.contextmanager
 def atomic_write(path: Path, binary: bool = False) -> Iterator[IO]:
     """Open a temporary file next to `path` that is renamed to `path` if the block ends without an error.
 
@@ -60,14 +71,14 @@ def atomic_write(path: Path, binary: bool = False) -> Iterator[IO]:
     text: dict[str, Any] = {} if binary else {"encoding": "utf-8", "newline": "\n"}
     kind = "b" if binary else ""
     if path.exists() and not path.is_file():
-        with path.open(f"w{kind}", **text) as file:
+        with _naming(path), path.open(f"w{kind}", **text) as file:
             yield file
         return
     path = Path(os.path.realpath(path))
     _remove_abandoned(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open(f"x{kind}", **text) as file:
+        with _naming(path), temporary.open(f"x{kind}", **text) as file:
             _lock(file)
             yield file
             file.flush()

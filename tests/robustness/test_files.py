@@ -17,6 +17,7 @@ import yaml
 from lightconv_plugin.cli import main
 from lightconv_plugin.downloads.archives import read_members, unpack, verify
 from lightconv_plugin.errors import CorpusError
+from lightconv_plugin.files import atomic_write
 from lightconv_plugin.recipes.steps import Steps
 from tests import ROOT
 from tests.checkpoints.fairseq_files import EPOCHS, make
@@ -229,6 +230,15 @@ def test_an_average_on_a_full_disk(small_disk, tmp_path, capsys):
     assert output.read_bytes() == b"the one before"
     (small_disk / "other").unlink()
     assert main.main(command) == 0
+
+
+def test_a_full_disk_is_an_error_with_the_name_of_the_file(small_disk):
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"), atomic_write(Path("/dev/full")) as file:
+        file.write("x")
+    path = small_disk / "text"
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'"), atomic_write(path, binary=True) as file:
+        file.write(bytes(400_000))
+    assert list(small_disk.iterdir()) == []
 
 
 @pytest.mark.parametrize(
