@@ -13,6 +13,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"can build {' and '.join(artifacts.KINDS)}, got {wrong[0]!r}")
     if args.cuda_arch is not None and args.kind and "cuda" not in args.kind:
         raise InputError("--cuda-arch applies to the CUDA kernels, but only cpu is to be built")
+    if args.portable and args.kind and "cpu" not in args.kind:
+        raise InputError("--portable applies to the CPU kernels, but only cuda is to be built")
     try:
         named = artifacts.parse_architectures(args.cuda_arch) if args.cuda_arch is not None else None
     except ValueError as error:

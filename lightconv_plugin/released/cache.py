@@ -68,6 +68,8 @@ def resolve(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
 def known() -> dict[str, dict[str, Any]]:
     """{file or folder: {"bytes", "sha256"} or {"parameters"}}, as recorded when each was first seen.
 
+    A file with another name than upstream's is recorded as FOLDER/FILE.
+
     Raises InputError if the table is damaged.
     """
     path = home() / "files.json"

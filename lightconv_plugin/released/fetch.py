@@ -39,8 +39,8 @@ class _Source:
 
     def archive(self) -> tuple[Path, bool]:
         """(the archive, complete and equal to the recorded one, whether one is recorded)."""
-        file = self.file or cache.downloads(self.folder) / self.address.rpartition("/")[2]
-        recorded = cache.known().get(file.name)
+        file = self.file or cache.downloads(self.folder) / self._name
+        recorded = cache.known().get(self.recorded_as(file))
         checksum = f"sha256:{recorded['sha256']}" if recorded else "record"
         if self.file is None:
             self._download(file, checksum)
@@ -49,6 +49,15 @@ class _Source:
         elif reason := wrong(file, checksum, file.name):
             raise InputError(f"{file} is not the expected file: {reason}")
         return file, bool(recorded)
+
+    @property
+    def _name(self) -> str:
+        """Upstream's name of the archive, which no other model has."""
+        return self.address.rpartition("/")[2]
+
+    def recorded_as(self, file: Path) -> str:
+        """The archive's name in the table. A file at hand, such as model.pt, may be called like another model's."""
+        return file.name if file.name == self._name else f"{self.folder}/{file.name}"
 
     def _download(self, file: Path, checksum: str) -> None:
         # A whole command: the error may be one of `lightconv reproduce`, which has no such option.
@@ -118,7 +127,7 @@ def _install(source: _Source, fill: Callable[[Path, Path], None]) -> None:
             archive.unlink()
         raise InputError(str(error).replace(str(new), str(archive))) from error
     if not recorded:
-        cache.record(archive.name, bytes=archive.stat().st_size, sha256=digest("sha256", archive))
+        cache.record(source.recorded_as(archive), bytes=archive.stat().st_size, sha256=digest("sha256", archive))
     if source.file is None:
         archive.unlink()
 
@@ -140,7 +149,13 @@ def _model(model: Model, dtype: str, archive: Path, new: Path) -> None:
     """Fill the folder of a model."""
     if archive.suffix == ".pt":
         shutil.copyfile(archive, new / "model.pt")
-        for dictionary in cache.test_set(model).glob("dict.*.txt"):
+        dictionaries = list(cache.test_set(model).glob("dict.*.txt"))
+        if not dictionaries:
+            raise InputError(
+                f"{archive} has no dictionaries, but the archive of the test set has them: lightconv released "
+                f"{model.name} --file {archive.name} --test-file FILE"
+            )
+        for dictionary in dictionaries:
             shutil.copyfile(dictionary, new / dictionary.name)
     else:
         _flat("*.pt", archive, new)

@@ -126,6 +126,7 @@ def test_a_torch_without_cuda_is_said(plain, monkeypatch, capsys):
     [
         (["gpu"], "can build cpu and cuda, got 'gpu'"),
         (["cpu", "--cuda-arch", "9.0"], "--cuda-arch applies to the CUDA kernels"),
+        (["cuda", "--portable"], "--portable applies to the CPU kernels"),
         (["--cuda-arch", "sm_90"], "--cuda-arch: GPU architectures must be numbers such as '8.0;9.0'"),
         (["--cuda-arch", ""], "--cuda-arch: GPU architectures must be numbers"),
     ],

@@ -227,6 +227,11 @@ def test_talk_from_files_at_hand(world, home, lightconv, tmp_path):
         f"its files are linked from {model.page}: fetch it by hand, then: lightconv released {model.name} --file FILE"
         in err
     )
+    _, err = lightconv("released", name, "--file", tmp_path / "talk.pt", status=2)
+    assert err.rstrip().endswith(
+        f"talk.pt has no dictionaries, but the archive of the test set has them: lightconv released {name} "
+        "--file talk.pt --test-file FILE"
+    )
     _, err = lightconv("released", name, "--file", tmp_path / "talk.pt", "--test-file", tmp_path / "test.tar.bz2")
     assert "came without merges: its input must be split into subwords" in err
     exported = open_exported(cache.directory(name))
@@ -234,6 +239,19 @@ def test_talk_from_files_at_hand(world, home, lightconv, tmp_path):
     assert {mixer.kind for mixer in exported.config.decoder.mixers} == {"talk"}
     lightconv("reproduce", f"released/{name}", "--results", tmp_path / "results")
     assert json.loads((tmp_path / f"results/released/{name}.json").read_text())["paper"] == "35.5"
+
+
+def test_files_at_hand_of_two_models_may_have_the_same_name(world, home, lightconv, tmp_path):
+    for name in ("talkconv.iwslt14.de-en", "talkconv.wmt16.en-de"):
+        files = tmp_path / name / "model.pt", tmp_path / name / "test.tar.bz2"
+        files[0].parent.mkdir()
+        files[0].write_bytes(world.checkpoints[name])
+        files[1].write_bytes(tar(world.tests[MODELS[name].test_folder], "bz2"))
+        lightconv("released", name, "--file", files[0], "--test-file", files[1])
+        assert open_exported(cache.directory(name)).settings.source_lang == MODELS[name].task.pair[0]
+    files[0].write_bytes(world.checkpoints["talkconv.iwslt14.de-en"])
+    _, err = lightconv("released", name, "--file", files[0], status=2)
+    assert "model.pt is not the expected file: its checksum is" in err
 
 
 def test_a_name_that_is_not_in_the_cache_says_what_to_run(home, lightconv, tmp_path):
