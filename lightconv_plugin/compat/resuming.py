@@ -140,7 +140,8 @@ def optimizer_state() -> None:
                         cause = f"for other parameters: the shape of its parameter {place} is {shapes}"
         if cause is not None:
             raise ValueError(
-                f"the checkpoint's optimizer state is {cause}; use --reset-optimizer to continue without that state"
+                f"the checkpoint's optimizer state is {cause}; use --reset-optimizer to continue without that state "
+                "(a checkpoint of fairseq's own LightConv keeps it: lightconv convert IN OUT --to plugin)"
             )
         return original(self, state_dict, *args, **kwargs)
 
