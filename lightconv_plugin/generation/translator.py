@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from lightconv_plugin.arguments import MOST
-from lightconv_plugin.errors import TranslationError
+from lightconv_plugin.errors import TranslationError, UnsupportedModelError
 from lightconv_plugin.generation import AUTO, CHOICES, DTYPES, GPU_DTYPES
 from lightconv_plugin.generation.batch_search import BatchSearch, torch_threads
 from lightconv_plugin.generation.documents import TranslatedPart, fit, parts, translate_document
@@ -161,6 +161,9 @@ class Translator:
             model.eval().to(device)
         try:
             search = BatchSearch(opened.models, options, exported=opened.dtype, shortlist=words)
+        except UnsupportedModelError as error:
+            how = " with int8" if dtype == "int8" else ""
+            raise TranslationError(f"{paths[0]} cannot be used to translate{how}: {error} is not supported") from error
         except ValueError as error:
             raise TranslationError(str(error)) from error
         self.source_lang, self.target_lang, self.beam = opened.source_lang, opened.target_lang, options.beam_size

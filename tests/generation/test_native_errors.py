@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightconv_plugin.errors import UnsupportedModelError
-from lightconv_plugin.generation import DTYPES, BatchSearch, SearchOptions
+from lightconv_plugin.errors import TranslationError, UnsupportedModelError
+from lightconv_plugin.generation import DTYPES, BatchSearch, SearchOptions, Translator
 from lightconv_plugin.generation.batch_search import TorchSearch
 from lightconv_plugin.generation.finished import NoHypothesisError
 from lightconv_plugin.generation.native import NativeSearch, describe
 from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules import AdaptiveInputConfig, AdaptiveSoftmaxConfig, ModelConfig
 from lightconv_plugin.ops import backends
-from tests.checkpoints.exports import DIM, WORDS, build_model, mixer, pair, stack
+from tests.checkpoints.exports import DIM, WORDS, build_model, export, mixer, pair, stack
 from tests.generation import random_models as models
 from tests.robustness.torture import Fork
 
@@ -196,13 +196,16 @@ def test_more_than_the_system_gives(options, message, tmp_path):
 # ------------------------------------------------------------------------------------------------ models
 
 
-def test_models_that_are_not_covered():
+def test_models_that_are_not_covered(tmp_path):
     bands = (40, 100)
     plain = pair()
     adaptive = {"share_input_output": False, "adaptive_softmax": AdaptiveSoftmaxConfig(bands)}
     model = build_model(replace(plain, decoder=replace(plain.decoder, **adaptive)))
     with pytest.raises(UnsupportedModelError, match="adaptive softmax"):
         BatchSearch([model], OPTIONS)
+    said = r"model cannot be used to translate: an adaptive softmax \(adaptive_softmax_cutoff\) is not supported$"
+    with pytest.raises(TranslationError, match=said):
+        Translator(export(tmp_path / "model", model))
     config = replace(plain, decoder=stack(encoder_dim=DIM, adaptive_input=AdaptiveInputConfig(bands)))
     with pytest.raises(UnsupportedModelError, match="adaptive_input"):
         BatchSearch([build_model(config)], OPTIONS)
