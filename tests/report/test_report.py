@@ -18,6 +18,7 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: re
 
 import lightconv_plugin.report
 from lightconv_plugin.cli import main
+from lightconv_plugin.report import assemble
 from tests import fairseq_cli
 from tests.report.test_report_page import Tags
 
@@ -287,8 +288,8 @@ def test_what_libraries_log_is_not_shown(tmp_path, monkeypatch, caplog):
         logging.getLogger("matplotlib").debug("fonts")
         return b""
 
-    monkeypatch.setattr("lightconv_plugin.report.assemble.make_report", make_report)
-    monkeypatch.setattr("lightconv_plugin.report.assemble.kernel_figure", kernel_figure)
+    monkeypatch.setattr(assemble, "make_report", make_report)
+    monkeypatch.setattr(assemble, "kernel_figure", kernel_figure)
     with caplog.at_level(logging.DEBUG):
         assert report("run", "-o", tmp_path / "page.html", "--figure", tmp_path / "kernels.png") == 0
     assert not caplog.records

@@ -10,6 +10,7 @@ import time
 import pytest
 import yaml
 
+import lightconv_plugin.report
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.demo import run
 from lightconv_plugin.recipes.demo.results import Result, write_report
@@ -92,6 +93,8 @@ def test_without_the_report_s_libraries_the_table_is_what_to_open(tmp_path, monk
         (tmp_path / system / "result.json").touch()
     for name in [name for name in sys.modules if name.startswith("lightconv_plugin.report")]:
         monkeypatch.delitem(sys.modules, name)
+    # Importing it again sets this attribute, which is restored as well.
+    monkeypatch.setattr(lightconv_plugin, "report", lightconv_plugin.report)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert run.write_page(tmp_path) == tmp_path / "report.md"
     assert "matplotlib is not installed: pip install '.[report]'" in capsys.readouterr().err
