@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import read_lines
@@ -16,7 +16,8 @@ from lightconv_plugin.scoring.significance import SAMPLES, compare, read_other
 from lightconv_plugin.text.recipe import Tokeniser
 
 Languages = tuple[str | None, str | None]
-OTHER_TOKENISERS: tuple[Tokeniser, ...] = ("none", "jieba", "sudachi")  # their tokens do not have Moses' rules
+# Those whose tokens are not joined by Moses' rules.
+OTHER_TOKENISERS: tuple[Tokeniser, ...] = tuple(name for name in get_args(Tokeniser) if "moses" not in name)
 _FACTS = {
     "parameters": "parameters = {:,}",
     "sentences_per_second": "speed = {:.2f} sentences/s",
