@@ -3,6 +3,7 @@
 import importlib.util
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -139,6 +140,56 @@ def test_no_idle_workers(dictionary, text, tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "PATIENCE", 1)
     with pytest.raises(threading.BrokenBarrierError):
         theirs(FileBinarizer, str(text), "mmap", Meeting(dictionary), str(tmp_path / "a"), len(dictionary), 2)
+
+
+class Failing(VocabularyDatasetBinarizer):
+    """Calls `fail` in the process of the second part."""
+
+    def __init__(self, dictionary, fail):
+        super().__init__(dictionary)
+        self.first, self.fail = os.getpid(), fail
+
+    def binarize_line(self, line, summary):
+        if os.getpid() != self.first:
+            self.fail()
+        return super().binarize_line(line, summary)
+
+
+class Unusual(Exception):
+    """Cannot be unpickled: pickle calls it with a single argument."""
+
+    def __init__(self, line, column):
+        super().__init__(f"line {line}, column {column}")
+
+
+def kill_this_process():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raise_unusual():
+    raise Unusual(3, 4)
+
+
+def raise_usual():
+    raise LookupError("no such word")
+
+
+@pytest.mark.parametrize(
+    ("fail", "kind", "message"),
+    [
+        (raise_usual, LookupError, "no such word"),
+        (raise_unusual, RuntimeError, "line 3, column 4"),
+        (kill_this_process, RuntimeError, r"exit status -9; .*: try fewer --workers"),
+    ],
+)
+def test_what_goes_wrong_in_another_process_is_said(fail, kind, message, dictionary, text, tmp_path):
+    """fairseq's pool waits for ever for the part of a process that was killed, or raised what cannot be unpickled."""
+    binarizer = Failing(dictionary, fail)
+    with pytest.raises(kind, match=message) as raised:
+        FileBinarizer.multiprocess_dataset(str(text), "mmap", binarizer, str(tmp_path / "a"), len(dictionary), 2)
+    if fail is not kill_this_process:
+        assert "binarize_line" in str(raised.value.__cause__)  # its traceback
+    assert not multiprocessing.active_children()
 
 
 FAILING = """
