@@ -18,6 +18,30 @@ def assert_close(found: dict, wanted: dict, limit: float):
         torch.testing.assert_close(found[name], tensor, rtol=limit, atol=limit * scale + 1e-6, msg=said)
 
 
+def on(device: torch.device, batch: dict) -> dict:
+    inputs = {name: tensor.to(device) for name, tensor in batch["net_input"].items()}
+    return {**batch, "net_input": inputs, "target": batch["target"].to(device)}
+
+
+def assert_as_close(found: dict, like: dict, truth: dict, dtype: torch.dtype):
+    """`found` is off the truth by little more than `like`, which was computed with the same precision.
+
+    A fixed limit alone does not do for the gradients of a whole model: norms of small vectors multiply the rounding, by
+    how much depends on the weights. In bfloat16, where some units of a small model even fall on the other side of a
+    ReLU, all gradients are one vector.
+    """
+    results = [{n: x.double() for n, x in r.items() if not n.endswith("k_proj.bias")} for r in (found, like, truth)]
+    floor = 1e-3
+    if dtype != torch.float32:
+        losses = [result.pop("loss") for result in results]
+        torch.testing.assert_close(losses[0], losses[1], rtol=2e-2, atol=0)
+        results, floor = [{"all": torch.cat([x.flatten() for x in result.values()])} for result in results], 0.1
+    found, like, truth = results
+    for name, exact in truth.items():
+        off, allowed = (float((result[name] - exact).norm()) for result in (found, like))
+        assert off <= 3 * allowed + floor * float(exact.norm()), name
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("words", [41, 8368, 32768])
 def test_the_loss_is_the_cpus(words, dtype, cuda):
@@ -162,13 +186,19 @@ def test_joined_layers_train_as_separate_ones(arch, cuda):
 @pytest.mark.parametrize("arch", ["dynamicconv", "transformer"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_step_with_dropout_has_the_cpus_gradients(arch, dtype, cuda):
-    """A whole step: the host draws the same masks for both. Embeddings are not dropped: torch draws those."""
+    """A whole step: the host draws the same masks for both, but not those of embeddings and of a mixer's input."""
     pytest.importorskip("fairseq", reason="fairseq is not installed")
     from lightconv_plugin.models.joined import join_passes
     from tests.models import test_step_graphs as cases
     from tests.models import toys
 
-    dropped = {"dropout": 0.3, "relu_dropout": 0.2, "weight_dropout": 0.2, "attention_dropout": 0.0}
+    dropped = {
+        "dropout": 0.3,
+        "relu_dropout": 0.2,
+        "weight_dropout": 0.2,
+        "attention_dropout": 0.0,
+        "input_dropout": 0.0,
+    }
     mixer = {"encoder_conv_type": "attention", "decoder_conv_type": "attention"} if arch == "transformer" else {}
     torch.manual_seed(0)
     model, loss = toys.build("dynamicconv", **dropped, **mixer).to(dtype).train(), cases.criterion()
@@ -176,13 +206,12 @@ def test_a_step_with_dropout_has_the_cpus_gradients(arch, dtype, cuda):
     for side in (model.encoder, model.decoder):
         side.dropout_module.p = 0.0
     results = []
-    for device in (torch.device("cpu"), cuda):
-        on_it, batch = copy.deepcopy(model).to(device), cases.BATCHES[0]
-        inputs = {name: tensor.to(device) for name, tensor in batch["net_input"].items()}
+    for device, kind in ((cuda, dtype), (torch.device("cpu"), dtype), (torch.device("cpu"), torch.float64)):
+        on_it = copy.deepcopy(model).to(device, kind)
         torch.manual_seed(3)
-        value = cases.plain_step(on_it, loss, {**batch, "net_input": inputs, "target": batch["target"].to(device)})[0]
+        value = cases.plain_step(on_it, loss, on(device, cases.BATCHES[0]))[0]
         results.append({name: x.cpu() for name, x in ({"loss": value.detach()} | cases.gradients(on_it)).items()})
-    assert_close(*results, 1e-3 if dtype == torch.float32 else 1e-1)
+    assert_as_close(*results, dtype)
 
 
 @pytest.mark.parametrize("arch", ["dynamicconv", "transformer"])
@@ -201,17 +230,16 @@ def test_steps_in_graphs_have_the_same_gradients(arch, dtype, cuda):
     join_passes(model)
     loss = cases.criterion()
     graphs = StepGraphs(model, loss, recorder=CudaGraphs(cuda), pad=cases.PAD, left_pad_source=True)
-    limit = 1e-4 if dtype == torch.float32 else 5e-2
+    exact = copy.deepcopy(model).cpu().double()
     for batch in [*cases.BATCHES, cases.sample(20, 30, 30)] * 3:
-        inputs = {name: tensor.to(cuda) for name, tensor in batch["net_input"].items()}
-        batch = {**batch, "net_input": inputs, "target": batch["target"].to(cuda)}
-        model.zero_grad(set_to_none=True)
-        wanted = cases.plain_step(model, loss, batch)[0]
-        wanted_gradients = cases.gradients(model)
-        model.zero_grad(set_to_none=True)
-        found = graphs.step(batch, cases.PLAIN)[0]
-        torch.testing.assert_close(found, wanted, rtol=limit, atol=limit)
-        assert_close(cases.gradients(model), wanted_gradients, limit)
+        results = []
+        for step in (graphs.step, lambda batch, _: cases.plain_step(model, loss, batch)):
+            model.zero_grad(set_to_none=True)
+            value = step(on(cuda, batch), cases.PLAIN)[0]
+            results.append({name: x.cpu() for name, x in ({"loss": value} | cases.gradients(model)).items()})
+        exact.zero_grad(set_to_none=True)
+        value = cases.plain_step(exact, loss, batch)[0]
+        assert_as_close(*results, {"loss": value} | cases.gradients(exact), dtype)
 
 
 def test_a_graph_of_a_step_drops_anew(cuda):
@@ -223,7 +251,5 @@ def test_a_graph_of_a_step_drops_anew(cuda):
 
     model = toys.build("dynamicconv", dropout=0.3).to(cuda).train()
     graphs = StepGraphs(model, cases.criterion(), recorder=CudaGraphs(cuda), pad=cases.PAD, left_pad_source=True)
-    batch = cases.BATCHES[0]
-    inputs = {name: tensor.to(cuda) for name, tensor in batch["net_input"].items()}
-    batch = {**batch, "net_input": inputs, "target": batch["target"].to(cuda)}
+    batch = on(cuda, cases.BATCHES[0])
     assert len({float(graphs.step(batch, cases.PLAIN)[0]) for _ in range(6)}) == 6
