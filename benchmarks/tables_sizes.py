@@ -18,6 +18,7 @@ _TRAINED = {
     "multi30k_en_de": 29_000,
     "multi30k_en_de/bpe_dropout": 29_000,
     "iwslt15_en_vi/small": 133_129,
+    "iwslt15_en_vi/large_batch": 133_129,
     "tatoeba_de_en": 160_078,
 }
 
