@@ -26,11 +26,13 @@ _BEFORE = ("x", "世")  # words that stay the same in every kind of subwords and
 
 
 class _SideTokenizer:
-    """Dictionary and text of one side; its encoder is created at first use."""
+    """Dictionary and text of one side; its encoder is created at first use, from the content of the text's file, which
+    may have changed or be gone by then."""
 
-    def __init__(self, dictionary: Dictionary, text: TextSide):
+    def __init__(self, dictionary: Dictionary, text: TextSide, content: bytes | None):
         self.dictionary = dictionary
         self.text = text
+        self._content = content
         self._encode: Callable[[str], list[str]] | None = None
         self._decode: Callable[[list[str]], str] | None = None
 
@@ -39,7 +41,7 @@ class _SideTokenizer:
 
     def encode(self, line: str) -> list[str]:
         if self._encode is None:
-            self._encode = self.text.encode()
+            self._encode = self.text.encode(self._content)
         return self._encode(line)
 
     def decode(self, pieces: list[str]) -> str:
@@ -104,9 +106,10 @@ class LightConvTokenizer(PreTrainedTokenizer):
                 continue
             name = dictionary_name(lang)
             self._files[name] = read_bytes(directory, name, _MOST)
+            content = None
             if text.file is not None:
-                self._files[text.file.name] = read_bytes(directory, text.file.name, _MOST)
-            sides.append(_SideTokenizer(Dictionary.of_bytes(self._files[name], directory / name), text))
+                content = self._files[text.file.name] = read_bytes(directory, text.file.name, _MOST)
+            sides.append(_SideTokenizer(Dictionary.of_bytes(self._files[name], directory / name), text, content))
         assert sides[1] is not None  # text.json has a target
         self._source, self._target = sides[0], sides[1]
         self._current: _SideTokenizer = self._source or self._target

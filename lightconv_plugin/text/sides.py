@@ -29,13 +29,13 @@ class TextSide:
     subwords: Subwords
     file: Path | None = None
 
-    def encode(self) -> Callable[[str], list[str]]:
-        """A function that turns a raw line into pieces.
+    def encode(self, content: bytes | None = None) -> Callable[[str], list[str]]:
+        """A function that turns a raw line into pieces. content: of `file`, if it has been read before.
 
         Raises:
             InputError: the file is damaged. TokeniserError, a subclass: see there.
         """
-        tokenise, split = self._tokenise(), self._split()
+        tokenise, split = self._tokenise(), self._split(content)
         return lambda line: split(tokenise(line)).split()
 
     def decode(self) -> Callable[[list[str]], str]:
@@ -52,10 +52,10 @@ class TextSide:
         except (ValueError, RuntimeError) as error:
             raise TokeniserError(str(error)) from error
 
-    def _split(self) -> Callable[[str], str]:
+    def _split(self, content: bytes | None) -> Callable[[str], str]:
         if self.file is None or self.subwords == "words":
             return lambda line: line
         try:
-            return (bpe_encoder if self.subwords == "bpe" else sentencepiece_encoder)(self.file)
+            return (bpe_encoder if self.subwords == "bpe" else sentencepiece_encoder)(self.file, content)
         except ValueError as error:
             raise InputError(str(error)) from error

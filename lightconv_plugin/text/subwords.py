@@ -35,8 +35,9 @@ def kind_of(pieces: Iterable[str]) -> Subwords:
     return cast(Subwords, kind) if marked[kind] * 100 >= max(total, 1) else "words"
 
 
-def read_merges(codes: Path) -> Any:
-    """subword-nmt's encoder (`apply_bpe.BPE`) with the merges of `codes`, which may be none.
+def read_merges(codes: Path, content: bytes | None = None) -> Any:
+    """subword-nmt's encoder (`apply_bpe.BPE`) with the merges of `codes`, which may be none. content: of that file, if
+    it has been read before.
 
     Raises:
         ValueError: it is not a file of merges. OSError: it cannot be read.
@@ -44,7 +45,8 @@ def read_merges(codes: Path) -> Any:
     from subword_nmt.apply_bpe import BPE
 
     try:
-        text = Path(codes).read_text(encoding="utf-8")
+        content = Path(codes).read_bytes() if content is None else content
+        text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8").read()
         if text == NO_MERGES:
             bpe = BPE(io.StringIO(f"{text}a b\n"))  # it fails without a merge
             bpe.bpe_codes = {}
@@ -54,13 +56,14 @@ def read_merges(codes: Path) -> Any:
         raise ValueError(f"{codes} is not a file of merges as `subword-nmt learn-bpe` writes it") from error
 
 
-def bpe_encoder(codes: Path) -> Callable[[str], str]:
+def bpe_encoder(codes: Path, content: bytes | None = None) -> Callable[[str], str]:
     """A function that encodes a tokenised line with the merges of `codes`, like `subword-nmt apply-bpe -c codes`.
+    content: of that file, if it has been read before.
 
     Raises:
         ValueError: it is not a file of merges. OSError: it cannot be read.
     """
-    bpe = read_merges(codes)
+    bpe = read_merges(codes, content)
 
     def encode(line: str) -> str:
         if len(bpe.cache) > _CACHED_WORDS:
@@ -70,15 +73,16 @@ def bpe_encoder(codes: Path) -> Callable[[str], str]:
     return encode
 
 
-def sentencepiece_encoder(model: Path) -> Callable[[str], str]:
-    """A function that encodes a line by a sentencepiece model; spaces separate the pieces.
+def sentencepiece_encoder(model: Path, content: bytes | None = None) -> Callable[[str], str]:
+    """A function that encodes a line by a sentencepiece model; spaces separate the pieces. content: of that file, if it
+    has been read before.
 
     Raises:
         ValueError: the file is not a sentencepiece model. OSError: it cannot be read.
     """
     import sentencepiece
 
-    content = Path(model).read_bytes()
+    content = Path(model).read_bytes() if content is None else content
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(content)

@@ -211,14 +211,17 @@ def test_it_is_saved_byte_for_byte(tokenizer, exported, tmp_path):
         again.save_pretrained(tmp_path / "third", filename_prefix="my")
 
 
-def test_it_outlives_its_directory_and_travels(exported, tmp_path):
-    tokenizer = LightConvTokenizer.from_pretrained(shutil.copytree(exported, tmp_path / "model"))
+def test_it_outlives_its_directory_and_travels(exported, tokenizer, tmp_path, monkeypatch):
     expected = tokenizer(TEXT)["input_ids"]
-    for twin in (pickle.loads(pickle.dumps(tokenizer)), copy.deepcopy(tokenizer)):
-        assert twin(TEXT)["input_ids"] == expected
+    shutil.copytree(exported, tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    fresh, replaced = (LightConvTokenizer.from_pretrained("model") for _ in range(2))  # neither has read a text
+    (tmp_path / "model" / "source.bpe").write_text("#version: 0.2\na b\n", encoding="utf-8")
+    assert replaced(TEXT)["input_ids"] == expected
     shutil.rmtree(tmp_path / "model")
-    assert tokenizer(TEXT)["input_ids"] == expected
-    tokenizer.save_pretrained(tmp_path / "saved")
+    for twin in (pickle.loads(pickle.dumps(fresh)), copy.deepcopy(fresh), fresh, pickle.loads(pickle.dumps(replaced))):
+        assert twin(TEXT)["input_ids"] == expected
+    fresh.save_pretrained(tmp_path / "saved")
     assert LightConvTokenizer.from_pretrained(tmp_path / "saved")(TEXT)["input_ids"] == expected
 
 
