@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import ForcedEOSTokenLogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import ForcedEOSTokenLogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.modeling_outputs import BaseModelOutput, ModelOutput
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.hf.cache import LightConvCache
 from lightconv_plugin.hf.config import LightConvConfig
+from lightconv_plugin.hf.stopping import StopTexts
 from lightconv_plugin.hf.weights import check_saved, checked_arguments
 from lightconv_plugin.modules.config import StackConfig
 from lightconv_plugin.modules.transformer import Decoder, Encoded, Encoder
@@ -193,6 +195,16 @@ class LightConvPreTrainedModel(PreTrainedModel):
                 end = processor.eos_token_id
                 found[i] = EndKeepsItsScore(processor.max_length, end, str(end.device))
         return found
+
+    def _get_stopping_criteria(
+        self, generation_config: Any, stopping_criteria: Any, tokenizer: Any = None, **kwargs: Any
+    ) -> StoppingCriteriaList:
+        strings = generation_config.stop_strings
+        if strings is not None and tokenizer is not None:
+            generation_config = copy.copy(generation_config)
+            generation_config.stop_strings = None
+            stopping_criteria = StoppingCriteriaList([*(stopping_criteria or ()), StopTexts(strings, tokenizer)])
+        return super()._get_stopping_criteria(generation_config, stopping_criteria, tokenizer, **kwargs)  # type: ignore[misc]
 
     def _decode(
         self,

@@ -5,18 +5,21 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from lightconv_plugin.checkpoints.exported import open_exported
+from lightconv_plugin.checkpoints.saving import Side, save_exported
 from lightconv_plugin.generation.beam_search import Search, SearchOptions
 from lightconv_plugin.generation.steps import StepModel
 from lightconv_plugin.generation.translator import Translator
 from lightconv_plugin.hf import LightConvCache
 from lightconv_plugin.modules import MIXERS
+from lightconv_plugin.text.recipe import Recipe
+from lightconv_plugin.text.sides import TextSide
 from tests.checkpoints import exports
 from tests.hf.models import (
     EOS,
     ONE_OF_EACH,
     PAD,
     close,
-    export_language_model,
+    dictionary,
     export_seq2seq,
     language_model,
     padded,
@@ -225,21 +228,38 @@ def test_what_is_not_supported_is_refused():
         model.generate(prompt, output_attentions=True, return_dict_in_generate=True, max_new_tokens=3)
 
 
-def test_texts_that_stop_the_generation(exported, tmp_path):
-    directory = export_language_model(tmp_path / "model")
-    # transformers learns what a token adds to a text by decoding it after this word.
-    known = (directory / "dict.txt").read_text(encoding="utf-8")
-    (directory / "dict.txt").write_text(known.replace("Straße", "abcdef"), encoding="utf-8")
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
-    options = {"do_sample": False, "min_new_tokens": 9, "max_new_tokens": 12}
-    batch = tokenizer("the dog", return_tensors="pt")
-    found = model.generate(**batch, **options)[0].tolist()
-    stop = tokenizer.convert_ids_to_tokens(found[5])
-    stopped = model.generate(**batch, **options, stop_strings=stop, tokenizer=tokenizer)
-    assert stopped[0].tolist() == found[: found.index(found[5], 3) + 1]
+@pytest.mark.parametrize(
+    ("strings", "count"),
+    [("dog", 3), (["o", "x"], 2), ("dog.", 4), (["dog. the", "never"], 5), ("the dog", 3), ("never", 7), ("a dog", 7)],
+)
+def test_texts_that_stop_the_generation(strings, count, tmp_path):
+    (tmp_path / "merges").write_text("#version: 0.2\nd o\n", encoding="utf-8")
+    text = TextSide(Recipe("moses", "en"), "bpe", tmp_path / "merges")
+    symbols = ["the", "do@@", "g", ".", "a"]
+    model = plain(language_model(vocab_size=4 + len(symbols)))
+    side = Side(None, dictionary(symbols), text)
+    save_exported(tmp_path / "model", model, target=side, max_target_positions=50)
+    model, tokenizer = (kind.from_pretrained(tmp_path / "model") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    prompt = tokenizer(["a dog", "the dog . a dog"], padding=True, return_tensors="pt")
+    length, words = prompt["input_ids"].shape[1], tokenizer.convert_tokens_to_ids("the do@@ g . the the g".split())
+    options = {"prefix_allowed_tokens_fn": lambda _, ids: [words[len(ids) - length]], "max_new_tokens": len(words)}
+    for beams in (1, 2):
+        found = model.generate(**prompt, **options, num_beams=beams, stop_strings=strings, tokenizer=tokenizer)
+        assert found[:, length:].tolist() == [words[:count]] * 2, beams
+
+
+def test_translations_that_stop_at_a_text(exported):
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(exported), AutoTokenizer.from_pretrained(exported)
     batch = tokenizer("zwei Hunde", return_tensors="pt")
     assert torch.equal(model.generate(**batch, tokenizer=tokenizer), model.generate(**batch))
+    options = {"num_beams": 1, "min_new_tokens": 9, "max_new_tokens": 12}
+    found = model.generate(**batch, **options)[0].tolist()
+    stop = tokenizer.decode(found[3:5])
+    stopped = model.generate(**batch, **options, stop_strings=stop, tokenizer=tokenizer)[0].tolist()
+    assert stopped == found[: len(stopped)] and 2 <= len(stopped) <= 5
+    assert stop in tokenizer.decode(stopped) and stop not in tokenizer.decode(stopped[:-1])
+    with pytest.raises(ValueError, match="stop strings"):
+        model.generate(**batch, stop_strings=stop)
 
 
 def test_hidden_states_of_each_step():
