@@ -28,6 +28,8 @@ class TranslationPipeline(Pipeline):
 
     def __call__(self, texts: Any, **kwargs: Any) -> Any:
         """A dict for each text of a list; lists for a single text, and if there are several translations."""
+        if isinstance(texts, list) and not texts:
+            return []
         found = super().__call__(texts, **kwargs)
         if isinstance(texts, list) and all(isinstance(each, list) and len(each) == 1 for each in found):
             return [each[0] for each in found]
