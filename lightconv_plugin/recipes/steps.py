@@ -17,8 +17,11 @@ try:
 except ImportError:  # Python 3.10
     import tomli as tomllib
 
+from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.files import atomic_write
 from lightconv_plugin.progress import say
+
+STAMPS = ".steps"  # in a folder that steps fill
 
 
 def cores() -> int:
@@ -73,6 +76,16 @@ def entries(folder: Path) -> list[str]:
     ]
 
 
+def check_own(root: Path, outputs: Sequence[Path]) -> None:
+    """Raise CorpusError for an output that exists in a folder in which no steps have begun."""
+    if not (root / STAMPS).exists():
+        for path in filter(os.path.lexists, outputs):
+            raise CorpusError(
+                f"`out` {root} has a {path.relative_to(root)} that lightconv did not make, and that would be replaced: "
+                "name another folder, or move it away"
+            )
+
+
 class Digests:
     """`digest` with a cache on disk for large files, valid while their size, inode and change time stay the same.
 
@@ -124,7 +137,7 @@ class Steps:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._stamps = root / ".steps"
+        self._stamps = root / STAMPS
         self._stamps.mkdir(parents=True, exist_ok=True)
         self._lock = (self._stamps / "lock").open("w")
         # A program started by a step may outlive this process, so it can hold the lock too (Popen, close_fds=False).

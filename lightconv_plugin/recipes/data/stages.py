@@ -24,7 +24,7 @@ from lightconv_plugin.recipes.data import bpe
 from lightconv_plugin.recipes.data.binarise import binarise
 from lightconv_plugin.recipes.data.options import SPLITS
 from lightconv_plugin.recipes.data.text_pool import map_file
-from lightconv_plugin.recipes.steps import Steps, remove, write_text
+from lightconv_plugin.recipes.steps import Steps, check_own, remove, write_text
 from lightconv_plugin.text.recipe import Recipe
 
 LineMap = tuple[Callable[..., Callable[[str], str]], tuple]  # a factory and its arguments, as for `map_file`
@@ -49,8 +49,10 @@ class Plan(NamedTuple):
     about: Callable[[], Mapping[str, object]] | None = None
 
     def run(self) -> None:
-        """Run the stages that are not done. CorpusError if one of them would replace the user's text."""
+        """Run the stages that are not done. CorpusError if one of them would replace the user's files."""
         self._check_inputs()
+        about = [self.out / "corpus.json"] if self.about else []
+        check_own(self.out, [*about, *(path for stage in self.stages for path in stage.outputs)])
         with Steps(self.out) as steps:
             run_stages(steps, self.stages)
             if self.about:

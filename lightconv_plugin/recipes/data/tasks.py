@@ -14,6 +14,7 @@ from lightconv_plugin.recipes.data.download import fetch, need_disk, no_space, p
 from lightconv_plugin.recipes.data.language_model import WIKITEXT2, WIKITEXT103, plan_files
 from lightconv_plugin.recipes.data.options import Options, Parser, Request, as_typed, make_parser, make_request
 from lightconv_plugin.recipes.data.stages import Plan
+from lightconv_plugin.recipes.steps import check_own
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,7 @@ def run(name: str, chosen: Options) -> Request:
     for module in task.modules:
         if importlib.util.find_spec(module) is None:
             raise InputError(f"{name} needs the package {module}, which is not installed: pip install {module}")
+    check_own(request.out, [request.out / "data-bin"])  # before a download; a plan knows all outputs
     try:
         if task.published and not (task.own_files and chosen.data):
             obtain(request)

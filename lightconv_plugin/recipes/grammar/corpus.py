@@ -16,7 +16,7 @@ from typing import TypeVar
 from lightconv_plugin.recipes.grammar import lexicon as lexicon
 from lightconv_plugin.recipes.grammar.lexicon import Noun, Verb
 from lightconv_plugin.recipes.grammar.phrases import MODALS, NP, SINGULAR_ONLY, Clause, Place, Relative, sentence
-from lightconv_plugin.recipes.steps import Steps
+from lightconv_plugin.recipes.steps import Steps, check_own
 
 T = TypeVar("T")
 LIVING = ("person", "animal")
@@ -230,6 +230,8 @@ def write_corpus(out: Path, seed: int, sizes: dict[str, int]) -> None:
             for side in (0, 1):
                 next(paths).write_text("".join(row[side] + "\n" for row in rows), encoding="utf-8")
 
+    outputs = [out / f"{split}.{lang}" for split in SPLITS for lang in ("en", "de")]
+    check_own(out, outputs)
     with Steps(out) as steps:
         steps.run(
             "corpus",
@@ -238,6 +240,6 @@ def write_corpus(out: Path, seed: int, sizes: dict[str, int]) -> None:
             inputs=sorted(
                 here / name for name in ("corpus.py", "german.py", "lexicon.py", "lexicon.toml", "phrases.py")
             ),
-            outputs=[out / f"{split}.{lang}" for split in SPLITS for lang in ("en", "de")],
+            outputs=outputs,
             params={"seed": seed, "sizes": sizes},
         )

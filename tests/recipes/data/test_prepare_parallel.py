@@ -375,6 +375,38 @@ def test_text_in_the_folder_to_fill_is_not_replaced(text, tmp_path, linked):
     assert {path.name: path.read_bytes() for path in raw.iterdir()} == before
 
 
+@pytest.mark.parametrize(
+    "task, name",
+    [
+        *(("parallel", name) for name in ("raw/train.en", "bpe/codes", "data-bin/dict.en.txt", "corpus.json")),
+        ("smoke", "text/test.de"),
+        ("multi30k_en_de", "data-bin/dict.en.txt"),  # before anything is downloaded
+    ],
+)
+def test_files_that_were_made_otherwise_are_not_replaced(text, task, name, tmp_path):
+    """Those of a folder that someone filled by hand or by other programs."""
+    theirs = tmp_path / "out" / name
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("theirs\n", encoding="utf-8")
+    data = ("--data", text) if task == "parallel" else ()
+    done = prepare(tmp_path, task, *data, "--src", "en", "--tgt", "de", "--out", tmp_path / "out", *SMALL)
+    found = "data-bin" if name.startswith("data-bin") else name.removeprefix("text/")
+    assert done.returncode == 2
+    assert f" has a {found} that lightconv did not make, and that would be replaced" in done.stderr.splitlines()[-1]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [theirs]
+    assert theirs.read_text(encoding="utf-8") == "theirs\n"
+
+
+def test_other_files_of_the_folder_to_fill_stay(text, tmp_path):
+    theirs = tmp_path / "out/raw/train.fr"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("theirs\n", encoding="utf-8")
+    options = ("--src", "en", "--tgt", "de", "--out", tmp_path / "out", *SMALL)
+    for _ in range(2):
+        assert prepare(tmp_path, "parallel", "--data", text, *options).returncode == 0
+    assert theirs.read_text(encoding="utf-8") == "theirs\n"
+
+
 def test_a_language_that_moses_does_not_know(text, tmp_path):
     folder = tmp_path / "text"
     folder.mkdir()
