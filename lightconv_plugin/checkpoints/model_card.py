@@ -116,6 +116,19 @@ def _usage(name: str, config: ModelConfig, settings: Settings, search: SearchDef
             f"model = AutoModelForCausalLM.from_pretrained({quoted})",
             "```",
         ]  # fmt: skip
+    transformers = [
+        "```python",
+        "import lightconv_plugin.hf",
+        "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer",
+        "",
+        f"tokenizer = AutoTokenizer.from_pretrained({quoted})",
+        f"model = AutoModelForSeq2SeqLM.from_pretrained({quoted})",
+        'output = model.generate(**tokenizer(["…"], return_tensors="pt"))',
+        "print(tokenizer.batch_decode(output, skip_special_tokens=True))",
+        "```",
+    ]
+    if config.decoder.adaptive_softmax is not None or config.decoder.adaptive_input is not None:
+        return [_installation("hf"), "", *transformers]  # our search has no such layers
     listed = ignored = ""
     if settings.shortlist:
         listed = f", among the words that `{SHORTLIST}` lists (`--shortlist none`: all words)"
@@ -137,15 +150,7 @@ def _usage(name: str, config: ModelConfig, settings: Settings, search: SearchDef
         "",
         f"With Hugging Face's transformers (`[hf]` instead of `[text]`){ignored}:",
         "",
-        "```python",
-        "import lightconv_plugin.hf",
-        "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer",
-        "",
-        f"tokenizer = AutoTokenizer.from_pretrained({quoted})",
-        f"model = AutoModelForSeq2SeqLM.from_pretrained({quoted})",
-        'output = model.generate(**tokenizer(["…"], return_tensors="pt"))',
-        "print(tokenizer.batch_decode(output, skip_special_tokens=True))",
-        "```",
+        *transformers,
     ]
 
 

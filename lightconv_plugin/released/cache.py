@@ -96,13 +96,26 @@ def record(name: str, **facts: Any) -> None:
 def clear(name: str | None = None) -> int:
     """Delete a model, or without a name everything, the table included. Returns the number of bytes freed.
 
-    The recorded checksum of a single model is kept: another download has to match it.
+    Downloads of the model that were interrupted are deleted, and its test set unless another model in the cache has
+    the same. The recorded checksums of a single model are kept: another download has to match them.
     """
-    folder = home() / find(name).folder if name else home()
-    freed = size(folder)
-    if folder.is_dir():
-        shutil.rmtree(folder)
+    freed = 0
+    for folder in _folders(find(name)) if name else [home()]:
+        freed += size(folder)
+        if folder.is_dir():
+            shutil.rmtree(folder)
     return freed
+
+
+def _folders(model: Model) -> list[Path]:
+    """The folders of the cache that only this model needs."""
+    names = [model.folder]
+    if not any(
+        other.test_folder == model.test_folder and other.folder != model.folder and (home() / other.folder).is_dir()
+        for other in MODELS.values()
+    ):
+        names.append(model.test_folder)
+    return [place for name in names for place in (home() / name, downloads(name))]
 
 
 def size(folder: Path) -> int:

@@ -1,9 +1,10 @@
 """Files of lexical shortlists: for each source word, the target words that are likely in its translation.
 
 A file with a single tab in its first line is a vocabulary map as CTranslate2 reads it: in each line a source phrase, a
-tab, and the target words that it allows, separated by spaces. Any other file is a lexical table as Marian reads it: in
-each line a target word, a source word and a probability. The target words of an empty phrase, or of the source word
-NULL, are always allowed. The target word NULL, for source words without a translation, allows nothing.
+tab, and the target words that it allows, separated by spaces; of a phrase's lines, the last one counts. Any other file
+is a lexical table as Marian reads it: in each line a target word, a source word and a probability. The target words of
+an empty phrase, or of the source word NULL, are always allowed. The target word NULL, for source words without a
+translation, allows nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ NULL = "NULL"  # a lexical table's source word for target words that translate n
 NO_SHORTLIST = Path("none")  # instead of a file: the whole vocabulary
 
 Phrase = tuple[int, ...]
+Entry = tuple[int, list[str], list[str]]
 
 
 def read_lists(path: Path, source: Any, target: Any) -> dict[Phrase, set[int]]:
@@ -30,7 +32,7 @@ def read_lists(path: Path, source: Any, target: Any) -> dict[Phrase, set[int]]:
     """
     unknown: dict[tuple[str, str], int] = {}
     lists: dict[Phrase, set[int]] = {}
-    for number, (phrase, words) in enumerate(entries(path), 1):
+    for number, phrase, words in entries(path):
         if words == [NULL] and NULL not in target:
             continue
         for dictionary, side, some in ((source, "source", phrase), (target, "target", words)):
@@ -47,8 +49,9 @@ def read_lists(path: Path, source: Any, target: Any) -> dict[Phrase, set[int]]:
     return lists
 
 
-def entries(path: Path) -> Iterator[tuple[list[str], list[str]]]:
-    """Of each line of a file, the words of the source phrase, and target words that it allows; [] is the empty phrase.
+def entries(path: Path) -> Iterator[Entry]:
+    """Of each line of a file that counts, its number, the words of the source phrase, and target words that it allows;
+    [] is the empty phrase.
 
     Raises InputError if the file cannot be read, is empty, or has a line of another form.
     """
@@ -56,14 +59,14 @@ def entries(path: Path) -> Iterator[tuple[list[str], list[str]]]:
     return _vocabulary_map(path, lines) if lines[0].count("\t") == 1 else _lexical_table(path, lines)
 
 
-def _lexical_table(path: Path, lines: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
+def _lexical_table(path: Path, lines: Sequence[str]) -> Iterator[Entry]:
     for number, line in enumerate(lines, 1):
         fields = re.split("[ \t]+", line.strip(" \t"), maxsplit=3)  # a word may have spaces of other kinds
         if len(fields) != 3 or not _is_probability(fields[2]):
             raise InputError(
                 f"{path}, line {number}: expected a target word, a source word and a probability, got {line[:80]!r}"
             )
-        yield ([] if fields[1] == NULL else [fields[1]]), [fields[0]]
+        yield number, ([] if fields[1] == NULL else [fields[1]]), [fields[0]]
 
 
 def _is_probability(text: str) -> bool:
@@ -73,14 +76,16 @@ def _is_probability(text: str) -> bool:
         return False
 
 
-def _vocabulary_map(path: Path, lines: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
+def _vocabulary_map(path: Path, lines: Sequence[str]) -> Iterator[Entry]:
+    last: dict[tuple[str, ...], Entry] = {}
     for number, line in enumerate(lines, 1):
         phrase, tab, words = line.partition("\t")
         if not tab or "\t" in words:
             raise InputError(
                 f"{path}, line {number}: expected a source phrase, a tab and target words, got {line[:80]!r}"
             )
-        yield _split(phrase), _split(words)
+        last[tuple(_split(phrase))] = number, _split(phrase), _split(words)
+    yield from last.values()
 
 
 def _split(text: str) -> list[str]:

@@ -1,11 +1,14 @@
 """The model card of an exported model: YAML that the hub reads, and nothing that nobody knows."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("safetensors")
 
 from lightconv_plugin.checkpoints.exported import SearchDefaults
 from lightconv_plugin.checkpoints.model_card import ModelCard, Score
+from lightconv_plugin.modules import AdaptiveSoftmaxConfig
 from tests.checkpoints import exports
 
 HARD = 'a "model": of\t#1 | `x`\\ $(touch executed) – läuft'
@@ -71,6 +74,15 @@ def test_what_it_says(tmp_path):
     ):
         assert said in text, said
     assert "model-index" not in text and "shortlist" not in text
+
+
+def test_a_model_that_only_transformers_translates_with(tmp_path):
+    """`lightconv translate` refuses an adaptive softmax."""
+    adaptive = {"adaptive_softmax": AdaptiveSoftmaxConfig((40, 100), 2.0), "share_input_output": False}
+    config = replace(exports.pair(), decoder=replace(exports.pair().decoder, **adaptive))
+    text = card(tmp_path / "m", config)
+    assert "lightconv translate" not in text and "Translator" not in text
+    assert "AutoModelForSeq2SeqLM" in text and "pip install '.[hf]'" in text
 
 
 def test_a_shortlist(tmp_path):

@@ -74,6 +74,13 @@ def test_a_vocabulary_map(tmp_path):
     assert beyond_the_frequent(shortlist, "hund", "der") == {"the", ",", "7"}
 
 
+def test_the_last_line_of_a_phrase_counts(tmp_path):
+    """As CTranslate2 reads a vocabulary map: a later line replaces an earlier one, also that of the empty phrase."""
+    shortlist = read(tmp_path, "\thome\nder\tthe\nder hund\thouse\nder\tdog unknown\nder\tdog\n\t,\nder  hund\t7\n")
+    assert beyond_the_frequent(shortlist, "der") == {"dog", ","}
+    assert beyond_the_frequent(shortlist, "der", "hund") == {"dog", "7", ","}
+
+
 def test_there_are_always_enough_words_for_the_beam(tmp_path):
     found = read(tmp_path, "the der 1\n", beam=110).words(torch.tensor([[5, 2]])).tolist()
     assert found == [*range(4 + 220)]

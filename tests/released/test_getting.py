@@ -90,6 +90,22 @@ def test_it_is_downloaded_once_and_exported_as_asked(server, home, lightconv):
     assert not home.exists()
 
 
+def test_a_model_is_cleared_with_its_test_set_unless_another_one_needs_it(home, lightconv):
+    """And with downloads that were interrupted."""
+    other = MODELS["lightconv.no_glu.iwslt14.de-en"]
+    assert other.test_folder == MODEL.test_folder
+    model, test = f"{MODEL.folder}/model.pt", f"{MODEL.test_folder}/test.de-en.de.bin"
+    parts = [f"downloads/{name}/archive.part" for name in (MODEL.folder, MODEL.test_folder, other.folder)]
+    for name in (model, test, f"{other.folder}/model.pt", *parts):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_bytes(b"x")
+    left = {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file()}
+    for cleared, gone in ((MODEL, {model, parts[0]}), (other, {f"{other.folder}/model.pt", parts[2], test, parts[1]})):
+        lightconv("released", "--clear", cleared.name)
+        left -= gone
+        assert {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file()} == left
+
+
 def test_slow_cut_off_and_moved_downloads_are_resumed(server, home, lightconv):
     half = len(server.files[ARCHIVE]) // 2
     server.redirects[ARCHIVE] = f"{server.address}/moved/{ARCHIVE}"
