@@ -232,7 +232,7 @@ class Steps:
 
     def _remember(self, path: Path, files: Collection[str]) -> None:
         self._files[os.path.relpath(path, self.root)] = sorted(files)
-        write_text(self._record_of_files, json.dumps(self._files, ensure_ascii=False, indent=1))
+        write_text(self._record_of_files, json.dumps(self._files, indent=1))
 
     def value(
         self,
@@ -278,7 +278,7 @@ class Steps:
 
     def record(self, name: str, depends: Mapping[str, Any], result: Any) -> Any:
         """Record that a step is done, or started if the result is None; returns the result."""
-        write_text(self._stamp(name), json.dumps({**depends, "outputs": result}, ensure_ascii=False, indent=1))
+        write_text(self._stamp(name), json.dumps({**depends, "outputs": result}, indent=1))
         return result
 
     def forget(self, prefix: str) -> None:

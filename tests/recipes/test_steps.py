@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -131,6 +132,21 @@ def test_a_failure_leaves_no_output_and_is_repeated(setting):
     assert not (root / "out").exists() or not list((root / "out").iterdir())
     assert run() is True
     assert not list((root / "out").glob("*.tmp"))
+
+
+def test_names_that_are_not_utf_8(tmp_path):
+    """Those of files and of folders may be any bytes."""
+    text = tmp_path / os.fsdecode(b"caf\xe9")
+    text.write_text("x")
+
+    def make(out):
+        out.mkdir()
+        shutil.copy(text, out / text.name)
+
+    for new in (True, False):
+        with Steps(tmp_path / "root") as steps:
+            out = tmp_path / "root" / text.name
+            assert steps.run("s", "s", make, inputs=[text], outputs=[out], params={"text": str(text)}) is new
 
 
 def test_the_folder_can_be_moved(tmp_path):
