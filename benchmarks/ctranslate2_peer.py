@@ -50,7 +50,7 @@ def save(model: nn.Module, source, target, folder: Path, kind: str, shortlist: P
 def vocabulary_map(table: Path, file: Path) -> Path:
     """Write a shortlist as a vocabulary map: a source phrase, a tab, its target words; returns the file."""
     words: dict[str, list[str]] = {}
-    for phrase, some in entries(table):
+    for _, phrase, some in entries(table):
         words.setdefault(" ".join(phrase), []).extend(some)
     file.write_text("".join(f"{source}\t{' '.join(some)}\n" for source, some in words.items()), encoding="utf-8")
     return file

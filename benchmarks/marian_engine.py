@@ -97,7 +97,7 @@ def lexical_table(table: Path, file: Path, source) -> Path:
     """
     end = source[source.eos()]
     lines = [f"{end} {source[len(source) - 1]} 1\n"]
-    for phrase, targets in entries(table):
+    for _, phrase, targets in entries(table):
         if len(phrase) > 1:
             raise BenchmarkError(f"Marian has no lists of phrases, but {table} has {' '.join(phrase)!r}")
         lines += [f"{target} {phrase[0] if phrase else end} 1\n" for target in targets]
