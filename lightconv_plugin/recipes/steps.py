@@ -82,7 +82,7 @@ def check_own(root: Path, outputs: Sequence[Path]) -> None:
         for path in filter(os.path.lexists, outputs):
             raise CorpusError(
                 f"`out` {root} has a {path.relative_to(root)} that lightconv did not make, and that would be replaced: "
-                "name another folder, or move it away (to reproduce with what is there, set `no_prepare`)"
+                "name another folder, or move it away (lightconv reproduce takes what is there with `no_prepare`)"
             )
 
 
