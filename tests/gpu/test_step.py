@@ -192,13 +192,7 @@ def test_a_step_with_dropout_has_the_cpus_gradients(arch, dtype, cuda):
     from tests.models import test_step_graphs as cases
     from tests.models import toys
 
-    dropped = {
-        "dropout": 0.3,
-        "relu_dropout": 0.2,
-        "weight_dropout": 0.2,
-        "attention_dropout": 0.0,
-        "input_dropout": 0.0,
-    }
+    dropped = cases.STILL | {"dropout": 0.3, "relu_dropout": 0.2, "weight_dropout": 0.2}
     mixer = {"encoder_conv_type": "attention", "decoder_conv_type": "attention"} if arch == "transformer" else {}
     torch.manual_seed(0)
     model, loss = toys.build("dynamicconv", **dropped, **mixer).to(dtype).train(), cases.criterion()
