@@ -1,22 +1,15 @@
 """Patches for fairseq-preprocess on large texts: its slowest steps, and processes that it leaves idle."""
 
-import contextlib
-import multiprocessing
 import os
-import pickle
-import signal
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable
 from itertools import pairwise
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
 
 from lightconv_plugin.compat.registry import patch
+from lightconv_plugin.processes import called
 
 
 @patch(versions="all versions of fairseq")
@@ -74,67 +67,6 @@ def word_counts() -> None:
     Dictionary._add_file_to_dictionary_single_worker = staticmethod(_count_words)
 
 
-@contextlib.contextmanager
-def _processes(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> Iterator[list[Callable[[], Any]]]:
-    """Call a function in one process for each of the `calls`; what is yielded waits for a process and gives its result.
-
-    The processes end with the block. Each has a pipe of its own: the workers of a `multiprocessing.Pool` share one with
-    a lock, and the pool waits for ever if it ends a worker that holds it.
-    """
-    with contextlib.ExitStack() as stack:
-        results: list[Callable[[], Any]] = []
-        # A handler inherited from this process, such as that of the command `lightconv`, may raise where Python forgets
-        # what is raised, in a hook of the fork: the process would live on. So SIGTERM waits until it has another one.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        try:
-            for arguments in calls:
-                here, there = multiprocessing.Pipe(duplex=False)
-                process = multiprocessing.Process(target=_call, args=(there, function, arguments), daemon=True)
-                process.start()
-                there.close()
-                stack.callback(_end, process, here)
-                results.append(partial(_result, process, here))
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        yield results
-
-
-def _call(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """In a process: send what the function returns or raises, and the traceback."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    answer: tuple[Any, Exception | None, str]
-    try:
-        answer = function(*arguments), None, ""
-    except Exception as error:
-        answer = None, error, traceback.format_exc()
-    try:
-        pickle.loads(pickle.dumps(answer))
-    except Exception:  # an exception of somebody's own, say, with another number of arguments
-        answer = None, RuntimeError(f"in another process: {answer[1] or answer[0]!r}"), answer[2]
-    connection.send(answer)
-
-
-def _result(process: BaseProcess, connection: Connection) -> Any:
-    try:
-        result, error, said = connection.recv()
-    except EOFError:
-        process.join()
-        raise RuntimeError(
-            f"a process ended before its part was done (exit status {process.exitcode}; "
-            "-9 may mean that memory ran out): try fewer --workers"
-        ) from None
-    if error is not None:
-        raise error from RuntimeError(f"in another process:\n{said}")
-    return result
-
-
-def _end(process: BaseProcess, connection: Connection) -> None:
-    connection.close()
-    process.terminate()
-    process.join()
-
-
 @patch(versions="all versions of fairseq")
 def idle_workers() -> None:
     """fairseq binarises the first of N parts only after the others are done: two workers take as long as one.
@@ -165,7 +97,7 @@ def idle_workers() -> None:
             (binarizer, input_file, *chunk, part, dataset_impl, vocab_size)
             for chunk, part in zip(others, parts, strict=True)
         ]
-        with _processes(cls._binarize_chunk_and_finalize, calls) as results:
+        with called(cls._binarize_chunk_and_finalize, calls, ": try fewer --workers") as results:
             dataset, summary = cls._binarize_file_chunk(
                 binarizer, input_file, *first, output_prefix, dataset_impl, vocab_size
             )

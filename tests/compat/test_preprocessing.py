@@ -3,7 +3,6 @@
 import importlib.util
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +18,8 @@ from fairseq.data import Dictionary, indexed_dataset
 from fairseq.tokenizer import tokenize_line
 
 from lightconv_plugin import compat
+from lightconv_plugin.errors import InputError
+from tests import process_work as work
 from tests.fairseq_cli import REPOSITORY
 from tests.fastest import fastest
 from tests.warm_python import warm_python
@@ -155,21 +156,6 @@ class Failing(VocabularyDatasetBinarizer):
         return super().binarize_line(line, summary)
 
 
-class Unusual(Exception):
-    """Cannot be unpickled: pickle calls it with a single argument."""
-
-    def __init__(self, line, column):
-        super().__init__(f"line {line}, column {column}")
-
-
-def kill_this_process():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def raise_unusual():
-    raise Unusual(3, 4)
-
-
 def raise_usual():
     raise LookupError("no such word")
 
@@ -178,8 +164,8 @@ def raise_usual():
     ("fail", "kind", "message"),
     [
         (raise_usual, LookupError, "no such word"),
-        (raise_unusual, RuntimeError, "line 3, column 4"),
-        (kill_this_process, RuntimeError, r"exit status -9; .*: try fewer --workers"),
+        (work.raise_unusual, RuntimeError, "line 3, column 4"),
+        (work.kill_this_process, InputError, r"ended with status -9 .*: try fewer --workers"),
     ],
 )
 def test_what_goes_wrong_in_another_process_is_said(fail, kind, message, dictionary, text, tmp_path):
@@ -187,7 +173,7 @@ def test_what_goes_wrong_in_another_process_is_said(fail, kind, message, diction
     binarizer = Failing(dictionary, fail)
     with pytest.raises(kind, match=message) as raised:
         FileBinarizer.multiprocess_dataset(str(text), "mmap", binarizer, str(tmp_path / "a"), len(dictionary), 2)
-    if fail is not kill_this_process:
+    if fail is not work.kill_this_process:
         assert "binarize_line" in str(raised.value.__cause__)  # its traceback
     assert not multiprocessing.active_children()
 

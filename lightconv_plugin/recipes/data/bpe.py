@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
 
-from lightconv_plugin.recipes.data.text_pool import in_a_process, iter_lines
+from lightconv_plugin.processes import called
+from lightconv_plugin.recipes.data.text_pool import iter_lines
 from lightconv_plugin.text.subwords import NO_MERGES, read_merges
 from lightconv_plugin.text.subwords import bpe_encoder as encoder
 
@@ -42,7 +43,8 @@ def learn_codes(texts: Iterable[Path], merges: int, output: Path) -> None:
     Only the counts of the different words and of their symbol pairs are held in memory: several gigabytes for a large
     corpus. This runs in a separate process, so that the processes of the next step do not inherit that memory.
     """
-    in_a_process(_learn, tuple(texts), merges, output)
+    with called(_learn, [(tuple(texts), merges, output)]) as (learned,):
+        learned()
 
 
 def _learn(texts: Iterable[Path], merges: int, output: Path) -> None:

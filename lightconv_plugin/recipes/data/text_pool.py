@@ -5,29 +5,24 @@ Nothing here holds a whole text in memory: each process holds a few blocks of a 
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import io
 import multiprocessing
-import os
-import signal
-import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from tqdm import tqdm
 
 from lightconv_plugin.errors import CorpusError
+from lightconv_plugin.processes import begin_process, forking
 from lightconv_plugin.progress import progress
 
 BLOCK = 1 << 20  # bytes of text sent to a process at a time, enough to make the cost of sending small
 BOM = b"\xef\xbb\xbf"
-_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 _work: Callable[[str], str] | Exception  # what a process of the pool applies to a line; set when it starts
 
@@ -98,77 +93,6 @@ def write_lines(path: Path, lines: Iterable[str]) -> int:
             file.write(line + "\n")
             count += 1
     return count
-
-
-def _end_with_parent() -> None:
-    """For a thread in a pool's process: exit when the parent is gone, even if it was killed."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None  # the thread runs in a child
-    parent.join()
-    os._exit(1)
-
-
-@contextlib.contextmanager
-def _forking() -> Iterator[None]:
-    """Keep Ctrl-C and SIGTERM until a process has been forked.
-
-    What they raise in a hook of the fork, such as logging's, Python prints and forgets.
-    """
-    came: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # which signals do not reach
-        yield
-        return
-    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _ENDING}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for signal_number in came:
-            signal.raise_signal(signal_number)
-
-
-def begin_process() -> None:
-    """In a process that works for another: Ctrl-C is for the other one, with which this one ends.
-
-    Forked processes share the lock of tqdm's bars: one that another thread held at the fork would be held for ever, and
-    so would that of all others by a process that is killed. Each gets its own.
-    """
-    tqdm.set_lock(threading.RLock())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _run(sender: Connection, function: Callable[..., None], arguments: tuple) -> None:
-    begin_process()
-    try:
-        function(*arguments)
-    except Exception as error:
-        sender.send(error)
-    else:
-        sender.send(None)
-
-
-def in_a_process(function: Callable[..., None], *arguments: object) -> None:
-    """Call `function` in a separate process, so that its memory is freed when it is done."""
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_run, args=(sender, function, arguments))
-    try:
-        with _forking():
-            process.start()
-        sender.close()
-        error = receiver.recv()
-    except EOFError:
-        raise CorpusError("a process of this step was killed, perhaps for lack of memory") from None
-    finally:
-        if process.pid is not None:
-            process.kill()  # it has done its work, or nobody wants that any more
-            process.join()
-        receiver.close()
-    if error is not None:
-        raise error
 
 
 def _start(factory: Callable[..., Callable[[str], str]], arguments: tuple) -> None:
@@ -244,7 +168,7 @@ def map_file(
                     write(_map_block(block, number == 0, work))
             else:
                 for number, block in enumerate(_blocks(file, BLOCK)):
-                    with _forking():  # at the first blocks
+                    with forking():  # at the first blocks
                         waiting.append(pool.submit(_map_block, block, number == 0))
                     if len(waiting) > 2 * workers:  # just enough text in memory to keep every process busy
                         write(waiting.popleft().result())

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightconv_plugin.files import atomic_write
+from lightconv_plugin.processes import map_unordered
 from lightconv_plugin.progress import progress, say
-from lightconv_plugin.recipes.distillation.processes import map_unordered
 from lightconv_plugin.recipes.distillation.source import Block, Source
 from lightconv_plugin.recipes.distillation.teacher import Teacher, Translated, open_work, work_with
 

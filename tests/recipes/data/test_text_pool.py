@@ -1,20 +1,16 @@
 """Texts line by line, and the pool of processes that maps them."""
 
 import gzip
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 
 import pytest
-from tqdm import tqdm
 
 from lightconv_plugin.errors import CorpusError
-from lightconv_plugin.progress import progress
 from lightconv_plugin.recipes.data import text_pool
 from lightconv_plugin.recipes.data.text_pool import count_lines, iter_lines, map_file, write_lines
 from tests.recipes.conftest import ROOT
@@ -133,12 +129,13 @@ SLOW = """
 
 
 FORKS = {
-    "in_a_process": "text_pool.in_a_process(print)",
+    "called": "processes.called(print, [()]).__enter__()",
     "map_file": "text_pool.map_file(lambda: str, (), Path({source!r}), Path({source!r} + '.out'), 't', 2)",
 }
 INTERRUPTED = """
     import os, signal, sys
     sys.path.insert(0, {root!r})
+    from lightconv_plugin import processes
     from lightconv_plugin.recipes.data import text_pool
     from pathlib import Path
     text_pool.BLOCK = 100
@@ -212,89 +209,3 @@ def test_memory_does_not_grow_with_the_text(tmp_path):
     lines, kib = map(int, done.stdout.split())
     assert lines == 10_000_000
     assert kib < 60_000
-
-
-def write_pid(path):
-    path.write_text(str(os.getpid()), encoding="utf-8")
-
-
-def fail(kind, text):
-    raise kind(text)
-
-
-def kill_this_process():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def write_pid_and_wait(path):
-    write_pid(path)
-    time.sleep(60)
-
-
-def test_a_process_of_its_own(tmp_path):
-    text_pool.in_a_process(write_pid, tmp_path / "pid")
-    assert int((tmp_path / "pid").read_text()) != os.getpid()
-    assert multiprocessing.active_children() == []
-
-
-@pytest.mark.parametrize("kind", [CorpusError, OSError, ZeroDivisionError])
-def test_what_it_raises_is_raised(kind):
-    with pytest.raises(kind, match="that is wrong"):
-        text_pool.in_a_process(fail, kind, "that is wrong")
-
-
-def write_a_bar():
-    with progress(total=1) as bar:
-        bar.update()
-
-
-def test_bars_of_other_threads_do_not_stop_it():
-    """The process is forked while another thread, such as tqdm's own, holds the lock of all bars."""
-    held, free = threading.Event(), threading.Event()
-
-    def hold():
-        with tqdm.get_lock():
-            held.set()
-            free.wait()
-
-    def interrupt(*_):
-        raise TimeoutError
-
-    holding = threading.Thread(target=hold)
-    holding.start()
-    held.wait()
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 20)
-    try:
-        text_pool.in_a_process(write_a_bar)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        free.set()
-        holding.join()
-
-
-def test_a_killed_process_is_an_error():
-    with pytest.raises(CorpusError, match="a process of this step was killed, perhaps for lack of memory"):
-        text_pool.in_a_process(kill_this_process)
-
-
-def test_ctrl_c_ends_it(tmp_path):
-    """The process ignores the signal, which the terminal sends to it too; its parent kills it."""
-    path = tmp_path / "pid"
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 1.0)
-    start = time.monotonic()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            text_pool.in_a_process(write_pid_and_wait, path)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert time.monotonic() - start < 30
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(path.read_text()), 0)
