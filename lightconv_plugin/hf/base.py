@@ -14,7 +14,7 @@ from transformers import ForcedEOSTokenLogitsProcessor, LogitsProcessorList, Pre
 from transformers.modeling_outputs import BaseModelOutput, ModelOutput
 
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.hf.cache import LightConvCache
+from lightconv_plugin.hf.cache import CACHE, NAMES, LightConvCache
 from lightconv_plugin.hf.config import LightConvConfig
 from lightconv_plugin.hf.stopping import StopTexts
 from lightconv_plugin.hf.weights import check_saved, checked_arguments
@@ -182,11 +182,13 @@ class LightConvPreTrainedModel(PreTrainedModel):
         kind = generation_config.cache_implementation
         if kind not in (None, "dynamic"):
             raise ValueError(f"cache_implementation={kind!r} is not supported: leave it out")
-        past = model_kwargs.get("past_key_values")
+        past = the_cache(*(model_kwargs.pop(name, None) for name in NAMES))
         if past is not None:
-            check_cache(past)._is_user_defined = True
+            past._is_user_defined = True
         elif generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = LightConvCache()
+            past = LightConvCache()
+        if past is not None:
+            model_kwargs[CACHE] = past
 
     def _get_logits_processor(self, *args: Any, **kwargs: Any) -> LogitsProcessorList:
         found = super()._get_logits_processor(*args, **kwargs)  # type: ignore[misc]
@@ -220,9 +222,9 @@ class LightConvPreTrainedModel(PreTrainedModel):
         """(the decoder's output (T,B,d), the updated cache)."""
         shape = shape_of(names[0], tokens, names[1], vectors, self.decoder.config)
         batch, new = shape
-        before = 0 if past is None else check_cache(past).length
+        before = 0 if past is None else past.length
         if past is not None and past.batch_size not in (-1, batch):
-            raise ValueError(f"past_key_values is of {past.batch_size} sequences, {names[0]} of {batch}")
+            raise ValueError(f"the cache is of {past.batch_size} sequences, {names[0]} of {batch}")
         if encoded is not None and encoded.output.shape[1] != batch:
             raise ValueError(f"{names[0]} is of {batch} sequences, the encoder's output of {encoded.output.shape[1]}")
         stack = self.decoder.config
@@ -309,9 +311,15 @@ def refuse_attentions(asked: bool | None) -> None:
         raise ValueError("output_attentions=True is not supported: convolutions have no attention weights")
 
 
-def check_cache(past: object) -> LightConvCache:
-    if not isinstance(past, LightConvCache):
-        raise ValueError(f"past_key_values must be a LightConvCache, got {type(past).__name__}")
+def the_cache(past_key_values: object, cache: object) -> LightConvCache | None:
+    """The cache that was given by either of its names; ValueError unless it is one that the models know."""
+    if past_key_values is not None and cache is not None:
+        raise ValueError("past_key_values and cache are two names of one argument, got both")
+    for name, past in zip(NAMES, (past_key_values, cache), strict=True):
+        if past is not None and not isinstance(past, LightConvCache):
+            raise ValueError(f"{name} must be a LightConvCache, got {type(past).__name__}")
+    past = cache if past_key_values is None else past_key_values
+    assert past is None or isinstance(past, LightConvCache)
     return past
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lightconv_plugin.modules.transformer import DecoderState
+
+NAMES = ("past_key_values", "cache")
+# What transformers calls the cache, among arguments and outputs: "cache" since 5.24.
+CACHE = "cache" if "cache" in {field.name for field in fields(CausalLMOutputWithPast)} else "past_key_values"
 
 
 class LightConvCache(Cache):
@@ -56,6 +62,11 @@ class LightConvCache(Cache):
 
     @property
     def is_sliding(self) -> list[bool]:
+        return [False] * len(self)
+
+    @property
+    def is_linear(self) -> list[bool]:
+        """Whether a layer does not know how many tokens it has seen: `generate` would then repeat those of a prompt."""
         return [False] * len(self)
 
     @property

@@ -82,7 +82,7 @@ class LightConvConfig(PretrainedConfig):
     """
 
     model_type = MODEL_TYPE
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  (required by transformers)
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]  # noqa: RUF012  (required by transformers)
 
     def __init__(
         self,

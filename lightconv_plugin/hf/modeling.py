@@ -13,10 +13,10 @@ from lightconv_plugin.hf.base import (
     LightConvPreTrainedModel,
     as_encoded,
     batch_first,
-    check_cache,
     refuse_attentions,
+    the_cache,
 )
-from lightconv_plugin.hf.cache import LightConvCache
+from lightconv_plugin.hf.cache import CACHE, LightConvCache
 from lightconv_plugin.hf.config import LightConvConfig
 from lightconv_plugin.modules.transformer import Decoder
 
@@ -76,6 +76,7 @@ class LightConvForConditionalGeneration(LightConvPreTrainedModel, GenerationMixi
         num_items_in_batch: int | Tensor | None = None,
         tokenizer: object = None,
         assistant_tokenizer: object = None,
+        cache: LightConvCache | None = None,
     ) -> ModelOutput | tuple:
         """
         Args:
@@ -84,7 +85,8 @@ class LightConvForConditionalGeneration(LightConvPreTrainedModel, GenerationMixi
                 recognised by their id.
             decoder_input_ids: (B,T) the start symbol, then words; by default derived from the labels.
             encoder_outputs: the encoder's output, instead of input_ids.
-            past_key_values: a cache to continue from; it is changed in place.
+            past_key_values, cache: a cache to continue from; it is changed in place. The second name is that of
+                transformers since 5.24.
             inputs_embeds, decoder_inputs_embeds: (B,S,d), (B,T,d) embeddings instead of ids.
             labels: (B,T) words, including `</s>`; pads and −100 are excluded from the loss.
             use_cache: return a cache. Default: as in the configuration, but not in training or with labels.
@@ -98,11 +100,11 @@ class LightConvForConditionalGeneration(LightConvPreTrainedModel, GenerationMixi
             ValueError: an argument is missing, inconsistent or not supported; the message names it.
         """
         refuse_attentions(output_attentions)
-        kept = self._keeps(output_hidden_states)
+        kept, past = self._keeps(output_hidden_states), the_cache(past_key_values, cache)
         if encoder_outputs is not None and not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = _of_tuple(encoder_outputs)
         encoded = None
-        if past_key_values is None or check_cache(past_key_values).state is None:
+        if past is None or past.state is None:
             if encoder_outputs is None:
                 encoder_outputs = self.encoder(
                     input_ids, attention_mask, inputs_embeds, output_hidden_states=kept is not None
@@ -112,12 +114,12 @@ class LightConvForConditionalGeneration(LightConvPreTrainedModel, GenerationMixi
             if labels is None:
                 raise ValueError("decoder_input_ids or labels must be given, got neither")
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        x, cache = self._decode(
+        x, past = self._decode(
             decoder_input_ids,
             decoder_inputs_embeds,
             decoder_attention_mask,
             encoded,
-            past_key_values,
+            past,
             self._uses_cache(use_cache, labels),
             kept,
             ("decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask"),
@@ -126,10 +128,10 @@ class LightConvForConditionalGeneration(LightConvPreTrainedModel, GenerationMixi
         output = Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
-            past_key_values=cache,
             decoder_hidden_states=batch_first(kept, x.transpose(0, 1)),
             encoder_last_hidden_state=getattr(encoder_outputs, "last_hidden_state", None),
             encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
+            **{CACHE: past},
         )
         return self._given(output, return_dict)
 
@@ -170,6 +172,7 @@ class LightConvForCausalLM(LightConvPreTrainedModel, GenerationMixin):
         num_items_in_batch: int | Tensor | None = None,
         tokenizer: object = None,
         assistant_tokenizer: object = None,
+        cache: LightConvCache | None = None,
     ) -> ModelOutput | tuple:
         """
         Args:
@@ -184,12 +187,12 @@ class LightConvForCausalLM(LightConvPreTrainedModel, GenerationMixin):
         """
         refuse_attentions(output_attentions)
         kept = self._keeps(output_hidden_states)
-        x, cache = self._decode(
+        x, past = self._decode(
             input_ids,
             inputs_embeds,
             attention_mask,
             None,
-            past_key_values,
+            the_cache(past_key_values, cache),
             self._uses_cache(use_cache, labels),
             kept,
             ("input_ids", "inputs_embeds", "attention_mask"),
@@ -197,7 +200,7 @@ class LightConvForCausalLM(LightConvPreTrainedModel, GenerationMixin):
         firsts = None if labels is None else self._firsts(labels, input_ids, attention_mask)
         logits, loss = self._predict(x, labels, 1, logits_to_keep, num_items_in_batch, firsts)
         output = CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=cache, hidden_states=batch_first(kept, x.transpose(0, 1))
+            loss=loss, logits=logits, hidden_states=batch_first(kept, x.transpose(0, 1)), **{CACHE: past}
         )
         return self._given(output, return_dict)
 

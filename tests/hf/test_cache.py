@@ -7,6 +7,7 @@ import torch
 from transformers import DynamicCache
 
 from lightconv_plugin.hf import LightConvCache
+from lightconv_plugin.hf.cache import CACHE
 from lightconv_plugin.modules import MIXERS
 from tests.hf.models import ONE_OF_EACH, close, language_model, padded, seq2seq, words
 
@@ -120,6 +121,28 @@ def test_a_cache_is_filled_by_its_model_and_emptied():
     assert torch.equal(model(tokens, past_key_values=cache).logits, expected)
 
 
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+@torch.no_grad()
+def test_it_has_the_name_of_transformers_before_and_since_5_24(name):
+    model, tokens = language_model(mixer=ONE_OF_EACH[:2]), words(2, 7)
+    first = model(tokens[:, :5])
+    assert isinstance(first[CACHE], LightConvCache)
+    close(model(tokens[:, 5:], **{name: copy.deepcopy(first[CACHE])}).logits, model(tokens).logits[:, 5:])
+    options = {"max_new_tokens": 3, "eos_token_id": None}
+    expected = model.generate(tokens, **options)
+    assert torch.equal(model.generate(tokens, **{name: first[CACHE]}, **options), expected)
+    translating, source, target = seq2seq(), words(2, 4), words(2, 5)
+    cache = translating(source, decoder_input_ids=target[:, :3])[CACHE]
+    rest = translating(source, decoder_input_ids=target[:, 3:], **{name: cache}).logits
+    close(rest, translating(source, decoder_input_ids=target).logits[:, 3:])
+
+
+def test_two_caches_are_refused():
+    model, tokens = language_model(), words(1, 3)
+    with pytest.raises(ValueError, match="past_key_values and cache are two names of one argument, got both"):
+        model(tokens, past_key_values=LightConvCache(), cache=LightConvCache())
+
+
 def test_what_a_cache_cannot_do_is_said():
     model, source, target = seq2seq(mixer=ONE_OF_EACH[:4]), words(2, 4), words(2, 3)
     cache = model(source, decoder_input_ids=target).past_key_values
@@ -128,7 +151,7 @@ def test_what_a_cache_cannot_do_is_said():
         cache.crop(-2)
     with pytest.raises(RuntimeError, match=r"works only with the models of lightconv_plugin\.hf"):
         cache.update(torch.zeros(1), torch.zeros(1), 0)
-    with pytest.raises(ValueError, match="past_key_values is of 2 sequences, decoder_input_ids of 1"):
+    with pytest.raises(ValueError, match="the cache is of 2 sequences, decoder_input_ids of 1"):
         model(decoder_input_ids=target[:1], past_key_values=cache)
     with pytest.raises(ValueError, match="must be a LightConvCache, got DynamicCache"):
         model(source, decoder_input_ids=target, past_key_values=DynamicCache())

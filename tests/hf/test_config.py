@@ -42,7 +42,7 @@ def test_what_transformers_asks_for():
     assert (known.encoder_layers, known.decoder_layers, known.vocab_size) == (3, 2, 29)
     assert known.get_text_config() is known.get_text_config(decoder=True) is known.get_text_config(encoder=True)
     assert known.decoder_start_token_id == known.eos_token_id == 2
-    assert known.keys_to_ignore_at_inference == ["past_key_values"]
+    assert known.keys_to_ignore_at_inference == ["past_key_values", "cache"]
     assert config(is_encoder_decoder=False).num_hidden_layers == 2
     assert config(max_target_positions=77).max_position_embeddings == 77
 

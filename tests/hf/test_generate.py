@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, DynamicCache, GenerationConfig
 
 from lightconv_plugin.checkpoints.exported import open_exported
 from lightconv_plugin.checkpoints.saving import Side, save_exported
@@ -220,8 +220,8 @@ def test_what_is_not_supported_is_refused():
         model.generate(prompt, prompt_lookup_num_tokens=2, max_new_tokens=3)
     with pytest.raises(ValueError, match="cache_implementation='static' is not supported"):
         model.generate(prompt, cache_implementation="static", max_new_tokens=3)
-    with pytest.raises(ValueError, match="must be a LightConvCache, got list"):
-        model.generate(prompt, past_key_values=[], max_new_tokens=3)
+    with pytest.raises(ValueError, match="must be a LightConvCache, got DynamicCache"):
+        model.generate(prompt, past_key_values=DynamicCache(), max_new_tokens=3)
     with pytest.raises(ValueError, match=r"not used by the model.*num_beam"):
         model.generate(prompt, num_beam=3)
     with pytest.raises(ValueError, match="output_attentions=True is not supported"):
