@@ -98,8 +98,8 @@ class ConvTransformerConfig(_LayerOptions, AttentionConvOptions):  # type: ignor
     weight_normalization: Optional[ChoiceEnum(ops.NORMALIZATIONS)] = option(  # type: ignore[valid-type]
         None,
         "normalisation of the filters of lightweight and dynamic layers (default: softmax, or none with "
-        "--weight-softmax 0). BLEU in the paper's appendix, dynamic filters, newstest2013: softmax 26.9, l2 26.8, "
-        "abs_l2 26.7, sigmoid 26.6, tanh 25.6; with none, l1, square and abs training diverged",
+        "--weight-softmax 0). BLEU in the paper's appendix (from a secondary source), dynamic filters, newstest2013: "
+        "softmax 26.9, l2 26.8, abs_l2 26.7, sigmoid 26.6, tanh 25.6; with none, l1, square and abs training diverged",
     )
     share_decoder_input_output_embed: bool = option(False, "share decoder input and output embeddings")
     share_all_embeddings: bool = option(
