@@ -153,6 +153,15 @@ def test_the_operators_block_runs():
     assert names["out"].shape[1:] == (names["B"], names["C"])
 
 
+def test_the_block_about_the_options_of_models_prints_them(capsys):
+    pytest.importorskip("fairseq")
+    (block,) = [block for block in blocks(REPOSITORY / "docs" / "models.md", "python") if "print_help" in block.text]
+    exec(compile(block.text, str(block), "exec"), {})
+    printed = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE))
+    ours = {"--" + name.replace("_", "-") for name in OUR_OPTIONS}
+    assert printed > ours | {"--encoder-kernel-size-list", "--encoder-glu", "--weight-dropout", "--decoder-conv-dim"}
+
+
 @pytest.mark.parametrize(
     "block",
     [block for page in PAGES if page.exists() for block in blocks(page, "python") if not block.title],
