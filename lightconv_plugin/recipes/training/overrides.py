@@ -64,7 +64,8 @@ def expanded(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     Raises:
         InputError: there is no such change, there are two, or the configuration has another criterion.
     """
-    named = [item for item in overrides if re.fullmatch(r"\+[^=]*", item)]
+    # hydra would take +criterion/rdrop=5 for a new key, which nothing reads.
+    named = [item for item in overrides if re.fullmatch(r"\+[^=]*|\++criterion/.*", item)]
     if not named:
         return list(overrides)
     if len(named) > 1:
