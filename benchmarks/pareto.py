@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.draw:
         if not options.out:
             raise BenchmarkError("--draw needs --out")
-        draw(json.loads(options.draw.read_text(encoding="utf-8")), options.out)
+        draw(_measured(options.draw), options.out)
         return
     if not (options.data and options.path):
         raise BenchmarkError("--data and --path are needed: a data-bin folder, and NAME=CHECKPOINT of each model")
@@ -120,6 +120,17 @@ def main(arguments: list[str] | None = None) -> None:
         report.write_json(options.json, content)
     if options.out:
         draw(content, options.out)
+
+
+def _measured(file: Path) -> dict[str, Any]:
+    """What --json wrote; BenchmarkError for another file."""
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if content["benchmark"] == "pareto":
+            return content
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise BenchmarkError(f"--draw: {file} is not a file that --json has written")
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

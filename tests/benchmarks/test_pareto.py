@@ -127,3 +127,12 @@ def test_the_line_does_not_promise_more_than_was_measured(tmp_path, monkeypatch)
 def test_refuses(capsys, arguments, message):
     status, out, error = run(capsys, *arguments.split())
     assert status == 2 and not out and message in error
+
+
+@pytest.mark.parametrize("content", [None, "text", "[]", "{}", '{"benchmark": "bars", "points": [{}]}'])
+def test_draws_only_what_it_has_measured(capsys, tmp_path, content):
+    file = tmp_path / "found.json"
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
+    status, out, error = run(capsys, "--draw", file, "--out", tmp_path / "picture.png")
+    assert status == 2 and not out and error == f"error: --draw: {file} is not a file that --json has written\n"
