@@ -17,6 +17,7 @@ from fairseq.logging import metrics
 from torch import Tensor
 
 from lightconv_plugin.compat.criterions import plain_logits
+from lightconv_plugin.errors import InputError
 
 
 class ConsistencyCriterion(LabelSmoothedCrossEntropyCriterion):
@@ -88,9 +89,9 @@ class ConsistencyCriterion(LabelSmoothedCrossEntropyCriterion):
 
 
 def checked_weight(option: str, alpha: float) -> float:
-    """The weight of a divergence; ValueError unless it is a number of at least 0."""
+    """The weight of a divergence; InputError unless it is a number of at least 0."""
     if not 0 <= alpha < math.inf:
-        raise ValueError(f"{option} must be a number of at least 0, got {alpha}")
+        raise InputError(f"{option} must be a number of at least 0, got {alpha}")
     return alpha
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lightconv_plugin.compat.criterions import unwrapped
 from lightconv_plugin.criterions.consistency import ConsistencyCriterion, checked_weight
+from lightconv_plugin.errors import InputError
 
 
 @dataclass
@@ -53,7 +54,7 @@ class SimCutCriterion(ConsistencyCriterion):
     ) -> None:
         super().__init__(task, sentence_avg, label_smoothing, ignore_prefix_size, report_accuracy)
         if not 0 <= simcut_p <= 1:
-            raise ValueError(f"--simcut-p must be a probability, 0 … 1, got {simcut_p}")
+            raise InputError(f"--simcut-p must be a probability, 0 … 1, got {simcut_p}")
         self.alpha, self.p = checked_weight("--simcut-alpha", simcut_alpha), simcut_p
         self.eos_idx = task.target_dictionary.eos()
 

@@ -19,6 +19,7 @@ from benchmarks import systems
 from benchmarks.launches import Counter
 from lightconv_plugin.criterions import RDROP, SIMCUT, RDropCriterion, SimCutCriterion
 from lightconv_plugin.criterions.simcut import second_half_cut
+from lightconv_plugin.errors import InputError
 from lightconv_plugin.mixers import MIXERS
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.ops import backends
@@ -262,12 +263,12 @@ def test_a_batch_of_prefixes_alone_has_no_loss(name):
 @BOTH
 @pytest.mark.parametrize("alpha", [-1.0, math.nan, math.inf])
 def test_a_weight_that_is_none(name, alpha):
-    with pytest.raises(ValueError, match=f"--{name}-alpha must be a number of at least 0, got {alpha}"):
+    with pytest.raises(InputError, match=f"--{name}-alpha must be a number of at least 0, got {alpha}"):
         criterion(name, alpha)
 
 
 def test_wrong_options_and_models():
-    with pytest.raises(ValueError, match=r"--simcut-p must be a probability, 0 … 1, got 1.5"):
+    with pytest.raises(InputError, match=r"--simcut-p must be a probability, 0 … 1, got 1.5"):
         criterion("simcut", p=1.5)
     with pytest.raises(ValueError, match="SimCut needs a model whose encoder or decoder has embed_tokens, got Linear"):
         criterion("simcut").passes(torch.nn.Linear(1, 1), {})

@@ -143,8 +143,8 @@ def start(tmp_path, data, monkeypatch, capsys):
     return run
 
 
-def put(group, key, value):
-    return lambda content: content[group].update({key: value})
+def put(group, key, value, **more):
+    return lambda content: content[group].update({key: value, **more})
 
 
 def without(group, key=None):
@@ -152,6 +152,10 @@ def without(group, key=None):
         del (content[group] if key else content)[key or group]
 
     return change
+
+
+def consistency(kind, **options):
+    return put("criterion", "_name", f"label_smoothed_cross_entropy_with_{kind}", **options)
 
 
 def nothing(content):
@@ -180,6 +184,8 @@ def nothing(content):
             [],
             "criterion.label_smoothing must be in 0 … 1, but not 1, got 2.0",
         ),
+        (consistency("rdrop", rdrop_alpha=-1.0), [], "--rdrop-alpha must be a number of at least 0, got -1.0"),
+        (consistency("simcut", simcut_p=1.5), [], "--simcut-p must be a probability, 0 … 1, got 1.5"),
         (nothing, ["model.encoder_kernel_size_list=[3,5]"], "--encoder-kernel-size-list needs one entry"),
         (nothing, ["optimization.no_such_key=1"], "no_such_key"),
         (nothing, ["nonsense"], "nonsense"),
