@@ -112,7 +112,7 @@ def _failure(error: Exception) -> tuple[None, Exception, str]:
 def _received(process: BaseProcess, connection: Connection, advice: str) -> Any:
     try:
         result, error, said = connection.recv()
-    except (EOFError, ConnectionError):
+    except (EOFError, OSError):  # the latter within a message, too
         process.join()
         ended = f"a process ended with status {process.exitcode} before its work was done"
         raise InputError(f"{ended}, perhaps for lack of memory{advice}") from None

@@ -79,6 +79,13 @@ def test_a_call_whose_process_is_killed():
     assert not multiprocessing.active_children()
 
 
+def test_a_call_whose_process_is_killed_while_it_answers():
+    with called(work.is_killed_while_it_answers, [()], ": try less") as (result,):
+        multiprocessing.active_children()[0].join()
+        with pytest.raises(InputError, match=r"ended with status -9 before .*: try less"):
+            result()
+
+
 def write_a_bar():
     with progress(total=1) as bar:
         bar.update()
