@@ -64,15 +64,15 @@ def expanded(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     Raises:
         InputError: there is no such change, there are two, or the configuration has another criterion.
     """
-    # hydra would take +criterion/rdrop=5 for a new key, which nothing reads.
-    named = [item for item in overrides if re.fullmatch(r"\+[^=]*|\++criterion/.*", item)]
+    # hydra would take +criterion/rdrop=5 for a new key, which nothing reads, and does not know criterion/rdrop.
+    named = [item for item in overrides if re.fullmatch(r"\+[^=]*|\+*criterion/.*", item)]
     if not named:
         return list(overrides)
     if len(named) > 1:
         raise InputError(f"{' and '.join(named)} change the same settings: give one of them")
     name = named[0].removeprefix("+")
-    if name not in CHANGES:
-        raise InputError(f"there is no change +{name}; there are {', '.join(f'+{known}' for known in CHANGES)}")
+    if named[0] not in (known := [f"+{change}" for change in CHANGES]):
+        raise InputError(f"there is no change {named[0]}; there are {', '.join(known)}")
     if (criterion := get(config, "criterion._name")) != _PLAIN:
         raise InputError(f"+{name} changes {_PLAIN}; the criterion of this configuration is {criterion}")
     others = [item for item in overrides if item not in named]

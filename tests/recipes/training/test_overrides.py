@@ -51,6 +51,7 @@ def test_a_setting_that_the_configuration_has():
         (RECIPE, ["+criterion/x"], "there is no change +criterion/x; there are +criterion/rdrop, +criterion/simcut"),
         (RECIPE, ["+criterion/rdrop=5"], "there is no change +criterion/rdrop=5; there are +criterion/rdrop, "),
         (RECIPE, ["++criterion/rdrop=5"], "there is no change ++criterion/rdrop=5; "),
+        (RECIPE, ["criterion/rdrop"], "there is no change criterion/rdrop; there are +criterion/rdrop, "),
         (
             RECIPE,
             ["+criterion/rdrop", "+criterion/simcut"],
@@ -63,7 +64,7 @@ def test_a_setting_that_the_configuration_has():
         ),
         ({}, ["+criterion/rdrop"], "the criterion of this configuration is None"),
     ],
-    ids=["unknown", "with-a-value", "forced", "two", "another-criterion", "no-criterion"],
+    ids=["unknown", "with-a-value", "forced", "without-a-plus", "two", "another-criterion", "no-criterion"],
 )
 def test_a_change_that_cannot_be_made(config, given, message):
     with pytest.raises(InputError) as error:
