@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -45,6 +46,17 @@ def forking() -> Iterator[None]:
             signal.signal(number, handler)
         for signal_number in came:
             signal.raise_signal(signal_number)
+
+
+@contextlib.contextmanager
+def _spawning() -> Iterator[None]:
+    """Block Ctrl-C for a process that is spawned, until `begin_process`: it would print what it was importing."""
+    resource_tracker.ensure_running()  # which, as the process needs it, would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def begin_process() -> None:
@@ -150,7 +162,8 @@ def map_unordered(factory: Factory, arguments: Sequence[tuple], items: Iterable[
             here, there = context.Pipe()
             process = context.Process(target=_serve, args=(there, factory, own), daemon=True)
             stack.push(partial(_end, process, here))
-            process.start()
+            with _spawning():
+                process.start()
             there.close()
             working[here] = process
         begun: set[Connection] = set()  # the first message of a process says that it has begun, and is no result

@@ -37,6 +37,12 @@ def test_a_process_with_nothing_left_to_do_ends_by_itself(tmp_path):
     assert all(file.exists() for file in files)
 
 
+def test_ctrl_c_does_not_reach_a_process_that_is_starting():
+    """It would say what it was importing."""
+    assert list(map_unordered(work.blocked_at_first, [()], [signal.SIGINT])) == [True]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 @pytest.mark.parametrize(
     ("factory", "error", "said"),
     [
