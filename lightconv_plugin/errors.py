@@ -21,5 +21,9 @@ class TranslationError(InputError, ValueError):
     """Bad input of a `Translator`; the message says what to change."""
 
 
+class EnsembleError(TranslationError):
+    """Models that cannot form an ensemble."""
+
+
 class CorpusError(InputError):
     """The files on disk are not the corpus that was asked for, or it cannot be prepared."""

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from lightconv_plugin.checkpoints.contents import check_contents
 from lightconv_plugin.checkpoints.loading import safe_torch_load
-from lightconv_plugin.errors import InputError, TranslationError
+from lightconv_plugin.errors import EnsembleError, InputError, TranslationError
 from lightconv_plugin.models.architectures import use_registered_architecture
 from lightconv_plugin.quiet import quietly
 
@@ -191,12 +191,29 @@ def open_first(
 
 
 def check_direction(settings, checkpoint: Path, first: Path, trained: tuple[str | None, str | None]) -> None:
-    """Raise TranslationError if a training's settings name other languages than those of the ensemble's first model."""
+    """Raise EnsembleError if a training's settings name other languages than those of the ensemble's first model."""
     for name, expected in zip(("source_lang", "target_lang"), trained, strict=True):
         if None not in (expected, found := settings.get(name)) and found != expected:
-            raise TranslationError(
+            raise EnsembleError(
                 f"{first} was trained with {name} {expected}, {checkpoint} with {found}: they cannot form an ensemble"
             )
+
+
+def check_dictionaries(settings, checkpoint: Path, first: Path, opened: Opened) -> None:
+    """Raise EnsembleError if a training had other dictionaries than the ensemble's first model, as far as both are
+    there: of the same size, they would not be noticed."""
+    try:
+        data = find_data(settings, checkpoint, None)
+    except TranslationError:
+        return
+    for name in (f"dict.{lang}.txt" for lang in (opened.source, opened.target)):
+        if (data / name).is_file():
+            theirs, ours = (opened.task.load_dictionary(str(folder / name)) for folder in (data, opened.data))
+            if theirs.symbols != ours.symbols:
+                raise EnsembleError(
+                    f"{first} and {checkpoint} have different dictionaries ({opened.data / name}, {data / name}): they "
+                    "cannot form an ensemble"
+                )
 
 
 def build_model(state: dict[str, Any], checkpoint: Path, task):

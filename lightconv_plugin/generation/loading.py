@@ -8,6 +8,7 @@ from typing import Any
 
 from lightconv_plugin.checkpoints.opening import (
     build_model,
+    check_dictionaries,
     check_direction,
     check_sizes,
     open_first,
@@ -38,6 +39,8 @@ def open_checkpoints(
         if number:
             check_direction(task_settings(state), path, paths[0], opened.trained)
             check_sizes(state, path, task, opened.data)
+            if data is None:
+                check_dictionaries(task_settings(state), path, paths[0], opened)
         model = build_model(state, path, task)
         sizes.append(model.max_positions())
         try:

@@ -91,6 +91,16 @@ def test_an_ensemble(checkpoints):
         check(translator.translate(LINES[:5], nbest=2), by_fairseq(paths, LINES[:5], nbest=2, max_len_b=20), nbest=2)
 
 
+def test_checkpoints_with_other_dictionaries_are_no_ensemble(checkpoints, data, tmp_path):
+    """The sizes are the same. Dictionaries that are given count for all."""
+    for path in data.glob("dict.*.txt"):
+        (tmp_path / path.name).write_bytes(b"".join(reversed(path.read_bytes().splitlines(keepends=True))))
+    paths = [checkpoints["dynamicconv"], toys.make_checkpoint(tmp_path / "other.pt", tmp_path)]
+    with pytest.raises(TranslationError, match=r"other\.pt have different dictionaries .*: they cannot"):
+        Translator(paths)
+    Translator(paths, data).close()
+
+
 def test_equals_fairseq_interactive(translator, checkpoints, data):
     """The command on tokenised text, with its own BPE: H- lines are our pieces and scores, D- lines our tokens."""
     tokenise = toys.RECIPE.tokenise()

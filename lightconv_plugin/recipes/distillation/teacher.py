@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightconv_plugin.errors import InputError, TranslationError
+from lightconv_plugin.errors import EnsembleError, InputError, TranslationError
 from lightconv_plugin.quiet import quietly
 from lightconv_plugin.recipes.distillation.choosing import closest_by_bleu
 from lightconv_plugin.recipes.distillation.source import Block, Source
@@ -69,6 +69,8 @@ class Teacher:
         split: dict[str, Any] = {"bpe_codes": "none", "tokenizer": "none"}  # the text is split already
         try:
             return Translator(paths, **split, **self.options)
+        except EnsembleError:
+            raise
         except TranslationError:
             # The folder of its training may be gone; a teacher that fits has the dictionaries of the data.
             return Translator(paths, source.binarised, **split, **self.options)

@@ -336,6 +336,20 @@ def test_the_dictionaries_of_a_training_count(data, tmp_path):
         Teacher((checkpoint,), {"dtype": "float32"}).open(open_source(data))
 
 
+def test_the_dictionaries_of_each_teacher_count(data, tmp_path):
+    own = tmp_path / "own"
+    own.mkdir()
+    for path in (data / "data-bin").glob("dict.*.txt"):
+        (own / path.name).write_bytes(b"".join(reversed(path.read_bytes().splitlines(keepends=True))))
+    languages = {"source_lang": "en", "target_lang": "de"}
+    teachers = tuple(
+        translation_toys.make_checkpoint(tmp_path / f"{number}.pt", folder, task=languages | {"data": str(folder)})
+        for number, folder in enumerate((data / "data-bin", own))
+    )
+    with pytest.raises(InputError, match=r"0\.pt and .*1\.pt have different dictionaries"):
+        Teacher(teachers, {"dtype": "float32"}).open(open_source(data))
+
+
 def test_workers_share_the_cores_and_the_gpus(monkeypatch):
     monkeypatch.setattr(teaching, "cores", lambda: 8)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
