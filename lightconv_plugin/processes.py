@@ -88,7 +88,8 @@ def called(
     """Call a function in one process for each of the `calls`, its arguments.
 
     Yields a function for each, which waits for the process and returns what it returned, or raises what it raised.
-    That is an InputError, with the `advice`, if the process was killed. The processes end with the block.
+    That is an InputError if the process ended before, with the `advice` if it was killed. The processes end with the
+    block.
     """
     with contextlib.ExitStack() as stack:
         results: list[Callable[[], Any]] = []
@@ -126,8 +127,9 @@ def _received(process: BaseProcess, connection: Connection, advice: str) -> Any:
         result, error, said = connection.recv()
     except (EOFError, OSError):  # the latter within a message, too
         process.join()
-        ended = f"a process ended with status {process.exitcode} before its work was done"
-        raise InputError(f"{ended}, perhaps for lack of memory{advice}") from None
+        killed = process.exitcode == -signal.SIGKILL
+        why = f", perhaps for lack of memory{advice}" if killed else ""
+        raise InputError(f"a process ended with status {process.exitcode} before its work was done{why}") from None
     if error is not None:
         raise error from RuntimeError(f"in another process:\n{said}")
     return result

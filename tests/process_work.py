@@ -68,6 +68,10 @@ def kill_this_process():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def end_this_process():
+    os._exit(3)
+
+
 def is_killed_while_it_answers() -> bytes:
     threading.Timer(0.3, kill_this_process).start()
     return bytes(10_000_000)  # more than a pipe holds

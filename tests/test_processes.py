@@ -85,6 +85,11 @@ def test_a_call_whose_process_is_killed():
     assert not multiprocessing.active_children()
 
 
+def test_memory_is_not_blamed_for_a_process_that_ended_by_itself():
+    with pytest.raises(InputError, match=r"^a process ended with status 3 before its work was done$"):
+        one(work.end_this_process)
+
+
 def test_a_call_whose_process_is_killed_while_it_answers():
     with called(work.is_killed_while_it_answers, [()], ": try less") as (result,):
         multiprocessing.active_children()[0].join()

@@ -182,7 +182,7 @@ class LightConvPreTrainedModel(PreTrainedModel):
         kind = generation_config.cache_implementation
         if kind not in (None, "dynamic"):
             raise ValueError(f"cache_implementation={kind!r} is not supported: leave it out")
-        past = the_cache(*(model_kwargs.pop(name, None) for name in NAMES))
+        past = given_cache(*(model_kwargs.pop(name, None) for name in NAMES))
         if past is not None:
             past._is_user_defined = True
         elif generation_config.use_cache is not False:
@@ -311,7 +311,7 @@ def refuse_attentions(asked: bool | None) -> None:
         raise ValueError("output_attentions=True is not supported: convolutions have no attention weights")
 
 
-def the_cache(past_key_values: object, cache: object) -> LightConvCache | None:
+def given_cache(past_key_values: object, cache: object) -> LightConvCache | None:
     """The cache that was given by either of its names; ValueError unless it is one that the models know."""
     if past_key_values is not None and cache is not None:
         raise ValueError("past_key_values and cache are two names of one argument, got both")

@@ -13,8 +13,8 @@ from lightconv_plugin.hf.base import (
     LightConvPreTrainedModel,
     as_encoded,
     batch_first,
+    given_cache,
     refuse_attentions,
-    the_cache,
 )
 from lightconv_plugin.hf.cache import CACHE, LightConvCache
 from lightconv_plugin.hf.config import LightConvConfig
@@ -100,7 +100,7 @@ class LightConvForConditionalGeneration(LightConvPreTrainedModel, GenerationMixi
             ValueError: an argument is missing, inconsistent or not supported; the message names it.
         """
         refuse_attentions(output_attentions)
-        kept, past = self._keeps(output_hidden_states), the_cache(past_key_values, cache)
+        kept, past = self._keeps(output_hidden_states), given_cache(past_key_values, cache)
         if encoder_outputs is not None and not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = _of_tuple(encoder_outputs)
         encoded = None
@@ -192,7 +192,7 @@ class LightConvForCausalLM(LightConvPreTrainedModel, GenerationMixin):
             inputs_embeds,
             attention_mask,
             None,
-            the_cache(past_key_values, cache),
+            given_cache(past_key_values, cache),
             self._uses_cache(use_cache, labels),
             kept,
             ("input_ids", "inputs_embeds", "attention_mask"),
