@@ -79,6 +79,7 @@ def evaluate(
         if path is not None and not path.is_file():
             raise InputError(f"no {what} {path}")
     check_options(options)
+    check_references(data, subset, languages, likely)
     if against is not None:
         theirs, _ = translations_in(against, how.check_decoded)
         check_number(against, theirs, sentences_of(data, subset, languages, likely))
@@ -111,6 +112,13 @@ def sentences_of(data: Path, subset: str, languages: Languages, likely: str | No
 
     source, target = languages_of(data, subset, languages, likely)
     return len(data_utils.load_indexed_dataset(f"{data}/{subset}.{source}-{target}.{source}", None))
+
+
+def check_references(data: Path, subset: str, languages: Languages, likely: str | None = None) -> None:
+    """Raise InputError if a subset of binarised parallel text has no target side, as after --only-source."""
+    source, target = languages_of(data, subset, languages, likely)
+    if not (data / f"{subset}.{source}-{target}.{target}.idx").is_file():
+        raise InputError(f"{data} has no references for {subset}: binarise its {target} side too")
 
 
 def tokens_of(data: Path, subset: str) -> int:

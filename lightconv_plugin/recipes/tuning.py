@@ -12,7 +12,14 @@ from typing import Any
 from lightconv_plugin.checkpoints.averaging import average_once, checkpoints_in_order
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.generation import fairseq_generate
-from lightconv_plugin.recipes.evaluation import OWN, check_data, check_options, languages_in, measure_perplexity
+from lightconv_plugin.recipes.evaluation import (
+    OWN,
+    check_data,
+    check_options,
+    check_references,
+    languages_in,
+    measure_perplexity,
+)
 from lightconv_plugin.scoring.bleu import Measure
 from lightconv_plugin.scoring.measuring import Measuring
 from lightconv_plugin.scoring.significance import compare
@@ -136,7 +143,9 @@ def tune(
         penalties: Sequence[float | None] = [None]
     else:
         penalties = lenpen or [1.0]
-        how = replace(how or Measuring(), metric=metric).with_data(data, subset, languages_in(options))
+        languages, likely = languages_in(options), how and how.lang
+        how = replace(how or Measuring(), metric=metric).with_data(data, subset, languages)
+        check_references(data, subset, languages, likely)
         how.check_language()
         if by == "bleu_tok":
             how = replace(how, raw_ref=None)  # not needed, and not every corpus has one for its validation set

@@ -285,6 +285,20 @@ def test_a_language_that_sacrebleu_cannot_score_is_refused_before_any_work(data,
     assert not list(save_dir.glob("average*"))
 
 
+def test_text_without_references_is_refused_before_any_work(data, save_dir, tmp_path, capsys):
+    """As fairseq-preprocess --only-source leaves it."""
+    (tmp_path / "source").mkdir()
+    for path in data.iterdir():
+        if not path.name.startswith("valid.de-en.en."):
+            (tmp_path / "source" / path.name).symlink_to(path)
+    for by in ("bleu_tok", "rougeL"):
+        said = refused(capsys, tmp_path / "source", save_dir, "--by", by, "--", *SEARCH)
+        assert f"{tmp_path / 'source'} has no references for valid: binarise its en side too" in said
+    assert main.main(["evaluate", str(tmp_path / "source"), f"{save_dir}/checkpoint4.pt", "--subset", "valid"]) == 2
+    assert "has no references for valid: binarise its en side too" in capsys.readouterr().err
+    assert all(re.fullmatch(r"checkpoint\d\.pt", path.name) for path in save_dir.iterdir())
+
+
 def test_places_that_are_not_there(data, save_dir, tmp_path, capsys):
     output = tmp_path / "none/file"
     assert f"there is no folder {output.parent}" in refused(capsys, data, save_dir, "--output", output)

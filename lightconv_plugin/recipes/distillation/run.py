@@ -4,7 +4,8 @@ teacher/     the translations of the training text, in pieces, one for each line
 bpe/         train: the pairs that are kept; the other parts and the merges as they were
 raw/, tok/   the other parts as they were
 data-bin/    with the dictionaries of the text that was prepared
-corpus.json  as it was, with `distilled`: teacher, search, and numbers of pairs
+corpus.json  as it was, with `distilled`: teacher, search, and numbers of pairs; `earlier` therein is that of the text
+             that was translated, if it was distilled itself
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ def distill(job: Job) -> Distilled:
         if translator.shortlist is not None:
             about["shortlist"] = str(translator.shortlist.absolute())
         about |= {"dtype": translator.dtype, "nbest": job.teacher.nbest, **asdict(job.limits), **counts}
+        if "distilled" in source.about:
+            about["earlier"] = source.about["distilled"]
         write_text(out / "corpus.json", json.dumps({**source.about, "distilled": about}, indent=1) + "\n")
     return Distilled(out, counts["kept"], counts["pairs"])
 

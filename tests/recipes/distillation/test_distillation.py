@@ -257,6 +257,15 @@ def test_a_shortlist_of_the_teacher(data, tmp_path, capsys):
     assert (tmp_path / "whole/teacher/train.de").read_bytes() != (out / "teacher/train.de").read_bytes()
 
 
+def test_a_distilled_text_is_distilled_again(data, teacher, distilled, tmp_path):
+    """Its record keeps the first one, which decided which pairs are left."""
+    assert distill(teacher, distilled, *SEARCH, "--lenpen", "0.5", "--out", tmp_path / "out") == 0
+    first, again = (json.loads((folder / "corpus.json").read_text()) for folder in (distilled, tmp_path / "out"))
+    how = again.pop("distilled")
+    assert how.pop("earlier") == first.pop("distilled") and again == first
+    assert how["len_penalty"] == 0.5 and how["pairs"] == len((distilled / "bpe/train.de").read_bytes().splitlines())
+
+
 def test_batches_count_if_the_longest_translations_depend_on_them(data, teacher, tmp_path, capsys):
     command = (teacher, data, *SEARCH, "--max-len-a", "0.5", "--out", tmp_path / "out")
     killed(1, *command)
