@@ -21,6 +21,7 @@ from benchmarks.report import BenchmarkError
 from lightconv_plugin.checkpoints.exported import open_exported
 from lightconv_plugin.checkpoints.exporting import Export, export_checkpoint
 from lightconv_plugin.errors import InputError, how_to_get
+from lightconv_plugin.files import read_lines
 from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.generation.translator import Translator
 
@@ -52,9 +53,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     device = machine.prepare(options)
     try:
-        lines = options.source.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise BenchmarkError(f"--source: {options.source} cannot be read: {error.strerror}") from error
+        lines = read_lines(options.source)
+    except (OSError, InputError) as error:
+        raise BenchmarkError(f"--source: {error}") from error
     description = machine.describe(device)
     print(machine.headline(description))
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():

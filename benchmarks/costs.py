@@ -19,10 +19,9 @@ from pathlib import Path
 import yaml
 
 from benchmarks import tables_counted
-from benchmarks.report import BenchmarkError, digits, table
+from benchmarks.report import RESULTS, BenchmarkError, digits, table
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 SYSTEMS = {
     "lightweightconv": "LightConv (ours)",
     "dynamicconv": "DynamicConv (ours)",
@@ -41,6 +40,7 @@ TASKS = {
     "wikitext103": ("103 million words", None),
 }
 _COUNTED = "training, 16384 tokens"
+_GPU_PART = "training_16k"  # batches of as many tokens
 TOTAL = re.compile(r"^#.* total +([\d,]+)$", re.MULTILINE)
 
 
@@ -85,21 +85,22 @@ def runs() -> Iterator[Run]:
 
 
 def measurements(folder: Path) -> dict[str, dict]:
-    """The training benchmarks at the papers' model sizes, by file name: cpu_training_… and gpu_training_… ."""
+    """The training benchmarks at the papers' model sizes, by file name: cpu_training_… and gpu_fairseq_timing."""
     found = {}
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
-        # benchmarks/gpu_fairseq.sh collects its parts in a single file.
-        parts = content["results"].values() if content.get("benchmark") == "gpu_fairseq_timing" else [content]
-        for part in parts:
-            if part.get("benchmark") == "training" and part["preset"] in ("iwslt_de_en", "wmt_en_de_big"):
-                found[path.name] = part
+        # benchmarks/gpu_fairseq.sh collects its parts, which differ in the size of their batches, in a single file.
+        part = content["results"].get(_GPU_PART, {}) if content.get("benchmark") == "gpu_fairseq_timing" else content
+        sized = part.get("benchmark") == "training" and part["preset"] in ("iwslt_de_en", "wmt_en_de_big")
+        if sized and not part.get("quick"):
+            found[path.name] = part
     return found
 
 
 def machine_of(content: dict) -> str:
+    """The machine and the type of a measurement, which have a column together."""
     machine = content["machine"]
-    return machine.get("gpu") or f"{machine['threads']} threads of {machine['cpu']}"
+    return f"{machine.get('gpu') or '{threads} threads of {cpu}'.format(**machine)}, {content['dtype']}"
 
 
 def hours(run: Run, content: dict) -> str:
@@ -150,7 +151,7 @@ def page(folder: Path = RESULTS) -> str:
     if content:
         headers.append("hours, counted, one H100")
     sources = [
-        f"- `{name}`: {machine_of(content)}, {content['dtype']}, torch {content['machine']['versions']['torch']}, "
+        f"- `{name}`: {machine_of(content)}, torch {content['machine']['versions']['torch']}, "
         f"batches of {content['data'].removeprefix('random, ').removesuffix(' tokens')} random tokens; tokens/s: "
         + ", ".join(f"{system} {values['tokens_per_s']:,.0f}" for system, values in content["systems"].items())
         for name, content in found.items()
@@ -171,10 +172,10 @@ measures the tokens per second of these models; with its results in `benchmarks/
 hours.
 """
 
-COUNTED = """- *Counted*: not measured. Batches of 16,384 tokens; for each the sum of its matrix products, the bytes of
-  everything else, and 10 µs of the host per launch, as if nothing overlapped, with an update after every batch
-  (`python -m benchmarks.counting`; `counted_steps.json`). The hours measured on that GPU are with such batches too, but
-  with an update after each.
+COUNTED = """- *Counted*: not measured. Batches of 16,384 tokens; for each the sum of its matrix products with attention
+  and convolutions, the bytes of everything else, and 10 µs of the host per launch, as if nothing overlapped, with an
+  update after every batch (`python -m benchmarks.counting`; `counted_steps.json`). The hours measured on that GPU are
+  with such batches too, but with an update after each.
 """
 
 TEXT = """# Cost of the rows that were not run

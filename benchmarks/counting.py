@@ -9,9 +9,10 @@ is counted too. Its layers are counted alone too, forward and backward. A
 decoding step is one of our search in torch with beam 4. How it is counted, and what that leaves out, is in launches.py.
 Waits are the places where the host waits for the device.
 
-The table adds up how long the step takes if nothing overlaps: the matrix products at the rate of a product, the bytes
-of all other operators at the rate of a copy (both measured on an H100, benchmarks/results/gpu_timing.json), and 10 µs
-of the host for each launch, which is a scale: hosts differ, and their time is hidden while the device is busy.
+The table adds up how long the step takes if nothing overlaps: matrix products, attention and our convolutions at the
+rate of a product (or all their bytes at the rate of a copy, if that takes longer), the bytes of all other operators at
+the rate of a copy (both measured on an H100, benchmarks/results/gpu_timing.json), and 10 µs of the host for each
+launch, which is a scale: hosts differ, and their time is hidden while the device is busy.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
         "machine": {"commit": machine.describe(torch.device("cpu"))["commit"], "versions": versions()},
         "preset": "wmt_en_de_big",
         "dtype": "bfloat16",
+        "quick": options.quick,
         "host_s_per_launch": HOST_SECONDS,
         "rates": json.loads((machine.ROOT / "benchmarks/results/gpu_timing.json").read_text())["results"]["main"][
             "rates"

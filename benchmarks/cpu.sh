@@ -4,12 +4,12 @@
 #   benchmarks/cpu.sh [--quick] [--out DIR]
 #
 # Writes DIR/cpu_*.json (DIR: benchmarks/results) and prints the tables. In an environment of scripts/setup.sh, with the
-# settings of scripts/train.sh (all cores). --quick: tiny sizes, to see that everything runs.
+# settings of scripts/train.sh (all cores). --quick: tiny sizes, to see that everything runs; needs --out.
 
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/lib.sh"
 
-out=$ROOT/benchmarks/results quick=()
+out='' quick=()
 while (($#)); do
     case $1 in
         -h | --help) usage && exit ;;
@@ -21,7 +21,8 @@ while (($#)); do
         *) die "unknown argument $1 (--help lists them)" ;;
     esac
 done
-out=$(absolute "$out")
+[[ ! ${quick[*]} || $out ]] || die "--quick needs --out DIR: its figures are no evidence"
+out=$(absolute "${out:-$ROOT/benchmarks/results}")
 mkdir -p "$out"
 use_python
 # Those of the processes that train.

@@ -67,7 +67,13 @@ def main(arguments: list[str] | None = None) -> None:
     if options.json:
         report.write_json(
             options.json,
-            {"benchmark": "decoding_dtypes", "machine": description, "length": options.length, "levels": levels},
+            {
+                "benchmark": "decoding_dtypes",
+                "machine": description,
+                "quick": options.quick,
+                "length": options.length,
+                "levels": levels,
+            },
         )
 
 

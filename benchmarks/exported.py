@@ -25,6 +25,7 @@ from benchmarks.report import BenchmarkError
 from lightconv_plugin.checkpoints.exported import open_exported
 from lightconv_plugin.checkpoints.exporting import Export, export_checkpoint
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import read_lines
 from lightconv_plugin.generation.translator import Translator
 from lightconv_plugin.paths import package_dir
 from lightconv_plugin.scoring.bleu import measures
@@ -99,9 +100,9 @@ def _paths(given: Sequence[str]) -> dict[str, Path]:
 
 def _lines(path: Path, option: str) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BenchmarkError(f"--{option}: {path} cannot be read: {error}") from error
+        lines = read_lines(path)
+    except (OSError, InputError) as error:
+        raise BenchmarkError(f"--{option}: {error}") from error
     if not lines:
         raise BenchmarkError(f"--{option}: {path} is empty")
     return lines

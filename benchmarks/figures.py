@@ -148,11 +148,14 @@ def growth(quantity: Callable[[dict], float | None], what: str) -> Measure:
 
 
 def systems(benchmark: str, speed: str, peer: str, *, ours: str, gpu: bool, **sizes) -> Measure:
-    """Our speed divided by the peer's, for runs with these sizes (for generation: for settings with these sizes)."""
+    """Our speed divided by the peer's, for runs with these sizes (for generation: for settings with these sizes).
+
+    An update of several batches has fewer of the optimiser's steps: such runs are other measurements.
+    """
 
     def measure(result: Result) -> Iterator[Figure]:
         content = result.content
-        if content["benchmark"] != benchmark or result.on_gpu != gpu:
+        if content["benchmark"] != benchmark or result.on_gpu != gpu or content.get("update_freq", 1) > 1:
             return
         for setting in content.get("settings", [{}]):
             found = {**content, **setting}

@@ -24,7 +24,7 @@
 #   --configs NAME   the folder of configs/ that recipes and rows train (default multi30k_en_de; or iwslt15_en_vi)
 #   --checkpoints DIR  checkpoints DIR/dynamicconv.pt and DIR/transformer.pt, trained on --data
 #   --updates N      of each training of recipes (default 1500)
-#   --device cpu     everything at tiny sizes and without a GPU, to see that it runs; the figures mean nothing
+#   --device cpu     everything at tiny sizes and without a GPU, to see that it runs; the figures mean nothing. Needs --out
 #   --plan           print the parts and the seconds that each may take
 #
 # What is compiled stays in build/gpu (or LIGHTCONV_GPU_CACHE). Writes DIR/gpu_fairseq_CALL.json (everything measured, with card,
@@ -52,7 +52,7 @@ call=$1
 shift
 read_parts
 
-out=${OUT:-$ROOT/benchmarks/results}
+out=${OUT:-}
 wheels=${WHEELS:-} data='' device=cuda updates='' configs=multi30k_en_de checkpoints=''
 
 while (($#)); do
@@ -78,6 +78,7 @@ while (($#)); do
 done
 check_parts
 [[ $device == cuda || $device == cpu ]] || die "--device must be cuda or cpu, got: $device"
+[[ $device == cuda || $out ]] || die "--device cpu needs --out DIR: its figures are no evidence"
 [[ -f $ROOT/configs/$configs/dynamicconv.yaml ]] || die "--configs: configs/$configs has no dynamicconv.yaml"
 [[ -z $checkpoints || -f $checkpoints/dynamicconv.pt ]] || die "--checkpoints: $checkpoints has no dynamicconv.pt"
 [[ -z $updates || $updates =~ ^[1-9][0-9]{0,5}$ ]] || die "--updates must be a whole number from 1, got: $updates"
@@ -85,7 +86,7 @@ check_parts
 [[ -z $data ]] || (cd -- "$data" && compgen -G "dict.*.txt" >/dev/null) || die "--data: $data is not a data-bin folder"
 require_programs "$PYTHON" timeout
 wheels=${wheels:+$(realpath "$wheels")} data=${data:+$(realpath "$data")} checkpoints=${checkpoints:+$(realpath "$checkpoints")}
-out=$(realpath -m "$out")
+out=$(realpath -m "${out:-$ROOT/benchmarks/results}")
 cd "$ROOT"
 export PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 if [[ $device == cuda ]]; then

@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--seed", type=int, default=1, metavar="N", help="of draws and trainings (default: %(default)s)"
     )
-    result.add_argument("--json", type=Path, metavar="FILE", help="write all losses to FILE")
+    result.add_argument("--json", type=machine.json_file, metavar="FILE", help="write all losses to FILE")
     return result
 
 

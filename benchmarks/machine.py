@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.report import BenchmarkError
+from benchmarks.report import RESULTS, BenchmarkError
 from lightconv_plugin import allocator
 from lightconv_plugin.ops import backends, instructions
 
@@ -69,7 +69,7 @@ def parser(program: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=positive, metavar="N", help="threads of torch (default: as torch chooses)")
     parser.add_argument("--repeats", type=positive, metavar="N", help="rounds that are timed, after the warm-up")
     parser.add_argument("--quick", action="store_true", help="tiny sizes and few rounds: seconds, and no evidence")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured to FILE")
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="write everything that was measured to FILE")
     return parser
 
 
@@ -77,11 +77,19 @@ def prepare(options: argparse.Namespace) -> torch.device:
     """Check the options of `parser`, set the threads and return the device."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise BenchmarkError("--device cuda: torch finds no CUDA device here")
-    if options.json is not None and not options.json.resolve().parent.is_dir():
-        raise BenchmarkError(f"--json: {options.json.resolve().parent} is not a folder")
+    if options.quick and options.json is not None and options.json.resolve().is_relative_to(RESULTS):
+        raise BenchmarkError("--quick is no evidence: give --json a file outside of benchmarks/results")
     if options.threads:
         torch.set_num_threads(options.threads)
     return torch.device(options.device)
+
+
+def json_file(text: str) -> Path:
+    """The value of --json: a file in a folder that exists, which is checked before anything is measured."""
+    path = Path(text)
+    if not path.resolve().parent.is_dir():
+        raise BenchmarkError(f"--json: {path.resolve().parent} is not a folder")
+    return path
 
 
 def positive(text: str) -> int:

@@ -1,7 +1,7 @@
 """The measured figures of README.md and docs/: written from benchmarks/results, or compared with it.
 
     python -m benchmarks.pages            # write the figures that are out of date
-    python -m benchmarks.pages --check    # write nothing; name each stale figure, exit status 1
+    python -m benchmarks.pages --check    # write nothing; name each stale figure, exit status 2
 
 Comments, which no reader sees, mark what comes from a file:
 

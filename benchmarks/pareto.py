@@ -94,7 +94,9 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--quick", action="store_true", help="40 sentences and two rounds: no evidence")
     result.add_argument("--systems", nargs="+", metavar="NAME", help="only these, as they are called in the table")
-    result.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured to FILE")
+    result.add_argument(
+        "--json", type=machine.json_file, metavar="FILE", help="write everything that was measured to FILE"
+    )
     result.add_argument("--out", type=png, metavar="FILE", help="draw the picture")
     result.add_argument("--draw", type=Path, metavar="FILE", help="measure nothing: draw what --json wrote")
     return result
@@ -110,8 +112,6 @@ def main(arguments: list[str] | None = None) -> None:
         return
     if not (options.data and options.path):
         raise BenchmarkError("--data and --path are needed: a data-bin folder, and NAME=CHECKPOINT of each model")
-    if options.json is not None and not options.json.resolve().parent.is_dir():
-        raise BenchmarkError(f"--json: {options.json.resolve().parent} is not a folder")
     if options.shortlist is not None and not options.shortlist.is_file():
         raise BenchmarkError(f"--shortlist: no such file: {options.shortlist}")
     content = measure(options)

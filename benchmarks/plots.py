@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING
 
 from benchmarks import report
 from benchmarks.figures import OURS, Result, median, read_file
-from benchmarks.report import BenchmarkError
+from benchmarks.report import RESULTS, BenchmarkError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RESULTS = Path(__file__).resolve().parent / "results"
 _LEAST = 3  # points that a curve must have
 _PASS = "both"
 # From Okabe and Ito's palette, and two from Tol's, which are also distinct for the colour-blind. A candidate looks the

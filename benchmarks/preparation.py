@@ -11,7 +11,6 @@ more or fewer cores, only the parallel steps scale.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import subprocess
@@ -49,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         help="where a temporary folder is made for the text and what becomes of it",
     )
-    result.add_argument("--json", type=Path, metavar="FILE")
+    result.add_argument("--json", type=machine.json_file, metavar="FILE")
     return result
 
 
@@ -184,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
             "workers": options.workers,
             "steps": [vars(step) for step in steps],
         }
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        report.write_json(options.json, result)
     return 0
 
 

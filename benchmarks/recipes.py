@@ -58,7 +58,9 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--no-score", action="store_true", help="train only")
     result.add_argument("--threads", type=machine.positive, metavar="N", help="of each training (default: a share)")
     result.add_argument("--folder", type=Path, metavar="DIR", help="keep checkpoints and logs there")
-    result.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured to FILE")
+    result.add_argument(
+        "--json", type=machine.json_file, metavar="FILE", help="write everything that was measured to FILE"
+    )
     return result
 
 

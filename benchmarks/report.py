@@ -11,6 +11,8 @@ from pathlib import Path
 
 from lightconv_plugin.quiet import quietly
 
+RESULTS = Path(__file__).resolve().parent / "results"
+
 
 class BenchmarkError(Exception):
     """A benchmark cannot run with these arguments or in this environment; the message is for the user."""

@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--folder", type=Path, required=True, metavar="DIR", help="keeps trainings and rows")
     result.add_argument("--seed", type=int, default=1, metavar="N", help="of the trainings (default: %(default)s)")
     result.add_argument("--seconds", type=machine.positive, default=300, help="at most (default: %(default)s)")
-    result.add_argument("--json", type=Path, metavar="FILE", help="write what became of each to FILE")
+    result.add_argument("--json", type=machine.json_file, metavar="FILE", help="write what became of each to FILE")
     return result
 
 

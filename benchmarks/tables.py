@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from benchmarks import targets, timing
 from benchmarks.figures import OURS, median, read
-from benchmarks.report import digits
-
-RESULTS = Path(__file__).resolve().parent / "results"
+from benchmarks.report import RESULTS, BenchmarkError, digits
 
 
 @dataclass(frozen=True)
@@ -57,8 +54,11 @@ class Table:
 
 @cache
 def load(name: str) -> dict[str, Any]:
-    """The content of benchmarks/results/NAME.json."""
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    """The content of benchmarks/results/NAME.json; BenchmarkError if --quick wrote it."""
+    content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    if content.get("quick"):
+        raise BenchmarkError(f"{name}.json was measured with --quick, which is no evidence: measure it again")
+    return content
 
 
 def source(*names: str) -> str:

@@ -13,7 +13,7 @@ _SINGLE = ("encoder layer", "decoder layer", "decoding", "repeated graph")
 
 
 def seconds(counts: dict[str, Any], content: dict[str, Any]) -> tuple[float, float, float]:
-    """Of a step: its matrix products, the bytes of everything else, and the host's launches."""
+    """Of a step: its products, attention and convolutions, the bytes of everything else, and the host's launches."""
     rates = content["rates"]
     others = sum(counts["bytes"].values()) - counts["product_bytes"]
     return (

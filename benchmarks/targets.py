@@ -32,7 +32,6 @@ from benchmarks.figures import (
     systems,
 )
 
-RESULTS = Path(__file__).resolve().parent / "results"
 DYNAMIC, TRANSFORMER = "DynamicConv (ours)", "fairseq Transformer"
 CTRANSLATE2 = "CTranslate2 Transformer"
 REACHED, MISSED, UNKNOWN = "reached", "missed", "not measured"
@@ -253,7 +252,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.targets", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", nargs="?", type=Path, default=RESULTS, help="default: benchmarks/results")
+    parser.add_argument("folder", nargs="?", type=Path, default=report.RESULTS, help="default: benchmarks/results")
     options = parser.parse_args(arguments)
     results = read(options.folder)
     verdicts = [judge(target, results) for target in TARGETS]

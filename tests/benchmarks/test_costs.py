@@ -56,13 +56,27 @@ def test_hours_come_from_measurements_of_the_same_size_only(tmp_path):
     assert cells(page, "wmt16_en_de/dynamicconv")[-1] == "–"
     assert "No GPU has been measured" in page
 
-    gpu = {"benchmark": "gpu_fairseq_timing", "results": {"training": measurement("wmt_en_de_big", 1e6, gpu="GPU")}}
+    gpu = {"benchmark": "gpu_fairseq_timing", "results": {"training_16k": measurement("wmt_en_de_big", 1e6, gpu="GPU")}}
+    others = {"training": 2e6, "training_32k": 3e6}  # with batches of other sizes
+    gpu["results"] |= {name: measurement("wmt_en_de_big", speed, gpu="GPU") for name, speed in others.items()}
     (tmp_path / "gpu_fairseq_timing.json").write_text(json.dumps(gpu), encoding="utf-8")
     page = costs.page(tmp_path)
-    assert "hours, GPU" in page and "No GPU has been measured" not in page
+    assert "hours, GPU, float32" in page and "No GPU has been measured" not in page
     hours = f"{30_000 * 3584 * 128 / 1e6 / 3600:,.0f}"
     assert cells(page, "wmt16_en_de/talkconv")[-2:] == ["–", hours]  # machines in alphabetical order
     assert cells(page, "iwslt14_de_en/talkconv")[-1] == "–"
+
+
+def test_every_type_has_its_own_hours_and_a_quick_run_none(tmp_path):
+    for number, (dtype, speed, quick) in enumerate(
+        [("float32", 1e3, False), ("bfloat16", 2e3, False), ("int4", 9e3, True)]
+    ):
+        content = measurement("iwslt_de_en", speed) | {"dtype": dtype, "quick": quick}
+        (tmp_path / f"{number}.json").write_text(json.dumps(content), encoding="utf-8")
+    page = costs.page(tmp_path)
+    assert "hours, 2 threads of X, bfloat16 | hours, 2 threads of X, float32 |" in page and "int4" not in page
+    hours = [f"{50_000 * 4000 / speed / 3600:,.0f}" for speed in (2000, 1000)]
+    assert cells(page, "iwslt14_de_en/dynamicconv")[-2:] == hours
 
 
 def test_counted_hours(tmp_path):

@@ -166,6 +166,14 @@ def test_wrong_arguments(script, arguments, message):
     assert done.returncode == 2 and message in done.stderr and content is None and not calls
 
 
+def test_what_is_no_evidence_needs_a_place(repository):
+    """It would replace measurements."""
+    command = [repository / "benchmarks" / "gpu_fairseq.sh", "timing", "--device", "cpu"]
+    environment = {name: value for name, value in os.environ.items() if name != "OUT"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "--device cpu needs --out DIR: its figures are no evidence" in done.stderr
+
+
 def real(repository, tmp_path, wheels):
     """The part `environment` with this test's own Python; what it printed, and the exit status."""
     options = ("timing", "--device", "cpu", "--parts", "environment", "--wheels", wheels, "--out", tmp_path / "out")

@@ -1,8 +1,12 @@
 """What stands in a result about the GPU it was measured on."""
 
+import json
+
+import pytest
 import torch
 
-from benchmarks import machine
+from benchmarks import kernel_schedules, machine, pareto, preparation, rows, tables
+from benchmarks.report import RESULTS, BenchmarkError
 
 
 def nvidia_smi(monkeypatch, folder, script):
@@ -43,3 +47,25 @@ def test_a_gpus_result_names_card_driver_and_versions(monkeypatch, tmp_path):
     }
     assert description["versions"]["torch"] == torch.__version__
     assert machine.headline(description).startswith("A card, driver 600.12.3, CUDA 13.0; ")
+
+
+def test_a_quick_run_is_no_evidence(tmp_path, monkeypatch):
+    """Neither does it replace a measurement, nor does a page show it."""
+    parser = machine.parser("apart", "")
+    for option, allowed in ((["--quick"], False), ([], True)):
+        options = parser.parse_args([*option, "--json", str(RESULTS / "cpu_operators.json")])
+        if allowed:
+            assert machine.prepare(options).type == "cpu"
+        else:
+            with pytest.raises(BenchmarkError, match="--json a file outside of benchmarks/results"):
+                machine.prepare(options)
+    (tmp_path / "some.json").write_text(json.dumps({"quick": True}), encoding="utf-8")
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    with pytest.raises(BenchmarkError, match=r"some\.json was measured with --quick"):
+        tables.load.__wrapped__("some")
+
+
+@pytest.mark.parametrize("program", [kernel_schedules, pareto, preparation, rows])
+def test_where_the_result_goes_is_checked_before_the_work(program):
+    with pytest.raises(BenchmarkError, match="--json: /nowhere is not a folder"):
+        program.parser().parse_args(["--json", "/nowhere/result.json"])

@@ -136,7 +136,7 @@ def test_no_gpu(repository, tmp_path):
     assert done.returncode == 2 and "torch finds no CUDA device here" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--frobnicate"], ["--out"]])
+@pytest.mark.parametrize("arguments", [["--frobnicate"], ["--out"], ["--quick"]])
 def test_wrong_arguments_of_the_cpus_script(repository, arguments):
     done = subprocess.run(
         [repository / "benchmarks" / "cpu.sh", *arguments], capture_output=True, text=True, check=False

@@ -167,6 +167,15 @@ def test_the_youngest_file_counts_with_all_that_it_holds():
     assert (verdict.status, verdict.result.file, verdict.figure.value) == (targets.REACHED, "gpu.json", 2.0)
 
 
+@pytest.mark.parametrize("update_freq, status", [(1, targets.REACHED), (28, targets.MISSED)])
+def test_updates_of_several_batches_are_other_measurements(update_freq, status):
+    make = MADE["GPU training", "Transformer"]
+    newer = make(1.4) | {"update_freq": update_freq}
+    newer["machine"] = newer["machine"] | {"date": "2026-03-01T00:00:00+00:00"}
+    results = [Result("gpu_fairseq_timing.json", make(1.0)), Result("gpu_fairseq_steps.json", newer)]
+    assert targets.judge(find("GPU training", "Transformer"), results).status == status
+
+
 def test_small_tensors_and_other_variants_have_no_share_of_the_bandwidth():
     target = find("GPU dynamicconv, K ≤ 31", "65 %")
     for shape in (Case(64, 64, 1024, 16, 31), SETS["gpu"][4], Case(256, 256, 1024, 16, 31, glu=True)):
