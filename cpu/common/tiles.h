@@ -168,10 +168,16 @@ class Arena {
   int64_t used_ = 0, size_ = 0;
 };
 
+// Of the calling thread, one for all passes and types: none runs inside another.
+inline Arena& scratch() {
+  static thread_local Arena arena;
+  return arena;
+}
+
 // Calls f(i, arena) for i = from … to − 1, each with all of the calling thread's scratch memory.
 template <class F>
 void with_scratch(int64_t from, int64_t to, F f) {
-  static thread_local Arena arena;
+  Arena& arena = scratch();
   for (int64_t i = from; i < to; ++i) {
     arena.reset();
     f(i, arena);
