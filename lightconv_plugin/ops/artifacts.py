@@ -290,7 +290,8 @@ def covers(architecture: str, device: tuple[int, int]) -> bool:
     """Whether code for an architecture runs on a device.
 
     Machine code also runs on later devices of the same major version ("a": only on exactly that device). PTX runs on
-    all later devices.
+    all later devices; that of before 8.0 lacks the kernels for matrix units (cuda/common/band.cuh), which devices from
+    8.0 on are given.
     """
     match = _ARCHITECTURE.fullmatch(architecture)
     if match is None:
@@ -298,7 +299,9 @@ def covers(architecture: str, device: tuple[int, int]) -> bool:
     major, minor, only, ptx = int(match[1]), int(match[2]), match[3], match[4]
     if only == "a":
         return device == (major, minor)
-    return (device[0] == major and device[1] >= minor) or (bool(ptx) and device >= (major, minor))
+    return (device[0] == major and device[1] >= minor) or (
+        bool(ptx) and device >= (major, minor) and (major >= 8 or device < (8, 0))
+    )
 
 
 def gencode(architectures: Sequence[str]) -> tuple[str, ...]:

@@ -246,6 +246,9 @@ def test_what_is_no_list_of_architectures(text):
         ("8.6", (8, 0), False),
         ("8.0", (9, 0), False),
         ("8.0+PTX", (9, 0), True),
+        ("7.0+PTX", (7, 5), True),
+        ("7.5+PTX", (8, 0), False),  # its kernels for matrix units are empty
+        ("7.5+PTX", (12, 0), False),
         ("9.0+PTX", (8, 6), False),
         ("9.0a", (9, 0), True),
         ("10.0a", (10, 3), False),
@@ -291,7 +294,8 @@ def test_what_is_compiled_for(gpus, monkeypatch):
         (["8.0;9.0"], [(7, 5)], None),
         (["8.0", "9.0"], [(8, 0), (9, 0)], None),
         (["8.0", "8.0;8.6", "8.6"], [(8, 6)], "8.6"),
-        (["7.5+PTX"], [(12, 0)], "7.5+PTX"),
+        (["8.0+PTX"], [(12, 0)], "8.0+PTX"),
+        (["7.5+PTX"], [(8, 0)], None),
         ([], [(9, 0)], None),
     ],
 )
