@@ -2,7 +2,7 @@
 # Train a configuration with fairseq-hydra-train; rerun the same command to resume from the last checkpoint.
 #
 #   scripts/train.sh CONFIG [key=value …] [options]
-#   scripts/train.sh configs/multi30k_en_de/dynamicconv.yaml optimization.max_epoch=30 common.seed=2
+#   scripts/train.sh configs/multi30k_en_de/dynamicconv.yaml common.seed=2 checkpoint.save_dir=runs/seed2
 #   scripts/train.sh --processes 2 multi30k_en_de/dynamicconv
 #
 #   --processes N        processes on this machine

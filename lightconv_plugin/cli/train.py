@@ -24,7 +24,8 @@ of tokens per update: N processes share them, so that an update is the same on a
 largest batches that fit into its memory are used, and fewer of them in an update (see --micro-batch)."""
 EXAMPLE = """\
 example:
-  lightconv train multi30k_en_de/dynamicconv optimization.max_epoch=30 common.seed=2
+  lightconv train multi30k_en_de/dynamicconv common.seed=2 checkpoint.save_dir=runs/seed2
+  lightconv train multi30k_en_de/dynamicconv optimization.max_update=3500 lr_scheduler.total_num_update=3500
   lightconv train multi30k_en_de/dynamicconv +criterion/simcut checkpoint.save_dir=runs/simcut
   lightconv train my/config.yaml task.data=data/mine/data-bin checkpoint.save_dir=runs/mine
   lightconv train wmt16_en_de/dynamicconv --nodes 2 --node-rank 0 --rendezvous node0:29500"""

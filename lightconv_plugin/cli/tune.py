@@ -101,7 +101,7 @@ EXAMPLE = """\
 example:
   lightconv tune data/iwslt14_de_en/data-bin runs/iwslt14_de_en/dynamicconv --average 1 5 10 --lenpen 0.6 0.8 1.0 1.2
   lightconv tune data/cnndm/data-bin runs/cnndm/dynamicconv --by rougeL --average 5 10 --lenpen 1 2 -- --beam 4
-  lightconv tune data/gbw/data-bin runs/gbw/dynamicconv --by perplexity --average 1 5 10 --json"""
+  lightconv tune data/gbw/data-bin runs/gbw/dynamicconv --by perplexity --average 1 5 --json"""
 
 
 def add_parser(commands) -> None:
