@@ -79,7 +79,11 @@ def fastest_on_gpu(models: Sequence[EncoderDecoder], device: torch.device) -> tu
 
 def products() -> str:
     """How a GPU multiplies float32."""
-    return "without TF32" if torch.get_float32_matmul_precision() == "highest" else "with TF32"
+    # From torch 2.9 on. The older setting cannot be read once a program has set the new one.
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    if precision is None:
+        precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return "with TF32" if precision == "tf32" else "without TF32"
 
 
 def best(instructions: str, size: int) -> str:

@@ -70,9 +70,32 @@ def test_on_a_gpu_it_is_the_type_of_its_tensor_cores(capability, dtype, monkeypa
     assert dtypes.fastest_type(models, gpu, None) == ("float32", "the model is already in float16")
 
 
-def test_tf32_is_stated(monkeypatch):
+PLACES = {"all of torch": torch.backends, "CUDA": torch.backends.cuda.matmul}
+
+
+@pytest.fixture
+def set_back():
+    """The precision of float32 products is as before, under the names of all versions of torch."""
+    yield
+    torch.set_float32_matmul_precision("highest")
+    for place in PLACES.values():
+        if hasattr(place, "fp32_precision"):
+            place.fp32_precision = "none"
+
+
+@pytest.mark.usefixtures("set_back")
+def test_tf32_is_stated():
     assert dtypes.products() == "without TF32"
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    torch.set_float32_matmul_precision("high")
+    assert dtypes.products() == "with TF32"
+
+
+@pytest.mark.usefixtures("set_back")
+@pytest.mark.parametrize("place", PLACES)
+def test_tf32_is_stated_where_it_was_set_by_its_newer_name(place):
+    if not hasattr(PLACES[place], "fp32_precision"):
+        pytest.skip("before torch 2.9")
+    PLACES[place].fp32_precision = "tf32"
     assert dtypes.products() == "with TF32"
 
 
