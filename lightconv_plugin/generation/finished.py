@@ -63,7 +63,7 @@ class History:
         """(n, steps) words and cumulative scores of n hypotheses; those after a hypothesis's end are meaningless."""
         sentences, last, ending = torch.tensor(ends, dtype=torch.int64).view(-1, 3).unbind(1)
         words = torch.zeros(len(ends), len(self.chosen), dtype=torch.int64)
-        scores = torch.zeros(words.shape)
+        scores = torch.zeros(words.shape, dtype=torch.float32)
         hypotheses = torch.zeros_like(sentences)
         for step in range(len(self.chosen) - 1, -1, -1):
             slots = torch.where(last == step, ending, self.chosen[step, sentences, hypotheses])
@@ -83,7 +83,7 @@ def in_fairseqs_format(tokens: Tensor, positional: Tensor, sizes: Tensor, scores
     if lost := counts.eq(0).nonzero()[:, 0].tolist():
         raise NoHypothesisError(f"no hypothesis of sentences {lost} of the batch has a probability above 0")
     parts = zip(tokens.split(sizes.tolist()), scores, positional.split(sizes.tolist()), strict=True)
-    empty = torch.empty(0)
+    empty = torch.empty(0, dtype=torch.float32)
     return [
         [
             {"tokens": words, "score": score, "attention": empty, "alignment": empty, "positional_scores": each}

@@ -49,7 +49,7 @@ class Tables:
         # Words, and the hypotheses of the previous step that they continue.
         self._chosen = torch.full((2, sentences, beam), begin, dtype=torch.int64, device=device)
         self.words = self._chosen[0]
-        self.totals = torch.zeros(sentences, beam, device=device)
+        self.totals = torch.zeros(sentences, beam, dtype=torch.float32, device=device)
         self.tokens: Tensor | None = None
         if with_tokens:
             self.tokens = torch.full((sentences, beam, columns + 1), pad, dtype=torch.int64, device=device)
@@ -65,7 +65,7 @@ class Tables:
         self._places = torch.arange(sentences, device=device)  # the numbers, on the device
         self._history = History(
             torch.zeros(columns, sentences, 2, 2 * beam, dtype=torch.int64, device=device),
-            torch.zeros(columns, sentences, 2 * beam, device=device),
+            torch.zeros(columns, sentences, 2 * beam, dtype=torch.float32, device=device),
             torch.zeros(columns, sentences, beam, dtype=torch.int64, device=device),
         )
         self._slots = torch.arange(2 * beam, device=device)

@@ -15,6 +15,7 @@ from lightconv_plugin.generation.native import describe
 from lightconv_plugin.generation.steps import StepModel
 from lightconv_plugin.modules.convolutions import LightweightConv
 from tests.checkpoints.exports import build_model, pair
+from tests.generation.random_models import assert_same
 
 OPTIONS = SearchOptions(pad=1, unk=3, eos=2, beam_size=2)
 INT8, AUTO = replace(OPTIONS, dtype="int8"), replace(OPTIONS, dtype="auto")
@@ -103,6 +104,19 @@ def test_the_number_of_threads_is_that_of_one_search(search, model, monkeypatch)
         one.search(torch.tensor([[5, 6, 7, 2], [1, 1, 9, 2]]))
         assert torch.get_num_threads() == before
     assert seen == [2, 3, before]
+
+
+@pytest.mark.usefixtures("search")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_torchs_default_type_changes_nothing(dtype, model):
+    source, options = torch.tensor([[5, 6, 7, 2], [1, 1, 9, 2]]), replace(OPTIONS, max_len_b=6)
+    expected = BatchSearch([model], options).search(source)
+    torch.set_default_dtype(dtype)
+    try:
+        found = BatchSearch([model], options).search(source)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert_same(expected, found, "with another default type,")
 
 
 @pytest.mark.usefixtures("search")
