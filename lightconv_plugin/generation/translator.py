@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from lightconv_plugin.arguments import MOST
-from lightconv_plugin.errors import TranslationError, UnsupportedModelError
+from lightconv_plugin.errors import InputError, TranslationError, UnsupportedModelError
 from lightconv_plugin.generation import AUTO, CHOICES, DTYPES, GPU_DTYPES
 from lightconv_plugin.generation.batch_search import BatchSearch, torch_threads
 from lightconv_plugin.generation.documents import TranslatedPart, fit, parts, translate_document
@@ -147,7 +147,12 @@ class Translator:
         dtype = AUTO if dtype is None else dtype
         _check_device(device, dtype, cuda_graphs)
         text = {"bpe_codes": bpe_codes, "sentencepiece": sentencepiece, "tokenizer": tokenizer}
-        opened = _open(paths, source_lang, target_lang, _given(data=data, **text, lowercase=lowercase or None))
+        try:
+            opened = _open(paths, source_lang, target_lang, _given(data=data, **text, lowercase=lowercase or None))
+        except TranslationError:  # or a subclass
+            raise
+        except InputError as error:
+            raise TranslationError(str(error)) from error
         chosen = {_NAMES.get(name, name): number for name, number in _given(**numbers).items()}
         options = replace(opened.search, **chosen, dtype=dtype, cuda_graphs=cuda_graphs)
         if max_len_a == 0 and options.min_len > options.max_len_b:

@@ -1,6 +1,7 @@
 """Translating with exported directories: as with the checkpoints that they came from, and without fairseq."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 pytest.importorskip("fairseq")
 
 from lightconv_plugin.cli import main
-from lightconv_plugin.errors import InputError, TranslationError
+from lightconv_plugin.errors import TranslationError
 from lightconv_plugin.generation.translator import Translator
 from tests.generation import translation_toys as toys
 
@@ -98,8 +99,12 @@ def test_what_does_not_go_together_is_said(made, tmp_path):
         Translator(directory, source_lang="fr")
     with pytest.raises(TranslationError, match=r"no such checkpoint or exported directory: .*nothing"):
         Translator(tmp_path / "nothing")
-    with pytest.raises(InputError, match=r"config\.json"):
+    with pytest.raises(TranslationError, match=r"config\.json"):
         Translator(tmp_path)
+    cut = shutil.copytree(directory, tmp_path / "cut") / "model.safetensors"
+    os.truncate(cut, cut.stat().st_size // 2)
+    with pytest.raises(TranslationError, match=r"model\.safetensors"):
+        Translator(tmp_path / "cut")
     one = toys.make_corpus(tmp_path / "shared")  # one dictionary for both languages
     (one / "dict.en.txt").write_bytes((one / "dict.de.txt").read_bytes())
     back = {"source_lang": "en", "target_lang": "de"}
