@@ -338,9 +338,7 @@ class Translator:
         except ValueError as error:  # such as a min_len above the maximum length of this batch
             raise TranslationError(_with_own_names(str(error))) from error
         except NoHypothesisError as error:
-            raise TranslationError(
-                "the model gives no translation a probability: are its weights NaN, or is `temperature` near 0?"
-            ) from error
+            raise TranslationError(self._why_nothing()) from error
         except (MemoryError, RuntimeError) as error:
             if "cannot start" in str(error):
                 raise TranslationError(f"`threads`: {error}") from error
@@ -348,6 +346,16 @@ class Translator:
                 raise
             size = " × ".join(map(str, source.shape))
             raise TranslationError(f"out of memory on a batch of {size} pieces: reduce `batch_tokens`") from error
+
+    def _why_nothing(self) -> str:
+        """What may have left a sentence without a translation."""
+        options, why = self.options, "are its weights NaN, or is `temperature` near 0"
+        if options.no_repeat_ngram_size:
+            limits = [f"`no_repeat_ngram_size` = {options.no_repeat_ngram_size}"]
+            limits += [f"`min_len` = {options.min_len}"] if options.min_len > 1 else []
+            limits += ["the shortlist"] if self.shortlist else []
+            why += f", or is no word left with {' and '.join(limits)}"
+        return f"the model gives no translation a probability: {why}?"
 
     def close(self) -> None:
         """Release the models; `with Translator(…) as translator:` does this at its end."""

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 import shutil
 
 import pytest
@@ -250,6 +251,13 @@ def test_what_goes_wrong_with_a_batch_is_said(translator, checkpoints, monkeypat
     error = RuntimeError("a bug")
     with pytest.raises(RuntimeError, match="a bug"):
         translator.translate(["Hund"])
+
+
+@pytest.mark.parametrize("kind", ["native", "torch"])
+def test_repetitions_that_leave_no_word(kind, checkpoints):
+    said = "near 0, or is no word left with `no_repeat_ngram_size` = 1 and `min_len` = 60?"
+    with searching(kind), pytest.raises(TranslationError, match=re.escape(said)):
+        Translator(checkpoints["dynamicconv"], no_repeat_ngram_size=1, min_len=60).translate(["Hund"])
 
 
 def test_batches():
