@@ -41,7 +41,7 @@ best first, each starting with the number of the input line (from 1) and a tab. 
 gives one line for any N.
 
 --score REF translates nothing: it writes the score of each line of REF as the translation of the input line with the
-same number (with --with-scores: score, tab, that line).
+same number (with --with-scores: score, tab, that line). Options that only a search has, such as --beam, are errors.
 
 --split sentences is for running text: each line, however long, is split into sentences by the package
 sentencex, and their translations are joined into one line. A sentence longer than the model allows is cut as well.
@@ -88,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
     listed = None if args.shortlist == NO_SHORTLIST else args.shortlist
     if args.score and listed:
         raise InputError("--score takes the whole vocabulary into account: --shortlist is not valid")
+    if args.score:
+        _check_no_search(args)
     if args.cuda_graphs and not args.device.startswith("cuda"):
         raise InputError(f"--cuda-graphs needs a GPU, such as --device cuda: got --device {args.device}")
     for option, file in (("--input", args.input), ("--score", args.score), ("--shortlist", listed)):
@@ -139,6 +141,21 @@ def run(args: argparse.Namespace) -> int:
             bar.close()
             _say(args, work.speed(time.perf_counter() - begin))
     return 1 if work.bad else 0
+
+
+def _check_no_search(args: argparse.Namespace) -> None:
+    """Refuse the options that only a search has, at values that are not the default."""
+    searching = {
+        "--beam": args.beam,
+        "--min-len": args.min_len,
+        "--max-len-a": args.max_len_a or None,
+        "--max-len-b": args.max_len_b,
+        "--no-repeat-ngram-size": args.no_repeat_ngram_size,
+        "--cuda-graphs": args.cuda_graphs or None,
+    }
+    given = [option for option, value in searching.items() if value is not None]
+    if given:
+        raise InputError(f"--score searches for no translation: {given[0]} is not valid")
 
 
 def _renamed(args: argparse.Namespace) -> None:

@@ -47,7 +47,8 @@ def run(monkeypatch, capfd, made):
     def command(content: bytes, *arguments, models=(made[1],)):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
         capfd.readouterr()
-        status = main.main(["translate", *map(str, models), "--max-len-b", "20", *map(str, arguments)])
+        short = [] if "--score" in arguments else ["--max-len-b", "20"]
+        status = main.main(["translate", *map(str, models), *short, *map(str, arguments)])
         return status, *capfd.readouterr()
 
     return command
@@ -321,9 +322,16 @@ def test_verbose_says_the_type_and_the_speed(run):
         (["--score", "ref.txt", "--nbest", 2], "--score scores one translation of each line: --nbest is not valid"),
         (["--score", "ref.txt", "--dtype", "int8"], "--score computes in float32: --dtype int8 is not valid"),
         (["--score", "nowhere.txt"], "--score: no such file: nowhere.txt"),
+        *(
+            (["--score", "ref.txt", option, *value], f"--score searches for no translation: {option} is not valid")
+            for option, *value in (
+                ("--beam", 4), ("--min-len", 0), ("--max-len-a", 1.5), ("--max-len-b", 20),
+                ("--no-repeat-ngram-size", 0), ("--cuda-graphs",),
+            )
+        ),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, list) else "",
+)  # fmt: skip
 def test_what_does_not_go_together(arguments, said, run):
     status, out, err = run(encoded(LINES), *arguments)
     assert (status, out) == (2, "") and said in err and err.count("\n") == 1

@@ -100,7 +100,7 @@ def test_the_command(made, tmp_path, capfd):
     (tmp_path / "in.txt").write_text("\n".join(LINES), encoding="utf-8")
 
     def translated(path, *options):
-        words = ["translate", path, "--input", tmp_path / "in.txt", "--max-len-b", 20, "--batch-size", 2, *options]
+        words = ["translate", path, "--input", tmp_path / "in.txt", "--batch-size", 2, *options]
         assert main.main([*map(str, words)]) == 0
         return capfd.readouterr()
 
