@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lightconv_plugin.errors import UnsupportedModelError
+from lightconv_plugin.errors import TranslationError, UnsupportedModelError
 from lightconv_plugin.generation import AUTO
 from lightconv_plugin.generation.beam_search import Search, SearchOptions
 from lightconv_plugin.generation.dtypes import fastest_type, products, slow_type
@@ -174,3 +174,17 @@ def torch_threads(number: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def enough_memory(what: str) -> Iterator[None]:
+    """Running out of memory within the block raises TranslationError "out of memory {what}"."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # torch has no type for this error on the CPU, nor for that of CUDA itself.
+        messages = "DefaultCPUAllocator", "CUDA error: out of memory"
+        known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if not known and not any(message in str(error) for message in messages):
+            raise
+        raise TranslationError(f"out of memory {what}") from error

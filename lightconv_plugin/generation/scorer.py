@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.errors import TranslationError
+from lightconv_plugin.generation.batch_search import enough_memory
 from lightconv_plugin.generation.beam_search import SearchOptions
 from lightconv_plugin.generation.translation_models import TranslationModels, collate, word_indices
 from lightconv_plugin.generation.translations import Hypothesis, Translation, read_line
@@ -53,8 +54,10 @@ class Scorer:
         if progress is not None and len(results) > len(pairs):
             progress(len(results) - len(pairs))
         for batch in make_batches({number: max(pair, key=len) for number, pair in pairs.items()}):
-            targets = [pairs[number][1] for number in batch]
-            scores = self._scores([pairs[number][0] for number in batch], targets)
+            sources, targets = zip(*(pairs[number] for number in batch), strict=True)
+            width = max(map(len, (*sources, *targets)))
+            with enough_memory(f"on a batch of {len(batch)} × {width} pieces: reduce `batch_tokens`"):
+                scores = self._scores(sources, targets)
             for number, target, score in zip(batch, targets, scores, strict=True):
                 pieces = tuple(self._opened.target[i] for i in target[:-1])
                 hypothesis = Hypothesis(read_line(references[number])[0], score, pieces)

@@ -24,7 +24,7 @@ import torch
 from lightconv_plugin.arguments import MOST
 from lightconv_plugin.errors import InputError, TranslationError, UnsupportedModelError
 from lightconv_plugin.generation import AUTO, CHOICES, DTYPES, GPU_DTYPES
-from lightconv_plugin.generation.batch_search import BatchSearch, torch_threads
+from lightconv_plugin.generation.batch_search import BatchSearch, enough_memory, torch_threads
 from lightconv_plugin.generation.documents import TranslatedPart, fit, parts, translate_document
 from lightconv_plugin.generation.finished import Hypotheses, NoHypothesisError
 from lightconv_plugin.generation.scorer import Scorer
@@ -162,15 +162,16 @@ class Translator:
         if self.shortlist is not None and cuda_graphs:
             raise TranslationError(f"`cuda_graphs` excludes the shortlist {self.shortlist}: set `shortlist` to none")
         words = None if self.shortlist is None else opened.shortlist(self.shortlist, options.beam_size)
-        for model in opened.models:
-            model.eval().to(device)
-        try:
-            search = BatchSearch(opened.models, options, exported=opened.dtype, shortlist=words)
-        except UnsupportedModelError as error:
-            how = " with int8" if dtype == "int8" else ""
-            raise TranslationError(f"{paths[0]} cannot be used to translate{how}: {error} is not supported") from error
-        except ValueError as error:
-            raise TranslationError(str(error)) from error
+        with enough_memory(f"for the model on `device` {device!r}: give another `device` or `dtype`"):
+            for model in opened.models:
+                model.eval().to(device)
+            try:
+                search = BatchSearch(opened.models, options, exported=opened.dtype, shortlist=words)
+            except UnsupportedModelError as error:
+                how = f"translate{' with int8' if dtype == 'int8' else ''}"
+                raise TranslationError(f"{paths[0]} cannot be used to {how}: {error} is not supported") from error
+            except ValueError as error:
+                raise TranslationError(str(error)) from error
         self.source_lang, self.target_lang, self.beam = opened.source_lang, opened.target_lang, options.beam_size
         self.options, self.dictionaries = options, (opened.source, opened.target)
         self.dtype, self.dtype_reason = search.options.dtype, search.dtype_reason
@@ -333,19 +334,18 @@ class Translator:
     def _hypotheses(self, sentences: Sequence[Sequence[int]]) -> Hypotheses:
         search = self._open_search()
         source = collate(sentences, search.options.pad)
-        try:
-            return search.search(source.to(self._device))
-        except ValueError as error:  # such as a min_len above the maximum length of this batch
-            raise TranslationError(_with_own_names(str(error))) from error
-        except NoHypothesisError as error:
-            raise TranslationError(self._why_nothing()) from error
-        except (MemoryError, RuntimeError) as error:
-            if "cannot start" in str(error):
-                raise TranslationError(f"`threads`: {error}") from error
-            if not _is_out_of_memory(error):
+        size = " × ".join(map(str, source.shape))
+        with enough_memory(f"on a batch of {size} pieces: reduce `batch_tokens`"):
+            try:
+                return search.search(source.to(self._device))
+            except ValueError as error:  # such as a min_len above the maximum length of this batch
+                raise TranslationError(_with_own_names(str(error))) from error
+            except NoHypothesisError as error:
+                raise TranslationError(self._why_nothing()) from error
+            except RuntimeError as error:
+                if "cannot start" in str(error):
+                    raise TranslationError(f"`threads`: {error}") from error
                 raise
-            size = " × ".join(map(str, source.shape))
-            raise TranslationError(f"out of memory on a batch of {size} pieces: reduce `batch_tokens`") from error
 
     def _why_nothing(self) -> str:
         """What may have left a sentence without a translation."""
@@ -393,11 +393,6 @@ def _open(
     for name in about_checkpoints:
         raise TranslationError(f"`{name}` is for checkpoints only: {paths[0]} is exported and defines its text itself")
     return open_exported_models(paths, source_lang, target_lang)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    # torch has no type for this error on the CPU.
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
 def _check_device(device: str, dtype: str, cuda_graphs: bool | None) -> None:

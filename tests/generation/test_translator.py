@@ -17,6 +17,7 @@ from sacremoses import MosesDetokenizer
 from lightconv_plugin.errors import TranslationError
 from lightconv_plugin.generation import Translator
 from lightconv_plugin.generation.finished import NoHypothesisError
+from lightconv_plugin.generation.scorer import Scorer
 from lightconv_plugin.generation.translation_models import make_batches
 from tests import fairseq_cli
 from tests.generation import translation_toys as toys
@@ -251,6 +252,24 @@ def test_what_goes_wrong_with_a_batch_is_said(translator, checkpoints, monkeypat
     error = RuntimeError("a bug")
     with pytest.raises(RuntimeError, match="a bug"):
         translator.translate(["Hund"])
+    monkeypatch.setattr(Scorer, "_scores", lambda self, sources, targets: fail(sources))
+    with pytest.raises(RuntimeError, match="a bug"):
+        translator.score(["Hund"], ["dog"])
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(TranslationError, match=r"out of memory on a batch of 1 × \d+ pieces: reduce `batch_tokens`"):
+        translator.score(["Hund"], ["dog"])
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory")], ids=repr
+)
+def test_a_model_without_room_on_its_device(error, checkpoints, monkeypatch):
+    def fail(self, device):
+        raise error
+
+    monkeypatch.setattr(torch.nn.Module, "to", fail)
+    with pytest.raises(TranslationError, match="out of memory for the model on `device` 'cpu': give another `device`"):
+        Translator(checkpoints["dynamicconv"])
 
 
 @pytest.mark.parametrize("kind", ["native", "torch"])
