@@ -17,7 +17,7 @@ from lightconv_plugin.checkpoints.opening import (
 )
 from lightconv_plugin.checkpoints.training_text import find_text
 from lightconv_plugin.errors import InputError, TranslationError, UnsupportedModelError
-from lightconv_plugin.generation.translation_models import Pipeline, TranslationModels, default_search
+from lightconv_plugin.generation.translation_models import Pipeline, TranslationModels, default_search, encode_later
 from lightconv_plugin.models.plain import plain_encoder_decoder
 from lightconv_plugin.text.sides import TokeniserError
 
@@ -65,7 +65,8 @@ def build_pipeline(task, data: Path, **options: Any) -> Pipeline:
     text = find_text(task, data, **options)
     try:
         unsplit = text.target.file is None and text.target.subwords != "words" and text.source.file is not None
-        return Pipeline(text.source.encode(), text.target.decode(), text.notes, None if unsplit else text.target)
+        target = None if unsplit else encode_later(text.target)
+        return Pipeline(text.source.encode(), text.target.decode(), text.notes, target)
     except TokeniserError as error:
         raise TranslationError(f"{error}; or set `tokenizer` to none, for tokenised text") from error
     except InputError as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from lightconv_plugin.errors import TranslationError
+from lightconv_plugin.errors import InputError, TranslationError
 from lightconv_plugin.generation.batch_search import enough_memory
 from lightconv_plugin.generation.beam_search import SearchOptions
 from lightconv_plugin.generation.translation_models import TranslationModels, collate, word_indices
@@ -31,7 +31,10 @@ class Scorer:
                 "sentencepiece model for it beside the data; give `bpe_codes` or `sentencepiece` for both languages"
             )
         self._opened, self._options = opened, options
-        self._encode = opened.pipeline.target.encode()
+        try:
+            self._encode = opened.pipeline.target()
+        except InputError as error:  # merges that are damaged, or a tokeniser that is not installed
+            raise TranslationError(str(error)) from error
         self._longest = min(model.config.decoder.max_positions for model in opened.models)
 
     def score(

@@ -5,6 +5,7 @@ Fairseq checkpoints are opened in loading.py.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,18 +26,21 @@ from lightconv_plugin.text.sides import TextSide
 TOO_LONG = "too long"  # how the problem of a line begins that has more pieces than the models take
 
 
+Encode = Callable[[str], list[str]]
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """encode: raw line → pieces of the source dictionary. decode: pieces of the target dictionary → text.
 
     notes: assumptions that the user should know about.
-    target: how given translations are split into pieces; None if that is unknown.
+    target: makes what splits given translations into pieces (`encode_later`); None if that is unknown.
     """
 
-    encode: Callable[[str], list[str]]
+    encode: Encode
     decode: Callable[[list[str]], str]
     notes: tuple[str, ...]
-    target: TextSide | None = None
+    target: Callable[[], Encode] | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,12 @@ class TranslationModels:
         return Hypothesis(self.pipeline.decode([piece for piece in written if piece]), score, tokens)
 
 
+def encode_later(side: TextSide) -> Callable[[], Encode]:
+    """Makes `side.encode` at the first call, from the file as it is now: an exported directory may be replaced."""
+    content = None if side.file is None else side.file.read_bytes()
+    return functools.cache(lambda: side.encode(content))
+
+
 def word_indices(dictionary: Any, pieces: Iterable[str]) -> list[int]:
     """The indices of pieces of text. A word such as </s> in the text is unknown: it is not fairseq's symbol of that
     name."""
@@ -159,7 +169,7 @@ def open_exported_models(paths: Sequence[Path], source_lang: str | None, target_
         first.settings.target_lang,
         min(_positions(exported) for exported in opened),
         first.settings.truncate_source,
-        Pipeline(encode, decode, (), first.target_text),
+        Pipeline(encode, decode, (), encode_later(first.target_text)),
         default_search(
             first.target,
             beam_size=first.search.num_beams,

@@ -1,5 +1,6 @@
 """Translating with exported directories: as with the checkpoints that they came from, and without fairseq."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ pytest.importorskip("fairseq")
 from lightconv_plugin.cli import main
 from lightconv_plugin.errors import TranslationError
 from lightconv_plugin.generation.translator import Translator
+from lightconv_plugin.text.sides import TextSide
 from tests.generation import translation_toys as toys
 
 LINES = toys.lines(7, seed=4)
@@ -122,6 +124,33 @@ def test_what_does_not_go_together_is_said(made, tmp_path):
     assert main.main(["export", str(path), str(tmp_path / "exported")]) == 0
     with pytest.raises(TranslationError, match="have different dictionaries: they cannot"):
         Translator([directory, tmp_path / "exported"])
+
+
+def test_an_open_model_scores_without_its_directory(made, tmp_path, monkeypatch):
+    """As its search, which has read everything. The target's merges are parsed once, and only where one scores."""
+    parsed, encode = [], TextSide.encode
+    monkeypatch.setattr(TextSide, "encode", lambda side, *content: parsed.append(side) or encode(side, *content))
+    directory = shutil.copytree(made["dynamicconv"][1], tmp_path / "m")
+    pairs = ["Zwei Hunde."], ["Two dogs."]
+    with Translator(directory) as translator, Translator(directory) as other:
+        assert len(parsed) == 2
+        expected = other.score(*pairs)
+        shutil.rmtree(directory)
+        assert translator.score(*pairs) == translator.score(*pairs) == expected
+        assert len(parsed) == 4
+
+
+def test_merges_of_the_target_that_are_none_are_an_error_of_scoring(made, tmp_path):
+    directory = shutil.copytree(made["dynamicconv"][1], tmp_path / "m")
+    text = json.loads((directory / "text.json").read_text(encoding="utf-8"))
+    text["target"]["file"] = "damaged.bpe"
+    (directory / "text.json").write_text(json.dumps(text), encoding="utf-8")
+    (directory / "damaged.bpe").write_bytes(b"a b c\n")
+    with Translator(directory, **SHORT) as translator:
+        assert translator.translate(LINES[:1])[0].text
+        for _ in range(2):
+            with pytest.raises(TranslationError, match=r"damaged\.bpe is not a file of merges"):
+                translator.score(["Zwei Hunde."], ["Two dogs."])
 
 
 @pytest.mark.parametrize(
