@@ -33,7 +33,8 @@ _CHUNK = 2**16  # bytes of a line read at once with --split
 _EPILOG = """\
 Lines are UTF-8 and end at a line feed; a carriage return before it is removed. An empty line gives an empty line. So
 does a line that cannot be translated (not UTF-8, a NUL, longer than the model allows): standard error gives its number
-and the reason, the other lines are translated, and the exit status is 1.
+and the reason, the other lines are translated, and the exit status is 1. A model that was trained on truncated
+sentences (--truncate-source) reads the beginning of a line that is too long; standard error says how many were cut.
 
 output: one translation per input line, in the same order. --with-scores puts the score and a tab before it: the base-2
 log-probability divided by (number of pieces)^lenpen, as on fairseq's H- lines. --nbest N writes N lines per input line,
@@ -171,13 +172,13 @@ def _renamed(args: argparse.Namespace) -> None:
 class _Work:
     """Translates or scores one buffer at a time, and counts.
 
-    done: number of lines (with --split: sentences) so far; bad: those that could not be translated. pieces: total
-    number of pieces in the translations.
+    done: number of lines (with --split: sentences) so far; bad: those that could not be translated; cut: those that
+    were cut. pieces: total number of pieces in the translations.
     """
 
     def __init__(self, args: argparse.Namespace, translator: "Translator", out: IO[str], buffer: int, bar) -> None:
         self._args, self._translator, self._out, self._buffer, self._bar = args, translator, out, buffer, bar
-        self.done = self.bad = self.pieces = 0
+        self.done = self.bad = self.cut = self.pieces = 0
 
     def lines(self, read: IO[bytes], nbest: int) -> None:
         """Translate each line by itself."""
@@ -204,19 +205,16 @@ class _Work:
 
     def document(self, read: IO[bytes]) -> None:
         """Translate running text: split lines of any length into sentences."""
-        cut = 0
         chunks = iter(lambda: read.readline(_CHUNK), b"")
         for one in self._translator.translate_document(chunks, window=self._buffer):
             self.done += 1
             self._count(one.translation, one.part.line, ", a sentence left out")
-            cut += one.part.cut
+            self.cut += one.part.cut
             self._out.write(one.written)
             self._bar.update(1)
             if self.done % self._buffer == 0:
                 self._out.flush()  # before more is read
         self._out.flush()
-        if cut:
-            _say(self._args, f"{cut} sentences were longer than the model allows and were cut")
         self._sum_up("sentences")
 
     def speed(self, seconds: float) -> str:
@@ -240,12 +238,15 @@ class _Work:
 
     def _count(self, translation: "Translation", line: int, what: str) -> None:
         self.pieces += len(translation.tokens)
+        self.cut += translation.cut
         if translation.problem is not None:
             self.bad += 1
             with self._bar.external_write_mode(file=sys.stderr):
                 _say(self._args, f"line {line}{what}: {translation.problem}")
 
     def _sum_up(self, what: str = "lines") -> None:
+        if self.cut:
+            _say(self._args, f"{self.cut} {what} were longer than the model allows and were cut")
         if self.bad:
             done = "scored" if self._args.score else "translated"
             _say(self._args, f"{self.bad} of {self.done} {what} could not be {done}")

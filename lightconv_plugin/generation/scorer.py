@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from lightconv_plugin.errors import InputError, TranslationError
 from lightconv_plugin.generation.batch_search import enough_memory
 from lightconv_plugin.generation.beam_search import SearchOptions
-from lightconv_plugin.generation.translation_models import TranslationModels, collate, word_indices
+from lightconv_plugin.generation.translation_models import Encoded, TranslationModels, collate, word_indices
 from lightconv_plugin.generation.translations import Hypothesis, Translation, read_line
 from lightconv_plugin.modules.transformer import EncoderDecoder
 
@@ -50,10 +51,10 @@ class Scorer:
         results: list[Translation] = []
         pairs: dict[int, tuple[list[int], list[int]]] = {}
         for number, (line, reference) in enumerate(zip(lines, references, strict=True)):
-            source, target, problem = self._pair(line, reference)
-            if problem is None and source:
-                pairs[number] = source, target
-            results.append(Translation(read_line(line)[0], problem=problem))
+            source, target = self._pair(line, reference)
+            if source.problem is None and source.indices:
+                pairs[number] = source.indices, target
+            results.append(Translation(read_line(line)[0], problem=source.problem, cut=source.cut))
         if progress is not None and len(results) > len(pairs):
             progress(len(results) - len(pairs))
         for batch in make_batches({number: max(pair, key=len) for number, pair in pairs.items()}):
@@ -64,29 +65,29 @@ class Scorer:
             for number, target, score in zip(batch, targets, scores, strict=True):
                 pieces = tuple(self._opened.target[i] for i in target[:-1])
                 hypothesis = Hypothesis(read_line(references[number])[0], score, pieces)
-                results[number] = Translation(results[number].source, (hypothesis,))
+                results[number] = replace(results[number], hypotheses=(hypothesis,))
             if progress is not None:
                 progress(len(batch))
         return results
 
-    def _pair(self, line: str | bytes, reference: str | bytes) -> tuple[list[int], list[int], str | None]:
-        """Line and reference as the models read them, with their end symbols, and what is wrong with them, if anything;
-        [] for an empty line."""
+    def _pair(self, line: str | bytes, reference: str | bytes) -> tuple[Encoded, list[int]]:
+        """Line and reference as the models read them, with their end symbols; `problem` is what is wrong with either of
+        them."""
         source, problem = read_line(line)
         target, wrong = read_line(reference)
         problem = problem or (wrong and f"the reference is {wrong}")
         if problem is None and not source.strip() and target.strip():
             problem = "empty, but its reference is not"
         if problem is not None or not source.strip():
-            return [], [], problem
-        indices, problem = self._opened.encode(source)
-        if problem is None and not indices:
-            problem = "without a word, but its reference is not" if target.strip() else None
-            return [], [], problem
+            return Encoded([], problem), []
+        read = self._opened.encode(source)
+        if read.problem is None and not read.indices:
+            return Encoded([], "without a word, but its reference is not" if target.strip() else None), []
         words = word_indices(self._opened.target, self._encode(target))
-        if problem is None and len(words) >= self._longest:
-            problem = f"the reference is too long: {len(words)} pieces, the model takes {self._longest - 1}"
-        return indices, [*words, self._options.eos], problem
+        if read.problem is None and len(words) >= self._longest:
+            long = f"the reference is too long: {len(words)} pieces, the model takes {self._longest - 1}"
+            read = Encoded([], long)
+        return read, [*words, self._options.eos]
 
     @torch.no_grad()
     def _scores(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[float]:

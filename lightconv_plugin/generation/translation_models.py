@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from lightconv_plugin.generation.translations import Hypothesis
 from lightconv_plugin.modules.transformer import EncoderDecoder
 from lightconv_plugin.text.shortlist import NO_SHORTLIST
 from lightconv_plugin.text.sides import TextSide
-
-TOO_LONG = "too long"  # how the problem of a line begins that has more pieces than the models take
-
 
 Encode = Callable[[str], list[str]]
 
@@ -41,6 +38,18 @@ class Pipeline:
     decode: Callable[[list[str]], str]
     notes: tuple[str, ...]
     target: Callable[[], Encode] | None = None
+
+
+class Encoded(NamedTuple):
+    """A sentence as the models read it.
+
+    indices: with its end symbol; [] if no pieces are left, or if `problem` says what is wrong with it.
+    cut: it is too long and was truncated, as in the models' training.
+    """
+
+    indices: list[int]
+    problem: str | None = None
+    cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,18 +74,17 @@ class TranslationModels:
     dtype: str = "float32"
     own_shortlist: Path | None = None
 
-    def encode(self, line: str) -> tuple[list[int], str | None]:
-        """A sentence as the models read it, with its end symbol, and what is wrong with it, if anything; [] if no
-        pieces are left."""
+    def encode(self, line: str) -> Encoded:
         return self.indices(self.pipeline.encode(line))
 
-    def indices(self, pieces: Iterable[str]) -> tuple[list[int], str | None]:
+    def indices(self, pieces: Iterable[str]) -> Encoded:
         """As `encode`, for a sentence that is split into pieces already."""
         indices = word_indices(self.source, pieces)
         longest = self.positions - 1
-        if len(indices) > longest and not self.truncates:
-            return [], f"{TOO_LONG}: {len(indices)} pieces, the model takes {longest}"
-        return [*indices[:longest], self.source.eos()] if indices else [], None
+        cut = len(indices) > longest
+        if cut and not self.truncates:
+            return Encoded([], f"too long: {len(indices)} pieces, the model takes {longest}")
+        return Encoded([*indices[:longest], self.source.eos()] if indices else [], cut=cut)
 
     def shortlist_file(self, given: Path | None) -> Path | None:
         """The file of the shortlist to use: the given one (NO_SHORTLIST: none), or the models' own."""
@@ -93,8 +101,8 @@ class TranslationModels:
             raise TranslationError(str(error)) from error
 
     def is_too_long(self, line: str) -> bool:
-        problem = self.encode(line)[1]
-        return problem is not None and problem.startswith(TOO_LONG)
+        """Whether it has more pieces than the models take, whether or not `encode` truncates it."""
+        return len(self.pipeline.encode(line)) >= self.positions
 
     def hypothesis(self, indices: Iterable[int], score: float, unk: str) -> Hypothesis:
         """Text for the words that the search found; unk: what to write for an unknown word."""

@@ -24,11 +24,13 @@ class Translation:
 
     source: the line as it was given; if it is not valid text, what could be decoded of it.
     hypotheses: none for an empty line, or if `problem` says why the line was not translated.
+    cut: only the beginning was read, because the line is too long and the model was trained on truncated sentences.
     """
 
     source: str
     hypotheses: tuple[Hypothesis, ...] = ()
     problem: str | None = None
+    cut: bool = False
 
     @property
     def text(self) -> str:

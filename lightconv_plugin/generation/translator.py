@@ -29,6 +29,7 @@ from lightconv_plugin.generation.documents import TranslatedPart, fit, parts, tr
 from lightconv_plugin.generation.finished import Hypotheses, NoHypothesisError
 from lightconv_plugin.generation.scorer import Scorer
 from lightconv_plugin.generation.translation_models import (
+    Encoded,
     TranslationModels,
     collate,
     make_batches,
@@ -306,24 +307,25 @@ class Translator:
         """Translations by line number: first those that need no search, then batch by batch."""
         done: dict[int, Translation] = {}
         sentences: dict[int, list[int]] = {}
-        sources: dict[int, str] = {}
+        searched: dict[int, Translation] = {}
         for number, line in enumerate(lines):
             source, problem = read_line(line)
-            indices: list[int] = []
+            read = Encoded([], problem)
             if problem is None and source.strip():
                 opened = self._opened
-                indices, problem = opened.indices(source.split()) if pieces else opened.encode(source)
-            if indices:
-                sentences[number], sources[number] = indices, source
+                read = opened.indices(source.split()) if pieces else opened.encode(source)
+            translation = Translation(source, problem=read.problem, cut=read.cut)
+            if read.indices:
+                sentences[number], searched[number] = read.indices, translation
             else:
-                done[number] = Translation(source, problem=problem)
+                done[number] = translation
         yield done
         for batch in self._make_batches(sentences):
             hypotheses = self._hypotheses([sentences[number] for number in batch])
             yield {
-                number: Translation(
-                    sources[number],
-                    tuple(
+                number: replace(
+                    searched[number],
+                    hypotheses=tuple(
                         self._opened.hypothesis(one["tokens"].tolist(), float(one["score"]) / math.log(2), self._unk)
                         for one in ranked[:nbest]
                     ),

@@ -307,6 +307,17 @@ def test_running_text(run, made):
     ]
 
 
+def test_lines_that_were_cut_are_counted(run, made, tmp_path):
+    """By a model that was trained on cut texts, which reads their beginning."""
+    model = toys.make_checkpoint(tmp_path / "m.pt", made[0], task={"truncate_source": True})
+    content = b"Haus " * 80 + b"\nHaus\n" + b"Haus " * 99 + b"\n"
+    said = "lightconv translate: 2 lines were longer than the model allows and were cut\n"
+    (tmp_path / "ref.txt").write_text("house\n" * 3, encoding="utf-8")
+    for arguments in ([], ["--buffer", 2], ["--score", tmp_path / "ref.txt"]):
+        status, out, err = run(content, *arguments, models=[model])
+        assert (status, out.count("\n"), err) == (0, 3, said)
+
+
 def test_verbose_says_the_type_and_the_speed(run):
     status, _, err = run(encoded(LINES[:2]), "--verbose")
     said = err.splitlines()

@@ -180,7 +180,7 @@ def test_progress_counts_every_line_once(translator):
 def test_words_of_the_text_are_never_fairseqs_own_symbols(checkpoints):
     """ "</s>" in a text is an unknown word, not the end of the sentence."""
     translator = Translator(checkpoints["dynamicconv"], tokenizer="none", bpe_codes="none", **SHORT)
-    indices, problem = translator._opened.encode("hund </s> <pad> <s> hund")
+    indices, problem, _ = translator._opened.encode("hund </s> <pad> <s> hund")
     own = {translator._opened.source.pad(), translator._opened.source.bos(), translator._opened.source.eos()}
     assert problem is None and len(indices) == 6 and not own & set(indices[:-1])
     assert indices[-1] == translator._opened.source.eos()
@@ -223,6 +223,10 @@ def test_a_model_trained_on_cut_texts_gets_them_cut(data, tmp_path):
     long, cut = translator.translate(["haus " * 80, "haus " * 10])
     assert long.problem is None and cut.problem is None
     assert len(translator._opened.encode("haus " * 80)[0]) == 64
+    assert (long.cut, cut.cut) == (True, False)
+    scored = translator.score(["haus " * 80, "haus " * 10], ["Two men"] * 2)
+    assert [one.cut for one in scored] == [True, False]
+    assert len(translator.fit("Haus " * 150)) == 8, "halves, as of any model: nothing of running text is lost"
 
 
 def test_what_goes_wrong_with_a_batch_is_said(translator, checkpoints, monkeypatch):
