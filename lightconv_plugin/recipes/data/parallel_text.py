@@ -181,8 +181,9 @@ class Preparation:
         texts = [locate(corpus.folder, prefix, lang) for prefix in corpus.splits().values() for lang in self.langs]
         segmenters = {recipe.tokeniser for recipe in self.steps.values()} & SEGMENTERS.keys()
         words = ChainMap(*(SEGMENTERS[name].versions() for name in segmenters))
-        chosen = {"held_out": self.held_out, "seed": options.split_seed, **words} if self.held_out else {}
         how = {**moses.versions(), **words, "text": {lang: recipe.as_json() for lang, recipe in self.steps.items()}}
+        # Sentences with the same tokens are not in two parts, so other tokens make other parts.
+        chosen = {"held_out": self.held_out, "seed": options.split_seed, **how} if self.held_out else {}
         bounds: dict[str, object] = {"max_len": options.max_len, "max_ratio": options.max_ratio}
         if options.bpe_dropout:
             bounds |= {"bpe_dropout": options.bpe_dropout, "bpe_copies": self.copies}

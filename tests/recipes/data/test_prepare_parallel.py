@@ -298,6 +298,19 @@ def test_no_sentence_is_in_two_parts_after_tokenising(options, tmp_path):
         assert not train & test and not train & valid and not valid & test
 
 
+def test_pairs_are_held_out_again_where_other_sentences_have_the_same_tokens(tmp_path):
+    folder, out = tmp_path / "text", tmp_path / "out"
+    folder.mkdir()
+    for lang, word in (("en", "House"), ("de", "Haus")):
+        sentences = [f"{first} {i}.\n" for i in range(60) for first in (word, word.lower())]
+        (folder / f"train.{lang}").write_text("".join(sentences), encoding="utf-8")
+    options = ("--out", out, "--src", "en", "--tgt", "de", "--valid-lines", "10", "--test-lines", "10", *SMALL)
+    for case in ((), ("--lowercase",)):
+        done = prepare(tmp_path, "parallel", "--data", folder, *options, *case)
+        assert done.returncode == 0, done.stderr
+    assert not set(lines(out / "tok/train.en")) & set(lines(out / "tok/test.en"))
+
+
 @pytest.mark.parametrize(
     "langs, texts, encoded",
     [
