@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -61,10 +62,27 @@ def _count_words(
 
 @patch(versions="all versions of fairseq")
 def word_counts() -> None:
-    """fairseq makes a list and updates the counter for each single word of a text when it builds a dictionary."""
-    from fairseq.data import Dictionary
+    """fairseq counts a text word by word for its dictionary, and waits for ever if a process that counts is killed.
 
-    Dictionary._add_file_to_dictionary_single_worker = staticmethod(_count_words)
+    The resulting dictionary is the same: the parts are added in order.
+    """
+    from fairseq.data import Dictionary
+    from fairseq.file_chunker_utils import find_offsets
+    from fairseq.file_io import PathManager
+
+    def add_file_to_dictionary(
+        filename: str, dict: Dictionary, tokenize: Callable[[str], list[str]], num_workers: int
+    ) -> None:
+        file = PathManager.get_local_path(filename)
+        parts = pairwise(find_offsets(file, num_workers))
+        first, *others = [(file, tokenize, dict.eos_word, *part) for part in parts]
+        with called(_count_words, others, ": try fewer --workers") as results:
+            counts: list[Callable[[], Counter[str]]] = [partial(_count_words, *first), *results]
+            for counted in counts:
+                for word, count in sorted(counted().items()):
+                    dict.add_symbol(word, count)
+
+    Dictionary.add_file_to_dictionary = staticmethod(add_file_to_dictionary)
 
 
 @patch(versions="all versions of fairseq")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -78,22 +79,32 @@ def test_line_encoding_is_faster(dictionary):
 
 
 def test_word_counts_are_the_same_and_faster(tmp_path, text):
-    theirs, ours = fairseqs("word_counts", Dictionary, "_add_file_to_dictionary_single_worker")
-    for begin, end in ((0, text.stat().st_size), (100, 300), (5, 5)):
-        results = [count(str(text), tokenize_line, "</s>", begin, end) for count in (theirs, ours)]
-        assert results[0] == results[1]
-    assert sum(ours(str(text), tokenize_line, "</s>", 0, text.stat().st_size).values()) > 37
-    counts = []
-    for workers in (1, 2):  # as a task does it, in this process and in others
-        built = Dictionary()
-        Dictionary.add_file_to_dictionary(str(text), built, tokenize_line, workers)
-        counts.append(dict(zip(built.symbols, built.count, strict=True)))
-    assert counts[0] == counts[1] and counts[0]["</s>"] == 38
+    theirs, ours = fairseqs("word_counts", Dictionary, "add_file_to_dictionary")
+    built = []
+    for add, workers in ((theirs, 1), (ours, 1), (ours, 2), (ours, 7)):
+        built.append(Dictionary())
+        add(str(text), built[-1], tokenize_line, workers)
+    assert built[0].symbols == built[1].symbols
+    counts = [dict(zip(each.symbols, each.count, strict=True)) for each in built]
+    assert all(each == counts[0] for each in counts) and counts[0]["</s>"] == 38
     long = tmp_path / "long"
     long.write_text(" ".join(f"w{number % 60}" for number in range(100_000)) + "\n", encoding="utf-8")
-    size = long.stat().st_size
-    slow, fast = (fastest(lambda c=count: c(str(long), tokenize_line, "</s>", 0, size), 7) for count in (theirs, ours))
+    slow, fast = (fastest(lambda a=add: a(str(long), Dictionary(), tokenize_line, 1), 7) for add in (theirs, ours))
     assert fast < 0.7 * slow
+
+
+def split_here(process, line):
+    """The words of a line in this process; another one is killed."""
+    if os.getpid() != process:
+        work.kill_this_process()
+    return tokenize_line(line)
+
+
+def test_a_process_that_is_killed_as_it_counts_words_is_an_error(text):
+    """fairseq's pool waits for it for ever."""
+    with pytest.raises(InputError, match=r"ended with status -9 .*: try fewer --workers"):
+        Dictionary.add_file_to_dictionary(str(text), Dictionary(), partial(split_here, os.getpid()), 2)
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
