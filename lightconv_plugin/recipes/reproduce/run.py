@@ -114,7 +114,11 @@ class Reproduction:
         if self.job.prepare is not None:
             task, *options = self.job.prepare
             say(f"preparing {task}")
-            prepare(task, options)
+            try:
+                prepare(task, options)
+            except InputError as error:
+                hint = " (options of lightconv prepare: in `prepare_options`)" if "--" in str(error) else ""
+                raise InputError(f"{error}{hint}") from error
         if not list(self.job.data.glob("train.*.idx")) + list(self.job.data.glob("train.idx")):
             hint = "run lightconv prepare first, or leave out `no_prepare`"
             if self.job.prepare is not None:  # it prepares what the text was distilled from

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.recipes.data import tasks
 from lightconv_plugin.recipes.reproduce import training as reproduce_training
 from lightconv_plugin.recipes.reproduce.job import plan
 from lightconv_plugin.recipes.reproduce.rows import write_row
@@ -46,6 +47,14 @@ def test_a_row_from_nothing_and_again(world, capfd):
     assert world.calls()[0] == ["prepare"]
     said = capfd.readouterr().err
     assert said.count("trained before, 100 updates") == 2 and said.count("done before") == 4
+
+
+def test_an_option_that_the_preparation_needs_is_one_of_lightconv_prepare(world, monkeypatch):
+    monkeypatch.setattr(reproduction_world.reproduce, "prepare", lambda *_: tasks.prepare("parallel"))
+    with pytest.raises(
+        InputError, match=r"--data is missing: .* \(options of lightconv prepare: in `prepare_options`\)$"
+    ):
+        world.row()
 
 
 def test_a_language_that_cannot_be_scored_is_refused_before_any_training(world, monkeypatch):
