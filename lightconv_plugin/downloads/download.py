@@ -159,13 +159,14 @@ def transfer(address: str, part: Path, otherwise: str) -> None:
         time.sleep(idle)
 
 
-def download(address: str, file: Path, checksum: str, otherwise: str = "try again later") -> None:
+def download(address: str, file: Path, checksum: str, otherwise: str = "try again later", source: str = "") -> None:
     """Fetch a file unless it is already on disk and correct; it gets its final name only after the check.
 
     Args:
         address: http(s), or a local path
         checksum: KIND:HEX as for `digest`, or "record": the archive is read to its end
         otherwise: what the user can do if it cannot be downloaded, for the error
+        source: where the checksum comes from, at the end of the error
 
     Raises:
         InputError: the file does not exist or is not the expected one, or another process downloads to its folder.
@@ -185,7 +186,7 @@ def download(address: str, file: Path, checksum: str, otherwise: str = "try agai
             reason = _download(address, part, checksum, file.name, otherwise)
         if reason:
             part.unlink()
-            raise InputError(f"{address} is not the expected file: {reason}")
+            raise InputError(f"{address} is not the expected file: {reason}{source}")
         os.replace(part, file)
 
 

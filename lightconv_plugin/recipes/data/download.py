@@ -24,7 +24,7 @@ class Published:
     name      on disk
     address   "" if it has no permanent one; then `absent` says what to do
     checksum  KIND:HEX as for `digest`; or "record": the archive is verified, and the SHA-256 of the first download is
-              written to SHA256SUMS next to it and enforced from then on
+              written to SHA256SUMS next to it and enforced from then on, except with `any_size`
     """
 
     name: str
@@ -52,26 +52,26 @@ def published_files(variant: str) -> list[Published]:
 
 def fetch(published: Published, request: Request) -> None:
     """Make sure that a published file is in `request.data`, complete and correct."""
-    mirror = request.options.mirror
+    mirror, any_size = request.options.mirror, request.options.any_size
     file, sums = request.data / published.name, request.data / "SHA256SUMS"
-    checksum = "record" if request.options.any_size else published.checksum
-    recording = checksum == "record"
+    checksum, source = "record" if any_size else published.checksum, ""
+    recording = checksum == "record" and not any_size
     if recording and sums.is_file():
         lines = (line.partition("  ") for line in sums.read_text(encoding="utf-8").splitlines())
-        recorded = next((value for value, _, name in lines if name == published.name), "")
-        checksum, recording = (f"sha256:{recorded}", False) if recorded else (checksum, True)
+        if recorded := next((value for value, _, name in lines if name == published.name), ""):
+            checksum, recording, source = f"sha256:{recorded}", False, f" (recorded in {sums})"
     if request.options.data:
         if not file.is_file():
             raise InputError(f"no file {file}: `data` must be the folder of the published files")
         if reason := wrong(file, checksum, file.name):
-            raise InputError(f"{file} is not the expected file: {reason}")
+            raise InputError(f"{file} is not the expected file: {reason}{source}")
         return
     address = f"{mirror}/{published.name}" if mirror else published.address
     if not address:
         if not file.is_file():
             raise InputError(f"no file {file}: {published.absent}")
         address = str(file)
-    download(address, file, checksum, BY_HAND)
+    download(address, file, checksum, BY_HAND, source)
     if recording:
         with sums.open("a", encoding="utf-8") as record:
             record.write(f"{digest('sha256', file)}  {published.name}\n")

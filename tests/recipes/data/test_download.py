@@ -75,7 +75,7 @@ def test_the_first_download_is_recorded_and_then_enforced(server, tmp_path):
     server.files["file.gz"] = gzip.compress(b"another text")
     (tmp_path / "down/file.gz").unlink()
     found = hashlib.sha256(server.files["file.gz"]).hexdigest()
-    with pytest.raises(InputError, match=f"its checksum is {found}, expected {SHA256}$"):
+    with pytest.raises(InputError, match=f"its checksum is {found}, expected {SHA256} .recorded in {sums}.$"):
         fetch(f"{server.address}/file.gz", "record", tmp_path)
     assert names(tmp_path / "down") == ["SHA256SUMS"]
 
@@ -257,9 +257,18 @@ def test_data_given_are_checked_and_left_as_they_are(tmp_path):
     assert names(tmp_path) == ["mine"] and names(tmp_path / "mine") == ["file.gz"]
 
 
-def test_any_size_records_instead_of_comparing(server, tmp_path):
-    fetch(f"{server.address}/file.gz", WRONG, tmp_path, any_size=True)
-    assert names(tmp_path / "down") == ["SHA256SUMS", "file.gz"]
+@pytest.mark.parametrize("checksum", [WRONG, "record"])
+def test_any_size_neither_compares_nor_records(server, tmp_path, checksum):
+    down = tmp_path / "down"
+    fetch(f"{server.address}/file.gz", checksum, tmp_path, any_size=True)
+    assert names(down) == ["file.gz"]
+    (down / "SHA256SUMS").write_text(f"{'0' * 64}  file.gz\n")
+    fetch(f"{server.address}/nowhere/file.gz", checksum, tmp_path, any_size=True)
+    fetch(f"{server.address}/nowhere/file.gz", checksum, tmp_path, any_size=True, data=down)
+    assert (down / "file.gz").read_bytes() == PACKED and len(server.requests) == 1
+    with pytest.raises(InputError, match=rf"expected 0{{64}}( \(recorded in {down}/SHA256SUMS\))?$") as raised:
+        fetch(f"{server.address}/file.gz", checksum, tmp_path)
+    assert ("SHA256SUMS" in str(raised.value)) == (checksum == "record")
 
 
 def test_two_downloads_into_one_folder_do_not_mix(server, tmp_path):
