@@ -21,7 +21,7 @@ from lightconv_plugin.downloads.archives import kind, unpack
 from lightconv_plugin.errors import CorpusError
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.binarise import binarise
-from lightconv_plugin.recipes.data.options import SPLITS, Request
+from lightconv_plugin.recipes.data.options import SPLITS, Options, Request
 from lightconv_plugin.recipes.data.stages import Plan, Stage, scratch
 from lightconv_plugin.recipes.data.text_pool import BOM, count_lines
 
@@ -121,12 +121,13 @@ def plan(
     Args:
         make_raw: writes the text of each of SPLITS to the given paths
         inputs: the files that `make_raw` reads
-        expected: published sizes of the parts. entries: published number of dictionary entries. The options
-            replace both, or allow any.
+        expected: published sizes of the parts. entries: published number of dictionary entries, with all words. The
+            options replace both, or allow any.
     """
     out, options = request.out, request.options
     sizes = {} if options.any_size else {**expected, **{part: Size(*size) for part, *size in options.expect}}
-    size_of_dictionary = None if options.any_size else options.expect_entries or entries
+    published = entries if options.threshold == Options.threshold else None
+    size_of_dictionary = None if options.any_size else options.expect_entries or published
     texts = [out / "raw" / f"{part}.txt" for part in SPLITS]
 
     def raw(*outputs: Path) -> None:
@@ -138,7 +139,10 @@ def plan(
         binarise(out, SPLITS, "raw/{}.txt", words, options.workers, output)
         count = dictionary_size(output)
         if size_of_dictionary not in (None, count):
-            raise CorpusError(f"{inputs[0]}: the dictionary has {count:,} entries, expected {size_of_dictionary:,}")
+            raise CorpusError(
+                f"{inputs[0]}: the dictionary has {count:,} entries, expected {size_of_dictionary:,}; `expect_entries` "
+                "or `any_size` accepts another number"
+            )
 
     params = {"threshold": options.threshold, "entries": size_of_dictionary}
     stages = [

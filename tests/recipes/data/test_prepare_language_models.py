@@ -19,6 +19,7 @@ from tests.recipes.data.miniatures import GBW, GBW_HELD_OUT, GBW_TRAIN, WIKITEXT
 from tests.recipes.data.preparations import prepare, stop_at
 
 TASKS = ("wikitext103", "gbw")
+OTHER = "`expect_entries` or `any_size` accepts another number"
 TINY = (
     *("+model.decoder_embed_dim=16", "+model.decoder_ffn_embed_dim=16", "+model.decoder_input_dim=16"),
     *("+model.decoder_output_dim=16", "+model.decoder_layers=2", "+model.decoder_kernel_size_list=[3,7]"),
@@ -129,10 +130,10 @@ def test_a_language_model_trains_on_it_and_is_scored(task, window, prepared, run
     assert re.match(rf"test: perplexity \S+ over {tokens(text)} tokens", done.stdout)
 
 
-def prepare_place(place, out, *arguments):
+def prepare_place(place, out, *arguments, entries=None):
     """The stages for one folder or archive, as wikitext2 has them for a folder."""
     request = Request("wikitext2", place.parent, out, parse("wikitext2", arguments))
-    language_model.plan_files(request, place.name, {}).run()
+    language_model.plan_files(request, place.name, {}, entries).run()
 
 
 @pytest.mark.parametrize(
@@ -200,10 +201,19 @@ def test_text_of_any_size_is_counted_when_it_is_not_allowed_any_more(tmp_path, q
 
 def test_a_dictionary_of_another_size_is_refused(tmp_path, quick_binarise):
     place = write_zip(tmp_path / WIKITEXT103, miniatures.wikitext103())
-    with pytest.raises(CorpusError, match=f"{WIKITEXT103}: the dictionary has 16 entries, expected 24$"):
+    with pytest.raises(CorpusError, match=f"{WIKITEXT103}: the dictionary has 16 entries, expected 24; {OTHER}$"):
         prepare_place(place, tmp_path / "out", "--expect-entries", "24")
     assert not (tmp_path / "out/data-bin").exists()
     prepare_place(place, tmp_path / "out", "--expect-entries", "16")
+
+
+def test_the_published_number_of_entries_is_that_of_the_usual_threshold(tmp_path, quick_binarise):
+    place = write_zip(tmp_path / WIKITEXT103, miniatures.wikitext103())
+    with pytest.raises(CorpusError, match="the dictionary has 16 entries, expected 24"):
+        prepare_place(place, tmp_path / "out", entries=24)
+    prepare_place(place, tmp_path / "out", "--threshold", "5", entries=24)
+    with pytest.raises(CorpusError, match="the dictionary has 16 entries, expected 24"):
+        prepare_place(place, tmp_path / "out", "--threshold", "6", "--expect-entries", "24", entries=16)
 
 
 def test_the_published_sizes(tmp_path):
