@@ -10,7 +10,7 @@ from lightconv_plugin.arguments import add_force, positive
 from lightconv_plugin.cli.interruptible import interruptible
 from lightconv_plugin.cli.search_options import add_search_options, add_speed_options
 from lightconv_plugin.quiet import quietly
-from lightconv_plugin.recipes.data.options import folder, ratio
+from lightconv_plugin.recipes.data.options import folder, folder_as_typed, ratio
 
 DESCRIPTION = """\
 Sequence-level knowledge distillation (Kim & Rush 2016): translates the source side of a training text by beam search
@@ -76,7 +76,7 @@ def add_parser(commands) -> None:
         help="a directory written by lightconv export, a fairseq checkpoint, or a name of lightconv released; several "
         "of one kind: an ensemble",
     )  # fmt: skip
-    parser.add_argument("data", type=folder, metavar="DATA", help="the prepared folder")
+    parser.add_argument("data", type=folder_as_typed, metavar="DATA", help="the prepared folder")
     parser.add_argument("--out", type=folder, metavar="OUT", help="the folder to fill (default: DATA_distilled)")
     add_force(parser, "what another teacher or other options left in OUT")
     parser.add_argument(

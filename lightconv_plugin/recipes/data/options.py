@@ -19,11 +19,16 @@ SPLITS = ("train", "valid", "test")
 DISTILLED = Path(".steps/teacher.json")  # in a folder that `lightconv distill` fills
 
 
-def folder(text: str) -> Path:
-    """The absolute path of a folder."""
+def folder_as_typed(text: str) -> Path:
+    """The path of a folder."""
     if not text:
         raise argparse.ArgumentTypeError("must name a folder, got ''")
-    return Path(text).resolve()
+    return Path(text)
+
+
+def folder(text: str) -> Path:
+    """The absolute path of a folder, without links."""
+    return folder_as_typed(text).resolve()
 
 
 def place(text: str) -> str:
@@ -151,7 +156,10 @@ class Options:
         action="append",
     )
     expect_entries: int | None = _option(
-        None, "the known size of the dictionary (default: the published)", positive, metavar="N"
+        None,
+        "the known size of the dictionary (default: the published one, without `threshold`)",
+        positive,
+        metavar="N",
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -71,7 +72,8 @@ def distill(job: Job) -> Distilled:
             options, and `force` is not set; a process was killed.
     """
     source = open_source(job.data.resolve())
-    out = (job.out or source.folder.with_name(f"{source.folder.name}_distilled")).resolve()
+    named = Path(os.path.abspath(job.data))  # beside a link, not beside what it leads to
+    out = (job.out or named.with_name(f"{named.name}_distilled")).resolve()
     _check_out(out, source.folder)
     distillation = _Distillation(job, source, out)
     with job.teacher.open(source) as translator, Steps(out) as steps:

@@ -300,6 +300,11 @@ def make_wrong(what: str, data: Path, teacher: Path, place: Path) -> tuple[list,
         return [place / "none.pt", copy], f"no such checkpoint or exported directory: {place / 'none.pt'}"
     if what == "itself":
         return [teacher, copy, "--out", copy], f"--out {copy} is DATA"
+    if what == "a link":
+        (place / "link").symlink_to(copy)
+        (place / "link_distilled").mkdir()
+        (place / "link_distilled/file").write_text("mine")
+        return [teacher, place / "link"], f"--out {place / 'link_distilled'} is not empty"
     assert what == "another folder"
     (place / "mine").mkdir()
     (place / "mine/file").write_text("mine")
@@ -307,7 +312,7 @@ def make_wrong(what: str, data: Path, teacher: Path, place: Path) -> tuple[list,
 
 
 WRONG = ("no corpus.json", "data-bin", "no pieces", "both directions", "another vocabulary", "another direction")
-WRONG = (*WRONG, "nbest", "no teacher", "itself", "another folder")
+WRONG = (*WRONG, "nbest", "no teacher", "itself", "a link", "another folder")
 
 
 @pytest.mark.parametrize("what", WRONG)
