@@ -15,7 +15,7 @@ EXPECTED = (
     "expected train.XX, valid.XX (or val.XX, dev.XX) and test.XX or test_*.XX, each for two languages XX, plain or .gz"
 )
 # A language may have a region: pt_BR, zh_Hans, es_419. fairseq splits its own file names at "-".
-_NAME = re.compile(r"^(?P<prefix>[^.].*?)\.(?P<lang>[a-z]{2,3}(_[A-Za-z0-9]{2,8})?)(\.gz)?$")
+_LANGUAGE = "[a-z]{2,3}(_[A-Za-z0-9]{2,8})?"
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,18 @@ def find_corpus(
 ) -> Corpus:
     """Determine everything not given from the file names; the parts in `without` are not looked for.
 
-    By default the source is English, or else the first language in alphabetical order.
+    Languages that are given may have any code. By default the source is English, or else the first language in
+    alphabetical order.
     """
     if not folder.is_dir():
         raise CorpusError(f"no folder {folder}")
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
     listing = f"found: {', '.join(names[:20])}{' …' if len(names) > 20 else ''}" if names else "it is empty"
     langs_of: dict[str, set[str]] = {}
+    languages = "|".join([_LANGUAGE, *(re.escape(lang) for lang in (src, tgt) if lang)])
+    pattern = re.compile(rf"(?P<prefix>[^.].*?)\.(?P<lang>{languages})(\.gz)?")
     for name in names:
-        if match := _NAME.match(name):
+        if match := pattern.fullmatch(name):
             langs_of.setdefault(match["prefix"], set()).add(match["lang"])
 
     if src is None or tgt is None:
@@ -77,8 +80,8 @@ def find_corpus(
         candidates = set().union(*(langs_of[p] for p in trains)) - {src, tgt}
         missing = 2 - sum(lang is not None for lang in (src, tgt))
         if len(candidates) != missing:
-            languages = f"the languages of its training text are {sorted(candidates)}: choose with `src` and `tgt`"
-            what = languages if candidates else EXPECTED
+            several = f"the languages of its training text are {sorted(candidates)}: choose with `src` and `tgt`"
+            what = several if candidates else EXPECTED
             raise CorpusError(f"cannot tell the language pair of {folder}: {what}; {listing}")
         rest = sorted(candidates, key=lambda lang: (lang != "en", lang))
         src = src or rest.pop(0)

@@ -70,6 +70,12 @@ def test_finds_languages_and_parts(folder, names, found):
     assert corpus == Corpus(corpus.folder, src, tgt, train, valid, tests)
 
 
+def test_languages_that_are_given_have_any_code(folder):
+    names = [name.replace(".en", ".graph.gz").replace(".de", ".Phon") for name in PLAIN]
+    corpus = find_corpus(folder(*names, "train.log"), "graph", "Phon")
+    assert (corpus.train, corpus.valid, corpus.tests) == ("train", "valid", ("test",))
+
+
 def test_further_test_sets_take_fairseqs_names(folder):
     corpus = find_corpus(folder(*PLAIN, "test2.en", "test2.de", "test.b.en", "test.b.de"), "de", "en")
     assert corpus.splits() == {"train": "train", "valid": "valid", "test": "test", "test1": "test.b"}
