@@ -6,6 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import workspace
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.data_bin import count_sentences
@@ -27,6 +28,14 @@ def run(args: argparse.Namespace) -> int:
         for line in next_step(request):
             say(line)
     return 0
+
+
+def task_first(argv: list[str]) -> list[str]:
+    """The arguments. InputError if the first one is neither a task nor asks for help."""
+    if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
+        got = f", got {argv[0]}" if argv else ""
+        raise InputError(f"the first argument must be TASK, such as parallel{got}: lightconv prepare --help lists them")
+    return argv
 
 
 def next_step(request: Request) -> list[str]:
@@ -70,3 +79,4 @@ def add_parser(commands) -> None:
     )
     parser.add_argument("task", metavar="TASK", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.set_defaults(before=task_first)

@@ -16,6 +16,13 @@ WRONG = {
         ("--fast", "unrecognized arguments: --fast"),
         ("a b", "unrecognized arguments: b"),
     ],
+    "prepare": [
+        ("", "the first argument must be TASK, such as parallel: lightconv prepare --help lists them"),
+        (
+            "--data t parallel",
+            "the first argument must be TASK, such as parallel, got --data: lightconv prepare --help",
+        ),
+    ],
     "train": [
         ("", "the following arguments are required: CONFIG"),
         ("nothing.yaml", "there is no configuration nothing.yaml"),
