@@ -13,6 +13,7 @@ from __future__ import annotations
 import shutil
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -143,9 +144,9 @@ class Preparation:
         self.sides.map(lambda lang: (Recipe.tokenise, (self.steps[lang],)), self.sides.files("raw"), outputs)
 
     def encode(self, *outputs: Path) -> None:
-        codes = {self.sides.codes(lang) for lang in self.langs}
-        for stale in set((self.sides.out / "bpe").glob("codes*")) - codes:
-            remove(stale)  # from a run with the other kind of merges; `lightconv translate` would use it
+        other = replace(self.sides, joint=not self.sides.joint)
+        for lang in self.langs:
+            remove(other.codes(lang))  # from a run with the other kind of merges; `lightconv translate` would use it
         self.sides.encode(*outputs)
         for lang, path in zip(self.langs, outputs[:2], strict=True):
             for copy in range(1, self.copies):
@@ -225,6 +226,8 @@ def held_out(options: Options) -> Mapping[str, int]:
             raise InputError(f"`{split}_prefix` {prefix} is not valid with `{split}_lines` {lines}: give one of them")
         if lines:
             sizes[split] = lines
+    if options.split_seed != Options.split_seed and not sizes:
+        raise InputError(f"`split_seed` {options.split_seed} needs `valid_lines` or `test_lines`: nothing is held out")
     return sizes
 
 

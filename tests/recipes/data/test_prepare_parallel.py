@@ -351,6 +351,7 @@ def test_text_without_anything_to_merge(langs, texts, encoded, tmp_path):
         ({}, ("--tokenizer", "spacy"), "argument --tokenizer: invalid choice: 'spacy'"),
         ({}, ("--test-lines", "0"), "argument --test-lines: must be a whole number of at least 1, got '0'"),
         ({}, ("--test-lines", "5", "--test-prefix", "test"), "--test-prefix test is not valid with --test-lines 5"),
+        ({}, ("--split-seed", "3"), "--split-seed 3 needs --valid-lines or --test-lines"),
         ({}, ("--test-lines", "300"), "cannot hold out 300 pairs: the training text has 300"),
         ({}, ("--name", "a/b"), "argument --name: must be letters, digits, . _ and -, got 'a/b'"),
         ({}, ("--tgt", "de"), "source and target language are both 'de'"),
@@ -411,13 +412,14 @@ def test_files_that_were_made_otherwise_are_not_replaced(text, task, name, tmp_p
 
 
 def test_other_files_of_the_folder_to_fill_stay(text, tmp_path):
-    theirs = tmp_path / "out/raw/train.fr"
-    theirs.parent.mkdir(parents=True)
-    theirs.write_text("theirs\n", encoding="utf-8")
+    theirs = [tmp_path / "out" / name for name in ("raw/train.fr", "bpe/codes.bak")]
+    for path in theirs:
+        path.parent.mkdir(parents=True)
+        path.write_text("theirs\n", encoding="utf-8")
     options = ("--src", "en", "--tgt", "de", "--out", tmp_path / "out", *SMALL)
     for _ in range(2):
         assert prepare(tmp_path, "parallel", "--data", text, *options).returncode == 0
-    assert theirs.read_text(encoding="utf-8") == "theirs\n"
+    assert [path.read_text(encoding="utf-8") for path in theirs] == ["theirs\n", "theirs\n"]
 
 
 def test_a_language_that_moses_does_not_know(text, tmp_path):
