@@ -141,6 +141,18 @@ def test_what_cannot_start_on_the_cpu_says_so(monkeypatch, changes, tasks, messa
         utils.call_main(parallel(**changes), pytest.fail)
 
 
+def test_workers_share_the_cores_that_this_process_may_use(monkeypatch):
+    from fairseq.distributed import utils
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr("torch.multiprocessing.spawn", lambda *args, **options: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    utils.call_main(parallel(), pytest.fail)
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+
+
 def test_torchrun_does_not_split_an_evaluation(monkeypatch):
     from fairseq.distributed import utils
 
