@@ -18,6 +18,8 @@ distributed_rank and, without a GPU, distributed_backend=gloo in the distributed
 
 import os
 
+import torch
+
 from lightconv_plugin.compat import (
     checkpoints,
     command_line,
@@ -77,10 +79,11 @@ def apply() -> None:
         raise ValueError(
             f"LIGHTCONV_SKIP_PATCHES: there is no patch {', '.join(sorted(unknown))}; allowed: {', '.join(PATCHES)}"
         )
-    for name, patch in PATCHES.items():
-        if name not in skipped and name not in _applied and patch.needed():
-            patch.apply()
-            _applied[name] = patch
+    with torch.random.fork_rng(devices=[]):  # to look for a bug in a module, some initialise one
+        for name, patch in PATCHES.items():
+            if name not in skipped and name not in _applied and patch.needed():
+                patch.apply()
+                _applied[name] = patch
 
 
 def applied() -> list[Patch]:

@@ -1,5 +1,7 @@
 """The list of patches: names, reasons and tests; applying them twice, leaving some out."""
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import lightconv_plugin.models  # noqa: F401 (the patches)
 from lightconv_plugin import compat
 from lightconv_plugin.compat.registry import patch
 from tests.fairseq_cli import REPOSITORY
+from tests.warm_python import warm_python
 
 
 def test_a_patch_is_named_after_its_function_and_explained_by_its_docstring():
@@ -44,6 +47,22 @@ def test_patches_are_applied_once_and_listed():
     assert {"checkpoint_broadcast", "processes_without_gpu", "validate_without_task"} <= set(names)
     assert names == [name for name in compat.PATCHES if name in names]
     assert names[-1] == "settings_without_eval"  # it acts on the modules that the others have loaded
+
+
+RANDOM_NUMBERS = """
+import torch
+torch.manual_seed(0)
+expected = torch.rand(3)
+torch.manual_seed(0)
+import lightconv_plugin
+assert lightconv_plugin.compat.applied() and torch.equal(torch.rand(3), expected)
+"""
+
+
+def test_what_is_drawn_after_the_seed_is_the_same_with_patches():
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([warm_python(), "-c", RANDOM_NUMBERS], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_unknown_patch_cannot_be_left_out(monkeypatch):
