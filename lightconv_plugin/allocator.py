@@ -24,6 +24,7 @@ from pathlib import Path
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # from malloc.h
 _MOST = (1 << 31) - 1  # the largest int
+_OLD_MOST = 32 << 20  # the largest threshold that glibc up to 2.34 accepts
 _OWN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 # A function that exists only in this library.
 _OTHERS = {"tc_malloc": "tcmalloc", "mallctl": "jemalloc", "mi_malloc": "mimalloc"}
@@ -110,7 +111,9 @@ def _decide() -> Allocator:
     mallopt = getattr(process, "mallopt", None)
     if mallopt is None:
         return Allocator(False, "malloc as it is: this C library has no mallopt")
-    # Both are needed: an unmapped block that is trimmed at once would gain nothing.
-    if not (mallopt(_MMAP_THRESHOLD, _MOST) and mallopt(_TRIM_THRESHOLD, _MOST)):
-        return Allocator(False, "malloc as it is: it refuses thresholds of this size")
-    return Allocator(True, "freed memory is kept for the next tensor (LIGHTCONV_KEEP_MALLOC=1: malloc as it is)")
+    for most, blocks in ((_MOST, ""), (_OLD_MOST, ", in blocks of up to 32 MiB,")):
+        # Both are needed: an unmapped block that is trimmed at once would gain nothing.
+        if mallopt(_MMAP_THRESHOLD, most) and mallopt(_TRIM_THRESHOLD, _MOST):
+            why = f"freed memory is kept{blocks} for the next tensor (LIGHTCONV_KEEP_MALLOC=1: malloc as it is)"
+            return Allocator(True, why)
+    return Allocator(False, "malloc as it is: it refuses thresholds of this size")

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,6 +35,7 @@ for _ in range(10):
 state = allocator.keep_freed_memory()
 print(json.dumps([before, faults(), state.keeps, state.why]))
 """
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 PAGES = 5 * (64 << 20) // 4096
 OWN = (
     "MALLOC_MMAP_THRESHOLD_",
@@ -118,6 +120,25 @@ def test_another_allocator_is_recognised(function, name, tmp_path):
     library = compiled(tmp_path, "other.so", f'extern "C" void* {function}() {{ return nullptr; }}')
     keeps, why = json.loads(run(DECISION, LD_PRELOAD=str(library)).stdout)
     assert not keeps and why == f"{name}, which is preloaded"
+
+
+def test_a_malloc_with_a_largest_threshold_gets_that(monkeypatch):
+    """glibc up to 2.34 maps blocks above 32 MiB whatever is asked for."""
+    for name in OWN:
+        monkeypatch.delenv(name, raising=False)
+    asked = {}
+
+    def mallopt(parameter, value):
+        if parameter == M_MMAP_THRESHOLD and value > 32 << 20:
+            return 0
+        asked[parameter] = value
+        return 1
+
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
+    monkeypatch.setattr(allocator, "_state", None)
+    state = allocator.keep_freed_memory()
+    assert asked == {M_MMAP_THRESHOLD: 32 << 20, M_TRIM_THRESHOLD: (1 << 31) - 1}
+    assert state.keeps and "freed memory is kept, in blocks of up to 32 MiB" in state.why
 
 
 @pytest.fixture
