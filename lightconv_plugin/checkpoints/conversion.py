@@ -29,6 +29,11 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.models.architectures import use_registered_architecture
 
 Order = Sequence[tuple[str | None, tuple[int, ...]]]
+# {what is said: entries of extra_state}
+_DROPPED = {
+    "the exponential moving average of the parameters is dropped: it is in the old layout": ("ema", "ema_fp32_params"),
+    "the meters of its training are dropped: not every fairseq has their classes": ("train_meters",),
+}
 
 
 class CannotReorder(Exception):
@@ -64,6 +69,9 @@ def convert(source: Path, layout: str) -> tuple[dict, list[str]]:
     said = [*notes, f"{architecture} in the layout {present} → {name} in the layout {layout}"]
     if left_out:
         said.append(f"left out, as they only matter in training: {', '.join(left_out)}")
+    if layout != "plugin" and (changed := _with_upstreams_task(state)):
+        state = {**state, **changed}
+        said.append("the task translation_fast becomes translation, without its options")
     converted |= _container(state, layout, name, options)
     if state.get("last_optimizer_state"):
         try:
@@ -74,11 +82,11 @@ def convert(source: Path, layout: str) -> tuple[dict, list[str]]:
         except CannotReorder as error:
             converted["last_optimizer_state"] = None
             said.append(f"the optimizer state is dropped: {error}; resume with a new one (fairseq's --reset-optimizer)")
-    extra = state.get("extra_state") or {}
-    averages = [key for key in ("ema", "ema_fp32_params") if key in extra]
-    if averages:
-        converted["extra_state"] = {key: value for key, value in extra.items() if key not in averages}
-        said.append("the exponential moving average of the parameters is dropped: it is in the old layout")
+    for dropped, keys in _DROPPED.items():
+        extra = converted.get("extra_state") or {}
+        if any(key in extra for key in keys):
+            converted["extra_state"] = {key: value for key, value in extra.items() if key not in keys}
+            said.append(dropped)
     return converted, said
 
 
@@ -117,6 +125,16 @@ def _container(state: dict, layout: str, architecture: str, options: dict) -> di
     if layout != "plugin":
         settings["user_dir"] = None
     return {"args": Namespace(**settings), "cfg": None}
+
+
+def _with_upstreams_task(state: dict) -> dict[str, Any] | None:
+    """The settings with the task translation, if the task is translation_fast, which only the plugin has."""
+    cfg, args = state.get("cfg"), state.get("args")
+    task, name = (as_mapping(cfg.get("task")), "_name") if cfg else (as_mapping(args), "task")
+    if task.get(name) != "translation_fast":
+        return None
+    task = {key: value for key, value in task.items() if not key.startswith("generation_")} | {name: "translation"}
+    return {"cfg": {**cfg, "task": task}} if cfg else {"args": Namespace(**task)}
 
 
 def _flat(cfg: dict) -> dict[str, Any]:

@@ -1,15 +1,17 @@
 """`lightconv convert`: each layout into the others and back, bit for bit; fairseq's own classes load what it writes."""
 
 from argparse import Namespace
+from unittest import mock
 
 import pytest
 import torch
 
 from lightconv_plugin.checkpoints.averaging import average
+from lightconv_plugin.checkpoints.loading import load_model_checkpoint
 
 pytest.importorskip("fairseq")
 
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, tasks
 from fairseq.models import lightconv as upstream
 from fairseq.models import lightconv_lm as upstream_lm
 
@@ -20,6 +22,7 @@ from tests.models.language_model_toys import SMALL as SMALL_LM
 from tests.models.test_language_model_checkpoints import arguments as lm_arguments
 from tests.models.test_language_model_checkpoints import released_2019 as lm_released_2019
 from tests.models.toys import SMALL, batch, build, dictionary, task
+from tests.released.archives import meters_of_2019
 
 
 @with_new_fairseq
@@ -105,6 +108,23 @@ def test_the_old_layout_is_that_of_the_released_files(kind, tied, their_task, tm
     assert again.keys() == theirs.state_dict().keys()
     for key, value in theirs.state_dict().items():
         assert torch.equal(again[key], value) or (key.endswith("conv_bias") and not again[key].any()), key
+
+
+@pytest.mark.parametrize("layout", ["plugin", "fairseq", "fairseq-0.12.2", "talk"])
+def test_the_meters_of_old_files_are_left_out(layout, their_task, tmp_path, capsys):
+    """fairseq's later versions have them in another module: the converted file would name one that older ones lack."""
+    name = "talkconv" if layout == "talk" else "dynamicconv"
+    before = {"plugin": "fairseq-0.12.2"}.get(layout, "plugin")
+    source = checkpoint(tmp_path / "ours.pt", build(name, their_task, **SMALL), settings(name, **SMALL))
+    if before != "plugin":
+        assert run(source, tmp_path / "theirs.pt", "--to", before) == 0
+        source = tmp_path / "theirs.pt"
+    content = load(source)
+    with meters_of_2019() as meter:
+        torch.save({**content, "extra_state": {"epoch": 3, "train_meters": {"train_loss": meter}}}, source)
+    assert run(source, tmp_path / "converted.pt", "--to", layout) == 0
+    assert "the meters of its training are dropped" in capsys.readouterr().out
+    assert load_model_checkpoint(tmp_path / "converted.pt")["extra_state"] == {"epoch": 3}
 
 
 @torch.no_grad()
@@ -239,3 +259,24 @@ def test_fairseqs_loader_takes_every_layout_and_its_average(layout, tmp_path):
     for name in ("theirs", "back", "average"):
         (model,), _ = checkpoint_utils.load_model_ensemble([str(tmp_path / f"{name}.pt")], task=None)
         assert torch.equal(model.eval()(*inputs)[0], ours(*inputs)[0]), name
+
+
+@pytest.mark.parametrize("layout", ["fairseq", "fairseq-0.12.2", "talk"])
+def test_upstream_finds_the_task_of_a_training_with_the_fast_search(layout, tmp_path, capsys):
+    words = dictionary(30)
+    for language in ("de", "en"):
+        words.save(str(tmp_path / f"dict.{language}.txt"))
+    name = "talkconv" if layout == "talk" else "dynamicconv"
+    source = checkpoint(tmp_path / "ours.pt", build(name, task(words), **SMALL), settings(name, **SMALL))
+    content = load(source)
+    content["cfg"]["task"] |= {"_name": "translation_fast", "data": str(tmp_path), "target_lang": "en"}
+    content["cfg"]["task"] |= {"generation_dtype": "int8", "generation_shortlist": "lists"}
+    torch.save(content, source)
+    assert run(source, tmp_path / "theirs.pt", "--to", layout) == 0
+    assert "the task translation_fast becomes translation" in capsys.readouterr().out
+    assert "generation_dtype" not in str(load(tmp_path / "theirs.pt")["cfg" if layout != "talk" else "args"])
+    with mock.patch.dict(tasks.TASK_REGISTRY), mock.patch.dict(tasks.TASK_DATACLASS_REGISTRY):
+        for registry in (tasks.TASK_REGISTRY, tasks.TASK_DATACLASS_REGISTRY):
+            del registry["translation_fast"]
+        _, _, found = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "theirs.pt")])
+    assert type(found) is tasks.TASK_REGISTRY["translation"]
