@@ -5,6 +5,7 @@ Importing this imports fairseq. Errors say what to do.
 
 from __future__ import annotations
 
+import contextlib
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,8 +95,9 @@ def find_data(settings, checkpoint: Path, data: Path | None, dictionaries: str =
         raise TranslationError(f"`data` {data} has a colon, which separates folders in fairseq: name it by a link")
     tried = [data] if data is not None else [*named, checkpoint.absolute().parent]
     for folder in tried:
-        if any(folder.glob(dictionaries)):
-            return folder
+        with contextlib.suppress(OSError):  # such as a folder of another user that may not be entered
+            if any(folder.glob(dictionaries)):
+                return folder
     places, names = " nor in ".join(map(str, tried)), dictionaries.replace("*", "XX")
     raise TranslationError(f"no dictionaries ({names}) in {places}: give their folder as `data`")
 

@@ -64,6 +64,10 @@ def test_a_folder_with_all_beside_the_checkpoint(merges, made, expected, tmp_pat
     assert texts(translator) == expected
     assert len(translator.notes) == 1 and "tokenised: assuming Moses" in translator.notes[0]
     assert Translator(path, lowercase=True, tokenizer="moses", **SHORT).notes == ()
+    # Like a folder in a home that others may not enter, this one cannot be looked into.
+    unreadable = toys.make_checkpoint(tmp_path / "u.pt", data, task={"data": str(tmp_path / ("x" * 300))})
+    assert texts(Translator(unreadable, lowercase=True, **SHORT)) == expected
+    assert len(Translator([made[1], unreadable], **SHORT).translate(LINES)) == len(LINES)
 
 
 def test_data_that_is_named_goes_first(made, expected, tmp_path):
