@@ -35,8 +35,21 @@ def locked(path: Path, taken: str | None = None) -> Iterator[None]:
         os.close(descriptor)
 
 
+def _descriptor(path: Path) -> int | None:
+    """The open file of this process that a path stands for, such as /dev/stdout; None for any other path."""
+    name = os.path.abspath(path)  # its links lead to the file, whose place would be lost
+    match = re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", name)
+    return int(match[1]) if match else {"/dev/stdout": 1, "/dev/stderr": 2}.get(name)
+
+
 def check_writable(path: Path) -> None:
     """Raise InputError if `path` is a folder, or if the folder that it would be in does not exist or is read-only."""
+    if (descriptor := _descriptor(path)) is not None:
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            raise InputError(f"cannot write {path}: it is not open") from None
+        return
     if path.is_dir():
         raise InputError(f"{path} is a folder: name a file to write")
     for folder in (path.absolute().parent, Path(os.path.realpath(path)).parent):  # the latter of a link's target
@@ -64,14 +77,15 @@ def atomic_write(path: Path, binary: bool = False) -> Iterator[IO]:
     A reader of `path` sees either the old content or all of the new content, and a failure leaves no file behind. Files
     left by killed processes are removed at the next write of the same path. Text is UTF-8 with "\\n" line ends.
 
-    If `path` is a link, the file that it leads to is written. A device or a pipe, such as /dev/stdout, is opened as it
-    is: renaming a file to it would replace it.
+    If `path` is a link, the file that it leads to is written. A device or a pipe is opened as it is, and what this
+    process has open, such as /dev/stdout, is written from its position on: renaming a file to it would replace it.
     """
     check_writable(path := Path(path))
     text: dict[str, Any] = {} if binary else {"encoding": "utf-8", "newline": "\n"}
     kind = "b" if binary else ""
-    if path.exists() and not path.is_file():
-        with _naming(path), path.open(f"w{kind}", **text) as file:
+    descriptor = _descriptor(path)
+    if descriptor is not None or (path.exists() and not path.is_file()):
+        with _naming(path), open(path if descriptor is None else os.dup(descriptor), f"w{kind}", **text) as file:
             yield file
         return
     path = Path(os.path.realpath(path))
@@ -92,10 +106,11 @@ def atomic_write(path: Path, binary: bool = False) -> Iterator[IO]:
 def check_new_file(path: Path, force: bool) -> None:
     """Raise InputError unless a command can write the file that it was told to write.
 
-    A file with content is replaced only with `force`. Devices and pipes, such as /dev/stdout, lose nothing.
+    A file with content is replaced only with `force`. Devices, pipes and redirected streams, such as /dev/stdout, lose
+    nothing.
     """
     check_writable(path)
-    if not force and path.is_file() and path.stat().st_size > 0:
+    if not force and _descriptor(path) is None and path.is_file() and path.stat().st_size > 0:
         raise InputError(f"{path} exists already: give `force` to replace it")
 
 

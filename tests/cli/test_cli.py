@@ -15,7 +15,7 @@ import pytest
 import lightconv_plugin
 from lightconv_plugin.cli import doctor, main, user_dir
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.files import atomic_write, read_lines
+from lightconv_plugin.files import atomic_write, check_new_file, read_lines
 from tests.warm_python import warm_python
 
 COMMANDS = [name for commands in main.COMMANDS.values() for name in commands]
@@ -314,6 +314,33 @@ def test_atomic_write_does_not_replace_what_is_no_file(binary, tmp_path):
     finally:
         os.close(reader)
     assert list(tmp_path.iterdir()) == [pipe]
+
+
+@pytest.mark.parametrize("name", ["/dev/fd/{}", "/proc/self/fd/{}", "/dev/stdout", "/dev/stderr"])
+def test_atomic_write_goes_on_in_a_file_that_is_open(name, tmp_path):
+    """`lightconv … --output /dev/stdout >>log` loses nothing of the log, although it is a regular file."""
+    standard = {"/dev/stdout": 1, "/dev/stderr": 2}.get(name)
+    with (tmp_path / "log").open("wb", buffering=0) as log:
+        path, before = Path(name.format(log.fileno())), standard and os.dup(standard)
+        try:
+            if standard:
+                os.dup2(log.fileno(), standard)
+            log.write(b"before\n")
+            check_new_file(path, force=False)
+            with atomic_write(path) as file:
+                file.write("text\n")
+            log.write(b"after\n")
+        finally:
+            if standard:
+                os.dup2(before, standard)
+                os.close(before)
+    assert (tmp_path / "log").read_text() == "before\ntext\nafter\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["log"]
+
+
+def test_a_descriptor_that_is_not_open_is_refused():
+    with pytest.raises(InputError, match="cannot write /dev/fd/987: it is not open"):
+        check_new_file(Path("/dev/fd/987"), force=False)
 
 
 def test_lines_are_read_from_pipes_too(tmp_path):
