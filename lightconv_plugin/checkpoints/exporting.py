@@ -27,6 +27,7 @@ from lightconv_plugin.checkpoints.opening import (
 )
 from lightconv_plugin.checkpoints.saving import EXPORTED_MODEL, Side, save_exported
 from lightconv_plugin.checkpoints.training_text import entries, find_subwords, find_text, read_corpus
+from lightconv_plugin.checkpoints.untrusted import shown
 from lightconv_plugin.checkpoints.weights import WEIGHTS, PlainModel
 from lightconv_plugin.errors import InputError, UnsupportedModelError
 from lightconv_plugin.files import check_new_directory
@@ -117,7 +118,7 @@ def export_checkpoint(
     wanted.check()
     check_new_directory(directory, force, EXPORTED_MODEL)
     found = _open(checkpoint, data, wanted)
-    card = ModelCard(found.corpus, checkpoint.name, _score(checkpoint, wanted))
+    card = ModelCard(found.corpus, shown(checkpoint.name), _score(checkpoint, wanted))
     beam = wanted.beam or (1 if found.source is None else 5)
     save_exported(
         directory,

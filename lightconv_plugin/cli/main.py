@@ -178,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stderr is None:  # closed by whoever started this process
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (as long as the process)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
+        if isinstance(stream, io.TextIOWrapper) and (stream.errors == "strict" or stream.encoding.lower() != "utf-8"):
             stream.reconfigure(errors="backslashreplace")  # a character that cannot be shown loses no result
     previous, thresholds = signal.signal(signal.SIGTERM, _leave), gc.get_threshold()
     gc.set_threshold(_NEW_OBJECTS, *thresholds[1:])

@@ -23,7 +23,8 @@ def append(folder: Path, record: dict[str, Any]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    line = json.dumps(record, ensure_ascii=False, default=str).encode() + b"\n"
+    # Half a surrogate pair, as in a name that is not UTF-8, becomes JSON's escape of it.
+    line = json.dumps(record, ensure_ascii=False, default=str).encode(errors="backslashreplace") + b"\n"
     with (folder / FILE).open("ab+", buffering=0) as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)

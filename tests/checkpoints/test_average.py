@@ -1,6 +1,7 @@
 """`lightconv average` against float64 numpy; what may come in and what goes out."""
 
 import gc
+import os
 import weakref
 from argparse import Namespace
 
@@ -244,6 +245,14 @@ def test_a_failed_write_leaves_nothing(existed, error, tmp_path, output, monkeyp
     assert lightconv("--inputs", tmp_path / "checkpoint1.pt", "--output", output, "--force") in (2, 130)
     assert [path.name for path in output.parent.iterdir()] == (["average.pt"] if existed else [])
     assert not existed or output.read_bytes() == b"the old one"
+
+
+def test_a_name_that_is_not_utf8(tmp_path, capsys):
+    (folder := tmp_path / os.fsdecode(b"gr\xfcn")).mkdir()
+    make(folder, "checkpoint1.pt")
+    assert lightconv("--inputs", folder, "--num-epoch-checkpoints", 1, "--output", folder / "average.pt") == 0
+    assert r"gr\udcfcn/average.pt" in capsys.readouterr().out
+    assert safe_torch_load(folder / "average.pt")["averaged_files"]
 
 
 def test_progress_is_shown(tmp_path, output, capsys):

@@ -1,6 +1,7 @@
 """`lightconv export`: what becomes of checkpoints of fairseq, of every kind, and what is refused."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -70,6 +71,12 @@ def test_trained_checkpoints_compute_the_same(name, mixer, tmp_path):
     torch.testing.assert_close(log_probabilities(tmp_path / "m"), want, rtol=0, atol=2e-5)
     dictionary = "dict.txt" if mixer == LANGUAGE_MODEL else "dict.de.txt"
     assert (tmp_path / "m" / dictionary).read_bytes() == (data / dictionary).read_bytes()
+
+
+def test_a_name_that_is_not_utf8(corpus, tmp_path):
+    path = toys.make_checkpoint(tmp_path / os.fsdecode(b"\xfc.pt"), corpus)
+    assert lightconv(path, tmp_path / "m") == 0
+    assert r"| exported from | `\udcfc.pt` |" in (tmp_path / "m" / "README.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("architecture", ["dynamicconv", "transformer"])

@@ -1,6 +1,7 @@
 """The file of records: appended line by line, with and without half a line of a killed writer; a folder's records."""
 
 import json
+import os
 
 import pytest
 
@@ -16,7 +17,8 @@ def statistics(update, part="train/inner", **values):
 
 
 def test_records_are_read_as_they_were_written(tmp_path):
-    written = [START | {"settings": {"task": "ü"}}, statistics(20, loss=9.5), statistics(50, "valid", loss=8.25)]
+    settings = {"task": "ü", "data": os.fsdecode(b"not UTF-8: \xfc")}
+    written = [START | {"settings": settings}, statistics(20, loss=9.5), statistics(50, "valid", loss=8.25)]
     for record in written:
         append(tmp_path, record)
     assert read_folder(tmp_path).records == written
