@@ -82,18 +82,22 @@ def get(model: Model, *, place: str | None = None, file: Path | None = None, dty
         OSError: the cache cannot be written, such as on a full disk.
     """
     folder = cache.home() / model.folder
+    if file is None and dtype is None and cache.exported(model).is_dir():  # without a lock: the cache may be read-only
+        return folder
     with _turn(model.folder):
         if file is not None or not folder.is_dir():
             source = _Source(model, model.folder, model.archive, "file", place, file)
             _install(source, partial(_model, model, dtype or "float32"))
-        elif dtype is not None:
-            _export(model, folder, dtype)
+        elif dtype is not None or not cache.exported(model).is_dir():
+            _export(model, folder, dtype or "float32")
     return folder
 
 
 def get_test_set(model: Model, *, place: str | None = None, file: Path | None = None) -> Path:
     """The folder of a model's binarised test set; arguments and errors as for `get`."""
     folder = cache.test_set(model)
+    if file is None and folder.is_dir():
+        return folder
     with _turn(model.test_folder):
         if file is not None or not folder.is_dir():
             source = _Source(model, model.test_folder, model.test_archive, "test_file", place, file)

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import re
+import shutil
 import subprocess
 import tarfile
 
@@ -88,6 +89,27 @@ def test_it_is_downloaded_once_and_exported_as_asked(server, home, lightconv):
     assert "MB deleted" in err and files_of(home) == ["files.json"]
     lightconv("released", "--clear")
     assert not home.exists()
+
+
+def test_an_exported_directory_that_is_missing_is_made_again(server, home, lightconv):
+    get(lightconv, server)
+    shutil.rmtree(home / MODEL.folder / "exported")
+    get(lightconv, server)
+    assert files_of(home) == sorted(COMPLETE) and server.requests == [(ARCHIVE, 0)]
+
+
+def test_what_is_complete_needs_no_cache_that_can_be_written(server, home, lightconv, monkeypatch):
+    """Such as another user's."""
+    get(lightconv, server)
+    test_set = fetch.get_test_set(MODEL, place=server.address)
+
+    def read_only(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(fetch, "locked", read_only)
+    out, _ = get(lightconv, server)
+    assert out == f"{home / MODEL.folder}\n" and fetch.get_test_set(MODEL) == test_set
+    refused(lightconv, server, "Permission denied", "--dtype", "int8")
 
 
 def test_a_model_is_cleared_with_its_test_set_unless_another_one_needs_it(home, lightconv):
