@@ -42,6 +42,19 @@ def is_cut_short(checkpoint: Path) -> bool:
     return begin in (b"", b"P", b"PK", b"\0\0") and not zipfile.is_zipfile(checkpoint)
 
 
+def check_checkpoint(path: Path) -> None:
+    """Raise InputError if there is no such file; for a folder, it says what to do."""
+    if path.is_dir():
+        from lightconv_plugin.checkpoints.exported import is_exported
+
+        if is_exported(path):
+            command = f"lightconv convert {path} FILE.pt --to plugin"
+            raise InputError(f"{path} is an exported model: make a checkpoint of it by {command}")
+        raise InputError(f"{path} is a folder: name a checkpoint in it")
+    if not path.is_file():
+        raise InputError(f"no such checkpoint: {path}")
+
+
 def safe_torch_load(path: Path) -> Any:
     """Load a torch.save file to the CPU without running anything in it.
 
@@ -56,8 +69,7 @@ def safe_torch_load(path: Path) -> Any:
 
     meters = safe_globals.meters({name: type(name, (), {}) for name in safe_globals.METERS})
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"no such checkpoint: {path}")
+    check_checkpoint(path)
     try:
         # torch warns about the pickle protocol of files that it then refuses; the refusal is enough.
         with safe_globals.allowed(safe_globals.checkpoint_globals(), meters), warnings.catch_warnings():

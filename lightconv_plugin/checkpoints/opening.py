@@ -18,7 +18,7 @@ from fairseq.tasks.translation import TranslationTask
 from omegaconf import OmegaConf
 
 from lightconv_plugin.checkpoints.contents import check_contents
-from lightconv_plugin.checkpoints.loading import safe_torch_load
+from lightconv_plugin.checkpoints.loading import check_checkpoint, safe_torch_load
 from lightconv_plugin.errors import EnsembleError, InputError, TranslationError
 from lightconv_plugin.models.architectures import use_registered_architecture
 from lightconv_plugin.quiet import quietly
@@ -45,10 +45,9 @@ def has_encoder(state: dict[str, Any]) -> bool:
 def read_any_checkpoint(path: Path) -> dict[str, Any]:
     """The content of a checkpoint, converted to the current layout by fairseq; only tensors and settings are loaded.
 
-    Raises TranslationError (or its base, InputError) if there is no such file, or if it is not a checkpoint.
+    Raises InputError if there is no such file, and it or its subclass TranslationError if it is not a checkpoint.
     """
-    if not path.is_file():
-        raise TranslationError(f"no such checkpoint: {path}")
+    check_checkpoint(path)
     try:
         with quietly(user_warnings=False):
             state = checkpoint_utils.load_checkpoint_to_cpu(str(path))

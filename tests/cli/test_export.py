@@ -79,6 +79,20 @@ def test_a_name_that_is_not_utf8(corpus, tmp_path):
     assert r"| exported from | `\udcfc.pt` |" in (tmp_path / "m" / "README.md").read_text("utf-8")
 
 
+def test_a_folder_is_no_checkpoint(checkpoint, tmp_path, capsys):
+    """To export an exported model again, such as to another type, takes what the error says."""
+    assert f"{tmp_path} is a folder: name a checkpoint in it" in refused(capsys, tmp_path, tmp_path / "n")
+    assert lightconv(checkpoint, tmp_path / "m") == 0
+    capsys.readouterr()
+    said = refused(capsys, tmp_path / "m", tmp_path / "n")
+    command = f"lightconv convert {tmp_path / 'm'} FILE.pt --to plugin"
+    assert said.endswith(f"{tmp_path / 'm'} is an exported model: make a checkpoint of it by {command}")
+    assert main.main(command.replace("FILE", str(tmp_path / "c")).split()[1:]) == 0
+    assert lightconv(tmp_path / "c.pt", tmp_path / "n") == 0
+    one, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in "mn")
+    assert one == other
+
+
 @pytest.mark.parametrize("architecture", ["dynamicconv", "transformer"])
 def test_what_is_found_beside_the_data(architecture, corpus, tmp_path, capsys):
     path = toys.make_checkpoint(tmp_path / "m.pt", corpus, architecture, task={"truncate_source": True})
