@@ -32,6 +32,7 @@ def locked(path: Path, taken: str | None = None) -> Iterator[None]:
             raise InputError(taken) from None
         yield
     finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that another thread has forked would keep it
         os.close(descriptor)
 
 

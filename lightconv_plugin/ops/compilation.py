@@ -190,7 +190,10 @@ def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[bool]:
             waited = True
             waiting()
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield waited
+        try:
+            yield waited
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a process that another thread has forked would keep it
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -17,7 +17,7 @@ import yaml
 from lightconv_plugin.cli import main
 from lightconv_plugin.downloads.archives import read_members, unpack, verify
 from lightconv_plugin.errors import CorpusError
-from lightconv_plugin.files import atomic_write
+from lightconv_plugin.files import atomic_write, locked
 from lightconv_plugin.recipes.steps import Steps
 from tests import ROOT
 from tests.checkpoints.fairseq_files import EPOCHS, make
@@ -193,6 +193,18 @@ def test_the_lock_of_a_killed_process_is_none(tmp_path, capsys):
     os.waitpid(child, 0)
     with Steps(tmp_path):
         assert "waiting" not in capsys.readouterr().err
+
+
+def test_a_process_that_is_forked_meanwhile_does_not_keep_a_lock(tmp_path):
+    with locked(tmp_path / "lock", "taken"):
+        if (child := os.fork()) == 0:
+            signal.pause()
+    try:
+        with locked(tmp_path / "lock", "taken"):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 # ------------------------------------------------------------------------------------------------ disks
