@@ -31,7 +31,8 @@ def evaluate(text: str, *scopes: object) -> Any:
     Replaces `eval`. `scopes`, eval's dictionaries of names, are ignored, because names are not allowed.
 
     Raises:
-        TypeError: not a string. SyntaxError: not an expression. ValueError: an expression with anything else in it.
+        TypeError: not a string. SyntaxError: not an expression. ValueError: an expression with anything else in it,
+            or without a value, such as 1/0.
     """
     if not isinstance(text, str):
         raise TypeError(f"a setting to evaluate must be a str, got {type(text).__name__}")
@@ -39,6 +40,9 @@ def evaluate(text: str, *scopes: object) -> Any:
         return _value(ast.parse(text.strip(), mode="eval").body, text)
     except RecursionError:
         raise ValueError(f"the setting {text[:200]!r} is nested too deeply") from None
+    except (ArithmeticError, TypeError, MemoryError) as error:
+        said = str(error) or type(error).__name__
+        raise ValueError(f"the setting {text[:200]!r} has no value: {said}") from error
 
 
 def _value(node: ast.expr, text: str) -> Any:

@@ -136,7 +136,7 @@ def _integers(text: str) -> list[int]:
     try:
         value = evaluate(text)
         integers = list(value) if isinstance(value, (list, tuple)) else [value]
-    except (SyntaxError, ValueError, TypeError, ArithmeticError):
+    except (SyntaxError, ValueError):
         integers = []
     if not integers or any(type(item) is not int for item in integers):
         raise ArgumentTypeError(f"must be integers, as in 3,7,15 or [31]*3: got {text!r}")
