@@ -184,8 +184,10 @@ class SelfAttention(_Attention):
         embed_dim, num_heads: d, and H, which must divide d.
         left, right: how many tokens are seen on either side, None for all; right = 0 is causal.
         dropout: dropout of the attention weights.
-        convolved: the convolutions of queries, keys and values; causal if right = 0, otherwise centred. A window limits
-            the keys; with convolutions, each key depends on K − 1 more tokens.
+        convolved: the convolutions of queries, keys and values. A window limits the keys; with convolutions, each key
+            depends on K − 1 more tokens.
+        causal: the convolutions are causal, otherwise centred; default: as right = 0. An encoder's window of one token
+            has right = 0, too.
     """
 
     def __init__(
@@ -197,8 +199,10 @@ class SelfAttention(_Attention):
         right: int | None,
         dropout: float = 0.0,
         convolved: AttentionConv | None = None,
+        causal: bool | None = None,
     ):
-        super().__init__(embed_dim, num_heads, embed_dim, dropout, convolved, causal=right == 0)
+        causal = right == 0 if causal is None else causal
+        super().__init__(embed_dim, num_heads, embed_dim, dropout, convolved, causal=causal)
         self.left = left
         self.right = right
 

@@ -155,6 +155,7 @@ def build_mixer(
             right=spec.kernel_size - 1 - spec.padding_l if windowed else 0 if spec.causal else None,
             dropout=spec.attention_dropout,
             convolved=spec.attention_conv,
+            causal=spec.causal,
         )
     return block(
         embed_dim,

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from lightconv_plugin.modules import EncoderAttention, SelfAttention
 from lightconv_plugin.modules.attention import CONV_KINDS, AttentionConv
+from lightconv_plugin.modules.mixers import MixerSpec, build_mixer
 
 ALL = ("q", "k", "v")
 
@@ -74,6 +75,14 @@ def test_any_chunks_equal_the_full_pass(kind, window, chunks):
     expected = module(torch.cat([x[:, order], last]), F.pad(pads[order], (0, 1)))
     found, _ = module.step(last, module.reorder(state, order))
     torch.testing.assert_close(found[0], expected[-1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("causal, before", [(True, 4), (False, 2)], ids=["decoder", "encoder"])
+def test_convolutions_in_a_window_of_one_token_follow_the_side(causal, before):
+    options = {"glu": False, "normalize": "none", "input_dropout": 0.0, "weight_dropout": 0.0, "attention_dropout": 0.0}
+    conv = AttentionConv(("v",), 5)
+    spec = MixerSpec("window_attention", 1, 24, 4, causal=causal, attention_conv=conv, **options)
+    assert build_mixer(spec, 24).v_conv.padding_l == before
 
 
 @pytest.mark.parametrize("causal", [True, False])
