@@ -142,7 +142,10 @@ class LightConvTokenizer(PreTrainedTokenizer):
         """As in transformers, but each side has its own maximum length, unless one is given."""
         if text_target is not None and not args and kwargs.get("max_length") is None:
             kwargs.setdefault("max_target_length", self.model_max_target_length)
-        return super().__call__(text, text_pair, text_target, *args, **kwargs)
+        try:
+            return super().__call__(text, text_pair, text_target, *args, **kwargs)
+        finally:
+            self._switch_to_input_mode()  # transformers does not if text_target is refused
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
         """Write the dictionaries, text.json and the files that it names, byte for byte as they were read."""

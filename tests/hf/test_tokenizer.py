@@ -160,6 +160,14 @@ def test_wrong_texts(tokenizer):
     assert tokenizer.decode([10_000]) == "<unk>"
 
 
+def test_the_source_is_read_after_a_refused_target(tokenizer):
+    expected = tokenizer.encode("Hund")
+    for given in ({}, {"text": "Hund"}):
+        with pytest.raises(ValueError, match="text has a NUL"):
+            tokenizer(text_target="dog\0", **given)
+        assert tokenizer.encode("Hund") == expected
+
+
 def test_a_language_models_text_begins_with_the_end(language_tokenizer):
     batch = language_tokenizer(["the dog runs", "they"], padding=True, return_tensors="pt")
     expected = [EOS, *ids("the dog runs".split(), ENGLISH)]
