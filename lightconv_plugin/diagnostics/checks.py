@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,7 @@ OPTIONAL = {
 TESTED_FAIRSEQS = ("fairseq", "fairseq-fixed")
 FAMILIES = [mixer.family for mixer in MIXERS.values() if mixer.paper and mixer.family]
 REPORT_IT = "please report this with the output of lightconv doctor --json"
+_PRODUCTS = "float32 products of linear layers"
 OK, INFO, WARNING, FAILURE = "ok", "info", "warning", "failure"
 
 
@@ -74,7 +76,8 @@ class DoctorReport:
         try:
             check(self, *args)
         except Exception as error:
-            self.add(FAILURE, name, f"{type(error).__name__}: {' '.join(str(error).split())}", remedy)
+            said = " ".join(str(error).split())
+            self.add(FAILURE, name, f"{type(error).__name__}: {said}", _remedy(said, remedy))
 
     def lines(self, verbose: bool = True) -> str:
         """The findings and the verdict; without `verbose`, one line per area and every problem."""
@@ -96,6 +99,12 @@ class DoctorReport:
             {"ok": self.ok, **self.values, "findings": [asdict(finding) for finding in self.findings]},
             ensure_ascii=False,
         )
+
+
+def _remedy(message: str, otherwise: str) -> str:
+    """What to do about an error: change the variable of the environment that its message names, or else `otherwise`."""
+    named = [name for name in re.findall("LIGHTCONV_[A-Z_]+", message) if os.environ.get(name)]
+    return f"correct or unset {named[0]}" if named else otherwise
 
 
 def fairseqs() -> dict[str, str]:
@@ -323,7 +332,6 @@ def _operators(report: DoctorReport) -> None:
 
 def _backend(report: DoctorReport, kind: str) -> bool:
     """Choose the backend for tensors of a kind, compiling it if necessary; returns whether there is one."""
-    from lightconv_plugin.modules import products
     from lightconv_plugin.ops import artifacts, backends
 
     name = f"backend for {kind} tensors"
@@ -331,7 +339,7 @@ def _backend(report: DoctorReport, kind: str) -> bool:
         decided = backends.decision(kind)
     except (RuntimeError, ValueError) as error:
         known = error.__cause__.remedy if isinstance(error.__cause__, artifacts.NativeError) else ""
-        report.add(FAILURE, name, str(error), known or "unset LIGHTCONV_BACKEND")
+        report.add(FAILURE, name, str(error), known or _remedy(str(error), REPORT_IT))
         return False
     report.values["backends"][kind] = {"backend": decided.backend}
     if decided.error is not None:
@@ -350,9 +358,15 @@ def _backend(report: DoctorReport, kind: str) -> bool:
         report.add(INFO, f"flags of the {kind} kernels", " ".join(about.get("flags", [])), detail_only=True)
         if kind == "cpu":
             report.add(INFO, "allocator", _allocator())
-            library = "oneDNN" if products.onednn_is_faster() else "torch's own library"
-            report.add(INFO, "float32 products of linear layers", f"by {library}", detail_only=True)
+            report.attempt(_PRODUCTS, REPORT_IT, _products)
     return True
+
+
+def _products(report: DoctorReport) -> None:
+    from lightconv_plugin.modules import products
+
+    library = "oneDNN" if products.onednn_is_faster() else "torch's own library"
+    report.add(INFO, _PRODUCTS, f"by {library}", detail_only=True)
 
 
 def _allocator() -> str:

@@ -14,6 +14,7 @@ import torch
 from lightconv_plugin import ops
 from lightconv_plugin.cli import main
 from lightconv_plugin.diagnostics import checks, selfcheck
+from lightconv_plugin.modules import products
 from lightconv_plugin.ops import backends, reference
 from lightconv_plugin.ops.artifacts import NativeError
 
@@ -138,7 +139,7 @@ def test_what_is_wrong_has_a_remedy_and_status_1(no_fairseq, monkeypatch, capsys
     assert main.main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "failure  backend for cuda tensors: LIGHTCONV_BACKEND=cuda: the CUDA kernels cannot be used" in out
-    assert "         -> unset LIGHTCONV_BACKEND\n" in out
+    assert "         -> correct or unset LIGHTCONV_BACKEND\n" in out
     assert out.endswith("something is wrong: see the lines marked failure\n")
 
 
@@ -306,8 +307,34 @@ def test_a_backend_that_cannot_be_had(value, said, monkeypatch):
     report = checks.examine()
     failures = statuses(report, checks.FAILURE)
     (finding,) = failures.values()  # and nothing follows from it
-    assert said in finding.detail and finding.remedy == "unset LIGHTCONV_BACKEND"
+    assert said in finding.detail and finding.remedy == "correct or unset LIGHTCONV_BACKEND"
     assert report.values["self_check"] == {}
+
+
+@pytest.mark.parametrize(
+    "name, value, checked",
+    [
+        ("LIGHTCONV_CPU_ISA", "avx1", False),
+        ("LIGHTCONV_KEEP_MALLOC", "yes", False),
+        ("LIGHTCONV_PRODUCTS", "mkl", True),
+    ],
+)
+def test_a_mistyped_variable_is_to_be_corrected(name, value, checked, no_fairseq, monkeypatch):
+    monkeypatch.setattr(backends, "_decided", {})
+    monkeypatch.setattr(products, "onednn_is_faster", products.onednn_is_faster.__wrapped__)
+    monkeypatch.setenv(name, value)
+    report = checks.examine()
+    failures = statuses(report, checks.FAILURE).values()
+    assert failures and {finding.remedy for finding in failures} == {f"correct or unset {name}"}
+    assert bool(report.values["self_check"]) == checked  # the operators need all variables but that of linear layers
+
+
+def test_a_patch_that_does_not_exist_is_no_missing_fairseq(monkeypatch):
+    compat = pytest.importorskip("lightconv_plugin.compat")
+    monkeypatch.setenv("LIGHTCONV_SKIP_PATCHES", "rubbish")
+    monkeypatch.setattr(checks, "_patches", lambda report: compat.apply())
+    finding = statuses(checks.examine(), checks.FAILURE)["fairseq"]
+    assert "there is no patch rubbish" in finding.detail and finding.remedy == "correct or unset LIGHTCONV_SKIP_PATCHES"
 
 
 # ------------------------------------------------------------------------------------------------ fairseq, models
