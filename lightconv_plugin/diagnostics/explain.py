@@ -36,6 +36,8 @@ def _of_kind(kind: str, operator: str, dtype: str, *sizes: int) -> list[str]:
 
     from lightconv_plugin.ops import backends
 
+    if kind == "cuda" and not torch.cuda.is_available():
+        return ["cuda: torch sees no CUDA device"]  # asking for the backend would warn of a slow reference
     try:
         decided = backends.decision(kind)
     except (RuntimeError, ValueError) as error:

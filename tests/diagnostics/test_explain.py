@@ -68,8 +68,13 @@ def test_says_why_not_the_paths_before(native):
     assert lines[1] == "cpu forward: walk"
     assert "cpu backward: tiles of rows (not walk: that needs C/H >= " in lines[2]
     assert lines[2].endswith(", and K <= 16 for dynamicconv)")
-    if not torch.cuda.is_available():
-        assert lines[3].startswith("cuda: reference (the CUDA kernels cannot be used: torch sees no CUDA device")
+
+
+def test_without_a_gpu_there_is_nothing_to_warn_of(native, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(backends, "_decided", {"cpu": backends.decision("cpu")})
+    assert explain.explain((30, 2, 64, 1, 31), "dynamicconv", "float32").endswith("\ncuda: torch sees no CUDA device")
+    assert not caplog.records
 
 
 def test_the_command(native, capsys):
