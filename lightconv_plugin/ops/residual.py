@@ -57,4 +57,4 @@ def relu_dropout(x: Tensor, p: float) -> Tensor:
     if forward_ad._current_level >= 0:
         checks.no_tangents(x)
     seed = seeds.draw(p, x)
-    return x.relu() if seed is None else call("relu_dropout", x, seed, float(p))
+    return x.contiguous().relu() if seed is None else call("relu_dropout", x, seed, float(p))

@@ -118,6 +118,8 @@ def test_any_strides_take_the_mask_of_their_logical_order():
         torch.testing.assert_close(one, other)
     drawn(x.shape)
     torch.testing.assert_close(ops.relu_dropout(turned, P), x.relu() * factors)
+    for p in (0.0, P):
+        assert ops.relu_dropout(turned, p).is_contiguous()
 
 
 def test_threads_do_not_show():
