@@ -47,6 +47,16 @@ _FORMAT_KEYS = (
     "decoder_start_token_id", "vocab_size", "tie_word_embeddings", "weights", "source_lang", "target_lang",
     "truncate_source", "max_source_positions", "max_target_positions",
 )  # fmt: skip
+_FOLLOWS = {
+    "hidden_size": "d_model or the stacks",
+    "num_hidden_layers": "encoder_layers and decoder_layers or the stacks",
+    "num_attention_heads": "num_heads or the stacks",
+    "max_position_embeddings": "max_target_positions",
+    "d_model": "the stacks",
+    "encoder_layers": "the stacks",
+    "decoder_layers": "the stacks",
+}
+"""The properties of a configuration, and what determines each."""
 
 
 class LightConvConfig(PretrainedConfig):
@@ -162,6 +172,11 @@ class LightConvConfig(PretrainedConfig):
         self.max_target_positions = _longest("max_target_positions", max_target_positions, model.decoder)
         self.use_cache = use_cache
         super().__init__(is_encoder_decoder=has_encoder, **kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FOLLOWS:
+            raise ValueError(f"{name} cannot be set, got {value!r}: it follows from {_FOLLOWS[name]}")
+        super().__setattr__(name, value)
 
     def model_config(self) -> ModelConfig:
         """The architecture for the classes of modules/. ValueError: the stacks are not valid."""

@@ -47,6 +47,26 @@ def test_what_transformers_asks_for():
     assert config(max_target_positions=77).max_position_embeddings == 77
 
 
+@pytest.mark.parametrize(
+    "name, source",
+    [
+        ("hidden_size", "d_model or the stacks"),
+        ("num_hidden_layers", "encoder_layers and decoder_layers or the stacks"),
+        ("num_attention_heads", "num_heads or the stacks"),
+        ("max_position_embeddings", "max_target_positions"),
+        ("d_model", "the stacks"),
+    ],
+)
+def test_what_follows_from_other_arguments_cannot_be_set(name, source, tmp_path):
+    config().save_pretrained(tmp_path)
+    message = f"^{name} cannot be set, got 2: it follows from {source}$"
+    with pytest.raises(ValueError, match=message):
+        LightConvConfig.from_pretrained(tmp_path, **{name: 2})
+    if name != "d_model":
+        with pytest.raises(ValueError, match=message):
+            LightConvConfig(**{name: 2})
+
+
 def test_a_configuration_survives_json(tmp_path):
     known = config(mixer=ONE_OF_EACH[:4], source_lang="de", target_lang="en")
     known.save_pretrained(tmp_path)
