@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from transformers import PretrainedConfig
 
 from lightconv_plugin.checkpoints.exported import FORMAT_VERSION, MODEL_TYPE
-from lightconv_plugin.mixers import LAYER_OPTIONS, mixer
+from lightconv_plugin.mixers import LAYER_OPTIONS, MIXERS, OUR_OPTIONS, mixer
 from lightconv_plugin.modules.attention import AttentionConv
 from lightconv_plugin.modules.config import ModelConfig, StackConfig
 from lightconv_plugin.modules.mixers import MixerSpec
@@ -41,6 +42,10 @@ _OPTIONS = {
     "source_vocab_size": None,
     "share_input_output": True,
 }
+# Values that leave out what only some mixers have.
+_OF_MIXERS = {**{option.field: option.usual for option in LAYER_OPTIONS}, "attention_conv": None}
+# What looks like an option: transformers would keep it as an attribute that has no effect.
+_NO_OPTIONS = {*(field.name for kind in (StackConfig, MixerSpec) for field in fields(kind)), *OUR_OPTIONS}
 _SYMBOLS = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id")
 _FORMAT_KEYS = (
     "encoder_stack", "decoder_stack", "share_embeddings", "format_version", "is_encoder_decoder",
@@ -83,9 +88,10 @@ class LightConvConfig(PretrainedConfig):
         options: only without stacks. d_model; ffn_dim (default: 4 · d_model); num_heads (of convolutions and of
             attention); encoder_layers, decoder_layers; mixer (a name of modules.MIXERS, or one for each layer of
             the model, the encoder's first); encoder_kernel_sizes, decoder_kernel_sizes (the last is repeated); glu;
-            normalize; dynamic_rank, dynamic_residual, as in MixerSpec; attention_conv, cross_attention_conv, as in
-            config.json; normalize_before; positions; dropout, weight_dropout, attention_dropout; source_vocab_size
-            (default: vocab_size); share_input_output.
+            normalize; dynamic_rank, dynamic_residual, as in MixerSpec, and attention_conv, as in config.json, for the
+            layers whose mixer has them, at least one; cross_attention_conv, as in config.json; normalize_before;
+            positions; dropout, weight_dropout, attention_dropout; source_vocab_size (default: vocab_size);
+            share_input_output.
 
     Raises:
         ValueError: an option or a stack is not allowed; the message says which one and why.
@@ -125,14 +131,17 @@ class LightConvConfig(PretrainedConfig):
             )
         lengths = {"max_source_positions": max_source_positions, "max_target_positions": max_target_positions}
         for name, length in lengths.items():
-            if length is not None and (not isinstance(length, int) or length < 1):
-                raise ValueError(f"{name} must be a whole number of at least 1, got {length!r}")
+            if length is not None:
+                _check_size(name, length)
         if decoder_stack is None:
             if encoder_stack is not None:
                 raise ValueError("decoder_stack is required with encoder_stack")
             if tie_word_embeddings is not None:
                 options.setdefault("share_input_output", tie_word_embeddings)
-            known = _build(options | lengths, vocab_size or 1000, is_encoder_decoder is not False, share_embeddings)
+            if unknown := [name for name in kwargs if name in _NO_OPTIONS]:
+                raise ValueError(f"{', '.join(unknown)}: not allowed; the options are {', '.join(_OPTIONS)}")
+            words = 1000 if vocab_size is None else vocab_size
+            known = _build(options | lengths, words, is_encoder_decoder is not False, share_embeddings)
         elif options:
             raise ValueError(f"{', '.join(options)}: not allowed with decoder_stack, which already determines it")
         else:
@@ -224,6 +233,11 @@ class LightConvConfig(PretrainedConfig):
         return written | self._symbols
 
 
+def _check_size(name: str, size: Any) -> None:
+    if not isinstance(size, int) or size < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}")
+
+
 def _longest(name: str, given: int | None, stack: StackConfig) -> int:
     """The longest text of a side. ValueError if it has more words than there are learned positions."""
     learned = stack.max_positions if stack.positions == "learned" else None
@@ -241,6 +255,11 @@ def _build(options: dict[str, Any], vocab_size: int, has_encoder: bool, share_em
         if unwanted:
             raise ValueError(f"{', '.join(unwanted)}: not allowed for a language model (is_encoder_decoder=False)")
     chosen = {**_OPTIONS, **options}
+    _check_size("vocab_size", vocab_size)
+    _check_size("d_model", chosen["d_model"])
+    for name, default in (("ffn_dim", 4 * chosen["d_model"]), ("source_vocab_size", vocab_size)):
+        chosen[name] = default if chosen[name] is None else chosen[name]
+        _check_size(name, chosen[name])
     counts = [chosen["encoder_layers"] if has_encoder else 0, chosen["decoder_layers"]]
     for name, count in zip(("encoder_layers", "decoder_layers"), counts, strict=True):
         if (has_encoder or name != "encoder_layers") and not (isinstance(count, int) and count >= 1):
@@ -249,11 +268,15 @@ def _build(options: dict[str, Any], vocab_size: int, has_encoder: bool, share_em
     kinds = [kinds] * sum(counts) if isinstance(kinds, str) else list(kinds)
     if len(kinds) != sum(counts):
         raise ValueError(f"mixer must be one name, or one for each of the {sum(counts)} layers, got {len(kinds)}")
-    source_vocab = chosen["source_vocab_size"]
+    for name, usual in _OF_MIXERS.items():
+        readers = [kind for kind, known in MIXERS.items() if name in known.reads]
+        if chosen[name] != usual and not set(readers) & set(kinds):
+            raise ValueError(f"{name} needs a layer of type {' or '.join(readers)}: got mixer={chosen['mixer']!r}")
     encoder = None
     if has_encoder:
         sizes = _sizes("encoder_kernel_sizes", chosen["encoder_kernel_sizes"], counts[0])
-        encoder = _stack(chosen, source_vocab or vocab_size, kinds[: counts[0]], sizes, chosen["max_source_positions"])
+        words, longest = chosen["source_vocab_size"], chosen["max_source_positions"]
+        encoder = _stack(chosen, words, kinds[: counts[0]], sizes, longest)
     sizes = _sizes("decoder_kernel_sizes", chosen["decoder_kernel_sizes"], counts[1])
     decoder = _stack(
         chosen,
@@ -282,8 +305,6 @@ def _stack(
     options: dict[str, Any], vocab_size: int, kinds: list[str], sizes: list[int], longest: int | None, **more: Any
 ) -> StackConfig:
     dim, heads = options["d_model"], options["num_heads"]
-    if not isinstance(dim, int) or dim < 1:
-        raise ValueError(f"d_model must be a whole number of at least 1, got {dim!r}")
     mixers = tuple(
         MixerSpec(
             kind=kind,
@@ -296,14 +317,14 @@ def _stack(
             normalize=options["normalize"],
             attention_dropout=options["attention_dropout"],
             attention_conv=_convolution("attention_conv", options) if mixer(kind).attends else None,
-            **{option.field: options[option.field] for option in LAYER_OPTIONS},
+            **{option.field: options[option.field] for option in LAYER_OPTIONS if kind in option.kinds},
         )
         for kind, size in zip(kinds, sizes, strict=True)
     )
     return StackConfig(
         vocab_size=vocab_size,
         embed_dim=dim,
-        ffn_dim=options["ffn_dim"] or 4 * dim,
+        ffn_dim=options["ffn_dim"],
         num_heads=heads,
         mixers=mixers,
         normalize_before=options["normalize_before"],

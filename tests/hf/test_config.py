@@ -30,6 +30,14 @@ def test_one_mixer_for_each_layer():
     assert kinds == ONE_OF_EACH[:7]
 
 
+def test_an_option_of_one_mixer_is_left_to_its_layers():
+    conv = {"projections": ["q"]}
+    known = config(mixer=["dynamic", "talk", "attention", "conv"], dynamic_rank=3, attention_conv=conv).model_config()
+    layers = known.encoder.mixers + known.decoder.mixers
+    assert [layer.dynamic_rank for layer in layers] == [3, 0, 0, 0]
+    assert [layer.attention_conv is not None for layer in layers] == [False, False, True, False]
+
+
 def test_a_language_model_has_no_encoder():
     known = config(is_encoder_decoder=False)
     assert known.encoder_stack is None and not known.is_encoder_decoder and known.max_source_positions is None
@@ -109,6 +117,18 @@ WRONG = {
     "eos must be an index of the decoder's 29 words, got 29": {"eos_token_id": 29},
     "format_version must be 1, got 7": {"format_version": 7},
     "dropout must be in": {"dropout": 1.5},
+    "dynamic_rank needs a layer of type dynamic: got mixer='lightweight'": {"mixer": "lightweight", "dynamic_rank": 3},
+    "dynamic_residual needs a layer of type dynamic": {"mixer": "talk", "dynamic_residual": True},
+    "attention_conv needs a layer of type attention or window_attention: got mixer='dynamic'": {
+        "attention_conv": {"projections": ["q"]},
+    },
+    "ffn_dim must be a whole number of at least 1, got 0": {"ffn_dim": 0},
+    "^source_vocab_size must be a whole number of at least 1, got 0": {"source_vocab_size": 0},
+    "^vocab_size must be a whole number of at least 1, got 0": {"vocab_size": 0},
+    "encoder_dynamic_rank, layerdrop: not allowed; the options are d_model, ffn_dim, ": {
+        "encoder_dynamic_rank": 3,
+        "layerdrop": 0.1,
+    },
     "decoder_stack is required with encoder_stack": {"encoder_stack": {}},
     "tie_word_embeddings must be False as share_input_output, got True": {
         "share_input_output": False,
