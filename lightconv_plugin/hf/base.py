@@ -19,7 +19,8 @@ from lightconv_plugin.hf.config import LightConvConfig
 from lightconv_plugin.hf.stopping import StopTexts
 from lightconv_plugin.hf.weights import check_saved, checked_arguments
 from lightconv_plugin.modules.config import StackConfig
-from lightconv_plugin.modules.transformer import Decoder, Encoded, Encoder
+from lightconv_plugin.modules.embeddings import positions_of
+from lightconv_plugin.modules.transformer import Decoder, Encoded, Encoder, pads_in
 from lightconv_plugin.ops.filters import widen
 from lightconv_plugin.released.cache import resolve
 
@@ -227,9 +228,6 @@ class LightConvPreTrainedModel(PreTrainedModel):
             raise ValueError(f"the cache is of {past.batch_size} sequences, {names[0]} of {batch}")
         if encoded is not None and encoded.output.shape[1] != batch:
             raise ValueError(f"{names[0]} is of {batch} sequences, the encoder's output of {encoded.output.shape[1]}")
-        stack = self.decoder.config
-        if stack.positions == "learned" and before + new > stack.max_positions:
-            raise ValueError(f"{before + new} tokens are more than the {stack.max_positions} learned positions")
         pads = pads_of(names[2], mask, (batch, before + new))
         if pads is not None:
             pads = pads[:, before:]
@@ -237,6 +235,11 @@ class LightConvPreTrainedModel(PreTrainedModel):
             return self.decoder(tokens, encoded, pads, vectors, kept), None
         cache = LightConvCache() if past is None else past
         state = self.decoder.start(batch, encoded) if cache.state is None else cache.state
+        beyond = before + new > self.decoder.config.max_positions
+        if beyond and self.decoder.config.positions == "learned" and not torch.compiler.is_compiling():
+            # On a GPU, `step` does not look.
+            now = pads_in(tokens, pads, vectors, self.decoder.pad)
+            self.decoder.check_positions(positions_of(now, state.seen))
         x, state = self.decoder.step(tokens, state, pads, vectors, kept)
         cache.update_state(state, new)
         return x, cache

@@ -111,8 +111,9 @@ class _Stack(nn.Module):
             positions = positions_of(pads, seen)
             if self.config.positions == "learned" and not torch.compiler.is_compiling():
                 # On a GPU reading it would wait for the device, and an index out of range raises an error there anyway.
-                before = int(seen.max()) if seen is not None and seen.device.type == "cpu" else 0
-                self._check_length(int(positions.shape[1]) + before)
+                known = seen is not None and seen.device.type == "cpu"
+                if known or positions.shape[1] > self.config.max_positions:
+                    self.check_positions(positions)
             x = x + self.embed_positions(positions, x.dtype, positions.shape[1] if seen is None else None)
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
@@ -128,10 +129,11 @@ class _Stack(nn.Module):
                 return self._gradient_checkpointing_func(partial(_call, layer), x, pads, *(encoded or ()))
         return layer(x, pads, encoded)
 
-    def _check_length(self, length: int) -> None:
-        most = self.config.max_positions
-        if length > most:
-            raise ValueError(f"a sequence of {length} tokens is longer than the {most} learned positions")
+    def check_positions(self, positions: Tensor) -> None:
+        """ValueError if a word has none of the learned positions; (B,T) of `positions_of`. It waits for a GPU."""
+        last, most = int(positions.max()), self.config.max_positions
+        if last > most:
+            raise ValueError(f"a sequence of {last} tokens is longer than the {most} learned positions")
 
 
 class Encoder(_Stack):
@@ -148,7 +150,7 @@ class Encoder(_Stack):
 
         kept: a list to which each layer's input (S,B,d) is appended.
         """
-        pads = _pads(tokens, pads, vectors, self.pad)
+        pads = pads_in(tokens, pads, vectors, self.pad)
         x = self.embed(tokens, pads, vectors=vectors).masked_fill(pads.t().unsqueeze(-1), 0)
         for layer in self.layers:
             _keep(kept, x)
@@ -186,7 +188,7 @@ class Decoder(_Stack):
         kept: list[Tensor] | None = None,
     ) -> Tensor:
         """Whole sequences, tokens (B,T) or their word vectors (B,T,d) → (T,B,d); pads and `kept` as for the encoder."""
-        pads = _pads(tokens, pads, vectors, self.pad)
+        pads = pads_in(tokens, pads, vectors, self.pad)
         x = self.embed(tokens, pads, vectors=vectors)
         for layer in self.layers:
             _keep(kept, x)
@@ -208,7 +210,7 @@ class Decoder(_Stack):
         kept: list[Tensor] | None = None,
     ) -> tuple[Tensor, DecoderState]:
         """The next n ≥ 1 tokens (B,n) → ((n,B,d), the state after them); the given state is not modified."""
-        pads = _pads(tokens, pads, vectors, self.pad)
+        pads = pads_in(tokens, pads, vectors, self.pad)
         x = self.embed(tokens, pads, state.seen, vectors)
         mixers, queries = [], []
         parts = zip(self.layers, state.mixers, state.sources, state.queries, strict=True)
@@ -350,7 +352,7 @@ def _keep(kept: list[Tensor] | None, x: Tensor) -> None:
         kept.append(x)
 
 
-def _pads(tokens: Tensor | None, pads: Tensor | None, vectors: Tensor | None, pad: int) -> Tensor:
+def pads_in(tokens: Tensor | None, pads: Tensor | None, vectors: Tensor | None, pad: int) -> Tensor:
     """Where the pads are: as given, or where the tokens are pads; none for vectors."""
     if pads is not None:
         return pads

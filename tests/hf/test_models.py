@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from lightconv_plugin.hf import LightConvForCausalLM, LightConvForConditionalGeneration
 from lightconv_plugin.modules import MIXERS
@@ -249,8 +250,24 @@ def test_learned_positions_have_an_end():
     model = language_model(positions="learned")
     most = model.decoder.config.max_positions
     assert model(words(1, most), use_cache=False).logits.shape[1] == most
-    with pytest.raises(ValueError, match=f"{most + 1} tokens are more than the {most} learned positions"):
+    with pytest.raises(
+        ValueError, match=f"a sequence of {most + 1} tokens is longer than the {most} learned positions"
+    ):
         model(words(1, 1), past_key_values=model(words(1, most)).past_key_values)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+@torch.no_grad()
+def test_pads_take_no_learned_positions(use_cache):
+    model = language_model(positions="learned", max_target_positions=6, mixer="talk")
+    tokens, mask = padded(words(2, 5), 3, "left")
+    found = model(tokens, attention_mask=mask, use_cache=use_cache)
+    close(found.logits[:, 3:], model(tokens[:, 3:]).logits)
+    if use_cache:
+        last, cache = words(2, 1), found.past_key_values
+        model(last, attention_mask=F.pad(mask, (0, 1), value=1), past_key_values=cache)
+        with pytest.raises(ValueError, match="a sequence of 7 tokens is longer than the 6 learned positions"):
+            model(last, attention_mask=F.pad(mask, (0, 2), value=1), past_key_values=cache)
 
 
 def test_embeddings_keep_their_size():

@@ -346,3 +346,12 @@ def test_learned_positions_end():
     _, state = plain.step(torch.randint(4, 30, (3, 8)), plain.start(plain.encode(source)))
     with pytest.raises(ValueError, match="a sequence of 9 tokens is longer than the 8 learned positions"):
         plain.step(torch.randint(4, 30, (3, 1)), state)
+
+
+@torch.no_grad()
+def test_pads_take_no_learned_positions_as_in_fairseq():
+    model = toys.build(decoder_learned_pos=True, max_target_positions=8).eval()
+    source, target = toys.batch()[0], torch.randint(4, 30, (3, 11))
+    target[:, 8:] = 1
+    lengths = source.ne(1).sum(1)
+    close(plain_model(model)(source, target).logits[:, :8], model(source, lengths, target)[0][:, :8])
