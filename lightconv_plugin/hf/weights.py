@@ -64,9 +64,18 @@ def checked_arguments(
     weights = checked.read()
     tensors = {name: stored.dequantise() if isinstance(stored, Int8) else stored for name, stored in weights.items()}
     generation = kwargs.get("generation_config")
-    if generation is None and (file.parent / GENERATION).exists():
-        generation = GenerationConfig.from_pretrained(file.parent)
+    if generation is None:
+        generation = _generation(path, where(kwargs))
     return {**rest, "config": config, "state_dict": tensors, "generation_config": generation}
+
+
+def _generation(path: str | os.PathLike, places: dict[str, Any]) -> GenerationConfig | None:
+    """What generation_config.json says, fetched from the hub like the other files; None without one."""
+    try:
+        file = cached_file(path, GENERATION, **places)
+    except OSError:
+        return None
+    return GenerationConfig.from_pretrained(Path(file).parent)
 
 
 def _adapted(

@@ -9,8 +9,9 @@ import shutil
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers.utils import hub
 
-from lightconv_plugin.checkpoints.exported import open_exported
+from lightconv_plugin.checkpoints.exported import GENERATION, open_exported
 from lightconv_plugin.checkpoints.saving import Side, save_exported
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.hf import LightConvTokenizer
@@ -246,8 +247,11 @@ def test_bytes_of_sentencepiece_are_decoded(tmp_path):
 
 @pytest.mark.parametrize("folder", [None, "small/first"])
 @pytest.mark.parametrize("weights", ["float32", "int8"])
-def test_files_come_from_the_cache_of_the_hub(folder, weights, exported, tmp_path):
-    """As they lie there after a download; only the names that the files themselves name are asked for."""
+def test_files_come_from_the_cache_of_the_hub(folder, weights, exported, tmp_path, monkeypatch):
+    """As they lie there after a download; only the names that the files themselves name are asked for.
+
+    What `generate` reads is still to be fetched.
+    """
     if weights == "int8":
         exported = export_seq2seq(tmp_path / "int8", weights)
     repository = tmp_path / "models--me--demo"
@@ -256,6 +260,15 @@ def test_files_come_from_the_cache_of_the_hub(folder, weights, exported, tmp_pat
     shutil.copytree(exported, repository / "blobs")
     for blob in (repository / "blobs").iterdir():
         (snapshot / blob.name).symlink_to(os.path.relpath(blob, snapshot))
+    (snapshot / GENERATION).unlink()
+    download = hub.hf_hub_download
+
+    def fetch(repo_id, filename, **given):
+        if filename == GENERATION and not (snapshot / filename).exists():
+            (snapshot / filename).symlink_to(repository / "blobs" / filename)
+        return download(repo_id, filename, **given)
+
+    monkeypatch.setattr(hub, "hf_hub_download", fetch)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("0123abcd")
     given = {"cache_dir": tmp_path, **({} if folder is None else {"subfolder": folder})}
