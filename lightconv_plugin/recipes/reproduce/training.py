@@ -19,6 +19,7 @@ from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.data_bin import count_sentences
 from lightconv_plugin.recipes.data.text_pool import count_lines
 from lightconv_plugin.recipes.reproduce.protocol import canonical, flatten, is_machine
+from lightconv_plugin.recipes.training.batch import samples_in, samples_of
 from lightconv_plugin.records.file import read_folder
 from lightconv_plugin.records.trainings import Training, is_finished, last_start, trainings
 
@@ -68,12 +69,16 @@ def differences(settings: Mapping[str, str], stored: Mapping[str, Any]) -> list[
         if key in stored and key not in SIZE and not is_machine(key) and canonical(stored[key]) != wanted:
             lines.append(f"{key} {canonical(stored[key])} instead of {wanted}")
     if all(key in settings and key in stored for key in SIZE):
+        sample, multiple = samples_of({}, {key: value.removesuffix(".0") for key, value in settings.items()})
+
+        def tokens_of(values: Mapping[str, Any]) -> float:
+            batch = sample * samples_in(int(float(values[SIZE[0]])), sample, multiple)
+            return batch * float(canonical(values[SIZE[1]]).split(",")[0])
+
         processes = int(stored.get("distributed_training.distributed_world_size") or 1)
-        frequency = float(canonical(stored[SIZE[1]]).split(",")[0])
-        tokens = float(settings[SIZE[0]]) * float(settings[SIZE[1]].split(",")[0])
-        used = float(stored[SIZE[0]]) * frequency * processes
-        # The tokens are divided over the processes and rounded down.
-        if not tokens - frequency * processes < used <= tokens:
+        tokens, used = tokens_of(settings), tokens_of(stored) * processes
+        # Batch divides the tokens over the processes and rounds down.
+        if not tokens - processes * sample - tokens / 100 < used <= tokens:
             lines.append(f"tokens per update {used:.0f} instead of {tokens:.0f}")
     return lines
 

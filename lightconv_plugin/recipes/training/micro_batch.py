@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -20,9 +21,9 @@ from typing import Any
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.steps import write_text
+from lightconv_plugin.recipes.training.batch import Batch
 from lightconv_plugin.recipes.training.launch import hydra_config
 from lightconv_plugin.recipes.training.overrides import quote
-from lightconv_plugin.recipes.training.plan import Batch
 
 FILE = "micro_batch.json"
 MOST = 32_768  # tokens; nothing larger has been timed
@@ -40,12 +41,12 @@ class Trial:
 
 def sizes_of(batch: Batch) -> list[int]:
     """Sizes that divide an update into equal batches, from the recipe's to the largest, a tenth or more apart."""
-    share = batch.tokens // batch.processes
-    sizes = [min(batch.max_tokens, share)]
-    for parts in range(share // sizes[0], 0, -1):
-        if 1.1 * sizes[-1] <= share // parts <= MOST:
-            sizes.append(share // parts)
-    return sizes
+    sizes = [min(batch.most, batch.share)]
+    for parts in range(batch.share // sizes[0], 0, -1):
+        size = math.ceil(batch.share / parts)  # rounded down, the batches would be one more
+        if batch.divides(parts) and 1.1 * sizes[-1] <= size <= MOST // batch.sample:
+            sizes.append(size)
+    return [size * batch.sample for size in sizes]
 
 
 def largest(sizes: Sequence[int], fits: Callable[[int], bool]) -> int:

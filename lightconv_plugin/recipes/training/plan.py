@@ -1,13 +1,8 @@
-"""Completes a configuration for training: makes paths absolute and divides the batch over the processes.
-
-The configuration sets the tokens per update: max_tokens × update_freq of one process. With N processes, each takes
-1/N of them, so that a recipe gives the same updates on any machine.
-"""
+"""Completes a configuration for training: makes paths absolute and divides the batch over the processes."""
 
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import re
 import shutil
@@ -25,6 +20,7 @@ from lightconv_plugin.ops.instructions import bf16_advice
 from lightconv_plugin.paths import package_dir, workspace
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.data_bin import check_data
+from lightconv_plugin.recipes.training.batch import MAX_TOKENS, Batch
 from lightconv_plugin.recipes.training.overrides import expanded, get, given_values, quote, replaced
 
 # fairseq's groups. hydra takes a file with such a name for that group and rejects all other groups in it.
@@ -32,8 +28,6 @@ GROUPS = (
     "bmuf bpe checkpoint common common_eval criterion dataset distributed_training ema eval_lm generation interactive"
     " lr_scheduler model optimization optimizer scoring task tokenizer"
 ).split()
-
-MAX_TOKENS = "dataset.max_tokens"
 
 # The options that name a file to start from.
 _FILES = re.compile(
@@ -65,71 +59,6 @@ def read_config(path: Path) -> dict[str, Any]:
             f"{path} must begin with the line '# @package _global_', which tells hydra that its groups are at the top"
         )
     return config
-
-
-def whole_number(key: str, value: Any) -> int:
-    """The value of an option that must be a positive integer, given as a number or as an override's text.
-
-    Raises:
-        ValueError: it is not a positive integer.
-    """
-    text = str(value).strip("'\"")
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise ValueError(f"{key} must be a whole number from 1, got: {value}")
-    return int(text)
-
-
-def divide_batch(tokens: int, max_tokens: int, processes: int) -> tuple[int, int]:
-    """(max_tokens, update_freq) of each process, so that all together take `tokens` per update.
-
-    A batch never exceeds `max_tokens`, which is what fits into memory. Rounded down, by less than one token per batch.
-    """
-    update_freq = math.ceil(tokens / (processes * max_tokens))
-    return tokens // (processes * update_freq), update_freq
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The batches of an update.
-
-    tokens      of an update, in an epoch whose ratio is 1
-    max_tokens  the most in one batch
-    processes   that share an update
-    ratios      of the updates of each epoch: update_freq may change with the epoch, max_tokens may not
-    """
-
-    tokens: int
-    max_tokens: int
-    processes: int
-    ratios: tuple[int, ...] = (1,)
-
-    @classmethod
-    def of(cls, config: dict[str, Any], given: dict[str, str], processes: int) -> Batch | None:
-        """That of a configuration and overrides; None if they do not count tokens, or give update_freq themselves.
-
-        Raises:
-            ValueError: a value is not a whole number, or not a list of them.
-        """
-        if "optimization.update_freq" in given or not (configured := get(config, MAX_TOKENS)):
-            return None
-        steps = get(config, "optimization.update_freq") or [1]
-        if not isinstance(steps, list):
-            raise ValueError(f"optimization.update_freq must be a list such as [2], got: {steps}")
-        numbers = [whole_number(f"optimization.update_freq[{i}]", value) for i, value in enumerate(steps)]
-        common = math.gcd(*numbers)
-        tokens = whole_number(MAX_TOKENS, configured) * common
-        most = whole_number(MAX_TOKENS, given.get(MAX_TOKENS, configured))
-        return cls(tokens, most, processes, tuple(number // common for number in numbers))
-
-    def overrides(self) -> list[str]:
-        """What each process is told; the tokens per update are said."""
-        max_tokens, factor = divide_batch(self.tokens, self.max_tokens, self.processes)
-        frequencies = [factor * ratio for ratio in self.ratios]
-        totals = ", ".join(str(self.processes * max_tokens * each) for each in frequencies)
-        shown = ", ".join(map(str, frequencies))
-        processes = "1 process" if self.processes == 1 else f"{self.processes} processes"
-        say(f"tokens per update: {processes} × {max_tokens} × update_freq {shown} = {totals}")
-        return [f"{MAX_TOKENS}={max_tokens}", f"optimization.update_freq={frequencies}"]
 
 
 Fitting = Callable[[Batch, Path, list[str]], int]
@@ -172,12 +101,14 @@ def plan(
     new = "" if get(config, "task.data") is not None else "+"  # hydra's prefix for a key not in the configuration
     result += [f"{new}task.data={quote(':'.join(map(str, folders)))}", f"checkpoint.save_dir={quote(save_dir)}"]
     if batch := Batch.of(config, given, processes):
+        most, validation = batch.max_tokens, f"{MAX_TOKENS}_valid"
         if fitting and MAX_TOKENS not in given:
-            validation = f"{MAX_TOKENS}_valid"
-            if validation not in given and not get(config, validation):  # fairseq's default is max_tokens
-                result.append(f"{validation}={batch.max_tokens}")
             batch = replace(batch, max_tokens=fitting(batch, save_dir, replaced(overrides, result)))
-        result += batch.overrides()
+        told = batch.overrides()
+        # fairseq's default is the max_tokens of a process. Less would not hold the longest sentence.
+        if f"{MAX_TOKENS}={most}" not in told and validation not in given and not get(config, validation):
+            result.append(f"{validation}={most}")
+        result += told
     return save_dir, replaced(overrides, result)
 
 

@@ -2,7 +2,9 @@
 
 import json
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("fairseq", reason="fairseq is not installed")
@@ -10,8 +12,9 @@ pytest.importorskip("fairseq", reason="fairseq is not installed")
 from lightconv_plugin.cli.main import main
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.training import micro_batch
+from lightconv_plugin.recipes.training.batch import Batch
 from lightconv_plugin.recipes.training.micro_batch import MOST, fitting, largest, sizes_of
-from lightconv_plugin.recipes.training.plan import Batch, largest_batch, make_plan, plan
+from lightconv_plugin.recipes.training.plan import largest_batch, make_plan, plan
 from tests import fairseq_cli
 from tests.compat.fairseq_runs import losses
 from tests.recipes.training.trainings import write_config
@@ -29,8 +32,25 @@ def test_every_size_takes_the_tokens_of_the_recipe(batch):
     assert sizes == sorted(set(sizes)) and sizes[0] == min(batch.max_tokens, share)
     for size in sizes:
         assert size == sizes[0] or batch.max_tokens < size <= MOST
-        assert 0 <= batch.tokens - batch.processes * size * (share // size) < batch.processes * max(size, share // size)
+        each, update_freq = replace(batch, max_tokens=size).divided()
+        assert (size == sizes[0] or each in (size, size - 1)) and 0 <= share - each * update_freq < update_freq
     assert 30_000 < sizes_of(WMT)[-1] <= 32_768 and len(sizes_of(WMT)) > 15
+
+
+@pytest.mark.parametrize("processes, share", [(1, 24), (5, 4), (7, 3)])
+@pytest.mark.parametrize("sample", [3_072, 512])
+def test_every_size_of_a_language_model_takes_the_samples_of_the_recipe(sample, processes, share):
+    """As fairseq batches them: fewer than eight samples, or a multiple of eight."""
+    from fairseq.data.data_utils import batch_by_size
+
+    batch = Batch(24 * sample, sample, processes, sample=sample, multiple=8)
+    lengths = np.full(10 * share, sample)
+    for size in sizes_of(batch):
+        max_tokens, update_freq = replace(batch, max_tokens=size).divided()
+        batches = batch_by_size(
+            np.arange(len(lengths)), None, lengths, max_tokens=max_tokens, required_batch_size_multiple=8
+        )
+        assert max_tokens == size and [sum(map(len, batches[:update_freq]))] == [share]
 
 
 @pytest.mark.parametrize("batch", [WMT, Batch(9, 9, 1), Batch(20, 10, 1)])

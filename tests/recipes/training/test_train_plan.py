@@ -15,12 +15,12 @@ from lightconv_plugin import allocator
 from lightconv_plugin.ops import instructions
 from lightconv_plugin.paths import find_config, package_dir
 from lightconv_plugin.recipes.training import run
+from lightconv_plugin.recipes.training.batch import Batch
 from lightconv_plugin.recipes.training.launch import hydra_config
 from lightconv_plugin.recipes.training.overrides import quote
 from lightconv_plugin.recipes.training.plan import (
     Plan,
     count_processes,
-    divide_batch,
     file_paths,
     make_plan,
     plan,
@@ -47,10 +47,49 @@ from tests.recipes.conftest import ROOT
     ids=["as-it-is", "two-gpus", "paper", "paper-on-one", "small-memory", "uneven", "rounded"],
 )
 def test_the_tokens_an_update_stay(tokens, max_tokens, processes, expected):
-    each, update_freq = divide_batch(tokens, max_tokens, processes)
+    each, update_freq = Batch(tokens, max_tokens, processes).divided()
     assert (each, update_freq) == expected
     assert each <= max_tokens
     assert 0 <= tokens - processes * each * update_freq < processes * update_freq
+
+
+@pytest.mark.parametrize("processes", [1, 3, 5, 8, 10, 24])
+@pytest.mark.parametrize("given, most", [({}, 1), ({"dataset.max_tokens": "8192"}, 2)])
+def test_a_language_model_takes_whole_samples(processes, given, most, capsys):
+    config = read_config(find_config("wikitext103/dynamicconv"))
+    batch = Batch.of(config, given, processes)
+    share = 24 // processes
+    max_tokens, update_freq = batch.divided()
+    assert max_tokens % 3072 == 0 and max_tokens <= most * 3072
+    assert max_tokens // 3072 * update_freq == share
+    batch.overrides()
+    short = " instead of 73728: each takes whole samples of 3072"
+    assert capsys.readouterr().err.endswith(f"= {processes * share * 3072}{short if 24 % processes else ''}\n")
+
+
+@pytest.mark.parametrize(
+    "processes, given, message",
+    [
+        (25, {}, "73728 tokens per update cannot be divided over 25 processes: each takes at least a sample of "),
+        (
+            1,
+            {"dataset.max_tokens": "3071"},
+            r"dataset\.max_tokens must be at least task\.tokens_per_sample, 3072, got: 3071",
+        ),
+    ],
+)
+def test_batches_without_a_whole_sample_are_refused(processes, given, message):
+    with pytest.raises(ValueError, match=message):
+        Batch.of(read_config(find_config("wikitext103/dynamicconv")), given, processes)
+
+
+def test_validation_batches_hold_the_longest_sentence(config, tmp_path):
+    _, overrides = plan(config, [], 4, tmp_path / "root", tmp_path)
+    assert overrides[2:] == [
+        "dataset.max_tokens_valid=4096",
+        "dataset.max_tokens=2048",
+        "optimization.update_freq=[1]",
+    ]
 
 
 @pytest.fixture
