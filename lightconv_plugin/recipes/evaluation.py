@@ -25,11 +25,11 @@ from lightconv_plugin.scoring.significance import check_number, translations_in
 OWN = ("--path", "--gen-subset", "--user-dir", "--nbest", "--quiet", "--results-path", "--log-format")
 
 
-def check_options(options: Sequence[str], own: Sequence[str] = OWN) -> None:
-    """Raise InputError for options of fairseq's commands that the caller cannot pass on: `own`."""
+def check_options(options: Sequence[str], own: Sequence[str] = OWN, command: str = "fairseq-generate") -> None:
+    """Raise InputError for options of fairseq's `command` that the caller cannot pass on: `own`."""
     for option in options:
         if (name := option.split("=")[0]) in own:
-            raise InputError(f"{name} is set by this command: remove it from the options of fairseq-generate")
+            raise InputError(f"{name} is set by this command: remove it from the options of {command}")
         if name == "--score-reference":
             raise InputError(f"{name} translates nothing: the BLEU of the references with themselves is 100")
 
@@ -155,6 +155,7 @@ def measure_perplexity(
     task = task_of(safe_torch_load(checkpoint))
     if "tokens_per_sample" not in task:
         raise InputError(f"{checkpoint} is not a language model: its task has no tokens_per_sample")
+    check_options(options, command="fairseq-eval-lm")
     own = evaluation(task, words, context_window)
     config = fairseq_generate.parse_options([str(data), *own, *options], "eval_lm")
     if context_window and config.dataset.num_workers > 1:

@@ -210,7 +210,8 @@ def _check_arguments(
     if not 0 <= within < 1 or (within and by not in BLEU_MEASURES):
         wanted = "0 to below 1" if by in BLEU_MEASURES else f"0 with {by}: the test is for {', '.join(BLEU_MEASURES)}"
         raise InputError(f"`within` must be {wanted}, got {within:g}")
-    check_options(options, (*OWN, "--lenpen"))
+    command = "fairseq-eval-lm" if metric_of(by) == "perplexity" else "fairseq-generate"
+    check_options(options, (*OWN, "--lenpen"), command)
     for name, values in (("average", average), ("lenpen", lenpen)):
         if len(set(values)) < len(values):
             raise InputError(f"`{name}` has a value twice: {' '.join(f'{value:g}' for value in values)}")

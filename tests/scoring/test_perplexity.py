@@ -148,13 +148,22 @@ def test_options_are_recorded_as_they_were_used(training, tmp_path):
             ["--", "--cpu", "--tokens-per-sample", "9999", "--no-such-option"],
             "in the options for fairseq-eval-lm: unrecognized arguments: --no-such-option",
         ),
+        (["--", "--path", "x"], "--path is set by this command: remove it from the options of fairseq-eval-lm"),
     ],
-    ids=["test", "subset", "lenpen", "window", "workers", "option"],
+    ids=["test", "subset", "lenpen", "window", "workers", "option", "path"],
 )
 def test_what_tuning_a_language_model_refuses(arguments, said, training, capsys):
     data, folder = training
     assert main.main(["tune", str(data), str(folder), "--by", "perplexity", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_another_checkpoint_is_not_measured_in_place_of_the_one_named(training, capsys):
+    data, folder = training
+    one, other = (folder / f"checkpoint{number}.pt" for number in (1, 2))
+    assert main.main(["perplexity", *map(str, (data, one, "--subset", "valid", "--path", other))]) == 2
+    assert "--path is set by this command" in capsys.readouterr().err
+    assert not one.with_suffix(".valid.ppl").exists()
 
 
 def test_a_translation_model_has_no_perplexity_here(training, toy_training, capsys):
