@@ -20,6 +20,7 @@ from lightconv_plugin.cli.score_options import (
     warner,
 )
 from lightconv_plugin.files import atomic_write, check_new_file
+from lightconv_plugin.recipes.environment import compute_here
 from lightconv_plugin.recipes.tuning import MEASURES, metric_of, tune
 from lightconv_plugin.scoring.perplexity import split_context_window
 
@@ -34,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     refuse(args, refused[metric], f"--by {args.by}")
     if args.output:
         check_new_file(args.output, args.force)
+    compute_here()
     # The batches of fairseq-eval-lm depend on it.
     args.context_window, rest = split_context_window(args.rest) if metric == "perplexity" else (0, args.rest)
     result = tune(

@@ -265,13 +265,19 @@ def test_numbers_without_enough_checkpoints_are_left_out_on_demand(data, save_di
         (["--", "--beam", "x"], "in the options for fairseq-generate: argument --beam: invalid int value: 'x'"),
         (["--", "--baem", "4"], "in the options for fairseq-generate: unrecognized arguments: --baem 4"),
         (["--", "--lenpen", "4"], "--lenpen is set by this command"),
-        (["--", "--path=x"], "--path is set by this command"),
+        (["--", "--path=x"], "--path is set by this command: remove it from the options of fairseq-generate"),
         (["--", "--max-source-positions", "3", "--cpu"], "fairseq-generate failed for"),
     ],
     ids=lambda value: "".join(value) if isinstance(value, list) else "",
 )
 def test_what_is_refused(arguments, said, data, save_dir, capsys):
     assert said in refused(capsys, data, save_dir, *arguments)
+
+
+def test_threads_wait_as_in_the_other_commands(data, save_dir, capsys, monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")
+    refused(capsys, data, save_dir, "--subset", "dev")
+    assert os.environ["OMP_WAIT_POLICY"] == "passive"
 
 
 def test_a_language_that_sacrebleu_cannot_score_is_refused_before_any_work(data, save_dir, capsys, monkeypatch):
