@@ -108,6 +108,9 @@ def plan(
     elif "--out" in words:
         raise InputError("`prepare_options`: override task.data=DIR/data-bin instead of --out DIR")
     results = results or (None if published or runs is None else runs / "results")
+    folder = ((runs / protocol.task / system) if runs else workspace() / flat["checkpoint.save_dir"]).resolve()
+    if results and folder.is_relative_to(results.resolve()):
+        raise InputError(f"`results` {results} has the trainings in it, in {folder}: give a folder for rows alone")
     return Job(
         config=path,
         system=system,
@@ -116,7 +119,7 @@ def plan(
         overrides=tuple(kept),
         changing=tuple(changing),
         settings=settings_of(content, overrides),
-        folder=((runs / protocol.task / system) if runs else workspace() / flat["checkpoint.save_dir"]).resolve(),
+        folder=folder,
         data=data.resolve(),
         target_lang=given.get("task.target_lang", flat.get("task.target_lang")),
         prepare=(*preparation(protocol), *words) if prepare else None,

@@ -106,6 +106,11 @@ def test_a_job_of_a_checkout(monkeypatch):
             {"runs": Path("x"), "prepare": False, "prepare_options": "--bpe 9"},
             "`prepare_options` '--bpe 9' is not valid with `no_prepare`",
         ),
+        (
+            [],
+            {"runs": Path("x"), "results": Path("x")},  # whose .json files were then all read as rows
+            "`results` x has the trainings in it, in ",
+        ),
     ],
 )
 def test_a_job_that_cannot_be_done(tmp_path, overrides, options, message):
