@@ -206,6 +206,11 @@ def test_a_table_of_your_own_tasks(tmp_path):
     text = write_table(tmp_path / "results", tmp_path / "RESULTS.md", tmp_path / "configs", not_run=False)
     assert "## A task" in text and "*" not in text.split("\n## ", 1)[1]
 
+    for damaged in ("a: [1", ""):
+        (places["other"] / "dynamicconv.yaml").write_text(damaged)
+        text = write_table(tmp_path / "results", tmp_path / "RESULTS.md", tmp_path / "configs", not_run=False)
+        assert "## My other" in text and text.count("DynamicConv*") == 1
+
     (places["other"] / "protocol.yaml").write_text("gone: wrong\n")
     text = write_table(tmp_path / "results", tmp_path / "RESULTS.md", tmp_path / "configs", not_run=False)
     assert "## My other" in text and text.count("DynamicConv*") == 1
@@ -370,6 +375,14 @@ def test_seeds_of_another_configuration_are_replaced(other_day, change):
     results, _, made = other_day
     new = made(run(3, 33.0, 31.0), **change)
     assert with_earlier_seeds(results, new) == new
+
+
+def test_seeds_of_other_data_are_replaced(other_day):
+    """Those from before rows named their data stay."""
+    results, known, made = other_day
+    write_row(results, made(run(1, 30.0, 28.0), run(2, 31.0, 27.0, data="a"), run(4, 31.0, 27.0, data="b")))
+    found = with_earlier_seeds(results, made(run(3, 33.0, 31.0, data="a")))
+    assert [one["seed"] for one in found["runs"]] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{}", '{"runs": []}', None])
