@@ -101,12 +101,14 @@ def compare(
 ) -> Significance:
     """Test every measure of `system` against that of `other`; `against` is the other system's name in the report.
 
-    The seed is sacreBLEU's, 12345, or $SACREBLEU_SEED: the same texts give the same numbers on every run.
+    The seed is sacreBLEU's, 12345, or $SACREBLEU_SEED: the same texts give the same numbers on every run, unless it is
+    "none". sacreBLEU takes 0 for none.
     """
     from sacrebleu.significance import PairedTest
 
-    if not ((seed := os.environ.get("SACREBLEU_SEED", "0")).isdecimal() or seed.lower() == "none"):
-        raise InputError(f"SACREBLEU_SEED must be a number or none, got {seed!r}")
+    seed = os.environ.get("SACREBLEU_SEED", "12345")
+    if not (seed.isdecimal() and int(seed)) and seed.lower() != "none":
+        raise InputError(f"SACREBLEU_SEED must be a whole number from 1, or none, got {seed!r}")
     found, signatures = {}, {}
     for name, ours in system.items():
         test = PairedTest(

@@ -92,10 +92,11 @@ def test_the_other_log_is_checked_and_joined_like_ours(files, tmp_path, against,
     assert "--detok is missing: " in said and "other was written by fairseq-generate" in said
 
 
-def test_a_seed_that_is_no_number_is_refused(files, against, monkeypatch, capsys):
-    monkeypatch.setenv("SACREBLEU_SEED", "abc")
+@pytest.mark.parametrize("seed", ["abc", "0"])  # 0 is none to sacreBLEU: other numbers on every run
+def test_a_seed_that_is_no_number_from_1_is_refused(seed, files, against, monkeypatch, capsys):
+    monkeypatch.setenv("SACREBLEU_SEED", seed)
     said = refused(capsys, *files(GOOD, REFERENCES), *against(BAD), "--detok", "none")
-    assert "SACREBLEU_SEED must be a number or none, got 'abc'" in said
+    assert f"SACREBLEU_SEED must be a whole number from 1, or none, got {seed!r}" in said
 
 
 @pytest.mark.parametrize("options", [["--lowercase"], ["--compound-split"]], ids=["lowercase", "compounds"])
