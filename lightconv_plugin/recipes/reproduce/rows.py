@@ -53,13 +53,13 @@ def row_path(results: Path, row: Mapping[str, Any]) -> Path:
 def with_earlier_seeds(results: Path, row: Mapping[str, Any]) -> dict[str, Any]:
     """The row, plus earlier seeds from its file in `results`, for example run on another day or another machine.
 
-    Earlier seeds are kept only if they were made with the same configuration, overrides and protocol. If a seed is in
-    both, the new run replaces the earlier one.
+    Earlier seeds are kept only if they were made with the same configuration, overrides, protocol and data. If a seed
+    is in both, the new run replaces the earlier one.
     """
     new = {run["seed"] for run in row["runs"]}
     try:
         known = json.loads(row_path(results, row).read_text(encoding="utf-8"))
-        earlier = [run for run in known["runs"] if run["seed"] not in new]
+        earlier = [run for run in known["runs"] if run["seed"] not in new and _same_data(run, row["runs"][0])]
     except (OSError, ValueError, KeyError, TypeError):  # no file, or not a row: it is replaced
         return dict(row)
     if not earlier or _made_of(known) != _made_of(row):
@@ -72,6 +72,11 @@ def with_earlier_seeds(results: Path, row: Mapping[str, Any]) -> dict[str, Any]:
 def _made_of(row: Mapping[str, Any]) -> list[Any]:
     """What rows have in common if their seeds belong together."""
     return [row.get("digest"), row.get("config"), sorted(map(str, row.get("overrides") or ()))]
+
+
+def _same_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two runs had the same data; older ones do not say, and count as if they had."""
+    return None in (known := (one.get("data"), other.get("data"))) or known[0] == known[1]
 
 
 def add_row(results: Path, row: Mapping[str, Any]) -> Path:

@@ -23,7 +23,7 @@ from lightconv_plugin.recipes.environment import compute_here
 from lightconv_plugin.recipes.evaluation import evaluate, languages_in, measure_perplexity
 from lightconv_plugin.recipes.reproduce import training
 from lightconv_plugin.recipes.reproduce.job import Job
-from lightconv_plugin.recipes.reproduce.protocol import row_digest
+from lightconv_plugin.recipes.reproduce.protocol import row_digest, short_digest
 from lightconv_plugin.recipes.reproduce.rows import add_row, main_scores, summarise
 from lightconv_plugin.recipes.reproduce.table import config_name, default_table, render_section, sections, write_table
 from lightconv_plugin.recipes.reproduce.training import identity
@@ -228,6 +228,7 @@ class Reproduction:
         self.prepare()
         self.check_scoring()
         compute_here()
+        data = short_digest(self.data_files("train", "valid", "test"))
         runs, scored = [], []
         for seed in job.seeds:
             facts = self.train(seed)
@@ -237,6 +238,7 @@ class Reproduction:
             names = (*main_scores(protocol.metric, protocol.by), "bleu_tok", "sacrebleu", "chrf")
             run = {
                 "seed": seed,
+                "data": data,
                 "valid": chosen["score"],
                 "average": chosen["average"],
                 "lenpen": chosen["lenpen"],

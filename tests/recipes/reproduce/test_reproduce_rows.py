@@ -379,7 +379,7 @@ def test_seeds_of_another_configuration_are_replaced(other_day, change):
 
 def test_seeds_of_other_data_are_replaced(other_day):
     """Those from before rows named their data stay."""
-    results, known, made = other_day
+    results, _, made = other_day
     write_row(results, made(run(1, 30.0, 28.0), run(2, 31.0, 27.0, data="a"), run(4, 31.0, 27.0, data="b")))
     found = with_earlier_seeds(results, made(run(3, 33.0, 31.0, data="a")))
     assert [one["seed"] for one in found["runs"]] == [1, 2, 3]

@@ -175,6 +175,13 @@ def test_an_interrupted_training_goes_on(world, monkeypatch, capfd):
     assert world.calls()[0] == ["prepare", "train", "prepare", "train", "tune", "score"]
 
 
+def test_a_row_names_the_data_by_their_content(world):
+    once, again = (world.row(seeds=(1,))["runs"][0]["data"] for _ in range(2))
+    path = world.path / "data/data-bin/train.en-de.de.bin"
+    path.write_text("prepared with other options\n")
+    assert once == again != world.row(seeds=(1,))["runs"][0]["data"]
+
+
 def test_a_training_that_ends_too_early_is_an_error(world, monkeypatch):
     monkeypatch.setenv("UPDATES", "50")
     with pytest.raises(TrainingFailed, match=r"ended after 50 updates, too early: see .*seed1/train\.log"):
