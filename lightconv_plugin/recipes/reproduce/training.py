@@ -25,6 +25,12 @@ from lightconv_plugin.records.trainings import Training, is_finished, last_start
 
 NUMBERED = re.compile(r"checkpoint(\d+|_\d+_\d+)\.pt")
 SIZE = ("dataset.max_tokens", "optimization.update_freq")
+# What is fairseq's default unless a configuration says otherwise, and changes what is computed.
+DEFAULTS = re.compile(
+    r"common\.\w*(fp16|bf16|amp)\w*|(criterion|lr_scheduler|optimization|optimizer)\.\w+"
+    r"|checkpoint\.(restore_file|finetune_from_model|reset_(dataloader|lr_scheduler|optimizer))"
+    r"|dataset\.(batch_size|curriculum|required_batch_size_multiple|train_subset)"
+)
 
 
 def identity(path: Path) -> list[int] | None:
@@ -62,10 +68,32 @@ def progress(folder: Path, settings: Mapping[str, str]) -> tuple[bool, int, dict
     return finished, updates, stored
 
 
+def defaults(settings: Mapping[str, str]) -> dict[str, str]:
+    """fairseq's defaults for DEFAULTS, except those that follow from other settings."""
+    from fairseq.dataclass import configs
+    from fairseq.registry import REGISTRIES
+
+    of = {
+        "checkpoint": configs.CheckpointConfig,
+        "common": configs.CommonConfig,
+        "dataset": configs.DatasetConfig,
+        "optimization": configs.OptimizationConfig,
+    }
+    for group in ("criterion", "lr_scheduler", "optimizer"):
+        if known := REGISTRIES[group]["dataclass_registry"].get(settings.get(f"{group}._name")):
+            of[group] = known
+    flat = flatten({group: vars(known()) for group, known in of.items()})
+    return {
+        key: canonical(value)
+        for key, value in flat.items()
+        if DEFAULTS.fullmatch(key) and not key.endswith("._name") and not re.match(r"\$\{|\?\?\?", str(value))
+    }
+
+
 def differences(settings: Mapping[str, str], stored: Mapping[str, Any]) -> list[str]:
     """Settings of a configuration that differ in a checkpoint, one line each; those it does not store are skipped."""
     lines = []
-    for key, wanted in settings.items():
+    for key, wanted in (defaults(settings) | dict(settings)).items():
         if key in stored and key not in SIZE and not is_machine(key) and canonical(stored[key]) != wanted:
             lines.append(f"{key} {canonical(stored[key])} instead of {wanted}")
     if all(key in settings and key in stored for key in SIZE):

@@ -10,6 +10,9 @@ import time
 
 import pytest
 
+from lightconv_plugin.paths import find_config
+from lightconv_plugin.recipes.reproduce.protocol import load_yaml, settings_of
+from lightconv_plugin.recipes.reproduce.training import differences, head
 from tests.recipes.conftest import ROOT, script_environment
 from tests.recipes.training.trainings import commands
 
@@ -97,6 +100,8 @@ def test_what_a_reproduction_leaves(undisturbed):
     assert tuned["score"] == run["valid"] == max(one["score"] for one in tuned["tried"])
     assert {one["average"] for one in tuned["tried"]} == {1, 2}, "of three checkpoints no nine can be averaged"
     assert not (ROOT / "benchmarks/results/reproduction/smoke").exists()
+    settings = settings_of(load_yaml(find_config("smoke/dynamicconv")), [])
+    assert differences(settings, head(seed / "checkpoint_last.pt")[0]) == [], "it would be taken over"
 
 
 def test_the_table_alone(run_script, tmp_path):

@@ -17,6 +17,7 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.data import tasks
 from lightconv_plugin.recipes.reproduce import training as reproduce_training
 from lightconv_plugin.recipes.reproduce.job import plan
+from lightconv_plugin.recipes.reproduce.protocol import settings_of
 from lightconv_plugin.recipes.reproduce.rows import write_row
 from lightconv_plugin.recipes.steps import Steps, changes
 from lightconv_plugin.recipes.training.child import TrainingFailed
@@ -256,6 +257,23 @@ def test_a_training_of_something_else_is_left_alone(world, template, seed, log, 
     assert message in str(error.value) and "has another training" in str(error.value)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert world.calls()[0] == ["prepare"]
+
+
+@pytest.mark.parametrize(
+    "key, value, message",
+    [
+        ("common.bf16", True, "common.bf16 true instead of false"),
+        ("optimization.sentence_avg", True, "optimization.sentence_avg true instead of false"),
+        ("checkpoint.finetune_from_model", "x.pt", "checkpoint.finetune_from_model x.pt instead of null"),
+        ("criterion.label_smoothing", 0.2, "criterion.label_smoothing 0.2 instead of 0.0"),
+        ("common.log_interval", 7, ""),
+        ("optimization.of_another_version", True, ""),
+    ],
+)
+def test_what_a_configuration_leaves_to_fairseq_is_its_default(key, value, message):
+    settings = settings_of(reproduction_world.CONFIG | {"criterion": {"_name": "label_smoothed_cross_entropy"}}, [])
+    assert reproduce_training.differences(settings, settings) == []
+    assert reproduce_training.differences(settings, {key: value}) == [message] * bool(message)
 
 
 def test_other_tokens_an_update_are_another_training(world):
