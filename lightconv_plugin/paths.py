@@ -36,6 +36,12 @@ def short(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
+def beside(folder: Path, name: str) -> Path:
+    """The path of a file beside a folder; if the folder is a link and has none there, beside what it links to."""
+    near = folder.absolute().parent / name
+    return near if near.exists() else folder.resolve().parent / name
+
+
 def user_caches() -> Path:
     """XDG_CACHE_HOME, or else ~/.cache. RuntimeError if the user has no home folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()).absolute()

@@ -10,6 +10,7 @@ from typing import Any
 
 from lightconv_plugin.checkpoints.exported import is_exported, open_exported
 from lightconv_plugin.errors import TranslationError
+from lightconv_plugin.paths import beside
 from lightconv_plugin.text.recipe import Lowercase, Recipe, Tokeniser
 from lightconv_plugin.text.sides import Subwords, TextSide
 from lightconv_plugin.text.subwords import kind_of
@@ -125,8 +126,7 @@ def _places(kind: Subwords, data: Path, lang: str) -> list[Path]:
     if kind == "words":
         return []
     names = (_CODES, _RELEASED) if kind == "bpe" else (_MODELS[:1], _MODELS)
-    above = data.resolve().parent
-    return [above / name.format(lang) for name in names[0]] + [data / name for name in names[1]]
+    return [beside(data, name.format(lang)) for name in names[0]] + [data / name for name in names[1]]
 
 
 def _existing(path: Path, option: str) -> Path:
@@ -137,7 +137,7 @@ def _existing(path: Path, option: str) -> Path:
 
 def read_corpus(data: Path) -> dict[str, Any]:
     """corpus.json beside the data; {} if there is none, and for an exported model, which can lie anywhere."""
-    about = data.resolve().parent / "corpus.json"
+    about = beside(data, "corpus.json")
     if not about.is_file() or is_exported(data):
         return {}
     try:
@@ -156,7 +156,7 @@ def _recipe(
         try:
             known = Recipe.of_json(recipes[lang])
         except ValueError as error:
-            raise TranslationError(f"{data.resolve().parent / 'corpus.json'}, text, {lang}: {error}") from error
+            raise TranslationError(f"{beside(data, 'corpus.json')}, text, {lang}: {error}") from error
         if tokenizer is None or tokenizer == known.tokeniser:
             return known
         lowercase = known.lowercase

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import read_lines
+from lightconv_plugin.paths import beside
 from lightconv_plugin.scoring import bleu
 from lightconv_plugin.scoring.generate_log import Generated
 from lightconv_plugin.scoring.rouge import RougeReport, rouge
@@ -64,8 +65,7 @@ class Measuring:
             languages_of(data, subset, languages)
             return self
         _, target = languages_of(data, subset, languages, self.lang)
-        corpus = data.resolve().parent
-        raw, about = corpus / "raw" / f"{subset}.{target}", corpus / "corpus.json"
+        raw, about = beside(data, f"raw/{subset}.{target}"), beside(data, "corpus.json")
         known = None
         if about.is_file():
             try:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from lightconv_plugin.checkpoints.training_text import read_corpus
 from lightconv_plugin.scoring import bleu
 from lightconv_plugin.scoring.measuring import Measuring
 from lightconv_plugin.text.recipe import Recipe
@@ -36,6 +37,19 @@ def test_text_that_was_not_tokenised_is_not_detokenised(corpus, files, capsys):
     got = as_json(capsys, *files(TOKENISED, TOKENISED), "--data", data)
     assert (got["detok"], got["sacrebleu"], got["chrf"]) == ("none", pytest.approx(100), pytest.approx(100))
     assert as_json(capsys, *files(TOKENISED, TOKENISED), "--data", data, "--detok", "moses")["sacrebleu"] < 90
+
+
+def test_a_link_to_data_keeps_what_lies_beside_it(corpus, tmp_path):
+    """Beside the link itself, or else beside what it links to."""
+    data = corpus("en-de", about={"lowercase": True})
+    (tmp_path / "links").mkdir()
+    (link := tmp_path / "links/data-bin").symlink_to(data)
+    assert Measuring().with_data(link, "test") == Measuring().with_data(data, "test")
+    data.rename(tmp_path / "store")
+    data.symlink_to(tmp_path / "store")
+    found = Measuring().with_data(data, "test")
+    assert (found.lowercase, found.raw_ref) == (True, data.parent / "raw/test.de")
+    assert read_corpus(data) == {"lowercase": True}
 
 
 @pytest.mark.parametrize("tokeniser", ["jieba", "sudachi"])

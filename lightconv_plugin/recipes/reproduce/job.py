@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.paths import configs_dir, find_config, workspace
+from lightconv_plugin.paths import beside, configs_dir, find_config, workspace
 from lightconv_plugin.recipes.reproduce.protocol import (
     Protocol,
     flatten,
@@ -19,6 +19,7 @@ from lightconv_plugin.recipes.reproduce.protocol import (
     split_words,
 )
 from lightconv_plugin.recipes.reproduce.table import SMOKE, default_results, default_table
+from lightconv_plugin.recipes.steps import STAMPS
 from lightconv_plugin.recipes.training.overrides import expanded
 
 SMOKE_CONFIG, SMOKE_SEEDS = f"{SMOKE}/dynamicconv", (1, 2)
@@ -104,7 +105,7 @@ def plan(
         kept = [item for item in kept if split_override(item)[0] != "task.data"] + [f"task.data={data.resolve()}"]
         if prepare and data.name != "data-bin":
             raise InputError(f"task.data={data} is not named data-bin, as prepared data is: set `no_prepare`")
-        words += ["--out", str(data.resolve().parent)]
+        words += ["--out", str(beside(data, STAMPS).parent)]
     elif "--out" in words:
         raise InputError("`prepare_options`: override task.data=DIR/data-bin instead of --out DIR")
     results = results or (None if published or runs is None else runs / "results")
@@ -120,7 +121,7 @@ def plan(
         changing=tuple(changing),
         settings=settings_of(content, overrides),
         folder=folder,
-        data=data.resolve(),
+        data=data.absolute(),  # not resolved: what was prepared with it may lie beside a link
         target_lang=given.get("task.target_lang", flat.get("task.target_lang")),
         prepare=(*preparation(protocol), *words) if prepare else None,
         results=results.resolve() if results else default_results(),

@@ -16,7 +16,7 @@ from typing import Any
 
 from lightconv_plugin.diagnostics.checks import fairseqs
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.paths import configs_dir, package_dir
+from lightconv_plugin.paths import beside, configs_dir, package_dir
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.tasks import prepare
 from lightconv_plugin.recipes.environment import compute_here
@@ -105,9 +105,11 @@ class Reproduction:
 
     def references(self, subset: str) -> dict[str, str]:
         """Digests of what scorers read next to the data: raw references, and whether the text is lower-cased."""
-        corpus = self.job.data.parent
-        beside = (corpus / "corpus.json", corpus / "raw" / f"{subset}.{self.job.target_lang}")
-        return self.steps.digests([path for path in beside if path.is_file()], corpus)
+        found: dict[str, str] = {}
+        for name in ("corpus.json", f"raw/{subset}.{self.job.target_lang}"):
+            if (path := beside(self.job.data, name)).is_file():
+                found |= self.steps.digests([path], path.parents[name.count("/")])
+        return found
 
     def prepare(self) -> None:
         """Prepare the data; the preparation itself skips what is done."""

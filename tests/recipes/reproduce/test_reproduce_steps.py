@@ -183,6 +183,17 @@ def test_a_row_names_the_data_by_their_content(world):
     assert once == again != world.row(seeds=(1,))["runs"][0]["data"]
 
 
+def test_what_lies_beside_a_link_to_the_data_counts(world):
+    world.row(seeds=(1,))
+    data = world.path / "data/data-bin"
+    data.rename(world.path / "store")
+    data.symlink_to(world.path / "store")
+    world.calls()
+    (data.parent / "corpus.json").write_text('{"lowercase": true}')
+    world.row(seeds=(1,), prepare=False)
+    assert world.calls()[0] == ["tune", "score"]
+
+
 def test_a_training_that_ends_too_early_is_an_error(world, monkeypatch):
     monkeypatch.setenv("UPDATES", "50")
     with pytest.raises(TrainingFailed, match=r"ended after 50 updates, too early: see .*seed1/train\.log"):
