@@ -143,7 +143,7 @@ def tune(
         penalties: Sequence[float | None] = [None]
     else:
         penalties = lenpen or [1.0]
-        languages, likely = languages_in(options), how and how.lang
+        languages, likely = languages_in(options), how.lang if how else None
         how = replace(how or Measuring(), metric=metric).with_data(data, subset, languages)
         check_references(data, subset, languages, likely)
         how.check_language()
