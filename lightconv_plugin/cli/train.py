@@ -20,8 +20,9 @@ paths in a configuration are relative to LIGHTCONV_HOME (default: the working di
 working directory; also those of the checkpoints and pretrained embeddings that a training starts from.
 
 All cores are used (or OMP_NUM_THREADS per process, if set). max_tokens × update_freq of a configuration is the number
-of tokens per update: N processes share them, so that an update is the same on any number of machines. On a GPU, the
-largest batches that fit into its memory are used, and fewer of them in an update (see --micro-batch)."""
+of tokens per update: N processes share them (a language model's in whole samples), so that an update is the same on any
+number of machines. On a GPU, the largest batches that fit into its memory are used, and fewer of them in an update (see
+--micro-batch)."""
 EXAMPLE = """\
 example:
   lightconv train multi30k_en_de/dynamicconv common.seed=2 checkpoint.save_dir=runs/seed2

@@ -32,10 +32,11 @@ PART = 0.9  # of the free memory: a batch that was not tried may need more, and 
 
 @dataclass(frozen=True)
 class Trial:
-    """What trials found: a device, its memory in bytes, and the tokens of the largest batch that fits."""
+    """What trials found: a device, its memory in bytes, a digest of the training, and the largest batch's tokens."""
 
     device: str
     memory: int
+    training: str
     max_tokens: int
 
 
@@ -57,7 +58,8 @@ def largest(sizes: Sequence[int], fits: Callable[[int], bool]) -> int:
 def fitting(config: Path, batch: Batch, save_dir: Path, overrides: Sequence[str]) -> int:
     """max_tokens for the first device of this machine; a process of its own tries the sizes.
 
-    `save_dir`/micro_batch.json keeps what was found. A training that is resumed on the same device does not try again.
+    `save_dir`/micro_batch.json keeps what was found. A training that is resumed on the same device does not try again,
+    unless its model, criterion, optimizer or precision are others.
 
     Args:
         overrides: those of the training, with absolute paths

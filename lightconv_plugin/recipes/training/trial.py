@@ -8,9 +8,11 @@ those of fairseq's Trainer, with real sentences; nothing of the training's folde
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
+import re
 import sys
 from dataclasses import asdict
 from importlib import import_module
@@ -115,18 +117,29 @@ class Updates:
         return [self.dataset.collater([self.dataset[i] for i in some[number]]) for number in chosen]
 
 
+def digest(cfg: Any) -> str:
+    """Identifies what the memory of an update depends on, apart from its batches."""
+    from omegaconf import OmegaConf
+
+    groups = OmegaConf.to_container(cfg)
+    precision = {key: value for key, value in groups["common"].items() if re.search("fp16|bf16|amp", key)}
+    computed = [precision, *(groups[name] for name in ("task", "model", "criterion", "optimizer"))]
+    return hashlib.sha256(json.dumps(computed, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
 def find(cfg: Any, folder: Path) -> None:
     """Write trial.json."""
     cfg.checkpoint.save_dir = str(folder)  # where Trainer saves a model whose loss is not a number
     request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
     memory = Host() if cfg.common.cpu or not _has_gpu() else Gpu()
+    here: dict[str, Any] = {"device": memory.name, "memory": memory.size, "training": digest(cfg)}
     earlier = request["earlier"]
-    if earlier and (earlier["device"], earlier["memory"]) == (memory.name, memory.size):
+    if earlier and earlier.items() >= here.items():
         trial = Trial(**earlier)
     else:
         updates, room = Updates(cfg, memory, request["processes"]), PART * memory.free()
         tokens = largest(request["sizes"], lambda size: updates.needed(size) <= room)
-        trial = Trial(memory.name, memory.size, tokens)
+        trial = Trial(**here, max_tokens=tokens)
     (folder / "trial.json").write_text(json.dumps(asdict(trial)), encoding="utf-8")
 
 

@@ -1,6 +1,7 @@
 """The largest batch that fits into memory: which sizes there are, how one is found, and a training that uses it."""
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 
@@ -130,6 +131,9 @@ def test_a_training_finds_its_batch_once(tmp_path, capfd, monkeypatch):
     (folder / "micro_batch.json").write_text(json.dumps(kept | {"trial": kept["trial"] | {"max_tokens": 53}}))
     batch = Batch(80, 40, 1)
     assert fitting(config, batch, folder, ["common.seed=2"]) == 53
+    for other in ("criterion.label_smoothing=0.2", "model.dropout=0.5"):
+        shutil.copytree(folder, tmp_path / other)
+        assert fitting(config, batch, tmp_path / other, [other]) == 80, "another training needs other memory"
     with pytest.raises(
         InputError, match=r"the trial of batches failed; with `micro_batch` N there is none:\n(.*\n)*.*encoder_layers"
     ):
