@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.paths import configs_dir
 from lightconv_plugin.recipes.data import cnndm, gbw, iwslt14, options, parallel_text, wmt, wmt16
 from lightconv_plugin.recipes.data.download import fetch, need_disk, no_space, published_files, sources
 from lightconv_plugin.recipes.data.language_model import WIKITEXT2, WIKITEXT103, plan_files
@@ -77,12 +79,21 @@ TASKS = {
 
 
 def find(name: str) -> Task:
-    """The task with this name. Otherwise InputError, which suggests the closest name."""
+    """The task with this name. Otherwise InputError, which says how the text is prepared, or suggests another name."""
     if name not in TASKS:
         near = difflib.get_close_matches(name, TASKS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"the tasks are {', '.join(TASKS)}"
+        if words := _own_text(name):
+            hint = f"it is text that you provide in a folder DIR: lightconv prepare {words} --data DIR"
         raise InputError(f"there is no task {name!r}: {hint}")
     return TASKS[name]
+
+
+def _own_text(name: str) -> str:
+    """Of a folder of recipes for text that cannot be downloaded: its task and options. "" for other names."""
+    file = configs_dir() / name / "protocol.yaml"
+    found = re.search(r"^prepare: (parallel .*)", file.read_text(encoding="utf-8"), re.M) if file.is_file() else None
+    return found[1] if found else ""
 
 
 def variant_of(name: str, chosen: Options) -> str:

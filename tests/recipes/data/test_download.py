@@ -339,6 +339,11 @@ def test_wrong_options_are_one_line(tmp_path, monkeypatch, arguments, message):
     "name, hint",
     [
         ("multi30k", "did you mean multi30k_en_de?"),
+        (
+            "tatoeba_de_en",
+            "it is text that you provide in a folder DIR: lightconv prepare parallel --name tatoeba_de_en --src de "
+            "--tgt en --test-lines 2500 --bpe 8000 --data DIR",
+        ),
         ("wmt14_ende", "did you mean wmt14_en_de?"),
         ("x", f"the tasks are {', '.join(tasks.TASKS)}"),
     ],
