@@ -199,10 +199,19 @@ def test_beam_search_finds_the_scores_of_teacher_forcing(mixer):
             torch.testing.assert_close(hypothesis["positional_scores"], scores, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("option, value", [("encoder_layerdrop", 0.5), ("quant_noise_pq", 0.1)])
-def test_fairseqs_regularisers_work(option, value):
-    model = build(**{option: value}, **({"decoder_layerdrop": 0.5} if "layerdrop" in option else {})).train()
-    model(*batch())[0].sum().backward()
+@pytest.mark.parametrize(
+    "options", [{}, {"encoder_layerdrop": 0.5}, {"decoder_layerdrop": 0.5}, {"quant_noise_pq": 0.1}], ids=str
+)
+def test_fairseqs_regularisers_vary_what_is_trained_and_nothing_else_does(options):
+    dropouts = ("dropout", "attention_dropout", "weight_dropout", "input_dropout")
+    model, arguments = build(**options, **dict.fromkeys(dropouts, 0.0)), batch()
+    evaluated = model(*arguments)[0]
+    passes = [model.train()(*arguments)[0] for _ in range(8)]
+    assert all(torch.equal(one, evaluated) for one in passes) == (not options)
+    layer, x = model.encoder.layers[0], torch.randn(5, 2, 16)
+    assert torch.equal(layer(x, None), layer(x, None)) == ("quant_noise_pq" not in options)  # in a layer of ours
+    sum(one.square().sum() for one in passes).backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
 SCALAR = {
