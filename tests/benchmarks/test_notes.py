@@ -46,9 +46,3 @@ def test_every_path_that_computes_has_a_prediction(rows):
     for row in rows:
         low, high = map(int, re.fullmatch(r"(\d+)–(\d+) %", row[6]).groups())
         assert 0 < low < high <= 100
-
-
-def test_nothing_is_measured_where_there_are_no_results(rows, repository):
-    if (repository / "benchmarks" / "results" / "gpu_timing.json").exists():
-        pytest.skip("there are results of a GPU")
-    assert {row[7] for row in rows} == {"not measured"}
