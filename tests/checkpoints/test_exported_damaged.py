@@ -134,11 +134,12 @@ def test_nothing_is_unpickled(form, name, made, tmp_path):
 
 
 def test_no_code_of_the_directory_is_imported(made, monkeypatch):
-    """As transformers does where it is told to trust it."""
-    for name in ("modeling_lightconv.py", "tokenization.py", "__init__.py", "safetensors.py", "sacremoses.py"):
-        (made / name).write_text("raise SystemExit('imported')")
-    exports.change(made / "config.json", auto_map={"AutoModel": "modeling_lightconv.Model"})
-    monkeypatch.chdir(made)
+    """As transformers does where it is told to trust it; not even where Python would find it."""
+    names = {"AutoModel": "modeling_lightconv.Model", "AutoTokenizer": "tokenization.Tokenizer"}
+    for name in names.values():
+        (made / name).with_suffix(".py").write_text("raise SystemExit('imported')")
+    exports.change(made / "config.json", auto_map=names)
+    monkeypatch.syspath_prepend(made)
     use(made)
 
 
