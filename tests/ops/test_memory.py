@@ -19,16 +19,11 @@ PROGRAM = """
     import json
     import torch
     from lightconv_plugin import ops
-
-    def status(name):
-        with open("/proc/self/status") as file:
-            return next(int(line.split()[1]) / 1024 for line in file if line.startswith(name))
+    from tests.memory import reset_peak, status
 
     def taken(call, *shapes, dtype=torch.float32):
         leaves = [torch.rand(shape, dtype=dtype, requires_grad=True) for shape in shapes]
-        ctypes.CDLL(None).malloc_trim(0)  # what is free already would hide what is taken again
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")
+        assert reset_peak()
         before = status("VmRSS")
         out = call(*leaves)
         out = out if isinstance(out, torch.Tensor) else out[0]

@@ -18,6 +18,7 @@ from lightconv_plugin.recipes.training.micro_batch import MOST, fitting, largest
 from lightconv_plugin.recipes.training.plan import largest_batch, make_plan, plan
 from tests import fairseq_cli
 from tests.compat.fairseq_runs import losses
+from tests.memory import reset_peak
 from tests.recipes.training.trainings import write_config
 from tests.warm_python import warm_python
 
@@ -112,7 +113,7 @@ def test_validation_keeps_its_batches(tmp_path):
 
 def test_a_training_finds_its_batch_once(tmp_path, capfd, monkeypatch):
     """On the memory of this machine; the training goes on with it, and a resumed one does not try again."""
-    if not can_reset_the_peak():
+    if not reset_peak():
         pytest.skip("this kernel does not let a process reset its largest use of memory")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", warm_python())  # by which trials and trainings are started
@@ -149,15 +150,6 @@ def test_a_training_finds_its_batch_once(tmp_path, capfd, monkeypatch):
 def test_what_is_not_a_result_of_trials_is_not_used(text, tmp_path):
     (tmp_path / "micro_batch.json").write_text(text)
     assert micro_batch._earlier(tmp_path / "micro_batch.json", {}) is None
-
-
-def can_reset_the_peak():
-    try:
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")
-    except OSError:
-        return False
-    return True
 
 
 def test_the_curve_of_one_batch_is_that_of_its_parts(toy_data, tmp_path):
