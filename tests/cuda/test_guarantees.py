@@ -206,9 +206,7 @@ def test_no_size_is_limited_by_the_height_of_a_grid(on_host, call, rows):
     low = on_host.on(grid_height=8)
     for steps, batch, heads in ((rows, 1, 1), (3, 20, 1), (3, 1, 20)):
         case = dataclasses.replace(call, steps=steps, batch=batch, heads=heads)
-        made = case.tensors()
-        case.forward(low, made)
-        case.backward(low, made)
+        check_both(case, low, case.tensors())
 
 
 @pytest.mark.parametrize("size", [7, 63, 255, 600])
