@@ -9,6 +9,7 @@ from lightconv_plugin.ops.normalize import NORMALIZATIONS
 
 from .calls import DTYPES, check, compare
 from .convolution_calls import Case
+from .covering import covering, marked
 from .talk_calls import TalkCase
 
 OPERATORS = ("lightconv", "dynamicconv")
@@ -62,7 +63,25 @@ def talk_cases():
         )
 
 
-CASES = [*cases(), *talk_cases()]
+def settings(case):
+    """What may decide the path that a case takes through the kernels."""
+    names = ("per_head", "dtype", "rows")
+    if isinstance(case, Case):
+        names += ("size", "normalize", "bias", "renorm", "glu")
+        own = {"operator": case.operator, "dropped": case.dropout > 0, "whole prefix": case.seen == case.size - 1}
+    else:
+        own = {"left": case.left, "beyond one": case.top > 1, "whole prefix": case.seen == case.left}
+    return own | {name: getattr(case, name) for name in names} | {"new": case.steps, "first": case.seen == 0}
+
+
+def products(case):
+    """Of a weight, or of a share, and a row."""
+    return case.steps * case.batch * case.heads * case.per_head * (case.size if isinstance(case, Case) else case.left)
+
+
+CASES = [
+    case for table in (list(cases()), list(talk_cases())) for case in marked(table, covering(table, settings, products))
+]
 
 
 @pytest.mark.parametrize("what", ["step", "step_backward"])

@@ -9,6 +9,7 @@ import torch
 from lightconv_plugin.ops import reference
 
 from .calls import DTYPES, check, doubled, results
+from .covering import covering, marked
 from .talk_calls import TalkCase
 
 REACHES = ((0, 0), (1, 1), (2, 0), (3, 3), (0, 5), (7, 7), (15, 15), (20, 3), (31, 31), (63, 0), (63, 63))
@@ -75,7 +76,24 @@ def shapes():
     yield TalkCase(1100, 1, 1, 16, 31, 0, torch.float16)
 
 
-CASES = list(dict.fromkeys([*sizes(), *options(), *shapes()]))
+def settings(case):
+    """What may decide the path that a case takes through the kernels."""
+    names = ("left", "right", "per_head", "rows", "offsets", "lengths", "packed", "compute_capability", "dtype")
+    return {
+        **{name: getattr(case, name) for name in names},
+        "beyond one": case.top > 1,
+        "shorter than the window": case.steps < case.left + case.right + 1,
+    }
+
+
+def products(case):
+    """Of a share and a row."""
+    return case.steps * case.batch * case.heads * case.per_head * (case.left + case.right + 1)
+
+
+TABLES = list(dict.fromkeys([*sizes(), *options()]))
+EVERY_RUN = covering(TABLES, settings, products)
+CASES = [*marked(TABLES, EVERY_RUN), *shapes()]
 
 
 @pytest.mark.parametrize("what", ["forward", "backward"])
