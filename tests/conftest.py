@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items):
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Without looking for garbage in between, which takes a quarter of the time. What is there in the end stays:
-    seventeen thousand tests, torch, fairseq. No collection of garbage needs to look at it again."""
+    sixteen thousand tests, torch, fairseq. No collection of garbage needs to look at it again."""
     gc.disable()
     try:
         return (yield)

@@ -252,6 +252,9 @@ def parse_architectures(text: str) -> tuple[str, ...]:
 def chosen_architectures() -> tuple[str, ...]:
     """The default architectures: those in TORCH_CUDA_ARCH_LIST, otherwise those of this machine's GPUs.
 
+    Images of containers set the list for all that is compiled in them. Of those before 7.5, which current compilers do
+    not know, only what a GPU of this machine needs is kept.
+
     Raises:
         ValueError: TORCH_CUDA_ARCH_LIST cannot be parsed.
         NativeError: TORCH_CUDA_ARCH_LIST is not set and there is no GPU.
@@ -259,9 +262,12 @@ def chosen_architectures() -> tuple[str, ...]:
     listed = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
     if listed and listed != "native":
         try:
-            return parse_architectures(listed)
+            names = parse_architectures(listed)
         except ValueError as error:
             raise ValueError(f"TORCH_CUDA_ARCH_LIST: {error}") from None
+        here = capabilities()
+        kept = [name for name in names if _parts(name) >= (7, 5) or any(covers(name, device) for device in here)]
+        return tuple(kept) or names
     devices = capabilities()
     if not devices:
         raise NativeError(

@@ -280,6 +280,12 @@ def test_what_is_compiled_for(gpus, monkeypatch):
     assert artifacts.chosen_architectures() == ("8.0", "9.0")
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "7.5 8.6+PTX")
     assert artifacts.chosen_architectures() == ("7.5", "8.6+PTX")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "5.2 6.0 7.0 7.5 8.0 9.0+PTX")
+    assert artifacts.chosen_architectures() == ("7.5", "8.0", "9.0+PTX")
+    gpus((7, 0))
+    assert artifacts.chosen_architectures() == ("7.0", "7.5", "8.0", "9.0+PTX")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "6.0")
+    assert artifacts.chosen_architectures() == ("6.0",)
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "Ampere")
     with pytest.raises(ValueError, match="TORCH_CUDA_ARCH_LIST: GPU architectures must be"):
         artifacts.chosen_architectures()
