@@ -76,13 +76,14 @@ def atomic_write(path: Path, binary: bool = False) -> Iterator[IO]:
     """Open a temporary file next to `path` that is renamed to `path` if the block ends without an error.
 
     A reader of `path` sees either the old content or all of the new content, and a failure leaves no file behind. Files
-    left by killed processes are removed at the next write of the same path. Text is UTF-8 with "\\n" line ends.
+    left by killed processes are removed at the next write of the same path. Text is UTF-8 with "\\n" line ends; what
+    UTF-8 does not have, as in names of files that are in another encoding, is written as \\udcfc, which JSON reads.
 
     If `path` is a link, the file that it leads to is written. A device or a pipe is opened as it is, and what this
     process has open, such as /dev/stdout, is written from its position on: renaming a file to it would replace it.
     """
     check_writable(path := Path(path))
-    text: dict[str, Any] = {} if binary else {"encoding": "utf-8", "newline": "\n"}
+    text: dict[str, Any] = {} if binary else {"encoding": "utf-8", "errors": "backslashreplace", "newline": "\n"}
     kind = "b" if binary else ""
     descriptor = _descriptor(path)
     if descriptor is not None or (path.exists() and not path.is_file()):

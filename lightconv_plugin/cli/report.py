@@ -22,7 +22,8 @@ def run(args: argparse.Namespace) -> int:
     with atomic_write(args.output) as file:
         file.write(report.page)
     notes = f"; notes on the page: {report.problems}" if report.problems else ""
-    print(f"{args.output}: {len(args.run_dirs)} runs, {len(report.page.encode()) / 1e6:.1f} MB{notes}")
+    size = len(report.page.encode(errors="backslashreplace"))
+    print(f"{args.output}: {len(args.run_dirs)} runs, {size / 1e6:.1f} MB{notes}")
     if args.figure is not None:
         with quietly():
             picture = kernel_figure(report, args.figure.suffix[1:])

@@ -92,7 +92,7 @@ def _write_table(results: Path | None, runs: Path | None) -> int:
     if results is not None and not results.is_dir():
         raise InputError(f"--table: there is no folder {results}")
     table = results / "RESULTS.md" if results else default_table()
-    write_table((results or default_results()).resolve(), table, configs_dir())
+    write_table((results or default_results()).resolve(), table, configs_dir(), not_run=results is None)
     say(f"table: {table}")
     return 0
 

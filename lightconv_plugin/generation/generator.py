@@ -89,11 +89,19 @@ class FastGenerator(SequenceGenerator):
         )
         self._shortlist = shortlist
         self._search: BatchSearch | None = None
+        self._unsupported: str | None = None  # what of the models is
         self._said: set[str] = set()
 
     def refresh(self) -> None:
         """Make the next batch reread the weights."""
-        self._search = None
+        self._search = self._unsupported = None
+
+    def check(self) -> None:
+        """Raise the ValueErrors of the first batch now."""
+        reason = self._why_not({"src_tokens": None}, None)
+        if reason is not None and self._shortlist is not None:
+            raise ValueError(f"--generation-shortlist does not support {reason}")
+        self.refresh()
 
     def _generate(
         self,
@@ -131,19 +139,21 @@ class FastGenerator(SequenceGenerator):
             return "a source that is not text"
         if others := net_input.keys() - _INPUTS:
             return f"a batch with {', '.join(sorted(others))}"
-        if self._search is None:
+        if self._search is None and self._unsupported is None:
             try:
                 models = [plain_encoder_decoder(model) for model in self.models]
                 search = BatchSearch(models, self.options, shortlist=self._shortlist)
             except UnsupportedModelError as error:
-                return str(error)
+                # For later batches too: fairseq-generate adds words to the dictionary, which then no model fits.
+                self._unsupported = str(error)
+                return self._unsupported
             if self.options.dtype == AUTO:
                 logger.info("generation in %s: %s", search.options.dtype, search.dtype_reason)
             elif search.dtype_warning is not None:
                 logger.warning(search.dtype_warning)
             self._search, self.options = search, search.options
             self._say("the plugin's own search translates")
-        return None
+        return self._unsupported
 
     def _say(self, message: str) -> None:
         """Log each message once. scoring/generate_log.py reads them: they say which search made the output."""

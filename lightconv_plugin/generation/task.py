@@ -61,6 +61,7 @@ class TranslationFastTask(TranslationTask):
     """TranslationTask whose generators are FastGenerators, unless alignments are requested."""
 
     _validates = False
+    _checked = False
 
     def build_model(self, *args, **kwargs):
         """Also builds the generator of --eval-bleu. By default it captures no graphs, because weights change."""
@@ -112,6 +113,14 @@ class TranslationFastTask(TranslationTask):
         if captured and never:
             raise ValueError("--generation-cuda-graphs and --generation-no-cuda-graphs exclude each other")
         return True if captured else False if never or self._validates else None
+
+    def begin_epoch(self, epoch, model):
+        """What the search of --eval-bleu cannot do ends a training before its first update, not at its validation."""
+        super().begin_epoch(epoch, model)
+        generator = getattr(self, "sequence_generator", None)
+        if not self._checked and hasattr(generator, "check"):  # a FastGenerator
+            generator.check()
+        self._checked = True
 
     def begin_valid_epoch(self, epoch, model):
         """--eval-bleu keeps one generator for the whole training, so it must reread the weights."""

@@ -29,7 +29,11 @@ _UPSTREAM_NAMES = {
     "layer_norm2": "{layer}.final_layer_norm",
     "conv_layer_norm": "{layer}.self_attn_layer_norm",
 }
-_UPSTREAM_CONVOLUTIONS = {"LightweightConv1dTBC": "LightweightConv", "DynamicConv1dTBC": "DynamicConv"}
+# In PyTorch, of 0.12.2 and of later versions, and in CUDA.
+_UPSTREAM_CONVOLUTIONS = {
+    **dict.fromkeys(("LightweightConv1dTBC", "LightconvLayer"), "LightweightConv"),
+    **dict.fromkeys(("DynamicConv1dTBC", "DynamicConv_scripatable", "DynamicconvLayer"), "DynamicConv"),
+}
 _PROJECTIONS = ("linear1", "linear2", "q_proj", "k_proj", "v_proj", "out_proj")
 
 

@@ -11,7 +11,9 @@ _ROWS, _WEIGHTS = 64, 128 * 256
 
 
 class Linear(nn.Linear):
-    """nn.Linear initialised as in the paper's models (Glorot & Bengio 2010); (…, in_features) → (…, out_features).
+    """nn.Linear initialised by Glorot & Bengio (2010); (…, in_features) → (…, out_features).
+
+    So are the linear layers of upstream's models, except those that predict DynamicConv's filters (docs/migration.md).
 
     On CPUs where oneDNN multiplies float32 matrices faster than torch (products.py), this layer uses oneDNN.
     """

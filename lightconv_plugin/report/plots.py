@@ -27,6 +27,7 @@ DASHES = ("solid", (0, (4, 2)), (0, (1, 1.5)))
 # Placeholder colours, replaced by the page's colours in the finished SVG.
 _INK, _GRID = "#010203", "#030201"
 _RUNS = [f"#0102{n:02x}" for n in range(0x10, 0x10 + RUN_COLOURS)]
+_NORMS = ("conv", "depthwise", "gated_short")  # kinds of layers whose rows are norms, drawn as bars
 _POSITIVE, _NEGATIVE = (0.16, 0.49, 0.88), (0.87, 0.42, 0.10)
 _BOTH = "#808890"  # for a picture that may be shown on white or on black
 _WIDTH = 5.2  # inches of 96 CSS pixels
@@ -256,7 +257,7 @@ def _panel(axes, layer: Layer) -> None:
         title += " · |: median"
     elif layer.mean is None:
         axes.text(0.5, 0.5, "needs data", transform=axes.transAxes, ha="center", va="center")
-    elif rows <= 2:
+    elif layer.kind in _NORMS:
         for row in range(rows):
             shift = 0.4 * row - 0.2 * (rows - 1)
             axes.bar(layer.positions + shift, layer.mean[row], width=0.8 / rows, color=(_POSITIVE, _NEGATIVE)[row])

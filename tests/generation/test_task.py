@@ -1,5 +1,6 @@
 """--task translation_fast in fairseq's own commands."""
 
+import contextlib
 import re
 import subprocess
 from argparse import Namespace
@@ -105,6 +106,35 @@ def test_fairseq_continues_texts_with_language_models(caplog):
     expected = SequenceGenerator([model], words, beam_size=2, max_len_b=5).generate([], batch)
     assert [ranked[0]["tokens"].tolist() for ranked in found] == [ranked[0]["tokens"].tolist() for ranked in expected]
     assert "falling back to fairseq's generator: a language model is not supported" in caplog.text
+
+
+def test_the_reason_of_a_fall_back_is_that_of_the_models_and_said_once(caplog):
+    """fairseq-generate adds words of the references to the dictionary, after which no model fits it."""
+    model = toys.ours(prepare=scramble, adaptive_softmax_cutoff=[20, 40])
+    words = model.decoder.dictionary
+    generator = FastGenerator([model], words, beam_size=2, max_len_b=5)
+    with caplog.at_level("INFO", logger=generator_module.__name__):
+        for word in ("new", "newer", "newest"):
+            generator.generate([], toys.batch(2))
+            words.add_symbol(word)
+    assert [record.getMessage() for record in caplog.records] == [
+        "falling back to fairseq's generator: an adaptive softmax (adaptive_softmax_cutoff) is not supported"
+    ]
+
+
+def test_a_training_is_told_before_its_first_update_what_its_search_cannot_do(monkeypatch):
+    """The first batch is that of the first validation, after an epoch that nothing has saved."""
+    words = dictionary(toys.VOCABULARY)
+    monkeypatch.setattr(FairseqTask, "build_model", lambda task, cfg, from_checkpoint: toys.ours())
+    graphs = {"generation_cuda_graphs": True}, "`cuda_graphs` needs a GPU, got a model on cpu"
+    for options, said in (({}, ""), graphs):
+        config = TranslationFastConfig(eval_bleu=True, eval_bleu_args="{}", **options)
+        task = TranslationFastTask(config, words, words)
+        model = task.build_model(Namespace())
+        with pytest.raises(ValueError, match=said) if said else contextlib.nullcontext():
+            task.begin_epoch(1, model)
+    task = TranslationFastTask(TranslationFastConfig(), words, words)
+    task.begin_epoch(1, task.build_model(Namespace()))  # without --eval-bleu
 
 
 def test_cuda_graphs_need_a_gpu():

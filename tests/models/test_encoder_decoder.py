@@ -253,6 +253,11 @@ def test_every_dropout_module_is_the_plugin_s_own():
         (["LightConvDecoderLayer"], {"decoder.layers.0", "decoder.layers.0.self_attn"}),
         (["LightweightConv1dTBC"], {"encoder.layers.0.self_attn.conv"}),
         (["DynamicConv1dTBC"], {"decoder.layers.0.self_attn.conv"}),
+        (["DynamicConv_scripatable"], {"decoder.layers.0.self_attn.conv"}),
+        (
+            ["LightconvLayer", "DynamicconvLayer"],
+            {f"{side}.layers.0.self_attn.conv" for side in ("encoder", "decoder")},
+        ),
         (["MixerEncoderLayer"], {"encoder.layers.0"}),
         (["ConvBlock"], {"encoder.layers.0.self_attn", "decoder.layers.0.self_attn"}),
         ("LightConvEncoder, DynamicConv1dTBC", {"encoder", "decoder.layers.0.self_attn.conv"}),  # a command's text

@@ -139,6 +139,14 @@ def test_a_command_names_the_extra_that_it_lacks(arguments, extra, repository, e
     assert done.stderr.endswith(f" is not installed: pip install '.[{extra}]' in a checkout of lightconv-plugin\n")
 
 
+def test_a_training_names_fairseq(repository, elsewhere):
+    """Which its processes import; this one does not."""
+    without = WITHOUT.replace(repr(EXTRAS), repr(main.EXTRAS["fairseq"]))
+    done = start("-c", without, "train", "smoke/dynamicconv", path=repository, cwd=elsewhere)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert "is not installed: pip install '.[fairseq]' in a checkout" in done.stderr
+
+
 def test_no_text_installs_the_package_by_its_name(repository):
     """It is on no index: another package may take the name."""
     folders = ("docs", "lightconv_plugin", "benchmarks", "scripts", "configs")

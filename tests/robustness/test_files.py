@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import io
+import json
 import os
 import shutil
 import signal
@@ -283,3 +284,11 @@ def test_tools_on_a_read_only_folder(small_disk, tmp_path, capsys):
     ):
         assert main.main(command) == 2
         assert "read-only" in capsys.readouterr().err.splitlines()[-1].lower()
+
+
+def test_text_with_names_that_are_not_utf8_is_written_as_json_reads_it(tmp_path):
+    name = os.fsdecode(b"gr\xfcn")
+    with atomic_write(tmp_path / "file") as file:
+        file.write(json.dumps({"path": name, "ü": 1}, ensure_ascii=False))
+    assert (tmp_path / "file").read_bytes() == b'{"path": "gr\\udcfcn", "\xc3\xbc": 1}'
+    assert json.loads((tmp_path / "file").read_text(encoding="utf-8"))["path"] == name

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -123,6 +123,25 @@ def why_it_ended(rank: int, status: int, starts: Path, max_restarts: int) -> str
     return f"process {rank} {ended}; not restarted, the number of restarts is {max_restarts}"
 
 
+@contextlib.contextmanager
+def hangup_as_before() -> Iterator[None]:
+    """Within the block, torchrun does not end for a SIGHUP that this process ignores, as under nohup.
+
+    The processes that it starts are in sessions of their own, so the end of a terminal does not reach them.
+    """
+    from torch.distributed.elastic.multiprocessing import api
+
+    handle = api._terminate_process_handler
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        api._terminate_process_handler = lambda number, frame: (
+            None if number == signal.SIGHUP else handle(number, frame)
+        )
+    try:
+        yield
+    finally:
+        api._terminate_process_handler = handle
+
+
 def run_torchrun(job: LaunchJob, starts: Path) -> tuple[int, str]:
     """Run torchrun; the exit status and a message about it."""
     # Otherwise restarted processes would read, and connect to, the addresses of processes that have died.
@@ -133,7 +152,8 @@ def run_torchrun(job: LaunchJob, starts: Path) -> tuple[int, str]:
     from torch.distributed.run import parse_args, run
 
     try:
-        run(parse_args(torchrun_arguments(job, starts)))
+        with hangup_as_before():
+            run(parse_args(torchrun_arguments(job, starts)))
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         return 1, "error: " + why_it_ended(rank, failure.exitcode, starts, job.max_restarts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -52,7 +53,11 @@ def train(
 
     Raises:
         InputError: the configuration, an override or the data are wrong, or another training writes to save_dir.
+        ModuleNotFoundError: fairseq is not installed.
     """
+    for module in ("hydra", "fairseq_cli"):  # the processes below import them
+        if importlib.util.find_spec(module) is None:
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
     config = find_config(config)
     plan = make_plan(config, list(overrides), processes, nodes, micro_batch, partial(fitting, config))
     plan.save_dir.mkdir(parents=True, exist_ok=True)

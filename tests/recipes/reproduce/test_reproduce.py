@@ -3,6 +3,7 @@ left alone. What the command refuses: test_reproduce_jobs.py."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -105,8 +106,20 @@ def test_what_a_reproduction_leaves(undisturbed):
 
 
 def test_the_table_alone(run_script, tmp_path):
-    done = run_script("reproduce.sh", "--table", "--results", tmp_path)
+    done = run_script("reproduce.sh", "--table", env=script_environment(LIGHTCONV_HOME=str(tmp_path)))
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
     assert "## Not run" in text and "| WMT14 En-Fr " in text and "`configs/multi30k_en_de`" in text
     assert "smoke" not in text
+
+
+def test_the_table_of_a_folder_lists_only_what_was_run(undisturbed, run_script, tmp_path):
+    """As the commands that fill the folder write it."""
+    runs, _ = undisturbed
+    results = shutil.copytree(runs / "results", tmp_path / "results")
+    written = (results / "RESULTS.md").read_text(encoding="utf-8")
+    (results / "RESULTS.md").unlink()
+    done = run_script("reproduce.sh", "--table", "--runs", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (results / "RESULTS.md").read_text(encoding="utf-8") == written
+    assert "| DynamicConv |       1 |" in written and "Not run" not in written

@@ -1,5 +1,6 @@
 """A machine that waits for one that stands still, or whose network is gone without a word, gives up in time."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -11,7 +12,7 @@ import time
 import pytest
 from torch.distributed import TCPStore
 
-from lightconv_plugin.recipes.training.launch import watch
+from lightconv_plugin.recipes.training.launch import hangup_as_before, watch
 from tests import ROOT
 from tests.robustness.machines import free_port
 
@@ -84,6 +85,25 @@ def test_nothing_is_watched_when_the_training_is_over(host):
     over.set()
     thread.join(5)
     assert threading.active_count() == before and not gave_up.is_set()
+
+
+@pytest.mark.parametrize("before, ends", [(signal.SIG_IGN, False), (signal.SIG_DFL, True)])
+def test_the_end_of_the_terminal_ends_a_training_but_under_nohup(before, ends):
+    from torch.distributed.elastic.multiprocessing import SignalException, api
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
+    signal.signal(signal.SIGHUP, before)
+    try:
+        with hangup_as_before():
+            for number in handlers:  # as torchrun does when it starts processes
+                signal.signal(number, api._terminate_process_handler)
+            with pytest.raises(SignalException) if ends else contextlib.nullcontext():
+                os.kill(os.getpid(), signal.SIGHUP)
+            with pytest.raises(SignalException):
+                os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 LEAVING = """
