@@ -77,7 +77,8 @@ def prepare(options: argparse.Namespace) -> torch.device:
     """Check the options of `parser`, set the threads and return the device."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise BenchmarkError("--device cuda: torch finds no CUDA device here")
-    if options.quick and options.json is not None and options.json.resolve().is_relative_to(RESULTS):
+    quick = getattr(options, "quick", False)  # `recipes` has no such option
+    if quick and options.json is not None and options.json.resolve().is_relative_to(RESULTS):
         raise BenchmarkError("--quick is no evidence: give --json a file outside of benchmarks/results")
     if options.threads:
         torch.set_num_threads(options.threads)
