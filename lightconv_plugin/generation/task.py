@@ -118,7 +118,7 @@ class TranslationFastTask(TranslationTask):
         """What the search of --eval-bleu cannot do ends a training before its first update, not at its validation."""
         super().begin_epoch(epoch, model)
         generator = getattr(self, "sequence_generator", None)
-        if not self._checked and hasattr(generator, "check"):  # a FastGenerator
+        if not self._checked and generator is not None and hasattr(generator, "check"):  # a FastGenerator
             generator.check()
         self._checked = True
 

@@ -133,8 +133,8 @@ def hangup_as_before() -> Iterator[None]:
 
     handle = api._terminate_process_handler
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        api._terminate_process_handler = lambda number, frame: (
-            None if number == signal.SIGHUP else handle(number, frame)
+        api._terminate_process_handler = lambda signum, frame: (
+            None if signum == signal.SIGHUP else handle(signum, frame)
         )
     try:
         yield
