@@ -19,7 +19,7 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from lightconv_plugin.generation import CHOICES
+from lightconv_plugin.generation import AUTO, CHOICES
 
 if TYPE_CHECKING:
     from lightconv_plugin.generation.shortlist import Shortlist
@@ -73,8 +73,12 @@ class TranslationFastTask(TranslationTask):
 
     def build_generator(self, models, args, seq_gen_cls=None, extra_gen_cls_kwargs=None, **kwargs):
         """As in fairseq, with its arguments; `seq_gen_cls` and --print-alignment still choose another generator."""
-        if self.cfg.generation_shortlist and getattr(args, "score_reference", False):
-            raise ValueError("--generation-shortlist and --score-reference exclude each other")
+        dtype = str(getattr(self.cfg.generation_dtype, "value", self.cfg.generation_dtype))  # of an enum, or a string
+        if getattr(args, "score_reference", False):
+            if self.cfg.generation_shortlist:
+                raise ValueError("--generation-shortlist and --score-reference exclude each other")
+            if dtype not in ("float32", AUTO):
+                raise ValueError(f"--score-reference scores in the model's own type, not in --generation-dtype {dtype}")
         if seq_gen_cls is None:
             if getattr(args, "print_alignment", None):
                 if self.cfg.generation_shortlist:
@@ -88,10 +92,9 @@ class TranslationFastTask(TranslationTask):
                 from lightconv_plugin.generation.generator import FastGenerator  # most trainings never search
 
                 seq_gen_cls = FastGenerator
-                dtype = self.cfg.generation_dtype
                 extra_gen_cls_kwargs = {
                     **(extra_gen_cls_kwargs or {}),
-                    "dtype": str(getattr(dtype, "value", dtype)),  # an enum member or a string
+                    "dtype": dtype,
                     "cuda_graphs": self._cuda_graphs(),
                     "shortlist": self._shortlist(getattr(args, "beam", 5)),
                 }

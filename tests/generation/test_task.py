@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("fairseq")
 
 from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
+from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask
 
 from lightconv_plugin.generation import FastGenerator, batch_search
@@ -96,6 +97,17 @@ def test_builds_the_generator_that_was_asked_for():
     ):
         task.build_generator(models, Namespace(print_alignment="hard"))
     assert type(task.build_generator(models, Namespace(), seq_gen_cls=SequenceGenerator)) is SequenceGenerator
+
+
+def test_references_are_scored_in_the_models_type():
+    words = dictionary(toys.VOCABULARY)
+    scoring, models = Namespace(score_reference=True), [toys.ours()]
+    for dtype in ("float32", "auto"):
+        task = TranslationFastTask(TranslationFastConfig(generation_dtype=dtype), words, words)
+        assert type(task.build_generator(models, scoring)) is SequenceScorer
+    task = TranslationFastTask(TranslationFastConfig(generation_dtype="int8"), words, words)
+    with pytest.raises(ValueError, match=r"--score-reference scores in the model's own type, not in .*-dtype int8"):
+        task.build_generator(models, scoring)
 
 
 def test_fairseq_continues_texts_with_language_models(caplog):
