@@ -24,7 +24,7 @@ from pathlib import Path
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # from malloc.h
 _MOST = (1 << 31) - 1  # the largest int
-_OLD_MOST = 32 << 20  # the largest threshold that glibc up to 2.34 accepts
+_OLD_MOST = 32 << 20  # the largest threshold that older versions of glibc accept: half of a heap
 _OWN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 # A function that exists only in this library.
 _OTHERS = {"tc_malloc": "tcmalloc", "mallctl": "jemalloc", "mi_malloc": "mimalloc"}

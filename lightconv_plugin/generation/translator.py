@@ -15,15 +15,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from lightconv_plugin.arguments import MOST
 from lightconv_plugin.errors import InputError, TranslationError, UnsupportedModelError
-from lightconv_plugin.generation import AUTO, CHOICES, DTYPES, GPU_DTYPES
+from lightconv_plugin.generation import AUTO
+from lightconv_plugin.generation.arguments import check_device, check_numbers
 from lightconv_plugin.generation.batch_search import BatchSearch, enough_memory, torch_threads
 from lightconv_plugin.generation.documents import TranslatedPart, fit, parts, translate_document
 from lightconv_plugin.generation.finished import Hypotheses, NoHypothesisError
@@ -42,11 +39,6 @@ from lightconv_plugin.text.shortlist import NO_SHORTLIST
 
 WINDOW = 2000  # lines of a stream that are read before any is translated: enough for batches of similar lengths
 _NAMES = {"beam": "beam_size", "lenpen": "len_penalty", "unkpen": "unk_penalty"}  # in SearchOptions
-_LEAST = {  # of the options that are whole numbers
-    "beam": 1, "min_len": 0, "max_len_b": 0, "no_repeat_ngram_size": 0, "batch_tokens": 1, "batch_size": 1,
-    "threads": 1, "window": 1,
-}  # fmt: skip
-_MOST = {"threads": 1024}  # the system takes minutes to refuse more; for the others, MOST
 
 
 class Translator:
@@ -142,11 +134,11 @@ class Translator:
             "no_repeat_ngram_size": no_repeat_ngram_size,
             "threads": threads,
         }
-        _check_numbers(**numbers, batch_tokens=batch_tokens, batch_size=batch_size)
+        check_numbers(**numbers, batch_tokens=batch_tokens, batch_size=batch_size)
         if any(character in "\0\r\n" or "\ud800" <= character <= "\udfff" for character in unk):
             raise TranslationError(f"`unk` must be text of one line in UTF-8, got {unk!a}")
         dtype = AUTO if dtype is None else dtype
-        _check_device(device, dtype, cuda_graphs)
+        check_device(device, dtype, cuda_graphs)
         text = {"bpe_codes": bpe_codes, "sentencepiece": sentencepiece, "tokenizer": tokenizer}
         try:
             opened = _open(paths, source_lang, target_lang, _given(data=data, **text, lowercase=lowercase or None))
@@ -224,7 +216,7 @@ class Translator:
         `translate`; for wrong arguments immediately.
         """
         self._check_lines(lines, nbest)
-        _check_numbers(window=window)
+        check_numbers(window=window)
         return self._stream(iter(lines), nbest, window)
 
     def _stream(self, lines: Iterator[str | bytes], nbest: int, window: int) -> Iterator[Translation]:
@@ -251,7 +243,7 @@ class Translator:
         Raises the errors of `translate`. A sentence that cannot be translated is left out; its Translation has the
         `problem`.
         """
-        _check_numbers(window=window)
+        check_numbers(window=window)
         sentences = parts(chunks, segmenter(self.source_lang), self.fit)
         stream = functools.partial(self.translate_stream, window=window)
         return translate_document(sentences, stream, separator(self.target_lang))
@@ -397,25 +389,6 @@ def _open(
     return open_exported_models(paths, source_lang, target_lang)
 
 
-def _check_device(device: str, dtype: str, cuda_graphs: bool | None) -> None:
-    """Raise TranslationError unless the device is available and supports this type, and CUDA graphs if requested."""
-    if dtype not in CHOICES:
-        raise TranslationError(f"`dtype` must be one of {', '.join(CHOICES)}, got {dtype!r}")
-    try:
-        kind = torch.device(device)
-    except RuntimeError:
-        raise TranslationError(f"`device` must be cpu, cuda or cuda:N, got {device!r}") from None
-    if kind.type not in ("cpu", "cuda"):
-        raise TranslationError(f"`device` must be cpu, cuda or cuda:N, got {device!r}")
-    if cuda_graphs and kind.type != "cuda":
-        raise TranslationError(f"`cuda_graphs` needs a GPU, such as `device` 'cuda': got `device` {device!r}")
-    if kind.type == "cuda" and (kind.index or 0) >= torch.cuda.device_count():
-        raise TranslationError(f"`device` {device!r} is not available: torch sees {torch.cuda.device_count()} GPUs")
-    here, place, other = (GPU_DTYPES, "a GPU", "a CPU") if kind.type == "cuda" else (DTYPES, "a CPU", "a GPU")
-    if dtype not in (AUTO, *here):
-        raise TranslationError(f"`dtype` {dtype!r} runs on {other} only: on {place} use one of auto, {', '.join(here)}")
-
-
 def _given(**values: Any) -> dict[str, Any]:
     """The values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
@@ -426,23 +399,3 @@ def _with_own_names(message: str) -> str:
     for ours, theirs in _NAMES.items():
         message = message.replace(theirs, f"`{ours}`")
     return message
-
-
-def _check_numbers(**numbers: float | None) -> None:
-    """Raise TranslationError for a number out of range; None is the models' own."""
-    for name, number in numbers.items():
-        if number is None:
-            continue
-        if name in _LEAST:
-            if not isinstance(number, int) or isinstance(number, bool) or number < _LEAST[name]:
-                raise TranslationError(f"`{name}` must be a whole number of at least {_LEAST[name]}, got {number!r}")
-            if number > (most := _MOST.get(name, MOST)):
-                raise TranslationError(f"`{name}` must be at most {most:,}, got {number!s:.40}")
-            continue
-        known = isinstance(number, Real) and math.isfinite(number)
-        if name == "temperature":
-            if not (known and number > 0):
-                raise TranslationError(f"`temperature` must be positive, got {number!r}")
-        elif not known or (name == "max_len_a" and number < 0):
-            least = " of at least 0" if name == "max_len_a" else ""
-            raise TranslationError(f"`{name}` must be a number{least}, got {number!r}")

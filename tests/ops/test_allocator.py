@@ -123,7 +123,7 @@ def test_another_allocator_is_recognised(function, name, tmp_path):
 
 
 def test_a_malloc_with_a_largest_threshold_gets_that(monkeypatch):
-    """glibc up to 2.34 maps blocks above 32 MiB whatever is asked for."""
+    """As older versions of glibc do."""
     for name in OWN:
         monkeypatch.delenv(name, raising=False)
     asked = {}

@@ -105,8 +105,9 @@ def differences(settings: Mapping[str, str], stored: Mapping[str, Any]) -> list[
 
         processes = int(stored.get("distributed_training.distributed_world_size") or 1)
         tokens, used = tokens_of(settings), tokens_of(stored) * processes
-        # Batch divides the tokens over the processes and rounds down.
-        if not tokens - processes * sample - tokens / 100 < used <= tokens:
+        # Batch divides the tokens over the processes and their batches, and rounds down.
+        batches = processes * float(canonical(stored[SIZE[1]]).split(",")[0])
+        if not tokens - batches * sample < used <= tokens:
             lines.append(f"tokens per update {used:.0f} instead of {tokens:.0f}")
     return lines
 

@@ -287,6 +287,14 @@ def test_what_a_configuration_leaves_to_fairseq_is_its_default(key, value, messa
     assert reproduce_training.differences(settings, {key: value}) == [message] * bool(message)
 
 
+def test_what_the_division_of_a_batch_loses_is_less_than_a_token_of_each_batch():
+    size, processes = ("dataset.max_tokens", "optimization.update_freq"), "distributed_training.distributed_world_size"
+    settings = dict(zip(size, ("4096", "1"), strict=True))
+    for max_tokens, update_freq, same in ((4096, [1], True), (455, [3], True), (454, [3], False), (1353, [1], False)):
+        stored = dict(zip(size, (max_tokens, update_freq), strict=True)) | {processes: 1 if max_tokens > 4000 else 3}
+        assert (reproduce_training.differences(settings, stored) == []) == same, max_tokens
+
+
 def test_other_tokens_an_update_are_another_training(world):
     trained_by_hand(world)
     edit(world.config, dataset__max_tokens=5000)
