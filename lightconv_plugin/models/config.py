@@ -108,7 +108,9 @@ class ConvTransformerConfig(_LayerOptions, AttentionConvOptions):  # type: ignor
     adaptive_softmax_cutoff: Optional[List[int]] = option(
         None, "comma separated list of adaptive softmax cutoff points; use with --criterion adaptive_loss"
     )
-    adaptive_softmax_dropout: float = option(0.0, "dropout of the adaptive softmax's tail projections")
+    adaptive_softmax_dropout: float = option(
+        0.0, "dropout of the adaptive softmax's input, and again of its tail projections"
+    )
     adaptive_softmax_factor: float = option(4.0, "factor by which each adaptive softmax cluster's dimension shrinks")
     no_token_positional_embeddings: bool = option(False, "no positional embeddings")
     layernorm_embedding: bool = option(False, "add layernorm to the embedding")

@@ -2,14 +2,15 @@
 
 import re
 from argparse import Namespace
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
 from omegaconf import DictConfig, open_dict
 from torch import Tensor
 
-from lightconv_plugin.mixers import LAYER_OPTIONS
-from lightconv_plugin.models.checks import SIDES
+from lightconv_plugin.mixers import LAYER_OPTIONS, MIXERS
+from lightconv_plugin.models.checks import SIDES, kinds
 
 # The options that may have an entry for each layer.
 _PER_LAYER = ("conv_type", "kernel_size_list", *(option.field for option in LAYER_OPTIONS if option.per_layer))
@@ -63,6 +64,22 @@ def keep_layers(c: Any, side: str) -> None:
                 setattr(c, name, ",".join(values) if isinstance(given, str) else values)
         setattr(c, f"{side}_layers", len(kept))
         setattr(c, f"{side}_layers_to_keep", None)
+        for name, usual in _without_layers(c, side):
+            if hasattr(c, name):
+                setattr(c, name, usual)
+
+
+def _without_layers(c: Any, side: str) -> Iterator[tuple[str, Any]]:
+    """The options of which `c` has no layer, which would be refused, and their usual values."""
+    types = {each: set(kinds(c, each)) for each in SIDES if getattr(c, f"{each}_conv_type", None)}
+    if side not in types:
+        return
+    for option in LAYER_OPTIONS:
+        having = types[side] if option.per_layer else set().union(*types.values())
+        if having.isdisjoint(option.kinds):
+            yield (f"{side}_{option.field}", [option.usual]) if option.per_layer else (option.field, option.usual)
+    if types[side].isdisjoint(kind for kind, mixer in MIXERS.items() if mixer.attends):
+        yield f"{side}_attention_conv", None
 
 
 def _prune(state: dict[str, Tensor], cfg: Any) -> dict[str, Tensor]:

@@ -41,7 +41,7 @@ class AdaptiveSoftmaxConfig:
     """Outputs in bands of words (Grave et al. 2017): tail i has dimension output_dim / factor^(i+1).
 
     tie_weights: use the adaptive input's word vectors; tie_proj: use its projections for the tails, too.
-    dropout: dropout of the tails' projections.
+    dropout: dropout of the input, and again of the tails' projections.
     """
 
     cutoff: tuple[int, ...]

@@ -50,6 +50,7 @@ class AdaptiveSoftmax(nn.Module):
     def forward(self, x: Tensor, inputs: AdaptiveInput | None = None) -> Tensor:
         """x (…,dim) → (…,V) log-probabilities; `inputs` is the adaptive input, needed if weights are tied to it."""
         first = self.ends[0]
+        x = self.dropout(x)
         head = F.log_softmax(self._head(x, inputs), dim=-1)
         parts = [head[..., :first]]
         for i, tail in enumerate(self.tail):

@@ -162,6 +162,22 @@ def test_a_language_model():
     assert not torch.equal(whole(previous)[0], expected)
 
 
+@pytest.mark.parametrize("option", [{"dynamic_rank": [4]}, {"attention_conv": "q,k"}], ids=["rank", "attention"])
+@torch.no_grad()
+def test_options_of_layers_that_are_not_kept_go_with_them(option):
+    """A single entry for all layers, of which none is left that it is for."""
+    ours = {"conv_type": "dynamic,attention,attention"} | option
+    trained = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in ours.items()}
+    trained["dynamic_residual"] = True
+    whole = build(**trained)
+    kept = "1,2" if "dynamic_rank" in option else "0"
+    wanted = settings(**trained, encoder_layers_to_keep=kept, decoder_layers_to_keep=kept)
+    pruned = models.build_model(wanted, task())
+    pruned.load_state_dict(whole.state_dict(), model_cfg=wanted)
+    models.build_model(wanted, task()).load_state_dict(pruned.state_dict(), model_cfg=wanted)
+    assert wanted.dynamic_residual == (kept == "0")
+
+
 @pytest.mark.parametrize("given", ["3", "-1", "0,0", "first", 7])
 def test_layers_that_do_not_exist_are_named(given):
     with pytest.raises(ValueError, match=f"--encoder-layers-to-keep .* layers 0 to 2, each once, .* got {given!r}"):
