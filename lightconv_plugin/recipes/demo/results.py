@@ -11,6 +11,7 @@ from pathlib import Path
 from lightconv_plugin.recipes.data.text_pool import iter_lines
 from lightconv_plugin.recipes.steps import write_text
 from lightconv_plugin.scoring.generate_log import parse_gen_log
+from lightconv_plugin.text.recipe import Recipe
 
 NAMES = {"dynamicconv": "DynamicConv", "lightweightconv": "LightConv", "transformer": "Transformer (fairseq)"}
 
@@ -53,12 +54,10 @@ def _translations(data: Path, src: str, tgt: str, results: Sequence[Result], num
 
     Source and reference are lower-cased if the training text was: the systems then know no case.
     """
-    from sacremoses import MosesDetokenizer
-
     about = json.loads((data / "corpus.json").read_text(encoding="utf-8"))
     cased = str.lower if about["lowercase"] else str
     sources, references = (list(map(cased, iter_lines(data / "raw" / f"test.{lang}"))) for lang in (src, tgt))
-    plain = MosesDetokenizer(lang=tgt)
+    plain = Recipe.of_json(about["text"][tgt]).detokenise()
     systems = {}
     for result in results:
         path = Path(result.generated)
@@ -66,7 +65,7 @@ def _translations(data: Path, src: str, tgt: str, results: Sequence[Result], num
     samples = []
     for i in range(0, len(sources), max(1, len(sources) // number))[:number]:
         sample = {"source": sources[i], "reference": references[i]}
-        sample |= {name: plain.detokenize(lines[i].split()) for name, lines in systems.items()}
+        sample |= {name: plain(lines[i]) for name, lines in systems.items()}
         samples.append({name: textwrap.shorten(text, 300, placeholder=" …") for name, text in sample.items()})
     return samples
 

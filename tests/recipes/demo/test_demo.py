@@ -17,6 +17,7 @@ from lightconv_plugin.recipes.demo.results import Result, write_report
 from lightconv_plugin.recipes.demo.run import claim, costs
 from lightconv_plugin.recipes.training.child import TrainingFailed
 from lightconv_plugin.records.file import append
+from lightconv_plugin.text.recipe import Recipe
 from tests.recipes.conftest import ROOT, heed_ctrl_c, script_environment, write_parts
 from tests.recipes.training.trainings import commands
 
@@ -131,7 +132,8 @@ def test_the_report_is_a_table_with_translations(tmp_path):
     (tmp_path / "raw").mkdir()
     for lang, text in (("en", "The dog sleeps."), ("de", "Der Hund schläft.")):
         (tmp_path / f"raw/test.{lang}").write_text(f"{text}\n" * 2)
-    (tmp_path / "corpus.json").write_text('{"lowercase": true}')
+    about = {"lowercase": True, "text": {"de": Recipe("moses", "de").as_json()}}
+    (tmp_path / "corpus.json").write_text(json.dumps(about))
     generated = tmp_path / "x.gen"
     lines = [
         f"{kind}-{i}\t{score}der hund schläft ."
@@ -159,3 +161,7 @@ def test_the_report_is_a_table_with_translations(tmp_path):
     assert Result.read(tmp_path / "result.json") == results[0]
     with pytest.raises(FileNotFoundError):
         Result.read(tmp_path / "none.json")
+    about["text"]["de"] = Recipe("jieba", "zh").as_json()
+    (tmp_path / "corpus.json").write_text(json.dumps(about))
+    generated.write_text(generated.read_text().replace("der hund schläft .", "狗 在 睡觉 。"))
+    assert "\nDynamicConv            狗在睡觉。\n" in write_report(tmp_path, tmp_path, "en", "de", results)
