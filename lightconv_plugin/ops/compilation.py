@@ -32,11 +32,18 @@ from lightconv_plugin.ops.artifacts import BuildRecipe, NativeError
 _RUN = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
 _STEP = re.compile(r"^\[(\d+/\d+)\] .*? -o (\S+)", re.MULTILINE)
 _ERROR = re.compile(
-    r"\berror\b.*:|undefined (reference|symbol)|cannot find|No space left|Killed|Unsupported gpu", re.IGNORECASE
+    r"\berror\b.*:|undefined (reference|symbol)|cannot find|No space left|quota exceeded|Killed|Unsupported gpu"
+    r"|failed to map segment|compiler\.sh: Permission denied",
+    re.IGNORECASE,
 )
 # What a failed build's log may contain, and what to do about it.
+_NO_SPACE = "free disk space, or set TORCH_EXTENSIONS_DIR to a folder on another disk"
+_NO_EXEC = "programs cannot run from this file system (noexec): set TORCH_EXTENSIONS_DIR to a folder on another"
 _REMEDIES = (
-    ("No space left", "free disk space, or set TORCH_EXTENSIONS_DIR to a folder on another disk"),
+    ("No space left", _NO_SPACE),
+    ("quota exceeded", _NO_SPACE),
+    ("failed to map segment", _NO_EXEC),
+    ("compiler.sh: Permission denied", _NO_EXEC),
     ("__kmpc_", "use g++ (CXX=g++): this torch has GNU's OpenMP, and this compiler generates code for another"),
     ("Python.h", "install the Python headers (on Debian and Ubuntu: apt install python3-dev)"),
     ("Killed", "out of memory: use fewer compiler processes (MAX_JOBS=1)"),
@@ -267,6 +274,8 @@ def _run(recipe: BuildRecipe, folder: Path, environment: dict[str, str], progres
         "sources": _translation_units(recipe, folder),
         "extra_cflags": list(recipe.cflags),
         "extra_cuda_cflags": list(recipe.cuda_cflags),
+        # As Debian's linker does: torch names all its libraries; an unused one would tie the result to Python.
+        "extra_ldflags": ["-Wl,--as-needed"],
         "extra_include_paths": [str(path) for path in recipe.include_paths],
         "with_cuda": recipe.kind == "cuda",
         "build_directory": str(folder),

@@ -40,4 +40,4 @@ def label_smoothed_nll_loss(
     rows = logits.reshape(-1, logits.shape[-1])
     loss, nll, _ = call("label_smoothed_nll", rows, target.reshape(-1), float(epsilon), ignore_index)
     # Without smoothing, the words other than the target have no share: not 0 · ∞ for one whose logit is −∞.
-    return (loss if epsilon > 0 else nll).view(target.shape), nll.view(target.shape)
+    return (loss if epsilon > 0 else nll.clone()).view(target.shape), nll.view(target.shape)

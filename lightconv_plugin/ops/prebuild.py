@@ -59,7 +59,7 @@ def build_all(
             try:
                 yield _build(recipe, say)
             except NativeError as error:
-                yield Outcome(kind, error=error, failed=True)
+                yield Outcome(kind, error=error, failed=required)
 
 
 def _cpu_recipes(portable: bool) -> list[BuildRecipe]:

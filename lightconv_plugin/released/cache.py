@@ -103,7 +103,9 @@ def clear(name: str | None = None) -> int:
     for folder in _folders(find(name)) if name else [home()]:
         freed += size(folder)
         if folder.is_dir():
-            shutil.rmtree(folder)
+            shutil.rmtree(folder.resolve())
+            if folder.is_symlink():  # to a larger disk, say: it can be used again
+                folder.resolve().mkdir()
     return freed
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightconv_plugin.cli import main
-from lightconv_plugin.ops import artifacts, compilation, instructions
+from lightconv_plugin.ops import artifacts, compilation, instructions, prebuild
 from lightconv_plugin.ops.artifacts import NativeError
 
 
@@ -101,6 +101,22 @@ def test_cuda_is_left_out_where_it_cannot_be_unless_asked_for(built, monkeypatch
     for arguments in (["cuda"], ["--cuda-arch", "9.0"], ["cpu", "cuda"]):
         assert main.main(["build", *arguments]) == 1
         assert "lightconv build: error: cuda: nvcc was not found; install it\n" in capsys.readouterr().err
+
+
+def test_cuda_that_does_not_compile_fails_only_what_asked_for_it(built, monkeypatch, capsys):
+    """As with a g++ that is too new for nvcc: the CPU's kernels are there, and a wheel can have them alone."""
+    compiled = prebuild._build
+
+    def one(recipe, say):
+        if recipe.kind == "cuda":
+            raise NativeError("unsupported GNU version")
+        return compiled(recipe, say)
+
+    monkeypatch.setattr(prebuild, "_cuda_recipe", lambda architectures: artifacts.recipe("cuda", ("9.0",)))
+    monkeypatch.setattr(prebuild, "_build", one)
+    assert main.main(["build"]) == 0
+    assert capsys.readouterr().out.endswith("cuda: not built: unsupported GNU version\n")
+    assert main.main(["build", "cuda"]) == 1
 
 
 def test_what_is_there_needs_no_toolkit(built, monkeypatch, capsys):

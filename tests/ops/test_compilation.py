@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import platform
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -222,6 +223,16 @@ def test_a_library_that_cannot_be_loaded_is_not_finished(plain):
     assert artifacts.find("cpu") is None
 
 
+@pytest.mark.skipif(
+    shutil.which("readelf") is None, reason="readelf, which shows what a library needs, is not installed"
+)
+def test_a_library_needs_nothing_of_pythons(plain, monkeypatch):
+    """With a linker that keeps libraries of which nothing is used, as most distributions' do."""
+    monkeypatch.setenv("CXX", f"{os.environ.get('CXX', 'g++')} -Wl,--no-as-needed")
+    shown = subprocess.run(["readelf", "-d", build()], capture_output=True, text=True, check=True).stdout
+    assert "Dynamic section" in shown and "libtorch_python" not in shown
+
+
 def test_sources_that_change_meanwhile_do_not_get_the_name_of_the_old_ones(plain, monkeypatch):
     run = compilation._run
 
@@ -260,6 +271,9 @@ def test_a_cache_that_cannot_be_written(where, plain, monkeypatch):
         ("g++: fatal error: Killed signal terminated program cc1plus\n", "g++: fatal error: Killed", "MAX_JOBS=1"),
         ("a.cpp:1:10: fatal error: Python.h: No such file\n", "a.cpp:1:10: fatal error: Python.h", "Python headers"),
         ("as: out.o: No space left on device\n", "as: out.o: No space left", "free disk space"),
+        ("ld: final link failed: Disk quota exceeded\n", "ld: final link failed: Disk quota", "free disk space"),
+        ("OSError: x.so: failed to map segment from shared object\nOSError: no\n", "OSError: x.so: failed", "noexec"),
+        ("/bin/sh: 1: ./compiler.sh: Permission denied\nninja: build stopped\n", "/bin/sh: 1: ./comp", "noexec"),
         ("nvcc fatal   : Unsupported gpu architecture 'compute_20'\n", "nvcc fatal", "TORCH_CUDA_ARCH_LIST"),
         ("/usr/bin/ld: cannot find -lc10_cuda\ncollect2: error: ld returned 1\n", "/usr/bin/ld: cannot find", ""),
         ("Traceback …\nModuleNotFoundError: No module named 'setuptools'\n", "ModuleNotFoundError: No module", ""),

@@ -48,6 +48,15 @@ def test_losses_and_gradients_are_those_of_the_formula(dtype, words, epsilon):
     torch.testing.assert_close(gradient.double(), exact_gradient, rtol=limit, atol=limit * 0.1)
 
 
+@pytest.mark.parametrize("epsilon", [0.0, 0.1])
+def test_the_losses_can_be_changed_in_place(epsilon):
+    logits, target = example(7, torch.float32)
+    loss, nll = ops.label_smoothed_nll_loss(logits.detach(), target, epsilon, PAD)
+    before = nll.clone()
+    loss.mul_(2)
+    assert torch.equal(nll, before)
+
+
 def test_it_is_fairseqs_function():
     fairseq = pytest.importorskip("fairseq.criterions.label_smoothed_cross_entropy", reason="fairseq is not installed")
     logits, target = example(1000, torch.float32)

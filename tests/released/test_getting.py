@@ -128,6 +128,14 @@ def test_a_model_is_cleared_with_its_test_set_unless_another_one_needs_it(home, 
         assert {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file()} == left
 
 
+def test_a_cache_that_is_a_link_is_emptied(home, lightconv, tmp_path):
+    (tmp_path / "disk/x").mkdir(parents=True)
+    home.parent.mkdir(parents=True, exist_ok=True)
+    home.symlink_to(tmp_path / "disk")
+    lightconv("released", "--clear")
+    assert home.is_symlink() and not list(home.iterdir())
+
+
 def test_slow_cut_off_and_moved_downloads_are_resumed(server, home, lightconv):
     half = len(server.files[ARCHIVE]) // 2
     server.redirects[ARCHIVE] = f"{server.address}/moved/{ARCHIVE}"
