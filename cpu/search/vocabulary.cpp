@@ -91,7 +91,7 @@ void Vocabulary::in_pieces(const float* hidden, int64_t rows, const std::vector<
 void Vocabulary::at_once(
     const std::vector<const float*>& hidden, int64_t rows, const std::vector<Constraint>& constraints) {
   float* logits = logits_.get(rows * words_);
-  std::vector<float> normalisers(rows);
+  std::vector<float> normalisers(rows, std::log(float(outputs_.models())));
   for (int64_t m = 0; m < outputs_.models(); ++m) {
     const Linear& output = outputs_.layer(m);
     float* mine = m == 0 ? logits : others_.get(rows * words_);
@@ -100,20 +100,19 @@ void Vocabulary::at_once(
       for (int64_t row = from; row < to; ++row) {
         float *of_row = mine + row * words_, *total = logits + row * words_;
         cool(of_row, words_);
-        float normaliser = log_normaliser(of_row, words_);
-        if (!std::isfinite(normaliser)) {
-          std::fill_n(of_row, words_, -kInfinity);
-          normaliser = kInfinity;
+        const float normaliser = log_normaliser(of_row, words_);
+        if (outputs_.models() == 1) {
+          normalisers[row] = normaliser;
+          continue;
         }
-        normalisers[row] = normaliser;
-        if (outputs_.models() == 1) continue;
+        // As in fairseq, a row that is broken in one model is so in the mean.
+        if (!std::isfinite(normaliser)) normalisers[row] = kInfinity;
         for (int64_t w = 0; w < words_; ++w) of_row[w] -= normaliser;
         for (int64_t w = 0; m > 0 && w < words_; ++w) {
           // log(exp(a) + exp(b)); both may be −∞.
           const float high = std::max(total[w], of_row[w]), low = std::min(total[w], of_row[w]);
           total[w] = high == -kInfinity ? high : high + std::log1p(std::exp(low - high));
         }
-        normalisers[row] = std::log(float(outputs_.models()));
       }
     });
   }

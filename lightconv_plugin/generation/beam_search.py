@@ -18,6 +18,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lightconv_plugin.generation.candidates import Columns, best_continuations, block_repeated
@@ -213,10 +214,11 @@ class Search:
         if len(self._models) == 1:
             logits = self._logits(0, tokens)
             return logits, log_normalisers(logits.float()) if constrained else None
-        total = _log_probabilities(self._logits(0, tokens).float())
+        total = F.log_softmax(self._logits(0, tokens).float(), dim=1)
         for i in range(1, len(self._models)):
-            torch.logaddexp(total, _log_probabilities(self._logits(i, tokens).float()), out=total)
-        return total, torch.full_like(total[:, 0], math.log(len(self._models)))
+            torch.logaddexp(total, F.log_softmax(self._logits(i, tokens).float(), dim=1), out=total)
+        # Rows with NaN or +∞ in one model are NaN throughout, here and in fairseq.
+        return without_nan(total), torch.full_like(total[:, 0], math.log(len(self._models)))
 
     def _logits(self, i: int, tokens: Tensor) -> Tensor:
         """The (N,W) logits of model i, divided by the temperature; float32, or half precision as they are."""
@@ -253,11 +255,6 @@ class Search:
         if tables.tokens is not None and not kind.first:
             tokens = tables.tokens[: tables.live, :, : kind.steps].flatten(0, 1)
             block_repeated(tokens, logits, self._beams.now, options.no_repeat_ngram_size, columns)
-
-
-def _log_probabilities(logits: Tensor) -> Tensor:
-    """Overwrites the logits."""
-    return without_nan(logits.sub_(log_normalisers(logits).unsqueeze(1)))
 
 
 def _force_prefix(

@@ -1,5 +1,6 @@
 """Which search is taken, what each of them refuses, and the options that they share."""
 
+import copy
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -121,10 +122,13 @@ def test_torchs_default_type_changes_nothing(dtype, model):
 
 @pytest.mark.usefixtures("search")
 def test_weights_that_are_nan(model):
+    """Also those of one model of an ensemble."""
+    good = copy.deepcopy(model)
     with torch.no_grad():
         model.decoder.layers[0].fc1.bias[0] = torch.nan
-    with pytest.raises(NoHypothesisError, match=r"no hypothesis of sentences \[0, 1\] of the batch has a probability"):
-        BatchSearch([model], OPTIONS).search(torch.tensor([[5, 6, 7, 2], [1, 1, 9, 2]]))
+    for ensemble in ([model], [good, model], [model, good]):
+        with pytest.raises(NoHypothesisError, match=r"no hypothesis of sentences \[0, 1\] of the batch has a probab"):
+            BatchSearch(ensemble, OPTIONS).search(torch.tensor([[5, 6, 7, 2], [1, 1, 9, 2]]))
 
 
 def test_lengths(model):

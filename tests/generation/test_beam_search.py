@@ -157,6 +157,14 @@ def test_nan_is_an_error_and_not_a_hang():
         FastGenerator([model], dictionary(toys.VOCABULARY), max_len_b=5).generate([model], toys.batch())
 
 
+def test_a_hypothesis_that_is_nan_in_one_model_of_an_ensemble_ends():
+    torch.manual_seed(1)
+    chosen = [toys.ours(), toys.ours("talk")]
+    with torch.no_grad():
+        chosen[1].decoder.embed_tokens.weight[20:50] = torch.nan
+    toys.check(chosen, toys.batch(), searches=SEARCHES)
+
+
 def test_new_weights_after_refresh():
     torch.manual_seed(1)
     model, other = toys.ours(), toys.ours()
