@@ -76,6 +76,7 @@ class BatchSearch:
             self.dtype_reason += f", {products()}"
         self.options = options
         self._longest = options.max_len or min(model.config.decoder.max_positions for model in models)
+        self._vocabulary = models[0].config.decoder.vocab_size
         self._search, self._shortlist = _choose(models, described, options, device), shortlist
 
     @torch.no_grad()
@@ -95,7 +96,8 @@ class BatchSearch:
             prefix, begin: see `Search`.
 
         Raises:
-            ValueError: options.min_len is above the maximum length in this batch; words out of range.
+            ValueError: options.min_len is above the maximum length in this batch; options.beam_size is not below the
+                number of words that may be chosen; words out of range.
             NoHypothesisError: a sentence without a single possible hypothesis.
         """
         options = self.options
@@ -109,10 +111,17 @@ class BatchSearch:
         if options.min_len > max_len:
             raise ValueError(f"`min_len` must be at most the maximum length, here {max_len}, got {options.min_len}")
         if self._shortlist is None:
+            self._check_beam(self._vocabulary, "vocabulary")
             return self._search.search(source, lengths, max_len, prefix=prefix, begin=begin)
         assert not isinstance(self._search, CapturedSearch)
         words = self._shortlist.words(source, prefix).to(source.device)
+        self._check_beam(len(words), "shortlist")
         return self._search.search(source, lengths, max_len, prefix=prefix, begin=begin, words=words)
+
+    def _check_beam(self, words: int, what: str) -> None:
+        # The first step continues one row with all words but the pad: these must fill the beam.
+        if (beam := self.options.beam_size) >= words:
+            raise ValueError(f"beam_size must be below the {words} words of the {what}, got {beam}")
 
 
 def _choose(

@@ -13,6 +13,7 @@ from lightconv_plugin.generation import BatchSearch, SearchOptions, batch_search
 from lightconv_plugin.generation.batch_search import TorchSearch
 from lightconv_plugin.generation.finished import NoHypothesisError
 from lightconv_plugin.generation.native import describe
+from lightconv_plugin.generation.shortlist import Shortlist
 from lightconv_plugin.generation.steps import StepModel
 from lightconv_plugin.modules.convolutions import LightweightConv
 from tests.checkpoints.exports import build_model, pair
@@ -129,6 +130,19 @@ def test_weights_that_are_nan(model):
     for ensemble in ([model], [good, model], [model, good]):
         with pytest.raises(NoHypothesisError, match=r"no hypothesis of sentences \[0, 1\] of the batch has a probab"):
             BatchSearch(ensemble, OPTIONS).search(torch.tensor([[5, 6, 7, 2], [1, 1, 9, 2]]))
+
+
+@pytest.mark.parametrize("search", ["native", "torch"], indirect=True)
+def test_a_beam_of_all_words(search):
+    small = build_model(replace(pair(), decoder=replace(pair().decoder, vocab_size=9)))
+    source, options = torch.tensor([[5, 6, 7, 2]]), replace(OPTIONS, max_len_b=4)
+    assert len(BatchSearch([small], replace(options, beam_size=8)).search(source)[0]) == 8
+    for beam in (9, 200):
+        with pytest.raises(ValueError, match=f"^beam_size must be below the 9 words of the vocabulary, got {beam}$"):
+            BatchSearch([small], replace(options, beam_size=beam)).search(source)
+    some = BatchSearch([small], replace(options, beam_size=5), shortlist=Shortlist({(): range(5)}))
+    with pytest.raises(ValueError, match=r"^beam_size must be below the 5 words of the shortlist, got 5$"):
+        some.search(source)
 
 
 def test_lengths(model):
