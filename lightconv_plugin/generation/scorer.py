@@ -16,6 +16,7 @@ from lightconv_plugin.generation.translation_models import Encoded, TranslationM
 from lightconv_plugin.generation.translations import Hypothesis, Translation, read_line
 from lightconv_plugin.modules.transformer import EncoderDecoder
 
+WHY_NAN = "are its weights NaN, or is `temperature` near 0"
 _ROWS = 512  # number of positions whose logits over the whole vocabulary are in memory at once
 
 
@@ -62,6 +63,8 @@ class Scorer:
             width = max(map(len, (*sources, *targets)))
             with enough_memory(f"on a batch of {len(batch)} × {width} pieces: reduce `batch_tokens`"):
                 scores = self._scores(sources, targets)
+            if any(map(math.isnan, scores)):
+                raise TranslationError(f"the model gives a reference no probability: {WHY_NAN}?")
             for number, target, score in zip(batch, targets, scores, strict=True):
                 pieces = tuple(self._opened.target[i] for i in target[:-1])
                 hypothesis = Hypothesis(read_line(references[number])[0], score, pieces)

@@ -24,7 +24,7 @@ from lightconv_plugin.generation.arguments import check_device, check_numbers
 from lightconv_plugin.generation.batch_search import BatchSearch, enough_memory, torch_threads
 from lightconv_plugin.generation.documents import TranslatedPart, fit, parts, translate_document
 from lightconv_plugin.generation.finished import Hypotheses, NoHypothesisError
-from lightconv_plugin.generation.scorer import Scorer
+from lightconv_plugin.generation.scorer import WHY_NAN, Scorer
 from lightconv_plugin.generation.translation_models import (
     Encoded,
     TranslationModels,
@@ -272,8 +272,8 @@ class Translator:
 
         Raises:
             TranslationError: the numbers of references and lines differ, the target language cannot be split into
-                pieces, or a `shortlist` was given, which gives words outside it no score. That of an exported
-                directory is not used.
+                pieces, a score is NaN, or a `shortlist` was given, which gives words outside it no score. That of an
+                exported directory is not used.
         """
         if self._lists_given:
             raise TranslationError("references are scored with the whole vocabulary: `shortlist` is not valid")
@@ -343,7 +343,7 @@ class Translator:
 
     def _why_nothing(self) -> str:
         """What may have left a sentence without a translation."""
-        options, why = self.options, "are its weights NaN, or is `temperature` near 0"
+        options, why = self.options, WHY_NAN
         if options.no_repeat_ngram_size:
             limits = [f"`no_repeat_ngram_size` = {options.no_repeat_ngram_size}"]
             limits += [f"`min_len` = {options.min_len}"] if options.min_len > 1 else []

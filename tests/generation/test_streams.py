@@ -177,3 +177,13 @@ def test_lines_that_cannot_be_scored_do_not_stop_the_others(translator):
     assert found[0].tokens == alone.tokens and found[0].score == pytest.approx(alone.score, rel=1e-5)
     with pytest.raises(TranslationError, match="`references` must be one for each of 10 lines, got 1"):
         translator.score(lines, references[:1])
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e-60])
+def test_a_score_that_is_nan_is_an_error_as_of_a_translation(temperature, checkpoints):
+    why = "are its weights NaN, or is `temperature` near 0?"
+    with Translator(checkpoints["dynamicconv"], temperature=temperature, **SHORT) as translator:
+        with pytest.raises(TranslationError, match=re.escape(f"the model gives no translation a probability: {why}")):
+            translator.translate(LINES[:1])
+        with pytest.raises(TranslationError, match=re.escape(f"the model gives a reference no probability: {why}")):
+            translator.score(LINES[:2], ["Two men", "Two men"])
