@@ -61,6 +61,10 @@ class SearchOptions:
     threads: int | None = None
     cuda_graphs: bool | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("max_len_a", "len_penalty", "unk_penalty", "temperature"):  # which may be NumPy's numbers
+            object.__setattr__(self, name, float(getattr(self, name)))
+
 
 class Kind(NamedTuple):
     """What the operations of a step depend on: steps of one kind run the same operations on the same tensors.

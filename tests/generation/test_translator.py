@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -209,6 +210,16 @@ def test_numbers_beyond_all_lengths(kind, options, checkpoints):
         assert found.text
         if "lenpen" in options:
             assert translator.score(LINES[:1], [found.text])[0].score is not None
+
+
+@pytest.mark.parametrize("kind", ["native", "torch"])
+def test_numbers_of_numpy(kind, checkpoints):
+    given = {"lenpen": 0.5, "unkpen": 0.25, "temperature": 1.5, "max_len_a": 2.0}
+    with searching(kind), Translator(checkpoints["dynamicconv"], **given) as translator:
+        expected = translator.translate(LINES[:2])
+    numbers = {name: np.float32(number) for name, number in given.items()}
+    with searching(kind), Translator(checkpoints["dynamicconv"], **numbers) as translator:
+        assert translator.translate(LINES[:2]) == expected
 
 
 def test_a_folder_whose_name_means_several_to_fairseq(checkpoints, data, tmp_path):
