@@ -66,7 +66,8 @@ def resolve(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
 
 def known() -> dict[str, dict[str, Any]]:
-    """{file or folder: {"bytes", "sha256"} or {"parameters"}}, as recorded when each was first seen.
+    """{file or folder: {"bytes", "sha256"} or {"parameters"}}, as recorded when a file was first seen and a model
+    last exported.
 
     A file with another name than upstream's is recorded as FOLDER/FILE.
 
@@ -78,17 +79,17 @@ def known() -> dict[str, dict[str, Any]]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise InputError(f"{path} is damaged: delete it to record the files anew ({error})") from None
+        raise InputError(f"{path} is damaged: delete it, and later downloads are recorded anew ({error})") from None
     if not isinstance(table, dict) or not all(isinstance(entry, dict) for entry in table.values()):
-        raise InputError(f"{path} is damaged: delete it to record the files anew")
+        raise InputError(f"{path} is damaged: delete it, and later downloads are recorded anew")
     return table
 
 
 def record(name: str, **facts: Any) -> None:
-    """Add facts to the table, unless it has some of this name. Writers take turns."""
+    """Put facts into the table, in place of those of this name. Writers take turns."""
     with locked(home()):
         table = known()
-        if name not in table:
+        if table.get(name) != facts:
             with atomic_write(home() / "files.json") as file:
                 json.dump({**table, name: facts}, file, indent=1, sort_keys=True)
 

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("fairseq", reason="fairseq is not installed")
 
 from lightconv_plugin.checkpoints.exported import open_exported
+from lightconv_plugin.checkpoints.loading import count_parameters
 from lightconv_plugin.downloads import download
 from lightconv_plugin.released import cache, fetch
 from lightconv_plugin.released.models import MODELS
@@ -300,6 +301,19 @@ def test_files_at_hand_of_two_models_may_have_the_same_name(world, home, lightco
     assert "model.pt is not the expected file: its checksum is" in err
 
 
+def test_the_list_has_the_parameters_of_the_newest_file(world, home, lightconv, tmp_path):
+    name = "talkconv.wmt16.en-de"
+    (tmp_path / "test.tar.bz2").write_bytes(tar(world.tests[MODELS[name].test_folder], "bz2"))
+    counts = []
+    for file, kind in (("wrong.pt", MODELS["lightconv.no_glu.wmt16.en-de"].folder), ("right.pt", name)):
+        (tmp_path / file).write_bytes(world.checkpoints[kind])
+        lightconv("released", name, "--file", tmp_path / file, "--test-file", tmp_path / "test.tar.bz2")
+        out, _ = lightconv("released")
+        counts += [line.split()[3] for line in out.splitlines() if line.startswith(name)]
+        assert counts[-1] == f"{count_parameters(cache.checkpoint(MODELS[name])):,}"
+    assert counts[0] != counts[1]
+
+
 def test_a_name_that_is_not_in_the_cache_says_what_to_run(home, lightconv, tmp_path):
     _, err = lightconv("translate", NAME, "--output", tmp_path / "out", status=2)
     assert err.rstrip().endswith(f"{NAME} is a released model that is not in the cache: run lightconv released {NAME}")
@@ -325,4 +339,4 @@ def test_a_damaged_table_is_one_line(home, lightconv):
     home.mkdir(parents=True)
     (home / "files.json").write_text("{")
     _, err = lightconv("released", status=2)
-    assert "files.json is damaged: delete it to record the files anew" in err and err.count("\n") == 1
+    assert "files.json is damaged: delete it, and later downloads are recorded anew" in err and err.count("\n") == 1

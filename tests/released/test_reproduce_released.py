@@ -33,6 +33,11 @@ def tokenised_bleu(hypotheses, references):
     return BLEU(tokenize="none", smooth_method="none", force=True).corpus_score(hypotheses, [references]).score
 
 
+def parameters_of(world, model):
+    named = world.models[model.folder].named_parameters()
+    return sum(p.numel() for key, p in named if "conv_bias" not in key)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_published_search_on_the_released_test_set(name, world, server, home, lightconv, tmp_path):
     model = MODELS[name]
@@ -54,8 +59,7 @@ def test_the_published_search_on_the_released_test_set(name, world, server, home
     expected = split if target == "de" else whole
     row = json.loads((tmp_path / f"results/released/{name}.json").read_text(encoding="utf-8"))
     assert row["scores"]["bleu_tok"] == pytest.approx(expected)
-    named = world.models[model.folder].named_parameters()
-    assert row["parameters"] == sum(p.numel() for key, p in named if "conv_bias" not in key)
+    assert row["parameters"] == parameters_of(world, model)
     table = (tmp_path / "results/RESULTS.md").read_text(encoding="utf-8")
     assert out.strip() in table and table.count("## ") == 1 and "## Released weights" in table
     (line,) = [line for line in table.splitlines() if line.startswith(f"| {name}")]
@@ -66,23 +70,31 @@ def test_the_published_search_on_the_released_test_set(name, world, server, home
     assert "nrefs:1" in table and f"- machine: {row['machine']}." in table
 
 
-def test_from_text_scores_sacrebleus_test_set(world, server, home, lightconv, tmp_path, monkeypatch):
+@pytest.fixture
+def asked(world, tmp_path, monkeypatch):
+    """What sacreBLEU was asked for; it has our English and German text."""
+    texts, asked = world.texts["WMT16 En-De"], []
+
+    def files(field, lines, found):
+        (tmp_path / field).write_text("\n".join([*lines, ""]), encoding="utf-8")
+        return lambda *arguments: asked.append(arguments) or found(str(tmp_path / field))
+
+    monkeypatch.setattr("sacrebleu.utils.get_source_file", files("src", texts["en"], str))
+    monkeypatch.setattr("sacrebleu.utils.get_reference_files", files("ref", texts["de"], lambda path: [path]))
+    return asked
+
+
+def test_from_text_scores_sacrebleus_test_set(world, server, home, lightconv, asked, tmp_path):
     name = NAMES[0]
     model = MODELS[name]
     texts = world.texts[model.task.name]
-    for field, lines in (("src", texts["en"]), ("ref", texts["de"])):
-        (tmp_path / field).write_text("\n".join([*lines, ""]), encoding="utf-8")
-    asked = []
-
-    def files(field, found):
-        return lambda *arguments: asked.append(arguments) or found(str(tmp_path / field))
-
-    monkeypatch.setattr("sacrebleu.utils.get_source_file", files("src", str))
-    monkeypatch.setattr("sacrebleu.utils.get_reference_files", files("ref", lambda path: [path]))
+    lightconv("released", name, "--url", server.address)
+    (home / "files.json").unlink()  # as the error about a damaged one says
     arguments = ("reproduce", f"released/{name}", "--url", server.address, "--results", tmp_path / "results")
     out, _ = lightconv(*arguments, "--from-text")
     assert asked == [("wmt14/full", "en-de")] * 2
     row = json.loads((tmp_path / f"results/released/{name}.from_text.json").read_text(encoding="utf-8"))
+    assert row["parameters"] == parameters_of(world, model)
     with Translator(name, dtype="float32") as translator:
         mine = [one.text for one in translator.translate(texts["en"])]
     assert row["scores"] == {
@@ -92,12 +104,28 @@ def test_from_text_scores_sacrebleus_test_set(world, server, home, lightconv, tm
     assert "sacreBLEU's wmt14/full | –" in " ".join(out.split()) and "--from-text" in out
 
 
+def test_from_text_needs_merges_and_the_released_weights(world, server, home, lightconv, asked, tmp_path):
+    talk = "talkconv.wmt16.en-de"
+    (tmp_path / "talk.pt").write_bytes(world.checkpoints[talk])
+    (tmp_path / "test.tar.bz2").write_bytes(tar(world.tests[f"{talk}.test"], "bz2"))
+    lightconv("released", talk, "--file", tmp_path / "talk.pt", "--test-file", tmp_path / "test.tar.bz2")
+    lightconv("released", NAMES[0], "--url", server.address, "--dtype", "int8")
+    for name, message in (
+        (talk, f"{talk} came without merges, so raw text cannot be split into its subwords: leave out --from-text"),
+        (NAMES[0], f"are int8, not the released ones: run lightconv released {NAMES[0]} --dtype float32 first"),
+    ):
+        _, err = lightconv("reproduce", f"released/{name}", "--from-text", "--results", tmp_path / "results", status=2)
+        assert err.rstrip().endswith(message)
+    assert not asked and not (tmp_path / "results").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["released/dynamicconv.glu.wmt16.ende"], "no released model dynamicconv.glu.wmt16.ende: did you mean dyn"),
         ([f"released/{NAMES[0]}", "--seeds", "1"], "is trained already: only --results, --url and --from-text"),
         ([f"released/{NAMES[1]}", "--from-text"], "sacreBLEU has no test set of IWSLT14 De-En: leave out --from-text"),
+        (["released/lightconv.glu.wmt17.zh-en", "--from-text"], "Chinese text was segmented is not known: leave out"),
         (["iwslt14_de_en/dynamicconv", "--seeds", "1", "--from-text"], "--from-text is for released models, such as"),
     ],
 )

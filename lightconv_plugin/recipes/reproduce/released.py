@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lightconv_plugin.checkpoints.exported import open_exported
+from lightconv_plugin.checkpoints.loading import count_parameters
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.ops.instructions import cpu_name
 from lightconv_plugin.paths import configs_dir
@@ -27,6 +29,7 @@ from lightconv_plugin.released import cache, fetch
 from lightconv_plugin.released.models import Model, find
 from lightconv_plugin.scoring import bleu
 from lightconv_plugin.scoring.measuring import Measuring
+from lightconv_plugin.text.segmenters import SEGMENTERS, segmented
 
 SCORES = ("bleu_tok", "sacrebleu", "chrf")
 
@@ -42,11 +45,15 @@ def reproduce_released(
         results: folder of rows and table; by default those of all reproductions
 
     Raises:
-        InputError: the model or the test set cannot be had, or they do not belong together.
+        InputError: the model or the test set cannot be had, or they do not belong together; or raw text cannot be
+            prepared as the model's training text was, or the exported weights are not the released ones.
     """
     model = find(name)
     if from_text and not model.task.sacrebleu:
         raise InputError(f"sacreBLEU has no test set of {model.task.name}: leave out `from_text`")
+    if from_text and (kind := segmented(model.task.pair[0])):
+        language = SEGMENTERS[kind].language
+        raise InputError(f"how the {language} text was segmented is not known: leave out `from_text`")
     compute_here()
     folder = fetch.get(model, place=place)
     began = time.perf_counter()
@@ -76,6 +83,8 @@ def _score_binarised(model: Model, folder: Path, data: Path) -> dict[str, Any]:
 def _score_text(model: Model) -> dict[str, Any]:
     from lightconv_plugin.generation.translator import Translator
 
+    _check_exported(model)
+    parameters = count_parameters(cache.checkpoint(model))
     source, references = _sacrebleu_text(model.task.sacrebleu, model.task.pair)
     say(f"translating {len(source):,} lines")
     with Translator(cache.exported(model), beam=model.beam, lenpen=model.lenpen, dtype="float32") as translator:
@@ -87,8 +96,22 @@ def _score_text(model: Model) -> dict[str, Any]:
     texts = [one.text for one in translations]
     report = bleu.score(texts, references, lang=model.task.pair[1], detok="none", lowercase=model.task.lowercase)
     scores = {name: getattr(report, name) for name in ("sacrebleu", "chrf", "signature", "chrf_signature")}
-    parameters = cache.known()[model.folder]["parameters"]
     return {**scores, "parameters": parameters, "sentences_per_second": speed}
+
+
+def _check_exported(model: Model) -> None:
+    """InputError unless the exported directory takes raw text and has the released weights."""
+    exported = open_exported(cache.exported(model))
+    text, weights = exported.source_text, exported.settings.weights
+    if text is not None and text.subwords != "words" and text.file is None:
+        raise InputError(
+            f"{model.name} came without merges, so raw text cannot be split into its subwords: leave out `from_text`"
+        )
+    if weights != "float32":
+        raise InputError(
+            f"the weights in {exported.directory} are {weights}, not the released ones: run lightconv released "
+            f"{model.name} --dtype float32 first"
+        )
 
 
 def _sacrebleu_text(name: str, pair: Sequence[str]) -> tuple[list[str], list[str]]:
