@@ -201,6 +201,9 @@ class LightConvTokenizer(PreTrainedTokenizer):
         pieces = self._current.encode(re.sub(r"[\r\n]+", " ", text))
         return [UNK if piece in _OUTSIDE else piece for piece in pieces]
 
+    def _convert_token_to_id_with_added_voc(self, token: str) -> int:
+        return self._convert_token_to_id(token)  # those added have ids of the target, whatever the text's side is
+
     def _convert_token_to_id(self, token: str) -> int:
         return self._current.dictionary.index(token)
 

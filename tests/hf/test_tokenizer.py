@@ -121,6 +121,19 @@ def test_no_token_can_be_added(tokenizer):
             add()
 
 
+def test_a_word_of_both_sides_that_is_added_keeps_its_id_in_the_source(exported, tmp_path):
+    directory = shutil.copytree(exported, tmp_path / "model")
+    known = (directory / "dict.en.txt").read_text(encoding="utf-8")
+    (directory / "dict.en.txt").write_text(known.replace("they ", "hund ").replace("stand ", "gras "), encoding="utf-8")
+    tokenizer, batch = AutoTokenizer.from_pretrained(directory), {"text": TEXT, "text_target": "the hund , gras"}
+    expected = tokenizer(**batch)
+    assert expected["input_ids"] == [*ids(PIECES, GERMAN), EOS]
+    assert tokenizer.add_tokens(["hund"]) == tokenizer.add_special_tokens({"sep_token": "gras"}) == 0
+    assert tokenizer(**batch) == expected
+    tokenizer.save_pretrained(tmp_path / "saved")
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved")(**batch) == expected
+
+
 def test_long_texts_are_cut_off_before_the_end(tokenizer):
     assert tokenizer.model_max_length == 40
     found = tokenizer("hund " * 60, truncation=True)["input_ids"]
