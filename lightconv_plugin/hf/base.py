@@ -81,6 +81,7 @@ class LightConvPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
     _supports_sdpa = True
+    _no_split_modules = ["Layer"]  # noqa: RUF012  (required by transformers)
     # The state of a convolution cannot be rolled back, so assisted generation is not supported.
     _is_stateful = True
 
@@ -102,7 +103,7 @@ class LightConvPreTrainedModel(PreTrainedModel):
 
         Raises:
             ValueError: a weight is missing, unknown or of another shape, or the directory is damaged. Nothing is
-                allocated before this is known. Or device_map offloads a part of the decoder.
+                allocated before this is known. Or device_map offloads a part of the decoder, or names several GPUs.
         """
         with_info = kwargs.pop("output_loading_info", False)
         # Any mismatch raises an error below.
@@ -297,8 +298,9 @@ class LightConvPreTrainedModel(PreTrainedModel):
 
 
 def _check_places(model: LightConvPreTrainedModel) -> None:
-    """ValueError if weights of the decoder are offloaded: accelerate loads them only for calls of the modules that own
-    them, but the output layer and the steps of convolutions read them outside of such calls.
+    """ValueError if weights of the decoder are offloaded, or weights are on several devices: accelerate loads weights
+    and moves inputs only for calls of the modules that own them, but the output layer and the steps of convolutions
+    read them outside of such calls.
     """
     offloaded = [name for name, weight in model.decoder.named_parameters() if weight.is_meta]
     places = getattr(model, "hf_device_map", {}).values()
@@ -306,6 +308,12 @@ def _check_places(model: LightConvPreTrainedModel) -> None:
         raise ValueError(
             f"device_map must keep the decoder in memory, got a map that offloads decoder.{offloaded[0]} and "
             f"{len(offloaded) - 1} other weights of it"
+        )
+    devices = sorted({str(weight.device) for weight in model.parameters() if not weight.is_meta})
+    if len(devices) > 1:
+        raise ValueError(
+            f"device_map must put the model on one device, got a map with {' and '.join(devices)}: give "
+            f"device_map={{'': '{devices[0]}'}}"
         )
 
 

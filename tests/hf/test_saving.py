@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from lightconv_plugin.checkpoints.exported import load_model, open_exported
@@ -16,6 +17,7 @@ from lightconv_plugin.hf import (
     LightConvTokenizer,
 )
 from lightconv_plugin.modules import AdaptiveInputConfig, AdaptiveSoftmaxConfig, ModelConfig
+from lightconv_plugin.modules.layer import Layer
 from tests.checkpoints.export_damage import config as settings
 from tests.checkpoints.export_damage import cut, drop, tensors
 from tests.hf.models import (
@@ -372,3 +374,20 @@ def test_only_an_encoder_can_be_offloaded(shared, tmp_path):
         with pytest.raises(ValueError, match=r"device_map must keep the decoder in memory, got a map that offloads"):
             load(encoder="cpu", **decoder)
     assert load(**{"": "meta"}).device.type == "meta"
+
+
+def test_a_model_on_several_gpus_is_refused(exported, monkeypatch):
+    model = LightConvForConditionalGeneration.from_pretrained(exported)
+    with FakeTensorMode():
+        model.decoder.layers[1].final_layer_norm.weight = torch.nn.Parameter(torch.empty(16, device="cuda:1"))
+    monkeypatch.setattr("transformers.PreTrainedModel.from_pretrained", lambda *args, **options: (model, {}))
+    with pytest.raises(ValueError, match=r"got a map with cpu and cuda:1: give device_map=\{'': 'cpu'\}"):
+        LightConvForConditionalGeneration.from_pretrained(exported, device_map="auto")
+
+
+@pytest.mark.parametrize("make", [seq2seq, language_model])
+def test_fsdp_shards_each_layer(make):
+    accelerate = pytest.importorskip("accelerate")
+    shards = accelerate.FullyShardedDataParallelPlugin(auto_wrap_policy="transformer_based_wrap")
+    shards.set_auto_wrap_policy(make(mixer="lightweight"))
+    assert shards.auto_wrap_policy.keywords["transformer_layer_cls"] == {Layer}
