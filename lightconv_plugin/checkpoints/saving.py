@@ -128,7 +128,7 @@ def save_exported(
     files = _text_files(source, target, config, shortlist)
     about = {
         exported.CONFIG: exported.as_json(config, settings),
-        exported.GENERATION: _generation(config, settings, search),
+        exported.GENERATION: generation(config, max_target_positions, search),
         TOKENIZER: _tokenizer(settings),
     }
     files |= {name: _json(value) for name, value in about.items()}
@@ -185,10 +185,10 @@ def _add(files: dict[str, bytes], which: str, subwords: str, content: bytes) -> 
     return name
 
 
-def _generation(config: ModelConfig, settings: Settings, search: SearchDefaults) -> dict[str, Any]:
+def generation(config: ModelConfig, max_target_positions: int, search: SearchDefaults) -> dict[str, Any]:
     """generation_config.json, which makes transformers search like fairseq-generate."""
     # max_length counts the start symbol and the end as well. The decoder reads everything except the end.
-    longest = min(_LONGEST_TARGET + 2, settings.max_target_positions + 1)
+    longest = min(_LONGEST_TARGET + 2, max_target_positions + 1)
     search = replace(
         search,
         max_length=longest if search.max_length is None else search.max_length,

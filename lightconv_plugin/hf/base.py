@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from transformers import ForcedEOSTokenLogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.modeling_outputs import BaseModelOutput, ModelOutput
 
+from lightconv_plugin.checkpoints.exported import SearchDefaults
+from lightconv_plugin.checkpoints.saving import generation
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.hf.cache import CACHE, NAMES, LightConvCache
 from lightconv_plugin.hf.config import LightConvConfig
@@ -93,6 +95,9 @@ class LightConvPreTrainedModel(PreTrainedModel):
         self.generation_config.suppress_tokens = [model.pad]  # as in fairseq; the pad is not a word
         if model.encoder is None:  # a text begins with the </s> of the preceding one
             self.generation_config.bos_token_id = model.eos
+        else:  # what `lightconv translate` does with the model when it is saved
+            known = generation(model, config.max_target_positions, SearchDefaults())
+            self.generation_config.update(defaults_only=True, **known)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike | None, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, DynamicCache, GenerationConfig
 
-from lightconv_plugin.checkpoints.exported import open_exported
+from lightconv_plugin.checkpoints.exported import SearchDefaults, open_exported
 from lightconv_plugin.checkpoints.saving import Side, save_exported
 from lightconv_plugin.generation.beam_search import Search, SearchOptions
 from lightconv_plugin.generation.steps import StepModel
@@ -15,7 +15,9 @@ from lightconv_plugin.text.recipe import Recipe
 from lightconv_plugin.text.sides import TextSide
 from tests.checkpoints import exports
 from tests.hf.models import (
+    ENGLISH,
     EOS,
+    GERMAN,
     ONE_OF_EACH,
     PAD,
     close,
@@ -54,6 +56,7 @@ def biased(make, share: float = 0.15, **options):
     model.decoder.output_projection = new
     stack = dict(model.config.decoder_stack, output_bias=True)
     model.config.decoder_stack = stack
+    model.generation_config.update(num_beams=1, min_length=0, forced_eos_token_id=None)  # unless a test says otherwise
     return ending(model, share)
 
 
@@ -275,3 +278,19 @@ def test_the_generation_config_of_a_new_model_has_the_symbols():
         assert (known.pad_token_id, known.bos_token_id, known.eos_token_id) == (PAD, first, EOS)
         assert known.suppress_tokens == [PAD]
     assert seq2seq().generation_config.decoder_start_token_id == EOS
+
+
+def test_a_new_model_searches_as_lightconv_translate_does_when_it_is_saved(tmp_path, exported):
+    known = {"vocab_size": 4 + len(ENGLISH), "source_vocab_size": 4 + len(GERMAN), "max_target_positions": 30}
+    model, tokenizer = seq2seq(**known, source_lang="de", target_lang="en"), AutoTokenizer.from_pretrained(exported)
+    model.save_pretrained(tmp_path / "new")
+    tokenizer.save_pretrained(tmp_path / "new")
+    assert open_exported(tmp_path / "new").search == SearchDefaults(5, 1.0, max_length=31, min_length=2)
+    assert model.generation_config.early_stopping is True and model.generation_config.forced_eos_token_id == EOS
+    lines = ["Ein Hund läuft durch das Gras .", "zwei Hunde"]
+    expected = [tokenizer.decode(model.generate(**tokenizer(line, return_tensors="pt"))[0], True) for line in lines]
+    with Translator(tmp_path / "new") as translator:
+        assert [line.text for line in translator.translate(lines)] == expected
+    own_start = seq2seq(decoder_start_token_id=5).generation_config
+    assert (own_start.decoder_start_token_id, own_start.max_length) == (5, 202)
+    assert language_model().generation_config.num_beams is None
