@@ -42,7 +42,7 @@ class ModelCard:
         lines += ["| | |", "|---|---|", *(f"| {what} | {value} |" for what, value in self._table(config, settings))]
         lines += ["", "## How to use it", "", *_usage(name, config, settings, search)]
         lines += ["", "## Data", "", self.data or "To be written: what the model was trained on.", ""]
-        lines += ["## Quality", "", self._quality(), ""]
+        lines += ["## Quality", "", self._quality(settings.weights), ""]
         lines += [
             "## Licence",
             "",
@@ -83,11 +83,13 @@ class ModelCard:
             rows += [("exported from", f"`{_cell(self.checkpoint)}`")]
         return [*rows, ("exported by", f"{_LIBRARY} {lightconv_plugin.__version__}")]
 
-    def _quality(self) -> str:
+    def _quality(self, weights: str) -> str:
         if self.score is None:
             return "To be written: no score was given."
         score = self.score
         where = f" on {score.subset}" if score.subset else ""
+        if score.subset and weights != "float32":  # a file beside the checkpoint has it
+            where += f" of the checkpoint, not of these {weights} weights"
         signature = f", sacreBLEU's signature `{score.signature}`" if score.signature else ""
         return f"{score.metric} {score.value:.2f}{where}{signature}."
 

@@ -76,6 +76,18 @@ def test_what_it_says(tmp_path):
     assert "model-index" not in text and "shortlist" not in text
 
 
+@pytest.mark.parametrize(
+    ("weights", "subset", "said"),
+    [
+        ("int8", "test", "BLEU 31.25 on test of the checkpoint, not of these int8 weights, sacreBLEU's signature `x`."),
+        ("float32", "test", "BLEU 31.25 on test, sacreBLEU's"),
+        ("int8", None, "BLEU 31.25, sacreBLEU's"),  # given by the user
+    ],
+)
+def test_the_score_of_a_checkpoint_is_not_that_of_rounded_weights(weights, subset, said, tmp_path):
+    assert said in card(tmp_path / "m", weights=weights, card=ModelCard(score=Score("BLEU", 31.25, "x", subset)))
+
+
 def test_a_model_that_only_transformers_translates_with(tmp_path):
     """`lightconv translate` refuses an adaptive softmax."""
     adaptive = {"adaptive_softmax": AdaptiveSoftmaxConfig((40, 100), 2.0), "share_input_output": False}
