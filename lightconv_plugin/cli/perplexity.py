@@ -31,10 +31,12 @@ def run(args: argparse.Namespace) -> int:
     compute_here()
     result = measure_perplexity(args.data, args.checkpoint, args.subset, args.context_window, args.unknown)
     line = (
-        "{subset}: perplexity {perplexity:.2f} over {tokens:,} tokens, each with at least {context_window} before it "
-        "where the text has them; {parameters:,} parameters"
+        "{subset}: perplexity {perplexity:.2f} over {tokens:,} tokens, each with at least {context_window} "
+        "before it where the text has them{room}; {parameters:,} parameters"
     )
-    print(json.dumps(result) if args.json else line.format(**result))
+    whole_sentences = args.context_window and result["sample_break_mode"] != "none"
+    room = " and its sample has room for them" if whole_sentences else ""
+    print(json.dumps(result) if args.json else line.format(**result | {"room": room}))
     return 0
 
 

@@ -18,7 +18,7 @@ from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.progress import say
 from lightconv_plugin.scoring.generate_log import parse_gen_log
 from lightconv_plugin.scoring.measuring import Languages, Measuring, Scored, languages_of, score, with_facts
-from lightconv_plugin.scoring.perplexity import evaluation, parse_eval_lm_log, task_of
+from lightconv_plugin.scoring.perplexity import batches, parse_eval_lm_log, plain, positions, samples, task_of
 from lightconv_plugin.scoring.significance import check_number, translations_in
 
 # Options of fairseq's commands that are set here, or that would suppress output that is parsed here.
@@ -142,7 +142,8 @@ def measure_perplexity(
     """The perplexity of a language model, measured by fairseq-eval-lm; `options` are passed on to it.
 
     Two files are written next to the checkpoint: the log, CHECKPOINT.SUBSET.eval_lm, and the returned values,
-    CHECKPOINT.SUBSET.ppl: perplexity, loss (bits), tokens, subset, context_window, tokens_per_sample and parameters.
+    CHECKPOINT.SUBSET.ppl: perplexity, loss (bits), tokens, subset, context_window,
+    tokens_per_sample, sample_break_mode and parameters.
 
     Raises:
         InputError: an argument is wrong, fairseq-eval-lm failed, or it left tokens out.
@@ -156,8 +157,9 @@ def measure_perplexity(
     if "tokens_per_sample" not in task:
         raise InputError(f"{checkpoint} is not a language model: its task has no tokens_per_sample")
     check_options(options, command="fairseq-eval-lm")
-    own = evaluation(task, words, context_window)
+    own = samples(task)
     config = fairseq_generate.parse_options([str(data), *own, *options], "eval_lm")
+    own += batches(config.task, positions(task), words, context_window)
     if context_window and config.dataset.num_workers > 1:
         raise InputError(
             "--num-workers must be 0 or 1 with `context_window`: each process would have a context of its own"
@@ -179,6 +181,7 @@ def measure_perplexity(
         "subset": subset,
         "context_window": context_window,
         "tokens_per_sample": int(config.task.tokens_per_sample),
+        "sample_break_mode": plain(config.task.sample_break_mode),
         "parameters": count_parameters(checkpoint),
     }
     with atomic_write(values) as file:

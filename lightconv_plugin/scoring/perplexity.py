@@ -12,7 +12,7 @@ from typing import Any
 
 from lightconv_plugin.errors import InputError
 
-# Limit for the probabilities of all words in one batch: half a gigabyte.
+# Limit for the probabilities of all words in one batch: half a gigabyte, unless one sample needs more.
 BATCH_OF_PROBABILITIES = 1 << 27
 SCORED = re.compile(r"Evaluated ([\d,]+) tokens in ")
 RESULT = re.compile(r"Loss \(base 2\): (\d+\.\d{4}|nan|inf), Perplexity: (\d+\.\d\d|nan|inf)$")
@@ -75,27 +75,43 @@ def plain(value: Any) -> str:
     return str(getattr(value, "value", value))
 
 
-def evaluation(task: dict[str, Any], words: int, context_window: int) -> list[str]:
-    """fairseq-eval-lm's options for a model trained on `task` with a dictionary of `words` entries.
+def positions(task: dict[str, Any]) -> int:
+    """The longest sample that a model trained on `task` scores. fairseq-eval-lm skips longer ones."""
+    return int(task.get("max_target_positions") or task["tokens_per_sample"])
+
+
+def samples(task: dict[str, Any]) -> list[str]:
+    """fairseq-eval-lm's options for samples like those of a model trained on `task`."""
+    length = min(positions(task), int(task["tokens_per_sample"]))
+    options = ["--task", "language_modeling", "--tokens-per-sample", str(length)]
+    options += ["--sample-break-mode", plain(task.get("sample_break_mode") or "none")]
+    if int(task.get("output_dictionary_size", -1)) >= 0:
+        options += ["--output-dictionary-size", str(task["output_dictionary_size"])]
+    return options + (["--add-bos-token"] if task.get("add_bos_token") else [])
+
+
+def batches(task: Any, longest: int, words: int, context_window: int) -> list[str]:
+    """fairseq-eval-lm's options for the context window and batches that have room for it.
+
+    task: fairseq-eval-lm's own. longest: the model's `positions`. words: the size of its dictionary.
 
     Raises:
         InputError: the context window leaves no token of a sample to be scored.
     """
-    length = int(task.get("max_target_positions") or task["tokens_per_sample"])
-    length = min(length, int(task["tokens_per_sample"]))
-    if not 0 <= context_window < length:
+    length = int(task.tokens_per_sample)
+    limit = min(length, longest)
+    if not 0 <= context_window < limit:
         raise InputError(
-            f"`context_window` must be in 0 … {length - 1}, below the {length} tokens of a sample, got {context_window}"
+            f"`context_window` must be in 0 … {limit - 1}, below the {limit} tokens of a sample, got {context_window}"
         )
-    # A row of a batch has the window's tokens in addition to those that are scored.
-    scored = length - context_window
-    tokens = max(scored, BATCH_OF_PROBABILITIES // words * scored // length)
-    options = ["--task", "language_modeling", "--tokens-per-sample", str(length), "--max-tokens", str(tokens)]
-    options += ["--sample-break-mode", plain(task.get("sample_break_mode") or "none")]
-    options += ["--context-window", str(context_window)]
-    if int(task.get("output_dictionary_size", -1)) >= 0:
-        options += ["--output-dictionary-size", str(task["output_dictionary_size"])]
-    return options + (["--add-bos-token"] if task.get("add_bos_token") else [])
+    window, room = ["--context-window", str(context_window)], BATCH_OF_PROBABILITIES // words
+    # A row of a batch has the window's tokens in addition to those that are scored, which alone fairseq counts.
+    if plain(task.sample_break_mode) == "none":
+        scored = length - context_window
+        return [*window, "--max-tokens", str(max(scored, room * scored // length))]
+    # Whole sentences may be longer, and fairseq fails for a batch that cannot hold one.
+    rows = ["--batch-size", str(max(1, room // length))] if context_window else []
+    return [*window, "--max-tokens", str(max(longest, room)), *rows]
 
 
 def split_context_window(options: Sequence[str]) -> tuple[int, list[str]]:

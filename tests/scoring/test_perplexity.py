@@ -8,7 +8,8 @@ import pytest
 from lightconv_plugin.cli import main
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.evaluation import measure_perplexity
-from lightconv_plugin.scoring.perplexity import evaluation, parse_eval_lm_log, task_of
+from lightconv_plugin.scoring import perplexity
+from lightconv_plugin.scoring.perplexity import batches, parse_eval_lm_log, task_of
 from tests import fairseq_cli
 from tests.scoring.corpora import as_json, refused, run, write
 
@@ -70,16 +71,27 @@ def test_the_task_of_a_checkpoint_of_stock_fairseq():
     assert task_of({"cfg": None, "args": Namespace(tokens_per_sample=64)}) == {"tokens_per_sample": 64}
 
 
-@pytest.mark.parametrize("window, tokens", [(0, 1 << 20), (96, 1 << 18)])
-def test_a_batch_has_room_for_the_context(window, tokens):
+@pytest.mark.parametrize(
+    "mode, window, expected",
+    [
+        ("none", 0, ["--max-tokens", 1 << 20]),
+        ("none", 96, ["--max-tokens", 1 << 18]),
+        ("eos", 0, ["--max-tokens", 1 << 20]),
+        ("eos", 96, ["--max-tokens", 1 << 20, "--batch-size", 1 << 13]),
+    ],
+)
+def test_a_batch_has_room_for_the_context(mode, window, expected):
     """2^27 probabilities over 128 words are 2^20 positions, of which the window's are not counted."""
-    options = evaluation({"tokens_per_sample": 128, "sample_break_mode": "none"}, 128, window)
-    given = dict(zip(options[::2], options[1::2], strict=True))
-    assert given["--max-tokens"] == str(tokens)
-    assert (given["--tokens-per-sample"], given["--context-window"]) == ("128", str(window))
+    task = Namespace(tokens_per_sample=128, sample_break_mode=mode)
+    assert batches(task, 128, 128, window) == ["--context-window", str(window), *map(str, expected)]
     for wrong in (-1, 128):
         with pytest.raises(InputError, match=f"`context_window` must be in 0 … 127, .* got {wrong}"):
-            evaluation({"tokens_per_sample": 128}, 128, wrong)
+            batches(task, 128, 128, wrong)
+
+
+def test_a_long_sentence_fits_into_a_batch():
+    task = Namespace(tokens_per_sample=128, sample_break_mode="complete")
+    assert batches(task, 1024, 1 << 27, 64) == ["--context-window", "64", "--max-tokens", "1024", "--batch-size", "1"]
 
 
 # ------------------------------------------------------------------------------------------------ on a trained model
@@ -136,6 +148,21 @@ def test_options_are_recorded_as_they_were_used(training, tmp_path):
     assert (tmp_path / "model.v1.valid.eval_lm").is_file()
 
 
+@pytest.mark.parametrize("mode", ["eos", "complete"])
+def test_sentences_longer_than_a_sample_without_its_context_are_scored(mode, training, tmp_path, monkeypatch):
+    """Whatever the batches are, the perplexity is the same, and every token is scored."""
+    data, folder = training
+    (tmp_path / "model.pt").hardlink_to(folder / "checkpoint1.pt")
+
+    def measured(probabilities):
+        monkeypatch.setattr(perplexity, "BATCH_OF_PROBABILITIES", probabilities)
+        return measure_perplexity(data, tmp_path / "model.pt", "valid", 17, ["--cpu", "--sample-break-mode", mode])
+
+    few, many = measured(1), measured(1 << 27)
+    assert few["perplexity"] == pytest.approx(many["perplexity"], abs=0.011)
+    assert few["sample_break_mode"] == mode
+
+
 @pytest.mark.parametrize(
     "arguments, said",
     [
@@ -143,6 +170,7 @@ def test_options_are_recorded_as_they_were_used(training, tmp_path):
         (["--subset", "dev"], "dev.idx is missing"),
         (["--lenpen", "1"], "--lenpen is not valid with --by perplexity"),
         (["--", "--context-window", "20"], "`context_window` must be in 0 … 19"),
+        (["--", "--context-window", "10", "--tokens-per-sample", "10"], "`context_window` must be in 0 … 9"),
         (["--", "--cpu", "--context-window", "5", "--num-workers", "2"], "--num-workers must be 0 or 1 with"),
         (
             ["--", "--cpu", "--tokens-per-sample", "9999", "--no-such-option"],
@@ -150,7 +178,7 @@ def test_options_are_recorded_as_they_were_used(training, tmp_path):
         ),
         (["--", "--path", "x"], "--path is set by this command: remove it from the options of fairseq-eval-lm"),
     ],
-    ids=["test", "subset", "lenpen", "window", "workers", "option", "path"],
+    ids=["test", "subset", "lenpen", "window", "shorter-samples", "workers", "option", "path"],
 )
 def test_what_tuning_a_language_model_refuses(arguments, said, training, capsys):
     data, folder = training
