@@ -275,5 +275,5 @@ def _score(checkpoint: Path, wanted: Export) -> Score | None:
         except (OSError, ValueError, LookupError, TypeError):  # no file, or not JSON (such as readable lines)
             continue
         if isinstance(value, float) and math.isfinite(value) and isinstance(sign, str | None):
-            return Score(metric, round(value, 2), sign, "test")
+            return Score(metric, round(value, 2), sign, "test", scores.get("unit", "token"))
     return None

@@ -16,12 +16,20 @@ _LIBRARY = "lightconv-plugin"
 
 @dataclass(frozen=True)
 class Score:
-    """A measured score: "BLEU" with sacreBLEU's signature, or "perplexity", and the text it was measured on."""
+    """A measured score: "BLEU" with sacreBLEU's signature, or "perplexity", and the text it was measured on.
+
+    unit: what a perplexity is per, "token" of the dictionary or "word".
+    """
 
     metric: str
     value: float
     signature: str | None = None
     subset: str | None = None
+    unit: str = "token"
+
+    @property
+    def per(self) -> str:
+        return " per word" if self.unit == "word" else ""
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,8 @@ class ModelCard:
             dataset = {"name": self.data or "unknown", "type": "unknown"}
             if score.subset:
                 dataset["split"] = score.subset
-            metric = {"type": score.metric.lower(), "value": score.value, "name": score.signature or score.metric}
+            measure = score.signature or score.metric + score.per
+            metric = {"type": score.metric.lower(), "value": score.value, "name": measure}
             result = {"task": {"type": task}, "dataset": dataset, "metrics": [metric]}
             lines += ["model-index:", f"- {_yaml({'name': name, 'results': [result]})}"]
         return lines
@@ -91,7 +100,7 @@ class ModelCard:
         if score.subset and weights != "float32":  # a file beside the checkpoint has it
             where += f" of the checkpoint, not of these {weights} weights"
         signature = f", sacreBLEU's signature `{score.signature}`" if score.signature else ""
-        return f"{score.metric} {score.value:.2f}{where}{signature}."
+        return f"{score.metric} {score.value:.2f}{score.per}{where}{signature}."
 
 
 def _summary(config: ModelConfig, settings: Settings, parameters: int) -> str:

@@ -14,9 +14,10 @@ DESCRIPTION = """\
 Runs fairseq-eval-lm with the sample length and the break mode of the training, and prints one line. All other options
 are passed to fairseq-eval-lm.
 
-The perplexity is per dictionary token, hence per word for a dictionary of words; </s> counts as a token
-(--post-process '@@ ' joins BPE). It is an error if a token is not scored. The log and the result (JSON) are written
-next to the checkpoint, as CHECKPOINT.SUBSET.eval_lm and CHECKPOINT.SUBSET.ppl, and replace those of an earlier run."""
+The perplexity is per dictionary token, hence per word for a dictionary of words; </s> counts as a token. With
+--post-process '@@ ', which joins BPE, it is per word. It is an error if a token is not scored. The log and the result
+(JSON) are written next to the checkpoint, as CHECKPOINT.SUBSET.eval_lm and CHECKPOINT.SUBSET.ppl, and replace those of
+an earlier run."""
 EXAMPLE = """\
 example:
   lightconv perplexity data/wikitext2/data-bin runs/wikitext2/dynamicconv/checkpoint_best.pt --context-window 128"""
@@ -31,12 +32,13 @@ def run(args: argparse.Namespace) -> int:
     compute_here()
     result = measure_perplexity(args.data, args.checkpoint, args.subset, args.context_window, args.unknown)
     line = (
-        "{subset}: perplexity {perplexity:.2f} over {tokens:,} tokens, each with at least {context_window} "
+        "{subset}: perplexity {perplexity:.2f}{unit} over {tokens:,} tokens, each with at least {context_window} "
         "before it where the text has them{room}; {parameters:,} parameters"
     )
+    unit = " per word" if result["unit"] == "word" else ""
     whole_sentences = args.context_window and result["sample_break_mode"] != "none"
     room = " and its sample has room for them" if whole_sentences else ""
-    print(json.dumps(result) if args.json else line.format(**result | {"room": room}))
+    print(json.dumps(result) if args.json else line.format(**result | {"unit": unit, "room": room}))
     return 0
 
 

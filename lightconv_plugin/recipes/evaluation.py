@@ -142,7 +142,7 @@ def measure_perplexity(
     """The perplexity of a language model, measured by fairseq-eval-lm; `options` are passed on to it.
 
     Two files are written next to the checkpoint: the log, CHECKPOINT.SUBSET.eval_lm, and the returned values,
-    CHECKPOINT.SUBSET.ppl: perplexity, loss (bits), tokens, subset, context_window,
+    CHECKPOINT.SUBSET.ppl: perplexity, loss (bits), tokens, unit (see `Perplexity`), subset, context_window,
     tokens_per_sample, sample_break_mode and parameters.
 
     Raises:
@@ -178,6 +178,7 @@ def measure_perplexity(
         "perplexity": scored.perplexity,
         "loss": scored.loss,
         "tokens": tokens,
+        "unit": scored.unit,
         "subset": subset,
         "context_window": context_window,
         "tokens_per_sample": int(config.task.tokens_per_sample),

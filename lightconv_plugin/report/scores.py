@@ -37,6 +37,7 @@ _TEXT = {
     "perplexity": re.compile(rf"^perplexity = {_NUMBER}", re.MULTILINE),
 }
 _SIGNATURE = re.compile(r"(?:^(sacreBLEU|chrF2) = \S+|^F1 of \d+ \S+.*?)  (\S+\|\S+)$", re.MULTILINE)
+_UNIT = re.compile(r"^perplexity = .* bits a (\w+)", re.MULTILINE)
 _REMARK = re.compile(r"^BLEU4 .*\)  (tokenised.*?)(?:, \d+ sentences)?$", re.MULTILINE)
 _NAME = re.compile(r"(?:(?P<checkpoint>.+)\.(?P<subset>\w+)|generate-(?P<only>\w+))\.(?:score|gen|txt|ppl)")
 SUFFIXES = (".score", ".ppl")
@@ -76,7 +77,9 @@ def read_score(path: Path) -> Score:
     text = "\n".join(lines)
     score = Score(*_named(path))
     if is_eval_lm_log(lines):
-        score.values["perplexity"] = parse_eval_lm_log(lines, path.name).perplexity
+        result = parse_eval_lm_log(lines, path.name)
+        score.values["perplexity"] = result.perplexity
+        score.details += _unit(result.unit)
     elif text.lstrip().startswith("{"):
         _from_json(path, text, score)
     else:
@@ -85,6 +88,7 @@ def read_score(path: Path) -> Score:
                 score.values[key] = float(found[-1])
         score.details += _REMARK.findall(text)
         score.details += [f"{name} {signature}".strip() for name, signature in _SIGNATURE.findall(text)]
+        score.details += _unit(*_UNIT.findall(text)[-1:])
     if not score.values:
         raise InputError(f"{path.name} has no known score ({', '.join(MEASURES.values())})")
     return score
@@ -105,8 +109,13 @@ def _from_json(path: Path, text: str, score: Score) -> None:
     score.details += [f"{name} {content[key]}".strip() for key, name in names.items() if content.get(key)]
     if "context_window" in content:  # written by scripts/perplexity.sh
         sample = f"samples of {content.get('tokens_per_sample')} tokens, context window {content['context_window']}"
-        score.details.append(sample)
+        score.details += [sample, *_unit(content.get("unit", "token"))]
     score.details = [detail for detail in score.details if detail]
+
+
+def _unit(unit: str = "token") -> list[str]:
+    """What a perplexity is per, if not a token of the dictionary."""
+    return ["perplexity per word"] if unit == "word" else []
 
 
 def generated_score(path: Path) -> Score | None:

@@ -15,20 +15,30 @@ from lightconv_plugin.errors import InputError
 # Limit for the probabilities of all words in one batch: half a gigabyte, unless one sample needs more.
 BATCH_OF_PROBABILITIES = 1 << 27
 SCORED = re.compile(r"Evaluated ([\d,]+) tokens in ")
+SAMPLES = re.compile(r" ([\d,]+) examples$")
+SKIPPED = re.compile(r" ([\d,]+) samples have invalid sizes and will be skipped")
+# In fairseq's configuration, a line of the log.
+WITH_BOS = "'add_bos_token': True"
+JOINED = "'post_process': '"
 RESULT = re.compile(r"Loss \(base 2\): (\d+\.\d{4}|nan|inf), Perplexity: (\d+\.\d\d|nan|inf)$")
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """The result of fairseq-eval-lm. loss: bits per token. tokens: number of scored tokens, including </s>."""
+    """The result of fairseq-eval-lm.
+
+    loss: bits per unit. tokens: number of scored tokens, including </s>. unit: what the mean is over, "token", or
+    "word" with --post-process, which joins BPE.
+    """
 
     perplexity: float
     loss: float
     tokens: int
+    unit: str = "token"
 
     def lines(self) -> str:
         """One readable line."""
-        return f"perplexity = {self.perplexity:.2f} (loss {self.loss:.4f} bits a token, {self.tokens:,} tokens)\n"
+        return f"perplexity = {self.perplexity:.2f} (loss {self.loss:.4f} bits a {self.unit}, {self.tokens:,} tokens)\n"
 
 
 def is_eval_lm_log(lines: Sequence[str]) -> bool:
@@ -51,12 +61,24 @@ def parse_eval_lm_log(lines: Sequence[str], name) -> Perplexity:
             f"{name} is cut off or not from fairseq-eval-lm: it lacks the line "
             + ("'Evaluated … tokens in …'" if not scored else "'Loss (base 2): …, Perplexity: …'")
         )
-    result = Perplexity(float(results[0][2]), float(results[0][1]), int(scored[0].replace(",", "")))
+    tokens = _number(scored[0])
+    if any(WITH_BOS in line for line in lines):  # fairseq counts the <s> of each sample too
+        tokens -= _sum(SAMPLES, lines) - _sum(SKIPPED, lines)
+    unit = "word" if any(JOINED in line for line in lines) else "token"
+    result = Perplexity(float(results[0][2]), float(results[0][1]), tokens, unit)
     if not result.tokens:
         raise InputError(f"{name}: no token was scored: the text has none, or every sample was skipped")
     if not 0 < result.perplexity < float("inf"):
         raise InputError(f"{name}: the perplexity is {results[0][2]}: the model gives some word no probability")
     return result
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def _sum(pattern: re.Pattern[str], lines: Sequence[str]) -> int:
+    return sum(_number(match[1]) for line in lines if (match := pattern.search(line)))
 
 
 def task_of(state: dict[str, Any]) -> dict[str, Any]:

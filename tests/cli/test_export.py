@@ -202,6 +202,7 @@ def test_the_model_card(corpus, checkpoint, tmp_path):
 @pytest.mark.parametrize("suffix, known, said", [
     ("test.score", {"sacrebleu": 31.25, "signature": "nrefs:1"}, "BLEU 31.25 on test, sacreBLEU's signature `nrefs:1`"),
     ("test.ppl", {"perplexity": 33.333}, "perplexity 33.33 on test."),
+    ("test.ppl", {"perplexity": 33.333, "unit": "word"}, "perplexity 33.33 per word on test."),
     ("test.score", {"sacrebleu": "31", "signature": "nrefs:1"}, "To be written: no score was given."),
     ("test.score", [1], "To be written: no score was given."),
 ])  # fmt: skip

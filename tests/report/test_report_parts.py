@@ -164,8 +164,13 @@ EVAL = """\
         ("perplexity = 22.63 (loss 4.5000 bits a token, 1,234 tokens)\n", {"perplexity": 22.63}, ""),
         (json.dumps({"perplexity": 22.5, "loss": 4.5, "tokens_per_sample": 256, "context_window": 128}),
          {"perplexity": 22.5}, "samples of 256 tokens, context window 128"),
+        (f"{{'post_process': '@@ '}}\n{EVAL}", {"perplexity": 22.63}, "perplexity per word"),
+        ("perplexity = 22.63 (loss 4.5000 bits a word, 1,234 tokens)\n", {"perplexity": 22.63}, "perplexity per word"),
+        (json.dumps({"perplexity": 22.5, "tokens_per_sample": 256, "context_window": 0, "unit": "word"}),
+         {"perplexity": 22.5}, "context window 0; perplexity per word"),
     ],
-    ids=["bleu", "bleu-json", "rouge", "rouge-json", "eval-lm", "perplexity", "perplexity-json"],
+    ids=["bleu", "bleu-json", "rouge", "rouge-json", "eval-lm", "perplexity", "perplexity-json",
+         "eval-lm-words", "words", "words-json"],
 )  # fmt: skip
 def test_scores_are_read_as_they_were_written(content, values, detail, tmp_path):
     (tmp_path / "average5.v1.test.score").write_text(content)

@@ -1,9 +1,11 @@
 """Perplexity: fairseq-eval-lm's log, `lightconv score --metric perplexity`, and `lightconv tune` of language models."""
 
 import json
+import re
 from argparse import Namespace
 
 import pytest
+import torch
 
 from lightconv_plugin.cli import main
 from lightconv_plugin.errors import InputError
@@ -27,7 +29,7 @@ NOTHING = [
 
 def test_the_numbers_of_a_log(tmp_path, capsys):
     got = as_json(capsys, "--metric", "perplexity", "--log", write(tmp_path / "log", LOG))
-    assert got == {"perplexity": 22.63, "loss": 4.5, "tokens": 1234}
+    assert got == {"perplexity": 22.63, "loss": 4.5, "tokens": 1234, "unit": "token"}
     assert run("--metric", "perplexity", "--log", tmp_path / "log", "--output", tmp_path / "out") == 0
     out = capsys.readouterr().out
     assert out == "perplexity = 22.63 (loss 4.5000 bits a token, 1,234 tokens)\n"
@@ -53,6 +55,21 @@ def test_a_log_that_is_not_whole_is_refused(lines, said, tmp_path, capsys):
     log = write(tmp_path / "log", lines)
     message = refused(capsys, "--metric", "perplexity", "--log", log)
     assert said in message and str(log) in message
+
+
+def test_the_beginnings_of_samples_are_not_tokens_of_the_text():
+    """With --add-bos-token, fairseq counts one <s> for each sample that it scores."""
+    config = "INFO | fairseq_cli.eval_lm | {'task': {'_name': 'language_modeling', 'add_bos_token': True}}"
+    skipped = "WARNING | fairseq.tasks.fairseq_task | 2 samples have invalid sizes and will be skipped, max_positions=9"
+    assert parse_eval_lm_log([config, *LOG], "log").tokens == 1234 - 12
+    assert parse_eval_lm_log([config, LOG[0], skipped, *LOG[1:]], "log").tokens == 1234 - 10
+
+
+def test_a_perplexity_of_joined_bpe_is_per_word(tmp_path, capsys):
+    config = "INFO | fairseq_cli.eval_lm | {'common_eval': {'post_process': '@@ ', 'quiet': False}}"
+    got = as_json(capsys, "--metric", "perplexity", "--log", write(tmp_path / "log", [config, *LOG]))
+    assert got == {"perplexity": 22.63, "loss": 4.5, "tokens": 1234, "unit": "word"}
+    assert "(loss 4.5000 bits a word, 1,234 tokens)" in parse_eval_lm_log([config, *LOG], "log").lines()
 
 
 def test_options_of_the_other_metrics_are_refused(files, tmp_path, capsys):
@@ -161,6 +178,29 @@ def test_sentences_longer_than_a_sample_without_its_context_are_scored(mode, tra
     few, many = measured(1), measured(1 << 27)
     assert few["perplexity"] == pytest.approx(many["perplexity"], abs=0.011)
     assert few["sample_break_mode"] == mode
+
+
+def test_skipped_sentences_are_noticed_among_beginnings_of_samples(training, tmp_path):
+    """One sentence of 21 tokens, which the model has no positions for, and an <s> for each of 30 others."""
+    from fairseq.data import indexed_dataset
+
+    (tmp_path / "dict.txt").write_bytes((training[0] / "dict.txt").read_bytes())
+    (tmp_path / "model.pt").hardlink_to(training[1] / "checkpoint1.pt")
+    builder = indexed_dataset.make_builder(str(tmp_path / "test.bin"), impl="mmap", vocab_size=100)
+    for length in (1,) * 30 + (20,):
+        builder.add_item(torch.tensor([5] * length + [2]))
+    builder.finalize(str(tmp_path / "test.idx"))
+    options = ["--cpu", "--add-bos-token", "--sample-break-mode", "eos"]
+    with pytest.raises(InputError, match="scored 60 of the 81 tokens"):
+        measure_perplexity(tmp_path, tmp_path / "model.pt", "test", 0, options)
+
+
+def test_a_perplexity_per_word_says_so(training, tmp_path, capsys):
+    (tmp_path / "model.pt").hardlink_to(training[1] / "checkpoint1.pt")
+    words = ["perplexity", training[0], tmp_path / "model.pt", "--subset", "valid", "--cpu", "--post-process", "@@ "]
+    assert main.main([*map(str, words)]) == 0
+    assert re.match(r"valid: perplexity [\d.]+ per word over [\d,]+ tokens, ", capsys.readouterr().out)
+    assert json.loads((tmp_path / "model.valid.ppl").read_text())["unit"] == "word"
 
 
 @pytest.mark.parametrize(
