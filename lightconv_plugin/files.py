@@ -277,6 +277,11 @@ def _is_running(pid: int) -> bool:
     return True
 
 
+def is_older(path: Path, than: Path) -> bool:
+    """Whether a file was last written before another, by their times; False if one does not exist."""
+    return path.is_file() and than.is_file() and path.stat().st_mtime_ns < than.stat().st_mtime_ns
+
+
 def read_lines(path: Path) -> list[str]:
     """The lines of a UTF-8 file without line ends; only "\\n" and "\\r\\n" end a line, as for `wc -l`."""
     if path.is_dir():

@@ -30,7 +30,7 @@ from lightconv_plugin.checkpoints.training_text import entries, find_subwords, f
 from lightconv_plugin.checkpoints.untrusted import shown
 from lightconv_plugin.checkpoints.weights import WEIGHTS, PlainModel
 from lightconv_plugin.errors import InputError, UnsupportedModelError
-from lightconv_plugin.files import check_new_directory
+from lightconv_plugin.files import check_new_directory, is_older
 from lightconv_plugin.models.plain import plain_model
 from lightconv_plugin.text.recipe import Recipe, Tokeniser
 from lightconv_plugin.text.sides import TextSide, TokeniserError
@@ -118,7 +118,8 @@ def export_checkpoint(
     wanted.check()
     check_new_directory(directory, force, EXPORTED_MODEL)
     found = _open(checkpoint, data, wanted)
-    card = ModelCard(found.corpus, shown(checkpoint.name), _score(checkpoint, wanted))
+    notes = [*found.notes]
+    card = ModelCard(found.corpus, shown(checkpoint.name), _score(checkpoint, wanted, notes))
     beam = wanted.beam or (1 if found.source is None else 5)
     save_exported(
         directory,
@@ -134,7 +135,7 @@ def export_checkpoint(
         card=card,
         force=force,
     )
-    return found.notes
+    return tuple(notes)
 
 
 def _open(checkpoint: Path, data: Path | None, wanted: Export) -> _Found:
@@ -259,8 +260,11 @@ def _describe(data: Path, corpus: dict[str, Any]) -> str | None:
     return "; ".join(parts).replace("\n", " ") + "."
 
 
-def _score(checkpoint: Path, wanted: Export) -> Score | None:
-    """The given score, or the test set's score in a file written by `lightconv evaluate` or `perplexity`."""
+def _score(checkpoint: Path, wanted: Export, notes: list[str]) -> Score | None:
+    """The given score, or the test set's score in a file written by `lightconv evaluate` or `perplexity`.
+
+    A file older than the checkpoint, which may be about an earlier one of that name, is left out and noted.
+    """
     if wanted.bleu is not None:
         return Score("BLEU", wanted.bleu, wanted.bleu_signature)
     stem = checkpoint.name.removesuffix(".pt")
@@ -268,8 +272,11 @@ def _score(checkpoint: Path, wanted: Export) -> Score | None:
         (".test.score", "BLEU", "sacrebleu", "signature"),
         (".test.ppl", "perplexity", "perplexity", None),
     ):
+        if is_older(path := checkpoint.with_name(stem + suffix), checkpoint):
+            notes.append(f"{path.name} is older than {checkpoint.name}: the model card has no score of it")
+            continue
         try:
-            scores = json.loads(checkpoint.with_name(stem + suffix).read_text(encoding="utf-8"))
+            scores = json.loads(path.read_text(encoding="utf-8"))
             value = scores[key]
             sign = scores[signature] if signature else None
         except (OSError, ValueError, LookupError, TypeError):  # no file, or not JSON (such as readable lines)

@@ -36,7 +36,8 @@ EPILOG = """\
 int8: matrices with at least 16,384 weights are stored in 8 bits with one scale per output; the rest is float32.
 
 The model card (README.md) has the BLEU from CHECKPOINT.test.score, which `lightconv evaluate` writes, or the perplexity
-from CHECKPOINT.test.ppl, if such a file exists. Corpus and licence are for you to fill in.
+from CHECKPOINT.test.ppl, if such a file exists and is not older than CHECKPOINT. Corpus and licence are for you to fill
+in.
 
 By default, dictionaries, merges, tokeniser and case are determined as in `lightconv translate`.
 

@@ -9,6 +9,7 @@ from lightconv_plugin.checkpoints.averaging import EPOCH_NAME, UPDATE_NAME
 from lightconv_plugin.checkpoints.layouts import as_mapping
 from lightconv_plugin.checkpoints.loading import count_parameters, load_checkpoint
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import is_older
 from lightconv_plugin.mixers import mixer_of
 from lightconv_plugin.paths import short
 from lightconv_plugin.records.file import FILE, LOGS, read_folder
@@ -16,6 +17,7 @@ from lightconv_plugin.records.trainings import Training, trainings
 from lightconv_plugin.report.scores import (
     Score,
     Translations,
+    checkpoint_of,
     generate_logs,
     generated_score,
     read_score,
@@ -224,6 +226,11 @@ def _read_scores(run: Run) -> None:
             run.scores.append(read_score(path))
         except (InputError, OSError) as error:
             run.problems.append(f"{error}.")
+    for path in (*score_files(run.folder), *generate_logs(run.folder)):
+        if is_older(path, checkpoint := checkpoint_of(path)):
+            run.problems.append(
+                f"{path.name} is older than {checkpoint.name}: it may be of an earlier checkpoint of that name."
+            )
     scored = {(score.checkpoint, score.subset) for score in run.scores}
     for path in generate_logs(run.folder):
         try:

@@ -71,6 +71,11 @@ def _named(path: Path) -> tuple[str, str]:
     return match["checkpoint"] or "", match["subset"] or match["only"]
 
 
+def checkpoint_of(path: Path) -> Path:
+    """The checkpoint that scores or a log are named after."""
+    return path.with_name(f"{_named(path)[0]}.pt")
+
+
 def read_score(path: Path) -> Score:
     """The scores in a file; InputError if it has none."""
     lines = read_lines(path)

@@ -213,6 +213,15 @@ def test_scores_that_other_commands_left(suffix, known, said, corpus, tmp_path):
     assert said in (tmp_path / "m/README.md").read_text(encoding="utf-8")
 
 
+def test_a_score_that_is_older_than_the_checkpoint_is_left_out(corpus, tmp_path, capsys):
+    path = toys.make_checkpoint(tmp_path / "m.pt", corpus)
+    (tmp_path / "m.test.score").write_text(json.dumps({"sacrebleu": 31.25, "signature": "nrefs:1"}))
+    os.utime(tmp_path / "m.test.score", (1, 1))
+    assert lightconv(path, tmp_path / "m") == 0
+    assert "note: m.test.score is older than m.pt" in capsys.readouterr().out
+    assert "To be written: no score was given." in (tmp_path / "m/README.md").read_text(encoding="utf-8")
+
+
 def language_model(folder, architecture="dynamicconv_lm", task=None, entries=30, **options):
     """(a checkpoint with random weights, the folder of its dictionary, the model)."""
     data = folder / "lm-data"

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import os
 from argparse import Namespace
 
 import numpy as np
@@ -187,6 +188,23 @@ def test_what_lightconv_score_prints_is_understood(tmp_path, capsys):
     printed = as_json(capsys, *sides, "--detok", "none", "--output", path)
     score = scores.read_score(path)
     assert score.values == {"bleu": printed["bleu_tok"], "sacrebleu": printed["sacrebleu"], "chrf": printed["chrf"]}
+
+
+def test_results_older_than_their_checkpoint_are_pointed_out(tmp_path):
+    """As after another `average` under the same name."""
+    (tmp_path / "average5.test.score").write_text(TEXT)
+    (tmp_path / "average5.test.gen").write_text(GEN)
+    (tmp_path / "average5.pt").touch()
+    (tmp_path / "average5.valid.score").write_text(TEXT)
+    for number, name in enumerate(("average5.test.gen", "average5.test.score", "average5.pt", "average5.valid.score")):
+        os.utime(tmp_path / name, (number, number))
+    run = runs.read_run(tmp_path, "run")
+    older = [problem for problem in run.problems if " is older than " in problem]
+    assert older == [
+        f"average5.test.{kind} is older than average5.pt: it may be of an earlier checkpoint of that name."
+        for kind in ("score", "gen")
+    ]
+    assert {score.subset for score in run.scores} == {"test", "valid"}
 
 
 NOTHING_SCORED = EVAL.replace("1,234", "0").replace("4.5000", "0.0000").replace("22.63", "1.00")
