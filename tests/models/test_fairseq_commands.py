@@ -61,12 +61,15 @@ def test_validate(data, trained):
     assert re.search(r"valid \| .*loss", log)
 
 
-def test_from_pretrained(data, trained):
+def test_from_pretrained(data, trained, tmp_path):
     """In a process of its own, as a user's script."""
+    (tmp_path / "code").write_text("#version: 0.2\nH u\nn d</w>\n", encoding="utf-8")
     script = f"""
 import lightconv_plugin.models as m
 model = m.architectures.LightconvIwsltDeEnModel.from_pretrained(
-    {str(trained)!r}, "checkpoint_best.pt", {str(data)!r}, source_lang="de", target_lang="en")
+    {str(trained)!r}, "checkpoint_best.pt", {str(data)!r}, source_lang="de", target_lang="en",
+    bpe="subword_nmt", bpe_codes={str(tmp_path / "code")!r})
+assert model.apply_bpe("den Hund") == "d@@ e@@ n Hu@@ nd"
 print("TRANSLATION", repr(model.translate("ich sieht den Hund", beam=2)))
 """
     done = subprocess.run([warm_python(), "-c", script], capture_output=True, text=True, cwd=REPOSITORY)
