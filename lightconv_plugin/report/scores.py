@@ -113,8 +113,10 @@ def _from_json(path: Path, text: str, score: Score) -> None:
     names = {"signature": "sacreBLEU" if "sacrebleu" in score.values else "", "chrf_signature": "chrF2"}
     score.details += [f"{name} {content[key]}".strip() for key, name in names.items() if content.get(key)]
     if "context_window" in content:  # written by scripts/perplexity.sh
-        sample = f"samples of {content.get('tokens_per_sample')} tokens, context window {content['context_window']}"
-        score.details += [sample, *_unit(content.get("unit", "token"))]
+        tokens = f"{content.get('tokens_per_sample')} tokens"
+        sample = tokens if content.get("sample_break_mode", "none") == "none" else "whole sentences"
+        score.details += [f"samples of {sample}, context window {content['context_window']}"]
+        score.details += _unit(content.get("unit", "token"))
     score.details = [detail for detail in score.details if detail]
 
 
