@@ -276,7 +276,7 @@ def settings_of(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
         else:
             given[key] = value
     tokens, frequency = "dataset.max_tokens", "optimization.update_freq"
-    if tokens in flat and frequency not in given:
+    if tokens in flat and frequency not in given and given.get(tokens) is not None:
         given.pop(tokens, None)
     settings = {key: canonical(value) for key, value in (flat | given).items() if not is_machine(key)}
     return dict(sorted(settings.items()))

@@ -94,9 +94,11 @@ def differences(settings: Mapping[str, str], stored: Mapping[str, Any]) -> list[
     """Settings of a configuration that differ in a checkpoint, one line each; those it does not store are skipped."""
     lines = []
     for key, wanted in (defaults(settings) | dict(settings)).items():
-        if key in stored and key not in SIZE and not is_machine(key) and canonical(stored[key]) != wanted:
-            lines.append(f"{key} {canonical(stored[key])} instead of {wanted}")
-    if all(key in settings and key in stored for key in SIZE):
+        if key not in stored or is_machine(key) or (found := canonical(stored[key])) == wanted:
+            continue
+        if key not in SIZE or "null" in (found, wanted):
+            lines.append(f"{key} {found} instead of {wanted}")
+    if all(settings.get(key, "null") != "null" and stored.get(key) is not None for key in SIZE):
         sample, multiple = samples_of({}, {key: value.removesuffix(".0") for key, value in settings.items()})
 
         def tokens_of(values: Mapping[str, Any]) -> float:

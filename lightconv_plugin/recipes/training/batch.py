@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightconv_plugin.progress import say
-from lightconv_plugin.recipes.training.overrides import get
+from lightconv_plugin.recipes.training.overrides import get, setting
 
 MAX_TOKENS = "dataset.max_tokens"
 _UPDATE_FREQ = "optimization.update_freq"
 _SAMPLE = "task.tokens_per_sample"
 _MULTIPLE = "dataset.required_batch_size_multiple"
+LANGUAGE_MODELLING = ("language_modeling", "masked_lm", "multilingual_language_modeling")
 
 
 def whole_number(key: str, value: Any) -> int:
@@ -78,7 +79,8 @@ class Batch:
         Raises:
             ValueError: a value is not a whole number, or not a list of them; or see `Batch`.
         """
-        if _UPDATE_FREQ in given or not (configured := get(config, MAX_TOKENS)):
+        configured = get(config, MAX_TOKENS)
+        if _UPDATE_FREQ in given or not configured or setting(config, given, MAX_TOKENS) is None:
             return None
         steps = get(config, _UPDATE_FREQ) or [1]
         if not isinstance(steps, list):
@@ -129,10 +131,10 @@ class Batch:
 
 def samples_of(config: Mapping[str, Any], given: Mapping[str, str]) -> tuple[int, int]:
     """(tokens of a sample, what their number in a batch is a multiple of); (1, 1) if samples differ in length."""
-
-    def value(key: str) -> Any:
-        return given.get(key, get(config, key))
-
-    if value(_SAMPLE) is None or str(value("task.sample_break_mode")).strip("'\"").lower() not in ("none", "null", ""):
+    # fairseq's defaults
+    sample = setting(config, given, _SAMPLE)
+    if sample is None and setting(config, given, "task._name") in LANGUAGE_MODELLING:
+        sample = 1024
+    if sample is None or setting(config, given, "task.sample_break_mode") is not None:
         return 1, 1
-    return whole_number(_SAMPLE, value(_SAMPLE)), whole_number(_MULTIPLE, value(_MULTIPLE) or 8)  # fairseq's default
+    return whole_number(_SAMPLE, sample), whole_number(_MULTIPLE, setting(config, given, _MULTIPLE) or 8)

@@ -52,6 +52,12 @@ def given_values(overrides: Sequence[str]) -> dict[str, str]:
     return dict(item.lstrip("+").split("=", 1) for item in overrides if "=" in item)
 
 
+def setting(config: Mapping[str, Any], given: Mapping[str, str], key: str) -> Any:
+    """An override's text for this key, or the configuration's value; None if that is missing, null or none."""
+    value = given.get(key, get(config, key))
+    return None if str(value).strip("'\"").lower() in ("none", "null", "") else value
+
+
 def replaced(overrides: Sequence[str], new: Sequence[str]) -> list[str]:
     """The overrides, with `new` replacing those with the same keys."""
     keys = given_values(new).keys()

@@ -29,6 +29,8 @@ def test_overrides_change_settings_unless_they_are_of_the_machine():
     assert settings_of(CONFIG, machine) == plain, "train.sh keeps the tokens of an update"
     both = settings_of(CONFIG, ["dataset.max_tokens=1000", "optimization.update_freq=[8]"])
     assert both["dataset.max_tokens"] == "1000.0"
+    sentences = settings_of(CONFIG, ["dataset.max_tokens=null", "dataset.batch_size=64"])
+    assert (sentences["dataset.max_tokens"], sentences["dataset.batch_size"]) == ("null", "64.0")
     assert settings_of(CONFIG, ["++model.dropout=0.1", "~optimization.lr"]).get("model.dropout") == "0.1"
     assert "optimization.lr" not in settings_of(CONFIG, ["~optimization.lr"])
 

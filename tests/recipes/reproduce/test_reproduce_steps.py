@@ -295,6 +295,14 @@ def test_what_the_division_of_a_batch_loses_is_less_than_a_token_of_each_batch()
         assert (reproduce_training.differences(settings, stored) == []) == same, max_tokens
 
 
+def test_a_batch_in_sentences_is_none_in_tokens():
+    settings = {"dataset.max_tokens": "null", "dataset.batch_size": "64.0", "optimization.update_freq": "2.0"}
+    stored = {"dataset.max_tokens": None, "dataset.batch_size": 64, "optimization.update_freq": [2]}
+    assert reproduce_training.differences(settings, stored) == []
+    tokens = stored | {"dataset.max_tokens": 4096}
+    assert reproduce_training.differences(settings, tokens) == ["dataset.max_tokens 4096.0 instead of null"]
+
+
 def test_other_tokens_an_update_are_another_training(world):
     trained_by_hand(world)
     edit(world.config, dataset__max_tokens=5000)

@@ -15,7 +15,7 @@ from lightconv_plugin import allocator
 from lightconv_plugin.ops import instructions
 from lightconv_plugin.paths import find_config, package_dir
 from lightconv_plugin.recipes.training import run
-from lightconv_plugin.recipes.training.batch import Batch
+from lightconv_plugin.recipes.training.batch import LANGUAGE_MODELLING, Batch
 from lightconv_plugin.recipes.training.launch import hydra_config
 from lightconv_plugin.recipes.training.overrides import quote
 from lightconv_plugin.recipes.training.plan import (
@@ -83,6 +83,17 @@ def test_batches_without_a_whole_sample_are_refused(processes, given, message):
         Batch.of(read_config(find_config("wikitext103/dynamicconv")), given, processes)
 
 
+@pytest.mark.parametrize("name", LANGUAGE_MODELLING)
+def test_a_language_model_without_tokens_per_sample_takes_fairseqs(name):
+    tasks = pytest.importorskip("fairseq.tasks", reason="fairseq is not installed")
+    default = tasks.TASK_DATACLASS_REGISTRY[name]()
+    assert str(default.sample_break_mode) == "none"
+    config = {"task": {"_name": name}, "dataset": {"max_tokens": 4096}, "optimization": {"update_freq": [4]}}
+    assert Batch.of(config, {}, 8).divided() == (2 * default.tokens_per_sample, 1)
+    config["task"]["sample_break_mode"] = "eos"
+    assert Batch.of(config, {}, 32).divided() == (512, 1)
+
+
 def test_validation_batches_hold_the_longest_sentence(config, tmp_path):
     _, overrides = plan(config, [], 4, tmp_path / "root", tmp_path)
     assert overrides[2:] == [
@@ -127,9 +138,10 @@ def test_paths_of_an_override_are_below_the_working_directory(config, tmp_path):
     [
         (["dataset.max_tokens=1024"], ["dataset.max_tokens=1024", "optimization.update_freq=[4]"]),
         (["optimization.update_freq=[5]"], ["optimization.update_freq=[5]"]),
+        (["dataset.max_tokens=null", "dataset.batch_size=64"], ["dataset.max_tokens=null", "dataset.batch_size=64"]),
         ([], ["dataset.max_tokens=4096", "optimization.update_freq=[1]"]),
     ],
-    ids=["less-memory", "said", "derived"],
+    ids=["less-memory", "said", "sentences", "derived"],
 )
 def test_two_gpus(config, tmp_path, given, batch):
     _, overrides = plan(config, given, 2, tmp_path / "root", tmp_path)
