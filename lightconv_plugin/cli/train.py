@@ -90,7 +90,7 @@ def add_parser(commands) -> None:
         "--micro-batch", type=tokens_or_auto, metavar="N",
         help="tokens of the largest batch; update_freq follows, so that the tokens per update stay. auto: the largest "
         "that fits into memory; updates are tried for a minute, and the result is kept in save_dir (default: auto on "
-        "one machine with GPUs, otherwise max_tokens of the configuration)",
+        "one machine with GPUs, otherwise max_tokens of the configuration). Not with dataset.batch_size",
     )  # fmt: skip
     parser.add_argument(
         "--max-restarts", type=natural, default=3, metavar="N",

@@ -16,6 +16,7 @@ from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.training.overrides import get, setting
 
 MAX_TOKENS = "dataset.max_tokens"
+BATCH_SIZE = "dataset.batch_size"
 _UPDATE_FREQ = "optimization.update_freq"
 _SAMPLE = "task.tokens_per_sample"
 _MULTIPLE = "dataset.required_batch_size_multiple"

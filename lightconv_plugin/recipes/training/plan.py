@@ -6,7 +6,7 @@ import importlib.util
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +20,8 @@ from lightconv_plugin.ops.instructions import bf16_advice
 from lightconv_plugin.paths import package_dir, workspace
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.data_bin import check_data
-from lightconv_plugin.recipes.training.batch import MAX_TOKENS, Batch
-from lightconv_plugin.recipes.training.overrides import expanded, get, given_values, quote, replaced
+from lightconv_plugin.recipes.training.batch import BATCH_SIZE, MAX_TOKENS, Batch
+from lightconv_plugin.recipes.training.overrides import expanded, get, given_values, quote, replaced, setting
 
 # fairseq's groups. hydra takes a file with such a name for that group and rejects all other groups in it.
 GROUPS = (
@@ -249,18 +249,26 @@ class Plan:
 
 
 def largest_batch(
-    asked: int | Literal["auto"] | None, given: dict[str, str], nodes: int, on_cpu: bool, fitting: Fitting
+    asked: int | Literal["auto"] | None,
+    config: Mapping[str, Any],
+    given: Mapping[str, str],
+    nodes: int,
+    on_cpu: bool,
+    fitting: Fitting,
 ) -> Fitting | None:
     """How to find the largest batch: as `asked`, by default with `fitting` on one machine with GPUs.
 
-    None: it is the configuration's, or an override's.
+    None: it is the configuration's, or an override's; always where batches are limited in sentences as well.
 
     Raises:
-        ValueError: what is asked for contradicts an override, or trials are asked for on several machines.
+        ValueError: what is asked for contradicts an override or that limit, or is trials on several machines.
     """
-    fixed = [key for key in (MAX_TOKENS, "optimization.update_freq") if key in given]
+    fixed = {key: given[key] for key in (MAX_TOKENS, "optimization.update_freq") if key in given}
+    if sentences := setting(config, given, BATCH_SIZE):
+        fixed[BATCH_SIZE] = sentences
     if asked is not None and fixed:
-        raise ValueError(f"`micro_batch` {asked} is not valid with {fixed[0]}={given[fixed[0]]}: give one of them")
+        key, value = next(iter(fixed.items()))
+        raise ValueError(f"`micro_batch` {asked} is not valid with {key}={value}: give one of them")
     if asked == "auto" and nodes > 1:
         raise ValueError(f"`micro_batch` auto tries batches on one machine: for {nodes}, give a number of tokens")
     if isinstance(asked, int):
@@ -295,7 +303,7 @@ def make_plan(
         if on_cpu and is_set("common.bf16", config, overrides) and (advice := bf16_advice()):
             say(advice)
         overrides = user_dir(config, file_paths(config, overrides, root, cwd), root, cwd)
-        find = largest_batch(micro_batch, given_values(overrides), nodes, on_cpu, fitting)
+        find = largest_batch(micro_batch, config, given_values(overrides), nodes, on_cpu, fitting)
         save_dir, overrides = plan(config, overrides, world, root, cwd, find)
         overrides = tensorboard(config, overrides, save_dir, root, cwd)
         own = f"hydra.run.dir={quote(save_dir / 'hydra')}"

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -73,8 +74,8 @@ def test_what_is_asked_for(tmp_path):
     def fitting(batch, save_dir, overrides):
         return 7
 
-    def find(asked, given=(), nodes=1, on_cpu=False):
-        chosen = largest_batch(asked, dict(given), nodes, on_cpu, fitting)
+    def find(asked, given=(), nodes=1, on_cpu=False, config=MappingProxyType({})):
+        chosen = largest_batch(asked, config, dict(given), nodes, on_cpu, fitting)
         return chosen and chosen(WMT, tmp_path, [])
 
     assert (find(None), find("auto"), find(900)) == (7, 7, 900)
@@ -86,6 +87,13 @@ def test_what_is_asked_for(tmp_path):
             find(900, fixed)
     with pytest.raises(ValueError, match="for 2, give a number of tokens"):
         find("auto", nodes=2)
+    # fairseq's batches end at whichever of the two is reached first: larger ones would have no more sentences.
+    sentences = {"dataset": {"batch_size": 32}}
+    assert find(None, config=sentences) is None
+    assert find(None, {"dataset.batch_size": "null"}, config=sentences) == 7
+    for asked in (900, "auto"):
+        with pytest.raises(ValueError, match=rf"`micro_batch` {asked} is not valid with dataset\.batch_size=32: give"):
+            find(asked, config=sentences)
 
 
 def test_a_configuration_without_tokens(tmp_path):
