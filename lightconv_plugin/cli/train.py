@@ -10,7 +10,8 @@ DESCRIPTION = """\
 Trains a configuration with fairseq-hydra-train. Rerun the same command to resume from the last checkpoint.
 
 CONFIG is the path of a YAML file, or the name of a configuration such as multi30k_en_de/dynamicconv. It is followed by
-hydra's overrides, such as optimization.max_epoch=30. +criterion/rdrop and +criterion/simcut change a recipe with
+hydra's overrides, such as optimization.max_epoch=30; an option that the configuration leaves to fairseq needs no +, and
+bf16 or fp16 replaces the other one of the configuration. +criterion/rdrop and +criterion/simcut change a recipe with
 label_smoothed_cross_entropy to consistency training, with the papers' settings.
 
 Checkpoints, records.jsonl (settings, statistics and the end, for the other commands), train.log (with several machines

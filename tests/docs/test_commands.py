@@ -16,6 +16,8 @@ from lightconv_plugin.cli import main
 from lightconv_plugin.mixers import OUR_OPTIONS
 from lightconv_plugin.paths import configs_dir
 from lightconv_plugin.recipes.data.tasks import TASKS
+from lightconv_plugin.recipes.training.overrides import OPEN, expanded, get, given_values, setting
+from lightconv_plugin.recipes.training.plan import read_config
 from lightconv_plugin.released.models import find
 from tests.docs.pages import blocks, commands_of
 from tests.warm_python import warm_python
@@ -58,7 +60,25 @@ def check_lightconv(words) -> None:
     if words[0] == "reproduce" and words[1].startswith("released/"):
         find(words[1].removeprefix("released/"))
     elif words[0] in ("train", "reproduce") and not words[1].startswith("-"):
-        assert (configs_dir() / f"{words[1].removesuffix('.yaml').removeprefix('configs/')}.yaml").is_file()
+        config = configs_dir() / f"{words[1].removesuffix('.yaml').removeprefix('configs/')}.yaml"
+        assert config.is_file()
+        check_overrides(config, [word for word in words[2:] if re.match(r"\+\w|\w+\.\w+=", word)])
+
+
+def check_overrides(path: Path, overrides) -> None:
+    """The configuration has their options, or the parts that it names do."""
+    if not overrides:
+        return
+    from tests.recipes.test_configs import schema
+
+    config = read_config(path)
+    overrides = expanded(config, overrides)
+    given = given_values(overrides)
+    for item, key in zip(overrides, given, strict=True):
+        group, option = key.split(".", 1)
+        if get(config, key) is None:
+            assert item.startswith("+") or group not in OPEN, f"hydra refuses {item}"
+            assert option in schema(group, setting(config, given, f"{group}._name")).__dataclass_fields__, key
 
 
 def check_script(name: str, words) -> None:

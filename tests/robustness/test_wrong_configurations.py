@@ -186,6 +186,12 @@ def nothing(content):
         (consistency("simcut", simcut_p=1.5), [], "--simcut-p must be a probability, 0 … 1, got 1.5"),
         (nothing, ["model.encoder_kernel_size_list=[3,5]"], "--encoder-kernel-size-list needs one entry"),
         (nothing, ["optimization.no_such_key=1"], "no_such_key"),
+        (nothing, ["+model.no_such_key=1"], "no_such_key"),
+        (
+            put("model", "_name", "transformer"),  # its options are argparse's
+            ["+model.encoder_layrs=1"],
+            "model.encoder_layrs: the model transformer has no such option; did you mean encoder_layers or ",
+        ),
         (nothing, ["nonsense"], "nonsense"),
     ],
 )

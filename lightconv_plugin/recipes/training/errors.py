@@ -3,11 +3,13 @@ do not respond."""
 
 from __future__ import annotations
 
+import argparse
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.recipes.training.overrides import OPEN
 
 MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 CLOSED = ("connection closed", "connection reset", "broken pipe", "connection refused")
@@ -27,18 +29,51 @@ class ConfigError(ValueError):
 def check_parts(config: Any) -> None:
     """Raise ConfigError if a composed configuration does not name a known task, criterion, optimizer and schedule, or
     lacks the size of a batch, or has a label smoothing out of range."""
-    from fairseq.registry import REGISTRIES
-    from fairseq.tasks import TASK_REGISTRY
-
-    known = {"task": TASK_REGISTRY}
-    known |= {group: REGISTRIES[group]["registry"] for group in ("criterion", "optimizer", "lr_scheduler")}
-    for group, names in known.items():
-        check_name(group, getattr(config, group, None), names)
+    for group in ("task", "criterion", "optimizer", "lr_scheduler"):
+        check_name(group, getattr(config, group, None), parts(group))
     if config.dataset.max_tokens is None and config.dataset.batch_size is None:
         raise ConfigError("dataset.max_tokens is missing, the size of a batch (or dataset.batch_size, in sentences)")
     smoothing = getattr(config.criterion, "label_smoothing", 0.0)
     if not 0 <= smoothing < 1:
         raise ConfigError(f"criterion.label_smoothing must be in 0 … 1, but not 1, got {smoothing}")
+
+
+def parts(group: str) -> Mapping[str, Any]:
+    """The classes that fairseq knows for a group, by name."""
+    from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+    from fairseq.registry import REGISTRIES
+    from fairseq.tasks import TASK_REGISTRY
+
+    if group == "model":
+        return {**MODEL_REGISTRY, **ARCH_MODEL_REGISTRY}
+    return TASK_REGISTRY if group == "task" else REGISTRIES[group]["registry"]
+
+
+def check_added(config: Any, overrides: Iterable[str]) -> None:
+    """Raise ConfigError if an override adds an option that its part does not have.
+
+    fairseq checks those of parts with a dataclass. Others, such as its Transformer, would not read it.
+    """
+    for item in overrides:
+        key = item.lstrip("+").partition("=")[0]
+        group, _, option = key.partition(".")
+        if not item.startswith("+") or group not in OPEN:
+            continue
+        name = getattr(getattr(config, group), "_name", None)
+        part = parts(group).get(name)
+        if part is None or getattr(part, "__dataclass", None) is not None:
+            continue
+        parser = argparse.ArgumentParser()
+        part.add_args(parser)
+        known = ["_name", *(action.dest for action in parser._actions)]
+        if option not in known:
+            raise ConfigError(f"{key}: the {group} {name} has no such option{did_you_mean(option, known)}")
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """The end of a message about an unknown name."""
+    alike = difflib.get_close_matches(name, known, n=3)
+    return f"; did you mean {' or '.join(alike)}?" if alike else ""
 
 
 def check_name(group: str, options: Any, known: Collection[str]) -> str:
@@ -47,9 +82,7 @@ def check_name(group: str, options: Any, known: Collection[str]) -> str:
     if name is None:
         raise ConfigError(f"{group}._name is missing: a configuration names its {group}")
     if name not in known:
-        alike = difflib.get_close_matches(str(name), known, n=3)
-        hint = f"; did you mean {' or '.join(alike)}?" if alike else ""
-        raise ConfigError(f"{group}._name: there is no {group} {name}{hint}")
+        raise ConfigError(f"{group}._name: there is no {group} {name}{did_you_mean(str(name), known)}")
     return name
 
 
@@ -58,14 +91,12 @@ def check_model(model: Any) -> None:
 
     fairseq itself only notices when it builds the model, after process-group setup and loading the dictionaries.
     """
-    from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
-
     from lightconv_plugin.models.config import transformer_config
     from lightconv_plugin.models.encoder_decoder import ConvTransformerModel
     from lightconv_plugin.models.language_model import ConvLanguageModel
     from lightconv_plugin.models.language_model_config import language_model_config
 
-    known = {**MODEL_REGISTRY, **ARCH_MODEL_REGISTRY}
+    known = parts("model")
     built = known[check_name("model", model, known)]
     try:
         make_defaults = getattr(built, "__dataclass", None)  # None for fairseq's models of before 2021

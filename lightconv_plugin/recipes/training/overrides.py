@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightconv_plugin.errors import InputError
+from lightconv_plugin.progress import say
 
 _PLAIN = "label_smoothed_cross_entropy"
 # The values are the papers'.
@@ -21,6 +22,10 @@ CHANGES: Mapping[str, Mapping[str, str]] = {
     },
 }
 """The settings of each named change. They replace those of a recipe with the same keys."""
+
+# fairseq's groups whose options depend on their _name: hydra knows those that the configuration has.
+OPEN = ("bpe", "criterion", "lr_scheduler", "model", "optimizer", "scoring", "task", "tokenizer")
+_PRECISIONS = ("common.fp16", "common.bf16")
 
 
 def get(config: Mapping[str, Any], key: str) -> Any:
@@ -58,6 +63,11 @@ def setting(config: Mapping[str, Any], given: Mapping[str, str], key: str) -> An
     return None if str(value).strip("'\"").lower() in ("none", "null", "") else value
 
 
+def is_set(key: str, config: Mapping[str, Any], overrides: Sequence[str]) -> bool:
+    """Whether the configuration with these overrides has true for this key."""
+    return str(given_values(overrides).get(key, get(config, key))).lower() == "true"
+
+
 def replaced(overrides: Sequence[str], new: Sequence[str]) -> list[str]:
     """The overrides, with `new` replacing those with the same keys."""
     keys = given_values(new).keys()
@@ -65,11 +75,19 @@ def replaced(overrides: Sequence[str], new: Sequence[str]) -> list[str]:
 
 
 def expanded(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
-    """The overrides with the settings of a named change in its place; other overrides of the same settings win.
+    """The overrides as hydra and fairseq need them.
+
+    The settings of a named change are in its place; other overrides of the same settings win. fp16 or bf16 replaces the
+    other one of the configuration, which is said. Options that the configuration leaves to fairseq have hydra's +.
 
     Raises:
-        InputError: there is no such change, there are two, or the configuration has another criterion.
+        InputError: there is no such change, there are two, or the configuration has another criterion; or fp16 and
+            bf16 are both set.
     """
+    return _added(config, _with_one_precision(config, _with_change(config, overrides)))
+
+
+def _with_change(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     # hydra would take +criterion/rdrop=5 for a new key, which nothing reads, and does not know criterion/rdrop.
     named = [item for item in overrides if re.fullmatch(r"\+[^=]*|\+*criterion/.*", item)]
     if not named:
@@ -84,6 +102,29 @@ def expanded(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
     others = [item for item in overrides if item not in named]
     given = given_values(others)
     settings = {key: given.get(key, value) for key, value in CHANGES[name].items()}
-    # hydra's prefix for a key that the configuration does not have
-    new = [f"{'' if get(config, key) is not None else '+'}{key}={value}" for key, value in settings.items()]
-    return replaced(others, new)
+    return replaced(others, [f"{key}={value}" for key, value in settings.items()])
+
+
+def _with_one_precision(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    # With both, fairseq scales the loss as for fp16 but has no scaler, and fails.
+    if not all(is_set(key, config, overrides) for key in _PRECISIONS):
+        return list(overrides)
+    given = given_values(overrides)
+    configured = [key for key in _PRECISIONS if key not in given]
+    if len(configured) != 1:
+        raise InputError(f"{' and '.join(_PRECISIONS)} are both true: set one of them")
+    (chosen,) = given.keys() & set(_PRECISIONS)
+    say(f"{chosen}=true replaces {configured[0]}=true of the configuration")
+    return [*overrides, f"{configured[0]}=false"]
+
+
+def _added(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    result: list[str] = []
+    for item in overrides:
+        key, is_value, _ = item.partition("=")
+        unknown = key.partition(".")[0] in OPEN and "." in key and get(config, key) is None
+        # What `defaults` names may have the key, and hydra adds none twice.
+        if is_value and unknown and "defaults" not in config and key not in given_values(result):
+            item = f"+{item}"
+        result.append(item)
+    return result

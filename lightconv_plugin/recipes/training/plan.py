@@ -21,7 +21,7 @@ from lightconv_plugin.paths import package_dir, workspace
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.data_bin import check_data
 from lightconv_plugin.recipes.training.batch import BATCH_SIZE, MAX_TOKENS, Batch
-from lightconv_plugin.recipes.training.overrides import expanded, get, given_values, quote, replaced, setting
+from lightconv_plugin.recipes.training.overrides import expanded, get, given_values, is_set, quote, replaced, setting
 
 # fairseq's groups. hydra takes a file with such a name for that group and rejects all other groups in it.
 GROUPS = (
@@ -176,11 +176,6 @@ def user_dir(config: dict[str, Any], overrides: list[str], root: Path, cwd: Path
     if not folder.exists():
         raise ValueError(f"{key}: there is no folder {folder}")
     return replaced(overrides, [f"{key}={quote(folder)}"])
-
-
-def is_set(key: str, config: dict[str, Any], overrides: list[str]) -> bool:
-    """Whether the configuration with these overrides has true for this key."""
-    return str(given_values(overrides).get(key, get(config, key))).lower() == "true"
 
 
 def count_processes(

@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lightconv_plugin.recipes.training.errors import check_model, check_parts, explain
+from lightconv_plugin.recipes.training.errors import check_added, check_model, check_parts, explain
 from lightconv_plugin.recipes.training.plan import repair_last_checkpoint
 
 GAVE_UP = "gave up"
@@ -129,12 +129,14 @@ def check_before_work() -> None:
     """Check the options whose errors fairseq shows late and as a traceback, before it sets up its process group."""
     from fairseq.distributed import utils
     from fairseq.utils import import_user_module
+    from hydra.core.hydra_config import HydraConfig
 
     original = utils.call_main
 
     def call_main(cfg: Any, main: Any, **kwargs: Any) -> None:
         import_user_module(cfg.common)  # which may register the parts
         check_parts(cfg)
+        check_added(cfg, HydraConfig.get().overrides.task)
         check_model(cfg.model)
         original(cfg, main, **kwargs)
 

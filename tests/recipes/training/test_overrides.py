@@ -1,13 +1,14 @@
 """Named changes of a recipe: the settings that fairseq gets, their precedence, and what is refused."""
 
 import json
+from typing import Any
 
 import pytest
 import yaml
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import find_config
-from lightconv_plugin.recipes.training.overrides import CHANGES, expanded, given_values
+from lightconv_plugin.recipes.training.overrides import CHANGES, OPEN, expanded, given_values
 from lightconv_plugin.recipes.training.plan import make_plan
 from tests.fairseq_cli import run
 from tests.recipes.training.trainings import write_config
@@ -72,6 +73,54 @@ def test_a_change_that_cannot_be_made(config, given, message):
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "config, given, expected",
+    [
+        ({"model": {"dropout": 0.1}}, ["model.encoder_layers=6"], ["+model.encoder_layers=6"]),
+        ({"model": {"dropout": 0.1}}, ["model.dropout=0.2"], ["model.dropout=0.2"]),
+        ({"model": {"dropout": None}}, ["model.dropout=0.2"], ["+model.dropout=0.2"]),
+        ({}, ["optimizer._name=adam"], ["+optimizer._name=adam"]),
+        ({}, ["model.x=1", "model.x=2"], ["+model.x=1", "model.x=2"]),
+        ({}, ["+model.x=1", "model.x=2"], ["+model.x=1", "model.x=2"]),
+        ({}, ["++model.x=1", "~task.y", "common.seed=2"], ["++model.x=1", "~task.y", "common.seed=2"]),
+        ({"defaults": ["base"]}, ["model.x=1"], ["model.x=1"]),
+    ],
+    ids=["missing", "present", "null", "group", "twice", "with-a-plus", "others", "other-files"],
+)
+def test_an_option_that_the_configuration_leaves_to_fairseq_needs_no_plus(config, given, expected):
+    assert expanded(config, given) == expected == expanded(config, expected)
+
+
+def test_the_groups_that_hydra_knows_only_by_the_configuration():
+    configs = pytest.importorskip("fairseq.dataclass.configs", reason="fairseq is not installed")
+    fields = configs.FairseqConfig.__dataclass_fields__.values()
+    assert sorted(OPEN) == sorted(field.name for field in fields if field.type is Any)
+
+
+@pytest.mark.parametrize(
+    "config, given, more",
+    [
+        ({"fp16": True}, ["common.bf16=true"], ["common.fp16=false"]),
+        ({"bf16": True}, ["common.fp16=True"], ["common.bf16=false"]),
+        ({"fp16": True, "bf16": True}, ["common.bf16=true"], ["common.fp16=false"]),
+        ({"fp16": True}, ["common.bf16=false"], []),
+        ({"fp16": True}, ["common.bf16=true", "common.fp16=false"], []),
+        ({"bf16": True}, [], []),
+    ],
+)
+def test_a_precision_replaces_that_of_the_configuration(config, given, more, capsys):
+    assert expanded({"common": config}, given) == [*given, *more]
+    assert ("replaces" in capsys.readouterr().err) == bool(more)
+
+
+@pytest.mark.parametrize(
+    "config, given", [({}, ["common.fp16=true", "common.bf16=true"]), ({"fp16": True, "bf16": True}, ["common.seed=2"])]
+)
+def test_two_precisions_are_refused(config, given):
+    with pytest.raises(InputError, match=r"^common.fp16 and common.bf16 are both true: set one of them$"):
+        expanded({"common": config}, given)
+
+
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_recipe_keeps_its_tokens_per_update(tmp_path, monkeypatch, change, processes):
@@ -86,16 +135,31 @@ def test_a_recipe_keeps_its_tokens_per_update(tmp_path, monkeypatch, change, pro
     assert changed["dataset.max_tokens"] == str(4096 // processes) and changed["optimization.update_freq"] == "[1]"
 
 
+def trained(config, *given):
+    """The settings and the records of two updates."""
+    pytest.importorskip("fairseq", reason="fairseq is not installed")
+    folder = config.parent
+    given = [*given, f"checkpoint.save_dir={folder / 'run'}", "optimization.max_update=2"]
+    plan = make_plan(config, given, 1, 1, None, no_trial)
+    run("hydra-train", "--config-dir", folder, "--config-name", "tiny", *plan.overrides)
+    records = [json.loads(line) for line in (folder / "run/records.jsonl").read_text(encoding="utf-8").splitlines()]
+    [start] = [record for record in records if record["record"] == "start"]
+    return start["settings"], records
+
+
+def test_fairseq_gets_one_precision_and_what_the_configuration_leaves_to_it(tmp_path):
+    config = write_config(tmp_path)
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace("common:\n", "common:\n  fp16: true\n"), encoding="utf-8")
+    settings, _ = trained(config, "common.bf16=true", "model.encoder_conv_type=lightweight", "optimizer.adam_eps=0.1")
+    assert (settings["common"]["fp16"], settings["common"]["bf16"]) == (False, True)
+    assert settings["model"]["encoder_conv_type"] == "lightweight" and settings["optimizer"]["adam_eps"] == 0.1
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_fairseq_gets_the_settings(tmp_path, change):
-    pytest.importorskip("fairseq", reason="fairseq is not installed")
-    config = write_config(tmp_path)
-    given = [f"+{change}", f"checkpoint.save_dir={tmp_path / 'run'}", "optimization.max_update=2"]
-    plan = make_plan(config, given, 1, 1, None, no_trial)
-    run("hydra-train", "--config-dir", tmp_path, "--config-name", "tiny", *plan.overrides)
-    records = [json.loads(line) for line in (tmp_path / "run/records.jsonl").read_text(encoding="utf-8").splitlines()]
-    [start] = [record for record in records if record["record"] == "start"]
-    settings = start["settings"]["criterion"]
+    settings, records = trained(write_config(tmp_path), f"+{change}")
+    settings = settings["criterion"]
     expected = {key.removeprefix("criterion."): yaml.safe_load(value) for key, value in CHANGES[change].items()}
     assert {key: settings[key] for key in expected} == expected and settings["label_smoothing"] == 0.1
     updates = [record["values"] for record in records if record.get("part") == "train/inner"]
