@@ -36,6 +36,10 @@ def get(config: Mapping[str, Any], key: str) -> Any:
     return value
 
 
+def _hydra_is_1_0() -> bool:
+    return version("hydra-core").startswith("1.0.")
+
+
 def quote(value: str | Path) -> str:
     r"""A string quoted for a hydra override.
 
@@ -46,7 +50,7 @@ def quote(value: str | Path) -> str:
     text = str(value)
     if "${" in text:
         raise ValueError(f"{text}: a name with ${{ cannot be passed to hydra, which reads it as a variable")
-    if re.search(r"\\('|\Z)", text) and version("hydra-core").startswith("1.0."):
+    if re.search(r"\\('|\Z)", text) and _hydra_is_1_0():
         raise ValueError(f"{text}: hydra 1.0 cannot read a name with a backslash before a quotation mark or at the end")
     # A backslash is literal except before a quotation mark or at the end.
     return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), text) + "'"
@@ -84,7 +88,7 @@ def expanded(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
         InputError: there is no such change, there are two, or the configuration has another criterion; or fp16 and
             bf16 are both set.
     """
-    return _added(config, _with_one_precision(config, _with_change(config, overrides)))
+    return for_hydra(config, _with_one_precision(config, _with_change(config, overrides)))
 
 
 def _with_change(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
@@ -118,13 +122,14 @@ def _with_one_precision(config: Mapping[str, Any], overrides: Sequence[str]) -> 
     return [*overrides, f"{configured[0]}=false"]
 
 
-def _added(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+def for_hydra(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    """The overrides with hydra's + before each option of `OPEN` groups that the configuration does not have."""
+    plus = "+"
+    if "defaults" in config:  # other files may have the option, and + is for new ones alone
+        plus = "" if _hydra_is_1_0() else "++"
     result: list[str] = []
     for item in overrides:
         key, is_value, _ = item.partition("=")
         unknown = key.partition(".")[0] in OPEN and "." in key and get(config, key) is None
-        # What `defaults` names may have the key, and hydra adds none twice.
-        if is_value and unknown and "defaults" not in config and key not in given_values(result):
-            item = f"+{item}"
-        result.append(item)
+        result.append(f"{plus}{item}" if is_value and unknown and key not in given_values(result) else item)
     return result

@@ -21,7 +21,16 @@ from lightconv_plugin.paths import package_dir, workspace
 from lightconv_plugin.progress import say
 from lightconv_plugin.recipes.data.data_bin import check_data
 from lightconv_plugin.recipes.training.batch import BATCH_SIZE, MAX_TOKENS, Batch
-from lightconv_plugin.recipes.training.overrides import expanded, get, given_values, is_set, quote, replaced, setting
+from lightconv_plugin.recipes.training.overrides import (
+    expanded,
+    for_hydra,
+    get,
+    given_values,
+    is_set,
+    quote,
+    replaced,
+    setting,
+)
 
 # fairseq's groups. hydra takes a file with such a name for that group and rejects all other groups in it.
 GROUPS = (
@@ -98,8 +107,8 @@ def plan(
         if not data.is_dir():
             raise ValueError(f"no folder {data} with binarised data: prepare it first, or give task.data=DATA-BIN")
         check_data(data)
-    new = "" if get(config, "task.data") is not None else "+"  # hydra's prefix for a key not in the configuration
-    result += [f"{new}task.data={quote(':'.join(map(str, folders)))}", f"checkpoint.save_dir={quote(save_dir)}"]
+    result += for_hydra(config, [f"task.data={quote(':'.join(map(str, folders)))}"])
+    result.append(f"checkpoint.save_dir={quote(save_dir)}")
     if batch := Batch.of(config, given, processes):
         most, validation = batch.max_tokens, f"{MAX_TOKENS}_valid"
         if fitting and MAX_TOKENS not in given:

@@ -1,4 +1,4 @@
-"""Named changes of a recipe: the settings that fairseq gets, their precedence, and what is refused."""
+"""Overrides: named changes of a recipe, one precision, hydra's +; what fairseq gets, what wins, and what is refused."""
 
 import json
 from typing import Any
@@ -83,12 +83,17 @@ def test_a_change_that_cannot_be_made(config, given, message):
         ({}, ["model.x=1", "model.x=2"], ["+model.x=1", "model.x=2"]),
         ({}, ["+model.x=1", "model.x=2"], ["+model.x=1", "model.x=2"]),
         ({}, ["++model.x=1", "~task.y", "common.seed=2"], ["++model.x=1", "~task.y", "common.seed=2"]),
-        ({"defaults": ["base"]}, ["model.x=1"], ["model.x=1"]),
     ],
-    ids=["missing", "present", "null", "group", "twice", "with-a-plus", "others", "other-files"],
+    ids=["missing", "present", "null", "group", "twice", "with-a-plus", "others"],
 )
 def test_an_option_that_the_configuration_leaves_to_fairseq_needs_no_plus(config, given, expected):
     assert expanded(config, given) == expected == expanded(config, expected)
+
+
+@pytest.mark.parametrize("release, expected", [("1.0.7", "model.x=1"), ("1.3.2", "++model.x=1")])
+def test_an_option_that_the_files_of_defaults_may_have(release, expected, monkeypatch):
+    monkeypatch.setattr(f"{expanded.__module__}.version", lambda name: release)
+    assert expanded({"defaults": ["base"]}, ["model.x=1"]) == [expected]
 
 
 def test_the_groups_that_hydra_knows_only_by_the_configuration():
