@@ -1,8 +1,12 @@
-"""Checks that binarised data are complete: fairseq itself only notices a truncated file in the middle of a training."""
+"""Checks that binarised data are complete: fairseq itself only notices a truncated file in the middle of a training.
+
+And what the indices tell: numbers of sentences, and their lengths.
+"""
 
 from __future__ import annotations
 
 import struct
+from collections import defaultdict
 from pathlib import Path
 
 _MAGIC = b"MMIDIDX\0\0"  # of fairseq-preprocess's default format
@@ -28,6 +32,22 @@ def count_sentences(index: Path) -> int | None:
     with index.open("rb") as file:
         header = file.read(_HEADER.size)
     return _HEADER.unpack(header)[3] if header.startswith(_MAGIC) and len(header) == _HEADER.size else None
+
+
+def count_longer(data: Path, subset: str, fewest: int, most: int) -> tuple[int, int]:
+    """(how many pairs have more than `fewest` tokens on their longer side and at most `most`, all pairs) of a subset.
+
+    The end of a sentence is a token, as in fairseq. A text without pairs, or in another format, has none.
+    """
+    import numpy as np
+
+    sides = defaultdict(list)
+    for index in sorted(data.glob(f"{subset}.*-*.*.idx")):
+        if sentences := count_sentences(index):
+            lengths = np.fromfile(index, "<i4", sentences, offset=_HEADER.size)
+            sides[index.name.rsplit(".", 2)[0]].append(lengths)
+    longer = [np.maximum(*texts) for texts in sides.values() if len(texts) == 2 and len({*map(len, texts)}) == 1]
+    return sum(int(((fewest < pairs) & (pairs <= most)).sum()) for pairs in longer), sum(map(len, longer))
 
 
 def _problem(index: Path) -> str:

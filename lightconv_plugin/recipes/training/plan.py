@@ -19,8 +19,8 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.ops.instructions import bf16_advice
 from lightconv_plugin.paths import package_dir, workspace
 from lightconv_plugin.progress import say
-from lightconv_plugin.recipes.data.data_bin import check_data
-from lightconv_plugin.recipes.training.batch import BATCH_SIZE, MAX_TOKENS, Batch
+from lightconv_plugin.recipes.data.data_bin import check_data, count_longer
+from lightconv_plugin.recipes.training.batch import BATCH_SIZE, MAX_TOKENS, Batch, whole_number
 from lightconv_plugin.recipes.training.overrides import (
     expanded,
     for_hydra,
@@ -118,7 +118,20 @@ def plan(
         if f"{MAX_TOKENS}={most}" not in told and validation not in given and not get(config, validation):
             result.append(f"{validation}={most}")
         result += told
+        subset = setting(config, given, "dataset.train_subset") or "train"
+        _say_what_is_left_out(folders, subset, batch.divided()[0], whole_number(MAX_TOKENS, get(config, MAX_TOKENS)))
     return save_dir, replaced(overrides, result)
+
+
+def _say_what_is_left_out(folders: list[Path], subset: str, max_tokens: int, configured: int) -> None:
+    """Say how many pairs are skipped by fairseq because they only fit into the larger batches of the configuration."""
+    counts = [count_longer(folder, subset, max_tokens, configured) for folder in folders]
+    longer, pairs = (sum(column) for column in zip(*counts, strict=True))
+    if longer:
+        say(
+            f"{longer:,} of {pairs:,} training pairs are left out: a side has more than {max_tokens} tokens, "
+            "the largest batch of a process"
+        )
 
 
 def file_paths(config: dict[str, Any], overrides: list[str], root: Path, cwd: Path) -> list[str]:

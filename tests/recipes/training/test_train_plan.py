@@ -8,7 +8,9 @@ import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 import yaml
 
 from lightconv_plugin import allocator
@@ -17,7 +19,7 @@ from lightconv_plugin.paths import find_config, package_dir
 from lightconv_plugin.recipes.training import run
 from lightconv_plugin.recipes.training.batch import LANGUAGE_MODELLING, Batch
 from lightconv_plugin.recipes.training.launch import hydra_config
-from lightconv_plugin.recipes.training.overrides import quote
+from lightconv_plugin.recipes.training.overrides import given_values, quote
 from lightconv_plugin.recipes.training.plan import (
     Plan,
     count_processes,
@@ -101,6 +103,28 @@ def test_validation_batches_hold_the_longest_sentence(config, tmp_path):
         "dataset.max_tokens=2048",
         "optimization.update_freq=[1]",
     ]
+
+
+def test_pairs_that_no_batch_of_a_process_holds_are_counted(config, tmp_path, capsys):
+    data_utils = pytest.importorskip("fairseq.data.data_utils", reason="fairseq is not installed")
+    from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
+
+    # The fourth pair fits, the last one is longer than a batch of the configuration.
+    for lang, lengths in (("de", [3, 2049, 5, 2048, 5000]), ("en", [4096, 4, 5, 2048, 4])):
+        text = tmp_path / f"root/data/train.de-en.{lang}"
+        builder = MMapIndexedDatasetBuilder(f"{text}.bin", dtype=np.int32)
+        for length in lengths:
+            builder.add_item(torch.ones(length, dtype=torch.int64))
+        builder.finalize(f"{text}.idx")
+    texts = [data_utils.load_indexed_dataset(str(text.with_suffix(f".{lang}"))) for lang in ("de", "en")]
+    sizes = [text.sizes for text in texts]
+    for processes, left_out in ((2, 0), (4, 2)):
+        _, overrides = plan(config, [], processes, tmp_path / "root", tmp_path)
+        max_tokens = int(given_values(overrides)["dataset.max_tokens"])
+        _, ignored = data_utils.filter_paired_dataset_indices_by_size(*sizes, np.arange(5), max_tokens)
+        assert len(ignored) == left_out + 1
+        said = f"2 of 5 training pairs are left out: a side has more than {max_tokens} tokens, the largest batch of a"
+        assert (said in capsys.readouterr().err) == bool(left_out)
 
 
 @pytest.fixture
