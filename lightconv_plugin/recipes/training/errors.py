@@ -59,7 +59,7 @@ def check_added(config: Any, overrides: Iterable[str]) -> None:
         group, _, option = key.partition(".")
         if not item.startswith("+") or group not in OPEN:
             continue
-        name = getattr(getattr(config, group), "_name", None)
+        name = str(getattr(getattr(config, group), "_name", None))
         part = parts(group).get(name)
         if part is None or getattr(part, "__dataclass", None) is not None:
             continue
