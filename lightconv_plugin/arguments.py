@@ -45,4 +45,4 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
     text.add_argument("--bpe-codes", metavar="FILE", help="merges of subword-nmt; none: the text is already split")
     text.add_argument("--sentencepiece", type=Path, metavar="MODEL", help="sentencepiece model")
     text.add_argument("--tokenizer", choices=("moses", "none"), help="also determines how translations are detokenised")
-    text.add_argument("--lowercase", action="store_true", help="lower-case the text first")
+    text.add_argument("--lowercase", action="store_true", help="lower-case the text of both sides first")

@@ -48,7 +48,7 @@ def find_text(
 
     task: fairseq's, with dictionaries and languages. data: the folder of the dictionaries, or an exported model.
     bpe_codes: merges of subword-nmt, or "none". tokenizer: "moses" or "none".
-    lowercase: lower-case the source even if corpus.json beside the data does not say that the training text was.
+    lowercase: lower-case both sides even if corpus.json beside the data does not say that the training text was.
 
     Raises TranslationError if something is missing; the message names the parameter to set.
     """
@@ -65,8 +65,8 @@ def find_text(
         corpus = {"text": {lang: side.recipe.as_json() for lang, side in exported.items()}}
     notes: list[str] = []
     recipes = [_recipe(corpus, data, lang, tokenizer, kinds, notes) for lang in (source, target)]
-    if lowercase and not recipes[0].lowercase:
-        recipes[0] = replace(recipes[0], lowercase="last")
+    if lowercase:
+        recipes = [recipe if recipe.lowercase else replace(recipe, lowercase="last") for recipe in recipes]
     return FoundText(
         TextSide(recipes[0], subwords, file),
         TextSide(recipes[1], kinds[1], target_file),

@@ -57,7 +57,7 @@ class Translator:
             checkpoints only: an exported directory defines how its text is prepared
         sentencepiece: a sentencepiece model
         tokenizer: "moses" or "none"
-        lowercase: lower-case the source text even if nothing says that the training text was
+        lowercase: lower-case the text of both sides even if nothing says that the training text was
         beam, lenpen, unkpen, min_len, max_len_a, max_len_b, temperature, no_repeat_ngram_size: options of the search,
             as in fairseq-generate. A translation has at most max_len_a·T + max_len_b pieces, where T is the length of
             the longest sentence in its batch. For beam, lenpen, min_len, max_len_b and no_repeat_ngram_size, None means

@@ -162,7 +162,8 @@ def test_the_options_say_what_is_not_found(corpus, checkpoint, tmp_path, capsys)
     assert "note: no corpus.json" in (out := capsys.readouterr().out) and "--tokenizer to moses or none" in out
     assert lightconv(*arguments, "--bpe-codes", codes, "--tokenizer", "none", "--lowercase", "--force") == 0
     found = open_exported(tmp_path / "m")
-    assert found.source_text.recipe.as_json() == {"tokeniser": "none", "lang": "de", "lowercase": "last"}
+    for side, lang in ((found.source_text, "de"), (found.target_text, "en")):
+        assert side.recipe.as_json() == {"tokeniser": "none", "lang": lang, "lowercase": "last"}
     assert capsys.readouterr().out.startswith("written to")
     assert lightconv(*arguments, "--bpe-codes", "none", "--tokenizer", "none", "--force") == 0
     found = open_exported(tmp_path / "m")

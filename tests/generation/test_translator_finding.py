@@ -63,6 +63,8 @@ def test_a_folder_with_all_beside_the_checkpoint(merges, made, expected, tmp_pat
     translator = Translator(path, lowercase=True, **SHORT)
     assert texts(translator) == expected
     assert len(translator.notes) == 1 and "tokenised: assuming Moses" in translator.notes[0]
+    scored, as_well = (translator.score(LINES, [line] * len(LINES)) for line in ("the dog", "The Dog"))
+    assert [t.score for t in as_well] == [t.score for t in scored]  # references are in the training's case, too
     assert Translator(path, lowercase=True, tokenizer="moses", **SHORT).notes == ()
     # Like a folder in a home that others may not enter, this one cannot be looked into.
     unreadable = toys.make_checkpoint(tmp_path / "u.pt", data, task={"data": str(tmp_path / ("x" * 300))})

@@ -29,6 +29,8 @@ def test_every_name_from_its_archive_to_a_translation(name, world, server, home,
     exported = open_exported(home / model.folder / "exported")
     assert (exported.settings.source_lang, exported.settings.target_lang) == model.task.pair
     assert (exported.search.num_beams, exported.search.length_penalty) == (model.beam, model.lenpen)
+    for side in (exported.source_text, exported.target_text):
+        assert side.recipe.lowercase == ("last" if model.task.lowercase else "")
     theirs, ours = world.models[model.folder], load_model(exported, "float32")
     source = torch.randint(4, len(exported.source), (2, 9))
     target = torch.randint(4, len(exported.target), (2, 8))
