@@ -44,5 +44,9 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
     text.add_argument("-t", "--target-lang", metavar="XX")
     text.add_argument("--bpe-codes", metavar="FILE", help="merges of subword-nmt; none: the text is already split")
     text.add_argument("--sentencepiece", type=Path, metavar="MODEL", help="sentencepiece model")
-    text.add_argument("--tokenizer", choices=("moses", "none"), help="also determines how translations are detokenised")
+    text.add_argument(
+        "--tokenizer", choices=("moses", "moses-a", "none"),
+        help="moses-a: with a-b split into a @-@ b, as by tokenizer.perl -a and fairseq's --tokenizer moses; also "
+        "determines how translations are detokenised",
+    )  # fmt: skip
     text.add_argument("--lowercase", action="store_true", help="lower-case the text of both sides first")

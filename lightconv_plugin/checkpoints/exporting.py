@@ -32,7 +32,7 @@ from lightconv_plugin.checkpoints.weights import WEIGHTS, PlainModel
 from lightconv_plugin.errors import InputError, UnsupportedModelError
 from lightconv_plugin.files import check_new_directory, is_older
 from lightconv_plugin.models.plain import plain_model
-from lightconv_plugin.text.recipe import Recipe, Tokeniser
+from lightconv_plugin.text.recipe import Recipe
 from lightconv_plugin.text.sides import TextSide, TokeniserError
 from lightconv_plugin.text.subwords import kind_of
 
@@ -55,7 +55,7 @@ class Export:
     target_lang: str | None = None
     bpe_codes: str | None = None
     sentencepiece: Path | None = None
-    tokenizer: Tokeniser | None = None
+    tokenizer: str | None = None
     lowercase: bool = False
     beam: int | None = None
     lenpen: float | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,16 @@ from typing import Any
 from lightconv_plugin.checkpoints.exported import is_exported, open_exported
 from lightconv_plugin.errors import TranslationError
 from lightconv_plugin.paths import beside
-from lightconv_plugin.text.recipe import Lowercase, Recipe, Tokeniser
+from lightconv_plugin.text.recipe import Lowercase, Recipe
 from lightconv_plugin.text.sides import Subwords, TextSide
 from lightconv_plugin.text.subwords import kind_of
 
-TOKENIZERS: tuple[Tokeniser, ...] = ("moses", "none")
+# The steps that a user can name: moses-a is tokenizer.perl -a, and what fairseq calls moses.
+TOKENIZERS: Mapping[str, Mapping[str, Any]] = {
+    "moses": {"tokeniser": "moses"},
+    "moses-a": {"tokeniser": "moses", "aggressive": True},
+    "none": {"tokeniser": "none"},
+}
 NO_CODES = "none"  # instead of a file of merges: the text is already split into pieces
 # Where scripts/prepare.sh puts the merges, beside data-bin, and how archives of fairseq's released models name them.
 _CODES = ("bpe/codes", "bpe/codes.{}")
@@ -41,13 +46,13 @@ def find_text(
     *,
     bpe_codes: Path | str | None = None,
     sentencepiece: Path | None = None,
-    tokenizer: Tokeniser | None = None,
+    tokenizer: str | None = None,
     lowercase: bool = False,
 ) -> FoundText:
     """Find out how the text of a training was prepared; arguments take precedence over what is found.
 
     task: fairseq's, with dictionaries and languages. data: the folder of the dictionaries, or an exported model.
-    bpe_codes: merges of subword-nmt, or "none". tokenizer: "moses" or "none".
+    bpe_codes: merges of subword-nmt, or "none". tokenizer: one of TOKENIZERS.
     lowercase: lower-case both sides even if corpus.json beside the data does not say that the training text was.
 
     Raises TranslationError if something is missing; the message names the parameter to set.
@@ -148,24 +153,25 @@ def read_corpus(data: Path) -> dict[str, Any]:
 
 
 def _recipe(
-    corpus: dict[str, Any], data: Path, lang: str, tokenizer: Tokeniser | None, kinds: Sequence[str], notes: list[str]
+    corpus: dict[str, Any], data: Path, lang: str, tokenizer: str | None, kinds: Sequence[str], notes: list[str]
 ) -> Recipe:
     lowercase: Lowercase = "last" if corpus.get("lowercase") is True else ""
+    named = None if tokenizer is None else Recipe(lang=lang, **TOKENIZERS[tokenizer])
     recipes = corpus.get("text")
     if isinstance(recipes, dict) and lang in recipes:
         try:
             known = Recipe.of_json(recipes[lang])
         except ValueError as error:
             raise TranslationError(f"{beside(data, 'corpus.json')}, text, {lang}: {error}") from error
-        if tokenizer is None or tokenizer == known.tokeniser:
+        if named is None or (named.tokeniser == known.tokeniser and named.aggressive <= known.aggressive):
             return known
         lowercase = known.lowercase
-    if tokenizer is not None:
-        return Recipe(tokenizer, lang, lowercase=lowercase)
+    if named is not None:
+        return replace(named, lowercase=lowercase)
     if "sentencepiece" in kinds:  # usually applied to text that is not tokenised
         return Recipe("none", lang, lowercase=lowercase)
     notes.append(
         f"no corpus.json beside {data} says how its text was tokenised: assuming Moses"
-        f"{' and lower case' if lowercase else ''}; set `tokenizer` to moses or none to confirm or change this"
+        f"{' and lower case' if lowercase else ''}; set `tokenizer` to moses, moses-a or none to confirm or change this"
     )
     return Recipe("moses", lang, lowercase=lowercase)

@@ -56,7 +56,8 @@ class Translator:
         bpe_codes: merges of subword-nmt; "none" for text that is already split. This and the next three are for
             checkpoints only: an exported directory defines how its text is prepared
         sentencepiece: a sentencepiece model
-        tokenizer: "moses" or "none"
+        tokenizer: "moses", "moses-a" (which also splits a-b into a @-@ b: tokenizer.perl -a, and fairseq's "moses") or
+            "none"
         lowercase: lower-case the text of both sides even if nothing says that the training text was
         beam, lenpen, unkpen, min_len, max_len_a, max_len_b, temperature, no_repeat_ngram_size: options of the search,
             as in fairseq-generate. A translation has at most max_len_a·T + max_len_b pieces, where T is the length of

@@ -183,7 +183,7 @@ def _export(model: Model, folder: Path, dtype: str) -> None:
             source_lang=source,
             target_lang=target,
             bpe_codes=None if merges else "none",
-            tokenizer="moses",
+            tokenizer=model.task.tokenizer,
             lowercase=model.task.lowercase,
             beam=model.beam,
             lenpen=model.lenpen,

@@ -22,7 +22,8 @@ class ReleasedTask:
     """What the models of a task have in common.
 
     name: the papers' (scoring/paper.py). pair: source and target language. model, test: how the names of the archives
-    begin. beam, lenpen: of the search whose score upstream reports. sacrebleu: the test set's name there, or "".
+    begin. beam, lenpen: of the search whose score upstream reports. tokenizer: how the training text was tokenised.
+    sacrebleu: the test set's name there, or "".
     """
 
     name: str
@@ -31,6 +32,7 @@ class ReleasedTask:
     test: str
     beam: int
     lenpen: float
+    tokenizer: str = "moses"
     lowercase: bool = False
     compound_split: bool = False
     sacrebleu: str = ""
@@ -49,6 +51,7 @@ _TASKS = {
     "wmt17.en-de": _EN_DE,  # upstream gives these names to the files of wmt16.en-de
     "wmt14.en-fr": ReleasedTask(
         *("WMT14 En-Fr", ("en", "fr"), "wmt14.en-fr.joined-dict", "wmt14.en-fr.joined-dict.newstest2014", 5, 0.9),
+        tokenizer="moses-a",  # as in fairseq's prepare-wmt14en2fr.sh
         sacrebleu="wmt14/full",
     ),
     # Upstream does not state the search of this one: fairseq-generate's defaults.

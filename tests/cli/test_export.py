@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from lightconv_plugin.checkpoints.exported import load_model, open_exported
 from lightconv_plugin.cli import main
+from lightconv_plugin.text.recipe import Recipe
 from tests.checkpoints.fairseq_files import state
 from tests.generation import translation_toys as toys
 from tests.models import language_model_toys
@@ -159,12 +160,17 @@ def test_the_options_say_what_is_not_found(corpus, checkpoint, tmp_path, capsys)
     assert "there is no" in (line := refused(capsys, *arguments)) and "give --bpe-codes" in line
     codes = corpus.parent / "bpe/codes"
     assert lightconv(*arguments, "--bpe-codes", codes) == 0
-    assert "note: no corpus.json" in (out := capsys.readouterr().out) and "--tokenizer to moses or none" in out
+    assert "note: no corpus.json" in (out := capsys.readouterr().out) and "--tokenizer to moses, moses-a or none" in out
     assert lightconv(*arguments, "--bpe-codes", codes, "--tokenizer", "none", "--lowercase", "--force") == 0
     found = open_exported(tmp_path / "m")
     for side, lang in ((found.source_text, "de"), (found.target_text, "en")):
         assert side.recipe.as_json() == {"tokeniser": "none", "lang": lang, "lowercase": "last"}
     assert capsys.readouterr().out.startswith("written to")
+    assert lightconv(*arguments, "--bpe-codes", codes, "--tokenizer", "moses-a", "--force") == 0
+    found = open_exported(tmp_path / "m")
+    for side, lang in ((found.source_text, "de"), (found.target_text, "en")):
+        assert side.recipe == Recipe("moses", lang, aggressive=True)
+    capsys.readouterr()
     assert lightconv(*arguments, "--bpe-codes", "none", "--tokenizer", "none", "--force") == 0
     found = open_exported(tmp_path / "m")
     assert (found.source_text.subwords, found.source_text.file) == ("bpe", None)

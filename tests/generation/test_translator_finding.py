@@ -209,7 +209,7 @@ def test_what_is_no_checkpoint_of_a_translation_model(made, tmp_path):
         ({"device": "tpu7"}, "`device` must be cpu, cuda or cuda:N, got 'tpu7'"),
         ({"device": "cuda:99"}, "`device` 'cuda:99' is not available"),
         ({"cuda_graphs": True}, "`cuda_graphs` needs a GPU, such as `device` 'cuda': got `device` 'cpu'"),
-        ({"tokenizer": "perl"}, "`tokenizer` must be one of moses, none, got 'perl'"),
+        ({"tokenizer": "perl"}, "`tokenizer` must be one of moses, moses-a, none, got 'perl'"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

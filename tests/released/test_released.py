@@ -1,12 +1,14 @@
 """Every released model, from its archive to a translation; the ways in which its name is used."""
 
 import sys
+from argparse import Namespace
 
 import pytest
 import torch
 
 pytest.importorskip("fairseq", reason="fairseq is not installed")
 
+from fairseq.data import encoders
 from fairseq.models.lightconv import LightConvModel
 
 from lightconv_plugin.checkpoints.exported import load_model, open_exported
@@ -31,6 +33,10 @@ def test_every_name_from_its_archive_to_a_translation(name, world, server, home,
     assert (exported.search.num_beams, exported.search.length_penalty) == (model.beam, model.lenpen)
     for side in (exported.source_text, exported.target_text):
         assert side.recipe.lowercase == ("last" if model.task.lowercase else "")
+    if model.task.name == "WMT14 En-Fr":  # prepare-wmt14en2fr.sh splits at dashes, like fairseq's own tokeniser
+        line = "An old-fashioned house."
+        theirs = encoders.build_tokenizer(Namespace(tokenizer="moses", source_lang="en", target_lang="fr"))
+        assert exported.source_text.recipe.tokenise()(line) == theirs.encode(line) == "An old @-@ fashioned house ."
     theirs, ours = world.models[model.folder], load_model(exported, "float32")
     source = torch.randint(4, len(exported.source), (2, 9))
     target = torch.randint(4, len(exported.target), (2, 8))
