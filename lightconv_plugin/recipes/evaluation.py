@@ -17,7 +17,7 @@ from lightconv_plugin.files import atomic_write, check_writable, read_lines
 from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.progress import say
 from lightconv_plugin.scoring.generate_log import parse_gen_log
-from lightconv_plugin.scoring.measuring import Languages, Measuring, Scored, languages_of, score, with_facts
+from lightconv_plugin.scoring.measuring import Languages, Measuring, Scored, languages_of, score, stem_of, with_facts
 from lightconv_plugin.scoring.perplexity import batches, parse_eval_lm_log, plain, positions, samples, task_of
 from lightconv_plugin.scoring.significance import check_number, translations_in
 
@@ -41,6 +41,11 @@ def languages_in(options: Sequence[str]) -> Languages:
     parser.add_argument("-t", "--target-lang")
     known, _ = parser.parse_known_args(list(options))
     return known.source_lang, known.target_lang
+
+
+def direction(languages: tuple[str, str]) -> tuple[str, ...]:
+    """The options for fairseq-generate to translate in this direction; without them, it takes any that the data has."""
+    return ("--source-lang", languages[0], "--target-lang", languages[1])
 
 
 def results_of(checkpoint: Path, subset: str, log: str = "gen", values: str = "score") -> tuple[Path, Path]:
@@ -73,25 +78,25 @@ def evaluate(
         InputError: an argument is wrong (checked before any work), or generating or scoring failed.
     """
     how = how or Measuring()
-    languages, likely = languages_in(options), how.lang
+    languages = languages_of(data, subset, languages_in(options), how.lang)
     how = how.with_data(data, subset, languages)
     for path, what in (checkpoint, "checkpoint"), (against, "file"):
         if path is not None and not path.is_file():
             raise InputError(f"no {what} {path}")
     check_options(options)
-    check_references(data, subset, languages, likely)
+    check_references(data, subset, languages)
     if against is not None:
         theirs, _ = translations_in(against, how.check_decoded)
-        check_number(against, theirs, sentences_of(data, subset, languages, likely))
+        check_number(against, theirs, sentences_of(data, subset, languages))
     if how.raw_ref is not None:
-        lines, sentences = len(read_lines(how.raw_ref)), sentences_of(data, subset, languages, likely)
+        lines, sentences = len(read_lines(how.raw_ref)), sentences_of(data, subset, languages)
         if lines != sentences:
             raise InputError(f"{how.raw_ref} has {lines} lines, but {subset} has {sentences} sentences")
     how.check_language()
     log, result = results_of(checkpoint, subset)
     check_writable(log)
     say(f"generating for {subset}: {log}")
-    text = fairseq_generate.generate_log(data, checkpoint, subset, options)
+    text = fairseq_generate.generate_log(data, checkpoint, subset, [*options, *direction(languages)])
     result.unlink(missing_ok=True)  # the scores of another log
     with atomic_write(log) as file:
         file.write(text)
@@ -106,19 +111,17 @@ def evaluate(
     return scored
 
 
-def sentences_of(data: Path, subset: str, languages: Languages, likely: str | None = None) -> int:
-    """Number of sentences in a subset of binarised parallel text, of the direction that `languages_of` chooses."""
+def sentences_of(data: Path, subset: str, languages: tuple[str, str]) -> int:
+    """Number of sentences in a subset of binarised parallel text."""
     from fairseq.data import data_utils
 
-    source, target = languages_of(data, subset, languages, likely)
-    return len(data_utils.load_indexed_dataset(f"{data}/{subset}.{source}-{target}.{source}", None))
+    return len(data_utils.load_indexed_dataset(f"{stem_of(data, subset, *languages)}.{languages[0]}", None))
 
 
-def check_references(data: Path, subset: str, languages: Languages, likely: str | None = None) -> None:
+def check_references(data: Path, subset: str, languages: tuple[str, str]) -> None:
     """Raise InputError if a subset of binarised parallel text has no target side, as after --only-source."""
-    source, target = languages_of(data, subset, languages, likely)
-    if not (data / f"{subset}.{source}-{target}.{target}.idx").is_file():
-        raise InputError(f"{data} has no references for {subset}: binarise its {target} side too")
+    if not Path(f"{stem_of(data, subset, *languages)}.{languages[1]}.idx").is_file():
+        raise InputError(f"{data} has no references for {subset}: binarise its {languages[1]} side too")
 
 
 def tokens_of(data: Path, subset: str) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write
-from lightconv_plugin.scoring.measuring import languages_of
+from lightconv_plugin.scoring.measuring import languages_of, stem_of
 from lightconv_plugin.text.dictionary import Dictionary
 from lightconv_plugin.text.shortlist import NULL
 
@@ -45,9 +45,10 @@ def read_text(data: Path, source_lang: str | None, target_lang: str | None, most
     from fairseq.data import data_utils
 
     source_lang, target_lang = languages_of(data, "train", (source_lang, target_lang))
+    files = stem_of(data, "train", source_lang, target_lang)
     dictionaries, texts = [], []
     for lang in (source_lang, target_lang):
-        stem = f"{data}/train.{source_lang}-{target_lang}.{lang}"
+        stem = f"{files}.{lang}"
         for path in (data / f"dict.{lang}.txt", Path(f"{stem}.idx")):
             if not path.is_file():
                 raise InputError(f"{path} is missing: expected a folder of binarised {source_lang}-{target_lang} text")

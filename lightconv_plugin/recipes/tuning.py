@@ -17,11 +17,12 @@ from lightconv_plugin.recipes.evaluation import (
     check_data,
     check_options,
     check_references,
+    direction,
     languages_in,
     measure_perplexity,
 )
 from lightconv_plugin.scoring.bleu import Measure
-from lightconv_plugin.scoring.measuring import Measuring
+from lightconv_plugin.scoring.measuring import Measuring, languages_of
 from lightconv_plugin.scoring.significance import compare
 
 BLEU_MEASURES = ("bleu_tok", "sacrebleu", "chrf")
@@ -143,13 +144,14 @@ def tune(
         penalties: Sequence[float | None] = [None]
     else:
         penalties = lenpen or [1.0]
-        languages, likely = languages_in(options), how.lang if how else None
+        languages = languages_of(data, subset, languages_in(options), how.lang if how else None)
         how = replace(how or Measuring(), metric=metric).with_data(data, subset, languages)
-        check_references(data, subset, languages, likely)
+        check_references(data, subset, languages)
         how.check_language()
         if by == "bleu_tok":
             how = replace(how, raw_ref=None)  # not needed, and not every corpus has one for its validation set
-        fairseq_generate.parse_options([str(data), *options])
+        search_options = [*options, *direction(languages)]
+        fairseq_generate.parse_options([str(data), *search_options])
     checkpoints, average = _checkpoints(save_dir, average, skip_missing, warn)
     paths: dict[int, Path] = {}
     searches: set[str] = set()
@@ -162,7 +164,7 @@ def tune(
             paths[number] = path
         if penalty is None or how is None:
             return measure_perplexity(data, paths[number], subset, context_window, options)["perplexity"]
-        log = fairseq_generate.generate(data, paths[number], subset, [*options, "--lenpen", repr(penalty)])
+        log = fairseq_generate.generate(data, paths[number], subset, [*search_options, "--lenpen", repr(penalty)])
         how.check_decoded(log, "the text")
         searches.add(log.search or "fairseq's generator")
         if within:

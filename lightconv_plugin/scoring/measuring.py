@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -189,7 +189,8 @@ def languages_of(
 ) -> tuple[str, str]:
     """(source, target) of a folder of binarised data, determined by its file names.
 
-    languages: (source, target), to choose among several directions; None for whatever the folder has.
+    languages: (source, target), to choose among several directions; None for whatever the folder has. If no direction
+        fits, the opposite of one does: see `stem_of`.
     likely: the target to choose if there are still several. It need not be the name that the files have.
 
     Raises:
@@ -203,11 +204,11 @@ def languages_of(
             directions.setdefault(match[1], set()).add((match[2], match[3]))
     if subset not in directions:
         raise InputError(f"{data} has no subset {subset}; it has {', '.join(sorted(directions)) or 'none'}")
-    pairs = [
-        pair
-        for pair in sorted(directions[subset])
-        if all(wanted in (None, known) for wanted, known in zip(languages, pair, strict=True))
-    ]
+
+    def fitting(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        return [pair for pair in sorted(pairs) if all(a in (None, b) for a, b in zip(languages, pair, strict=True))]
+
+    pairs = fitting(directions[subset]) or fitting((target, source) for source, target in directions[subset])
     if len(pairs) > 1 and likely is not None:
         pairs = [pair for pair in pairs if pair[1] == likely] or pairs
     if len(pairs) != 1:
@@ -216,6 +217,12 @@ def languages_of(
         problem = "several directions: name the languages" if pairs else f"no direction {wanted}"
         raise InputError(f"{data} has {problem}; {subset} is there as {known}")
     return pairs[0]
+
+
+def stem_of(data: Path, subset: str, source: str, target: str) -> str:
+    """What the paths of a direction's files begin with: fairseq reads those of the opposite one if it has none."""
+    stem = f"{data}/{subset}.{source}-{target}"
+    return stem if Path(f"{stem}.{source}.idx").is_file() else f"{data}/{subset}.{target}-{source}"
 
 
 def _recipe(text: object, lang: str) -> dict[str, Any]:

@@ -114,6 +114,10 @@ def test_the_command(toy_data, tmp_path, capsys):
     first = out.read_text()
     assert main.main(words) == 2 and "exists already: give --force" in capsys.readouterr().err
     assert main.main([*words, "--force", "-s", "de", "-t", "en"]) == 0 and out.read_text() == first
+    for path in toy_data.iterdir():  # the files of the opposite direction serve as well
+        (tmp_path / path.name.replace("de-en", "en-de")).symlink_to(path)
+    opposite = ["shortlist", str(tmp_path), *words[2:], "--force", "-s", "de", "-t", "en"]
+    assert main.main(opposite) == 0 and out.read_text() == first
 
 
 @pytest.mark.parametrize(

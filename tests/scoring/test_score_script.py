@@ -114,14 +114,13 @@ def test_the_search_is_named(options, search, evaluate, checkpoint):
         (["@none.args"], "there is no configuration none.args: did you mean cnndm/generate.args?"),
         (["--raw-ref", "/no/where"], "no such file: /no/where"),
         (["--raw-ref", "two.txt"], "two.txt has 2 lines, but test has 12 sentences"),
-        (["-s", "en", "-t", "de"], "has no direction en-de; test is there as de-en"),
+        (["-s", "en", "-t", "fr"], "has no direction en-fr; test is there as de-en"),
         (["--results-path", "x"], "--results-path is set by this command"),
         (["--nbest=2"], "--nbest is set by this command"),
         (["--score-reference"], "--score-reference translates nothing"),
         (["--beem", "3"], "in the options for fairseq-generate: unrecognized arguments: --beem 3"),
         (["--beam", "x"], "in the options for fairseq-generate: argument --beam: invalid int value: 'x'"),
-        (["--tokenizer", "moses"], "--tokenizer needs --source-lang and --target-lang"),
-        (["--tokenizer", "moses", "-s", "de"], "--tokenizer needs --target-lang"),
+        (["--tokenizer", "moses", "--beem", "3"], "in the options for fairseq-generate: unrecognized"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -167,8 +166,9 @@ def test_a_wrong_file_to_compare_with_is_refused_before_any_work(other, said, ev
     assert not (tmp_path / "model.test.gen").exists()
 
 
-def test_of_two_directions_the_one_that_is_generated_is_scored(evaluate, checkpoint, toy_data, tmp_path):
+def test_of_two_directions_the_one_that_is_scored_is_generated(evaluate, checkpoint, toy_data, monkeypatch):
     """fairseq-generate would take the first one that it finds."""
+    monkeypatch.setattr("fairseq.data.data_utils.infer_language_pair", lambda path: ("en", "de"))
     both = list(toy_data.glob("test.de-en.*"))
     made = [toy_data / f"test.en-de.{path.name.split('.', 2)[2]}" for path in both]
     for path, copy in zip(both, made, strict=True):
@@ -176,11 +176,28 @@ def test_of_two_directions_the_one_that_is_generated_is_scored(evaluate, checkpo
     try:
         status, _, err = evaluate(checkpoint, *SEARCH)
         assert status == 2 and "has several directions: name the languages; test is there as de-en, en-de" in err
-        status, out, err = evaluate(checkpoint, *SEARCH, "--json", "-s", "de", "-t", "en")
-        assert status == 0 and json.loads(out)["lang"] == "en", err[-2000:]
+        scores = []
+        for languages in (("-s", "de", "-t", "en"), ("-s", "de"), ("--lang", "en")):
+            status, out, err = evaluate(checkpoint, *SEARCH, "--json", *languages)
+            assert status == 0, err[-2000:]
+            scores.append(json.loads(out) | {"sentences_per_second": 0})
+        assert scores[0]["lang"] == "en" and scores.count(scores[0]) == 3
     finally:
         for copy in made:
             copy.unlink()
+
+
+def test_files_of_the_opposite_direction_serve_as_well(evaluate, checkpoint, toy_data, tmp_path, capsys):
+    """As in fairseq; without languages, it is the files' own direction."""
+    status, expected, _ = evaluate(checkpoint, *SEARCH, "--json", "-s", "de", "-t", "en")
+    shutil.copy(tmp_path / "model.test.gen", tmp_path / "first.gen")
+    shutil.copytree(toy_data, tmp_path / "data")
+    for path in (tmp_path / "data").glob("test.de-en.*"):
+        path.rename(path.with_name(path.name.replace("de-en", "en-de")))
+    options = [*SEARCH, "--json", "--against", f"{tmp_path}/first.gen", "--samples", "5"]
+    assert main.main(["evaluate", f"{tmp_path}/data", str(checkpoint), *options, "-s", "de", "-t", "en"]) == 0
+    got, plain = (json.loads(text) for text in (capsys.readouterr().out, expected))
+    assert {key: got[key] for key in plain} | {"sentences_per_second": 0} == plain | {"sentences_per_second": 0}
 
 
 def test_a_colon_in_a_path_does_not_divide_it(evaluate, checkpoint, toy_data, tmp_path, capsys):
