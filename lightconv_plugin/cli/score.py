@@ -58,12 +58,14 @@ def run(args: argparse.Namespace) -> int:
 def _score_text(args: argparse.Namespace) -> tuple[Scored, dict[str, float | str | None]]:
     """(the scores, what the log says of the search)."""
     how, warn = measuring(args, args.metric), warner("score")
+    if args.data:
+        how = how.with_data(args.data, args.subset)
     search: dict[str, float | str | None] = {}
     if args.gen:
         log = parse_gen_log(read_lines(args.gen), args.gen)
         hypotheses, references = log.hypotheses, log.references
         search = log.facts()
-        how.check_decoded(log, args.gen)
+        how.check_decoded(log.decoded, args.gen)
         if args.speed and "sentences_per_second" not in search:
             raise InputError(
                 f"--speed: {args.gen} has no line 'Translated … sentences (…) in …s (… sentences/s, …': "
@@ -73,8 +75,6 @@ def _score_text(args: argparse.Namespace) -> tuple[Scored, dict[str, float | str
         hypotheses, references = read_lines(args.sys), read_lines(args.ref)
     if not args.remove_bpe and any(LEFT_OVER.search(line) for line in hypotheses):
         warn("the text looks like subwords: was --remove-bpe forgotten?")
-    if args.data:
-        how = how.with_data(args.data, args.subset)
     return score(how, hypotheses, references, warn=warn, against=args.against, samples=args.samples), search
 
 

@@ -59,9 +59,7 @@ def parse_options(arguments: Sequence[str], command: str = "generate"):
         try:
             return convert_namespace_to_omegaconf(parsed)
         except Exception as error:  # of hydra, whose own have no common base
-            unnamed = [f"--{side}-lang" for side in ("source", "target") if getattr(parsed, f"{side}_lang", "") is None]
-            needs = f"; --tokenizer needs {' and '.join(unnamed)}" if unnamed and parsed.tokenizer else ""
-            fail(f"{' '.join(str(error).split())}{needs}")
+            fail(" ".join(str(error).split()))
 
 
 def _run(command: str, data: Path, checkpoint: Path, subset: str, options: Sequence[str]) -> str:

@@ -24,6 +24,8 @@ from lightconv_plugin.scoring.significance import check_number, translations_in
 # Options of fairseq's commands that are set here, or that would suppress output that is parsed here.
 OWN = ("--path", "--gen-subset", "--user-dir", "--nbest", "--quiet", "--results-path", "--log-format")
 
+DECODING = {"moses", "sentencepiece"}  # tokenisers and subwords of fairseq's that turn tokens into plain text
+
 
 def check_options(options: Sequence[str], own: Sequence[str] = OWN, command: str = "fairseq-generate") -> None:
     """Raise InputError for options of fairseq's `command` that the caller cannot pass on: `own`."""
@@ -46,6 +48,13 @@ def languages_in(options: Sequence[str]) -> Languages:
 def direction(languages: tuple[str, str]) -> tuple[str, ...]:
     """The options for fairseq-generate to translate in this direction; without them, it takes any that the data has."""
     return ("--source-lang", languages[0], "--target-lang", languages[1])
+
+
+def check_search(data: Path, options: Sequence[str], how: Measuring) -> None:
+    """Raise InputError for options of fairseq-generate that are wrong, or whose text it is unclear how to score."""
+    config = fairseq_generate.parse_options([str(data), *fairseq_generate.DEFAULTS, *options])
+    names = {chosen._name for chosen in (config.bpe, config.tokenizer) if chosen is not None}
+    how.check_decoded(bool(names & DECODING), "the text")
 
 
 def results_of(checkpoint: Path, subset: str, log: str = "gen", values: str = "score") -> tuple[Path, Path]:
@@ -93,15 +102,17 @@ def evaluate(
         if lines != sentences:
             raise InputError(f"{how.raw_ref} has {lines} lines, but {subset} has {sentences} sentences")
     how.check_language()
+    options = [*options, *direction(languages)]
+    check_search(data, options, how)
     log, result = results_of(checkpoint, subset)
     check_writable(log)
     say(f"generating for {subset}: {log}")
-    text = fairseq_generate.generate_log(data, checkpoint, subset, [*options, *direction(languages)])
+    text = fairseq_generate.generate_log(data, checkpoint, subset, options)
     result.unlink(missing_ok=True)  # the scores of another log
     with atomic_write(log) as file:
         file.write(text)
     generated = parse_gen_log(read_lines(log), log)
-    how.check_decoded(generated, log)
+    how.check_decoded(generated.decoded, log)
     scored = score(how, generated.hypotheses, generated.references, warn=warn, against=against, samples=samples)
     facts: dict[str, float | str | None] = {"parameters": count_parameters(checkpoint)}
     facts |= {"search": "fairseq's generator", **generated.facts()}

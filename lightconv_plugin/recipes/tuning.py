@@ -17,6 +17,7 @@ from lightconv_plugin.recipes.evaluation import (
     check_data,
     check_options,
     check_references,
+    check_search,
     direction,
     languages_in,
     measure_perplexity,
@@ -151,7 +152,7 @@ def tune(
         if by == "bleu_tok":
             how = replace(how, raw_ref=None)  # not needed, and not every corpus has one for its validation set
         search_options = [*options, *direction(languages)]
-        fairseq_generate.parse_options([str(data), *search_options])
+        check_search(data, search_options, how)
     checkpoints, average = _checkpoints(save_dir, average, skip_missing, warn)
     paths: dict[int, Path] = {}
     searches: set[str] = set()
@@ -165,7 +166,7 @@ def tune(
         if penalty is None or how is None:
             return measure_perplexity(data, paths[number], subset, context_window, options)["perplexity"]
         log = fairseq_generate.generate(data, paths[number], subset, [*search_options, "--lenpen", repr(penalty)])
-        how.check_decoded(log, "the text")
+        how.check_decoded(log.decoded, "the text")
         searches.add(log.search or "fairseq's generator")
         if within:
             translated[number, penalty] = how.measures(log.hypotheses, log.references)[by]

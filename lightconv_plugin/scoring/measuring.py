@@ -11,7 +11,6 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import read_lines
 from lightconv_plugin.paths import beside
 from lightconv_plugin.scoring import bleu
-from lightconv_plugin.scoring.generate_log import Generated
 from lightconv_plugin.scoring.rouge import RougeReport, rouge
 from lightconv_plugin.scoring.significance import SAMPLES, compare, read_other
 from lightconv_plugin.text.recipe import Tokeniser
@@ -83,12 +82,12 @@ class Measuring:
             lowercase=self.lowercase or bool(known.get("lowercase")),
         )
 
-    def check_decoded(self, log: Generated, name: object) -> None:
-        """Raise InputError if it is unclear whether the sentences of a log are tokens or plain text."""
-        if self.metric == "bleu" and log.decoded and self.detok is None:
+    def check_decoded(self, decoded: bool, name: object) -> None:
+        """Raise InputError if it is unclear whether sentences are tokens or plain text. decoded: as of `Generated`."""
+        if self.metric == "bleu" and decoded and self.detok is None:
             raise InputError(
-                f"`detok` is missing: {name} was written by fairseq-generate with --bpe or --tokenizer. Give none if "
-                "its D- lines are plain text, moses if they are still tokens",
+                f"`detok` is missing: {name} is from fairseq-generate with --bpe or --tokenizer. Give none if its D- "
+                "lines are plain text, moses if they are still tokens",
             )
 
     def check_language(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import read_lines
 from lightconv_plugin.scoring.bleu import Measure
-from lightconv_plugin.scoring.generate_log import Generated, is_gen_log, parse_gen_log
+from lightconv_plugin.scoring.generate_log import is_gen_log, parse_gen_log
 
 SAMPLES = 1000
 NAMES = {"bleu_tok": "BLEU4", "sacrebleu": "sacreBLEU", "chrf": "chrF2"}
@@ -60,12 +60,12 @@ def read_other(
     path: Path,
     references: Sequence[str],
     joined: Callable[[str], str] = str,
-    check: Callable[[Generated, object], None] = lambda log, name: None,
+    check: Callable[[bool, object], None] = lambda decoded, name: None,
 ) -> list[str]:
     """The other system's translations, from a fairseq-generate log or a file with one per line.
 
     joined: joins the subwords of a line. The references are compared without them, as one of the two logs may have been
-        written with --remove-bpe. check: called with a log and its name, raises InputError if it cannot be scored.
+        written with --remove-bpe. check: as for `translations_in`.
 
     Raises InputError if they are not translations of the same sentences as these references.
     """
@@ -77,16 +77,16 @@ def read_other(
     return hypotheses
 
 
-def translations_in(path: Path, check: Callable[[Generated, object], None]) -> tuple[list[str], list[str]]:
+def translations_in(path: Path, check: Callable[[bool, object], None]) -> tuple[list[str], list[str]]:
     """The translations in a fairseq-generate log and their references, or the lines of a file and no references.
 
-    check: called with a log and its name, raises InputError if it cannot be scored.
+    check: called with a log's `decoded` (see `Generated`) and its name, raises InputError if it cannot be scored.
     """
     lines = read_lines(path)
     if not is_gen_log(lines):
         return lines, []
     log = parse_gen_log(lines, path)
-    check(log, path)
+    check(log.decoded, path)
     return log.hypotheses, log.references
 
 

@@ -123,7 +123,7 @@ def test_the_score_is_that_of_fairseq_generate_and_lightconv_score(data, save_di
 )
 def test_every_measure_is_that_of_lightconv_score(by, options, data, save_dir, log_of_the_last, capsys):
     given = [option for option in options if option not in ("--metric", "rouge")]
-    got = as_json(capsys, data, save_dir, "--by", by, *given, "--", *SEARCH)
+    got = as_json(capsys, data, save_dir, "--by", by, *given, "--", *SEARCH, "--generation-dtype", "float32")
     lang = [] if "rouge" in options else ["--lang", "en"]
     assert got["score"] == scores_of(capsys, log_of_the_last, *lang, *options)[by]
     assert got["tried"] == [{"average": 1, "lenpen": 1.0, "score": got["score"]}]
@@ -266,12 +266,14 @@ def test_numbers_without_enough_checkpoints_are_left_out_on_demand(data, save_di
         (["--", "--baem", "4"], "in the options for fairseq-generate: unrecognized arguments: --baem 4"),
         (["--", "--lenpen", "4"], "--lenpen is set by this command"),
         (["--", "--path=x"], "--path is set by this command: remove it from the options of fairseq-generate"),
+        (["--", "--tokenizer", "moses"], "--detok is missing: the text is from fairseq-generate with --bpe or"),
         (["--", "--max-source-positions", "3", "--cpu"], "fairseq-generate failed for"),
     ],
     ids=lambda value: "".join(value) if isinstance(value, list) else "",
 )
 def test_what_is_refused(arguments, said, data, save_dir, capsys):
     assert said in refused(capsys, data, save_dir, *arguments)
+    assert "--max-source-positions" in arguments or not list(save_dir.glob("average*"))
 
 
 def test_threads_wait_as_in_the_other_commands(data, save_dir, capsys, monkeypatch):

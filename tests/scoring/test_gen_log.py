@@ -46,7 +46,7 @@ def test_a_log_of_an_old_fairseq_has_no_d_lines(tmp_path, capsys):
 def test_a_log_decoded_by_fairseq_is_scored_by_its_d_lines(tmp_path, capsys):
     pieces = [line.replace(" ", " ▁") for line in SENTENCES]
     log = write(tmp_path / "gen.out", log_of(pieces, SENTENCES, detokenised=SENTENCES))
-    assert "was written by fairseq-generate with --bpe or --tokenizer" in refused(capsys, "--gen", log, "--lang", "de")
+    assert "is from fairseq-generate with --bpe or --tokenizer" in refused(capsys, "--gen", log, "--lang", "de")
     for detok in ("none", "moses"):
         got = as_json(capsys, "--gen", log, "--lang", "de", "--detok", detok)
         assert got["bleu_tok"] == pytest.approx(100)

@@ -9,6 +9,7 @@ from lightconv_plugin.scoring import bleu
 from lightconv_plugin.scoring.measuring import Measuring
 from lightconv_plugin.text.recipe import Recipe
 from tests.scoring.corpora import PLAIN, TOKENISED, as_json, refused, write
+from tests.scoring.test_gen_log import log_of
 
 
 @pytest.fixture
@@ -50,6 +51,13 @@ def test_a_link_to_data_keeps_what_lies_beside_it(corpus, tmp_path):
     found = Measuring().with_data(data, "test")
     assert (found.lowercase, found.raw_ref) == (True, data.parent / "raw/test.de")
     assert read_corpus(data) == {"lowercase": True}
+
+
+def test_what_the_folder_says_of_a_log_need_not_be_given(corpus, tmp_path, capsys):
+    """Without it, --detok would be missing."""
+    data = corpus("en-de", about={"text": {"de": {"tokeniser": "none", "lang": "de"}}})
+    log = write(tmp_path / "gen.out", log_of(TOKENISED, PLAIN, detokenised=PLAIN))
+    assert as_json(capsys, "--gen", log, "--data", data)["sacrebleu"] == pytest.approx(100)
 
 
 @pytest.mark.parametrize("tokeniser", ["jieba", "sudachi"])

@@ -120,7 +120,8 @@ def test_the_search_is_named(options, search, evaluate, checkpoint):
         (["--score-reference"], "--score-reference translates nothing"),
         (["--beem", "3"], "in the options for fairseq-generate: unrecognized arguments: --beem 3"),
         (["--beam", "x"], "in the options for fairseq-generate: argument --beam: invalid int value: 'x'"),
-        (["--tokenizer", "moses", "--beem", "3"], "in the options for fairseq-generate: unrecognized"),
+        (["--tokenizer", "moses"], "--detok is missing: the text is from fairseq-generate with --bpe or --tokenizer"),
+        (["--bpe", "sentencepiece"], "--detok is missing: "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -189,7 +190,7 @@ def test_of_two_directions_the_one_that_is_scored_is_generated(evaluate, checkpo
 
 def test_files_of_the_opposite_direction_serve_as_well(evaluate, checkpoint, toy_data, tmp_path, capsys):
     """As in fairseq; without languages, it is the files' own direction."""
-    status, expected, _ = evaluate(checkpoint, *SEARCH, "--json", "-s", "de", "-t", "en")
+    _, expected, _ = evaluate(checkpoint, *SEARCH, "--json", "-s", "de", "-t", "en")
     shutil.copy(tmp_path / "model.test.gen", tmp_path / "first.gen")
     shutil.copytree(toy_data, tmp_path / "data")
     for path in (tmp_path / "data").glob("test.de-en.*"):

@@ -89,7 +89,7 @@ def test_the_other_log_is_checked_and_joined_like_ours(files, tmp_path, against,
     assert joined["score"] == joined["against_score"] == pytest.approx(100)
     decoded = log_of(BAD, REFERENCES, detokenised=[line.replace(" .", ".") for line in BAD])
     said = refused(capsys, *options, *against(decoded))
-    assert "--detok is missing: " in said and "other was written by fairseq-generate" in said
+    assert "--detok is missing: " in said and "other is from fairseq-generate with --bpe or --tokenizer" in said
 
 
 @pytest.mark.parametrize("seed", ["abc", "0"])  # 0 is none to sacreBLEU: other numbers on every run
