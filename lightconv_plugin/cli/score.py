@@ -21,7 +21,6 @@ from lightconv_plugin.cli.score_options import (
 )
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write, check_new_file, read_lines
-from lightconv_plugin.scoring.bleu import LEFT_OVER
 from lightconv_plugin.scoring.generate_log import parse_gen_log
 from lightconv_plugin.scoring.measuring import Scored, score, with_facts
 from lightconv_plugin.scoring.perplexity import parse_eval_lm_log
@@ -73,8 +72,6 @@ def _score_text(args: argparse.Namespace) -> tuple[Scored, dict[str, float | str
             )
     else:
         hypotheses, references = read_lines(args.sys), read_lines(args.ref)
-    if not args.remove_bpe and any(LEFT_OVER.search(line) for line in hypotheses):
-        warn("the text looks like subwords: was --remove-bpe forgotten?")
     return score(how, hypotheses, references, warn=warn, against=args.against, samples=args.samples), search
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import read_lines
-from lightconv_plugin.scoring.bleu import LEFT_OVER, remove_bpe
+from lightconv_plugin.scoring.bleu import join_subwords
 from lightconv_plugin.scoring.generate_log import LAST_LINE, parse_gen_log
 from lightconv_plugin.scoring.perplexity import is_eval_lm_log, parse_eval_lm_log
 
@@ -144,13 +144,6 @@ def read_translations(path: Path) -> Translations:
             sources[int(head[2:])] = text
     sides = (sources, log.references, log.hypotheses)
     return Translations(*_named(path), *([join_subwords(line) for line in side] for side in sides))
-
-
-def join_subwords(line: str) -> str:
-    """A line as words, if it is in subwords of subword-nmt or sentencepiece."""
-    if LEFT_OVER.search(line):
-        return remove_bpe(line, "sentencepiece" if "\u2581" in line else "@@")
-    return line
 
 
 def generate_logs(folder: Path) -> list[Path]:

@@ -8,7 +8,8 @@ import torch
 
 from lightconv_plugin.report.loading import load_dataset, spread
 from lightconv_plugin.report.runs import Run
-from lightconv_plugin.report.scores import Translations, join_subwords
+from lightconv_plugin.report.scores import Translations
+from lightconv_plugin.scoring.bleu import join_subwords
 
 BEAM = 5
 

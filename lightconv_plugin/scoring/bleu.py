@@ -67,6 +67,13 @@ def remove_bpe(line: str, mark: str) -> str:
     return join([line], "sentencepiece" if mark == "sentencepiece" else "bpe")
 
 
+def join_subwords(line: str) -> str:
+    """A line as words, if it is in subwords of subword-nmt or sentencepiece."""
+    if LEFT_OVER.search(line):
+        return remove_bpe(line, "sentencepiece" if "\u2581" in line else "@@")
+    return line
+
+
 def split_compounds(line: str) -> str:
     """ "a-b" becomes "a ##AT##-##AT## b": the parts of a hyphenated compound count as words.
 

@@ -112,6 +112,11 @@ class Measuring:
 
         `warn` is called with a message about anything that makes the scores unreliable.
         """
+        sides = {"hypotheses": hypotheses, "references": references}
+        unjoined = [name for name, side in sides.items() if any(map(bleu.LEFT_OVER.search, map(self.joined, side)))]
+        if unjoined:
+            names = " and ".join(unjoined)
+            warn(f"{names} look like subwords: give --remove-bpe, or --remove-bpe sentencepiece for \u2581")
         if self.metric == "bleu":
             return bleu.score(hypotheses, references, **self._bleu_options())
         hypotheses, references = ([self.joined(line) for line in side] for side in (hypotheses, references))
@@ -167,8 +172,9 @@ def score(
     report = how.report(hypotheses, references, warn)
     values, lines = asdict(report), report.lines()
     if against:
-        theirs = read_other(against, references, how.joined, how.check_decoded)
-        ours, other = (how.measures(side, references) for side in (hypotheses, theirs))
+        theirs = read_other(against, references, how.check_decoded)
+        ours = how.measures(hypotheses, references)
+        other = replace(how, bpe=None).measures(theirs, list(map(how.joined, references)))
         significance = compare(ours, other, str(against), samples or SAMPLES)
         values["against"] = significance.as_json()
         lines += significance.lines()

@@ -8,7 +8,7 @@ from typing import Any
 
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import read_lines
-from lightconv_plugin.scoring.bleu import Measure
+from lightconv_plugin.scoring.bleu import Measure, join_subwords
 from lightconv_plugin.scoring.generate_log import is_gen_log, parse_gen_log
 
 SAMPLES = 1000
@@ -59,19 +59,18 @@ class Significance:
 def read_other(
     path: Path,
     references: Sequence[str],
-    joined: Callable[[str], str] = str,
     check: Callable[[bool, object], None] = lambda decoded, name: None,
 ) -> list[str]:
     """The other system's translations, from a fairseq-generate log or a file with one per line.
 
-    joined: joins the subwords of a line. The references are compared without them, as one of the two logs may have been
-        written with --remove-bpe. check: as for `translations_in`.
+    The references are compared as words, as one of the two logs may have been written with --remove-bpe. check: as for
+    `translations_in`.
 
     Raises InputError if they are not translations of the same sentences as these references.
     """
     hypotheses, others = translations_in(path, check)
     for number, (ours, theirs) in enumerate(zip(references, others, strict=False)):
-        if joined(ours) != joined(theirs):
+        if join_subwords(ours) != theirs:
             raise InputError(f"{path} has translations of another text: its reference T-{number} is {theirs[:60]!r}")
     check_number(path, hypotheses, len(references))
     return hypotheses
@@ -80,14 +79,16 @@ def read_other(
 def translations_in(path: Path, check: Callable[[bool, object], None]) -> tuple[list[str], list[str]]:
     """The translations in a fairseq-generate log and their references, or the lines of a file and no references.
 
+    Lines in subwords are joined to words.
+
     check: called with a log's `decoded` (see `Generated`) and its name, raises InputError if it cannot be scored.
     """
     lines = read_lines(path)
     if not is_gen_log(lines):
-        return lines, []
+        return list(map(join_subwords, lines)), []
     log = parse_gen_log(lines, path)
     check(log.decoded, path)
-    return log.hypotheses, log.references
+    return list(map(join_subwords, log.hypotheses)), list(map(join_subwords, log.references))
 
 
 def check_number(path: Path, hypotheses: Sequence[str], references: int) -> None:

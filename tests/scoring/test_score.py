@@ -293,11 +293,22 @@ def test_subwords_are_joined_on_both_sides(options, pieces, files, tmp_path, cap
     assert got["chrf"] == pytest.approx(100)
 
 
-def test_subwords_left_over_are_pointed_out(files, capsys):
-    assert run(*files(["D@@ er Hund"], ["Der Hund"]), "--detok", "none") == 0
-    assert "was --remove-bpe forgotten?" in capsys.readouterr().err
-    assert run(*files(["D@@ er Hund"], ["Der Hund"]), "--detok", "none", "--remove-bpe") == 0
-    assert capsys.readouterr().err == ""
+@pytest.mark.parametrize(
+    "sides, options, where",
+    [
+        (("D@@ er Hund", "Der Hund"), (), "hypotheses"),
+        (("Der Hund", "D@@ er Hund"), (), "references"),
+        (("▁Der ▁Hund", "▁Der ▁Hund"), ("--remove-bpe",), "hypotheses and references"),
+        (("▁Der ▁Hund", "▁Der ▁Hund"), ("--metric", "rouge", "--sentence-end", "▁Hund"), "hypotheses and references"),
+        (("D@@ er Hund", "Der Hund"), ("--remove-bpe",), ""),
+        (("▁Der ▁Hund", "▁Der ▁Hund"), ("--remove-bpe", "sentencepiece"), ""),
+    ],
+)
+def test_subwords_left_over_are_pointed_out(sides, options, where, files, capsys):
+    detok = () if "rouge" in options else ("--detok", "none")
+    assert run(*files(*([side] for side in sides)), *detok, *options) == 0
+    said = f"lightconv score: {where} look like subwords: give --remove-bpe, or --remove-bpe sentencepiece for ▁\n"
+    assert capsys.readouterr().err == (said if where else "")
 
 
 def test_an_unknown_subword_mark_is_refused(files, capsys):

@@ -128,6 +128,16 @@ def test_subwords_of_both_are_joined(files, tmp_path, capsys):
     assert got["against"]["bleu_tok"]["against_score"] == pytest.approx(100)
 
 
+@pytest.mark.parametrize("pieces", ["a@@ b c@@ d e@@ f", "▁a b ▁c d ▁e f"])
+@pytest.mark.parametrize("log", [True, False])
+def test_subwords_of_the_other_alone_are_joined_too(pieces, log, files, against, capsys):
+    """As in a log without --remove-bpe, against the one that `lightconv evaluate` makes."""
+    pieces, words = [pieces] * 3, ["ab cd ef"] * 3
+    other = log_of(pieces, pieces) if log else pieces
+    got = as_json(capsys, *files(words, words), *against(other), "--detok", "none", "--samples", "5")
+    assert got["against"]["chrf"]["against_score"] == pytest.approx(100)
+
+
 def test_human_output(files, against, capsys):
     assert run(*files(GOOD, REFERENCES), *against(BAD), "--lang", "de", "--samples", "50") == 0
     lines = capsys.readouterr().out.splitlines()
