@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from lightconv_plugin.checkpoints.training_text import entries, find_subwords, f
 from lightconv_plugin.checkpoints.untrusted import shown
 from lightconv_plugin.checkpoints.weights import WEIGHTS, PlainModel
 from lightconv_plugin.errors import InputError, UnsupportedModelError
-from lightconv_plugin.files import check_new_directory, is_older
+from lightconv_plugin.files import check_new_directory
 from lightconv_plugin.models.plain import plain_model
 from lightconv_plugin.text.recipe import Recipe
 from lightconv_plugin.text.sides import TextSide, TokeniserError
@@ -97,7 +96,13 @@ class _Found:
 
 
 def export_checkpoint(
-    checkpoint: Path, directory: Path, data: Path | None = None, wanted: Export | None = None, *, force: bool = False
+    checkpoint: Path,
+    directory: Path,
+    data: Path | None = None,
+    wanted: Export | None = None,
+    *,
+    score: Score | None = None,
+    force: bool = False,
 ) -> tuple[str, ...]:
     """Write the model of a checkpoint to a directory. Returns notes for the user about what was assumed.
 
@@ -108,6 +113,7 @@ def export_checkpoint(
         directory: the directory to create.
         data: the folder of the dictionaries; by default that of the training, or the checkpoint's own.
         wanted: all other options.
+        score: for the model card, if `wanted` has no BLEU.
         force: replace an exported model.
 
     Raises:
@@ -118,8 +124,9 @@ def export_checkpoint(
     wanted.check()
     check_new_directory(directory, force, EXPORTED_MODEL)
     found = _open(checkpoint, data, wanted)
-    notes = [*found.notes]
-    card = ModelCard(found.corpus, shown(checkpoint.name), _score(checkpoint, wanted, notes))
+    if wanted.bleu is not None:
+        score = Score("BLEU", wanted.bleu, wanted.bleu_signature)
+    card = ModelCard(found.corpus, shown(checkpoint.name), score)
     beam = wanted.beam or (1 if found.source is None else 5)
     save_exported(
         directory,
@@ -135,7 +142,7 @@ def export_checkpoint(
         card=card,
         force=force,
     )
-    return tuple(notes)
+    return found.notes
 
 
 def _open(checkpoint: Path, data: Path | None, wanted: Export) -> _Found:
@@ -258,29 +265,3 @@ def _describe(data: Path, corpus: dict[str, Any]) -> str | None:
     if isinstance(splits, dict) and all(isinstance(name, str) for name in splits.values()):
         parts.append(", ".join(f"{split}: {name}" for split, name in splits.items()))
     return "; ".join(parts).replace("\n", " ") + "."
-
-
-def _score(checkpoint: Path, wanted: Export, notes: list[str]) -> Score | None:
-    """The given score, or the test set's score in a file written by `lightconv evaluate` or `perplexity`.
-
-    A file older than the checkpoint, which may be about an earlier one of that name, is left out and noted.
-    """
-    if wanted.bleu is not None:
-        return Score("BLEU", wanted.bleu, wanted.bleu_signature)
-    stem = checkpoint.name.removesuffix(".pt")
-    for suffix, metric, key, signature in (
-        (".test.score", "BLEU", "sacrebleu", "signature"),
-        (".test.ppl", "perplexity", "perplexity", None),
-    ):
-        if is_older(path := checkpoint.with_name(stem + suffix), checkpoint):
-            notes.append(f"{path.name} is older than {checkpoint.name}: the model card has no score of it")
-            continue
-        try:
-            scores = json.loads(path.read_text(encoding="utf-8"))
-            value = scores[key]
-            sign = scores[signature] if signature else None
-        except (OSError, ValueError, LookupError, TypeError):  # no file, or not JSON (such as readable lines)
-            continue
-        if isinstance(value, float) and math.isfinite(value) and isinstance(sign, str | None):
-            return Score(metric, round(value, 2), sign, "test", scores.get("unit", "token"))
-    return None

@@ -1,11 +1,18 @@
 """`lightconv export`: write a checkpoint as a directory for `lightconv translate` and Hugging Face's transformers."""
 
 import argparse
+import math
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lightconv_plugin.arguments import add_force, add_text_options, positive
+from lightconv_plugin.errors import InputError
+from lightconv_plugin.files import is_older
 from lightconv_plugin.quiet import quietly
+
+if TYPE_CHECKING:
+    from lightconv_plugin.checkpoints.model_card import Score
 
 _DTYPES = ("float32", "bfloat16", "float16", "int8")
 
@@ -15,12 +22,38 @@ def run(args: argparse.Namespace) -> int:
         from lightconv_plugin.checkpoints.exporting import Export, export_checkpoint
 
         wanted = Export(**{field.name: getattr(args, field.name) for field in fields(Export)})
-        notes = export_checkpoint(args.checkpoint, args.directory, args.data, wanted, force=args.force)
-    for note in notes:
+        score, unread = (None, ()) if args.bleu is not None else _measured(args.checkpoint)
+        notes = export_checkpoint(args.checkpoint, args.directory, args.data, wanted, score=score, force=args.force)
+    for note in (*notes, *unread):
         print("note: " + note.replace("`tokenizer`", "--tokenizer"))
     size = sum(path.stat().st_size for path in args.directory.iterdir() if path.is_file())
     print(f"written to {args.directory}: {size / 1e6:,.1f} MB, {args.dtype} weights")
     return 0
+
+
+def _measured(checkpoint: Path) -> tuple["Score | None", tuple[str, ...]]:
+    """(the score in a file that `lightconv evaluate` or `perplexity` wrote of the test set, notes about such files)."""
+    from lightconv_plugin.checkpoints.model_card import Score
+    from lightconv_plugin.report.scores import read_score
+
+    notes = []
+    for suffix, metric, key in (("score", "BLEU", "sacrebleu"), ("ppl", "perplexity", "perplexity")):
+        path = checkpoint.with_name(f"{checkpoint.name.removesuffix('.pt')}.test.{suffix}")
+        if not path.is_file():
+            continue
+        if is_older(path, checkpoint):  # about an earlier checkpoint of this name
+            notes.append(f"{path.name} is older than {checkpoint.name}: the model card is without it")
+            continue
+        try:
+            found = read_score(path)
+        except InputError as error:
+            notes.append(f"{error}: the model card is without it")
+            continue
+        signatures = [detail.partition(" ")[2] for detail in found.details if detail.startswith("sacreBLEU ")]
+        unit = "word" if "perplexity per word" in found.details else "token"
+        if math.isfinite(value := found.values.get(key, math.nan)):
+            return Score(metric, round(value, 2), next(iter(signatures), None), "test", unit), tuple(notes)
+    return None, tuple(notes)
 
 
 DESCRIPTION = """\

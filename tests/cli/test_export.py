@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from lightconv_plugin.checkpoints.exported import load_model, open_exported
 from lightconv_plugin.cli import main
+from lightconv_plugin.scoring.bleu import BleuReport
 from lightconv_plugin.text.recipe import Recipe
 from tests.checkpoints.fairseq_files import state
 from tests.generation import translation_toys as toys
@@ -206,18 +207,26 @@ def test_the_model_card(corpus, checkpoint, tmp_path):
     assert "exported from | `a model.pt`" in card and "The corpus `corpus`" in card
 
 
+SCORE = BleuReport(
+    31.25, [60.0] * 4, 1.0, 1.0, 9, 9, 31.256, "nrefs:1|tok:13a", 55.0, "nrefs:1|c", 3, "en", "moses", False, False
+)
+
+
 @pytest.mark.parametrize("suffix, known, said", [
+    ("test.score", SCORE.lines(), "BLEU 31.26 on test, sacreBLEU's signature `nrefs:1|tok:13a`"),
     ("test.score", {"sacrebleu": 31.25, "signature": "nrefs:1"}, "BLEU 31.25 on test, sacreBLEU's signature `nrefs:1`"),
     ("test.ppl", {"perplexity": 33.333}, "perplexity 33.33 on test."),
     ("test.ppl", {"perplexity": 33.333, "unit": "word"}, "perplexity 33.33 per word on test."),
     ("test.score", {"sacrebleu": "31", "signature": "nrefs:1"}, "To be written: no score was given."),
     ("test.score", [1], "To be written: no score was given."),
 ])  # fmt: skip
-def test_scores_that_other_commands_left(suffix, known, said, corpus, tmp_path):
+def test_scores_that_other_commands_left(suffix, known, said, corpus, tmp_path, capsys):
     path = toys.make_checkpoint(tmp_path / "m.pt", corpus)
-    (tmp_path / f"m.{suffix}").write_text(json.dumps(known))
+    (tmp_path / f"m.{suffix}").write_text(known if isinstance(known, str) else json.dumps(known))
     assert lightconv(path, tmp_path / "m") == 0
     assert said in (tmp_path / "m/README.md").read_text(encoding="utf-8")
+    noted = "note: m.test.score has no known score" in capsys.readouterr().out
+    assert noted == said.startswith("To be written")
 
 
 def test_a_score_that_is_older_than_the_checkpoint_is_left_out(corpus, tmp_path, capsys):
