@@ -32,7 +32,8 @@ class Measuring:
     metric: "bleu" (with chrF) or "rouge".
     bpe: "@@" or "sentencepiece" if the text is still in subwords.
     lang, detok, lowercase, compound_split: as for `bleu.measures`; detok None is "moses", but see `check_decoded`.
-    raw_ref: a file of raw references for sacreBLEU and chrF.
+    raw_ref: a file of raw references for sacreBLEU and chrF. raw_rules: the language by whose Moses rules to detokenise
+        them, if they are tokens after all.
     stem, sentence_end: as for `rouge.rouge`.
     """
 
@@ -41,6 +42,7 @@ class Measuring:
     lang: str | None = None
     detok: Tokeniser | None = None
     raw_ref: Path | None = None
+    raw_rules: str | None = None
     lowercase: bool = False
     compound_split: bool = False
     stem: bool = True
@@ -53,7 +55,7 @@ class Measuring:
         (English for a language that Moses does not know), and the raw references from raw/SUBSET.LANG, except for the
         training text, of which a preparation leaves out pairs. If corpus.json says that the text was lower-cased, it is
         scored without case; if it names another tokeniser than Moses', or none, the text is detokenised accordingly.
-        Missing files change nothing.
+        References in raw/ that Moses' script has tokenised already are detokenised. Missing files change nothing.
 
         languages: (source, target), to choose among several directions; None for whatever the folder has.
 
@@ -73,12 +75,17 @@ class Measuring:
                 raise InputError(f"{about} is not JSON: prepare the data again ({error})") from error
         known = known if isinstance(known, dict) else {}
         recipe = _recipe(known.get("text"), target)
-        rules = recipe.get("lang")
+        rules = recipe["lang"] if isinstance(recipe.get("lang"), str) else None
+        other = next((name for name in OTHER_TOKENISERS if name == recipe.get("tokeniser")), None)
+        found = self.raw_ref is None and subset != "train" and raw.is_file()
+        moses = recipe.get("tokeniser") == "moses"
+        tokens = found and moses and _same_words(raw, beside(data, f"tok/{subset}.{target}"))
         return replace(
             self,
-            lang=self.lang or (rules if isinstance(rules, str) else target),
-            detok=self.detok or next((name for name in OTHER_TOKENISERS if name == recipe.get("tokeniser")), None),
-            raw_ref=raw if self.raw_ref is None and subset != "train" and raw.is_file() else self.raw_ref,
+            lang=self.lang or rules or target,
+            detok=self.detok or other,
+            raw_ref=raw if found else self.raw_ref,
+            raw_rules=rules if tokens else self.raw_rules,
             lowercase=self.lowercase or bool(known.get("lowercase")),
         )
 
@@ -131,10 +138,13 @@ class Measuring:
         return report
 
     def _bleu_options(self) -> dict[str, Any]:
+        raw = read_lines(self.raw_ref) if self.raw_ref else None
+        if raw is not None and self.raw_rules is not None:
+            raw = bleu.detokenise(raw, self.raw_rules)
         return {
             "lang": self.lang,
             "detok": self.detok or "moses",
-            "raw_references": read_lines(self.raw_ref) if self.raw_ref else None,
+            "raw_references": raw,
             "bpe": self.bpe,
             "lowercase": self.lowercase,
             "compound_split": self.compound_split,
@@ -228,6 +238,14 @@ def stem_of(data: Path, subset: str, source: str, target: str) -> str:
     """What the paths of a direction's files begin with: fairseq reads those of the opposite one if it has none."""
     stem = f"{data}/{subset}.{source}-{target}"
     return stem if Path(f"{stem}.{source}.idx").is_file() else f"{data}/{subset}.{target}-{source}"
+
+
+def _same_words(raw: Path, tokens: Path) -> bool:
+    """Whether text was tokenised before `lightconv prepare` had it, which then changes no more than its case."""
+    if not tokens.is_file():
+        return False
+    ours, theirs = ([line.casefold().split() for line in read_lines(path)] for path in (raw, tokens))
+    return ours == theirs
 
 
 def _recipe(text: object, lang: str) -> dict[str, Any]:

@@ -110,6 +110,25 @@ def test_of_two_directions_the_language_chooses(corpus, files, capsys):
     assert (got["lang"], got["chrf"]) == ("en", pytest.approx(100))
 
 
+@pytest.mark.parametrize("change", [str, str.lower])
+def test_tokens_in_the_place_of_raw_text_are_detokenised(change, corpus, files, capsys):
+    """As `lightconv prepare --tokenizer done` leaves them, with or without --lowercase."""
+    tokens = ["It &apos;s a dog , isn &apos;t it ?", "Ο ΔΡΟΜΟΣ &amp; a cat .", "3 &lt; 4"]
+    data = corpus(
+        "de-en", about={"text": {"en": {"tokeniser": "moses", "lang": "en"}}, "lowercase": change is str.lower}
+    )
+    write(data.parent / "raw/test.en", tokens)
+    (data.parent / "tok").mkdir()
+    write(data.parent / "tok/test.en", list(map(change, tokens)))
+    got = as_json(capsys, *files(tokens, tokens), "--data", data)
+    assert (got["sacrebleu"], got["chrf"]) == (pytest.approx(100), pytest.approx(100))
+    plain = ["It's a dog, isn't it?", "Ο ΔΡΟΜΟΣ & a cat.", "3 < 4"]  # as of fairseq-generate's --tokenizer moses
+    got = as_json(capsys, *files(plain, plain), "--data", data, "--detok", "none")
+    assert (got["sacrebleu"], got["chrf"]) == (pytest.approx(100), pytest.approx(100))
+    write(data.parent / "raw/test.en", plain)
+    assert as_json(capsys, *files(tokens, tokens), "--data", data)["chrf"] == pytest.approx(100)
+
+
 @pytest.mark.parametrize("target, options, lang", [("de_DE", (), "de_DE"), ("deu", ("--lang", "de"), "de")])
 def test_the_rules_may_be_of_another_name_than_the_files(target, options, lang, corpus, files, capsys):
     data = corpus(f"en-{target}")

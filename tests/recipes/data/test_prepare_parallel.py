@@ -9,6 +9,7 @@ import pytest
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.data import tasks
 from lightconv_plugin.recipes.data.data_bin import count_sentences
+from lightconv_plugin.scoring.measuring import Measuring
 from lightconv_plugin.text.recipe import Recipe
 from tests.recipes.conftest import check_recipes, write_parts
 from tests.recipes.data.preparations import prepare
@@ -223,6 +224,8 @@ def test_text_that_moses_has_tokenised_already(tmp_path):
     assert recipes == {lang: {"tokeniser": "moses", "lang": "en"} for lang in ("en", "vi")}
     assert Recipe.of_json(recipes["vi"]).detokenise()("Đây là &quot; &apos;một &quot; .") == 'Đây là "\'một".'
     assert Recipe.of_json(recipes["en"]).tokenise()("It isn't.") == "It isn &apos;t ."
+    scored = Measuring().with_data(tmp_path / "out/data-bin", "test")
+    assert scored.measures(["x"] * 5, ["x"] * 5)["chrf"].references == ['Đây là "\'một".'] * 5
 
 
 def test_japanese_is_segmented(tmp_path):
