@@ -38,7 +38,7 @@ def _measured(checkpoint: Path) -> tuple["Score | None", tuple[str, ...]]:
 
     notes = []
     for suffix, metric, key in (("score", "BLEU", "sacrebleu"), ("ppl", "perplexity", "perplexity")):
-        path = checkpoint.with_name(f"{checkpoint.name.removesuffix('.pt')}.test.{suffix}")
+        path = checkpoint.parent / f"{checkpoint.name.removesuffix('.pt')}.test.{suffix}"
         if not path.is_file():
             continue
         if is_older(path, checkpoint):  # about an earlier checkpoint of this name

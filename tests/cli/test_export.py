@@ -84,6 +84,7 @@ def test_a_name_that_is_not_utf8(corpus, tmp_path):
 def test_a_folder_is_no_checkpoint(checkpoint, tmp_path, capsys):
     """To export an exported model again, such as to another type, takes what the error says."""
     assert f"{tmp_path} is a folder: name a checkpoint in it" in refused(capsys, tmp_path, tmp_path / "n")
+    assert "is a folder: name a checkpoint in it" in refused(capsys, ".", tmp_path / "n")
     assert lightconv(checkpoint, tmp_path / "m") == 0
     capsys.readouterr()
     said = refused(capsys, tmp_path / "m", tmp_path / "n")
