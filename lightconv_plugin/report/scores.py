@@ -116,7 +116,7 @@ def _from_json(path: Path, text: str, score: Score) -> None:
         tokens = f"{content.get('tokens_per_sample')} tokens"
         sample = tokens if content.get("sample_break_mode", "none") == "none" else "whole sentences"
         score.details += [f"samples of {sample}, context window {content['context_window']}"]
-        score.details += _unit(content.get("unit", "token"))
+    score.details += _unit(content.get("unit", "token"))
     score.details = [detail for detail in score.details if detail]
 
 
