@@ -10,8 +10,8 @@ from lightconv_plugin.errors import InputError
 from lightconv_plugin.paths import beside, configs_dir, find_config, workspace
 from lightconv_plugin.recipes.reproduce.protocol import (
     Protocol,
+    changing,
     flatten,
-    is_machine,
     load_yaml,
     read_protocol,
     settings_of,
@@ -87,13 +87,11 @@ def plan(
     for key in ("checkpoint.save_dir", "task.data"):
         if not isinstance(flat.get(key), str):
             raise InputError(f"{path} has no {key}")
-    changing = [item for item in overrides if not is_machine(split_override(item)[0])]
-    published = path.is_relative_to(configs_dir()) and protocol.task != SMOKE and not changing
+    changes = changing(content, overrides)
+    published = path.is_relative_to(configs_dir()) and protocol.task != SMOKE and not changes
     if not published and not runs:
         why = (
-            f"{' '.join(changing)} changes what is computed"
-            if changing
-            else f"{config} is not a published configuration"
+            f"{' '.join(changes)} changes what is computed" if changes else f"{config} is not a published configuration"
         )
         raise InputError(f"{why}: `runs` must name a folder for its trainings and its row")
     if prepare_options and not prepare:
@@ -118,7 +116,7 @@ def plan(
         protocol=protocol,
         seeds=tuple(seeds),
         overrides=tuple(kept),
-        changing=tuple(changing),
+        changing=tuple(changes),
         settings=settings_of(content, overrides),
         folder=folder,
         data=data.absolute(),  # not resolved: what was prepared with it may lie beside a link

@@ -5,9 +5,12 @@ A protocol is validated strictly: an unknown, missing or wrong key is an error t
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import functools
 import hashlib
 import json
+import operator
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -261,11 +264,35 @@ def split_override(item: str) -> tuple[str, Any]:
         return key, value
 
 
+def resolved(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that determine what a training computes; ${key} is replaced by its value, as fairseq does."""
+    found = {key: value for key, value in flat.items() if not is_machine(key)}
+    references = [key for key, value in found.items() if "${" in str(value)]
+    if references:
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        config = OmegaConf.create({})
+        for key, value in flat.items():
+            OmegaConf.update(config, key, value, merge=False)
+        for key in references:
+            try:
+                value = functools.reduce(operator.getitem, key.split("."), config)
+                found[key] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            except OmegaConfBaseException as error:
+                reason = str(error).splitlines()[0]
+                raise InputError(f"{key} is {found[key]}, which the configuration does not have: {reason}") from None
+    return found
+
+
 def settings_of(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, str]:
     """The settings that determine what a training computes, {key: value in canonical form}.
 
     The tokens per update matter, not how they are divided into batches: overriding max_tokens alone does not change a
     training (see training/plan.py).
+
+    Raises:
+        InputError: the value of a setting refers to one that there is not.
     """
     flat = flatten(config)
     given = {}
@@ -278,8 +305,19 @@ def settings_of(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
     tokens, frequency = "dataset.max_tokens", "optimization.update_freq"
     if tokens in flat and frequency not in given and given.get(tokens) is not None:
         given.pop(tokens, None)
-    settings = {key: canonical(value) for key, value in (flat | given).items() if not is_machine(key)}
-    return dict(sorted(settings.items()))
+    return {key: canonical(value) for key, value in sorted(resolved(flat | given).items())}
+
+
+def changing(config: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:
+    """The overrides that change `settings_of`, each of them."""
+    settings, needed = settings_of(config, overrides), list(overrides)
+    for item in overrides:
+        at = needed.index(item)
+        rest = needed[:at] + needed[at + 1 :]
+        with contextlib.suppress(InputError):  # without it, another setting refers to nothing
+            if settings_of(config, rest) == settings:
+                needed = rest
+    return needed
 
 
 def short_digest(value: Any) -> str:

@@ -53,7 +53,7 @@ def row_path(results: Path, row: Mapping[str, Any]) -> Path:
 def with_earlier_seeds(results: Path, row: Mapping[str, Any]) -> dict[str, Any]:
     """The row, plus earlier seeds from its file in `results`, for example run on another day or another machine.
 
-    Earlier seeds are kept only if they were made with the same configuration, overrides, protocol and data. If a seed
+    Earlier seeds are kept only if they were made with the same configuration, settings, protocol and data. If a seed
     is in both, the new run replaces the earlier one.
     """
     new = {run["seed"] for run in row["runs"]}
@@ -70,8 +70,8 @@ def with_earlier_seeds(results: Path, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _made_of(row: Mapping[str, Any]) -> list[Any]:
-    """What rows have in common if their seeds belong together."""
-    return [row.get("digest"), row.get("config"), sorted(map(str, row.get("overrides") or ()))]
+    """What rows have in common if their seeds belong together. The digest has what the overrides change."""
+    return [row.get("digest"), row.get("config")]
 
 
 def _same_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -113,13 +113,12 @@ class Section:
         row, protocol = self.rows.get(system), self.protocol_of(system)
         if row is None or protocol is None:
             return row is not None
-        config = None
         # The user's file may have been damaged since.
         with contextlib.suppress(InputError):
             config = load_yaml(protocol.path.parent / f"{system}.yaml")
-        if not isinstance(config, Mapping):
-            return True
-        return row["digest"] != row_digest(protocol, system, settings_of(config, row["overrides"]))
+            if isinstance(config, Mapping):
+                return row["digest"] != row_digest(protocol, system, settings_of(config, row["overrides"]))
+        return True
 
     def paper(self, system: str) -> tuple[str, str]:
         """(the published score or a dash, its source)."""

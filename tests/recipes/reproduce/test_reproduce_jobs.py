@@ -8,7 +8,7 @@ from lightconv_plugin.cli.main import main
 from lightconv_plugin.cli.reproduce import overrides_last
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.recipes.reproduce.job import plan, plan_smoke
-from lightconv_plugin.recipes.reproduce.protocol import canonical, settings_of
+from lightconv_plugin.recipes.reproduce.protocol import canonical, changing, settings_of
 from tests import ROOT
 from tests.recipes.reproduce.reproduction_world import CONFIG, task
 
@@ -33,6 +33,29 @@ def test_overrides_change_settings_unless_they_are_of_the_machine():
     assert (sentences["dataset.max_tokens"], sentences["dataset.batch_size"]) == ("null", "64.0")
     assert settings_of(CONFIG, ["++model.dropout=0.1", "~optimization.lr"]).get("model.dropout") == "0.1"
     assert "optimization.lr" not in settings_of(CONFIG, ["~optimization.lr"])
+
+
+def test_a_setting_that_refers_to_another_has_its_value():
+    refers = CONFIG | {"lr_scheduler": {"total_num_update": "${optimization.max_update}"}}
+    assert settings_of(refers, []) == settings_of(CONFIG | {"lr_scheduler": {"total_num_update": 100}}, [])
+    assert settings_of(refers, ["optimization.max_update=7"])["lr_scheduler.total_num_update"] == "7.0"
+    given = settings_of(
+        CONFIG, ["optimization.max_update=${dataset.max_tokens}", "+model.kernels=[3,'${model.dropout}']"]
+    )
+    assert given["optimization.max_update"] == "4000.0" and given["model.kernels"] == "3.0,0.3"
+    assert "common.log_file" not in settings_of(CONFIG, ["+common.log_file=${nowhere}"])
+    with pytest.raises(InputError, match=r"model\.dropout is \$\{model\.rate\}, which the configuration does not have"):
+        settings_of(CONFIG, ["model.dropout=${model.rate}"])
+
+
+def test_overrides_that_change_a_training_are_those_that_change_its_settings():
+    assert (
+        changing(CONFIG, ["model.dropout=3e-1", "dataset.max_tokens=1", "common.log_interval=5", "task.data=x"]) == []
+    )
+    assert changing(CONFIG, ["model.dropout=0.1", "++model.dropout=1e-1"]) == ["++model.dropout=1e-1"]
+    together = ["dataset.max_tokens=1000", "optimization.update_freq=[8]"]
+    assert changing(CONFIG, together) == together
+    assert changing(CONFIG, ["+a.b=1", "+a.c=${a.b}"]) == ["+a.b=1", "+a.c=${a.b}"]
 
 
 def job(folder, *overrides, **options):
