@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightconv_plugin.checkpoints.loading import count_parameters, safe_torch_load
+from lightconv_plugin.checkpoints.layouts import as_mapping
+from lightconv_plugin.checkpoints.loading import count_parameters, load_model_checkpoint, safe_torch_load
 from lightconv_plugin.errors import InputError
 from lightconv_plugin.files import atomic_write, check_writable, read_lines
 from lightconv_plugin.generation import fairseq_generate
@@ -94,6 +95,7 @@ def evaluate(
             raise InputError(f"no {what} {path}")
     check_options(options)
     check_references(data, subset, languages)
+    check_direction(checkpoint, data, subset, languages, options)
     if against is not None:
         theirs, _ = translations_in(against, how.check_decoded)
         check_number(against, theirs, sentences_of(data, subset, languages))
@@ -133,6 +135,22 @@ def check_references(data: Path, subset: str, languages: tuple[str, str]) -> Non
     """Raise InputError if a subset of binarised parallel text has no target side, as after --only-source."""
     if not Path(f"{stem_of(data, subset, *languages)}.{languages[1]}.idx").is_file():
         raise InputError(f"{data} has no references for {subset}: binarise its {languages[1]} side too")
+
+
+def check_direction(
+    checkpoint: Path, data: Path, subset: str, languages: tuple[str, str], options: Sequence[str]
+) -> None:
+    """Raise InputError if the options name no languages and the model was trained in the opposite direction."""
+    if languages_in(options) != (None, None):
+        return
+    source, target = languages
+    state = load_model_checkpoint(checkpoint)
+    trained = as_mapping((state.get("cfg") or {}).get("task") or state.get("args"))
+    if (trained.get("source_lang"), trained.get("target_lang")) == (target, source):
+        raise InputError(
+            f"{checkpoint} translates {target} to {source}, but {subset} of {data} is {source}-{target}: give "
+            f"--source-lang {target} --target-lang {source}"
+        )
 
 
 def tokens_of(data: Path, subset: str) -> int:

@@ -15,6 +15,7 @@ from lightconv_plugin.generation import fairseq_generate
 from lightconv_plugin.recipes.evaluation import (
     OWN,
     check_data,
+    check_direction,
     check_options,
     check_references,
     check_search,
@@ -154,6 +155,8 @@ def tune(
         search_options = [*options, *direction(languages)]
         check_search(data, search_options, how)
     checkpoints, average = _checkpoints(save_dir, average, skip_missing, warn)
+    if metric != "perplexity":
+        check_direction(checkpoints[0], data, subset, languages, options)
     paths: dict[int, Path] = {}
     searches: set[str] = set()
     translated: dict[tuple[int, float | None], Measure] = {}

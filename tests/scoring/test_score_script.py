@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from lightconv_plugin.cli import main
 
@@ -165,6 +166,20 @@ def test_a_wrong_file_to_compare_with_is_refused_before_any_work(other, said, ev
     assert status == 2 and said in err and "generating" not in err
     assert (tmp_path / "model.test.score").read_text() == "of an earlier log"
     assert not (tmp_path / "model.test.gen").exists()
+
+
+def test_a_model_of_the_opposite_direction_is_refused(evaluate, checkpoint, toy_data, tmp_path, capsys):
+    state = torch.load(checkpoint, weights_only=False)
+    state["cfg"]["task"] |= {"source_lang": "en", "target_lang": "de"}
+    torch.save(state, tmp_path / "checkpoint1.pt")
+    said = "checkpoint1.pt translates en to de, but test of"
+    status, _, err = evaluate(tmp_path / "checkpoint1.pt", *SEARCH)
+    assert status == 2 and said in err and "give --source-lang en --target-lang de" in err
+    assert main.main(["tune", str(toy_data), str(tmp_path)]) == 2
+    assert said.replace("test", "valid") in capsys.readouterr().err
+    for direction in (("de", "en"), ("en", "de")):
+        status, _, err = evaluate(tmp_path / "checkpoint1.pt", *SEARCH, "-s", direction[0], "-t", direction[1])
+        assert status == 0, err[-2000:]
 
 
 def test_of_two_directions_the_one_that_is_scored_is_generated(evaluate, checkpoint, toy_data, monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from lightconv_plugin.recipes.reproduce.protocol import (
 from lightconv_plugin.recipes.reproduce.table import SMOKE, default_results, default_table
 from lightconv_plugin.recipes.steps import STAMPS
 from lightconv_plugin.recipes.training.overrides import expanded
+from lightconv_plugin.scoring.measuring import Languages
 
 SMOKE_CONFIG, SMOKE_SEEDS = f"{SMOKE}/dynamicconv", (1, 2)
 
@@ -31,6 +32,7 @@ class Job:
 
     changing: the overrides that change what is computed. settings: those that determine what the training computes.
     folder: where the trainings go, one folder for each seed. data: the binarised data.
+    languages: (source, target) of the trainings; None if the names of the data's files say it.
     prepare: a task and its options; None to take the data as it is.
     """
 
@@ -43,7 +45,7 @@ class Job:
     settings: dict[str, str]
     folder: Path
     data: Path
-    target_lang: str | None
+    languages: Languages
     prepare: tuple[str, ...] | None
     results: Path
     table: Path
@@ -96,7 +98,7 @@ def plan(
         raise InputError(f"{why}: `runs` must name a folder for its trainings and its row")
     if prepare_options and not prepare:
         raise InputError(f"`prepare_options` {prepare_options!r} is not valid with `no_prepare`: give one of them")
-    data = workspace() / flat["task.data"]
+    data, settings = workspace() / flat["task.data"], settings_of(content, overrides)
     words, kept = split_words(prepare_options, "`prepare_options`"), list(overrides)
     if "task.data" in given:
         data = Path(str(given["task.data"]))
@@ -117,14 +119,20 @@ def plan(
         seeds=tuple(seeds),
         overrides=tuple(kept),
         changing=tuple(changes),
-        settings=settings_of(content, overrides),
+        settings=settings,
         folder=folder,
         data=data.absolute(),  # not resolved: what was prepared with it may lie beside a link
-        target_lang=given.get("task.target_lang", flat.get("task.target_lang")),
+        languages=direction_of(settings),
         prepare=(*preparation(protocol), *words) if prepare else None,
         results=results.resolve() if results else default_results(),
         table=results.resolve() / "RESULTS.md" if results else default_table(),
     )
+
+
+def direction_of(settings: Mapping[str, str]) -> Languages:
+    """(source, target) of a training; fairseq takes both from the names of the data's files if one is missing."""
+    source, target = (settings.get(f"task.{side}_lang", "null") for side in ("source", "target"))
+    return (None, None) if "null" in (source, target) else (source, target)
 
 
 def preparation(protocol: Protocol) -> list[str]:

@@ -259,9 +259,11 @@ def split_override(item: str) -> tuple[str, Any]:
     if item.startswith("~"):
         return key, None
     try:
-        return key, yaml.safe_load(value)
+        found = yaml.safe_load(value)
     except yaml.YAMLError:
         return key, value
+    # To hydra, no is a text: Norwegian.
+    return key, value if isinstance(found, bool) and key.endswith("_lang") else found
 
 
 def resolved(flat: Mapping[str, Any]) -> dict[str, Any]:

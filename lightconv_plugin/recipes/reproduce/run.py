@@ -30,6 +30,7 @@ from lightconv_plugin.recipes.reproduce.training import identity
 from lightconv_plugin.recipes.steps import Steps, shorten
 from lightconv_plugin.recipes.training.child import Child, TrainingFailed, run_together
 from lightconv_plugin.recipes.tuning import tune
+from lightconv_plugin.scoring.measuring import Languages, languages_of
 from lightconv_plugin.scoring.perplexity import split_context_window
 
 
@@ -106,7 +107,10 @@ class Reproduction:
     def references(self, subset: str) -> dict[str, str]:
         """Digests of what scorers read next to the data: raw references, and whether the text is lower-cased."""
         found: dict[str, str] = {}
-        for name in ("corpus.json", f"raw/{subset}.{self.job.target_lang}"):
+        names = ["corpus.json"]
+        if self.job.protocol.metric != "perplexity":
+            names.append(f"raw/{subset}.{languages_of(self.job.data, subset, self.languages())[1]}")
+        for name in names:
             if (path := beside(self.job.data, name)).is_file():
                 found |= self.steps.digests([path], path.parents[name.count("/")])
         return found
@@ -129,9 +133,9 @@ class Reproduction:
 
     def check_scoring(self) -> None:
         """Raise InputError, before any training, if translations of this data cannot be scored."""
-        how, options = self.job.protocol.measuring(), self.job.protocol.generate_of(self.job.system)
-        if how.metric == "bleu":
-            how.with_data(self.job.data, "test", languages_in(options)).check_language()
+        how = self.job.protocol.measuring()
+        if how.metric != "perplexity":
+            how.with_data(self.job.data, "test", self.languages()).check_language()
 
     def train(self, seed: int) -> dict[str, Any]:
         """Train a seed unless it is trained already; returns the facts about its training."""
@@ -184,7 +188,7 @@ class Reproduction:
         }
 
         def make() -> dict[str, Any]:
-            window, options = self.window(generate)
+            window, options = self.options()
             found = tune(
                 self.job.data, folder, **choices, options=options, context_window=window, skip_missing=True, warn=say
             )
@@ -210,19 +214,27 @@ class Reproduction:
         }
 
         def make() -> dict[str, Any]:
+            window, options = self.options()
             if protocol.metric == "perplexity":
-                window, options = self.window(generate)
                 found = measure_perplexity(self.job.data, checkpoint, "test", window, options)
             else:
-                options = [*generate, "--lenpen", f"{chosen['lenpen']:g}"]
+                options = [*options, "--lenpen", f"{chosen['lenpen']:g}"]
                 found = evaluate(self.job.data, checkpoint, options=options, how=protocol.measuring()).values
             return {"score": found, "versions": versions()}
 
         return self.steps.value(f"seed{seed}/test", f"seed {seed}: scoring the test set", make, depends)
 
-    def window(self, generate: Sequence[str]) -> tuple[int, list[str]]:
-        """(the context window given in the options, for language models, the other options)."""
-        return split_context_window(generate) if self.job.protocol.metric == "perplexity" else (0, list(generate))
+    def options(self) -> tuple[int, list[str]]:
+        """(the context window, for language models, the other options of fairseq-generate or fairseq-eval-lm)."""
+        generate, (source, target) = self.job.protocol.generate_of(self.job.system), self.job.languages
+        if self.job.protocol.metric == "perplexity":
+            return split_context_window(generate)
+        direction = [] if source is None or target is None else ["--source-lang", source, "--target-lang", target]
+        return 0, [*generate, *direction]
+
+    def languages(self) -> Languages:
+        """(source, target) of the search; None if the names of the data's files say it."""
+        return languages_in(self.options()[1])
 
     def row(self) -> dict[str, Any]:
         """Run all steps; returns the row."""

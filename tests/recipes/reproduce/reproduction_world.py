@@ -29,7 +29,7 @@ PROTOCOL = {
 }
 CONFIG = {
     "model": {"dropout": 0.3},
-    "task": {"data": "data/x/data-bin", "target_lang": "de"},
+    "task": {"data": "data/x/data-bin", "source_lang": "en", "target_lang": "de"},
     "dataset": {"max_tokens": 4000},
     "optimization": {"lr": [0.0005], "update_freq": [2], "max_update": 100},
     "checkpoint": {"save_dir": "runs/x/y"},

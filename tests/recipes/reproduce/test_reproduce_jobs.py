@@ -67,7 +67,7 @@ def test_a_job(tmp_path, monkeypatch):
     folder, runs = task(tmp_path / "task"), Path("here")
     plain = plan("multi30k_en_de/dynamicconv", (1, 2))
     assert plain.folder == tmp_path / "runs/multi30k_en_de/dynamicconv" and plain.seeds == (1, 2)
-    assert plain.data == tmp_path / "data/multi30k_en_de/data-bin" and plain.target_lang == "de"
+    assert plain.data == tmp_path / "data/multi30k_en_de/data-bin" and plain.languages == ("en", "de")
     assert plain.prepare == ("multi30k_en_de",)
     assert plain.results == tmp_path / "results/reproduction" and plain.table == tmp_path / "RESULTS.md"
     other = job(folder, "dataset.num_workers=0", runs=runs, prepare_options="--data 'a b'")
@@ -93,6 +93,13 @@ def test_a_job(tmp_path, monkeypatch):
     smoke = plan_smoke()
     assert smoke.folder == tmp_path / "runs/smoke/smoke/dynamicconv"
     assert smoke.data == tmp_path / "runs/smoke/data/data-bin"
+
+
+def test_the_direction_is_that_of_the_training(tmp_path):
+    folder, runs = task(tmp_path / "task"), tmp_path / "runs"
+    assert job(folder, "task.source_lang=de", "task.target_lang=no", runs=runs).languages == ("de", "no")
+    # fairseq then takes both from the names of the files.
+    assert job(folder, "~task.source_lang", runs=runs).languages == (None, None)
 
 
 def test_the_folder_that_a_protocol_prepares_is_the_workspaces(tmp_path, monkeypatch):

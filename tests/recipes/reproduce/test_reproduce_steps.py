@@ -34,8 +34,9 @@ def test_a_row_from_nothing_and_again(world, capfd):
     assert f"prepare x --bpe 100 --out {data.parent}" in text
     assert f"train {world.config} checkpoint.save_dir={seed} common.seed=2 task.data={data}" in text
     assert f"tune {data} {seed} {{'average': [1, 5], 'lenpen': [0.6, 1.0], 'by': 'bleu_tok', 'grid': False, " in text
-    assert "'options': ['--beam', '5'], 'context_window': 0, 'skip_missing': True" in text
-    assert f"score {data} {seed}/average5.pt ['--beam', '5', '--lenpen', '0.6'] Measuring(metric='bleu'," in text
+    search = "'--beam', '5', '--source-lang', 'en', '--target-lang', 'de'"
+    assert f"'options': [{search}], 'context_window': 0, 'skip_missing': True" in text
+    assert f"score {data} {seed}/average5.pt [{search}, '--lenpen', '0.6'] Measuring(metric='bleu'," in text
     assert "compound_split=True" in text
     assert row["summary"]["test"]["bleu_tok"] == {"mean": 30.5, "sd": 0.0}
     assert [run["updates"] for run in row["runs"]] == [100, 100]
@@ -65,6 +66,12 @@ def test_a_language_that_cannot_be_scored_is_refused_before_any_training(world, 
     monkeypatch.setattr("sacrebleu.metrics.BLEU", without_mecab)
     with pytest.raises(InputError, match="cannot score language 'de': please install"):
         world.row()
+    assert world.calls()[0] == ["prepare"]
+
+
+def test_data_of_the_opposite_direction_are_refused_before_any_training(world):
+    with pytest.raises(InputError, match="has no direction de-en; test is there as en-de"):
+        world.row("task.source_lang=de", "task.target_lang=en")
     assert world.calls()[0] == ["prepare"]
 
 
