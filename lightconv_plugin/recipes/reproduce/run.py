@@ -154,9 +154,10 @@ class Reproduction:
                 say(f"seed {seed}: trained before, {known['facts']['updates']:,} updates")
                 return known["facts"]
         finished, updates, stored = training.progress(folder, settings)
-        if stored and not self.steps.is_known(name):
+        if stored:  # also of a known seed: the training may have been replaced, or continued with other settings
             training.check_same(folder, settings, seed, stored, self.job.data)
-            say(f"seed {seed}: taking over the training in {folder}, {updates:,} updates")
+            if not self.steps.is_known(name):
+                say(f"seed {seed}: taking over the training in {folder}, {updates:,} updates")
         self.steps.record(name, depends, None)
         if not finished:
             say(f"seed {seed}: training in {folder}" + (f", resuming from update {updates:,}" if updates else ""))

@@ -1,8 +1,8 @@
 """Training of one seed: whether it is done, whether an existing one matches, and what it took.
 
 A training is finished if its checkpoint_last.pt has the requested number of updates, or if fairseq ended it (max_epoch,
-patience, stop_min_lr). A training started by hand is taken over if the settings stored in its checkpoint match the
-configuration and its records have data of the same size; otherwise it is left alone.
+patience, stop_min_lr). A training started or continued by hand is taken over if the settings stored in its checkpoint
+match the configuration and its records have data of the same size; otherwise it is left alone.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def data_differences(start: Mapping[str, Any], data: Path) -> list[str]:
 
 
 def check_same(folder: Path, settings: Mapping[str, str], seed: int, stored: Mapping[str, Any], data: Path) -> None:
-    """Check that a training not started by `reproduce` is the one asked for. InputError lists the differences."""
+    """Check that the training in a folder is the one asked for. InputError lists the differences."""
     lines = differences(settings, stored)
     if stored.get("common.seed", seed) != seed:
         lines.append(f"common.seed {stored['common.seed']} instead of {seed}")

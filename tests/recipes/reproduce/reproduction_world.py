@@ -117,13 +117,14 @@ def stand_ins(train):
 
 
 def write_templates(folder):
-    """Checkpoints as fairseq-hydra-train writes them, of 50 and 100 updates, and one with another dropout."""
+    """Checkpoints as fairseq-hydra-train writes them, of 50 and 100 updates, and with another dropout and of a seed."""
     torch = pytest.importorskip("torch")
-    cfg = {**CONFIG, "common": {"seed": 1}, "distributed_training": {"distributed_world_size": 2}}
+    cfg = {**CONFIG, "distributed_training": {"distributed_world_size": 2}}
     # What train.sh makes of 4000 × 2 tokens for two processes.
     cfg |= {"dataset": {"max_tokens": 4000}, "optimization": CONFIG["optimization"] | {"update_freq": [1]}}
-    for name, updates, dropout in (("50", 50, 0.3), ("100", 100, 0.3), ("other", 100, 0.2)):
-        state = {"cfg": cfg | {"model": {"dropout": dropout}}, "optimizer_history": [{"num_updates": updates}]}
+    changes = {"other": {"model": {"dropout": 0.2}}, "seed1": {"common": {"seed": 1}}}
+    for name, updates in (("50", 50), ("100", 100), ("other", 100), ("seed1", 100)):
+        state = {"cfg": cfg | changes.get(name, {}), "optimizer_history": [{"num_updates": updates}]}
         torch.save(state, folder / f"{name}.pt")
     return folder
 

@@ -251,7 +251,7 @@ def test_a_begun_training_of_the_same_settings_goes_on(world):
     "template, seed, log, message",
     [
         ("other", 1, "", "model.dropout 0.2 instead of 0.3"),
-        ("100", 2, "", "common.seed 1 instead of 2"),
+        ("seed1", 2, "", "common.seed 1 instead of 2"),
         (
             "100",
             1,
@@ -292,6 +292,19 @@ def test_what_a_configuration_leaves_to_fairseq_is_its_default(key, value, messa
     settings = settings_of(reproduction_world.CONFIG | {"criterion": {"_name": "label_smoothed_cross_entropy"}}, [])
     assert reproduce_training.differences(settings, settings) == []
     assert reproduce_training.differences(settings, {key: value}) == [message] * bool(message)
+
+
+def test_a_known_seed_whose_training_was_replaced_is_left_alone(world):
+    world.row(seeds=(1,))
+    last, templates = world.runs / "seed1/checkpoint_last.pt", os.environ["TEMPLATES"]
+    world.calls()
+    shutil.copy(f"{templates}/other.pt", last)
+    with pytest.raises(InputError, match=r"has another training, with model\.dropout 0\.2 instead of 0\.3"):
+        world.row(seeds=(1,))
+    assert world.calls()[0] == ["prepare"]
+    shutil.copy(f"{templates}/100.pt", last)
+    world.row(seeds=(1,))
+    assert world.calls()[0] == ["prepare"], "the same training, copied"
 
 
 def test_what_the_division_of_a_batch_loses_is_less_than_a_token_of_each_batch():
