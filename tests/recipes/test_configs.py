@@ -21,7 +21,8 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
 import lightconv_plugin.models  # noqa: F401 (registers the architectures)
 from lightconv_plugin.recipes.data import wmt, wmt_sources
-from lightconv_plugin.recipes.reproduce.protocol import read_protocol
+from lightconv_plugin.recipes.reproduce.protocol import flatten, read_protocol, settings_of
+from lightconv_plugin.recipes.reproduce.training import differences
 from tests import ROOT
 from tests.models.toys import dictionary
 
@@ -101,6 +102,19 @@ def test_the_last_update_is_saved_where_updates_are(config):
     settings = yaml.safe_load(config.read_text(encoding="utf-8"))
     if every := settings["checkpoint"].get("save_interval_updates"):
         assert settings["optimization"]["max_update"] % every == 0
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name_of)
+def test_a_training_by_hand_is_taken_over(config):
+    """What fairseq stores of it has no setting that a reproduction would take for another one's."""
+    content = yaml.safe_load(config.read_text(encoding="utf-8"))
+    groups = {}
+    for group in {*PLAIN_GROUPS, *content}:
+        options, name = content.get(group, {}), content.get(group, {}).get("_name")
+        known = OmegaConf.create() if name == "transformer" else OmegaConf.structured(schema(group, name))
+        groups[group] = OmegaConf.merge(known, OmegaConf.create(options))
+    stored = OmegaConf.to_container(OmegaConf.create(groups), resolve=True, enum_to_str=True)
+    assert differences(settings_of(content, []), flatten(stored)) == []
 
 
 @pytest.mark.parametrize("config", TRANSLATION, ids=name_of)

@@ -30,6 +30,9 @@ DEFAULTS = re.compile(
     r"common\.\w*(fp16|bf16|amp)\w*|(criterion|lr_scheduler|optimization|optimizer)\.\w+"
     r"|checkpoint\.(restore_file|finetune_from_model|reset_(dataloader|lr_scheduler|optimizer))"
     r"|dataset\.(batch_size|curriculum|required_batch_size_multiple|train_subset)"
+    # Not what only saves memory, finds the data or scores the validation set.
+    r"|model\.(?!(checkpoint|offload)_activations|compile_blocks|min_params_to_wrap)\w+"
+    r"|task\.(?!data$|(source|target)_lang$|eval_)\w+"
 )
 
 
@@ -69,9 +72,11 @@ def progress(folder: Path, settings: Mapping[str, str]) -> tuple[bool, int, dict
 
 
 def defaults(settings: Mapping[str, str]) -> dict[str, str]:
-    """fairseq's defaults for DEFAULTS, except those that follow from other settings."""
+    """fairseq's and the architecture's defaults for DEFAULTS, except those that follow from other settings."""
     from fairseq.dataclass import configs
+    from fairseq.models import MODEL_DATACLASS_REGISTRY
     from fairseq.registry import REGISTRIES
+    from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
     of = {
         "checkpoint": configs.CheckpointConfig,
@@ -79,8 +84,10 @@ def defaults(settings: Mapping[str, str]) -> dict[str, str]:
         "dataset": configs.DatasetConfig,
         "optimization": configs.OptimizationConfig,
     }
-    for group in ("criterion", "lr_scheduler", "optimizer"):
-        if known := REGISTRIES[group]["dataclass_registry"].get(settings.get(f"{group}._name")):
+    chosen = {group: REGISTRIES[group]["dataclass_registry"] for group in ("criterion", "lr_scheduler", "optimizer")}
+    chosen |= {"model": MODEL_DATACLASS_REGISTRY, "task": TASK_DATACLASS_REGISTRY}
+    for group, registry in chosen.items():
+        if known := registry.get(settings.get(f"{group}._name")):
             of[group] = known
     flat = flatten({group: vars(known()) for group, known in of.items()})
     return {

@@ -284,12 +284,19 @@ def test_a_training_of_something_else_is_left_alone(world, template, seed, log, 
         ("optimization.sentence_avg", True, "optimization.sentence_avg true instead of false"),
         ("checkpoint.finetune_from_model", "x.pt", "checkpoint.finetune_from_model x.pt instead of null"),
         ("criterion.label_smoothing", 0.2, "criterion.label_smoothing 0.2 instead of 0.0"),
+        ("model.encoder_layerdrop", 0.2, "model.encoder_layerdrop 0.2 instead of 0.0"),
+        ("model.weight_dropout", 0.2, "model.weight_dropout 0.2 instead of null"),
+        ("task.truncate_source", True, "task.truncate_source true instead of false"),
+        ("task.source_lang", "en", ""),
+        ("task.eval_bleu", True, ""),
+        ("model.checkpoint_activations", True, ""),
         ("common.log_interval", 7, ""),
         ("optimization.of_another_version", True, ""),
     ],
 )
 def test_what_a_configuration_leaves_to_fairseq_is_its_default(key, value, message):
-    settings = settings_of(reproduction_world.CONFIG | {"criterion": {"_name": "label_smoothed_cross_entropy"}}, [])
+    names = {"criterion": "label_smoothed_cross_entropy", "model": "dynamicconv", "task": "translation"}
+    settings = settings_of({group: {"_name": name} for group, name in names.items()}, [])
     assert reproduce_training.differences(settings, settings) == []
     assert reproduce_training.differences(settings, {key: value}) == [message] * bool(message)
 
