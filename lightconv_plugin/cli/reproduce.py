@@ -13,7 +13,8 @@ penalty on the validation set, and scores the test set: one row of the results. 
 defines each step. Rerun the same command to resume; a step is repeated only if something it depends on has changed.
 
 CONFIG is the name of a configuration such as iwslt14_de_en/dynamicconv, or a path. Overrides are those of
-`lightconv train`, for the training; one that changes what is computed needs --runs.
+`lightconv train`, for the training. Those that change what is computed need --runs, as do other data and options of
+the preparation that change its result.
 
 A seed is trained in SAVE_DIR/seedN; an existing training with the same settings is resumed, or taken over if it is
 finished. By default, the row is written to results/reproduction/TASK/SYSTEM.json (in a checkout:

@@ -58,7 +58,7 @@ WRONG = {
         ("--smoke --seeds 1", "--smoke has its own configuration and seeds"),
         ("x.yaml --seeds 1 --fast", "unrecognized arguments: --fast"),
         ("x.yaml --seeds 1", "there is no configuration x.yaml"),
-        ("model.x=1 multi30k_en_de/dynamicconv --seeds 1 ~b", "model.x=1 ~b changes what is computed"),
+        ("model.x=1 multi30k_en_de/dynamicconv --seeds 1 ~task", "model.x=1 ~task changes what is computed"),
     ],
 }
 CASES = [pytest.param(command, *case, id=f"{command} {case[0]}") for command in WRONG for case in WRONG[command]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +32,11 @@ SMOKE_CONFIG, SMOKE_SEEDS = f"{SMOKE}/dynamicconv", (1, 2)
 class Job:
     """One row. Paths are absolute.
 
-    changing: the overrides that change what is computed. settings: those that determine what the training computes.
+    changing: the overrides that change what is computed, one of task.data with them. settings: those that determine
+    what the training computes.
     folder: where the trainings go, one folder for each seed. data: the binarised data.
     languages: (source, target) of the trainings; None if the names of the data's files say it.
-    prepare: a task and its options; None to take the data as it is.
+    prepare: a task and its options; None to take the data as it is. prepare_options: the user's that change the data.
     """
 
     config: Path
@@ -47,6 +50,7 @@ class Job:
     data: Path
     languages: Languages
     prepare: tuple[str, ...] | None
+    prepare_options: str
     results: Path
     table: Path
 
@@ -68,7 +72,8 @@ def plan(
     runs: trainings go to RUNS/TASK/SYSTEM instead of the configuration's save_dir.
     results: the row goes to RESULTS/TASK/SYSTEM.json and the table to RESULTS/RESULTS.md. Default: `default_results`
     and `default_table` for a published configuration, otherwise RUNS/results.
-    prepare: False to take the data as it is. prepare_options: more options for the preparation.
+    prepare: False to take the data as it is. prepare_options: more options for the preparation. Those that change the
+    data, and other data in task.data, need `runs`, too.
 
     Raises:
         InputError: the configuration, its protocol or an override is wrong.
@@ -89,19 +94,21 @@ def plan(
     for key in ("checkpoint.save_dir", "task.data"):
         if not isinstance(flat.get(key), str):
             raise InputError(f"{path} has no {key}")
-    changes = changing(content, overrides)
-    published = path.is_relative_to(configs_dir()) and protocol.task != SMOKE and not changes
+    changes, usual = changing(content, overrides), workspace() / flat["task.data"]
+    data = Path(str(given["task.data"])) if "task.data" in given else usual
+    if data.resolve() != usual.resolve():
+        changes.append(f"task.data={data.resolve()}")
+    words = split_words(prepare_options, "`prepare_options`")
+    preparing = shlex.join(without_places(words))
+    published = path.is_relative_to(configs_dir()) and protocol.task != SMOKE and not changes and not preparing
     if not published and not runs:
-        why = (
-            f"{' '.join(changes)} changes what is computed" if changes else f"{config} is not a published configuration"
-        )
+        changed = " ".join(changes) or (preparing and f"`prepare_options` {preparing!r}")
+        why = f"{changed} changes what is computed" if changed else f"{config} is not a published configuration"
         raise InputError(f"{why}: `runs` must name a folder for its trainings and its row")
     if prepare_options and not prepare:
         raise InputError(f"`prepare_options` {prepare_options!r} is not valid with `no_prepare`: give one of them")
-    data, settings = workspace() / flat["task.data"], settings_of(content, overrides)
-    words, kept = split_words(prepare_options, "`prepare_options`"), list(overrides)
+    kept, settings = list(overrides), settings_of(content, overrides)
     if "task.data" in given:
-        data = Path(str(given["task.data"]))
         kept = [item for item in kept if split_override(item)[0] != "task.data"] + [f"task.data={data.resolve()}"]
         if prepare and data.name != "data-bin":
             raise InputError(f"task.data={data} is not named data-bin, as prepared data is: set `no_prepare`")
@@ -124,6 +131,7 @@ def plan(
         data=data.absolute(),  # not resolved: what was prepared with it may lie beside a link
         languages=direction_of(settings),
         prepare=(*preparation(protocol), *words) if prepare else None,
+        prepare_options=preparing,
         results=results.resolve() if results else default_results(),
         table=results.resolve() / "RESULTS.md" if results else default_table(),
     )
@@ -133,6 +141,14 @@ def direction_of(settings: Mapping[str, str]) -> Languages:
     """(source, target) of a training; fairseq takes both from the names of the data's files if one is missing."""
     source, target = (settings.get(f"task.{side}_lang", "null") for side in ("source", "target"))
     return (None, None) if "null" in (source, target) else (source, target)
+
+
+def without_places(words: Sequence[str]) -> list[str]:
+    """The options of a preparation that change its result."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in ("--data", "--mirror", "--workers"):
+        parser.add_argument(option, nargs="?")  # without a value: for the preparation to refuse
+    return parser.parse_known_args(words)[1]
 
 
 def preparation(protocol: Protocol) -> list[str]:

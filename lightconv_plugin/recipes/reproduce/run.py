@@ -279,6 +279,7 @@ class Reproduction:
             "by": protocol.by,
             "config": config_name(job.config),
             "overrides": list(job.changing),
+            "prepare_options": job.prepare_options,
             "generate": protocol.generate_of(job.system),
             "digest": row_digest(protocol, job.system, job.settings),
             "runs": runs,

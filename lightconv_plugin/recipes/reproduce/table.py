@@ -216,9 +216,9 @@ def render_section(section: Section) -> str:
     for system in systems:
         row = section.rows.get(system)
         if row:
-            lines.append(command(row["config"], [run["seed"] for run in row["runs"]], row["overrides"]))
+            lines.append(command_of(row))
         else:
-            lines.append(f"{command(section.config_of(system), SEEDS, ())}  # not run")
+            lines.append(f"{command(section.config_of(system), SEEDS)}  # not run")
     lines += ["```", ""]
     rows = {system: section.rows[system] for system in systems if system in section.rows}
     papers = {system: [source] for system in systems if (source := section.paper(system)[1])}
@@ -290,7 +290,7 @@ def render_not_run(rest: Sequence[Section]) -> str:
         markdown(rows, left=4),
         "",
         "```sh",
-        command(f"{rest[0].task}/{rest[0].systems()[0]}", SEEDS, ()),
+        command(f"{rest[0].task}/{rest[0].systems()[0]}", SEEDS),
         "```",
         "",
         *(f"- paper: {source}: {', '.join(whose)}." for source, whose in of.items()),
@@ -308,10 +308,17 @@ def config_name(config: Path) -> str:
     return config.relative_to(configs).with_suffix("").as_posix() if config.is_relative_to(configs) else str(config)
 
 
-def command(config: str, seeds: Sequence[int], overrides: Sequence[str]) -> str:
-    """The command that makes a row; an unpublished configuration needs its own folder."""
-    place = ["--runs", "DIR"] if overrides or config.endswith(".yaml") else []
-    return shlex.join(["lightconv", "reproduce", config, "--seeds", *map(str, seeds), *place, *overrides])
+def command(config: str, seeds: Sequence[int], *more: str) -> str:
+    """The command that makes a row; one of changes or of an unpublished configuration needs its own folder."""
+    place = ["--runs", "DIR"] if more or config.endswith(".yaml") else []
+    return shlex.join(["lightconv", "reproduce", config, "--seeds", *map(str, seeds), *place, *more])
+
+
+def command_of(row: Mapping[str, Any]) -> str:
+    """The command that made a row."""
+    preparing = row.get("prepare_options")  # older rows do not say
+    options = [f"--prepare-options={preparing}"] if preparing else []
+    return command(row["config"], [run["seed"] for run in row["runs"]], *options, *row["overrides"])
 
 
 def sections(results: Path, configs: Path, not_run: bool = True) -> list[Section]:

@@ -77,7 +77,9 @@ def test_a_job(tmp_path, monkeypatch):
     assert changed.results == tmp_path / "here/results" and changed.table == tmp_path / "here/results/RESULTS.md"
     assert changed.data == tmp_path / "d/data-bin" and changed.prepare[3:] == ("--out", str(tmp_path / "d"))
     assert changed.overrides == ("model.dropout=0.1", f"task.data={tmp_path}/d/data-bin")
-    assert changed.changing == ("model.dropout=0.1",)
+    assert changed.changing == ("model.dropout=0.1", f"task.data={tmp_path}/d/data-bin")
+    other = job(folder, "task.data=data/x/data-bin", runs=runs, prepare_options="--bpe=9 --mirror m --workers 2")
+    assert (other.changing, other.prepare_options) == ((), "--bpe=9"), "the usual folder, by its name"
     assert job(folder, runs=runs, prepare=False).prepare is None
     given = ("+criterion/simcut", "criterion.simcut_p=0.1")
     criterion = plan("multi30k_en_de/dynamicconv", (1,), overrides=given, runs=runs)
@@ -124,6 +126,8 @@ def test_a_job_of_a_checkout(monkeypatch):
     [
         (["model.dropout=0.1"], {}, "model.dropout=0.1 changes what is computed: `runs` must name a folder"),
         ([], {}, "is not a published configuration: `runs` must name a folder for its trainings and its row"),
+        (["task.data=/x/data-bin"], {}, "task.data=/x/data-bin changes what is computed: `runs` must name a folder"),
+        ([], {"prepare_options": "--data x --bpe 9"}, "`prepare_options` '--bpe 9' changes what is computed: `runs`"),
         (["common.seed=3"], {}, "common.seed cannot be overridden here: use `seeds`"),
         (["checkpoint.save_dir=x"], {}, "checkpoint.save_dir cannot be overridden here: use `runs`"),
         (

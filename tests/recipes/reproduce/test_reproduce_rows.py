@@ -149,6 +149,15 @@ lightconv reproduce other/lightweightconv --seeds 1 2 3
 """
 
 
+def test_the_command_of_a_row_of_other_data(tmp_path):
+    folder = task(tmp_path / "configs/task", ("dynamicconv",), systems=...)
+    changes = {"overrides": ["task.data=/x/data-bin"], "prepare_options": "--bpe 9"}
+    write_row(tmp_path / "results", row([run(1, 30.0, 28.0)], folder, "dynamicconv", **changes))
+    text = write_table(tmp_path / "results", tmp_path / "RESULTS.md", tmp_path / "configs")
+    options = "--runs DIR '--prepare-options=--bpe 9' task.data=/x/data-bin"
+    assert f"\nlightconv reproduce task/dynamicconv --seeds 1 {options}\n" in text and "DynamicConv*" not in text
+
+
 def test_tasks_that_were_not_run(tmp_path):
     task(tmp_path / "configs/other", ("lightweightconv", "tiny"), systems={"tiny": {"paper": "TaLK"}})
     folder = task(tmp_path / "configs/task", ("dynamicconv",), systems=...)
