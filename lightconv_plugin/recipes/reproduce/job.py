@@ -91,6 +91,10 @@ def plan(
     for key, instead in (("checkpoint.save_dir", "runs"), ("common.seed", "seeds")):
         if key in given:
             raise InputError(f"{key} cannot be overridden here: use `{instead}`")
+    most = max(protocol.tune.average)
+    for key in ("checkpoint.keep_interval_updates", "checkpoint.keep_last_epochs"):
+        if isinstance(number := given.get(key), int) and 0 < number < most:
+            raise InputError(f"{key}={number} keeps too few checkpoints: {protocol.path} averages up to {most} of them")
     for key in ("checkpoint.save_dir", "task.data"):
         if not isinstance(flat.get(key), str):
             raise InputError(f"{path} has no {key}")

@@ -126,6 +126,11 @@ def test_a_job_of_a_checkout(monkeypatch):
     [
         (["model.dropout=0.1"], {}, "model.dropout=0.1 changes what is computed: `runs` must name a folder"),
         ([], {}, "is not a published configuration: `runs` must name a folder for its trainings and its row"),
+        (
+            ["checkpoint.keep_interval_updates=4"],
+            {"runs": Path("x")},
+            "checkpoint.keep_interval_updates=4 keeps too few checkpoints: ",
+        ),
         (["task.data=/x/data-bin"], {}, "task.data=/x/data-bin changes what is computed: `runs` must name a folder"),
         ([], {"prepare_options": "--data x --bpe 9"}, "`prepare_options` '--bpe 9' changes what is computed: `runs`"),
         (["common.seed=3"], {}, "common.seed cannot be overridden here: use `seeds`"),
