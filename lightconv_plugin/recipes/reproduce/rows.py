@@ -75,8 +75,8 @@ def _made_of(row: Mapping[str, Any]) -> list[Any]:
 
 
 def _same_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two runs had the same data; older ones do not say, and count as if they had."""
-    return None in (known := (one.get("data"), other.get("data"))) or known[0] == known[1]
+    """Whether two runs had the same data and raw references; older ones do not say, and count as if they had."""
+    return all(one.get(key) == other.get(key) for key in ("data", "references") if key in one and key in other)
 
 
 def add_row(results: Path, row: Mapping[str, Any]) -> Path:

@@ -244,6 +244,8 @@ class Reproduction:
         self.check_scoring()
         compute_here()
         data = short_digest(self.data_files("train", "valid", "test"))
+        beside_data = {**self.references("valid"), **self.references("test")}
+        references = short_digest({name: sha for name, sha in beside_data.items() if name.startswith("raw/")})
         runs, scored = [], []
         for seed in job.seeds:
             facts = self.train(seed)
@@ -254,6 +256,7 @@ class Reproduction:
             run = {
                 "seed": seed,
                 "data": data,
+                "references": references,
                 "valid": chosen["score"],
                 "average": chosen["average"],
                 "lenpen": chosen["lenpen"],

@@ -392,6 +392,11 @@ def test_seeds_of_other_data_are_replaced(other_day):
     write_row(results, made(run(1, 30.0, 28.0), run(2, 31.0, 27.0, data="a"), run(4, 31.0, 27.0, data="b")))
     found = with_earlier_seeds(results, made(run(3, 33.0, 31.0, data="a")))
     assert [one["seed"] for one in found["runs"]] == [1, 2, 3]
+    found = with_earlier_seeds(results, made(run(3, 33.0, 31.0, data="a", references="r")))
+    assert [one["seed"] for one in found["runs"]] == [1, 2, 3], "those from before rows named their references"
+    write_row(results, found)
+    found = with_earlier_seeds(results, made(run(4, 33.0, 31.0, data="a", references="s")))
+    assert [one["seed"] for one in found["runs"]] == [1, 2, 4]
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{}", '{"runs": []}', None])

@@ -187,7 +187,12 @@ def test_a_row_names_the_data_by_their_content(world):
     once, again = (world.row(seeds=(1,))["runs"][0]["data"] for _ in range(2))
     path = world.path / "data/data-bin/train.en-de.de.bin"
     path.write_text("prepared with other options\n")
-    assert once == again != world.row(seeds=(1,))["runs"][0]["data"]
+    assert once == again != (run := world.row(seeds=(1,))["runs"][0])["data"]
+    path = world.path / "data/raw/test.de"
+    path.parent.mkdir()
+    path.write_text("other references\n")
+    found = world.row(seeds=(1,))["runs"][0]
+    assert found["data"] == run["data"] and found["references"] != run["references"]
 
 
 def test_what_lies_beside_a_link_to_the_data_counts(world):
