@@ -7,6 +7,7 @@ match the configuration and its records have data of the same size; otherwise it
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import re
 from collections.abc import Mapping
@@ -75,6 +76,7 @@ def defaults(settings: Mapping[str, str]) -> dict[str, str]:
     """fairseq's and the architecture's defaults for DEFAULTS, except those that follow from other settings."""
     from fairseq.dataclass import configs
     from fairseq.models import MODEL_DATACLASS_REGISTRY
+    from fairseq.models.transformer import base_architecture
     from fairseq.registry import REGISTRIES
     from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
@@ -90,6 +92,13 @@ def defaults(settings: Mapping[str, str]) -> dict[str, str]:
         if known := registry.get(settings.get(f"{group}._name")):
             of[group] = known
     flat = flatten({group: vars(known()) for group, known in of.items()})
+    if settings.get("model._name") == "transformer":
+        # fairseq's own is of the older kind: a function has its defaults, and building it changes one.
+        options = {key.removeprefix("model."): value for key, value in settings.items() if key.startswith("model.")}
+        base_architecture(completed := argparse.Namespace(**options))
+        if options.get("share_all_embeddings") == "true":
+            completed.share_decoder_input_output_embed = True
+        flat |= {f"model.{name}": value for name, value in vars(completed).items()}
     return {
         key: canonical(value)
         for key, value in flat.items()

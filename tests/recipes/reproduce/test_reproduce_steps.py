@@ -306,6 +306,15 @@ def test_what_a_configuration_leaves_to_fairseq_is_its_default(key, value, messa
     assert reproduce_training.differences(settings, {key: value}) == [message] * bool(message)
 
 
+def test_what_a_configuration_leaves_to_fairseqs_transformer_is_its_default():
+    options = {"_name": "transformer", "encoder_embed_dim": 64, "share_all_embeddings": True}
+    settings = settings_of({"model": options}, [])
+    stored = {"model.decoder_embed_dim": 64, "model.share_decoder_input_output_embed": True}
+    assert reproduce_training.differences(settings, stored | {"model.decoder_layers_to_keep": None}) == []
+    found = reproduce_training.differences(settings, stored | {"model.encoder_normalize_before": True})
+    assert found == ["model.encoder_normalize_before true instead of false"]
+
+
 def test_a_known_seed_whose_training_was_replaced_is_left_alone(world):
     world.row(seeds=(1,))
     last, templates = world.runs / "seed1/checkpoint_last.pt", os.environ["TEMPLATES"]
