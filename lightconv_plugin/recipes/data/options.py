@@ -189,12 +189,13 @@ class Request:
     options: Options
 
 
-def make_request(options: Options, variant: str, data: str, out: str) -> Request:
+def make_request(options: Options, variant: str, data: str, out: Path) -> Request:
     """The request for these options.
 
     Args:
-        data, out: default folders, relative to the workspace; {out} in `data` is the output folder; data is "" if only
-            the user can provide the text
+        data: default folder, relative to the workspace; {out} in it is the output folder; "" if only the user can
+            provide the text
+        out: the output folder
     """
     if options.data is None and not data:
         raise InputError("`data` is missing: it names the folder of your text")
@@ -202,13 +203,12 @@ def make_request(options: Options, variant: str, data: str, out: str) -> Request
         raise InputError("`mirror` is not valid with `data`, from which nothing is downloaded")
     if options.data is not None and not options.data.is_dir():
         raise InputError(f"`data`: there is no folder {options.data}")
-    out_folder = options.out or workspace() / out
-    if (out_folder / DISTILLED).exists():
+    if (out / DISTILLED).exists():
         raise InputError(
-            f"`out` {out_folder} has a text that lightconv distill made: name another folder (to reproduce with this "
+            f"`out` {out} has a text that lightconv distill made: name another folder (to reproduce with this "
             "one, set `no_prepare`)"
         )
-    return Request(variant, options.data or workspace() / data.format(out=out_folder), out_folder, options)
+    return Request(variant, options.data or workspace() / data.format(out=out), out, options)
 
 
 class Parser(argparse.ArgumentParser):

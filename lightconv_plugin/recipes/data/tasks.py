@@ -8,9 +8,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.paths import configs_dir
+from lightconv_plugin.paths import configs_dir, workspace
 from lightconv_plugin.recipes.data import cnndm, gbw, iwslt14, options, parallel_text, wmt, wmt16
 from lightconv_plugin.recipes.data.download import fetch, need_disk, no_space, published_files, sources
 from lightconv_plugin.recipes.data.language_model import WIKITEXT2, WIKITEXT103, plan_files
@@ -102,6 +103,11 @@ def variant_of(name: str, chosen: Options) -> str:
     return chosen.name or "_".join([name, *changes])
 
 
+def folder_of(name: str, chosen: Options) -> Path:
+    """The folder that a task with these options fills."""
+    return chosen.out or workspace() / find(name).out.format(variant=variant_of(name, chosen))
+
+
 def parser_of(name: str) -> Parser:
     """The parser of a task's options. InputError if there is no such task."""
     task = find(name)
@@ -144,8 +150,8 @@ def run(name: str, chosen: Options) -> Request:
         InputError: an unknown task, a wrong option, damaged or unexpected data, a failed download, a full disk.
         OSError: a folder that cannot be written.
     """
-    task, variant = find(name), variant_of(name, chosen)
-    request = make_request(chosen, variant, task.data, task.out.format(variant=variant))
+    task = find(name)
+    request = make_request(chosen, variant_of(name, chosen), task.data, folder_of(name, chosen))
     for module in task.modules:
         if importlib.util.find_spec(module) is None:
             raise InputError(f"{name} needs the package {module}, which is not installed: pip install {module}")

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightconv_plugin.errors import InputError
-from lightconv_plugin.paths import beside, configs_dir, find_config, workspace
+from lightconv_plugin.paths import beside, configs_dir, find_config, short, workspace
+from lightconv_plugin.recipes.data.options import as_typed
+from lightconv_plugin.recipes.data.tasks import folder_of, parse
 from lightconv_plugin.recipes.reproduce.protocol import (
     Protocol,
     changing,
@@ -111,14 +113,17 @@ def plan(
         raise InputError(f"{why}: `runs` must name a folder for its trainings and its row")
     if prepare_options and not prepare:
         raise InputError(f"`prepare_options` {prepare_options!r} is not valid with `no_prepare`: give one of them")
-    kept, settings = list(overrides), settings_of(content, overrides)
+    made, kept, settings = preparation(protocol), list(overrides), settings_of(content, overrides)
     if "task.data" in given:
         kept = [item for item in kept if split_override(item)[0] != "task.data"] + [f"task.data={data.resolve()}"]
         if prepare and data.name != "data-bin":
             raise InputError(f"task.data={data} is not named data-bin, as prepared data is: set `no_prepare`")
-        words += ["--out", str(beside(data, STAMPS).parent)]
-    elif "--out" in words:
-        raise InputError("`prepare_options`: override task.data=DIR/data-bin instead of --out DIR")
+        made += ["--out", str(beside(data, STAMPS).parent)]
+    if words and (fills := _filled(*made, *words)) != _filled(*made):
+        raise InputError(
+            f"`prepare_options` {prepare_options!r} fills {short(fills)}, but the training reads "
+            f"{short(data.absolute())}: override task.data={short(fills)}/data-bin"
+        )
     results = results or (None if published or runs is None else runs / "results")
     folder = ((runs / protocol.task / system) if runs else workspace() / flat["checkpoint.save_dir"]).resolve()
     if results and folder.is_relative_to(results.resolve()):
@@ -134,7 +139,7 @@ def plan(
         folder=folder,
         data=data.absolute(),  # not resolved: what was prepared with it may lie beside a link
         languages=direction_of(settings),
-        prepare=(*preparation(protocol), *words) if prepare else None,
+        prepare=(*made, *words) if prepare else None,
         prepare_options=preparing,
         results=results.resolve() if results else default_results(),
         table=results.resolve() / "RESULTS.md" if results else default_table(),
@@ -162,6 +167,14 @@ def preparation(protocol: Protocol) -> list[str]:
         str(workspace() / word) if before == "--out" else word
         for before, word in zip(["", *words], words, strict=False)
     ]
+
+
+def _filled(task: str, *words: str) -> Path:
+    """The folder that a preparation with these options fills."""
+    try:
+        return folder_of(task, parse(task, words)).resolve()
+    except InputError as error:
+        raise InputError(f"`prepare_options`: {as_typed(str(error))}") from error
 
 
 def plan_smoke(*, overrides: Sequence[str] = (), runs: Path | None = None, **options) -> Job:

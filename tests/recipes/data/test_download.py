@@ -286,17 +286,24 @@ def test_two_downloads_into_one_folder_do_not_mix(server, tmp_path):
 
 def chosen(*words):
     """The request that `lightconv prepare wmt16_en_de` makes of these words."""
-    return make_request(tasks.parse("wmt16_en_de", words), "x", "{out}/down", "data/x")
+    options = tasks.parse("wmt16_en_de", words)
+    return make_request(options, "x", "{out}/down", tasks.folder_of("wmt16_en_de", options))
 
 
 @pytest.mark.parametrize(
     "arguments, expected",
     [
-        ([], ["{}/home/data/x/down", "{}/home/data/x", "None", None, False]),
+        ([], ["{}/home/data/wmt16_en_de/down", "{}/home/data/wmt16_en_de", "None", None, False]),
         (["--out", "o", "--workers", "3"], ["{}/o/down", "{}/o", "None", 3, False]),
-        (["--data", "."], ["{}", "{}/home/data/x", "None", None, False]),
-        (["--mirror", "m/", "--any-size"], ["{}/home/data/x/down", "{}/home/data/x", "{}/m", None, True]),
-        (["--mirror", "http://a/b/"], ["{}/home/data/x/down", "{}/home/data/x", "http://a/b", None, False]),
+        (["--data", "."], ["{}", "{}/home/data/wmt16_en_de", "None", None, False]),
+        (
+            ["--mirror", "m/", "--any-size"],
+            ["{}/home/data/wmt16_en_de/down", "{}/home/data/wmt16_en_de", "{}/m", None, True],
+        ),
+        (
+            ["--mirror", "http://a/b/"],
+            ["{}/home/data/wmt16_en_de/down", "{}/home/data/wmt16_en_de", "http://a/b", None, False],
+        ),
     ],
 )
 def test_options(tmp_path, monkeypatch, arguments, expected):

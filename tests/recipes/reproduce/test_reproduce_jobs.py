@@ -64,7 +64,7 @@ def job(folder, *overrides, **options):
 
 def test_a_job(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder, runs = task(tmp_path / "task"), Path("here")
+    folder, runs = task(tmp_path / "task", prepare="iwslt14_de_en --bpe 100"), Path("here")
     plain = plan("multi30k_en_de/dynamicconv", (1, 2))
     assert plain.folder == tmp_path / "runs/multi30k_en_de/dynamicconv" and plain.seeds == (1, 2)
     assert plain.data == tmp_path / "data/multi30k_en_de/data-bin" and plain.languages == ("en", "de")
@@ -72,7 +72,7 @@ def test_a_job(tmp_path, monkeypatch):
     assert plain.results == tmp_path / "results/reproduction" and plain.table == tmp_path / "RESULTS.md"
     other = job(folder, "dataset.num_workers=0", runs=runs, prepare_options="--data 'a b'")
     assert other.folder == tmp_path / "here/task/dynamicconv" and other.results == tmp_path / "here/results"
-    assert other.prepare == ("x", "--bpe", "100", "--data", "a b") and other.changing == ()
+    assert other.prepare == ("iwslt14_de_en", "--bpe", "100", "--data", "a b") and other.changing == ()
     changed = job(folder, "model.dropout=0.1", "task.data='d/data-bin'", runs=runs)
     assert changed.results == tmp_path / "here/results" and changed.table == tmp_path / "here/results/RESULTS.md"
     assert changed.data == tmp_path / "d/data-bin" and changed.prepare[3:] == ("--out", str(tmp_path / "d"))
@@ -140,8 +140,8 @@ def test_a_job_of_a_checkout(monkeypatch):
             {"runs": Path("x")},
             "task.data=/x/y is not named data-bin, as prepared data is: set `no_prepare`",
         ),
-        ([], {"runs": Path("x"), "prepare_options": "--out x"}, "override task.data=DIR/data-bin instead of --out DIR"),
         ([], {"runs": Path("x"), "prepare_options": "--out 'x"}, "`prepare_options`: No closing quotation"),
+        ([], {"runs": Path("x"), "prepare_options": "--bpe x"}, "`prepare_options`: argument --bpe: must be a whole"),
         (
             [],
             {"runs": Path("x"), "prepare": False, "prepare_options": "--bpe 9"},
@@ -156,8 +156,33 @@ def test_a_job_of_a_checkout(monkeypatch):
 )
 def test_a_job_that_cannot_be_done(tmp_path, overrides, options, message):
     with pytest.raises(InputError) as error:
-        job(task(tmp_path / "task"), *overrides, **options)
+        job(task(tmp_path / "task", prepare="iwslt14_de_en"), *overrides, **options)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "config, options, made, given",
+    [
+        ("wmt17_zh_en/dynamicconv", "--without-cwmt", "data/wmt17_zh_en_without_cwmt", "data/wmt17_zh_en"),
+        ("wmt14_en_de/dynamicconv", "--icml17", "data/wmt14_en_de_icml17", "data/wmt14_en_de"),
+        ("tatoeba_de_en/dynamicconv", "--data . --name other", "data/other", "data/tatoeba_de_en"),
+        ("multi30k_en_de/dynamicconv", "--out a", "a", "data/multi30k_en_de"),
+        ("multi30k_en_de/dynamicconv", "--out=a", "a", "data/multi30k_en_de"),
+        ("multi30k_en_de/dynamicconv", "--out=a", "a", "elsewhere"),
+    ],
+)
+def test_what_is_prepared_is_what_is_trained_on(config, options, made, given, tmp_path, monkeypatch):
+    """Or else hours of preparation would end without training text, or other text would be trained on."""
+    monkeypatch.chdir(tmp_path)
+    overrides = [f"task.data={given}/data-bin"] if given == "elsewhere" else []
+    with pytest.raises(InputError) as error:
+        plan(config, (1,), overrides=overrides, prepare_options=options)
+    assert str(error.value) == (
+        f"`prepare_options` {options!r} fills {made}, but the training reads {given}/data-bin: "
+        f"override task.data={made}/data-bin"
+    )
+    remedy = plan(config, (1,), overrides=[f"task.data={made}/data-bin"], prepare_options=options)
+    assert remedy.data == tmp_path / made / "data-bin"
 
 
 @pytest.mark.parametrize("option", ["--runs", "--results", "--prepare-options"])
