@@ -1,9 +1,18 @@
 """Errors about bad input, whose one-line message is shown to the user."""
 
+import importlib.util
+
 
 def how_to_get(extra: str) -> str:
     """How to install an extra. The package is on no index, so its name alone cannot be installed."""
     return f"pip install '.[{extra}]' in a checkout of lightconv-plugin"
+
+
+def need_modules(*names: str) -> None:
+    """Raise ModuleNotFoundError, like an import, for the first module that is missing; nothing is imported."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 class InputError(Exception):

@@ -139,12 +139,14 @@ def test_a_command_names_the_extra_that_it_lacks(arguments, extra, repository, e
     assert done.stderr.endswith(f" is not installed: pip install '.[{extra}]' in a checkout of lightconv-plugin\n")
 
 
-def test_a_training_names_fairseq(repository, elsewhere):
-    """Which its processes import; this one does not."""
+@pytest.mark.parametrize("arguments", [["train", "smoke/dynamicconv"], ["prepare", "smoke"], ["demo"]], ids=" ".join)
+def test_what_starts_fairseq_names_it_before_any_work(arguments, repository, elsewhere):
+    """Its processes import it; this one does not."""
     without = WITHOUT.replace(repr(EXTRAS), repr(main.EXTRAS["fairseq"]))
-    done = start("-c", without, "train", "smoke/dynamicconv", path=repository, cwd=elsewhere)
+    done = start("-c", without, *arguments, path=repository, cwd=elsewhere)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert "is not installed: pip install '.[fairseq]' in a checkout" in done.stderr
+    assert not list(elsewhere.iterdir())
 
 
 def test_no_text_installs_the_package_by_its_name(repository):

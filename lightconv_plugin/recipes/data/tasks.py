@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from lightconv_plugin.errors import InputError
+from lightconv_plugin.errors import InputError, need_modules
 from lightconv_plugin.paths import configs_dir, workspace
 from lightconv_plugin.recipes.data import cnndm, gbw, iwslt14, options, parallel_text, wmt, wmt16
 from lightconv_plugin.recipes.data.download import fetch, need_disk, no_space, published_files, sources
@@ -149,9 +149,11 @@ def run(name: str, chosen: Options) -> Request:
     Raises:
         InputError: an unknown task, a wrong option, damaged or unexpected data, a failed download, a full disk.
         OSError: a folder that cannot be written.
+        ModuleNotFoundError: fairseq is not installed.
     """
     task = find(name)
     request = make_request(chosen, variant_of(name, chosen), task.data, folder_of(name, chosen))
+    need_modules("fairseq_cli")  # the last stage starts it
     for module in task.modules:
         if importlib.util.find_spec(module) is None:
             raise InputError(f"{name} needs the package {module}, which is not installed: pip install {module}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightconv_plugin.checkpoints.averaging import average_once, candidates, last_checkpoints
-from lightconv_plugin.errors import CorpusError, InputError, how_to_get
+from lightconv_plugin.errors import CorpusError, InputError, how_to_get, need_modules
 from lightconv_plugin.files import atomic_write, locked
 from lightconv_plugin.paths import find_config, workspace
 from lightconv_plugin.progress import say
@@ -67,11 +67,13 @@ def demo(
     Raises:
         InputError: an argument or the text is wrong, or the folder is in use.
         TrainingFailed: a training failed.
+        ModuleNotFoundError: fairseq is not installed.
     """
     if updates is not None and updates < 4 * AVERAGED:
         raise InputError(f"`updates` must be at least {4 * AVERAGED}, got {updates}")
     if raw is None and (src or tgt):
         raise InputError("`src` and `tgt` need a folder of text; the grammar's corpus is English–German")
+    need_modules("hydra", "fairseq_cli")  # the processes below import them
     start = time.monotonic()
     try:
         if raw is not None:

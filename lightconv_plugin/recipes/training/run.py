@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from lightconv_plugin import allocator
+from lightconv_plugin.errors import need_modules
 from lightconv_plugin.files import locked
 from lightconv_plugin.paths import find_config
 from lightconv_plugin.progress import say
@@ -55,9 +55,7 @@ def train(
         InputError: the configuration, an override or the data are wrong, or another training writes to save_dir.
         ModuleNotFoundError: fairseq is not installed.
     """
-    for module in ("hydra", "fairseq_cli"):  # the processes below import them
-        if importlib.util.find_spec(module) is None:
-            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+    need_modules("hydra", "fairseq_cli")  # the processes below import them
     config = find_config(config)
     plan = make_plan(config, list(overrides), processes, nodes, micro_batch, partial(fitting, config))
     plan.save_dir.mkdir(parents=True, exist_ok=True)
