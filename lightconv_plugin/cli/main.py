@@ -156,7 +156,8 @@ def _with_options(message: str, parser: argparse.ArgumentParser) -> str:
 def _missing(error: ModuleNotFoundError) -> str | None:
     """The message about a module that is not installed; None if no extra installs it."""
     top = (error.name or "").partition(".")[0]
-    extra = next((extra for extra, modules in EXTRAS.items() if top in modules), None)
+    module = top.replace("-", "_")  # whoever asks for a version gives the distribution's name, such as subword-nmt
+    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
     return extra and f"{top} is not installed: {how_to_get(extra)}"
 
 

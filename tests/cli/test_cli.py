@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -118,19 +119,21 @@ def test_an_unknown_command_suggests_the_nearest(name, said, capsys):
 
 
 @pytest.mark.parametrize(
-    ("module", "said"),
+    ("error", "package", "extra"),
     [
-        ("sacrebleu.metrics", "sacrebleu is not installed: pip install '.[recipes]' in a checkout of lightconv-plugin"),
-        ("matplotlib", "matplotlib is not installed: pip install '.[report]' in a checkout of lightconv-plugin"),
-        ("fairseq", "fairseq is not installed: pip install '.[fairseq]' in a checkout of lightconv-plugin"),
+        (ModuleNotFoundError("", name="sacrebleu.metrics"), "sacrebleu", "recipes"),
+        (ModuleNotFoundError("", name="matplotlib"), "matplotlib", "report"),
+        (ModuleNotFoundError("", name="fairseq"), "fairseq", "fairseq"),
+        (PackageNotFoundError("subword-nmt"), "subword-nmt", "text"),  # asked for its version
     ],
 )
-def test_a_missing_package_names_its_extra(module, said, monkeypatch, capsys):
+def test_a_missing_package_names_its_extra(error, package, extra, monkeypatch, capsys):
     def fail(args):
-        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+        raise error
 
     monkeypatch.setattr(user_dir, "run", fail)
     assert main.main(["user-dir"]) == 2
+    said = f"{package} is not installed: pip install '.[{extra}]' in a checkout of lightconv-plugin"
     assert capsys.readouterr().err == f"lightconv user-dir: error: {said}\n"
 
 

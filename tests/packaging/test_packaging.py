@@ -1,5 +1,6 @@
 """The package as it is installed: alone, beside a checkout, without fairseq, with and without compiled kernels."""
 
+import ast
 import json
 import platform
 import re
@@ -171,6 +172,22 @@ def test_the_named_extras_exist(repository):
     metadata = (repository / "pyproject.toml").read_text(encoding="utf-8")
     extras = metadata[metadata.index("[project.optional-dependencies]") :].partition("\n[project.scripts]")[0]
     assert all(f"\n{extra} = [" in extras for extra in main.EXTRAS)
+
+
+def test_what_is_imported_is_installed(repository):
+    """With the package, or by an extra that the command names; the others come with what uses them, or with Python."""
+    metadata = (repository / "pyproject.toml").read_text(encoding="utf-8")
+    dependencies = re.findall(r'"(\w+)', re.search(r"^dependencies = .*", metadata, re.MULTILINE)[0])
+    imported = set()
+    for path in (repository / "lightconv_plugin").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add(node.module.partition(".")[0])
+    others = imported - {*EXTRAS, *dependencies, *sys.stdlib_module_names, "lightconv_plugin"}
+    assert {"torch", "numpy", "ninja"} <= imported
+    assert others <= {"markupsafe", "transformers", "huggingface_hub", "tomllib"}
 
 
 def test_the_operators_alone(installed, elsewhere, cache):
