@@ -14,7 +14,7 @@ The modules outside cli/ know no options: their errors put parameter names in ba
 `lang` becomes --lang, or DATA_BIN for a positional argument with that metavar.
 
 Exit status: 0 done; 1 `doctor` found a problem, `build` failed, or `translate` left a line empty; 2 bad arguments or
-input; 130 interrupted; 141 whoever read standard output has gone.
+input; 130 interrupted; 141 whoever read what it prints has gone.
 """
 
 import argparse
@@ -24,10 +24,11 @@ import importlib
 import io
 import os
 import re
+import select
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import lightconv_plugin
 from lightconv_plugin.errors import InputError, how_to_get
@@ -175,7 +176,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         top.error("a command is needed: lightconv --help lists them")
     name, *arguments = argv
     parser: argparse.ArgumentParser | None = None
-    args: argparse.Namespace | None = None
     if sys.stderr is None:  # closed by whoever started this process
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (as long as the process)
     for stream in (sys.stdout, sys.stderr):
@@ -192,9 +192,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return status
     except BrokenPipeError as error:
-        if args is None or getattr(args, "output", None):
-            return _failed(name, str(error))
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing may be flushed at exit
+        if not (gone := [stream for stream in (sys.stdout, sys.stderr) if _reader_has_gone(stream)]):
+            return _failed(name, str(error))  # another pipe, such as that of --output
+        for stream in gone:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # nothing may be flushed at exit
         return 128 + signal.SIGPIPE
     except (InputError, OSError) as error:
         return _failed(name, _with_options(str(error), parser) if parser else str(error))
@@ -208,6 +209,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         gc.set_threshold(*thresholds)
         signal.signal(signal.SIGTERM, previous)
+
+
+def _reader_has_gone(stream: TextIO | None) -> bool:
+    """Whether this is a pipe, or a socket, whose other end is closed."""
+    if stream is None:
+        return False
+    poll = select.poll()
+    try:
+        poll.register(stream.fileno(), 0)  # errors alone
+    except (OSError, ValueError):  # it is no file
+        return False
+    return bool(poll.poll(0))
 
 
 def _failed(name: str, message: str) -> int:

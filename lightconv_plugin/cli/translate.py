@@ -8,7 +8,6 @@ import argparse
 import contextlib
 import inspect
 import logging
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -126,18 +125,12 @@ def run(args: argparse.Namespace) -> int:
         bar = stack.enter_context(_progress(shown=sys.stderr.isatty() and buffer > 1, unit=unit))
         work = _Work(args, translator, out, buffer, bar)
         begin = time.perf_counter()
-        try:
-            if args.split:
-                work.document(read)
-            elif args.score:
-                work.references(read, stack.enter_context(args.score.open("rb")))
-            else:
-                work.lines(read, nbest)
-        except BrokenPipeError:
-            if args.output:
-                raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing may be flushed at exit
-            return 141  # like a program ended by the signal
+        if args.split:
+            work.document(read)
+        elif args.score:
+            work.references(read, stack.enter_context(args.score.open("rb")))
+        else:
+            work.lines(read, nbest)
         if talks:
             bar.close()
             _say(args, work.speed(time.perf_counter() - begin))

@@ -178,17 +178,39 @@ def test_an_error_is_one_line_and_a_status(error, status, said, monkeypatch, cap
     assert err.count("\n") == 1
 
 
-def test_nothing_is_said_when_the_reader_has_gone(repository, tmp_path):
+@pytest.mark.parametrize("output", [None, "scores", "/dev/stdout"])
+def test_nothing_is_said_when_the_reader_has_gone(output, repository, tmp_path):
     """`lightconv score … | head -0`"""
     (tmp_path / "text").write_text("a b c d\n", encoding="utf-8")
-    options = ["--sys", str(tmp_path / "text"), "--ref", str(tmp_path / "text"), "--detok", "none"]
+    options = ["--sys", "text", "--ref", "text", "--detok", "none", *(["--output", output] if output else [])]
     reader, writer = os.pipe()
     os.close(reader)
     command = [warm_python(), "-m", "lightconv_plugin", "score", *options]
     environment = os.environ | {"PYTHONPATH": str(repository)}
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=environment)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=environment, cwd=tmp_path)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_another_pipe_that_is_not_read_is_an_error(repository):
+    """Not the end of what `lightconv … | head` asked for: what is on standard output is whole."""
+    script = """
+import os, sys
+from lightconv_plugin.cli import main, user_dir
+
+def run(args):
+    print("printed")
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.write(writer, b"x")
+
+user_dir.run = run
+sys.exit(main.main(["user-dir"]))
+"""
+    environment = os.environ | {"PYTHONPATH": str(repository)}
+    done = subprocess.run([warm_python(), "-c", script], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (2, "printed\n")
+    assert done.stderr == "lightconv user-dir: error: [Errno 32] Broken pipe\n"
 
 
 def test_closed_streams(repository, tmp_path):
